@@ -1,0 +1,226 @@
+// The table of chapter 01: its steps, what each costs and what each refuses.
+#include <fmt/format.h>
+
+#include <string>
+
+#include "attn/blas.h"
+#include "attn/step.h"
+
+ATTN_DECLARE_STEP(v1_global);
+ATTN_DECLARE_STEP(v2_coalesced);
+ATTN_DECLARE_STEP(v3_tiled);
+ATTN_DECLARE_STEP(v4_tensor_core);
+ATTN_DECLARE_STEP(v5_cublas);
+ATTN_DECLARE_STEP(b1_global);
+ATTN_DECLARE_STEP(b2_cublas);
+
+namespace attn {
+namespace {
+
+using Reason = std::optional<std::string>;
+
+int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
+
+// Sizes that the formulas below are made of, in elements, over all heads.
+struct Sizes {
+  double q, kv, scores, visible;  // Q (= O), K (= V), S (= P), and what the mask leaves of S
+  double element;                 // bytes
+  Sizes(const Problem& p, int64_t row_multiple)
+      : q(double(p.batch * p.heads) * double(p.seqlen_q * p.head_dim)),
+        kv(double(p.batch * p.kv_heads) * double(p.seqlen_k * p.head_dim)),
+        scores(double(p.batch * p.heads) * double(p.seqlen_q) *
+               double(round_up(p.seqlen_k, row_multiple))),
+        visible(double(p.batch * p.heads) * p.visible_pairs()),
+        element(double(size_of(p.dtype))) {}
+};
+
+// Forward: S in fp32; P in `p_bytes`; the softmax reads S `softmax_reads` times. The products compute
+// all N^2 elements whatever the mask says; the softmax reads what is visible and writes all of P.
+Cost forward_cost(const Problem& p, int64_t row_multiple, double p_bytes, double softmax_reads,
+                  bool tensor) {
+  const Sizes n(p, row_multiple);
+  const double flop = 2 * double(p.head_dim) * n.scores;
+  Phase scores{.name = "scores", .hbm_read = (n.q + n.kv) * n.element, .hbm_write = 4 * n.scores};
+  Phase softmax{.name = "softmax",
+                .exp = 2 * n.visible,
+                .hbm_read = 4 * softmax_reads * n.visible,
+                .hbm_write = p_bytes * n.scores};
+  Phase output{.name = "output",
+               .hbm_read = p_bytes * n.scores + n.kv * n.element,
+               .hbm_write = n.q * n.element};
+  for (Phase* product : {&scores, &output}) (tensor ? product->tensor_flop : product->fp32_flop) = flop;
+  return {scores, softmax, output};
+}
+
+// Backward: four products; P and dS in `p_bytes`, dP in fp32; the dS kernel reads P and dP `ds_reads`
+// times.
+Cost backward_cost(const Problem& p, int64_t row_multiple, double p_bytes, double ds_bytes,
+                   double ds_reads, bool tensor) {
+  const Sizes n(p, row_multiple);
+  const double flop = 2 * double(p.head_dim) * n.scores;
+  Phase dv{.name = "dv", .hbm_read = p_bytes * n.scores + n.q * n.element,
+           .hbm_write = n.kv * n.element};
+  Phase dp{.name = "dp", .hbm_read = (n.q + n.kv) * n.element, .hbm_write = 4 * n.scores};
+  Phase ds{.name = "ds", .hbm_read = ds_reads * (p_bytes + 4) * n.scores,
+           .hbm_write = ds_bytes * n.scores};
+  Phase dq{.name = "dq", .hbm_read = ds_bytes * n.scores + n.kv * n.element,
+           .hbm_write = n.q * n.element};
+  Phase dk{.name = "dk", .hbm_read = ds_bytes * n.scores + n.q * n.element,
+           .hbm_write = n.kv * n.element};
+  for (Phase* product : {&dv, &dp, &dq, &dk})
+    (tensor ? product->tensor_flop : product->fp32_flop) = flop;
+  return {dv, dp, ds, dq, dk};
+}
+
+int64_t score_bytes(const Problem& p, int64_t row_multiple, int64_t bytes) {
+  return p.batch * p.heads * p.seqlen_q * round_up(p.seqlen_k, row_multiple) * bytes;
+}
+
+// The y and z extents of a grid end at 65535.
+Reason refuse_grid(int64_t heads, int64_t rows, int64_t rows_a_block, const char* option) {
+  constexpr int64_t kMost = 65535;
+  if (heads > kMost)
+    return fmt::format("--batch times --heads is {}: this step puts heads in grid.z, at most {}",
+                       heads, kMost);
+  if (rows > kMost * rows_a_block)
+    return fmt::format("{} {}: this step takes at most {} ({} a block in grid.y)", option, rows,
+                       kMost * rows_a_block, rows_a_block);
+  return std::nullopt;
+}
+
+// cuBLAS multiplies all query heads of a group as one matrix.
+Reason refuse_cublas(const Problem& p) {
+  if (p.group() * p.seqlen_q >= int64_t{1} << 31)
+    return fmt::format("{} query rows a key/value head: cuBLAS takes fewer than 2^31",
+                       p.group() * p.seqlen_q);
+  return refuse_grid(p.batch * p.heads, 0, 1, "");
+}
+
+bool on_tensor_cores(const Problem& p) { return p.dtype != DType::fp32; }
+
+const char* const kAnything = "fp32, fp16, bf16; any lengths, head dims, masks, GQA";
+
+Chapter make_chapter() {
+  Chapter c{"01_naive", "attention with S and P in HBM: what fusing has to beat", {}};
+  c.steps.push_back({
+      .name = "v1_global",
+      .operation = "forward",
+      .idea = "three kernels, one thread an element; neighbouring threads in neighbouring rows",
+      .support = kAnything,
+      .refuses = [](const Problem& p) {
+        Reason r = refuse_grid(p.batch * p.heads, p.seqlen_k, 8, "--seqlen-k");
+        return r ? r : refuse_grid(1, p.head_dim, 8, "--head-dim");
+      },
+      .workspaces = [](const Problem& p) {
+        return std::vector<Workspace>{{"S", score_bytes(p, 1, 4)}, {"P", score_bytes(p, 1, 4)}};
+      },
+      .cost = [](const Problem& p) { return forward_cost(p, 1, 4, 3, false); },
+      .launch = ATTN_LAUNCH(v1_global),
+  });
+  c.steps.push_back({
+      .name = "v2_coalesced",
+      .operation = "forward",
+      .idea = "neighbouring threads on neighbouring addresses",
+      .support = kAnything,
+      .refuses = [](const Problem& p) {
+        return refuse_grid(p.batch * p.heads, p.seqlen_q, 8, "--seqlen-q");
+      },
+      .workspaces = c.steps[0].workspaces,
+      .cost = c.steps[0].cost,
+      .launch = ATTN_LAUNCH(v2_coalesced),
+  });
+  c.steps.push_back({
+      .name = "v3_tiled",
+      .operation = "forward",
+      .idea = "tiles in shared memory and registers; softmax by a warp a row, read once",
+      .support = kAnything,
+      .refuses = [](const Problem& p) {
+        return refuse_grid(p.batch * p.heads, p.seqlen_q, 64, "--seqlen-q");
+      },
+      .workspaces = c.steps[0].workspaces,
+      .cost = [](const Problem& p) {
+        return forward_cost(p, 1, 4, p.seqlen_k * 4 <= 224 * 1024 ? 1 : 3, false);
+      },
+      .launch = ATTN_LAUNCH(v3_tiled),
+  });
+  c.steps.push_back({
+      .name = "v4_tensor_core",
+      .operation = "forward",
+      .idea = "mma.sync for both products; P in 16 bits, 16-byte accesses",
+      .support = "fp16, bf16; head dims that are a multiple of 8; any lengths, masks, GQA",
+      .refuses = [](const Problem& p) -> Reason {
+        if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
+        if (p.head_dim % 8 != 0)
+          return fmt::format("--head-dim {}: tensor-core steps need a multiple of 8 (16-byte rows)",
+                             p.head_dim);
+        return refuse_grid(p.batch * p.heads, p.seqlen_q, 128, "--seqlen-q");
+      },
+      .workspaces = [](const Problem& p) {
+        return std::vector<Workspace>{{"S", score_bytes(p, 8, 4)},
+                                      {"P", score_bytes(p, 8, size_of(p.dtype))}};
+      },
+      .cost = [](const Problem& p) {
+        return forward_cost(p, 8, 2, p.seqlen_k * 4 <= 224 * 1024 ? 1 : 3, true);
+      },
+      .launch = ATTN_LAUNCH(v4_tensor_core),
+  });
+  c.steps.push_back({
+      .name = "v5_cublas",
+      .operation = "forward",
+      .idea = "cuBLAS for both products: what a library gives without fusing",
+      .support = kAnything,
+      .refuses = refuse_cublas,
+      .workspaces = c.steps[3].workspaces,
+      .cost = [](const Problem& p) {
+        return forward_cost(p, 8, double(size_of(p.dtype)), p.seqlen_k * 4 <= 224 * 1024 ? 1 : 3,
+                            on_tensor_cores(p));
+      },
+      .launch = ATTN_LAUNCH(v5_cublas),
+  });
+  c.steps.push_back({
+      .name = "b1_global",
+      .operation = "backward",
+      .idea = "five kernels, one thread an element; P kept from the forward pass",
+      .support = kAnything,
+      .refuses = [](const Problem& p) {
+        Reason r = refuse_grid(p.batch * p.heads, p.seqlen_q, 8, "--seqlen-q");
+        return r ? r : refuse_grid(1, p.seqlen_k, 8, "--seqlen-k");
+      },
+      .workspaces = [](const Problem& p) {
+        return std::vector<Workspace>{{"P", score_bytes(p, 1, 4), true},
+                                      {"S", score_bytes(p, 1, 4)},
+                                      {"dP", score_bytes(p, 1, 4)}};
+      },
+      .cost = [](const Problem& p) { return backward_cost(p, 1, 4, 4, 2, false); },
+      .launch = ATTN_LAUNCH(b1_global),
+      .prepare = ATTN_LAUNCH(v2_coalesced),
+  });
+  c.steps.push_back({
+      .name = "b2_cublas",
+      .operation = "backward",
+      .idea = "cuBLAS for the four products, a warp a row for dS",
+      .support = kAnything,
+      .refuses = refuse_cublas,
+      .workspaces = [](const Problem& p) {
+        return std::vector<Workspace>{{"P", score_bytes(p, 8, size_of(p.dtype)), true},
+                                      {"S", score_bytes(p, 8, 4)},
+                                      {"dS", score_bytes(p, 8, size_of(p.dtype))}};
+      },
+      .cost = [](const Problem& p) {
+        const auto e = double(size_of(p.dtype));
+        return backward_cost(p, 8, e, e, 2, on_tensor_cores(p));
+      },
+      .launch = ATTN_LAUNCH(b2_cublas),
+      .prepare = ATTN_LAUNCH(v5_cublas),
+  });
+  return c;
+}
+
+}  // namespace
+
+const Chapter& chapter() {
+  static const Chapter c = make_chapter();
+  return c;
+}
+
+}  // namespace attn

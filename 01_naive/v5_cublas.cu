@@ -1,0 +1,135 @@
+// v5_cublas: the products by the library, the softmax ours.
+//
+// parent    v4_tensor_core
+// idea      cuBLAS does both products: the best GEMM there is, *without* fusing. All query heads that
+//           share a K/V head are one matrix of group * seqlen_q rows, because they lie side by side.
+// expect    the time that no faster product can shorten: S is written and read, P is written and read.
+// supports  fp32, fp16, bf16; any lengths, head dims, masks, GQA; dimensions below 2^31
+//           (in the emulator Eigen stands in for cuBLAS; the softmax is the kernel below)
+#include "attn/blas.h"
+#include "attn/kernel.h"
+#include "ptx/mma.h"
+
+namespace ATTN_BACKEND::v5_cublas {
+using namespace attn;
+
+struct Config {
+  static constexpr int kVector = 8;                        // rows of S and P: a multiple of this
+  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
+};
+
+// Stores two neighbouring results.
+__device__ __forceinline__ void store2(float* to, float low, float high) {
+  *reinterpret_cast<float2*>(to) = make_float2(low, high);
+}
+template <class Element>
+__device__ __forceinline__ void store2(Element* to, float low, float high) {
+  *reinterpret_cast<uint32_t*>(to) = pack2<Element>(low, high);
+}
+
+// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp a row. The warp
+// is a block of its own, so that rows of any length share the shared memory of an SM well.
+//! [softmax]
+template <class Element>
+__global__ void __launch_bounds__(32)
+    softmax_kernel(const float* __restrict__ gS,  // [B, Hq, seqlen_q, row_stride]
+                   Element* __restrict__ gP,      // [B, Hq, seqlen_q, row_stride]
+                   float* gLse,                   // [B, Hq, seqlen_q]
+                   Shape shape, int row_stride, bool row_fits) {
+  const int lane_id = threadIdx.x;
+  const int row = blockIdx.x;
+  const int64_t bh = blockIdx.z;
+  const float* s = gS + (bh * shape.seqlen_q + row) * row_stride;  // [row_stride]
+  Element* p = gP + (bh * shape.seqlen_q + row) * row_stride;      // [row_stride]
+  float* sRow = &dynamic_shared<float>();                          // [row_stride] if it fits
+
+  // Keys [begin, end): the diagonal ends at the last key.
+  const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
+  const int begin = max(0, diagonal - shape.window_left);
+  const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
+
+  // Four scores at once: from HBM the first time, then from shared memory; scaled, masked with -inf.
+  const auto scores_at = [&](const float* from, int j) {
+    float4 x = *reinterpret_cast<const float4*>(from + j);
+    x.x = begin <= j && j < end ? x.x * shape.softmax_scale : -INFINITY;
+    x.y = begin <= j + 1 && j + 1 < end ? x.y * shape.softmax_scale : -INFINITY;
+    x.z = begin <= j + 2 && j + 2 < end ? x.z * shape.softmax_scale : -INFINITY;
+    x.w = begin <= j + 3 && j + 3 < end ? x.w * shape.softmax_scale : -INFINITY;
+    return x;
+  };
+  float row_max = -INFINITY;
+#pragma unroll 8
+  for (int j = begin / 4 * 4 + 4 * lane_id; j < end; j += 128) {
+    const float4 x = scores_at(s, j);
+    row_max = fmaxf(row_max, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
+    if (row_fits) *reinterpret_cast<float4*>(sRow + j) = *reinterpret_cast<const float4*>(s + j);
+  }
+  for (int offset = 16; offset > 0; offset /= 2)
+    row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
+  if (row_max == -INFINITY) row_max = 0;  // nothing to attend: exp(-inf - 0) = 0, not NaN
+  const float* s_again = row_fits ? sRow : s;
+  float row_sum = 0;
+  for (int j = begin / 4 * 4 + 4 * lane_id; j < end; j += 128) {
+    const float4 x = scores_at(s_again, j);
+    row_sum += __expf(x.x - row_max) + __expf(x.y - row_max) + __expf(x.z - row_max) +
+               __expf(x.w - row_max);
+  }
+  for (int offset = 16; offset > 0; offset /= 2)
+    row_sum += __shfl_xor_sync(~0u, row_sum, offset);
+  // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
+  const float inverse_sum = row_sum > 0 ? 1 / row_sum : 0;
+  for (int j = 4 * lane_id; j < row_stride; j += 128) {
+    float4 x = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
+    if (begin < j + 4 && j < end) x = scores_at(s_again, j);
+    store2(p + j, __expf(x.x - row_max) * inverse_sum, __expf(x.y - row_max) * inverse_sum);
+    store2(p + j + 2, __expf(x.z - row_max) * inverse_sum, __expf(x.w - row_max) * inverse_sum);
+  }
+  if (lane_id == 0)
+    gLse[bh * shape.seqlen_q + row] = row_sum > 0 ? row_max + logf(row_sum) : -INFINITY;
+}
+//! [softmax]
+
+template <class Element>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const Shape shape = shape_of(p);
+  const int row_stride = round_up(shape.seqlen_k, Config::kVector);
+  const auto heads = static_cast<unsigned>(p.batch * p.heads);
+  const std::size_t row_bytes = sizeof(float) * static_cast<std::size_t>(row_stride);
+  const bool row_fits = row_bytes <= Config::kMaxRowBytes;
+  const int64_t rows = p.group() * p.seqlen_q;  // of the query heads of one K/V head together
+
+  args.phase("scores");  // (1) S [rows, seqlen_k] = Q [rows, d] * K [seqlen_k, d]^T
+  Status status = gemm_strided_batched(
+      args.backend, args.stream,
+      {.batch = p.batch * p.kv_heads, .m = rows, .n = p.seqlen_k, .k = p.head_dim,
+       .a = args.in<Element>("q"), .a_type = p.dtype, .a_transposed = false, .lda = p.head_dim,
+       .stride_a = rows * p.head_dim,
+       .b = args.in<Element>("k"), .b_type = p.dtype, .b_transposed = true, .ldb = p.head_dim,
+       .stride_b = p.seqlen_k * p.head_dim,
+       .c = args.out<float>("S"), .c_type = DType::fp32, .ldc = row_stride,
+       .stride_c = rows * row_stride});
+  if (!status.ok()) return status;
+  args.phase("softmax");
+  status = launch_kernel(softmax_kernel<Element>, dim3(static_cast<unsigned>(shape.seqlen_q), 1, heads),
+                         dim3(32), row_fits ? row_bytes : 0, args.stream, args.in<float>("S"),
+                         args.out<Element>("P"), args.out<float>("lse"), shape, row_stride, row_fits);
+  if (!status.ok()) return status;
+  args.phase("output");  // (3) O [rows, d] = P [rows, seqlen_k] * V [seqlen_k, d]
+  return gemm_strided_batched(
+      args.backend, args.stream,
+      {.batch = p.batch * p.kv_heads, .m = rows, .n = p.head_dim, .k = p.seqlen_k,
+       .a = args.in<Element>("P"), .a_type = p.dtype, .a_transposed = false, .lda = row_stride,
+       .stride_a = rows * row_stride,
+       .b = args.in<Element>("v"), .b_type = p.dtype, .b_transposed = false, .ldb = p.head_dim,
+       .stride_b = p.seqlen_k * p.head_dim,
+       .c = args.out<Element>("o"), .c_type = p.dtype, .ldc = p.head_dim,
+       .stride_c = rows * p.head_dim});
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_dtype(args.problem.dtype,
+                        [&]<class Element>() { return launch<Element>(args); });
+}
+
+}  // namespace ATTN_BACKEND::v5_cublas

@@ -1,0 +1,25 @@
+/// \file
+/// What a step costs, stated before it is measured.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace attn {
+
+/// The work of one phase of a step (one kernel, usually). The roofline time of a phase is the largest
+/// of work / rate over all resources; that of a step is the sum over its phases.
+struct Phase {
+  std::string name;
+  double tensor_flop = 0;  ///< on tensor cores, in the element type of the problem
+  double fp32_flop = 0;    ///< on the FP32 units; a fused multiply-add counts 2
+  double exp = 0;          ///< exponentials, on the special-function units
+  double hbm_read = 0;     ///< bytes, as the step's access pattern moves them
+  double hbm_write = 0;
+  double l2_bytes = 0;  ///< bytes between L1 and L2; 0: not modelled
+};
+
+/// The phases of a step, in the order of their launches; names as in Arguments::phase().
+using Cost = std::vector<Phase>;
+
+}  // namespace attn

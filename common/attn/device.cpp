@@ -1,0 +1,255 @@
+#include "attn/device.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <new>
+
+#include "emulator/fiber.h"  // ATTN_ASAN
+
+#ifdef ATTN_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
+#if ATTN_HAVE_CUDA
+#include <cuda_profiler_api.h>
+#include <cuda_runtime_api.h>
+#endif
+
+namespace attn {
+namespace {
+
+constexpr std::size_t kAlignment = 4096;  // of the data, on both back ends
+constexpr unsigned char kGuardByte = 0xA5;
+
+#if ATTN_HAVE_CUDA
+void cuda(cudaError_t error, const char* doing) {
+  if (error != cudaSuccess)
+    throw DeviceError(
+        fmt::format("{}: {} ({})", doing, cudaGetErrorName(error), cudaGetErrorString(error)));
+}
+cudaStream_t as_cuda(Stream s) { return static_cast<cudaStream_t>(s); }
+#endif
+
+GpuInfo query() {
+  GpuInfo info;
+#if ATTN_HAVE_CUDA
+  int count = 0;
+  cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaSuccess && count == 0) error = cudaErrorNoDevice;
+  cudaDeviceProp properties{};
+  if (error == cudaSuccess) error = cudaGetDeviceProperties(&properties, 0);
+  if (error != cudaSuccess) {
+    info.error = cudaGetErrorName(error);
+    (void)cudaGetLastError();
+    return info;
+  }
+  info.available = true;
+  info.name = properties.name;
+  info.cc_major = properties.major;
+  info.cc_minor = properties.minor;
+  info.num_sms = properties.multiProcessorCount;
+  info.l2_bytes = properties.l2CacheSize;
+  (void)cudaDriverGetVersion(&info.driver_version);
+  (void)cudaRuntimeGetVersion(&info.runtime_version);
+#else
+  info.error = "built without CUDA";
+#endif
+  return info;
+}
+
+}  // namespace
+
+const GpuInfo& gpu_info() {
+  static const GpuInfo info = query();
+  return info;
+}
+
+std::string device_text(Backend backend) {
+  const GpuInfo& gpu = gpu_info();
+  if (backend == Backend::gpu)
+    return fmt::format("{} (sm_{}{})", gpu.name, gpu.cc_major, gpu.cc_minor);
+  return gpu.available ? "emulated" : fmt::format("emulated (no GPU: {})", gpu.error);
+}
+
+int64_t free_bytes(Backend backend) {
+#if ATTN_HAVE_CUDA
+  if (backend == Backend::gpu) {
+    std::size_t free = 0, total = 0;
+    cuda(cudaMemGetInfo(&free, &total), "asking for free memory");
+    return static_cast<int64_t>(free);
+  }
+#endif
+  (void)backend;
+  return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+}
+
+DeviceBuffer::DeviceBuffer(Backend backend, std::string name, int64_t bytes)
+    : backend_(backend), name_(std::move(name)), bytes_(bytes) {
+  const auto total = static_cast<std::size_t>(footprint(bytes));
+#if ATTN_HAVE_CUDA
+  if (backend == Backend::gpu) {
+    void* p = nullptr;
+    if (cudaMalloc(&p, total) != cudaSuccess) {
+      (void)cudaGetLastError();
+      throw DeviceError(fmt::format("{}: {} bytes needed, {} free", name_, total,
+                                    free_bytes(backend)));
+    }
+    base_ = static_cast<std::byte*>(p);
+    cuda(cudaMemset(base_, kGuardByte, kGuardBytes), "guarding a buffer");
+    cuda(cudaMemset(base_ + kGuardBytes + bytes, kGuardByte, kGuardBytes), "guarding a buffer");
+    return;
+  }
+#endif
+  base_ = static_cast<std::byte*>(
+      ::operator new(total, std::align_val_t{kAlignment}, std::nothrow));
+  if (base_ == nullptr)
+    throw DeviceError(
+        fmt::format("{}: {} bytes needed, {} free", name_, total, free_bytes(backend)));
+  std::memset(base_, kGuardByte, kGuardBytes);
+  std::memset(base_ + kGuardBytes + bytes, kGuardByte, kGuardBytes);
+  unpoison_guards(false);
+}
+
+DeviceBuffer::~DeviceBuffer() {
+  if (base_ == nullptr) return;
+#if ATTN_HAVE_CUDA
+  if (backend_ == Backend::gpu) {
+    (void)cudaFree(base_);
+    return;
+  }
+#endif
+  unpoison_guards(true);
+  ::operator delete(base_, std::align_val_t{kAlignment});
+}
+
+DeviceBuffer::DeviceBuffer(DeviceBuffer&& other) noexcept
+    : backend_(other.backend_), name_(std::move(other.name_)), bytes_(other.bytes_),
+      base_(std::exchange(other.base_, nullptr)) {}
+
+void* DeviceBuffer::data() const { return base_ + kGuardBytes; }
+
+// Under AddressSanitizer a kernel that touches a guard band is stopped at its exact line.
+void DeviceBuffer::unpoison_guards([[maybe_unused]] bool readable) const {
+#ifdef ATTN_ASAN
+  if (backend_ != Backend::emulated) return;
+  for (std::byte* guard : {base_, base_ + kGuardBytes + bytes_}) {
+    if (readable)
+      ASAN_UNPOISON_MEMORY_REGION(guard, kGuardBytes);
+    else
+      ASAN_POISON_MEMORY_REGION(guard, kGuardBytes);
+  }
+#endif
+}
+
+void DeviceBuffer::poison() {
+#if ATTN_HAVE_CUDA
+  if (backend_ == Backend::gpu)
+    return cuda(cudaMemset(data(), 0xFF, static_cast<std::size_t>(bytes_)), "poisoning a buffer");
+#endif
+  std::memset(data(), 0xFF, static_cast<std::size_t>(bytes_));
+}
+
+void DeviceBuffer::upload(const void* from) {
+  const auto n = static_cast<std::size_t>(bytes_);
+#if ATTN_HAVE_CUDA
+  if (backend_ == Backend::gpu)
+    return cuda(cudaMemcpy(data(), from, n, cudaMemcpyHostToDevice), "copying to the GPU");
+#endif
+  std::memcpy(data(), from, n);
+}
+
+void DeviceBuffer::download(void* to) const {
+  const auto n = static_cast<std::size_t>(bytes_);
+#if ATTN_HAVE_CUDA
+  if (backend_ == Backend::gpu)
+    return cuda(cudaMemcpy(to, data(), n, cudaMemcpyDeviceToHost), "copying from the GPU");
+#endif
+  std::memcpy(to, data(), n);
+}
+
+std::optional<std::string> DeviceBuffer::broken_guard() const {
+  std::vector<unsigned char> guard(kGuardBytes);
+  unpoison_guards(true);
+  std::optional<std::string> broken;
+  for (const bool after : {false, true}) {
+    const std::byte* from = after ? base_ + kGuardBytes + bytes_ : base_;
+#if ATTN_HAVE_CUDA
+    if (backend_ == Backend::gpu)
+      cuda(cudaMemcpy(guard.data(), from, kGuardBytes, cudaMemcpyDeviceToHost), "reading a guard");
+    else
+#endif
+      std::memcpy(guard.data(), from, kGuardBytes);
+    for (int64_t i = 0; i < kGuardBytes && !broken; ++i)
+      if (guard[static_cast<std::size_t>(i)] != kGuardByte)
+        broken = fmt::format("wrote outside {}: at byte {} of {}", name_,
+                             after ? bytes_ + i : i - kGuardBytes, bytes_);
+  }
+  unpoison_guards(false);
+  return broken;
+}
+
+void synchronize(Backend backend) {
+#if ATTN_HAVE_CUDA
+  if (backend == Backend::gpu) cuda(cudaDeviceSynchronize(), "running the kernel");
+#endif
+  (void)backend;
+}
+
+void profiler_range(Backend backend, bool begin) {
+#if ATTN_HAVE_CUDA
+  if (backend == Backend::gpu)
+    cuda(begin ? cudaProfilerStart() : cudaProfilerStop(), "marking the profiled range");
+#endif
+  (void)backend, (void)begin;
+}
+
+#if ATTN_HAVE_CUDA
+struct GpuTimer::Impl {
+  DeviceBuffer scrub{Backend::gpu, "L2 flush", 2 * gpu_info().l2_bytes};
+  std::vector<cudaEvent_t> events;
+  cudaEvent_t event(std::size_t i) {
+    while (events.size() <= i) cuda(cudaEventCreate(&events.emplace_back()), "creating an event");
+    return events[i];
+  }
+  ~Impl() {
+    for (cudaEvent_t e : events) (void)cudaEventDestroy(e);
+  }
+};
+GpuTimer::GpuTimer() : impl_(std::make_unique<Impl>()) {}
+Status GpuTimer::time(Arguments& arguments, LaunchFunction launch, Sample& sample) {
+  const cudaStream_t stream = as_cuda(arguments.stream);
+  const auto scrub_bytes = static_cast<std::size_t>(impl_->scrub.bytes());
+  cuda(cudaMemsetAsync(impl_->scrub.data(), 0, scrub_bytes, stream), "flushing L2");
+  std::vector<std::string> names;
+  arguments.on_phase = [&](std::string_view phase) {
+    cuda(cudaEventRecord(impl_->event(names.size() + 1), stream), "recording an event");
+    names.emplace_back(phase);
+  };
+  cuda(cudaEventRecord(impl_->event(0), stream), "recording an event");
+  const Status status = launch(arguments);
+  arguments.on_phase = nullptr;
+  const std::size_t last = names.size() + 1;
+  cuda(cudaEventRecord(impl_->event(last), stream), "recording an event");
+  if (!status.ok()) return status;
+  cuda(cudaEventSynchronize(impl_->event(last)), "running the kernel");
+  const auto seconds = [&](std::size_t from, std::size_t to) {
+    float ms = 0;
+    cuda(cudaEventElapsedTime(&ms, impl_->event(from), impl_->event(to)), "reading a timer");
+    return double{ms} * 1e-3;
+  };
+  sample = {seconds(0, last), {}};
+  for (std::size_t n = 0; n < names.size(); ++n)
+    sample.phases.emplace_back(names[n], seconds(n + 1, n + 2));
+  return status;
+}
+#else
+struct GpuTimer::Impl {};
+GpuTimer::GpuTimer() {}
+Status GpuTimer::time(Arguments&, LaunchFunction, Sample&) {
+  return Status::device_error("built without CUDA");
+}
+#endif
+GpuTimer::~GpuTimer() = default;
+
+}  // namespace attn

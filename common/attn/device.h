@@ -1,0 +1,97 @@
+/// \file
+/// The device: a GPU through the CUDA runtime, or the host's memory for the emulator.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "attn/step.h"
+
+namespace attn {
+
+/// Out of memory, or a failure that the CUDA runtime reported: programs exit with status 4.
+struct DeviceError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+/// What the machine has.
+struct GpuInfo {
+  bool available = false;
+  std::string name;   ///< "NVIDIA H200"
+  std::string error;  ///< why there is none: the CUDA error's name, or "built without CUDA"
+  int cc_major = 0, cc_minor = 0, num_sms = 0;
+  int64_t l2_bytes = 0;
+  int driver_version = 0, runtime_version = 0;
+};
+/// Asks the CUDA runtime once; any error means "no GPU".
+const GpuInfo& gpu_info();
+
+/// "NVIDIA H200 (sm_90)" or "emulated (no GPU: cudaErrorNoDevice)".
+std::string device_text(Backend);
+
+/// Bytes that an allocation could get now.
+int64_t free_bytes(Backend);
+
+/// A device allocation with a guard band on both sides. Poison is the byte 0xFF: a NaN in fp32, fp16
+/// and bf16, so that an element nobody wrote is found. Throws DeviceError.
+class DeviceBuffer {
+ public:
+  DeviceBuffer(Backend backend, std::string name, int64_t bytes);
+  ~DeviceBuffer();
+  DeviceBuffer(DeviceBuffer&&) noexcept;
+  DeviceBuffer& operator=(DeviceBuffer&&) = delete;
+
+  void* data() const;
+  int64_t bytes() const { return bytes_; }
+  const std::string& name() const { return name_; }
+  void poison();
+  void upload(const void* from);
+  void download(void* to) const;
+  /// The first byte of a guard band that was overwritten: a line that says where, or nothing.
+  std::optional<std::string> broken_guard() const;
+
+  /// What an allocation of `bytes` really takes.
+  static int64_t footprint(int64_t bytes) { return bytes + 2 * kGuardBytes; }
+  static constexpr int64_t kGuardBytes = 4096;
+
+ private:
+  void unpoison_guards(bool readable) const;
+  Backend backend_;
+  std::string name_;
+  int64_t bytes_;
+  std::byte* base_ = nullptr;  // guard | data | guard
+};
+
+/// Waits for the device. Throws DeviceError with the CUDA error of whatever ran before.
+void synchronize(Backend);
+
+/// Marks the begin and the end of what a profiler should see (cudaProfilerStart, cudaProfilerStop).
+void profiler_range(Backend, bool begin);
+
+/// Seconds of one call, and of each of its phases.
+struct Sample {
+  double seconds = 0;
+  std::vector<std::pair<std::string, double>> phases;
+};
+
+/// Times launches with CUDA events. Before each, the L2 cache is overwritten (2 x its size), so that
+/// no step profits from what the one before left there.
+class GpuTimer {
+ public:
+  GpuTimer();
+  ~GpuTimer();
+  GpuTimer(const GpuTimer&) = delete;
+  /// Flushes L2, launches, waits. Phases come from Arguments::phase().
+  Status time(Arguments& arguments, LaunchFunction launch, Sample& sample);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace attn

@@ -1,0 +1,120 @@
+/// \file
+/// What a step file includes: CUDA C++ when nvcc compiles it, the same names from the emulator when
+/// the host compiler does (ATTN_EMULATED). A step lives in `namespace ATTN_BACKEND::v1_global`, so
+/// that both versions fit in one program: gpu::v1_global and emulated::v1_global.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "attn/step.h"
+
+#ifdef ATTN_EMULATED
+#include "emulator/cuda_names.h"
+#define ATTN_BACKEND emulated
+#else
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#define ATTN_BACKEND gpu
+#endif
+
+namespace attn {
+inline namespace ATTN_BACKEND {
+
+template <class T>
+__host__ __device__ constexpr T ceil_div(T a, std::type_identity_t<T> b) {
+  return (a + b - 1) / b;
+}
+template <class T>
+__host__ __device__ constexpr T round_up(T a, std::type_identity_t<T> multiple) {
+  return ceil_div(a, multiple) * multiple;
+}
+
+/// Float to an element type, to nearest even, and back.
+template <class Element>
+__device__ __forceinline__ Element from_float(float x) {
+  if constexpr (std::is_same_v<Element, float>) {
+    return x;
+  } else if constexpr (std::is_same_v<Element, __half>) {
+    return __float2half_rn(x);
+  } else {
+    return __float2bfloat16_rn(x);
+  }
+}
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+/// The block's dynamic shared memory as one `Storage`. In the emulator it starts as NaN.
+template <class Storage>
+__device__ __forceinline__ Storage& dynamic_shared() {
+#ifdef ATTN_EMULATED
+  return *static_cast<Storage*>(attn::emulator::Block::current().shared());
+#else
+  extern __shared__ __align__(1024) unsigned char attn_dynamic_shared[];
+  return *reinterpret_cast<Storage*>(attn_dynamic_shared);
+#endif
+}
+
+/// Calls `body.operator()<Element>()` with the element type of a problem.
+template <class Body>
+Status dispatch_dtype(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::fp32: return body.template operator()<float>();
+    case DType::fp16: return body.template operator()<__half>();
+    case DType::bf16: return body.template operator()<__nv_bfloat16>();
+  }
+  return Status::unsupported("unknown element type");
+}
+/// The same for steps that take 16-bit types alone.
+template <class Body>
+Status dispatch_16bit(DType dtype, Body body) {
+  switch (dtype) {
+    case DType::fp32: return Status::unsupported("tensor cores take fp16 or bf16");
+    case DType::fp16: return body.template operator()<__half>();
+    case DType::bf16: return body.template operator()<__nv_bfloat16>();
+  }
+  return Status::unsupported("unknown element type");
+}
+
+/// Launches `kernel<<<grid, block, shared_bytes, stream>>>(arguments...)`, or runs it in the
+/// emulator, and reports what went wrong: too large a grid, too much shared memory, a failed launch.
+template <class... Parameters, class... Values>
+[[nodiscard]] Status launch_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
+                     [[maybe_unused]] Stream stream, Values... arguments) {
+  constexpr unsigned kMaxGridYZ = 65535;  // CUDA C++ Programming Guide, compute capabilities
+  constexpr std::size_t kMaxShared = 227 * 1024;
+  if (grid.y > kMaxGridYZ || grid.z > kMaxGridYZ)
+    return Status::unsupported("a grid of " + std::to_string(grid.x) + " x " +
+                               std::to_string(grid.y) + " x " + std::to_string(grid.z) +
+                               " blocks: y and z end at 65535");
+  if (shared_bytes > kMaxShared)
+    return Status::unsupported(std::to_string(shared_bytes) +
+                               " bytes of shared memory a block: the limit is 232448");
+#ifdef ATTN_EMULATED
+  try {
+    attn::emulator::run_grid(grid, block, shared_bytes, [&] { kernel(Parameters(arguments)...); });
+  } catch (const attn::emulator::KernelError& e) {
+    return Status::kernel_error(e.what());
+  }
+#else
+  if (shared_bytes > 48 * 1024) {  // above 48 KiB only on request
+    const cudaError_t error = cudaFuncSetAttribute(
+        reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+        static_cast<int>(shared_bytes));
+    if (error != cudaSuccess) return Status::device_error(cudaGetErrorString(error));
+  }
+  kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(
+      Parameters(arguments)...);
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess)
+    return Status::device_error(std::string(cudaGetErrorName(error)) + ": " +
+                                cudaGetErrorString(error));
+#endif
+  return Status::success();
+}
+
+}  // namespace ATTN_BACKEND
+}  // namespace attn

@@ -1,0 +1,492 @@
+// The .npy format, as NumPy documents it in numpy.lib.format:
+//
+//   offset 0   "\x93NUMPY"                    magic
+//          6   major, minor                   1.0, 2.0 or 3.0
+//          8   header length                  2 bytes in 1.0, 4 bytes in 2.0 and 3.0, little-endian
+//    10 or 12  header                         a Python dict, padded with spaces, ended by '\n':
+//              {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }
+//              data                           product(shape) values
+//
+// The header is text from outside, so it is parsed as a Python literal and not searched for words:
+// the keys come in any order, and a name inside a string is not a key.
+#include "attn/npy.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cctype>
+#include <cerrno>
+#include <fstream>
+#include <limits>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+namespace attn {
+namespace {
+
+namespace fs = std::filesystem;
+
+static_assert(std::endian::native == std::endian::little,
+              "values are copied between memory and the file as they are, so the host must be "
+              "little-endian");
+static_assert(sizeof(float) == 4 && std::numeric_limits<float>::is_iec559,
+              "float must be IEEE binary32");
+
+constexpr std::string_view kMagic = "\x93NUMPY";
+constexpr std::size_t kMaxRank = 8;
+// A float32 header of 8 dimensions needs about 250 bytes. The limit leaves room for the structured
+// types that get an explanation of their own, and keeps a corrupt length from costing memory.
+constexpr std::uint64_t kMaxHeaderBytes = 1 << 20;
+constexpr int kMaxNesting = 32;  // of lists and tuples in the header; bounds the recursion
+constexpr std::size_t kHeaderAlignment = 64;
+constexpr std::string_view kAccepted =
+    "accepted: a .npy file (version 1.0, 2.0 or 3.0) of little-endian float32 in C order, at most "
+    "8 dimensions";
+
+// Text from a file or a path inside a message: printable, so that the message stays one line.
+std::string printable(std::string_view text, std::size_t max_length) {
+  std::string result;
+  for (const char c : text.substr(0, max_length)) {
+    const bool control = static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
+    result += control ? '?' : c;
+  }
+  if (text.size() > max_length) result += "...";
+  return result;
+}
+
+std::string in_quotes(std::string_view text) {
+  std::string result = "'";
+  for (const char c : printable(text, 40)) {
+    // Bytes above ASCII may be half of a character, which a terminal cannot show.
+    result += static_cast<unsigned char>(c) >= 0x80 ? '?' : c;
+  }
+  return result + "'";
+}
+
+[[noreturn]] void fail(const fs::path& path, std::string_view what) {
+  throw InputError(printable(path.string(), 4096) + ": " + std::string(what) + "; " +
+                   std::string(kAccepted));
+}
+
+[[noreturn]] void fail_to_write(const fs::path& path, std::string_view what) {
+  throw InputError("cannot write " + printable(path.string(), 4096) + ": " + std::string(what));
+}
+
+std::string system_message(int error, std::string_view otherwise) {
+  return error != 0 ? std::generic_category().message(error) : std::string(otherwise);
+}
+
+// ---- The header's Python literal -------------------------------------------------------------
+
+struct Value {
+  enum class Kind { kString, kBool, kNone, kInteger, kTuple, kList };
+  Kind kind = Kind::kNone;
+  std::string text;          // kString
+  bool truth = false;        // kBool
+  int64_t number = 0;        // kInteger
+  std::vector<Value> items;  // kTuple, kList
+};
+
+class ParseError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// A recursive-descent parser of the part of Python's literals that describes a dtype and a shape.
+// Throws ParseError at the first byte that does not fit.
+class HeaderParser {
+ public:
+  explicit HeaderParser(std::string_view text) : text_(text) {}
+
+  // The whole header: one dict with string keys, then nothing but white space.
+  std::vector<std::pair<std::string, Value>> parse_dict() {
+    std::vector<std::pair<std::string, Value>> dict;
+    expect('{');
+    while (!accept('}')) {
+      if (!dict.empty()) {
+        expect(',');
+        if (accept('}')) break;
+      }
+      Value key = parse_value(0);
+      if (key.kind != Value::Kind::kString) throw error("a key that is not a string");
+      expect(':');
+      dict.emplace_back(std::move(key.text), parse_value(0));
+    }
+    skip_space();
+    if (position_ != text_.size()) throw error("text after the dict");
+    return dict;
+  }
+
+ private:
+  ParseError error(std::string_view what) const {
+    return ParseError(std::string(what) + " at byte " + std::to_string(position_));
+  }
+
+  void skip_space() {
+    while (position_ < text_.size() && std::string_view(" \t\r\n").find(text_[position_]) !=
+                                           std::string_view::npos) {
+      ++position_;
+    }
+  }
+
+  bool accept(char c) {
+    skip_space();
+    if (position_ >= text_.size() || text_[position_] != c) return false;
+    ++position_;
+    return true;
+  }
+
+  void expect(char c) {
+    if (!accept(c)) throw error(std::string("no '") + c + "'");
+  }
+
+  Value parse_value(int depth) {
+    if (depth > kMaxNesting) throw error("too many brackets");
+    skip_space();
+    if (position_ >= text_.size()) throw error("an early end");
+    const char c = text_[position_];
+    if (c == '\'' || c == '"') return parse_string();
+    if (c == '(') return parse_sequence('(', ')', depth);
+    if (c == '[') return parse_sequence('[', ']', depth);
+    if (c == '-' || c == '+' || is_digit(c)) return parse_integer();
+    return parse_word();
+  }
+
+  Value parse_string() {
+    const char quote = text_[position_++];
+    Value value;
+    value.kind = Value::Kind::kString;
+    while (position_ < text_.size() && text_[position_] != quote) {
+      // An escape is kept as it is: no name that matters here has one, so it only has to be passed.
+      if (text_[position_] == '\\' && position_ + 1 < text_.size()) {
+        value.text += text_[position_++];
+      }
+      value.text += text_[position_++];
+    }
+    if (position_ >= text_.size()) throw error("a string without an end");
+    ++position_;
+    return value;
+  }
+
+  // "(2, 3)", "(5,)", "()", "[('x', '<f4')]". "(5)" is a number in brackets, as in Python.
+  Value parse_sequence(char open, char close, int depth) {
+    expect(open);
+    Value value;
+    value.kind = open == '(' ? Value::Kind::kTuple : Value::Kind::kList;
+    bool comma = false;
+    while (!accept(close)) {
+      if (!value.items.empty()) {
+        expect(',');
+        comma = true;
+        if (accept(close)) break;
+      }
+      value.items.push_back(parse_value(depth + 1));
+    }
+    if (open == '(' && value.items.size() == 1 && !comma) {
+      Value inner = std::move(value.items.front());  // the move must end before `value` does
+      return inner;
+    }
+    return value;
+  }
+
+  Value parse_integer() {
+    const bool negative = text_[position_] == '-';
+    if (!is_digit(text_[position_])) ++position_;
+    if (position_ >= text_.size() || !is_digit(text_[position_])) throw error("no number");
+    Value value;
+    value.kind = Value::Kind::kInteger;
+    constexpr int64_t kMax = std::numeric_limits<int64_t>::max();
+    for (; position_ < text_.size() && is_digit(text_[position_]); ++position_) {
+      const int64_t digit = text_[position_] - '0';
+      if (value.number > (kMax - digit) / 10) throw error("a number of more than 63 bits");
+      value.number = value.number * 10 + digit;
+    }
+    if (negative) value.number = -value.number;
+    // Python 2 wrote long integers as 3L.
+    if (position_ < text_.size() && text_[position_] == 'L') ++position_;
+    return value;
+  }
+
+  Value parse_word() {
+    const std::size_t begin = position_;
+    while (position_ < text_.size() &&
+           std::isalpha(static_cast<unsigned char>(text_[position_])) != 0) {
+      ++position_;
+    }
+    const std::string_view word = text_.substr(begin, position_ - begin);
+    Value value;
+    if (word == "True" || word == "False") {
+      value.kind = Value::Kind::kBool;
+      value.truth = word == "True";
+    } else if (word != "None") {
+      position_ = begin;
+      throw error("no Python literal");
+    }
+    return value;
+  }
+
+  static bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+  std::string_view text_;
+  std::size_t position_ = 0;
+};
+
+// ---- What the header means -------------------------------------------------------------------
+
+// NumPy's name of a type code such as "f8", or empty.
+std::string_view dtype_name(std::string_view code) {
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 15> kNames = {{
+      {"f2", "float16"}, {"f4", "float32"},   {"f8", "float64"},    {"f16", "float128"},
+      {"i1", "int8"},    {"i2", "int16"},     {"i4", "int32"},      {"i8", "int64"},
+      {"u1", "uint8"},   {"u2", "uint16"},    {"u4", "uint32"},     {"u8", "uint64"},
+      {"b1", "bool"},    {"c8", "complex64"}, {"c16", "complex128"},
+  }};
+  for (const auto& [key, name] : kNames) {
+    if (key == code) return name;
+  }
+  return {};
+}
+
+// Throws unless `descr` is float32 in this machine's byte order.
+void check_dtype(const fs::path& path, const Value& descr) {
+  if (descr.kind == Value::Kind::kList) {
+    fail(path, "a structured dtype: save each field as a float32 array of its own");
+  }
+  if (descr.kind != Value::Kind::kString) fail(path, "'descr' in its header is not a dtype");
+  std::string_view code = descr.text;
+  char order = '=';
+  if (!code.empty() && std::string_view("<>=|").find(code.front()) != std::string_view::npos) {
+    order = code.front();
+    code.remove_prefix(1);
+  }
+  if (code == "f4" && (order == '<' || order == '=')) return;
+  if (code == "f4" && order == '>') {
+    fail(path, "big-endian float32: convert with .astype('<f4')");
+  }
+  const std::string_view name = dtype_name(code);
+  if (name.empty() || code == "f4") fail(path, "unknown dtype " + in_quotes(descr.text));
+  if (name.starts_with("complex")) fail(path, std::string(name) + ": not a real number type");
+  fail(path, std::string(name) + ": convert with .astype(np.float32)");
+}
+
+// The number of values in `shape`, or nothing if a size or their bytes need more than 63 bits.
+// Sizes of 0 do not hide the others: NumPy refuses such a shape too, and strides are made of it.
+std::optional<int64_t> checked_count(const std::vector<int64_t>& shape) {
+  constexpr int64_t kMaxValues = std::numeric_limits<int64_t>::max() / 4;
+  int64_t nonzero_product = 1;
+  bool empty = false;
+  for (const int64_t size : shape) {
+    if (size == 0) {
+      empty = true;
+    } else if (nonzero_product > kMaxValues / size) {
+      return std::nullopt;
+    } else {
+      nonzero_product *= size;
+    }
+  }
+  return empty ? 0 : nonzero_product;
+}
+
+// "(2, 3)", "(5,)" or "()": a Python tuple.
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::string text = "(";
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    if (i > 0) text += ", ";
+    text += std::to_string(shape[i]);
+  }
+  return text + (shape.size() == 1 ? ",)" : ")");
+}
+
+std::vector<int64_t> parse_shape(const fs::path& path, const Value& value) {
+  if (value.kind != Value::Kind::kTuple) fail(path, "'shape' in its header is not a tuple");
+  if (value.items.size() > kMaxRank) {
+    fail(path, std::to_string(value.items.size()) + " dimensions");
+  }
+  std::vector<int64_t> shape;
+  for (const Value& item : value.items) {
+    if (item.kind != Value::Kind::kInteger || item.number < 0) {
+      fail(path, "'shape' in its header holds something that is not a size");
+    }
+    shape.push_back(item.number);
+  }
+  return shape;
+}
+
+// Parses the header text and checks all that can be checked without the data. Returns the shape.
+std::vector<int64_t> parse_header(const fs::path& path, std::string_view text) {
+  std::vector<std::pair<std::string, Value>> dict;
+  try {
+    dict = HeaderParser(text).parse_dict();
+  } catch (const ParseError& error) {
+    fail(path, std::string("its header is not NumPy's: ") + error.what());
+  }
+
+  const Value* descr = nullptr;
+  const Value* fortran_order = nullptr;
+  const Value* shape_value = nullptr;
+  for (const auto& [key, value] : dict) {
+    const Value** slot = key == "descr"           ? &descr
+                         : key == "fortran_order" ? &fortran_order
+                         : key == "shape"         ? &shape_value
+                                                  : nullptr;
+    if (slot == nullptr) fail(path, "unknown key " + in_quotes(key) + " in its header");
+    if (*slot != nullptr) fail(path, "key " + in_quotes(key) + " twice in its header");
+    *slot = &value;
+  }
+  if (descr == nullptr) fail(path, "no 'descr' in its header");
+  if (fortran_order == nullptr) fail(path, "no 'fortran_order' in its header");
+  if (shape_value == nullptr) fail(path, "no 'shape' in its header");
+
+  check_dtype(path, *descr);
+  std::vector<int64_t> shape = parse_shape(path, *shape_value);
+  if (fortran_order->kind != Value::Kind::kBool) {
+    fail(path, "'fortran_order' in its header is neither True nor False");
+  }
+  if (fortran_order->truth) {
+    // With at most one size other than 1, or none left, both orders are the same bytes.
+    int wide = 0;
+    bool empty = false;
+    for (const int64_t size : shape) {
+      wide += size != 1 ? 1 : 0;
+      empty = empty || size == 0;
+    }
+    if (wide > 1 && !empty) fail(path, "Fortran order: convert with np.ascontiguousarray(x)");
+  }
+  return shape;
+}
+
+// Opens a regular file and returns its size in bytes.
+std::uint64_t open_for_reading(const fs::path& path, std::ifstream& file) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::not_found) fail(path, "no such file");
+  if (status.type() == fs::file_type::none) fail(path, "cannot open: " + error.message());
+  if (status.type() == fs::file_type::directory) fail(path, "a directory, not a file");
+  // The size of a pipe or a device is not known beforehand, and it is what everything is held to.
+  if (status.type() != fs::file_type::regular) fail(path, "not a regular file");
+  const std::uintmax_t size = fs::file_size(path, error);
+  if (error) fail(path, "cannot open: " + error.message());
+  errno = 0;
+  file.open(path, std::ios::binary);
+  if (!file) fail(path, "cannot open: " + system_message(errno, "unknown reason"));
+  return size;
+}
+
+// Reads exactly `size` bytes; false at an early end.
+bool read_exactly(std::ifstream& file, char* to, std::uint64_t size) {
+  file.read(to, static_cast<std::streamsize>(size));
+  return static_cast<std::uint64_t>(file.gcount()) == size;
+}
+
+}  // namespace
+
+NpyArray read_npy(const std::filesystem::path& path) {
+  std::ifstream file;
+  const std::uint64_t file_size = open_for_reading(path, file);
+  if (file_size == 0) fail(path, "an empty file");
+
+  std::array<unsigned char, 12> prefix{};
+  char* const prefix_bytes = reinterpret_cast<char*>(prefix.data());
+  constexpr std::uint64_t kFixedBytes = kMagic.size() + 2;  // magic and version
+  const std::uint64_t bytes_there = std::min(kFixedBytes, file_size);
+  const std::string_view magic_there = kMagic.substr(0, bytes_there);
+  if (!read_exactly(file, prefix_bytes, bytes_there) ||
+      std::string_view(prefix_bytes, magic_there.size()) != magic_there) {
+    fail(path, "not a .npy file (its first bytes are not \\x93NUMPY)");
+  }
+  if (file_size < kFixedBytes) fail(path, "truncated inside the magic number and version");
+  const unsigned major = prefix[6];
+  const unsigned minor = prefix[7];
+  if (major < 1 || major > 3 || minor != 0) {
+    fail(path, ".npy format version " + std::to_string(major) + "." + std::to_string(minor));
+  }
+
+  const std::uint64_t length_bytes = major == 1 ? 2 : 4;
+  const std::uint64_t header_begin = kFixedBytes + length_bytes;
+  if (file_size < header_begin || !read_exactly(file, prefix_bytes + kFixedBytes, length_bytes)) {
+    fail(path, "truncated inside the header length");
+  }
+  std::uint64_t header_size = 0;
+  for (std::uint64_t i = length_bytes; i-- > 0;) {
+    header_size = header_size << 8 | prefix[kFixedBytes + i];
+  }
+  if (header_size > kMaxHeaderBytes) {
+    fail(path, "absurd header length of " + std::to_string(header_size) + " bytes");
+  }
+  if (header_size > file_size - header_begin) {
+    fail(path, "truncated header (" + std::to_string(file_size - header_begin) + " of " +
+                   std::to_string(header_size) + " bytes)");
+  }
+  std::string header(header_size, '\0');
+  if (!read_exactly(file, header.data(), header_size)) fail(path, "truncated header");
+
+  NpyArray array;
+  array.shape = parse_header(path, header);
+  const std::optional<int64_t> count = checked_count(array.shape);
+  if (!count) fail(path, "shape " + shape_text(array.shape) + " needs more than 63 bits of bytes");
+  const std::uint64_t data_bytes = static_cast<std::uint64_t>(*count) * sizeof(float);
+  const std::uint64_t bytes_left = file_size - header_begin - header_size;
+  if (data_bytes != bytes_left) {
+    fail(path, (data_bytes > bytes_left ? "truncated data: " : "trailing bytes: ") +
+                   ("shape " + shape_text(array.shape)) + " takes " + std::to_string(data_bytes) +
+                   " bytes and the file holds " + std::to_string(bytes_left));
+  }
+  try {
+    array.data.resize(static_cast<std::size_t>(*count));
+  } catch (const std::exception&) {  // bad_alloc, length_error
+    fail(path, "not enough memory for its " + std::to_string(data_bytes) + " bytes");
+  }
+  if (!read_exactly(file, reinterpret_cast<char*>(array.data.data()), data_bytes)) {
+    fail(path, "cannot read its data whole");
+  }
+  return array;
+}
+
+void write_npy(const std::filesystem::path& path, const std::vector<int64_t>& shape,
+               const float* data) {
+  if (shape.size() > kMaxRank) {
+    fail_to_write(path, std::to_string(shape.size()) + " dimensions; accepted: at most 8");
+  }
+  for (const int64_t size : shape) {
+    if (size < 0) fail_to_write(path, "shape " + shape_text(shape) + "; accepted: sizes >= 0");
+  }
+  const std::optional<int64_t> count = checked_count(shape);
+  if (!count) {
+    fail_to_write(path, "shape " + shape_text(shape) + "; accepted: less than 2^63 bytes");
+  }
+  if (*count > 0 && data == nullptr) fail_to_write(path, "no data for " + shape_text(shape));
+
+  std::string header =
+      "{'descr': '<f4', 'fortran_order': False, 'shape': " + shape_text(shape) + ", }";
+  const std::size_t prefix_bytes = kMagic.size() + 2 + 2;
+  const std::size_t unpadded = prefix_bytes + header.size() + 1;  // 1: the newline
+  header.append((kHeaderAlignment - unpadded % kHeaderAlignment) % kHeaderAlignment, ' ');
+  header += '\n';
+
+  std::string prefix(kMagic);
+  prefix += '\x01';
+  prefix += '\x00';
+  prefix += static_cast<char>(header.size() & 0xff);
+  prefix += static_cast<char>(header.size() >> 8);
+
+  errno = 0;
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  if (!file) fail_to_write(path, system_message(errno, "unknown reason"));
+  file << prefix << header;
+  file.write(reinterpret_cast<const char*>(data),
+             static_cast<std::streamsize>(*count) * static_cast<std::streamsize>(sizeof(float)));
+  file.close();  // the last bytes leave the buffer here, so this too can find the disk full
+  if (!file) {
+    const std::string reason = system_message(errno, "it could not be written whole");
+    std::error_code ignored;
+    if (fs::is_regular_file(path, ignored)) fs::remove(path, ignored);
+    fail_to_write(path, reason);
+  }
+}
+
+}  // namespace attn

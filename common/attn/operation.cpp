@@ -1,0 +1,64 @@
+#include "attn/operation.h"
+
+#include <array>
+
+namespace attn {
+namespace {
+
+TensorSpec q_like(const Problem& p, std::string name) {
+  return {std::move(name), {p.batch, p.heads, p.seqlen_q, p.head_dim}, p.dtype};
+}
+TensorSpec k_like(const Problem& p, std::string name) {
+  return {std::move(name), {p.batch, p.kv_heads, p.seqlen_k, p.head_dim}, p.dtype};
+}
+TensorSpec lse(const Problem& p) {
+  return {"lse", {p.batch, p.heads, p.seqlen_q, 1}, DType::fp32};
+}
+// Two products of d multiply-adds for each pair of a query and a key it sees.
+double forward_flop(const Problem& p) {
+  return 4.0 * static_cast<double>(p.head_dim * p.batch * p.heads) * p.visible_pairs();
+}
+
+const std::array<Operation, 2>& operations() {
+  static const std::array<Operation, 2> all{
+      Operation{
+          "forward",
+          [](const Problem& p) {
+            return std::vector{q_like(p, "q"), k_like(p, "k"), k_like(p, "v")};
+          },
+          [](const Problem&) { return std::vector<TensorSpec>{}; },
+          [](const Problem& p) { return std::vector{q_like(p, "o"), lse(p)}; },
+          forward_flop,
+          forward_reference,
+      },
+      Operation{
+          "backward",
+          [](const Problem& p) {
+            return std::vector{q_like(p, "q"), k_like(p, "k"), k_like(p, "v"), q_like(p, "do")};
+          },
+          [](const Problem& p) { return std::vector{q_like(p, "o"), lse(p)}; },
+          [](const Problem& p) {
+            return std::vector{q_like(p, "dq"), k_like(p, "dk"), k_like(p, "dv")};
+          },
+          [](const Problem& p) { return 2.5 * forward_flop(p); },
+          backward_reference,
+      }};
+  return all;
+}
+
+}  // namespace
+
+double Operation::compulsory_bytes(const Problem& p) const {
+  double bytes = 0;
+  for (const auto* specs : {&inputs, &saved, &outputs})
+    for (const TensorSpec& spec : (*specs)(p)) bytes += static_cast<double>(spec.bytes());
+  return bytes;
+}
+
+const Operation* find_operation(std::string_view name) {
+  for (const Operation& op : operations())
+    if (op.name == name) return &op;
+  return nullptr;
+}
+
+}  // namespace attn

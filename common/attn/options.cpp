@@ -1,0 +1,236 @@
+#include "attn/options.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <set>
+
+#include "attn/error.h"
+#include "attn/gpus.h"
+#include "attn/npy.h"
+#include "attn/operation.h"
+#include "attn/step.h"
+
+namespace attn {
+namespace {
+
+template <class T>
+T parse_number(const std::string& option, const std::string& text, T lowest, T highest) {
+  T value{};
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc::invalid_argument || stop != end)
+    throw InputError(fmt::format("{} {}: not a {}number", option, text,
+                                 std::is_integral_v<T> ? "whole " : ""));
+  if (error == std::errc::result_out_of_range || !(value >= lowest && value <= highest))
+    throw InputError(
+        fmt::format("{} {}: must be from {} to {}", option, text, lowest, highest));
+  return value;
+}
+
+template <class Choice>
+Choice parse_choice(const std::string& option, const std::string& text,
+                    std::initializer_list<std::pair<const char*, Choice>> choices) {
+  std::string accepted;
+  for (const auto& [name, value] : choices) {
+    if (text == name) return value;
+    accepted += (accepted.empty() ? "" : ", ") + std::string(name);
+  }
+  throw InputError(fmt::format("{} {}: must be one of {}", option, text, accepted));
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts{""};
+  for (const char c : text) {
+    if (c == separator)
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  }
+  return parts;
+}
+
+// The shapes of q.npy and k.npy are the problem; an option that says otherwise is a mistake.
+void take_shapes_of_files(const std::string& folder, const std::set<std::string>& given,
+                          Problem& p) {
+  if (!std::filesystem::is_directory(folder))
+    throw InputError(fmt::format("--load {}: no such folder", folder));
+  const auto shape_of_file = [&](const char* name) {
+    const auto path = std::filesystem::path(folder) / name;
+    const std::vector<int64_t> shape = read_npy(path).shape;
+    if (shape.size() != 4)
+      throw InputError(fmt::format("{}: has rank {}, must be [batch, heads, seqlen, head_dim]",
+                                   path.string(), shape.size()));
+    return shape;
+  };
+  const auto q = shape_of_file("q.npy"), k = shape_of_file("k.npy"), v = shape_of_file("v.npy");
+  const auto text = [](const std::vector<int64_t>& s) {
+    return fmt::format("[{}]", fmt::join(s, ", "));
+  };
+  if (k != v)
+    throw InputError(fmt::format("{}: k.npy {} and v.npy {} must have one shape", folder, text(k),
+                                 text(v)));
+  if (q[0] != k[0] || q[3] != k[3])
+    throw InputError(fmt::format("{}: q.npy {} and k.npy {} must agree in batch and head_dim",
+                                 folder, text(q), text(k)));
+  const auto take = [&](int64_t& field, int64_t value, std::initializer_list<const char*> options) {
+    for (const char* option : options)
+      if (given.contains(option) && field != value)
+        throw InputError(fmt::format("{} {}: the files in {} say {}", option, field, folder, value));
+    field = value;
+  };
+  take(p.batch, q[0], {"--batch"});
+  take(p.heads, q[1], {"--heads"});
+  take(p.kv_heads, k[1], {"--kv-heads"});
+  take(p.seqlen_q, q[2], {"--seqlen-q", "--seqlen"});
+  take(p.seqlen_k, k[2], {"--seqlen-k", "--seqlen"});
+  take(p.head_dim, q[3], {"--head-dim"});
+}
+
+}  // namespace
+
+std::optional<Options> parse_options(const Chapter& chapter, int argc, const char* const* argv) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  Options o;
+  o.problem.kv_heads = 0;  // until --heads is known
+  std::string steps = "all";
+  std::set<std::string> given;  // options on the command line
+  CLI::App app(chapter.summary, chapter.name);
+  app.set_help_flag("-h,--help", "this text");
+
+  const auto value = [&](const std::string& name, const std::string& meaning,
+                         std::function<void(const std::string&)> store) {
+    app.add_option_function<std::string>(
+           name, [&given, name, store](const std::string& text) { given.insert(name), store(text); },
+           meaning)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  };
+  const auto integer = [&](const std::string& name, const std::string& meaning, int64_t* field,
+                           int64_t lowest = 1) {
+    value(name, meaning, [=](const std::string& text) {
+      *field = parse_number<int64_t>(name, text, lowest, kMost);
+    });
+  };
+  Problem& p = o.problem;
+  app.add_flag("--list", o.list, "the steps: name, idea, operation, what they support");
+  value("--step", "all, or NAME[,NAME]", [&](const std::string& t) { steps = t; });
+  value("--operation", "forward or backward", [&](const std::string& t) { o.operation = t; });
+  integer("--batch", "B (1)", &p.batch);
+  integer("--heads", "Hq, query heads (2)", &p.heads);
+  integer("--kv-heads", "Hkv, key/value heads (as --heads)", &p.kv_heads);
+  integer("--seqlen-q", "queries (128)", &p.seqlen_q);
+  integer("--seqlen-k", "keys (128)", &p.seqlen_k);
+  value("--seqlen", "both lengths", [&](const std::string& t) {
+    const int64_t n = parse_number<int64_t>("--seqlen", t, 1, kMost);
+    if (!given.contains("--seqlen-q")) p.seqlen_q = n;
+    if (!given.contains("--seqlen-k")) p.seqlen_k = n;
+  });
+  integer("--head-dim", "d (64)", &p.head_dim);
+  value("--dtype", "fp32, fp16 or bf16 (bf16)", [&](const std::string& t) {
+    p.dtype = parse_choice<DType>("--dtype", t,
+                                  {{"fp32", DType::fp32}, {"fp16", DType::fp16}, {"bf16", DType::bf16}});
+  });
+  app.add_flag("--causal", p.causal, "a query sees no later key (bottom-right aligned)");
+  value("--window", "LEFT,RIGHT: keys seen to each side; -1: no limit", [&](const std::string& t) {
+    const auto parts = split(t, ',');
+    if (parts.size() != 2)
+      throw InputError(fmt::format("--window {}: must be LEFT,RIGHT, as 128,0 or -1,-1", t));
+    p.window_left = parse_number<int64_t>("--window", parts[0], -1, kMost);
+    p.window_right = parse_number<int64_t>("--window", parts[1], -1, kMost);
+  });
+  value("--scale", "softmax scale (1/sqrt(d))", [&](const std::string& t) {
+    p.softmax_scale = parse_number<double>("--scale", t, -1e30, 1e30);
+    if (p.softmax_scale == 0) throw InputError("--scale 0: must not be 0: every score would be equal");
+  });
+  value("--seed", "of the inputs and of the emulator's schedules (1)", [&](const std::string& t) {
+    p.seed = parse_number<uint64_t>("--seed", t, 0, std::numeric_limits<uint64_t>::max());
+  });
+  value("--inputs", "random, needle, peaked or outlier", [&](const std::string& t) {
+    p.inputs = parse_choice<InputKind>("--inputs", t,
+                                       {{"random", InputKind::random},
+                                        {"needle", InputKind::needle},
+                                        {"peaked", InputKind::peaked},
+                                        {"outlier", InputKind::outlier}});
+  });
+  value("--device", "auto, gpu or emulated", [&](const std::string& t) {
+    o.device = parse_choice<DeviceChoice>("--device", t,
+                                          {{"auto", DeviceChoice::automatic},
+                                           {"gpu", DeviceChoice::gpu},
+                                           {"emulated", DeviceChoice::emulated}});
+  });
+  value("--check", "full, sample or off (full below a size limit)", [&](const std::string& t) {
+    o.check = parse_choice<CheckChoice>("--check", t,
+                                        {{"full", CheckChoice::full},
+                                         {"sample", CheckChoice::sample},
+                                         {"off", CheckChoice::off}});
+  });
+  app.add_flag("--time", o.time, "measure times and roofs (GPU only)");
+  value("--warmup", "launches before the timed ones (3)", [&](const std::string& t) {
+    o.warmup = static_cast<int>(parse_number<int64_t>("--warmup", t, 0, 1000000));
+  });
+  value("--repeat", "timed launches (20)", [&](const std::string& t) {
+    o.repeat = static_cast<int>(parse_number<int64_t>("--repeat", t, 1, 1000000));
+  });
+  value("--gpu", "predict with this GPU's datasheet: " + gpu_names(),
+        [&](const std::string& t) { o.gpu = t; });
+  value("--json", "write everything found to FILE", [&](const std::string& t) { o.json = t; });
+  value("--load", "take q.npy, k.npy, v.npy (and do.npy) from DIR",
+        [&](const std::string& t) { o.load = t; });
+  value("--save", "write inputs to DIR, outputs to DIR/STEP", [&](const std::string& t) { o.save = t; });
+  value("--profile", "launch one step once and nothing else, for ncu",
+        [&](const std::string& t) { o.profile = t; });
+  app.add_flag("--require-gpu", o.require_gpu, "exit 77 instead of emulating");
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return std::nullopt;
+  } catch (const CLI::ParseError& e) {
+    throw InputError(fmt::format("{} (--help lists the options)", e.what()));
+  }
+
+  if (p.kv_heads == 0) p.kv_heads = p.heads;
+  if (find_operation(o.operation) == nullptr ||
+      std::none_of(chapter.steps.begin(), chapter.steps.end(),
+                   [&](const Step& s) { return s.operation == o.operation; })) {
+    std::vector<std::string> names;
+    for (const Step& s : chapter.steps)
+      if (std::find(names.begin(), names.end(), s.operation) == names.end())
+        names.push_back(s.operation);
+    throw InputError(fmt::format("--operation {}: this chapter has {}", o.operation,
+                                 fmt::join(names, ", ")));
+  }
+  // A step names its operation, so that `--step b1_global` needs no --operation beside it.
+  const auto take_step = [&](const char* option, const std::string& name) -> const Step& {
+    std::vector<std::string> names;
+    for (const Step& s : chapter.steps) {
+      if (s.name == name) return s;
+      names.push_back(s.name);
+    }
+    throw InputError(fmt::format("{} {}: this chapter has {}", option, name, fmt::join(names, ", ")));
+  };
+  if (!o.profile.empty()) steps = o.profile;
+  if (steps != "all") {
+    o.steps = split(steps, ',');
+    for (const std::string& name : o.steps) {
+      const Step& step = take_step(o.profile.empty() ? "--step" : "--profile", name);
+      if (!given.contains("--operation") && &name == &o.steps.front()) o.operation = step.operation;
+      if (step.operation != o.operation)
+        throw InputError(fmt::format("--step {}: is a {} step, the operation is {}", name,
+                                     step.operation, o.operation));
+    }
+  }
+  if (!o.gpu.empty() && find_gpu(o.gpu) == nullptr)
+    throw InputError(fmt::format("--gpu {}: must be one of {}", o.gpu, gpu_names()));
+  if (!o.load.empty()) take_shapes_of_files(o.load, given, p);
+  p.finish();
+  return o;
+}
+
+}  // namespace attn

@@ -1,0 +1,63 @@
+/// \file
+/// One attention problem: its shape, its mask, its element type and how its inputs are drawn.
+#pragma once
+
+#include <climits>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace attn {
+
+enum class DType { fp32, fp16, bf16 };
+enum class InputKind { random, needle, peaked, outlier };
+
+std::string_view name(DType);
+std::string_view name(InputKind);
+/// Bytes of one element.
+constexpr int64_t size_of(DType t) { return t == DType::fp32 ? 4 : 2; }
+
+/// Half-open range of keys.
+struct KeyRange {
+  int64_t begin, end;
+  int64_t size() const { return end > begin ? end - begin : 0; }
+};
+
+/// Shapes as everywhere in the suite: Q, O, dO, dQ `[batch, heads, seqlen_q, head_dim]`, K, V, dK, dV
+/// `[batch, kv_heads, seqlen_k, head_dim]`, lse `[batch, heads, seqlen_q]`, all contiguous.
+struct Problem {
+  int64_t batch = 1, heads = 2, kv_heads = 2;
+  int64_t seqlen_q = 128, seqlen_k = 128, head_dim = 64;
+  DType dtype = DType::bf16;
+  bool causal = false;
+  int64_t window_left = -1, window_right = -1;  ///< keys seen to each side; -1: no limit
+  double softmax_scale = 0;                     ///< set by `finish()` if 0: 1/sqrt(head_dim)
+  InputKind inputs = InputKind::random;
+  uint64_t seed = 1;
+
+  /// Fills what depends on the rest. Throws InputError, in one line, for a problem that has no
+  /// meaning: a size below 1, heads that kv_heads does not divide, a size that overflows 63 bits.
+  void finish();
+
+  int64_t group() const { return heads / kv_heads; }  ///< query heads that share one K/V head
+  /// The keys that query `i` sees. The diagonal ends at the last key (bottom-right aligned):
+  /// i + seqlen_k - seqlen_q - window_left <= j <= i + seqlen_k - seqlen_q + window_right.
+  KeyRange visible(int64_t i) const;
+  /// Pairs (query, key) that are computed, over one head: the sum of visible(i).size().
+  double visible_pairs() const;
+  bool masked() const { return causal || window_left >= 0 || window_right >= 0; }
+  /// e.g. "B=1 Hq=2 Hkv=2 seqlen_q=128 seqlen_k=128 d=64 bf16 causal random seed=1"
+  std::string text() const;
+};
+
+/// The part of a problem that kernels need, in 32 bits. Window widths are at most kNoWindow, so that
+/// adding one to a position cannot overflow. Causal is window_right = 0.
+struct Shape {
+  static constexpr int kNoWindow = 1 << 30;
+  int heads, kv_heads, seqlen_q, seqlen_k, head_dim;
+  int window_left, window_right;
+  float softmax_scale;
+};
+Shape shape_of(const Problem&);
+
+}  // namespace attn

@@ -1,0 +1,288 @@
+#include "attn/reference.h"
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <set>
+
+#include "attn/parallel_for.h"
+
+namespace attn {
+namespace {
+
+using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using MatrixF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// A row whose terms cancel is measured against this share of the sum of their magnitudes.
+constexpr double kCancelledShare = 1.0 / 64;
+constexpr int64_t kRowsAtOnce = 64;
+
+Eigen::Map<const MatrixF> head_of(const HostTensor& t, int64_t b, int64_t h) {
+  return {t.row(b, h, 0), t.spec.shape[2], t.spec.shape[3]};
+}
+
+// The largest relative error of a row that the element type explains, with room for a kernel's
+// order of summation; measured against planted faults by test_check.cpp.
+struct Bounds {
+  double output, lse, gradient;
+};
+Bounds bounds_of(DType t) {
+  switch (t) {
+    case DType::fp32: return {2e-5, 2e-5, 1e-4};
+    case DType::fp16: return {1e-3, 1e-4, 4e-3};
+    case DType::bf16: return {6e-3, 1e-4, 2e-2};
+  }
+  return {};
+}
+
+// Sums in float32, term after term as a thread would add them: c += a b.
+void multiply_in_order(const MatrixF& a, const MatrixF& b, MatrixF& c) {
+  for (Eigen::Index k = 0; k < a.cols(); ++k) c.noalias() += a.col(k) * b.row(k);
+}
+
+void round_all(DType t, MatrixF& m) {
+  for (Eigen::Index i = 0; i < m.size(); ++i) m.data()[i] = round_to(t, m.data()[i]);
+}
+
+// Scores, probabilities and lse of some queries of one head: [rows, seqlen_k].
+template <class M>
+struct Probabilities {
+  M p;                       // normalised; 0 where masked
+  std::vector<double> lse;   // -inf where a row sees nothing
+  template <class Q, class K>
+  Probabilities(const Problem& problem, const Q& q, const K& k, const std::vector<int64_t>& rows) {
+    using Scalar = typename M::Scalar;
+    if constexpr (std::is_same_v<Scalar, float>) {
+      p = M::Zero(q.rows(), k.rows());
+      multiply_in_order(q, k.transpose(), p);
+    } else {
+      p.noalias() = q * k.transpose();
+    }
+    p *= static_cast<Scalar>(problem.softmax_scale);
+    lse.assign(rows.size(), -kInfinity);
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      auto row = p.row(static_cast<Eigen::Index>(r));
+      const KeyRange keys = problem.visible(rows[r]);
+      auto seen = row.segment(keys.begin, keys.size());
+      if (keys.size() == 0) {
+        row.setZero();
+        continue;
+      }
+      const Scalar max = seen.maxCoeff();
+      seen = (seen.array() - max).exp();
+      Scalar sum = 0;
+      for (Eigen::Index j = 0; j < seen.size(); ++j) sum += seen[j];
+      seen /= sum;
+      lse[r] = static_cast<double>(max + std::log(sum));
+      row.head(keys.begin).setZero();
+      row.tail(problem.seqlen_k - keys.end).setZero();
+    }
+  }
+};
+
+struct HeadRows {
+  int64_t b, h;
+  std::vector<int64_t> rows;
+};
+
+// The rows to compare, in pieces of at most kRowsAtOnce of one head.
+std::vector<HeadRows> select_rows(const Problem& p, Selection selection) {
+  const int64_t heads = p.batch * p.heads;
+  int64_t heads_taken = heads, rows_a_head = p.seqlen_q;
+  if (!selection.full) {
+    const double rows = std::max(48.0, selection.budget / static_cast<double>(p.seqlen_k));
+    heads_taken = std::clamp<int64_t>(static_cast<int64_t>(rows / 48), 1, heads);
+    rows_a_head = std::min(p.seqlen_q, static_cast<int64_t>(rows / static_cast<double>(heads_taken)));
+  }
+  std::mt19937_64 random(p.seed);
+  std::vector<HeadRows> pieces;
+  std::set<int64_t> chosen_heads{0, heads - 1};  // then random ones
+  while (static_cast<int64_t>(chosen_heads.size()) < std::min(heads, heads_taken))
+    chosen_heads.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(heads)));
+  for (const int64_t bh : chosen_heads) {
+    std::set<int64_t> rows;
+    if (rows_a_head == p.seqlen_q) {
+      for (int64_t i = 0; i < p.seqlen_q; ++i) rows.insert(i);
+    } else {
+      for (const int64_t tile : {16, 32, 64, 128})
+        for (const int64_t edge : {int64_t{0}, tile, (p.seqlen_q - 1) / tile * tile})
+          for (const int64_t i : {edge - 1, edge})
+            if (i >= 0 && i < p.seqlen_q) rows.insert(i);
+      rows.insert(p.seqlen_q - 1);
+      while (static_cast<int64_t>(rows.size()) < rows_a_head)
+        rows.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(p.seqlen_q)));
+    }
+    for (auto it = rows.begin(); it != rows.end();) {
+      HeadRows piece{bh / p.heads, bh % p.heads, {}};
+      for (; it != rows.end() && static_cast<int64_t>(piece.rows.size()) < kRowsAtOnce; ++it)
+        piece.rows.push_back(*it);
+      pieces.push_back(std::move(piece));
+    }
+  }
+  return pieces;
+}
+
+TensorSpec like_q(const Problem& p, std::string name, DType t, int64_t columns) {
+  return {std::move(name), {p.batch, p.heads, p.seqlen_q, columns}, t};
+}
+TensorSpec like_k(const Problem& p, std::string name) {
+  return {std::move(name), {p.batch, p.kv_heads, p.seqlen_k, p.head_dim}, p.dtype};
+}
+
+void reserve(Expected& e, std::size_t rows) {
+  const auto columns = static_cast<std::size_t>(e.spec.columns());
+  e.rows.resize(rows);
+  e.scale.resize(rows);
+  e.reference.resize(rows * columns);
+  e.low.resize(rows * columns);
+}
+
+// Stores row `r` of `e`; `magnitude` is the row's sum of magnitudes.
+template <class Ref, class Low, class Mag>
+void store(Expected& e, std::size_t r, Expected::Row where, const Ref& ref, const Low& low,
+           const Mag& magnitude) {
+  const Eigen::Index columns = e.spec.columns();
+  const std::size_t first = r * static_cast<std::size_t>(columns);
+  e.rows[r] = where;
+  for (Eigen::Index c = 0; c < columns; ++c) {
+    e.reference[first + static_cast<std::size_t>(c)] = ref[c];
+    e.low[first + static_cast<std::size_t>(c)] = low[c];
+  }
+  e.scale[r] = std::max(ref.norm(), kCancelledShare * magnitude.norm());
+}
+
+}  // namespace
+
+std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inputs,
+                                        Selection selection) {
+  const HostTensor &q = inputs.at("q"), &k = inputs.at("k"), &v = inputs.at("v");
+  const std::vector<HeadRows> pieces = select_rows(p, selection);
+  std::vector<std::size_t> first(pieces.size() + 1, 0);
+  for (std::size_t n = 0; n < pieces.size(); ++n) first[n + 1] = first[n] + pieces[n].rows.size();
+  Expected o{like_q(p, "o", p.dtype, p.head_dim), bounds_of(p.dtype).output, true, {}, {}, {}, {}};
+  Expected lse{like_q(p, "lse", DType::fp32, 1), bounds_of(p.dtype).lse, false, {}, {}, {}, {}};
+  reserve(o, first.back());
+  reserve(lse, first.back());
+
+  parallel_for(static_cast<int64_t>(pieces.size()), [&](int64_t n) {
+    const HeadRows& piece = pieces[static_cast<std::size_t>(n)];
+    const int64_t hkv = piece.h / p.group();
+    const MatrixF kf = head_of(k, piece.b, hkv), vf = head_of(v, piece.b, hkv);
+    const Matrix kd = kf.cast<double>(), vd = vf.cast<double>();
+    MatrixF qf(static_cast<Eigen::Index>(piece.rows.size()), p.head_dim);
+    const auto q_head = head_of(q, piece.b, piece.h);
+    for (std::size_t r = 0; r < piece.rows.size(); ++r)
+      qf.row(static_cast<Eigen::Index>(r)) = q_head.row(piece.rows[r]);
+
+    const Probabilities<Matrix> exact(p, qf.cast<double>(), kd, piece.rows);
+    const Matrix o_exact = exact.p * vd, magnitude = exact.p * vd.cwiseAbs();
+    Probabilities<MatrixF> low(p, qf, kf, piece.rows);
+    round_all(p.dtype, low.p);
+    MatrixF o_low = MatrixF::Zero(o_exact.rows(), o_exact.cols());
+    multiply_in_order(low.p, vf, o_low);
+    round_all(p.dtype, o_low);
+
+    for (std::size_t r = 0; r < piece.rows.size(); ++r) {
+      const Expected::Row where{piece.b, piece.h, piece.rows[r]};
+      const auto i = static_cast<Eigen::Index>(r);
+      const std::size_t at = first[static_cast<std::size_t>(n)] + r;
+      store(o, at, where, o_exact.row(i), o_low.row(i), magnitude.row(i));
+      lse.rows[at] = where;
+      lse.reference[at] = exact.lse[r];
+      lse.low[at] = static_cast<float>(low.lse[r]);
+      lse.scale[at] = std::max(1.0, std::isfinite(exact.lse[r]) ? std::abs(exact.lse[r]) : 0.0);
+    }
+  });
+  return {std::move(o), std::move(lse)};
+}
+
+std::vector<Expected> backward_reference(const Problem& p, const HostTensors& inputs,
+                                         Selection selection) {
+  const HostTensor &q = inputs.at("q"), &k = inputs.at("k"), &v = inputs.at("v");
+  const HostTensor& d_o = inputs.at("do");
+  const int64_t kv_heads = p.batch * p.kv_heads;
+  int64_t taken = kv_heads;
+  if (!selection.full) {
+    const double pairs = static_cast<double>(p.seqlen_q) * static_cast<double>(p.seqlen_k) *
+                         static_cast<double>(p.group());
+    taken = std::clamp<int64_t>(static_cast<int64_t>(selection.budget / pairs), 1, kv_heads);
+  }
+  std::set<int64_t> chosen{kv_heads - 1};  // the last head finds wrong strides; then random ones
+  std::mt19937_64 random(p.seed);
+  while (static_cast<int64_t>(chosen.size()) < taken)
+    chosen.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(kv_heads)));
+  const std::vector<int64_t> heads(chosen.begin(), chosen.end());
+
+  const double bound = bounds_of(p.dtype).gradient;
+  Expected dq{like_q(p, "dq", p.dtype, p.head_dim), bound, true, {}, {}, {}, {}};
+  Expected dk{like_k(p, "dk"), bound, true, {}, {}, {}, {}}, dv{like_k(p, "dv"), bound, true, {}, {}, {}, {}};
+  reserve(dq, heads.size() * static_cast<std::size_t>(p.group() * p.seqlen_q));
+  reserve(dk, heads.size() * static_cast<std::size_t>(p.seqlen_k));
+  reserve(dv, heads.size() * static_cast<std::size_t>(p.seqlen_k));
+  const auto scale = p.softmax_scale;
+
+  parallel_for(static_cast<int64_t>(heads.size()), [&](int64_t n) {
+    const int64_t b = heads[static_cast<std::size_t>(n)] / p.kv_heads;
+    const int64_t hkv = heads[static_cast<std::size_t>(n)] % p.kv_heads;
+    const MatrixF kf = head_of(k, b, hkv), vf = head_of(v, b, hkv);
+    const Matrix kd = kf.cast<double>(), vd = vf.cast<double>();
+    Matrix dk_exact = Matrix::Zero(p.seqlen_k, p.head_dim), dv_exact = dk_exact;
+    Matrix dk_magnitude = dk_exact, dv_magnitude = dk_exact;
+    MatrixF dk_low = MatrixF::Zero(p.seqlen_k, p.head_dim), dv_low = dk_low;
+    for (int64_t g = 0; g < p.group(); ++g) {
+      const int64_t h = hkv * p.group() + g;
+      for (int64_t first = 0; first < p.seqlen_q; first += kRowsAtOnce) {
+        const int64_t count = std::min(kRowsAtOnce, p.seqlen_q - first);
+        std::vector<int64_t> rows(static_cast<std::size_t>(count));
+        for (int64_t r = 0; r < count; ++r) rows[static_cast<std::size_t>(r)] = first + r;
+        const MatrixF qf = head_of(q, b, h).middleRows(first, count);
+        const MatrixF dof = head_of(d_o, b, h).middleRows(first, count);
+        const Matrix qd = qf.cast<double>(), dod = dof.cast<double>();
+
+        const Probabilities<Matrix> exact(p, qd, kd, rows);
+        const Matrix o = exact.p * vd;
+        const Eigen::VectorXd d = (dod.array() * o.array()).rowwise().sum();
+        Matrix ds = dod * vd.transpose();
+        ds = exact.p.array() * (ds.colwise() - d).array() * scale;
+        const Matrix dq_exact = ds * kd, dq_magnitude = ds.cwiseAbs() * kd.cwiseAbs();
+        dk_exact.noalias() += ds.transpose() * qd;
+        dk_magnitude.noalias() += ds.cwiseAbs().transpose() * qd.cwiseAbs();
+        dv_exact.noalias() += exact.p.transpose() * dod;
+        dv_magnitude.noalias() += exact.p.transpose() * dod.cwiseAbs();
+
+        Probabilities<MatrixF> low(p, qf, kf, rows);
+        MatrixF p_low = low.p;
+        round_all(p.dtype, p_low);
+        MatrixF o_low = MatrixF::Zero(count, p.head_dim);
+        multiply_in_order(p_low, vf, o_low);
+        round_all(p.dtype, o_low);
+        const Eigen::VectorXf d_low = (dof.array() * o_low.array()).rowwise().sum();
+        MatrixF ds_low = MatrixF::Zero(count, p.seqlen_k);
+        multiply_in_order(dof, vf.transpose(), ds_low);
+        ds_low = low.p.array() * (ds_low.colwise() - d_low).array() * static_cast<float>(scale);
+        round_all(p.dtype, ds_low);
+        MatrixF dq_low = MatrixF::Zero(count, p.head_dim);
+        multiply_in_order(ds_low, kf, dq_low);
+        round_all(p.dtype, dq_low);
+        multiply_in_order(ds_low.transpose(), qf, dk_low);
+        multiply_in_order(p_low.transpose(), dof, dv_low);
+
+        for (int64_t r = 0; r < count; ++r)
+          store(dq, static_cast<std::size_t>((n * p.group() + g) * p.seqlen_q + first + r),
+                {b, h, first + r}, dq_exact.row(r), dq_low.row(r), dq_magnitude.row(r));
+      }
+    }
+    round_all(p.dtype, dk_low);
+    round_all(p.dtype, dv_low);
+    for (int64_t j = 0; j < p.seqlen_k; ++j) {
+      const auto at = static_cast<std::size_t>(n * p.seqlen_k + j);
+      store(dk, at, {b, hkv, j}, dk_exact.row(j), dk_low.row(j), dk_magnitude.row(j));
+      store(dv, at, {b, hkv, j}, dv_exact.row(j), dv_low.row(j), dv_magnitude.row(j));
+    }
+  });
+  return {std::move(dq), std::move(dk), std::move(dv)};
+}
+
+}  // namespace attn

@@ -1,0 +1,54 @@
+/// \file
+/// What is right: attention in double precision with Eigen, forward and backward.
+///
+/// Forward, for every query i and the keys j it sees (the textbook formula, no tiles):
+///
+///     S_ij = scale * q_i . k_j      lse_i = log sum_j exp(S_ij)
+///     P_ij = exp(S_ij - lse_i)      o_i   = sum_j P_ij v_j
+///
+/// Backward, with D_i = do_i . o_i:
+///
+///     dV_j  = sum_i P_ij do_i       dP_ij = do_i . v_j        dS_ij = P_ij (dP_ij - D_i)
+///     dQ_i  = scale * sum_j dS_ij k_j                         dK_j  = scale * sum_i dS_ij q_i
+///
+/// Beside each value stands `low`: the same formula as a good kernel computes it, with sums in
+/// float32 and P, dS and the results rounded to the element type. Its error says what the type
+/// itself costs on these inputs; the checker allows a multiple of it.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "attn/tensor.h"
+
+namespace attn {
+
+/// Some rows of one output tensor, as they should be.
+struct Expected {
+  TensorSpec spec;
+  double row_bound;  ///< largest error of a row, relative to `scale`
+  bool field_rule;   ///< also rule 2 of check.h (not for lse, which is float32 in any case)
+  struct Row {
+    int64_t b, h, i;
+  };
+  std::vector<Row> rows;
+  std::vector<double> reference;  ///< [rows, columns]
+  std::vector<float> low;         ///< [rows, columns]
+  std::vector<double> scale;      ///< [rows]: size of the row, floored where its sum cancels
+};
+
+/// Which rows to compare: `full` means all of them.
+struct Selection {
+  bool full = true;
+  /// For samples: pairs (query, key) that may be computed before it gets too slow.
+  double budget = 4e8;
+};
+
+/// Expected o `[B, Hq, seqlen_q, d]` and lse `[B, Hq, seqlen_q, 1]`. A sample holds, of every chosen
+/// head, the first and last rows, those around multiples of the tile sizes 16..128, and random ones.
+std::vector<Expected> forward_reference(const Problem&, const HostTensors& inputs, Selection);
+
+/// Expected dq, dk, dv. A sample is all rows of some key/value heads.
+std::vector<Expected> backward_reference(const Problem&, const HostTensors& inputs, Selection);
+
+}  // namespace attn

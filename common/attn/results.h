@@ -1,0 +1,52 @@
+/// \file
+/// What a run found, and the one JSON schema for it (docs/results_schema.md).
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attn/check.h"
+#include "attn/device.h"
+#include "attn/roofline.h"
+
+namespace attn {
+
+/// Median, quartiles and number of timed launches, in seconds.
+struct TimeStatistics {
+  double median = 0, q1 = 0, q3 = 0, fastest = 0;
+  int count = 0;
+};
+/// Needs at least one sample.
+TimeStatistics statistics(std::vector<double> seconds);
+
+/// What happened to one step.
+struct StepResult {
+  enum class Outcome { pass, fail, unchecked, unsupported, error };
+  std::string step, operation;
+  Outcome outcome = Outcome::unchecked;
+  std::string reason;  ///< of a failure, a refusal or an error
+  std::vector<Verdict> verdicts;
+  Cost cost;
+  Prediction prediction;
+  double flop = 0, compulsory_bytes = 0;
+  std::optional<TimeStatistics> time;
+  std::vector<std::pair<std::string, TimeStatistics>> phase_times;
+
+  /// Predicted over measured time: the share of the binding roof that was reached.
+  std::optional<double> share_of_roof() const;
+};
+std::string_view name(StepResult::Outcome);
+
+struct RunResult {
+  std::string chapter, device, operation;
+  Backend backend = Backend::emulated;
+  Problem problem;
+  Roofs roofs;
+  std::vector<StepResult> steps;
+};
+
+nlohmann::json to_json(const RunResult&);
+
+}  // namespace attn

@@ -1,0 +1,376 @@
+#include "attn/runner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+
+#include "attn/error.h"
+#include "attn/inputs.h"
+#include "attn/npy.h"
+#include "attn/options.h"
+#include "attn/results.h"
+#include "attn/session.h"
+#include "emulator/simt.h"
+
+namespace attn {
+namespace {
+
+enum Exit {
+  kPass = 0,
+  kCheckFailed = 1,
+  kBadInput = 2,
+  kUnsupported = 3,
+  kDevice = 4,
+  kNoGpu = 77,
+};
+
+// Above this many multiply-adds of one pass over Q, K the reference samples rows.
+constexpr double kFullCheckLimit = 3e9;
+
+void print_list(const Chapter& c) {
+  fmt::print("{}: {}\n", c.name, c.summary);
+  for (const Step& s : c.steps)
+    fmt::print("  {:<16} {:<9} {}\n  {:<16} {:<9} supports {}{}\n", s.name, s.operation, s.idea, "",
+               "", s.support,
+               s.deterministic ? "" : "; results differ from run to run (order of atomics)");
+}
+
+std::string time_text(double s) {
+  if (s < 1e-3) return fmt::format("{:.2f} us", s * 1e6);
+  if (s < 1) return fmt::format("{:.3f} ms", s * 1e3);
+  return fmt::format("{:.3f} s", s);
+}
+
+std::string rate_text(double flop_per_s) {
+  return flop_per_s >= 1e12 ? fmt::format("{:.1f} TFLOP/s", flop_per_s * 1e-12)
+                            : fmt::format("{:.1f} GFLOP/s", flop_per_s * 1e-9);
+}
+
+// "1.6e-03 of 6.0e-03 at o(b 0, h 3, row 127)", of the tensor that is nearest to its bound.
+std::string error_text(const StepResult& s) {
+  const Verdict* worst = nullptr;
+  const auto share = [](const Verdict& v) { return v.bound > 0 ? v.worst_row_error / v.bound : 0; };
+  for (const Verdict& v : s.verdicts)
+    if (worst == nullptr || share(v) > share(*worst)) worst = &v;
+  if (worst == nullptr) return "not checked";
+  return fmt::format("row error {:.1e} of {:.1e} at {}(b {}, h {}, row {})", worst->worst_row_error,
+                     worst->bound, worst->tensor, worst->b, worst->h, worst->row);
+}
+
+void print_step(const StepResult& s, const Roofs& roofs) {
+  using Outcome = StepResult::Outcome;
+  if (s.outcome == Outcome::unsupported) {
+    fmt::print("{:<16} unsupported  {}\n", s.step, s.reason);
+    return;
+  }
+  if (s.outcome == Outcome::error) {
+    fmt::print("{:<16} error  {}\n", s.step, s.reason);
+    return;
+  }
+  std::string line = fmt::format("{:<16} {:<9} {}", s.step, name(s.outcome),
+                                 s.outcome == Outcome::fail ? s.reason : error_text(s));
+  if (s.time) {
+    line += fmt::format("  {} ({} .. {})  {}  {:.1f} % of the {} roof", time_text(s.time->median),
+                        time_text(s.time->q1), time_text(s.time->q3),
+                        rate_text(s.flop / s.time->median), 100 * *s.share_of_roof(),
+                        s.prediction.binding);
+  } else {
+    line += fmt::format("  time not measured, predicted at least {} ({} roof of {}, {})",
+                        time_text(s.prediction.seconds), s.prediction.binding, roofs.gpu,
+                        roofs.hbm_copy.source);
+  }
+  fmt::print("{}  modelled {}, compulsory {}\n", line, bytes_text(modelled_bytes(s.cost)),
+             bytes_text(s.compulsory_bytes));
+  if (!s.time) return;
+  for (std::size_t n = 0; n < s.phase_times.size(); ++n) {
+    const auto& [phase, time] = s.phase_times[n];
+    const auto predicted =
+        std::find_if(s.prediction.phases.begin(), s.prediction.phases.end(),
+                     [&, &phase = phase](const auto& p) { return p.name == phase; });
+    if (predicted == s.prediction.phases.end()) continue;
+    fmt::print("  {:<14} {:>12} measured, {:>12} predicted: {:.1f} % of the {} roof\n", phase,
+               time_text(time.median), time_text(predicted->seconds),
+               100 * predicted->seconds / time.median, predicted->binding);
+  }
+}
+
+HostTensors load_inputs(const std::string& folder, const std::vector<TensorSpec>& specs) {
+  HostTensors tensors;
+  for (const TensorSpec& spec : specs) {
+    const auto path = std::filesystem::path(folder) / (spec.name + ".npy");
+    NpyArray array = read_npy(path);
+    if (!std::equal(array.shape.begin(), array.shape.end(), std::begin(spec.shape),
+                    std::end(spec.shape)))
+      throw InputError(fmt::format("{}: has shape [{}], must be [{}]", path.string(),
+                                   fmt::join(array.shape, ", "), fmt::join(spec.shape, ", ")));
+    HostTensor t{spec, std::move(array.data)};
+    round_to(spec.dtype, t.data.data(), t.data.size());
+    tensors.emplace(spec.name, std::move(t));
+  }
+  return tensors;
+}
+
+void save_tensors(const std::filesystem::path& folder, const HostTensors& tensors) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error)
+    throw InputError(fmt::format("--save {}: {}", folder.string(), error.message()));
+  for (const auto& [name, t] : tensors) {
+    std::vector<int64_t> shape(std::begin(t.spec.shape), std::end(t.spec.shape));
+    if (name == "lse") shape.pop_back();  // [B, Hq, seqlen_q]
+    write_npy(folder / (name + ".npy"), shape, t.data.data());
+  }
+}
+
+// One run of the program: what its parts share.
+class Run {
+ public:
+  Run(const Chapter& chapter, const Options& options)
+      : chapter_(chapter), options_(options), operation_(*find_operation(options.operation)) {}
+
+  int run() {
+    const bool have_gpu = gpu_info().available;
+    if (!have_gpu && (options_.require_gpu || options_.device == DeviceChoice::gpu)) {
+      fmt::print("device: none ({}): a GPU is required\n", gpu_info().error);
+      return kNoGpu;
+    }
+    result_.backend = have_gpu && options_.device != DeviceChoice::emulated ? Backend::gpu
+                                                                           : Backend::emulated;
+    result_.chapter = chapter_.name;
+    result_.operation = options_.operation;
+    result_.problem = options_.problem;
+    result_.device = device_text(result_.backend);
+    fmt::print("device: {}\n", result_.device);
+    fmt::print("problem: {} {}\n", options_.operation, problem().text());
+    std::fflush(stdout);
+    if (options_.time && result_.backend == Backend::emulated)
+      fmt::print("time: not measured (emulated)\n");
+    std::ofstream json_file = open_json();
+    if (!options_.save.empty()) save_tensors(options_.save, {});  // can it be written at all?
+
+    std::vector<const Step*> steps = select_steps();
+    if (steps.empty()) return finish(json_file, kUnsupported);
+    steps = refuse_what_does_not_fit(steps);
+    if (steps.empty()) return finish(json_file, kDevice);
+
+    inputs_ = options_.load.empty() ? draw_inputs(problem(), operation_.inputs(problem()))
+                                    : load_inputs(options_.load, operation_.inputs(problem()));
+    if (!options_.save.empty() && options_.save != options_.load)
+      save_tensors(options_.save, inputs_);
+    emulator::schedule_seed = problem().seed;
+    Session session(problem(), operation_, result_.backend, inputs_);
+    if (!options_.profile.empty()) return profile(session, *steps.front());
+    result_.roofs = choose_roofs();
+    if (options_.time && result_.backend == Backend::gpu) timer_.emplace();
+    for (const Step* step : steps) {
+      StepResult s = run_step(session, *step);
+      print_step(s, result_.roofs);
+      std::fflush(stdout);
+      using Outcome = StepResult::Outcome;
+      if (s.outcome == Outcome::fail) failed_ = true;
+      if (s.outcome == Outcome::error) device_failed_ = true;
+      result_.steps.push_back(std::move(s));
+    }
+    return finish(json_file, failed_ ? kCheckFailed : device_failed_ ? kDevice : kPass);
+  }
+
+ private:
+  const Problem& problem() const { return options_.problem; }
+
+  std::ofstream open_json() {
+    std::ofstream file;
+    if (options_.json.empty()) return file;
+    file.open(options_.json, std::ios::trunc);
+    if (!file) throw InputError(fmt::format("--json {}: cannot be written", options_.json));
+    return file;
+  }
+
+  int finish(std::ofstream& json_file, int exit_status) {
+    if (options_.json.empty()) return exit_status;
+    json_file << to_json(result_).dump(1) << '\n';
+    json_file.close();
+    if (!json_file) throw InputError(fmt::format("--json {}: could not be written whole", options_.json));
+    return exit_status;
+  }
+
+  StepResult refused(const Step& step, StepResult::Outcome outcome, std::string reason) {
+    StepResult s;
+    s.step = step.name;
+    s.operation = step.operation;
+    s.outcome = outcome;
+    s.reason = std::move(reason);
+    return s;
+  }
+
+  std::vector<const Step*> select_steps() {
+    std::vector<const Step*> steps;
+    for (const Step& step : chapter_.steps) {
+      const auto& asked = options_.steps;
+      if (step.operation != options_.operation) continue;
+      if (!asked.empty() && std::find(asked.begin(), asked.end(), step.name) == asked.end()) continue;
+      std::optional<std::string> reason = step.refuses(problem());
+      if (!reason && !step.launch.on(result_.backend)) reason = "not built for this device";
+      if (reason) {
+        result_.steps.push_back(refused(step, StepResult::Outcome::unsupported, *reason));
+        print_step(result_.steps.back(), result_.roofs);
+      } else {
+        steps.push_back(&step);
+      }
+    }
+    return steps;
+  }
+
+  // Says what S, P and the like need, before anything is allocated.
+  std::vector<const Step*> refuse_what_does_not_fit(const std::vector<const Step*>& steps) {
+    std::vector<const Step*> fitting;
+    const auto free = static_cast<double>(free_bytes(result_.backend));
+    for (const Step* step : steps) {
+      const MemoryNeed need = memory_need(problem(), operation_, *step);
+      const auto total = static_cast<double>(need.total());
+      const std::string text = fmt::format(
+          "needs {} ({}{}tensors {}), {} free", bytes_text(total), need.workspace_text,
+          need.workspace_text.empty() ? "" : ", ", bytes_text(static_cast<double>(need.tensors)),
+          bytes_text(free));
+      if (need.total() > 0 && total <= free) {
+        fmt::print("memory: {:<16} {}\n", step->name, text);
+        fitting.push_back(step);
+        continue;
+      }
+      device_failed_ = true;
+      result_.steps.push_back(
+          refused(*step, StepResult::Outcome::error, fmt::format("out of memory: {}", text)));
+      print_step(result_.steps.back(), result_.roofs);
+    }
+    std::fflush(stdout);
+    return fitting;
+  }
+
+  Roofs choose_roofs() {
+    if (options_.time && result_.backend == Backend::gpu && options_.gpu.empty())
+      return measure_roofs();
+    const GpuSpec* spec = options_.gpu.empty() ? nullptr : find_gpu(options_.gpu);
+    if (spec == nullptr && gpu_info().available) spec = spec_of_device(gpu_info().name);
+    return datasheet_roofs(spec ? *spec : *find_gpu("h200"));
+  }
+
+  int profile(Session& session, const Step& step) {
+    Status status = session.prepare(step);
+    if (status.ok()) status = session.profile();
+    if (status.ok()) return kPass;
+    fmt::print("{:<16} error  {}\n", step.name, status.message);
+    return kDevice;
+  }
+
+  const std::vector<Expected>& expected() {
+    if (expected_.empty()) {
+      const double work = problem().visible_pairs() *
+                          static_cast<double>(problem().batch * problem().heads * problem().head_dim);
+      const bool full = options_.check == CheckChoice::full ||
+                        (options_.check == CheckChoice::automatic && work <= kFullCheckLimit);
+      expected_ = operation_.reference(problem(), inputs_, Selection{.full = full});
+    }
+    return expected_;
+  }
+
+  StepResult run_step(Session& session, const Step& step) {
+    using Outcome = StepResult::Outcome;
+    StepResult s;
+    s.step = step.name;
+    s.operation = step.operation;
+    s.cost = step.cost(problem());
+    s.prediction = predict(s.cost, result_.roofs, problem().dtype);
+    s.flop = operation_.flop(problem());
+    s.compulsory_bytes = operation_.compulsory_bytes(problem());
+    const auto stop = [&](Outcome outcome, std::string reason) {
+      s.outcome = outcome;
+      s.reason = std::move(reason);
+      return s;
+    };
+    try {
+      Status status = session.prepare(step);
+      if (status.ok() && options_.check != CheckChoice::off) {
+        status = session.launch();
+        if (status.ok()) {
+          if (auto damage = session.damage()) return stop(Outcome::fail, *damage);
+          const HostTensors outputs = session.outputs();
+          if (!options_.save.empty())
+            save_tensors(std::filesystem::path(options_.save) / step.name, outputs);
+          s.outcome = Outcome::pass;
+          for (const Expected& e : expected()) {
+            s.verdicts.push_back(check(outputs.at(e.spec.name), e));
+            if (!s.verdicts.back().pass && s.outcome == Outcome::pass)
+              stop(Outcome::fail, s.verdicts.back().failure);
+          }
+        }
+      } else if (status.ok() && !options_.save.empty()) {
+        status = session.launch();
+        if (status.ok())
+          save_tensors(std::filesystem::path(options_.save) / step.name, session.outputs());
+      }
+      if (status.ok() && timer_ && s.outcome != Outcome::fail) status = time_step(session, s);
+      if (status.code == Status::Code::kUnsupported) return stop(Outcome::unsupported, status.message);
+      if (status.code == Status::Code::kKernelError) return stop(Outcome::fail, status.message);
+      if (!status.ok()) return stop(Outcome::error, status.message);
+    } catch (const DeviceError& e) {
+      return stop(Outcome::error, e.what());
+    }
+    return s;
+  }
+
+  Status time_step(Session& session, StepResult& s) {
+    std::vector<double> whole;
+    std::vector<std::pair<std::string, std::vector<double>>> phases;
+    for (int i = -options_.warmup; i < options_.repeat; ++i) {
+      Sample sample;
+      if (Status status = session.time(*timer_, sample); !status.ok()) return status;
+      if (i < 0) continue;
+      whole.push_back(sample.seconds);
+      phases.resize(sample.phases.size());
+      for (std::size_t n = 0; n < phases.size(); ++n) {
+        phases[n].first = sample.phases[n].first;
+        phases[n].second.push_back(sample.phases[n].second);
+      }
+    }
+    s.time = statistics(whole);
+    for (const auto& [name, seconds] : phases) s.phase_times.emplace_back(name, statistics(seconds));
+    return Status::success();
+  }
+
+  const Chapter& chapter_;
+  const Options& options_;
+  const Operation& operation_;
+  RunResult result_;
+  HostTensors inputs_;
+  std::vector<Expected> expected_;
+  std::optional<GpuTimer> timer_;
+  bool failed_ = false, device_failed_ = false;
+};
+
+}  // namespace
+
+int run_chapter(const Chapter& chapter, int argc, const char* const* argv) {
+  try {
+    const std::optional<Options> options = parse_options(chapter, argc, argv);
+    if (!options) return kPass;
+    if (options->list) {
+      print_list(chapter);
+      return kPass;
+    }
+    return Run(chapter, *options).run();
+  } catch (const InputError& e) {
+    fmt::print(stderr, "{}: {}\n", chapter.name, e.what());
+    return kBadInput;
+  } catch (const DeviceError& e) {
+    fmt::print(stderr, "{}: {}\n", chapter.name, e.what());
+    return kDevice;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "{}: the host is out of memory\n", chapter.name);
+    return kDevice;
+  }
+}
+
+}  // namespace attn

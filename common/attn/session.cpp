@@ -1,0 +1,108 @@
+#include "attn/session.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+namespace attn {
+
+std::string bytes_text(double bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  int unit = 0;
+  for (; bytes >= 1024 && unit < 6; ++unit) bytes /= 1024;
+  return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.2f} {}", bytes, kUnits[unit]);
+}
+
+MemoryNeed memory_need(const Problem& p, const Operation& op, const Step& step) {
+  MemoryNeed need;
+  for (const auto* specs : {&op.inputs, &op.saved, &op.outputs})
+    for (const TensorSpec& t : (*specs)(p)) need.tensors += DeviceBuffer::footprint(t.bytes());
+  for (const Workspace& w : step.workspaces(p)) {
+    need.workspaces += DeviceBuffer::footprint(w.bytes);
+    if (!need.workspace_text.empty()) need.workspace_text += " + ";
+    need.workspace_text += w.name + " " + bytes_text(static_cast<double>(w.bytes));
+  }
+  return need;
+}
+
+Session::Session(const Problem& problem, const Operation& operation, Backend backend,
+                 const HostTensors& inputs)
+    : problem_(problem), operation_(operation), backend_(backend), arguments_(problem_, backend) {
+  for (const TensorSpec& spec : operation.inputs(problem)) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(spec.bytes()));
+    const HostTensor& tensor = inputs.at(spec.name);
+    encode(spec.dtype, tensor.data.data(), tensor.data.size(), bytes.data());
+    inputs_.emplace_back(backend, spec.name, spec.bytes()).upload(bytes.data());
+    input_bytes_.push_back(std::move(bytes));
+  }
+  for (const TensorSpec& spec : operation.saved(problem))
+    saved_.emplace_back(backend, spec.name, spec.bytes()).poison();
+  for (const TensorSpec& spec : operation.outputs(problem))
+    outputs_.emplace_back(backend, spec.name, spec.bytes());
+  for (const auto* buffers : {&inputs_, &saved_, &outputs_})
+    for (const DeviceBuffer& b : *buffers) arguments_.bind(b.name(), b.data());
+}
+
+Status Session::prepare(const Step& step) {
+  step_ = &step;
+  workspaces_.clear();
+  workspace_saved_.clear();
+  for (const Workspace& w : step.workspaces(problem_)) {
+    workspaces_.emplace_back(backend_, w.name, w.bytes).poison();
+    workspace_saved_.push_back(w.saved);
+    arguments_.bind(w.name, workspaces_.back().data());
+  }
+  if (!step.prepare) return Status::success();
+  const Status status = step.prepare.on(backend_)(arguments_);
+  if (status.ok()) synchronize(backend_);
+  return status;
+}
+
+Status Session::launch() {
+  for (DeviceBuffer& b : outputs_) b.poison();
+  for (std::size_t i = 0; i < workspaces_.size(); ++i)
+    if (!workspace_saved_[i]) workspaces_[i].poison();
+  const Status status = step_->launch.on(backend_)(arguments_);
+  if (status.ok()) synchronize(backend_);
+  return status;
+}
+
+HostTensors Session::outputs() {
+  HostTensors result;
+  const std::vector<TensorSpec> specs = operation_.outputs(problem_);
+  for (std::size_t i = 0; i < specs.size(); ++i) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(specs[i].bytes()));
+    outputs_[i].download(bytes.data());
+    HostTensor t{specs[i], std::vector<float>(static_cast<std::size_t>(specs[i].elements()))};
+    decode(specs[i].dtype, bytes.data(), t.data.size(), t.data.data());
+    result.emplace(specs[i].name, std::move(t));
+  }
+  return result;
+}
+
+std::optional<std::string> Session::damage() {
+  for (const auto* buffers : {&inputs_, &saved_, &outputs_, &workspaces_})
+    for (const DeviceBuffer& b : *buffers)
+      if (auto broken = b.broken_guard()) return broken;
+  std::vector<std::byte> now;
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    now.resize(input_bytes_[i].size());
+    inputs_[i].download(now.data());
+    if (now != input_bytes_[i]) return fmt::format("wrote to its input {}", inputs_[i].name());
+  }
+  return std::nullopt;
+}
+
+Status Session::time(GpuTimer& timer, Sample& sample) {
+  return timer.time(arguments_, step_->launch.on(backend_), sample);
+}
+
+Status Session::profile() {
+  profiler_range(backend_, true);
+  const Status status = step_->launch.on(backend_)(arguments_);
+  if (status.ok()) synchronize(backend_);
+  profiler_range(backend_, false);
+  return status;
+}
+
+}  // namespace attn

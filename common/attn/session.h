@@ -1,0 +1,57 @@
+/// \file
+/// A problem on a device: inputs there, outputs and workspaces allocated, steps run one by one. The
+/// chapter program, its benchmark and its tests all run steps through this.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attn/device.h"
+#include "attn/operation.h"
+#include "attn/step.h"
+
+namespace attn {
+
+/// Bytes that a step needs: inputs, outputs and its workspaces, guards included.
+struct MemoryNeed {
+  int64_t tensors = 0, workspaces = 0;
+  std::string workspace_text;  ///< "S 2.00 GiB + P 1.00 GiB"
+  int64_t total() const { return tensors + workspaces; }
+};
+MemoryNeed memory_need(const Problem&, const Operation&, const Step&);
+
+/// "2.00 GiB"
+std::string bytes_text(double bytes);
+
+class Session {
+ public:
+  /// Uploads the inputs. Throws DeviceError.
+  Session(const Problem&, const Operation&, Backend, const HostTensors& inputs);
+
+  /// Gives `step` its workspaces, poisoned, and runs its `prepare`.
+  Status prepare(const Step&);
+  /// Poisons outputs and workspaces (not what `prepare` saved) and launches the prepared step.
+  Status launch();
+  /// What the launch wrote, after waiting for it. Throws DeviceError.
+  HostTensors outputs();
+  /// A write outside a buffer, an input that changed, or nothing.
+  std::optional<std::string> damage();
+  /// Times one launch (GPU only).
+  Status time(GpuTimer&, Sample&);
+  /// Launches between profiler marks, with nothing else on the device.
+  Status profile();
+
+ private:
+  Problem problem_;
+  const Operation& operation_;
+  Backend backend_;
+  Arguments arguments_;
+  std::vector<DeviceBuffer> inputs_, saved_, outputs_, workspaces_;
+  std::vector<bool> workspace_saved_;
+  std::vector<std::vector<std::byte>> input_bytes_;  // as uploaded, to see that nobody wrote there
+  const Step* step_ = nullptr;
+};
+
+}  // namespace attn

@@ -1,0 +1,118 @@
+/// \file
+/// What a chapter is made of: steps. A step is one file with kernels and a launch(); this header is
+/// what that file and the chapter's table share. It is compiled by nvcc too: no Eigen here.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attn/cost.h"
+#include "attn/problem.h"
+#include "attn/status.h"
+#include "attn/tensor.h"
+
+namespace attn {
+
+enum class Backend { gpu, emulated };
+
+/// A CUDA stream; nullptr is the default stream (and the only one of the emulator).
+using Stream = void*;
+
+/// The arguments of a launch: the problem, and device pointers by name. Inputs of the operation,
+/// outputs and workspaces are all in one table.
+class Arguments {
+ public:
+  Arguments(const Problem& p, Backend b) : problem(p), backend(b) {}
+
+  const Problem& problem;
+  Backend backend;
+  Stream stream = nullptr;
+
+  void bind(const std::string& name, void* pointer) { pointers_[name] = pointer; }
+
+  /// The device pointer of an input (q, k, v, do ...).
+  template <class T>
+  const T* in(const std::string& name) const {
+    return static_cast<const T*>(pointers_.at(name));
+  }
+  /// The device pointer of an output or a workspace.
+  template <class T>
+  T* out(const std::string& name) const {
+    return static_cast<T*>(pointers_.at(name));
+  }
+
+  /// Marks the start of a phase of the step's cost, for whoever times the launch.
+  void phase(std::string_view name) const {
+    if (on_phase) on_phase(name);
+  }
+  std::function<void(std::string_view)> on_phase;
+
+ private:
+  std::map<std::string, void*> pointers_;
+};
+
+/// Device memory that a step needs besides inputs and outputs.
+struct Workspace {
+  std::string name;
+  int64_t bytes;
+  bool saved = false;  ///< filled by `prepare` (as a forward pass leaves it), then only read
+};
+
+using LaunchFunction = Status (*)(const Arguments&);
+
+/// One function on both back ends. Null where a back end was not built.
+struct Launch {
+  LaunchFunction gpu = nullptr, emulated = nullptr;
+  LaunchFunction on(Backend b) const { return b == Backend::gpu ? gpu : emulated; }
+  explicit operator bool() const { return gpu || emulated; }
+};
+
+/// One row of a chapter's table.
+struct Step {
+  std::string name;       ///< as its file: "v1_global"
+  std::string operation;  ///< "forward", "backward", ...
+  std::string idea;       ///< one line: what this step changes
+  std::string support;    ///< one line: which problems it accepts, for --list
+  /// The reason why the step cannot do a problem, or nothing.
+  std::function<std::optional<std::string>(const Problem&)> refuses;
+  std::function<std::vector<Workspace>(const Problem&)> workspaces;
+  std::function<Cost(const Problem&)> cost;
+  Launch launch;
+  Launch prepare = {};            ///< run once before, untimed: what a forward pass keeps
+  bool deterministic = true;      ///< bit-equal from run to run
+};
+
+/// The table of a chapter.
+struct Chapter {
+  std::string name;     ///< as its folder: "01_naive"
+  std::string summary;  ///< one line
+  std::vector<Step> steps;
+};
+
+/// Defined by every chapter.cpp.
+const Chapter& chapter();
+
+}  // namespace attn
+
+/// Declares the launch functions of a step file for both back ends: ATTN_DECLARE_STEP(v1_global);
+#define ATTN_DECLARE_STEP(step)                           \
+  namespace gpu::step {                                   \
+  attn::Status launch(const attn::Arguments&);            \
+  }                                                       \
+  namespace emulated::step {                              \
+  attn::Status launch(const attn::Arguments&);            \
+  }                                                       \
+  static_assert(true)
+
+/// The pair of launch functions of a step file.
+#if ATTN_HAVE_CUDA
+#define ATTN_LAUNCH(step) \
+  attn::Launch { gpu::step::launch, emulated::step::launch }
+#else
+#define ATTN_LAUNCH(step) \
+  attn::Launch { nullptr, emulated::step::launch }
+#endif

@@ -1,0 +1,92 @@
+# Targets of a chapter, of a test, of kernels that exist on both back ends.
+
+# attn_add_kernels(<target> FILES <a.cu> ...): an object library with every file compiled twice: by the
+# host compiler for the emulator, and by nvcc if there is one.
+function(attn_add_kernels target)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "FILES")
+  set(emulated)
+  foreach(file ${arg_FILES})
+    get_filename_component(path ${file} ABSOLUTE)
+    get_filename_component(name ${file} NAME_WE)
+    set(wrapper ${CMAKE_CURRENT_BINARY_DIR}/emulated/${name}.cpp)
+    file(CONFIGURE OUTPUT ${wrapper} CONTENT "#include \"${path}\"\n")
+    list(APPEND emulated ${wrapper})
+  endforeach()
+  add_library(${target}_emulated OBJECT ${emulated})
+  # Kernels read vectors from arrays of elements, as CUDA allows; #pragma unroll is nvcc's.
+  target_compile_definitions(${target}_emulated PRIVATE ATTN_EMULATED)
+  target_compile_options(${target}_emulated PRIVATE
+    $<$<NOT:$<CONFIG:Debug>>:-O2> -fno-strict-aliasing -Wno-unknown-pragmas)
+  target_link_libraries(${target}_emulated PRIVATE attn attn_warnings)
+  set(objects $<TARGET_OBJECTS:${target}_emulated>)
+  if(ATTN_HAVE_CUDA)
+    add_library(${target}_gpu OBJECT ${arg_FILES})
+    target_compile_options(${target}_gpu PRIVATE
+      $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall>)
+    target_link_libraries(${target}_gpu PRIVATE attn)
+    list(APPEND objects $<TARGET_OBJECTS:${target}_gpu>)
+  endif()
+  set(${target}_OBJECTS ${objects} PARENT_SCOPE)
+endfunction()
+
+# attn_add_test(<name> SOURCES ... [OBJECTS ...]): a Catch2 program. Its cases become ctests one by one;
+# those tagged [gpu] run together in <name>.gpu, which is skipped (77) where there is no GPU.
+function(attn_add_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;OBJECTS;LABELS")
+  add_executable(${name} ${arg_SOURCES} ${arg_OBJECTS}
+                 ${PROJECT_SOURCE_DIR}/common/tests/main.cpp)
+  target_compile_definitions(${name} PRIVATE
+    ATTN_FIXTURES="${PROJECT_SOURCE_DIR}/common/tests/fixtures"
+    ATTN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_link_libraries(${name} PRIVATE attn attn_warnings Catch2::Catch2)
+  catch_discover_tests(${name} TEST_SPEC "~[gpu]" TEST_PREFIX "${name}: "
+                       PROPERTIES LABELS "cpu;${arg_LABELS}" TIMEOUT 600)
+  add_test(NAME ${name}.gpu COMMAND ${name} "[gpu]")
+  set_tests_properties(${name}.gpu PROPERTIES LABELS "gpu;${arg_LABELS}" SKIP_RETURN_CODE 77)
+endfunction()
+
+# attn_add_chapter(<chapter> STEPS <step> ...): the program, its benchmark and its tests, from
+# <step>.cu, chapter.cpp and test.cpp.
+function(attn_add_chapter chapter)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "PARENT" "STEPS")
+  set(files)
+  foreach(step ${arg_STEPS})
+    list(APPEND files ${step}.cu)
+  endforeach()
+  attn_add_kernels(${chapter} FILES ${files})
+  add_library(${chapter}_table OBJECT chapter.cpp)
+  target_link_libraries(${chapter}_table PRIVATE attn attn_warnings)
+  set(objects ${${chapter}_OBJECTS} $<TARGET_OBJECTS:${chapter}_table>)
+
+  add_executable(${chapter} ${PROJECT_SOURCE_DIR}/common/attn/main.cpp ${objects})
+  target_link_libraries(${chapter} PRIVATE attn attn_warnings)
+  add_executable(bench_${chapter} ${PROJECT_SOURCE_DIR}/common/attn/bench_main.cpp ${objects})
+  target_link_libraries(bench_${chapter} PRIVATE attn attn_warnings benchmark::benchmark)
+  attn_add_test(test_${chapter} SOURCES test.cpp OBJECTS ${objects} LABELS ${chapter})
+
+  # diff_01_v1_v2 and so on: the lesson of a step is its difference from the one before.
+  string(SUBSTRING ${chapter} 0 2 number)
+  set(previous)
+  foreach(step ${arg_STEPS})
+    string(REGEX MATCH "^[a-z]+" family ${step})
+    if(DEFINED last_of_${family})
+      string(REGEX REPLACE "_.*" "" from ${last_of_${family}})
+      string(REGEX REPLACE "_.*" "" to ${step})
+      attn_add_diff(diff_${number}_${from}_${to}
+        ${CMAKE_CURRENT_SOURCE_DIR}/${last_of_${family}}.cu ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
+    endif()
+    set(last_of_${family} ${step})
+  endforeach()
+  if(arg_PARENT)
+    list(GET arg_STEPS 0 first)
+    attn_add_diff(diff_parent_${number} ${PROJECT_SOURCE_DIR}/${arg_PARENT}.cu
+                  ${CMAKE_CURRENT_SOURCE_DIR}/${first}.cu)
+  endif()
+endfunction()
+
+# attn_add_diff(<target> <from> <to>): prints the difference; that there is one is no failure.
+function(attn_add_diff target from to)
+  add_custom_target(${target}
+    COMMAND git --no-pager diff --no-index --ignore-all-space --function-context ${from} ${to} || true
+    VERBATIM USES_TERMINAL)
+endfunction()

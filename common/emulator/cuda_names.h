@@ -1,0 +1,203 @@
+/// \file
+/// The names of CUDA C++ for the host compiler: what a step file uses besides C++ itself.
+///
+/// Included by attn/kernel.h when a step is compiled for the emulator; the same names come from the
+/// CUDA headers when nvcc compiles it. A missing name is a compile error here, never a wrong result:
+/// add it with the meaning that the CUDA C++ Programming Guide gives it.
+#pragma once
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "emulator/simt.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+// One block runs at a time on a thread of the host, so its shared variables are that thread's.
+#define __shared__ static thread_local
+
+namespace attn::emulator {
+
+using dim3 = Index3;
+
+// ---- vector types ---------------------------------------------------------------------------
+template <class T, std::size_t Align>
+struct alignas(Align) Vector2 {
+  T x, y;
+};
+template <class T, std::size_t Align>
+struct alignas(Align) Vector4 {
+  T x, y, z, w;
+};
+using float2 = Vector2<float, 8>;
+using float4 = Vector4<float, 16>;
+using int2 = Vector2<int, 8>;
+using int4 = Vector4<int, 16>;
+using uint2 = Vector2<unsigned, 8>;
+using uint4 = Vector4<unsigned, 16>;
+constexpr float2 make_float2(float x, float y) { return {x, y}; }
+constexpr float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+constexpr int2 make_int2(int x, int y) { return {x, y}; }
+constexpr int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+constexpr uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+constexpr uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+// ---- 16-bit floating point: Eigen's types round to nearest even, as the GPU's do ------------
+using __half = Eigen::half;
+using __nv_bfloat16 = Eigen::bfloat16;
+inline float __half2float(__half x) { return static_cast<float>(x); }
+inline float __bfloat162float(__nv_bfloat16 x) { return static_cast<float>(x); }
+inline __half __float2half_rn(float x) { return __half(x); }
+inline __nv_bfloat16 __float2bfloat16_rn(float x) { return __nv_bfloat16(x); }
+
+// ---- barriers -------------------------------------------------------------------------------
+inline void __syncthreads(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  Block::current().wait_block("__syncthreads", {file, line});
+}
+inline void __syncwarp(unsigned mask = ~0u, const char* file = __builtin_FILE(),
+                       int line = __builtin_LINE()) {
+  int nothing = 0;
+  Block::current().wait_warp("__syncwarp", {file, line}, mask, nothing, [](auto&) {});
+}
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+
+// ---- shuffles and votes ---------------------------------------------------------------------
+template <class T>
+struct ShuffleOperands {
+  T value;
+  int source;  // lane to read from
+  T result;
+};
+/// The one shuffle below the four of CUDA: lane l gets the value of lane `source`.
+template <class T>
+T shuffle(const char* what, Place place, unsigned mask, T value, int source) {
+  ShuffleOperands<T> mine{value, source, value};
+  Block::current().wait_warp(what, place, mask, mine, [](auto& lanes) {
+    for (auto* lane : lanes)
+      if (lane)
+        if (auto* from = lanes[static_cast<std::size_t>(lane->source)]) lane->result = from->value;
+  });
+  return mine.result;
+}
+inline int lane_id() { return static_cast<int>(Block::current().lane()); }
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32,
+              const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  const int lane = lane_id();
+  return shuffle("__shfl_sync", {file, line}, mask, value,
+                 (lane & ~(width - 1)) | (source & (width - 1)));
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,
+                  const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  const int lane = lane_id(), source = lane ^ lane_mask;
+  // A lane of a later sub-warp is out of reach; one of an earlier sub-warp is not.
+  const bool reachable = (source & ~(width - 1)) <= (lane & ~(width - 1));
+  return shuffle("__shfl_xor_sync", {file, line}, mask, value, reachable ? source : lane);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
+                 const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  const int lane = lane_id(), source = lane - static_cast<int>(delta);
+  return shuffle("__shfl_up_sync", {file, line}, mask, value,
+                 source < (lane & ~(width - 1)) ? lane : source);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
+                   const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  const int lane = lane_id(), source = lane + static_cast<int>(delta);
+  return shuffle("__shfl_down_sync", {file, line}, mask, value,
+                 source > (lane | (width - 1)) ? lane : source);
+}
+struct VoteOperands {
+  bool predicate;
+  unsigned ballot;
+};
+inline unsigned vote(const char* what, Place place, unsigned mask, bool predicate) {
+  VoteOperands mine{predicate, 0};
+  Block::current().wait_warp(what, place, mask, mine, [](auto& lanes) {
+    unsigned ballot = 0;
+    for (std::size_t l = 0; l < kWarpSize; ++l)
+      if (lanes[l] && lanes[l]->predicate) ballot |= 1u << l;
+    for (auto* lane : lanes)
+      if (lane) lane->ballot = ballot;
+  });
+  return mine.ballot;
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate, const char* file = __builtin_FILE(),
+                              int line = __builtin_LINE()) {
+  return vote("__ballot_sync", {file, line}, mask, predicate != 0);
+}
+inline int __any_sync(unsigned mask, int predicate, const char* file = __builtin_FILE(),
+                      int line = __builtin_LINE()) {
+  return vote("__any_sync", {file, line}, mask, predicate != 0) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, const char* file = __builtin_FILE(),
+                      int line = __builtin_LINE()) {
+  return vote("__all_sync", {file, line}, mask, predicate == 0) == 0;
+}
+
+// ---- atomics: one thread runs at a time, so plain operations are atomic ------------------------
+template <class T>
+T atomicAdd(T* address, std::type_identity_t<T> value) {
+  return std::exchange(*address, *address + value);
+}
+template <class T>
+T atomicMax(T* address, std::type_identity_t<T> value) {
+  return std::exchange(*address, std::max(*address, value));
+}
+template <class T>
+T atomicMin(T* address, std::type_identity_t<T> value) {
+  return std::exchange(*address, std::min(*address, value));
+}
+template <class T>
+T atomicExch(T* address, std::type_identity_t<T> value) {
+  return std::exchange(*address, value);
+}
+template <class T>
+T atomicCAS(T* address, std::type_identity_t<T> compare, std::type_identity_t<T> value) {
+  return std::exchange(*address, *address == compare ? value : *address);
+}
+
+// ---- arithmetic -----------------------------------------------------------------------------
+template <class T>
+constexpr T min(T a, std::type_identity_t<T> b) {
+  return b < a ? b : a;
+}
+template <class T>
+constexpr T max(T a, std::type_identity_t<T> b) {
+  return a < b ? b : a;
+}
+// The GPU's fast versions are approximations to about 2 units in the last place.
+// (The host's own library has names like __expf too, so these two have to be macros.)
+inline float fast_exp(float x) { return std::exp(x); }
+inline float fast_log(float x) { return std::log(x); }
+#define __expf(x) attn::emulator::fast_exp(x)
+#define __logf(x) attn::emulator::fast_log(x)
+inline float __fdividef(float x, float y) { return x / y; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
+inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
+inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+inline int __popc(unsigned x) { return std::popcount(x); }
+template <class T>
+T __ldg(const T* address) {
+  return *address;
+}
+
+}  // namespace attn::emulator
+
+using namespace attn::emulator;  // a kernel writes threadIdx, not attn::emulator::threadIdx

@@ -1,0 +1,56 @@
+/// \file
+/// `cp.async`: copies from global to shared memory that go on while the thread computes. Source: PTX
+/// ISA, "Data movement: non-bulk asynchronous copy" (sm_80 and later).
+///
+///     cp_async_16(...)  cp_async_16(...)  cp_async_commit()    <- group 0
+///     cp_async_16(...)  cp_async_16(...)  cp_async_commit()    <- group 1
+///     cp_async_wait<1>()     group 0 has landed, group 1 may still be under way
+///     __syncthreads()        now the copies of *other* threads' group 0 are visible too
+#pragma once
+
+#include <cstdint>
+
+#include "attn/kernel.h"
+#include "ptx/ldmatrix.h"  // shared_address
+
+namespace attn {
+inline namespace ATTN_BACKEND {
+
+/// Starts a copy of 16 bytes that bypasses L1. Both addresses are 16-byte aligned. Only the first
+/// `valid_bytes` (0..16) are read; the rest of the destination becomes 0, so that a tile's tail needs
+/// no branch: pass 0 and any valid address for what lies outside.
+__device__ __forceinline__ void cp_async_16(void* shared, const void* global, int valid_bytes = 16) {
+#ifdef ATTN_EMULATED
+  emulator::Block::current().async().add([=] {  // happens at the wait, as late as it may
+    std::memset(shared, 0, 16);
+    if (valid_bytes > 0) std::memcpy(shared, global, static_cast<std::size_t>(valid_bytes));
+  });
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
+               "l"(global), "r"(valid_bytes)
+               : "memory");
+#endif
+}
+
+/// Closes the group of copies that this thread has started since the last commit.
+__device__ __forceinline__ void cp_async_commit() {
+#ifdef ATTN_EMULATED
+  emulator::Block::current().async().commit();
+#else
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/// Waits until at most the newest `kPending` groups of this thread are under way. A barrier must
+/// follow before other threads read what was copied.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+#ifdef ATTN_EMULATED
+  emulator::Block::current().async().wait(kPending);
+#else
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+}  // namespace ATTN_BACKEND
+}  // namespace attn

@@ -1,0 +1,98 @@
+/// \file
+/// `ldmatrix`: 8 x 8 matrices of 16-bit elements from shared memory into the fragments that `mma`
+/// takes. Source: PTX ISA, "ldmatrix" (sm_75 and later).
+#pragma once
+
+#include <cstdint>
+
+#include "attn/kernel.h"
+
+namespace attn {
+inline namespace ATTN_BACKEND {
+
+#ifdef ATTN_EMULATED
+// The one emulation below the instructions: matrix m has its row i at the address of lane 8 m + i.
+template <int kMatrices, bool kTranspose>
+void emulate_ldmatrix(uint32_t (&r)[kMatrices], const void* row, const char* what) {
+  struct Lane {
+    const void* row;
+    uint32_t r[kMatrices];
+  } mine{row, {}};
+  emulator::Block::current().wait_warp(what, {__FILE__, __LINE__}, ~0u, mine, [](auto& lanes) {
+    for (int m = 0; m < kMatrices; ++m) {
+      uint16_t matrix[8][8];
+      for (int i = 0; i < 8; ++i) std::memcpy(matrix[i], lanes[8 * m + i]->row, 16);
+      for (int lane = 0; lane < 32; ++lane) {
+        const int g = lane / 4, t = lane % 4;
+        const uint16_t low = kTranspose ? matrix[2 * t][g] : matrix[g][2 * t];
+        const uint16_t high = kTranspose ? matrix[2 * t + 1][g] : matrix[g][2 * t + 1];
+        lanes[lane]->r[m] = low | uint32_t{high} << 16;
+      }
+    }
+  });
+  for (int m = 0; m < kMatrices; ++m) r[m] = mine.r[m];
+}
+#else
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+#endif
+
+/// Loads four 8 x 8 matrices. Lane l gives the address of row l % 8 of matrix l / 8 (16 bytes, 16-byte
+/// aligned). Register m of lane l gets elements 2t and 2t + 1 of row g of matrix m, g = l / 4, t = l % 4:
+///
+///     lanes 0..7 -> rows of matrix 0        lane:  0 0  1 1  2 2  3 3     <- row 0 of each matrix
+///     lanes 8..15 -> rows of matrix 1              4 4  5 5  6 6  7 7     <- row 1
+///     ...                                          ...
+///
+/// For A of mma_m16n8k16: matrices {rows 0-7, rows 8-15} x {k 0-7, k 8-15} in the order 00 10 01 11.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
+#ifdef ATTN_EMULATED
+  emulate_ldmatrix<4, false>(r, row, "ldmatrix_x4");
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+
+/// Loads two matrices; the addresses of lanes 0..15 count.
+__device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], const void* row) {
+#ifdef ATTN_EMULATED
+  emulate_ldmatrix<2, false>(r, row, "ldmatrix_x2");
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+
+/// Loads four matrices, each transposed on the way: register m of lane l gets elements 2t and 2t + 1 of
+/// *column* g. It turns row-major [k, n] in shared memory into the column-major B that mma wants.
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) {
+#ifdef ATTN_EMULATED
+  emulate_ldmatrix<4, true>(r, row, "ldmatrix_x4_trans");
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+
+/// Loads two matrices transposed; the addresses of lanes 0..15 count.
+__device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row) {
+#ifdef ATTN_EMULATED
+  emulate_ldmatrix<2, true>(r, row, "ldmatrix_x2_trans");
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(r[0]), "=r"(r[1])
+               : "r"(shared_address(row))
+               : "memory");
+#endif
+}
+
+}  // namespace ATTN_BACKEND
+}  // namespace attn

@@ -1,0 +1,97 @@
+/// \file
+/// `mma.sync`: one matrix product by the 32 lanes of a warp. Instruction for instruction; the source
+/// of the layouts is the PTX ISA, "Matrix fragments for mma.m16n8k16" (sm_80 and later).
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "attn/kernel.h"
+
+namespace attn {
+inline namespace ATTN_BACKEND {
+
+/// D [16, 8] = A [16, 16] * B [16, 8] + C [16, 8]: fp16 or bf16 products, float32 sums.
+///
+/// With g = lane / 4 ("group") and t = lane % 4, a lane holds:
+///
+///       A, row-major: 4 registers of 2 elements         B, column-major: 2 registers of 2
+///             k: 2t 2t+1 | 2t+8 2t+9                            n: g
+///     row g      a[0]    |   a[2]                        k 2t, 2t+1    b[0]
+///     row g+8    a[1]    |   a[3]                        k 2t+8, 2t+9  b[1]
+///
+///       C and D: 4 floats              so that D of one product, rounded in pairs, is A of the next:
+///             n: 2t  2t+1              a[0] = {d[0], d[1]} and a[1] = {d[2], d[3]} of one product,
+///     row g     d[0]  d[1]             a[2] and a[3] of the product 8 columns to the right
+///     row g+8   d[2]  d[3]
+template <class Element>
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4],
+                                             const uint32_t (&b)[2], const float (&c)[4]) {
+  static_assert(std::is_same_v<Element, __half> || std::is_same_v<Element, __nv_bfloat16>,
+                "mma.m16n8k16 with float32 sums takes fp16 or bf16");
+#ifdef ATTN_EMULATED
+  struct Lane {
+    const uint32_t *a, *b;
+    const float* c;
+    float d[4];
+  } mine{a, b, c, {}};
+  emulator::Block::current().wait_warp("mma_m16n8k16", {__FILE__, __LINE__}, ~0u, mine, [](auto& lanes) {
+    float A[16][16], B[16][8];
+    const auto half_of = [](uint32_t pair, int i) {
+      return to_float(std::bit_cast<Element>(static_cast<uint16_t>(pair >> (16 * i))));
+    };
+    for (int lane = 0; lane < 32; ++lane) {
+      const int g = lane / 4, t = lane % 4;
+      for (int r = 0; r < 4; ++r)
+        for (int i = 0; i < 2; ++i)
+          A[g + 8 * (r % 2)][2 * t + i + 8 * (r / 2)] = half_of(lanes[lane]->a[r], i);
+      for (int r = 0; r < 2; ++r)
+        for (int i = 0; i < 2; ++i) B[2 * t + i + 8 * r][g] = half_of(lanes[lane]->b[r], i);
+    }
+    for (int lane = 0; lane < 32; ++lane)
+      for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+        float sum = lanes[lane]->c[i];
+        for (int k = 0; k < 16; ++k) sum += A[row][k] * B[k][column];
+        lanes[lane]->d[i] = sum;
+      }
+  });
+  for (int i = 0; i < 4; ++i) d[i] = mine.d[i];
+#else
+  if constexpr (std::is_same_v<Element, __half>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]),
+          "f"(c[2]), "f"(c[3]));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %11, %12, %13};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]),
+          "f"(c[2]), "f"(c[3]));
+  }
+#endif
+}
+
+/// Two floats as one register of two elements, `low` in the lower half: how fragments are packed.
+template <class Element>
+__device__ __forceinline__ uint32_t pack2(float low, float high) {
+#ifdef ATTN_EMULATED
+  return std::bit_cast<uint16_t>(from_float<Element>(low)) |
+         uint32_t{std::bit_cast<uint16_t>(from_float<Element>(high))} << 16;
+#else
+  if constexpr (std::is_same_v<Element, __half>) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    return reinterpret_cast<const uint32_t&>(pair);
+  }
+#endif
+}
+
+}  // namespace ATTN_BACKEND
+}  // namespace attn

@@ -1,0 +1,19 @@
+// The main() of every test program. Cases tagged [gpu] need a GPU: asked for them alone on a machine
+// without one, the program exits with 77 ("skipped"), or with 1 if ATTN_REQUIRE_GPU=1.
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#define CATCH_CONFIG_RUNNER
+#include "attn/device.h"
+#include "tests/catch.h"
+
+int main(int argc, char** argv) {
+  const bool gpu_cases = argc == 2 && std::strcmp(argv[1], "[gpu]") == 0;
+  if (gpu_cases && !attn::gpu_info().available) {
+    const char* required = std::getenv("ATTN_REQUIRE_GPU");
+    std::printf("no GPU: %s\n", attn::gpu_info().error.c_str());
+    return required && std::strcmp(required, "1") == 0 ? 1 : 77;
+  }
+  return Catch::Session().run(argc, argv);
+}

@@ -1,0 +1,484 @@
+// The .npy reader against files that NumPy wrote, files that nobody should have written, and good
+// files with every byte of their header spoilt in turn.
+#include "attn/npy.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <limits>
+#include <random>
+#include <string>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "tests/catch.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using attn::NpyArray;
+using attn::read_npy;
+using attn::write_npy;
+
+fs::path fixture(const std::string& name) {
+  return fs::path(ATTN_FIXTURES) / "npy" / (name + ".npy");
+}
+
+// A folder of this test's own, removed with all in it.
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::random_device random;
+    path_ = fs::temp_directory_path() /
+            ("attn_test_npy_" + std::to_string(random()) + "_" + std::to_string(random()));
+    fs::create_directory(path_);
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  fs::path operator/(const std::string& name) const { return path_ / name; }
+
+ private:
+  fs::path path_;
+};
+
+std::string bytes_of(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  REQUIRE(file);
+  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+}
+
+void write_bytes(const fs::path& path, std::string_view bytes) {
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  file.close();
+  REQUIRE(file);
+}
+
+// A version 1.0 file with this header text and data.
+std::string npy_bytes(std::string_view header, std::string_view data) {
+  std::string bytes("\x93NUMPY\x01\x00", 8);
+  bytes += static_cast<char>(header.size() & 0xff);
+  bytes += static_cast<char>(header.size() >> 8);
+  bytes += header;
+  bytes += data;
+  return bytes;
+}
+
+// The message of the InputError that reading throws, or "" if it throws none.
+std::string reading_error(const fs::path& path) {
+  try {
+    read_npy(path);
+  } catch (const attn::InputError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool contains(std::string_view text, std::string_view part) {
+  return text.find(part) != std::string_view::npos;
+}
+
+// One line that says what is wrong, where and what is accepted.
+void check_message(const std::string& message, const fs::path& path, std::string_view what) {
+  INFO(message);
+  CHECK(contains(message, what));
+  CHECK(contains(message, path.string()));
+  CHECK(contains(message, "accepted: "));
+  CHECK(std::all_of(message.begin(), message.end(),
+                    [](char c) { return static_cast<unsigned char>(c) >= 0x20; }));
+}
+
+bool is_consistent(const NpyArray& array, std::size_t file_size) {
+  int64_t count = 1;
+  for (const int64_t size : array.shape) count *= size;
+  return array.shape.size() <= 8 && count >= 0 &&
+         array.data.size() == static_cast<std::size_t>(count) &&
+         array.data.size() * sizeof(float) < file_size;
+}
+
+// Reads spoilt bytes: an InputError of one line or a consistent array, and nothing else.
+bool is_handled(const fs::path& path, const std::string& bytes) {
+  write_bytes(path, bytes);
+  try {
+    return is_consistent(read_npy(path), bytes.size());
+  } catch (const attn::InputError& error) {
+    return !contains(error.what(), "\n");
+  }
+}
+
+constexpr std::string_view kPlainHeader =
+    "{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }\n";
+constexpr std::string_view kEightBytes("\0\0\x80\x3f\0\0\0\x40", 8);  // 1.0f, 2.0f
+
+}  // namespace
+
+TEST_CASE("read_npy reads what NumPy wrote", "[npy]") {
+  struct Case {
+    std::string name;
+    std::vector<int64_t> shape;
+  };
+  const std::vector<Case> cases = {
+      {"rank1", {5}},
+      {"rank2", {2, 3}},
+      {"rank4", {1, 2, 3, 4}},
+      {"rank8", {1, 2, 1, 2, 1, 2, 1, 2}},
+      {"empty_first", {0, 4}},
+      {"empty_last", {3, 0}},
+      {"version_2", {2, 3}},
+      {"version_3", {2, 3}},
+      {"native_order", {2, 3}},
+      {"column", {5, 1}},
+  };
+  for (const auto& [name, shape] : cases) {
+    INFO(name);
+    const NpyArray array = read_npy(fixture(name));
+    CHECK(array.shape == shape);
+    std::size_t count = 1;
+    for (const int64_t size : shape) count *= static_cast<std::size_t>(size);
+    REQUIRE(array.data.size() == count);
+    for (std::size_t i = 0; i < count; ++i) {
+      CHECK(array.data[i] == 0.5f * static_cast<float>(i));
+    }
+  }
+}
+
+TEST_CASE("read_npy reads a single number as rank 0", "[npy]") {
+  const NpyArray array = read_npy(fixture("rank0"));
+  CHECK(array.shape.empty());
+  REQUIRE(array.data.size() == 1);
+  CHECK(array.data[0] == 2.5f);
+}
+
+TEST_CASE("read_npy keeps the bits of zeros, infinities, NaNs and subnormals", "[npy]") {
+  const NpyArray array = read_npy(fixture("special"));
+  const std::vector<uint32_t> expected = {0x00000000, 0x80000000, 0x7f800000, 0xff800000,
+                                          0x7fc00000, 0x00000001, 0x7f7fffff};
+  REQUIRE(array.data.size() == expected.size());
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    CHECK(std::bit_cast<uint32_t>(array.data[i]) == expected[i]);
+  }
+}
+
+TEST_CASE("read_npy refuses other arrays that NumPy wrote and says what to do", "[npy]") {
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"fortran", "Fortran order: convert with np.ascontiguousarray"},
+      {"big_endian", "big-endian float32: convert with .astype('<f4')"},
+      {"rank9", "9 dimensions"},
+      {"float64", "float64: convert with .astype(np.float32)"},
+      {"float16", "float16: convert with .astype(np.float32)"},
+      {"int32", "int32: convert with .astype(np.float32)"},
+      {"uint8", "uint8: convert with .astype(np.float32)"},
+      {"bool", "bool: convert with .astype(np.float32)"},
+      {"complex64", "complex64: not a real number type"},
+      {"string", "unknown dtype '<U3'"},
+      {"raw_16bit", "unknown dtype '|V2'"},
+      {"structured", "structured dtype"},
+  };
+  for (const auto& [name, what] : cases) {
+    const fs::path path = fixture("refused_" + name);
+    check_message(reading_error(path), path, what);
+  }
+}
+
+TEST_CASE("read_npy refuses what is not a file", "[npy]") {
+  const TemporaryFolder folder;
+  const auto refuses = [](const fs::path& path, std::string_view what) {
+    check_message(reading_error(path), path, what);
+  };
+  refuses(folder / "missing.npy", "no such file");
+  refuses(folder / "no_folder/missing.npy", "no such file");
+  refuses(folder / "", "a directory");
+  if (fs::exists("/dev/zero")) refuses("/dev/zero", "not a regular file");
+
+  const fs::path odd_name = folder / "two\nlines.npy";
+  CHECK_FALSE(contains(reading_error(odd_name), "\n"));
+}
+
+TEST_CASE("read_npy refuses broken files", "[npy]") {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "broken.npy";
+  const auto refuses = [&path](std::string_view bytes, std::string_view what) {
+    write_bytes(path, bytes);
+    check_message(reading_error(path), path, what);
+  };
+  const std::string good = npy_bytes(kPlainHeader, kEightBytes);
+  write_bytes(path, good);
+  REQUIRE(reading_error(path).empty());
+
+  SECTION("prefix") {
+    refuses("", "an empty file");
+    refuses("PK\x03\x04 a zip file, as .npz is", "not a .npy file");
+    refuses("{", "not a .npy file");
+    refuses(std::string_view(good).substr(0, 3), "truncated inside the magic number");
+    refuses(std::string_view(good).substr(0, 9), "truncated inside the header length");
+    std::string bytes = good;
+    bytes[6] = 4;
+    refuses(bytes, "version 4.0");
+    bytes[6] = 0;
+    refuses(bytes, "version 0.0");
+    bytes[6] = 1;
+    bytes[7] = 1;
+    refuses(bytes, "version 1.1");
+  }
+  SECTION("header length") {
+    refuses(std::string_view(good).substr(0, 40), "truncated header (30 of 58 bytes)");
+    std::string bytes = good;
+    bytes[6] = 2;  // a length of 4 bytes, the last two of them "{'"
+    refuses(bytes, "absurd header length");
+    refuses(std::string_view("\x93NUMPY\x03\x00\xff\xff\xff\xff{}", 14),
+            "absurd header length of 4294967295 bytes");
+    refuses(std::string_view("\x93NUMPY\x01\x00\x00\x00", 10), "its header is not NumPy's");
+  }
+  SECTION("data") {
+    refuses(npy_bytes(kPlainHeader, kEightBytes.substr(0, 7)),
+            "truncated data: shape (2,) takes 8 bytes and the file holds 7");
+    refuses(npy_bytes(kPlainHeader, ""), "truncated data");
+    refuses(good + '\0', "trailing bytes: shape (2,) takes 8 bytes and the file holds 9");
+    refuses(npy_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': (0,)}", kEightBytes),
+            "trailing bytes");
+  }
+  SECTION("shape") {
+    const auto with_shape = [](std::string_view shape) {
+      return npy_bytes(
+          "{'descr': '<f4', 'fortran_order': False, 'shape': " + std::string(shape) + "}\n",
+          kEightBytes);
+    };
+    // None of these sizes may be allocated: the file is smaller than all of them.
+    refuses(with_shape("(1099511627776,)"), "truncated data");
+    refuses(with_shape("(2305843009213693951,)"), "truncated data");  // 2^61 - 1: fits 63 bits
+    refuses(with_shape("(2305843009213693952,)"), "more than 63 bits");
+    refuses(with_shape("(4294967296, 4294967296)"), "more than 63 bits");
+    refuses(with_shape("(4294967296, 4294967296, 0)"), "more than 63 bits");
+    refuses(with_shape("(0, 9223372036854775807, 3)"), "more than 63 bits");
+    refuses(with_shape("(9223372036854775808,)"), "a number of more than 63 bits");
+    refuses(with_shape("(99999999999999999999999999,)"), "a number of more than 63 bits");
+    refuses(with_shape("(-2,)"), "not a size");
+    refuses(with_shape("(-1, -2)"), "not a size");
+    refuses(with_shape("(2.0,)"), "not NumPy's");
+    refuses(with_shape("('2',)"), "not a size");
+    refuses(with_shape("((2,),)"), "not a size");
+    refuses(with_shape("(None,)"), "not a size");
+    refuses(with_shape("2"), "'shape' in its header is not a tuple");
+    refuses(with_shape("(2)"), "'shape' in its header is not a tuple");
+    refuses(with_shape("[2]"), "'shape' in its header is not a tuple");
+    refuses(with_shape("(,)"), "not NumPy's");
+    refuses(with_shape("(2,,)"), "not NumPy's");
+    refuses(with_shape("(2 3)"), "not NumPy's");
+    refuses(with_shape("(2,"), "not NumPy's");
+    refuses(with_shape("(1, 1, 1, 1, 1, 1, 1, 1, 2)"), "9 dimensions");
+  }
+  SECTION("dict") {
+    const auto refuses_header = [&refuses](std::string_view header, std::string_view what) {
+      refuses(npy_bytes(header, kEightBytes), what);
+    };
+    refuses_header("{}", "no 'descr'");
+    refuses_header("{'descr': '<f4', 'shape': (2,)}", "no 'fortran_order'");
+    refuses_header("{'descr': '<f4', 'fortran_order': False}", "no 'shape'");
+    refuses_header("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), 'extra': 1}",
+                   "unknown key 'extra'");
+    refuses_header("{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (2,)}",
+                   "key 'descr' twice");
+    refuses_header("{'descr': '<f4', 'fortran_order': 0, 'shape': (2,)}", "neither True nor False");
+    refuses_header("{'descr': 4, 'fortran_order': False, 'shape': (2,)}", "not a dtype");
+    refuses_header("{'descr': '', 'fortran_order': False, 'shape': (2,)}", "unknown dtype ''");
+    refuses_header("{'descr': '|f4', 'fortran_order': False, 'shape': (2,)}", "unknown dtype");
+    refuses_header("{'descr': '|O', 'fortran_order': False, 'shape': (2,)}", "unknown dtype '|O'");
+    refuses_header("{'descr': 'a\nb\x1b[31m\xc3', 'fortran_order': False, 'shape': (2,)}",
+                   "unknown dtype 'a?b?[31m?'");
+    refuses_header("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)} x", "after the dict");
+    refuses_header("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)", "not NumPy's");
+    refuses_header("{'descr': '<f4, 'fortran_order': False, 'shape': (2,)}", "not NumPy's");
+    refuses_header("{'descr': '<f4' 'fortran_order': False, 'shape': (2,)}", "not NumPy's");
+    refuses_header("{descr: '<f4', 'fortran_order': False, 'shape': (2,)}", "not NumPy's");
+    refuses_header("{1: '<f4', 'fortran_order': False, 'shape': (2,)}", "not a string");
+    refuses_header("{'descr': '<f4', 'fortran_order': false, 'shape': (2,)}", "not NumPy's");
+    refuses_header("{'descr': '\\", "not NumPy's");
+    refuses_header("{'descr': __import__('os'), 'shape': (2,)}", "not NumPy's");
+    refuses_header("'descr' '<f4' 'fortran_order' False 'shape' (2,)", "not NumPy's");
+    refuses_header("                ", "not NumPy's");
+    refuses_header("{'descr': " + std::string(60000, '('), "too many brackets");
+    refuses_header("{'descr': " + std::string(60000, '['), "too many brackets");
+    // The words are all there, but inside a string.
+    refuses_header("{'descr': \"'<f4', 'fortran_order': False, 'shape': (2,)\"}",
+                   "no 'fortran_order'");
+  }
+}
+
+TEST_CASE("read_npy accepts every spelling of the same header", "[npy]") {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "spelling.npy";
+  for (const std::string_view header : {
+           std::string_view("{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }"),
+           std::string_view("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}"),
+           std::string_view("{'shape': (2,), 'fortran_order': False, 'descr': '<f4'}\n"),
+           std::string_view("{\"shape\":(2,),\"descr\":\"<f4\",\"fortran_order\":False}"),
+           std::string_view("  {\n'descr'\t:\r\n '=f4' , 'fortran_order' : False , "
+                            "'shape' : ( 2 , ) , }  \n"),
+           std::string_view("{'descr': 'f4', 'fortran_order': False, 'shape': (2L,)}"),
+           std::string_view("{'descr': '<f4', 'fortran_order': False, 'shape': (+2, )}"),
+           std::string_view("{'descr': '<f4', 'fortran_order': True, 'shape': (2,)}"),
+       }) {
+    INFO(header);
+    write_bytes(path, npy_bytes(header, kEightBytes));
+    CHECK(reading_error(path).empty());
+    const NpyArray array = read_npy(path);
+    CHECK(array.shape == std::vector<int64_t>{2});
+    CHECK(array.data == std::vector<float>{1.0f, 2.0f});
+  }
+
+  // Both orders are the same bytes where at most one size is not 1, and where nothing is left.
+  for (const std::string_view shape : {"(1, 2, 1)", "(2, 1)", "(1, 1, 2)"}) {
+    INFO(shape);
+    write_bytes(path, npy_bytes("{'descr': '<f4', 'fortran_order': True, 'shape': " +
+                                    std::string(shape) + "}",
+                                kEightBytes));
+    CHECK(reading_error(path).empty());
+  }
+  write_bytes(path, npy_bytes("{'descr': '<f4', 'fortran_order': True, 'shape': (3, 0, 2)}", ""));
+  CHECK(read_npy(path).shape == std::vector<int64_t>{3, 0, 2});
+}
+
+TEST_CASE("read_npy survives every truncation of a good file", "[npy]") {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "truncated.npy";
+  for (const char* name : {"rank0", "rank2", "rank8", "empty_first", "version_2", "version_3"}) {
+    const std::string good = bytes_of(fixture(name));
+    for (std::size_t size = 0; size < good.size(); ++size) {
+      INFO(name << " cut to " << size << " bytes");
+      write_bytes(path, std::string_view(good).substr(0, size));
+      REQUIRE_FALSE(reading_error(path).empty());
+    }
+  }
+}
+
+TEST_CASE("read_npy survives every header byte being another", "[npy]") {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "spoilt.npy";
+  for (const char* name : {"rank0", "rank2", "version_3"}) {
+    const std::string good = bytes_of(fixture(name));
+    for (std::size_t i = 0; i < std::min<std::size_t>(good.size(), 128); ++i) {
+      for (const int value : {0x00, 0x01, 0x02, 0x0a, 0x20, 0x27, 0x28, 0x29, 0x2c, 0x2d, 0x30,
+                              0x39, 0x4c, 0x5b, 0x5c, 0x7b, 0x7d, 0x7f, 0x80, 0xff}) {
+        INFO(name << ", byte " << i << " set to " << value);
+        std::string bytes = good;
+        bytes[i] = static_cast<char>(value);
+        REQUIRE(is_handled(path, bytes));
+      }
+      for (int bit = 0; bit < 8; ++bit) {
+        INFO(name << ", byte " << i << ", bit " << bit << " flipped");
+        std::string bytes = good;
+        bytes[i] = static_cast<char>(static_cast<unsigned char>(bytes[i]) ^ (1u << bit));
+        REQUIRE(is_handled(path, bytes));
+      }
+    }
+  }
+}
+
+TEST_CASE("read_npy survives random edits", "[npy]") {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "edited.npy";
+  std::mt19937 random(20240607);
+  const auto below = [&random](std::size_t n) {
+    return std::uniform_int_distribution<std::size_t>(0, n - 1)(random);
+  };
+  const std::string_view alphabet = "{}()[]',:\" \n\\-+0123456789LTrueFalsNone<>=|f48\x80\xff";
+  const std::string good = bytes_of(fixture("rank4"));
+  for (int round = 0; round < 4000; ++round) {
+    std::string bytes = good;
+    for (std::size_t edits = 1 + below(6); edits > 0; --edits) {
+      const std::size_t at = 8 + below(80);
+      switch (below(4)) {
+        case 0: bytes[at] = alphabet[below(alphabet.size())]; break;
+        case 1: bytes.erase(at, 1 + below(8)); break;
+        case 2: bytes.insert(at, 1, alphabet[below(alphabet.size())]); break;
+        default: std::swap(bytes[at], bytes[8 + below(80)]); break;
+      }
+    }
+    INFO("round " << round);
+    REQUIRE(is_handled(path, bytes));
+  }
+}
+
+TEST_CASE("write_npy writes what read_npy reads and what NumPy writes", "[npy]") {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "written.npy";
+  const std::vector<float> data = {1.5f, -0.0f, std::numeric_limits<float>::infinity(), 3.0f,
+                                   -4.0f, 5e-40f};
+  for (const std::vector<int64_t>& shape :
+       {std::vector<int64_t>{6}, {2, 3}, {3, 1, 2}, {1, 1, 1, 1, 1, 1, 1, 6}, {0}, {4, 0, 2}, {}}) {
+    write_npy(path, shape, data.data());
+    const NpyArray array = read_npy(path);
+    CHECK(array.shape == shape);
+    std::size_t count = 1;
+    for (const int64_t size : shape) count *= static_cast<std::size_t>(size);
+    CHECK(array.data == std::vector<float>(data.begin(), data.begin() + static_cast<int>(count)));
+    const std::string bytes = bytes_of(path);
+    CHECK((bytes.size() - count * sizeof(float)) % 64 == 0);
+    CHECK(bytes[bytes.size() - count * sizeof(float) - 1] == '\n');
+  }
+
+  for (const char* name : {"rank0", "rank1", "rank2", "rank4", "empty_first", "special"}) {
+    INFO(name);
+    const NpyArray array = read_npy(fixture(name));
+    write_npy(path, array.shape, array.data.data());
+    CHECK(bytes_of(path) == bytes_of(fixture(name)));
+  }
+
+  write_npy(path, {0, 3}, nullptr);
+  CHECK(read_npy(path).data.empty());
+}
+
+TEST_CASE("write_npy replaces a longer file whole", "[npy]") {
+  const TemporaryFolder folder;
+  const fs::path path = folder / "replaced.npy";
+  write_bytes(path, std::string(1000, 'x'));
+  const float value = 7.0f;
+  write_npy(path, {1}, &value);
+  CHECK(read_npy(path).data == std::vector<float>{7.0f});
+}
+
+TEST_CASE("write_npy says why it cannot write", "[npy]") {
+  const TemporaryFolder folder;
+  const std::vector<float> data(20000, 1.0f);
+  const auto writing_error = [&data](const fs::path& path, const std::vector<int64_t>& shape) {
+    try {
+      write_npy(path, shape, data.data());
+    } catch (const attn::InputError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const auto refuses = [](const std::string& message, const fs::path& path, std::string_view what) {
+    INFO(message);
+    CHECK(contains(message, what));
+    CHECK(contains(message, path.string()));
+    CHECK_FALSE(contains(message, "\n"));
+  };
+
+  const fs::path no_folder = folder / "no_folder/x.npy";
+  refuses(writing_error(no_folder, {2}), no_folder, "No such file or directory");
+  refuses(writing_error(folder / "", {2}), folder / "", "cannot write");
+  // Every write to this device finds the disk full: small ones only when the file is closed.
+  if (fs::exists("/dev/full")) {
+    refuses(writing_error("/dev/full", {2}), "/dev/full", "No space left on device");
+    refuses(writing_error("/dev/full", {20000}), "/dev/full", "No space left on device");
+    CHECK(fs::exists("/dev/full"));
+  }
+
+  const fs::path path = folder / "x.npy";
+  refuses(writing_error(path, {-1}), path, "shape (-1,)");
+  refuses(writing_error(path, {1, 1, 1, 1, 1, 1, 1, 1, 1}), path, "9 dimensions");
+  refuses(writing_error(path, {int64_t{1} << 40, int64_t{1} << 40}), path, "2^63 bytes");
+  CHECK_THROWS_AS(write_npy(path, {2}, nullptr), attn::InputError);
+  CHECK_FALSE(fs::exists(path));
+}
