@@ -97,7 +97,7 @@ __device__ void gemm_tile(const A* gA, int64_t stride_a, const B* gB, int64_t st
 // (1) scores: S = Q K^T, one tile a block.
 //! [scores]
 template <class Element>
-__global__ void __launch_bounds__(Config::kThreads)
+__global__ void __launch_bounds__(Config::kThreads, 3)
     scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
                   const Element* gK,  // [B, Hkv, seqlen_k, d]
                   float* gS,          // [B, Hq, seqlen_q, seqlen_k]
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(32)
 // (3) output: O = P V, one tile a block.
 //! [output]
 template <class Element>
-__global__ void __launch_bounds__(Config::kThreads)
+__global__ void __launch_bounds__(Config::kThreads, 3)
     output_kernel(const float* gP,    // [B, Hq, seqlen_q, seqlen_k]
                   const Element* gV,  // [B, Hkv, seqlen_k, d]
                   Element* gO,        // [B, Hq, seqlen_q, d]

@@ -45,7 +45,7 @@ template <int kRows, int kColumns, class Element>
 __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, int row0, int rows,
                           int col0, int columns) {
   constexpr int kVectors = kColumns / Config::kVector;  // a row
-#pragma unroll
+#pragma unroll 2
   for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
     const int r = i / kVectors, c = i % kVectors * Config::kVector;
     uint4 value = make_uint4(0, 0, 0, 0);
@@ -62,6 +62,15 @@ __device__ __forceinline__ void store2(float* to, float low, float high) {
 template <class Element>
 __device__ __forceinline__ void store2(Element* to, float low, float high) {
   *reinterpret_cast<uint32_t*>(to) = pack2<Element>(low, high);
+}
+
+// Stores four neighbouring probabilities.
+template <class Element>
+__device__ __forceinline__ void store4(Element* to, float a, float b, float c, float d) {
+  if constexpr (sizeof(Element) == 4)
+    *reinterpret_cast<float4*>(to) = make_float4(a, b, c, d);
+  else
+    *reinterpret_cast<uint2*>(to) = make_uint2(pack2<Element>(a, b), pack2<Element>(c, d));
 }
 
 // C[rows, columns] = A[rows, depth] * op(B), one tile of kBlockM x kBlockN a block. op(B) is
@@ -114,17 +123,30 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
     }
     __syncthreads();  // everyone has read the tiles before the next ones overwrite them
   }
+  // Each warp turns its results through shared memory, 16 rows at a time: stored straight from the
+  // registers, an instruction would touch 8 rows and write 32 bytes of each.
+  constexpr int kVectorC = 16 / sizeof(C), kStrideC = kWarpN + kVectorC, kVectorsC = kWarpN / kVectorC;
+  static_assert(8 * 16 * kStrideC * sizeof(C) <= sizeof(smem), "the turned results fit");
+  C* sC = reinterpret_cast<C*>(&smem) + warp_id * 16 * kStrideC;  // [16, kWarpN], padded
 #pragma unroll
-  for (int i = 0; i < kTilesM; ++i)
+  for (int i = 0; i < kTilesM; ++i) {
 #pragma unroll
-    for (int j = 0; j < kTilesN; ++j)
+    for (int j = 0; j < kTilesN; ++j) {  // d[0], d[1] in row g; d[2], d[3] in row g + 8
+      C* to = sC + lane_id / 4 * kStrideC + 8 * j + lane_id % 4 * 2;
+      store2(to, acc[i][j][0], acc[i][j][1]);
+      store2(to + 8 * kStrideC, acc[i][j][2], acc[i][j][3]);
+    }
+    __syncwarp();  // the 16 rows are whole
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {  // d[0], d[1] in row g; d[2], d[3] in row g + 8
-        const int row = row0 + warp_row + 16 * i + 8 * half + lane_id / 4;
-        const int col = col0 + warp_col + 8 * j + lane_id % 4 * 2;
-        if (row < rows && col < columns_c)
-          store2(gC + row * stride_c + col, acc[i][j][2 * half], acc[i][j][2 * half + 1]);
-      }
+    for (int v = lane_id; v < 16 * kVectorsC; v += 32) {
+      const int r = v / kVectorsC, c = v % kVectorsC * kVectorC;
+      const int row = row0 + warp_row + 16 * i + r, col = col0 + warp_col + c;
+      if (row < rows && col < columns_c)
+        *reinterpret_cast<uint4*>(gC + row * stride_c + col) =
+            *reinterpret_cast<const uint4*>(sC + r * kStrideC + c);
+    }
+    __syncwarp();  // and read, before the next 16 overwrite them
+  }
 }
 //! [gemm]
 
@@ -166,41 +188,48 @@ __global__ void __launch_bounds__(32)
   const int begin = max(0, diagonal - shape.window_left);
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
 
-  // Four scores at once: from HBM the first time, then from shared memory; scaled, masked with -inf.
-  const auto scores_at = [&](const float* from, int j) {
-    float4 x = *reinterpret_cast<const float4*>(from + j);
-    x.x = begin <= j && j < end ? x.x * shape.softmax_scale : -INFINITY;
-    x.y = begin <= j + 1 && j + 1 < end ? x.y * shape.softmax_scale : -INFINITY;
-    x.z = begin <= j + 2 && j + 2 < end ? x.z * shape.softmax_scale : -INFINITY;
-    x.w = begin <= j + 3 && j + 3 < end ? x.w * shape.softmax_scale : -INFINITY;
-    return x;
+  // Four scores at once, scaled, and -inf where the row does not see the key.
+  const auto scores_at = [&](int j) {
+    const float4 x = *reinterpret_cast<const float4*>(s + j);
+    const auto masked = [&](float score, int key) {
+      return begin <= key && key < end ? score * shape.softmax_scale : -INFINITY;
+    };
+    return make_float4(masked(x.x, j), masked(x.y, j + 1), masked(x.z, j + 2), masked(x.w, j + 3));
   };
+  const auto kept = [&](int j) -> float4& { return *reinterpret_cast<float4*>(sRow + j); };
+  const int first = begin / 4 * 4 + 4 * lane_id;  // this lane's keys: first, first + 128, ...
+
   float row_max = -INFINITY;
 #pragma unroll 8
-  for (int j = begin / 4 * 4 + 4 * lane_id; j < end; j += 128) {
-    const float4 x = scores_at(s, j);
+  for (int j = first; j < end; j += 128) {
+    const float4 x = scores_at(j);
     row_max = fmaxf(row_max, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
-    if (row_fits) *reinterpret_cast<float4*>(sRow + j) = *reinterpret_cast<const float4*>(s + j);
+    if (row_fits) kept(j) = x;  // for this lane alone: no barrier
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
   if (row_max == -INFINITY) row_max = 0;  // nothing to attend: exp(-inf - 0) = 0, not NaN
-  const float* s_again = row_fits ? sRow : s;
+
+  const auto exp_of = [&](float4 x) {
+    return make_float4(__expf(x.x - row_max), __expf(x.y - row_max), __expf(x.z - row_max),
+                       __expf(x.w - row_max));
+  };
   float row_sum = 0;
-  for (int j = begin / 4 * 4 + 4 * lane_id; j < end; j += 128) {
-    const float4 x = scores_at(s_again, j);
-    row_sum += __expf(x.x - row_max) + __expf(x.y - row_max) + __expf(x.z - row_max) +
-               __expf(x.w - row_max);
+#pragma unroll 4
+  for (int j = first; j < end; j += 128) {
+    const float4 e = exp_of(row_fits ? kept(j) : scores_at(j));
+    row_sum += (e.x + e.y) + (e.z + e.w);
+    if (row_fits) kept(j) = e;
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_sum += __shfl_xor_sync(~0u, row_sum, offset);
   // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
   const float inverse_sum = row_sum > 0 ? 1 / row_sum : 0;
-  for (int j = 4 * lane_id; j < row_stride; j += 128) {
-    float4 x = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
-    if (begin < j + 4 && j < end) x = scores_at(s_again, j);
-    store2(p + j, __expf(x.x - row_max) * inverse_sum, __expf(x.y - row_max) * inverse_sum);
-    store2(p + j + 2, __expf(x.z - row_max) * inverse_sum, __expf(x.w - row_max) * inverse_sum);
+#pragma unroll 4
+  for (int j = first % 128; j < row_stride; j += 128) {
+    float4 e = make_float4(0, 0, 0, 0);
+    if (first <= j && j < end) e = row_fits ? kept(j) : exp_of(scores_at(j));
+    store4(p + j, e.x * inverse_sum, e.y * inverse_sum, e.z * inverse_sum, e.w * inverse_sum);
   }
   if (lane_id == 0)
     gLse[bh * shape.seqlen_q + row] = row_sum > 0 ? row_max + logf(row_sum) : -INFINITY;

@@ -1,6 +1,6 @@
 // v5_cublas: the products by the library, the softmax ours.
 //
-// parent    v4_tensor_core
+// parent    v4b_async
 // idea      cuBLAS does both products: the best GEMM there is, *without* fusing. All query heads that
 //           share a K/V head are one matrix of group * seqlen_q rows, because they lie side by side.
 // expect    the time that no faster product can shorten: S is written and read, P is written and read.
@@ -8,6 +8,7 @@
 //           (in the emulator Eigen stands in for cuBLAS; the softmax is the kernel below)
 #include "attn/blas.h"
 #include "attn/kernel.h"
+#include "ptx/cp_async.h"
 #include "ptx/mma.h"
 
 namespace ATTN_BACKEND::v5_cublas {
@@ -18,13 +19,13 @@ struct Config {
   static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
 };
 
-// Stores two neighbouring results.
-__device__ __forceinline__ void store2(float* to, float low, float high) {
-  *reinterpret_cast<float2*>(to) = make_float2(low, high);
-}
+// Stores four neighbouring probabilities.
 template <class Element>
-__device__ __forceinline__ void store2(Element* to, float low, float high) {
-  *reinterpret_cast<uint32_t*>(to) = pack2<Element>(low, high);
+__device__ __forceinline__ void store4(Element* to, float a, float b, float c, float d) {
+  if constexpr (sizeof(Element) == 4)
+    *reinterpret_cast<float4*>(to) = make_float4(a, b, c, d);
+  else
+    *reinterpret_cast<uint2*>(to) = make_uint2(pack2<Element>(a, b), pack2<Element>(c, d));
 }
 
 // (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp a row. The warp
@@ -48,41 +49,53 @@ __global__ void __launch_bounds__(32)
   const int begin = max(0, diagonal - shape.window_left);
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
 
-  // Four scores at once: from HBM the first time, then from shared memory; scaled, masked with -inf.
+  // Four scores at once, scaled, and -inf where the row does not see the key.
   const auto scores_at = [&](const float* from, int j) {
-    float4 x = *reinterpret_cast<const float4*>(from + j);
-    x.x = begin <= j && j < end ? x.x * shape.softmax_scale : -INFINITY;
-    x.y = begin <= j + 1 && j + 1 < end ? x.y * shape.softmax_scale : -INFINITY;
-    x.z = begin <= j + 2 && j + 2 < end ? x.z * shape.softmax_scale : -INFINITY;
-    x.w = begin <= j + 3 && j + 3 < end ? x.w * shape.softmax_scale : -INFINITY;
-    return x;
+    const float4 x = *reinterpret_cast<const float4*>(from + j);
+    const auto masked = [&](float score, int key) {
+      return begin <= key && key < end ? score * shape.softmax_scale : -INFINITY;
+    };
+    return make_float4(masked(x.x, j), masked(x.y, j + 1), masked(x.z, j + 2), masked(x.w, j + 3));
   };
+  const auto kept = [&](int j) -> float4& { return *reinterpret_cast<float4*>(sRow + j); };
+  const int first = begin / 4 * 4 + 4 * lane_id;  // this lane's keys: first, first + 128, ...
+
+  if (row_fits) {  // the whole row is under way at once, each lane's part for that lane alone
+    for (int j = first; j < end; j += 128) cp_async_16(sRow + j, s + j);
+    cp_async_commit();
+    cp_async_wait<0>();
+  }
   float row_max = -INFINITY;
-#pragma unroll 8
-  for (int j = begin / 4 * 4 + 4 * lane_id; j < end; j += 128) {
-    const float4 x = scores_at(s, j);
+#pragma unroll 4
+  for (int j = first; j < end; j += 128) {
+    const float4 x = scores_at(row_fits ? sRow : s, j);
     row_max = fmaxf(row_max, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
-    if (row_fits) *reinterpret_cast<float4*>(sRow + j) = *reinterpret_cast<const float4*>(s + j);
+    if (row_fits) kept(j) = x;
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
   if (row_max == -INFINITY) row_max = 0;  // nothing to attend: exp(-inf - 0) = 0, not NaN
-  const float* s_again = row_fits ? sRow : s;
+
+  const auto exp_of = [&](float4 x) {
+    return make_float4(__expf(x.x - row_max), __expf(x.y - row_max), __expf(x.z - row_max),
+                       __expf(x.w - row_max));
+  };
   float row_sum = 0;
-  for (int j = begin / 4 * 4 + 4 * lane_id; j < end; j += 128) {
-    const float4 x = scores_at(s_again, j);
-    row_sum += __expf(x.x - row_max) + __expf(x.y - row_max) + __expf(x.z - row_max) +
-               __expf(x.w - row_max);
+#pragma unroll 4
+  for (int j = first; j < end; j += 128) {
+    const float4 e = exp_of(row_fits ? kept(j) : scores_at(s, j));
+    row_sum += (e.x + e.y) + (e.z + e.w);
+    if (row_fits) kept(j) = e;
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_sum += __shfl_xor_sync(~0u, row_sum, offset);
   // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
   const float inverse_sum = row_sum > 0 ? 1 / row_sum : 0;
-  for (int j = 4 * lane_id; j < row_stride; j += 128) {
-    float4 x = make_float4(-INFINITY, -INFINITY, -INFINITY, -INFINITY);
-    if (begin < j + 4 && j < end) x = scores_at(s_again, j);
-    store2(p + j, __expf(x.x - row_max) * inverse_sum, __expf(x.y - row_max) * inverse_sum);
-    store2(p + j + 2, __expf(x.z - row_max) * inverse_sum, __expf(x.w - row_max) * inverse_sum);
+#pragma unroll 4
+  for (int j = first % 128; j < row_stride; j += 128) {
+    float4 e = make_float4(0, 0, 0, 0);
+    if (first <= j && j < end) e = row_fits ? kept(j) : exp_of(scores_at(s, j));
+    store4(p + j, e.x * inverse_sum, e.y * inverse_sum, e.z * inverse_sum, e.w * inverse_sum);
   }
   if (lane_id == 0)
     gLse[bh * shape.seqlen_q + row] = row_sum > 0 ? row_max + logf(row_sum) : -INFINITY;

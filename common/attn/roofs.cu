@@ -111,8 +111,8 @@ Roofs measure_roofs() {
   Roofs roofs;
   roofs.gpu = gpu.name;
   const int waves = gpu.num_sms * (2048 / kThreads);
-  // Half a GiB each way unless the GPU is nearly full.
-  int64_t bytes = int64_t{1} << 29;
+  // 2 GiB each way unless the GPU is nearly full: a short copy ends before it is at full speed.
+  int64_t bytes = int64_t{1} << 31;
   while (bytes > (int64_t{1} << 24) && 3 * bytes > free_bytes(Backend::gpu)) bytes /= 2;
   {
     DeviceBuffer from(Backend::gpu, "roof: source", bytes), to(Backend::gpu, "roof: copy", bytes);

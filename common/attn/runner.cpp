@@ -50,7 +50,7 @@ std::string rate_text(double flop_per_s) {
                             : fmt::format("{:.1f} GFLOP/s", flop_per_s * 1e-9);
 }
 
-// "1.6e-03 of 6.0e-03 at o(b 0, h 3, row 127)", of the tensor that is nearest to its bound.
+// "error 1.6e-03 of 6.0e-03 at o(b 0, h 3, row 127)", of the tensor that is nearest to its bound.
 std::string error_text(const StepResult& s) {
   const Verdict* worst = nullptr;
   const auto share = [](const Verdict& v) { return v.bound > 0 ? v.worst_row_error / v.bound : 0; };
@@ -61,29 +61,32 @@ std::string error_text(const StepResult& s) {
                      worst->bound, worst->tensor, worst->b, worst->h, worst->row);
 }
 
-void print_step(const StepResult& s, const Roofs& roofs) {
+void print_roofs(const Roofs& r, DType dtype) {
+  const auto tera = [](const Roof& roof) { return roof.rate * 1e-12; };
+  fmt::print("roofs: {}, {}: HBM {:.2f} TB/s", r.gpu, r.hbm_copy.source, tera(r.hbm_copy));
+  if (r.l2.rate > 0) fmt::print(", L2 {:.1f} TB/s", tera(r.l2));
+  fmt::print(", FP32 {:.1f} TFLOP/s", tera(r.fp32));
+  if (dtype != DType::fp32) fmt::print(", tensor {:.0f} TFLOP/s", tera(r.tensor(dtype)));
+  if (r.exp.rate > 0) fmt::print(", exp {:.2f} T/s", tera(r.exp));
+  fmt::print("\n");
+}
+
+void print_step(const StepResult& s) {
   using Outcome = StepResult::Outcome;
-  if (s.outcome == Outcome::unsupported) {
-    fmt::print("{:<16} unsupported  {}\n", s.step, s.reason);
+  if (s.outcome == Outcome::unsupported || s.outcome == Outcome::error) {
+    fmt::print("{:<16} {:<11} {}\n", s.step, name(s.outcome), s.reason);
     return;
   }
-  if (s.outcome == Outcome::error) {
-    fmt::print("{:<16} error  {}\n", s.step, s.reason);
-    return;
-  }
-  std::string line = fmt::format("{:<16} {:<9} {}", s.step, name(s.outcome),
-                                 s.outcome == Outcome::fail ? s.reason : error_text(s));
-  if (s.time) {
-    line += fmt::format("  {} ({} .. {})  {}  {:.1f} % of the {} roof", time_text(s.time->median),
-                        time_text(s.time->q1), time_text(s.time->q3),
-                        rate_text(s.flop / s.time->median), 100 * *s.share_of_roof(),
-                        s.prediction.binding);
-  } else {
-    line += fmt::format("  time not measured, predicted at least {} ({} roof of {}, {})",
-                        time_text(s.prediction.seconds), s.prediction.binding, roofs.gpu,
-                        roofs.hbm_copy.source);
-  }
-  fmt::print("{}  modelled {}, compulsory {}\n", line, bytes_text(modelled_bytes(s.cost)),
+  fmt::print("{:<16} {:<9} {}", s.step, name(s.outcome),
+             s.outcome == Outcome::fail ? s.reason : error_text(s));
+  if (s.time)
+    fmt::print("  {} ({} .. {})  {}  {:.1f} % of the {} roof", time_text(s.time->median),
+               time_text(s.time->q1), time_text(s.time->q3), rate_text(s.flop / s.time->median),
+               100 * *s.share_of_roof(), s.prediction.binding);
+  else
+    fmt::print("  not measured, at least {} ({} roof)", time_text(s.prediction.seconds),
+               s.prediction.binding);
+  fmt::print("  {} modelled, {} compulsory\n", bytes_text(modelled_bytes(s.cost)),
              bytes_text(s.compulsory_bytes));
   if (!s.time) return;
   for (std::size_t n = 0; n < s.phase_times.size(); ++n) {
@@ -165,10 +168,11 @@ class Run {
     Session session(problem(), operation_, result_.backend, inputs_);
     if (!options_.profile.empty()) return profile(session, *steps.front());
     result_.roofs = choose_roofs();
+    print_roofs(result_.roofs, problem().dtype);
     if (options_.time && result_.backend == Backend::gpu) timer_.emplace();
     for (const Step* step : steps) {
       StepResult s = run_step(session, *step);
-      print_step(s, result_.roofs);
+      print_step(s);
       std::fflush(stdout);
       using Outcome = StepResult::Outcome;
       if (s.outcome == Outcome::fail) failed_ = true;
@@ -216,7 +220,7 @@ class Run {
       if (!reason && !step.launch.on(result_.backend)) reason = "not built for this device";
       if (reason) {
         result_.steps.push_back(refused(step, StepResult::Outcome::unsupported, *reason));
-        print_step(result_.steps.back(), result_.roofs);
+        print_step(result_.steps.back());
       } else {
         steps.push_back(&step);
       }
@@ -228,23 +232,23 @@ class Run {
   std::vector<const Step*> refuse_what_does_not_fit(const std::vector<const Step*>& steps) {
     std::vector<const Step*> fitting;
     const auto free = static_cast<double>(free_bytes(result_.backend));
+    double most = 0;
+    std::string most_text;
     for (const Step* step : steps) {
       const MemoryNeed need = memory_need(problem(), operation_, *step);
-      const auto total = static_cast<double>(need.total());
       const std::string text = fmt::format(
-          "needs {} ({}{}tensors {}), {} free", bytes_text(total), need.workspace_text,
-          need.workspace_text.empty() ? "" : ", ", bytes_text(static_cast<double>(need.tensors)),
-          bytes_text(free));
-      if (need.total() > 0 && total <= free) {
-        fmt::print("memory: {:<16} {}\n", step->name, text);
-        fitting.push_back(step);
+          "{} needed ({}{}tensors {}), {} free", bytes_text(need.total()), need.workspace_text,
+          need.workspace_text.empty() ? "" : " + ", bytes_text(need.tensors), bytes_text(free));
+      if (need.total() > free) {
+        device_failed_ = true;
+        result_.steps.push_back(refused(*step, StepResult::Outcome::error, "out of memory: " + text));
+        print_step(result_.steps.back());
         continue;
       }
-      device_failed_ = true;
-      result_.steps.push_back(
-          refused(*step, StepResult::Outcome::error, fmt::format("out of memory: {}", text)));
-      print_step(result_.steps.back(), result_.roofs);
+      fitting.push_back(step);
+      if (need.total() > most) most = need.total(), most_text = step->name + " " + text;
     }
+    if (!fitting.empty()) fmt::print("memory: {}\n", most_text);
     std::fflush(stdout);
     return fitting;
   }

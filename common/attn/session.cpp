@@ -16,9 +16,9 @@ std::string bytes_text(double bytes) {
 MemoryNeed memory_need(const Problem& p, const Operation& op, const Step& step) {
   MemoryNeed need;
   for (const auto* specs : {&op.inputs, &op.saved, &op.outputs})
-    for (const TensorSpec& t : (*specs)(p)) need.tensors += DeviceBuffer::footprint(t.bytes());
+    for (const TensorSpec& t : (*specs)(p)) need.tensors += static_cast<double>(DeviceBuffer::footprint(t.bytes()));
   for (const Workspace& w : step.workspaces(p)) {
-    need.workspaces += DeviceBuffer::footprint(w.bytes);
+    need.workspaces += static_cast<double>(DeviceBuffer::footprint(w.bytes));
     if (!need.workspace_text.empty()) need.workspace_text += " + ";
     need.workspace_text += w.name + " " + bytes_text(static_cast<double>(w.bytes));
   }

@@ -14,11 +14,12 @@
 
 namespace attn {
 
-/// Bytes that a step needs: inputs, outputs and its workspaces, guards included.
+/// Bytes that a step needs: inputs, outputs and its workspaces, guards included. Doubles, because the
+/// sum of what a huge problem needs may not fit in 63 bits.
 struct MemoryNeed {
-  int64_t tensors = 0, workspaces = 0;
+  double tensors = 0, workspaces = 0;
   std::string workspace_text;  ///< "S 2.00 GiB + P 1.00 GiB"
-  int64_t total() const { return tensors + workspaces; }
+  double total() const { return tensors + workspaces; }
 };
 MemoryNeed memory_need(const Problem&, const Operation&, const Step&);
 
