@@ -15,8 +15,6 @@ namespace {
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using MatrixF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-// A row whose terms cancel is measured against this share of the sum of their magnitudes.
-constexpr double kCancelledShare = 1.0 / 64;
 constexpr int64_t kRowsAtOnce = 64;
 
 Eigen::Map<const MatrixF> head_of(const HostTensor& t, int64_t b, int64_t h) {
@@ -35,6 +33,17 @@ Bounds bounds_of(DType t) {
     case DType::bf16: return {6e-3, 1e-4, 2e-2};
   }
   return {};
+}
+
+// Below this the spacing of a type's values no longer shrinks: 2^-14 is the smallest normal fp16.
+// bf16 and fp32 have the range of a float, whose end nothing here comes near.
+double smallest_normal(DType t) { return t == DType::fp16 ? 0x1p-14 : 0; }
+
+// P for the purpose of its rounding errors: a subnormal is as coarse as the smallest normal value.
+template <class M>
+M coarse(DType t, const M& p) {
+  const double least = smallest_normal(t);
+  return p.unaryExpr([least](double x) { return x > 0 && x < least ? least : x; });
 }
 
 // Sums in float32, term after term as a thread would add them: c += a b.
@@ -135,14 +144,21 @@ void reserve(Expected& e, std::size_t rows) {
   const auto columns = static_cast<std::size_t>(e.spec.columns());
   e.rows.resize(rows);
   e.scale.resize(rows);
+  e.slack.resize(rows);
   e.reference.resize(rows * columns);
   e.low.resize(rows * columns);
 }
 
-// Stores row `r` of `e`; `magnitude` is the row's sum of magnitudes.
-template <class Ref, class Low, class Mag>
+// What a float32 sum of products may be off, for scores of queries up to |q| and keys up to |k|.
+double score_error(const Problem& p, double q_norm, double k_norm) {
+  return 4 * 0x1p-24 * std::abs(p.softmax_scale) * q_norm * k_norm;
+}
+
+// Stores row `r` of `e`; `squares` is the sum of the squares of its terms, `relative` the relative error
+// of the terms that the scores cause.
+template <class Ref, class Low, class Squares>
 void store(Expected& e, std::size_t r, Expected::Row where, const Ref& ref, const Low& low,
-           const Mag& magnitude) {
+           const Squares& squares, double relative) {
   const Eigen::Index columns = e.spec.columns();
   const std::size_t first = r * static_cast<std::size_t>(columns);
   e.rows[r] = where;
@@ -150,7 +166,10 @@ void store(Expected& e, std::size_t r, Expected::Row where, const Ref& ref, cons
     e.reference[first + static_cast<std::size_t>(c)] = ref[c];
     e.low[first + static_cast<std::size_t>(c)] = low[c];
   }
-  e.scale[r] = std::max(ref.norm(), kCancelledShare * magnitude.norm());
+  const double terms = std::sqrt(squares.sum());
+  e.scale[r] = std::max(ref.norm(), terms);
+  e.slack[r] = relative * terms +  // and the spacing of subnormal results
+               0x1p-11 * smallest_normal(e.spec.dtype) * std::sqrt(static_cast<double>(columns));
 }
 
 }  // namespace
@@ -161,8 +180,8 @@ std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inp
   const std::vector<HeadRows> pieces = select_rows(p, selection);
   std::vector<std::size_t> first(pieces.size() + 1, 0);
   for (std::size_t n = 0; n < pieces.size(); ++n) first[n + 1] = first[n] + pieces[n].rows.size();
-  Expected o{like_q(p, "o", p.dtype, p.head_dim), bounds_of(p.dtype).output, true, {}, {}, {}, {}};
-  Expected lse{like_q(p, "lse", DType::fp32, 1), bounds_of(p.dtype).lse, false, {}, {}, {}, {}};
+  Expected o{like_q(p, "o", p.dtype, p.head_dim), bounds_of(p.dtype).output, true, {}, {}, {}, {}, {}};
+  Expected lse{like_q(p, "lse", DType::fp32, 1), bounds_of(p.dtype).lse, false, {}, {}, {}, {}, {}};
   reserve(o, first.back());
   reserve(lse, first.back());
 
@@ -177,21 +196,25 @@ std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inp
       qf.row(static_cast<Eigen::Index>(r)) = q_head.row(piece.rows[r]);
 
     const Probabilities<Matrix> exact(p, qf.cast<double>(), kd, piece.rows);
-    const Matrix o_exact = exact.p * vd, magnitude = exact.p * vd.cwiseAbs();
+    const Matrix o_exact = exact.p * vd;
+    const Matrix squares = coarse(p.dtype, exact.p).cwiseAbs2() * vd.cwiseAbs2();
     Probabilities<MatrixF> low(p, qf, kf, piece.rows);
     round_all(p.dtype, low.p);
     MatrixF o_low = MatrixF::Zero(o_exact.rows(), o_exact.cols());
     multiply_in_order(low.p, vf, o_low);
     round_all(p.dtype, o_low);
 
+    const double k_norm = kd.rowwise().norm().maxCoeff();
     for (std::size_t r = 0; r < piece.rows.size(); ++r) {
       const Expected::Row where{piece.b, piece.h, piece.rows[r]};
       const auto i = static_cast<Eigen::Index>(r);
       const std::size_t at = first[static_cast<std::size_t>(n)] + r;
-      store(o, at, where, o_exact.row(i), o_low.row(i), magnitude.row(i));
+      const double error = score_error(p, qf.row(i).cast<double>().norm(), k_norm);
+      store(o, at, where, o_exact.row(i), o_low.row(i), squares.row(i), error);
       lse.rows[at] = where;
       lse.reference[at] = exact.lse[r];
       lse.low[at] = static_cast<float>(low.lse[r]);
+      lse.slack[at] = error;
       lse.scale[at] = std::max(1.0, std::isfinite(exact.lse[r]) ? std::abs(exact.lse[r]) : 0.0);
     }
   });
@@ -216,8 +239,8 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
   const std::vector<int64_t> heads(chosen.begin(), chosen.end());
 
   const double bound = bounds_of(p.dtype).gradient;
-  Expected dq{like_q(p, "dq", p.dtype, p.head_dim), bound, true, {}, {}, {}, {}};
-  Expected dk{like_k(p, "dk"), bound, true, {}, {}, {}, {}}, dv{like_k(p, "dv"), bound, true, {}, {}, {}, {}};
+  Expected dq{like_q(p, "dq", p.dtype, p.head_dim), bound, true, {}, {}, {}, {}, {}};
+  Expected dk{like_k(p, "dk"), bound, true, {}, {}, {}, {}, {}}, dv{like_k(p, "dv"), bound, true, {}, {}, {}, {}, {}};
   reserve(dq, heads.size() * static_cast<std::size_t>(p.group() * p.seqlen_q));
   reserve(dk, heads.size() * static_cast<std::size_t>(p.seqlen_k));
   reserve(dv, heads.size() * static_cast<std::size_t>(p.seqlen_k));
@@ -228,8 +251,14 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
     const int64_t hkv = heads[static_cast<std::size_t>(n)] % p.kv_heads;
     const MatrixF kf = head_of(k, b, hkv), vf = head_of(v, b, hkv);
     const Matrix kd = kf.cast<double>(), vd = vf.cast<double>();
+    const double k_norm = kd.rowwise().norm().maxCoeff();
+    double q_norm = 0;
+    for (int64_t g = 0; g < p.group(); ++g)
+      q_norm = std::max<double>(
+          q_norm, head_of(q, b, hkv * p.group() + g).cast<double>().rowwise().norm().maxCoeff());
+    const double error = score_error(p, q_norm, k_norm);
     Matrix dk_exact = Matrix::Zero(p.seqlen_k, p.head_dim), dv_exact = dk_exact;
-    Matrix dk_magnitude = dk_exact, dv_magnitude = dk_exact;
+    Matrix dk_squares = dk_exact, dv_squares = dk_exact;
     MatrixF dk_low = MatrixF::Zero(p.seqlen_k, p.head_dim), dv_low = dk_low;
     for (int64_t g = 0; g < p.group(); ++g) {
       const int64_t h = hkv * p.group() + g;
@@ -244,13 +273,18 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         const Probabilities<Matrix> exact(p, qd, kd, rows);
         const Matrix o = exact.p * vd;
         const Eigen::VectorXd d = (dod.array() * o.array()).rowwise().sum();
-        Matrix ds = dod * vd.transpose();
-        ds = exact.p.array() * (ds.colwise() - d).array() * scale;
-        const Matrix dq_exact = ds * kd, dq_magnitude = ds.cwiseAbs() * kd.cwiseAbs();
+        const Matrix dp = dod * vd.transpose();
+        const Matrix ds = exact.p.array() * (dp.colwise() - d).array() * scale;
+        // dP - D cancels where one key has all the weight; its terms do not.
+        const Matrix p_coarse = coarse(p.dtype, exact.p);
+        const Matrix ds_terms = coarse(
+            p.dtype, Matrix(p_coarse.array() * (dp.cwiseAbs().colwise() + d.cwiseAbs()).array() *
+                            std::abs(scale)));
+        const Matrix dq_exact = ds * kd, dq_squares = ds_terms.cwiseAbs2() * kd.cwiseAbs2();
         dk_exact.noalias() += ds.transpose() * qd;
-        dk_magnitude.noalias() += ds.cwiseAbs().transpose() * qd.cwiseAbs();
+        dk_squares.noalias() += ds_terms.cwiseAbs2().transpose() * qd.cwiseAbs2();
         dv_exact.noalias() += exact.p.transpose() * dod;
-        dv_magnitude.noalias() += exact.p.transpose() * dod.cwiseAbs();
+        dv_squares.noalias() += p_coarse.cwiseAbs2().transpose() * dod.cwiseAbs2();
 
         Probabilities<MatrixF> low(p, qf, kf, rows);
         MatrixF p_low = low.p;
@@ -271,15 +305,15 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
 
         for (int64_t r = 0; r < count; ++r)
           store(dq, static_cast<std::size_t>((n * p.group() + g) * p.seqlen_q + first + r),
-                {b, h, first + r}, dq_exact.row(r), dq_low.row(r), dq_magnitude.row(r));
+                {b, h, first + r}, dq_exact.row(r), dq_low.row(r), dq_squares.row(r), error);
       }
     }
     round_all(p.dtype, dk_low);
     round_all(p.dtype, dv_low);
     for (int64_t j = 0; j < p.seqlen_k; ++j) {
       const auto at = static_cast<std::size_t>(n * p.seqlen_k + j);
-      store(dk, at, {b, hkv, j}, dk_exact.row(j), dk_low.row(j), dk_magnitude.row(j));
-      store(dv, at, {b, hkv, j}, dv_exact.row(j), dv_low.row(j), dv_magnitude.row(j));
+      store(dk, at, {b, hkv, j}, dk_exact.row(j), dk_low.row(j), dk_squares.row(j), error);
+      store(dv, at, {b, hkv, j}, dv_exact.row(j), dv_low.row(j), dv_squares.row(j), error);
     }
   });
   return {std::move(dq), std::move(dk), std::move(dv)};

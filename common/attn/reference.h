@@ -11,6 +11,11 @@
 ///     dV_j  = sum_i P_ij do_i       dP_ij = do_i . v_j        dS_ij = P_ij (dP_ij - D_i)
 ///     dQ_i  = scale * sum_j dS_ij k_j                         dK_j  = scale * sum_i dS_ij q_i
 ///
+/// The size of a row is max(||row||, ||terms||), where `terms` is the root of the sum of squares of what
+/// is added up: rounding errors of the terms are independent, so they add up like this too, and a
+/// row whose sum happens to be near 0 is not asked for more than arithmetic can give. For dS the terms
+/// are P (|dP| + |D|): the difference dP - D vanishes where one key has all the weight.
+///
 /// Beside each value stands `low`: the same formula as a good kernel computes it, with sums in
 /// float32 and P, dS and the results rounded to the element type. Its error says what the type
 /// itself costs on these inputs; the checker allows a multiple of it.
@@ -34,7 +39,10 @@ struct Expected {
   std::vector<Row> rows;
   std::vector<double> reference;  ///< [rows, columns]
   std::vector<float> low;         ///< [rows, columns]
-  std::vector<double> scale;      ///< [rows]: size of the row, floored where its sum cancels
+  std::vector<double> scale;      ///< [rows]: size of the row, or of its terms where they cancel
+  /// [rows]: error that float32 scores cause. An error of a score is a relative error of its P, and
+  /// with scores of 1e4 the last bit of a float32 is 1e-3.
+  std::vector<double> slack;
 };
 
 /// Which rows to compare: `full` means all of them.

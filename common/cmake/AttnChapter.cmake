@@ -38,6 +38,7 @@ function(attn_add_test name)
   target_compile_definitions(${name} PRIVATE
     ATTN_FIXTURES="${PROJECT_SOURCE_DIR}/common/tests/fixtures"
     ATTN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE attn attn_warnings Catch2::Catch2)
   catch_discover_tests(${name} TEST_SPEC "~[gpu]" TEST_PREFIX "${name}: "
                        PROPERTIES LABELS "cpu;${arg_LABELS}" TIMEOUT 600)

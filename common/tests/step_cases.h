@@ -1,0 +1,93 @@
+// What every chapter's test does with every step: runs it on a back end and checks the result.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+#include "attn/check.h"
+#include "attn/inputs.h"
+#include "attn/session.h"
+#include "emulator/simt.h"
+#include "tests/catch.h"
+
+namespace attn::tests {
+
+/// What a step gave for a problem: "" if all is right, else what is wrong.
+inline std::string run_step(const Step& step, const Problem& problem, Backend backend,
+                            HostTensors* outputs = nullptr) {
+  const Operation& op = *find_operation(step.operation);
+  const HostTensors inputs = draw_inputs(problem, op.inputs(problem));
+  emulator::schedule_seed = problem.seed;
+  Session session(problem, op, backend, inputs);
+  if (const Status status = session.prepare(step); !status.ok())
+    return "prepare: " + status.message;
+  if (const Status status = session.launch(); !status.ok()) return "launch: " + status.message;
+  if (const auto damage = session.damage()) return *damage;
+  const HostTensors out = session.outputs();
+  for (const Expected& e : op.reference(problem, inputs, {})) {
+    const Verdict v = check(out.at(e.spec.name), e);
+    if (!v.pass) return v.failure;
+  }
+  if (outputs) *outputs = out;
+  return "";
+}
+
+/// Runs every step of `operation` that does not refuse the problem; returns how many ran.
+inline int check_steps(const std::string& operation, Problem problem, Backend backend) {
+  problem.finish();
+  int ran = 0;
+  for (const Step& step : chapter().steps) {
+    if (step.operation != operation || step.refuses(problem)) continue;
+    INFO(step.name << ": " << operation << " " << problem.text());
+    CHECK(run_step(step, problem, backend) == "");
+    ++ran;
+  }
+  return ran;
+}
+
+inline Problem problem(int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim, DType dtype,
+                       InputKind inputs = InputKind::random) {
+  Problem p;
+  p.seqlen_q = seqlen_q;
+  p.seqlen_k = seqlen_k;
+  p.head_dim = head_dim;
+  p.dtype = dtype;
+  p.inputs = inputs;
+  return p;
+}
+
+/// The lengths that break kernels: one, odd ones, and the edges of tiles.
+inline const std::vector<int64_t> kLengths{1,   2,   3,   15,  16,  17,  31,  32,  33,  63,  64,
+                                           65,  113, 127, 128, 129, 203, 239, 799, 1000, 1023, 1024};
+
+/// Runs `body(problem)` over a set of problems in which every pair (length, mask), (length, head dim),
+/// (length, inputs), (mask, heads) and (dtype, anything) occurs: a covering array, not the product.
+template <class Body>
+void covering_problems(const std::vector<int64_t>& lengths, const std::vector<int64_t>& head_dims,
+                       const std::vector<DType>& dtypes, Body body) {
+  constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked,
+                                   InputKind::needle, InputKind::outlier};
+  constexpr int64_t kGroups[][2] = {{1, 1}, {2, 2}, {2, 1}, {3, 1}, {4, 1}, {7, 1}, {8, 2}};
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < lengths.size(); ++i)
+    for (int mask = 0; mask < 5; ++mask, ++n) {
+      // Unequal lengths both ways come with every other case.
+      const int64_t other = lengths[(i * 7 + static_cast<std::size_t>(mask) * 3) % lengths.size()];
+      const int64_t q = n % 3 == 1 ? other : lengths[i], k = n % 3 == 2 ? other : lengths[i];
+      Problem p = problem(q, k, head_dims[n % head_dims.size()], dtypes[n % dtypes.size()],
+                          kInputs[n % std::size(kInputs)]);
+      const auto& heads = kGroups[n % std::size(kGroups)];
+      p.heads = heads[0], p.kv_heads = heads[1];
+      p.batch = n % 4 == 0 ? 2 : 1;
+      p.causal = mask == 1;
+      if (mask == 2) p.window_left = 16, p.window_right = 0;
+      if (mask == 3) p.window_left = 0, p.window_right = 5;
+      if (mask == 4) p.window_right = 33;
+      p.seed = n + 1;
+      body(p);
+    }
+}
+
+}  // namespace attn::tests
