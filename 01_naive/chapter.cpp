@@ -10,7 +10,6 @@ ATTN_DECLARE_STEP(v1_global);
 ATTN_DECLARE_STEP(v2_coalesced);
 ATTN_DECLARE_STEP(v3_tiled);
 ATTN_DECLARE_STEP(v4_tensor_core);
-ATTN_DECLARE_STEP(v4b_async);
 ATTN_DECLARE_STEP(v5_cublas);
 ATTN_DECLARE_STEP(b1_global);
 ATTN_DECLARE_STEP(b2_cublas);
@@ -147,7 +146,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v4_tensor_core",
       .operation = "forward",
-      .idea = "mma.sync for both products; P in 16 bits, 16-byte accesses",
+      .idea = "mma.sync for both products, fed by cp.async; P in 16 bits",
       .support = "fp16, bf16; head dims that are a multiple of 8; any lengths, masks, GQA",
       .refuses = [](const Problem& p) -> Reason {
         if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
@@ -164,16 +163,6 @@ Chapter make_chapter() {
         return forward_cost(p, 8, 2, p.seqlen_k * 4 <= 224 * 1024 ? 1 : 3, true);
       },
       .launch = ATTN_LAUNCH(v4_tensor_core),
-  });
-  c.steps.push_back({
-      .name = "v4b_async",
-      .operation = "forward",
-      .idea = "cp.async: tiles and rows are copied while others are computed",
-      .support = c.steps[3].support,
-      .refuses = c.steps[3].refuses,
-      .workspaces = c.steps[3].workspaces,
-      .cost = c.steps[3].cost,
-      .launch = ATTN_LAUNCH(v4b_async),
   });
   c.steps.push_back({
       .name = "v5_cublas",

@@ -102,7 +102,6 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   Problem p = problem(8, 8, 7, DType::bf16);
   p.finish();
   CHECK(step_named("v4_tensor_core").refuses(p).value().find("multiple of 8") != std::string::npos);
-  CHECK(step_named("v4b_async").refuses(p).has_value());
   CHECK_FALSE(step_named("v1_global").refuses(p));
   p = problem(8, 8, 64, DType::fp32);
   p.finish();
@@ -196,7 +195,7 @@ TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
   const HostTensors inputs = draw_inputs(p, op.inputs(p));
   Session session(p, op, Backend::gpu, inputs);
   const auto expected = op.reference(p, inputs, {.full = false, .budget = 1e7});
-  for (const char* name : {"v3_tiled", "v4_tensor_core", "v4b_async", "v5_cublas"}) {
+  for (const char* name : {"v3_tiled", "v4_tensor_core", "v5_cublas"}) {
     INFO(name);
     const Step& step = step_named(name);
     if (memory_need(p, op, step).total() > static_cast<double>(free_bytes(Backend::gpu))) continue;

@@ -1,14 +1,15 @@
 // v4_tensor_core: the same three kernels with the products on tensor cores.
 //
 // parent    v3_tiled
-// idea      mma.sync multiplies 16-bit operands, so P is stored in 16 bits and the tiles in shared memory
-//           hold elements, not floats; sums stay fp32, and so does S. All accesses are 16 bytes, for
-//           which the rows of S and P are padded to a multiple of 8.
-// expect    the products stop being bound by FP32 and shared memory; what remains is the traffic of S
-//           and P. ncu: sm__inst_executed_pipe_tensor_op_hmma > 0, dram__bytes near the model.
+// idea      mma.sync multiplies 16-bit operands, so tiles in shared memory hold elements, not floats, and P
+//           is stored in 16 bits; sums stay fp32, and so does S. A unit this fast starves unless copies
+//           go on while it computes: cp.async brings the next two tiles, and the whole row of a softmax.
+// expect    the products are no longer bound by FP32 and shared memory; what remains is the traffic of
+//           S and P. ncu: sm__inst_executed_pipe_tensor_op_hmma > 0, dram__bytes near the model.
 // supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
+#include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
 
@@ -20,6 +21,7 @@ struct Config {
   static constexpr int kWarpsM = 4, kWarpsN = 2, kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kWarpM = kBlockM / kWarpsM;  // 32 rows a warp: 2 products of 16
   static constexpr int kVector = 8;                 // elements in 16 bytes
+  static constexpr int kStages = 3;                 // tiles in shared memory: one used, two on the way
   static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
 };
 
@@ -32,26 +34,29 @@ static_assert(ldmatrix_access([](int l) { return row_of_matrix(l, padded(64)); }
               "ldmatrix reads a tile without bank conflicts");
 
 template <class Element, int kBlockN>
-struct SharedStorage {
+struct Stage {
   static constexpr int kSmallerB = Config::kBlockK * padded(kBlockN);  // [kBlockK, kBlockN]
   static constexpr int kLargerB = kBlockN * padded(Config::kBlockK);   // [kBlockN, kBlockK]
   alignas(16) Element sA[Config::kBlockM * padded(Config::kBlockK)];   // 18432 bytes
   alignas(16) Element sB[kSmallerB > kLargerB ? kSmallerB : kLargerB];  // 18432 for kBlockN = 128
 };
+template <class Element, int kBlockN>
+struct SharedStorage {
+  Stage<Element, kBlockN> stages[Config::kStages];  // 110592 bytes: two blocks an SM
+};
 
-// Copies a tile of kRows x kColumns elements to shared memory, 16 bytes at a time; what lies outside
-// the matrix is 0. `columns` is a multiple of 8.
+// Starts the copy of a tile of kRows x kColumns elements to shared memory, 16 bytes at a time; what
+// lies outside the matrix becomes 0. `columns` is a multiple of 8.
 template <int kRows, int kColumns, class Element>
 __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, int row0, int rows,
                           int col0, int columns) {
   constexpr int kVectors = kColumns / Config::kVector;  // a row
-#pragma unroll 2
+#pragma unroll
   for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
     const int r = i / kVectors, c = i % kVectors * Config::kVector;
-    uint4 value = make_uint4(0, 0, 0, 0);
-    if (row0 + r < rows && col0 + c < columns)
-      value = *reinterpret_cast<const uint4*>(matrix + (row0 + r) * stride + col0 + c);
-    *reinterpret_cast<uint4*>(tile + r * padded(kColumns) + c) = value;
+    const bool inside = row0 + r < rows && col0 + c < columns;
+    cp_async_16(tile + r * padded(kColumns) + c,
+                inside ? matrix + (row0 + r) * stride + col0 + c : matrix, inside ? 16 : 0);
   }
 }
 
@@ -91,28 +96,42 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
   const int warp_col = warp_id % Config::kWarpsN * kWarpN;
 
   float acc[kTilesM][kTilesN][4] = {};
-  for (int k0 = 0; k0 < depth_a; k0 += kBlockK) {
-    load_tile<kBlockM, kBlockK>(smem.sA, gA, stride_a, row0, rows, k0, depth_a);
-    if constexpr (kTransposeB)
-      load_tile<kBlockN, kBlockK>(smem.sB, gB, stride_b, col0, columns_b, k0, depth_b);
-    else
-      load_tile<kBlockK, kBlockN>(smem.sB, gB, stride_b, k0, depth_b, col0, columns_b);
-    __syncthreads();  // the tiles are whole before anyone reads them
+  const auto load_slice = [&](int slice) {  // a group of copies, empty beyond the last slice
+    auto& stage = smem.stages[slice % Config::kStages];
+    const int k0 = slice * kBlockK;
+    if (k0 < depth_a) {
+      load_tile<kBlockM, kBlockK>(stage.sA, gA, stride_a, row0, rows, k0, depth_a);
+      if constexpr (kTransposeB)
+        load_tile<kBlockN, kBlockK>(stage.sB, gB, stride_b, col0, columns_b, k0, depth_b);
+      else
+        load_tile<kBlockK, kBlockN>(stage.sB, gB, stride_b, k0, depth_b, col0, columns_b);
+    }
+    cp_async_commit();
+  };
+  for (int slice = 0; slice < Config::kStages - 1; ++slice) load_slice(slice);
+  const int slices = ceil_div(depth_a, kBlockK);
+  for (int slice = 0; slice < slices; ++slice) {
+    const auto& stage = smem.stages[slice % Config::kStages];
+    cp_async_wait<Config::kStages - 2>();
+    // This slice is whole for every thread, and everyone is done with the stage that the next load
+    // overwrites: it was used one slice ago.
+    __syncthreads();
+    load_slice(slice + Config::kStages - 1);
 #pragma unroll
     for (int k = 0; k < kBlockK; k += 16) {
       uint32_t a[kTilesM][4], b[kTilesN][2];
 #pragma unroll
       for (int i = 0; i < kTilesM; ++i)  // lanes 0-15: rows at k; lanes 16-31: the same rows at k + 8
-        ldmatrix_x4(a[i], smem.sA + (warp_row + 16 * i + lane_id % 16) * padded(kBlockK) + k +
+        ldmatrix_x4(a[i], stage.sA + (warp_row + 16 * i + lane_id % 16) * padded(kBlockK) + k +
                               lane_id / 16 * 8);
 #pragma unroll
       for (int j = 0; j < kTilesN; j += 2) {  // two products of 8 columns at once
         uint32_t pair[4];
         if constexpr (kTransposeB)  // rows are columns of op(B): {8 columns} x {k, k + 8}, twice
-          ldmatrix_x4(pair, smem.sB + (warp_col + 8 * j + lane_id / 16 * 8 + lane_id % 8) *
+          ldmatrix_x4(pair, stage.sB + (warp_col + 8 * j + lane_id / 16 * 8 + lane_id % 8) *
                                           padded(kBlockK) + k + lane_id / 8 % 2 * 8);
         else  // rows run along k: {k, k + 8} x {8 columns}, twice, each transposed on the way
-          ldmatrix_x4_trans(pair, smem.sB + (k + lane_id % 16) * padded(kBlockN) + warp_col + 8 * j +
+          ldmatrix_x4_trans(pair, stage.sB + (k + lane_id % 16) * padded(kBlockN) + warp_col + 8 * j +
                                       lane_id / 16 * 8);
         b[j][0] = pair[0], b[j][1] = pair[1], b[j + 1][0] = pair[2], b[j + 1][1] = pair[3];
       }
@@ -121,8 +140,8 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
 #pragma unroll
         for (int j = 0; j < kTilesN; ++j) mma_m16n8k16<Element>(acc[i][j], a[i], b[j], acc[i][j]);
     }
-    __syncthreads();  // everyone has read the tiles before the next ones overwrite them
   }
+  __syncthreads();  // the last tiles are read; their memory serves the results
   // Each warp turns its results through shared memory, 16 rows at a time: stored straight from the
   // registers, an instruction would touch 8 rows and write 32 bytes of each.
   constexpr int kVectorC = 16 / sizeof(C), kStrideC = kWarpN + kVectorC, kVectorsC = kWarpN / kVectorC;
@@ -189,8 +208,8 @@ __global__ void __launch_bounds__(32)
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
 
   // Four scores at once, scaled, and -inf where the row does not see the key.
-  const auto scores_at = [&](int j) {
-    const float4 x = *reinterpret_cast<const float4*>(s + j);
+  const auto scores_at = [&](const float* from, int j) {
+    const float4 x = *reinterpret_cast<const float4*>(from + j);
     const auto masked = [&](float score, int key) {
       return begin <= key && key < end ? score * shape.softmax_scale : -INFINITY;
     };
@@ -199,12 +218,17 @@ __global__ void __launch_bounds__(32)
   const auto kept = [&](int j) -> float4& { return *reinterpret_cast<float4*>(sRow + j); };
   const int first = begin / 4 * 4 + 4 * lane_id;  // this lane's keys: first, first + 128, ...
 
+  if (row_fits) {  // the whole row is under way at once, each lane's part for that lane alone
+    for (int j = first; j < end; j += 128) cp_async_16(sRow + j, s + j);
+    cp_async_commit();
+    cp_async_wait<0>();
+  }
   float row_max = -INFINITY;
-#pragma unroll 8
+#pragma unroll 4
   for (int j = first; j < end; j += 128) {
-    const float4 x = scores_at(j);
+    const float4 x = scores_at(row_fits ? sRow : s, j);
     row_max = fmaxf(row_max, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
-    if (row_fits) kept(j) = x;  // for this lane alone: no barrier
+    if (row_fits) kept(j) = x;
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
@@ -217,7 +241,7 @@ __global__ void __launch_bounds__(32)
   float row_sum = 0;
 #pragma unroll 4
   for (int j = first; j < end; j += 128) {
-    const float4 e = exp_of(row_fits ? kept(j) : scores_at(j));
+    const float4 e = exp_of(row_fits ? kept(j) : scores_at(s, j));
     row_sum += (e.x + e.y) + (e.z + e.w);
     if (row_fits) kept(j) = e;
   }
@@ -228,7 +252,7 @@ __global__ void __launch_bounds__(32)
 #pragma unroll 4
   for (int j = first % 128; j < row_stride; j += 128) {
     float4 e = make_float4(0, 0, 0, 0);
-    if (first <= j && j < end) e = row_fits ? kept(j) : exp_of(scores_at(j));
+    if (first <= j && j < end) e = row_fits ? kept(j) : exp_of(scores_at(s, j));
     store4(p + j, e.x * inverse_sum, e.y * inverse_sum, e.z * inverse_sum, e.w * inverse_sum);
   }
   if (lane_id == 0)

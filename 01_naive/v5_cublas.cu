@@ -1,6 +1,6 @@
 // v5_cublas: the products by the library, the softmax ours.
 //
-// parent    v4b_async
+// parent    v4_tensor_core
 // idea      cuBLAS does both products: the best GEMM there is, *without* fusing. All query heads that
 //           share a K/V head are one matrix of group * seqlen_q rows, because they lie side by side.
 // expect    the time that no faster product can shorten: S is written and read, P is written and read.
