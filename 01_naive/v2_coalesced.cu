@@ -3,9 +3,9 @@
 // parent    v1_global
 // idea      threadIdx.x runs along the *columns* of the result, threadIdx.y along its rows: the lanes
 //           of a warp write 32 neighbours and read V's rows as they lie.
-// expect    stores of S, loads of V, stores of O: 4 sectors a request instead of 32; loads of Q and P
-//           are one address for the whole warp. What stays: the lanes read 32 rows of K, and in the
-//           softmax a thread still owns a row. v3_tiled mends both.
+// expect    stores of S: 4 sectors a request instead of 32; loads of V and stores of O: 4, or 2 in 16
+//           bits; loads of Q and P are one address for the whole warp. What stays: the lanes read 32
+//           rows of K, and in the softmax a thread still owns a row. v3_tiled mends both.
 // supports  as v1_global
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"

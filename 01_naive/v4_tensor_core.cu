@@ -5,7 +5,7 @@
 //           is stored in 16 bits; sums stay fp32, and so does S. A unit this fast starves unless copies
 //           go on while it computes: cp.async brings the next two tiles, and the whole row of a softmax.
 // expect    the products are no longer bound by FP32 and shared memory; what remains is the traffic of
-//           S and P. ncu: sm__inst_executed_pipe_tensor_op_hmma > 0, dram__bytes near the model.
+//           S and P. ncu: sm__ops_path_tensor_src_bf16_dst_fp32 > 0, dram__bytes near the model.
 // supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"

@@ -3,7 +3,10 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <fstream>
+#include <limits>
 #include <new>
 
 #include "emulator/fiber.h"  // ATTN_ASAN
@@ -58,6 +61,24 @@ GpuInfo query() {
   return info;
 }
 
+// What the host can still give, page cache included; a container may have less than its machine.
+int64_t available_to_machine() {
+  std::ifstream info("/proc/meminfo");
+  for (std::string key, unit; info >> key;) {
+    int64_t kib = 0;
+    info >> kib;
+    std::getline(info, unit);
+    if (key == "MemAvailable:") return kib * 1024;
+  }
+  return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+}
+int64_t available_to_cgroup() {
+  int64_t limit = 0, used = 0;
+  const bool limited = std::ifstream("/sys/fs/cgroup/memory.max") >> limit &&  // "max": no limit
+                       std::ifstream("/sys/fs/cgroup/memory.current") >> used;
+  return limited ? std::max<int64_t>(0, limit - used) : std::numeric_limits<int64_t>::max();
+}
+
 }  // namespace
 
 const GpuInfo& gpu_info() {
@@ -81,7 +102,7 @@ int64_t free_bytes(Backend backend) {
   }
 #endif
   (void)backend;
-  return int64_t{sysconf(_SC_AVPHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  return std::min(available_to_machine(), available_to_cgroup());
 }
 
 DeviceBuffer::DeviceBuffer(Backend backend, std::string name, int64_t bytes)
@@ -92,7 +113,7 @@ DeviceBuffer::DeviceBuffer(Backend backend, std::string name, int64_t bytes)
     void* p = nullptr;
     if (cudaMalloc(&p, total) != cudaSuccess) {
       (void)cudaGetLastError();
-      throw DeviceError(fmt::format("{}: {} bytes needed, {} free", name_, total,
+      throw DeviceError(fmt::format("{}: the GPU gave no {} bytes; {} are free", name_, total,
                                     free_bytes(backend)));
     }
     base_ = static_cast<std::byte*>(p);
@@ -104,8 +125,8 @@ DeviceBuffer::DeviceBuffer(Backend backend, std::string name, int64_t bytes)
   base_ = static_cast<std::byte*>(
       ::operator new(total, std::align_val_t{kAlignment}, std::nothrow));
   if (base_ == nullptr)
-    throw DeviceError(
-        fmt::format("{}: {} bytes needed, {} free", name_, total, free_bytes(backend)));
+    throw DeviceError(fmt::format("{}: the host gave no {} bytes; {} are free", name_, total,
+                                  free_bytes(backend)));
   std::memset(base_, kGuardByte, kGuardBytes);
   std::memset(base_ + kGuardBytes + bytes, kGuardByte, kGuardBytes);
   unpoison_guards(false);

@@ -14,7 +14,10 @@
 #ifdef ATTN_EMULATED
 #include "emulator/cuda_names.h"
 #define ATTN_BACKEND emulated
+// The last parameter of an instruction that a whole warp runs: the line that calls it.
+#define ATTN_CALLER , attn::emulator::Place caller = {__builtin_FILE(), __builtin_LINE()}
 #else
+#define ATTN_CALLER
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
@@ -86,11 +89,19 @@ template <class... Parameters, class... Values>
 [[nodiscard]] Status launch_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
                      [[maybe_unused]] Stream stream, Values... arguments) {
   constexpr unsigned kMaxGridYZ = 65535;  // CUDA C++ Programming Guide, compute capabilities
+  constexpr unsigned kMaxThreads = 1024, kMaxThreadsZ = 64;
   constexpr std::size_t kMaxShared = 227 * 1024;
+  for (const unsigned n : {grid.x, grid.y, grid.z, block.x, block.y, block.z})
+    if (n == 0) return Status::unsupported("an empty grid or block");
   if (grid.y > kMaxGridYZ || grid.z > kMaxGridYZ)
     return Status::unsupported("a grid of " + std::to_string(grid.x) + " x " +
                                std::to_string(grid.y) + " x " + std::to_string(grid.z) +
                                " blocks: y and z end at 65535");
+  if (block.x > kMaxThreads || block.y > kMaxThreads || block.z > kMaxThreadsZ ||
+      block.x * block.y * block.z > kMaxThreads)
+    return Status::unsupported("a block of " + std::to_string(block.x) + " x " +
+                               std::to_string(block.y) + " x " + std::to_string(block.z) +
+                               " threads: it ends at 1024, and z ends at 64");
   if (shared_bytes > kMaxShared)
     return Status::unsupported(std::to_string(shared_bytes) +
                                " bytes of shared memory a block: the limit is 232448");

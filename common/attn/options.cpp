@@ -25,7 +25,7 @@ T parse_number(const std::string& option, const std::string& text, T lowest, T h
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
   if (error == std::errc::invalid_argument || stop != end)
-    throw InputError(fmt::format("{} {}: not a {}number", option, text,
+    throw InputError(fmt::format("{} {}: not a {}number", option, text.empty() ? "''" : text,
                                  std::is_integral_v<T> ? "whole " : ""));
   if (error == std::errc::result_out_of_range || !(value >= lowest && value <= highest))
     throw InputError(
@@ -56,8 +56,8 @@ std::vector<std::string> split(const std::string& text, char separator) {
 }
 
 // The shapes of q.npy and k.npy are the problem; an option that says otherwise is a mistake.
-void take_shapes_of_files(const std::string& folder, const std::set<std::string>& given,
-                          Problem& p) {
+void take_shapes_of_files(const std::string& folder, bool backward,
+                          const std::set<std::string>& given, Problem& p) {
   if (!std::filesystem::is_directory(folder))
     throw InputError(fmt::format("--load {}: no such folder", folder));
   const auto shape_of_file = [&](const char* name) {
@@ -72,6 +72,10 @@ void take_shapes_of_files(const std::string& folder, const std::set<std::string>
   const auto text = [](const std::vector<int64_t>& s) {
     return fmt::format("[{}]", fmt::join(s, ", "));
   };
+  if (backward)
+    if (const auto d_o = shape_of_file("do.npy"); d_o != q)
+      throw InputError(fmt::format("{}: q.npy {} and do.npy {} must have one shape", folder, text(q),
+                                   text(d_o)));
   if (k != v)
     throw InputError(fmt::format("{}: k.npy {} and v.npy {} must have one shape", folder, text(k),
                                  text(v)));
@@ -106,7 +110,11 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   const auto value = [&](const std::string& name, const std::string& meaning,
                          std::function<void(const std::string&)> store) {
     app.add_option_function<std::string>(
-           name, [&given, name, store](const std::string& text) { given.insert(name), store(text); },
+           name, [&given, name, store](const std::string& text) {
+             if (text.empty()) throw InputError(name + ": its value is empty");
+             given.insert(name);
+             store(text);
+           },
            meaning)
         ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   };
@@ -186,8 +194,12 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
         [&](const std::string& t) { o.profile = t; });
   app.add_flag("--require-gpu", o.require_gpu, "exit 77 instead of emulating");
 
+  app.allow_extras();  // so that what is unknown can be named alone
   try {
     app.parse(argc, argv);
+    if (const auto extras = app.remaining(); !extras.empty())
+      throw InputError(
+          fmt::format("{}: there is no such option (--help lists them)", extras.front()));
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
     return std::nullopt;
@@ -207,28 +219,40 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
                                  fmt::join(names, ", ")));
   }
   // A step names its operation, so that `--step b1_global` needs no --operation beside it.
-  const auto take_step = [&](const char* option, const std::string& name) -> const Step& {
+  const auto take_step = [&](const char* from, const std::string& name) -> const Step& {
     std::vector<std::string> names;
     for (const Step& s : chapter.steps) {
       if (s.name == name) return s;
       names.push_back(s.name);
     }
-    throw InputError(fmt::format("{} {}: this chapter has {}", option, name, fmt::join(names, ", ")));
+    throw InputError(fmt::format("{} {}: this chapter has {}", from, name.empty() ? "''" : name,
+                                 fmt::join(names, ", ")));
   };
-  if (!o.profile.empty()) steps = o.profile;
-  if (steps != "all") {
+  const char* option = o.profile.empty() ? "--step" : "--profile";
+  if (!o.profile.empty()) {
+    for (const char* other : {"--step", "--json", "--save"})
+      if (given.contains(other))
+        throw InputError(fmt::format(
+            "--profile {} {}: profiling launches one step and records nothing", o.profile, other));
+    o.steps = {o.profile};
+  } else if (steps != "all") {
     o.steps = split(steps, ',');
+  }
+  if (!o.steps.empty()) {
     for (const std::string& name : o.steps) {
-      const Step& step = take_step(o.profile.empty() ? "--step" : "--profile", name);
+      const Step& step = take_step(option, name);
       if (!given.contains("--operation") && &name == &o.steps.front()) o.operation = step.operation;
       if (step.operation != o.operation)
-        throw InputError(fmt::format("--step {}: is a {} step, the operation is {}", name,
+        throw InputError(fmt::format("{} {}: is a {} step, the operation is {}", option, name,
                                      step.operation, o.operation));
     }
   }
   if (!o.gpu.empty() && find_gpu(o.gpu) == nullptr)
     throw InputError(fmt::format("--gpu {}: must be one of {}", o.gpu, gpu_names()));
-  if (!o.load.empty()) take_shapes_of_files(o.load, given, p);
+  if (!o.load.empty()) {
+    take_shapes_of_files(o.load, o.operation == "backward", given, p);
+    p.inputs = InputKind::files;
+  }
   p.finish();
   return o;
 }

@@ -20,6 +20,7 @@ std::string_view name(InputKind k) {
     case InputKind::needle: return "needle";
     case InputKind::peaked: return "peaked";
     case InputKind::outlier: return "outlier";
+    case InputKind::files: return "files";
   }
   return "?";
 }
@@ -39,8 +40,12 @@ void Problem::finish() {
     throw InputError(fmt::format(
         "--heads {} --kv-heads {}: the query heads must be a multiple of the key/value heads",
         heads, kv_heads));
-  if (std::max(seqlen_q, seqlen_k) >= int64_t{1} << 30)
-    throw InputError(fmt::format("--seqlen {}: must be below 2^30", std::max(seqlen_q, seqlen_k)));
+  const auto below = [](int64_t value, const char* option) {  // kernels count in 32 bits
+    if (value >= int64_t{1} << 30)
+      throw InputError(fmt::format("{} {}: must be below 2^30", option, value));
+  };
+  below(std::max(seqlen_q, seqlen_k), "--seqlen");
+  below(head_dim, "--head-dim");
   if (window_left < -1 || window_right < -1)
     throw InputError(fmt::format(
         "--window {},{}: each side is a width of at least 0, or -1 for no limit", window_left,
@@ -57,7 +62,10 @@ void Problem::finish() {
   if (!product_fits({batch, heads, seqlen_q, head_dim}) ||
       !product_fits({batch, kv_heads, seqlen_k, head_dim}) ||
       !product_fits({batch, heads, seqlen_q, seqlen_k}))
-    throw InputError(fmt::format("{}: its tensors overflow 63 bits of bytes", text()));
+    throw InputError(fmt::format(
+        "{}: the bytes of a tensor overflow 63 bits; fewer heads, shorter lengths or a smaller head "
+        "dim are accepted",
+        text()));
   if (softmax_scale == 0) softmax_scale = 1 / std::sqrt(static_cast<double>(head_dim));
 }
 
@@ -87,7 +95,8 @@ std::string Problem::text() const {
   if (causal) s += " causal";
   if (window_left >= 0 || window_right >= 0)
     s += fmt::format(" window={},{}", window_left, window_right);
-  return s + fmt::format(" inputs={} seed={}", name(inputs), seed);
+  s += fmt::format(" inputs={}", name(inputs));
+  return inputs == InputKind::files ? s : s + fmt::format(" seed={}", seed);
 }
 
 Shape shape_of(const Problem& p) {

@@ -10,7 +10,7 @@
 namespace attn {
 
 enum class DType { fp32, fp16, bf16 };
-enum class InputKind { random, needle, peaked, outlier };
+enum class InputKind { random, needle, peaked, outlier, files };
 
 std::string_view name(DType);
 std::string_view name(InputKind);

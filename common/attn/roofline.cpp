@@ -19,22 +19,28 @@ Roofs datasheet_roofs(const GpuSpec& s) {
 }
 
 const GpuSpec* spec_of_device(const std::string& device_name) {
-  std::string squeezed;  // "NVIDIA GeForce RTX 4090" -> "nvidiageforcertx4090"
-  for (const char c : device_name)
+  std::vector<std::string> words(1);  // "NVIDIA A100-SXM4-40GB" -> nvidia a100 sxm4 40gb
+  for (const char c : device_name) {
     if (std::isalnum(static_cast<unsigned char>(c)))
-      squeezed += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
-  const GpuSpec* best = nullptr;  // the longest name that fits: "h100-pcie" before "h100"
-  for (const GpuSpec& s : gpu_specs()) {
-    std::string key;
-    for (const char c : s.name)
-      if (c != '-') key += c;
-    const bool fits = squeezed.find(key) != squeezed.npos;
-    if (fits && (best == nullptr || s.name.size() > best->name.size())) best = &s;
+      words.back() += static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+    else if (!words.back().empty())
+      words.emplace_back();
   }
-  // "NVIDIA A100-SXM4-40GB" and "NVIDIA H100 PCIe" say their variant after other words.
-  if (best && best->name == "a100" && squeezed.find("40gb") != squeezed.npos)
-    return find_gpu("a100-40gb");
-  return best;
+  const auto has = [&](std::string_view word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+  };
+  // A part of the same name with other figures; better none than wrong ones.
+  for (const char* variant : {"ti", "d", "super", "laptop", "mobile", "nvl", "mig"})
+    if (has(variant)) return nullptr;
+  if (has("a100") && has("40gb") && !has("pcie")) return find_gpu("a100-40gb");
+  for (const GpuSpec& s : gpu_specs()) {
+    const bool pcie = s.name.ends_with("-pcie");
+    if (pcie != has("pcie")) continue;
+    const std::string_view key = s.name.substr(0, s.name.size() - (pcie ? 5 : 0));
+    for (std::size_t i = 0; i < words.size(); ++i)  // "rtx4090" is two words of "RTX 4090"
+      if (words[i] == key || (i > 0 && words[i - 1] + words[i] == key)) return &s;
+  }
+  return nullptr;
 }
 
 Prediction predict(const Cost& cost, const Roofs& roofs, DType dtype) {

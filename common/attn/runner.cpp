@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -40,6 +42,7 @@ void print_list(const Chapter& c) {
 }
 
 std::string time_text(double s) {
+  if (s < 1e-6) return fmt::format("{:.2f} ns", s * 1e9);
   if (s < 1e-3) return fmt::format("{:.2f} us", s * 1e6);
   if (s < 1) return fmt::format("{:.3f} ms", s * 1e3);
   return fmt::format("{:.3f} s", s);
@@ -112,10 +115,46 @@ HostTensors load_inputs(const std::string& folder, const std::vector<TensorSpec>
                                    fmt::join(array.shape, ", "), fmt::join(spec.shape, ", ")));
     HostTensor t{spec, std::move(array.data)};
     round_to(spec.dtype, t.data.data(), t.data.size());
+    const auto bad = std::find_if_not(t.data.begin(), t.data.end(), [](float x) { return std::isfinite(x); });
+    if (bad != t.data.end())
+      throw InputError(fmt::format("{}: element {} is {} in {}; inputs must be finite", path.string(),
+                                   bad - t.data.begin(), *bad, name(spec.dtype)));
     tensors.emplace(spec.name, std::move(t));
   }
   return tensors;
 }
+
+// The JSON file of a run. It is written beside its place and moved there when it is whole, so that a
+// run which fails leaves the file of an earlier one alone.
+class JsonFile {
+ public:
+  explicit JsonFile(const std::string& path) : path_(path), part_(path + ".part") {
+    if (path.empty()) return;
+    if (std::filesystem::is_directory(path))
+      throw InputError(fmt::format("--json {}: cannot be written (it is a folder)", path));
+    file_.open(part_, std::ios::trunc);
+    if (!file_)
+      throw InputError(fmt::format("--json {}: cannot be written ({})", path, std::strerror(errno)));
+  }
+  ~JsonFile() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove(part_, ignored);
+  }
+  JsonFile(const JsonFile&) = delete;
+  void write(const std::string& text) {
+    if (path_.empty()) return;
+    file_ << text << '\n';
+    file_.close();
+    std::error_code error;
+    if (file_) std::filesystem::rename(part_, path_, error);
+    if (!file_ || error)
+      throw InputError(fmt::format("--json {}: could not be written whole", path_));
+  }
+
+ private:
+  std::string path_, part_;
+  std::ofstream file_;
+};
 
 void save_tensors(const std::filesystem::path& folder, const HostTensors& tensors) {
   std::error_code error;
@@ -152,53 +191,66 @@ class Run {
     std::fflush(stdout);
     if (options_.time && result_.backend == Backend::emulated)
       fmt::print("time: not measured (emulated)\n");
-    std::ofstream json_file = open_json();
+    JsonFile json_file(options_.json);
     if (!options_.save.empty()) save_tensors(options_.save, {});  // can it be written at all?
 
-    std::vector<const Step*> steps = select_steps();
-    if (steps.empty()) return finish(json_file, kUnsupported);
-    steps = refuse_what_does_not_fit(steps);
-    if (steps.empty()) return finish(json_file, kDevice);
-
+    const std::vector<Planned> plan = make_plan();
+    result_.roofs = choose_roofs();
+    const bool none_supported = std::all_of(plan.begin(), plan.end(), [](const Planned& p) {
+      return p.refused && p.refused->outcome == StepResult::Outcome::unsupported;
+    });
+    const bool none_left = std::all_of(plan.begin(), plan.end(),
+                                       [](const Planned& p) { return p.refused.has_value(); });
+    if (none_left || (!launches_anything() && options_.profile.empty())) {
+      if (!none_left) print_roofs(result_.roofs, problem().dtype);
+      for (const Planned& p : plan) add(p.refused ? *p.refused : predicted(*p.step));
+      return finish(json_file, none_supported ? kUnsupported : device_failed_ ? kDevice : kPass);
+    }
     inputs_ = options_.load.empty() ? draw_inputs(problem(), operation_.inputs(problem()))
                                     : load_inputs(options_.load, operation_.inputs(problem()));
     if (!options_.save.empty() && options_.save != options_.load)
       save_tensors(options_.save, inputs_);
     emulator::schedule_seed = problem().seed;
     Session session(problem(), operation_, result_.backend, inputs_);
-    if (!options_.profile.empty()) return profile(session, *steps.front());
-    result_.roofs = choose_roofs();
+    if (!options_.profile.empty()) return profile(session, *plan.front().step);
     print_roofs(result_.roofs, problem().dtype);
     if (options_.time && result_.backend == Backend::gpu) timer_.emplace();
-    for (const Step* step : steps) {
-      StepResult s = run_step(session, *step);
-      print_step(s);
-      std::fflush(stdout);
-      using Outcome = StepResult::Outcome;
-      if (s.outcome == Outcome::fail) failed_ = true;
-      if (s.outcome == Outcome::error) device_failed_ = true;
-      result_.steps.push_back(std::move(s));
-    }
+    for (const Planned& p : plan) add(p.refused ? *p.refused : run_step(session, *p.step));
     return finish(json_file, failed_ ? kCheckFailed : device_failed_ ? kDevice : kPass);
   }
 
  private:
   const Problem& problem() const { return options_.problem; }
 
-  std::ofstream open_json() {
-    std::ofstream file;
-    if (options_.json.empty()) return file;
-    file.open(options_.json, std::ios::trunc);
-    if (!file) throw InputError(fmt::format("--json {}: cannot be written", options_.json));
-    return file;
+  int finish(JsonFile& json_file, int exit_status) {
+    json_file.write(to_json(result_).dump(1));
+    return exit_status;
   }
 
-  int finish(std::ofstream& json_file, int exit_status) {
-    if (options_.json.empty()) return exit_status;
-    json_file << to_json(result_).dump(1) << '\n';
-    json_file.close();
-    if (!json_file) throw InputError(fmt::format("--json {}: could not be written whole", options_.json));
-    return exit_status;
+  // With --check off and nothing to time or save, only predictions are asked for.
+  bool launches_anything() const {
+    return options_.check != CheckChoice::off || !options_.save.empty() ||
+           (options_.time && result_.backend == Backend::gpu);
+  }
+
+  void add(StepResult s) {
+    print_step(s);
+    std::fflush(stdout);
+    if (s.outcome == StepResult::Outcome::fail) failed_ = true;
+    if (s.outcome == StepResult::Outcome::error) device_failed_ = true;
+    result_.steps.push_back(std::move(s));
+  }
+
+  // What is known of a step before it runs.
+  StepResult predicted(const Step& step) {
+    StepResult s;
+    s.step = step.name;
+    s.operation = step.operation;
+    s.cost = step.cost(problem());
+    s.prediction = predict(s.cost, result_.roofs, problem().dtype);
+    s.flop = operation_.flop(problem());
+    s.compulsory_bytes = operation_.compulsory_bytes(problem());
+    return s;
   }
 
   StepResult refused(const Step& step, StepResult::Outcome outcome, std::string reason) {
@@ -210,8 +262,18 @@ class Run {
     return s;
   }
 
-  std::vector<const Step*> select_steps() {
-    std::vector<const Step*> steps;
+  // A step that was asked for, and why it will not run, if so.
+  struct Planned {
+    const Step* step;
+    std::optional<StepResult> refused;
+  };
+
+  // Says what S, P and the like need, before anything is allocated.
+  std::vector<Planned> make_plan() {
+    std::vector<Planned> plan;
+    const auto free = static_cast<double>(free_bytes(result_.backend));
+    double most = 0;
+    std::string most_text;
     for (const Step& step : chapter_.steps) {
       const auto& asked = options_.steps;
       if (step.operation != options_.operation) continue;
@@ -219,38 +281,23 @@ class Run {
       std::optional<std::string> reason = step.refuses(problem());
       if (!reason && !step.launch.on(result_.backend)) reason = "not built for this device";
       if (reason) {
-        result_.steps.push_back(refused(step, StepResult::Outcome::unsupported, *reason));
-        print_step(result_.steps.back());
-      } else {
-        steps.push_back(&step);
+        plan.push_back({&step, refused(step, StepResult::Outcome::unsupported, *reason)});
+        continue;
       }
-    }
-    return steps;
-  }
-
-  // Says what S, P and the like need, before anything is allocated.
-  std::vector<const Step*> refuse_what_does_not_fit(const std::vector<const Step*>& steps) {
-    std::vector<const Step*> fitting;
-    const auto free = static_cast<double>(free_bytes(result_.backend));
-    double most = 0;
-    std::string most_text;
-    for (const Step* step : steps) {
-      const MemoryNeed need = memory_need(problem(), operation_, *step);
+      const MemoryNeed need = memory_need(problem(), operation_, step);
       const std::string text = fmt::format(
           "{} needed ({}{}tensors {}), {} free", bytes_text(need.total()), need.workspace_text,
           need.workspace_text.empty() ? "" : " + ", bytes_text(need.tensors), bytes_text(free));
-      if (need.total() > free) {
-        device_failed_ = true;
-        result_.steps.push_back(refused(*step, StepResult::Outcome::error, "out of memory: " + text));
-        print_step(result_.steps.back());
+      if (need.total() > free && launches_anything()) {
+        plan.push_back({&step, refused(step, StepResult::Outcome::error, "out of memory: " + text)});
         continue;
       }
-      fitting.push_back(step);
-      if (need.total() > most) most = need.total(), most_text = step->name + " " + text;
+      plan.push_back({&step, std::nullopt});
+      if (need.total() > most) most = need.total(), most_text = step.name + " " + text;
     }
-    if (!fitting.empty()) fmt::print("memory: {}\n", most_text);
+    if (most > 0) fmt::print("memory: {}\n", most_text);
     std::fflush(stdout);
-    return fitting;
+    return plan;
   }
 
   Roofs choose_roofs() {
@@ -264,7 +311,11 @@ class Run {
   int profile(Session& session, const Step& step) {
     Status status = session.prepare(step);
     if (status.ok()) status = session.profile();
-    if (status.ok()) return kPass;
+    if (status.ok()) {
+      fmt::print("{:<16} launched once{}\n", step.name,
+                 result_.backend == Backend::gpu ? "" : " (emulated: nothing to profile)");
+      return kPass;
+    }
     fmt::print("{:<16} error  {}\n", step.name, status.message);
     return kDevice;
   }
@@ -282,13 +333,7 @@ class Run {
 
   StepResult run_step(Session& session, const Step& step) {
     using Outcome = StepResult::Outcome;
-    StepResult s;
-    s.step = step.name;
-    s.operation = step.operation;
-    s.cost = step.cost(problem());
-    s.prediction = predict(s.cost, result_.roofs, problem().dtype);
-    s.flop = operation_.flop(problem());
-    s.compulsory_bytes = operation_.compulsory_bytes(problem());
+    StepResult s = predicted(step);
     const auto stop = [&](Outcome outcome, std::string reason) {
       s.outcome = outcome;
       s.reason = std::move(reason);
@@ -364,7 +409,10 @@ int run_chapter(const Chapter& chapter, int argc, const char* const* argv) {
       print_list(chapter);
       return kPass;
     }
-    return Run(chapter, *options).run();
+    const int exit_status = Run(chapter, *options).run();
+    if (std::fflush(stdout) != 0 || std::ferror(stdout))
+      throw InputError("standard output: could not be written");
+    return exit_status;
   } catch (const InputError& e) {
     fmt::print(stderr, "{}: {}\n", chapter.name, e.what());
     return kBadInput;

@@ -42,8 +42,14 @@ function(attn_add_test name)
   target_link_libraries(${name} PRIVATE attn attn_warnings Catch2::Catch2)
   catch_discover_tests(${name} TEST_SPEC "~[gpu]" TEST_PREFIX "${name}: "
                        PROPERTIES LABELS "cpu;${arg_LABELS}" TIMEOUT 600)
-  add_test(NAME ${name}.gpu COMMAND ${name} "[gpu]")
-  set_tests_properties(${name}.gpu PROPERTIES LABELS "gpu;${arg_LABELS}" SKIP_RETURN_CODE 77)
+  foreach(source ${arg_SOURCES})
+    file(READ ${source} text)
+    if(text MATCHES "\\[gpu\\]")
+      add_test(NAME ${name}.gpu COMMAND ${name} "[gpu]")
+      set_tests_properties(${name}.gpu PROPERTIES LABELS "gpu;${arg_LABELS}" SKIP_RETURN_CODE 77)
+      break()
+    endif()
+  endforeach()
 endfunction()
 
 # attn_add_chapter(<chapter> STEPS <step> ...): the program, its benchmark and its tests, from

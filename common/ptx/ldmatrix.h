@@ -13,12 +13,13 @@ inline namespace ATTN_BACKEND {
 #ifdef ATTN_EMULATED
 // The one emulation below the instructions: matrix m has its row i at the address of lane 8 m + i.
 template <int kMatrices, bool kTranspose>
-void emulate_ldmatrix(uint32_t (&r)[kMatrices], const void* row, const char* what) {
+void emulate_ldmatrix(uint32_t (&r)[kMatrices], const void* row, const char* what,
+                      emulator::Place caller) {
   struct Lane {
     const void* row;
     uint32_t r[kMatrices];
   } mine{row, {}};
-  emulator::Block::current().wait_warp(what, {__FILE__, __LINE__}, ~0u, mine, [](auto& lanes) {
+  emulator::Block::current().wait_warp(what, caller, ~0u, mine, [](auto& lanes) {
     for (int m = 0; m < kMatrices; ++m) {
       uint16_t matrix[8][8];
       for (int i = 0; i < 8; ++i) std::memcpy(matrix[i], lanes[8 * m + i]->row, 16);
@@ -46,9 +47,9 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 ///     ...                                          ...
 ///
 /// For A of mma_m16n8k16: matrices {rows 0-7, rows 8-15} x {k 0-7, k 8-15} in the order 00 10 01 11.
-__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row ATTN_CALLER) {
 #ifdef ATTN_EMULATED
-  emulate_ldmatrix<4, false>(r, row, "ldmatrix_x4");
+  emulate_ldmatrix<4, false>(r, row, "ldmatrix_x4", caller);
 #else
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -58,9 +59,9 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row) {
 }
 
 /// Loads two matrices; the addresses of lanes 0..15 count.
-__device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], const void* row) {
+__device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], const void* row ATTN_CALLER) {
 #ifdef ATTN_EMULATED
-  emulate_ldmatrix<2, false>(r, row, "ldmatrix_x2");
+  emulate_ldmatrix<2, false>(r, row, "ldmatrix_x2", caller);
 #else
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])
@@ -71,9 +72,9 @@ __device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], const void* row) {
 
 /// Loads four matrices, each transposed on the way: register m of lane l gets elements 2t and 2t + 1 of
 /// *column* g. It turns row-major [k, n] in shared memory into the column-major B that mma wants.
-__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row) {
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row ATTN_CALLER) {
 #ifdef ATTN_EMULATED
-  emulate_ldmatrix<4, true>(r, row, "ldmatrix_x4_trans");
+  emulate_ldmatrix<4, true>(r, row, "ldmatrix_x4_trans", caller);
 #else
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -83,9 +84,9 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* 
 }
 
 /// Loads two matrices transposed; the addresses of lanes 0..15 count.
-__device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row) {
+__device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row ATTN_CALLER) {
 #ifdef ATTN_EMULATED
-  emulate_ldmatrix<2, true>(r, row, "ldmatrix_x2_trans");
+  emulate_ldmatrix<2, true>(r, row, "ldmatrix_x2_trans", caller);
 #else
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])

@@ -26,7 +26,8 @@ inline namespace ATTN_BACKEND {
 ///     row g+8   d[2]  d[3]
 template <class Element>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4],
-                                             const uint32_t (&b)[2], const float (&c)[4]) {
+                                             const uint32_t (&b)[2],
+                                             const float (&c)[4] ATTN_CALLER) {
   static_assert(std::is_same_v<Element, __half> || std::is_same_v<Element, __nv_bfloat16>,
                 "mma.m16n8k16 with float32 sums takes fp16 or bf16");
 #ifdef ATTN_EMULATED
@@ -35,7 +36,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
     const float* c;
     float d[4];
   } mine{a, b, c, {}};
-  emulator::Block::current().wait_warp("mma_m16n8k16", {__FILE__, __LINE__}, ~0u, mine, [](auto& lanes) {
+  emulator::Block::current().wait_warp("mma_m16n8k16", caller, ~0u, mine, [](auto& lanes) {
     float A[16][16], B[16][8];
     const auto half_of = [](uint32_t pair, int i) {
       return to_float(std::bit_cast<Element>(static_cast<uint16_t>(pair >> (16 * i))));

@@ -1,0 +1,155 @@
+// attn_report: tables from the JSON files of the chapter programs.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "attn/error.h"
+#include "report/result_file.h"
+#include "report/tables.h"
+
+namespace attn::report {
+namespace {
+
+std::string time_text(double s) {
+  if (s < 1e-3) return fmt::format("{:.2f} us", s * 1e6);
+  if (s < 1) return fmt::format("{:.3f} ms", s * 1e3);
+  return fmt::format("{:.3f} s", s);
+}
+
+struct Column {
+  std::string title;
+  std::vector<std::string> cells;
+};
+
+// What is the same in all rows is said once, above the table.
+bool lift(const Column& c) {
+  if (c.cells.empty() ||
+      std::any_of(c.cells.begin(), c.cells.end(), [&](const auto& x) { return x != c.cells[0]; }))
+    return false;
+  fmt::print("{}: {}\n", c.title, c.cells[0]);
+  return true;
+}
+
+void print_table(const std::vector<Column>& columns, std::size_t rows) {
+  std::vector<std::size_t> widths;
+  for (const Column& c : columns) {
+    widths.push_back(c.title.size());
+    for (const std::string& cell : c.cells) widths.back() = std::max(widths.back(), cell.size());
+  }
+  const auto print_row = [&](auto&& cell_of) {
+    std::string line;
+    for (std::size_t i = 0; i < columns.size(); ++i)
+      line += fmt::format("{:<{}}  ", cell_of(columns[i]), widths[i]);
+    line.erase(line.find_last_not_of(' ') + 1);
+    fmt::print("{}\n", line);
+  };
+  print_row([](const Column& c) { return c.title; });
+  for (std::size_t row = 0; row < rows; ++row)
+    print_row([row](const Column& c) { return c.cells[row]; });
+}
+
+// One row a step: chapter, operation, verdict, time, share of the roof that binds.
+void summary(const std::vector<std::string>& paths) {
+  // All files are read before the first line, so that a damaged one leaves no half table.
+  std::vector<ResultFile> files;
+  for (const std::string& path : paths) files.push_back(read_result_file(path));
+
+  Column device{"device", {}}, problem{"problem", {}}, chapter{"chapter", {}}, step{"step", {}},
+      operation{"operation", {}}, verdict{"verdict", {}}, time{"time", {}}, roof{"% of roof", {}},
+      reason{"reason", {}};
+  bool reasons = false;
+  for (const ResultFile& file : files) {
+    for (const StepRow& s : file.steps) {
+      const bool ran = s.outcome != "unsupported" && s.outcome != "error";
+      device.cells.push_back(file.device);
+      problem.cells.push_back(file.problem.text());
+      chapter.cells.push_back(file.chapter);
+      step.cells.push_back(s.name);
+      operation.cells.push_back(s.operation);
+      verdict.cells.push_back(s.outcome);
+      time.cells.push_back(s.median_s ? time_text(*s.median_s) : ran ? "not measured" : "-");
+      roof.cells.push_back(
+          s.share_of_roof ? fmt::format("{:.1f} % {}", 100 * *s.share_of_roof, s.binding) : "-");
+      reason.cells.push_back(s.reason);
+      reasons |= !s.reason.empty();
+    }
+  }
+  std::vector<Column> columns{chapter, step, operation, verdict, time, roof};
+  for (const Column& c : {device, problem})
+    if (!lift(c)) columns.insert(columns.begin() + 1, c);
+  if (reasons) columns.push_back(reason);
+  print_table(columns, step.cells.size());
+}
+
+std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw InputError(fmt::format("{}: cannot be read", path));
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// Fills the tables of Markdown pages, or says which page is not what the reports give. Returns the exit
+// status: 1 if a page differs.
+int tables(const std::vector<std::string>& pages, const std::string& reports, bool check_only) {
+  int status = 0;
+  for (const std::string& page : pages) {
+    const std::string before = read_text(page), after = fill_tables(before, page, reports);
+    if (before == after) continue;
+    if (check_only) {
+      fmt::print("{}: its tables differ from {}: run attn_report tables\n", page, reports);
+      status = 1;
+      continue;
+    }
+    std::ofstream file(page, std::ios::binary | std::ios::trunc);
+    file << after;
+    file.close();
+    if (!file) throw InputError(fmt::format("{}: cannot be written", page));
+  }
+  return status;
+}
+
+int run(int argc, const char* const* argv) {
+  CLI::App app("tables from the JSON files that the chapter programs write with --json",
+               "attn_report");
+  app.require_subcommand(1);
+  std::vector<std::string> files;
+  CLI::App* summary_command =
+      app.add_subcommand("summary", "one row a step: verdict, time, share of the binding roof");
+  summary_command->add_option("FILE", files, "results of chapter programs")->required();
+  std::vector<std::string> pages;
+  std::string reports;
+  bool check_only = false;
+  CLI::App* tables_command = app.add_subcommand(
+      "tables", "generates the tables between the markers of Markdown pages from a folder of reports");
+  tables_command->add_option("PAGE", pages, "Markdown pages")->required();
+  tables_command->add_option("--reports", reports, "folder, as docs/reports/h200")->required();
+  tables_command->add_flag("--check", check_only, "change nothing; exit 1 if a page differs");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return 0;
+  } catch (const CLI::ParseError& e) {
+    throw InputError(fmt::format("{} (--help lists the commands)", e.what()));
+  }
+  if (*summary_command) summary(files);
+  if (*tables_command) return tables(pages, reports, check_only);
+  return 0;
+}
+
+}  // namespace
+}  // namespace attn::report
+
+int main(int argc, char** argv) {
+  try {
+    return attn::report::run(argc, argv);
+  } catch (const attn::InputError& e) {
+    fmt::print(stderr, "attn_report: {}\n", e.what());
+    return 2;
+  }
+}

@@ -1,0 +1,193 @@
+// The fixtures were written by chapter 01's program:
+//   emulated_forward   --step v2_coalesced,v4_tensor_core --seqlen 33 --head-dim 12
+//   emulated_backward  --step b2_cublas --seqlen 33 --head-dim 16 --causal --window 5,-1 --kv-heads 1
+//                      --dtype fp16 --inputs needle --seed 18446744073709551615
+//   emulated_fail      the same, with a checker whose bound was too tight
+//   gpu_forward        --time --step v2_coalesced,v4_tensor_core --heads 4 --seqlen 512 --head-dim 64
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "attn/error.h"
+#include "report/result_file.h"
+#include "tests/catch.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using attn::report::read_result_file;
+using attn::report::ResultFile;
+using nlohmann::json;
+
+fs::path fixture(const char* name) {
+  return fs::path(ATTN_SOURCE_DIR) / "common/report/fixtures" / name;
+}
+
+std::string read_all(const fs::path& path) {
+  std::ifstream stream(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(stream), {}};
+}
+
+// A file of this process alone: CTest runs the cases of this program side by side.
+class TemporaryFile {
+ public:
+  TemporaryFile() {
+    std::string name = (fs::temp_directory_path() / "attn_report_XXXXXX").string();
+    folder_ = ::mkdtemp(name.data());
+  }
+  ~TemporaryFile() { fs::remove_all(folder_); }
+  fs::path path() const { return folder_ / "damaged.json"; }
+  const fs::path& write(const std::string& bytes) {
+    std::ofstream(path_ = path(), std::ios::binary) << bytes;
+    return path_;
+  }
+
+ private:
+  fs::path folder_, path_;
+};
+
+// The message with which a file is refused, "" if it is read.
+std::string refusal(const fs::path& path) {
+  try {
+    (void)read_result_file(path);
+    return "";
+  } catch (const attn::InputError& e) {
+    return e.what();
+  }
+}
+
+void check_refusal(const fs::path& path, const std::string& what) {
+  const std::string message = refusal(path);
+  INFO(message);
+  CHECK(message.find(path.string() + ": ") == 0);
+  CHECK(message.find(what) != std::string::npos);
+  CHECK(message.find('\n') == std::string::npos);
+}
+
+// Calls `visit` with every value inside `value`, itself among them, and where it lies.
+template <class Visit>
+void visit_all(json& value, const std::string& where, const Visit& visit) {
+  if (value.is_object())
+    for (auto& [key, inner] : value.items()) visit_all(inner, where + "/" + key, visit);
+  else if (value.is_array())
+    for (std::size_t i = 0; i < value.size(); ++i)
+      visit_all(value[i], where + "/" + std::to_string(i), visit);
+  visit(value, where);
+}
+
+}  // namespace
+
+TEST_CASE("a result file says what the program found") {
+  const ResultFile forward = read_result_file(fixture("emulated_forward.json"));
+  CHECK(forward.chapter == "01_naive");
+  CHECK(forward.operation == "forward");
+  CHECK(forward.device.find("emulated") == 0);
+  CHECK(forward.problem.text() ==
+        "B=1 Hq=2 Hkv=2 seqlen_q=33 seqlen_k=33 d=12 bf16 inputs=random seed=1");
+  REQUIRE(forward.steps.size() == 2);
+  // What a problem rules out is said first, what ran follows.
+  CHECK(forward.steps[0].name == "v4_tensor_core");
+  CHECK(forward.steps[0].outcome == "unsupported");
+  CHECK(forward.steps[0].reason.find("--head-dim 12") == 0);
+  CHECK(forward.steps[1].name == "v2_coalesced");
+  CHECK(forward.steps[1].outcome == "pass");
+  CHECK(forward.steps[1].reason.empty());
+  CHECK_FALSE(forward.steps[1].median_s.has_value());
+  CHECK_FALSE(forward.steps[1].share_of_roof.has_value());
+
+  const ResultFile backward = read_result_file(fixture("emulated_backward.json"));
+  CHECK(backward.problem.text() ==
+        "B=1 Hq=2 Hkv=1 seqlen_q=33 seqlen_k=33 d=16 fp16 causal window=5,-1 inputs=needle "
+        "seed=18446744073709551615");
+  CHECK(backward.problem.softmax_scale == 0.25);
+  REQUIRE(backward.steps.size() == 1);
+  CHECK(backward.steps[0].outcome == "pass");
+
+  const ResultFile fail = read_result_file(fixture("emulated_fail.json"));
+  REQUIRE(fail.steps.size() == 1);
+  CHECK(fail.steps[0].outcome == "fail");
+  CHECK(fail.steps[0].reason.find("dq (b 0, h 0, row 13, column 12)") == 0);
+}
+
+TEST_CASE("a result file of a GPU holds times and shares of the roof") {
+  const ResultFile gpu = read_result_file(fixture("gpu_forward.json"));
+  CHECK(gpu.device == "NVIDIA H200 (sm_90)");
+  REQUIRE(gpu.steps.size() == 2);
+  for (const auto& step : gpu.steps) {
+    INFO(step.name);
+    REQUIRE(step.median_s.has_value());
+    REQUIRE(step.share_of_roof.has_value());
+    CHECK(*step.median_s > 1e-6);
+    CHECK(*step.median_s < 1e-3);
+    CHECK(*step.share_of_roof > 0);
+    CHECK(*step.share_of_roof < 1);
+    CHECK_FALSE(step.binding.empty());
+  }
+}
+
+TEST_CASE("what is no result file is refused in one line that names it") {
+  TemporaryFile file;
+  check_refusal(file.path(), "cannot be read");  // nothing there
+  check_refusal(fs::temp_directory_path(), "cannot be read");
+  check_refusal(file.write(""), "is not JSON");
+  check_refusal(file.write("hello"), "is not JSON");
+  check_refusal(file.write("[]"), "is not an object");
+  check_refusal(file.write("{}"), "schema is missing");
+  check_refusal(file.write(R"({"schema": 1})"), "schema is not text");
+  check_refusal(file.write(R"({"schema": "attn-results-2"})"), "attn-results-1");
+  check_refusal(file.write(std::string(100000, '[')), "is not JSON");
+}
+
+TEST_CASE("a file that was cut is refused wherever it was cut") {
+  const std::string whole = read_all(fixture("emulated_backward.json"));
+  TemporaryFile file;
+  const std::size_t end = whole.find_last_of('}');
+  for (std::size_t size = 0; size <= end; size += 1 + size / 50)
+    check_refusal(file.write(whole.substr(0, size)), "is not JSON");
+}
+
+TEST_CASE("a value of another kind is refused or read, and never crashes") {
+  json document = json::parse(read_all(fixture("emulated_forward.json")));
+  TemporaryFile file;
+  const std::vector<json> others = {nullptr, true, -7, 0, 1.5, 1e300, UINT64_MAX, "x",
+                                    json::array(), json::object(), json::array({1, 2, 3})};
+  int refused = 0;
+  visit_all(document, "", [&](json& value, const std::string& where) {
+    const json original = value;
+    for (const json& other : others) {
+      value = other;
+      const std::string message = refusal(file.write(document.dump()));
+      INFO(where << " = " << other.dump() << ": " << message);
+      CHECK((message.empty() || message.find(file.path().string() + ": ") == 0));
+      CHECK(message.find('\n') == std::string::npos);
+      refused += !message.empty();
+    }
+    value = original;
+  });
+  CHECK(refused > 100);
+}
+
+TEST_CASE("a field that is missing is named") {
+  const json document = json::parse(read_all(fixture("emulated_forward.json")));
+  TemporaryFile file;
+  for (const char* key : {"schema", "chapter", "device", "operation", "problem", "steps"}) {
+    json damaged = document;
+    damaged.erase(key);
+    check_refusal(file.write(damaged.dump()), std::string(key) + " is missing");
+  }
+  for (const char* key : {"name", "operation", "outcome", "reason", "time", "share_of_roof", "binding"}) {
+    json damaged = document;
+    damaged["steps"][1].erase(key);
+    check_refusal(file.write(damaged.dump()), std::string("steps[1].") + key + " is missing");
+  }
+}
+
+TEST_CASE("text from a file cannot steer a terminal") {
+  json document = json::parse(read_all(fixture("emulated_forward.json")));
+  document["chapter"] = "a\x1b[2Jb\nc";
+  TemporaryFile file;
+  CHECK(read_result_file(file.write(document.dump())).chapter == "a [2Jb c");
+}

@@ -1,0 +1,308 @@
+#!/usr/bin/env bash
+# From a fresh clone to results: installs what is missing, configures, builds, runs. See --help.
+set -euo pipefail
+
+usage() {
+  cat <<'TEXT'
+usage: common/scripts/start.sh [run] [CHAPTER...] [OPTION...]   build, run every chapter, one table
+       common/scripts/start.sh test [CTEST OPTION...]           build, run all tests
+       common/scripts/start.sh build                            build, run nothing
+       common/scripts/start.sh docs                             build the documentation site
+       common/scripts/start.sh --help
+
+Each first installs what is missing (Debian, Ubuntu) and configures the preset `release` in
+build/release. Kernels run on the GPU, timed, if there is one, and on the emulator otherwise; no GPU
+and no nvcc are needed.
+
+run    CHAPTERs are folders such as 01_naive (default: all). OPTIONs go to each chapter program, as
+       in `start.sh run 01_naive --seqlen 512 --causal`. Results: build/release/results/*.json
+test   CTEST OPTIONs go to ctest, as in `start.sh test -R 01_naive`.
+
+environment
+  ATTN_CMAKE_ARGS   more arguments for cmake, as ATTN_CMAKE_ARGS="-DATTN_CUDA=OFF"; the build is
+                    configured afresh when they change
+  ATTN_JOBS         compilers and tests at once (default: as many as cores and memory allow)
+  ATTN_NO_INSTALL   1: install nothing, only say what is missing
+
+Exit status: that of what failed. The log of the build is build/release/build.log.
+TEXT
+}
+
+# Missing ones are installed; without them CMake fetches the libraries, but not the tools.
+packages=(g++ cmake ninja-build git libeigen3-dev catch2 libbenchmark-dev libcli11-dev
+          nlohmann-json3-dev libfmt-dev libboost-context-dev)
+docs_packages=(doxygen libjs-mathjax)
+# Nice to have: installed beside missing ones, never asked for alone.
+extra_packages=(ccache python3-numpy)
+tools=(g++ cmake ninja git)
+
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
+build=$root/build/release
+results=$build/results
+log=$build/build.log
+advice=""  # what to do about missing packages; printed again where something fails for want of them
+
+say() { printf '== %s\n' "$*"; }
+die() {
+  printf 'start.sh: %s\n' "$1" >&2
+  exit "${2:-1}"
+}
+
+# ---- what is missing -------------------------------------------------------------------------
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+missing_tools() {
+  local tool missing=()
+  for tool in "${tools[@]}"; do have "$tool" || missing+=("$tool"); done
+  printf '%s' "${missing[*]}"
+}
+
+# missing_packages PACKAGE...: of libraries, those that dpkg does not call installed; a tool may have
+# come from elsewhere.
+missing_packages() {
+  local installed package
+  installed=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "$@" 2>/dev/null || true)
+  for package in "$@"; do
+    case $package in
+      g++ | cmake | git | ccache | doxygen) have "$package" && continue ;;
+      ninja-build) have ninja && continue ;;
+    esac
+    grep -qxF -- "$package installed" <<<"$installed" || printf '%s\n' "$package"
+  done
+}
+
+go_on_without() {
+  local missing
+  missing=$(missing_tools)
+  [[ -z $missing ]] || die "not found: $missing. $advice"
+  say "going on: the tools are there, and cmake fetches the libraries it does not find"
+}
+
+install_missing() {  # PACKAGE...
+  if ! have apt-get || ! have dpkg-query; then
+    advice="Install what these packages of Debian hold: $*"
+    say "not Debian or Ubuntu, so nothing is installed. $advice"
+    go_on_without
+    return
+  fi
+  local missing
+  mapfile -t missing < <(missing_packages "$@")
+  [[ ${#missing[@]} -gt 0 ]] || return 0
+  mapfile -t -O "${#missing[@]}" missing < <(missing_packages "${extra_packages[@]}")
+
+  local as_root=()
+  if [[ $(id -u) -ne 0 ]]; then
+    as_root=(sudo)
+    # sudo may ask for a password, but only where somebody can answer.
+    if ! have sudo || { [[ ! -t 0 ]] && ! sudo -n true 2>/dev/null; }; then as_root=(none); fi
+  fi
+  if [[ ${ATTN_NO_INSTALL:-0} == 1 || ${as_root[*]} == none ]]; then
+    advice="Install them as root: apt-get update && apt-get install -y ${missing[*]}"
+    say "missing packages. $advice"
+    go_on_without
+    return
+  fi
+  say "install ${missing[*]}"
+  local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -qq -o DPkg::Lock::Timeout=300)
+  # Old lists may still do, so a failed update alone is no reason to stop.
+  "${apt[@]}" update </dev/null >>"$log" 2>&1 || say "apt-get update failed (log: $log)"
+  advice="To go on without them: ATTN_NO_INSTALL=1 $0"
+  run_logged apt-get "${apt[@]}" install -y --no-install-recommends "${missing[@]}" </dev/null
+  advice=""
+}
+
+# ---- configure, build ------------------------------------------------------------------------
+
+# Ninja's "[12/80]", in one line that is written over.
+show_progress() {
+  local line count="" width=0
+  while IFS= read -r line; do
+    [[ $line =~ ^\[[0-9]+/[0-9]+\] ]] || continue
+    count=${BASH_REMATCH[0]}
+    printf '\r%s' "$count"
+    width=${#count}
+  done
+  if [[ $width -gt 0 ]]; then printf '\r%*s\r' "$width" ""; fi
+}
+
+# run_logged NAME COMMAND...: its output goes to the log; where it fails, what matters of it is printed.
+run_logged() {
+  local name=$1 first status=0
+  shift
+  first=$(($(wc -l <"$log") + 1))
+  if [[ -t 1 ]]; then
+    "$@" 2>&1 | tee -a "$log" | show_progress || status=$?
+  else
+    "$@" >>"$log" 2>&1 || status=$?
+  fi
+  [[ $status -eq 0 ]] && return
+  # The first error counts: what runs beside it can push it far from the end.
+  tail -n "+$first" "$log" | awk '
+    /^FAILED:|CMake Error|^E: / && !found { found = NR }
+    { line[NR] = $0 }
+    END {
+      from = found ? found : NR - 39
+      for (n = from < 1 ? 1 : from; n <= NR && n < from + 40; ++n) print line[n]
+    }' >&2
+  printf 'start.sh: %s failed with status %d; all of its output: %s\n' "$name" "$status" "$log" >&2
+  [[ -z $advice ]] || printf '%s\n' "$advice" >&2
+  exit "$status"
+}
+
+# A compiler here takes up to 1.5 GB.
+count_jobs() {
+  local cores memory_kb="" limit jobs
+  cores=$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN)
+  [[ -r /proc/meminfo ]] && memory_kb=$(awk '/^MemAvailable:/ { print $2 }' /proc/meminfo)
+  limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || true)
+  if [[ $limit =~ ^[0-9]{1,15}$ ]] && ((limit / 1024 < ${memory_kb:-999999999})); then
+    memory_kb=$((limit / 1024))
+  fi
+  jobs=$((${memory_kb:-999999999} / 1500000))
+  ((jobs > cores)) && jobs=$cores
+  ((jobs < 1)) && jobs=1
+  printf '%d' "$jobs"
+}
+
+prepare() {  # PACKAGE...
+  mkdir -p "$build"
+  : >"$log"
+  install_missing "$@"
+  # The installer of the CUDA Toolkit leaves PATH alone.
+  if ! have nvcc && [[ -x /usr/local/cuda/bin/nvcc ]]; then PATH=$PATH:/usr/local/cuda/bin; fi
+  jobs=${ATTN_JOBS:-$(count_jobs)}
+  [[ $jobs =~ ^[1-9][0-9]*$ ]] || die "ATTN_JOBS=$jobs: must be a whole number from 1" 2
+
+  local arguments=() remembered=$build/cmake_args
+  read -r -a arguments <<<"${ATTN_CMAKE_ARGS:-}"
+  if [[ -f $remembered && $(<"$remembered") != "${ATTN_CMAKE_ARGS:-}" ]]; then
+    rm -f "$build/CMakeCache.txt"
+  fi
+  printf '%s\n' "${ATTN_CMAKE_ARGS:-}" >"$remembered"
+  say "configure"
+  cd -- "$root"
+  run_logged "the configuration" cmake --preset release "${arguments[@]}"
+  local cuda
+  cuda=$(grep -E '^-- CUDA[ :]' "$log" | tail -n 1 || true)
+  [[ -z $cuda ]] || say "${cuda#-- }"
+}
+
+build_target() {  # TARGET
+  say "build $1 ($jobs at once; log: $log)"
+  run_logged "the build" cmake --build --preset release --parallel "$jobs" --target "$1"
+}
+
+# ---- run -------------------------------------------------------------------------------------
+
+run_chapters() {
+  local chapters=() options=() asked=() word
+  while [[ $# -gt 0 && $1 != -* ]]; do
+    [[ -f $root/${1%/}/chapter.cpp ]] || die "no chapter $1: $(cd "$root" && echo [0-9][0-9]_*)" 2
+    chapters+=("${1%/}")
+    shift
+  done
+  if [[ ${#chapters[@]} -eq 0 ]]; then
+    for word in "$root"/[0-9][0-9]_*/chapter.cpp; do
+      word=$(dirname "$word")
+      chapters+=("$(basename "$word")")
+    done
+  fi
+  while [[ $# -gt 0 ]]; do
+    case $1 in
+      -h | --help) usage && exit 0 ;;
+      --json | --json=* | --list | --profile | --profile=*)
+        die "$1: start.sh has no use for it; ask the program: build/release/bin/${chapters[0]}" 2 ;;
+      --step=all) ;;
+      --operation=* | --step=*) asked+=("${1#*=}") ;;
+      --operation | --step) [[ ${2:-all} == all ]] || asked+=("$2") ;;
+    esac
+    options+=("$1")
+    shift
+  done
+
+  prepare "${packages[@]}"
+  build_target all
+  rm -rf "$results"
+  mkdir -p "$results"
+  local chapter steps operations operation name status failed=0 passed=0 files=()
+  for chapter in "${chapters[@]}"; do
+    local program=$build/bin/$chapter
+    [[ -x $program ]] || die "$program was not built: $chapter/CMakeLists.txt is missing"
+    # Its steps, "  NAME  OPERATION  IDEA".
+    steps=$("$program" --list | awk '/^  [^ ]/ { print $1, $2 }')
+    mapfile -t operations < <(awk '!seen[$2]++ { print $2 }' <<<"$steps")
+    # A step or an operation in OPTIONs replaces the list; a chapter without it is passed over, unless
+    # there is no other: its program says then what it has.
+    for word in "${asked[@]}"; do
+      operations=("")
+      if [[ ${#chapters[@]} -gt 1 ]] && ! grep -qwF -- "${word%%,*}" <<<"$steps"; then
+        say "$chapter has no ${word%%,*}"
+        continue 2
+      fi
+    done
+    for operation in "${operations[@]}"; do
+      name=$chapter${operation:+_$operation}
+      say "run $chapter${operation:+ $operation}"
+      status=0
+      "$program" ${operation:+--operation "$operation"} --time --json "$results/$name.json" \
+        "${options[@]}" >"$results/$name.txt" 2>&1 || status=$?
+      # A bad option is bad for every chapter, and said in one line.
+      if [[ $status -eq 2 && ${#files[@]} -eq 0 ]]; then
+        tail -n 1 "$results/$name.txt" >&2
+        exit 2
+      fi
+      [[ ! -s $results/$name.json ]] || files+=("$results/$name.json")
+      case $status in
+        0) passed=1 ;;
+        3) ;;  # not every chapter takes every problem: the table gives each step's reason
+        *)
+          cat "$results/$name.txt"
+          say "$name failed with status $status"
+          [[ $failed -ne 0 ]] || failed=$status
+          ;;
+      esac
+    done
+  done
+  [[ ${#files[@]} -eq 0 ]] || "$build/bin/attn_report" summary "${files[@]}"
+  # Nothing failed, but nothing took the problem either.
+  if [[ $failed -eq 0 && $passed -eq 0 ]]; then failed=3; fi
+  exit "$failed"
+}
+
+# ---- the command -----------------------------------------------------------------------------
+
+command=run
+if [[ $# -gt 0 ]]; then
+  case $1 in
+    run | test | build | docs) command=$1 && shift ;;
+    -h | --help | help) usage && exit 0 ;;
+    -*) ;;  # options of `run`
+    [0-9][0-9]_*) ;;  # its chapters
+    *) die "no command $1: run, test, build, docs or --help" 2 ;;
+  esac
+fi
+
+case $command in
+  run) run_chapters "$@" ;;
+  test)
+    prepare "${packages[@]}"
+    build_target all
+    say "test ($jobs at once)"
+    progress=()
+    [[ ! -t 1 ]] || progress=(--progress)  # one line that is written over
+    ctest --preset release --parallel "$jobs" "${progress[@]}" \
+      --output-junit "$build/test-results.xml" "$@"
+    ;;
+  build)
+    [[ $# -eq 0 ]] || die "build takes no $1" 2
+    prepare "${packages[@]}"
+    build_target all
+    ;;
+  docs)
+    [[ $# -eq 0 ]] || die "docs takes no $1" 2
+    prepare "${packages[@]}" "${docs_packages[@]}"
+    build_target docs
+    say "docs: $build/docs/html/index.html"
+    ;;
+esac

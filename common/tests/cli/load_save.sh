@@ -1,0 +1,86 @@
+#!/usr/bin/env bash
+# load_save.sh PROGRAM FIXTURES: what goes through --save and --load comes back bit for bit, and files
+# that are not a problem are refused. FIXTURES holds .npy files of the kinds that are refused.
+set -euo pipefail
+program=$1 fixtures=$2
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+expect() { bash "$here/expect.sh" "$program" "$@"; }
+
+round_trip() {  # NAME OPTION...
+  local name=$1 file count=0
+  shift
+  expect 0 stdout ' pass ' -- "$@" --seed 7 --save "$work/$name.a"
+  # The options that are not in the files have to be said again; shapes are taken from the files.
+  local again=()
+  while [[ $# -gt 0 ]]; do
+    case $1 in
+      --dtype | --operation | --window) again+=("$1" "$2") && shift ;;
+      --causal) again+=("$1") ;;
+    esac
+    shift
+  done
+  expect 0 stdout ' pass ' -- "${again[@]}" --load "$work/$name.a" --save "$work/$name.b"
+  while IFS= read -r file; do
+    cmp "$work/$name.a/$file" "$work/$name.b/$file"
+    count=$((count + 1))
+  done < <(cd "$work/$name.a" && find . -name '*.npy')
+  # Three or four inputs, and the outputs of a step at the least.
+  [[ $count -ge 5 ]] || { echo "only $count files in $name"; exit 1; }
+}
+
+round_trip fp32 --dtype fp32 --seqlen-q 33 --seqlen-k 47 --head-dim 20 --causal
+round_trip bf16 --dtype bf16 --batch 2 --heads 4 --kv-heads 2 --seqlen 65 --head-dim 32 --window 9,3
+round_trip fp16 --dtype fp16 --seqlen-q 40 --seqlen-k 17 --causal --inputs peaked
+round_trip backward --operation backward --dtype bf16 --heads 4 --kv-heads 2 --seqlen 33 --head-dim 16
+
+good=$work/good
+expect 0 stdout ' pass ' -- --seqlen 9 --head-dim 8 --step v1_global --save "$good"
+refused() {  # REGEX OPTION...
+  local regex=$1
+  shift
+  expect 2 stderr "$regex" -- "$@"
+}
+# What the options say against the files.
+refused '--seqlen 8: .* 9' --load "$good" --seqlen 8
+refused '--seqlen-k 8: .* 9' --load "$good" --seqlen-k 8
+refused '--head-dim 16: .* 8' --load "$good" --head-dim 16
+refused '--kv-heads 1: .* 2' --load "$good" --kv-heads 1
+refused '--batch 3: .* 1' --load "$good" --batch 3
+refused 'do\.npy: no such file' --load "$good" --operation backward
+# What is not there.
+refused 'no such folder' --load "$work/nowhere"
+refused 'no such folder' --load "$good/q.npy"
+cp -r "$good" "$work/no_k" && rm "$work/no_k/k.npy"
+refused 'no_k/k\.npy: no such file' --load "$work/no_k"
+# Files that contradict each other.
+mixed() {  # NAME OPTION...: k.npy of another problem
+  expect 0 stdout ' pass ' -- --step v1_global --save "$work/other_$1" "${@:2}"
+  cp -r "$good" "$work/$1" && cp "$work/other_$1/k.npy" "$work/$1/k.npy"
+}
+mixed length --seqlen 10 --head-dim 8
+refused 'k\.npy \[1, 2, 10, 8\] and v\.npy \[1, 2, 9, 8\]' --load "$work/length"
+mixed width --seqlen 9 --head-dim 16
+cp "$work/width/k.npy" "$work/width/v.npy"
+refused 'q\.npy \[1, 2, 9, 8\] and k\.npy \[1, 2, 9, 16\]' --load "$work/width"
+mixed heads --heads 3 --seqlen 9 --head-dim 8
+cp "$work/heads/k.npy" "$work/heads/v.npy"
+refused '--heads 2 --kv-heads 3' --load "$work/heads"
+# Files of another kind, cut files.
+with_k() {  # FILE: a good folder with FILE as k.npy
+  rm -rf "$work/kind" && cp -r "$good" "$work/kind" && cp "$1" "$work/kind/k.npy"
+}
+for kind in refused_float64:float64 refused_float16:float16 refused_fortran:Fortran \
+            refused_big_endian:big-endian refused_int32:int32 rank2:'rank 2'; do
+  with_k "$fixtures/${kind%%:*}.npy"
+  refused "k\\.npy: .*${kind#*:}" --load "$work/kind"
+done
+head -c 200 "$good/k.npy" >"$work/cut.npy"
+with_k "$work/cut.npy"
+refused 'k\.npy: ' --load "$work/kind"
+: >"$work/empty.npy"
+with_k "$work/empty.npy"
+refused 'k\.npy: ' --load "$work/kind"
+echo "everything as expected"

@@ -1,0 +1,75 @@
+/// \file
+/// Kernels that tests run on both back ends: ptx_kernels.cu and simt_kernels.cu.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attn/device.h"
+#include "attn/status.h"
+#include "attn/step.h"
+
+namespace attn::tests {
+
+/// What a launch function is given: device memory, and numbers that pick what the kernel does.
+struct KernelArguments {
+  const void *a = nullptr, *b = nullptr, *c = nullptr;
+  void* out = nullptr;
+  DType dtype = DType::fp16;
+  int mode = 0;
+  unsigned grid[3] = {1, 1, 1}, block[3] = {32, 1, 1};
+};
+using KernelFunction = Status (*)(const KernelArguments&);
+
+/// How mma_product loads its operands.
+enum OperandLoad { kByHand, kLdmatrix, kLdmatrixPair, kLdmatrixTrans, kLdmatrixPairTrans };
+inline constexpr int kNumBLoads = 5;
+/// mode of mma_product: A comes by hand or by ldmatrix_x4, B in any way.
+constexpr int mma_mode(OperandLoad a, OperandLoad b) { return (a == kByHand ? 0 : kNumBLoads) + b; }
+
+/// The shuffles of the kernel `shuffles`, in the order of its results. What a lane gives is
+/// shuffled_value(thread).
+enum ShuffleKind { kXor, kUp, kDown, kIndex };
+struct Shuffle {
+  ShuffleKind kind;
+  int argument, width;
+};
+inline constexpr Shuffle kShuffles[] = {
+    {kXor, 1, 32},  {kXor, 5, 32},   {kXor, 16, 32}, {kXor, 31, 32},  {kXor, 3, 8},
+    {kXor, 8, 8},   {kXor, 12, 8},   {kXor, 16, 16}, {kUp, 1, 32},    {kUp, 7, 32},
+    {kUp, 3, 8},    {kUp, 8, 8},     {kDown, 1, 32}, {kDown, 19, 32}, {kDown, 3, 4},
+    {kDown, 5, 16}, {kIndex, 0, 32}, {kIndex, 9, 32}, {kIndex, 37, 32}, {kIndex, 5, 8},
+    {kIndex, 11, 8}, {kIndex, 1, 2}};
+inline constexpr int kNumShuffles = sizeof(kShuffles) / sizeof(kShuffles[0]);
+constexpr int shuffled_value(int thread) { return thread * 7 + 3; }
+
+/// Results a thread of the kernel `votes`.
+inline constexpr int kNumVotes = 8;
+
+/// Longest block of the kernels that reverse it through static shared memory.
+inline constexpr int kMaxThreads = 128;
+
+}  // namespace attn::tests
+
+/// Declares a launch function for both back ends.
+#define ATTN_DECLARE_TEST_KERNEL(kernel)                        \
+  namespace gpu::tests {                                        \
+  attn::Status kernel(const attn::tests::KernelArguments&);     \
+  }                                                             \
+  namespace emulated::tests {                                   \
+  attn::Status kernel(const attn::tests::KernelArguments&);     \
+  }                                                             \
+  static_assert(true)
+
+ATTN_DECLARE_TEST_KERNEL(mma_product);       // ptx_kernels.cu
+ATTN_DECLARE_TEST_KERNEL(ldmatrix_dump);
+ATTN_DECLARE_TEST_KERNEL(pack_pairs);
+ATTN_DECLARE_TEST_KERNEL(copy_partial);
+ATTN_DECLARE_TEST_KERNEL(copy_two_groups);
+ATTN_DECLARE_TEST_KERNEL(shuffles);          // simt_kernels.cu
+ATTN_DECLARE_TEST_KERNEL(votes);
+ATTN_DECLARE_TEST_KERNEL(count_threads);
+ATTN_DECLARE_TEST_KERNEL(reverse_static);
+ATTN_DECLARE_TEST_KERNEL(reverse_dynamic);
+ATTN_DECLARE_TEST_KERNEL(record_indices);

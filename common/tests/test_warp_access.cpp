@@ -1,0 +1,125 @@
+// The rules for coalescing and bank conflicts, on patterns whose cost is known by hand. Whether a
+// GPU agrees is for common/scripts/check_warp_access.sh.
+#include "emulator/warp_access.h"
+
+#include <set>
+#include <string>
+
+#include "tests/catch.h"
+#include "tests/warp_access_patterns.h"
+
+namespace {
+
+using namespace attn;
+using namespace attn::tests;
+
+// A layout is meant to be checked when it is compiled.
+constexpr int64_t unit(int lane) { return 4 * lane; }
+static_assert(sectors(unit, 4) == 4);
+static_assert(shared_access(unit, 4).conflicts() == 0);
+static_assert(shared_access([](int l) { return int64_t{128} * l; }, 4).wavefronts == 32);
+static_assert(ldmatrix_access([](int l) { return int64_t{144} * l; }, 4).conflicts() == 0);
+static_assert(ldmatrix_access([](int l) { return int64_t{128} * l; }, 4).conflicts() == 28);
+
+TEST_CASE("the patterns of the GPU probe cost what they do by hand", "[warp_access]") {
+  std::set<std::string> names;
+  for_each_pattern([&](auto pattern, const char* name, int cost) {
+    INFO(name);
+    CHECK(predicted<decltype(pattern)>() == cost);
+    CHECK(names.insert(name).second);
+  });
+}
+
+TEST_CASE("sectors of global memory", "[warp_access]") {
+  const auto strided = [](int64_t stride, int64_t offset) {
+    return [=](int lane) { return offset + lane * stride; };
+  };
+  // Unit stride: 32 lanes x 4, 8, 16 bytes in sectors of 32.
+  CHECK(sectors(strided(4, 0), 4) == 4);
+  CHECK(sectors(strided(8, 0), 8) == 8);
+  CHECK(sectors(strided(16, 0), 16) == 16);
+  CHECK(sectors(strided(2, 0), 2) == 2);
+  // Not aligned to a sector: one more.
+  CHECK(sectors(strided(4, 4), 4) == 5);
+  CHECK(sectors(strided(4, 28), 4) == 5);
+  CHECK(sectors(strided(4, 32), 4) == 4);
+  CHECK(sectors(strided(16, 16), 16) == 17);
+  CHECK(sectors(strided(4, (int64_t{1} << 40) + 4), 4) == 5);  // far beyond 32 bits
+  // Every n-th float: n times as many until each lane has its own.
+  for (int n = 1; n <= 64; ++n) {
+    INFO("stride " << n);
+    CHECK(sectors(strided(4 * n, 0), 4) == (n < 8 ? (31 * 4 * n) / 32 + 1 : 32));
+  }
+  // Same sector, whatever the order of the lanes.
+  CHECK(sectors([](int) { return int64_t{40}; }, 4) == 1);
+  CHECK(sectors([](int lane) { return int64_t{4} * (31 - lane); }, 4) == 4);
+  CHECK(sectors([](int lane) { return int64_t{4} * (lane * 5 % 32); }, 4) == 4);
+  // An access that lies across a border touches both sides.
+  CHECK(sectors([](int lane) { return lane == 0 ? int64_t{24} : int64_t{-1}; }, 16) == 2);
+  CHECK(sectors(strided(64, 24), 16) == 64);
+  // Lanes that do not take part.
+  CHECK(sectors([](int) { return int64_t{-1}; }, 4) == 0);
+  CHECK(sectors([](int lane) { return lane < 8 ? int64_t{4} * lane : int64_t{-1}; }, 4) == 1);
+  CHECK(sectors([](int lane) { return lane % 2 == 0 ? int64_t{4} * lane : int64_t{-1}; }, 4) == 4);
+}
+
+TEST_CASE("wavefronts of 4-byte accesses to shared memory", "[warp_access]") {
+  const auto wavefronts = [](auto address) { return shared_access(address, 4).wavefronts; };
+  // Every n-th float: gcd(n, 32) lanes meet in a bank.
+  for (int n = 1; n <= 64; ++n) {
+    int common = 1;
+    while (n % (2 * common) == 0 && common < 32) common *= 2;
+    INFO("stride " << n);
+    const SharedAccess access = shared_access([=](int lane) { return int64_t{4} * n * lane; }, 4);
+    CHECK(access.wavefronts == common);
+    CHECK(access.ideal == 1);
+    CHECK(access.conflicts() == common - 1);
+  }
+  CHECK(wavefronts([](int) { return int64_t{0}; }) == 1);              // one word for all
+  CHECK(wavefronts([](int lane) { return int64_t{4} * (lane / 2); }) == 1);
+  CHECK(wavefronts([](int lane) { return int64_t{128} * (lane / 8); }) == 4);  // 4 words of a bank
+  CHECK(wavefronts([](int lane) { return int64_t{4} * (lane ^ 21); }) == 1);
+  CHECK(wavefronts([](int) { return int64_t{-1}; }) == 0);
+  CHECK(wavefronts([](int lane) { return lane < 3 ? int64_t{128} * lane : int64_t{-1}; }) == 3);
+  CHECK(shared_access([](int) { return int64_t{-1}; }, 4).ideal == 0);
+  // The column of a 32 x 32 tile that is swizzled by its row, instead of padded.
+  CHECK(wavefronts([](int row) { return int64_t{4} * (32 * row + (5 ^ row)); }) == 1);
+}
+
+TEST_CASE("wavefronts of 8- and 16-byte accesses to shared memory", "[warp_access]") {
+  const auto access = [](int64_t stride, int bytes) {
+    return shared_access([=](int lane) { return stride * lane; }, bytes);
+  };
+  CHECK(access(8, 8).wavefronts == 2);  // a half warp at a time
+  CHECK(access(8, 8).ideal == 2);
+  CHECK(access(16, 8).wavefronts == 4);
+  CHECK(access(128, 8).wavefronts == 32);
+  CHECK(access(136, 8).wavefronts == 2);  // rows of 32 floats and 2 of padding
+  CHECK(access(16, 16).wavefronts == 4);  // a quarter warp at a time
+  CHECK(access(16, 16).ideal == 4);
+  CHECK(access(32, 16).wavefronts == 8);
+  CHECK(access(128, 16).wavefronts == 32);
+  CHECK(access(128, 16).conflicts() == 28);
+  CHECK(access(144, 16).conflicts() == 0);  // rows of 128 bytes and 16 of padding
+  CHECK(access(272, 16).conflicts() == 0);
+  CHECK(access(256, 16).conflicts() == 28);
+  CHECK(access(160, 16).conflicts() == 4);  // rows 0 and 4 of 8 meet
+  const auto eight_lanes = [](int lane) { return lane < 8 ? int64_t{16} * lane : int64_t{-1}; };
+  CHECK(shared_access(eight_lanes, 16).wavefronts == 1);
+  CHECK(shared_access(eight_lanes, 16).ideal == 1);
+}
+
+TEST_CASE("wavefronts of ldmatrix", "[warp_access]") {
+  const auto padded = [](int stride) { return [=](int lane) { return int64_t{stride} * lane; }; };
+  const auto swizzled = [](int lane) { return int64_t{128} * lane + 16 * (3 ^ (lane % 8)); };
+  for (const int matrices : {1, 2, 4}) {
+    INFO(matrices << " matrices");
+    CHECK(ldmatrix_access(padded(16), matrices).wavefronts == matrices);
+    CHECK(ldmatrix_access(padded(128), matrices).wavefronts == 8 * matrices);
+    CHECK(ldmatrix_access(padded(144), matrices).wavefronts == matrices);
+    CHECK(ldmatrix_access(swizzled, matrices).wavefronts == matrices);
+    CHECK(ldmatrix_access(swizzled, matrices).ideal == matrices);
+  }
+}
+
+}  // namespace
