@@ -303,9 +303,10 @@ class Run {
   Roofs choose_roofs() {
     if (options_.time && result_.backend == Backend::gpu && options_.gpu.empty())
       return measure_roofs();
-    const GpuSpec* spec = options_.gpu.empty() ? nullptr : find_gpu(options_.gpu);
-    if (spec == nullptr && gpu_info().available) spec = spec_of_device(gpu_info().name);
-    return datasheet_roofs(spec ? *spec : *find_gpu("h200"));
+    if (!options_.gpu.empty()) return datasheet_roofs(*find_gpu(options_.gpu));
+    if (!gpu_info().available) return datasheet_roofs(*find_gpu("h200"));
+    const GpuSpec* spec = spec_of_device(gpu_info().name);
+    return spec ? datasheet_roofs(*spec) : measure_roofs();  // no datasheet: better slow than wrong
   }
 
   int profile(Session& session, const Step& step) {
