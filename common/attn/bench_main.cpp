@@ -41,6 +41,7 @@ struct Shared {
 
 void run(benchmark::State& state, Shared& shared, const Step& step, const Problem& p) {
   const Operation& op = *find_operation(step.operation);
+  double seconds = 0;
   try {
     const double needed = memory_need(p, op, step).total();
     const auto free = static_cast<double>(free_bytes(Backend::gpu));
@@ -56,18 +57,17 @@ void run(benchmark::State& state, Shared& shared, const Step& step, const Proble
       if (Status s = session.time(shared.timer, sample); !s.ok())
         return state.SkipWithError(s.message.c_str());
       state.SetIterationTime(sample.seconds);
+      seconds += sample.seconds;
     }
   } catch (const DeviceError& e) {
     return state.SkipWithError(e.what());
   }
   const Cost cost = step.cost(p);
-  const auto rate = [](double work) {
-    return benchmark::Counter(work, benchmark::Counter::kIsIterationInvariantRate);
-  };
-  state.counters["TFLOP/s"] = rate(op.flop(p) * 1e-12);
-  state.counters["GB/s"] = rate(modelled_bytes(cost) * 1e-9);
   const Prediction prediction = predict(cost, shared.roofs, p.dtype);
-  state.counters["%roof"] = rate(100 * prediction.seconds);
+  const double mean = seconds / static_cast<double>(state.iterations());
+  state.counters["TFLOP/s"] = op.flop(p) / mean * 1e-12;
+  state.counters["GB/s"] = modelled_bytes(cost) / mean * 1e-9;
+  state.counters["%roof"] = 100 * prediction.seconds / mean;
   state.SetLabel(prediction.binding);
 }
 
