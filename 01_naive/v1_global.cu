@@ -55,6 +55,7 @@ __global__ void softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]
   const float* s = gS + (bh * shape.seqlen_q + row) * shape.seqlen_k;  // [seqlen_k]
   float* p = gP + (bh * shape.seqlen_q + row) * shape.seqlen_k;        // [seqlen_k]
 
+  //! [ex01a]
   // Keys [begin, end): the diagonal ends at the last key.
   const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
   const int begin = max(0, diagonal - shape.window_left);
@@ -71,6 +72,7 @@ __global__ void softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]
     p[j] = visible ? __expf(s[j] * shape.softmax_scale - row_max) * inverse_sum : 0;
   }
   gLse[bh * shape.seqlen_q + row] = row_sum > 0 ? row_max + logf(row_sum) : -INFINITY;
+  //! [ex01a]
 }
 //! [softmax]
 

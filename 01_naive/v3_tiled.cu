@@ -24,10 +24,12 @@ struct Config {
 
 // Row r of the A tile (and of a transposed B tile) starts at r * kRowStride. The one float of padding
 // moves each row to the next bank, so that 16 lanes can read a column.
+//! [ex01b]
 constexpr int kRowStride = Config::kBlockK + 1;
 constexpr int tile_index(int row, int k) { return row * kRowStride + k; }
 static_assert(shared_access([](int lane) { return 4 * tile_index(lane % 16, 0); }, 4).conflicts() == 0,
               "16 threads along x read one column of a tile");
+//! [ex01b]
 
 struct SharedStorage {
   float sA[Config::kBlockM * kRowStride];  // [kBlockM, kBlockK], 8448 bytes
@@ -59,6 +61,7 @@ __device__ void gemm_tile(const A* gA, int64_t stride_a, const B* gB, int64_t st
   const auto plain = [](int k, int c) { return k * Config::kBlockN + c; };
 
   float acc[Config::kPerThread][Config::kPerThread] = {};
+  //! [ex01c]
   for (int k0 = 0; k0 < depth; k0 += Config::kBlockK) {
     load_tile<Config::kBlockM, Config::kBlockK>(smem.sA, padded, gA, stride_a, row0, rows, k0, depth);
     if constexpr (kTransposeB)
@@ -84,6 +87,7 @@ __device__ void gemm_tile(const A* gA, int64_t stride_a, const B* gB, int64_t st
     }
     __syncthreads();  // everyone has read the tiles before the next ones overwrite them
   }
+  //! [ex01c]
 #pragma unroll
   for (int i = 0; i < Config::kPerThread; ++i)
 #pragma unroll

@@ -1,0 +1,130 @@
+#include "attn/exercise.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+
+#include "attn/check.h"
+#include "attn/inputs.h"
+#include "attn/results.h"
+#include "attn/session.h"
+#include "emulator/simt.h"
+
+namespace attn {
+namespace {
+
+// Small enough for the emulator, with a tail on every side; needles at tile edges and scores up to 1e4.
+std::vector<Problem> cases(const Step& step, uint64_t seed) {
+  std::vector<Problem> all;
+  uint64_t n = 0;
+  for (const int64_t length : {1, 3, 31, 33, 64, 65, 113, 129, 203})
+    for (const InputKind inputs : {InputKind::needle, InputKind::random, InputKind::peaked}) {
+      Problem p;
+      p.seqlen_q = p.seqlen_k = length;
+      if (n % 4 == 1) p.seqlen_k = length + 37;
+      if (n % 4 == 3) p.seqlen_q = length + 5;  // causal: rows with nothing to attend
+      p.causal = n % 2 == 1;
+      if (n % 5 == 4) p.window_left = 9, p.window_right = 4;
+      p.heads = n % 3 == 0 ? 4 : 2;
+      p.kv_heads = n % 3 == 0 ? 2 : p.heads;
+      p.head_dim = n % 2 == 0 ? 64 : 40;
+      p.dtype = n % 3 == 2 ? DType::fp32 : DType::bf16;
+      p.inputs = inputs;
+      p.seed = seed + n++;
+      p.finish();
+      if (!step.refuses(p)) all.push_back(p);
+    }
+  return all;
+}
+
+const Step& shipped_step(const Exercise& e) {
+  const auto& steps = chapter().steps;
+  return *std::find_if(steps.begin(), steps.end(), [&](const Step& s) { return s.name == e.step; });
+}
+
+// What is wrong with one problem, or nothing.
+std::string wrong(const Step& step, const Problem& p, Backend backend) {
+  const Operation& op = *find_operation(step.operation);
+  const HostTensors inputs = draw_inputs(p, op.inputs(p));
+  emulator::schedule_seed = p.seed;
+  Session session(p, op, backend, inputs);
+  Status status = session.prepare(step);
+  if (status.ok()) status = session.launch();
+  if (!status.ok()) return status.message;
+  if (const auto damage = session.damage()) return *damage;
+  const HostTensors out = session.outputs();
+  for (const Expected& e : op.reference(p, inputs, {}))
+    if (const Verdict v = check(out.at(e.spec.name), e); !v.pass) return v.failure;
+  return "";
+}
+
+// On a GPU: how the student's version compares with the shipped one, measured in turns.
+void compare_speed(const Exercise& e, const Step& mine) {
+  Problem p;
+  p.heads = p.kv_heads = 16, p.head_dim = 64, p.seqlen_q = p.seqlen_k = 1024;
+  p.finish();
+  const Operation& op = *find_operation(mine.operation);
+  if (mine.refuses(p)) return;
+  Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
+  GpuTimer timer;
+  std::vector<double> seconds[2];
+  for (int round = 0; round < 6; ++round)
+    for (const int which : {0, 1}) {
+      if (!session.prepare(which == 0 ? mine : shipped_step(e)).ok()) return;
+      for (int i = 0; i < 4; ++i) {
+        Sample sample;
+        if (!session.time(timer, sample).ok()) return;
+        if (i > 0) seconds[which].push_back(sample.seconds);
+      }
+    }
+  const double ours = statistics(seconds[0]).median, shipped = statistics(seconds[1]).median;
+  fmt::print("time: {:.3f} ms, the shipped step {:.3f} ms: {:.2f} x\n", ours * 1e3, shipped * 1e3,
+             ours / shipped);
+}
+
+}  // namespace
+
+bool run_exercise(const Exercise& e, const Variant& variant, uint64_t seed) {
+  Step step = shipped_step(e);
+  step.launch = variant.launch;
+  fmt::print("{} ({}, {}): {}\n", e.name, e.kind, e.step, variant.name);
+  if (variant.judge)
+    if (const auto verdict = variant.judge()) {
+      fmt::print("FAIL  {}\n", *verdict);
+      return false;
+    }
+  std::vector<Backend> backends{Backend::emulated};
+  if (gpu_info().available && variant.launch.gpu) backends.push_back(Backend::gpu);
+  int passed = 0;
+  for (const Backend backend : backends)
+    for (const Problem& p : cases(step, seed)) {
+      const std::string why = wrong(step, p, backend);
+      const char* where = backend == Backend::gpu ? "gpu" : "emulated";
+      if (!why.empty()) {
+        fmt::print("FAIL  {}: {}\n      {}\n", where, p.text(), why);
+        return false;
+      }
+      fmt::print("ok    {}: {}\n", where, p.text());
+      ++passed;
+    }
+  fmt::print("all {} cases pass\n", passed);
+  if (backends.size() == 2) compare_speed(e, step);
+  return true;
+}
+
+std::optional<std::string> hint(const Exercise& e, int n) {
+  std::ifstream page(e.text);
+  std::string line, found;
+  bool inside = false;
+  while (std::getline(page, line)) {
+    if (line.rfind("## ", 0) == 0) inside = line == fmt::format("## Hint {}", n);
+    else if (inside) found += line + "\n";
+  }
+  const auto first = found.find_first_not_of('\n'), last = found.find_last_not_of('\n');
+  if (first == found.npos) return std::nullopt;
+  return found.substr(first, last - first + 1);
+}
+
+}  // namespace attn

@@ -1,0 +1,65 @@
+// The main() of an exercise's programs.
+//
+//     ex01a_student --variant student     cases; the first failure; the next hint. Exit 0, or 1
+//     ex01a_student --hint                the next hint alone
+//     check_ex01a --variant last_key_skipped
+//
+// How many hints were shown is kept in the file that --state names.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <fstream>
+
+#include "attn/exercise.h"
+
+namespace {
+
+void print_next_hint(const attn::Exercise& e, const std::string& state) {
+  int shown = 0;
+  std::ifstream(state) >> shown;
+  const auto text = attn::hint(e, shown + 1);
+  if (!text) {
+    fmt::print("no more hints; the task is in {}\n", e.text);
+    return;
+  }
+  fmt::print("\nhint {}:\n{}\n", shown + 1, *text);
+  std::ofstream(state) << shown + 1 << '\n';
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const attn::Exercise& e = attn::exercise();
+  std::string variant = e.variants.front().name, state;
+  uint64_t seed = 1;
+  bool hint_alone = false, list = false;
+  CLI::App app("runs one exercise", e.name);
+  app.add_option("--variant", variant, "which version to run");
+  app.add_option("--seed", seed, "of the inputs and the emulator's schedules");
+  app.add_option("--state", state, "file that remembers how many hints were shown");
+  app.add_flag("--hint", hint_alone, "print the next hint");
+  app.add_flag("--list", list, "the versions in this program");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    fmt::print(stderr, "{}: {}\n", e.name, error.what());
+    return 2;
+  }
+  if (hint_alone) {
+    print_next_hint(e, state);
+    return 0;
+  }
+  for (const attn::Variant& v : e.variants) {
+    if (list) fmt::print("{}\n", v.name);
+    if (list || v.name != variant) continue;
+    if (attn::run_exercise(e, v, seed)) return 0;
+    if (!state.empty()) print_next_hint(e, state);
+    return 1;
+  }
+  if (list) return 0;
+  fmt::print(stderr, "{}: --variant {}: there is no such version (--list)\n", e.name, variant);
+  return 2;
+}

@@ -1,0 +1,11 @@
+# Writes OUT: the step file STEP with the region of EXERCISE replaced by the text of INC.
+file(READ ${STEP} text)
+file(READ ${INC} student)
+set(marker "//! [${EXERCISE}]")
+string(LENGTH "${marker}" length)
+string(FIND "${text}" "${marker}" begin)
+string(FIND "${text}" "${marker}" end REVERSE)
+math(EXPR after "${begin} + ${length}")
+string(SUBSTRING "${text}" 0 ${after} before)
+string(SUBSTRING "${text}" ${end} -1 rest)
+file(WRITE ${OUT} "${before}\n${student}${rest}")

@@ -1,0 +1,7 @@
+# Runs PROGRAM --variant VARIANT and demands the exit status STATUS exactly: a crash is no verdict.
+execute_process(COMMAND ${PROGRAM} --variant ${VARIANT} RESULT_VARIABLE result OUTPUT_VARIABLE output
+                ERROR_VARIABLE output)
+message("${output}")
+if(NOT result STREQUAL STATUS)
+  message(FATAL_ERROR "${VARIANT}: exit status ${result}, must be ${STATUS}")
+endif()
