@@ -136,7 +136,7 @@ function(attn_add_exercise chapter letter)
       set(status 0)
     endif()
     add_test(NAME "${exercise}: ${variant}" COMMAND ${CMAKE_COMMAND}
-      -DPROGRAM=$<TARGET_FILE:check_${exercise}> -DVARIANT=${variant} -DSTATUS=${status}
+      "-DPROGRAM=$<TARGET_FILE:check_${exercise}>;--variant;${variant}" -DSTATUS=${status}
       -P ${PROJECT_SOURCE_DIR}/common/cmake/expect_exit.cmake)
     set_tests_properties("${exercise}: ${variant}" PROPERTIES LABELS "exercise;${label}" TIMEOUT 300)
   endforeach()
@@ -146,4 +146,53 @@ function(attn_exercise_program name chapter table kernels objects)
   add_executable(${name} ${PROJECT_SOURCE_DIR}/common/attn/exercise_main.cpp
     ${PROJECT_SOURCE_DIR}/common/attn/exercise.cpp ${table} ${objects} ${${chapter}_ALL_OBJECTS})
   target_link_libraries(${name} PRIVATE attn attn_warnings CLI11::CLI11)
+endfunction()
+
+# attn_add_quiz(<chapter> <letter> KIND <detective|predict>): a written exercise. Files in exercises/:
+# <letter>.md, <letter>.stub.txt, <letter>.solution.txt, <letter>.mutant.*.txt, and <letter>.key or
+# <letter>.task. The student's file is exercises/student/ex01d.txt; targets and tests as above.
+function(attn_add_quiz chapter letter)
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "KIND" "")
+  string(SUBSTRING ${chapter} 0 2 number)
+  set(exercise ex${number}${letter})
+  set(folder ${CMAKE_CURRENT_SOURCE_DIR}/exercises)
+  set(work ${CMAKE_CURRENT_BINARY_DIR}/exercises/${exercise})
+  file(MAKE_DIRECTORY ${work})
+  set(student ${folder}/student/${exercise}.txt)
+  if(NOT EXISTS ${student})
+    configure_file(${folder}/${letter}.stub.txt ${student} COPYONLY)
+  endif()
+  if(NOT TARGET quiz_${chapter})
+    add_executable(quiz_${chapter} ${PROJECT_SOURCE_DIR}/common/attn/quiz_main.cpp
+                   ${${chapter}_ALL_OBJECTS})
+    target_link_libraries(quiz_${chapter} PRIVATE attn attn_warnings CLI11::CLI11)
+  endif()
+  if(arg_KIND STREQUAL detective)
+    set(judge --key ${folder}/${letter}.key)
+    set(seal)
+  else()
+    set(judge --task ${folder}/${letter}.task)
+    set(seal --seal ${work}/sealed.txt)
+  endif()
+  add_custom_target(${exercise} COMMAND quiz_${chapter} --answers ${student} ${judge} ${seal}
+                    USES_TERMINAL VERBATIM)
+  add_custom_target(${exercise}-hint
+    COMMAND ${CMAKE_COMMAND} -DPAGE=${folder}/${letter}.md -DSTATE=${work}/hints
+            -P ${PROJECT_SOURCE_DIR}/common/cmake/next_hint.cmake USES_TERMINAL VERBATIM)
+  file(GLOB versions CONFIGURE_DEPENDS ${folder}/${letter}.solution.txt ${folder}/${letter}.stub.txt
+       ${folder}/${letter}.mutant.*.txt)
+  foreach(file ${versions})
+    get_filename_component(name ${file} NAME)
+    string(REGEX REPLACE "^${letter}\\.(mutant\\.)?(.*)\\.txt$" "\\2" variant ${name})
+    set(label mutant)
+    set(status 1)
+    if(variant STREQUAL solution)
+      set(label solution)
+      set(status 0)
+    endif()
+    add_test(NAME "${exercise}: ${variant}" COMMAND ${CMAKE_COMMAND}
+      "-DPROGRAM=$<TARGET_FILE:quiz_${chapter}>;--answers;${file};${judge}" -DSTATUS=${status}
+      -P ${PROJECT_SOURCE_DIR}/common/cmake/expect_exit.cmake)
+    set_tests_properties("${exercise}: ${variant}" PROPERTIES LABELS "exercise;${label}" TIMEOUT 60)
+  endforeach()
 endfunction()

@@ -1,0 +1,201 @@
+// The main() of a chapter's written exercises: answers in a text file, one "name = value" a line.
+//
+//     quiz_01_naive --answers student/ex01d.txt --key d.key               a detective exercise
+//     quiz_01_naive --answers student/ex01e.txt --task e.task --seal F    a prediction
+//
+// A key holds a hash of each right answer, so that reading it gives nothing away. A prediction is sealed
+// before the truth is shown: later runs score what was sealed, whatever the file says by then.
+// Exit status: 0 passed, 1 not passed (or not all answered), 2 a file that cannot be used.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "attn/error.h"
+#include "attn/operation.h"
+#include "attn/results.h"
+#include "attn/session.h"
+
+namespace attn {
+namespace {
+
+using Answers = std::vector<std::pair<std::string, std::string>>;
+
+std::string trimmed(const std::string& s) {
+  const auto first = s.find_first_not_of(" \t\r"), last = s.find_last_not_of(" \t\r");
+  return first == s.npos ? "" : s.substr(first, last - first + 1);
+}
+
+std::string read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw InputError(path + ": cannot be read");
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+// "name = value" lines; # begins a comment.
+Answers read_answers(const std::string& path) {
+  Answers answers;
+  std::istringstream lines(read_text(path));
+  int number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    line = trimmed(line.substr(0, line.find('#')));
+    if (line.empty()) continue;
+    const auto equals = line.find('=');
+    if (equals == line.npos)
+      throw InputError(fmt::format("{}:{}: must be \"name = value\"", path, number));
+    answers.emplace_back(trimmed(line.substr(0, equals)), trimmed(line.substr(equals + 1)));
+  }
+  return answers;
+}
+
+std::string answer_to(const Answers& answers, const std::string& name) {
+  for (const auto& [key, value] : answers)
+    if (key == name) return value;
+  return "";
+}
+
+// FNV-1a, 64 bits: enough to keep an answer from being read, no protection against trying all of them.
+uint64_t hash(const std::string& text) {
+  uint64_t h = 14695981039346656037ull;
+  for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 1099511628211ull;
+  return h;
+}
+std::string hash_of_answer(const std::string& name, std::string value) {
+  std::transform(value.begin(), value.end(), value.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return fmt::format("{:016x}", hash("attention " + name + " " + value));
+}
+
+bool all_answered(const Answers& answers, const std::vector<std::string>& names) {
+  bool all = true;
+  for (const std::string& name : names)
+    if (const std::string value = answer_to(answers, name); value.empty() || value == "?") {
+      fmt::print("{}: not answered\n", name);
+      all = false;
+    }
+  return all;
+}
+
+int detective(const std::string& answers_path, const std::string& key_path) {
+  const Answers answers = read_answers(answers_path), key = read_answers(key_path);
+  std::vector<std::string> names;
+  for (const auto& [name, unused] : key) names.push_back(name);
+  if (!all_answered(answers, names)) return 1;
+  int right = 0;
+  for (const auto& [name, expected] : key) {
+    const bool good = hash_of_answer(name, answer_to(answers, name)) == expected;
+    fmt::print("{:<5} {} = {}\n", good ? "right" : "wrong", name, answer_to(answers, name));
+    right += good;
+  }
+  fmt::print("{} of {} right\n", right, names.size());
+  return right == static_cast<int>(names.size()) ? 0 : 1;
+}
+
+double number(const Answers& a, const std::string& name, const std::string& path) {
+  try {
+    return std::stod(answer_to(a, name));
+  } catch (const std::exception&) {
+    throw InputError(fmt::format("{}: {} = {}: must be a number", path, name, answer_to(a, name)));
+  }
+}
+
+int predict_exercise(const std::string& answers_path, const std::string& task_path,
+                     const std::string& seal) {
+  const Answers task = read_answers(task_path);
+  std::string scored = answers_path;
+  Answers answers = read_answers(answers_path);
+  if (!seal.empty() && std::filesystem::exists(seal)) {
+    if (read_text(seal) != read_text(answers_path))
+      fmt::print("{} has changed since it was sealed; what was sealed is scored\n", answers_path);
+    scored = seal;
+    answers = read_answers(seal);
+  }
+  const std::vector<std::string> names{"operations", "hbm_bytes", "bound", "milliseconds"};
+  if (!all_answered(answers, names)) return 1;
+
+  Problem p;
+  const auto integer = [&](const char* name) {
+    return static_cast<int64_t>(number(task, name, task_path));
+  };
+  p.batch = integer("batch"), p.heads = integer("heads"), p.kv_heads = p.heads;
+  p.seqlen_q = p.seqlen_k = integer("seqlen"), p.head_dim = integer("head_dim");
+  p.finish();
+  const auto& steps = chapter().steps;
+  const auto step = std::find_if(steps.begin(), steps.end(),
+                                 [&](const Step& s) { return s.name == answer_to(task, "step"); });
+  const GpuSpec* gpu = find_gpu(answer_to(task, "gpu"));
+  if (step == steps.end() || gpu == nullptr)
+    throw InputError(task_path + ": names a step or a GPU that there is not");
+  if (!seal.empty() && !std::filesystem::exists(seal)) {
+    std::ofstream(seal, std::ios::binary) << read_text(answers_path);
+    fmt::print("sealed: {:016x}\n", hash(read_text(answers_path)));
+  }
+
+  const Cost cost = step->cost(p);
+  const Prediction prediction = predict(cost, datasheet_roofs(*gpu), p.dtype);
+  const double truth[] = {find_operation(step->operation)->flop(p), modelled_bytes(cost), 0,
+                          prediction.seconds * 1e3};
+  fmt::print("{} on {}, {}\n", step->name, gpu->full_name, p.text());
+  double score = 0;
+  bool passed = true;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    const std::string given = answer_to(answers, names[i]);
+    if (names[i] == "bound") {
+      const bool right = given == prediction.binding;
+      fmt::print("{:<13} {:>12}  expected {:>12}  {}\n", names[i], given, prediction.binding,
+                 right ? "right" : "wrong");
+      score += right;
+      passed = passed && right;
+      continue;
+    }
+    // Full marks for the truth, half for 1.4 times too much or too little, none from 2 times on.
+    const double value = number(answers, names[i], scored);
+    const double off = value > 0 ? std::abs(std::log2(value / truth[i])) : 9;
+    fmt::print("{:<13} {:>12.4g}  expected {:>12.4g}  off by {:.0f} %\n", names[i], value, truth[i],
+               100 * (value / truth[i] - 1));
+    score += std::max(0.0, 1 - off);
+    passed = passed && off < (names[i] == "milliseconds" ? 0.5 : 0.1);
+  }
+  fmt::print("score {:.2f} of 4 ({}: each number within 7 %, the time within 40 %, the bound right)\n",
+             score, passed ? "passed" : "not passed");
+  return passed ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace attn
+
+int main(int argc, char** argv) {
+  CLI::App app("checks the answers of a written exercise", "quiz");
+  std::string answers, key, task, seal, name, value;
+  app.add_option("--answers", answers, "the student's file")->required();
+  app.add_option("--key", key, "hashes of the right answers (a detective exercise)");
+  app.add_option("--task", task, "step, problem and GPU (a prediction)");
+  app.add_option("--seal", seal, "where the first complete prediction is kept");
+  bool make_key = false;
+  app.add_flag("--make-key", make_key, "print the key for which these answers are right");
+  try {
+    app.parse(argc, argv);
+    if (make_key) {
+      for (const auto& [n, v] : attn::read_answers(answers))
+        fmt::print("{} = {}\n", n, attn::hash_of_answer(n, v));
+      return 0;
+    }
+    if (!key.empty()) return attn::detective(answers, key);
+    if (!task.empty()) return attn::predict_exercise(answers, task, seal);
+    throw attn::InputError("one of --key and --task is needed");
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return 0;
+  } catch (const CLI::ParseError& e) {
+    fmt::print(stderr, "quiz: {}\n", e.what());
+  } catch (const attn::InputError& e) {
+    fmt::print(stderr, "quiz: {}\n", e.what());
+  }
+  return 2;
+}
