@@ -61,7 +61,6 @@ __device__ void gemm_tile(const A* gA, int64_t stride_a, const B* gB, int64_t st
   const auto plain = [](int k, int c) { return k * Config::kBlockN + c; };
 
   float acc[Config::kPerThread][Config::kPerThread] = {};
-  //! [ex01c]
   for (int k0 = 0; k0 < depth; k0 += Config::kBlockK) {
     load_tile<Config::kBlockM, Config::kBlockK>(smem.sA, padded, gA, stride_a, row0, rows, k0, depth);
     if constexpr (kTransposeB)
@@ -87,7 +86,6 @@ __device__ void gemm_tile(const A* gA, int64_t stride_a, const B* gB, int64_t st
     }
     __syncthreads();  // everyone has read the tiles before the next ones overwrite them
   }
-  //! [ex01c]
 #pragma unroll
   for (int i = 0; i < Config::kPerThread; ++i)
 #pragma unroll

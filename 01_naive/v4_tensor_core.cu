@@ -112,11 +112,13 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
   const int slices = ceil_div(depth_a, kBlockK);
   for (int slice = 0; slice < slices; ++slice) {
     const auto& stage = smem.stages[slice % Config::kStages];
+    //! [ex01c]
     cp_async_wait<Config::kStages - 2>();
     // This slice is whole for every thread, and everyone is done with the stage that the next load
     // overwrites: it was used one slice ago.
     __syncthreads();
     load_slice(slice + Config::kStages - 1);
+    //! [ex01c]
 #pragma unroll
     for (int k = 0; k < kBlockK; k += 16) {
       uint32_t a[kTilesM][4], b[kTilesN][2];

@@ -105,6 +105,13 @@ function(attn_add_exercise chapter letter)
             || true
     VERBATIM USES_TERMINAL)
 
+  # A student edition has no wrong answers planted, and the shipped step *is* the student's.
+  if(NOT mutants)
+    add_test(NAME "${exercise}: student" COMMAND ${exercise}_student)
+    set_tests_properties("${exercise}: student" PROPERTIES LABELS "exercise" TIMEOUT 300)
+    return()
+  endif()
+
   # The checked versions: one program and one compilation for all of them, emulated.
   set(variants solution stub)
   attn_exercise_source(${work}/solution.cu ${step_file} ${exercise} solution "" "${judge}")
