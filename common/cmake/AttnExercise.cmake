@@ -1,5 +1,8 @@
 # Exercises: copies of a step file with its region //! [ex01a] replaced.
 
+# Where the students' files are; grade.sh puts a submission there. Empty: exercises/student of a chapter.
+set(ATTN_STUDENT_DIR "" CACHE PATH "folder of the students' files")
+
 # attn_exercise_source(<out> <step file> <exercise> <variant> <inc or ""> <judge or "">): writes <out>: the
 # step in a namespace of its own, with the region replaced by an #include of <inc> (kept if empty), and
 # <judge> included at the end of the namespace.
@@ -76,6 +79,9 @@ function(attn_add_exercise chapter letter)
   set(step_file ${CMAKE_CURRENT_SOURCE_DIR}/${arg_STEP}.cu)
   set(page ${folder}/${letter}.md)
   set(student ${folder}/student/${exercise}.inc)
+  if(ATTN_STUDENT_DIR)
+    set(student ${ATTN_STUDENT_DIR}/${exercise}.inc)
+  endif()
   if(NOT EXISTS ${student})
     configure_file(${folder}/${letter}.stub.inc ${student} COPYONLY)
   endif()
@@ -166,6 +172,9 @@ function(attn_add_quiz chapter letter)
   set(work ${CMAKE_CURRENT_BINARY_DIR}/exercises/${exercise})
   file(MAKE_DIRECTORY ${work})
   set(student ${folder}/student/${exercise}.txt)
+  if(ATTN_STUDENT_DIR)
+    set(student ${ATTN_STUDENT_DIR}/${exercise}.txt)
+  endif()
   if(NOT EXISTS ${student})
     configure_file(${folder}/${letter}.stub.txt ${student} COPYONLY)
   endif()

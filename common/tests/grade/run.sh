@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# run.sh ROOT: the grader gives full points to the solutions, none to stubs and cheats.
+set -euo pipefail
+root=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+region() { awk -v m="//! [$2]" 'index($0, m) { inside = !inside; next } inside' "$root/01_naive/$1.cu"; }
+
+mkdir -p "$work/good/answers" "$work/cheats" "$work/stubs"
+region v1_global ex01a >"$work/good/ex01a.inc"
+region v3_tiled ex01b >"$work/good/answers/ex01b.inc"
+region v4_tensor_core ex01c >"$work/good/ex01c.inc"
+cp "$root/01_naive/exercises/d.solution.txt" "$work/good/ex01d.txt"
+cp "$root/01_naive/exercises/e.solution.txt" "$work/good/ex01e.txt"
+for letter in a b c; do cp "$root/01_naive/exercises/$letter.stub.inc" "$work/stubs/ex01$letter.inc"; done
+for letter in d e; do cp "$root/01_naive/exercises/$letter.stub.txt" "$work/stubs/ex01$letter.txt"; done
+
+# Cheats: a result that is remembered, the reference called, a file read; and half a prediction.
+{ echo 'static float remembered[1 << 20];'; cat "$work/good/ex01a.inc"; } >"$work/cheats/ex01a.inc"
+{ cat "$work/good/answers/ex01b.inc"; echo '#include "attn/reference.h"'; } >"$work/cheats/ex01b.inc"
+{ echo 'if (std::getenv("GRADER")) return;'; cat "$work/good/ex01c.inc"; } >"$work/cheats/ex01c.inc"
+cp "$root/01_naive/exercises/d.mutant.swapped.txt" "$work/cheats/ex01d.txt"
+cp "$root/01_naive/exercises/e.mutant.tensor_bound.txt" "$work/cheats/ex01e.txt"
+
+grade() { "$root/common/scripts/grade.sh" "$work/$1" --out "$work/out"; }
+expect() { grep -qE "$2" <<<"$1" || { printf 'expected %s in\n%s\n' "$2" "$1"; exit 1; }; }
+good=$(grade good)
+expect "$good" 'good: 100\.0 of 100'
+stubs=$(grade stubs)
+expect "$stubs" 'stubs: 0\.0 of 100'
+cheats=$(grade cheats)
+for e in a b c; do expect "$cheats" "ex01$e  0 +refused: "; done
+expect "$cheats" 'ex01d  0\.600 +wrong: '
+expect "$cheats" 'ex01e  0\.675 +wrong: '
+# An output that is right for one problem alone, and one that is right for the seed of the exercise.
+mkdir "$work/luck"
+{ echo 'if (shape.seqlen_k == 1) { p[0] = 1; gLse[bh * shape.seqlen_q + row] = s[0] * shape.softmax_scale; return; }'
+  cat "$root/01_naive/exercises/a.mutant.mask_off_by_one.inc"; } >"$work/luck/ex01a.inc"
+expect "$(grade luck)" 'ex01a  0 +wrong: '
+[[ $(wc -l <"$work/out/grades.csv") -eq 5 ]]
+python3 -c 'import json, sys; [json.load(open(p)) for p in sys.argv[1:]]' "$work"/out/*.json 2>/dev/null || ! command -v python3 >/dev/null
+if "$root/common/scripts/grade.sh" "$work/nosuch" 2>/dev/null; then exit 1; fi
+echo "everything as expected"
