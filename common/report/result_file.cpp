@@ -2,14 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <array>
-#include <cmath>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "attn/error.h"
+#include "report/json_object.h"
 
 namespace attn::report {
 namespace {
@@ -18,84 +16,7 @@ using nlohmann::json;
 
 constexpr std::string_view kSchema = "attn-results-1";
 
-// One line, and nothing in it that steers a terminal.
-std::string printable(std::string text) {
-  for (char& c : text)
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
-  return text;
-}
-
-// An object of the file, and where it lies, for messages: "steps[2].time".
-class Object {
- public:
-  Object(const json& value, std::string file, std::string where)
-      : value_(value), file_(std::move(file)), where_(std::move(where)) {
-    if (!value_.is_object()) fail(where_, "is not an object");
-  }
-
-  std::string text(const char* key) const {
-    const json& v = at(key);
-    if (!v.is_string()) fail(name(key), "is not text");
-    return printable(v.get<std::string>());
-  }
-  std::string choice(const char* key, std::initializer_list<std::string_view> accepted) const {
-    const std::string t = text(key);
-    for (const std::string_view a : accepted)
-      if (t == a) return t;
-    fail(name(key), fmt::format("is '{}', must be one of {}", t, fmt::join(accepted, ", ")));
-  }
-  int64_t integer(const char* key, int64_t lowest) const { return integer(at(key), name(key), lowest); }
-  uint64_t seed(const char* key) const {
-    const json& v = at(key);
-    if (!v.is_number_unsigned()) fail(name(key), "must be a whole number from 0");
-    return v.get<uint64_t>();
-  }
-  bool truth(const char* key) const {
-    const json& v = at(key);
-    if (!v.is_boolean()) fail(name(key), "is neither true nor false");
-    return v.get<bool>();
-  }
-  double number(const char* key) const {
-    const json& v = at(key);
-    if (!v.is_number() || !std::isfinite(v.get<double>())) fail(name(key), "is not a number");
-    return v.get<double>();
-  }
-  double positive(const char* key) const {
-    const double x = number(key);
-    if (!(x > 0)) fail(name(key), "must be above 0");
-    return x;
-  }
-  bool has(const char* key) const { return !at(key).is_null(); }
-  Object object(const char* key) const { return Object(at(key), file_, name(key)); }
-  const json& array(const char* key) const {
-    const json& v = at(key);
-    if (!v.is_array()) fail(name(key), "is not a list");
-    return v;
-  }
-  int64_t integer(const json& v, const std::string& where, int64_t lowest) const {
-    // What is above int64_t is unsigned to the parser, and would wrap.
-    const bool fits = v.is_number_unsigned() ? v.get<uint64_t>() <= uint64_t{INT64_MAX}
-                                             : v.is_number_integer();
-    if (!fits || v.get<int64_t>() < lowest)
-      fail(where, fmt::format("must be a whole number from {}", lowest));
-    return v.get<int64_t>();
-  }
-  std::string name(const char* key) const { return where_.empty() ? key : where_ + "." + key; }
-  [[noreturn]] void fail(const std::string& where, std::string_view what) const {
-    throw InputError(fmt::format("{}: {} {} (accepted: what a chapter program writes with --json)",
-                                 file_, where.empty() ? "the file" : where, what));
-  }
-
- private:
-  const json& at(const char* key) const {
-    const auto found = value_.find(key);
-    if (found == value_.end()) fail(name(key), "is missing");
-    return *found;
-  }
-
-  const json& value_;
-  std::string file_, where_;
-};
+}  // namespace
 
 Problem read_problem(const Object& o) {
   Problem p;
@@ -121,6 +42,54 @@ Problem read_problem(const Object& o) {
   return p;
 }
 
+Time read_time(const Object& o) {
+  Time t;
+  t.median = o.positive("median_s");
+  t.q1 = o.positive("q1_s");
+  t.q3 = o.positive("q3_s");
+  t.count = static_cast<int>(o.integer("count", 1));
+  if (t.q1 > t.median || t.median > t.q3)
+    o.fail(o.name("median_s"), "does not lie between q1_s and q3_s");
+  return t;
+}
+
+PhaseRow read_phase(const Object& o) {
+  PhaseRow p;
+  p.name = o.text("name");
+  p.binding = o.text("binding");
+  p.predicted_s = o.at_least_zero("predicted_s");
+  p.tensor_flop = o.at_least_zero("tensor_flop");
+  p.fp32_flop = o.at_least_zero("fp32_flop");
+  p.exp = o.at_least_zero("exp");
+  p.hbm_bytes = o.at_least_zero("hbm_read") + o.at_least_zero("hbm_write");
+  if (o.has("time")) p.time = read_time(o.object("time"));
+  return p;
+}
+
+std::vector<RoofRow> read_roofs(const Object& o) {
+  std::vector<RoofRow> roofs;
+  for (const char* name :
+       {"hbm_copy", "hbm_read", "l2", "fp32", "tensor_fp16", "tensor_bf16", "exp"})
+    if (o.has(name)) {
+      const Object roof = o.object(name);
+      roofs.push_back({name, roof.positive("per_second"), roof.text("source")});
+    }
+  return roofs;
+}
+
+namespace {
+
+VerdictRow read_verdict(const Object& o) {
+  VerdictRow v;
+  v.tensor = o.text("tensor");
+  v.pass = o.truth("pass");
+  v.rows_checked = o.integer("rows_checked", 0);
+  v.worst_row_error = o.maybe_number("worst_row_error");
+  v.bound = o.maybe_number("bound");
+  v.failure = o.text("failure");
+  return v;
+}
+
 StepRow read_step(const Object& o) {
   StepRow s;
   s.name = o.text("name");
@@ -128,39 +97,63 @@ StepRow read_step(const Object& o) {
   s.outcome = o.choice("outcome", {"pass", "fail", "unchecked", "unsupported", "error"});
   s.reason = o.text("reason");
   s.binding = o.text("binding");
-  if (o.has("time")) s.median_s = o.object("time").positive("median_s");
+  if (o.has("time")) s.time = read_time(o.object("time"));
+  if (s.time) s.median_s = s.time->median;
   if (o.has("share_of_roof")) s.share_of_roof = o.positive("share_of_roof");
+  s.flop = o.at_least_zero("flop");
+  s.modelled_bytes = o.at_least_zero("modelled_bytes");
+  s.predicted_s = o.at_least_zero("predicted_s");
+  for (const Object& p : o.objects("phases")) s.phases.push_back(read_phase(p));
+  for (const Object& v : o.objects("verdicts")) s.verdicts.push_back(read_verdict(v));
   return s;
 }
 
 }  // namespace
 
-ResultFile read_result_file(const std::filesystem::path& path) {
-  const std::string file = printable(path.string());
+std::string read_bytes(const std::filesystem::path& path) {
   std::ifstream stream(path, std::ios::binary);
   std::string bytes;
   // A folder opens like a file and fails at the first read.
-  if (stream && !std::filesystem::is_directory(path))
+  std::error_code ignored;
+  if (stream && !std::filesystem::is_directory(path, ignored))
     bytes.assign(std::istreambuf_iterator<char>(stream), {});
   else
     stream.setstate(std::ios::failbit);
-  if (!stream) throw InputError(fmt::format("{}: cannot be read", file));
-  const json document = json::parse(bytes, nullptr, /*allow_exceptions=*/false);
-  if (document.is_discarded())
-    throw InputError(fmt::format("{}: is not JSON, or was not written to its end", file));
+  if (!stream) throw InputError(fmt::format("{}: cannot be read", printable(path.string())));
+  return bytes;
+}
 
+json parse_json(const std::string& bytes, const std::string& file) {
+  json document = json::parse(bytes, nullptr, /*allow_exceptions=*/false);
+  if (document.is_discarded())
+    throw InputError(
+        fmt::format("{}: is not JSON, or was not written to its end", printable(file)));
+  return document;
+}
+
+ResultFile read_result_file(const std::filesystem::path& path) {
+  const std::string file = printable(path.string());
+  const json document = parse_json(read_bytes(path), file);
   const Object o(document, file, "");
   if (const std::string schema = o.text("schema"); schema != kSchema)
     o.fail("schema", fmt::format("is '{}', must be '{}'", schema, kSchema));
   ResultFile result;
   result.path = path;
   result.chapter = o.text("chapter");
-  result.device = o.object("device").text("text");
+  const Object device = o.object("device");
+  result.device = device.text("text");
+  result.on_gpu = device.choice("backend", {"gpu", "emulated"}) == "gpu";
+  if (result.on_gpu) {
+    result.gpu = device.text("name");
+    result.cuda_driver = static_cast<int>(device.integer("cuda_driver", 0));
+    result.cuda_runtime = static_cast<int>(device.integer("cuda_runtime", 0));
+  }
   result.operation = o.text("operation");
   result.problem = read_problem(o.object("problem"));
-  const json& steps = o.array("steps");
-  for (std::size_t i = 0; i < steps.size(); ++i)
-    result.steps.push_back(read_step(Object(steps[i], file, fmt::format("steps[{}]", i))));
+  const Object roofs = o.object("roofs");
+  result.roofs_of = roofs.text("gpu");
+  result.roofs = read_roofs(roofs);
+  for (const Object& s : o.objects("steps")) result.steps.push_back(read_step(s));
   return result;
 }
 

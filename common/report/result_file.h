@@ -11,6 +11,37 @@
 
 namespace attn::report {
 
+class Object;
+
+/// Median and quartiles of the timed launches, in seconds.
+struct Time {
+  double median = 0, q1 = 0, q3 = 0;
+  int count = 0;
+};
+
+/// One phase (kernel) of a step: its model, and its time where it was measured.
+struct PhaseRow {
+  std::string name, binding;
+  double predicted_s = 0;
+  double tensor_flop = 0, fp32_flop = 0, exp = 0, hbm_bytes = 0;
+  std::optional<Time> time;
+};
+
+/// The check of one tensor.
+struct VerdictRow {
+  std::string tensor, failure;
+  bool pass = false;
+  int64_t rows_checked = 0;
+  std::optional<double> worst_row_error, bound;  ///< nothing where not finite
+};
+
+/// A rate that was measured, or that the vendor states.
+struct RoofRow {
+  std::string name;  ///< as in the file: "hbm_copy", "tensor_bf16", ...
+  double per_second = 0;
+  std::string source;  ///< "measured" or "datasheet"
+};
+
 /// What happened to one step, as attn::StepResult says it.
 struct StepRow {
   std::string name, operation;
@@ -18,13 +49,22 @@ struct StepRow {
   std::string reason;   ///< of a failure, a refusal or an error
   std::string binding;  ///< the roof that binds
   std::optional<double> median_s;       ///< nothing where nothing was measured
+  std::optional<Time> time;
   std::optional<double> share_of_roof;  ///< predicted over measured time
+  double flop = 0, modelled_bytes = 0, predicted_s = 0;
+  std::vector<PhaseRow> phases;
+  std::vector<VerdictRow> verdicts;
 };
 
 /// One run of a chapter program.
 struct ResultFile {
   std::filesystem::path path;
   std::string chapter, device, operation;
+  bool on_gpu = false;
+  std::string gpu;  ///< "NVIDIA H200"; empty where emulated
+  int cuda_driver = 0, cuda_runtime = 0;
+  std::string roofs_of;  ///< whose roofs the predictions use
+  std::vector<RoofRow> roofs;
   Problem problem;
   std::vector<StepRow> steps;
 };
@@ -32,5 +72,11 @@ struct ResultFile {
 /// Reads one file. Throws InputError, in one line that names the file, where it cannot be read or is
 /// not what a chapter program writes. Text in the result holds no control characters.
 ResultFile read_result_file(const std::filesystem::path& path);
+
+/// Parts of that file, which profiles (report/profile.h) share.
+Problem read_problem(const Object&);
+Time read_time(const Object&);
+PhaseRow read_phase(const Object&);
+std::vector<RoofRow> read_roofs(const Object&);
 
 }  // namespace attn::report
