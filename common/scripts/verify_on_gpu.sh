@@ -10,8 +10,10 @@
 #   peers      PyTorch's backends beside the steps, in turns             -> peers.<chapter>.json
 #   counters   ncu over one launch of every step                         -> <chapter>.<step>.ncu.csv
 #
-# Without PART all of them, in this order (about ten minutes on an H200). The program is expected in
-# build/release: build it first with common/scripts/start.sh. Exit status: 0, or 1 if a part failed.
+# Without PART all of them, in this order (about ten minutes on an H200). What ran, and on which sources, is
+# kept in parts.txt; when all parts of one run passed, manifest.txt is written (see manifest.sh). The
+# program is expected in build/release: build it first with common/scripts/start.sh. Exit status: 0, or 1 if
+# a part failed.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 bin=build/release/bin
@@ -34,7 +36,6 @@ esac
 gpu=$(sed -E 's/ \(sm.*//; s/^NVIDIA //; s/GeForce //; s/[^A-Za-z0-9]+/-/g' <<<"$device" | tr '[:upper:]' '[:lower:]')
 out=${out:-docs/reports/$gpu}
 mkdir -p "$out"
-failed=0
 
 # The problems of a chapter: a name for the file, then options. One line each.
 problems_of() {
@@ -55,16 +56,22 @@ profiled_problem() {
     01_naive) echo "--batch 4 --heads 16 --head-dim 128 --seqlen 2048" ;;
   esac
 }
-metrics=gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum,lts__t_bytes.sum
-metrics+=,l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum,l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum
-metrics+=,l1tex__t_requests_pipe_lsu_mem_global_op_st.sum,l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum
-metrics+=,l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_ld.sum,l1tex__data_bank_conflicts_pipe_lsu_mem_shared_op_st.sum
-metrics+=,sm__ops_path_tensor_src_bf16_dst_fp32.sum,sm__inst_executed_pipe_xu.sum,sm__inst_executed.sum
-metrics+=,sm__warps_active.avg.pct_of_peak_sustained_active,launch__registers_per_thread
-metrics+=,smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio
+metrics=$(awk '/^[a-z]/ && $1 != "section" { printf "%s%s", separator, $1; separator = "," }' \
+  common/scripts/metrics.txt)
+
+# parts.txt says which part ran last on which sources: "tests  passed  sources 0123456789abcdef".
+record() {  # PART VERDICT
+  touch "$out/parts.txt"
+  { grep -v "^$1  " "$out/parts.txt" || true; echo "$1  $2  sources $digest"; } >"$out/parts.txt.new"
+  mv "$out/parts.txt.new" "$out/parts.txt"
+}
+digest=$(common/scripts/manifest.sh digest)
+any_failed=0
 
 for part in "${parts[@]}"; do
   echo "== $part"
+  failed=0
+  record "$part" "begun"
   case $part in
     tests)
       for test in "$bin"/test_*; do
@@ -100,5 +107,18 @@ for part in "${parts[@]}"; do
         done
       done ;;
   esac
+  if [ $failed -eq 0 ]; then record "$part" passed; else record "$part" failed; any_failed=1; fi
 done
-exit $failed
+
+# Only a full run that passed makes the folder true of the sources as they are.
+if [ "$(printf '%s\n' "${parts[@]}" | sort -u | wc -l)" -lt 6 ]; then
+  echo "not all parts ran: $out/manifest.txt stays as it was"
+elif [ $any_failed -ne 0 ]; then
+  echo "a part failed: $out/manifest.txt stays as it was"
+elif [ "$(common/scripts/manifest.sh digest)" != "$digest" ]; then
+  echo "a source changed meanwhile: $out/manifest.txt stays as it was"
+  any_failed=1
+else
+  common/scripts/manifest.sh write "$out"
+fi
+exit $any_failed
