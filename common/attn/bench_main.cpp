@@ -88,7 +88,7 @@ int bench(int argc, char** argv) {
     for (const Step& step : chapter().steps) {
       Problem p = options->problem;
       if (n > 0) p.seqlen_q = p.seqlen_k = n;
-      if (step.operation != options->operation || step.refuses(p) || !step.launch.gpu) continue;
+      if (step.operation != options->operation || refusal(step, p) || !step.launch.gpu) continue;
       const std::string name =
           fmt::format("{}/B{}/Hq{}/Hkv{}/Nq{}/Nk{}/d{}/{}{}", step.name, p.batch, p.heads,
                       p.kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim, attn::name(p.dtype),

@@ -34,7 +34,7 @@ std::vector<Problem> cases(const Step& step, uint64_t seed) {
       p.inputs = inputs;
       p.seed = seed + n++;
       p.finish();
-      if (!step.refuses(p)) all.push_back(p);
+      if (!refusal(step, p)) all.push_back(p);
     }
   return all;
 }
@@ -66,7 +66,7 @@ void compare_speed(const Exercise& e, const Step& mine) {
   p.heads = p.kv_heads = 16, p.head_dim = 64, p.seqlen_q = p.seqlen_k = 1024;
   p.finish();
   const Operation& op = *find_operation(mine.operation);
-  if (mine.refuses(p)) return;
+  if (refusal(mine, p)) return;
   Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
   GpuTimer timer;
   std::vector<double> seconds[2];

@@ -1,6 +1,7 @@
 #include "attn/inputs.h"
 
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "attn/parallel_for.h"
@@ -70,10 +71,17 @@ HostTensors draw_inputs(const Problem& p, std::span<const TensorSpec> specs) {
         if (p.inputs == InputKind::outlier && hash(p.seed, stream + 1, index) % 1000 == 0)
           row[c] += 10 * normal(p.seed, stream + 2, index);  // variance 100
       }
-      if (p.inputs == InputKind::peaked && spec.name == "q") {
+      if (p.inputs == InputKind::peaked && (spec.name == "q" || spec.name == "x")) {
         const double u = uniform(hash(p.seed, stream + 3, static_cast<uint64_t>(r)));
         const float factor = static_cast<float>(0.25 * std::pow(8000.0, u));
         for (int64_t c = 0; c < columns; ++c) row[c] *= factor;
+      }
+      if (spec.name == "x") {
+        const int64_t i = r % p.seqlen_q;
+        const KeyRange seen = p.visible(i);
+        if (p.inputs == InputKind::needle) row[needle_key(p, r / p.seqlen_q, i)] = 16;
+        for (int64_t c = 0; c < columns; ++c)
+          if (c < seen.begin || c >= seen.end) row[c] = -std::numeric_limits<float>::infinity();
       }
     });
     round_to(spec.dtype, t.data.data(), t.data.size());

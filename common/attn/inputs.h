@@ -8,6 +8,9 @@
 /// | needle | each query points at one visible key, at a tile edge; V as random | a key that is skipped, shifted, masked wrongly or summed twice |
 /// | peaked | Q times a factor per row, from 1/4 to 2000: scores up to about +-1e4 | overflow, a stale maximum, a missing rescale |
 /// | outlier | N(0, 1) + N(0, 100) x Bernoulli(0.001) | lost precision (the test of the FlashAttention-3 paper, section 4.3) |
+///
+/// Scores x are drawn alike: a needle is one score of 16 in a row; peaked multiplies a row; and what the
+/// mask hides is -inf, so that a causal problem with more rows than columns has rows of -inf alone.
 #pragma once
 
 #include <span>
@@ -19,7 +22,7 @@ namespace attn {
 /// A standard normal number, the `index`-th of `stream` under `seed`.
 float normal(uint64_t seed, uint64_t stream, uint64_t index);
 
-/// Draws tensors in the order of `specs`, each rounded to its dtype. The names q, k, v and do (and
+/// Draws tensors in the order of `specs`, each rounded to its dtype. The names q, k, v, do and x (and
 /// any other, drawn as random) have the meaning above.
 HostTensors draw_inputs(const Problem& problem, std::span<const TensorSpec> specs);
 

@@ -69,8 +69,9 @@ Status dispatch_dtype(DType dtype, Body body) {
     case DType::fp32: return body.template operator()<float>();
     case DType::fp16: return body.template operator()<__half>();
     case DType::bf16: return body.template operator()<__nv_bfloat16>();
+    case DType::int32: break;
   }
-  return Status::unsupported("unknown element type");
+  return Status::unsupported("the elements must be fp32, fp16 or bf16");
 }
 /// The same for steps that take 16-bit types alone.
 template <class Body>
@@ -79,8 +80,9 @@ Status dispatch_16bit(DType dtype, Body body) {
     case DType::fp32: return Status::unsupported("tensor cores take fp16 or bf16");
     case DType::fp16: return body.template operator()<__half>();
     case DType::bf16: return body.template operator()<__nv_bfloat16>();
+    case DType::int32: break;
   }
-  return Status::unsupported("unknown element type");
+  return Status::unsupported("the elements must be fp16 or bf16");
 }
 
 /// Launches `kernel<<<grid, block, shared_bytes, stream>>>(arguments...)`, or runs it in the

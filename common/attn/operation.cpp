@@ -1,5 +1,7 @@
 #include "attn/operation.h"
 
+#include <fmt/format.h>
+
 #include <array>
 
 namespace attn {
@@ -19,14 +21,21 @@ double forward_flop(const Problem& p) {
   return 4.0 * static_cast<double>(p.head_dim * p.batch * p.heads) * p.visible_pairs();
 }
 
-const std::array<Operation, 2>& operations() {
-  static const std::array<Operation, 2> all{
+// x, y: rows of scores and of probabilities.
+TensorSpec rows_like(const Problem& p, std::string name, DType t, int64_t columns) {
+  return {std::move(name), {p.batch, p.heads, p.seqlen_q, columns}, t};
+}
+std::vector<TensorSpec> no_tensors(const Problem&) { return {}; }
+double no_flop(const Problem&) { return 0; }
+
+const std::array<Operation, 4>& operations() {
+  static const std::array<Operation, 4> all{
       Operation{
           "forward",
           [](const Problem& p) {
             return std::vector{q_like(p, "q"), k_like(p, "k"), k_like(p, "v")};
           },
-          [](const Problem&) { return std::vector<TensorSpec>{}; },
+          no_tensors,
           [](const Problem& p) { return std::vector{q_like(p, "o"), lse(p)}; },
           forward_flop,
           forward_reference,
@@ -42,6 +51,25 @@ const std::array<Operation, 2>& operations() {
           },
           [](const Problem& p) { return 2.5 * forward_flop(p); },
           backward_reference,
+      },
+      Operation{
+          "softmax",
+          [](const Problem& p) { return std::vector{rows_like(p, "x", p.dtype, p.seqlen_k)}; },
+          no_tensors,
+          [](const Problem& p) { return std::vector{rows_like(p, "y", p.dtype, p.seqlen_k)}; },
+          no_flop,
+          softmax_reference,
+      },
+      Operation{
+          "softmax_topk",
+          [](const Problem& p) { return std::vector{rows_like(p, "x", p.dtype, p.seqlen_k)}; },
+          no_tensors,
+          [](const Problem& p) {
+            return std::vector{rows_like(p, "values", p.dtype, p.top_k),
+                               rows_like(p, "indices", DType::int32, p.top_k)};
+          },
+          no_flop,
+          softmax_topk_reference,
       }};
   return all;
 }
@@ -53,6 +81,15 @@ double Operation::compulsory_bytes(const Problem& p) const {
   for (const auto* specs : {&inputs, &saved, &outputs})
     for (const TensorSpec& spec : (*specs)(p)) bytes += static_cast<double>(spec.bytes());
   return bytes;
+}
+
+bool works_on_rows(std::string_view operation) { return operation.starts_with("softmax"); }
+
+std::string problem_text(const Operation& op, const Problem& p) {
+  std::string text = p.text();
+  if (!works_on_rows(op.name)) return text;
+  text.erase(0, text.find(fmt::format(" {}", name(p.dtype))));  // the shape in front of it
+  return fmt::format("rows={} cols={}{}", p.batch * p.heads * p.seqlen_q, p.seqlen_k, text);
 }
 
 const Operation* find_operation(std::string_view name) {

@@ -55,24 +55,41 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
-// The shapes of q.npy and k.npy are the problem; an option that says otherwise is a mistake.
-void take_shapes_of_files(const std::string& folder, bool backward,
+// The shapes of q.npy and k.npy (of x.npy, for operations on rows) are the problem; an option that says
+// otherwise is a mistake.
+void take_shapes_of_files(const std::string& folder, const std::string& operation,
                           const std::set<std::string>& given, Problem& p) {
   if (!std::filesystem::is_directory(folder))
     throw InputError(fmt::format("--load {}: no such folder", folder));
+  const bool rows = works_on_rows(operation);
   const auto shape_of_file = [&](const char* name) {
     const auto path = std::filesystem::path(folder) / name;
     const std::vector<int64_t> shape = read_npy(path).shape;
     if (shape.size() != 4)
-      throw InputError(fmt::format("{}: has rank {}, must be [batch, heads, seqlen, head_dim]",
-                                   path.string(), shape.size()));
+      throw InputError(fmt::format("{}: has rank {}, must be [batch, heads, {}]", path.string(),
+                                   shape.size(), rows ? "rows, columns" : "seqlen, head_dim"));
     return shape;
   };
+  const auto take = [&](int64_t& field, int64_t value, std::initializer_list<const char*> options) {
+    for (const char* option : options)
+      if (given.contains(option) && field != value)
+        throw InputError(fmt::format("{} {}: the files in {} say {}", option, field, folder, value));
+    field = value;
+  };
+  if (rows) {
+    const auto x = shape_of_file("x.npy");
+    take(p.batch, x[0], {"--batch"});
+    take(p.heads, x[1], {"--heads"});
+    take(p.kv_heads, x[1], {"--kv-heads"});
+    take(p.seqlen_q, x[2], {"--seqlen-q", "--seqlen", "--rows"});
+    take(p.seqlen_k, x[3], {"--seqlen-k", "--seqlen", "--cols"});
+    return;
+  }
   const auto q = shape_of_file("q.npy"), k = shape_of_file("k.npy"), v = shape_of_file("v.npy");
   const auto text = [](const std::vector<int64_t>& s) {
     return fmt::format("[{}]", fmt::join(s, ", "));
   };
-  if (backward)
+  if (operation == "backward")
     if (const auto d_o = shape_of_file("do.npy"); d_o != q)
       throw InputError(fmt::format("{}: q.npy {} and do.npy {} must have one shape", folder, text(q),
                                    text(d_o)));
@@ -82,12 +99,6 @@ void take_shapes_of_files(const std::string& folder, bool backward,
   if (q[0] != k[0] || q[3] != k[3])
     throw InputError(fmt::format("{}: q.npy {} and k.npy {} must agree in batch and head_dim",
                                  folder, text(q), text(k)));
-  const auto take = [&](int64_t& field, int64_t value, std::initializer_list<const char*> options) {
-    for (const char* option : options)
-      if (given.contains(option) && field != value)
-        throw InputError(fmt::format("{} {}: the files in {} say {}", option, field, folder, value));
-    field = value;
-  };
   take(p.batch, q[0], {"--batch"});
   take(p.heads, q[1], {"--heads"});
   take(p.kv_heads, k[1], {"--kv-heads"});
@@ -124,10 +135,11 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
       *field = parse_number<int64_t>(name, text, lowest, kMost);
     });
   };
+  int64_t rows = 0, cols = 0;
   Problem& p = o.problem;
   app.add_flag("--list", o.list, "the steps: name, idea, operation, what they support");
   value("--step", "all, or NAME[,NAME]", [&](const std::string& t) { steps = t; });
-  value("--operation", "forward or backward", [&](const std::string& t) { o.operation = t; });
+  value("--operation", "forward, backward, or what else --list shows", [&](const std::string& t) { o.operation = t; });
   integer("--batch", "B (1)", &p.batch);
   integer("--heads", "Hq, query heads (2)", &p.heads);
   integer("--kv-heads", "Hkv, key/value heads (as --heads)", &p.kv_heads);
@@ -155,6 +167,12 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     p.softmax_scale = parse_number<double>("--scale", t, -1e30, 1e30);
     if (p.softmax_scale == 0) throw InputError("--scale 0: must not be 0: every score would be equal");
   });
+  value("--dropout", "share of P that is dropped, rounded to 1/256 (0)", [&](const std::string& t) {
+    p.dropout = parse_number<double>("--dropout", t, 0, 1);
+  });
+  integer("--rows", "of a softmax: B=1, Hq=1 and as many queries", &rows);
+  integer("--cols", "of a softmax: as --seqlen-k", &cols);
+  integer("--top-k", "what softmax_topk keeps of a row (8)", &p.top_k);
   value("--seed", "of the inputs and of the emulator's schedules (1)", [&](const std::string& t) {
     p.seed = parse_number<uint64_t>("--seed", t, 0, std::numeric_limits<uint64_t>::max());
   });
@@ -207,7 +225,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     throw InputError(fmt::format("{} (--help lists the options)", e.what()));
   }
 
-  if (p.kv_heads == 0) p.kv_heads = p.heads;
+  if (!given.contains("--operation") && o.operation == "forward" && !chapter.steps.empty())
+    o.operation = chapter.steps.front().operation;
   if (find_operation(o.operation) == nullptr ||
       std::none_of(chapter.steps.begin(), chapter.steps.end(),
                    [&](const Step& s) { return s.operation == o.operation; })) {
@@ -247,10 +266,33 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
                                      step.operation, o.operation));
     }
   }
+  if (works_on_rows(o.operation)) {
+    for (const char* other : {"--head-dim", "--scale", "--dropout"})
+      if (given.contains(other))
+        throw InputError(fmt::format("{}: a {} has none", other, o.operation));
+    if (rows > 0 || cols > 0) {
+      for (const char* other : {"--batch", "--heads", "--kv-heads", "--seqlen-q", "--seqlen-k", "--seqlen"})
+        if (given.contains(other))
+          throw InputError(fmt::format("{}: not together with --rows and --cols", other));
+      p.batch = p.heads = p.kv_heads = 1;
+      if (rows > 0) p.seqlen_q = rows;
+      if (cols > 0) p.seqlen_k = cols;
+    }
+    p.head_dim = 1;
+    p.softmax_scale = 1;
+  } else if (rows > 0 || cols > 0) {
+    throw InputError(fmt::format("{}: for softmax alone, the operation is {}",
+                                 rows > 0 ? "--rows" : "--cols", o.operation));
+  }
+  if (o.operation != "softmax_topk" && p.top_k > 0)
+    throw InputError(fmt::format("--top-k {}: for softmax_topk alone, the operation is {}", p.top_k,
+                                 o.operation));
+  if (o.operation == "softmax_topk" && p.top_k == 0) p.top_k = 8;
+  if (p.kv_heads == 0) p.kv_heads = p.heads;
   if (!o.gpu.empty() && find_gpu(o.gpu) == nullptr)
     throw InputError(fmt::format("--gpu {}: must be one of {}", o.gpu, gpu_names()));
   if (!o.load.empty()) {
-    take_shapes_of_files(o.load, o.operation == "backward", given, p);
+    take_shapes_of_files(o.load, o.operation, given, p);
     p.inputs = InputKind::files;
   }
   p.finish();

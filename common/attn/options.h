@@ -18,7 +18,7 @@ enum class CheckChoice { automatic, full, sample, off };
 struct Options {
   bool list = false;
   std::vector<std::string> steps;  ///< empty: all that support the problem
-  std::string operation = "forward";
+  std::string operation = "forward";  ///< without --operation and --step that of the chapter's first step
   Problem problem;  ///< finished
   DeviceChoice device = DeviceChoice::automatic;
   CheckChoice check = CheckChoice::automatic;

@@ -11,7 +11,13 @@
 namespace attn {
 
 std::string_view name(DType t) {
-  return t == DType::fp32 ? "fp32" : t == DType::fp16 ? "fp16" : "bf16";
+  switch (t) {
+    case DType::fp32: return "fp32";
+    case DType::fp16: return "fp16";
+    case DType::bf16: return "bf16";
+    case DType::int32: return "int32";
+  }
+  return "?";
 }
 
 std::string_view name(InputKind k) {
@@ -66,6 +72,10 @@ void Problem::finish() {
         "{}: the bytes of a tensor overflow 63 bits; fewer heads, shorter lengths or a smaller head "
         "dim are accepted",
         text()));
+  if (!(dropout >= 0 && dropout <= 255.0 / 256))
+    throw InputError(fmt::format("--dropout {}: must be from 0 to 255/256", dropout));
+  dropout = std::round(dropout * 256) / 256;
+  if (top_k < 0) throw InputError(fmt::format("--top-k {}: must be at least 1", top_k));
   if (softmax_scale == 0) softmax_scale = 1 / std::sqrt(static_cast<double>(head_dim));
 }
 
@@ -95,6 +105,8 @@ std::string Problem::text() const {
   if (causal) s += " causal";
   if (window_left >= 0 || window_right >= 0)
     s += fmt::format(" window={},{}", window_left, window_right);
+  if (dropout > 0) s += fmt::format(" dropout={}", dropout);
+  if (top_k > 0) s += fmt::format(" top_k={}", top_k);
   s += fmt::format(" inputs={}", name(inputs));
   return inputs == InputKind::files ? s : s + fmt::format(" seed={}", seed);
 }
@@ -110,7 +122,8 @@ Shape shape_of(const Problem& p) {
           static_cast<int>(p.head_dim),
           width(p.window_left),
           p.causal ? 0 : width(p.window_right),
-          static_cast<float>(p.softmax_scale)};
+          static_cast<float>(p.softmax_scale),
+          static_cast<int>(p.dropout * 256)};
 }
 
 }  // namespace attn

@@ -9,13 +9,14 @@
 
 namespace attn {
 
-enum class DType { fp32, fp16, bf16 };
+/// int32 is for tensors of indices; a problem is in one of the other three.
+enum class DType { fp32, fp16, bf16, int32 };
 enum class InputKind { random, needle, peaked, outlier, files };
 
 std::string_view name(DType);
 std::string_view name(InputKind);
 /// Bytes of one element.
-constexpr int64_t size_of(DType t) { return t == DType::fp32 ? 4 : 2; }
+constexpr int64_t size_of(DType t) { return t == DType::fp16 || t == DType::bf16 ? 2 : 4; }
 
 /// Half-open range of keys.
 struct KeyRange {
@@ -32,11 +33,15 @@ struct Problem {
   bool causal = false;
   int64_t window_left = -1, window_right = -1;  ///< keys seen to each side; -1: no limit
   double softmax_scale = 0;                     ///< set by `finish()` if 0: 1/sqrt(head_dim)
+  /// Share of the probabilities that dropout sets to 0, a multiple of 1/256 (see philox.h).
+  double dropout = 0;
+  int64_t top_k = 0;  ///< how many of a row softmax_topk keeps; 0: the operation has no such thing
   InputKind inputs = InputKind::random;
   uint64_t seed = 1;
 
   /// Fills what depends on the rest. Throws InputError, in one line, for a problem that has no
   /// meaning: a size below 1, heads that kv_heads does not divide, a size that overflows 63 bits.
+  /// Rounds `dropout` to a multiple of 1/256.
   void finish();
 
   int64_t group() const { return heads / kv_heads; }  ///< query heads that share one K/V head
@@ -57,6 +62,7 @@ struct Shape {
   int heads, kv_heads, seqlen_q, seqlen_k, head_dim;
   int window_left, window_right;
   float softmax_scale;
+  int dropped;  ///< of 256 probabilities, how many dropout sets to 0
 };
 Shape shape_of(const Problem&);
 

@@ -8,36 +8,86 @@
 #include <set>
 
 #include "attn/parallel_for.h"
+#include "attn/philox.h"
+#include "attn/reference_rows.h"
 
 namespace attn {
-namespace {
+namespace detail {
 
-using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-using MatrixF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 constexpr int64_t kRowsAtOnce = 64;
 
-Eigen::Map<const MatrixF> head_of(const HostTensor& t, int64_t b, int64_t h) {
-  return {t.row(b, h, 0), t.spec.shape[2], t.spec.shape[3]};
-}
-
-// The largest relative error of a row that the element type explains, with room for a kernel's
-// order of summation; measured against planted faults by test_check.cpp.
-struct Bounds {
-  double output, lse, gradient;
-};
 Bounds bounds_of(DType t) {
   switch (t) {
     case DType::fp32: return {2e-5, 2e-5, 1e-4};
     case DType::fp16: return {1e-3, 1e-4, 4e-3};
     case DType::bf16: return {6e-3, 1e-4, 2e-2};
+    case DType::int32: return {};
   }
   return {};
 }
 
-// Below this the spacing of a type's values no longer shrinks: 2^-14 is the smallest normal fp16.
-// bf16 and fp32 have the range of a float, whose end nothing here comes near.
 double smallest_normal(DType t) { return t == DType::fp16 ? 0x1p-14 : 0; }
+
+std::vector<HeadRows> select_rows(const Problem& p, Selection selection) {
+  const int64_t heads = p.batch * p.heads;
+  int64_t heads_taken = heads, rows_a_head = p.seqlen_q;
+  if (!selection.full) {
+    const double rows = std::max(48.0, selection.budget / static_cast<double>(p.seqlen_k));
+    heads_taken = std::clamp<int64_t>(static_cast<int64_t>(rows / 48), 1, heads);
+    rows_a_head = std::min(p.seqlen_q, static_cast<int64_t>(rows / static_cast<double>(heads_taken)));
+  }
+  std::mt19937_64 random(p.seed);
+  std::vector<HeadRows> pieces;
+  std::set<int64_t> chosen_heads{0, heads - 1};  // then random ones
+  while (static_cast<int64_t>(chosen_heads.size()) < std::min(heads, heads_taken))
+    chosen_heads.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(heads)));
+  for (const int64_t bh : chosen_heads) {
+    std::set<int64_t> rows;
+    if (rows_a_head == p.seqlen_q) {
+      for (int64_t i = 0; i < p.seqlen_q; ++i) rows.insert(i);
+    } else {
+      for (const int64_t tile : {16, 32, 64, 128})
+        for (const int64_t edge : {int64_t{0}, tile, (p.seqlen_q - 1) / tile * tile})
+          for (const int64_t i : {edge - 1, edge})
+            if (i >= 0 && i < p.seqlen_q) rows.insert(i);
+      rows.insert(p.seqlen_q - 1);
+      while (static_cast<int64_t>(rows.size()) < rows_a_head)
+        rows.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(p.seqlen_q)));
+    }
+    for (auto it = rows.begin(); it != rows.end();) {
+      HeadRows piece{bh / p.heads, bh % p.heads, {}};
+      for (; it != rows.end() && static_cast<int64_t>(piece.rows.size()) < kRowsAtOnce; ++it)
+        piece.rows.push_back(*it);
+      pieces.push_back(std::move(piece));
+    }
+  }
+  return pieces;
+}
+
+std::vector<std::size_t> first_rows(const std::vector<HeadRows>& pieces) {
+  std::vector<std::size_t> first(pieces.size() + 1, 0);
+  for (std::size_t n = 0; n < pieces.size(); ++n) first[n + 1] = first[n] + pieces[n].rows.size();
+  return first;
+}
+
+void reserve(Expected& e, std::size_t rows) {
+  const auto columns = static_cast<std::size_t>(e.spec.columns());
+  e.rows.resize(rows);
+  e.scale.resize(rows);
+  e.slack.resize(rows);
+  e.reference.resize(rows * columns);
+  e.low.resize(rows * columns);
+}
+
+}  // namespace detail
+namespace {
+
+using namespace detail;
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+Eigen::Map<const MatrixF> head_of(const HostTensor& t, int64_t b, int64_t h) {
+  return {t.row(b, h, 0), t.spec.shape[2], t.spec.shape[3]};
+}
 
 // P for the purpose of its rounding errors: a subnormal is as coarse as the smallest normal value.
 template <class M>
@@ -91,46 +141,25 @@ struct Probabilities {
   }
 };
 
-struct HeadRows {
-  int64_t b, h;
-  std::vector<int64_t> rows;
-};
+// What dropout multiplies P with: 0 or 1 / (1 - dropout). Empty where there is no dropout.
+Matrix dropout_factors(const Problem& p, int64_t b, int64_t h, const std::vector<int64_t>& rows) {
+  if (p.dropout == 0) return {};
+  const int dropped = shape_of(p).dropped;
+  Matrix z(static_cast<Eigen::Index>(rows.size()), p.seqlen_k);
+  for (Eigen::Index r = 0; r < z.rows(); ++r)
+    for (Eigen::Index j = 0; j < z.cols(); ++j)
+      z(r, j) = dropout_keeps(p.seed, b * p.heads + h, static_cast<int>(rows[static_cast<std::size_t>(r)]),
+                              static_cast<int>(j), dropped)
+                    ? 1 / (1 - p.dropout)
+                    : 0;
+  return z;
+}
 
-// The rows to compare, in pieces of at most kRowsAtOnce of one head.
-std::vector<HeadRows> select_rows(const Problem& p, Selection selection) {
-  const int64_t heads = p.batch * p.heads;
-  int64_t heads_taken = heads, rows_a_head = p.seqlen_q;
-  if (!selection.full) {
-    const double rows = std::max(48.0, selection.budget / static_cast<double>(p.seqlen_k));
-    heads_taken = std::clamp<int64_t>(static_cast<int64_t>(rows / 48), 1, heads);
-    rows_a_head = std::min(p.seqlen_q, static_cast<int64_t>(rows / static_cast<double>(heads_taken)));
-  }
-  std::mt19937_64 random(p.seed);
-  std::vector<HeadRows> pieces;
-  std::set<int64_t> chosen_heads{0, heads - 1};  // then random ones
-  while (static_cast<int64_t>(chosen_heads.size()) < std::min(heads, heads_taken))
-    chosen_heads.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(heads)));
-  for (const int64_t bh : chosen_heads) {
-    std::set<int64_t> rows;
-    if (rows_a_head == p.seqlen_q) {
-      for (int64_t i = 0; i < p.seqlen_q; ++i) rows.insert(i);
-    } else {
-      for (const int64_t tile : {16, 32, 64, 128})
-        for (const int64_t edge : {int64_t{0}, tile, (p.seqlen_q - 1) / tile * tile})
-          for (const int64_t i : {edge - 1, edge})
-            if (i >= 0 && i < p.seqlen_q) rows.insert(i);
-      rows.insert(p.seqlen_q - 1);
-      while (static_cast<int64_t>(rows.size()) < rows_a_head)
-        rows.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(p.seqlen_q)));
-    }
-    for (auto it = rows.begin(); it != rows.end();) {
-      HeadRows piece{bh / p.heads, bh % p.heads, {}};
-      for (; it != rows.end() && static_cast<int64_t>(piece.rows.size()) < kRowsAtOnce; ++it)
-        piece.rows.push_back(*it);
-      pieces.push_back(std::move(piece));
-    }
-  }
-  return pieces;
+// P with dropout, as it is multiplied by V.
+template <class M>
+M with_dropout(const M& p, const Matrix& factors) {
+  if (factors.size() == 0) return p;
+  return p.cwiseProduct(factors.template cast<typename M::Scalar>());
 }
 
 TensorSpec like_q(const Problem& p, std::string name, DType t, int64_t columns) {
@@ -140,36 +169,9 @@ TensorSpec like_k(const Problem& p, std::string name) {
   return {std::move(name), {p.batch, p.kv_heads, p.seqlen_k, p.head_dim}, p.dtype};
 }
 
-void reserve(Expected& e, std::size_t rows) {
-  const auto columns = static_cast<std::size_t>(e.spec.columns());
-  e.rows.resize(rows);
-  e.scale.resize(rows);
-  e.slack.resize(rows);
-  e.reference.resize(rows * columns);
-  e.low.resize(rows * columns);
-}
-
 // What a float32 sum of products may be off, for scores of queries up to |q| and keys up to |k|.
 double score_error(const Problem& p, double q_norm, double k_norm) {
   return 4 * 0x1p-24 * std::abs(p.softmax_scale) * q_norm * k_norm;
-}
-
-// Stores row `r` of `e`; `squares` is the sum of the squares of its terms, `relative` the relative error
-// of the terms that the scores cause.
-template <class Ref, class Low, class Squares>
-void store(Expected& e, std::size_t r, Expected::Row where, const Ref& ref, const Low& low,
-           const Squares& squares, double relative) {
-  const Eigen::Index columns = e.spec.columns();
-  const std::size_t first = r * static_cast<std::size_t>(columns);
-  e.rows[r] = where;
-  for (Eigen::Index c = 0; c < columns; ++c) {
-    e.reference[first + static_cast<std::size_t>(c)] = ref[c];
-    e.low[first + static_cast<std::size_t>(c)] = low[c];
-  }
-  const double terms = std::sqrt(squares.sum());
-  e.scale[r] = std::max(ref.norm(), terms);
-  e.slack[r] = relative * terms +  // and the spacing of subnormal results
-               0x1p-11 * smallest_normal(e.spec.dtype) * std::sqrt(static_cast<double>(columns));
 }
 
 }  // namespace
@@ -178,8 +180,7 @@ std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inp
                                         Selection selection) {
   const HostTensor &q = inputs.at("q"), &k = inputs.at("k"), &v = inputs.at("v");
   const std::vector<HeadRows> pieces = select_rows(p, selection);
-  std::vector<std::size_t> first(pieces.size() + 1, 0);
-  for (std::size_t n = 0; n < pieces.size(); ++n) first[n + 1] = first[n] + pieces[n].rows.size();
+  const std::vector<std::size_t> first = first_rows(pieces);
   Expected o{like_q(p, "o", p.dtype, p.head_dim), bounds_of(p.dtype).output, true, {}, {}, {}, {}, {}};
   Expected lse{like_q(p, "lse", DType::fp32, 1), bounds_of(p.dtype).lse, false, {}, {}, {}, {}, {}};
   reserve(o, first.back());
@@ -195,13 +196,15 @@ std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inp
     for (std::size_t r = 0; r < piece.rows.size(); ++r)
       qf.row(static_cast<Eigen::Index>(r)) = q_head.row(piece.rows[r]);
 
+    const Matrix z = dropout_factors(p, piece.b, piece.h, piece.rows);
     const Probabilities<Matrix> exact(p, qf.cast<double>(), kd, piece.rows);
-    const Matrix o_exact = exact.p * vd;
-    const Matrix squares = coarse(p.dtype, exact.p).cwiseAbs2() * vd.cwiseAbs2();
+    const Matrix o_exact = with_dropout(exact.p, z) * vd;
+    const Matrix squares =
+        with_dropout(coarse(p.dtype, exact.p), z).cwiseAbs2() * vd.cwiseAbs2();
     Probabilities<MatrixF> low(p, qf, kf, piece.rows);
     round_all(p.dtype, low.p);
     MatrixF o_low = MatrixF::Zero(o_exact.rows(), o_exact.cols());
-    multiply_in_order(low.p, vf, o_low);
+    multiply_in_order(with_dropout(low.p, z), vf, o_low);
     round_all(p.dtype, o_low);
 
     const double k_norm = kd.rowwise().norm().maxCoeff();
@@ -270,10 +273,12 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         const MatrixF dof = head_of(d_o, b, h).middleRows(first, count);
         const Matrix qd = qf.cast<double>(), dod = dof.cast<double>();
 
+        const Matrix z = dropout_factors(p, b, h, rows);
         const Probabilities<Matrix> exact(p, qd, kd, rows);
-        const Matrix o = exact.p * vd;
+        const Matrix p_dropped = with_dropout(exact.p, z);
+        const Matrix o = p_dropped * vd;
         const Eigen::VectorXd d = (dod.array() * o.array()).rowwise().sum();
-        const Matrix dp = dod * vd.transpose();
+        const Matrix dp = with_dropout(Matrix(dod * vd.transpose()), z);
         const Matrix ds = exact.p.array() * (dp.colwise() - d).array() * scale;
         // dP - D cancels where one key has all the weight; its terms do not.
         const Matrix p_coarse = coarse(p.dtype, exact.p);
@@ -283,18 +288,20 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         const Matrix dq_exact = ds * kd, dq_squares = ds_terms.cwiseAbs2() * kd.cwiseAbs2();
         dk_exact.noalias() += ds.transpose() * qd;
         dk_squares.noalias() += ds_terms.cwiseAbs2().transpose() * qd.cwiseAbs2();
-        dv_exact.noalias() += exact.p.transpose() * dod;
-        dv_squares.noalias() += p_coarse.cwiseAbs2().transpose() * dod.cwiseAbs2();
+        dv_exact.noalias() += p_dropped.transpose() * dod;
+        dv_squares.noalias() += with_dropout(p_coarse, z).cwiseAbs2().transpose() * dod.cwiseAbs2();
 
         Probabilities<MatrixF> low(p, qf, kf, rows);
         MatrixF p_low = low.p;
         round_all(p.dtype, p_low);
+        p_low = with_dropout(p_low, z);
         MatrixF o_low = MatrixF::Zero(count, p.head_dim);
         multiply_in_order(p_low, vf, o_low);
         round_all(p.dtype, o_low);
         const Eigen::VectorXf d_low = (dof.array() * o_low.array()).rowwise().sum();
         MatrixF ds_low = MatrixF::Zero(count, p.seqlen_k);
         multiply_in_order(dof, vf.transpose(), ds_low);
+        ds_low = with_dropout(ds_low, z);
         ds_low = low.p.array() * (ds_low.colwise() - d_low).array() * static_cast<float>(scale);
         round_all(p.dtype, ds_low);
         MatrixF dq_low = MatrixF::Zero(count, p.head_dim);

@@ -8,6 +8,8 @@
 ///
 /// Backward, with D_i = do_i . o_i:
 ///
+/// With dropout, P is multiplied by Z (0 or 1/(1 - dropout), see philox.h) before it meets V, and so is dP.
+///
 ///     dV_j  = sum_i P_ij do_i       dP_ij = do_i . v_j        dS_ij = P_ij (dP_ij - D_i)
 ///     dQ_i  = scale * sum_j dS_ij k_j                         dK_j  = scale * sum_i dS_ij q_i
 ///
@@ -58,5 +60,13 @@ std::vector<Expected> forward_reference(const Problem&, const HostTensors& input
 
 /// Expected dq, dk, dv. A sample is all rows of some key/value heads.
 std::vector<Expected> backward_reference(const Problem&, const HostTensors& inputs, Selection);
+
+/// Expected y `[B, Hq, seqlen_q, seqlen_k]`, the softmax of each row of x. A row of -inf alone has y = 0.
+std::vector<Expected> softmax_reference(const Problem&, const HostTensors& inputs, Selection);
+
+/// Expected values and indices `[B, Hq, seqlen_q, top_k]`: the largest probabilities of each row of x, in
+/// falling order, and their columns; of equals the one with the smaller column comes first. Where a row has
+/// fewer entries above -inf the rest is 0 and -1.
+std::vector<Expected> softmax_topk_reference(const Problem&, const HostTensors& inputs, Selection);
 
 }  // namespace attn

@@ -49,7 +49,7 @@ json to_json(const Roof& r) {
 json finite(double x) { return std::isfinite(x) ? json(x) : json(nullptr); }
 
 json to_json(const Problem& p) {
-  return {{"batch", p.batch},
+  json j = {{"batch", p.batch},
           {"heads", p.heads},
           {"kv_heads", p.kv_heads},
           {"seqlen_q", p.seqlen_q},
@@ -61,6 +61,9 @@ json to_json(const Problem& p) {
           {"softmax_scale", p.softmax_scale},
           {"inputs", name(p.inputs)},
           {"seed", p.seed}};
+  if (p.dropout > 0) j["dropout"] = p.dropout;
+  if (p.top_k > 0) j["top_k"] = p.top_k;
+  return j;
 }
 
 json to_json(const StepResult& s) {

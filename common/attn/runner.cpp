@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 
 #include "attn/error.h"
 #include "attn/inputs.h"
@@ -36,7 +37,7 @@ constexpr double kFullCheckLimit = 3e9;
 void print_list(const Chapter& c) {
   fmt::print("{}: {}\n", c.name, c.summary);
   for (const Step& s : c.steps)
-    fmt::print("  {:<16} {:<9} {}\n  {:<16} {:<9} supports {}{}\n", s.name, s.operation, s.idea, "",
+    fmt::print("  {:<16} {:<12} {}\n  {:<16} {:<12} supports {}{}\n", s.name, s.operation, s.idea, "",
                "", s.support,
                s.deterministic ? "" : "; results differ from run to run (order of atomics)");
 }
@@ -48,7 +49,10 @@ std::string time_text(double s) {
   return fmt::format("{:.3f} s", s);
 }
 
-std::string rate_text(double flop_per_s) {
+// TFLOP/s, or GB/s by the step's own model for operations that are all traffic.
+std::string rate_text(const StepResult& s) {
+  const double flop_per_s = s.flop / s.time->median;
+  if (s.flop == 0) return fmt::format("{:.1f} GB/s", modelled_bytes(s.cost) / s.time->median * 1e-9);
   return flop_per_s >= 1e12 ? fmt::format("{:.1f} TFLOP/s", flop_per_s * 1e-12)
                             : fmt::format("{:.1f} GFLOP/s", flop_per_s * 1e-9);
 }
@@ -84,7 +88,7 @@ void print_step(const StepResult& s) {
              s.outcome == Outcome::fail ? s.reason : error_text(s));
   if (s.time)
     fmt::print("  {} ({} .. {})  {}  {:.1f} % of the {} roof", time_text(s.time->median),
-               time_text(s.time->q1), time_text(s.time->q3), rate_text(s.flop / s.time->median),
+               time_text(s.time->q1), time_text(s.time->q3), rate_text(s),
                100 * *s.share_of_roof(), s.prediction.binding);
   else
     fmt::print("  not measured, at least {} ({} roof)", time_text(s.prediction.seconds),
@@ -115,7 +119,11 @@ HostTensors load_inputs(const std::string& folder, const std::vector<TensorSpec>
                                    fmt::join(array.shape, ", "), fmt::join(spec.shape, ", ")));
     HostTensor t{spec, std::move(array.data)};
     round_to(spec.dtype, t.data.data(), t.data.size());
-    const auto bad = std::find_if_not(t.data.begin(), t.data.end(), [](float x) { return std::isfinite(x); });
+    // A score of -inf is a masked one; nothing else may be infinite.
+    const bool scores = spec.name == "x";
+    const auto bad = std::find_if_not(t.data.begin(), t.data.end(), [=](float x) {
+      return std::isfinite(x) || (scores && x == -std::numeric_limits<float>::infinity());
+    });
     if (bad != t.data.end())
       throw InputError(fmt::format("{}: element {} is {} in {}; inputs must be finite", path.string(),
                                    bad - t.data.begin(), *bad, name(spec.dtype)));
@@ -187,7 +195,7 @@ class Run {
     result_.problem = options_.problem;
     result_.device = device_text(result_.backend);
     fmt::print("device: {}\n", result_.device);
-    fmt::print("problem: {} {}\n", options_.operation, problem().text());
+    fmt::print("problem: {} {}\n", options_.operation, problem_text(operation_, problem()));
     std::fflush(stdout);
     if (options_.time && result_.backend == Backend::emulated)
       fmt::print("time: not measured (emulated)\n");
@@ -278,7 +286,7 @@ class Run {
       const auto& asked = options_.steps;
       if (step.operation != options_.operation) continue;
       if (!asked.empty() && std::find(asked.begin(), asked.end(), step.name) == asked.end()) continue;
-      std::optional<std::string> reason = step.refuses(problem());
+      std::optional<std::string> reason = refusal(step, problem());
       if (!reason && !step.launch.on(result_.backend)) reason = "not built for this device";
       if (reason) {
         plan.push_back({&step, refused(step, StepResult::Outcome::unsupported, *reason)});
@@ -323,8 +331,10 @@ class Run {
 
   const std::vector<Expected>& expected() {
     if (expected_.empty()) {
-      const double work = problem().visible_pairs() *
-                          static_cast<double>(problem().batch * problem().heads * problem().head_dim);
+      // An element of a softmax is an exponential in double precision, dear as 64 multiply-adds.
+      const int64_t depth = works_on_rows(operation_.name) ? 64 : problem().head_dim;
+      const double work =
+          problem().visible_pairs() * static_cast<double>(problem().batch * problem().heads * depth);
       const bool full = options_.check == CheckChoice::full ||
                         (options_.check == CheckChoice::automatic && work <= kFullCheckLimit);
       expected_ = operation_.reference(problem(), inputs_, Selection{.full = full});

@@ -77,14 +77,22 @@ struct Step {
   std::string operation;  ///< "forward", "backward", ...
   std::string idea;       ///< one line: what this step changes
   std::string support;    ///< one line: which problems it accepts, for --list
-  /// The reason why the step cannot do a problem, or nothing.
+  /// What a problem has that the step cannot do, or nothing; see refusal().
   std::function<std::optional<std::string>(const Problem&)> refuses;
   std::function<std::vector<Workspace>(const Problem&)> workspaces;
   std::function<Cost(const Problem&)> cost;
   Launch launch;
   Launch prepare = {};            ///< run once before, untimed: what a forward pass keeps
   bool deterministic = true;      ///< bit-equal from run to run
+  bool takes_dropout = false;
 };
+
+/// The reason why a step cannot do a problem, or nothing.
+inline std::optional<std::string> refusal(const Step& step, const Problem& p) {
+  if (p.dropout > 0 && !step.takes_dropout)
+    return "--dropout " + std::to_string(p.dropout) + ": this step has no dropout";
+  return step.refuses(p);
+}
 
 /// The table of a chapter.
 struct Chapter {

@@ -1,6 +1,7 @@
 #include "attn/tensor.h"
 
 #include <Eigen/Core>
+#include <cmath>
 #include <cstring>
 
 #include "attn/parallel_for.h"
@@ -37,6 +38,7 @@ float round_to(DType dtype, float x) {
     case DType::fp32: return x;
     case DType::fp16: return static_cast<float>(Eigen::half(x));
     case DType::bf16: return static_cast<float>(Eigen::bfloat16(x));
+    case DType::int32: return std::round(x);
   }
   return x;
 }
@@ -55,6 +57,7 @@ void encode(DType dtype, const float* values, std::size_t count, void* device) {
     if (dtype == DType::fp32) std::memcpy(to, values + first, n * sizeof(float));
     if (dtype == DType::fp16) encode_as<Eigen::half>(values + first, n, to);
     if (dtype == DType::bf16) encode_as<Eigen::bfloat16>(values + first, n, to);
+    if (dtype == DType::int32) encode_as<int32_t>(values + first, n, to);
   });
 }
 
@@ -65,6 +68,7 @@ void decode(DType dtype, const void* device, std::size_t count, float* values) {
     if (dtype == DType::fp32) std::memcpy(values + first, from, n * sizeof(float));
     if (dtype == DType::fp16) decode_as<Eigen::half>(from, n, values + first);
     if (dtype == DType::bf16) decode_as<Eigen::bfloat16>(from, n, values + first);
+    if (dtype == DType::int32) decode_as<int32_t>(from, n, values + first);
   });
 }
 

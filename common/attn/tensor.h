@@ -24,7 +24,8 @@ struct TensorSpec {
   int64_t columns() const { return shape[3]; }
 };
 
-/// A tensor on the host in float32. Values of a 16-bit tensor are already rounded to its type.
+/// A tensor on the host in float32. Values of a 16-bit tensor are already rounded to its type; those of
+/// an int32 tensor are whole numbers up to 2^24, which a float32 holds exactly.
 struct HostTensor {
   TensorSpec spec;
   std::vector<float> data;

@@ -94,5 +94,11 @@ __device__ __forceinline__ uint32_t pack2(float low, float high) {
 #endif
 }
 
+/// The float of element `i` (0: the lower half) of such a register.
+template <class Element>
+__device__ __forceinline__ float unpack(uint32_t pair, int i) {
+  return to_float(__builtin_bit_cast(Element, static_cast<uint16_t>(pair >> (16 * i))));
+}
+
 }  // namespace ATTN_BACKEND
 }  // namespace attn

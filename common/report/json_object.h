@@ -70,6 +70,8 @@ class Object {
     if (!(x > 0)) fail(name(key), "must be above 0");
     return x;
   }
+  /// Whether there is such a key at all: for those that came later.
+  bool contains(const char* key) const { return value_.contains(key); }
   bool has(const char* key) const { return !at(key).is_null(); }
   Object object(const char* key) const { return Object(at(key), file_, name(key), accepted_); }
   /// Nothing where the value is null.

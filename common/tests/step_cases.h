@@ -39,7 +39,7 @@ inline int check_steps(const std::string& operation, Problem problem, Backend ba
   problem.finish();
   int ran = 0;
   for (const Step& step : chapter().steps) {
-    if (step.operation != operation || step.refuses(problem)) continue;
+    if (step.operation != operation || refusal(step, problem)) continue;
     INFO(step.name << ": " << operation << " " << problem.text());
     CHECK(run_step(step, problem, backend) == "");
     ++ran;

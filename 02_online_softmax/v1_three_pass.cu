@@ -1,0 +1,79 @@
+// v1_three_pass: the safe softmax, a block a row.
+//
+// parent    the softmax of 01_naive, for rows of any length
+// idea      three passes over the row: its maximum, the sum of exp(x - max), the quotients. Each pass needs
+//           the whole result of the one before it, so a row that does not fit in a cache is read three times.
+// expect    3 reads and 1 write of HBM for rows too long for L2; nearer 1 read and 1 write for short ones,
+//           because L2 holds them. ncu: dram__bytes_read.sum
+// supports  fp32, fp16, bf16; any number of rows and columns
+#include "attn/kernel.h"
+
+namespace ATTN_BACKEND::v1_three_pass {
+using namespace attn;
+
+struct Config {
+  static constexpr int kThreads = 256;
+};
+struct SharedStorage {
+  float partial[Config::kThreads];  // one value a thread
+};
+
+// Combines one value of every thread, by halves; all threads get the result.
+template <class Combine>
+__device__ float block_reduce(float value, float* partial, Combine combine) {
+  const int tid = threadIdx.x;
+  partial[tid] = value;
+  __syncthreads();  // all values are there
+  for (int half = Config::kThreads / 2; half > 0; half /= 2) {
+    if (tid < half) partial[tid] = combine(partial[tid], partial[tid + half]);
+    __syncthreads();  // this level is done before the next one reads it
+  }
+  const float result = partial[0];
+  __syncthreads();  // all have read the result before a later call overwrites it
+  return result;
+}
+
+//! [ex02a]
+template <class Element>
+__global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
+                               Element* __restrict__ gY,        // [rows, cols]
+                               int cols) {
+  auto& smem = dynamic_shared<SharedStorage>();
+  const int64_t row = blockIdx.x;
+  const Element* __restrict__ x = gX + row * cols;
+  Element* __restrict__ y = gY + row * cols;
+
+  // (1) first pass: the maximum, so that no exponential overflows.
+  float row_max = -INFINITY;
+  for (int c = threadIdx.x; c < cols; c += Config::kThreads) row_max = fmaxf(row_max, to_float(x[c]));
+  row_max = block_reduce(row_max, smem.partial, [](float a, float b) { return fmaxf(a, b); });
+
+  // (2) second pass: the sum. A row of -inf alone would give exp(-inf + inf): it has no sum.
+  const bool empty = row_max == -INFINITY;
+  float row_sum = 0;
+  for (int c = threadIdx.x; c < cols; c += Config::kThreads)
+    if (!empty) row_sum += __expf(to_float(x[c]) - row_max);
+  row_sum = block_reduce(row_sum, smem.partial, [](float a, float b) { return a + b; });
+
+  // (3) third pass: the quotients.
+  const float inverse_sum = empty ? 0 : 1 / row_sum;
+  for (int c = threadIdx.x; c < cols; c += Config::kThreads)
+    y[c] = from_float<Element>(empty ? 0 : __expf(to_float(x[c]) - row_max) * inverse_sum);
+}
+//! [ex02a]
+
+template <class Element>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  args.phase("softmax");
+  return launch_kernel(softmax_kernel<Element>, dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)),
+                       dim3(Config::kThreads), sizeof(SharedStorage), args.stream, args.in<Element>("x"),
+                       args.out<Element>("y"), static_cast<int>(p.seqlen_k));
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_dtype(args.problem.dtype,
+                        [&]<class Element>() { return launch<Element>(args); });
+}
+
+}  // namespace ATTN_BACKEND::v1_three_pass

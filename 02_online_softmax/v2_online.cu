@@ -1,0 +1,92 @@
+// v2_online: maximum and sum in one pass.
+//
+// parent    v1_three_pass
+// idea      carry the pair (maximum, sum of exp(x - maximum)) along the row; when the maximum grows, multiply
+//           the sum by exp(old - new). Milakov and Gimelshein (arXiv 1805.02867), algorithm 3. The pairs
+//           of different threads are merged by the same rule.
+// expect    2 reads and 1 write instead of 3 and 1: 4/3 fewer bytes for rows too long for L2.
+//           ncu: dram__bytes_read.sum
+// supports  fp32, fp16, bf16; any number of rows and columns
+#include "attn/kernel.h"
+
+namespace ATTN_BACKEND::v2_online {
+using namespace attn;
+
+struct Config {
+  static constexpr int kThreads = 256;
+};
+
+//! [maxsum]
+// The maximum of some numbers and the sum of exp(number - maximum).
+struct MaxSum {
+  float max = kNothing, sum = 0;
+  // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+  static constexpr float kNothing = -3.4028234e38f;
+};
+// The pair of both sets together.
+__device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
+  const float max = fmaxf(a.max, b.max);
+  return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
+}
+//! [maxsum]
+
+struct SharedStorage {
+  MaxSum partial[Config::kThreads];  // one pair a thread
+};
+
+// Merges the pairs of all threads, by halves; all threads get the result.
+__device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
+  const int tid = threadIdx.x;
+  partial[tid] = value;
+  __syncthreads();  // all pairs are there
+  for (int half = Config::kThreads / 2; half > 0; half /= 2) {
+    if (tid < half) partial[tid] = merge(partial[tid], partial[tid + half]);
+    __syncthreads();  // this level is done before the next one reads it
+  }
+  return partial[0];
+}
+
+// Takes one number into the pair. One of the two exponentials of merge() is exp(0): the other is computed.
+__device__ __forceinline__ MaxSum take(MaxSum seen, float x) {
+  const float difference = x - seen.max;
+  const float e = __expf(-fabsf(difference));
+  return difference > 0 ? MaxSum{x, seen.sum * e + 1} : MaxSum{seen.max, seen.sum + e};
+}
+
+template <class Element>
+__global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
+                               Element* __restrict__ gY,        // [rows, cols]
+                               int cols) {
+  auto& smem = dynamic_shared<SharedStorage>();
+  const int64_t row = blockIdx.x;
+  const Element* __restrict__ x = gX + row * cols;
+  Element* __restrict__ y = gY + row * cols;
+
+  // (1) first pass: maximum and sum together.
+  //! [ex02c]
+  MaxSum seen;
+  for (int c = threadIdx.x; c < cols; c += Config::kThreads) seen = take(seen, to_float(x[c]));
+  seen = block_merge(seen, smem.partial);
+  //! [ex02c]
+
+  // (2) second pass: the quotients. A row of -inf alone has seen nothing: its sum is 0.
+  const float inverse_sum = seen.sum > 0 ? 1 / seen.sum : 0;
+  for (int c = threadIdx.x; c < cols; c += Config::kThreads)
+    y[c] = from_float<Element>(__expf(to_float(x[c]) - seen.max) * inverse_sum);
+}
+
+template <class Element>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  args.phase("softmax");
+  return launch_kernel(softmax_kernel<Element>, dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)),
+                       dim3(Config::kThreads), sizeof(SharedStorage), args.stream, args.in<Element>("x"),
+                       args.out<Element>("y"), static_cast<int>(p.seqlen_k));
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_dtype(args.problem.dtype,
+                        [&]<class Element>() { return launch<Element>(args); });
+}
+
+}  // namespace ATTN_BACKEND::v2_online

@@ -1,0 +1,217 @@
+// v5_split_row: few, very long rows.
+//
+// parent    v3_warp
+// idea      a block a row leaves the GPU idle when there are 8 rows. Cut each row into chunks: one kernel
+//           leaves a pair (maximum, sum) a chunk, the next merges the pairs of its row and writes its chunk.
+//           Flash-Decoding (chapter 05) splits the keys of a query in the same way.
+// expect    2 reads and 1 write, at the speed of HBM however few rows there are. The second kernel goes
+//           backwards: it begins with what the first one left in L2. ncu: dram__bytes_read.sum
+// supports  fp32, fp16, bf16; any number of rows and columns
+#include "attn/kernel.h"
+#include "ptx/mma.h"  // pack2, unpack
+
+namespace ATTN_BACKEND::v5_split_row {
+using namespace attn;
+
+struct Config {
+  static constexpr int kThreads = 256, kWarps = kThreads / 32;
+  static constexpr int kChunk = 4096;  // vectors: 64 KiB of a row
+  static constexpr int kUnroll = 4;    // vectors of a thread that are under way together
+};
+
+//! [maxsum]
+// The maximum of some numbers and the sum of exp(number - maximum).
+struct MaxSum {
+  float max = kNothing, sum = 0;
+  // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+  static constexpr float kNothing = -3.4028234e38f;
+};
+// The pair of both sets together.
+__device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
+  const float max = fmaxf(a.max, b.max);
+  return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
+}
+//! [maxsum]
+
+struct SharedStorage {
+  MaxSum partial[Config::kWarps];  // one pair a warp
+};
+
+// Merges the pairs of all threads: first the lanes of each warp, then the warps.
+__device__ MaxSum warp_merge(MaxSum value) {
+  for (int distance = 16; distance > 0; distance /= 2)
+    value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
+  return value;
+}
+__device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  value = warp_merge(value);
+  if (lane_id == 0) partial[warp_id] = value;
+  __syncthreads();  // the pairs of all warps are there
+  return warp_merge(lane_id < Config::kWarps ? partial[lane_id] : MaxSum{});
+}
+
+// 16 bytes of a row, as registers hold them.
+template <class Element>
+struct Vector {
+  static constexpr int kSize = 16 / sizeof(Element);
+  uint4 bits;
+
+  __device__ __forceinline__ void to_floats(float (&x)[kSize]) const {
+    const uint32_t word[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      if constexpr (kSize == 4)
+        x[i] = __uint_as_float(word[i]);
+      else
+        x[i] = unpack<Element>(word[i / 2], i % 2);
+    }
+  }
+  __device__ __forceinline__ static Vector from_floats(const float (&x)[kSize]) {
+    uint32_t word[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kSize == 4)
+        word[i] = __float_as_uint(x[i]);
+      else
+        word[i] = pack2<Element>(x[2 * i], x[2 * i + 1]);
+    }
+    return {make_uint4(word[0], word[1], word[2], word[3])};
+  }
+};
+template <class Element>
+__device__ __forceinline__ Vector<Element> load(const Element* g) {
+  return {*reinterpret_cast<const uint4*>(g)};
+}
+template <class Element>
+__device__ __forceinline__ void store(Element* g, const Vector<Element>& v) {
+  *reinterpret_cast<uint4*>(g) = v.bits;
+}
+
+// A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
+// The elements before its first and behind its last whole vector are read and written one by one.
+template <class Element>
+struct Row {
+  static constexpr int kSize = Vector<Element>::kSize;
+  static constexpr int kMaxEdges = 2 * (kSize - 1);
+  int64_t begin;  // index of the row's first element in the tensor
+  int head;       // elements before the first whole vector
+  int vectors;    // whole vectors
+  int edges;      // elements outside of them
+
+  __device__ Row(int64_t row, int cols) : begin(row * cols) {
+    head = min(cols, static_cast<int>((kSize - begin % kSize) % kSize));
+    vectors = (cols - head) / kSize;
+    edges = cols - vectors * kSize;
+  }
+  // Columns: the first of whole vector v, and that of edge i.
+  __device__ int vector(int v) const { return head + v * kSize; }
+  __device__ int edge(int i) const { return i < head ? i : i + vectors * kSize; }
+};
+
+// Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of them.
+template <class Element>
+__device__ __forceinline__ MaxSum take(MaxSum seen, const Vector<Element>& vector) {
+  float x[Vector<Element>::kSize];
+  vector.to_floats(x);
+  float max = seen.max;
+#pragma unroll
+  for (const float value : x) max = fmaxf(max, value);
+  float sum = seen.sum * __expf(seen.max - max);
+#pragma unroll
+  for (const float value : x) sum += __expf(value - max);
+  return {max, sum};
+}
+
+// exp(x - max) / sum for the numbers of a vector.
+template <class Element>
+__device__ __forceinline__ Vector<Element> quotients(const Vector<Element>& vector, float max, float inverse_sum) {
+  float x[Vector<Element>::kSize];
+  vector.to_floats(x);
+#pragma unroll
+  for (float& value : x) value = __expf(value - max) * inverse_sum;
+  return Vector<Element>::from_floats(x);
+}
+template <class Element>
+__device__ __forceinline__ Element quotient(Element x, float max, float inverse_sum) {
+  return from_float<Element>(__expf(to_float(x) - max) * inverse_sum);
+}
+
+// Calls body(column, vector) for the whole vectors of a chunk that this thread owns, kUnroll loads at a time.
+template <class Element, class Body>
+__device__ __forceinline__ void for_each_vector(const Row<Element>& row, const Element* x, int chunk, Body body) {
+  const int end = min((chunk + 1) * Config::kChunk, row.vectors);
+  for (int v = chunk * Config::kChunk + threadIdx.x; v < end; v += Config::kUnroll * Config::kThreads) {
+    Vector<Element> part[Config::kUnroll];
+#pragma unroll
+    for (int n = 0; n < Config::kUnroll; ++n)
+      if (v + n * Config::kThreads < end) part[n] = load(x + row.vector(v + n * Config::kThreads));
+#pragma unroll
+    for (int n = 0; n < Config::kUnroll; ++n)
+      if (v + n * Config::kThreads < end) body(row.vector(v + n * Config::kThreads), part[n]);
+  }
+}
+
+// (1) the pair of a chunk. The edges of a row belong to its first chunk.
+template <class Element>
+__global__ void partial_kernel(const Element* gX,  // [rows, cols]
+                               MaxSum* gPartial,   // [rows, chunks]
+                               int cols, int chunks) {
+  auto& smem = dynamic_shared<SharedStorage>();
+  const int64_t row_id = blockIdx.x / chunks;
+  const int chunk = blockIdx.x % chunks, tid = threadIdx.x;
+  const Row<Element> row(row_id, cols);
+  const Element* x = gX + row.begin;
+  MaxSum seen;
+  for_each_vector(row, x, chunk, [&](int, const Vector<Element>& part) { seen = take(seen, part); });
+  if (chunk == 0 && tid < row.edges) seen = merge(seen, {to_float(x[row.edge(tid)]), 1});
+  seen = block_merge(seen, smem.partial);
+  if (tid == 0) gPartial[row_id * chunks + chunk] = seen;
+}
+
+// (2) the pair of the row, and the quotients of a chunk. The last chunk comes first.
+template <class Element>
+__global__ void quotients_kernel(const Element* gX,       // [rows, cols]
+                                 const MaxSum* gPartial,  // [rows, chunks]
+                                 Element* gY,             // [rows, cols]
+                                 int cols, int chunks) {
+  auto& smem = dynamic_shared<SharedStorage>();
+  const unsigned block = gridDim.x - 1 - blockIdx.x;
+  const int64_t row_id = block / chunks;
+  const int chunk = block % chunks, tid = threadIdx.x;
+  const Row<Element> row(row_id, cols);
+  const Element* x = gX + row.begin;
+  Element* y = gY + row.begin;
+  MaxSum seen;
+  for (int c = tid; c < chunks; c += Config::kThreads) seen = merge(seen, gPartial[row_id * chunks + c]);
+  seen = block_merge(seen, smem.partial);
+  const float inverse_sum = seen.sum > 0 ? 1 / seen.sum : 0;
+  for_each_vector(row, x, chunk, [&](int column, const Vector<Element>& part) {
+    store(y + column, quotients(part, seen.max, inverse_sum));
+  });
+  if (chunk == 0 && tid < row.edges) y[row.edge(tid)] = quotient(x[row.edge(tid)], seen.max, inverse_sum);
+}
+
+template <class Element>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  constexpr int kSize = Vector<Element>::kSize;
+  const int chunks = static_cast<int>(ceil_div(p.seqlen_k, int64_t{kSize} * Config::kChunk));
+  const dim3 grid(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q * chunks));
+  args.phase("partial");
+  Status status = launch_kernel(partial_kernel<Element>, grid, dim3(Config::kThreads), sizeof(SharedStorage),
+                                args.stream, args.in<Element>("x"), args.out<MaxSum>("partial"),
+                                static_cast<int>(p.seqlen_k), chunks);
+  if (!status.ok()) return status;
+  args.phase("quotients");
+  return launch_kernel(quotients_kernel<Element>, grid, dim3(Config::kThreads), sizeof(SharedStorage),
+                       args.stream, args.in<Element>("x"), args.out<MaxSum>("partial"),
+                       args.out<Element>("y"), static_cast<int>(p.seqlen_k), chunks);
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_dtype(args.problem.dtype,
+                        [&]<class Element>() { return launch<Element>(args); });
+}
+
+}  // namespace ATTN_BACKEND::v5_split_row

@@ -1,0 +1,130 @@
+// v7_attention_row: the recurrence carries a row of the output.
+//
+// parent    v3_warp
+// idea      what is summed need not be a number. With the pair (maximum, sum) goes the sum of exp(score - max) *
+//           value, a row of d numbers: attention of one query in one pass over K and V. No score is stored.
+//           Rabe and Staats (arXiv 2112.05682), section 2. Chapter 03 does this for tiles of queries.
+// expect    bytes of K and V once a query, memory that does not grow with the product of the lengths.
+//           Many queries read K and V again and again: lts__t_bytes.sum grows with seqlen_q.
+// supports  fp32, fp16, bf16; head dims up to 256; any lengths, masks, GQA
+#include "attn/kernel.h"
+
+namespace ATTN_BACKEND::v7_attention_row {
+using namespace attn;
+
+struct Config {
+  static constexpr int kThreads = 128, kWarps = kThreads / 32;
+  static constexpr int kMaxHeadDim = 256;
+  static constexpr int kColumns = kMaxHeadDim / 32;  // of a row of d, a lane owns lane_id + 32 n
+};
+
+//! [maxsum]
+// The maximum of some numbers and the sum of exp(number - maximum).
+struct MaxSum {
+  float max = kNothing, sum = 0;
+  // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+  static constexpr float kNothing = -3.4028234e38f;
+};
+// The pair of both sets together.
+__device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
+  const float max = fmaxf(a.max, b.max);
+  return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
+}
+//! [maxsum]
+
+struct SharedStorage {
+  MaxSum partial[Config::kWarps];                   // one pair a warp
+  float o[Config::kWarps][Config::kMaxHeadDim];     // and its row, [kWarps, d]
+};
+
+__device__ float warp_sum(float value) {
+  for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
+  return value;
+}
+
+template <class Element>
+__global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
+                                 const Element* gK,  // [B, Hkv, seqlen_k, d]
+                                 const Element* gV,  // [B, Hkv, seqlen_k, d]
+                                 Element* gO,        // [B, Hq, seqlen_q, d]
+                                 float* gLse,        // [B, Hq, seqlen_q]
+                                 Shape shape) {
+  auto& smem = dynamic_shared<SharedStorage>();
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  const int64_t bh = blockIdx.x / shape.seqlen_q;
+  const int row = blockIdx.x % shape.seqlen_q;
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);
+  const Element* q = gQ + (bh * shape.seqlen_q + row) * shape.head_dim;     // [d]
+  const Element* k = gK + bh_kv * shape.seqlen_k * shape.head_dim;          // [seqlen_k, d]
+  const Element* v = gV + bh_kv * shape.seqlen_k * shape.head_dim;          // [seqlen_k, d]
+  // The keys that this query sees; the diagonal ends at the last key.
+  const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
+  const int begin = max(0, diagonal - shape.window_left);
+  const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
+
+  float rQ[Config::kColumns], rO[Config::kColumns];
+#pragma unroll
+  for (int n = 0; n < Config::kColumns; ++n) {
+    const int col = lane_id + 32 * n;
+    rQ[n] = col < shape.head_dim ? to_float(q[col]) * shape.softmax_scale : 0;
+    rO[n] = 0;
+  }
+
+  // (1) one pass over K and V, a key a warp.
+  //! [recurrence]
+  MaxSum seen;
+  for (int j = begin + warp_id; j < end; j += Config::kWarps) {
+    float score = 0;
+#pragma unroll
+    for (int n = 0; n < Config::kColumns; ++n) {
+      const int col = lane_id + 32 * n;
+      if (col < shape.head_dim) score += rQ[n] * to_float(k[int64_t{j} * shape.head_dim + col]);
+    }
+    score = warp_sum(score);
+    const MaxSum now = merge(seen, {score, 1});
+    const float rescale = __expf(seen.max - now.max), weight = __expf(score - now.max);
+#pragma unroll
+    for (int n = 0; n < Config::kColumns; ++n) {
+      const int col = lane_id + 32 * n;
+      if (col < shape.head_dim)
+        rO[n] = rO[n] * rescale + weight * to_float(v[int64_t{j} * shape.head_dim + col]);
+    }
+    seen = now;
+  }
+  //! [recurrence]
+
+  // (2) the warps' parts of the row, merged like the pairs.
+  if (lane_id == 0) smem.partial[warp_id] = seen;
+#pragma unroll
+  for (int n = 0; n < Config::kColumns; ++n) smem.o[warp_id][lane_id + 32 * n] = rO[n];
+  __syncthreads();  // pairs and rows of all warps are there
+  MaxSum all;
+  for (int w = 0; w < Config::kWarps; ++w) all = merge(all, smem.partial[w]);
+  // A row with nothing to attend: O = 0 and lse = -inf.
+  const float inverse_sum = all.sum > 0 ? 1 / all.sum : 0;
+  for (int col = threadIdx.x; col < shape.head_dim; col += Config::kThreads) {
+    float sum = 0;
+    for (int w = 0; w < Config::kWarps; ++w)
+      sum += __expf(smem.partial[w].max - all.max) * smem.o[w][col];
+    gO[(bh * shape.seqlen_q + row) * shape.head_dim + col] = from_float<Element>(sum * inverse_sum);
+  }
+  if (threadIdx.x == 0)
+    gLse[bh * shape.seqlen_q + row] = all.sum > 0 ? all.max + logf(all.sum) : -INFINITY;
+}
+
+template <class Element>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  args.phase("attention");
+  return launch_kernel(attention_kernel<Element>,
+                       dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)), dim3(Config::kThreads),
+                       sizeof(SharedStorage), args.stream, args.in<Element>("q"), args.in<Element>("k"),
+                       args.in<Element>("v"), args.out<Element>("o"), args.out<float>("lse"), shape_of(p));
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_dtype(args.problem.dtype,
+                        [&]<class Element>() { return launch<Element>(args); });
+}
+
+}  // namespace ATTN_BACKEND::v7_attention_row
