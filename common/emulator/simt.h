@@ -166,6 +166,26 @@ class Block {
     }
   }
 
+  /// Arrives at named barrier `id` (`bar.arrive`, `bar.sync`). It opens when `count` threads have arrived, from
+  /// whatever places; a thread that is to `wait` goes on then, the others at once.
+  void named_barrier(const char* what, Place place, std::size_t id, std::size_t count, bool wait) {
+    if (id >= named_.size() || count % kWarpSize != 0 || count == 0 || count > round_up_to_warps())
+      fail(what, place, "with barrier " + std::to_string(id) + " and " + std::to_string(count) +
+                            " threads: 16 barriers, a multiple of 32 up to the block's threads");
+    Named& barrier = named_[id];
+    if (barrier.arrived > 0 && barrier.count != count)
+      fail(what, place, "for " + std::to_string(count) + " threads, while others wait there for " +
+                            std::to_string(barrier.count));
+    barrier.count = count;
+    if (++barrier.arrived < count) {
+      if (!wait) return;
+      barrier.waiting.push_back(running_);
+      return suspend(what, place);
+    }
+    for (std::size_t t : barrier.waiting) make_ready(t);
+    barrier = {};
+  }
+
   /// Waits until all lanes of `mask` are here with their operands, which live on their stacks. The
   /// last one computes the result of every lane: `finish(operands)`, indexed by lane.
   template <class Operands, class Finish>
@@ -221,6 +241,10 @@ class Block {
     unsigned mask, arrived;
     std::array<void*, kWarpSize> operands;
   };
+  struct Named {
+    std::size_t count = 0, arrived = 0;
+    std::vector<std::size_t> waiting;
+  };
   struct Abandoned {};  // thrown in a thread whose block has failed
 
   // Under AddressSanitizer the heap has a better guard of its own.
@@ -269,6 +293,8 @@ class Block {
     ready_.push_back(t);
   }
 
+  std::size_t round_up_to_warps() const { return warps_.size() * kWarpSize; }
+
   std::string name(std::size_t t) const { return "thread " + threads_[t].index.text(); }
 
   [[noreturn]] void fail(const char* what, Place place, const std::string& why) const {
@@ -309,6 +335,7 @@ class Block {
   std::vector<Thread> threads_;
   std::vector<std::vector<Collective>> warps_;  // of each warp, those that wait for more lanes
   std::vector<std::size_t> barrier_;            // threads that wait at the block barrier
+  std::array<Named, 16> named_;
   std::vector<std::size_t> ready_;
   std::size_t running_ = 0, exited_ = 0;
   std::exception_ptr failure_;

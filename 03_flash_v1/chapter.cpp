@@ -1,0 +1,169 @@
+// The table of chapter 03: its steps, what each costs and what each refuses.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "attn/step.h"
+
+ATTN_DECLARE_STEP(v1_scalar);
+ATTN_DECLARE_STEP(v2_tensor_core);
+ATTN_DECLARE_STEP(v3_async);
+ATTN_DECLARE_STEP(v4_grid);
+ATTN_DECLARE_STEP(v5_row_groups);
+
+namespace gpu::v1_scalar {
+attn::Status launch_half(const attn::Arguments&);
+attn::Status launch_double(const attn::Arguments&);
+}  // namespace gpu::v1_scalar
+namespace emulated::v1_scalar {
+attn::Status launch_half(const attn::Arguments&);
+attn::Status launch_double(const attn::Arguments&);
+}  // namespace emulated::v1_scalar
+
+namespace attn {
+namespace {
+
+using Reason = std::optional<std::string>;
+
+struct Tiles {
+  int64_t block_m, block_n;  // B_r, B_c
+};
+
+// v1: Algorithm 1, line 1, with M floats.
+Tiles scalar_tiles(const Problem& p, int64_t floats) {
+  const int64_t n = std::max<int64_t>(1, floats / (4 * p.head_dim));
+  return {std::min(n, p.head_dim), n};
+}
+
+// Tiles of S that are visited: with their blocks of rows, and with their blocks of keys.
+double visits(const Problem& p, Tiles t) {
+  double count = 0;
+  for (int64_t row = 0; row < p.seqlen_q; row += t.block_m) {
+    const int64_t begin = p.visible(row).begin, last = std::min(row + t.block_m, p.seqlen_q) - 1;
+    const int64_t end = p.visible(last).end;
+    count += end <= begin ? 1 : double((end + t.block_n - 1) / t.block_n - begin / t.block_n);
+  }
+  return count;
+}
+
+// What passes between L2 and the SMs. A visit brings a tile of Q, and takes O and its state there and back,
+// but for the first (nothing to bring) and the last (O in its final type). A block reads all of K and V.
+// Of HBM only what cannot be avoided is counted: whether the rest gets that far is up to the size of L2.
+Cost forward_cost(const Problem& p, Tiles t, double blocks_a_head, bool tensor) {
+  const double heads = double(p.batch * p.heads), d = double(p.head_dim), element = double(size_of(p.dtype));
+  const double q_rows = double(p.seqlen_q), kv = double(p.seqlen_k) * d * element;
+  const double pairs = visits(p, t), rows = double(t.block_m);
+  const double row_tiles = double((p.seqlen_q + t.block_m - 1) / t.block_m);
+  const double accum = 2 * std::max(0.0, pairs - row_tiles) * rows * (4 * d + 8);
+  const double flop = 4 * d * pairs * rows * double(t.block_n) * heads;
+  const double exp = pairs * rows * double(t.block_n) * heads;
+  const double compulsory = heads * q_rows * d * element;
+  Phase phase{.name = "attention", .exp = exp};
+  (tensor ? phase.tensor_flop : phase.fp32_flop) = flop;
+  phase.hbm_read = compulsory + 2 * double(p.batch * p.kv_heads) * kv;
+  phase.hbm_write = compulsory + heads * q_rows * 4;
+  phase.l2_bytes = heads * (pairs * rows * d * element + accum + 2 * blocks_a_head * kv +
+                            q_rows * (d * element + 4));
+  return {phase};
+}
+
+Reason refuse_heads(const Problem& p) {
+  if (p.batch * p.heads >= int64_t{1} << 31)
+    return fmt::format("--batch times --heads is {}: at most 2^31 - 1 blocks fit in a grid", p.batch * p.heads);
+  return std::nullopt;
+}
+Reason refuse_scalar(const Problem& p) {
+  if (p.head_dim > 128) return fmt::format("--head-dim {}: at most 128 (shared memory)", p.head_dim);
+  return refuse_heads(p);
+}
+Reason refuse_tensor(const Problem& p) {
+  if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
+  if (p.head_dim != 32 && p.head_dim != 64 && p.head_dim != 128)
+    return fmt::format("--head-dim {}: this step has 32, 64 and 128", p.head_dim);
+  return refuse_heads(p);
+}
+
+// O in fp32 and the pairs (m, l), between visits: linear in the length.
+std::vector<Workspace> state_of_rows(const Problem& p) {
+  const int64_t rows = p.batch * p.heads * p.seqlen_q;
+  return {{"accum", rows * p.head_dim * 4}, {"state", rows * 8}};
+}
+
+const char* const kScalarSupport = "fp32, fp16, bf16; head dims up to 128; any lengths, masks, GQA, dropout";
+const char* const kTensorSupport = "fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout";
+
+Step scalar_step(std::string name, std::string idea, int64_t floats, Launch launch) {
+  return {
+      .name = std::move(name),
+      .operation = "forward",
+      .idea = std::move(idea),
+      .support = kScalarSupport,
+      .refuses = refuse_scalar,
+      .workspaces = state_of_rows,
+      .cost = [floats](const Problem& p) { return forward_cost(p, scalar_tiles(p, floats), 1, false); },
+      .launch = launch,
+      .takes_dropout = true,
+  };
+}
+
+// Rows of a block from v4 on: 512, or fewer until there are 264 blocks.
+int64_t rows_a_block(const Problem& p, int64_t block_m) {
+  int64_t rows = 512;
+  while (rows > block_m && p.batch * p.heads * ((p.seqlen_q + rows - 1) / rows) < 264) rows /= 2;
+  return rows;
+}
+
+Step tensor_step(std::string name, std::string idea, Tiles tiles, bool split_rows, Launch launch) {
+  return {
+      .name = std::move(name),
+      .operation = "forward",
+      .idea = std::move(idea),
+      .support = kTensorSupport,
+      .refuses = refuse_tensor,
+      .workspaces = state_of_rows,
+      .cost =
+          [tiles, split_rows](const Problem& p) {
+            const int64_t rows = rows_a_block(p, tiles.block_m);
+            return forward_cost(p, tiles, split_rows ? double((p.seqlen_q + rows - 1) / rows) : 1, true);
+          },
+      .launch = launch,
+      .takes_dropout = true,
+  };
+}
+
+#if ATTN_HAVE_CUDA
+#define ATTN_LAUNCH_OF(function) \
+  Launch { gpu::v1_scalar::function, emulated::v1_scalar::function }
+#else
+#define ATTN_LAUNCH_OF(function) \
+  Launch { nullptr, emulated::v1_scalar::function }
+#endif
+
+Chapter make_chapter() {
+  Chapter c{"03_flash_v1", "FlashAttention-1: tiles in shared memory, nothing of size N^2 anywhere", {}};
+  c.steps.push_back(scalar_step("v1_scalar", "Algorithm 1 line by line: K/V outside, Q inside, O in HBM; M = 64 KiB",
+                                16 * 1024, ATTN_LAUNCH(v1_scalar)));
+  c.steps.push_back(tensor_step("v2_tensor_core", "mma.sync for both products; warps split the keys and add up their O",
+                                {16, 128}, false, ATTN_LAUNCH(v2_tensor_core)));
+  c.steps.push_back(tensor_step("v3_async", "cp.async ahead of the products; swizzled shared memory", {16, 128}, false,
+                                ATTN_LAUNCH(v3_async)));
+  c.steps.push_back(tensor_step("v4_grid", "a block takes a range of queries: more blocks than heads", {16, 128}, true,
+                                ATTN_LAUNCH(v4_grid)));
+  c.steps.push_back(tensor_step("v5_row_groups", "256 keys a tile; pairs of warps that wait for nobody else", {96, 256},
+                                true, ATTN_LAUNCH(v5_row_groups)));
+  c.steps.push_back(scalar_step("v1_half_m", "v1_scalar with M = 32 KiB: smaller tiles, more traffic", 8 * 1024,
+                                ATTN_LAUNCH_OF(launch_half)));
+  c.steps.push_back(scalar_step("v1_double_m", "v1_scalar with M = 128 KiB: larger tiles, less traffic", 32 * 1024,
+                                ATTN_LAUNCH_OF(launch_double)));
+  return c;
+}
+
+}  // namespace
+
+const Chapter& chapter() {
+  static const Chapter c = make_chapter();
+  return c;
+}
+
+}  // namespace attn

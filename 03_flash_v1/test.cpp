@@ -1,0 +1,197 @@
+// What chapter 03 promises: every step right on every shape that it accepts, on both back ends.
+#include "attn/philox.h"
+#include "attn/roofline.h"
+#include "tests/step_cases.h"
+
+using namespace attn;
+using namespace attn::tests;
+
+namespace {
+
+const std::vector<int64_t> kShort{1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 113, 127, 128, 129, 203};
+const std::vector<int64_t> kHeadDims{64, 128, 32};
+const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16, DType::fp32};
+
+const Step& step_named(const std::string& name) {
+  for (const Step& s : chapter().steps)
+    if (s.name == name) return s;
+  throw std::runtime_error("no step " + name);
+}
+
+// Every third problem has dropout.
+template <class Body>
+void problems(const std::vector<int64_t>& lengths, Body body) {
+  int n = 0;
+  covering_problems(lengths, kHeadDims, kDTypes, [&](Problem p) {
+    if (n++ % 3 == 0) p.dropout = n % 2 == 0 ? 0.25 : 0.1;
+    body(p);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("Philox gives the published numbers", "[philox]") {
+  // Known answers of the Random123 distribution for philox4x32-10.
+  const auto words = [](PhiloxBits b) { return std::vector<uint32_t>(b.word, b.word + 4); };
+  CHECK(words(philox4x32(0, 0, 0, 0, 0)) ==
+        std::vector<uint32_t>{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8});
+  CHECK(words(philox4x32(~0u, ~0u, ~0u, ~0u, ~uint64_t{0})) ==
+        std::vector<uint32_t>{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
+  CHECK(words(philox4x32(0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344, 0x299f31d0a4093822)) ==
+        std::vector<uint32_t>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
+}
+
+TEST_CASE("dropout drops what it says, and every place on its own", "[philox]") {
+  int dropped = 0;
+  for (int row = 0; row < 128; ++row)
+    for (int col = 0; col < 512; ++col) dropped += !dropout_keeps(7, 3, row, col, 64);
+  CHECK(dropped == Approx(128 * 512 / 4).margin(500));  // 4.5 standard deviations
+  // The 16 bytes of a call belong to 16 columns, and the columns of 64 to 4 calls.
+  std::vector<int> uses(64);
+  for (int col = 0; col < 64; ++col) ++uses[static_cast<std::size_t>(dropout_quad(col) * 16 + dropout_byte(col))];
+  CHECK(uses == std::vector<int>(64, 1));
+}
+
+TEST_CASE("steps drop the same probabilities as the reference, bit for bit", "[emulated]") {
+  // With V = identity columns, O shows P: where it is 0, the probability was dropped.
+  Problem p = problem(33, 64, 64, DType::fp16);
+  p.heads = p.kv_heads = 2;
+  p.dropout = 0.5;
+  p.finish();
+  const Operation& op = *find_operation("forward");
+  HostTensors in = draw_inputs(p, op.inputs(p));
+  for (float& x : in.at("q").data) x = 0;  // all probabilities equal
+  for (std::size_t i = 0; i < in.at("v").data.size(); ++i)
+    in.at("v").data[i] = i / 64 % 64 == i % 64 ? 1 : 0;
+  for (const Step& step : chapter().steps) {
+    if (step.operation != "forward") continue;
+    INFO(step.name);
+    Session session(p, op, Backend::emulated, in);
+    REQUIRE(session.prepare(step).ok());
+    REQUIRE(session.launch().ok());
+    const HostTensors out = session.outputs();
+    int wrong = 0;
+    for (int64_t h = 0; h < 2; ++h)
+      for (int64_t i = 0; i < 33; ++i)
+        for (int64_t j = 0; j < 64; ++j)
+          wrong += (out.at("o").row(0, h, i)[j] != 0) !=
+                   dropout_keeps(p.seed, h, static_cast<int>(i), static_cast<int>(j), 128);
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("forward steps are right on short problems", "[emulated]") {
+  int ran = 0;
+  problems(kShort, [&](Problem p) { ran += check_steps("forward", p, Backend::emulated); });
+  CHECK(ran == 480);
+}
+
+TEST_CASE("forward steps are right on long problems", "[emulated]") {
+  for (const int64_t n : {239, 799, 1000, 1023, 1024})
+    check_steps("forward", problem(n, n, n % 2 == 0 ? 64 : 32, DType::bf16, InputKind::needle), Backend::emulated);
+  Problem causal = problem(700, 1100, 128, DType::fp16, InputKind::peaked);
+  causal.causal = true;
+  causal.dropout = 0.1;
+  check_steps("forward", causal, Backend::emulated);
+}
+
+TEST_CASE("every schedule gives the same bits", "[emulated]") {
+  for (const Step& step : chapter().steps) {
+    Problem p = problem(140, 300, 64, DType::bf16, InputKind::needle);
+    p.causal = true;
+    p.finish();
+    HostTensors first;
+    CHECK(run_step(step, p, Backend::emulated, &first) == "");
+    const Operation& op = *find_operation(step.operation);
+    for (uint64_t seed = 100; seed < 105; ++seed) {
+      Session session(p, op, Backend::emulated, draw_inputs(p, op.inputs(p)));
+      emulator::schedule_seed = seed;
+      CHECK(session.prepare(step).ok());
+      CHECK(session.launch().ok());
+      for (const auto& [name, t] : session.outputs()) {
+        INFO(step.name << " " << name << " under schedule " << seed);
+        CHECK(t.data == first.at(name).data);
+      }
+    }
+  }
+}
+
+TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+  Problem p = problem(8, 8, 96, DType::bf16);
+  p.finish();
+  CHECK(refusal(step_named("v2_tensor_core"), p).value().find("32, 64 and 128") != std::string::npos);
+  CHECK_FALSE(refusal(step_named("v1_scalar"), p));
+  p = problem(8, 8, 64, DType::fp32);
+  p.finish();
+  CHECK(refusal(step_named("v5_row_groups"), p).value().find("fp16 or bf16") != std::string::npos);
+  p = problem(8, 8, 129, DType::fp32);
+  p.finish();
+  CHECK(refusal(step_named("v1_scalar"), p).value().find("at most 128") != std::string::npos);
+}
+
+TEST_CASE("memory is linear in the length", "[emulated]") {
+  Problem p = problem(1024, 1024, 64, DType::bf16);
+  p.finish();
+  Problem twice = problem(2048, 2048, 64, DType::bf16);
+  twice.finish();
+  for (const Step& step : chapter().steps) {
+    const Operation& op = *find_operation(step.operation);
+    INFO(step.name);
+    CHECK(memory_need(twice, op, step).total() < 2.01 * memory_need(p, op, step).total());
+  }
+}
+
+TEST_CASE("all steps on the GPU", "[gpu]") {
+  int ran = 0;
+  problems(kLengths, [&](Problem p) {
+    ran += check_steps("forward", p, Backend::gpu);
+    ran += check_steps("backward", p, Backend::gpu);
+  });
+  CHECK(ran > 600);
+  Problem p = problem(2100, 4000, 128, DType::bf16, InputKind::needle);
+  p.causal = true;
+  check_steps("forward", p, Backend::gpu);
+  check_steps("backward", p, Backend::gpu);
+}
+
+TEST_CASE("the two back ends agree", "[gpu]") {
+  Problem p = problem(203, 239, 64, DType::bf16, InputKind::needle);
+  p.causal = true;
+  p.finish();
+  for (const Step& step : chapter().steps) {
+    HostTensors gpu, emulated;
+    INFO(step.name);
+    REQUIRE(run_step(step, p, Backend::gpu, &gpu) == "");
+    REQUIRE(run_step(step, p, Backend::emulated, &emulated) == "");
+    for (const auto& [name, t] : gpu) {
+      double difference = 0, size = 0;
+      for (std::size_t i = 0; i < t.data.size(); ++i) {
+        const double a = t.data[i], b = emulated.at(name).data[i];
+        if (std::isfinite(b)) difference += (a - b) * (a - b), size += b * b;
+      }
+      INFO(name);
+      CHECK(std::sqrt(difference / size) < 4e-3);  // one rounding of bf16
+    }
+  }
+}
+
+TEST_CASE("1000 repeats give the same bits", "[gpu]") {
+  Problem p = problem(203, 603, 64, DType::bf16);
+  p.finish();
+  for (const Step& step : chapter().steps) {
+    if (!step.deterministic) continue;
+    const Operation& op = *find_operation(step.operation);
+    Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
+    REQUIRE(session.prepare(step).ok());
+    HostTensors first;
+    for (int n = 0; n < 1000; ++n) {
+      REQUIRE(session.launch().ok());
+      const HostTensors now = session.outputs();
+      if (n == 0) first = now;
+      for (const auto& [name, t] : now) {
+        INFO(step.name << " " << name << " run " << n);
+        REQUIRE(t.data == first.at(name).data);
+      }
+    }
+  }
+}

@@ -1,0 +1,22 @@
+/// \file
+/// Named barriers: `bar.sync` for some warps of a block. PTX ISA, "barrier{.cta}".
+#pragma once
+
+#include "attn/kernel.h"
+
+namespace attn {
+inline namespace ATTN_BACKEND {
+
+/// Waits until `threads` threads (whole warps) of the block have called this with barrier `id`, 1 to 15; 0 is
+/// that of __syncthreads. What they wrote before is seen by all of them after it, as after __syncthreads.
+__device__ __forceinline__ void named_barrier_sync(int id, int threads ATTN_CALLER) {
+#ifdef ATTN_EMULATED
+  emulator::Block::current().named_barrier("named_barrier_sync", caller, static_cast<std::size_t>(id),
+                                           static_cast<std::size_t>(threads), true);
+#else
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+
+}  // namespace ATTN_BACKEND
+}  // namespace attn
