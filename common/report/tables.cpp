@@ -6,10 +6,12 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 #include <vector>
 
 #include "attn/error.h"
+#include "report/counters.h"
 
 namespace attn::report {
 namespace {
@@ -180,33 +182,6 @@ std::string peers_table(const fs::path& path) {
                      j.at("cudnn").get<int>(), markdown(rows));
 }
 
-// One line of a CSV file as ncu writes it: every field in quotes.
-std::vector<std::string> csv_fields(const std::string& line) {
-  std::vector<std::string> fields;
-  bool inside = false;
-  for (std::size_t i = 0; i < line.size(); ++i) {
-    if (line[i] == '"' && inside && i + 1 < line.size() && line[i + 1] == '"') {
-      fields.back() += line[++i];
-    } else if (line[i] == '"') {
-      inside = !inside;
-      if (inside) fields.emplace_back();
-    } else if (inside) {
-      fields.back() += line[i];
-    }
-  }
-  return fields;
-}
-
-// "void gpu::v1_global::scores_kernel<__nv_bfloat16>(const T1 *, ...)" -> "scores_kernel"
-std::string short_kernel(std::string name) {
-  name = name.substr(0, name.find('('));
-  name = name.substr(0, name.find('<'));
-  for (const char* separator : {" ", "::"})
-    if (const auto at = name.rfind(separator); at != name.npos)
-      name = name.substr(at + std::string(separator).size());
-  return name.rfind("nvjet", 0) == 0 ? "cuBLAS" : name;
-}
-
 std::string counters_table(const fs::path& folder, const std::string& chapter) {
   std::vector<Row> rows{{"step", "kernel", "ms", "load sectors/request", "store sectors/request",
                          "HBM read GB", "HBM write GB", "L2 GB"}};
@@ -220,53 +195,22 @@ std::string counters_table(const fs::path& folder, const std::string& chapter) {
     const auto family = [](const std::string& s) { return s.substr(s.find('.') + 1, 1); };
     return family(x) != family(y) ? family(x) > family(y) : x < y;  // v steps before b steps
   });
+  // n/a where a counter is absent, or where the kernel made no such request.
+  const auto text = [](std::optional<double> x, const auto& format) {
+    return x ? format(*x) : std::string("n/a");
+  };
+  const auto one_digit = [](double x) { return fmt::format("{:.1f}", x); };
   for (const fs::path& path : files) {
-    std::istringstream lines(read_text(path));
-    std::string line;
-    std::getline(lines, line);
-    const std::vector<std::string> head = csv_fields(line);
-    const auto column = [&](const char* name) {
-      const auto it = std::find(head.begin(), head.end(), name);
-      if (it == head.end())
-        throw InputError(fmt::format("{}: has no column {}", path.string(), name));
-      return static_cast<std::size_t>(it - head.begin());
-    };
-    const std::size_t id = column("ID"), kernel = column("Kernel Name"),
-                      metric = column("Metric Name"), value = column("Metric Value");
-    std::vector<std::pair<std::string, std::map<std::string, double>>> launches;
-    std::string last_id;
-    while (std::getline(lines, line)) {
-      const std::vector<std::string> f = csv_fields(line);
-      if (f.size() != head.size())
-        throw InputError(fmt::format("{}: a line of {} fields, not {}", path.string(), f.size(),
-                                     head.size()));
-      if (f[id] != last_id) launches.emplace_back(short_kernel(f[kernel]), std::map<std::string, double>{});
-      last_id = f[id];
-      std::string digits;
-      std::copy_if(f[value].begin(), f[value].end(), std::back_inserter(digits),
-                   [](char c) { return c != ','; });
-      launches.back().second[f[metric]] = std::strtod(digits.c_str(), nullptr);
-    }
-    const std::string name = path.filename().string();
-    const std::string step = name.substr(chapter.size() + 1, name.size() - chapter.size() - 9);
-    for (auto& [kernel_name, m] : launches) {
-      // n/a where a counter is absent, or where the kernel made no such request.
-      const auto ratio = [&, &m = m](const char* op) {
-        const std::string sectors = fmt::format("l1tex__t_sectors_pipe_lsu_mem_global_op_{}.sum", op);
-        const std::string requests = fmt::format("l1tex__t_requests_pipe_lsu_mem_global_op_{}.sum", op);
-        if (!m.contains(sectors) || !m.contains(requests) || m[requests] == 0) return std::string("n/a");
-        return fmt::format("{:.1f}", m[sectors] / m[requests]);
-      };
-      const auto bytes = [&, &m = m](const char* counter) {
-        return m.contains(counter) ? gigabytes(m[counter]) : "n/a";
-      };
-      rows.push_back({fmt::format("`{}`", step), kernel_name,
-                      m.contains("gpu__time_duration.sum")
-                          ? milliseconds(m["gpu__time_duration.sum"] * 1e-9)
-                          : "n/a",
-                      ratio("ld"), ratio("st"), bytes("dram__bytes_read.sum"),
-                      bytes("dram__bytes_write.sum"), bytes("lts__t_bytes.sum")});
-    }
+    const CounterFile file = read_counter_file(path);
+    const std::string step =
+        file.file.substr(chapter.size() + 1, file.file.size() - chapter.size() - 9);
+    for (const KernelCounters& k : file.kernels)
+      rows.push_back({fmt::format("`{}`", step), k.name, text(k.value("time_s"), milliseconds),
+                      text(k.value("ld_sectors_per_request"), one_digit),
+                      text(k.value("st_sectors_per_request"), one_digit),
+                      text(k.value("hbm_read_bytes"), gigabytes),
+                      text(k.value("hbm_write_bytes"), gigabytes),
+                      text(k.value("l2_bytes"), gigabytes)});
   }
   if (rows.size() == 1)
     throw InputError(fmt::format("{}: has no {}.*.ncu.csv", folder.string(), chapter));

@@ -5,14 +5,13 @@
 //   emulated_fail      the same, with a checker whose bound was too tight
 //   gpu_forward        --time --step v2_coalesced,v4_tensor_core --heads 4 --seqlen 512 --head-dim 64
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "attn/error.h"
 #include "report/result_file.h"
+#include "report/test_files.h"
 #include "tests/catch.h"
 
 namespace {
@@ -20,34 +19,8 @@ namespace {
 namespace fs = std::filesystem;
 using attn::report::read_result_file;
 using attn::report::ResultFile;
+using namespace attn::report::test;
 using nlohmann::json;
-
-fs::path fixture(const char* name) {
-  return fs::path(ATTN_SOURCE_DIR) / "common/report/fixtures" / name;
-}
-
-std::string read_all(const fs::path& path) {
-  std::ifstream stream(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(stream), {}};
-}
-
-// A file of this process alone: CTest runs the cases of this program side by side.
-class TemporaryFile {
- public:
-  TemporaryFile() {
-    std::string name = (fs::temp_directory_path() / "attn_report_XXXXXX").string();
-    folder_ = ::mkdtemp(name.data());
-  }
-  ~TemporaryFile() { fs::remove_all(folder_); }
-  fs::path path() const { return folder_ / "damaged.json"; }
-  const fs::path& write(const std::string& bytes) {
-    std::ofstream(path_ = path(), std::ios::binary) << bytes;
-    return path_;
-  }
-
- private:
-  fs::path folder_, path_;
-};
 
 // The message with which a file is refused, "" if it is read.
 std::string refusal(const fs::path& path) {
