@@ -11,6 +11,8 @@ ATTN_DECLARE_STEP(v2_tensor_core);
 ATTN_DECLARE_STEP(v3_async);
 ATTN_DECLARE_STEP(v4_grid);
 ATTN_DECLARE_STEP(v5_row_groups);
+ATTN_DECLARE_STEP(v6_two_tiles);
+ATTN_DECLARE_STEP(v7_exp2);
 
 namespace gpu::v1_scalar {
 attn::Status launch_half(const attn::Arguments&);
@@ -83,6 +85,10 @@ Reason refuse_tensor(const Problem& p) {
     return fmt::format("--head-dim {}: this step has 32, 64 and 128", p.head_dim);
   return refuse_heads(p);
 }
+Reason refuse_negative_scale(const Problem& p) {
+  if (p.softmax_scale < 0) return "--scale below 0: this step takes the maximum of scores that are not scaled yet";
+  return refuse_tensor(p);
+}
 
 // O in fp32 and the pairs (m, l), between visits: linear in the length.
 std::vector<Workspace> state_of_rows(const Problem& p) {
@@ -107,9 +113,9 @@ Step scalar_step(std::string name, std::string idea, int64_t floats, Launch laun
   };
 }
 
-// Rows of a block from v4 on: 512, or fewer until there are 264 blocks.
+// Rows of a block from v4 on: 256 KiB of O, or fewer until there are 264 blocks.
 int64_t rows_a_block(const Problem& p, int64_t block_m) {
-  int64_t rows = 512;
+  int64_t rows = 64 * 1024 / p.head_dim;
   while (rows > block_m && p.batch * p.heads * ((p.seqlen_q + rows - 1) / rows) < 264) rows /= 2;
   return rows;
 }
@@ -150,8 +156,13 @@ Chapter make_chapter() {
                                 ATTN_LAUNCH(v3_async)));
   c.steps.push_back(tensor_step("v4_grid", "a block takes a range of queries: more blocks than heads", {16, 128}, true,
                                 ATTN_LAUNCH(v4_grid)));
-  c.steps.push_back(tensor_step("v5_row_groups", "256 keys a tile; pairs of warps that wait for nobody else", {96, 256},
+  c.steps.push_back(tensor_step("v5_row_groups", "256 keys a tile; pairs of warps that wait for nobody else", {64, 256},
                                 true, ATTN_LAUNCH(v5_row_groups)));
+  c.steps.push_back(tensor_step("v6_two_tiles", "32 rows a warp: a fragment of K or V feeds two products", {128, 256}, true,
+                                ATTN_LAUNCH(v6_two_tiles)));
+  c.steps.push_back(tensor_step("v7_exp2", "softmax scale and base of the exponential in one multiply-add", {128, 256},
+                                true, ATTN_LAUNCH(v7_exp2)));
+  c.steps.back().refuses = refuse_negative_scale;
   c.steps.push_back(scalar_step("v1_half_m", "v1_scalar with M = 32 KiB: smaller tiles, more traffic", 8 * 1024,
                                 ATTN_LAUNCH_OF(launch_half)));
   c.steps.push_back(scalar_step("v1_double_m", "v1_scalar with M = 128 KiB: larger tiles, less traffic", 32 * 1024,

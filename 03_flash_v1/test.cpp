@@ -83,7 +83,7 @@ TEST_CASE("steps drop the same probabilities as the reference, bit for bit", "[e
 TEST_CASE("forward steps are right on short problems", "[emulated]") {
   int ran = 0;
   problems(kShort, [&](Problem p) { ran += check_steps("forward", p, Backend::emulated); });
-  CHECK(ran == 480);
+  CHECK(ran == 600);
 }
 
 TEST_CASE("forward steps are right on long problems", "[emulated]") {

@@ -34,11 +34,6 @@ struct MaxSum {
   // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
   static constexpr float kNothing = -3.4028234e38f;
 };
-// The pair of both sets together.
-__device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
-  const float max = fmaxf(a.max, b.max);
-  return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
-}
 //! [maxsum]
 
 template <class Element, class Config>
@@ -184,22 +179,20 @@ __global__ void __launch_bounds__(Config::kThreads)
       scores<Config>(s, smem.sQ + warp_m * 16 * Config::kStride, smem.sK + warp_n * kWarpKeys * Config::kStride);
       const int key0 = n_block * kBlockN + warp_n * kWarpKeys;
       const int row[2] = {row0 + warp_m * 16 + quad_row, row0 + warp_m * 16 + quad_row + 8};
-      // Most tiles are seen whole: what the last of the 16 rows sees begins, and what the first sees ends, outside.
-      const int first_seen = row0 + warp_m * 16 + shift;  // the diagonal of the first row
-      const bool whole = key0 >= first_seen + 15 - shape.window_left &&
-                         key0 + kWarpKeys <= min(shape.seqlen_k, first_seen + shape.window_right + 1);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int begin = row[r] + shift - shape.window_left;
-        const int end = min(shape.seqlen_k, row[r] + shift + shape.window_right + 1);
+      for (int n = 0; n < kWarpKeys / 8; ++n)
+        for (int i = 0; i < 4; ++i) s[n][i] *= shape.softmax_scale;
+      // Most tiles are seen whole: what the last of the 16 rows sees begins, and what the first sees ends, outside.
+      const int diagonal = row0 + warp_m * 16 + shift;  // the last key that a causal mask leaves to the first row
+      if (key0 < diagonal + 15 - shape.window_left ||
+          key0 + kWarpKeys > min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
 #pragma unroll
         for (int n = 0; n < kWarpKeys / 8; ++n)
 #pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            const int key = key0 + 8 * n + quad_col + c;
-            float& score = s[n][2 * r + c];
-            score *= shape.softmax_scale;
-            if (!whole && (key < begin || key >= end)) score = -INFINITY;
+          for (int i = 0; i < 4; ++i) {
+            const int key = key0 + 8 * n + quad_col + i % 2, last_key = row[i / 2] + shift + shape.window_right;
+            if (key < row[i / 2] + shift - shape.window_left || key > last_key || key >= shape.seqlen_k)
+              s[n][i] = -INFINITY;
           }
       }
 

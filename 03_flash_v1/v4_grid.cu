@@ -1,6 +1,6 @@
 // v4_grid: more blocks than heads.
 //
-// parent    v4_grid
+// parent    v3_async
 // idea      with a block a head, 16 heads leave 116 of 132 SMs idle. Queries do not depend on each other: give
 //           a block a range of them, and let it walk over all keys for these alone, as later releases of
 //           FlashAttention-1 did. K and V are read once a range instead of once a head.
@@ -57,11 +57,6 @@ struct MaxSum {
   // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
   static constexpr float kNothing = -3.4028234e38f;
 };
-// The pair of both sets together.
-__device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
-  const float max = fmaxf(a.max, b.max);
-  return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
-}
 //! [maxsum]
 
 template <class Element, class Config>
@@ -233,22 +228,20 @@ __global__ void __launch_bounds__(Config::kThreads)
       float s[kWarpKeys / 8][4] = {};
       scores<Config>(s, smem.sQ + warp_m * 16 * kHeadDim, smem.sK + warp_n * kWarpKeys * kHeadDim);
       const int key0 = n_block * kBlockN + warp_n * kWarpKeys;
-      // Most tiles are seen whole: what the last of the 16 rows sees begins, and what the first sees ends, outside.
-      const int first_seen = row0 + warp_m * 16 + shift;  // the diagonal of the first row
-      const bool whole = key0 >= first_seen + 15 - shape.window_left &&
-                         key0 + kWarpKeys <= min(shape.seqlen_k, first_seen + shape.window_right + 1);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int begin = row[r] + shift - shape.window_left;
-        const int end = min(shape.seqlen_k, row[r] + shift + shape.window_right + 1);
+      for (int n = 0; n < kWarpKeys / 8; ++n)
+        for (int i = 0; i < 4; ++i) s[n][i] *= shape.softmax_scale;
+      // Most tiles are seen whole: what the last of the 16 rows sees begins, and what the first sees ends, outside.
+      const int diagonal = row0 + warp_m * 16 + shift;  // the last key that a causal mask leaves to the first row
+      if (key0 < diagonal + 15 - shape.window_left ||
+          key0 + kWarpKeys > min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
 #pragma unroll
         for (int n = 0; n < kWarpKeys / 8; ++n)
 #pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            const int key = key0 + 8 * n + quad_col + c;
-            float& score = s[n][2 * r + c];
-            score *= shape.softmax_scale;
-            if (!whole && (key < begin || key >= end)) score = -INFINITY;
+          for (int i = 0; i < 4; ++i) {
+            const int key = key0 + 8 * n + quad_col + i % 2, last_key = row[i / 2] + shift + shape.window_right;
+            if (key < row[i / 2] + shift - shape.window_left || key > last_key || key >= shape.seqlen_k)
+              s[n][i] = -INFINITY;
           }
       }
 
@@ -353,10 +346,10 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 }
 
-// Rows of a block: 512, or fewer until there are two blocks an SM of an H200 (132).
+// Rows of a block: so many that their O between visits stays in L2 (256 KiB), or fewer until there are two blocks an SM of an H200 (132).
 //! [rows]
 int64_t rows_a_block(const Problem& p, int64_t block_m) {
-  int64_t rows = 512;
+  int64_t rows = 64 * 1024 / p.head_dim;
   while (rows > block_m && p.batch * p.heads * ceil_div(p.seqlen_q, rows) < 264) rows /= 2;
   return std::max(rows, ceil_div(ceil_div(p.seqlen_q, int64_t{65535}), block_m) * block_m);  // grid.y ends there
 }

@@ -22,8 +22,9 @@ function(attn_add_kernels target)
   set(objects $<TARGET_OBJECTS:${target}_emulated>)
   if(ATTN_HAVE_CUDA)
     add_library(${target}_gpu OBJECT ${arg_FILES})
+    # Denormal floats are 0: keeping them costs __expf three instructions more.
     target_compile_options(${target}_gpu PRIVATE
-      $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall>)
+      $<$<COMPILE_LANGUAGE:CUDA>:-ftz=true --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall>)
     target_include_directories(${target}_gpu PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
     target_link_libraries(${target}_gpu PRIVATE attn)
     list(APPEND objects $<TARGET_OBJECTS:${target}_gpu>)
