@@ -23,6 +23,7 @@ struct MaxSum {
   // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
   static constexpr float kNothing = -3.4028234e38f;
 };
+//! [ex02a]
 // The pair of both sets together.
 __device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
   const float max = fmaxf(a.max, b.max);
@@ -46,12 +47,15 @@ __device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
   return partial[0];
 }
 
+//! [take]
 // Takes one number into the pair. One of the two exponentials of merge() is exp(0): the other is computed.
 __device__ __forceinline__ MaxSum take(MaxSum seen, float x) {
   const float difference = x - seen.max;
   const float e = __expf(-fabsf(difference));
   return difference > 0 ? MaxSum{x, seen.sum * e + 1} : MaxSum{seen.max, seen.sum + e};
 }
+//! [take]
+//! [ex02a]
 
 template <class Element>
 __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
@@ -63,11 +67,11 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
   Element* __restrict__ y = gY + row * cols;
 
   // (1) first pass: maximum and sum together.
-  //! [ex02c]
+  //! [pass]
   MaxSum seen;
   for (int c = threadIdx.x; c < cols; c += Config::kThreads) seen = take(seen, to_float(x[c]));
   seen = block_merge(seen, smem.partial);
-  //! [ex02c]
+  //! [pass]
 
   // (2) second pass: the quotients. A row of -inf alone has seen nothing: its sum is 0.
   const float inverse_sum = seen.sum > 0 ? 1 / seen.sum : 0;
