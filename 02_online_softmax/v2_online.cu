@@ -16,7 +16,6 @@ struct Config {
   static constexpr int kThreads = 256;
 };
 
-//! [maxsum]
 // The maximum of some numbers and the sum of exp(number - maximum).
 struct MaxSum {
   float max = kNothing, sum = 0;
@@ -29,7 +28,6 @@ __device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
-//! [maxsum]
 
 struct SharedStorage {
   MaxSum partial[Config::kThreads];  // one pair a thread
@@ -47,14 +45,12 @@ __device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
   return partial[0];
 }
 
-//! [take]
 // Takes one number into the pair. One of the two exponentials of merge() is exp(0): the other is computed.
 __device__ __forceinline__ MaxSum take(MaxSum seen, float x) {
   const float difference = x - seen.max;
   const float e = __expf(-fabsf(difference));
   return difference > 0 ? MaxSum{x, seen.sum * e + 1} : MaxSum{seen.max, seen.sum + e};
 }
-//! [take]
 //! [ex02a]
 
 template <class Element>
