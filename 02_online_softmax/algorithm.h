@@ -15,6 +15,7 @@ namespace online {
 using Row = Eigen::RowVectorXd;
 using Matrix = Eigen::MatrixXd;
 
+//! [merge]
 /// The maximum of some numbers and the sum of exp(number - maximum). (-inf, 0): of none.
 struct MaxSum {
   double max = -std::numeric_limits<double>::infinity();
@@ -29,6 +30,7 @@ inline MaxSum merge(MaxSum a, MaxSum b) {
   const double max = std::max(a.max, b.max);
   return {max, a.sum * rescale(a.max, max) + b.sum * rescale(b.max, max)};
 }
+//! [merge]
 
 /// The pair of a row: blocks of `block` numbers, one after the other.
 inline MaxSum max_sum(const Row& x, Eigen::Index block) {
@@ -54,6 +56,7 @@ struct Attention {
   Row o;  // [d], divided by the sum at the end alone
 };
 
+//! [attention]
 /// softmax(scale q K^T) V in one pass over blocks of K and V; no row of scores longer than a block.
 inline Row attention(const Row& q, const Matrix& k, const Matrix& v, double scale, Eigen::Index block) {
   Attention a{{}, Row::Zero(v.cols())};
@@ -69,5 +72,6 @@ inline Row attention(const Row& q, const Matrix& k, const Matrix& v, double scal
   }
   return a.o / a.seen.sum;
 }
+//! [attention]
 
 }  // namespace online

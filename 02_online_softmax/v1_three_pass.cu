@@ -33,7 +33,7 @@ __device__ float block_reduce(float value, float* partial, Combine combine) {
   return result;
 }
 
-//! [ex02a]
+//! [softmax]
 template <class Element>
 __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
                                Element* __restrict__ gY,        // [rows, cols]
@@ -60,7 +60,7 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
   for (int c = threadIdx.x; c < cols; c += Config::kThreads)
     y[c] = from_float<Element>(empty ? 0 : __expf(to_float(x[c]) - row_max) * inverse_sum);
 }
-//! [ex02a]
+//! [softmax]
 
 template <class Element>
 Status launch(const Arguments& args) {

@@ -16,19 +16,18 @@ struct Config {
   static constexpr int kThreads = 256;
 };
 
-//! [maxsum]
 // The maximum of some numbers and the sum of exp(number - maximum).
 struct MaxSum {
   float max = kNothing, sum = 0;
   // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
   static constexpr float kNothing = -3.4028234e38f;
 };
+//! [ex02a]
 // The pair of both sets together.
 __device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
-//! [maxsum]
 
 struct SharedStorage {
   MaxSum partial[Config::kThreads];  // one pair a thread
@@ -52,6 +51,7 @@ __device__ __forceinline__ MaxSum take(MaxSum seen, float x) {
   const float e = __expf(-fabsf(difference));
   return difference > 0 ? MaxSum{x, seen.sum * e + 1} : MaxSum{seen.max, seen.sum + e};
 }
+//! [ex02a]
 
 template <class Element>
 __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
@@ -63,11 +63,11 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
   Element* __restrict__ y = gY + row * cols;
 
   // (1) first pass: maximum and sum together.
-  //! [ex02c]
+  //! [pass]
   MaxSum seen;
   for (int c = threadIdx.x; c < cols; c += Config::kThreads) seen = take(seen, to_float(x[c]));
   seen = block_merge(seen, smem.partial);
-  //! [ex02c]
+  //! [pass]
 
   // (2) second pass: the quotients. A row of -inf alone has seen nothing: its sum is 0.
   const float inverse_sum = seen.sum > 0 ? 1 / seen.sum : 0;

@@ -35,13 +35,13 @@ struct SharedStorage {
 };
 
 // Merges the pairs of all threads: first the lanes of each warp, then the warps.
-//! [ex02b]
+//! [merge]
 __device__ MaxSum warp_merge(MaxSum value) {
   for (int distance = 16; distance > 0; distance /= 2)
     value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
   return value;
 }
-//! [ex02b]
+//! [merge]
 __device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   value = warp_merge(value);
@@ -98,6 +98,7 @@ struct Row {
   int vectors;    // whole vectors
   int edges;      // elements outside of them
 
+  //! [ex02b]
   __device__ Row(int64_t row, int cols) : begin(row * cols) {
     head = min(cols, static_cast<int>((kSize - begin % kSize) % kSize));
     vectors = (cols - head) / kSize;
@@ -106,6 +107,7 @@ struct Row {
   // Columns: the first of whole vector v, and that of edge i.
   __device__ int vector(int v) const { return head + v * kSize; }
   __device__ int edge(int i) const { return i < head ? i : i + vectors * kSize; }
+  //! [ex02b]
 };
 
 // Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of them.

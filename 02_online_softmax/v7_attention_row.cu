@@ -94,12 +94,14 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
   //! [recurrence]
 
   // (2) the warps' parts of the row, merged like the pairs.
+  //! [ex02c]
   if (lane_id == 0) smem.partial[warp_id] = seen;
 #pragma unroll
   for (int n = 0; n < Config::kColumns; ++n) smem.o[warp_id][lane_id + 32 * n] = rO[n];
   __syncthreads();  // pairs and rows of all warps are there
   MaxSum all;
   for (int w = 0; w < Config::kWarps; ++w) all = merge(all, smem.partial[w]);
+  //! [ex02c]
   // A row with nothing to attend: O = 0 and lse = -inf.
   const float inverse_sum = all.sum > 0 ? 1 / all.sum : 0;
   for (int col = threadIdx.x; col < shape.head_dim; col += Config::kThreads) {

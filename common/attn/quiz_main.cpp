@@ -116,22 +116,34 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
     scored = seal;
     answers = read_answers(seal);
   }
-  const std::vector<std::string> names{"operations", "hbm_bytes", "bound", "milliseconds"};
-  if (!all_answered(answers, names)) return 1;
-
   Problem p;
   const auto integer = [&](const char* name) {
     return static_cast<int64_t>(number(task, name, task_path));
   };
-  p.batch = integer("batch"), p.heads = integer("heads"), p.kv_heads = p.heads;
-  p.seqlen_q = p.seqlen_k = integer("seqlen"), p.head_dim = integer("head_dim");
-  p.finish();
   const auto& steps = chapter().steps;
-  const auto step = std::find_if(steps.begin(), steps.end(),
-                                 [&](const Step& s) { return s.name == answer_to(task, "step"); });
+  const auto step_of = [&](const char* name) {
+    return std::find_if(steps.begin(), steps.end(),
+                        [&](const Step& s) { return s.name == answer_to(task, name); });
+  };
+  const auto step = step_of("step"), against = step_of("against");
   const GpuSpec* gpu = find_gpu(answer_to(task, "gpu"));
-  if (step == steps.end() || gpu == nullptr)
+  if (step == steps.end() || gpu == nullptr ||
+      (against == steps.end() && !answer_to(task, "against").empty()))
     throw InputError(task_path + ": names a step or a GPU that there is not");
+  const bool rows = works_on_rows(step->operation);
+  if (rows) {
+    p.heads = p.kv_heads = 1;
+    p.seqlen_q = integer("rows"), p.seqlen_k = integer("cols");
+  } else {
+    p.batch = integer("batch"), p.heads = integer("heads"), p.kv_heads = p.heads;
+    p.seqlen_q = p.seqlen_k = integer("seqlen"), p.head_dim = integer("head_dim");
+  }
+  p.finish();
+  // A softmax has no products: its work is the exponentials.
+  std::vector<std::string> names{rows ? "exponentials" : "operations", "hbm_bytes", "bound", "milliseconds"};
+  if (against != steps.end()) names.push_back("speedup");
+  if (!all_answered(answers, names)) return 1;
+
   if (!seal.empty() && !std::filesystem::exists(seal)) {
     std::ofstream(seal, std::ios::binary) << read_text(answers_path);
     fmt::print("sealed: {:016x}\n", hash(read_text(answers_path)));
@@ -139,9 +151,14 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
 
   const Cost cost = step->cost(p);
   const Prediction prediction = predict(cost, datasheet_roofs(*gpu), p.dtype);
-  const double truth[] = {find_operation(step->operation)->flop(p), modelled_bytes(cost), 0,
-                          prediction.seconds * 1e3};
-  fmt::print("{} on {}, {}\n", step->name, gpu->full_name, p.text());
+  const Operation& op = *find_operation(step->operation);
+  double exponentials = 0;
+  for (const Phase& phase : cost) exponentials += phase.exp;
+  std::vector<double> truth{rows ? exponentials : op.flop(p), modelled_bytes(cost), 0,
+                            prediction.seconds * 1e3};
+  if (against != steps.end())
+    truth.push_back(prediction.seconds / predict(against->cost(p), datasheet_roofs(*gpu), p.dtype).seconds);
+  fmt::print("{} on {}, {}\n", step->name, gpu->full_name, problem_text(op, p));
   double score = 0;
   bool passed = true;
   for (std::size_t i = 0; i < names.size(); ++i) {
@@ -162,8 +179,8 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
     score += std::max(0.0, 1 - off);
     passed = passed && off < (names[i] == "milliseconds" ? 0.5 : 0.1);
   }
-  fmt::print("score {:.2f} of 4 ({}: each number within 7 %, the time within 40 %, the bound right)\n",
-             score, passed ? "passed" : "not passed");
+  fmt::print("score {:.2f} of {} ({}: each number within 7 %, the time within 40 %, the bound right)\n",
+             score, names.size(), passed ? "passed" : "not passed");
   return passed ? 0 : 1;
 }
 

@@ -5,7 +5,7 @@ set(ATTN_STUDENT_DIR "" CACHE PATH "folder of the students' files")
 
 # attn_exercise_source(<out> <step file> <exercise> <variant> <inc or ""> <judge or "">): writes <out>: the
 # step in a namespace of its own, with the region replaced by an #include of <inc> (kept if empty), and
-# <judge> included at the end of the namespace.
+# <judge> included at the end of the namespace; a judge may count with warp_access.h.
 function(attn_exercise_source out step_file exercise variant inc judge)
   file(READ ${step_file} text)
   get_filename_component(step ${step_file} NAME_WE)
@@ -26,6 +26,8 @@ function(attn_exercise_source out step_file exercise variant inc judge)
   if(judge)
     string(REPLACE "}  // namespace ATTN_BACKEND::${step}_${variant}"
            "#include \"${judge}\"\n}  // namespace ATTN_BACKEND::${step}_${variant}" text "${text}")
+    string(PREPEND text "#include <optional>\n#include <string>\n#include <vector>\n"
+           "#include \"emulator/warp_access.h\"\n")
   endif()
   file(CONFIGURE OUTPUT ${out} CONTENT "${text}" @ONLY)
 endfunction()

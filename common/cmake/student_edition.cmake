@@ -21,14 +21,18 @@ endif()
 file(GLOB tops ${root}/*)
 foreach(top ${tops})
   get_filename_component(name ${top} NAME)
-  if(NOT name STREQUAL build)
+  # Not .git: its history holds every solution.
+  if(NOT name STREQUAL build AND NOT name MATCHES "^\\.")
     file(COPY ${top} DESTINATION ${out}
          PATTERN student EXCLUDE
          PATTERN "*.mutant.*" EXCLUDE
          PATTERN "*.solution.*" EXCLUDE)
   endif()
 endforeach()
-file(COPY ${root}/.gitignore DESTINATION ${out})
+# The students' files are theirs to commit, where ours are not.
+file(READ ${root}/.gitignore ignored)
+string(REPLACE "/0*/exercises/student/\n" "" ignored "${ignored}")
+file(WRITE ${out}/.gitignore "${ignored}")
 
 file(GLOB chapters ${out}/0*)
 foreach(chapter ${chapters})

@@ -51,9 +51,9 @@ for stub in "$root"/0*/exercises/*.stub.*; do
     verdict[$exercise]=$([[ ${#found[@]} -eq 0 ]] && echo "not handed in" || echo "handed in more than once")
   elif [[ $(stat -c %s "${found[0]}") -gt 65536 ]]; then
     verdict[$exercise]="refused: larger than 64 KiB"
-  elif [[ $extension = inc ]] && reach=$(sed 's@//.*@@' "${found[0]}" | grep -nEm1 \
+  elif [[ $extension = inc ]] && reach=$(sed 's@//.*@@' "${found[0]}" | grep -nE \
       '^[[:space:]]*#|%:|\?\?=|__asm|[^_[:alnum:]]asm[^_[:alnum:]]|(^|[^_[:alnum:]])static[[:space:]]|thread_local|extern|fopen|stream|getenv|system|dlopen|mmap|std::|attn::|emulator|(^|[^_[:alnum:]])Block::|reference' |
-      grep -vE '#pragma unroll'); then
+      grep -vE '^[0-9]+:[[:space:]]*#pragma unroll[[:space:]0-9]*$' | sed -n 1p | grep .); then
     verdict[$exercise]="refused: line ${reach%%:*} reaches outside the exercise:${reach#*:}"
   fi
   # Without a file of its own an exercise is built as its stub.

@@ -4,21 +4,30 @@ set -euo pipefail
 root=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-region() { awk -v m="//! [$2]" 'index($0, m) { inside = !inside; next } inside' "$root/01_naive/$1.cu"; }
+region() { awk -v m="//! [$2]" 'index($0, m) { inside = !inside; next } inside' "$root/$1.cu"; }
 
 mkdir -p "$work/good/answers" "$work/cheats" "$work/stubs"
-region v1_global ex01a >"$work/good/ex01a.inc"
-region v3_tiled ex01b >"$work/good/answers/ex01b.inc"
-region v4_tensor_core ex01c >"$work/good/ex01c.inc"
-cp "$root/01_naive/exercises/d.solution.txt" "$work/good/ex01d.txt"
-cp "$root/01_naive/exercises/e.solution.txt" "$work/good/ex01e.txt"
-for letter in a b c; do cp "$root/01_naive/exercises/$letter.stub.inc" "$work/stubs/ex01$letter.inc"; done
-for letter in d e; do cp "$root/01_naive/exercises/$letter.stub.txt" "$work/stubs/ex01$letter.txt"; done
+region 01_naive/v1_global ex01a >"$work/good/ex01a.inc"
+region 01_naive/v3_tiled ex01b >"$work/good/answers/ex01b.inc"
+region 01_naive/v4_tensor_core ex01c >"$work/good/ex01c.inc"
+region 02_online_softmax/v2_online ex02a >"$work/good/ex02a.inc"
+region 02_online_softmax/v3_warp ex02b >"$work/good/answers/ex02b.inc"
+region 02_online_softmax/v7_attention_row ex02c >"$work/good/ex02c.inc"
+for chapter in 01_naive 02_online_softmax; do
+  exercise=ex${chapter:0:2}
+  for letter in a b c; do cp "$root/$chapter/exercises/$letter.stub.inc" "$work/stubs/$exercise$letter.inc"; done
+  for letter in d e; do
+    cp "$root/$chapter/exercises/$letter.solution.txt" "$work/good/$exercise$letter.txt"
+    cp "$root/$chapter/exercises/$letter.stub.txt" "$work/stubs/$exercise$letter.txt"
+  done
+done
 
 # Cheats: a result that is remembered, the reference called, a file read; and half a prediction.
 { echo 'static float remembered[1 << 20];'; cat "$work/good/ex01a.inc"; } >"$work/cheats/ex01a.inc"
 { cat "$work/good/answers/ex01b.inc"; echo '#include "attn/reference.h"'; } >"$work/cheats/ex01b.inc"
 { echo 'if (std::getenv("GRADER")) return;'; cat "$work/good/ex01c.inc"; } >"$work/cheats/ex01c.inc"
+# The same behind a line that is allowed.
+{ echo '#pragma unroll'; echo '#define merge std::max'; cat "$work/good/ex02c.inc"; } >"$work/cheats/ex02c.inc"
 cp "$root/01_naive/exercises/d.mutant.swapped.txt" "$work/cheats/ex01d.txt"
 cp "$root/01_naive/exercises/e.mutant.tensor_bound.txt" "$work/cheats/ex01e.txt"
 
@@ -29,7 +38,7 @@ expect "$good" 'good: 100\.0 of 100'
 stubs=$(grade stubs)
 expect "$stubs" 'stubs: 0\.0 of 100'
 cheats=$(grade cheats)
-for e in a b c; do expect "$cheats" "ex01$e  0 +refused: "; done
+for e in 01a 01b 01c 02c; do expect "$cheats" "ex$e  0 +refused: "; done
 expect "$cheats" 'ex01d  0\.600 +wrong: '
 expect "$cheats" 'ex01e  0\.675 +wrong: '
 # An output that is right for one problem alone, and one that is right for the seed of the exercise.

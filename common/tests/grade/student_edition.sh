@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# student_edition.sh ROOT: the edition for students has every exercise and no answer, nor a history with one.
+set -euo pipefail
+root=$1
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+out=$work/edition
+fail() { echo "$1"; exit 1; }
+
+cmake -P "$root/common/cmake/student_edition.cmake" "$out" >/dev/null 2>&1 || fail "the script failed"
+if cmake -P "$root/common/cmake/student_edition.cmake" "$out" >/dev/null 2>&1; then fail "a folder that is not empty was taken"; fi
+leaks=$(find "$out" -name '*.mutant.*' -o -name '*.solution.*' -o -name .git -o -name .ci -o -path "$out/build")
+[[ -z $leaks ]] || fail "in the edition: $leaks"
+if grep -q 'exercises/student' "$out/.gitignore"; then fail "students cannot commit their files"; fi
+
+count=0
+for stub in "$root"/0*/exercises/*.stub.inc; do
+  chapter=$(basename "$(dirname "$(dirname "$stub")")")
+  letter=$(basename "$stub" .stub.inc)
+  exercise=ex${chapter:0:2}$letter
+  cmp -s "$stub" "$out/$chapter/exercises/student/$exercise.inc" || fail "$exercise does not begin as its stub"
+  step=$(grep -lF "//! [$exercise]" "$root/$chapter"/*.cu) || fail "$exercise: no step has its region"
+  region() { awk -v m="//! [$exercise]" 'index($0, m) { inside = !inside; next } inside && NF' "$1"; }
+  [[ $(region "$out/$chapter/$(basename "$step")") == "#include \"exercises/student/$exercise.inc\"" ]] ||
+    fail "$step: the region of $exercise is still there"
+  count=$((count + 1))
+done
+[[ $count -gt 0 ]] || fail "no exercises"
+echo "$count exercises, no answers"
