@@ -1,4 +1,4 @@
-// attn_report: tables from the JSON files of the chapter programs.
+// attn_report: what the chapter programs and ncu wrote, as tables, comparisons and pages.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attn/error.h"
+#include "report/profile.h"
 #include "report/result_file.h"
 #include "report/tables.h"
 
@@ -93,6 +94,18 @@ std::string read_text(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// To a file, or to stdout where none is named.
+void write_text(const std::string& path, const std::string& text) {
+  if (path.empty()) {
+    fmt::print("{}", text);
+    return;
+  }
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (!file) throw InputError(fmt::format("{}: cannot be written", path));
+}
+
 // Fills the tables of Markdown pages, or says which page is not what the reports give. Returns the exit
 // status: 1 if a page differs.
 int tables(const std::vector<std::string>& pages, const std::string& reports, bool check_only) {
@@ -105,16 +118,13 @@ int tables(const std::vector<std::string>& pages, const std::string& reports, bo
       status = 1;
       continue;
     }
-    std::ofstream file(page, std::ios::binary | std::ios::trunc);
-    file << after;
-    file.close();
-    if (!file) throw InputError(fmt::format("{}: cannot be written", page));
+    write_text(page, after);
   }
   return status;
 }
 
 int run(int argc, const char* const* argv) {
-  CLI::App app("tables from the JSON files that the chapter programs write with --json",
+  CLI::App app("reads what the chapter programs write with --json and what ncu exports as CSV",
                "attn_report");
   app.require_subcommand(1);
   std::vector<std::string> files;
@@ -129,16 +139,33 @@ int run(int argc, const char* const* argv) {
   tables_command->add_option("PAGE", pages, "Markdown pages")->required();
   tables_command->add_option("--reports", reports, "folder, as docs/reports/h200")->required();
   tables_command->add_flag("--check", check_only, "change nothing; exit 1 if a page differs");
+  std::string results, counters, output;
+  ImportOptions import_options;
+  CLI::App* import_command =
+      app.add_subcommand("import", "joins a step's results and its ncu export to one profile");
+  import_command->add_option("RESULTS", results, "results of a chapter program")->required();
+  import_command->add_option("NCU", counters, "what profile.sh or ncu --csv wrote")->required();
+  import_command->add_option("-o,--output", output, "the profile; stdout if not given");
+  import_command->add_option("--step", import_options.step,
+                             "the step; if not given, the one in the name CHAPTER.STEP.ncu.csv");
+  import_command
+      ->add_option("--clocks", import_options.clocks,
+                   "ncu's --clock-control, where the export does not say it: none or base")
+      ->check(CLI::IsMember({"none", "base"}));
+  import_command->add_flag("--force", import_options.force,
+                           "join files that do not seem to belong together");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
+    const auto chosen = app.get_subcommands();
+    fmt::print("{}", chosen.empty() ? app.help() : chosen[0]->help());
     return 0;
   } catch (const CLI::ParseError& e) {
     throw InputError(fmt::format("{} (--help lists the commands)", e.what()));
   }
   if (*summary_command) summary(files);
   if (*tables_command) return tables(pages, reports, check_only);
+  if (*import_command) write_text(output, import_profile(results, counters, import_options));
   return 0;
 }
 
