@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attn/error.h"
+#include "report/diff.h"
 #include "report/profile.h"
 #include "report/result_file.h"
 #include "report/tables.h"
@@ -123,6 +124,20 @@ int tables(const std::vector<std::string>& pages, const std::string& reports, bo
   return status;
 }
 
+// Compares A with B. Returns the exit status: of several comparisons the one that a script must look at.
+int diff(const std::string& a, const std::string& b, const std::string& step_a,
+         const std::string& step_b, bool force) {
+  bool slow = false, ambiguous = false;
+  std::string text;
+  for (const Diff& d : compare_files(read_steps(a, step_a), read_steps(b, step_b), force)) {
+    slow |= d.judgement == Judgement::slow;
+    ambiguous |= d.judgement == Judgement::ambiguous;
+    text += (text.empty() ? "" : "\n") + attn::report::text(d);
+  }
+  fmt::print("{}", text);
+  return slow ? 1 : ambiguous ? 3 : 0;
+}
+
 int run(int argc, const char* const* argv) {
   CLI::App app("reads what the chapter programs write with --json and what ncu exports as CSV",
                "attn_report");
@@ -154,6 +169,24 @@ int run(int argc, const char* const* argv) {
       ->check(CLI::IsMember({"none", "base"}));
   import_command->add_flag("--force", import_options.force,
                            "join files that do not seem to belong together");
+  std::string a, b, step_a, step_b;
+  bool force = false;
+  CLI::App* diff_command =
+      app.add_subcommand("diff", "compares two steps: verdict of B against A, counters that moved");
+  diff_command->add_option("A", a, "a profile, an ncu CSV or results of a chapter program")
+      ->required();
+  diff_command->add_option("B", b, "the same, for what is judged")->required();
+  diff_command->add_option("--step-a", step_a, "the step of A, where A holds several");
+  diff_command->add_option("--step-b", step_b, "the step of B");
+  diff_command->add_flag(
+      "--force", force, "compare different GPUs, element types, problems or clock controls");
+  diff_command->footer(
+      "FAST or SLOW: the quartile ranges are apart. SAME: medians within 1 %. AMBIGUOUS: neither,\n"
+      "or a time without quartiles and less than 3 % of difference.\n"
+      "Counters: ratios (causes) first, then counts, then rates; what moved most first. Sectors a\n"
+      "load or a store count as much as loads or stores are of all sectors.\n"
+      "Exit status: 0 SAME or FAST, 1 SLOW, 3 AMBIGUOUS (of several steps: SLOW before AMBIGUOUS),\n"
+      "2 a file that cannot be read or two that cannot be compared.");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -166,6 +199,7 @@ int run(int argc, const char* const* argv) {
   if (*summary_command) summary(files);
   if (*tables_command) return tables(pages, reports, check_only);
   if (*import_command) write_text(output, import_profile(results, counters, import_options));
+  if (*diff_command) return diff(a, b, step_a, step_b, force);
   return 0;
 }
 
