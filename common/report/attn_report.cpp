@@ -13,6 +13,7 @@
 #include "report/diff.h"
 #include "report/profile.h"
 #include "report/result_file.h"
+#include "report/roofline_svg.h"
 #include "report/tables.h"
 
 namespace attn::report {
@@ -56,11 +57,16 @@ void print_table(const std::vector<Column>& columns, std::size_t rows) {
     print_row([row](const Column& c) { return c.cells[row]; });
 }
 
-// One row a step: chapter, operation, verdict, time, share of the roof that binds.
-void summary(const std::vector<std::string>& paths) {
-  // All files are read before the first line, so that a damaged one leaves no half table.
+// All files are read before anything is written, so that a damaged one leaves no half of it.
+std::vector<ResultFile> read_all(const std::vector<std::string>& paths) {
   std::vector<ResultFile> files;
   for (const std::string& path : paths) files.push_back(read_result_file(path));
+  return files;
+}
+
+// One row a step: chapter, operation, verdict, time, share of the roof that binds.
+void summary(const std::vector<std::string>& paths) {
+  const std::vector<ResultFile> files = read_all(paths);
 
   Column device{"device", {}}, problem{"problem", {}}, chapter{"chapter", {}}, step{"step", {}},
       operation{"operation", {}}, verdict{"verdict", {}}, time{"time", {}}, roof{"% of roof", {}},
@@ -187,6 +193,10 @@ int run(int argc, const char* const* argv) {
       "load or a store count as much as loads or stores are of all sectors.\n"
       "Exit status: 0 SAME or FAST, 1 SLOW, 3 AMBIGUOUS (of several steps: SLOW before AMBIGUOUS),\n"
       "2 a file that cannot be read or two that cannot be compared.");
+  CLI::App* roofline_command = app.add_subcommand(
+      "roofline", "draws steps below the roofs of their GPU, as an SVG file");
+  roofline_command->add_option("RESULTS", files, "results of chapter programs, of one GPU")->required();
+  roofline_command->add_option("-o,--output", output, "the SVG file; stdout if not given");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -200,6 +210,7 @@ int run(int argc, const char* const* argv) {
   if (*tables_command) return tables(pages, reports, check_only);
   if (*import_command) write_text(output, import_profile(results, counters, import_options));
   if (*diff_command) return diff(a, b, step_a, step_b, force);
+  if (*roofline_command) write_text(output, roofline_svg(read_all(files)).text);
   return 0;
 }
 

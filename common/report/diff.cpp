@@ -142,14 +142,10 @@ class Tables {
 
 std::string_view name(Judgement j) {
   switch (j) {
-    case Judgement::fast:
-      return "FAST";
-    case Judgement::slow:
-      return "SLOW";
-    case Judgement::same:
-      return "SAME";
-    case Judgement::ambiguous:
-      return "AMBIGUOUS";
+    case Judgement::fast: return "FAST";
+    case Judgement::slow: return "SLOW";
+    case Judgement::same: return "SAME";
+    case Judgement::ambiguous: return "AMBIGUOUS";
   }
   return "?";
 }
