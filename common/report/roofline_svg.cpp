@@ -47,7 +47,7 @@ std::string rate_text(double rate, std::string_view unit) {
 }
 
 struct Point {
-  std::string name, problem;
+  std::string name;
   double intensity = 0, predicted = 0, measured = 0;  // measured 0: not measured
 };
 
@@ -96,6 +96,8 @@ class Picture {
       same("element type", std::string(name(first.problem.dtype)),
            std::string(name(f.problem.dtype)));
       same("operation", first.operation, f.operation);
+      // Points of several problems lie on top of each other: one picture a problem.
+      same("problem", shape(first), shape(f));
     }
   }
 
@@ -105,16 +107,13 @@ class Picture {
   }
 
   void collect_points() {
-    same_problem_ = std::all_of(files_.begin(), files_.end(),
-                                [&](auto& f) { return shape(f) == shape(files_[0]); });
     for (const ResultFile& f : files_)
       for (const StepRow& s : f.steps) {
         double bytes = 0, exp = 0;
         for (const PhaseRow& p : s.phases) bytes += p.hbm_bytes(), exp += p.exp;
         if (!(s.flop > 0) || !(bytes > 0) || !(s.predicted_s > 0)) continue;  // unsupported
-        Point p{s.name, shape(f), s.flop / bytes, s.flop / s.predicted_s,
+        Point p{s.name, s.flop / bytes, s.flop / s.predicted_s,
                 s.median_s ? s.flop / *s.median_s : 0};
-        if (!same_problem_) p.name += fmt::format(" N={}", f.problem.seqlen_k);
         points_.push_back(p);
         if (exp > 0) flop_per_exp_ = std::max(flop_per_exp_, operations_per_exp(f, s.flop / exp));
       }
@@ -195,9 +194,7 @@ class Picture {
 
   void head() {
     const ResultFile& f = files_[0];
-    const std::string problem =
-        same_problem_ ? shape(f)
-                      : fmt::format("d={} {}", f.problem.head_dim, name(f.problem.dtype));
+    const std::string problem = shape(f);
     const std::string title =
         fmt::format("Roofline: {}{}", f.gpu.empty() ? f.roofs_of : f.gpu,
                     f.gpu.empty() ? " (predictions alone: no GPU was measured)" : "");
@@ -363,8 +360,7 @@ class Picture {
       mark(x, ym, true, p.name, p.measured);
       line({x, yp, x, ym}, "gap");
       lines_.push_back({x, yp, x, ym});
-      if (previous && previous->problem == p.problem)
-        arrow({px(previous->intensity), py(previous->measured), x, ym});
+      if (previous) arrow({px(previous->intensity), py(previous->measured), x, ym});
       previous = &p;
     }
     // What was measured gets the better places.
@@ -407,7 +403,6 @@ class Picture {
 
   const std::vector<ResultFile>& files_;
   std::string id_;
-  bool same_problem_ = true;
   double flop_per_exp_ = 0;
   std::vector<Point> points_;
   std::vector<FlatRoof> flats_;

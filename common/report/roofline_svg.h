@@ -18,7 +18,7 @@ struct RooflineSvg {
 /// Log-log: attention operations a second over operations a byte of modelled HBM traffic. Roofs of
 /// the first file; hollow markers where a step is predicted, filled ones where it was measured,
 /// arrows from one measured step to the next. Throws InputError where the files are of different
-/// GPUs, element types or operations, or hold nothing to draw. `id` begins every id inside.
+/// GPUs, operations or problems, or hold nothing to draw. `id` begins every id inside.
 RooflineSvg roofline_svg(const std::vector<ResultFile>&, const std::string& id = "roofline");
 
 }  // namespace attn::report
