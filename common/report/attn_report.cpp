@@ -1,4 +1,4 @@
-// attn_report: tables from the JSON files of the chapter programs.
+// attn_report: what the chapter programs and ncu wrote, as tables, comparisons and pages.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -10,7 +10,10 @@
 #include <vector>
 
 #include "attn/error.h"
+#include "report/diff.h"
+#include "report/profile.h"
 #include "report/result_file.h"
+#include "report/roofline_svg.h"
 #include "report/tables.h"
 
 namespace attn::report {
@@ -54,11 +57,16 @@ void print_table(const std::vector<Column>& columns, std::size_t rows) {
     print_row([row](const Column& c) { return c.cells[row]; });
 }
 
-// One row a step: chapter, operation, verdict, time, share of the roof that binds.
-void summary(const std::vector<std::string>& paths) {
-  // All files are read before the first line, so that a damaged one leaves no half table.
+// All files are read before anything is written, so that a damaged one leaves no half of it.
+std::vector<ResultFile> read_all(const std::vector<std::string>& paths) {
   std::vector<ResultFile> files;
   for (const std::string& path : paths) files.push_back(read_result_file(path));
+  return files;
+}
+
+// One row a step: chapter, operation, verdict, time, share of the roof that binds.
+void summary(const std::vector<std::string>& paths) {
+  const std::vector<ResultFile> files = read_all(paths);
 
   Column device{"device", {}}, problem{"problem", {}}, chapter{"chapter", {}}, step{"step", {}},
       operation{"operation", {}}, verdict{"verdict", {}}, time{"time", {}}, roof{"% of roof", {}},
@@ -93,6 +101,18 @@ std::string read_text(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// To a file, or to stdout where none is named.
+void write_text(const std::string& path, const std::string& text) {
+  if (path.empty()) {
+    fmt::print("{}", text);
+    return;
+  }
+  std::ofstream file(path, std::ios::binary | std::ios::trunc);
+  file << text;
+  file.close();
+  if (!file) throw InputError(fmt::format("{}: cannot be written", path));
+}
+
 // Fills the tables of Markdown pages, or says which page is not what the reports give. Returns the exit
 // status: 1 if a page differs.
 int tables(const std::vector<std::string>& pages, const std::string& reports, bool check_only) {
@@ -105,16 +125,27 @@ int tables(const std::vector<std::string>& pages, const std::string& reports, bo
       status = 1;
       continue;
     }
-    std::ofstream file(page, std::ios::binary | std::ios::trunc);
-    file << after;
-    file.close();
-    if (!file) throw InputError(fmt::format("{}: cannot be written", page));
+    write_text(page, after);
   }
   return status;
 }
 
+// Compares A with B. Returns the exit status: of several comparisons the one that a script must look at.
+int diff(const std::string& a, const std::string& b, const std::string& step_a,
+         const std::string& step_b, bool force) {
+  bool slow = false, ambiguous = false;
+  std::string text;
+  for (const Diff& d : compare_files(read_steps(a, step_a), read_steps(b, step_b), force)) {
+    slow |= d.judgement == Judgement::slow;
+    ambiguous |= d.judgement == Judgement::ambiguous;
+    text += (text.empty() ? "" : "\n") + attn::report::text(d);
+  }
+  fmt::print("{}", text);
+  return slow ? 1 : ambiguous ? 3 : 0;
+}
+
 int run(int argc, const char* const* argv) {
-  CLI::App app("tables from the JSON files that the chapter programs write with --json",
+  CLI::App app("reads what the chapter programs write with --json and what ncu exports as CSV",
                "attn_report");
   app.require_subcommand(1);
   std::vector<std::string> files;
@@ -129,16 +160,57 @@ int run(int argc, const char* const* argv) {
   tables_command->add_option("PAGE", pages, "Markdown pages")->required();
   tables_command->add_option("--reports", reports, "folder, as docs/reports/h200")->required();
   tables_command->add_flag("--check", check_only, "change nothing; exit 1 if a page differs");
+  std::string results, counters, output;
+  ImportOptions import_options;
+  CLI::App* import_command =
+      app.add_subcommand("import", "joins a step's results and its ncu export to one profile");
+  import_command->add_option("RESULTS", results, "results of a chapter program")->required();
+  import_command->add_option("NCU", counters, "what profile.sh or ncu --csv wrote")->required();
+  import_command->add_option("-o,--output", output, "the profile; stdout if not given");
+  import_command->add_option("--step", import_options.step,
+                             "the step; if not given, the one in the name CHAPTER.STEP.ncu.csv");
+  import_command
+      ->add_option("--clocks", import_options.clocks,
+                   "ncu's --clock-control, where the export does not say it: none or base")
+      ->check(CLI::IsMember({"none", "base"}));
+  import_command->add_flag("--force", import_options.force,
+                           "join files that do not seem to belong together");
+  std::string a, b, step_a, step_b;
+  bool force = false;
+  CLI::App* diff_command =
+      app.add_subcommand("diff", "compares two steps: verdict of B against A, counters that moved");
+  diff_command->add_option("A", a, "a profile, an ncu CSV or results of a chapter program")
+      ->required();
+  diff_command->add_option("B", b, "the same, for what is judged")->required();
+  diff_command->add_option("--step-a", step_a, "the step of A, where A holds several");
+  diff_command->add_option("--step-b", step_b, "the step of B");
+  diff_command->add_flag(
+      "--force", force, "compare different GPUs, element types, problems or clock controls");
+  diff_command->footer(
+      "FAST or SLOW: the quartile ranges are apart. SAME: medians within 1 %. AMBIGUOUS: neither,\n"
+      "or a time without quartiles and less than 3 % of difference.\n"
+      "Counters: ratios (causes) first, then counts, then rates; what moved most first. Sectors a\n"
+      "load or a store count as much as loads or stores are of all sectors.\n"
+      "Exit status: 0 SAME or FAST, 1 SLOW, 3 AMBIGUOUS (of several steps: SLOW before AMBIGUOUS),\n"
+      "2 a file that cannot be read or two that cannot be compared.");
+  CLI::App* roofline_command = app.add_subcommand(
+      "roofline", "draws steps below the roofs of their GPU, as an SVG file");
+  roofline_command->add_option("RESULTS", files, "results of chapter programs, of one GPU")->required();
+  roofline_command->add_option("-o,--output", output, "the SVG file; stdout if not given");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
-    fmt::print("{}", app.help());
+    const auto chosen = app.get_subcommands();
+    fmt::print("{}", chosen.empty() ? app.help() : chosen[0]->help());
     return 0;
   } catch (const CLI::ParseError& e) {
     throw InputError(fmt::format("{} (--help lists the commands)", e.what()));
   }
   if (*summary_command) summary(files);
   if (*tables_command) return tables(pages, reports, check_only);
+  if (*import_command) write_text(output, import_profile(results, counters, import_options));
+  if (*diff_command) return diff(a, b, step_a, step_b, force);
+  if (*roofline_command) write_text(output, roofline_svg(read_all(files)).text);
   return 0;
 }
 

@@ -30,11 +30,20 @@ class Reader {
  public:
   Reader(const std::string& text, const std::string& file) : text_(text), file_(file) {}
 
-  // Moves to the first line that begins with the column ID: ncu's own messages may come before it.
-  bool find_header() {
+  // Moves to the first line that begins with the column ID: ncu's own messages may come before it,
+  // and what profile.sh says of the run.
+  bool find_header(CounterFile& out) {
     while (at_ < text_.size()) {
       const std::string_view rest = std::string_view(text_).substr(at_);
       if (rest.starts_with("\"ID\",") || rest.starts_with("ID,")) return true;
+      const auto said = [&](std::string_view what) -> std::string {
+        const std::string start = fmt::format("==profile.sh== {}: ", what);
+        if (!rest.starts_with(start)) return "";
+        const std::string_view value = rest.substr(start.size());
+        return printable(std::string(value.substr(0, value.find_first_of("\r\n"))));
+      };
+      if (const std::string s = said("clocks"); !s.empty()) out.clocks = s;
+      if (const std::string s = said("problem"); !s.empty()) out.problem = s;
       next_line();
     }
     return false;
@@ -277,8 +286,10 @@ CounterFile read_counter_file(const std::filesystem::path& path) {
   out.file = printable(path.filename().string());
   Reader reader(bytes, file);
   Record header;
-  if (!reader.find_header() || !reader.next(header))
+  if (!reader.find_header(out) || !reader.next(header))
     fail(file, 0, "is no export of ncu: no line begins with the column \"ID\"");
+  if (!out.clocks.empty() && out.clocks != "none" && out.clocks != "base")
+    fail(file, 0, fmt::format("says 'clocks: {}', must be none or base", out.clocks));
   const bool details = Columns(header, file).find("Metric Name").has_value();
   (details ? read_details : read_raw)(reader, header, file, out);
   if (out.kernels.empty()) fail(file, 0, "holds no kernel");

@@ -66,10 +66,13 @@ struct CounterFile {
   std::string step;                ///< of CHAPTER.STEP.ncu.csv; else empty
   std::string compute_capability;  ///< "9.0"
   std::string gpu;                 ///< "NVIDIA H200" where the export states it
+  std::string clocks;   ///< "none" or "base" where profile.sh says what ncu did to the clocks
+  std::string problem;  ///< "forward B=1 ..." where profile.sh says it
   std::vector<KernelCounters> kernels;
 };
 
-/// Reads an export of `ncu --csv`, page details or raw. Throws InputError, in one line.
+/// Reads an export of `ncu --csv`, page details or raw. profile.sh puts lines before it, as
+/// `==profile.sh== clocks: none`. Throws InputError, in one line.
 CounterFile read_counter_file(const std::filesystem::path&);
 
 /// A step's launches as one: sums, ratios of sums, largest, or means weighted by time.

@@ -16,8 +16,6 @@ using nlohmann::json;
 
 constexpr std::string_view kSchema = "attn-results-1";
 
-}  // namespace
-
 Problem read_problem(const Object& o) {
   Problem p;
   p.batch = o.integer("batch", 1);
@@ -63,7 +61,9 @@ PhaseRow read_phase(const Object& o) {
   p.tensor_flop = o.at_least_zero("tensor_flop");
   p.fp32_flop = o.at_least_zero("fp32_flop");
   p.exp = o.at_least_zero("exp");
-  p.hbm_bytes = o.at_least_zero("hbm_read") + o.at_least_zero("hbm_write");
+  p.hbm_read = o.at_least_zero("hbm_read");
+  p.hbm_write = o.at_least_zero("hbm_write");
+  if (o.has("l2_bytes")) p.l2_bytes = o.at_least_zero("l2_bytes");
   if (o.has("time")) p.time = read_time(o.object("time"));
   return p;
 }
@@ -79,8 +79,6 @@ std::vector<RoofRow> read_roofs(const Object& o) {
   return roofs;
 }
 
-namespace {
-
 VerdictRow read_verdict(const Object& o) {
   VerdictRow v;
   v.tensor = o.text("tensor");
@@ -91,6 +89,8 @@ VerdictRow read_verdict(const Object& o) {
   v.failure = o.text("failure");
   return v;
 }
+
+}  // namespace
 
 StepRow read_step(const Object& o) {
   StepRow s;
@@ -109,8 +109,6 @@ StepRow read_step(const Object& o) {
   for (const Object& v : o.objects("verdicts")) s.verdicts.push_back(read_verdict(v));
   return s;
 }
-
-}  // namespace
 
 std::string read_bytes(const std::filesystem::path& path) {
   std::ifstream stream(path, std::ios::binary);
@@ -133,12 +131,7 @@ json parse_json(const std::string& bytes, const std::string& file) {
   return document;
 }
 
-ResultFile read_result_file(const std::filesystem::path& path) {
-  const std::string file = printable(path.string());
-  const json document = parse_json(read_bytes(path), file);
-  const Object o(document, file, "");
-  if (const std::string schema = o.text("schema"); schema != kSchema)
-    o.fail("schema", fmt::format("is '{}', must be '{}'", schema, kSchema));
+ResultFile read_run(const Object& o, const std::filesystem::path& path) {
   ResultFile result;
   result.path = path;
   result.chapter = o.text("chapter");
@@ -147,6 +140,11 @@ ResultFile read_result_file(const std::filesystem::path& path) {
   result.on_gpu = device.choice("backend", {"gpu", "emulated"}) == "gpu";
   if (result.on_gpu) {
     result.gpu = device.text("name");
+    const json& cc = device.array("compute_capability");
+    const std::string where = device.name("compute_capability");
+    if (cc.size() != 2) device.fail(where, "must be [major, minor]");
+    result.compute_capability =
+        fmt::format("{}.{}", device.integer(cc[0], where, 1), device.integer(cc[1], where, 0));
     result.cuda_driver = static_cast<int>(device.integer("cuda_driver", 0));
     result.cuda_runtime = static_cast<int>(device.integer("cuda_runtime", 0));
   }
@@ -155,6 +153,16 @@ ResultFile read_result_file(const std::filesystem::path& path) {
   const Object roofs = o.object("roofs");
   result.roofs_of = roofs.text("gpu");
   result.roofs = read_roofs(roofs);
+  return result;
+}
+
+ResultFile read_result_file(const std::filesystem::path& path) {
+  const std::string file = printable(path.string());
+  const json document = parse_json(read_bytes(path), file);
+  const Object o(document, file, "");
+  if (const std::string schema = o.text("schema"); schema != kSchema)
+    o.fail("schema", fmt::format("is '{}', must be '{}'", schema, kSchema));
+  ResultFile result = read_run(o, path);
   for (const Object& s : o.objects("steps")) result.steps.push_back(read_step(s));
   return result;
 }

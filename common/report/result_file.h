@@ -23,8 +23,12 @@ struct Time {
 struct PhaseRow {
   std::string name, binding;
   double predicted_s = 0;
-  double tensor_flop = 0, fp32_flop = 0, exp = 0, hbm_bytes = 0;
+  double tensor_flop = 0, fp32_flop = 0, exp = 0;
+  double hbm_read = 0, hbm_write = 0;
+  double l2_bytes = 0;  ///< 0: not modelled
   std::optional<Time> time;
+
+  double hbm_bytes() const { return hbm_read + hbm_write; }
 };
 
 /// The check of one tensor.
@@ -62,6 +66,7 @@ struct ResultFile {
   std::string chapter, device, operation;
   bool on_gpu = false;
   std::string gpu;  ///< "NVIDIA H200"; empty where emulated
+  std::string compute_capability;  ///< "9.0"; empty where emulated
   int cuda_driver = 0, cuda_runtime = 0;
   std::string roofs_of;  ///< whose roofs the predictions use
   std::vector<RoofRow> roofs;
@@ -73,10 +78,8 @@ struct ResultFile {
 /// not what a chapter program writes. Text in the result holds no control characters.
 ResultFile read_result_file(const std::filesystem::path& path);
 
-/// Parts of that file, which profiles (report/profile.h) share.
-Problem read_problem(const Object&);
-Time read_time(const Object&);
-PhaseRow read_phase(const Object&);
-std::vector<RoofRow> read_roofs(const Object&);
+/// The parts of that file which a profile (report/profile.h) has too: all but `steps`, and a step.
+ResultFile read_run(const Object&, const std::filesystem::path&);
+StepRow read_step(const Object&);
 
 }  // namespace attn::report

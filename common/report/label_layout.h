@@ -1,0 +1,34 @@
+/// \file
+/// Places labels beside points so that they cover neither each other nor what is drawn.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace attn::report {
+
+struct Box {
+  double left = 0, top = 0, right = 0, bottom = 0;
+};
+bool overlap(const Box&, const Box&);
+
+struct Segment {
+  double x1 = 0, y1 = 0, x2 = 0, y2 = 0;
+};
+
+/// A text of width x height that belongs to the point (x, y).
+struct Label {
+  double x = 0, y = 0, width = 0, height = 0;
+  Box box;              ///< where it was put
+  bool leader = false;  ///< far enough from its point to need a line to it
+};
+
+/// From the label's point to the nearest side of `box`.
+Segment leader_to(const Label&, const Box& box);
+
+/// Sets the boxes, inside `page`. No two overlap each other or an obstacle as long as there is room;
+/// of the places left, the one that is nearest and covers the fewest lines is taken.
+void place_labels(std::vector<Label>&, const Box& page, std::vector<Box> obstacles,
+                  const std::vector<Segment>& lines);
+
+}  // namespace attn::report

@@ -1,0 +1,50 @@
+/// \file
+/// Text from elsewhere inside XML and HTML.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace attn::report {
+
+/// `text` with <, >, &, quotes as entities. Bytes that are no UTF-8, and control characters but
+/// line breaks and tabs, become U+FFFD: a browser and an XML parser take the rest as it is.
+inline std::string escaped(std::string_view text) {
+  std::string out;
+  for (std::size_t i = 0; i < text.size();) {
+    const auto byte = [&](std::size_t n) {
+      return i + n < text.size() ? static_cast<unsigned char>(text[i + n]) : 0u;
+    };
+    const unsigned first = byte(0);
+    const std::size_t length = first < 0x80   ? 1
+                               : first < 0xc2 ? 0
+                               : first < 0xe0 ? 2
+                               : first < 0xf0 ? 3
+                               : first < 0xf5 ? 4
+                                              : 0;
+    bool good = length > 0 && (first >= 0x20 || first == '\n' || first == '\t') && first != 0x7f;
+    for (std::size_t n = 1; n < length; ++n) good = good && (byte(n) & 0xc0) == 0x80;
+    // Too long a form, a surrogate, beyond the last character, or U+FFFE and U+FFFF.
+    const unsigned second = byte(1);
+    good = good && !(first == 0xe0 && second < 0xa0) && !(first == 0xed && second >= 0xa0) &&
+           !(first == 0xf0 && second < 0x90) && !(first == 0xf4 && second >= 0x90) &&
+           !(first == 0xef && second == 0xbf && byte(2) >= 0xbe);
+    if (!good) {
+      out += "\xef\xbf\xbd";
+      ++i;
+      continue;
+    }
+    switch (first) {
+      case '<': out += "&lt;"; break;
+      case '>': out += "&gt;"; break;
+      case '&': out += "&amp;"; break;
+      case '"': out += "&quot;"; break;
+      case '\'': out += "&#39;"; break;
+      default: out += text.substr(i, length);
+    }
+    i += length;
+  }
+  return out;
+}
+
+}  // namespace attn::report

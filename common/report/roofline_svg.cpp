@@ -1,0 +1,421 @@
+#include "report/roofline_svg.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <numbers>
+
+#include "attn/error.h"
+#include "report/json_object.h"
+#include "report/markup.h"
+
+namespace attn::report {
+namespace {
+
+constexpr double kWidth = 960, kHeight = 640;
+constexpr Box kPlot{96, 92, 936, 572};
+constexpr double kCharacter = 7.3;  // of the 13 pixel font, on average
+
+// The colours of the other figures of docs/figures.
+constexpr const char* kStyle = R"(  <style>
+    .bg { fill: #ffffff; stroke: #d9dfe5; } .plot { fill: none; stroke: #8496a9; }
+    text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; fill: #1d2530; }
+    .t { font-size: 16px; font-weight: 600; } .s { fill: #56616f; } .c { text-anchor: middle; } .e { text-anchor: end; }
+    .halo { paint-order: stroke; stroke: #ffffff; stroke-width: 4px; stroke-linejoin: round; }
+    .grid { stroke: #e8edf2; } .roof { stroke: #0b5cad; stroke-width: 2.5; fill: none; } .dash { stroke-dasharray: 7 5; }
+    .rt { fill: #0b5cad; } .gap { stroke: #8496a9; stroke-dasharray: 2 4; } .leader { stroke: #a9b4c0; }
+    .arrow { stroke: #3d8a54; stroke-width: 2; fill: none; } .head { fill: #3d8a54; }
+    .hollow { fill: #ffffff; stroke: #b5562a; stroke-width: 2; } .filled { fill: #b5562a; stroke: #ffffff; stroke-width: 1; }
+    @media (prefers-color-scheme: dark) {
+      .bg { fill: #1b2027; stroke: #323a44; } .plot { stroke: #6d7f92; } text { fill: #dfe5ec; } .s { fill: #a9b4c0; }
+      .halo { stroke: #1b2027; } .grid { stroke: #2a323b; } .roof { stroke: #6cb4ff; } .rt { fill: #6cb4ff; }
+      .gap { stroke: #6d7f92; } .leader { stroke: #56616f; } .arrow { stroke: #7cc592; } .head { fill: #7cc592; }
+      .hollow { fill: #1b2027; stroke: #e39a70; } .filled { fill: #e39a70; stroke: #1b2027; }
+    }
+  </style>
+)";
+
+// "801 TFLOP/s", "2.13 Pop/s".
+std::string rate_text(double rate, std::string_view unit) {
+  double scaled = rate;
+  std::string prefix;
+  for (const char* next : {"k", "M", "G", "T", "P"})
+    if (scaled >= 999.5) scaled /= 1000, prefix = next;
+  return fmt::format("{:.{}f} {}{}", scaled, scaled < 10 ? 2 : scaled < 100 ? 1 : 0, prefix, unit);
+}
+
+struct Point {
+  std::string name;
+  double intensity = 0, predicted = 0, measured = 0;  // measured 0: not measured
+};
+
+struct FlatRoof {
+  double rate;
+  std::string label;
+  bool dashed;
+};
+
+class Picture {
+ public:
+  Picture(const std::vector<ResultFile>& files, const std::string& id) : files_(files), id_(id) {
+    check_files();
+    collect_points();
+    collect_roofs();
+    choose_range();
+  }
+
+  RooflineSvg draw() {
+    head();
+    grid();
+    draw_roofs();
+    draw_points();
+    out_.text += "</svg>\n";
+    return std::move(out_);
+  }
+
+ private:
+  template <class... Arguments>
+  void add(fmt::format_string<Arguments...> format, Arguments&&... arguments) {
+    out_.text += "  " + fmt::format(format, std::forward<Arguments>(arguments)...) + "\n";
+  }
+
+  void check_files() const {
+    if (files_.empty()) throw InputError("roofline: no results");
+    const ResultFile& first = files_.front();
+    for (const ResultFile& f : files_) {
+      const auto same = [&](std::string_view what, const std::string& a, const std::string& b) {
+        if (a != b)
+          throw InputError(
+              fmt::format("{}: another {} than {}: '{}', not '{}' (accepted: results "
+                          "that share roofs)",
+                          printable(f.path.string()), what, printable(first.path.string()), b, a));
+      };
+      same("GPU of the roofs", first.roofs_of, f.roofs_of);
+      same("element type", std::string(name(first.problem.dtype)),
+           std::string(name(f.problem.dtype)));
+      same("operation", first.operation, f.operation);
+      // Points of several problems lie on top of each other: one picture a problem.
+      same("problem", shape(first), shape(f));
+    }
+  }
+
+  static std::string shape(const ResultFile& f) {
+    std::string text = f.problem.text();
+    return text.substr(0, text.find(" inputs="));
+  }
+
+  void collect_points() {
+    for (const ResultFile& f : files_)
+      for (const StepRow& s : f.steps) {
+        double bytes = 0, exp = 0;
+        for (const PhaseRow& p : s.phases) bytes += p.hbm_bytes(), exp += p.exp;
+        if (!(s.flop > 0) || !(bytes > 0) || !(s.predicted_s > 0)) continue;  // unsupported
+        Point p{s.name, s.flop / bytes, s.flop / s.predicted_s,
+                s.median_s ? s.flop / *s.median_s : 0};
+        points_.push_back(p);
+        if (exp > 0) flop_per_exp_ = std::max(flop_per_exp_, operations_per_exp(f, s.flop / exp));
+      }
+    if (points_.empty())
+      throw InputError(fmt::format("{}: has no step with operations and HBM bytes to draw",
+                                   printable(files_[0].path.string())));
+  }
+
+  // One exponential a score is what no algorithm can do without, even if a step computes it twice.
+  // A score is 4 d operations forward and 2.5 times that backward, by the field's convention.
+  static double operations_per_exp(const ResultFile& f, double of_the_step) {
+    const double d = static_cast<double>(f.problem.head_dim);
+    return f.operation == "forward" ? 4 * d : f.operation == "backward" ? 10 * d : of_the_step;
+  }
+
+  const RoofRow* roof(std::string_view name) const {
+    for (const RoofRow& r : files_[0].roofs)
+      if (r.name == name) return &r;
+    return nullptr;
+  }
+
+  // ", measured" where the roofs are not all of one source; else the head says it.
+  std::string source_text(const RoofRow& r) const {
+    const auto& all = files_[0].roofs;
+    const bool one =
+        std::all_of(all.begin(), all.end(), [&](const RoofRow& x) { return x.source == r.source; });
+    return one ? "" : ", " + r.source;
+  }
+
+  void collect_roofs() {
+    const DType type = files_[0].problem.dtype;
+    const auto flat = [&](const char* key, const std::string& title, const char* unit) {
+      if (const RoofRow* r = roof(key))
+        flats_.push_back(
+            {r->per_second,
+             fmt::format("{} {}{}", title, rate_text(r->per_second, unit), source_text(*r)),
+             false});
+    };
+    flat("fp32", "FP32", "FLOP/s");
+    if (type != DType::fp32)
+      flat(type == DType::fp16 ? "tensor_fp16" : "tensor_bf16",
+           fmt::format("tensor {}", name(type)), "FLOP/s");
+    if (const RoofRow* r = roof("exp"); r && flop_per_exp_ > 0)
+      flats_.push_back({r->per_second * flop_per_exp_,
+                        fmt::format("exponentials {}{}: at {:.0f} operations each, {}",
+                                    rate_text(r->per_second, "/s"), source_text(*r), flop_per_exp_,
+                                    rate_text(r->per_second * flop_per_exp_, "FLOP/s")),
+                        true});
+    if (!roof("hbm_copy"))
+      throw InputError(
+          fmt::format("{}: roofs.hbm_copy is null, and without it there is no roofline",
+                      printable(files_[0].path.string())));
+  }
+
+  void choose_range() {
+    double left = 1e300, right = 0, low = 1e300, high = 0;
+    const double bandwidth = roof("hbm_copy")->per_second;
+    for (const Point& p : points_) {
+      left = std::min(left, p.intensity), right = std::max(right, p.intensity);
+      for (const double y : {p.predicted, p.measured})
+        if (y > 0) low = std::min(low, y), high = std::max(high, y);
+    }
+    for (const FlatRoof& f : flats_) {
+      high = std::max(high, f.rate);
+      low = std::min(low, f.rate);
+      right = std::max(right, f.rate / bandwidth);  // the corner
+    }
+    x0_ = std::log10(left / 8), x1_ = std::log10(right * 3);
+    y0_ = std::log10(low / 2.5), y1_ = std::log10(high * 2);
+  }
+
+  double px(double intensity) const {
+    return kPlot.left + (std::log10(intensity) - x0_) / (x1_ - x0_) * (kPlot.right - kPlot.left);
+  }
+  double py(double rate) const {
+    return kPlot.bottom - (std::log10(rate) - y0_) / (y1_ - y0_) * (kPlot.bottom - kPlot.top);
+  }
+
+  void head() {
+    const ResultFile& f = files_[0];
+    const std::string problem = shape(f);
+    const std::string title =
+        fmt::format("Roofline: {}{}", f.gpu.empty() ? f.roofs_of : f.gpu,
+                    f.gpu.empty() ? " (predictions alone: no GPU was measured)" : "");
+    out_.text = fmt::format(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
+        "height=\"{1}\" "
+        "role=\"img\" aria-labelledby=\"{2}-t {2}-d\">\n",
+        kWidth, kHeight, escaped(id_));
+    add("<title id=\"{}-t\">{}</title>", escaped(id_), escaped(title));
+    std::string description = f.operation + ", " + problem + ".";
+    for (const Point& p : points_)
+      description += fmt::format(
+          " {}: {:.0f} operations a byte, at most {}{}.", p.name, p.intensity,
+          rate_text(p.predicted, "FLOP/s"),
+          p.measured > 0 ? ", measured " + rate_text(p.measured, "FLOP/s") : std::string());
+    add("<desc id=\"{}-d\">{}</desc>", escaped(id_), escaped(description));
+    out_.text += kStyle;
+    add("<defs><marker id=\"{}-a\" viewBox=\"0 0 10 10\" refX=\"9\" refY=\"5\" markerWidth=\"7\" "
+        "markerHeight=\"7\" orient=\"auto\"><path class=\"head\" d=\"M0 0 L10 5 L0 10 "
+        "z\"/></marker></defs>",
+        escaped(id_));
+    add("<rect class=\"bg\" x=\"0.5\" y=\"0.5\" width=\"{}\" height=\"{}\" rx=\"6\"/>", kWidth - 1,
+        kHeight - 1);
+    add("<text class=\"t\" x=\"24\" y=\"32\">{}</text>", escaped(title));
+    add("<text class=\"s\" x=\"24\" y=\"54\">{}</text>",
+        escaped(f.operation + ", " + problem +
+                (source_text(*roof("hbm_copy")).empty()
+                     ? fmt::format("; roofs: {}", roof("hbm_copy")->source)
+                     : "")));
+    add("<circle class=\"hollow\" cx=\"30\" cy=\"72\" r=\"6\"/><text x=\"42\" "
+        "y=\"77\">predicted</text>");
+    const bool any_measured =
+        std::any_of(points_.begin(), points_.end(), [](auto& p) { return p.measured > 0; });
+    if (any_measured)
+      add("<circle class=\"filled\" cx=\"130\" cy=\"72\" r=\"6\"/><text x=\"142\" "
+          "y=\"77\">measured</text>"
+          "<path class=\"arrow\" d=\"M220 72 L250 72\" marker-end=\"url(#{}-a)\"/>"
+          "<text x=\"260\" y=\"77\">from step to step</text>",
+          escaped(id_));
+  }
+
+  // Decades, and 2 and 5 of each where the axis is short.
+  static std::vector<double> ticks(double from, double to) {
+    std::vector<double> all;
+    for (int decade = static_cast<int>(std::floor(from)); decade <= std::ceil(to); ++decade)
+      for (const double m : {1., 2., 5.}) {
+        const double x = decade + std::log10(m);
+        if (x >= from && x <= to && (m == 1 || to - from < 3.5)) all.push_back(std::pow(10., x));
+      }
+    return all;
+  }
+
+  void grid() {
+    for (const double x : ticks(x0_, x1_)) {
+      add("<path class=\"grid\" d=\"M{0:.1f} {1} L{0:.1f} {2}\"/>", px(x), kPlot.top, kPlot.bottom);
+      add("<text class=\"c s\" x=\"{:.1f}\" y=\"{}\">{:.6g}</text>", px(x), kPlot.bottom + 20, x);
+    }
+    for (const double y : ticks(y0_, y1_)) {
+      add("<path class=\"grid\" d=\"M{1} {0:.1f} L{2} {0:.1f}\"/>", py(y), kPlot.left, kPlot.right);
+      const double tera = y * 1e-12;
+      add("<text class=\"e s\" x=\"{}\" y=\"{:.1f}\">{}</text>", kPlot.left - 8, py(y) + 4.5,
+          tera < 0.999 ? fmt::format("{:.3g} G", tera * 1e3) : fmt::format("{:.6g} T", tera));
+    }
+    add("<rect class=\"plot\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"/>", kPlot.left,
+        kPlot.top, kPlot.right - kPlot.left, kPlot.bottom - kPlot.top);
+    add("<text class=\"c\" x=\"{}\" y=\"{}\">intensity: operations per byte of HBM traffic, as "
+        "modelled "
+        "(log scale)</text>",
+        (kPlot.left + kPlot.right) / 2, kHeight - 22);
+    add("<text class=\"c\" x=\"26\" y=\"{0}\" transform=\"rotate(-90 26 {0})\">attention "
+        "operations per "
+        "second, FLOP/s (log scale)</text>",
+        (kPlot.top + kPlot.bottom) / 2);
+  }
+
+  void line(const Segment& s, const char* style) {
+    add("<path class=\"{}\" d=\"M{:.1f} {:.1f} L{:.1f} {:.1f}\"/>", style, s.x1, s.y1, s.x2, s.y2);
+  }
+
+  // From the left or lower edge up to the highest flat roof.
+  void slant(double bandwidth, const std::string& label, bool dashed, bool above) {
+    double top = std::pow(10., y1_);
+    if (!flats_.empty()) {
+      top = 0;
+      for (const FlatRoof& f : flats_) top = std::max(top, f.rate);
+    }
+    const double from = std::max(std::pow(10., x0_), std::pow(10., y0_) / bandwidth);
+    const double to = std::min(std::pow(10., x1_), top / bandwidth);
+    if (!(from < to)) return;
+    const Segment s{px(from), py(from * bandwidth), px(to), py(to * bandwidth)};
+    line(s, dashed ? "roof dash" : "roof");
+    lines_.push_back(s);
+    const double angle = std::atan2(s.y2 - s.y1, s.x2 - s.x1);
+    // The label lies along the line, from a tenth of it.
+    const double x = s.x1 + 0.06 * (s.x2 - s.x1), y = s.y1 + 0.06 * (s.y2 - s.y1);
+    const double away = above ? -7 : 16;
+    const double tx = x - away * std::sin(angle), ty = y + away * std::cos(angle);
+    add("<text class=\"rt halo\" x=\"{0:.1f}\" y=\"{1:.1f}\" transform=\"rotate({2:.1f} {0:.1f} "
+        "{1:.1f})\">"
+        "{3}</text>",
+        tx, ty, angle * 180 / std::numbers::pi, escaped(label));
+    // Small boxes along it keep other labels away.
+    for (double t = 0; t < kCharacter * static_cast<double>(label.size()); t += 8) {
+      const double bx = tx + t * std::cos(angle), by = ty + t * std::sin(angle);
+      obstacles_.push_back({bx - 8, by - 10, bx + 8, by + 8});
+    }
+  }
+
+  void draw_roofs() {
+    const RoofRow& hbm = *roof("hbm_copy");
+    if (const RoofRow* l2 = roof("l2"))
+      slant(l2->per_second,
+            fmt::format("L2 {}{}: were all these bytes in L2", rate_text(l2->per_second, "B/s"),
+                        source_text(*l2)),
+            true, true);
+    slant(hbm.per_second,
+          fmt::format("HBM {}{}", rate_text(hbm.per_second, "B/s"), source_text(hbm)), false,
+          false);
+    std::sort(flats_.begin(), flats_.end(), [](auto& a, auto& b) { return a.rate > b.rate; });
+    double above = -1e9;
+    for (const FlatRoof& f : flats_) {
+      const double y = py(f.rate);
+      const Segment s{std::max(kPlot.left, px(f.rate / hbm.per_second)), y, kPlot.right, y};
+      line(s, f.dashed ? "roof dash" : "roof");
+      lines_.push_back(s);
+      // Above its line, or below where the next roof up leaves no room.
+      const double base = y - above < 24 ? y + 17 : y - 7;
+      above = y;
+      const double width = kCharacter * static_cast<double>(f.label.size());
+      add("<text class=\"e rt halo\" x=\"{}\" y=\"{:.1f}\">{}</text>", kPlot.right - 8, base,
+          escaped(f.label));
+      const Box box{kPlot.right - 8 - width, base - 12, kPlot.right - 8, base + 4};
+      obstacles_.push_back(box);
+      out_.labels.push_back(box);
+    }
+  }
+
+  struct Marker {
+    double x, y;
+    std::string text;
+    bool filled;
+  };
+
+  void draw_points() {
+    std::vector<Marker> markers;
+    // Steps at the same place share a marker and a label.
+    const auto mark = [&](double x, double y, bool filled, const std::string& name, double rate) {
+      for (Marker& m : markers)
+        if (m.filled == filled && std::hypot(m.x - x, m.y - y) < 1.5) {
+          m.text = name_of_step(m.text) + ", " + name + m.text.substr(name_of_step(m.text).size());
+          return;
+        }
+      markers.push_back(
+          {x, y, fmt::format("{}: {}{}", name, filled ? "" : "at most ", rate_text(rate, "FLOP/s")),
+           filled});
+    };
+    const Point* previous = nullptr;
+    for (const Point& p : points_) {
+      const double x = px(p.intensity), yp = py(p.predicted);
+      mark(x, yp, false, p.name, p.predicted);
+      if (!(p.measured > 0)) continue;
+      const double ym = py(p.measured);
+      mark(x, ym, true, p.name, p.measured);
+      line({x, yp, x, ym}, "gap");
+      lines_.push_back({x, yp, x, ym});
+      if (previous) arrow({px(previous->intensity), py(previous->measured), x, ym});
+      previous = &p;
+    }
+    // What was measured gets the better places.
+    std::stable_sort(markers.begin(), markers.end(),
+                     [](auto& a, auto& b) { return a.filled > b.filled; });
+    std::vector<Label> labels;
+    for (const Marker& m : markers) {
+      add("<circle class=\"{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"6\"/>",
+          m.filled ? "filled" : "hollow", m.x, m.y);
+      obstacles_.push_back({m.x - 7, m.y - 7, m.x + 7, m.y + 7});
+      labels.push_back({m.x, m.y, kCharacter * static_cast<double>(m.text.size()), 17, {}, false});
+    }
+    place_labels(labels, kPlot, obstacles_, lines_);
+    for (std::size_t i = 0; i < labels.size(); ++i) {
+      const Box& b = labels[i].box;
+      if (labels[i].leader) line(leader_to(labels[i], b), "leader");
+    }
+    for (std::size_t i = 0; i < labels.size(); ++i) {
+      const Box& b = labels[i].box;
+      add("<text class=\"c halo\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", (b.left + b.right) / 2,
+          b.bottom - 4, escaped(markers[i].text));
+      out_.labels.push_back(b);
+    }
+  }
+
+  static std::string name_of_step(const std::string& text) {
+    return text.substr(0, text.find(": "));
+  }
+
+  // From one marker to the next, ending where the marker begins.
+  void arrow(Segment s) {
+    const double length = std::hypot(s.x2 - s.x1, s.y2 - s.y1);
+    if (length < 20) return;
+    const double dx = (s.x2 - s.x1) / length, dy = (s.y2 - s.y1) / length;
+    s = {s.x1 + 8 * dx, s.y1 + 8 * dy, s.x2 - 8 * dx, s.y2 - 8 * dy};
+    add("<path class=\"arrow\" d=\"M{:.1f} {:.1f} L{:.1f} {:.1f}\" marker-end=\"url(#{}-a)\"/>",
+        s.x1, s.y1, s.x2, s.y2, escaped(id_));
+    lines_.push_back(s);
+  }
+
+  const std::vector<ResultFile>& files_;
+  std::string id_;
+  double flop_per_exp_ = 0;
+  std::vector<Point> points_;
+  std::vector<FlatRoof> flats_;
+  double x0_ = 0, x1_ = 1, y0_ = 0, y1_ = 1;  // log10
+  std::vector<Box> obstacles_;
+  std::vector<Segment> lines_;
+  RooflineSvg out_;
+};
+
+}  // namespace
+
+RooflineSvg roofline_svg(const std::vector<ResultFile>& files, const std::string& id) {
+  return Picture(files, id).draw();
+}
+
+}  // namespace attn::report

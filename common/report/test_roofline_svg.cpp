@@ -1,0 +1,162 @@
+// The roofline picture: what it shows, labels that do not overlap, XML whatever the names hold.
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "report/markup.h"
+#include "report/roofline_svg.h"
+#include "report/test_files.h"
+#include "tests/catch.h"
+
+namespace {
+
+using namespace attn::report;
+using namespace attn::report::test;
+using nlohmann::json;
+
+std::vector<ResultFile> read(std::initializer_list<fs::path> paths) {
+  std::vector<ResultFile> files;
+  for (const fs::path& p : paths) files.push_back(read_result_file(p));
+  return files;
+}
+
+std::size_t count(const std::string& text, const std::string& what) {
+  std::size_t n = 0;
+  for (std::size_t at = text.find(what); at != text.npos; at = text.find(what, at + 1)) ++n;
+  return n;
+}
+
+void check_labels(const RooflineSvg& svg) {
+  for (std::size_t i = 0; i < svg.labels.size(); ++i) {
+    const Box& b = svg.labels[i];
+    CHECK(b.left >= 0);
+    CHECK(b.top >= 0);
+    CHECK(b.right <= 960);
+    CHECK(b.bottom <= 640);
+    for (std::size_t j = 0; j < i; ++j) CHECK_FALSE(overlap(b, svg.labels[j]));
+  }
+}
+
+// Every element that is opened is closed, in order, and attributes hold no quote too few.
+bool well_formed(const std::string& text) {
+  std::vector<std::string> open;
+  for (std::size_t at = 0; (at = text.find('<', at)) != text.npos;) {
+    const std::size_t end = text.find('>', at);
+    if (end == text.npos) return false;
+    const std::string tag = text.substr(at + 1, end - at - 1);
+    if (count(tag, "\"") % 2 != 0 || tag.find('<') != tag.npos) return false;
+    const std::string name = tag.substr(0, tag.find_first_of(" /", 1));
+    if (tag[0] == '/') {
+      if (open.empty() || "/" + open.back() != tag) return false;
+      open.pop_back();
+    } else if (tag.back() != '/') {
+      open.push_back(name);
+    }
+    at = end;
+  }
+  return open.empty();
+}
+
+}  // namespace
+
+TEST_CASE("the roofline of chapter 01 holds its roofs, predictions, measurements and arrows") {
+  const RooflineSvg svg = roofline_svg(read({evidence("01_naive.forward_n4096.json")}));
+  CHECK(well_formed(svg.text));
+  for (const char* text :
+       {"HBM 4.27 TB/s", "L2 7.92 TB/s", "FP32 62.5 TFLOP/s", "tensor bf16 801 TFLOP/s",
+        "exponentials 4.16 T/s: at 512 operations each, 2.13 PFLOP/s", "v1_global: 484 GFLOP/s",
+        "v5_cublas: 168 TFLOP/s", "v3_tiled: at most 50.9 TFLOP/s", "operations per byte",
+        "operations per second", "prefers-color-scheme: dark"}) {
+    INFO(text);
+    CHECK(svg.text.find(std::string(text)) != std::string::npos);
+  }
+  CHECK(count(svg.text, "class=\"filled\"") == 6);  // five steps and the legend
+  CHECK(count(svg.text, "class=\"hollow\"") == 4);  // v1 and v2, v4 and v5 share a place
+  CHECK(svg.text.find("nan") == std::string::npos);
+  CHECK(svg.text.find("inf") == std::string::npos);
+  check_labels(svg);
+}
+
+TEST_CASE("labels overlap nowhere, whatever is drawn") {
+  // A later chapter on the same problem: other bytes, other times, ten steps in all.
+  json later = json::parse(read_all(evidence("01_naive.forward_n4096.json")));
+  double factor = 0.5;
+  for (json& s : later["steps"]) {
+    s["name"] = s["name"].get<std::string>() + "_fused";
+    for (const char* key : {"median_s", "q1_s", "q3_s"})
+      s["time"][key] = factor * s["time"][key].get<double>();
+    for (json& p : s["phases"]) p["hbm_read"] = factor * p["hbm_read"].get<double>();
+    factor *= 0.8;
+  }
+  TemporaryFile file;
+  const fs::path many = file.write(later.dump());
+  for (const auto& files :
+       {read({many, evidence("01_naive.forward_n4096.json")}),
+        read({evidence("01_naive.backward_b1_n2048.json")}),
+        read({evidence("01_naive.forward_fp32_n4096.json")}),
+        read({evidence("01_naive.forward_causal_n4096.json")}), read({fixture("gpu_forward.json")}),
+        read({fixture("emulated_forward.json")})}) {
+    INFO(files[0].path.string());
+    const RooflineSvg svg = roofline_svg(files);
+    CHECK(well_formed(svg.text));
+    check_labels(svg);
+  }
+}
+
+TEST_CASE("what nobody measured has no filled marker, and the head says so") {
+  const RooflineSvg svg = roofline_svg(read({fixture("emulated_forward.json")}));
+  CHECK(count(svg.text, "class=\"filled\"") == 0);
+  CHECK(svg.text.find("no GPU was measured") != std::string::npos);
+  CHECK(svg.text.find("roofs: datasheet") != std::string::npos);
+}
+
+TEST_CASE("the tensor roof is drawn for 16 bits alone") {
+  const RooflineSvg fp32 = roofline_svg(read({evidence("01_naive.forward_fp32_n4096.json")}));
+  CHECK(fp32.text.find("tensor bf16") == std::string::npos);
+  CHECK(fp32.text.find("FP32 62.6") != std::string::npos);
+}
+
+TEST_CASE("names from a file cannot break the picture") {
+  json document = json::parse(read_all(evidence("01_naive.forward_n4096.json")));
+  document["steps"][0]["name"] = "</text><script>alert(1)</script>\"'&";
+  document["device"]["name"] = "<GPU>";
+  TemporaryFile file;
+  const RooflineSvg svg = roofline_svg(read({file.write(document.dump())}));
+  CHECK(well_formed(svg.text));
+  CHECK(svg.text.find("<script") == std::string::npos);
+  CHECK(svg.text.find("&lt;GPU&gt;") != std::string::npos);
+}
+
+TEST_CASE("what shares no roofs, or holds nothing to draw, is refused") {
+  json document = json::parse(read_all(evidence("01_naive.forward_n4096.json")));
+  TemporaryFile file;
+  const auto refused = [&](const char* pointer, const json& value) {
+    json changed = document;
+    changed[json::json_pointer(pointer)] = value;
+    const fs::path path = file.write(changed.dump());
+    return refusal_of([&] {
+      return roofline_svg(read({evidence("01_naive.forward_n4096.json"), path}));
+    });
+  };
+  CHECK(refused("/roofs/gpu", "NVIDIA A100").find("another GPU") != std::string::npos);
+  CHECK(refused("/problem/dtype", "fp16").find("another element type") != std::string::npos);
+  CHECK(refused("/operation", "backward").find("another operation") != std::string::npos);
+  CHECK(refused("/problem/seqlen_q", 17).find("another problem") != std::string::npos);
+  CHECK(refused("/problem/seed", 17).empty());
+  document["steps"] = json::array();
+  const fs::path empty = file.write(document.dump());
+  CHECK(refusal_of([&] { return roofline_svg(read({empty})); }).find("no step") !=
+        std::string::npos);
+  CHECK(refusal_of([&] { return roofline_svg({}); }) == "roofline: no results");
+}
+
+TEST_CASE("text is escaped, and what is no UTF-8 replaced") {
+  CHECK(escaped("a<b>&\"'") == "a&lt;b&gt;&amp;&quot;&#39;");
+  CHECK(escaped("\xc3\xa9\n\t") == "\xc3\xa9\n\t");
+  CHECK(escaped(std::string("\x01\0", 2)) == "\xef\xbf\xbd\xef\xbf\xbd");
+  CHECK(escaped("\xff") == "\xef\xbf\xbd");
+  CHECK(escaped("\xc3") == "\xef\xbf\xbd");                      // cut
+  CHECK(escaped("\xc0\xbc").find('\xbc') == std::string::npos);  // '<' in two bytes
+  CHECK(escaped("\xed\xa0\x80").find('\xed') == std::string::npos);
+}
