@@ -66,11 +66,6 @@ std::vector<Problem> cases(const Step& step, uint64_t seed) {
   return works_on_rows(step.operation) ? row_cases(step, seed) : attention_cases(step, seed);
 }
 
-const Step& shipped_step(const Exercise& e) {
-  const auto& steps = chapter().steps;
-  return *std::find_if(steps.begin(), steps.end(), [&](const Step& s) { return s.name == e.step; });
-}
-
 // What is wrong with one problem, or nothing.
 std::string wrong(const Step& step, const Problem& p, Backend backend) {
   const Operation& op = *find_operation(step.operation);
@@ -87,35 +82,21 @@ std::string wrong(const Step& step, const Problem& p, Backend backend) {
   return "";
 }
 
-// On a GPU: how the student's version compares with the shipped one, measured in turns.
-void compare_speed(const Exercise& e, const Step& mine) {
-  Problem p;
-  p.heads = p.kv_heads = 16, p.head_dim = 64, p.seqlen_q = p.seqlen_k = 1024;
-  p.finish();
-  const Operation& op = *find_operation(mine.operation);
-  if (refusal(mine, p)) return;
-  Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
-  GpuTimer timer;
-  std::vector<double> seconds[2];
-  for (int round = 0; round < 6; ++round)
-    for (const int which : {0, 1}) {
-      if (!session.prepare(which == 0 ? mine : shipped_step(e)).ok()) return;
-      for (int i = 0; i < 4; ++i) {
-        Sample sample;
-        if (!session.time(timer, sample).ok()) return;
-        if (i > 0) seconds[which].push_back(sample.seconds);
-      }
-    }
-  const double ours = statistics(seconds[0]).median, shipped = statistics(seconds[1]).median;
-  fmt::print("time: {:.3f} ms, the shipped step {:.3f} ms: {:.2f} x\n", ours * 1e3, shipped * 1e3,
-             ours / shipped);
-}
-
 }  // namespace
 
-bool run_exercise(const Exercise& e, const Variant& variant, uint64_t seed) {
+const Step& shipped_step(const Exercise& e) {
+  const auto& steps = chapter().steps;
+  return *std::find_if(steps.begin(), steps.end(), [&](const Step& s) { return s.name == e.step; });
+}
+
+Step step_of(const Exercise& e, const Variant& variant) {
   Step step = shipped_step(e);
   step.launch = variant.launch;
+  return step;
+}
+
+bool run_exercise(const Exercise& e, const Variant& variant, uint64_t seed) {
+  const Step step = step_of(e, variant);
   fmt::print("{} ({}, {}): {}\n", e.name, e.kind, e.step, variant.name);
   if (variant.judge)
     if (const auto verdict = variant.judge()) {
@@ -138,7 +119,6 @@ bool run_exercise(const Exercise& e, const Variant& variant, uint64_t seed) {
       ++passed;
     }
   fmt::print("all {} cases pass\n", passed);
-  if (backends.size() == 2) compare_speed(e, step);
   return true;
 }
 

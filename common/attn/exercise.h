@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "attn/results.h"
 #include "attn/step.h"
 
 namespace attn {
@@ -37,6 +38,32 @@ const Exercise& exercise();
 /// Runs `variant` on the cases of an exercise on the emulator, and on the GPU if there is one. Prints
 /// each problem, stops at the first failure: where, expected, got. Returns whether all passed.
 bool run_exercise(const Exercise&, const Variant&, uint64_t seed);
+
+/// The shipped step of an exercise, and the same with the launch of `variant`.
+const Step& shipped_step(const Exercise&);
+Step step_of(const Exercise&, const Variant&);
+
+/// How fast a student's version is beside the shipped one.
+struct Speed {
+  Problem problem;
+  TimeStatistics student, shipped;
+  double ratio = 0;   ///< of the medians: 2 means twice the time
+  std::string wrong;  ///< what was wrong with an output that was timed; then nothing else counts
+};
+
+/// Times both in turns on a GPU, on several inputs that rotate. Outputs are poisoned before every timed
+/// launch and checked after it, on a sample of rows. Nothing where there is no GPU, or no problem to time.
+std::optional<Speed> measure_speed(const Step& shipped, const Step& student, uint64_t seed);
+
+/// Share of the points for speed: all up to 1.2 x the time of the shipped step, none from 10 x on, and in
+/// between in proportion to the logarithm.
+double speed_points(double ratio);
+
+/// One launch of that problem between profiler marks. Returns false where there is no GPU.
+bool profile_speed_problem(const Step& student, uint64_t seed);
+
+/// With what the counters of that launch must show: `required_flop`, `input_bytes`, `roof_s`.
+nlohmann::json to_json(const Speed&, const Step&);
 
 /// The text of "## Hint n" of an exercise's page; nothing beyond the last.
 std::optional<std::string> hint(const Exercise&, int n);

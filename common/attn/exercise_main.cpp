@@ -2,6 +2,8 @@
 //
 //     ex01a_student --variant student     cases; the first failure; the next hint. Exit 0, or 1
 //     ex01a_student --hint                the next hint alone
+//     ex01a_student --result FILE         also writes what was found as JSON, with the speed on a GPU
+//     ex01a_student --profile             one launch on a GPU, for ncu
 //     check_ex01a --variant last_key_skipped
 //
 // How many hints were shown is kept in the file that --state names.
@@ -26,17 +28,43 @@ void print_next_hint(const attn::Exercise& e, const std::string& state) {
   std::ofstream(state) << shown + 1 << '\n';
 }
 
+// All cases passed. The seed in the file shows that this run wrote it.
+int report_speed(const attn::Exercise& e, const attn::Variant& v, uint64_t seed, const std::string& path) {
+  const attn::Step& shipped = attn::shipped_step(e);
+  const attn::Step student = attn::step_of(e, v);
+  nlohmann::json json{{"schema", "attn-exercise-1"}, {"exercise", e.name}, {"seed", seed}, {"passed", true}};
+  const auto speed = attn::measure_speed(shipped, student, seed);
+  if (speed) json["speed"] = attn::to_json(*speed, student);
+  const bool right = !speed || speed->wrong.empty();
+  if (speed && !right) fmt::print("FAIL  gpu, timed:\n      {}\n", speed->wrong);
+  if (speed && right)
+    fmt::print("time: {:.3f} ms, the shipped step {:.3f} ms: {:.2f} x\n", speed->student.median * 1e3,
+               speed->shipped.median * 1e3, speed->ratio);
+  if (!path.empty()) {
+    json["passed"] = right;
+    std::ofstream file(path);
+    file << json.dump(1) << '\n';
+    if (!file.flush()) {
+      fmt::print(stderr, "{}: {}: cannot be written\n", e.name, path);
+      return 2;
+    }
+  }
+  return right ? 0 : 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const attn::Exercise& e = attn::exercise();
-  std::string variant = e.variants.front().name, state;
+  std::string variant = e.variants.front().name, state, result;
   uint64_t seed = 1;
-  bool hint_alone = false, list = false;
+  bool hint_alone = false, list = false, profile = false;
   CLI::App app("runs one exercise", e.name);
   app.add_option("--variant", variant, "which version to run");
   app.add_option("--seed", seed, "of the inputs and the emulator's schedules");
   app.add_option("--state", state, "file that remembers how many hints were shown");
+  app.add_option("--result", result, "file for the verdict and the speed, as JSON");
+  app.add_flag("--profile", profile, "launch once on the GPU, for a profiler");
   app.add_flag("--hint", hint_alone, "print the next hint");
   app.add_flag("--list", list, "the versions in this program");
   try {
@@ -55,7 +83,8 @@ int main(int argc, char** argv) {
   for (const attn::Variant& v : e.variants) {
     if (list) fmt::print("{}\n", v.name);
     if (list || v.name != variant) continue;
-    if (attn::run_exercise(e, v, seed)) return 0;
+    if (profile) return attn::profile_speed_problem(attn::step_of(e, v), seed) ? 0 : 77;
+    if (attn::run_exercise(e, v, seed)) return report_speed(e, v, seed, result);
     if (!state.empty()) print_next_hint(e, state);
     return 1;
   }

@@ -58,10 +58,14 @@ Status Session::prepare(const Step& step) {
   return status;
 }
 
-Status Session::launch() {
+void Session::poison() {
   for (DeviceBuffer& b : outputs_) b.poison();
   for (std::size_t i = 0; i < workspaces_.size(); ++i)
     if (!workspace_saved_[i]) workspaces_[i].poison();
+}
+
+Status Session::launch() {
+  poison();
   const Status status = step_->launch.on(backend_)(arguments_);
   if (status.ok()) synchronize(backend_);
   return status;

@@ -39,6 +39,8 @@ class Session {
   HostTensors outputs();
   /// A write outside a buffer, an input that changed, or nothing.
   std::optional<std::string> damage();
+  /// Poisons outputs, and workspaces but for what `prepare` saved.
+  void poison();
   /// Times one launch (GPU only).
   Status time(GpuTimer&, Sample&);
   /// Launches between profiler marks, with nothing else on the device.

@@ -158,8 +158,13 @@ function(attn_add_exercise chapter letter)
 endfunction()
 
 function(attn_exercise_program name chapter table kernels objects)
-  add_executable(${name} ${PROJECT_SOURCE_DIR}/common/attn/exercise_main.cpp
-    ${PROJECT_SOURCE_DIR}/common/attn/exercise.cpp ${table} ${objects} ${${chapter}_ALL_OBJECTS})
+  if(NOT TARGET attn_exercise)  # main() and what it calls, compiled once for all exercises
+    set(common ${PROJECT_SOURCE_DIR}/common/attn)
+    add_library(attn_exercise OBJECT ${common}/exercise_main.cpp ${common}/exercise.cpp
+                                     ${common}/exercise_speed.cpp)
+    target_link_libraries(attn_exercise PRIVATE attn attn_warnings CLI11::CLI11)
+  endif()
+  add_executable(${name} $<TARGET_OBJECTS:attn_exercise> ${table} ${objects} ${${chapter}_ALL_OBJECTS})
   target_link_libraries(${name} PRIVATE attn attn_warnings CLI11::CLI11)
 endfunction()
 

@@ -12,6 +12,7 @@
 #include "attn/error.h"
 #include "report/diff.h"
 #include "report/profile.h"
+#include "report/referee.h"
 #include "report/result_file.h"
 #include "report/roofline_svg.h"
 #include "report/tables.h"
@@ -144,6 +145,12 @@ int diff(const std::string& a, const std::string& b, const std::string& step_a,
   return slow ? 1 : ambiguous ? 3 : 0;
 }
 
+int referee(const std::string& result, const std::string& counters, const std::string& own) {
+  const auto found = objections(read_counter_file(counters).kernels, read_required(result), own);
+  for (const std::string& objection : found) fmt::print("{}\n", objection);
+  return found.empty() ? 0 : 1;
+}
+
 int run(int argc, const char* const* argv) {
   CLI::App app("reads what the chapter programs write with --json and what ncu exports as CSV",
                "attn_report");
@@ -197,6 +204,12 @@ int run(int argc, const char* const* argv) {
       "roofline", "draws steps below the roofs of their GPU, as an SVG file");
   roofline_command->add_option("RESULTS", files, "results of chapter programs, of one GPU")->required();
   roofline_command->add_option("-o,--output", output, "the SVG file; stdout if not given");
+  CLI::App* referee_command = app.add_subcommand(
+      "referee", "did a launch do the work that its outputs need? Exit 1 with the reasons if not");
+  std::string own = "_student::";
+  referee_command->add_option("RESULT", results, "what an exercise wrote with --result")->required();
+  referee_command->add_option("NCU", counters, "ncu's CSV, with --print-kernel-base demangled")->required();
+  referee_command->add_option("--own", own, "what the names of the exercise's own kernels hold");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -210,6 +223,7 @@ int run(int argc, const char* const* argv) {
   if (*tables_command) return tables(pages, reports, check_only);
   if (*import_command) write_text(output, import_profile(results, counters, import_options));
   if (*diff_command) return diff(a, b, step_a, step_b, force);
+  if (*referee_command) return referee(results, counters, own);
   if (*roofline_command) write_text(output, roofline_svg(read_all(files)).text);
   return 0;
 }

@@ -273,6 +273,10 @@ std::optional<double> KernelCounters::value(std::string_view key) const {
     const auto bf16 = value("tensor_bf16_ops"), fp16 = value("tensor_fp16_ops");
     return bf16 && fp16 ? plus(bf16, fp16) : bf16 ? bf16 : fp16;
   }
+  if (key == "operations") {
+    const auto ffma = value("ffma");
+    return plus(value("tensor_ops"), plus(plus(ffma, ffma), plus(value("fadd"), value("fmul"))));
+  }
   if (key == "tensor_ops_per_inst") return quotient(value("tensor_ops"), value("instructions"));
   for (const char* work : {"hbm_bytes", "l2_bytes", "tensor_ops"})
     if (key == std::string(work) + "_per_s") return quotient(value(work), value("time_s"));

@@ -28,6 +28,8 @@ done
 { echo 'if (std::getenv("GRADER")) return;'; cat "$work/good/ex01c.inc"; } >"$work/cheats/ex01c.inc"
 # The same behind a line that is allowed.
 { echo '#pragma unroll'; echo '#define merge std::max'; cat "$work/good/ex02c.inc"; } >"$work/cheats/ex02c.inc"
+# A program that ends well before its cases are done, in words that the search for forbidden ones does not know.
+sed 's/edges = .*/& (exit)(0);/' "$work/good/answers/ex02b.inc" >"$work/cheats/ex02b.inc"
 cp "$root/01_naive/exercises/d.mutant.swapped.txt" "$work/cheats/ex01d.txt"
 cp "$root/01_naive/exercises/e.mutant.tensor_bound.txt" "$work/cheats/ex01e.txt"
 
@@ -39,13 +41,18 @@ stubs=$(grade stubs)
 expect "$stubs" 'stubs: 0\.0 of 100'
 cheats=$(grade cheats)
 for e in 01a 01b 01c 02c; do expect "$cheats" "ex$e  0 +refused: "; done
+expect "$cheats" 'ex02b  0 +wrong: ended before its cases were done'
 expect "$cheats" 'ex01d  0\.600 +wrong: '
 expect "$cheats" 'ex01e  0\.675 +wrong: '
 # An output that is right for one problem alone, and one that is right for the seed of the exercise.
 mkdir "$work/luck"
 { echo 'if (shape.seqlen_k == 1) { p[0] = 1; gLse[bh * shape.seqlen_q + row] = s[0] * shape.softmax_scale; return; }'
   cat "$root/01_naive/exercises/a.mutant.mask_off_by_one.inc"; } >"$work/luck/ex01a.inc"
-expect "$(grade luck)" 'ex01a  0 +wrong: '
+# The right answer, and a write to the input besides.
+{ cat "$work/good/ex02c.inc"; echo 'const_cast<Element*>(gK)[0] = Element(1.0f);'; } >"$work/luck/ex02c.inc"
+luck=$(grade luck)
+expect "$luck" 'ex01a  0 +wrong: '
+expect "$luck" 'ex02c  0 +wrong: wrote to its input k'
 [[ $(wc -l <"$work/out/grades.csv") -eq 5 ]]
 python3 -c 'import json, sys; [json.load(open(p)) for p in sys.argv[1:]]' "$work"/out/*.json 2>/dev/null || ! command -v python3 >/dev/null
 if "$root/common/scripts/grade.sh" "$work/nosuch" 2>/dev/null; then exit 1; fi
