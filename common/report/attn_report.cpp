@@ -11,6 +11,8 @@
 
 #include "attn/error.h"
 #include "report/diff.h"
+#include "report/json_object.h"
+#include "report/page.h"
 #include "report/profile.h"
 #include "report/result_file.h"
 #include "report/roofline_svg.h"
@@ -144,6 +146,18 @@ int diff(const std::string& a, const std::string& b, const std::string& step_a,
   return slow ? 1 : ambiguous ? 3 : 0;
 }
 
+// Whether a page is as it was written. Returns the exit status: 1 if not.
+int verify(const std::string& path) {
+  const std::string file = printable(path);
+  const Verification v = verify_page(read_bytes(path), file);
+  if (v.intact) {
+    fmt::print("{}: as it was written, sha256 {}\n", file, v.found);
+    return 0;
+  }
+  fmt::print("{}: ALTERED: its content has sha256 {}, it says {}\n", file, v.found, v.said);
+  return 1;
+}
+
 int run(int argc, const char* const* argv) {
   CLI::App app("reads what the chapter programs write with --json and what ncu exports as CSV",
                "attn_report");
@@ -197,6 +211,21 @@ int run(int argc, const char* const* argv) {
       "roofline", "draws steps below the roofs of their GPU, as an SVG file");
   roofline_command->add_option("RESULTS", files, "results of chapter programs, of one GPU")->required();
   roofline_command->add_option("-o,--output", output, "the SVG file; stdout if not given");
+  std::vector<std::string> profiles;
+  std::string log, student, verified;
+  CLI::App* page_command =
+      app.add_subcommand("page", "one HTML file to hand in: checks, times, roofline, work log");
+  CLI::Option* page_files =
+      page_command->add_option("RESULTS", files, "results of chapter programs");
+  page_command->add_option("--profile", profiles, "profiles of steps in these results");
+  page_command->add_option("--log", log, "the work log, as text or Markdown");
+  page_command->add_option("--name", student, "whose page it is");
+  page_command->add_option("-o,--output", output, "the HTML file; stdout if not given");
+  page_command
+      ->add_option("--verify", verified,
+                   "instead: is this page as it was written? Exit 1 if not. Guards against "
+                   "accidents, not against intent")
+      ->excludes(page_files);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -211,6 +240,14 @@ int run(int argc, const char* const* argv) {
   if (*import_command) write_text(output, import_profile(results, counters, import_options));
   if (*diff_command) return diff(a, b, step_a, step_b, force);
   if (*roofline_command) write_text(output, roofline_svg(read_all(files)).text);
+  if (*page_command) {
+    if (!verified.empty()) return verify(verified);
+    if (files.empty()) throw InputError("page: RESULTS is required, or --verify FILE");
+    PageInput in{read_all(files), {}, std::nullopt, student};
+    for (const std::string& path : profiles) in.profiles.push_back(read_profile(path));
+    if (!log.empty()) in.log = read_bytes(log);
+    write_text(output, page(in));
+  }
   return 0;
 }
 
