@@ -11,6 +11,8 @@
 
 #include "attn/error.h"
 #include "report/diff.h"
+#include "report/json_object.h"
+#include "report/page.h"
 #include "report/profile.h"
 #include "report/referee.h"
 #include "report/result_file.h"
@@ -151,6 +153,18 @@ int referee(const std::string& result, const std::string& counters, const std::s
   return found.empty() ? 0 : 1;
 }
 
+// Whether a page is as it was written. Returns the exit status: 1 if not.
+int verify(const std::string& path) {
+  const std::string file = printable(path);
+  const Verification v = verify_page(read_bytes(path), file);
+  if (v.intact) {
+    fmt::print("{}: as it was written, sha256 {}\n", file, v.found);
+    return 0;
+  }
+  fmt::print("{}: ALTERED: its content has sha256 {}, it says {}\n", file, v.found, v.said);
+  return 1;
+}
+
 int run(int argc, const char* const* argv) {
   CLI::App app("reads what the chapter programs write with --json and what ncu exports as CSV",
                "attn_report");
@@ -210,6 +224,21 @@ int run(int argc, const char* const* argv) {
   referee_command->add_option("RESULT", results, "what an exercise wrote with --result")->required();
   referee_command->add_option("NCU", counters, "ncu's CSV, with --print-kernel-base demangled")->required();
   referee_command->add_option("--own", own, "what the names of the exercise's own kernels hold");
+  std::vector<std::string> profiles;
+  std::string log, student, verified;
+  CLI::App* page_command =
+      app.add_subcommand("page", "one HTML file to hand in: checks, times, roofline, work log");
+  CLI::Option* page_files =
+      page_command->add_option("RESULTS", files, "results of chapter programs");
+  page_command->add_option("--profile", profiles, "profiles of steps in these results");
+  page_command->add_option("--log", log, "the work log, as text or Markdown");
+  page_command->add_option("--name", student, "whose page it is");
+  page_command->add_option("-o,--output", output, "the HTML file; stdout if not given");
+  page_command
+      ->add_option("--verify", verified,
+                   "instead: is this page as it was written? Exit 1 if not. Guards against "
+                   "accidents, not against intent")
+      ->excludes(page_files);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -225,6 +254,14 @@ int run(int argc, const char* const* argv) {
   if (*diff_command) return diff(a, b, step_a, step_b, force);
   if (*referee_command) return referee(results, counters, own);
   if (*roofline_command) write_text(output, roofline_svg(read_all(files)).text);
+  if (*page_command) {
+    if (!verified.empty()) return verify(verified);
+    if (files.empty()) throw InputError("page: RESULTS is required, or --verify FILE");
+    PageInput in{read_all(files), {}, std::nullopt, student};
+    for (const std::string& path : profiles) in.profiles.push_back(read_profile(path));
+    if (!log.empty()) in.log = read_bytes(log);
+    write_text(output, page(in));
+  }
   return 0;
 }
 

@@ -255,10 +255,10 @@ std::string headline(const Diff& d) {
   return "";
 }
 
-std::string times_text(const Diff& d) {
+std::string times_text(const Diff& d, const std::string& a, const std::string& b) {
   const Counter& time = *find_counter("time_s");
-  return fmt::format("B takes {:.3g} of A's time: {} -> {}", d.time_b.median / d.time_a.median,
-                     value_text(time, d.time_a.median), value_text(time, d.time_b.median));
+  return fmt::format("{} takes {:.3g} of {}'s time: {} -> {}", b, d.time_b.median / d.time_a.median,
+                     a, value_text(time, d.time_a.median), value_text(time, d.time_b.median));
 }
 
 std::string text(const Diff& d) {

@@ -64,8 +64,8 @@ std::string factor_text(const Moved&);
 std::string better_text(const Moved&);
 /// More than 1 % of a change, or a side without it.
 bool moved(const Moved&);
-/// "0.56 of A's time: 285.582 ms -> 158.621 ms"
-std::string times_text(const Diff&);
+/// "B takes 0.555 of A's time: 285.582 ms -> 158.621 ms", or with other names for A and B.
+std::string times_text(const Diff&, const std::string& a = "A", const std::string& b = "B");
 /// All of it, for a terminal.
 std::string text(const Diff&);
 

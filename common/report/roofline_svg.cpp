@@ -88,8 +88,8 @@ class Picture {
       const auto same = [&](std::string_view what, const std::string& a, const std::string& b) {
         if (a != b)
           throw InputError(
-              fmt::format("{}: another {} than {}: '{}', not '{}' (accepted: results "
-                          "that share roofs)",
+              fmt::format("{}: another {} than {}: '{}', not '{}' (accepted: results of "
+                          "one problem on one GPU)",
                           printable(f.path.string()), what, printable(first.path.string()), b, a));
       };
       same("GPU of the roofs", first.roofs_of, f.roofs_of);

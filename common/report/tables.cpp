@@ -12,6 +12,7 @@
 
 #include "attn/error.h"
 #include "report/counters.h"
+#include "report/diff.h"
 
 namespace attn::report {
 namespace {
@@ -217,6 +218,33 @@ std::string counters_table(const fs::path& folder, const std::string& chapter) {
   return markdown(rows);
 }
 
+// What moved between two exports: in the whole step, or in the kernel that is named.
+std::string diff_table(const fs::path& folder, const std::vector<std::string>& names) {
+  const auto read = [&](const std::string& name) {
+    return read_steps(folder / (name + ".ncu.csv"), "");
+  };
+  const Diff d = compare_files(read(names.at(0)), read(names.at(1)), false).at(0);
+  const std::vector<Moved>* counters = &d.total;
+  std::optional<double> time_a = d.time_a.median, time_b = d.time_b.median;
+  std::string what = "whole step";
+  if (names.size() > 2) {
+    counters = nullptr;
+    for (const KernelPair& k : d.kernels)
+      if (k.name == names[2]) counters = &k.counters, time_a = k.a_s, time_b = k.b_s;
+    if (!counters) throw InputError(fmt::format("table diff: no kernel {} in both", names[2]));
+    what = fmt::format("`{}`", names[2]);
+  }
+  std::vector<Row> rows{{what, d.a.step, d.b.step, "factor"}};
+  const Counter& time = *find_counter("time_s");
+  const Moved of_time{&time, time_a, time_b, *time_b / *time_a};
+  rows.push_back({"time", value_text(time, time_a), value_text(time, time_b), factor_text(of_time)});
+  for (const Moved& m : *counters)
+    if (moved(m))
+      rows.push_back({std::string(m.counter->label), value_text(*m.counter, m.a),
+                      value_text(*m.counter, m.b), factor_text(m)});
+  return markdown(rows);
+}
+
 std::string table(const std::vector<std::string>& words, const fs::path& reports) {
   const std::string& kind = words.at(0);
   const std::vector<std::string> names(words.begin() + 1, words.end());
@@ -226,8 +254,12 @@ std::string table(const std::vector<std::string>& words, const fs::path& reports
   if (kind == "lengths") return lengths_table(reports, names);
   if (kind == "peers") return peers_table(file());
   if (kind == "counters") return counters_table(reports, names.at(0));
+  if (kind == "diff") {
+    if (names.size() < 2) throw InputError("table: diff: needs two exports");
+    return diff_table(reports, names);
+  }
   throw InputError(
-      fmt::format("table: {}: must be steps, phases, lengths, peers or counters", kind));
+      fmt::format("table: {}: must be steps, phases, lengths, peers, counters or diff", kind));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 /// | lengths | result files | a step, a column for each file's seqlen_q: TFLOP/s |
 /// | peers | one file of peers.py | a problem: times of the peers, and how much faster a step is |
 /// | counters | a chapter | a kernel of a step: what ncu counted |
+/// | diff | two exports, maybe a kernel | a counter that moved by more than 1 % |
 #pragma once
 
 #include <filesystem>

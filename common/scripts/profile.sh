@@ -7,12 +7,17 @@
 # Runs the chapter program of build/release with --profile STEP under ncu, collects what metrics.txt lists, and
 # writes to build/release/results:
 #
-#   CHAPTER.STEP.ncu.csv     a line a kernel and counter, for attn_report and for the digest printed here
+#   CHAPTER.STEP.ncu.csv     a line a kernel and counter, for attn_report and for the digest printed here;
+#                            before them the problem and what was done to the clocks
 #   CHAPTER.STEP.ncu-rep     the same and some sections, to open in Nsight Compute (ncu-ui)
 #
 # Clocks are left as they are, so that times compare with those of --time; --lock-clocks lets ncu hold them at
-# their base value, for figures that repeat better. NCU=/path/to/ncu picks another ncu. Where there is no
-# ncu, or the driver keeps the counters to itself, the step is timed instead (--time).
+# their base value, for figures that repeat better. Where there is no ncu, or the driver keeps the counters to
+# itself, the step is timed instead (--time).
+#
+# Environment: NCU=/path/to/ncu picks an ncu. Without it the first one in PATH is taken, then one in
+# ATTN_NCU_FOLDERS (folders with blanks between them; if not set, /usr/local/cuda/bin and those of Nsight
+# Compute in /opt/nvidia).
 #
 # Exit status: that of the chapter program if it refuses (2 bad option, 3 unsupported, 4 out of memory, 77 no
 # GPU); 1 ncu failed; 0 otherwise, with times only too.
@@ -62,9 +67,10 @@ with_times_only() {
 
 # ---- ncu --------------------------------------------------------------------------------------
 
+[[ -z ${NCU:-} || -x $NCU ]] || die 2 "NCU=$NCU: no such program"
 ncu=${NCU:-$(command -v ncu || true)}
-for candidate in "${ATTN_NCU_FOLDERS-/usr/local/cuda/bin}"/ncu /opt/nvidia/nsight-compute/*/ncu; do
-  if [[ -z $ncu && -x $candidate ]]; then ncu=$candidate; fi
+for folder in ${ATTN_NCU_FOLDERS-/usr/local/cuda/bin /opt/nvidia/nsight-compute/*}; do
+  if [[ -z $ncu && -x $folder/ncu ]]; then ncu=$folder/ncu; fi
 done
 if [[ -z $ncu ]]; then
   echo "no ncu: it comes with the CUDA Toolkit, or as NVIDIA Nsight Compute. NCU=/path/to/ncu names one."
@@ -107,11 +113,17 @@ fi
 # Of the report, the lines of the metrics asked for by name, and the columns before those of ncu's advice.
 "$ncu" --import "$report" --csv --page details --print-units base 2>"$work/log" |
   awk '/^"ID"/ { sub(/,"Rule Name".*/, ""); print }
-       /,"Command line profiler metrics",/ { sub(/(,|,"")+\r?$/, ""); print }' >"$csv" || true
-if [[ $(wc -l <"$csv") -lt 2 ]]; then
+       /,"Command line profiler metrics",/ { sub(/(,|,"")+\r?$/, ""); print }' >"$work/csv" || true
+if [[ $(wc -l <"$work/csv") -lt 2 ]]; then
   cat "$work/log" >&2
   die 1 "ncu wrote no counters: was a kernel launched?"
 fi
+# What ncu does not say, and attn_report asks before it compares.
+{
+  printf '==profile.sh== clocks: %s\n' "$clocks"
+  printf '%s\n' "$said" | sed -n '/^problem: /{s/^/==profile.sh== /p;q}'
+  cat "$work/csv"
+} >"$csv"
 
 # ---- the digest -------------------------------------------------------------------------------
 
@@ -175,3 +187,4 @@ awk '
     }
   }' "$csv"
 printf '\n%s\n%s\n' "$csv" "$report"
+printf 'Beside another step: %s diff OTHER.ncu.csv %s\n' "$build/bin/attn_report" "$csv"

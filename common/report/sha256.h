@@ -1,0 +1,13 @@
+/// \file
+/// SHA-256 (FIPS 180-4), for checksums over pages.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace attn::report {
+
+/// 64 hexadecimal digits, as sha256sum prints them.
+std::string sha256(std::string_view bytes);
+
+}  // namespace attn::report
