@@ -112,7 +112,7 @@ for exercise in "${exercises[@]}"; do
         verdict[$exercise]="wrong: ${why:-exit status $status}" points[$exercise]=0
         break
       fi
-      if ! grep -q '"passed": true' "$result" 2>/dev/null || ! grep -q "\"seed\": $seed\$" "$result"; then
+      if ! grep -q '"passed": true' "$result" 2>/dev/null || ! grep -qE "\"seed\": $seed,?\$" "$result"; then
         verdict[$exercise]="wrong: ended before its cases were done" points[$exercise]=0
         break
       fi
