@@ -220,9 +220,9 @@ int run(int argc, const char* const* argv) {
   roofline_command->add_option("-o,--output", output, "the SVG file; stdout if not given");
   CLI::App* referee_command = app.add_subcommand(
       "referee", "did a launch do the work that its outputs need? Exit 1 with the reasons if not");
-  std::string own = "_student::";
+  std::string own = "_student";
   referee_command->add_option("RESULT", results, "what an exercise wrote with --result")->required();
-  referee_command->add_option("NCU", counters, "ncu's CSV, with --print-kernel-base demangled")->required();
+  referee_command->add_option("NCU", counters, "ncu's CSV, with --print-kernel-base mangled")->required();
   referee_command->add_option("--own", own, "what the names of the exercise's own kernels hold");
   std::vector<std::string> profiles;
   std::string log, student, verified;

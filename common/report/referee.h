@@ -24,7 +24,7 @@ Required read_required(const std::filesystem::path&);
 /// the export lacks judges nothing. Allowances of 10 %: a causal step may skip half of its masked tiles, and
 /// HBM counts in sectors.
 ///
-/// - a kernel whose name does not hold `own` ("_student::"): a library's, or one from elsewhere;
+/// - a kernel whose name does not hold `own` ("_student"): a library's, or one from elsewhere;
 /// - fewer operations (tensor cores and FP32 units together) than the problem needs;
 /// - fewer bytes read from HBM than the inputs have, though the caches were flushed;
 /// - less time than the roofs of the GPU allow.

@@ -75,9 +75,9 @@ referee() {  # EXERCISE SEED RESULT
   cmake --build "$build" --target attn_report >/dev/null
   metrics=$(awk '/^[a-z]/ && $1 != "section" { printf "%s,", $1 }' "$root/common/scripts/metrics.txt")
   for op in ffma fadd fmul; do metrics+=smsp__sass_thread_inst_executed_op_${op}_pred_on.sum,; done
-  "$ncu" --profile-from-start off --csv --print-units base --print-kernel-base demangled --metrics "${metrics%,}" \
+  "$ncu" --profile-from-start off --csv --print-units base --print-kernel-base mangled --metrics "${metrics%,}" \
     "$build/bin/$1_student" --profile --seed "$2" 2>/dev/null | grep '^"' >"$csv" || return 0
-  "$build/bin/attn_report" referee "$3" "$csv" --own _student:: | paste -sd ';' || true
+  "$build/bin/attn_report" referee "$3" "$csv" --own _student | paste -sd ';' || true
 }
 
 # ---- our programs with these files -----------------------------------------------------------
