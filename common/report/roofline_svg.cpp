@@ -181,6 +181,12 @@ class Picture {
       low = std::min(low, f.rate);
       right = std::max(right, f.rate / bandwidth);  // the corner
     }
+    // No GPU is beyond these, and axes of hundreds of decades would show nothing.
+    if (!(left >= 1e-9 && right <= 1e12 && low >= 1 && high <= 1e24))
+      throw InputError(fmt::format(
+          "{}: its rates ({:.3g} to {:.3g} operations/s at {:.3g} to {:.3g} operations a "
+          "byte) are no GPU's (accepted: 1 to 1e24 and 1e-9 to 1e12)",
+          printable(files_[0].path.string()), low, high, left, right));
     x0_ = std::log10(left / 8), x1_ = std::log10(right * 3);
     y0_ = std::log10(low / 2.5), y1_ = std::log10(high * 2);
   }
