@@ -116,8 +116,8 @@ void write_text(const std::string& path, const std::string& text) {
   if (!file) throw InputError(fmt::format("{}: cannot be written", path));
 }
 
-// Fills the tables of Markdown pages, or says which page is not what the reports give. Returns the exit
-// status: 1 if a page differs.
+// Fills the tables of Markdown pages, or says which page is not what the reports give. Returns the
+// exit status: 1 if a page differs.
 int tables(const std::vector<std::string>& pages, const std::string& reports, bool check_only) {
   int status = 0;
   for (const std::string& page : pages) {
@@ -133,7 +133,8 @@ int tables(const std::vector<std::string>& pages, const std::string& reports, bo
   return status;
 }
 
-// Compares A with B. Returns the exit status: of several comparisons the one that a script must look at.
+// Compares A with B. Returns the exit status: of several comparisons the one that a script must
+// look at.
 int diff(const std::string& a, const std::string& b, const std::string& step_a,
          const std::string& step_b, bool force) {
   bool slow = false, ambiguous = false;
@@ -177,7 +178,8 @@ int run(int argc, const char* const* argv) {
   std::string reports;
   bool check_only = false;
   CLI::App* tables_command = app.add_subcommand(
-      "tables", "generates the tables between the markers of Markdown pages from a folder of reports");
+      "tables",
+      "generates the tables between the markers of Markdown pages from a folder of reports");
   tables_command->add_option("PAGE", pages, "Markdown pages")->required();
   tables_command->add_option("--reports", reports, "folder, as docs/reports/h200")->required();
   tables_command->add_flag("--check", check_only, "change nothing; exit 1 if a page differs");
@@ -212,11 +214,12 @@ int run(int argc, const char* const* argv) {
       "or a time without quartiles and less than 3 % of difference.\n"
       "Counters: ratios (causes) first, then counts, then rates; what moved most first. Sectors a\n"
       "load or a store count as much as loads or stores are of all sectors.\n"
-      "Exit status: 0 SAME or FAST, 1 SLOW, 3 AMBIGUOUS (of several steps: SLOW before AMBIGUOUS),\n"
-      "2 a file that cannot be read or two that cannot be compared.");
+      "Exit status: 0 SAME or FAST, 1 SLOW, 3 AMBIGUOUS (of several steps: SLOW before\n"
+      "AMBIGUOUS), 2 a file that cannot be read or two that cannot be compared.");
   CLI::App* roofline_command = app.add_subcommand(
       "roofline", "draws steps below the roofs of their GPU, as an SVG file");
-  roofline_command->add_option("RESULTS", files, "results of chapter programs, of one GPU")->required();
+  roofline_command->add_option("RESULTS", files, "results of chapter programs, of one GPU")
+      ->required();
   roofline_command->add_option("-o,--output", output, "the SVG file; stdout if not given");
   CLI::App* referee_command = app.add_subcommand(
       "referee", "did a launch do the work that its outputs need? Exit 1 with the reasons if not");

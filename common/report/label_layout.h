@@ -26,8 +26,8 @@ struct Label {
 /// From the label's point to the nearest side of `box`.
 Segment leader_to(const Label&, const Box& box);
 
-/// Sets the boxes, inside `page`. No two overlap each other or an obstacle as long as there is room;
-/// of the places left, the one that is nearest and covers the fewest lines is taken.
+/// Sets the boxes, inside `page`. No two overlap each other or an obstacle as long as there is
+/// room. Of the places left, the one that is nearest and covers the fewest lines is taken.
 void place_labels(std::vector<Label>&, const Box& page, std::vector<Box> obstacles,
                   const std::vector<Segment>& lines);
 

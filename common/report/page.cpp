@@ -28,19 +28,25 @@ constexpr const char* kHead = R"(<!DOCTYPE html>
   :root { --text: #dfe5ec; --soft: #a9b4c0; --back: #1b2027; --line: #414b57; --head: #27313c;
           --good: #97d8aa; --bad: #ff9d8f; --warn: #f0c36d; } }
 body { font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
-       color: var(--text); background: var(--back); max-width: 64rem; margin: 2rem auto; padding: 0 1rem; }
+       color: var(--text); background: var(--back);
+       max-width: 64rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.6rem; margin-bottom: .2rem; }
-h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line); padding-bottom: .2rem; }
+h2 { font-size: 1.2rem; margin-top: 2.2rem;
+     border-bottom: 1px solid var(--line); padding-bottom: .2rem; }
 h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
 table { border-collapse: collapse; margin: .6rem 0 1.2rem; font-size: .9rem; }
-th, td { border: 1px solid var(--line); padding: .25rem .6rem; text-align: left; vertical-align: top; }
+th, td { border: 1px solid var(--line); padding: .25rem .6rem;
+         text-align: left; vertical-align: top; }
 th { background: var(--head); font-weight: 600; }
 td.w, td:first-child { white-space: nowrap; }
-td.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+td.n { text-align: right; white-space: nowrap;
+       font-variant-numeric: tabular-nums; }
 .soft { color: var(--soft); } .good { color: var(--good); font-weight: 600; }
 .bad { color: var(--bad); font-weight: 600; } .warn { color: var(--warn); font-weight: 600; }
-.log { white-space: pre-wrap; overflow-wrap: anywhere; border-left: 3px solid var(--line); padding-left: 1rem; }
-.scroll { overflow-x: auto; } .answer { border: 1px dashed var(--line); min-height: 3.5rem; margin: .3rem 0 1rem; }
+.log { white-space: pre-wrap; overflow-wrap: anywhere;
+       border-left: 3px solid var(--line); padding-left: 1rem; }
+.scroll { overflow-x: auto; }
+.answer { border: 1px dashed var(--line); min-height: 3.5rem; margin: .3rem 0 1rem; }
 svg { max-width: 100%; height: auto; } code { font-size: .92em; overflow-wrap: anywhere; }
 @media print { body { margin: 0; max-width: none; } h2 { break-after: avoid; } }
 </style>

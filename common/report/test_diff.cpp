@@ -46,6 +46,7 @@ TEST_CASE("a verdict comes from the quartiles") {
   CHECK(judge(a, {1.1, 1.04, 1.2, 20}) == Judgement::ambiguous);
   // Apart, and yet within 1 %: nobody cares.
   CHECK(judge({1, 1, 1.001, 20}, {1.009, 1.008, 1.01, 20}) == Judgement::same);
+  CHECK(judge({1, 1, 1.001, 20}, {1.015, 1.014, 1.016, 20}) == Judgement::slow);
   // A single time on either side says nothing below 3 %.
   CHECK(judge({1, 1, 1, 1}, {1.02, 1.02, 1.02, 1}) == Judgement::ambiguous);
   CHECK(judge({1, 1, 1, 20}, {0.98, 0.98, 0.98, 1}) == Judgement::ambiguous);
@@ -78,8 +79,8 @@ TEST_CASE("between v1_global and v2_coalesced, sectors a load are what moved") {
 }
 
 TEST_CASE("a counter that a side lacks is n/a, and moves nothing") {
-  const auto ranked = rank_counters(counters({{"time_s", 1}, {"hbm_read_bytes", 8}}),
-                                    counters({{"l2_bytes", 4}}));
+  const auto ranked =
+      rank_counters(counters({{"time_s", 1}, {"hbm_read_bytes", 8}}), counters({{"l2_bytes", 4}}));
   REQUIRE(ranked.size() == 2);
   for (const Moved& m : ranked) {
     CHECK(m.rank == 0);

@@ -144,6 +144,14 @@ TEST_CASE("what shares no roofs, or holds nothing to draw, is refused") {
   CHECK(refused("/operation", "backward").find("another operation") != std::string::npos);
   CHECK(refused("/problem/seqlen_q", 17).find("another problem") != std::string::npos);
   CHECK(refused("/problem/seed", 17).empty());
+  // Axes that nobody could draw.
+  for (const double extreme : {5e-324, 1e-300, 1e300}) {
+    json changed = document;
+    changed["steps"][1]["predicted_s"] = extreme;
+    const fs::path path = file.write(changed.dump());
+    CHECK(refusal_of([&] { return roofline_svg(read({path})); }).find("are no GPU's") !=
+          std::string::npos);
+  }
   document["steps"] = json::array();
   const fs::path empty = file.write(document.dump());
   CHECK(refusal_of([&] { return roofline_svg(read({empty})); }).find("no step") !=
