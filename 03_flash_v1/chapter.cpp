@@ -13,6 +13,8 @@ ATTN_DECLARE_STEP(v4_grid);
 ATTN_DECLARE_STEP(v5_row_groups);
 ATTN_DECLARE_STEP(v6_two_tiles);
 ATTN_DECLARE_STEP(v7_exp2);
+ATTN_DECLARE_STEP(b1_scalar);
+ATTN_DECLARE_STEP(b2_tensor_core);
 
 namespace gpu::v1_scalar {
 attn::Status launch_half(const attn::Arguments&);
@@ -68,6 +70,31 @@ Cost forward_cost(const Problem& p, Tiles t, double blocks_a_head, bool tensor) 
   phase.l2_bytes = heads * (pairs * rows * d * element + accum + 2 * blocks_a_head * kv +
                             q_rows * (d * element + 4));
   return {phase};
+}
+
+// As in the forward pass: a visit brings tiles of Q and dO, and takes dQ there and back. Five products.
+Phase backward_phase(const Problem& p, Tiles t, bool tensor) {
+  const double heads = double(p.batch * p.heads), d = double(p.head_dim), element = double(size_of(p.dtype));
+  const double q_rows = heads * double(p.seqlen_q), kv = 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
+  const double pairs = visits(p, t), rows = double(t.block_m);
+  const double row_tiles = double((p.seqlen_q + t.block_m - 1) / t.block_m);
+  Phase phase{.name = "attention_backward", .exp = heads * pairs * rows * double(t.block_n)};
+  (tensor ? phase.tensor_flop : phase.fp32_flop) = 10 * d * phase.exp;
+  const double row_tensors = tensor ? 2 : 3;  // Q and dO; D needs O where it is not there yet
+  const double row_numbers = tensor ? 8 : 4;  // lse; D
+  phase.hbm_read = q_rows * (row_tensors * d * element + row_numbers) + kv;
+  phase.hbm_write = q_rows * d * element + kv;
+  const double accum = 2 * std::max(0.0, pairs - row_tiles) * rows * d * 4;
+  phase.l2_bytes = heads * (pairs * rows * (row_tensors * d * element + row_numbers) + accum) +
+                   q_rows * d * element + 2 * kv;
+  return phase;
+}
+Phase dot_phase(const Problem& p) {
+  const double rows = double(p.batch * p.heads * p.seqlen_q), d = double(p.head_dim);
+  Phase phase{.name = "dot", .fp32_flop = 2 * rows * d};
+  phase.hbm_read = 2 * rows * d * double(size_of(p.dtype));
+  phase.hbm_write = 4 * rows;
+  return phase;
 }
 
 Reason refuse_heads(const Problem& p) {
@@ -138,6 +165,31 @@ Step tensor_step(std::string name, std::string idea, Tiles tiles, bool split_row
   };
 }
 
+// b2: tiles of rows and keys.
+Tiles backward_tiles(const Problem& p) { return {p.head_dim == 128 ? 64 : 128, 128}; }
+
+Step backward_step(std::string name, std::string idea, std::vector<Phase> (*cost)(const Problem&), Launch launch) {
+  return {
+      .name = std::move(name),
+      .operation = "backward",
+      .idea = std::move(idea),
+      .support = kTensorSupport,
+      .refuses = refuse_negative_scale,
+      .workspaces =
+          [](const Problem& p) {  // of the forward pass that prepares, too
+            const int64_t heads = p.batch * p.heads, block = backward_tiles(p).block_m;
+            const int64_t padded = (p.seqlen_q + block - 1) / block * block;
+            return std::vector<Workspace>{{"accum", heads * padded * p.head_dim * 4},
+                                          {"state", heads * p.seqlen_q * 8},
+                                          {"dot", heads * p.seqlen_q * 4}};
+          },
+      .cost = cost,
+      .launch = launch,
+      .prepare = ATTN_LAUNCH(v7_exp2),
+      .takes_dropout = true,
+  };
+}
+
 #if ATTN_HAVE_CUDA
 #define ATTN_LAUNCH_OF(function) \
   Launch { gpu::v1_scalar::function, emulated::v1_scalar::function }
@@ -167,6 +219,16 @@ Chapter make_chapter() {
                                 ATTN_LAUNCH_OF(launch_half)));
   c.steps.push_back(scalar_step("v1_double_m", "v1_scalar with M = 128 KiB: larger tiles, less traffic", 32 * 1024,
                                 ATTN_LAUNCH_OF(launch_double)));
+  Step b1 = scalar_step("b1_scalar", "Algorithm 4 line by line: P computed again, dQ added to in HBM", 16 * 1024,
+                        ATTN_LAUNCH(b1_scalar));
+  b1.operation = "backward";
+  b1.cost = [](const Problem& p) { return Cost{backward_phase(p, scalar_tiles(p, 16 * 1024), false)}; };
+  b1.prepare = ATTN_LAUNCH(v1_scalar);
+  c.steps.push_back(std::move(b1));
+  c.steps.push_back(backward_step(
+      "b2_tensor_core", "mma.sync for all five products; dK, dV in registers, dQ in HBM",
+      [](const Problem& p) { return Cost{dot_phase(p), backward_phase(p, backward_tiles(p), true)}; },
+      ATTN_LAUNCH(b2_tensor_core)));
   return c;
 }
 
