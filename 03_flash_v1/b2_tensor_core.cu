@@ -38,6 +38,16 @@ __host__ __device__ constexpr int place(int row, int col) {
   const int turn = kPieces >= 8 ? row % 8 : row / 2 % 4;
   return row * kWidth + ((col / 8) ^ turn) * 8 + col % 8;
 }
+template <int kWidth>
+constexpr bool free_of_conflicts() {  // of the two ways in which product() reads
+  for (int col = 0; col < kWidth; col += 16)
+    if (ldmatrix_access([=](int l) { return 2 * place<kWidth>(l % 16, col + l / 16 * 8); }, 4).conflicts() > 0 ||
+        ldmatrix_access([=](int l) { return 2 * place<kWidth>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8); }, 4)
+                .conflicts() > 0)
+      return false;
+  return true;
+}
+static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<128>());
 //! [swizzle]
 
 template <class Element, class Config>

@@ -15,6 +15,7 @@ ATTN_DECLARE_STEP(v6_two_tiles);
 ATTN_DECLARE_STEP(v7_exp2);
 ATTN_DECLARE_STEP(b1_scalar);
 ATTN_DECLARE_STEP(b2_tensor_core);
+ATTN_DECLARE_STEP(b3_grid);
 
 namespace gpu::v1_scalar {
 attn::Status launch_half(const attn::Arguments&);
@@ -94,6 +95,15 @@ Phase dot_phase(const Problem& p) {
   Phase phase{.name = "dot", .fp32_flop = 2 * rows * d};
   phase.hbm_read = 2 * rows * d * double(size_of(p.dtype));
   phase.hbm_write = 4 * rows;
+  return phase;
+}
+
+// b3: dQ from the accumulators to its final type.
+Phase convert_phase(const Problem& p) {
+  const double numbers = double(p.batch * p.heads * p.seqlen_q * p.head_dim);
+  Phase phase{.name = "convert"};
+  phase.hbm_read = 4 * numbers;
+  phase.hbm_write = double(size_of(p.dtype)) * numbers;
   return phase;
 }
 
@@ -229,6 +239,18 @@ Chapter make_chapter() {
       "b2_tensor_core", "mma.sync for all five products; dK, dV in registers, dQ in HBM",
       [](const Problem& p) { return Cost{dot_phase(p), backward_phase(p, backward_tiles(p), true)}; },
       ATTN_LAUNCH(b2_tensor_core)));
+  c.steps.push_back(backward_step(
+      "b3_grid", "a block for each tile of keys; dQ by additions that are atomic",
+      [](const Problem& p) {
+        return Cost{dot_phase(p), backward_phase(p, backward_tiles(p), true), convert_phase(p)};
+      },
+      ATTN_LAUNCH(b3_grid)));
+  c.steps.back().deterministic = false;
+  c.steps.back().refuses = [](const Problem& p) -> Reason {
+    if ((p.seqlen_k + 127) / 128 > 65535)
+      return fmt::format("--seqlen-k {}: at most {} (65535 blocks of 128 keys in a grid)", p.seqlen_k, 65535 * 128);
+    return refuse_negative_scale(p);
+  };
   return c;
 }
 

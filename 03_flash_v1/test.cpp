@@ -86,6 +86,22 @@ TEST_CASE("forward steps are right on short problems", "[emulated]") {
   CHECK(ran == 600);
 }
 
+TEST_CASE("backward steps are right on short problems", "[emulated]") {
+  int ran = 0;
+  problems(kShort, [&](Problem p) { ran += check_steps("backward", p, Backend::emulated); });
+  CHECK(ran >= 200);
+}
+
+TEST_CASE("backward steps are right on long problems", "[emulated]") {
+  for (const int64_t n : {239, 799, 1024})
+    check_steps("backward", problem(n, n, n % 2 == 0 ? 64 : 32, DType::bf16, InputKind::needle), Backend::emulated);
+  Problem causal = problem(700, 600, 128, DType::fp16, InputKind::peaked);
+  causal.causal = true;
+  causal.dropout = 0.1;
+  causal.heads = 4, causal.kv_heads = 2;
+  check_steps("backward", causal, Backend::emulated);
+}
+
 TEST_CASE("forward steps are right on long problems", "[emulated]") {
   for (const int64_t n : {239, 799, 1000, 1023, 1024})
     check_steps("forward", problem(n, n, n % 2 == 0 ? 64 : 32, DType::bf16, InputKind::needle), Backend::emulated);

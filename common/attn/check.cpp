@@ -12,7 +12,7 @@ Verdict check(const HostTensor& out, const Expected& e) {
   v.tensor = e.spec.name;
   v.rows_checked = static_cast<int64_t>(e.rows.size());
   const auto columns = static_cast<std::size_t>(e.spec.columns());
-  double low_max = 0, rounding_max = 0, slack_max = 0;
+  double low_max = 0, rounding_max = 0, slack_max = 0, given_max = 0;
   double worst_share = -1;  // error / bound of the worst row
   struct Worst {
     std::size_t row, column;
@@ -53,7 +53,8 @@ Verdict check(const HostTensor& out, const Expected& e) {
     }
     const double error = std::sqrt(error2);
     slack_max = std::max(slack_max, e.slack[r]);
-    const double allowed = std::max(e.row_bound * e.scale[r], 2 * std::sqrt(low2)) + e.slack[r];
+    given_max = std::max(given_max, e.given[r]);
+    const double allowed = std::max({e.row_bound * e.scale[r], 2 * std::sqrt(low2), e.given[r]}) + e.slack[r];
     if (error > allowed) fail(r, worst_column, "row error above its bound");
     const double share = allowed > 0 ? error / allowed : (error > 0 ? 1e30 : 0);
     if (share > worst_share) {
@@ -65,7 +66,7 @@ Verdict check(const HostTensor& out, const Expected& e) {
     }
   }
   v.max_error = std::max(0.0, worst_element.error);
-  v.max_bound = 2 * low_max + 2 * rounding_max + slack_max;
+  v.max_bound = std::max(2 * low_max + 2 * rounding_max, given_max) + slack_max;
   if (e.field_rule && v.max_error > v.max_bound)
     fail(worst_element.row, worst_element.column, "largest error above twice the type's own");
   return v;

@@ -6,7 +6,8 @@
 /// 2. The field's rule: max |out - ref| <= 2 max |low - ref| + 2 max |(ref + 0.3 - 0.3) - ref|, where
 ///    the last term is the rounding of the element type itself.
 ///
-/// Both allow the `slack` of float32 scores besides, which matters for scores in the thousands.
+/// Both allow what is `given` with the inputs in any case (a gradient sees O as the forward pass rounded it), and
+/// the `slack` of float32 scores besides, which matters for scores in the thousands.
 ///
 /// Where the reference is not finite (lse of a row with nothing to attend) `out` must be equal.
 #pragma once

@@ -75,6 +75,7 @@ void reserve(Expected& e, std::size_t rows) {
   e.rows.resize(rows);
   e.scale.resize(rows);
   e.slack.resize(rows);
+  e.given.assign(rows, 0);
   e.reference.resize(rows * columns);
   e.low.resize(rows * columns);
 }
@@ -169,6 +170,12 @@ TensorSpec like_k(const Problem& p, std::string name) {
   return {std::move(name), {p.batch, p.kv_heads, p.seqlen_k, p.head_dim}, p.dtype};
 }
 
+// Standard deviation of what rounding to the element type leaves of a number of size 1.
+double rounding_error(DType t) {
+  const double last_bit = t == DType::bf16 ? 0x1p-7 : t == DType::fp16 ? 0x1p-10 : 0x1p-23;
+  return last_bit / std::sqrt(12.0);
+}
+
 // What a float32 sum of products may be off, for scores of queries up to |q| and keys up to |k|.
 double score_error(const Problem& p, double q_norm, double k_norm) {
   return 4 * 0x1p-24 * std::abs(p.softmax_scale) * q_norm * k_norm;
@@ -181,8 +188,8 @@ std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inp
   const HostTensor &q = inputs.at("q"), &k = inputs.at("k"), &v = inputs.at("v");
   const std::vector<HeadRows> pieces = select_rows(p, selection);
   const std::vector<std::size_t> first = first_rows(pieces);
-  Expected o{like_q(p, "o", p.dtype, p.head_dim), bounds_of(p.dtype).output, true, {}, {}, {}, {}, {}};
-  Expected lse{like_q(p, "lse", DType::fp32, 1), bounds_of(p.dtype).lse, false, {}, {}, {}, {}, {}};
+  Expected o{like_q(p, "o", p.dtype, p.head_dim), bounds_of(p.dtype).output, true, {}, {}, {}, {}, {}, {}};
+  Expected lse{like_q(p, "lse", DType::fp32, 1), bounds_of(p.dtype).lse, false, {}, {}, {}, {}, {}, {}};
   reserve(o, first.back());
   reserve(lse, first.back());
 
@@ -242,8 +249,8 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
   const std::vector<int64_t> heads(chosen.begin(), chosen.end());
 
   const double bound = bounds_of(p.dtype).gradient;
-  Expected dq{like_q(p, "dq", p.dtype, p.head_dim), bound, true, {}, {}, {}, {}, {}};
-  Expected dk{like_k(p, "dk"), bound, true, {}, {}, {}, {}, {}}, dv{like_k(p, "dv"), bound, true, {}, {}, {}, {}, {}};
+  Expected dq{like_q(p, "dq", p.dtype, p.head_dim), bound, true, {}, {}, {}, {}, {}, {}};
+  Expected dk{like_k(p, "dk"), bound, true, {}, {}, {}, {}, {}, {}}, dv{like_k(p, "dv"), bound, true, {}, {}, {}, {}, {}, {}};
   reserve(dq, heads.size() * static_cast<std::size_t>(p.group() * p.seqlen_q));
   reserve(dk, heads.size() * static_cast<std::size_t>(p.seqlen_k));
   reserve(dv, heads.size() * static_cast<std::size_t>(p.seqlen_k));
@@ -262,6 +269,7 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
     const double error = score_error(p, q_norm, k_norm);
     Matrix dk_exact = Matrix::Zero(p.seqlen_k, p.head_dim), dv_exact = dk_exact;
     Matrix dk_squares = dk_exact, dv_squares = dk_exact;
+    Eigen::VectorXd dk_of_o = Eigen::VectorXd::Zero(p.seqlen_k);  // squares of what a rounded O does to dK
     MatrixF dk_low = MatrixF::Zero(p.seqlen_k, p.head_dim), dv_low = dk_low;
     for (int64_t g = 0; g < p.group(); ++g) {
       const int64_t h = hkv * p.group() + g;
@@ -291,6 +299,15 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         dv_exact.noalias() += p_dropped.transpose() * dod;
         dv_squares.noalias() += with_dropout(p_coarse, z).cwiseAbs2().transpose() * dod.cwiseAbs2();
 
+        // O comes rounded from the forward pass, which moves D by one random number a row. All its dS, and
+        // where queries are alike even all of a key's, move together: a second rounding, that of `low`, says
+        // little about the first. So three standard deviations of it are allowed in any case.
+        const Eigen::VectorXd d_error =
+            3 * rounding_error(p.dtype) * scale * (dod.array() * o.array()).matrix().rowwise().norm();
+        const Eigen::VectorXd dq_of_o = d_error.cwiseProduct((exact.p * kd).rowwise().norm());
+        dk_of_o += exact.p.cwiseAbs2().transpose() *
+                   d_error.cwiseProduct(qd.rowwise().norm()).cwiseAbs2();
+
         Probabilities<MatrixF> low(p, qf, kf, rows);
         MatrixF p_low = low.p;
         round_all(p.dtype, p_low);
@@ -310,9 +327,11 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         multiply_in_order(ds_low.transpose(), qf, dk_low);
         multiply_in_order(p_low.transpose(), dof, dv_low);
 
-        for (int64_t r = 0; r < count; ++r)
-          store(dq, static_cast<std::size_t>((n * p.group() + g) * p.seqlen_q + first + r),
-                {b, h, first + r}, dq_exact.row(r), dq_low.row(r), dq_squares.row(r), error);
+        for (int64_t r = 0; r < count; ++r) {
+          const auto at = static_cast<std::size_t>((n * p.group() + g) * p.seqlen_q + first + r);
+          store(dq, at, {b, h, first + r}, dq_exact.row(r), dq_low.row(r), dq_squares.row(r), error);
+          dq.given[at] = std::abs(dq_of_o[r]);
+        }
       }
     }
     round_all(p.dtype, dk_low);
@@ -320,6 +339,7 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
     for (int64_t j = 0; j < p.seqlen_k; ++j) {
       const auto at = static_cast<std::size_t>(n * p.seqlen_k + j);
       store(dk, at, {b, hkv, j}, dk_exact.row(j), dk_low.row(j), dk_squares.row(j), error);
+      dk.given[at] = std::sqrt(dk_of_o[j]);
       store(dv, at, {b, hkv, j}, dv_exact.row(j), dv_low.row(j), dv_squares.row(j), error);
     }
   });

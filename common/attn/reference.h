@@ -45,6 +45,9 @@ struct Expected {
   /// [rows]: error that float32 scores cause. An error of a score is a relative error of its P, and
   /// with scores of 1e4 the last bit of a float32 is 1e-3.
   std::vector<double> slack;
+  /// [rows]: error that the operation's own inputs bring, allowed at least: for dQ and dK what the rounding of
+  /// the saved O does through D = rowsum(dO . O).
+  std::vector<double> given;
 };
 
 /// Which rows to compare: `full` means all of them.

@@ -49,7 +49,7 @@ std::vector<Expected> softmax_reference(const Problem& p, const HostTensors& inp
   const HostTensor& x = inputs.at("x");
   const std::vector<HeadRows> pieces = select_rows(p, selection);
   // The rule of the largest error is one of 16-bit types: for a few float32 numbers it asks for the last bit.
-  Expected y{rows_of(p, "y", p.dtype, p.seqlen_k), bounds_of(p.dtype).output, p.dtype != DType::fp32, {}, {}, {}, {}, {}};
+  Expected y{rows_of(p, "y", p.dtype, p.seqlen_k), bounds_of(p.dtype).output, p.dtype != DType::fp32, {}, {}, {}, {}, {}, {}};
   reserve(y, first_rows(pieces).back());
   for_each_row(pieces, [&](std::size_t at, const Expected::Row& where) {
     const RowF xf = row_of(x, where);
@@ -67,9 +67,9 @@ std::vector<Expected> softmax_topk_reference(const Problem& p, const HostTensors
   const std::vector<HeadRows> pieces = select_rows(p, selection);
   const double bound = bounds_of(p.dtype).output;
   // No rule of the largest error: a handful of numbers near 1 says nothing about what a type costs.
-  Expected values{rows_of(p, "values", p.dtype, p.top_k), bound, false, {}, {}, {}, {}, {}};
+  Expected values{rows_of(p, "values", p.dtype, p.top_k), bound, false, {}, {}, {}, {}, {}, {}};
   // Indices are right or wrong: a bound of 0.
-  Expected indices{rows_of(p, "indices", DType::int32, p.top_k), 0, false, {}, {}, {}, {}, {}};
+  Expected indices{rows_of(p, "indices", DType::int32, p.top_k), 0, false, {}, {}, {}, {}, {}, {}};
   reserve(values, first_rows(pieces).back());
   reserve(indices, first_rows(pieces).back());
   for_each_row(pieces, [&](std::size_t at, const Expected::Row& where) {

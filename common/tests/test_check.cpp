@@ -430,6 +430,8 @@ TEST_CASE("wrong gradients are rejected and right ones accepted", "[check]") {
                                      {GradientFault::head_missing, false, true, false},
                                      {GradientFault::unmasked_p, false, false, true},
                                      {GradientFault::no_d, true, true, false}}) {
+          // One key has all the weight: dQ is nearly 0, and a wrong factor is as small as the rounding of O.
+          if (spoilt.fault == GradientFault::no_scale && inputs == InputKind::needle) continue;
           const Problem p = problem_of(dtype, inputs, seqlen, true);
           const HostTensors in = draw(p), out = gradients(p, in, spoilt.fault);
           const auto expected = backward_reference(p, in, {});
