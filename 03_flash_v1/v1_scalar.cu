@@ -114,6 +114,7 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
       __syncthreads();  // S is there
       if (tid < block_m && row0 + tid < shape.seqlen_q) {  // lines 10, 11, 13: a thread a row
         float* s = sS + tid * (block_n + 1);
+        //! [ex03a]
         MaxSum tile, state;
         for (int key = 0; key < block_n; ++key) tile.max = fmaxf(tile.max, s[key]);
         for (int key = 0; key < block_n; ++key) tile.sum += __expf(s[key] - tile.max);
@@ -128,6 +129,7 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
             p = dropout_keeps(seed, bh, row0 + tid, key0 + key, shape.dropped) ? p / kept : 0;
           s[key] = p;
         }
+        //! [ex03a]
         sNew[tid] = now;
         gState[q0 + row0 + tid] = now;
         if (last) gLse[q0 + row0 + tid] = now.sum > 0 ? now.max + logf(now.sum) : -INFINITY;

@@ -30,6 +30,7 @@ struct Config {
 // Place of element (row, col) of a tile [rows, kHeadDim]: its pieces of 16 bytes are exchanged among
 // themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
 //! [swizzle]
+//! [ex03b]
 template <int kHeadDim>
 __host__ __device__ constexpr int place(int row, int col) {
   constexpr int kPieces = kHeadDim / 8;  // 4, 8 or 16 a row
@@ -46,6 +47,7 @@ constexpr bool free_of_conflicts() {
   return true;
 }
 static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<128>());
+//! [ex03b]
 //! [swizzle]
 
 //! [maxsum]
@@ -251,11 +253,13 @@ __global__ void __launch_bounds__(Config::kThreads)
         row_max[r] = quad_max(row_max[r]);
         if (quad_col == 0) smem.sMax[warp_n][warp_m * 16 + quad_row + 8 * r] = row_max[r];
       }
+      //! [ex03c]
       cp_async_wait<0>();  // V
       __syncthreads();     // V and the maxima of all warps are there; all are done with Q
       following = next_rows(row0 + kBlockM, n_block);
       if (following < shape.seqlen_q) load_tile<kBlockM, Config>(smem.sQ, q, following, shape.seqlen_q);
       cp_async_commit();
+      //! [ex03c]
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         row_max[r] = old[r].max;

@@ -184,11 +184,13 @@ __global__ void __launch_bounds__(Config::kThreads)
   const Element* k = gK + bh_kv * shape.seqlen_k * kHeadDim;
   const Element* v = gV + bh_kv * shape.seqlen_k * kHeadDim;
   const int shift = shape.seqlen_k - shape.seqlen_q;
+  //! [groups]
   // The group: kWarpsN warps that share 16 rows of a tile.
   constexpr int kThreads = Config::kThreads, kGroupThreads = Config::kGroupThreads;
   const int group_tid = threadIdx.x % kGroupThreads, group_row = 16 * warp_m;
   Element* const group_q = smem.sQ + group_row * kHeadDim;  // [16, d]
   const auto group_sync = [&] { named_barrier_sync(1 + warp_m, kGroupThreads); };
+  //! [groups]
 
   // This block's rows. With a causal mask the last ones have the most keys: they begin first.
   const int first_row = (gridDim.y - 1 - blockIdx.y) * rows_a_block;

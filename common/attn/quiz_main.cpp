@@ -142,6 +142,10 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
   // A softmax has no products: its work is the exponentials.
   std::vector<std::string> names{rows ? "exponentials" : "operations", "hbm_bytes", "bound", "milliseconds"};
   if (against != steps.end()) names.push_back("speedup");
+  // "ask = l2_bytes": where a step's tiles decide what passes between L2 and the SMs.
+  const bool l2 = answer_to(task, "ask") == "l2_bytes";
+  if (l2) names.push_back("l2_bytes");
+  if (l2 && against != steps.end()) names.push_back("l2_ratio");
   if (!all_answered(answers, names)) return 1;
 
   if (!seal.empty() && !std::filesystem::exists(seal)) {
@@ -158,6 +162,13 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
                             prediction.seconds * 1e3};
   if (against != steps.end())
     truth.push_back(prediction.seconds / predict(against->cost(p), datasheet_roofs(*gpu), p.dtype).seconds);
+  const auto l2_bytes = [&](const Step& s) {
+    double bytes = 0;
+    for (const Phase& phase : s.cost(p)) bytes += phase.l2_bytes;
+    return bytes;
+  };
+  if (l2) truth.push_back(l2_bytes(*step));
+  if (l2 && against != steps.end()) truth.push_back(l2_bytes(*step) / l2_bytes(*against));
   fmt::print("{} on {}, {}\n", step->name, gpu->full_name, problem_text(op, p));
   double score = 0;
   bool passed = true;

@@ -7,12 +7,15 @@
 /// thread wait, so a kernel that lacks a barrier reads data that is not there yet, or no longer
 /// there, in nearly every order that a seed produces: the race shows as a wrong result.
 ///
+/// Drawn alike, warps go on at about the same pace, and a race of two lines far apart is never lost. So
+/// half of the blocks have a late warp: it runs when no other thread can.
+///
 /// What it does not model: time, caches, and the order in which other threads see a write (every
 /// write is visible at once). The names of CUDA (`threadIdx`, `__syncthreads`, ...) are in
 /// cuda_names.h; this file is the machine below them.
 ///
 ///     run_grid: for each block, in random order
-///       Block::run: while a thread lives, resume a random ready one
+///       Block::run: while a thread lives, resume a random ready one, those of a late warp last
 ///         kernel(...) -> wait_block / wait_warp -> suspended ... made ready by the last to arrive
 #pragma once
 
@@ -73,11 +76,18 @@ struct Place {
   }
 };
 
+/// Whether asynchronous work happens at once, on this thread of the host: then a copy overtakes those who
+/// still read what it writes over.
+inline thread_local constinit bool early_copies = false;
+
 /// Asynchronous work of one thread (`cp.async`): it happens as late as a wait allows, so that a
 /// kernel which forgets the wait sees the old bytes.
 class AsyncQueue {
  public:
-  void add(std::function<void()> work) { open_.push_back(std::move(work)); }
+  void add(std::function<void()> work) {
+    if (early_copies) return work();
+    open_.push_back(std::move(work));
+  }
   void commit() { groups_.push_back(std::exchange(open_, {})); }
   /// Does the work of all groups but the newest `pending`.
   void wait(std::size_t pending) {
@@ -119,11 +129,12 @@ class Block {
     const std::size_t bytes = shared_bytes + kGuardBytes;
     shared_.reset(new (std::align_val_t{kSharedAlignment}) std::byte[bytes]);
     std::memset(shared_.get(), 0xFF, bytes);
+    if (random_.below(2) == 0) late_warp_ = random_.below(warps_.size());
     for (std::size_t t = 0; t < threads_.size(); ++t) {
       const unsigned n = static_cast<unsigned>(t);
       threads_[t].index = {n % extent.x, n / extent.x % extent.y, n / extent.x / extent.y};
       threads_[t].fiber.start(stacks[t], [this, t] { thread_main(threads_[t]); });
-      ready_.push_back(t);
+      make_ready(t);
     }
   }
 
@@ -131,13 +142,14 @@ class Block {
   void run() {
     Block* const outer = std::exchange(current_, this);
     while (!failure_ && exited_ < threads_.size()) {
-      if (ready_.empty()) {
+      std::vector<std::size_t>& ready = ready_.empty() ? late_ : ready_;
+      if (ready.empty()) {
         failure_ = std::make_exception_ptr(KernelError(deadlock_text()));
         break;
       }
-      std::swap(ready_[random_.below(ready_.size())], ready_.back());
-      const std::size_t next = ready_.back();
-      ready_.pop_back();
+      std::swap(ready[random_.below(ready.size())], ready.back());
+      const std::size_t next = ready.back();
+      ready.pop_back();
       resume(next);
     }
     // After a failure the others leave their kernel too: their stacks are used again.
@@ -290,7 +302,7 @@ class Block {
 
   void make_ready(std::size_t t) {
     threads_[t].state = State::kReady;
-    ready_.push_back(t);
+    (t / kWarpSize == late_warp_ ? late_ : ready_).push_back(t);
   }
 
   std::size_t round_up_to_warps() const { return warps_.size() * kWarpSize; }
@@ -336,7 +348,8 @@ class Block {
   std::vector<std::vector<Collective>> warps_;  // of each warp, those that wait for more lanes
   std::vector<std::size_t> barrier_;            // threads that wait at the block barrier
   std::array<Named, 16> named_;
-  std::vector<std::size_t> ready_;
+  std::size_t late_warp_ = ~std::size_t{0};     // of a warp that there is not: nobody is late
+  std::vector<std::size_t> ready_, late_;       // threads that can go on, and those of the late warp
   std::size_t running_ = 0, exited_ = 0;
   std::exception_ptr failure_;
 };

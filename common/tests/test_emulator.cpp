@@ -147,6 +147,40 @@ TEST_CASE("a missing __syncwarp fails in every schedule", "[emulator]") {
   CHECK(passed(exchange<true, false>) == 0);
 }
 
+// ---- a late warp --------------------------------------------------------------------------------
+
+// Thread 0 of the other warp overwrites a number that this warp reads after it voted `kVotes` times: at one
+// pace for all, the read comes long after the write or long before it.
+constexpr int kWarps = 2, kVotes = 40;
+template <bool kBarrier>
+__global__ void overtake(const float* in, float* out) {
+  __shared__ float tile[32 * kWarps];
+  tile[threadIdx.x] = in[threadIdx.x];
+  __syncthreads();  // the tile is there
+  const float mine = tile[threadIdx.x];
+  for (int i = 0; i < kVotes / 2; ++i) __shfl_xor_sync(~0u, mine, 1);
+  const float theirs = tile[(threadIdx.x + 32) % (32 * kWarps)];
+  if (kBarrier) __syncthreads();  // the tile was read
+  for (int i = 0; i < kVotes; ++i) __shfl_xor_sync(~0u, mine, 1);
+  tile[threadIdx.x] = -1;
+  out[blockIdx.x * 32 * kWarps + threadIdx.x] = theirs;
+}
+
+TEST_CASE("a missing barrier far before the write fails too: a warp is late", "[emulator]") {
+  constexpr int kBlocks = 16, kThreads = 32 * kWarps;
+  const std::vector<float> in = numbers(kThreads, 1);
+  std::vector<float> expected(kBlocks * kThreads);
+  for (int i = 0; i < kBlocks * kThreads; ++i)
+    expected[static_cast<std::size_t>(i)] = in[static_cast<std::size_t>((i + 32) % kThreads)];
+  const auto passed = [&](auto kernel) {
+    return schedules_passed(expected, [&](std::uint64_t seed, float* out) {
+      return launch_with_seed(seed, kernel, dim3(kBlocks), dim3(kThreads), in.data(), out);
+    });
+  };
+  CHECK(passed(overtake<true>) == kSeeds);
+  CHECK(passed(overtake<false>) == 0);
+}
+
 // ---- asynchronous copies ----------------------------------------------------------------------
 
 // out: the tile before the wait, after waiting for the older of two groups, and after both; each
@@ -183,6 +217,15 @@ TEST_CASE("cp_async is as late as its wait allows", "[emulator]") {
       REQUIRE(out[2 * in.size() + i] == in[i]);
     }
   }
+}
+
+TEST_CASE("early copies land at once", "[emulator]") {
+  std::vector<uint32_t> in(2 * 32 * 4, 7), out(3 * in.size());
+  early_copies = true;
+  const bool ok = launch_with_seed(1, copy_early, dim3(1), dim3(32), in.data(), out.data()).ok();
+  early_copies = false;
+  REQUIRE(ok);
+  CHECK(out == std::vector<uint32_t>(out.size(), 7));
 }
 
 // Copies that nobody closed with a commit are in no group: waiting for all groups waits for none.

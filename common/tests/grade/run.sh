@@ -13,7 +13,10 @@ region 01_naive/v4_tensor_core ex01c >"$work/good/ex01c.inc"
 region 02_online_softmax/v2_online ex02a >"$work/good/ex02a.inc"
 region 02_online_softmax/v3_warp ex02b >"$work/good/answers/ex02b.inc"
 region 02_online_softmax/v7_attention_row ex02c >"$work/good/ex02c.inc"
-for chapter in 01_naive 02_online_softmax; do
+region 03_flash_v1/v1_scalar ex03a >"$work/good/ex03a.inc"
+region 03_flash_v1/v3_async ex03b >"$work/good/answers/ex03b.inc"
+region 03_flash_v1/v3_async ex03c >"$work/good/ex03c.inc"
+for chapter in 01_naive 02_online_softmax 03_flash_v1; do
   exercise=ex${chapter:0:2}
   for letter in a b c; do cp "$root/$chapter/exercises/$letter.stub.inc" "$work/stubs/$exercise$letter.inc"; done
   for letter in d e; do
