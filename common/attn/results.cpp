@@ -104,6 +104,7 @@ json to_json(const StepResult& s) {
           {"flop", s.flop},
           {"compulsory_bytes", s.compulsory_bytes},
           {"modelled_bytes", modelled_bytes(s.cost)},
+          {"memory_bytes", s.memory_bytes ? json(*s.memory_bytes) : json(nullptr)},
           {"predicted_s", s.prediction.seconds},
           {"binding", s.prediction.binding},
           {"time", s.time ? to_json(*s.time) : json(nullptr)},
@@ -118,7 +119,8 @@ json to_json(const RunResult& r) {
   json steps = json::array();
   for (const StepResult& s : r.steps) steps.push_back(to_json(s));
   const GpuInfo& gpu = gpu_info();
-  json device = {{"backend", r.backend == Backend::gpu ? "gpu" : "emulated"}, {"text", r.device}};
+  json device = {{"backend", r.backend == Backend::gpu ? "gpu" : "emulated"}, {"text", r.device},
+                 {"memory_free_bytes", r.memory_free_bytes}};
   if (r.backend == Backend::gpu)
     device.update({{"name", gpu.name},
                    {"compute_capability", {gpu.cc_major, gpu.cc_minor}},
