@@ -23,6 +23,16 @@ std::string roofs_text(const json& roofs) {
                      tera("hbm_copy"), tera("fp32"), tera("tensor_bf16"), tera("exp"));
 }
 
+// What all columns of a table of lengths share: "softmax bf16", "forward d=128 bf16 causal".
+std::string without_lengths(const json& j) {
+  const json& p = j.at("problem");
+  std::string type = p.at("dtype").get<std::string>();
+  if (p.at("causal").get<bool>()) type += " causal";
+  const std::string operation = j.at("operation").get<std::string>();
+  return works_on_rows(operation) ? fmt::format("{} {}", operation, type)
+                                  : fmt::format("{} d={} {}", operation, p.at("head_dim").get<int64_t>(), type);
+}
+
 std::string device_of(const json& j) { return j.at("device").at("name").get<std::string>(); }
 std::string operation_of(const json& j) { return j.at("operation").get<std::string>(); }
 std::string name_of(const json& step) { return step.at("name").get<std::string>(); }
@@ -92,11 +102,14 @@ std::string phases_table(const fs::path& path) {
 std::string lengths_table(const fs::path& folder, const Words& names) {
   std::vector<std::string> steps;
   std::vector<std::pair<std::string, std::map<std::string, std::string>>> columns;  // title, cell of a step
-  std::string device;
+  std::string device, problem;
   bool bytes = false;
   for (const std::string& name : names) {
     const json j = read_json(folder / (name + ".json"));
-    device = device_of(j);
+    if (device.empty()) device = device_of(j), problem = without_lengths(j);
+    if (device_of(j) != device || without_lengths(j) != problem)
+      throw InputError(fmt::format("table lengths: {} is of {} on {}, not of {} on {}", name, without_lengths(j),
+                                   device_of(j), problem, device));
     const bool rows = works_on_rows(operation_of(j));
     columns.emplace_back(fmt::format("{}={}", rows ? "cols" : "N",
                                      j.at("problem").at(rows ? "seqlen_k" : "seqlen_q").get<int64_t>()),
@@ -122,7 +135,7 @@ std::string lengths_table(const fs::path& folder, const Words& names) {
       if (const auto cell = columns[n].second.find(step); cell != columns[n].second.end())
         grid.put(std::to_string(n), cell->second);
   }
-  return fmt::format("{}.{}\n\n{}", device,
+  return fmt::format("{}, {}.{}\n\n{}", device, problem,
                      bytes ? " GB/s: modelled bytes over time; in brackets, % of the copy measured in the same run." : "",
                      grid.markdown());
 }
@@ -132,26 +145,30 @@ std::string memory_table(const fs::path& folder, const Words& names) {
   std::map<int64_t, std::map<std::string, std::string>> lengths;
   Words steps;
   std::string problem;
-  double free = 0;
+  double least_free = 0;
   for (const std::string& name : names) {
     const json j = read_json(folder / (name + ".json"));
     const json& device = j.at("device");
     json p = j.at("problem");
+    if (works_on_rows(operation_of(j)))
+      throw InputError(fmt::format("table memory: {} is of rows, must be of attention", name));
     const int64_t length = p.at("seqlen_k").get<int64_t>();
     p["seqlen_q"] = p["seqlen_k"] = 0;  // all but the length must be the same
     const std::string rest = fmt::format("{}: {}", operation_of(j), problem_text(p, operation_of(j)));
     if (problem.empty()) problem = rest;
     if (rest != problem)
       throw InputError(fmt::format("table memory: {} is of another problem than {}", name, names.front()));
-    free = device.value("memory_free_bytes", 0.0);
+    const double free = device.value("memory_free_bytes", 0.0);
+    least_free = least_free > 0 ? std::min(least_free, free) : free;
     for (const json& s : j.at("steps")) {
       const std::string step = fmt::format("{} {}", j.at("chapter").get<std::string>(), code(name_of(s)));
       if (std::find(steps.begin(), steps.end(), step) == steps.end()) steps.push_back(step);
       const json need = s.value("memory_bytes", json(nullptr));
       // As make_plan() of the chapter program decides: what does not fit is refused.
       lengths[length][step] =
-          need.is_null() ? "refused"
-                         : fmt::format("{:.2f}{}", need.get<double>() / (1 << 30),
+          !s.contains("memory_bytes") ? "n/a"  // of before programs said it
+          : need.is_null()            ? "refused"
+                                      : fmt::format("{:.2f}{}", need.get<double>() / (1 << 30),
                                        free > 0 && need.get<double>() > free ? " (refused)" : "");
     }
   }
@@ -167,7 +184,9 @@ std::string memory_table(const fs::path& folder, const Words& names) {
   return fmt::format("Device memory that a step needs, {}: tensors and workspaces, as the program counts them before it "
                      "allocates.{}\n\n{}",
                      problem,
-                     free > 0 ? fmt::format(" Refused: more than the {:.1f} GiB that were free.", free / (1 << 30)) : "",
+                     least_free > 0 ? fmt::format(" Refused: more than the {:.1f} GiB that were free.",
+                                                  least_free / (1 << 30))
+                                    : "",
                      grid.markdown());
 }
 

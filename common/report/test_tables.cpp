@@ -119,12 +119,14 @@ TEST_CASE("a table of lengths has a column for each number of columns") {
   has_line(text, "| GB/s (% of copy) | cols=1024 | cols=65536 |");
   has_line(text, "| `v3` | 3000 (75.0) | 1500 (37.5) |");
   has_line(text, "| `v4` | 2000 (50.0) | - |");
-  has(text, "GB/s: modelled bytes over time");
+  has(text, "NVIDIA H200, softmax bf16. GB/s: modelled bytes over time; in brackets, % of the copy");
   reports.write("n1024", run("03_flash_v1", "forward", problem("bf16", 1024), {step("v7", 4e11, 1, 1e-3)}));
   reports.write("n16384", run("03_flash_v1", "forward", problem("bf16", 16384), {step("v7", 2e11, 1, 1e-3)}));
   reports.write("n2048", run("03_flash_v1", "forward", problem("bf16", 2048), {step("v7", 3e11, 1, 1e-3)}));
   has_line(reports.table("lengths n*"), "| TFLOP/s | N=1024 | N=2048 | N=16384 |");
   has_line(reports.table("lengths n*"), "| `v7` | 400.0 | 300.0 | 200.0 |");
+  has_line(reports.table("lengths n*"), "NVIDIA H200, forward d=128 bf16.");
+  has(reports.refusal("lengths n1024 a"), "a is of softmax bf16 on NVIDIA H200, not of forward d=128 bf16 on NVIDIA H200");
 }
 
 TEST_CASE("a table of memory joins chapters by length and says what is refused") {
@@ -150,6 +152,10 @@ TEST_CASE("a table of memory joins chapters by length and says what is refused")
   has_line(text, "| 200000 | - | refused |");
   CHECK(text.find("| 1024 ") < text.find("| 131072 "));
   reports.write("c", run("03_flash_v1", "forward", problem("bf16", 1024, 8), {step("v7_exp2", 1, 1, 0)}));
+  reports.write("rows", run("02_online_softmax", "softmax", rows_problem("bf16", 8, 9), {step("v4", 0, 1, 0)}));
+  has(reports.refusal("memory rows"), "rows is of rows, must be of attention");
+  reports.write("old", run("03_flash_v1", "forward", problem("bf16", 4096), {step("v7_exp2", 1, 1, 0)}));
+  has_line(reports.table("memory a.m1024 old"), "| 4096 | - | n/a |");
   has(reports.refusal("memory a.m1024 c"), "c is of another problem than a.m1024");
 }
 
