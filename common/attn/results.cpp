@@ -119,13 +119,13 @@ json to_json(const RunResult& r) {
   json steps = json::array();
   for (const StepResult& s : r.steps) steps.push_back(to_json(s));
   const GpuInfo& gpu = gpu_info();
-  json device = {{"backend", r.backend == Backend::gpu ? "gpu" : "emulated"}, {"text", r.device},
-                 {"memory_free_bytes", r.memory_free_bytes}};
+  json device = {{"backend", r.backend == Backend::gpu ? "gpu" : "emulated"}, {"text", r.device}};
   if (r.backend == Backend::gpu)
     device.update({{"name", gpu.name},
                    {"compute_capability", {gpu.cc_major, gpu.cc_minor}},
                    {"num_sms", gpu.num_sms},
                    {"l2_bytes", gpu.l2_bytes},
+                   {"memory_free_bytes", r.memory_free_bytes},
                    {"cuda_driver", gpu.driver_version},
                    {"cuda_runtime", gpu.runtime_version}});
   return {{"schema", "attn-results-1"},
