@@ -104,6 +104,7 @@ json to_json(const StepResult& s) {
           {"flop", s.flop},
           {"compulsory_bytes", s.compulsory_bytes},
           {"modelled_bytes", modelled_bytes(s.cost)},
+          {"memory_bytes", s.memory_bytes ? json(*s.memory_bytes) : json(nullptr)},
           {"predicted_s", s.prediction.seconds},
           {"binding", s.prediction.binding},
           {"time", s.time ? to_json(*s.time) : json(nullptr)},
@@ -124,6 +125,7 @@ json to_json(const RunResult& r) {
                    {"compute_capability", {gpu.cc_major, gpu.cc_minor}},
                    {"num_sms", gpu.num_sms},
                    {"l2_bytes", gpu.l2_bytes},
+                   {"memory_free_bytes", r.memory_free_bytes},
                    {"cuda_driver", gpu.driver_version},
                    {"cuda_runtime", gpu.runtime_version}});
   return {{"schema", "attn-results-1"},

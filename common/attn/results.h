@@ -31,6 +31,7 @@ struct StepResult {
   Cost cost;
   Prediction prediction;
   double flop = 0, compulsory_bytes = 0;
+  std::optional<double> memory_bytes;  ///< device memory it needs; nothing where it does not support the problem
   std::optional<TimeStatistics> time;
   std::vector<std::pair<std::string, TimeStatistics>> phase_times;
 
@@ -43,6 +44,7 @@ struct RunResult {
   std::string chapter, device, operation;
   Backend backend = Backend::emulated;
   Problem problem;
+  double memory_free_bytes = 0;  ///< on the device, before anything was allocated
   Roofs roofs;
   std::vector<StepResult> steps;
 };

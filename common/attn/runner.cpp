@@ -258,6 +258,7 @@ class Run {
     s.prediction = predict(s.cost, result_.roofs, problem().dtype);
     s.flop = operation_.flop(problem());
     s.compulsory_bytes = operation_.compulsory_bytes(problem());
+    s.memory_bytes = memory_need(problem(), operation_, step).total();
     return s;
   }
 
@@ -280,6 +281,7 @@ class Run {
   std::vector<Planned> make_plan() {
     std::vector<Planned> plan;
     const auto free = static_cast<double>(free_bytes(result_.backend));
+    result_.memory_free_bytes = free;
     double most = 0;
     std::string most_text;
     for (const Step& step : chapter_.steps) {
@@ -298,6 +300,7 @@ class Run {
           need.workspace_text.empty() ? "" : " + ", bytes_text(need.tensors), bytes_text(free));
       if (need.total() > free && launches_anything()) {
         plan.push_back({&step, refused(step, StepResult::Outcome::error, "out of memory: " + text)});
+        plan.back().refused->memory_bytes = need.total();
         continue;
       }
       plan.push_back({&step, std::nullopt});

@@ -79,7 +79,7 @@ void summary(const std::vector<std::string>& paths) {
     for (const StepRow& s : file.steps) {
       const bool ran = s.outcome != "unsupported" && s.outcome != "error";
       device.cells.push_back(file.device);
-      problem.cells.push_back(file.problem.text());
+      problem.cells.push_back(problem_text(file));
       chapter.cells.push_back(file.chapter);
       step.cells.push_back(s.name);
       operation.cells.push_back(s.operation);
@@ -121,7 +121,9 @@ void write_text(const std::string& path, const std::string& text) {
 int tables(const std::vector<std::string>& pages, const std::string& reports, bool check_only) {
   int status = 0;
   for (const std::string& page : pages) {
-    const std::string before = read_text(page), after = fill_tables(before, page, reports);
+    std::vector<std::string> missing;
+    const std::string before = read_text(page), after = fill_tables(before, page, reports, &missing);
+    for (const std::string& line : missing) fmt::print("{}\n", line);
     if (before == after) continue;
     if (check_only) {
       fmt::print("{}: its tables differ from {}: run attn_report tables\n", page, reports);

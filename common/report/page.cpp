@@ -100,7 +100,7 @@ std::string milliseconds(double s) {
 
 std::string section_title(const ResultFile& r) {
   return fmt::format("<h3>{}: {}, {}</h3>\n", escaped(r.chapter), escaped(r.operation),
-                     escaped(r.problem.text()));
+                     escaped(problem_text(r)));
 }
 
 std::string environment(const PageInput& in) {

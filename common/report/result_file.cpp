@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "attn/operation.h"
 #include "report/json_object.h"
 
 namespace attn::report {
@@ -105,6 +106,7 @@ StepRow read_step(const Object& o) {
   s.flop = o.at_least_zero("flop");
   s.modelled_bytes = o.at_least_zero("modelled_bytes");
   s.predicted_s = o.at_least_zero("predicted_s");
+  if (o.contains("memory_bytes") && o.has("memory_bytes")) s.memory_bytes = o.at_least_zero("memory_bytes");
   for (const Object& p : o.objects("phases")) s.phases.push_back(read_phase(p));
   for (const Object& v : o.objects("verdicts")) s.verdicts.push_back(read_verdict(v));
   return s;
@@ -154,6 +156,11 @@ ResultFile read_run(const Object& o, const std::filesystem::path& path) {
   result.roofs_of = roofs.text("gpu");
   result.roofs = read_roofs(roofs);
   return result;
+}
+
+std::string problem_text(const ResultFile& r) {
+  const Operation* operation = find_operation(r.operation);
+  return operation ? problem_text(*operation, r.problem) : r.problem.text();
 }
 
 ResultFile read_result_file(const std::filesystem::path& path) {

@@ -56,6 +56,7 @@ struct StepRow {
   std::optional<Time> time;
   std::optional<double> share_of_roof;  ///< predicted over measured time
   double flop = 0, modelled_bytes = 0, predicted_s = 0;
+  std::optional<double> memory_bytes;  ///< that it needs on the device; files of before lack it
   std::vector<PhaseRow> phases;
   std::vector<VerdictRow> verdicts;
 };
@@ -77,6 +78,9 @@ struct ResultFile {
 /// Reads one file. Throws InputError, in one line that names the file, where it cannot be read or is
 /// not what a chapter program writes. Text in the result holds no control characters.
 ResultFile read_result_file(const std::filesystem::path& path);
+
+/// Its problem in words: rows and columns, or a problem of attention.
+std::string problem_text(const ResultFile&);
 
 /// The parts of that file which a profile (report/profile.h) has too: all but `steps`, and a step.
 ResultFile read_run(const Object&, const std::filesystem::path&);

@@ -110,7 +110,7 @@ class Picture {
   }
 
   static std::string shape(const ResultFile& f) {
-    std::string text = f.problem.text();
+    std::string text = problem_text(f);
     return text.substr(0, text.find(" inputs="));
   }
 

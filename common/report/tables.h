@@ -11,20 +11,29 @@
 /// |---|---|---|
 /// | steps | one result file | a step: time, rate, share of the roof, modelled bytes |
 /// | phases | one result file | a phase of a step: measured, predicted |
-/// | lengths | result files | a step, a column for each file's seqlen_q: TFLOP/s |
+/// | lengths | result files | a step, a column for each file's length or columns: TFLOP/s, or GB/s |
+/// | memory | result files, of any chapters | a length, a column a step: the memory that it needs |
 /// | peers | one file of peers.py | a problem: times of the peers, and how much faster a step is |
+/// | ratios | files of peers.py, maybe step=NAME, peers=NAME,NAME | a problem: the step's rate, its ratio to each peer |
 /// | counters | a chapter | a kernel of a step: what ncu counted |
+/// | traffic | one result file, its chapter, STEP,STEP | a step: bytes of L2 and HBM, modelled and counted |
 /// | diff | two exports, maybe a kernel | a counter that moved by more than 1 % |
+///
+/// Operations that count no arithmetic have their rate in GB/s: the bytes that the step's model counts, over time.
+/// A name that ends in * stands for all files that begin so (lengths, memory). Where a file that is named is not there
+/// yet, the table is one line: "not measured yet".
 #pragma once
 
 #include <filesystem>
 #include <string>
+#include <vector>
 
 namespace attn::report {
 
-/// `page` with every table generated anew from the files in `reports`. `name` stands in messages.
-/// Throws InputError, in one line, for an unknown kind, a missing file or an unclosed marker.
-std::string fill_tables(const std::string& page, const std::string& name,
-                        const std::filesystem::path& reports);
+/// `page` with every table generated anew from the files in `reports`. `name` stands in messages; `missing`, if given,
+/// gets a line for each table that is not measured yet. Throws InputError, in one line, for an unknown kind, a
+/// damaged file or an unclosed marker.
+std::string fill_tables(const std::string& page, const std::string& name, const std::filesystem::path& reports,
+                        std::vector<std::string>* missing = nullptr);
 
 }  // namespace attn::report

@@ -164,3 +164,23 @@ TEST_CASE("text from a file cannot steer a terminal") {
   TemporaryFile file;
   CHECK(read_result_file(file.write(document.dump())).chapter == "a [2Jb c");
 }
+
+TEST_CASE("the memory that a step needs is optional, and never below 0") {
+  json document = json::parse(read_all(fixture("emulated_forward.json")));
+  TemporaryFile file;
+  CHECK_FALSE(read_result_file(file.write(document.dump())).steps[1].memory_bytes.has_value());
+  document["steps"][1]["memory_bytes"] = nullptr;
+  CHECK_FALSE(read_result_file(file.write(document.dump())).steps[1].memory_bytes.has_value());
+  document["steps"][1]["memory_bytes"] = 4096.0;
+  CHECK(read_result_file(file.write(document.dump())).steps[1].memory_bytes == 4096.0);
+  document["steps"][1]["memory_bytes"] = -1;
+  check_refusal(file.write(document.dump()), "memory_bytes must not be below 0");
+}
+
+TEST_CASE("a problem on rows is told in rows and columns") {
+  json document = json::parse(read_all(fixture("emulated_forward.json")));
+  document["operation"] = "softmax";
+  TemporaryFile file;
+  CHECK(problem_text(read_result_file(file.write(document.dump()))) ==
+        "rows=66 cols=33 bf16 inputs=random seed=1");
+}

@@ -24,6 +24,8 @@
 set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 build=$root/build/release
+# shellcheck source=common/scripts/ncu_export.sh
+source "$root/common/scripts/ncu_export.sh"
 
 die() {
   printf 'profile.sh: %s\n' "$2" >&2
@@ -67,11 +69,7 @@ with_times_only() {
 
 # ---- ncu --------------------------------------------------------------------------------------
 
-[[ -z ${NCU:-} || -x $NCU ]] || die 2 "NCU=$NCU: no such program"
-ncu=${NCU:-$(command -v ncu || true)}
-for folder in ${ATTN_NCU_FOLDERS-/usr/local/cuda/bin /opt/nvidia/nsight-compute/*}; do
-  if [[ -z $ncu && -x $folder/ncu ]]; then ncu=$folder/ncu; fi
-done
+ncu=$(find_ncu) || die 2 "NCU=$ncu: no such program"
 if [[ -z $ncu ]]; then
   echo "no ncu: it comes with the CUDA Toolkit, or as NVIDIA Nsight Compute. NCU=/path/to/ncu names one."
   with_times_only "$@"
@@ -79,7 +77,7 @@ if [[ -z $ncu ]]; then
 fi
 
 list=$root/common/scripts/metrics.txt
-metrics=$(awk '/^[a-z]/ && $1 != "section" { printf "%s%s", separator, $1; separator = "," }' "$list")
+metrics=$(ncu_metrics "$list")
 mapfile -t sections < <(awk '$1 == "section" { print "--section"; print $2 }' "$list")
 results=$build/results
 csv=$results/$chapter.$step.ncu.csv
@@ -110,20 +108,12 @@ if [[ $status -ne 0 || ! -s $report ]]; then
   cat "$work/log" >&2
   die 1 "ncu failed (exit $status)"
 fi
-# Of the report, the lines of the metrics asked for by name, and the columns before those of ncu's advice.
-"$ncu" --import "$report" --csv --page details --print-units base 2>"$work/log" |
-  awk '/^"ID"/ { sub(/,"Rule Name".*/, ""); print }
-       /,"Command line profiler metrics",/ { sub(/(,|,"")+\r?$/, ""); print }' >"$work/csv" || true
-if [[ $(wc -l <"$work/csv") -lt 2 ]]; then
+if ! "$ncu" --import "$report" --csv --page details --print-units base 2>"$work/log" |
+    ncu_export "$clocks" "$said" >"$work/csv"; then
   cat "$work/log" >&2
   die 1 "ncu wrote no counters: was a kernel launched?"
 fi
-# What ncu does not say, and attn_report asks before it compares.
-{
-  printf '==profile.sh== clocks: %s\n' "$clocks"
-  printf '%s\n' "$said" | sed -n '/^problem: /{s/^/==profile.sh== /p;q}'
-  cat "$work/csv"
-} >"$csv"
+mv "$work/csv" "$csv"
 
 # ---- the digest -------------------------------------------------------------------------------
 

@@ -3,35 +3,86 @@
 #
 #   common/scripts/sanitize.sh [build/release/bin/01_naive ...]
 #
-# Small problems with tails on every side: the tools slow a kernel down a hundredfold. Exit status: 0 all
-# clean, 1 a tool found something, 77 no GPU or no compute-sanitizer.
+# The problems are in gpu_problems.sh: the smallest that take each step through its paths. A line a run says which
+# steps it ran and which of them refused the problem; a step that no problem of its operation reaches is an error.
+# ATTN_SANITIZE_JOBS runs go on side by side (half the cores, at most 8, if not set).
+#
+# Exit status: 0 all clean, 1 a tool found something or a step was not reached, 77 no GPU or no compute-sanitizer.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+case ${1:-} in --help) sed -n '2,/^set -/{/^set -/d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+bin=build/release/bin
+# shellcheck source=common/scripts/gpu_problems.sh
+source common/scripts/gpu_problems.sh
 command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not installed"; exit 77; }
 programs=("$@")
-[ ${#programs[@]} -gt 0 ] || programs=(build/release/bin/[0-9][0-9]_*)
+[ ${#programs[@]} -gt 0 ] || programs=("$bin"/[0-9][0-9]_*)
+jobs=${ATTN_SANITIZE_JOBS:-$(($(nproc) / 2))}
+jobs=$((jobs < 1 ? 1 : jobs > 8 && ${ATTN_SANITIZE_JOBS:-0} == 0 ? 8 : jobs))
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 
-problems=("--seqlen-q 133 --seqlen-k 201 --head-dim 72 --heads 4 --kv-heads 2 --causal --inputs needle"
-          "--seqlen 65 --head-dim 64 --dtype fp16 --window 17,3"
-          "--seqlen-q 70 --seqlen-k 33 --head-dim 40 --dtype fp32 --causal")
+one() {  # NUMBER TOOL PROGRAM OPERATION PROBLEM
+  local verdict=clean ran refused
+  # shellcheck disable=SC2086  # a problem is several words
+  if ! compute-sanitizer --tool "$2" --error-exitcode 9 \
+      "$3" --operation "$4" $5 --require-gpu >"$work/$1.log" 2>&1; then
+    verdict="NOT CLEAN"
+  fi
+  ran=$(awk '$2 == "pass" || $2 == "unchecked" { printf "%s ", $1 }' "$work/$1.log")
+  ran=${ran% }
+  refused=$(awk '$2 == "unsupported" { printf "%s ", $1 }' "$work/$1.log")
+  refused=${refused% }
+  printf '%s\n' "$ran" >"$work/$1.ran"
+  {
+    printf '%-18s %-12s %-9s %s: %s%s [%s]\n' "$(basename "$3")" "$4" "$2" "$verdict" "${ran:-no step ran}" \
+      "${refused:+ (refused: $refused)}" "$5"
+    [ "$verdict" = clean ] || tail -n 25 "$work/$1.log"
+  } >"$work/$1.said"
+  [ "$verdict" = clean ]
+}
+
 bad=0
 for program in "${programs[@]}"; do
-  "$program" --require-gpu >/dev/null || { [ $? -eq 77 ] && echo "no GPU" && exit 77; }
-  for operation in $("$program" --list | awk 'NR > 1 && $2 ~ /^[a-z]+$/ && $1 ~ /^[a-z]+[0-9]/ {print $2}' | sort -u); do
+  chapter=$(basename "$program")
+  status=0
+  "$program" --seqlen-q 8 --seqlen-k 8 --require-gpu >/dev/null || status=$?
+  if [ $status -ne 0 ]; then
+    echo "$chapter: exit $status without a tool$([ $status -ne 77 ] || echo ": no GPU")"
+    exit $((status == 77 ? 77 : 1))
+  fi
+  mapfile -t operations < <("$program" --list |
+    awk 'NR > 1 && $1 ~ /^[a-z]+[0-9]/ && $2 ~ /^[a-z_]+$/ { print $2 }' | sort -u)
+  for operation in "${operations[@]}"; do
+    mapfile -t problems < <(sanitizer_problems "$chapter" "$operation")
+    if [ ${#problems[@]} -eq 0 ]; then
+      echo "$chapter $operation: gpu_problems.sh has no problem for it"
+      bad=1
+      continue
+    fi
+    count=0 running=0
     for tool in memcheck racecheck initcheck synccheck; do
       for problem in "${problems[@]}"; do
-        # shellcheck disable=SC2086  # a problem is several words
-        if log=$(compute-sanitizer --tool $tool --error-exitcode 9 \
-                 "$program" --operation "$operation" $problem 2>&1); then
-          verdict=clean
-        else
-          verdict="NOT CLEAN (exit $?)"
-          bad=1
+        count=$((count + 1))
+        if [ $running -ge "$jobs" ]; then
+          wait -n || bad=1
+          running=$((running - 1))
         fi
-        printf '%-24s %-9s %-10s %s  [%s]\n' "$(basename "$program")" "$operation" $tool "$verdict" "$problem"
-        [ "$verdict" = clean ] || printf '%s\n' "$log" | tail -25
+        one $count $tool "$program" "$operation" "$problem" &
+        running=$((running + 1))
       done
     done
+    while [ $running -gt 0 ]; do
+      wait -n || bad=1
+      running=$((running - 1))
+    done
+    for ((n = 1; n <= count; ++n)); do cat "$work/$n.said"; done
+    for step in $(all_steps "$chapter"); do
+      [ "$(operation_of "$chapter" "$step")" = "$operation" ] || continue
+      grep -qw -- "$step" "$work"/*.ran ||
+        { echo "$chapter $operation: no problem reaches $step"; bad=1; }
+    done
+    rm -f "$work"/*
   done
 done
 exit $bad

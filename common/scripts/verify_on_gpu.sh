@@ -1,123 +1,215 @@
 #!/usr/bin/env bash
 # Runs on a GPU machine what CI cannot, and writes what it saw to docs/reports/<gpu>/.
 #
-#   common/scripts/verify_on_gpu.sh [--out DIR] [PART...]
+#   common/scripts/verify_on_gpu.sh [--out DIR] [PART...] [CHAPTER...]
+#   common/scripts/verify_on_gpu.sh times peers 03_flash_v1
 #
-#   tests      every test tagged [gpu]                                   -> tests.txt
-#   sanitizer  four tools of compute-sanitizer over every step           -> sanitizer.txt
+#   tests      every test tagged [gpu]                                   -> tests.CHAPTER.txt
+#   sanitizer  four tools of compute-sanitizer over every step           -> sanitizer.CHAPTER.txt
 #   access     the rules of warp_access.h against the hardware counters  -> warp_access.txt
-#   times      every step at the problems of its chapter                 -> <chapter>.<problem>.json
-#   peers      PyTorch's backends beside the steps, in turns             -> peers.<chapter>.json
-#   counters   ncu over one launch of every step                         -> <chapter>.<step>.ncu.csv
+#   times      every step at the problems of its chapter                 -> CHAPTER.PROBLEM.json
+#   peers      PyTorch's backends beside the steps, in turns             -> peers.CHAPTER*.json
+#   counters   ncu over one launch of every step                         -> CHAPTER.STEP.ncu.csv
+#   manifest   nothing: only looks whether all of the above have passed; needs no GPU, but --out
 #
-# Without PART all of them, in this order (about ten minutes on an H200). What ran, and on which sources, is
-# kept in parts.txt; when all parts of one run passed, manifest.txt is written (see manifest.sh). The
-# program is expected in build/release: build it first with common/scripts/start.sh. Exit status: 0, or 1 if
-# a part failed.
+# Without PART all of them, without CHAPTER all chapters. What belongs to no chapter, the tests of common/ and
+# access, goes by the name common. The problems of each chapter are in gpu_problems.sh.
+#
+# parts.txt keeps, for each part and chapter, whether it passed, on which sources, and how many seconds it took. When
+# all parts of all chapters have passed on the sources as they are, in one call or in several that write to the
+# same folder, manifest.txt is written (see manifest.sh). The programs are expected in build/release: build them
+# first with common/scripts/start.sh.
+#
+# Exit status: 0, 1 if a part failed, 2 for a mistake on the command line, 77 where there is no GPU.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 bin=build/release/bin
+# shellcheck source=common/scripts/gpu_problems.sh
+source common/scripts/gpu_problems.sh
+# shellcheck source=common/scripts/ncu_export.sh
+source common/scripts/ncu_export.sh
+
+die() {
+  printf 'verify_on_gpu.sh: %s\n' "$2" >&2
+  exit "$1"
+}
+
+all_chapters=()
+for path in [0-9][0-9]_*/chapter.cpp; do
+  [ ! -f "$path" ] || all_chapters+=("${path%/chapter.cpp}")
+done
 out=
 parts=()
+chapters=()
 while [ $# -gt 0 ]; do
   case $1 in
-    --out) out=$2; shift 2 ;;
-    tests|sanitizer|access|times|peers|counters) parts+=("$1"); shift ;;
-    *) echo "verify_on_gpu.sh: $1: must be --out DIR, tests, sanitizer, access, times, peers or counters" >&2; exit 2 ;;
+    --help) sed -n '2,/^set -/{/^set -/d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}"; exit 0 ;;
+    --out) out=${2:-}; [ -n "$out" ] || die 2 "--out: its value is missing"; shift 2 ;;
+    tests|sanitizer|access|times|peers|counters|manifest) parts+=("$1"); shift ;;
+    common) chapters+=("$1"); shift ;;
+    *)
+      chapter=${1%/}
+      case " ${all_chapters[*]} " in
+        *" $chapter "*) ;;
+        *) die 2 "$1: must be --out DIR, a part (tests, sanitizer, access, times, peers, counters, manifest) or a \
+chapter (common, ${all_chapters[*]})" ;;
+      esac
+      chapters+=("$chapter"); shift ;;
   esac
 done
 [ ${#parts[@]} -gt 0 ] || parts=(tests sanitizer access times peers counters)
+[ ${#chapters[@]} -gt 0 ] || chapters=(common "${all_chapters[@]}")
 
-device=$("$bin/01_naive" --seqlen 8 --require-gpu | sed -n 's/^device: //p')
-case $device in
-  none*) echo "$device"; exit 77 ;;
-esac
-# "NVIDIA H200 (sm_90)" -> h200
-gpu=$(sed -E 's/ \(sm.*//; s/^NVIDIA //; s/GeForce //; s/[^A-Za-z0-9]+/-/g' <<<"$device" | tr '[:upper:]' '[:lower:]')
-out=${out:-docs/reports/$gpu}
-mkdir -p "$out"
-
-# The problems of a chapter: a name for the file, then options. One line each.
-problems_of() {
+# The parts that a chapter has.
+parts_of() {
   case $1 in
-    01_naive)
-      for n in 1024 2048 4096 8192; do
-        echo "forward_n$n --operation forward --batch 4 --heads 16 --head-dim 128 --seqlen $n"
-        echo "backward_n$n --operation backward --step b2_cublas --batch 4 --heads 16 --head-dim 128 --seqlen $n"
-      done
-      echo "forward_n16384 --step v4_tensor_core,v5_cublas --heads 16 --head-dim 128 --seqlen 16384"
-      echo "forward_causal_n4096 --step v3_tiled,v4_tensor_core,v5_cublas --batch 4 --heads 16 --head-dim 128 --seqlen 4096 --causal"
-      echo "forward_fp32_n4096 --step v3_tiled,v5_cublas --batch 4 --heads 16 --head-dim 128 --seqlen 4096 --dtype fp32"
-      echo "backward_b1_n2048 --operation backward --batch 4 --heads 16 --head-dim 128 --seqlen 2048" ;;
+    common) echo "tests access" ;;
+    *) echo "tests sanitizer times peers counters" ;;
   esac
 }
-profiled_problem() {
-  case $1 in
-    01_naive) echo "--batch 4 --heads 16 --head-dim 128 --seqlen 2048" ;;
-  esac
-}
-metrics=$(awk '/^[a-z]/ && $1 != "section" { printf "%s%s", separator, $1; separator = "," }' \
-  common/scripts/metrics.txt)
+units=()
+for part in "${parts[@]}"; do
+  for chapter in "${chapters[@]}"; do
+    case " $(parts_of "$chapter") " in *" $part "*) units+=("$part $chapter") ;; esac
+  done
+done
+if [ ${#units[@]} -eq 0 ] && [ "${parts[*]}" != manifest ]; then
+  die 2 "${chapters[*]}: has no ${parts[*]}"
+fi
 
-# parts.txt says which part ran last on which sources: "tests  passed  sources 0123456789abcdef".
-record() {  # PART VERDICT
+if [ ${#units[@]} -gt 0 ]; then
+  for chapter in "${all_chapters[@]}"; do
+    [ -x "$bin/$chapter" ] || die 2 "$bin/$chapter: not built; common/scripts/start.sh build"
+  done
+  device=$("$bin/${all_chapters[0]}" --seqlen 8 --require-gpu | sed -n 's/^device: //p') || true
+  case $device in
+    none*|'') echo "${device:-no device}"; exit 77 ;;
+  esac
+  # "NVIDIA H200 (sm_90)" -> h200
+  gpu=$(sed -E 's/ \(sm.*//; s/^NVIDIA //; s/GeForce //; s/[^A-Za-z0-9]+/-/g' <<<"$device" | tr '[:upper:]' '[:lower:]')
+  out=${out:-docs/reports/$gpu}
+  mkdir -p "$out"
+fi
+[ -d "$out" ] || die 2 "manifest: --out DIR is needed, the folder of the reports"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# A line a part and chapter: "times 03_flash_v1  passed  sources 0123456789abcdef  95 s".
+record() {  # UNIT VERDICT SECONDS
   touch "$out/parts.txt"
-  { grep -v "^$1  " "$out/parts.txt" || true; echo "$1  $2  sources $digest"; } >"$out/parts.txt.new"
+  { grep -v "^$1  " "$out/parts.txt" || true; echo "$1  $2  sources $digest  $3 s"; } | sort >"$out/parts.txt.new"
   mv "$out/parts.txt.new" "$out/parts.txt"
 }
+
+# ---- the parts: each takes a chapter and returns 1 if something failed -------------------------
+
+tests_of() {
+  local test name status=0
+  for test in "$bin"/test_*; do
+    name=$(basename "$test")
+    case $1/$name in
+      common/test_[0-9][0-9]_*) continue ;;
+      common/*|"$1/test_$1") ;;
+      *) continue ;;
+    esac
+    "$test" --list-tests "[gpu]" | grep -q '^  [^ ]' || continue  # has none
+    echo "$name [gpu]"
+    "$test" "[gpu]" || status=1
+  done
+  return $status
+}
+
+times_of() {
+  local name options status=0
+  problems_of "$1" >"$work/problems"
+  [ -s "$work/problems" ] || { echo "$1: gpu_problems.sh has no problem for it"; return 1; }
+  while read -r name options; do
+    case $name in
+      memory_*) options="$options --check off" ;;
+      *) options="$options --time" ;;
+    esac
+    # shellcheck disable=SC2086  # options are several words
+    "$bin/$1" $options --require-gpu --json "$out/$1.$name.json" </dev/null || status=1
+  done <"$work/problems"
+  return $status
+}
+
+peers_of_chapter() {
+  local name options status=0
+  peers_of "$1" >"$work/peers"
+  [ -s "$work/peers" ] || { echo "$1: gpu_problems.sh has no peers for it"; return 1; }
+  while read -r name options; do
+    peer_problems "$name" >"$work/problems"
+    # shellcheck disable=SC2086
+    python3 common/scripts/peers.py --program "$bin/$1" $options --problems "$work/problems" \
+      --out "$out/$name.json" </dev/null || status=1
+  done <"$work/peers"
+  return $status
+}
+
+counters_of() {
+  local ncu metrics step options csv status=0
+  ncu=$(find_ncu) || { echo "NCU=$ncu: no such program"; return 1; }
+  [ -n "$ncu" ] || { echo "no ncu"; return 1; }
+  metrics=$(ncu_metrics common/scripts/metrics.txt)
+  for step in $(all_steps "$1"); do
+    csv=$out/$1.$step.ncu.csv
+    options=$(profiled_problem "$1" "$step")
+    [ -n "$options" ] || { echo "$1 $step: gpu_problems.sh has no problem for it"; status=1; continue; }
+    # shellcheck disable=SC2086
+    if "$ncu" --clock-control none --profile-from-start off --csv --print-units base --metrics "$metrics" \
+        "$bin/$1" $options --profile "$step" --require-gpu >"$work/said" 2>"$work/errors" &&
+        ncu_export none "$(<"$work/said")" <"$work/said" >"$work/csv"; then
+      mv "$work/csv" "$csv"
+      echo "$csv"
+    else
+      rm -f "$csv"  # an older one is not of these sources
+      echo "$1 $step: no counters"
+      tail -n 5 "$work/said" "$work/errors"
+      status=1
+    fi
+  done
+  return $status
+}
+
+# ---- running them ----------------------------------------------------------------------------
+
 digest=$(common/scripts/manifest.sh digest)
 any_failed=0
-
-for part in "${parts[@]}"; do
-  echo "== $part"
+for unit in "${units[@]}"; do
+  read -r part chapter <<<"$unit"
+  echo "== $unit"
   failed=0
-  record "$part" "begun"
+  begun=$SECONDS
+  record "$unit" begun 0
   case $part in
-    tests)
-      for test in "$bin"/test_*; do
-        "$test" --list-tests "[gpu]" | grep -q '^  [^ ]' || continue  # has none
-        echo "$(basename "$test") [gpu]"
-        "$test" "[gpu]" || failed=1
-      done 2>&1 | tee "$out/tests.txt"
-      # A pipe runs its loop in a shell of its own: ask the file.
-      ! grep -qE 'FAILED|failed' "$out/tests.txt" || failed=1 ;;
-    sanitizer)
-      common/scripts/sanitize.sh 2>&1 | tee "$out/sanitizer.txt" || failed=1 ;;
-    access)
-      common/scripts/check_warp_access.sh 2>&1 | tee "$out/warp_access.txt" || failed=1 ;;
-    times)
-      for program in "$bin"/[0-9][0-9]_*; do
-        chapter=$(basename "$program")
-        while read -r name options; do
-          # shellcheck disable=SC2086  # options are several words
-          "$program" $options --time --require-gpu --json "$out/$chapter.$name.json" || failed=1
-        done < <(problems_of "$chapter")
-      done ;;
-    peers)
-      python3 common/scripts/peers.py --program $bin/01_naive --steps v4_tensor_core,v5_cublas \
-        --backends math,flash,cudnn --out "$out/peers.01_naive.json" || failed=1 ;;
-    counters)
-      for program in "$bin"/[0-9][0-9]_*; do
-        chapter=$(basename "$program")
-        for step in $("$program" --list | awk 'NR > 1 && $1 ~ /^[a-z]+[0-9]/ {print $1}'); do
-          # shellcheck disable=SC2046  # options are several words
-          ncu --clock-control none --profile-from-start off --csv --print-units base --metrics "$metrics" \
-            "$program" $(profiled_problem "$chapter") --profile "$step" 2>/dev/null |
-            grep '^"' > "$out/$chapter.$step.ncu.csv" || failed=1
-        done
-      done ;;
+    tests) tests_of "$chapter" 2>&1 | tee "$out/tests.$chapter.txt" || failed=1 ;;
+    sanitizer) common/scripts/sanitize.sh "$bin/$chapter" 2>&1 | tee "$out/sanitizer.$chapter.txt" || failed=1 ;;
+    access) common/scripts/check_warp_access.sh 2>&1 | tee "$out/warp_access.txt" || failed=1 ;;
+    times) times_of "$chapter" || failed=1 ;;
+    peers) peers_of_chapter "$chapter" || failed=1 ;;
+    counters) counters_of "$chapter" || failed=1 ;;
   esac
-  if [ $failed -eq 0 ]; then record "$part" passed; else record "$part" failed; any_failed=1; fi
+  verdict=passed
+  [ $failed -eq 0 ] || verdict=failed
+  if [ "$(common/scripts/manifest.sh digest)" != "$digest" ]; then
+    echo "a source changed meanwhile"
+    verdict=failed
+  fi
+  [ $verdict = passed ] || any_failed=1
+  record "$unit" $verdict $((SECONDS - begun))
+  echo "== $unit: $verdict, $((SECONDS - begun)) s"
 done
 
-# Only a full run that passed makes the folder true of the sources as they are.
-if [ "$(printf '%s\n' "${parts[@]}" | sort -u | wc -l)" -lt 6 ]; then
-  echo "not all parts ran: $out/manifest.txt stays as it was"
-elif [ $any_failed -ne 0 ]; then
-  echo "a part failed: $out/manifest.txt stays as it was"
-elif [ "$(common/scripts/manifest.sh digest)" != "$digest" ]; then
-  echo "a source changed meanwhile: $out/manifest.txt stays as it was"
-  any_failed=1
+# Only when everything has passed on the sources as they are is the folder true of them.
+missing=
+for chapter in common "${all_chapters[@]}"; do
+  for part in $(parts_of "$chapter"); do
+    grep -qs "^$part $chapter  passed  sources $digest  " "$out/parts.txt" || missing="$missing, $part $chapter"
+  done
+done
+if [ -n "$missing" ]; then
+  echo "$out/manifest.txt stays as it was; not passed on these sources: ${missing#, }"
 else
   common/scripts/manifest.sh write "$out"
 fi

@@ -60,6 +60,30 @@ runs = [{"steps": [{"name": "v1", "time": {"median_s": m}}, {"name": "v2", "time
 r = peers.ratios_of(runs, {"math": [[1, 3, 9], [6, 6], [12, 12]], "flash": "not supported"})
 assert r == [{"step": "v1", "peer": "math", "median": 1.5, "q1": 1.5, "q3": 1.75}], r
 
+# Another chapter's step that refuses a problem, or has not the memory: its reason, and no ratio. Anything else
+# ends the run.
+def other_chapter(status, time):
+    with open(os.path.join(folder, "01_other"), "w", encoding="utf-8") as file:
+        file.write("#!/bin/sh\nwhile [ $1 != --json ]; do shift; done\n"
+                   f"echo '{{\"steps\": [{{\"time\": {time}, \"reason\": \"out of memory: 2 TiB\"}}]}}' >$2\n"
+                   f"echo options: $@ >{folder}/options\nexit {status}\n")
+    os.chmod(os.path.join(folder, "01_other"), 0o755)
+    args = argparse.Namespace(program=os.path.join(folder, "x"), warmup=1, repeat=2, check="off")
+    try:
+        return peers.time_of_other_chapter(args, p[0], "01_other:v5")
+    except RuntimeError as error:
+        return str(error)
+    except SystemExit:
+        return "exit"
+
+
+assert other_chapter(0, '{"q1_s": 1, "median_s": 2, "q3_s": 3}') == [1, 2, 3]
+with open(os.path.join(folder, "options"), encoding="utf-8") as file:
+    assert "--gpu h200" in file.read()
+assert other_chapter(4, "null") == "out of memory: 2 TiB"
+assert other_chapter(3, "null") == "out of memory: 2 TiB"
+assert other_chapter(1, "null") == "exit"
+
 assert exit_of()[0] == 77
 code, said = exit_of("--backends", "math,triton")
 assert code == 2 and "--backends triton: must be some of math, flash, cudnn or CHAPTER:STEP" in said, said

@@ -11,11 +11,11 @@ tree="$work/a tree"
 results=$tree/build/release/results
 csv=$results/01_naive.v2_coalesced.ncu.csv
 mkdir -p "$tree/common/scripts" "$tree/01_naive" "$tree/02_other" "$tree/build/release/bin" "$work/with" "$work/system"
-cp "$scripts/profile.sh" "$scripts/metrics.txt" "$tree/common/scripts"
+cp "$scripts/profile.sh" "$scripts/ncu_export.sh" "$scripts/metrics.txt" "$tree/common/scripts"
 touch "$tree/01_naive/chapter.cpp" "$tree/02_other/chapter.cpp"
 
 # The real commands that profile.sh itself needs, and nothing else of this machine: above all no ncu.
-for tool in bash env cat mkdir mktemp dirname grep sed awk rm wc; do
+for tool in bash env cat mkdir mktemp dirname grep sed awk rm wc mv; do
   ln -s "$(command -v "$tool")" "$work/system/$tool"
 done
 

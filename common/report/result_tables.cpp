@@ -1,0 +1,193 @@
+// Tables of what the chapter programs found.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+
+#include "attn/operation.h"
+#include "report/table_kinds.h"
+#include "report/table_text.h"
+
+namespace attn::report {
+namespace {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+std::string roofs_text(const json& roofs) {
+  const auto tera = [&](const char* roof) {
+    return roofs.at(roof).is_null() ? 0 : roofs.at(roof).at("per_second").get<double>() * 1e-12;
+  };
+  return fmt::format("measured roofs: copy {:.2f} TB/s, FP32 {:.1f} TFLOP/s, tensor {:.0f} TFLOP/s, "
+                     "exp {:.2f} T/s",
+                     tera("hbm_copy"), tera("fp32"), tera("tensor_bf16"), tera("exp"));
+}
+
+// What all columns of a table of lengths share: "softmax bf16", "forward d=128 bf16 causal".
+std::string without_lengths(const json& j) {
+  const json& p = j.at("problem");
+  std::string type = p.at("dtype").get<std::string>();
+  if (p.at("causal").get<bool>()) type += " causal";
+  const std::string operation = j.at("operation").get<std::string>();
+  return works_on_rows(operation) ? fmt::format("{} {}", operation, type)
+                                  : fmt::format("{} d={} {}", operation, p.at("head_dim").get<int64_t>(), type);
+}
+
+std::string device_of(const json& j) { return j.at("device").at("name").get<std::string>(); }
+std::string operation_of(const json& j) { return j.at("operation").get<std::string>(); }
+std::string name_of(const json& step) { return step.at("name").get<std::string>(); }
+
+// The bytes that a step's model counts, a second.
+double bytes_per_s(const json& step) {
+  return step.at("modelled_bytes").get<double>() / step.at("time").at("median_s").get<double>();
+}
+std::string share_of_copy(const json& step, const json& roofs) {
+  const double copy = measured_copy(roofs);
+  return copy > 0 ? fmt::format("{:.1f}", 100 * bytes_per_s(step) / copy) : "n/a";
+}
+
+}  // namespace
+
+std::string steps_table(const fs::path& path) {
+  const json j = read_json(path);
+  Grid grid;
+  int count = 0;
+  bool bytes = false;
+  for (const json& s : j.at("steps")) {
+    if (s.at("time").is_null()) continue;
+    const json& t = s.at("time");
+    count = t.at("count").get<int>();
+    grid.add_row();
+    grid.add("step", "step", code(name_of(s)));
+    grid.add("ms", "ms (quartiles)",
+             fmt::format("{} ({} .. {})", milliseconds(t.at("median_s").get<double>()),
+                         milliseconds(t.at("q1_s").get<double>()), milliseconds(t.at("q3_s").get<double>())));
+    if (rated_in_bytes(s)) {
+      bytes = true;
+      grid.add("rate", "GB/s", gigabytes_per_s(bytes_per_s(s)));
+      grid.add("share", "% of copy", share_of_copy(s, j.at("roofs")));
+    } else {
+      grid.add("rate", "TFLOP/s", rate(s.at("flop_per_s").get<double>()));
+      grid.add("share", "% of roof",
+               fmt::format("{:.1f} {}", 100 * s.at("share_of_roof").get<double>(),
+                           s.at("binding").get<std::string>()));
+    }
+    grid.add("bytes", "modelled GB", gigabytes(s.at("modelled_bytes").get<double>()));
+  }
+  return fmt::format("{}, {}: {}, medians of {} launches; {}.{}\n\n{}", device_of(j), operation_of(j),
+                     problem_text(j.at("problem"), operation_of(j)), count, roofs_text(j.at("roofs")),
+                     bytes ? " GB/s: modelled bytes over time." : "", grid.markdown());
+}
+
+std::string phases_table(const fs::path& path) {
+  const json j = read_json(path);
+  Grid grid;
+  for (const json& s : j.at("steps"))
+    for (const json& p : s.at("phases")) {
+      if (p.at("time").is_null()) continue;
+      const double measured = p.at("time").at("median_s").get<double>();
+      const double predicted = p.at("predicted_s").get<double>();
+      grid.add_row();
+      grid.add("step", "step", code(name_of(s)));
+      grid.add("phase", "phase", p.at("name").get<std::string>());
+      grid.add("measured", "measured ms", milliseconds(measured));
+      grid.add("predicted", "predicted ms", milliseconds(predicted));
+      grid.add("share", "% of roof",
+               fmt::format("{:.1f} {}", 100 * predicted / measured, p.at("binding").get<std::string>()));
+    }
+  return fmt::format("{}, {}: {}.\n\n{}", device_of(j), operation_of(j),
+                     problem_text(j.at("problem"), operation_of(j)), grid.markdown());
+}
+
+std::string lengths_table(const fs::path& folder, const Words& names) {
+  std::vector<std::string> steps;
+  std::vector<std::pair<std::string, std::map<std::string, std::string>>> columns;  // title, cell of a step
+  std::string device, problem;
+  bool bytes = false;
+  for (const std::string& name : names) {
+    const json j = read_json(folder / (name + ".json"));
+    if (device.empty()) device = device_of(j), problem = without_lengths(j);
+    if (device_of(j) != device || without_lengths(j) != problem)
+      throw InputError(fmt::format("table lengths: {} is of {} on {}, not of {} on {}", name, without_lengths(j),
+                                   device_of(j), problem, device));
+    const bool rows = works_on_rows(operation_of(j));
+    columns.emplace_back(fmt::format("{}={}", rows ? "cols" : "N",
+                                     j.at("problem").at(rows ? "seqlen_k" : "seqlen_q").get<int64_t>()),
+                         std::map<std::string, std::string>());
+    for (const json& s : j.at("steps")) {
+      if (s.at("time").is_null()) continue;
+      const std::string step = name_of(s);
+      if (std::find(steps.begin(), steps.end(), step) == steps.end()) steps.push_back(step);
+      bytes |= rated_in_bytes(s);
+      columns.back().second[step] =
+          rated_in_bytes(s) ? fmt::format("{} ({})", gigabytes_per_s(bytes_per_s(s)), share_of_copy(s, j.at("roofs")))
+                            : rate(s.at("flop_per_s").get<double>());
+    }
+  }
+  Grid grid;
+  grid.add_column("step", bytes ? "GB/s (% of copy)" : "TFLOP/s");
+  // Two files of one length stay two columns.
+  for (std::size_t n = 0; n < columns.size(); ++n) grid.add_column(std::to_string(n), columns[n].first);
+  for (const std::string& step : steps) {
+    grid.add_row();
+    grid.put("step", code(step));
+    for (std::size_t n = 0; n < columns.size(); ++n)
+      if (const auto cell = columns[n].second.find(step); cell != columns[n].second.end())
+        grid.put(std::to_string(n), cell->second);
+  }
+  return fmt::format("{}, {}.{}\n\n{}", device, problem,
+                     bytes ? " GB/s: modelled bytes over time; in brackets, % of the copy measured in the same run." : "",
+                     grid.markdown());
+}
+
+// A row a length, a column a step of a chapter.
+std::string memory_table(const fs::path& folder, const Words& names) {
+  std::map<int64_t, std::map<std::string, std::string>> lengths;
+  Words steps;
+  std::string problem;
+  double least_free = 0;
+  for (const std::string& name : names) {
+    const json j = read_json(folder / (name + ".json"));
+    const json& device = j.at("device");
+    json p = j.at("problem");
+    if (works_on_rows(operation_of(j)))
+      throw InputError(fmt::format("table memory: {} is of rows, must be of attention", name));
+    const int64_t length = p.at("seqlen_k").get<int64_t>();
+    p["seqlen_q"] = p["seqlen_k"] = 0;  // all but the length must be the same
+    const std::string rest = fmt::format("{}: {}", operation_of(j), problem_text(p, operation_of(j)));
+    if (problem.empty()) problem = rest;
+    if (rest != problem)
+      throw InputError(fmt::format("table memory: {} is of another problem than {}", name, names.front()));
+    const double free = device.value("memory_free_bytes", 0.0);
+    least_free = least_free > 0 ? std::min(least_free, free) : free;
+    for (const json& s : j.at("steps")) {
+      const std::string step = fmt::format("{} {}", j.at("chapter").get<std::string>(), code(name_of(s)));
+      if (std::find(steps.begin(), steps.end(), step) == steps.end()) steps.push_back(step);
+      const json need = s.value("memory_bytes", json(nullptr));
+      // As make_plan() of the chapter program decides: what does not fit is refused.
+      lengths[length][step] =
+          !s.contains("memory_bytes") ? "n/a"  // of before programs said it
+          : need.is_null()            ? "refused"
+                                      : fmt::format("{:.2f}{}", need.get<double>() / (1 << 30),
+                                       free > 0 && need.get<double>() > free ? " (refused)" : "");
+    }
+  }
+  Grid grid;
+  grid.add_column("N", "N");
+  for (const std::string& step : steps) grid.add_column(step, step + " GiB");
+  for (const auto& [length, cells] : lengths) {
+    grid.add_row();
+    grid.put("N", std::to_string(length));
+    for (const auto& [step, cell] : cells) grid.put(step, cell);
+  }
+  problem.replace(problem.find("N=0 "), 4, "");
+  return fmt::format("Device memory that a step needs, {}: tensors and workspaces, as the program counts them before it "
+                     "allocates.{}\n\n{}",
+                     problem,
+                     least_free > 0 ? fmt::format(" Refused: more than the {:.1f} GiB that were free.",
+                                                  least_free / (1 << 30))
+                                    : "",
+                     grid.markdown());
+}
+
+}  // namespace attn::report

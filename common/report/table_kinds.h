@@ -1,0 +1,28 @@
+/// \file
+/// The kinds of tables of tables.h, one function each: Markdown from files in a folder of reports.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace attn::report {
+
+using Words = std::vector<std::string>;
+
+// Of results of chapter programs: result_tables.cpp.
+std::string steps_table(const std::filesystem::path&);
+std::string phases_table(const std::filesystem::path&);
+std::string lengths_table(const std::filesystem::path& folder, const Words& names);
+std::string memory_table(const std::filesystem::path& folder, const Words& names);
+
+// Of what peers.py wrote: peer_tables.cpp.
+std::string peers_table(const std::filesystem::path&);
+std::string ratios_table(const std::filesystem::path& folder, const Words& names);
+
+// Of ncu's exports: counter_tables.cpp.
+std::string counters_table(const std::filesystem::path& folder, const std::string& chapter);
+std::string diff_table(const std::filesystem::path& folder, const Words& names);
+std::string traffic_table(const std::filesystem::path& folder, const Words& names);
+
+}  // namespace attn::report

@@ -1,0 +1,91 @@
+#include "report/table_text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "attn/operation.h"
+#include "report/json_object.h"
+
+namespace attn::report {
+
+using nlohmann::json;
+namespace fs = std::filesystem;
+
+const fs::path& existing(const fs::path& path) {
+  if (!fs::exists(path))
+    throw NotMeasured(fmt::format("{}: not there yet", printable(path.string())));
+  return path;
+}
+
+json read_json(const fs::path& path) {
+  const json j = json::parse(read_bytes(existing(path)), nullptr, false);
+  if (j.is_discarded() || !j.is_object())
+    throw InputError(fmt::format("{}: is not a JSON object", printable(path.string())));
+  return j;
+}
+
+void Grid::add_column(const std::string& key, const std::string& title) {
+  const auto same = [&](const auto& column) { return column.first == key; };
+  if (std::none_of(columns_.begin(), columns_.end(), same)) columns_.emplace_back(key, title);
+}
+
+std::string Grid::markdown() const {
+  std::string head, rule, body;
+  for (const auto& [key, title] : columns_) {
+    head += fmt::format("| {} ", title);
+    rule += rule.empty() ? "|---|" : "---:|";
+  }
+  for (const auto& row : rows_) {
+    for (const auto& [key, title] : columns_) {
+      const auto cell = row.find(key);
+      body += fmt::format("| {} ", cell == row.end() ? "-" : cell->second);
+    }
+    body += "|\n";
+  }
+  return fmt::format("{}|\n{}\n{}", head, rule, body);
+}
+
+std::string milliseconds(double s) {
+  const double ms = s * 1e3;
+  return fmt::format("{:.{}f}", ms, ms < 10 ? 3 : ms < 100 ? 2 : 1);
+}
+std::string rate(double flop_per_s) {
+  const double tera = flop_per_s * 1e-12;
+  return fmt::format("{:.{}f}", tera, tera < 10 ? 2 : 1);
+}
+std::string gigabytes(double bytes) {
+  return fmt::format("{:.{}f}", bytes * 1e-9, bytes < 1e10 ? 2 : 1);
+}
+std::string gigabytes_per_s(double bytes_per_s) { return fmt::format("{:.0f}", bytes_per_s * 1e-9); }
+std::string code(const std::string& name) { return fmt::format("`{}`", name); }
+
+std::string problem_text(const json& p, const std::string& operation) {
+  const auto number = [&](const char* key) { return p.at(key).get<int64_t>(); };
+  std::string text;
+  if (works_on_rows(operation)) {
+    text = fmt::format("{} rows x {} columns", number("batch") * number("heads") * number("seqlen_q"),
+                       number("seqlen_k"));
+  } else {
+    const int64_t queries = number("seqlen_q"), keys = number("seqlen_k");
+    text = fmt::format("B={} Hq={} Hkv={} {} d={}", number("batch"), number("heads"), number("kv_heads"),
+                       queries == keys ? fmt::format("N={}", keys)
+                                       : fmt::format("seqlen_q={} seqlen_k={}", queries, keys),
+                       number("head_dim"));
+  }
+  text += fmt::format(" {}", p.at("dtype").get<std::string>());
+  if (p.at("causal").get<bool>()) text += " causal";
+  if (p.contains("dropout")) text += fmt::format(" dropout={}", p.at("dropout").get<double>());
+  if (p.contains("top_k")) text += fmt::format(" k={}", number("top_k"));
+  return text;
+}
+
+double measured_copy(const json& roofs) {
+  const json& copy = roofs.at("hbm_copy");
+  if (copy.is_null() || copy.at("source") != "measured") return 0;
+  return copy.at("per_second").get<double>();
+}
+
+bool rated_in_bytes(const json& step) { return step.at("flop").get<double>() == 0; }
+
+}  // namespace attn::report

@@ -1,0 +1,147 @@
+# shellcheck shell=bash
+# What verify_on_gpu.sh and sanitize.sh run for each chapter. To be sourced; $bin is the folder of the programs.
+# A chapter that is missing here fails there: nothing is left out without a word.
+
+# Steps of a chapter whose names match a pattern, with commas between: a step that is added later is measured too.
+# The pattern itself where there is none, which every program refuses.
+steps_like() {  # CHAPTER PATTERN
+  "${bin:?}/$1" --list | awk -v pattern="$2" '
+    NR > 1 && $1 ~ /^[a-z]+[0-9]/ && $1 ~ pattern { printf "%s%s", separator, $1; separator = "," }
+    END { print separator == "" ? pattern : "" }'
+}
+all_steps() { steps_like "$1" . | tr , '\n'; }
+operation_of() { "$bin/$1" --list | awk -v step="$2" '$1 == step { print $2; exit }'; }  # CHAPTER STEP
+
+# ---- times: a name for the file, then options, a line each ------------------------------------
+# Problems called memory_* are not launched: what each step needs is said before that.
+problems_of() {
+  local n d mask rows cols type bytes steps backward
+  case $1 in
+    01_naive)
+      for n in 1024 2048 4096 8192; do
+        echo "forward_n$n --operation forward --batch 4 --heads 16 --head-dim 128 --seqlen $n"
+        echo "backward_n$n --operation backward --step b2_cublas --batch 4 --heads 16 --head-dim 128 --seqlen $n"
+      done
+      echo "forward_n16384 --step v4_tensor_core,v5_cublas --heads 16 --head-dim 128 --seqlen 16384"
+      echo "forward_causal_n4096 --step v3_tiled,v4_tensor_core,v5_cublas --batch 4 --heads 16 --head-dim 128 --seqlen 4096 --causal"
+      echo "forward_fp32_n4096 --step v3_tiled,v5_cublas --batch 4 --heads 16 --head-dim 128 --seqlen 4096 --dtype fp32"
+      echo "backward_b1_n2048 --operation backward --batch 4 --heads 16 --head-dim 128 --seqlen 2048"
+      for n in $kMemoryLengths; do
+        echo "memory_n$n --step v5_cublas --heads 16 --head-dim 128 --seqlen $n"
+      done ;;
+    02_online_softmax)
+      # 512 MiB of numbers, in rows that are kept on the chip and in rows that are not.
+      for type in bf16 fp32; do
+        case $type in bf16) bytes=2 ;; fp32) bytes=4 ;; esac
+        for cols in 1024 4096 16384 65536; do
+          rows=$((512 * 1024 * 1024 / bytes / cols))
+          echo "softmax_${type}_c$cols --operation softmax --rows $rows --cols $cols --dtype $type"
+        done
+        # Few long rows: v1 and v2 would keep 8 SMs busy.
+        for cols in 262144 16777216; do
+          echo "softmax_${type}_8x$cols --step v3_warp,v4_one_read,v5_split_row --rows 8 --cols $cols --dtype $type"
+        done
+      done
+      echo "softmax_topk_8192 --operation softmax_topk --rows 8192 --cols 8192 --top-k 8"
+      echo "forward_n1024 --operation forward --batch 4 --heads 16 --head-dim 128 --seqlen 1024"
+      echo "decode_n16384 --operation forward --batch 16 --heads 16 --head-dim 128 --seqlen-q 1 --seqlen-k 16384" ;;
+    03_flash_v1)
+      # 16384 tokens and 2048 / d heads, whatever the length.
+      backward=$(steps_like "$1" '^b[2-9]')
+      for d in 64 128; do
+        for mask in "" causal; do
+          for n in 1024 2048 4096 8192 16384; do
+            steps=v4_grid,v5_row_groups,v6_two_tiles,v7_exp2
+            # One block a head: far slower, and at two lengths that shows.
+            case $n in 2048|8192) steps=v2_tensor_core,v3_async,$steps ;; esac
+            echo "forward_d$d${mask:+_$mask}_n$n --step $steps $(tokens $d $n) ${mask:+--$mask}"
+            case $n in
+              2048|8192) echo "backward_d$d${mask:+_$mask}_n$n --operation backward --step $backward $(tokens $d $n) ${mask:+--$mask}" ;;
+            esac
+          done
+        done
+      done
+      # One thread an element of S: a hundred times slower.
+      echo "forward_scalar_n1024 --step $(steps_like "$1" '^v1') $kScalar"
+      echo "backward_scalar_n1024 --operation backward --step $(steps_like "$1" '^b1') $kScalar"
+      # What chapter 01 cannot do at all.
+      echo "forward_n131072 --step v7_exp2 --heads 16 --head-dim 128 --seqlen 131072 --warmup 1 --repeat 3"
+      for n in $kMemoryLengths; do
+        echo "memory_n$n --step v7_exp2 --heads 16 --head-dim 128 --seqlen $n"
+      done ;;
+  esac
+}
+kMemoryLengths="1024 2048 4096 8192 16384 32768 65536 131072"
+kScalar="--heads 16 --head-dim 64 --seqlen 1024 --dtype fp32"
+tokens() { echo "--batch $((16384 / $2)) --heads $((2048 / $1)) --head-dim $1 --seqlen $2"; }  # D N
+
+# ---- counters: the problem that a step is profiled with ---------------------------------------
+# One of those above, so that the model in its JSON stands beside what ncu counted.
+profiled_problem() {  # CHAPTER STEP
+  case $1/$2 in
+    01_naive/*) echo "--batch 4 --heads 16 --head-dim 128 --seqlen 2048" ;;
+    02_online_softmax/v5_*) echo "--rows 8 --cols 16777216" ;;
+    02_online_softmax/v6_*) echo "--rows 8192 --cols 8192 --top-k 8" ;;
+    02_online_softmax/v7_*) echo "--batch 4 --heads 16 --head-dim 128 --seqlen 1024" ;;
+    02_online_softmax/*) echo "--rows 4096 --cols 65536" ;;
+    03_flash_v1/v1_*|03_flash_v1/b1_*) echo "$kScalar" ;;
+    03_flash_v1/*) tokens 128 2048 ;;
+  esac
+}
+
+# ---- peers: a name for the file, then options of peers.py; and the problem list of each --------
+peers_of() {
+  case $1 in
+    01_naive) echo "peers.$1 --steps v4_tensor_core,v5_cublas --backends math,flash,cudnn" ;;
+    02_online_softmax) echo "peers.$1 --operation softmax --steps v4_one_read,v5_split_row --repeat 5" ;;
+    03_flash_v1)
+      echo "peers.$1.forward --steps v7_exp2 --backends 01_naive:v5_cublas,math,flash,cudnn --repeat 5"
+      echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends 01_naive:b2_cublas,flash,cudnn --repeat 5" ;;
+  esac
+}
+peer_problems() {  # FILE, as peers_of calls it
+  local n d mask
+  case $1 in
+    peers.01_naive)
+      for n in 1024 2048 4096 8192; do echo "--batch 4 --heads 16 --head-dim 128 --seqlen $n"; done ;;
+    peers.02_online_softmax)
+      problems_of 02_online_softmax | sed -n 's/^softmax_[bf].* --rows/--rows/p' ;;
+    peers.03_flash_v1.*)
+      for d in 64 128; do
+        for mask in "" --causal; do
+          for n in 1024 2048 4096 8192 16384; do
+            case $1/$n in *.backward/1024) continue ;; esac  # short, and each run costs its start
+            echo "$(tokens $d $n) $mask"
+          done
+        done
+      done ;;
+  esac
+}
+
+# ---- sanitizer: small problems, each operation's together through every path of every step ------
+# The tools slow a kernel down a hundredfold. sanitize.sh fails where a step refuses all of its operation's.
+sanitizer_problems() {  # CHAPTER OPERATION
+  case $1/$2 in
+    # Tails on every side, grouped heads, masks, the three types.
+    01_naive/*|02_online_softmax/forward)
+      echo "--seqlen-q 133 --seqlen-k 201 --head-dim 72 --heads 4 --kv-heads 2 --causal --inputs needle"
+      echo "--seqlen 65 --head-dim 64 --dtype fp16 --window 17,3"
+      echo "--seqlen-q 70 --seqlen-k 33 --head-dim 40 --dtype fp32 --causal" ;;
+    # v4: a row in part of a warp, in two warps, in all warps and shared memory; v5: one chunk and three.
+    02_online_softmax/softmax)
+      echo "--rows 5 --cols 1003 --inputs needle"
+      echo "--rows 9 --cols 1502 --dtype fp32 --inputs peaked"
+      echo "--rows 2 --cols 40001 --dtype fp32"
+      echo "--rows 70 --cols 131 --dtype fp16 --causal" ;;
+    # Lists that are filled and lists that are not.
+    02_online_softmax/softmax_topk)
+      echo "--rows 5 --cols 1003 --top-k 8 --inputs needle"
+      echo "--rows 7 --cols 33 --top-k 32 --dtype fp32 --causal" ;;
+    # The three head dims of the tensor-core steps, two tiles of keys and of queries, dropout; fp32 for the rest.
+    03_flash_v1/*)
+      echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"
+      echo "--seqlen 65 --head-dim 64 --dtype fp16 --window 17,3 --dropout 0.25"
+      echo "--seqlen-q 150 --seqlen-k 33 --head-dim 32"
+      echo "--seqlen-q 70 --seqlen-k 33 --head-dim 40 --dtype fp32 --causal" ;;
+  esac
+}

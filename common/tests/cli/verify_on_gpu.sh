@@ -1,0 +1,196 @@
+#!/usr/bin/env bash
+# verify_on_gpu.sh SCRIPTS EXPORT: what verify_on_gpu.sh and sanitize.sh run, and when the manifest is written, with
+# stand-ins for the chapter programs, ncu, compute-sanitizer and Python that write down how they were called. EXPORT is
+# what ncu "counted".
+# shellcheck disable=SC2016  # the bodies of stand-ins are expanded when they run
+set -euo pipefail
+scripts=$1
+EXPORT=$(realpath "$2")
+export EXPORT
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+tree="$work/a tree"
+bin=$tree/build/release/bin
+reports=$tree/docs/reports/h200
+mkdir -p "$tree/common/scripts" "$bin" "$work/with"
+cp "$scripts"/*.sh "$scripts/metrics.txt" "$tree/common/scripts"
+for chapter in 01_naive 02_online_softmax 03_flash_v1; do
+  mkdir "$tree/$chapter"
+  echo "$chapter" >"$tree/$chapter/chapter.cpp"
+done
+
+stand_in() {  # PATH BODY
+  printf '#!/usr/bin/env bash\nprintf "%%s\\n" "%s $*" >>"$CALLS"\n%s\n' "${1##*/}" "$2" >"$1"
+  chmod +x "$1"
+}
+program='device="NVIDIA H200 (sm_90)"
+steps() { printf "v1_first forward an idea\n supports all\nb2_second backward an idea\n" ; }
+case $0 in
+  *02_*) steps() { printf "v1_three_pass softmax x\nv4_one_read softmax x\nv6_softmax_topk softmax_topk x\n"; } ;;
+  *03_*) steps() { printf "v1_scalar forward x\nv7_exp2 forward x\nb1_scalar backward x\nb2_tensor_core backward x\nb3_grid backward x\n"; } ;;
+esac
+if [[ $1 == --list ]]; then echo "a chapter"; steps; exit; fi
+operation=forward
+case "$* " in
+  *"--operation softmax "*) operation=softmax ;;
+  *"--operation softmax_topk "*) operation=softmax_topk ;;
+  *"--operation backward "*) operation=backward ;;
+esac
+echo "device: ${DEVICE-$device}"
+echo "problem: forward B=4 Hq=16 Hkv=16 seqlen_q=2048 seqlen_k=2048 d=128 bf16 inputs=random seed=1"
+refuses=${REFUSES:-none}
+steps | while read -r name its rest; do
+  [[ $its == "$operation" ]] || continue
+  case $name in $refuses*) echo "$name  unsupported  the reason" ;; *) echo "$name  pass  row error" ;; esac
+done
+while [[ $# -gt 0 ]]; do [[ $1 != --json ]] || echo "{}" >"$2"; shift; done
+exit "${PROGRAM_EXIT:-0}"'
+for chapter in 01_naive 02_online_softmax 03_flash_v1; do
+  stand_in "$bin/$chapter" "$program"
+  stand_in "$bin/test_$chapter" 'case $1 in --list-tests) echo "  a case" ;; *) echo "All tests passed"; exit ${TEST_EXIT:-0} ;; esac'
+done
+stand_in "$bin/test_kernels" 'case $1 in --list-tests) echo "  a case" ;; *) echo "All tests passed" ;; esac'
+stand_in "$bin/test_check" 'echo "0 cases"'  # has none for a GPU
+stand_in "$tree/common/scripts/check_warp_access.sh" 'echo "33 of 33 patterns as predicted"'
+stand_in "$work/with/python3" 'while [[ $# -gt 0 ]]; do
+  case $1 in --out) echo "{}" >"$2" ;; --problems) cat "$2" >>"$CALLS" ;; esac; shift; done'
+stand_in "$work/with/ncu" '[[ -z ${NCU_EXIT:-} ]] || exit $NCU_EXIT
+while [[ $1 != */bin/* ]]; do shift; done
+echo "==PROF== a message"; "$@" | grep "^problem"; cat "$EXPORT"'
+stand_in "$work/with/compute-sanitizer" 'shift 4; "$@" && { [[ -z ${FINDS:-} || $* != *$FINDS* ]] || exit 9; }'
+
+run() {  # ARGUMENT...: sets status, output, calls
+  status=0
+  export CALLS=$work/calls
+  : >"$CALLS"
+  output=$(PATH=$work/with:$PATH ATTN_SANITIZE_JOBS=2 "$tree/common/scripts/$script" "$@" 2>&1 </dev/null) || status=$?
+  calls=$(<"$CALLS")
+}
+fail() {
+  printf 'FAILED: %s\n--- exit %s\n%s\n--- calls\n%s\n' "$1" "$status" "$output" "$(cut -c 1-160 <<<"$calls")"
+  exit 1
+}
+exits() { [[ $status -eq $1 ]] || fail "exit status, not $1"; }
+has() { [[ $2 == *"$1"* ]] || fail "no '$1'"; }
+has_not() { [[ $2 != *"$1"* ]] || fail "'$1'"; }
+script=verify_on_gpu.sh
+
+# ---- the command line -------------------------------------------------------------------------
+run --help
+exits 0
+has "common/scripts/verify_on_gpu.sh times peers 03_flash_v1" "$output"
+has_not "set -euo" "$output"
+[[ -z $calls ]] || fail "something was called"
+for mistake in "nosuch" "04_flash_v2" "--nosuch" "docs" "--out" "access 03_flash_v1" "manifest"; do
+  # shellcheck disable=SC2086
+  run $mistake
+  exits 2
+  [[ $(wc -l <<<"$output") -eq 1 ]] || fail "not one line"
+done
+run nosuch
+has "(common, 01_naive 02_online_softmax 03_flash_v1)" "$output"
+DEVICE="none (cudaErrorNoDevice): a GPU is required" run tests
+exits 77
+mv "$bin/02_online_softmax" "$work/saved"
+run tests
+exits 2
+has "02_online_softmax: not built" "$output"
+mv "$work/saved" "$bin/02_online_softmax"
+[[ ! -e $reports/parts.txt ]] || fail "something was recorded"
+
+# ---- one part of one chapter ------------------------------------------------------------------
+run times 03_flash_v1
+exits 0
+has "03_flash_v1 --step v4_grid,v5_row_groups,v6_two_tiles,v7_exp2 --batch 1 --heads 32 --head-dim 64 --seqlen 16384 --causal --time" "$calls"
+has "--operation backward --step b2_tensor_core,b3_grid --batch 8 --heads 16 --head-dim 128" "$calls"
+has "--step v7_exp2 --heads 16 --head-dim 128 --seqlen 131072 --check off --require-gpu" "$calls"
+grep -v -e '--seqlen 8 ' -e --list <<<"$calls" | grep -q '01_naive\|02_online' && fail "another chapter"
+[[ -s $reports/03_flash_v1.forward_d128_causal_n2048.json ]] || fail "no result"
+grep -qE '^times 03_flash_v1  passed  sources [0-9a-f]{16}  [0-9]+ s$' "$reports/parts.txt" || fail "not recorded"
+has "manifest.txt stays as it was; not passed on these sources: tests common, access common, tests 01_naive" "$output"
+[[ ! -e $reports/manifest.txt ]] || fail "a manifest after one part"
+
+run times 02_online_softmax
+exits 0
+has "--operation softmax --rows 4096 --cols 65536 --dtype bf16 --time" "$calls"
+has "--operation softmax --rows 2048 --cols 65536 --dtype fp32 --time" "$calls"
+[[ $(wc -l <"$reports/parts.txt") -eq 2 ]] || fail "parts.txt: $(<"$reports/parts.txt")"
+
+# ---- a part that fails, and the exports -------------------------------------------------------
+NCU_EXIT=1 run counters 01_naive
+exits 1
+grep -q '^counters 01_naive  failed' "$reports/parts.txt" || fail "recorded as passed"
+run counters
+exits 0
+has "ncu --clock-control none --profile-from-start off --csv" "$calls"
+has "bin/01_naive --batch 4 --heads 16 --head-dim 128 --seqlen 2048 --profile v1_first --require-gpu" "$calls"
+has "bin/03_flash_v1 --heads 16 --head-dim 64 --seqlen 1024 --dtype fp32 --profile b1_scalar --require-gpu" "$calls"
+has "bin/03_flash_v1 --batch 8 --heads 16 --head-dim 128 --seqlen 2048 --profile b3_grid --require-gpu" "$calls"
+csv=$reports/01_naive.v1_first.ncu.csv
+[[ $(head -n 1 "$csv") == "==profile.sh== clocks: none" ]] || fail "no clocks in $(head -n 3 "$csv")"
+[[ $(sed -n 2p "$csv") == "==profile.sh== problem: forward B=4 "*" seed=1" ]] || fail "no problem"
+[[ $(sed -n 3p "$csv") == '"ID",'*'"Metric Value"' ]] || fail "no header"
+TEST_EXIT=1 run tests 01_naive
+exits 1
+grep -q '^tests 01_naive  failed' "$reports/parts.txt" || fail "recorded as passed"
+PROGRAM_EXIT=1 run times 01_naive
+[[ $status -ne 0 ]] || fail "a step that failed"
+
+# ---- several calls add up ---------------------------------------------------------------------
+run tests access
+exits 0
+has "test_kernels [gpu]" "$calls"
+has_not "test_check [gpu]" "$calls"
+[[ -s $reports/tests.common.txt && -s $reports/tests.03_flash_v1.txt && -s $reports/warp_access.txt ]] || fail "no file"
+run sanitizer peers
+exits 0
+has "--rows 8 --cols 16777216 --dtype fp32" "$calls"
+has "--steps b2_tensor_core,b3_grid --backends 01_naive:b2_cublas,flash,cudnn" "$calls"
+[[ -s $reports/peers.03_flash_v1.backward.json ]] || fail "no peers"
+has "not passed on these sources: times 01_naive" "$output"
+[[ ! -e $reports/manifest.txt ]] || fail "a manifest without the times of 01_naive"
+run --out "$reports" manifest
+exits 0
+[[ ! -e $reports/manifest.txt && -z $calls ]] || fail "manifest: wrote, or called something"
+run times 01_naive
+exits 0
+[[ -s $reports/manifest.txt ]] || fail "no manifest after everything passed"
+rm "$reports/manifest.txt"
+DEVICE="none" run --out "$reports" manifest  # with no GPU at hand
+exits 0
+[[ -s $reports/manifest.txt && -z $calls ]] || fail "manifest: all has passed"
+
+# ---- other sources ----------------------------------------------------------------------------
+rm "$reports/manifest.txt"
+echo "changed" >>"$tree/03_flash_v1/chapter.cpp"
+run tests 03_flash_v1
+exits 0
+[[ ! -e $reports/manifest.txt ]] || fail "a manifest of parts on older sources"
+has "not passed on these sources: tests common, access common, tests 01_naive" "$output"
+stand_in "$bin/test_03_flash_v1" 'case $1 in --list-tests) echo "  a case" ;; *) echo again >>03_flash_v1/chapter.cpp ;; esac'
+run tests 03_flash_v1
+exits 1
+has "a source changed meanwhile" "$output"
+stand_in "$bin/test_03_flash_v1" 'case $1 in --list-tests) echo "  a case" ;; *) echo "All tests passed" ;; esac'
+run  # everything, in one call
+exits 0
+[[ -s $reports/manifest.txt ]] || fail "no manifest"
+has "== access common: passed" "$output"
+
+# ---- the sanitizer ----------------------------------------------------------------------------
+script=sanitize.sh
+run build/release/bin/02_online_softmax
+exits 0
+has "02_online_softmax  softmax_topk racecheck clean: v6_softmax_topk [--rows 7 --cols 33 --top-k 32 --dtype fp32 --causal]" "$output"
+[[ $(grep -c ' softmax  *initcheck clean: v1_three_pass v4_one_read ' <<<"$output") -eq 4 ]] || fail "not four problems"
+FINDS="--head-dim 128" run build/release/bin/03_flash_v1
+exits 1
+[[ $(grep -c 'NOT CLEAN' <<<"$output") -eq 8 ]] || fail "not eight findings"
+REFUSES=v7 run build/release/bin/03_flash_v1
+exits 1
+has "clean: v1_scalar (refused: v7_exp2) [" "$output"
+has "03_flash_v1 forward: no problem reaches v7_exp2" "$output"
+run --help
+exits 0
+has "ATTN_SANITIZE_JOBS" "$output"
+echo "everything as expected"
