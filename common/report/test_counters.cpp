@@ -32,7 +32,7 @@ void check_refusal(const fs::path& path, const std::string& what) {
 }  // namespace
 
 TEST_CASE("an export of ncu holds the launches of a step") {
-  const CounterFile v1 = read_counter_file(evidence("01_naive.v1_global.ncu.csv"));
+  const CounterFile v1 = read_counter_file(recorded("01_naive.v1_global.ncu.csv"));
   CHECK(v1.file == "01_naive.v1_global.ncu.csv");
   CHECK(v1.step == "v1_global");
   CHECK(v1.compute_capability == "9.0");
@@ -68,7 +68,7 @@ TEST_CASE("every committed export is read") {
 }
 
 TEST_CASE("a step's total is a sum, a ratio of sums, the largest or a mean by time") {
-  const CounterFile v2 = read_counter_file(evidence("01_naive.v2_coalesced.ncu.csv"));
+  const CounterFile v2 = read_counter_file(recorded("01_naive.v2_coalesced.ncu.csv"));
   const KernelCounters total = step_total(v2.kernels);
   double time = 0, sectors = 0, requests = 0, weighted = 0, registers = 0;
   for (const KernelCounters& k : v2.kernels) {
@@ -149,7 +149,7 @@ TEST_CASE("what is no export of ncu is refused in one line that names it") {
 }
 
 TEST_CASE("an export that was cut is refused or read, and never crashes") {
-  const std::string whole = read_all(evidence("01_naive.v2_coalesced.ncu.csv"));
+  const std::string whole = read_all(recorded("01_naive.v2_coalesced.ncu.csv"));
   TemporaryFile file;
   int refused = 0;
   for (std::size_t size = 0; size < whole.size(); size += 1 + size / 40) {

@@ -12,9 +12,9 @@ using namespace attn::report;
 using namespace attn::report::test;
 using nlohmann::json;
 
-const fs::path kResults = evidence("01_naive.forward_n2048.json");
-const fs::path kV1 = evidence("01_naive.v1_global.ncu.csv");
-const fs::path kV2 = evidence("01_naive.v2_coalesced.ncu.csv");
+const fs::path kResults = recorded("01_naive.forward_n2048.json");
+const fs::path kV1 = recorded("01_naive.v1_global.ncu.csv");
+const fs::path kV2 = recorded("01_naive.v2_coalesced.ncu.csv");
 
 std::vector<Diff> diff(const fs::path& a, const fs::path& b, bool force = false,
                        const std::string& step_a = "", const std::string& step_b = "") {
@@ -119,7 +119,7 @@ TEST_CASE("results of one chapter: two steps by name, all steps with those of an
   CHECK(refusal_of([&] { return diff(kV1, kV2, false, "v3", ""); }).find("no step v3") !=
         std::string::npos);
   CHECK(refusal_of([&] {
-          return diff(kV1, evidence("01_naive.backward_n1024.json"));
+          return diff(kV1, recorded("01_naive.backward_n1024.json"));
         }).find("--step-a") == std::string::npos);
 }
 
@@ -175,14 +175,14 @@ TEST_CASE("steps that nobody timed are refused") {
 
 TEST_CASE("kernels are matched by name, or by position where the numbers agree") {
   const Diff same_number =
-      diff(evidence("01_naive.v4_tensor_core.ncu.csv"), evidence("01_naive.v5_cublas.ncu.csv"))
+      diff(recorded("01_naive.v4_tensor_core.ncu.csv"), recorded("01_naive.v5_cublas.ncu.csv"))
           .at(0);
   REQUIRE(same_number.kernels.size() == 3);
   CHECK(same_number.kernels[0].name == "scores_kernel / cuBLAS");
   CHECK(same_number.kernels[1].name == "softmax_kernel");
   CHECK(same_number.kernels[2].name == "output_kernel / cuBLAS");
   const Diff other_number =
-      diff(evidence("01_naive.v1_global.ncu.csv"), evidence("01_naive.b1_global.ncu.csv")).at(0);
+      diff(recorded("01_naive.v1_global.ncu.csv"), recorded("01_naive.b1_global.ncu.csv")).at(0);
   CHECK(other_number.kernels.empty());
   CHECK(other_number.unmatched.size() == 8);
 }

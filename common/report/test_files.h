@@ -16,6 +16,11 @@ inline fs::path fixture(const char* name) {
   return fs::path(ATTN_SOURCE_DIR) / "common/report/fixtures" / name;
 }
 
+// A run of chapter 01 on an H200 that stays as it is when the evidence is measured anew.
+inline fs::path recorded(const std::string& name) {
+  return fs::path(ATTN_SOURCE_DIR) / "common/report/fixtures/h200" / name;
+}
+
 inline fs::path evidence(const std::string& name) {
   return fs::path(ATTN_SOURCE_DIR) / "docs/reports/h200" / name;
 }

@@ -13,13 +13,13 @@ using namespace attn::report;
 using namespace attn::report::test;
 using nlohmann::json;
 
-const fs::path kResults = evidence("01_naive.forward_n2048.json");
+const fs::path kResults = recorded("01_naive.forward_n2048.json");
 
 PageInput input() { return {{read_result_file(kResults)}, {}, std::nullopt, ""}; }
 
 Profile profile(TemporaryFile& file, const std::string& step) {
   return read_profile(file.write(
-      import_profile(kResults, evidence("01_naive." + step + ".ncu.csv"), {"", "none", false}),
+      import_profile(kResults, recorded("01_naive." + step + ".ncu.csv"), {"", "none", false}),
       step + ".json"));
 }
 
@@ -122,7 +122,7 @@ TEST_CASE("a changed page does not verify, wherever the change is") {
 
 TEST_CASE("a profile that the results do not hold is refused") {
   TemporaryFile file;
-  PageInput in{{read_result_file(evidence("01_naive.forward_n4096.json"))},
+  PageInput in{{read_result_file(recorded("01_naive.forward_n4096.json"))},
                {profile(file, "v1_global")},
                std::nullopt,
                ""};

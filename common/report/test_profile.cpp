@@ -13,8 +13,8 @@ using namespace attn::report;
 using namespace attn::report::test;
 using nlohmann::json;
 
-const fs::path kResults = evidence("01_naive.forward_n2048.json");
-const fs::path kExport = evidence("01_naive.v2_coalesced.ncu.csv");
+const fs::path kResults = recorded("01_naive.forward_n2048.json");
+const fs::path kExport = recorded("01_naive.v2_coalesced.ncu.csv");
 
 std::string import_refusal(const fs::path& results, const fs::path& counters,
                            const ImportOptions& options = {}) {
@@ -90,7 +90,7 @@ TEST_CASE("files that do not belong together are not joined unless forced") {
     CHECK(import_refusal(results, counters, {"v2_coalesced", "", true}).empty());
   };
   // Counted at 2048, timed at 4096.
-  refused(evidence("01_naive.forward_n4096.json"), kExport, "another problem?");
+  refused(recorded("01_naive.forward_n4096.json"), kExport, "another problem?");
   refused(fixture("emulated_forward.json"), kExport, "emulated");
   const auto changed = [&](const char* from, const char* to) {
     std::string bytes = read_all(kExport);
@@ -123,7 +123,7 @@ TEST_CASE("the step comes from the name of the export or from the option") {
   CHECK(import_refusal(kResults, nameless, {"v2_coalesced", "", false}).empty());
   CHECK(import_refusal(kResults, kExport, {"v9_nosuch", "", false}).find("has no step v9_nosuch") !=
         std::string::npos);
-  CHECK(import_refusal(kResults, evidence("01_naive.b1_global.ncu.csv")).find("b1_global") !=
+  CHECK(import_refusal(kResults, recorded("01_naive.b1_global.ncu.csv")).find("b1_global") !=
         std::string::npos);
 }
 

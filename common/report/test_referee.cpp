@@ -39,7 +39,7 @@ TEST_CASE("the referee lets honest launches pass") {
   const KernelCounters half = kernel(kNeeded.flop / 4, kNeeded.flop / 8, kNeeded.input_bytes / 2, 5e-3);
   CHECK(judge({half, half}).empty());
   // A committed export of the shipped step: its counters are enough, its name is another.
-  const CounterFile v1 = read_counter_file(evidence("01_naive.v4_tensor_core.ncu.csv"));
+  const CounterFile v1 = read_counter_file(recorded("01_naive.v4_tensor_core.ncu.csv"));
   CHECK(objections(v1.kernels, {kNeeded.flop, kNeeded.input_bytes, 1e-4}, "_kernel").empty());
 }
 

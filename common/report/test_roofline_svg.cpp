@@ -61,7 +61,7 @@ bool well_formed(const std::string& text) {
 }  // namespace
 
 TEST_CASE("the roofline of chapter 01 holds its roofs, predictions, measurements and arrows") {
-  const RooflineSvg svg = roofline_svg(read({evidence("01_naive.forward_n4096.json")}));
+  const RooflineSvg svg = roofline_svg(read({recorded("01_naive.forward_n4096.json")}));
   CHECK(well_formed(svg.text));
   for (const char* text :
        {"HBM 4.27 TB/s", "L2 7.92 TB/s", "FP32 62.5 TFLOP/s", "tensor bf16 801 TFLOP/s",
@@ -80,7 +80,7 @@ TEST_CASE("the roofline of chapter 01 holds its roofs, predictions, measurements
 
 TEST_CASE("labels overlap nowhere, whatever is drawn") {
   // A later chapter on the same problem: other bytes, other times, ten steps in all.
-  json later = json::parse(read_all(evidence("01_naive.forward_n4096.json")));
+  json later = json::parse(read_all(recorded("01_naive.forward_n4096.json")));
   double factor = 0.5;
   for (json& s : later["steps"]) {
     s["name"] = s["name"].get<std::string>() + "_fused";
@@ -92,10 +92,10 @@ TEST_CASE("labels overlap nowhere, whatever is drawn") {
   TemporaryFile file;
   const fs::path many = file.write(later.dump());
   for (const auto& files :
-       {read({many, evidence("01_naive.forward_n4096.json")}),
-        read({evidence("01_naive.backward_b1_n2048.json")}),
-        read({evidence("01_naive.forward_fp32_n4096.json")}),
-        read({evidence("01_naive.forward_causal_n4096.json")}), read({fixture("gpu_forward.json")}),
+       {read({many, recorded("01_naive.forward_n4096.json")}),
+        read({recorded("01_naive.backward_b1_n2048.json")}),
+        read({recorded("01_naive.forward_fp32_n4096.json")}),
+        read({recorded("01_naive.forward_causal_n4096.json")}), read({fixture("gpu_forward.json")}),
         read({fixture("emulated_forward.json")})}) {
     INFO(files[0].path.string());
     const RooflineSvg svg = roofline_svg(files);
@@ -112,13 +112,13 @@ TEST_CASE("what nobody measured has no filled marker, and the head says so") {
 }
 
 TEST_CASE("the tensor roof is drawn for 16 bits alone") {
-  const RooflineSvg fp32 = roofline_svg(read({evidence("01_naive.forward_fp32_n4096.json")}));
+  const RooflineSvg fp32 = roofline_svg(read({recorded("01_naive.forward_fp32_n4096.json")}));
   CHECK(fp32.text.find("tensor bf16") == std::string::npos);
   CHECK(fp32.text.find("FP32 62.6") != std::string::npos);
 }
 
 TEST_CASE("names from a file cannot break the picture") {
-  json document = json::parse(read_all(evidence("01_naive.forward_n4096.json")));
+  json document = json::parse(read_all(recorded("01_naive.forward_n4096.json")));
   document["steps"][0]["name"] = "</text><script>alert(1)</script>\"'&";
   document["device"]["name"] = "<GPU>";
   TemporaryFile file;
@@ -129,14 +129,14 @@ TEST_CASE("names from a file cannot break the picture") {
 }
 
 TEST_CASE("what shares no roofs, or holds nothing to draw, is refused") {
-  json document = json::parse(read_all(evidence("01_naive.forward_n4096.json")));
+  json document = json::parse(read_all(recorded("01_naive.forward_n4096.json")));
   TemporaryFile file;
   const auto refused = [&](const char* pointer, const json& value) {
     json changed = document;
     changed[json::json_pointer(pointer)] = value;
     const fs::path path = file.write(changed.dump());
     return refusal_of([&] {
-      return roofline_svg(read({evidence("01_naive.forward_n4096.json"), path}));
+      return roofline_svg(read({recorded("01_naive.forward_n4096.json"), path}));
     });
   };
   CHECK(refused("/roofs/gpu", "NVIDIA A100").find("another GPU") != std::string::npos);
