@@ -109,8 +109,9 @@ void round_all(DType t, MatrixF& m) {
 // Scores, probabilities and lse of some queries of one head: [rows, seqlen_k].
 template <class M>
 struct Probabilities {
-  M p;                       // normalised; 0 where masked
-  std::vector<double> lse;   // -inf where a row sees nothing
+  M p;                      // normalised; 0 where masked
+  M cap_slope;              // with a softcap: the derivative of the capped score by the score, 1 - tanh^2
+  std::vector<double> lse;  // -inf where a row sees nothing
   template <class Q, class K>
   Probabilities(const Problem& problem, const Q& q, const K& k, const std::vector<int64_t>& rows) {
     using Scalar = typename M::Scalar;
@@ -121,6 +122,12 @@ struct Probabilities {
       p.noalias() = q * k.transpose();
     }
     p *= static_cast<Scalar>(problem.softmax_scale);
+    if (problem.softcap > 0) {
+      const auto cap = static_cast<Scalar>(problem.softcap);
+      p = (p.array() / cap).tanh();
+      cap_slope = 1 - p.array().square();
+      p *= cap;
+    }
     lse.assign(rows.size(), -kInfinity);
     for (std::size_t r = 0; r < rows.size(); ++r) {
       auto row = p.row(static_cast<Eigen::Index>(r));
@@ -176,9 +183,20 @@ double rounding_error(DType t) {
   return last_bit / std::sqrt(12.0);
 }
 
-// What a float32 sum of products may be off, for scores of queries up to |q| and keys up to |k|.
+// Relative error of tanh. With 16-bit types kernels may use tanh.approx.f32: 2^-11 (PTX ISA, "tanh").
+double tanh_error(DType t) { return t == DType::fp32 ? 4 * 0x1p-24 : 0x1p-11; }
+
+// What a float32 sum of products may be off, for scores of queries up to |q| and keys up to |k|; and what tanh
+// adds to that.
 double score_error(const Problem& p, double q_norm, double k_norm) {
-  return 4 * 0x1p-24 * std::abs(p.softmax_scale) * q_norm * k_norm;
+  const double largest = std::abs(p.softmax_scale) * q_norm * k_norm, error = 4 * 0x1p-24 * largest;
+  return p.softcap > 0 ? error + tanh_error(p.dtype) * std::min(largest, p.softcap) : error;
+}
+
+// dS by the capped score, carried on to the score before the cap.
+template <class M>
+M through_cap(const M& ds, const Probabilities<M>& probabilities) {
+  return probabilities.cap_slope.size() == 0 ? ds : M(ds.cwiseProduct(probabilities.cap_slope));
 }
 
 }  // namespace
@@ -270,6 +288,7 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
     Matrix dk_exact = Matrix::Zero(p.seqlen_k, p.head_dim), dv_exact = dk_exact;
     Matrix dk_squares = dk_exact, dv_squares = dk_exact;
     Eigen::VectorXd dk_of_o = Eigen::VectorXd::Zero(p.seqlen_k);  // squares of what a rounded O does to dK
+    Eigen::VectorXd dk_of_tanh = dk_of_o;  // squares of what an approximate tanh does to it
     MatrixF dk_low = MatrixF::Zero(p.seqlen_k, p.head_dim), dv_low = dk_low;
     for (int64_t g = 0; g < p.group(); ++g) {
       const int64_t h = hkv * p.group() + g;
@@ -287,12 +306,11 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         const Matrix o = p_dropped * vd;
         const Eigen::VectorXd d = (dod.array() * o.array()).rowwise().sum();
         const Matrix dp = with_dropout(Matrix(dod * vd.transpose()), z);
-        const Matrix ds = exact.p.array() * (dp.colwise() - d).array() * scale;
+        const Matrix ds = through_cap(Matrix(exact.p.array() * (dp.colwise() - d).array() * scale), exact);
         // dP - D cancels where one key has all the weight; its terms do not.
         const Matrix p_coarse = coarse(p.dtype, exact.p);
-        const Matrix ds_terms = coarse(
-            p.dtype, Matrix(p_coarse.array() * (dp.cwiseAbs().colwise() + d.cwiseAbs()).array() *
-                            std::abs(scale)));
+        const Matrix ds_uncapped = p_coarse.array() * (dp.cwiseAbs().colwise() + d.cwiseAbs()).array() * std::abs(scale);
+        const Matrix ds_terms = coarse(p.dtype, through_cap(ds_uncapped, exact));
         const Matrix dq_exact = ds * kd, dq_squares = ds_terms.cwiseAbs2() * kd.cwiseAbs2();
         dk_exact.noalias() += ds.transpose() * qd;
         dk_squares.noalias() += ds_terms.cwiseAbs2().transpose() * qd.cwiseAbs2();
@@ -304,9 +322,17 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         // little about the first. So three standard deviations of it are allowed in any case.
         const Eigen::VectorXd d_error =
             3 * rounding_error(p.dtype) * scale * (dod.array() * o.array()).matrix().rowwise().norm();
-        const Eigen::VectorXd dq_of_o = d_error.cwiseProduct((exact.p * kd).rowwise().norm());
-        dk_of_o += exact.p.cwiseAbs2().transpose() *
+        const Matrix p_of_d = through_cap(exact.p, exact);
+        const Eigen::VectorXd dq_of_o = d_error.cwiseProduct((p_of_d * kd).rowwise().norm());
+        dk_of_o += p_of_d.cwiseAbs2().transpose() *
                    d_error.cwiseProduct(qd.rowwise().norm()).cwiseAbs2();
+        // 1 - tanh^2 is off by twice the error of tanh and a little more, which is much of it where the cap holds.
+        Eigen::VectorXd dq_of_tanh = Eigen::VectorXd::Zero(count);
+        if (p.softcap > 0) {
+          const Matrix squares = 9 * tanh_error(p.dtype) * tanh_error(p.dtype) * ds_uncapped.cwiseAbs2();
+          dq_of_tanh = (squares * kd.cwiseAbs2()).rowwise().sum().cwiseSqrt();
+          dk_of_tanh += (squares.transpose() * qd.cwiseAbs2()).rowwise().sum();
+        }
 
         Probabilities<MatrixF> low(p, qf, kf, rows);
         MatrixF p_low = low.p;
@@ -320,6 +346,7 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         multiply_in_order(dof, vf.transpose(), ds_low);
         ds_low = with_dropout(ds_low, z);
         ds_low = low.p.array() * (ds_low.colwise() - d_low).array() * static_cast<float>(scale);
+        ds_low = through_cap(ds_low, low);
         round_all(p.dtype, ds_low);
         MatrixF dq_low = MatrixF::Zero(count, p.head_dim);
         multiply_in_order(ds_low, kf, dq_low);
@@ -331,6 +358,7 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
           const auto at = static_cast<std::size_t>((n * p.group() + g) * p.seqlen_q + first + r);
           store(dq, at, {b, h, first + r}, dq_exact.row(r), dq_low.row(r), dq_squares.row(r), error);
           dq.given[at] = std::abs(dq_of_o[r]);
+          dq.slack[at] += dq_of_tanh[r];
         }
       }
     }
@@ -340,6 +368,7 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
       const auto at = static_cast<std::size_t>(n * p.seqlen_k + j);
       store(dk, at, {b, hkv, j}, dk_exact.row(j), dk_low.row(j), dk_squares.row(j), error);
       dk.given[at] = std::sqrt(dk_of_o[j]);
+      dk.slack[at] += std::sqrt(dk_of_tanh[j]);
       store(dv, at, {b, hkv, j}, dv_exact.row(j), dv_low.row(j), dv_squares.row(j), error);
     }
   });

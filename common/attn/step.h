@@ -84,13 +84,21 @@ struct Step {
   Launch launch;
   Launch prepare = {};            ///< run once before, untimed: what a forward pass keeps
   bool deterministic = true;      ///< bit-equal from run to run
+  // What a step does not have unless it says so.
   bool takes_dropout = false;
+  bool takes_softcap = false;
 };
 
 /// The reason why a step cannot do a problem, or nothing.
 inline std::optional<std::string> refusal(const Step& step, const Problem& p) {
-  if (p.dropout > 0 && !step.takes_dropout)
-    return "--dropout " + std::to_string(p.dropout) + ": this step has no dropout";
+  const auto option = [](const char* name, double value) {
+    std::string text = std::to_string(value);
+    text.erase(text.find_last_not_of('0') + 1);
+    if (text.back() == '.') text.pop_back();
+    return std::string(name) + " " + text;
+  };
+  if (p.dropout > 0 && !step.takes_dropout) return option("--dropout", p.dropout) + ": this step has no dropout";
+  if (p.softcap > 0 && !step.takes_softcap) return option("--softcap", p.softcap) + ": this step has no softcap";
   return step.refuses(p);
 }
 
