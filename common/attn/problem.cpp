@@ -112,6 +112,7 @@ std::string Problem::text() const {
   if (window_left >= 0 || window_right >= 0)
     s += fmt::format(" window={},{}", window_left, window_right);
   if (softcap > 0) s += fmt::format(" softcap={}", softcap);
+  if (alibi) s += " alibi";
   if (dropout > 0) s += fmt::format(" dropout={}", dropout);
   if (top_k > 0) s += fmt::format(" top_k={}", top_k);
   s += fmt::format(" inputs={}", name(inputs));

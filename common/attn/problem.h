@@ -35,6 +35,9 @@ struct Problem {
   double softmax_scale = 0;                     ///< set by `finish()` if 0: 1/sqrt(head_dim)
   /// Caps the scores: softcap tanh(softmax_scale q.k / softcap) in place of softmax_scale q.k, before masks. 0: no cap.
   double softcap = 0;
+  /// Adds -slope_h |i + seqlen_k - seqlen_q - j| to the (capped) score of query i and key j, whose slope is that of
+  /// the query head: the input `alibi`, see inputs.h.
+  bool alibi = false;
   /// Share of the probabilities that dropout sets to 0, a multiple of 1/256 (see philox.h).
   double dropout = 0;
   int64_t top_k = 0;  ///< how many of a row softmax_topk keeps; 0: the operation has no such thing

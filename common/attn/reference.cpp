@@ -113,7 +113,7 @@ struct Probabilities {
   M cap_slope;              // with a softcap: the derivative of the capped score by the score, 1 - tanh^2
   std::vector<double> lse;  // -inf where a row sees nothing
   template <class Q, class K>
-  Probabilities(const Problem& problem, const Q& q, const K& k, const std::vector<int64_t>& rows) {
+  Probabilities(const Problem& problem, const Q& q, const K& k, const std::vector<int64_t>& rows, double slope) {
     using Scalar = typename M::Scalar;
     if constexpr (std::is_same_v<Scalar, float>) {
       p = M::Zero(q.rows(), k.rows());
@@ -136,6 +136,11 @@ struct Probabilities {
       if (keys.size() == 0) {
         row.setZero();
         continue;
+      }
+      if (slope != 0) {
+        const int64_t diagonal = rows[r] + problem.seqlen_k - problem.seqlen_q;
+        for (Eigen::Index j = 0; j < seen.size(); ++j)
+          seen[j] -= static_cast<Scalar>(slope) * static_cast<Scalar>(std::abs(diagonal - keys.begin - j));
       }
       const Scalar max = seen.maxCoeff();
       seen = (seen.array() - max).exp();
@@ -187,10 +192,17 @@ double rounding_error(DType t) {
 double tanh_error(DType t) { return t == DType::fp32 ? 4 * 0x1p-24 : 0x1p-11; }
 
 // What a float32 sum of products may be off, for scores of queries up to |q| and keys up to |k|; and what tanh
-// adds to that.
-double score_error(const Problem& p, double q_norm, double k_norm) {
-  const double largest = std::abs(p.softmax_scale) * q_norm * k_norm, error = 4 * 0x1p-24 * largest;
+// and ALiBi add to that.
+double score_error(const Problem& p, double q_norm, double k_norm, double slope) {
+  const double largest = std::abs(p.softmax_scale) * q_norm * k_norm;
+  const double bias = slope * static_cast<double>(std::max(p.seqlen_q, p.seqlen_k));
+  const double error = 4 * 0x1p-24 * (largest + bias);
   return p.softcap > 0 ? error + tanh_error(p.dtype) * std::min(largest, p.softcap) : error;
+}
+
+// The ALiBi slope of a query head, 0 where there is none.
+double slope_of(const Problem& p, const HostTensors& inputs, int64_t h) {
+  return p.alibi ? double{inputs.at("alibi").row(0, 0, 0)[h]} : 0;
 }
 
 // dS by the capped score, carried on to the score before the cap.
@@ -222,11 +234,12 @@ std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inp
       qf.row(static_cast<Eigen::Index>(r)) = q_head.row(piece.rows[r]);
 
     const Matrix z = dropout_factors(p, piece.b, piece.h, piece.rows);
-    const Probabilities<Matrix> exact(p, qf.cast<double>(), kd, piece.rows);
+    const double slope = slope_of(p, inputs, piece.h);
+    const Probabilities<Matrix> exact(p, qf.cast<double>(), kd, piece.rows, slope);
     const Matrix o_exact = with_dropout(exact.p, z) * vd;
     const Matrix squares =
         with_dropout(coarse(p.dtype, exact.p), z).cwiseAbs2() * vd.cwiseAbs2();
-    Probabilities<MatrixF> low(p, qf, kf, piece.rows);
+    Probabilities<MatrixF> low(p, qf, kf, piece.rows, slope);
     round_all(p.dtype, low.p);
     MatrixF o_low = MatrixF::Zero(o_exact.rows(), o_exact.cols());
     multiply_in_order(with_dropout(low.p, z), vf, o_low);
@@ -237,7 +250,7 @@ std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inp
       const Expected::Row where{piece.b, piece.h, piece.rows[r]};
       const auto i = static_cast<Eigen::Index>(r);
       const std::size_t at = first[static_cast<std::size_t>(n)] + r;
-      const double error = score_error(p, qf.row(i).cast<double>().norm(), k_norm);
+      const double error = score_error(p, qf.row(i).cast<double>().norm(), k_norm, slope);
       store(o, at, where, o_exact.row(i), o_low.row(i), squares.row(i), error);
       lse.rows[at] = where;
       lse.reference[at] = exact.lse[r];
@@ -280,11 +293,12 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
     const MatrixF kf = head_of(k, b, hkv), vf = head_of(v, b, hkv);
     const Matrix kd = kf.cast<double>(), vd = vf.cast<double>();
     const double k_norm = kd.rowwise().norm().maxCoeff();
-    double q_norm = 0;
-    for (int64_t g = 0; g < p.group(); ++g)
-      q_norm = std::max<double>(
-          q_norm, head_of(q, b, hkv * p.group() + g).cast<double>().rowwise().norm().maxCoeff());
-    const double error = score_error(p, q_norm, k_norm);
+    double q_norm = 0, steepest = 0;
+    for (int64_t h = hkv * p.group(); h < (hkv + 1) * p.group(); ++h) {
+      q_norm = std::max<double>(q_norm, head_of(q, b, h).cast<double>().rowwise().norm().maxCoeff());
+      steepest = std::max(steepest, slope_of(p, inputs, h));
+    }
+    const double error = score_error(p, q_norm, k_norm, steepest);
     Matrix dk_exact = Matrix::Zero(p.seqlen_k, p.head_dim), dv_exact = dk_exact;
     Matrix dk_squares = dk_exact, dv_squares = dk_exact;
     Eigen::VectorXd dk_of_o = Eigen::VectorXd::Zero(p.seqlen_k);  // squares of what a rounded O does to dK
@@ -301,7 +315,8 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         const Matrix qd = qf.cast<double>(), dod = dof.cast<double>();
 
         const Matrix z = dropout_factors(p, b, h, rows);
-        const Probabilities<Matrix> exact(p, qd, kd, rows);
+        const double slope = slope_of(p, inputs, h);
+        const Probabilities<Matrix> exact(p, qd, kd, rows, slope);
         const Matrix p_dropped = with_dropout(exact.p, z);
         const Matrix o = p_dropped * vd;
         const Eigen::VectorXd d = (dod.array() * o.array()).rowwise().sum();
@@ -334,7 +349,7 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
           dk_of_tanh += (squares.transpose() * qd.cwiseAbs2()).rowwise().sum();
         }
 
-        Probabilities<MatrixF> low(p, qf, kf, rows);
+        Probabilities<MatrixF> low(p, qf, kf, rows, slope);
         MatrixF p_low = low.p;
         round_all(p.dtype, p_low);
         p_low = with_dropout(p_low, z);

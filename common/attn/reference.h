@@ -16,6 +16,8 @@
 /// With a softcap C, S = C tanh(S' / C) of the scaled products S', before masks; then dS is multiplied by
 /// 1 - tanh^2 before it meets K and Q.
 ///
+/// With ALiBi, -slope_h |i + seqlen_k - seqlen_q - j| is added to S, after the cap.
+///
 /// The size of a row is max(||row||, ||terms||), where `terms` is the root of the sum of squares of what
 /// is added up: rounding errors of the terms are independent, so they add up like this too, and a
 /// row whose sum happens to be near 0 is not asked for more than arithmetic can give. For dS the terms

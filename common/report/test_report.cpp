@@ -88,10 +88,11 @@ TEST_CASE("a result file says what the program found") {
 TEST_CASE("what only some problems have is read") {
   json document = json::parse(read_all(fixture("emulated_forward.json")));
   document["problem"]["softcap"] = 15;
+  document["problem"]["alibi"] = true;
   document["problem"]["dropout"] = 0.25;
   TemporaryFile file;
   CHECK(read_result_file(file.write(document.dump())).problem.text() ==
-        "B=1 Hq=2 Hkv=2 seqlen_q=33 seqlen_k=33 d=12 bf16 softcap=15 dropout=0.25 inputs=random seed=1");
+        "B=1 Hq=2 Hkv=2 seqlen_q=33 seqlen_k=33 d=12 bf16 softcap=15 alibi dropout=0.25 inputs=random seed=1");
   document["problem"]["softcap"] = "x";
   check_refusal(file.write(document.dump()), "problem.softcap");
 }

@@ -34,7 +34,7 @@ struct Method {
 enum class Fault {
   none, nan_output, one_nan, no_op, zeros, tile_short, last_key_skipped, tile_missing_from_sum,
   mask_one_more, mask_one_less, heads_swapped, k_shifted, no_rescale, gqa_modulo, no_scale,
-  lse_base_2, no_softcap, not_normalised, v_of_next_batch, one_row_wrong
+  lse_base_2, no_softcap, no_alibi, alibi_of_kv_head, alibi_top_left, not_normalised, v_of_next_batch, one_row_wrong
 };
 // Which tensors a fault spoils.
 struct Planted {
@@ -43,6 +43,7 @@ struct Planted {
   bool spoils_o, spoils_lse;
   bool causal_only = false;
   bool softcap_only = false;
+  bool alibi_only = false;
 };
 const Planted kPlanted[] = {
     {Fault::nan_output, "NaN output", true, true},
@@ -61,6 +62,9 @@ const Planted kPlanted[] = {
     {Fault::no_scale, "softmax scale missing", true, true},
     {Fault::lse_base_2, "lse in base 2", false, true},
     {Fault::no_softcap, "softcap missing", true, true, false, true},
+    {Fault::no_alibi, "ALiBi missing", true, true, false, false, true},
+    {Fault::alibi_of_kv_head, "the slope of the K/V head", true, true, false, false, true},
+    {Fault::alibi_top_left, "distance to the top-left diagonal", true, true, false, false, true},
     {Fault::not_normalised, "P not normalised", true, false},
     {Fault::v_of_next_batch, "V of the next batch", true, false},
     {Fault::one_row_wrong, "one row of one head wrong by 5 %", true, true},
@@ -102,6 +106,11 @@ void query(const Problem& p, const HostTensors& in, const Method& method, Fault 
         float& s = scores[static_cast<std::size_t>(j)];
         s = scale * vector_of(q, b, h, i).dot(vector_of(k, b, hkv, key));
         if (p.softcap > 0 && fault != Fault::no_softcap) s = method.tanh(s, static_cast<float>(p.softcap));
+        if (p.alibi && fault != Fault::no_alibi) {
+          const int64_t head = fault == Fault::alibi_of_kv_head ? hkv : h;
+          const int64_t diagonal = i + (fault == Fault::alibi_top_left ? 0 : p.seqlen_k - p.seqlen_q);
+          s -= in.at("alibi").row(0, 0, 0)[head] * static_cast<float>(std::abs(diagonal - j));
+        }
         new_max = std::max(new_max, s);
       }
       if (known_sum > 0) new_max = known_max;
@@ -183,7 +192,8 @@ HostTensors draw(const Problem& p) {
   };
   return draw_inputs(p, std::vector<TensorSpec>{
                             spec("q", p.heads, p.seqlen_q), spec("k", p.kv_heads, p.seqlen_k),
-                            spec("v", p.kv_heads, p.seqlen_k), spec("do", p.heads, p.seqlen_q)});
+                            spec("v", p.kv_heads, p.seqlen_k), spec("do", p.heads, p.seqlen_q),
+                            {"alibi", {1, 1, 1, p.heads}, DType::fp32}});
 }
 
 constexpr DType kTypes[] = {DType::fp32, DType::fp16, DType::bf16};
@@ -210,10 +220,14 @@ TEST_CASE("every planted fault is rejected", "[check]") {
         for (const bool causal : {false, true}) {
           Problem p = problem_of(dtype, inputs, seqlen, causal);
           if (seqlen == 33 || seqlen == 203) p.softcap = 3;
+          if (seqlen == 113 && inputs == InputKind::random) p.alibi = true, (causal ? p.seqlen_q : p.seqlen_k) = 97;
           const HostTensors in = draw(p), good = model(p, in, {}, Fault::none);
           const auto expected = forward_reference(p, in, {});
           for (const Planted& planted : kPlanted) {
             if ((planted.causal_only && !causal) || (planted.softcap_only && p.softcap == 0)) continue;
+            if (planted.alibi_only && !p.alibi) continue;
+            // A shift of all biases is a shift of lse alone where no key changes sides of the diagonal.
+            if (planted.fault == Fault::alibi_top_left && causal) continue;
             const HostTensors out = model(p, in, {}, planted.fault);
             const Verdicts v = verdicts(out, expected);
             for (const bool is_o : {true, false}) {
@@ -285,6 +299,17 @@ TEST_CASE("every way of being right is accepted", "[check]") {
             CHECK(v.lse.pass);
           }
         }
+}
+
+TEST_CASE("ALiBi far from the diagonal is accepted", "[check]") {
+  for (const DType dtype : kTypes) {
+    Problem p = problem_of(dtype, InputKind::random, 33, false);
+    p.seqlen_q = 2000, p.heads = 2, p.alibi = true;  // biases down to -1967 / 16
+    const HostTensors in = draw(p);
+    const Verdicts v = verdicts(model(p, in, {}, Fault::none), forward_reference(p, in, {}));
+    INFO(p.text() << ": " << v.o.failure << v.lse.failure);
+    CHECK((v.o.pass && v.lse.pass));
+  }
 }
 
 TEST_CASE("a softcap by the hardware's tanh is accepted, by a worse one not", "[check]") {

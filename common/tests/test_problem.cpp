@@ -153,11 +153,11 @@ TEST_CASE("shape_of has the numbers of a problem in 32 bits", "[problem]") {
 TEST_CASE("a problem's text has all of it", "[problem]") {
   const Problem p = problem_with([](Problem& x) {
     x.causal = true, x.window_left = 8, x.dtype = DType::fp16;
-    x.softcap = 12.5, x.dropout = 0.25;
+    x.softcap = 12.5, x.alibi = true, x.dropout = 0.25;
     x.inputs = InputKind::needle, x.seed = 5;
   });
   CHECK(p.text() == "B=1 Hq=2 Hkv=2 seqlen_q=128 seqlen_k=128 d=64 fp16 causal window=8,-1 "
-                    "softcap=12.5 dropout=0.25 inputs=needle seed=5");
+                    "softcap=12.5 alibi dropout=0.25 inputs=needle seed=5");
 }
 
 // ---- inputs -----------------------------------------------------------------------------------
@@ -190,6 +190,23 @@ Moments moments(const std::vector<float>& x) {
 
 constexpr InputKind kKinds[] = {InputKind::random, InputKind::needle, InputKind::peaked,
                                 InputKind::outlier};
+
+TEST_CASE("ALiBi slopes are the published ones", "[inputs]") {
+  const auto exponents = [](int64_t heads) {
+    std::vector<double> all;
+    for (int64_t h = 0; h < heads; ++h) all.push_back(std::round(-1e9 * std::log2(alibi_slope(h, heads))) / 1e9);
+    return all;
+  };
+  CHECK(exponents(1) == std::vector<double>{8});
+  CHECK(exponents(2) == std::vector<double>{4, 8});
+  CHECK(exponents(3) == std::vector<double>{4, 8, 2});
+  CHECK(exponents(8) == std::vector<double>{1, 2, 3, 4, 5, 6, 7, 8});
+  CHECK(exponents(12) == std::vector<double>{1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5});
+  CHECK(exponents(16) == std::vector<double>{0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 6.5, 7, 7.5, 8});
+  const Problem p = problem_with([](Problem& x) { x.heads = x.kv_heads = 3, x.alibi = true; });
+  const TensorSpec spec{"alibi", {1, 1, 1, 3}, DType::fp32};
+  CHECK(draw_inputs(p, std::span(&spec, 1)).at("alibi").data == std::vector<float>{0x1p-4f, 0x1p-8f, 0x1p-2f});
+}
 
 TEST_CASE("random inputs are standard normal and independent", "[inputs]") {
   const Problem p = problem_with([](Problem& x) {

@@ -35,7 +35,8 @@ HostTensors draw(const Problem& p) {
   };
   return draw_inputs(p, std::vector<TensorSpec>{
                             spec("q", p.heads, p.seqlen_q), spec("k", p.kv_heads, p.seqlen_k),
-                            spec("v", p.kv_heads, p.seqlen_k), spec("do", p.heads, p.seqlen_q)});
+                            spec("v", p.kv_heads, p.seqlen_k), spec("do", p.heads, p.seqlen_q),
+                            {"alibi", {1, 1, 1, p.heads}, DType::fp32}});
 }
 
 // The masks as design and documentation word them, pair by pair.
@@ -64,6 +65,11 @@ std::vector<double> attend(const Problem& p, const Tensor& q, const Tensor& k, c
     double& score = s[static_cast<std::size_t>(j)];
     score = p.softmax_scale * dot;
     if (p.softcap > 0) score = p.softcap * std::tanh(score / p.softcap);
+    if (p.alibi) {
+      REQUIRE((p.heads & (p.heads - 1)) == 0);
+      const double slope = std::pow(2.0, -8.0 * static_cast<double>(h + 1) / static_cast<double>(p.heads));
+      score -= slope * static_cast<double>(std::abs(i + p.seqlen_k - p.seqlen_q - j));
+    }
     max = std::max(max, score);
   }
   std::vector<double> row(static_cast<std::size_t>(p.head_dim) + 1, 0.0);
@@ -155,6 +161,16 @@ TEST_CASE("forward_reference caps scores before the mask", "[reference]") {
   p = make(5, 6);
   p.softcap = 3, p.softmax_scale = -0.5;
   check_forward(p);
+}
+
+TEST_CASE("forward_reference adds ALiBi, after the cap", "[reference]") {
+  for (const auto& [m, n] : {std::pair<int64_t, int64_t>{7, 7}, {4, 9}, {9, 4}, {1, 6}, {70, 90}})
+    for (const bool causal : {false, true})
+      for (const double cap : {0.0, 2.0}) {
+        Problem p = make(m, n, causal, causal ? -1 : 3, 2);
+        p.alibi = true, p.softcap = cap;
+        check_forward(p);
+      }
 }
 
 TEST_CASE("rows with nothing to attend are 0 and -inf", "[reference]") {
@@ -309,6 +325,8 @@ TEST_CASE("backward_reference is the derivative of the formula", "[reference]") 
   for (const double cap : {0.5, 2.0, 15.0, 50.0}) {
     Problem capped = make(5, 6, true);
     capped.softcap = cap, capped.softmax_scale = 1.5;
+    check_backward(capped);
+    capped.alibi = true;
     check_backward(capped);
   }
 }
