@@ -30,6 +30,14 @@ Bounds bounds_of(DType t) {
 // least of the bounds above, 1e-4, allows of 2^-112.
 double smallest_normal(DType t) { return t == DType::fp16 ? 0x1p-14 : 0x1p-112; }
 
+int64_t longest_sequence(const Problem& p) {
+  int64_t longest = p.batch - 1;
+  if (p.varlen())
+    for (int64_t b = p.batch - 1; b >= 0; --b)
+      if (p.sequence(b).visible_pairs() > p.sequence(longest).visible_pairs()) longest = b;
+  return longest;
+}
+
 std::vector<HeadRows> select_rows(const Problem& p, Selection selection) {
   const int64_t heads = p.batch * p.heads;
   int64_t heads_taken = heads, rows_a_head = p.seqlen_q;
@@ -40,21 +48,22 @@ std::vector<HeadRows> select_rows(const Problem& p, Selection selection) {
   }
   std::mt19937_64 random(p.seed);
   std::vector<HeadRows> pieces;
-  std::set<int64_t> chosen_heads{0, heads - 1};  // then random ones
+  std::set<int64_t> chosen_heads{0, heads - 1, longest_sequence(p) * p.heads + p.heads - 1};  // then random ones
   while (static_cast<int64_t>(chosen_heads.size()) < std::min(heads, heads_taken))
     chosen_heads.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(heads)));
   for (const int64_t bh : chosen_heads) {
     std::set<int64_t> rows;
-    if (rows_a_head == p.seqlen_q) {
-      for (int64_t i = 0; i < p.seqlen_q; ++i) rows.insert(i);
+    const int64_t seqlen_q = p.sequence(bh / p.heads).seqlen_q;
+    if (rows_a_head >= seqlen_q) {
+      for (int64_t i = 0; i < seqlen_q; ++i) rows.insert(i);
     } else {
       for (const int64_t tile : {16, 32, 64, 128})
-        for (const int64_t edge : {int64_t{0}, tile, (p.seqlen_q - 1) / tile * tile})
+        for (const int64_t edge : {int64_t{0}, tile, (seqlen_q - 1) / tile * tile})
           for (const int64_t i : {edge - 1, edge})
-            if (i >= 0 && i < p.seqlen_q) rows.insert(i);
-      rows.insert(p.seqlen_q - 1);
+            if (i >= 0 && i < seqlen_q) rows.insert(i);
+      rows.insert(seqlen_q - 1);
       while (static_cast<int64_t>(rows.size()) < rows_a_head)
-        rows.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(p.seqlen_q)));
+        rows.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(seqlen_q)));
     }
     for (auto it = rows.begin(); it != rows.end();) {
       HeadRows piece{bh / p.heads, bh % p.heads, {}};
@@ -88,8 +97,16 @@ namespace {
 using namespace detail;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-Eigen::Map<const MatrixF> head_of(const HostTensor& t, int64_t b, int64_t h) {
-  return {t.row(b, h, 0), t.spec.shape[2], t.spec.shape[3]};
+// The rows of one head, of which those of the other heads lie in between if the tensor is packed.
+Eigen::Map<const MatrixF, 0, Eigen::OuterStride<>> head_of(const HostTensor& t, int64_t b, int64_t h) {
+  const int64_t columns = t.spec.columns();
+  return {t.row(b, h, 0), t.spec.rows_of(b), columns, Eigen::OuterStride<>(t.spec.row_step() * columns)};
+}
+
+// Of a head; 0 of one without rows.
+template <class M>
+double largest_norm(const M& rows) {
+  return rows.rows() == 0 ? 0 : rows.template cast<double>().rowwise().norm().maxCoeff();
 }
 
 // P for the purpose of its rounding errors: a subnormal is as coarse as the smallest normal value.
@@ -111,10 +128,11 @@ void round_all(DType t, MatrixF& m) {
 // Scores, probabilities and lse of some queries of one head: [rows, seqlen_k].
 template <class M>
 struct Probabilities {
-  M p;                       // normalised; 0 where masked
-  std::vector<double> lse;   // -inf where a row sees nothing
+  M p;                      // normalised; 0 where masked
+  M cap_slope;              // with a softcap: the derivative of the capped score by the score, 1 - tanh^2
+  std::vector<double> lse;  // -inf where a row sees nothing
   template <class Q, class K>
-  Probabilities(const Problem& problem, const Q& q, const K& k, const std::vector<int64_t>& rows) {
+  Probabilities(const Problem& problem, const Q& q, const K& k, const std::vector<int64_t>& rows, double slope) {
     using Scalar = typename M::Scalar;
     if constexpr (std::is_same_v<Scalar, float>) {
       p = M::Zero(q.rows(), k.rows());
@@ -123,6 +141,12 @@ struct Probabilities {
       p.noalias() = q * k.transpose();
     }
     p *= static_cast<Scalar>(problem.softmax_scale);
+    if (problem.softcap > 0) {
+      const auto cap = static_cast<Scalar>(problem.softcap);
+      p = (p.array() / cap).tanh();
+      cap_slope = 1 - p.array().square();
+      p *= cap;
+    }
     lse.assign(rows.size(), -kInfinity);
     for (std::size_t r = 0; r < rows.size(); ++r) {
       auto row = p.row(static_cast<Eigen::Index>(r));
@@ -131,6 +155,11 @@ struct Probabilities {
       if (keys.size() == 0) {
         row.setZero();
         continue;
+      }
+      if (slope != 0) {
+        const int64_t diagonal = rows[r] + problem.seqlen_k - problem.seqlen_q;
+        for (Eigen::Index j = 0; j < seen.size(); ++j)
+          seen[j] -= static_cast<Scalar>(slope) * static_cast<Scalar>(std::abs(diagonal - keys.begin - j));
       }
       const Scalar max = seen.maxCoeff();
       seen = (seen.array() - max).exp();
@@ -145,6 +174,7 @@ struct Probabilities {
 };
 
 // What dropout multiplies P with: 0 or 1 / (1 - dropout). Empty where there is no dropout.
+// `p` is sequence `b`.
 Matrix dropout_factors(const Problem& p, int64_t b, int64_t h, const std::vector<int64_t>& rows) {
   if (p.dropout == 0) return {};
   const int dropped = shape_of(p).dropped;
@@ -165,38 +195,51 @@ M with_dropout(const M& p, const Matrix& factors) {
   return p.cwiseProduct(factors.template cast<typename M::Scalar>());
 }
 
-TensorSpec like_q(const Problem& p, std::string name, DType t, int64_t columns) {
-  return {std::move(name), {p.batch, p.heads, p.seqlen_q, columns}, t};
-}
-TensorSpec like_k(const Problem& p, std::string name) {
-  return {std::move(name), {p.batch, p.kv_heads, p.seqlen_k, p.head_dim}, p.dtype};
-}
-
 // Standard deviation of what rounding to the element type leaves of a number of size 1.
 double rounding_error(DType t) {
   const double last_bit = t == DType::bf16 ? 0x1p-7 : t == DType::fp16 ? 0x1p-10 : 0x1p-23;
   return last_bit / std::sqrt(12.0);
 }
 
-// What a float32 sum of products may be off, for scores of queries up to |q| and keys up to |k|.
-double score_error(const Problem& p, double q_norm, double k_norm) {
-  return 4 * 0x1p-24 * std::abs(p.softmax_scale) * q_norm * k_norm;
+// Relative error of tanh. With 16-bit types kernels may use tanh.approx.f32: 2^-11 (PTX ISA, "tanh").
+double tanh_error(DType t) { return t == DType::fp32 ? 4 * 0x1p-24 : 0x1p-11; }
+
+// What a float32 sum of products may be off, for scores of queries up to |q| and keys up to |k|; and what tanh
+// and ALiBi add to that.
+double score_error(const Problem& p, double q_norm, double k_norm, double slope) {
+  const double largest = std::abs(p.softmax_scale) * q_norm * k_norm;
+  const double bias = slope * static_cast<double>(std::max(p.seqlen_q, p.seqlen_k));
+  const double error = 4 * 0x1p-24 * (largest + bias);
+  return p.softcap > 0 ? error + tanh_error(p.dtype) * std::min(largest, p.softcap) : error;
+}
+
+// The ALiBi slope of a query head, 0 where there is none.
+double slope_of(const Problem& p, const HostTensors& inputs, int64_t h) {
+  return p.alibi ? double{inputs.at("alibi").row(0, 0, 0)[h]} : 0;
+}
+
+// dS by the capped score, carried on to the score before the cap.
+template <class M>
+M through_cap(const M& ds, const Probabilities<M>& probabilities) {
+  return probabilities.cap_slope.size() == 0 ? ds : M(ds.cwiseProduct(probabilities.cap_slope));
 }
 
 }  // namespace
 
-std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inputs,
+std::vector<Expected> forward_reference(const Problem& batch, const HostTensors& inputs,
                                         Selection selection) {
   const HostTensor &q = inputs.at("q"), &k = inputs.at("k"), &v = inputs.at("v");
-  const std::vector<HeadRows> pieces = select_rows(p, selection);
+  const std::vector<HeadRows> pieces = select_rows(batch, selection);
   const std::vector<std::size_t> first = first_rows(pieces);
-  Expected o{like_q(p, "o", p.dtype, p.head_dim), bounds_of(p.dtype).output, true, {}, {}, {}, {}, {}, {}};
-  Expected lse{like_q(p, "lse", DType::fp32, 1), bounds_of(p.dtype).lse, false, {}, {}, {}, {}, {}, {}};
+  const Bounds bounds = bounds_of(batch.dtype);
+  Expected o{like_q(batch, "o"), bounds.output, true, {}, {}, {}, {}, {}, {}};
+  Expected lse{lse_of(batch), bounds.lse, false, {}, {}, {}, {}, {}, {}};
   reserve(o, first.back());
   reserve(lse, first.back());
 
   parallel_for(static_cast<int64_t>(pieces.size()), [&](int64_t n) {
     const HeadRows& piece = pieces[static_cast<std::size_t>(n)];
+    const Problem p = batch.sequence(piece.b);
     const int64_t hkv = piece.h / p.group();
     const MatrixF kf = head_of(k, piece.b, hkv), vf = head_of(v, piece.b, hkv);
     const Matrix kd = kf.cast<double>(), vd = vf.cast<double>();
@@ -206,22 +249,23 @@ std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inp
       qf.row(static_cast<Eigen::Index>(r)) = q_head.row(piece.rows[r]);
 
     const Matrix z = dropout_factors(p, piece.b, piece.h, piece.rows);
-    const Probabilities<Matrix> exact(p, qf.cast<double>(), kd, piece.rows);
+    const double slope = slope_of(p, inputs, piece.h);
+    const Probabilities<Matrix> exact(p, qf.cast<double>(), kd, piece.rows, slope);
     const Matrix o_exact = with_dropout(exact.p, z) * vd;
     const Matrix squares =
         with_dropout(coarse(p.dtype, exact.p), z).cwiseAbs2() * vd.cwiseAbs2();
-    Probabilities<MatrixF> low(p, qf, kf, piece.rows);
+    Probabilities<MatrixF> low(p, qf, kf, piece.rows, slope);
     round_all(p.dtype, low.p);
     MatrixF o_low = MatrixF::Zero(o_exact.rows(), o_exact.cols());
     multiply_in_order(with_dropout(low.p, z), vf, o_low);
     round_all(p.dtype, o_low);
 
-    const double k_norm = kd.rowwise().norm().maxCoeff();
+    const double k_norm = largest_norm(kd);
     for (std::size_t r = 0; r < piece.rows.size(); ++r) {
       const Expected::Row where{piece.b, piece.h, piece.rows[r]};
       const auto i = static_cast<Eigen::Index>(r);
       const std::size_t at = first[static_cast<std::size_t>(n)] + r;
-      const double error = score_error(p, qf.row(i).cast<double>().norm(), k_norm);
+      const double error = score_error(p, qf.row(i).cast<double>().norm(), k_norm, slope);
       store(o, at, where, o_exact.row(i), o_low.row(i), squares.row(i), error);
       lse.rows[at] = where;
       lse.reference[at] = exact.lse[r];
@@ -233,48 +277,59 @@ std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inp
   return {std::move(o), std::move(lse)};
 }
 
-std::vector<Expected> backward_reference(const Problem& p, const HostTensors& inputs,
+std::vector<Expected> backward_reference(const Problem& batch, const HostTensors& inputs,
                                          Selection selection) {
   const HostTensor &q = inputs.at("q"), &k = inputs.at("k"), &v = inputs.at("v");
   const HostTensor& d_o = inputs.at("do");
-  const int64_t kv_heads = p.batch * p.kv_heads;
+  const int64_t kv_heads = batch.batch * batch.kv_heads, group = batch.group();
   int64_t taken = kv_heads;
   if (!selection.full) {
-    const double pairs = static_cast<double>(p.seqlen_q) * static_cast<double>(p.seqlen_k) *
-                         static_cast<double>(p.group());
+    const double pairs = static_cast<double>(batch.seqlen_q) * static_cast<double>(batch.seqlen_k) *
+                         static_cast<double>(group);
     taken = std::clamp<int64_t>(static_cast<int64_t>(selection.budget / pairs), 1, kv_heads);
   }
-  std::set<int64_t> chosen{kv_heads - 1};  // the last head finds wrong strides; then random ones
-  std::mt19937_64 random(p.seed);
+  // The last head finds wrong strides; then random ones.
+  std::set<int64_t> chosen{kv_heads - 1, longest_sequence(batch) * batch.kv_heads + batch.kv_heads - 1};
+  std::mt19937_64 random(batch.seed);
   while (static_cast<int64_t>(chosen.size()) < taken)
     chosen.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(kv_heads)));
   const std::vector<int64_t> heads(chosen.begin(), chosen.end());
 
-  const double bound = bounds_of(p.dtype).gradient;
-  Expected dq{like_q(p, "dq", p.dtype, p.head_dim), bound, true, {}, {}, {}, {}, {}, {}};
-  Expected dk{like_k(p, "dk"), bound, true, {}, {}, {}, {}, {}, {}}, dv{like_k(p, "dv"), bound, true, {}, {}, {}, {}, {}, {}};
-  reserve(dq, heads.size() * static_cast<std::size_t>(p.group() * p.seqlen_q));
-  reserve(dk, heads.size() * static_cast<std::size_t>(p.seqlen_k));
-  reserve(dv, heads.size() * static_cast<std::size_t>(p.seqlen_k));
-  const auto scale = p.softmax_scale;
+  const double bound = bounds_of(batch.dtype).gradient;
+  Expected dq{like_q(batch, "dq"), bound, true, {}, {}, {}, {}, {}, {}};
+  Expected dk{like_k(batch, "dk"), bound, true, {}, {}, {}, {}, {}, {}};
+  Expected dv{like_k(batch, "dv"), bound, true, {}, {}, {}, {}, {}, {}};
+  std::vector<int64_t> first_q{0}, first_k{0};  // where the rows of each chosen head begin
+  for (const int64_t head : heads) {
+    const Problem p = batch.sequence(head / batch.kv_heads);
+    first_q.push_back(first_q.back() + group * p.seqlen_q);
+    first_k.push_back(first_k.back() + p.seqlen_k);
+  }
+  reserve(dq, static_cast<std::size_t>(first_q.back()));
+  reserve(dk, static_cast<std::size_t>(first_k.back()));
+  reserve(dv, static_cast<std::size_t>(first_k.back()));
+  const auto scale = batch.softmax_scale;
 
   parallel_for(static_cast<int64_t>(heads.size()), [&](int64_t n) {
-    const int64_t b = heads[static_cast<std::size_t>(n)] / p.kv_heads;
-    const int64_t hkv = heads[static_cast<std::size_t>(n)] % p.kv_heads;
+    const int64_t b = heads[static_cast<std::size_t>(n)] / batch.kv_heads;
+    const int64_t hkv = heads[static_cast<std::size_t>(n)] % batch.kv_heads;
+    const Problem p = batch.sequence(b);
     const MatrixF kf = head_of(k, b, hkv), vf = head_of(v, b, hkv);
     const Matrix kd = kf.cast<double>(), vd = vf.cast<double>();
-    const double k_norm = kd.rowwise().norm().maxCoeff();
-    double q_norm = 0;
-    for (int64_t g = 0; g < p.group(); ++g)
-      q_norm = std::max<double>(
-          q_norm, head_of(q, b, hkv * p.group() + g).cast<double>().rowwise().norm().maxCoeff());
-    const double error = score_error(p, q_norm, k_norm);
+    const double k_norm = largest_norm(kd);
+    double q_norm = 0, steepest = 0;
+    for (int64_t h = hkv * group; h < (hkv + 1) * group; ++h) {
+      q_norm = std::max(q_norm, largest_norm(head_of(q, b, h)));
+      steepest = std::max(steepest, slope_of(p, inputs, h));
+    }
+    const double error = score_error(p, q_norm, k_norm, steepest);
     Matrix dk_exact = Matrix::Zero(p.seqlen_k, p.head_dim), dv_exact = dk_exact;
     Matrix dk_squares = dk_exact, dv_squares = dk_exact;
     Eigen::VectorXd dk_of_o = Eigen::VectorXd::Zero(p.seqlen_k);  // squares of what a rounded O does to dK
+    Eigen::VectorXd dk_of_tanh = dk_of_o;  // squares of what an approximate tanh does to it
     MatrixF dk_low = MatrixF::Zero(p.seqlen_k, p.head_dim), dv_low = dk_low;
-    for (int64_t g = 0; g < p.group(); ++g) {
-      const int64_t h = hkv * p.group() + g;
+    for (int64_t g = 0; g < group; ++g) {
+      const int64_t h = hkv * group + g;
       for (int64_t first = 0; first < p.seqlen_q; first += kRowsAtOnce) {
         const int64_t count = std::min(kRowsAtOnce, p.seqlen_q - first);
         std::vector<int64_t> rows(static_cast<std::size_t>(count));
@@ -284,17 +339,17 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         const Matrix qd = qf.cast<double>(), dod = dof.cast<double>();
 
         const Matrix z = dropout_factors(p, b, h, rows);
-        const Probabilities<Matrix> exact(p, qd, kd, rows);
+        const double slope = slope_of(p, inputs, h);
+        const Probabilities<Matrix> exact(p, qd, kd, rows, slope);
         const Matrix p_dropped = with_dropout(exact.p, z);
         const Matrix o = p_dropped * vd;
         const Eigen::VectorXd d = (dod.array() * o.array()).rowwise().sum();
         const Matrix dp = with_dropout(Matrix(dod * vd.transpose()), z);
-        const Matrix ds = exact.p.array() * (dp.colwise() - d).array() * scale;
+        const Matrix ds = through_cap(Matrix(exact.p.array() * (dp.colwise() - d).array() * scale), exact);
         // dP - D cancels where one key has all the weight; its terms do not.
         const Matrix p_coarse = coarse(p.dtype, exact.p);
-        const Matrix ds_terms = coarse(
-            p.dtype, Matrix(p_coarse.array() * (dp.cwiseAbs().colwise() + d.cwiseAbs()).array() *
-                            std::abs(scale)));
+        const Matrix ds_uncapped = p_coarse.array() * (dp.cwiseAbs().colwise() + d.cwiseAbs()).array() * std::abs(scale);
+        const Matrix ds_terms = coarse(p.dtype, through_cap(ds_uncapped, exact));
         const Matrix dq_exact = ds * kd, dq_squares = ds_terms.cwiseAbs2() * kd.cwiseAbs2();
         dk_exact.noalias() += ds.transpose() * qd;
         dk_squares.noalias() += ds_terms.cwiseAbs2().transpose() * qd.cwiseAbs2();
@@ -306,13 +361,21 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         // little about the first. So three standard deviations of it are allowed in any case.
         // dP and D are sums in float32 besides, which may cancel each by itself and not only one another.
         const Eigen::VectorXd d_error =
-            3 * rounding_error(p.dtype) * scale * (dod.array() * o.array()).matrix().rowwise().norm() +
-            4 * 0x1p-24 * std::abs(scale) * dod.rowwise().norm().cwiseProduct(o.rowwise().norm());
-        const Eigen::VectorXd dq_of_o = d_error.cwiseProduct((exact.p * kd).rowwise().norm());
-        dk_of_o += exact.p.cwiseAbs2().transpose() *
+            std::abs(scale) * (3 * rounding_error(p.dtype) * (dod.array() * o.array()).matrix().rowwise().norm() +
+                               4 * 0x1p-24 * dod.rowwise().norm().cwiseProduct(o.rowwise().norm()));
+        const Matrix p_of_d = through_cap(exact.p, exact);
+        const Eigen::VectorXd dq_of_o = d_error.cwiseProduct((p_of_d * kd).rowwise().norm());
+        dk_of_o += p_of_d.cwiseAbs2().transpose() *
                    d_error.cwiseProduct(qd.rowwise().norm()).cwiseAbs2();
+        // 1 - tanh^2 is off by twice the error of tanh and a little more, which is much of it where the cap holds.
+        Eigen::VectorXd dq_of_tanh = Eigen::VectorXd::Zero(count);
+        if (p.softcap > 0) {
+          const Matrix squares = 9 * tanh_error(p.dtype) * tanh_error(p.dtype) * ds_uncapped.cwiseAbs2();
+          dq_of_tanh = (squares * kd.cwiseAbs2()).rowwise().sum().cwiseSqrt();
+          dk_of_tanh += (squares.transpose() * qd.cwiseAbs2()).rowwise().sum();
+        }
 
-        Probabilities<MatrixF> low(p, qf, kf, rows);
+        Probabilities<MatrixF> low(p, qf, kf, rows, slope);
         MatrixF p_low = low.p;
         round_all(p.dtype, p_low);
         p_low = with_dropout(p_low, z);
@@ -324,6 +387,7 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         multiply_in_order(dof, vf.transpose(), ds_low);
         ds_low = with_dropout(ds_low, z);
         ds_low = low.p.array() * (ds_low.colwise() - d_low).array() * static_cast<float>(scale);
+        ds_low = through_cap(ds_low, low);
         round_all(p.dtype, ds_low);
         MatrixF dq_low = MatrixF::Zero(count, p.head_dim);
         multiply_in_order(ds_low, kf, dq_low);
@@ -332,18 +396,21 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         multiply_in_order(p_low.transpose(), dof, dv_low);
 
         for (int64_t r = 0; r < count; ++r) {
-          const auto at = static_cast<std::size_t>((n * p.group() + g) * p.seqlen_q + first + r);
+          const int64_t begin = first_q[static_cast<std::size_t>(n)] + g * p.seqlen_q;
+          const auto at = static_cast<std::size_t>(begin + first + r);
           store(dq, at, {b, h, first + r}, dq_exact.row(r), dq_low.row(r), dq_squares.row(r), error);
           dq.given[at] = std::abs(dq_of_o[r]);
+          dq.slack[at] += dq_of_tanh[r];
         }
       }
     }
     round_all(p.dtype, dk_low);
     round_all(p.dtype, dv_low);
     for (int64_t j = 0; j < p.seqlen_k; ++j) {
-      const auto at = static_cast<std::size_t>(n * p.seqlen_k + j);
+      const auto at = static_cast<std::size_t>(first_k[static_cast<std::size_t>(n)] + j);
       store(dk, at, {b, hkv, j}, dk_exact.row(j), dk_low.row(j), dk_squares.row(j), error);
       dk.given[at] = std::sqrt(dk_of_o[j]);
+      dk.slack[at] += std::sqrt(dk_of_tanh[j]);
       store(dv, at, {b, hkv, j}, dv_exact.row(j), dv_low.row(j), dv_squares.row(j), error);
     }
   });

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <span>
 
 #include "attn/error.h"
 #include "attn/inputs.h"
@@ -108,15 +109,27 @@ void print_step(const StepResult& s) {
   }
 }
 
-HostTensors load_inputs(const std::string& folder, const std::vector<TensorSpec>& specs) {
+// Without the sides that a tensor has for form: lse [B, Hq, seqlen_q], packed tokens [tokens, heads, d].
+std::vector<int64_t> shape_in_file(const TensorSpec& spec) {
+  if (follows_from_options(spec.name)) return {spec.columns()};
+  std::vector<int64_t> shape(std::begin(spec.shape), std::end(spec.shape));
+  if (spec.name == "lse") shape.pop_back();
+  if (!spec.cu_seqlens.empty()) shape.erase(shape.begin());
+  return shape;
+}
+
+HostTensors load_inputs(const std::string& folder, const Problem& p, const std::vector<TensorSpec>& specs) {
   HostTensors tensors;
   for (const TensorSpec& spec : specs) {
+    if (follows_from_options(spec.name)) {
+      tensors.merge(draw_inputs(p, std::span(&spec, 1)));
+      continue;
+    }
     const auto path = std::filesystem::path(folder) / (spec.name + ".npy");
     NpyArray array = read_npy(path);
-    if (!std::equal(array.shape.begin(), array.shape.end(), std::begin(spec.shape),
-                    std::end(spec.shape)))
+    if (const std::vector<int64_t> shape = shape_in_file(spec); array.shape != shape)
       throw InputError(fmt::format("{}: has shape [{}], must be [{}]", path.string(),
-                                   fmt::join(array.shape, ", "), fmt::join(spec.shape, ", ")));
+                                   fmt::join(array.shape, ", "), fmt::join(shape, ", ")));
     HostTensor t{spec, std::move(array.data)};
     round_to(spec.dtype, t.data.data(), t.data.size());
     // A score of -inf is a masked one; nothing else may be infinite.
@@ -170,9 +183,7 @@ void save_tensors(const std::filesystem::path& folder, const HostTensors& tensor
   if (error)
     throw InputError(fmt::format("--save {}: {}", folder.string(), error.message()));
   for (const auto& [name, t] : tensors) {
-    std::vector<int64_t> shape(std::begin(t.spec.shape), std::end(t.spec.shape));
-    if (name == "lse") shape.pop_back();  // [B, Hq, seqlen_q]
-    write_npy(folder / (name + ".npy"), shape, t.data.data());
+    write_npy(folder / (name + ".npy"), shape_in_file(t.spec), t.data.data());
   }
 }
 
@@ -215,7 +226,7 @@ class Run {
       return finish(json_file, none_supported ? kUnsupported : device_failed_ ? kDevice : kPass);
     }
     inputs_ = options_.load.empty() ? draw_inputs(problem(), operation_.inputs(problem()))
-                                    : load_inputs(options_.load, operation_.inputs(problem()));
+                                    : load_inputs(options_.load, problem(), operation_.inputs(problem()));
     if (!options_.save.empty() && options_.save != options_.load)
       save_tensors(options_.save, inputs_);
     emulator::schedule_seed = problem().seed;
@@ -254,7 +265,7 @@ class Run {
     StepResult s;
     s.step = step.name;
     s.operation = step.operation;
-    s.cost = step.cost(problem());
+    s.cost = cost_of(step, problem());
     s.prediction = predict(s.cost, result_.roofs, problem().dtype);
     s.flop = operation_.flop(problem());
     s.compulsory_bytes = operation_.compulsory_bytes(problem());
@@ -337,7 +348,7 @@ class Run {
       // An element of a softmax is an exponential in double precision, dear as 64 multiply-adds.
       const int64_t depth = works_on_rows(operation_.name) ? 64 : problem().head_dim;
       const double work =
-          problem().visible_pairs() * static_cast<double>(problem().batch * problem().heads * depth);
+          problem().total_pairs() * static_cast<double>(depth);
       const bool full = options_.check == CheckChoice::full ||
                         (options_.check == CheckChoice::automatic && work <= kFullCheckLimit);
       expected_ = operation_.reference(problem(), inputs_, Selection{.full = full});
