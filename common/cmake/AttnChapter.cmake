@@ -1,9 +1,9 @@
 # Targets of a chapter, of a test, of kernels that exist on both back ends.
 
-# attn_add_kernels(<target> FILES <a.cu> ...): an object library with every file compiled twice: by the
-# host compiler for the emulator, and by nvcc if there is one.
+# attn_add_kernels(<target> FILES <a.cu> ... [HOPPER]): an object library with every file compiled twice: by the
+# host compiler for the emulator, and by nvcc if there is one. HOPPER: for sm_90a alone.
 function(attn_add_kernels target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "FILES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "" "FILES")
   set(emulated)
   foreach(file ${arg_FILES})
     get_filename_component(path ${file} ABSOLUTE)
@@ -25,6 +25,9 @@ function(attn_add_kernels target)
     # Denormal floats are 0: keeping them costs __expf three instructions more.
     target_compile_options(${target}_gpu PRIVATE
       $<$<COMPILE_LANGUAGE:CUDA>:-ftz=true --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall>)
+    if(arg_HOPPER)
+      set_target_properties(${target}_gpu PROPERTIES CUDA_ARCHITECTURES 90a-real)
+    endif()
     target_include_directories(${target}_gpu PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
     target_link_libraries(${target}_gpu PRIVATE attn)
     list(APPEND objects $<TARGET_OBJECTS:${target}_gpu>)
