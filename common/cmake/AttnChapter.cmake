@@ -66,15 +66,19 @@ endforeach()
   endforeach()
 endfunction()
 
-# attn_add_chapter(<chapter> STEPS <step> ...): the program, its benchmark and its tests, from
+# attn_add_chapter(<chapter> STEPS <step> ... [HOPPER]): the program, its benchmark and its tests, from
 # <step>.cu, chapter.cpp and test.cpp.
 function(attn_add_chapter chapter)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "PARENT" "STEPS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS")
   set(files)
   foreach(step ${arg_STEPS})
     list(APPEND files ${step}.cu)
   endforeach()
-  attn_add_kernels(${chapter} FILES ${files})
+  set(hopper)
+  if(arg_HOPPER)
+    set(hopper HOPPER)
+  endif()
+  attn_add_kernels(${chapter} ${hopper} FILES ${files})
   add_library(${chapter}_table OBJECT chapter.cpp)
   target_link_libraries(${chapter}_table PRIVATE attn attn_warnings)
   set(objects ${${chapter}_OBJECTS} $<TARGET_OBJECTS:${chapter}_table>)

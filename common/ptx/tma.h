@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <string>
 
+#include "attn/device.h"
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
 
@@ -61,6 +62,10 @@ template <std::size_t kRank, class Element>
   for (std::size_t i = 0; i < kRank; ++i) map.extents[i] = extents[i], map.box[i] = box[i];
   for (std::size_t i = 1; i < kRank; ++i) map.strides[i] = strides[i - 1];
 #else
+  // Every kernel that takes a map is compiled for sm_90a, and for nothing else.
+  if (const GpuInfo& gpu = gpu_info(); gpu.available && gpu.cc_major * 10 + gpu.cc_minor != 90)
+    return Status::unsupported("TMA and wgmma of Hopper, sm_90a; this GPU is sm_" + std::to_string(gpu.cc_major) +
+                               std::to_string(gpu.cc_minor) + ": chapters 01 to 05 run on it");
   // The driver's function, asked for at run time: libcuda is not there where the program is built.
   static const auto encode = [] {
     void* function = nullptr;
