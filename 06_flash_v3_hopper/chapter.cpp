@@ -7,6 +7,9 @@
 #include "attn/step.h"
 
 ATTN_DECLARE_STEP(v1_wgmma_tma);
+ATTN_DECLARE_STEP(v2_warp_specialised);
+ATTN_DECLARE_STEP(v3_pingpong);
+ATTN_DECLARE_STEP(v4_overlap);
 
 namespace attn {
 namespace {
@@ -74,6 +77,12 @@ Chapter make_chapter() {
   Chapter c{"06_flash_v3_hopper", "FlashAttention-3: products that run on their own, and a softmax beside them", {}};
   c.steps.push_back(forward_step("v1_wgmma_tma", "FlashAttention-2's loop with Hopper's instructions: wgmma and TMA",
                                  ATTN_LAUNCH(v1_wgmma_tma)));
+  c.steps.push_back(forward_step("v2_warp_specialised", "a warp that copies, two stages ahead of those that compute",
+                                 ATTN_LAUNCH(v2_warp_specialised)));
+  c.steps.push_back(forward_step("v3_pingpong", "one warpgroup multiplies while the other computes its softmax",
+                                 ATTN_LAUNCH(v3_pingpong)));
+  c.steps.push_back(forward_step("v4_overlap", "a warpgroup's softmax beside its own product of the block before",
+                                 ATTN_LAUNCH(v4_overlap)));
   return c;
 }
 

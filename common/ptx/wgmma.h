@@ -75,13 +75,15 @@ __device__ __forceinline__ void wgmma_commit() {
 #endif
 }
 
-/// Waits until at most the newest kPending groups are under way.
+/// Waits until at most the newest kPending groups are under way. By all lanes of a warp, which go on together.
 template <int kPending>
-__device__ __forceinline__ void wgmma_wait() {
+__device__ __forceinline__ void wgmma_wait(ATTN_ONLY_CALLER) {
 #ifdef ATTN_EMULATED
-  emulator::HopperWork& work = emulator::Block::current().hopper();
-  work.products.wait(kPending);
-  work.registers_fenced = false;  // from here on ordinary code may write them
+  emulator::Block& block = emulator::Block::current();
+  block.hopper().products.wait(kPending);
+  block.hopper().registers_fenced = false;  // from here on ordinary code may write them
+  int nothing = 0;
+  block.wait_warp("wgmma_wait", caller, ~0u, nothing, [](auto&) {});
 #else
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 #endif
