@@ -8,6 +8,10 @@
 
 ATTN_DECLARE_STEP(v1_loop_swap);
 ATTN_DECLARE_STEP(v2_split_q);
+ATTN_DECLARE_STEP(v3_swizzle);
+ATTN_DECLARE_STEP(v4_cp_async);
+ATTN_DECLARE_STEP(v5_exp2);
+ATTN_DECLARE_STEP(v6_causal_skip);
 
 namespace attn {
 namespace {
@@ -73,12 +77,31 @@ Step first_step(std::string name, std::string idea, bool skip, Launch launch) {
   };
 }
 
+// For steps that take the maximum of scores that are not scaled yet.
+void refuse_negative_scale(Step& step) {
+  step.support += "; no negative scale";
+  step.refuses = [refuses = step.refuses](const Problem& p) -> Reason {
+    if (p.softmax_scale < 0) return "--scale below 0: this step takes the maximum of scores that are not scaled yet";
+    return refuses(p);
+  };
+}
+
 Chapter make_chapter() {
   Chapter c{"04_flash_v2", "FlashAttention-2: queries outside, O in registers, warps that share nothing", {}};
   c.steps.push_back(first_step("v1_loop_swap", "Q outside, K/V inside: O stays on the chip, one division at the end",
                                false, ATTN_LAUNCH(v1_loop_swap)));
   c.steps.push_back(first_step("v2_split_q", "every warp its own rows: nothing is exchanged, P stays in registers", false,
                                ATTN_LAUNCH(v2_split_q)));
+  c.steps.push_back(first_step("v3_swizzle", "pieces of 16 bytes change places: ldmatrix without bank conflicts", false,
+                               ATTN_LAUNCH(v3_swizzle)));
+  c.steps.push_back(first_step("v4_cp_async", "K and V each on their way during the other product", false,
+                               ATTN_LAUNCH(v4_cp_async)));
+  c.steps.push_back(first_step("v5_exp2", "scale folded into exp2; sums meet once, at the end", false,
+                               ATTN_LAUNCH(v5_exp2)));
+  refuse_negative_scale(c.steps.back());
+  c.steps.push_back(first_step("v6_causal_skip", "loops for masked and for plain blocks of keys; long rows first", true,
+                               ATTN_LAUNCH(v6_causal_skip)));
+  refuse_negative_scale(c.steps.back());
   return c;
 }
 

@@ -119,7 +119,7 @@ __device__ __forceinline__ void drop(float (&s)[Config::kBlockN / 8][4], int r, 
 }
 
 template <class Element, class Config, bool kDropout>
-__global__ void __launch_bounds__(Config::kThreads)
+__global__ void __launch_bounds__(Config::kThreads, 1)
     attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
                      const Element* gK,  // [B, Hkv, seqlen_k, d]
                      const Element* gV,  // [B, Hkv, seqlen_k, d]
