@@ -121,22 +121,27 @@ __device__ __forceinline__ void product(float (&c)[kTilesM][kTilesN][4], const E
 }
 //! [product]
 
-// (1) D = rowsum(dO . O), a warp a row; and dQ begins at 0.
+// (1) D = rowsum(dO . O), eight numbers a lane; and dQ begins at 0.
 //! [dot]
-template <class Element>
+template <class Element, int kHeadDim>
 __global__ void dot_kernel(const Element* gO,   // [rows, d]
                            const Element* gdO,  // [rows, d]
                            float* gD,           // [rows]
                            float4* gAccum,      // [accums]
-                           int64_t rows, int64_t accums, int d) {
-  const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, row = thread / 32;
+                           int64_t rows, int64_t accums) {
+  constexpr int kLanes = kHeadDim / 8;  // of a row
+  const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, row = thread / kLanes;
   for (int64_t i = thread; i < accums; i += int64_t{gridDim.x} * blockDim.x) gAccum[i] = float4{};
-  if (row >= rows) return;
   float sum = 0;
-  for (int col = threadIdx.x % 32; col < d; col += 32)
-    sum += to_float(gO[row * d + col]) * to_float(gdO[row * d + col]);
-  for (int offset = 16; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-  if (threadIdx.x % 32 == 0) gD[row] = sum;
+  if (row < rows) {
+    const uint4 o = reinterpret_cast<const uint4*>(gO)[thread], d_o = reinterpret_cast<const uint4*>(gdO)[thread];
+    const uint32_t a[4] = {o.x, o.y, o.z, o.w}, b[4] = {d_o.x, d_o.y, d_o.z, d_o.w};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) sum += unpack<Element>(a[i / 2], i % 2) * unpack<Element>(b[i / 2], i % 2);
+  }
+#pragma unroll
+  for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+  if (row < rows && thread % kLanes == 0) gD[row] = sum;
 }
 //! [dot]
 
@@ -333,9 +338,10 @@ Status launch(const Arguments& args) {
   const int64_t m_blocks = p.batch * p.heads * ceil_div(p.seqlen_q, int64_t{Config::kBlockM});
   args.phase("dot");
   Status status = launch_kernel(
-      dot_kernel<Element>, dim3(static_cast<unsigned>(ceil_div(rows, int64_t{8}))), dim3(256), 0, args.stream,
+      dot_kernel<Element, Config::kHeadDim>,
+      dim3(static_cast<unsigned>(ceil_div(rows * Config::kHeadDim, int64_t{8 * 256}))), dim3(256), 0, args.stream,
       args.in<Element>("o"), args.in<Element>("do"), args.out<float>("dot"), args.out<float4>("accum"), rows,
-      m_blocks * Config::kBlockM * Config::kHeadDim / 4, Config::kHeadDim);
+      m_blocks * Config::kBlockM * Config::kHeadDim / 4);
   if (!status.ok()) return status;
   args.phase("attention_backward");
   status = launch_kernel(attention_backward_kernel<Element, Config, kDropout>,

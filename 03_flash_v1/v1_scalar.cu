@@ -39,10 +39,10 @@ struct Tiles {
     block_m = block_n < d ? block_n : d;
     stride = d + 1;
   }
-  // sK, sV [block_n, d], sQ, sO [block_m, d], sS [block_m, block_n], then three numbers a row.
+  // sK, sV [block_n, d], sQ, sO [block_m, d], sS [block_m, block_n], then a number a row.
   std::size_t bytes() const {
     return sizeof(float) * (std::size_t(2 * block_n + 2 * block_m) * stride +
-                            std::size_t(block_m) * (block_n + 1) + std::size_t(3 * block_m));
+                            std::size_t(block_m) * (block_n + 1) + std::size_t(block_m));
   }
 };
 
@@ -75,7 +75,6 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
   float* sO = sQ + block_m * stride;        // [block_m, d]
   float* sS = sO + block_m * stride;        // [block_m, block_n]: S, then P
   float* sOld = sS + block_m * (block_n + 1);  // [block_m]: what O is multiplied by
-  MaxSum* sNew = reinterpret_cast<MaxSum*>(sOld + block_m);  // [block_m]
   const int tid = threadIdx.x;
   const int64_t bh = blockIdx.x, bh_kv = bh / (shape.heads / shape.kv_heads);
   const int64_t q0 = bh * shape.seqlen_q, k0 = bh_kv * shape.seqlen_k;  // first rows of this head
@@ -130,7 +129,6 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
           s[key] = p;
         }
         //! [ex03a]
-        sNew[tid] = now;
         gState[q0 + row0 + tid] = now;
         if (last) gLse[q0 + row0 + tid] = now.sum > 0 ? now.max + logf(now.sum) : -INFINITY;
       }

@@ -104,7 +104,7 @@ record() {  # UNIT VERDICT SECONDS
 # ---- the parts: each takes a chapter and returns 1 if something failed -------------------------
 
 tests_of() {
-  local test name status=0
+  local test name listed count=0 status=0
   for test in "$bin"/test_*; do
     name=$(basename "$test")
     case $1/$name in
@@ -112,10 +112,14 @@ tests_of() {
       common/*|"$1/test_$1") ;;
       *) continue ;;
     esac
-    "$test" --list-tests "[gpu]" | grep -q '^  [^ ]' || continue  # has none
+    # Listed first, looked at then: grep -q would end the pipe under a program that still writes.
+    listed=$("$test" --list-tests "[gpu]" || true)
+    grep -q '^  [^ ]' <<<"$listed" || continue  # has none
     echo "$name [gpu]"
     "$test" "[gpu]" || status=1
+    count=$((count + 1))
   done
+  [ $count -gt 0 ] || { echo "$1: no test is tagged [gpu]"; return 1; }
   return $status
 }
 
@@ -126,7 +130,7 @@ times_of() {
   while read -r name options; do
     case $name in
       memory_*) options="$options --check off" ;;
-      *) options="$options --time" ;;
+      *) options="$options --time --check $(check_of "$1.$name")" ;;
     esac
     # shellcheck disable=SC2086  # options are several words
     "$bin/$1" $options --require-gpu --json "$out/$1.$name.json" </dev/null || status=1

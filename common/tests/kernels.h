@@ -67,6 +67,7 @@ ATTN_DECLARE_TEST_KERNEL(ldmatrix_dump);
 ATTN_DECLARE_TEST_KERNEL(pack_pairs);
 ATTN_DECLARE_TEST_KERNEL(copy_partial);
 ATTN_DECLARE_TEST_KERNEL(copy_two_groups);
+ATTN_DECLARE_TEST_KERNEL(add_quads);
 ATTN_DECLARE_TEST_KERNEL(shuffles);          // simt_kernels.cu
 ATTN_DECLARE_TEST_KERNEL(votes);
 ATTN_DECLARE_TEST_KERNEL(count_threads);

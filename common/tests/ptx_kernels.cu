@@ -4,6 +4,7 @@
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
+#include "ptx/reduce_add.h"
 #include "tests/kernels.h"
 
 namespace ATTN_BACKEND::tests {
@@ -167,6 +168,16 @@ __global__ void copy_groups_kernel(const uint4* in, uint4* out, int tiles) {
 Status copy_two_groups(const KernelArguments& args) {
   return launch_kernel(copy_groups_kernel, dim3(1), dim3(32), 0, nullptr,
                        static_cast<const uint4*>(args.a), static_cast<uint4*>(args.out), args.mode);
+}
+
+// Every thread of the grid adds (1, 2, 4, 8) times its lane to the same four quads, in turns.
+__global__ void add_quads_kernel(float4* out) {
+  const float x = static_cast<float>(threadIdx.x % 32);
+  for (int i = 0; i < 4; ++i) reduce_add(out + (threadIdx.x + i) % 4, make_float4(x, 2 * x, 4 * x, 8 * x));
+}
+Status add_quads(const KernelArguments& args) {
+  return launch_kernel(add_quads_kernel, dim3(args.grid[0]), dim3(args.block[0]), 0, nullptr,
+                       static_cast<float4*>(args.out));
 }
 
 }  // namespace ATTN_BACKEND::tests

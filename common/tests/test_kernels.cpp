@@ -228,6 +228,21 @@ void two_groups_in_flight(Backend backend) {
 }
 ON_BOTH_BACK_ENDS("two groups of cp_async in flight land in their order", two_groups_in_flight);
 
+// ---- common/ptx/reduce_add.h ----------------------------------------------------------------
+
+void additions_are_atomic(Backend backend) {
+  // Whole numbers: the order of additions does not matter. The output begins as zeros.
+  KernelArguments args;
+  args.grid[0] = backend == Backend::gpu ? 512 : 7, args.block[0] = 96;
+  const std::vector<float> got = run<float>(backend, KERNEL(add_quads), args, 16, 0);
+  const float lanes = 31 * 32 / 2, warps = 3.0f * static_cast<float>(args.grid[0]);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    INFO("float " << i);
+    CHECK(got[i] == lanes * warps * static_cast<float>(1 << i % 4));
+  }
+}
+ON_BOTH_BACK_ENDS("reduce_add loses no addition", additions_are_atomic);
+
 // ---- CUDA C++ -------------------------------------------------------------------------------
 
 // The lane that `lane` reads, as the pseudo-code of "shfl.sync" in the PTX ISA has it.
