@@ -56,10 +56,26 @@ float normal(uint64_t seed, uint64_t stream, uint64_t index) {
   return static_cast<float>(radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle)));
 }
 
+double alibi_slope(int64_t head, int64_t heads) {
+  int64_t power = 1;
+  while (2 * power <= heads) power *= 2;
+  const double exponent = head < power ? static_cast<double>(head + 1) / static_cast<double>(power)
+                                       : static_cast<double>(2 * (head - power) + 1) / static_cast<double>(2 * power);
+  return std::exp2(-8 * exponent);
+}
+
+bool follows_from_options(std::string_view tensor) { return tensor == "alibi"; }
+
 HostTensors draw_inputs(const Problem& p, std::span<const TensorSpec> specs) {
   HostTensors tensors;
   for (const TensorSpec& spec : specs) {
     HostTensor t{spec, std::vector<float>(static_cast<std::size_t>(spec.elements()))};
+    if (follows_from_options(spec.name)) {
+      for (int64_t h = 0; h < p.heads; ++h)
+        t.data[static_cast<std::size_t>(h)] = static_cast<float>(alibi_slope(h, p.heads));
+      tensors.emplace(spec.name, std::move(t));
+      continue;
+    }
     const uint64_t stream = stream_of(spec.name);
     const int64_t columns = spec.columns();
     parallel_for(spec.rows(), [&](int64_t r) {

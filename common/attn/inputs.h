@@ -14,6 +14,7 @@
 #pragma once
 
 #include <span>
+#include <string_view>
 
 #include "attn/tensor.h"
 
@@ -22,8 +23,16 @@ namespace attn {
 /// A standard normal number, the `index`-th of `stream` under `seed`.
 float normal(uint64_t seed, uint64_t stream, uint64_t index);
 
+/// The slope of a query head, as the paper gives it: Press, Smith, Lewis, "Train Short, Test Long" (ICLR 2022),
+/// section 3, and for n heads that are no power of two its published code. With n a power of two the slopes are
+/// r, r^2 ... r^n with r = 2^(-8/n); else those of the next lower power, then every second one of the next higher.
+double alibi_slope(int64_t head, int64_t heads);
+
+/// Tensors that follow from the options: alibi (the slopes). They are not drawn, and not loaded from files.
+bool follows_from_options(std::string_view tensor);
+
 /// Draws tensors in the order of `specs`, each rounded to its dtype. The names q, k, v, do and x (and
-/// any other, drawn as random) have the meaning above.
+/// any other that does not follow from the options, drawn as random) have the meaning above.
 HostTensors draw_inputs(const Problem& problem, std::span<const TensorSpec> specs);
 
 }  // namespace attn

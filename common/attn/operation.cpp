@@ -16,6 +16,12 @@ TensorSpec k_like(const Problem& p, std::string name) {
 TensorSpec lse(const Problem& p) {
   return {"lse", {p.batch, p.heads, p.seqlen_q, 1}, DType::fp32};
 }
+// The inputs of attention, and those that only some problems have.
+std::vector<TensorSpec> attention_inputs(const Problem& p) {
+  std::vector specs{q_like(p, "q"), k_like(p, "k"), k_like(p, "v")};
+  if (p.alibi) specs.push_back({"alibi", {1, 1, 1, p.heads}, DType::fp32});
+  return specs;
+}
 // Two products of d multiply-adds for each pair of a query and a key it sees.
 double forward_flop(const Problem& p) {
   return 4.0 * static_cast<double>(p.head_dim * p.batch * p.heads) * p.visible_pairs();
@@ -32,9 +38,7 @@ const std::array<Operation, 4>& operations() {
   static const std::array<Operation, 4> all{
       Operation{
           "forward",
-          [](const Problem& p) {
-            return std::vector{q_like(p, "q"), k_like(p, "k"), k_like(p, "v")};
-          },
+          attention_inputs,
           no_tensors,
           [](const Problem& p) { return std::vector{q_like(p, "o"), lse(p)}; },
           forward_flop,
@@ -43,7 +47,9 @@ const std::array<Operation, 4>& operations() {
       Operation{
           "backward",
           [](const Problem& p) {
-            return std::vector{q_like(p, "q"), k_like(p, "k"), k_like(p, "v"), q_like(p, "do")};
+            std::vector specs = attention_inputs(p);
+            specs.push_back(q_like(p, "do"));
+            return specs;
           },
           [](const Problem& p) { return std::vector{q_like(p, "o"), lse(p)}; },
           [](const Problem& p) {

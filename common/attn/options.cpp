@@ -167,6 +167,10 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     p.softmax_scale = parse_number<double>("--scale", t, -1e30, 1e30);
     if (p.softmax_scale == 0) throw InputError("--scale 0: must not be 0: every score would be equal");
   });
+  value("--softcap", "C: scores become C tanh(score / C), before masks (0: none)", [&](const std::string& t) {
+    p.softcap = parse_number<double>("--softcap", t, 0, 1e30);
+  });
+  app.add_flag("--alibi", p.alibi, "adds -slope |distance to the diagonal| to scores, a slope a head");
   value("--dropout", "share of P that is dropped, rounded to 1/256 (0)", [&](const std::string& t) {
     p.dropout = parse_number<double>("--dropout", t, 0, 1);
   });
@@ -267,9 +271,10 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     }
   }
   if (works_on_rows(o.operation)) {
-    for (const char* other : {"--head-dim", "--scale", "--dropout"})
+    for (const char* other : {"--head-dim", "--scale", "--softcap", "--dropout"})
       if (given.contains(other))
         throw InputError(fmt::format("{}: a {} has none", other, o.operation));
+    if (p.alibi) throw InputError(fmt::format("--alibi: a {} has none", o.operation));
     if (rows > 0 || cols > 0) {
       for (const char* other : {"--batch", "--heads", "--kv-heads", "--seqlen-q", "--seqlen-k", "--seqlen"})
         if (given.contains(other))

@@ -31,6 +31,9 @@ std::string_view name(InputKind k) {
   return "?";
 }
 
+// Models cap at 15 to 50. Far outside, a float32 quotient by the cap would lose the score or overflow.
+constexpr double kLeastSoftcap = 1e-3, kMostSoftcap = 1e6;
+
 void Problem::finish() {
   const auto positive = [](int64_t value, const char* option) {
     if (value < 1)
@@ -58,6 +61,9 @@ void Problem::finish() {
         window_right));
   if (!std::isfinite(softmax_scale))
     throw InputError("--scale: must be a finite number");
+  if (!(softcap == 0 || (softcap >= kLeastSoftcap && softcap <= kMostSoftcap)))
+    throw InputError(fmt::format("--softcap {}: must be from {} to {}, or 0 for none", softcap, kLeastSoftcap,
+                                 kMostSoftcap));
   // Q, K and the score matrix, in bytes of the widest type, have to be addressable.
   const auto product_fits = [](std::initializer_list<int64_t> factors) {
     int64_t product = 64;  // 8 bytes an element, and room to add a few tensors
@@ -105,6 +111,8 @@ std::string Problem::text() const {
   if (causal) s += " causal";
   if (window_left >= 0 || window_right >= 0)
     s += fmt::format(" window={},{}", window_left, window_right);
+  if (softcap > 0) s += fmt::format(" softcap={}", softcap);
+  if (alibi) s += " alibi";
   if (dropout > 0) s += fmt::format(" dropout={}", dropout);
   if (top_k > 0) s += fmt::format(" top_k={}", top_k);
   s += fmt::format(" inputs={}", name(inputs));
@@ -123,6 +131,7 @@ Shape shape_of(const Problem& p) {
           width(p.window_left),
           p.causal ? 0 : width(p.window_right),
           static_cast<float>(p.softmax_scale),
+          static_cast<float>(p.softcap),
           static_cast<int>(p.dropout * 256)};
 }
 

@@ -33,6 +33,11 @@ struct Problem {
   bool causal = false;
   int64_t window_left = -1, window_right = -1;  ///< keys seen to each side; -1: no limit
   double softmax_scale = 0;                     ///< set by `finish()` if 0: 1/sqrt(head_dim)
+  /// Caps the scores: softcap tanh(softmax_scale q.k / softcap) in place of softmax_scale q.k, before masks. 0: no cap.
+  double softcap = 0;
+  /// Adds -slope_h |i + seqlen_k - seqlen_q - j| to the (capped) score of query i and key j, whose slope is that of
+  /// the query head: the input `alibi`, see inputs.h.
+  bool alibi = false;
   /// Share of the probabilities that dropout sets to 0, a multiple of 1/256 (see philox.h).
   double dropout = 0;
   int64_t top_k = 0;  ///< how many of a row softmax_topk keeps; 0: the operation has no such thing
@@ -62,6 +67,7 @@ struct Shape {
   int heads, kv_heads, seqlen_q, seqlen_k, head_dim;
   int window_left, window_right;
   float softmax_scale;
+  float softcap;  ///< 0: none
   int dropped;  ///< of 256 probabilities, how many dropout sets to 0
 };
 Shape shape_of(const Problem&);

@@ -109,10 +109,11 @@ void round_all(DType t, MatrixF& m) {
 // Scores, probabilities and lse of some queries of one head: [rows, seqlen_k].
 template <class M>
 struct Probabilities {
-  M p;                       // normalised; 0 where masked
-  std::vector<double> lse;   // -inf where a row sees nothing
+  M p;                      // normalised; 0 where masked
+  M cap_slope;              // with a softcap: the derivative of the capped score by the score, 1 - tanh^2
+  std::vector<double> lse;  // -inf where a row sees nothing
   template <class Q, class K>
-  Probabilities(const Problem& problem, const Q& q, const K& k, const std::vector<int64_t>& rows) {
+  Probabilities(const Problem& problem, const Q& q, const K& k, const std::vector<int64_t>& rows, double slope) {
     using Scalar = typename M::Scalar;
     if constexpr (std::is_same_v<Scalar, float>) {
       p = M::Zero(q.rows(), k.rows());
@@ -121,6 +122,12 @@ struct Probabilities {
       p.noalias() = q * k.transpose();
     }
     p *= static_cast<Scalar>(problem.softmax_scale);
+    if (problem.softcap > 0) {
+      const auto cap = static_cast<Scalar>(problem.softcap);
+      p = (p.array() / cap).tanh();
+      cap_slope = 1 - p.array().square();
+      p *= cap;
+    }
     lse.assign(rows.size(), -kInfinity);
     for (std::size_t r = 0; r < rows.size(); ++r) {
       auto row = p.row(static_cast<Eigen::Index>(r));
@@ -129,6 +136,11 @@ struct Probabilities {
       if (keys.size() == 0) {
         row.setZero();
         continue;
+      }
+      if (slope != 0) {
+        const int64_t diagonal = rows[r] + problem.seqlen_k - problem.seqlen_q;
+        for (Eigen::Index j = 0; j < seen.size(); ++j)
+          seen[j] -= static_cast<Scalar>(slope) * static_cast<Scalar>(std::abs(diagonal - keys.begin - j));
       }
       const Scalar max = seen.maxCoeff();
       seen = (seen.array() - max).exp();
@@ -176,9 +188,27 @@ double rounding_error(DType t) {
   return last_bit / std::sqrt(12.0);
 }
 
-// What a float32 sum of products may be off, for scores of queries up to |q| and keys up to |k|.
-double score_error(const Problem& p, double q_norm, double k_norm) {
-  return 4 * 0x1p-24 * std::abs(p.softmax_scale) * q_norm * k_norm;
+// Relative error of tanh. With 16-bit types kernels may use tanh.approx.f32: 2^-11 (PTX ISA, "tanh").
+double tanh_error(DType t) { return t == DType::fp32 ? 4 * 0x1p-24 : 0x1p-11; }
+
+// What a float32 sum of products may be off, for scores of queries up to |q| and keys up to |k|; and what tanh
+// and ALiBi add to that.
+double score_error(const Problem& p, double q_norm, double k_norm, double slope) {
+  const double largest = std::abs(p.softmax_scale) * q_norm * k_norm;
+  const double bias = slope * static_cast<double>(std::max(p.seqlen_q, p.seqlen_k));
+  const double error = 4 * 0x1p-24 * (largest + bias);
+  return p.softcap > 0 ? error + tanh_error(p.dtype) * std::min(largest, p.softcap) : error;
+}
+
+// The ALiBi slope of a query head, 0 where there is none.
+double slope_of(const Problem& p, const HostTensors& inputs, int64_t h) {
+  return p.alibi ? double{inputs.at("alibi").row(0, 0, 0)[h]} : 0;
+}
+
+// dS by the capped score, carried on to the score before the cap.
+template <class M>
+M through_cap(const M& ds, const Probabilities<M>& probabilities) {
+  return probabilities.cap_slope.size() == 0 ? ds : M(ds.cwiseProduct(probabilities.cap_slope));
 }
 
 }  // namespace
@@ -204,11 +234,12 @@ std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inp
       qf.row(static_cast<Eigen::Index>(r)) = q_head.row(piece.rows[r]);
 
     const Matrix z = dropout_factors(p, piece.b, piece.h, piece.rows);
-    const Probabilities<Matrix> exact(p, qf.cast<double>(), kd, piece.rows);
+    const double slope = slope_of(p, inputs, piece.h);
+    const Probabilities<Matrix> exact(p, qf.cast<double>(), kd, piece.rows, slope);
     const Matrix o_exact = with_dropout(exact.p, z) * vd;
     const Matrix squares =
         with_dropout(coarse(p.dtype, exact.p), z).cwiseAbs2() * vd.cwiseAbs2();
-    Probabilities<MatrixF> low(p, qf, kf, piece.rows);
+    Probabilities<MatrixF> low(p, qf, kf, piece.rows, slope);
     round_all(p.dtype, low.p);
     MatrixF o_low = MatrixF::Zero(o_exact.rows(), o_exact.cols());
     multiply_in_order(with_dropout(low.p, z), vf, o_low);
@@ -219,7 +250,7 @@ std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inp
       const Expected::Row where{piece.b, piece.h, piece.rows[r]};
       const auto i = static_cast<Eigen::Index>(r);
       const std::size_t at = first[static_cast<std::size_t>(n)] + r;
-      const double error = score_error(p, qf.row(i).cast<double>().norm(), k_norm);
+      const double error = score_error(p, qf.row(i).cast<double>().norm(), k_norm, slope);
       store(o, at, where, o_exact.row(i), o_low.row(i), squares.row(i), error);
       lse.rows[at] = where;
       lse.reference[at] = exact.lse[r];
@@ -262,14 +293,16 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
     const MatrixF kf = head_of(k, b, hkv), vf = head_of(v, b, hkv);
     const Matrix kd = kf.cast<double>(), vd = vf.cast<double>();
     const double k_norm = kd.rowwise().norm().maxCoeff();
-    double q_norm = 0;
-    for (int64_t g = 0; g < p.group(); ++g)
-      q_norm = std::max<double>(
-          q_norm, head_of(q, b, hkv * p.group() + g).cast<double>().rowwise().norm().maxCoeff());
-    const double error = score_error(p, q_norm, k_norm);
+    double q_norm = 0, steepest = 0;
+    for (int64_t h = hkv * p.group(); h < (hkv + 1) * p.group(); ++h) {
+      q_norm = std::max<double>(q_norm, head_of(q, b, h).cast<double>().rowwise().norm().maxCoeff());
+      steepest = std::max(steepest, slope_of(p, inputs, h));
+    }
+    const double error = score_error(p, q_norm, k_norm, steepest);
     Matrix dk_exact = Matrix::Zero(p.seqlen_k, p.head_dim), dv_exact = dk_exact;
     Matrix dk_squares = dk_exact, dv_squares = dk_exact;
     Eigen::VectorXd dk_of_o = Eigen::VectorXd::Zero(p.seqlen_k);  // squares of what a rounded O does to dK
+    Eigen::VectorXd dk_of_tanh = dk_of_o;  // squares of what an approximate tanh does to it
     MatrixF dk_low = MatrixF::Zero(p.seqlen_k, p.head_dim), dv_low = dk_low;
     for (int64_t g = 0; g < p.group(); ++g) {
       const int64_t h = hkv * p.group() + g;
@@ -282,17 +315,17 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         const Matrix qd = qf.cast<double>(), dod = dof.cast<double>();
 
         const Matrix z = dropout_factors(p, b, h, rows);
-        const Probabilities<Matrix> exact(p, qd, kd, rows);
+        const double slope = slope_of(p, inputs, h);
+        const Probabilities<Matrix> exact(p, qd, kd, rows, slope);
         const Matrix p_dropped = with_dropout(exact.p, z);
         const Matrix o = p_dropped * vd;
         const Eigen::VectorXd d = (dod.array() * o.array()).rowwise().sum();
         const Matrix dp = with_dropout(Matrix(dod * vd.transpose()), z);
-        const Matrix ds = exact.p.array() * (dp.colwise() - d).array() * scale;
+        const Matrix ds = through_cap(Matrix(exact.p.array() * (dp.colwise() - d).array() * scale), exact);
         // dP - D cancels where one key has all the weight; its terms do not.
         const Matrix p_coarse = coarse(p.dtype, exact.p);
-        const Matrix ds_terms = coarse(
-            p.dtype, Matrix(p_coarse.array() * (dp.cwiseAbs().colwise() + d.cwiseAbs()).array() *
-                            std::abs(scale)));
+        const Matrix ds_uncapped = p_coarse.array() * (dp.cwiseAbs().colwise() + d.cwiseAbs()).array() * std::abs(scale);
+        const Matrix ds_terms = coarse(p.dtype, through_cap(ds_uncapped, exact));
         const Matrix dq_exact = ds * kd, dq_squares = ds_terms.cwiseAbs2() * kd.cwiseAbs2();
         dk_exact.noalias() += ds.transpose() * qd;
         dk_squares.noalias() += ds_terms.cwiseAbs2().transpose() * qd.cwiseAbs2();
@@ -304,11 +337,19 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         // little about the first. So three standard deviations of it are allowed in any case.
         const Eigen::VectorXd d_error =
             3 * rounding_error(p.dtype) * scale * (dod.array() * o.array()).matrix().rowwise().norm();
-        const Eigen::VectorXd dq_of_o = d_error.cwiseProduct((exact.p * kd).rowwise().norm());
-        dk_of_o += exact.p.cwiseAbs2().transpose() *
+        const Matrix p_of_d = through_cap(exact.p, exact);
+        const Eigen::VectorXd dq_of_o = d_error.cwiseProduct((p_of_d * kd).rowwise().norm());
+        dk_of_o += p_of_d.cwiseAbs2().transpose() *
                    d_error.cwiseProduct(qd.rowwise().norm()).cwiseAbs2();
+        // 1 - tanh^2 is off by twice the error of tanh and a little more, which is much of it where the cap holds.
+        Eigen::VectorXd dq_of_tanh = Eigen::VectorXd::Zero(count);
+        if (p.softcap > 0) {
+          const Matrix squares = 9 * tanh_error(p.dtype) * tanh_error(p.dtype) * ds_uncapped.cwiseAbs2();
+          dq_of_tanh = (squares * kd.cwiseAbs2()).rowwise().sum().cwiseSqrt();
+          dk_of_tanh += (squares.transpose() * qd.cwiseAbs2()).rowwise().sum();
+        }
 
-        Probabilities<MatrixF> low(p, qf, kf, rows);
+        Probabilities<MatrixF> low(p, qf, kf, rows, slope);
         MatrixF p_low = low.p;
         round_all(p.dtype, p_low);
         p_low = with_dropout(p_low, z);
@@ -320,6 +361,7 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         multiply_in_order(dof, vf.transpose(), ds_low);
         ds_low = with_dropout(ds_low, z);
         ds_low = low.p.array() * (ds_low.colwise() - d_low).array() * static_cast<float>(scale);
+        ds_low = through_cap(ds_low, low);
         round_all(p.dtype, ds_low);
         MatrixF dq_low = MatrixF::Zero(count, p.head_dim);
         multiply_in_order(ds_low, kf, dq_low);
@@ -331,6 +373,7 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
           const auto at = static_cast<std::size_t>((n * p.group() + g) * p.seqlen_q + first + r);
           store(dq, at, {b, h, first + r}, dq_exact.row(r), dq_low.row(r), dq_squares.row(r), error);
           dq.given[at] = std::abs(dq_of_o[r]);
+          dq.slack[at] += dq_of_tanh[r];
         }
       }
     }
@@ -340,6 +383,7 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
       const auto at = static_cast<std::size_t>(n * p.seqlen_k + j);
       store(dk, at, {b, hkv, j}, dk_exact.row(j), dk_low.row(j), dk_squares.row(j), error);
       dk.given[at] = std::sqrt(dk_of_o[j]);
+      dk.slack[at] += std::sqrt(dk_of_tanh[j]);
       store(dv, at, {b, hkv, j}, dv_exact.row(j), dv_low.row(j), dv_squares.row(j), error);
     }
   });

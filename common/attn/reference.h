@@ -13,6 +13,11 @@
 ///     dV_j  = sum_i P_ij do_i       dP_ij = do_i . v_j        dS_ij = P_ij (dP_ij - D_i)
 ///     dQ_i  = scale * sum_j dS_ij k_j                         dK_j  = scale * sum_i dS_ij q_i
 ///
+/// With a softcap C, S = C tanh(S' / C) of the scaled products S', before masks; then dS is multiplied by
+/// 1 - tanh^2 before it meets K and Q.
+///
+/// With ALiBi, -slope_h |i + seqlen_k - seqlen_q - j| is added to S, after the cap.
+///
 /// The size of a row is max(||row||, ||terms||), where `terms` is the root of the sum of squares of what
 /// is added up: rounding errors of the terms are independent, so they add up like this too, and a
 /// row whose sum happens to be near 0 is not asked for more than arithmetic can give. For dS the terms
@@ -43,7 +48,8 @@ struct Expected {
   std::vector<float> low;         ///< [rows, columns]
   std::vector<double> scale;      ///< [rows]: size of the row, or of its terms where they cancel
   /// [rows]: error that float32 scores cause. An error of a score is a relative error of its P, and
-  /// with scores of 1e4 the last bit of a float32 is 1e-3.
+  /// with scores of 1e4 the last bit of a float32 is 1e-3. With a softcap it holds the error of tanh, too: for
+  /// 16-bit types that of the hardware's.
   std::vector<double> slack;
   /// [rows]: error that the operation's own inputs bring, allowed at least: for dQ and dK what the rounding of
   /// the saved O does through D = rowsum(dO . O).

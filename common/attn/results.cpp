@@ -61,6 +61,8 @@ json to_json(const Problem& p) {
           {"softmax_scale", p.softmax_scale},
           {"inputs", name(p.inputs)},
           {"seed", p.seed}};
+  if (p.softcap > 0) j["softcap"] = p.softcap;
+  if (p.alibi) j["alibi"] = true;
   if (p.dropout > 0) j["dropout"] = p.dropout;
   if (p.top_k > 0) j["top_k"] = p.top_k;
   return j;

@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <limits>
+#include <span>
 
 #include "attn/error.h"
 #include "attn/inputs.h"
@@ -108,9 +109,13 @@ void print_step(const StepResult& s) {
   }
 }
 
-HostTensors load_inputs(const std::string& folder, const std::vector<TensorSpec>& specs) {
+HostTensors load_inputs(const std::string& folder, const Problem& p, const std::vector<TensorSpec>& specs) {
   HostTensors tensors;
   for (const TensorSpec& spec : specs) {
+    if (follows_from_options(spec.name)) {
+      tensors.merge(draw_inputs(p, std::span(&spec, 1)));
+      continue;
+    }
     const auto path = std::filesystem::path(folder) / (spec.name + ".npy");
     NpyArray array = read_npy(path);
     if (!std::equal(array.shape.begin(), array.shape.end(), std::begin(spec.shape),
@@ -172,6 +177,7 @@ void save_tensors(const std::filesystem::path& folder, const HostTensors& tensor
   for (const auto& [name, t] : tensors) {
     std::vector<int64_t> shape(std::begin(t.spec.shape), std::end(t.spec.shape));
     if (name == "lse") shape.pop_back();  // [B, Hq, seqlen_q]
+    if (follows_from_options(name)) shape = {t.spec.columns()};
     write_npy(folder / (name + ".npy"), shape, t.data.data());
   }
 }
@@ -215,7 +221,7 @@ class Run {
       return finish(json_file, none_supported ? kUnsupported : device_failed_ ? kDevice : kPass);
     }
     inputs_ = options_.load.empty() ? draw_inputs(problem(), operation_.inputs(problem()))
-                                    : load_inputs(options_.load, operation_.inputs(problem()));
+                                    : load_inputs(options_.load, problem(), operation_.inputs(problem()));
     if (!options_.save.empty() && options_.save != options_.load)
       save_tensors(options_.save, inputs_);
     emulator::schedule_seed = problem().seed;

@@ -39,6 +39,12 @@ class Arguments {
   const T* in(const std::string& name) const {
     return static_cast<const T*>(pointers_.at(name));
   }
+  /// The same, or nullptr where the problem has no such input (alibi ...).
+  template <class T>
+  const T* in_or_null(const std::string& name) const {
+    const auto found = pointers_.find(name);
+    return found == pointers_.end() ? nullptr : static_cast<const T*>(found->second);
+  }
   /// The device pointer of an output or a workspace.
   template <class T>
   T* out(const std::string& name) const {
@@ -84,13 +90,24 @@ struct Step {
   Launch launch;
   Launch prepare = {};            ///< run once before, untimed: what a forward pass keeps
   bool deterministic = true;      ///< bit-equal from run to run
+  // What a step does not have unless it says so.
   bool takes_dropout = false;
+  bool takes_softcap = false;
+  bool takes_alibi = false;
 };
 
 /// The reason why a step cannot do a problem, or nothing.
 inline std::optional<std::string> refusal(const Step& step, const Problem& p) {
-  if (p.dropout > 0 && !step.takes_dropout)
-    return "--dropout " + std::to_string(p.dropout) + ": this step has no dropout";
+  const auto option = [](const char* name, double value) {
+    std::string text = std::to_string(value);
+    text.erase(text.find_last_not_of('0') + 1);
+    if (text.back() == '.') text.pop_back();
+    return std::string(name) + " " + text;
+  };
+  if (p.dropout > 0 && !step.takes_dropout) return option("--dropout", p.dropout) + ": this step has no dropout";
+  if (p.softcap > 0 && !step.takes_softcap) return option("--softcap", p.softcap) + ": this step has no softcap";
+  if (p.alibi && step.operation == "backward") return "--alibi: forward alone; no step has its backward pass";
+  if (p.alibi && !step.takes_alibi) return "--alibi: this step has no ALiBi";
   return step.refuses(p);
 }
 

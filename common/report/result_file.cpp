@@ -38,6 +38,8 @@ Problem read_problem(const Object& o) {
        {InputKind::random, InputKind::needle, InputKind::peaked, InputKind::outlier, InputKind::files})
     if (inputs == name(kind)) p.inputs = kind;
   p.seed = o.seed("seed");
+  if (o.contains("softcap")) p.softcap = o.positive("softcap");
+  if (o.contains("alibi")) p.alibi = o.truth("alibi");
   if (o.contains("dropout")) p.dropout = o.number("dropout");
   if (o.contains("top_k")) p.top_k = o.integer("top_k", 1);
   return p;

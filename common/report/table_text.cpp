@@ -75,6 +75,8 @@ std::string problem_text(const json& p, const std::string& operation) {
   }
   text += fmt::format(" {}", p.at("dtype").get<std::string>());
   if (p.at("causal").get<bool>()) text += " causal";
+  if (p.contains("softcap")) text += fmt::format(" softcap={}", p.at("softcap").get<double>());
+  if (p.value("alibi", false)) text += " alibi";
   if (p.contains("dropout")) text += fmt::format(" dropout={}", p.at("dropout").get<double>());
   if (p.contains("top_k")) text += fmt::format(" k={}", number("top_k"));
   return text;

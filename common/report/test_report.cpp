@@ -85,6 +85,18 @@ TEST_CASE("a result file says what the program found") {
   CHECK(fail.steps[0].reason.find("dq (b 0, h 0, row 13, column 12)") == 0);
 }
 
+TEST_CASE("what only some problems have is read") {
+  json document = json::parse(read_all(fixture("emulated_forward.json")));
+  document["problem"]["softcap"] = 15;
+  document["problem"]["alibi"] = true;
+  document["problem"]["dropout"] = 0.25;
+  TemporaryFile file;
+  CHECK(read_result_file(file.write(document.dump())).problem.text() ==
+        "B=1 Hq=2 Hkv=2 seqlen_q=33 seqlen_k=33 d=12 bf16 softcap=15 alibi dropout=0.25 inputs=random seed=1");
+  document["problem"]["softcap"] = "x";
+  check_refusal(file.write(document.dump()), "problem.softcap");
+}
+
 TEST_CASE("a result file of a GPU holds times and shares of the roof") {
   const ResultFile gpu = read_result_file(fixture("gpu_forward.json"));
   CHECK(gpu.device == "NVIDIA H200 (sm_90)");

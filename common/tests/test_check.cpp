@@ -26,12 +26,15 @@ struct Method {
   bool backwards = false;     // last tile first
   bool normalise_p = false;   // divides P, not O, by the row sum (three passes, as chapter 01)
   bool round_p = true;        // P in the element type, as tensor cores want it
+  float tanh_error = 0;       // relative; the hardware's is 2^-11
+
+  float tanh(float s, float cap) const { return cap * std::tanh(s / cap) * (1 + tanh_error); }
 };
 
 enum class Fault {
   none, nan_output, one_nan, no_op, zeros, tile_short, last_key_skipped, tile_missing_from_sum,
   mask_one_more, mask_one_less, heads_swapped, k_shifted, no_rescale, gqa_modulo, no_scale,
-  lse_base_2, not_normalised, v_of_next_batch, one_row_wrong
+  lse_base_2, no_softcap, no_alibi, alibi_of_kv_head, alibi_top_left, not_normalised, v_of_next_batch, one_row_wrong
 };
 // Which tensors a fault spoils.
 struct Planted {
@@ -39,6 +42,8 @@ struct Planted {
   const char* name;
   bool spoils_o, spoils_lse;
   bool causal_only = false;
+  bool softcap_only = false;
+  bool alibi_only = false;
 };
 const Planted kPlanted[] = {
     {Fault::nan_output, "NaN output", true, true},
@@ -56,6 +61,10 @@ const Planted kPlanted[] = {
     {Fault::gqa_modulo, "K/V head h % Hkv", true, true},
     {Fault::no_scale, "softmax scale missing", true, true},
     {Fault::lse_base_2, "lse in base 2", false, true},
+    {Fault::no_softcap, "softcap missing", true, true, false, true},
+    {Fault::no_alibi, "ALiBi missing", true, true, false, false, true},
+    {Fault::alibi_of_kv_head, "the slope of the K/V head", true, true, false, false, true},
+    {Fault::alibi_top_left, "distance to the top-left diagonal", true, true, false, false, true},
     {Fault::not_normalised, "P not normalised", true, false},
     {Fault::v_of_next_batch, "V of the next batch", true, false},
     {Fault::one_row_wrong, "one row of one head wrong by 5 %", true, true},
@@ -96,6 +105,12 @@ void query(const Problem& p, const HostTensors& in, const Method& method, Fault 
         const int64_t key = fault == Fault::k_shifted ? std::min(j + 1, p.seqlen_k - 1) : j;
         float& s = scores[static_cast<std::size_t>(j)];
         s = scale * vector_of(q, b, h, i).dot(vector_of(k, b, hkv, key));
+        if (p.softcap > 0 && fault != Fault::no_softcap) s = method.tanh(s, static_cast<float>(p.softcap));
+        if (p.alibi && fault != Fault::no_alibi) {
+          const int64_t head = fault == Fault::alibi_of_kv_head ? hkv : h;
+          const int64_t diagonal = i + (fault == Fault::alibi_top_left ? 0 : p.seqlen_k - p.seqlen_q);
+          s -= in.at("alibi").row(0, 0, 0)[head] * static_cast<float>(std::abs(diagonal - j));
+        }
         new_max = std::max(new_max, s);
       }
       if (known_sum > 0) new_max = known_max;
@@ -177,7 +192,8 @@ HostTensors draw(const Problem& p) {
   };
   return draw_inputs(p, std::vector<TensorSpec>{
                             spec("q", p.heads, p.seqlen_q), spec("k", p.kv_heads, p.seqlen_k),
-                            spec("v", p.kv_heads, p.seqlen_k), spec("do", p.heads, p.seqlen_q)});
+                            spec("v", p.kv_heads, p.seqlen_k), spec("do", p.heads, p.seqlen_q),
+                            {"alibi", {1, 1, 1, p.heads}, DType::fp32}});
 }
 
 constexpr DType kTypes[] = {DType::fp32, DType::fp16, DType::bf16};
@@ -202,11 +218,16 @@ TEST_CASE("every planted fault is rejected", "[check]") {
       std::map<std::string, int> harmless;
       for (const int64_t seqlen : kLengths)
         for (const bool causal : {false, true}) {
-          const Problem p = problem_of(dtype, inputs, seqlen, causal);
+          Problem p = problem_of(dtype, inputs, seqlen, causal);
+          if (seqlen == 33 || seqlen == 203) p.softcap = 3;
+          if (seqlen == 113 && inputs == InputKind::random) p.alibi = true, (causal ? p.seqlen_q : p.seqlen_k) = 97;
           const HostTensors in = draw(p), good = model(p, in, {}, Fault::none);
           const auto expected = forward_reference(p, in, {});
           for (const Planted& planted : kPlanted) {
-            if (planted.causal_only && !causal) continue;
+            if ((planted.causal_only && !causal) || (planted.softcap_only && p.softcap == 0)) continue;
+            if (planted.alibi_only && !p.alibi) continue;
+            // A shift of all biases is a shift of lse alone where no key changes sides of the diagonal.
+            if (planted.fault == Fault::alibi_top_left && causal) continue;
             const HostTensors out = model(p, in, {}, planted.fault);
             const Verdicts v = verdicts(out, expected);
             for (const bool is_o : {true, false}) {
@@ -278,6 +299,35 @@ TEST_CASE("every way of being right is accepted", "[check]") {
             CHECK(v.lse.pass);
           }
         }
+}
+
+TEST_CASE("ALiBi far from the diagonal is accepted", "[check]") {
+  for (const DType dtype : kTypes) {
+    Problem p = problem_of(dtype, InputKind::random, 33, false);
+    p.seqlen_q = 2000, p.heads = 2, p.alibi = true;  // biases down to -1967 / 16
+    const HostTensors in = draw(p);
+    const Verdicts v = verdicts(model(p, in, {}, Fault::none), forward_reference(p, in, {}));
+    INFO(p.text() << ": " << v.o.failure << v.lse.failure);
+    CHECK((v.o.pass && v.lse.pass));
+  }
+}
+
+TEST_CASE("a softcap by the hardware's tanh is accepted, by a worse one not", "[check]") {
+  for (const DType dtype : {DType::fp16, DType::bf16})
+    for (const double cap : {3.0, 15.0, 50.0})
+      for (const int64_t seqlen : kLengths) {
+        Problem p = problem_of(dtype, InputKind::random, seqlen, false);
+        p.softcap = cap, p.softmax_scale = 1;  // scores that the cap bends: |q||k| is 32
+        const HostTensors in = draw(p);
+        const auto expected = forward_reference(p, in, {});
+        for (const float error : {0x1p-11f, -0x1p-11f, 0x1p-6f}) {
+          Method method;
+          method.tanh_error = error;
+          const Verdicts v = verdicts(model(p, in, method, Fault::none), expected);
+          INFO("tanh off by " << error << ": " << p.text() << ": " << v.o.failure << v.lse.failure);
+          CHECK((v.o.pass && v.lse.pass) == (std::abs(error) < 0x1p-10f));
+        }
+      }
 }
 
 // ---- what is not a number, and the message -----------------------------------------------------
@@ -356,10 +406,10 @@ TEST_CASE("the message names the first wrong row and its worst column", "[check]
 
 // ---- gradients -------------------------------------------------------------------------------
 
-enum class GradientFault { none, no_scale, head_missing, unmasked_p, no_d };
+enum class GradientFault { none, no_scale, head_missing, unmasked_p, no_d, no_cap_slope };
 
 // Gradients in float32 with P and dS rounded, as a kernel with tensor cores computes them.
-HostTensors gradients(const Problem& p, const HostTensors& in, GradientFault fault) {
+HostTensors gradients(const Problem& p, const HostTensors& in, GradientFault fault, float tanh_error = 0) {
   using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
   const auto head = [](const HostTensor& t, int64_t b, int64_t h) {
     return Eigen::Map<const Matrix>(t.row(b, h, 0), t.spec.shape[2], t.spec.shape[3]);
@@ -382,8 +432,15 @@ HostTensors gradients(const Problem& p, const HostTensors& in, GradientFault fau
       for (int64_t g = 0; g < p.group(); ++g) {
         const int64_t h = hkv * p.group() + g;
         const Matrix q = head(in.at("q"), b, h), d_o = head(in.at("do"), b, h);
+        Matrix scores = scale * q * k.transpose(), cap_slope = Matrix::Ones(p.seqlen_q, p.seqlen_k);
+        if (p.softcap > 0) {
+          const auto cap = static_cast<float>(p.softcap);
+          scores = (scores / cap).array().tanh() * (1 + tanh_error);
+          if (fault != GradientFault::no_cap_slope) cap_slope = 1 - scores.array().square();
+          scores *= cap;
+        }
         const auto softmax = [&](bool masked) {
-          Matrix probabilities = scale * q * k.transpose();
+          Matrix probabilities = scores;
           for (int64_t i = 0; i < p.seqlen_q; ++i) {
             const KeyRange keys = masked ? p.visible(i) : KeyRange{0, p.seqlen_k};
             auto row = probabilities.row(i);
@@ -402,7 +459,7 @@ HostTensors gradients(const Problem& p, const HostTensors& in, GradientFault fau
         const Matrix o = rounded(rounded(probabilities) * v);
         Eigen::VectorXf d = (o.array() * d_o.array()).rowwise().sum();
         if (fault == GradientFault::no_d) d.setZero();
-        const Matrix ds = rounded(scale * probabilities.array() * (dp.colwise() - d).array());
+        const Matrix ds = rounded(scale * probabilities.array() * (dp.colwise() - d).array() * cap_slope.array());
         const float undo = fault == GradientFault::no_scale ? 1 / scale : 1.0f;
         const Matrix dq = rounded(undo * (ds * k));
         std::copy(dq.data(), dq.data() + dq.size(), row_of(out["dq"], b, h, 0));
@@ -429,11 +486,15 @@ TEST_CASE("wrong gradients are rejected and right ones accepted", "[check]") {
                                      {GradientFault::no_scale, true, false, false},
                                      {GradientFault::head_missing, false, true, false},
                                      {GradientFault::unmasked_p, false, false, true},
-                                     {GradientFault::no_d, true, true, false}}) {
+                                     {GradientFault::no_d, true, true, false},
+                                     {GradientFault::no_cap_slope, true, true, false}}) {
           // One key has all the weight: dQ is nearly 0, and a wrong factor is as small as the rounding of O.
           if (spoilt.fault == GradientFault::no_scale && inputs == InputKind::needle) continue;
-          const Problem p = problem_of(dtype, inputs, seqlen, true);
-          const HostTensors in = draw(p), out = gradients(p, in, spoilt.fault);
+          const bool capped = spoilt.fault == GradientFault::no_cap_slope;
+          if (capped && inputs == InputKind::needle) continue;  // the same
+          Problem p = problem_of(dtype, inputs, seqlen, true);
+          if (capped || seqlen == 33) p.softcap = 3;
+          const HostTensors in = draw(p), out = gradients(p, in, spoilt.fault, dtype == DType::fp32 ? 0 : 0x1p-11f);
           const auto expected = backward_reference(p, in, {});
           REQUIRE(expected.size() == 3);
           INFO("fault " << static_cast<int>(spoilt.fault) << ": " << p.text());

@@ -60,6 +60,8 @@ TEST_CASE("a problem without a meaning is refused in one line", "[problem]") {
   refuses("--window 3,-7", [](Problem& p) { p.window_left = 3, p.window_right = -7; });
   for (const double scale : {NAN, INFINITY, -INFINITY})
     refuses("--scale", [=](Problem& p) { p.softmax_scale = scale; });
+  for (const double cap : {-1.0, 1e-4, 1e7, double{NAN}, double{INFINITY}})
+    refuses("--softcap", [=](Problem& p) { p.softcap = cap; });
   refuses("63 bits", [](Problem& p) { p.batch = int64_t{1} << 60; });
   refuses("below 2^30", [](Problem& p) { p.head_dim = kMost; });
   refuses("63 bits", [](Problem& p) { p.heads = p.kv_heads = kMost; });
@@ -131,13 +133,15 @@ TEST_CASE("shape_of has the numbers of a problem in 32 bits", "[problem]") {
   const auto shape = [](auto change) { return shape_of(problem_with(change)); };
   const Shape s = shape([](Problem& p) {
     p.heads = 6, p.kv_heads = 3, p.seqlen_q = 70, p.seqlen_k = 90, p.head_dim = 16;
-    p.window_left = 5, p.window_right = 7;
+    p.window_left = 5, p.window_right = 7, p.softcap = 50;
   });
   CHECK((s.heads == 6 && s.kv_heads == 3));
   CHECK((s.seqlen_q == 70 && s.seqlen_k == 90 && s.head_dim == 16));
   CHECK((s.window_left == 5 && s.window_right == 7));
   CHECK(s.softmax_scale == 0.25f);
+  CHECK(s.softcap == 50);
   const Shape none = shape([](Problem&) {});
+  CHECK(none.softcap == 0);
   CHECK((none.window_left == Shape::kNoWindow && none.window_right == Shape::kNoWindow));
   const Shape wide = shape([](Problem& p) { p.window_left = p.window_right = int64_t{1} << 40; });
   CHECK((wide.window_left == Shape::kNoWindow && wide.window_right == Shape::kNoWindow));
@@ -149,10 +153,11 @@ TEST_CASE("shape_of has the numbers of a problem in 32 bits", "[problem]") {
 TEST_CASE("a problem's text has all of it", "[problem]") {
   const Problem p = problem_with([](Problem& x) {
     x.causal = true, x.window_left = 8, x.dtype = DType::fp16;
+    x.softcap = 12.5, x.alibi = true, x.dropout = 0.25;
     x.inputs = InputKind::needle, x.seed = 5;
   });
   CHECK(p.text() == "B=1 Hq=2 Hkv=2 seqlen_q=128 seqlen_k=128 d=64 fp16 causal window=8,-1 "
-                    "inputs=needle seed=5");
+                    "softcap=12.5 alibi dropout=0.25 inputs=needle seed=5");
 }
 
 // ---- inputs -----------------------------------------------------------------------------------
@@ -185,6 +190,23 @@ Moments moments(const std::vector<float>& x) {
 
 constexpr InputKind kKinds[] = {InputKind::random, InputKind::needle, InputKind::peaked,
                                 InputKind::outlier};
+
+TEST_CASE("ALiBi slopes are the published ones", "[inputs]") {
+  const auto exponents = [](int64_t heads) {
+    std::vector<double> all;
+    for (int64_t h = 0; h < heads; ++h) all.push_back(std::round(-1e9 * std::log2(alibi_slope(h, heads))) / 1e9);
+    return all;
+  };
+  CHECK(exponents(1) == std::vector<double>{8});
+  CHECK(exponents(2) == std::vector<double>{4, 8});
+  CHECK(exponents(3) == std::vector<double>{4, 8, 2});
+  CHECK(exponents(8) == std::vector<double>{1, 2, 3, 4, 5, 6, 7, 8});
+  CHECK(exponents(12) == std::vector<double>{1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5});
+  CHECK(exponents(16) == std::vector<double>{0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 6.5, 7, 7.5, 8});
+  const Problem p = problem_with([](Problem& x) { x.heads = x.kv_heads = 3, x.alibi = true; });
+  const TensorSpec spec{"alibi", {1, 1, 1, 3}, DType::fp32};
+  CHECK(draw_inputs(p, std::span(&spec, 1)).at("alibi").data == std::vector<float>{0x1p-4f, 0x1p-8f, 0x1p-2f});
+}
 
 TEST_CASE("random inputs are standard normal and independent", "[inputs]") {
   const Problem p = problem_with([](Problem& x) {

@@ -35,7 +35,8 @@ HostTensors draw(const Problem& p) {
   };
   return draw_inputs(p, std::vector<TensorSpec>{
                             spec("q", p.heads, p.seqlen_q), spec("k", p.kv_heads, p.seqlen_k),
-                            spec("v", p.kv_heads, p.seqlen_k), spec("do", p.heads, p.seqlen_q)});
+                            spec("v", p.kv_heads, p.seqlen_k), spec("do", p.heads, p.seqlen_q),
+                            {"alibi", {1, 1, 1, p.heads}, DType::fp32}});
 }
 
 // The masks as design and documentation word them, pair by pair.
@@ -61,7 +62,15 @@ std::vector<double> attend(const Problem& p, const Tensor& q, const Tensor& k, c
     double dot = 0;
     for (int64_t c = 0; c < p.head_dim; ++c)
       dot += at(q, p, p.seqlen_q, bh, i, c) * at(k, p, p.seqlen_k, bh_kv, j, c);
-    max = std::max(max, s[static_cast<std::size_t>(j)] = p.softmax_scale * dot);
+    double& score = s[static_cast<std::size_t>(j)];
+    score = p.softmax_scale * dot;
+    if (p.softcap > 0) score = p.softcap * std::tanh(score / p.softcap);
+    if (p.alibi) {
+      REQUIRE((p.heads & (p.heads - 1)) == 0);
+      const double slope = std::pow(2.0, -8.0 * static_cast<double>(h + 1) / static_cast<double>(p.heads));
+      score -= slope * static_cast<double>(std::abs(i + p.seqlen_k - p.seqlen_q - j));
+    }
+    max = std::max(max, score);
   }
   std::vector<double> row(static_cast<std::size_t>(p.head_dim) + 1, 0.0);
   row.back() = -kInfinity;
@@ -137,6 +146,31 @@ TEST_CASE("forward_reference is the formula, for any heads and any scale", "[ref
   }
   Problem p = make(70, 130);  // more rows than are computed at once
   check_forward(p);
+}
+
+TEST_CASE("forward_reference caps scores before the mask", "[reference]") {
+  for (const double cap : {0.25, 1.0, 15.0, 50.0, 1e6})
+    for (const bool causal : {false, true}) {
+      Problem p = make(5, 6, causal);
+      p.softcap = cap, p.softmax_scale = 2;
+      check_forward(p);
+    }
+  Problem p = make(9, 4, true);  // queries 0 to 4 see nothing
+  p.softcap = 15;
+  check_forward(p);
+  p = make(5, 6);
+  p.softcap = 3, p.softmax_scale = -0.5;
+  check_forward(p);
+}
+
+TEST_CASE("forward_reference adds ALiBi, after the cap", "[reference]") {
+  for (const auto& [m, n] : {std::pair<int64_t, int64_t>{7, 7}, {4, 9}, {9, 4}, {1, 6}, {70, 90}})
+    for (const bool causal : {false, true})
+      for (const double cap : {0.0, 2.0}) {
+        Problem p = make(m, n, causal, causal ? -1 : 3, 2);
+        p.alibi = true, p.softcap = cap;
+        check_forward(p);
+      }
 }
 
 TEST_CASE("rows with nothing to attend are 0 and -inf", "[reference]") {
@@ -288,12 +322,20 @@ TEST_CASE("backward_reference is the derivative of the formula", "[reference]") 
   Problem p = make(3, 4);
   p.heads = 3, p.kv_heads = 1, p.softmax_scale = 0.8;
   check_backward(p);
+  for (const double cap : {0.5, 2.0, 15.0, 50.0}) {
+    Problem capped = make(5, 6, true);
+    capped.softcap = cap, capped.softmax_scale = 1.5;
+    check_backward(capped);
+    capped.alibi = true;
+    check_backward(capped);
+  }
 }
 
 TEST_CASE("low is the formula rounded to the element type", "[reference]") {
-  for (const DType dtype : {DType::fp32, DType::fp16, DType::bf16}) {
+  for (const auto& [dtype, softcap] :
+       {std::pair{DType::fp32, 0.0}, {DType::fp16, 0.0}, {DType::bf16, 0.0}, {DType::fp32, 2.0}, {DType::bf16, 2.0}}) {
     Problem p = make(40, 50, true);
-    p.dtype = dtype;
+    p.dtype = dtype, p.softcap = softcap;
     p.finish();
     const HostTensors in = draw(p);
     const double step = dtype == DType::fp32 ? 1e-6 : dtype == DType::fp16 ? 0x1p-11 : 0x1p-8;
