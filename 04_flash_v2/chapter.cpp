@@ -12,6 +12,7 @@ ATTN_DECLARE_STEP(v3_swizzle);
 ATTN_DECLARE_STEP(v4_cp_async);
 ATTN_DECLARE_STEP(v5_exp2);
 ATTN_DECLARE_STEP(v6_causal_skip);
+ATTN_DECLARE_STEP(v7_tuned);
 
 namespace attn {
 namespace {
@@ -77,6 +78,31 @@ Step first_step(std::string name, std::string idea, bool skip, Launch launch) {
   };
 }
 
+// Tiles of v7, by head dim; as in its file.
+Tiles tuned_tiles(int64_t head_dim) {
+  if (head_dim <= 64) return {128, 128};
+  return head_dim <= 128 ? Tiles{128, 64} : Tiles{64, 64};
+}
+
+Step tuned_step(std::string name, std::string idea, Launch launch) {
+  return {
+      .name = std::move(name),
+      .operation = "forward",
+      .idea = std::move(idea),
+      .support = "fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, masks, GQA, dropout",
+      .refuses = [](const Problem& p) -> Reason {
+        constexpr int64_t kDims[] = {32, 64, 96, 128, 192, 256};
+        if (std::find(std::begin(kDims), std::end(kDims), p.head_dim) == std::end(kDims))
+          return fmt::format("--head-dim {}: this step has 32, 64, 96, 128, 192 and 256", p.head_dim);
+        return refuse(p, tuned_tiles(p.head_dim));
+      },
+      .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
+      .cost = [](const Problem& p) { return forward_cost(p, tuned_tiles(p.head_dim), true); },
+      .launch = launch,
+      .takes_dropout = true,
+  };
+}
+
 // For steps that take the maximum of scores that are not scaled yet.
 void refuse_negative_scale(Step& step) {
   step.support += "; no negative scale";
@@ -101,6 +127,9 @@ Chapter make_chapter() {
   refuse_negative_scale(c.steps.back());
   c.steps.push_back(first_step("v6_causal_skip", "loops for masked and for plain blocks of keys; long rows first", true,
                                ATTN_LAUNCH(v6_causal_skip)));
+  refuse_negative_scale(c.steps.back());
+  c.steps.push_back(tuned_step("v7_tuned", "tiles for each head dim; O rescaled seldom; addresses are constants",
+                               ATTN_LAUNCH(v7_tuned)));
   refuse_negative_scale(c.steps.back());
   return c;
 }
