@@ -80,7 +80,6 @@ Step first_step(std::string name, std::string idea, bool skip, Launch launch) {
 
 // Tiles of v7, by head dim; as in its file.
 Tiles tuned_tiles(int64_t head_dim) {
-  if (head_dim <= 64) return {128, 128};
   return head_dim <= 128 ? Tiles{128, 64} : Tiles{64, 64};
 }
 

@@ -1,7 +1,7 @@
 // v7_tuned: tiles for each head dim, and fewer instructions beside the products.
 //
 // parent    v6_causal_skip
-// idea      Nothing new about attention. Tiles and warps for each head dim come from a sweep (sweep.txt). With 32 rows a
+// idea      Nothing new about attention. Tiles and warps for each head dim come from a sweep (sweep.cu). With 32 rows a
 //           warp each fragment of K and V feeds two products. Addresses are one offset a lane and constants: a swizzle
 //           is an XOR, so a step along a row is one too. Tiles that are not cut are copied without comparing. O is
 //           rescaled only where a maximum has grown by more than 2^8: until then P is at most 256, and l and O agree.
@@ -41,8 +41,8 @@ struct Tile {
 template <int kHeadDim>
 struct Config;
 //                              d    M    N  warps keep Q, stages, blocks an SM
-template <> struct Config<32> : Tile<32, 128, 128, 4, true, 2, 2> {};
-template <> struct Config<64> : Tile<64, 128, 128, 4, false, 2, 2> {};
+template <> struct Config<32> : Tile<32, 128, 64, 4, true, 2, 2> {};
+template <> struct Config<64> : Tile<64, 128, 64, 4, true, 2, 2> {};
 template <> struct Config<96> : Tile<96, 128, 64, 4, false, 2, 2> {};
 template <> struct Config<128> : Tile<128, 128, 64, 4, false, 2, 2> {};
 template <> struct Config<192> : Tile<192, 64, 64, 4, false, 1, 2> {};
@@ -91,6 +91,7 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];  // [kBlockN, d] each
   alignas(128) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];  // [kBlockN, d] each
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];                   // [kBlockM, d]
+  int64_t first_row;  // of the head in O and lse: needed at the end alone, when no register is free to keep it
 };
 
 // Starts to copy kRows rows, of which `rows` exist; the others become 0. `g` is this thread's first piece of them, of
@@ -107,7 +108,7 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int r
 #pragma unroll
       for (int c = 0; c < kHeadDim; c += 8 * kSpan) {
         const bool inside = !cut.value || row + r < rows;
-        cp_async_16(to + r * kHeadDim + c, inside ? g + r * kHeadDim + c : g - row * kHeadDim, inside ? 16 : 0);
+        cp_async_16(to + r * kHeadDim + c, g + (inside ? r : -row) * kHeadDim + c, inside ? 16 : 0);
       }
   };
   if (rows >= kRows)
@@ -269,6 +270,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                                shape.seqlen_k - n_block * kBlockN);
   };
 
+  if (threadIdx.x == 0) smem.first_row = q0;
   // (1) load Q_i, which stays, and the first K_j (of two stages: and V_j)
   uint32_t kept[Config::kKeepQ ? kHeadDim / 16 : 2][kTiles][4];  // fragments of Q: all, or two at a time
   if (seen.begin < seen.end) {
@@ -277,9 +279,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     load_k_or_v(smem.sK, k, seen.begin);
     if (kStages == 2) load_k_or_v(smem.sV, v, seen.begin);
     cp_async_commit();
-    if constexpr (Config::kKeepQ) {
-      cp_async_wait<1>();
-      __syncthreads();  // Q of all threads is there
+  }
+  if (Config::kKeepQ) cp_async_wait<1>();
+  __syncthreads();  // first_row is there, and of kept fragments all threads' Q
+  if constexpr (Config::kKeepQ) {
+    if (seen.begin < seen.end) {
 #pragma unroll
       for (int col = 0; col < kHeadDim; col += 16) load_q<Config>(kept[col / 16], sQ, q_lane, col);
     }
@@ -311,19 +315,21 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (!idle) {
       scores<Element, Config>(s, kept, sQ, sK, q_lane, k_lane + stage);
       if constexpr (masked.value) {
+        // Positions from this lane's first key and row; what a row sees shifts with it.
+        const auto hide = [&](auto hidden) {
 #pragma unroll
-        for (int m = 0; m < kTiles; ++m)
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {  // what this row sees, counted from this lane's first key
-            const int own = row(m, r) + shift - key0 - quad_col;
-            const int first = own - shape.window_left;
-            const int last = min(own + shape.window_right, shape.seqlen_k - 1 - key0 - quad_col);
+          for (int m = 0; m < kTiles; ++m)
 #pragma unroll
             for (int n = 0; n < kBlockN / 8; ++n)
 #pragma unroll
-              for (int c = 0; c < 2; ++c)
-                s[m][n][2 * r + c] = (8 * n + c < first) | (8 * n + c > last) ? -INFINITY : s[m][n][2 * r + c];
-          }
+              for (int i = 0; i < 4; ++i)
+                if (hidden(8 * n + i % 2, 16 * m + 8 * (i / 2))) s[m][n][i] = -INFINITY;
+        };
+        const int own = row(0, 0) + shift - key0 - quad_col;
+        const int first = own - shape.window_left, last = own + shape.window_right;
+        hide([&](int key, int below) { return (key - below < first) | (key - below > last); });
+        if (const int keys = shape.seqlen_k - key0 - quad_col; key0 + kBlockN > shape.seqlen_k)
+          hide([&](int key, int) { return key >= keys; });
       }
     }
 
@@ -404,6 +410,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   // (7) O = O / l, once; (8) store O, through the rows of sQ that this warp alone reads, and lse
   //! [finish]
   char* const sO = reinterpret_cast<char*>(smem.sQ + kWarpRows * warp_id * kHeadDim);  // [kWarpRows, d]
+  const int64_t first_row = smem.first_row;
   const float inverse_kept = kDropout ? 1 / (1 - float(shape.dropped) / 256) : 1;
   const int o_lane = 2 * place<kHeadDim>(quad_row, quad_col);
 #pragma unroll
@@ -417,7 +424,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         *reinterpret_cast<uint32_t*>(sO + along_row<kSpan>(o_lane, 8 * n) + (16 * m + 8 * r) * Config::kRowBytes) =
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       if (quad_col == 0 && row(m, r) < shape.seqlen_q)
-        gLse[q0 + row(m, r)] = sum > 0 ? 0.693147181f * row_max[m][r] + logf(sum) : -INFINITY;
+        gLse[first_row + row(m, r)] = sum > 0 ? 0.693147181f * row_max[m][r] + logf(sum) : -INFINITY;
     }
   __syncwarp();  // all of the warp's rows are there
 #pragma unroll
@@ -426,7 +433,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (warp_row0 + r >= shape.seqlen_q) break;
 #pragma unroll
     for (int c = lane_id % kSpan * 8; c < kHeadDim; c += 8 * kSpan)
-      *reinterpret_cast<uint4*>(gO + (q0 + warp_row0 + r) * kHeadDim + c) =
+      *reinterpret_cast<uint4*>(gO + (first_row + warp_row0 + r) * kHeadDim + c) =
           *reinterpret_cast<const uint4*>(sO + 2 * place<kHeadDim>(r, c));
   }
   //! [finish]
