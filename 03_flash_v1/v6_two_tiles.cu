@@ -279,6 +279,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
+          old[m][r] = {};  // not by the declaration: nvcc 13.0 sets the first row of such an array alone
           float& max = row_max[m][r] = MaxSum::kNothing;
 #pragma unroll
           for (int n = 0; n < kWarpKeys / 8; ++n) max = fmaxf(max, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));

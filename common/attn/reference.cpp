@@ -26,7 +26,9 @@ Bounds bounds_of(DType t) {
   return {};
 }
 
-double smallest_normal(DType t) { return t == DType::fp16 ? 0x1p-14 : 0; }
+// The other types have float32's exponents: below 2^-126 a GPU may flush P to 0, an error of all of it, which the
+// least of the bounds above, 1e-4, allows of 2^-112.
+double smallest_normal(DType t) { return t == DType::fp16 ? 0x1p-14 : 0x1p-112; }
 
 std::vector<HeadRows> select_rows(const Problem& p, Selection selection) {
   const int64_t heads = p.batch * p.heads;
@@ -335,8 +337,10 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         // O comes rounded from the forward pass, which moves D by one random number a row. All its dS, and
         // where queries are alike even all of a key's, move together: a second rounding, that of `low`, says
         // little about the first. So three standard deviations of it are allowed in any case.
+        // dP and D are sums in float32 besides, which may cancel each by itself and not only one another.
         const Eigen::VectorXd d_error =
-            3 * rounding_error(p.dtype) * scale * (dod.array() * o.array()).matrix().rowwise().norm();
+            3 * rounding_error(p.dtype) * scale * (dod.array() * o.array()).matrix().rowwise().norm() +
+            4 * 0x1p-24 * std::abs(scale) * dod.rowwise().norm().cwiseProduct(o.rowwise().norm());
         const Matrix p_of_d = through_cap(exact.p, exact);
         const Eigen::VectorXd dq_of_o = d_error.cwiseProduct((p_of_d * kd).rowwise().norm());
         dk_of_o += p_of_d.cwiseAbs2().transpose() *

@@ -15,12 +15,14 @@ operation_of() { "$bin/$1" --list | awk -v step="$2" '$1 == step { print $2; exi
 # ---- times: a name for the file, then options, a line each ------------------------------------
 # Problems called memory_* are not launched: what each step needs is said before that.
 problems_of() {
-  local n d mask rows cols type bytes steps backward
+  local n d mask rows cols type bytes steps backward repeat
   case $1 in
     01_naive)
       for n in 1024 2048 4096 8192; do
-        echo "forward_n$n --operation forward --batch 4 --heads 16 --head-dim 128 --seqlen $n"
-        echo "backward_n$n --operation backward --step b2_cublas --batch 4 --heads 16 --head-dim 128 --seqlen $n"
+        repeat=
+        [ $n -lt 8192 ] || repeat="--warmup 1 --repeat 7"  # seconds a launch of v1
+        echo "forward_n$n --operation forward --batch 4 --heads 16 --head-dim 128 --seqlen $n $repeat"
+        echo "backward_n$n --operation backward --step b2_cublas --batch 4 --heads 16 --head-dim 128 --seqlen $n $repeat"
       done
       echo "forward_n16384 --step v4_tensor_core,v5_cublas --heads 16 --head-dim 128 --seqlen 16384"
       echo "forward_causal_n4096 --step v3_tiled,v4_tensor_core,v5_cublas --batch 4 --heads 16 --head-dim 128 --seqlen 4096 --causal"
