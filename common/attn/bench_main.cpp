@@ -62,7 +62,7 @@ void run(benchmark::State& state, Shared& shared, const Step& step, const Proble
   } catch (const DeviceError& e) {
     return state.SkipWithError(e.what());
   }
-  const Cost cost = step.cost(p);
+  const Cost cost = cost_of(step, p);
   const Prediction prediction = predict(cost, shared.roofs, p.dtype);
   const double mean = seconds / static_cast<double>(state.iterations());
   state.counters["TFLOP/s"] = op.flop(p) / mean * 1e-12;
@@ -83,16 +83,16 @@ int bench(int argc, char** argv) {
   }
   Shared shared;
   std::vector<int64_t> lengths{1024, 2048, 4096, 8192};
-  if (lengths_given) lengths = {0};
+  if (lengths_given || options->problem.varlen()) lengths = {0};
   for (const int64_t n : lengths)
     for (const Step& step : chapter().steps) {
       Problem p = options->problem;
       if (n > 0) p.seqlen_q = p.seqlen_k = n;
       if (step.operation != options->operation || refusal(step, p) || !step.launch.gpu) continue;
       const std::string name =
-          fmt::format("{}/B{}/Hq{}/Hkv{}/Nq{}/Nk{}/d{}/{}{}", step.name, p.batch, p.heads,
+          fmt::format("{}/B{}/Hq{}/Hkv{}/Nq{}/Nk{}/d{}/{}{}{}", step.name, p.batch, p.heads,
                       p.kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim, attn::name(p.dtype),
-                      p.causal ? "/causal" : "");
+                      p.causal ? "/causal" : "", p.varlen() ? "/varlen" : "");
       benchmark::RegisterBenchmark(
           name.c_str(), [&shared, &step, p](benchmark::State& s) { run(s, shared, step, p); })
           ->UseManualTime()

@@ -17,6 +17,18 @@ struct Phase {
   double hbm_read = 0;     ///< bytes, as the step's access pattern moves them
   double hbm_write = 0;
   double l2_bytes = 0;  ///< bytes between L1 and L2; 0: not modelled
+
+  /// Adds the work of the same phase on another part of a problem.
+  Phase& operator+=(const Phase& other) {
+    name = other.name;
+    tensor_flop += other.tensor_flop;
+    fp32_flop += other.fp32_flop;
+    exp += other.exp;
+    hbm_read += other.hbm_read;
+    hbm_write += other.hbm_write;
+    l2_bytes += other.l2_bytes;
+    return *this;
+  }
 };
 
 /// The phases of a step, in the order of their launches; names as in Arguments::phase().

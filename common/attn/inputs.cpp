@@ -64,18 +64,41 @@ double alibi_slope(int64_t head, int64_t heads) {
   return std::exp2(-8 * exponent);
 }
 
-bool follows_from_options(std::string_view tensor) { return tensor == "alibi"; }
+std::vector<int64_t> skewed_lengths(int64_t count, int64_t longest, uint64_t seed) {
+  std::vector<int64_t> lengths(static_cast<std::size_t>(count));
+  for (std::size_t b = 0; b < lengths.size(); ++b) {
+    const double share = std::exp2(-6 * uniform(hash(seed, 78, b)));
+    lengths[b] = std::max<int64_t>(1, std::llround(share * static_cast<double>(longest)));
+  }
+  lengths[hash(seed, 79, 0) % lengths.size()] = longest;
+  return lengths;
+}
+
+bool follows_from_options(std::string_view tensor) { return tensor == "alibi" || tensor.starts_with("cu_seqlens_"); }
+
+namespace {
+
+std::vector<float> value_of(const Problem& p, std::string_view tensor) {
+  std::vector<float> values;
+  if (tensor == "alibi") {
+    for (int64_t h = 0; h < p.heads; ++h) values.push_back(static_cast<float>(alibi_slope(h, p.heads)));
+  } else if (p.varlen()) {
+    const std::vector<int64_t> begins = cumulative(tensor == "cu_seqlens_q" ? p.varlen_q : p.varlen_k);
+    values.assign(begins.begin(), begins.end());
+  }
+  return values;
+}
+
+}  // namespace
 
 HostTensors draw_inputs(const Problem& p, std::span<const TensorSpec> specs) {
   HostTensors tensors;
   for (const TensorSpec& spec : specs) {
-    HostTensor t{spec, std::vector<float>(static_cast<std::size_t>(spec.elements()))};
     if (follows_from_options(spec.name)) {
-      for (int64_t h = 0; h < p.heads; ++h)
-        t.data[static_cast<std::size_t>(h)] = static_cast<float>(alibi_slope(h, p.heads));
-      tensors.emplace(spec.name, std::move(t));
+      tensors.emplace(spec.name, HostTensor{spec, value_of(p, spec.name)});
       continue;
     }
+    HostTensor t{spec, std::vector<float>(static_cast<std::size_t>(spec.elements()))};
     const uint64_t stream = stream_of(spec.name);
     const int64_t columns = spec.columns();
     parallel_for(spec.rows(), [&](int64_t r) {
@@ -108,8 +131,10 @@ HostTensors draw_inputs(const Problem& p, std::span<const TensorSpec> specs) {
     const HostTensor& k = tensors.at("k");
     parallel_for(p.batch * p.heads, [&](int64_t bh) {
       const int64_t b = bh / p.heads, h = bh % p.heads;
-      for (int64_t i = 0; i < p.seqlen_q; ++i) {
-        const float* key = k.row(b, h / p.group(), needle_key(p, bh, i));
+      const Problem sequence = p.sequence(b);
+      if (sequence.seqlen_k == 0) return;  // there is nothing to point at
+      for (int64_t i = 0; i < sequence.seqlen_q; ++i) {
+        const float* key = k.row(b, h / p.group(), needle_key(sequence, bh, i));
         double norm2 = 0;
         for (int64_t c = 0; c < p.head_dim; ++c) norm2 += double{key[c]} * key[c];
         // The needle's score is 16; the others have a spread of 16/|k|.

@@ -15,6 +15,7 @@
 
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "attn/tensor.h"
 
@@ -28,7 +29,12 @@ float normal(uint64_t seed, uint64_t stream, uint64_t index);
 /// r, r^2 ... r^n with r = 2^(-8/n); else those of the next lower power, then every second one of the next higher.
 double alibi_slope(int64_t head, int64_t heads);
 
-/// Tensors that follow from the options: alibi (the slopes). They are not drawn, and not loaded from files.
+/// `count` lengths from 1/64 of the longest to the longest, which is among them: in such batches padding is most of
+/// the work, and a block of the longest sequence outlives the others. Their logarithms are uniform.
+std::vector<int64_t> skewed_lengths(int64_t count, int64_t longest, uint64_t seed);
+
+/// Tensors that follow from the options: alibi (the slopes), cu_seqlens_q and cu_seqlens_k (where the sequences of a
+/// varlen batch begin, and where the last one ends). They are not drawn, and not loaded from files.
 bool follows_from_options(std::string_view tensor);
 
 /// Draws tensors in the order of `specs`, each rounded to its dtype. The names q, k, v, do and x (and

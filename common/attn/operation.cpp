@@ -7,24 +7,18 @@
 namespace attn {
 namespace {
 
-TensorSpec q_like(const Problem& p, std::string name) {
-  return {std::move(name), {p.batch, p.heads, p.seqlen_q, p.head_dim}, p.dtype};
-}
-TensorSpec k_like(const Problem& p, std::string name) {
-  return {std::move(name), {p.batch, p.kv_heads, p.seqlen_k, p.head_dim}, p.dtype};
-}
-TensorSpec lse(const Problem& p) {
-  return {"lse", {p.batch, p.heads, p.seqlen_q, 1}, DType::fp32};
-}
 // The inputs of attention, and those that only some problems have.
 std::vector<TensorSpec> attention_inputs(const Problem& p) {
-  std::vector specs{q_like(p, "q"), k_like(p, "k"), k_like(p, "v")};
+  std::vector specs{like_q(p, "q"), like_k(p, "k"), like_k(p, "v")};
   if (p.alibi) specs.push_back({"alibi", {1, 1, 1, p.heads}, DType::fp32});
+  if (p.varlen())
+    for (const char* name : {"cu_seqlens_q", "cu_seqlens_k"})
+      specs.push_back({name, {1, 1, 1, p.batch + 1}, DType::int32});
   return specs;
 }
 // Two products of d multiply-adds for each pair of a query and a key it sees.
 double forward_flop(const Problem& p) {
-  return 4.0 * static_cast<double>(p.head_dim * p.batch * p.heads) * p.visible_pairs();
+  return 4.0 * static_cast<double>(p.head_dim) * p.total_pairs();
 }
 
 // x, y: rows of scores and of probabilities.
@@ -40,7 +34,7 @@ const std::array<Operation, 4>& operations() {
           "forward",
           attention_inputs,
           no_tensors,
-          [](const Problem& p) { return std::vector{q_like(p, "o"), lse(p)}; },
+          [](const Problem& p) { return std::vector{like_q(p, "o"), lse_of(p)}; },
           forward_flop,
           forward_reference,
       },
@@ -48,12 +42,12 @@ const std::array<Operation, 4>& operations() {
           "backward",
           [](const Problem& p) {
             std::vector specs = attention_inputs(p);
-            specs.push_back(q_like(p, "do"));
+            specs.push_back(like_q(p, "do"));
             return specs;
           },
-          [](const Problem& p) { return std::vector{q_like(p, "o"), lse(p)}; },
+          [](const Problem& p) { return std::vector{like_q(p, "o"), lse_of(p)}; },
           [](const Problem& p) {
-            return std::vector{q_like(p, "dq"), k_like(p, "dk"), k_like(p, "dv")};
+            return std::vector{like_q(p, "dq"), like_k(p, "dk"), like_k(p, "dv")};
           },
           [](const Problem& p) { return 2.5 * forward_flop(p); },
           backward_reference,

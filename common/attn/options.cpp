@@ -12,6 +12,7 @@
 
 #include "attn/error.h"
 #include "attn/gpus.h"
+#include "attn/inputs.h"
 #include "attn/npy.h"
 #include "attn/operation.h"
 #include "attn/step.h"
@@ -55,6 +56,13 @@ std::vector<std::string> split(const std::string& text, char separator) {
   return parts;
 }
 
+std::vector<int64_t> parse_lengths(const std::string& option, const std::string& text) {
+  std::vector<int64_t> lengths;
+  for (const std::string& part : split(text, ','))
+    lengths.push_back(parse_number<int64_t>(option, part, 0, std::numeric_limits<int64_t>::max()));
+  return lengths;
+}
+
 // The shapes of q.npy and k.npy (of x.npy, for operations on rows) are the problem; an option that says
 // otherwise is a mistake.
 void take_shapes_of_files(const std::string& folder, const std::string& operation,
@@ -62,12 +70,15 @@ void take_shapes_of_files(const std::string& folder, const std::string& operatio
   if (!std::filesystem::is_directory(folder))
     throw InputError(fmt::format("--load {}: no such folder", folder));
   const bool rows = works_on_rows(operation);
+  const std::size_t rank = p.varlen() ? 3 : 4;
   const auto shape_of_file = [&](const char* name) {
     const auto path = std::filesystem::path(folder) / name;
     const std::vector<int64_t> shape = read_npy(path).shape;
-    if (shape.size() != 4)
-      throw InputError(fmt::format("{}: has rank {}, must be [batch, heads, {}]", path.string(),
-                                   shape.size(), rows ? "rows, columns" : "seqlen, head_dim"));
+    if (shape.size() != rank)
+      throw InputError(fmt::format("{}: has rank {}, must be [{}]", path.string(), shape.size(),
+                                   rows         ? "batch, heads, rows, columns"
+                                   : p.varlen() ? "tokens, heads, head_dim"
+                                                : "batch, heads, seqlen, head_dim"));
     return shape;
   };
   const auto take = [&](int64_t& field, int64_t value, std::initializer_list<const char*> options) {
@@ -96,6 +107,14 @@ void take_shapes_of_files(const std::string& folder, const std::string& operatio
   if (k != v)
     throw InputError(fmt::format("{}: k.npy {} and v.npy {} must have one shape", folder, text(k),
                                  text(v)));
+  if (p.varlen()) {  // the list says how many tokens; whoever reads the files holds them to it
+    if (q[2] != k[2])
+      throw InputError(fmt::format("{}: q.npy {} and k.npy {} must agree in head_dim", folder, text(q), text(k)));
+    take(p.heads, q[1], {"--heads"});
+    take(p.kv_heads, k[1], {"--kv-heads"});
+    take(p.head_dim, q[2], {"--head-dim"});
+    return;
+  }
   if (q[0] != k[0] || q[3] != k[3])
     throw InputError(fmt::format("{}: q.npy {} and k.npy {} must agree in batch and head_dim",
                                  folder, text(q), text(k)));
@@ -107,13 +126,32 @@ void take_shapes_of_files(const std::string& folder, const std::string& operatio
   take(p.head_dim, q[3], {"--head-dim"});
 }
 
+// `list` as --varlen gave it, or nothing. The other options that say lengths make no sense beside a list.
+void take_varlen(const std::string& list, const std::set<std::string>& given, Problem& p) {
+  const auto not_given = [&](const char* option, std::initializer_list<const char*> others) {
+    for (const char* other : others)
+      if (given.contains(other)) throw InputError(fmt::format("{}: not together with {}", other, option));
+  };
+  if (list.empty()) {
+    if (!p.varlen_k.empty()) throw InputError("--varlen-k: needs --varlen, the queries of each sequence");
+  } else if (list == "skewed") {
+    not_given("--varlen skewed", {"--varlen-k", "--seqlen-q", "--seqlen-k", "--load"});
+    if (p.batch > Problem::kMostSequences)
+      throw InputError(fmt::format("--batch {}: must be at most {} with --varlen", p.batch, Problem::kMostSequences));
+    p.varlen_q = skewed_lengths(p.batch, p.seqlen_q, p.seed);
+  } else {
+    not_given("--varlen", {"--batch", "--seqlen-q", "--seqlen-k", "--seqlen"});
+    p.varlen_q = parse_lengths("--varlen", list);
+  }
+}
+
 }  // namespace
 
 std::optional<Options> parse_options(const Chapter& chapter, int argc, const char* const* argv) {
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   Options o;
   o.problem.kv_heads = 0;  // until --heads is known
-  std::string steps = "all";
+  std::string steps = "all", varlen;
   std::set<std::string> given;  // options on the command line
   CLI::App app(chapter.summary, chapter.name);
   app.set_help_flag("-h,--help", "this text");
@@ -150,6 +188,10 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     if (!given.contains("--seqlen-q")) p.seqlen_q = n;
     if (!given.contains("--seqlen-k")) p.seqlen_k = n;
   });
+  value("--varlen", "N,N,...: lengths of the sequences, packed; skewed: --batch lengths up to --seqlen",
+        [&](const std::string& t) { varlen = t; });
+  value("--varlen-k", "N,N,...: keys of each sequence (as --varlen)",
+        [&](const std::string& t) { p.varlen_k = parse_lengths("--varlen-k", t); });
   integer("--head-dim", "d (64)", &p.head_dim);
   value("--dtype", "fp32, fp16 or bf16 (bf16)", [&](const std::string& t) {
     p.dtype = parse_choice<DType>("--dtype", t,
@@ -271,7 +313,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     }
   }
   if (works_on_rows(o.operation)) {
-    for (const char* other : {"--head-dim", "--scale", "--softcap", "--dropout"})
+    for (const char* other : {"--head-dim", "--scale", "--softcap", "--dropout", "--varlen", "--varlen-k"})
       if (given.contains(other))
         throw InputError(fmt::format("{}: a {} has none", other, o.operation));
     if (p.alibi) throw InputError(fmt::format("--alibi: a {} has none", o.operation));
@@ -294,6 +336,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
                                  o.operation));
   if (o.operation == "softmax_topk" && p.top_k == 0) p.top_k = 8;
   if (p.kv_heads == 0) p.kv_heads = p.heads;
+  take_varlen(varlen, given, p);
   if (!o.gpu.empty() && find_gpu(o.gpu) == nullptr)
     throw InputError(fmt::format("--gpu {}: must be one of {}", o.gpu, gpu_names()));
   if (!o.load.empty()) {

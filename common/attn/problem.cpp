@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "attn/error.h"
 
@@ -34,7 +35,41 @@ std::string_view name(InputKind k) {
 // Models cap at 15 to 50. Far outside, a float32 quotient by the cap would lose the score or overflow.
 constexpr double kLeastSoftcap = 1e-3, kMostSoftcap = 1e6;
 
+// Of all sequences of a varlen batch: a float32 of HostTensor counts tokens exactly up to here.
+constexpr int64_t kMostTokens = int64_t{1} << 24;
+
+namespace {
+
+std::string list_text(const std::vector<int64_t>& lengths) { return fmt::format("{}", fmt::join(lengths, ",")); }
+
+// The longest of a list, after a look at all of it.
+int64_t longest_of(const std::vector<int64_t>& lengths, const char* option) {
+  int64_t tokens = 0;
+  for (const int64_t n : lengths) {
+    if (n < 0 || n > kMostTokens)
+      throw InputError(fmt::format("{}: a length of {}, must be from 0 to 2^24", option, n));
+    tokens = std::min(tokens + n, kMostTokens + 1);
+  }
+  if (tokens == 0) throw InputError(fmt::format("{}: all sequences are empty", option));
+  if (tokens > kMostTokens)
+    throw InputError(fmt::format("{}: must be at most 2^24 tokens together", option));
+  return *std::max_element(lengths.begin(), lengths.end());
+}
+
+}  // namespace
+
 void Problem::finish() {
+  if (varlen_k.empty()) varlen_k = varlen_q;
+  if (varlen_q.size() != varlen_k.size())
+    throw InputError(
+        fmt::format("--varlen-k: {} lengths, must be {} as in --varlen", varlen_k.size(), varlen_q.size()));
+  if (varlen()) {
+    batch = static_cast<int64_t>(varlen_q.size());
+    if (batch > kMostSequences)
+      throw InputError(fmt::format("--varlen: {} sequences, must be at most {}", batch, kMostSequences));
+    seqlen_q = longest_of(varlen_q, "--varlen");
+    seqlen_k = longest_of(varlen_k, "--varlen-k");
+  }
   const auto positive = [](int64_t value, const char* option) {
     if (value < 1)
       throw InputError(fmt::format("{} {}: must be at least 1", option, value));
@@ -85,6 +120,25 @@ void Problem::finish() {
   if (softmax_scale == 0) softmax_scale = 1 / std::sqrt(static_cast<double>(head_dim));
 }
 
+Problem Problem::sequence(int64_t b) const {
+  Problem one = *this;
+  one.batch = 1;
+  if (!varlen()) return one;
+  one.seqlen_q = varlen_q[static_cast<std::size_t>(b)];
+  one.seqlen_k = varlen_k[static_cast<std::size_t>(b)];
+  one.varlen_q.clear();
+  one.varlen_k.clear();
+  return one;
+}
+
+int64_t Problem::tokens_q() const {
+  return varlen() ? std::accumulate(varlen_q.begin(), varlen_q.end(), int64_t{0}) : batch * seqlen_q;
+}
+
+int64_t Problem::tokens_k() const {
+  return varlen() ? std::accumulate(varlen_k.begin(), varlen_k.end(), int64_t{0}) : batch * seqlen_k;
+}
+
 KeyRange Problem::visible(int64_t i) const {
   const int64_t diagonal = i + seqlen_k - seqlen_q;
   KeyRange range{0, seqlen_k};
@@ -105,9 +159,18 @@ double Problem::visible_pairs() const {
   return pairs;
 }
 
+double Problem::total_pairs() const {
+  if (!varlen()) return static_cast<double>(batch * heads) * visible_pairs();
+  double pairs = 0;
+  for (int64_t b = 0; b < batch; ++b) pairs += sequence(b).visible_pairs();
+  return static_cast<double>(heads) * pairs;
+}
+
 std::string Problem::text() const {
-  std::string s = fmt::format("B={} Hq={} Hkv={} seqlen_q={} seqlen_k={} d={} {}", batch, heads,
-                              kv_heads, seqlen_q, seqlen_k, head_dim, name(dtype));
+  std::string lengths = fmt::format("seqlen_q={} seqlen_k={}", seqlen_q, seqlen_k);
+  if (varlen()) lengths = "varlen=" + list_text(varlen_q);
+  if (varlen_k != varlen_q) lengths += " varlen_k=" + list_text(varlen_k);
+  std::string s = fmt::format("B={} Hq={} Hkv={} {} d={} {}", batch, heads, kv_heads, lengths, head_dim, name(dtype));
   if (causal) s += " causal";
   if (window_left >= 0 || window_right >= 0)
     s += fmt::format(" window={},{}", window_left, window_right);
@@ -132,7 +195,8 @@ Shape shape_of(const Problem& p) {
           p.causal ? 0 : width(p.window_right),
           static_cast<float>(p.softmax_scale),
           static_cast<float>(p.softcap),
-          static_cast<int>(p.dropout * 256)};
+          static_cast<int>(p.dropout * 256),
+          p.varlen() ? static_cast<int>(p.tokens_q()) : 0};
 }
 
 }  // namespace attn

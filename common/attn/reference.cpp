@@ -30,6 +30,14 @@ Bounds bounds_of(DType t) {
 // least of the bounds above, 1e-4, allows of 2^-112.
 double smallest_normal(DType t) { return t == DType::fp16 ? 0x1p-14 : 0x1p-112; }
 
+int64_t longest_sequence(const Problem& p) {
+  int64_t longest = p.batch - 1;
+  if (p.varlen())
+    for (int64_t b = p.batch - 1; b >= 0; --b)
+      if (p.sequence(b).visible_pairs() > p.sequence(longest).visible_pairs()) longest = b;
+  return longest;
+}
+
 std::vector<HeadRows> select_rows(const Problem& p, Selection selection) {
   const int64_t heads = p.batch * p.heads;
   int64_t heads_taken = heads, rows_a_head = p.seqlen_q;
@@ -40,21 +48,22 @@ std::vector<HeadRows> select_rows(const Problem& p, Selection selection) {
   }
   std::mt19937_64 random(p.seed);
   std::vector<HeadRows> pieces;
-  std::set<int64_t> chosen_heads{0, heads - 1};  // then random ones
+  std::set<int64_t> chosen_heads{0, heads - 1, longest_sequence(p) * p.heads + p.heads - 1};  // then random ones
   while (static_cast<int64_t>(chosen_heads.size()) < std::min(heads, heads_taken))
     chosen_heads.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(heads)));
   for (const int64_t bh : chosen_heads) {
     std::set<int64_t> rows;
-    if (rows_a_head == p.seqlen_q) {
-      for (int64_t i = 0; i < p.seqlen_q; ++i) rows.insert(i);
+    const int64_t seqlen_q = p.sequence(bh / p.heads).seqlen_q;
+    if (rows_a_head >= seqlen_q) {
+      for (int64_t i = 0; i < seqlen_q; ++i) rows.insert(i);
     } else {
       for (const int64_t tile : {16, 32, 64, 128})
-        for (const int64_t edge : {int64_t{0}, tile, (p.seqlen_q - 1) / tile * tile})
+        for (const int64_t edge : {int64_t{0}, tile, (seqlen_q - 1) / tile * tile})
           for (const int64_t i : {edge - 1, edge})
-            if (i >= 0 && i < p.seqlen_q) rows.insert(i);
-      rows.insert(p.seqlen_q - 1);
+            if (i >= 0 && i < seqlen_q) rows.insert(i);
+      rows.insert(seqlen_q - 1);
       while (static_cast<int64_t>(rows.size()) < rows_a_head)
-        rows.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(p.seqlen_q)));
+        rows.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(seqlen_q)));
     }
     for (auto it = rows.begin(); it != rows.end();) {
       HeadRows piece{bh / p.heads, bh % p.heads, {}};
@@ -88,8 +97,16 @@ namespace {
 using namespace detail;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-Eigen::Map<const MatrixF> head_of(const HostTensor& t, int64_t b, int64_t h) {
-  return {t.row(b, h, 0), t.spec.shape[2], t.spec.shape[3]};
+// The rows of one head, of which those of the other heads lie in between if the tensor is packed.
+Eigen::Map<const MatrixF, 0, Eigen::OuterStride<>> head_of(const HostTensor& t, int64_t b, int64_t h) {
+  const int64_t columns = t.spec.columns();
+  return {t.row(b, h, 0), t.spec.rows_of(b), columns, Eigen::OuterStride<>(t.spec.row_step() * columns)};
+}
+
+// Of a head; 0 of one without rows.
+template <class M>
+double largest_norm(const M& rows) {
+  return rows.rows() == 0 ? 0 : rows.template cast<double>().rowwise().norm().maxCoeff();
 }
 
 // P for the purpose of its rounding errors: a subnormal is as coarse as the smallest normal value.
@@ -157,6 +174,7 @@ struct Probabilities {
 };
 
 // What dropout multiplies P with: 0 or 1 / (1 - dropout). Empty where there is no dropout.
+// `p` is sequence `b`.
 Matrix dropout_factors(const Problem& p, int64_t b, int64_t h, const std::vector<int64_t>& rows) {
   if (p.dropout == 0) return {};
   const int dropped = shape_of(p).dropped;
@@ -175,13 +193,6 @@ template <class M>
 M with_dropout(const M& p, const Matrix& factors) {
   if (factors.size() == 0) return p;
   return p.cwiseProduct(factors.template cast<typename M::Scalar>());
-}
-
-TensorSpec like_q(const Problem& p, std::string name, DType t, int64_t columns) {
-  return {std::move(name), {p.batch, p.heads, p.seqlen_q, columns}, t};
-}
-TensorSpec like_k(const Problem& p, std::string name) {
-  return {std::move(name), {p.batch, p.kv_heads, p.seqlen_k, p.head_dim}, p.dtype};
 }
 
 // Standard deviation of what rounding to the element type leaves of a number of size 1.
@@ -215,18 +226,20 @@ M through_cap(const M& ds, const Probabilities<M>& probabilities) {
 
 }  // namespace
 
-std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inputs,
+std::vector<Expected> forward_reference(const Problem& batch, const HostTensors& inputs,
                                         Selection selection) {
   const HostTensor &q = inputs.at("q"), &k = inputs.at("k"), &v = inputs.at("v");
-  const std::vector<HeadRows> pieces = select_rows(p, selection);
+  const std::vector<HeadRows> pieces = select_rows(batch, selection);
   const std::vector<std::size_t> first = first_rows(pieces);
-  Expected o{like_q(p, "o", p.dtype, p.head_dim), bounds_of(p.dtype).output, true, {}, {}, {}, {}, {}, {}};
-  Expected lse{like_q(p, "lse", DType::fp32, 1), bounds_of(p.dtype).lse, false, {}, {}, {}, {}, {}, {}};
+  const Bounds bounds = bounds_of(batch.dtype);
+  Expected o{like_q(batch, "o"), bounds.output, true, {}, {}, {}, {}, {}, {}};
+  Expected lse{lse_of(batch), bounds.lse, false, {}, {}, {}, {}, {}, {}};
   reserve(o, first.back());
   reserve(lse, first.back());
 
   parallel_for(static_cast<int64_t>(pieces.size()), [&](int64_t n) {
     const HeadRows& piece = pieces[static_cast<std::size_t>(n)];
+    const Problem p = batch.sequence(piece.b);
     const int64_t hkv = piece.h / p.group();
     const MatrixF kf = head_of(k, piece.b, hkv), vf = head_of(v, piece.b, hkv);
     const Matrix kd = kf.cast<double>(), vd = vf.cast<double>();
@@ -247,7 +260,7 @@ std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inp
     multiply_in_order(with_dropout(low.p, z), vf, o_low);
     round_all(p.dtype, o_low);
 
-    const double k_norm = kd.rowwise().norm().maxCoeff();
+    const double k_norm = largest_norm(kd);
     for (std::size_t r = 0; r < piece.rows.size(); ++r) {
       const Expected::Row where{piece.b, piece.h, piece.rows[r]};
       const auto i = static_cast<Eigen::Index>(r);
@@ -264,40 +277,49 @@ std::vector<Expected> forward_reference(const Problem& p, const HostTensors& inp
   return {std::move(o), std::move(lse)};
 }
 
-std::vector<Expected> backward_reference(const Problem& p, const HostTensors& inputs,
+std::vector<Expected> backward_reference(const Problem& batch, const HostTensors& inputs,
                                          Selection selection) {
   const HostTensor &q = inputs.at("q"), &k = inputs.at("k"), &v = inputs.at("v");
   const HostTensor& d_o = inputs.at("do");
-  const int64_t kv_heads = p.batch * p.kv_heads;
+  const int64_t kv_heads = batch.batch * batch.kv_heads, group = batch.group();
   int64_t taken = kv_heads;
   if (!selection.full) {
-    const double pairs = static_cast<double>(p.seqlen_q) * static_cast<double>(p.seqlen_k) *
-                         static_cast<double>(p.group());
+    const double pairs = static_cast<double>(batch.seqlen_q) * static_cast<double>(batch.seqlen_k) *
+                         static_cast<double>(group);
     taken = std::clamp<int64_t>(static_cast<int64_t>(selection.budget / pairs), 1, kv_heads);
   }
-  std::set<int64_t> chosen{kv_heads - 1};  // the last head finds wrong strides; then random ones
-  std::mt19937_64 random(p.seed);
+  // The last head finds wrong strides; then random ones.
+  std::set<int64_t> chosen{kv_heads - 1, longest_sequence(batch) * batch.kv_heads + batch.kv_heads - 1};
+  std::mt19937_64 random(batch.seed);
   while (static_cast<int64_t>(chosen.size()) < taken)
     chosen.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(kv_heads)));
   const std::vector<int64_t> heads(chosen.begin(), chosen.end());
 
-  const double bound = bounds_of(p.dtype).gradient;
-  Expected dq{like_q(p, "dq", p.dtype, p.head_dim), bound, true, {}, {}, {}, {}, {}, {}};
-  Expected dk{like_k(p, "dk"), bound, true, {}, {}, {}, {}, {}, {}}, dv{like_k(p, "dv"), bound, true, {}, {}, {}, {}, {}, {}};
-  reserve(dq, heads.size() * static_cast<std::size_t>(p.group() * p.seqlen_q));
-  reserve(dk, heads.size() * static_cast<std::size_t>(p.seqlen_k));
-  reserve(dv, heads.size() * static_cast<std::size_t>(p.seqlen_k));
-  const auto scale = p.softmax_scale;
+  const double bound = bounds_of(batch.dtype).gradient;
+  Expected dq{like_q(batch, "dq"), bound, true, {}, {}, {}, {}, {}, {}};
+  Expected dk{like_k(batch, "dk"), bound, true, {}, {}, {}, {}, {}, {}};
+  Expected dv{like_k(batch, "dv"), bound, true, {}, {}, {}, {}, {}, {}};
+  std::vector<int64_t> first_q{0}, first_k{0};  // where the rows of each chosen head begin
+  for (const int64_t head : heads) {
+    const Problem p = batch.sequence(head / batch.kv_heads);
+    first_q.push_back(first_q.back() + group * p.seqlen_q);
+    first_k.push_back(first_k.back() + p.seqlen_k);
+  }
+  reserve(dq, static_cast<std::size_t>(first_q.back()));
+  reserve(dk, static_cast<std::size_t>(first_k.back()));
+  reserve(dv, static_cast<std::size_t>(first_k.back()));
+  const auto scale = batch.softmax_scale;
 
   parallel_for(static_cast<int64_t>(heads.size()), [&](int64_t n) {
-    const int64_t b = heads[static_cast<std::size_t>(n)] / p.kv_heads;
-    const int64_t hkv = heads[static_cast<std::size_t>(n)] % p.kv_heads;
+    const int64_t b = heads[static_cast<std::size_t>(n)] / batch.kv_heads;
+    const int64_t hkv = heads[static_cast<std::size_t>(n)] % batch.kv_heads;
+    const Problem p = batch.sequence(b);
     const MatrixF kf = head_of(k, b, hkv), vf = head_of(v, b, hkv);
     const Matrix kd = kf.cast<double>(), vd = vf.cast<double>();
-    const double k_norm = kd.rowwise().norm().maxCoeff();
+    const double k_norm = largest_norm(kd);
     double q_norm = 0, steepest = 0;
-    for (int64_t h = hkv * p.group(); h < (hkv + 1) * p.group(); ++h) {
-      q_norm = std::max<double>(q_norm, head_of(q, b, h).cast<double>().rowwise().norm().maxCoeff());
+    for (int64_t h = hkv * group; h < (hkv + 1) * group; ++h) {
+      q_norm = std::max(q_norm, largest_norm(head_of(q, b, h)));
       steepest = std::max(steepest, slope_of(p, inputs, h));
     }
     const double error = score_error(p, q_norm, k_norm, steepest);
@@ -306,8 +328,8 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
     Eigen::VectorXd dk_of_o = Eigen::VectorXd::Zero(p.seqlen_k);  // squares of what a rounded O does to dK
     Eigen::VectorXd dk_of_tanh = dk_of_o;  // squares of what an approximate tanh does to it
     MatrixF dk_low = MatrixF::Zero(p.seqlen_k, p.head_dim), dv_low = dk_low;
-    for (int64_t g = 0; g < p.group(); ++g) {
-      const int64_t h = hkv * p.group() + g;
+    for (int64_t g = 0; g < group; ++g) {
+      const int64_t h = hkv * group + g;
       for (int64_t first = 0; first < p.seqlen_q; first += kRowsAtOnce) {
         const int64_t count = std::min(kRowsAtOnce, p.seqlen_q - first);
         std::vector<int64_t> rows(static_cast<std::size_t>(count));
@@ -339,8 +361,8 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         // little about the first. So three standard deviations of it are allowed in any case.
         // dP and D are sums in float32 besides, which may cancel each by itself and not only one another.
         const Eigen::VectorXd d_error =
-            3 * rounding_error(p.dtype) * scale * (dod.array() * o.array()).matrix().rowwise().norm() +
-            4 * 0x1p-24 * std::abs(scale) * dod.rowwise().norm().cwiseProduct(o.rowwise().norm());
+            std::abs(scale) * (3 * rounding_error(p.dtype) * (dod.array() * o.array()).matrix().rowwise().norm() +
+                               4 * 0x1p-24 * dod.rowwise().norm().cwiseProduct(o.rowwise().norm()));
         const Matrix p_of_d = through_cap(exact.p, exact);
         const Eigen::VectorXd dq_of_o = d_error.cwiseProduct((p_of_d * kd).rowwise().norm());
         dk_of_o += p_of_d.cwiseAbs2().transpose() *
@@ -374,7 +396,8 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
         multiply_in_order(p_low.transpose(), dof, dv_low);
 
         for (int64_t r = 0; r < count; ++r) {
-          const auto at = static_cast<std::size_t>((n * p.group() + g) * p.seqlen_q + first + r);
+          const int64_t begin = first_q[static_cast<std::size_t>(n)] + g * p.seqlen_q;
+          const auto at = static_cast<std::size_t>(begin + first + r);
           store(dq, at, {b, h, first + r}, dq_exact.row(r), dq_low.row(r), dq_squares.row(r), error);
           dq.given[at] = std::abs(dq_of_o[r]);
           dq.slack[at] += dq_of_tanh[r];
@@ -384,7 +407,7 @@ std::vector<Expected> backward_reference(const Problem& p, const HostTensors& in
     round_all(p.dtype, dk_low);
     round_all(p.dtype, dv_low);
     for (int64_t j = 0; j < p.seqlen_k; ++j) {
-      const auto at = static_cast<std::size_t>(n * p.seqlen_k + j);
+      const auto at = static_cast<std::size_t>(first_k[static_cast<std::size_t>(n)] + j);
       store(dk, at, {b, hkv, j}, dk_exact.row(j), dk_low.row(j), dk_squares.row(j), error);
       dk.given[at] = std::sqrt(dk_of_o[j]);
       dk.slack[at] += std::sqrt(dk_of_tanh[j]);

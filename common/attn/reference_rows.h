@@ -29,6 +29,8 @@ struct HeadRows {
   int64_t b, h;
   std::vector<int64_t> rows;
 };
+/// The sequence with the most visible pairs, the last of equals: a sample without it could be one of empty sequences.
+int64_t longest_sequence(const Problem&);
 /// The rows to compare, in pieces of at most 64 of one head.
 std::vector<HeadRows> select_rows(const Problem&, Selection);
 /// The number of the first row of each piece, and behind the last of all.

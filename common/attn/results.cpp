@@ -61,6 +61,7 @@ json to_json(const Problem& p) {
           {"softmax_scale", p.softmax_scale},
           {"inputs", name(p.inputs)},
           {"seed", p.seed}};
+  if (p.varlen()) j["varlen_q"] = p.varlen_q, j["varlen_k"] = p.varlen_k;
   if (p.softcap > 0) j["softcap"] = p.softcap;
   if (p.alibi) j["alibi"] = true;
   if (p.dropout > 0) j["dropout"] = p.dropout;

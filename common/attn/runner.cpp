@@ -109,6 +109,15 @@ void print_step(const StepResult& s) {
   }
 }
 
+// Without the sides that a tensor has for form: lse [B, Hq, seqlen_q], packed tokens [tokens, heads, d].
+std::vector<int64_t> shape_in_file(const TensorSpec& spec) {
+  if (follows_from_options(spec.name)) return {spec.columns()};
+  std::vector<int64_t> shape(std::begin(spec.shape), std::end(spec.shape));
+  if (spec.name == "lse") shape.pop_back();
+  if (!spec.cu_seqlens.empty()) shape.erase(shape.begin());
+  return shape;
+}
+
 HostTensors load_inputs(const std::string& folder, const Problem& p, const std::vector<TensorSpec>& specs) {
   HostTensors tensors;
   for (const TensorSpec& spec : specs) {
@@ -118,10 +127,9 @@ HostTensors load_inputs(const std::string& folder, const Problem& p, const std::
     }
     const auto path = std::filesystem::path(folder) / (spec.name + ".npy");
     NpyArray array = read_npy(path);
-    if (!std::equal(array.shape.begin(), array.shape.end(), std::begin(spec.shape),
-                    std::end(spec.shape)))
+    if (const std::vector<int64_t> shape = shape_in_file(spec); array.shape != shape)
       throw InputError(fmt::format("{}: has shape [{}], must be [{}]", path.string(),
-                                   fmt::join(array.shape, ", "), fmt::join(spec.shape, ", ")));
+                                   fmt::join(array.shape, ", "), fmt::join(shape, ", ")));
     HostTensor t{spec, std::move(array.data)};
     round_to(spec.dtype, t.data.data(), t.data.size());
     // A score of -inf is a masked one; nothing else may be infinite.
@@ -175,10 +183,7 @@ void save_tensors(const std::filesystem::path& folder, const HostTensors& tensor
   if (error)
     throw InputError(fmt::format("--save {}: {}", folder.string(), error.message()));
   for (const auto& [name, t] : tensors) {
-    std::vector<int64_t> shape(std::begin(t.spec.shape), std::end(t.spec.shape));
-    if (name == "lse") shape.pop_back();  // [B, Hq, seqlen_q]
-    if (follows_from_options(name)) shape = {t.spec.columns()};
-    write_npy(folder / (name + ".npy"), shape, t.data.data());
+    write_npy(folder / (name + ".npy"), shape_in_file(t.spec), t.data.data());
   }
 }
 
@@ -260,7 +265,7 @@ class Run {
     StepResult s;
     s.step = step.name;
     s.operation = step.operation;
-    s.cost = step.cost(problem());
+    s.cost = cost_of(step, problem());
     s.prediction = predict(s.cost, result_.roofs, problem().dtype);
     s.flop = operation_.flop(problem());
     s.compulsory_bytes = operation_.compulsory_bytes(problem());
@@ -343,7 +348,7 @@ class Run {
       // An element of a softmax is an exponential in double precision, dear as 64 multiply-adds.
       const int64_t depth = works_on_rows(operation_.name) ? 64 : problem().head_dim;
       const double work =
-          problem().visible_pairs() * static_cast<double>(problem().batch * problem().heads * depth);
+          problem().total_pairs() * static_cast<double>(depth);
       const bool full = options_.check == CheckChoice::full ||
                         (options_.check == CheckChoice::automatic && work <= kFullCheckLimit);
       expected_ = operation_.reference(problem(), inputs_, Selection{.full = full});

@@ -94,6 +94,7 @@ struct Step {
   bool takes_dropout = false;
   bool takes_softcap = false;
   bool takes_alibi = false;
+  bool takes_varlen = false;
 };
 
 /// The reason why a step cannot do a problem, or nothing.
@@ -108,7 +109,23 @@ inline std::optional<std::string> refusal(const Step& step, const Problem& p) {
   if (p.softcap > 0 && !step.takes_softcap) return option("--softcap", p.softcap) + ": this step has no softcap";
   if (p.alibi && step.operation == "backward") return "--alibi: forward alone; no step has its backward pass";
   if (p.alibi && !step.takes_alibi) return "--alibi: this step has no ALiBi";
+  if (p.varlen() && !step.takes_varlen) return "--varlen: this step has no packed sequences";
   return step.refuses(p);
+}
+
+/// What a step costs. A varlen batch costs what its sequences cost one by one, phase by phase: Step::cost need not
+/// know of it. A sequence without queries or without keys costs nothing.
+inline Cost cost_of(const Step& step, const Problem& p) {
+  if (!p.varlen()) return step.cost(p);
+  Cost total;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Problem one = p.sequence(b);
+    if (one.seqlen_q == 0 || one.seqlen_k == 0) continue;
+    const Cost cost = step.cost(one);
+    if (total.empty()) total = Cost(cost.size());
+    for (std::size_t n = 0; n < cost.size(); ++n) total[n] += cost[n];
+  }
+  return total;
 }
 
 /// The table of a chapter.

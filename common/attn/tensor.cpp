@@ -3,6 +3,7 @@
 #include <Eigen/Core>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "attn/parallel_for.h"
 
@@ -31,7 +32,31 @@ void in_chunks(std::size_t count, Body body) {
   });
 }
 
+TensorSpec tokens(const Problem& p, std::string name, const std::vector<int64_t>& varlen, int64_t heads, int64_t rows) {
+  if (!p.varlen()) return {std::move(name), {p.batch, heads, rows, p.head_dim}, p.dtype};
+  std::vector<int64_t> begins = cumulative(varlen);
+  const int64_t all = begins.back();
+  return {std::move(name), {1, all, heads, p.head_dim}, p.dtype, std::move(begins)};
+}
+
 }  // namespace
+
+std::vector<int64_t> cumulative(const std::vector<int64_t>& lengths) {
+  std::vector<int64_t> begins(lengths.size() + 1, 0);
+  std::partial_sum(lengths.begin(), lengths.end(), begins.begin() + 1);
+  return begins;
+}
+
+TensorSpec like_q(const Problem& p, std::string name) {
+  return tokens(p, std::move(name), p.varlen_q, p.heads, p.seqlen_q);
+}
+TensorSpec like_k(const Problem& p, std::string name) {
+  return tokens(p, std::move(name), p.varlen_k, p.kv_heads, p.seqlen_k);
+}
+TensorSpec lse_of(const Problem& p) {
+  if (!p.varlen()) return {"lse", {p.batch, p.heads, p.seqlen_q, 1}, DType::fp32};
+  return {"lse", {1, p.heads, p.tokens_q(), 1}, DType::fp32, cumulative(p.varlen_q), true};
+}
 
 float round_to(DType dtype, float x) {
   switch (dtype) {

@@ -17,6 +17,16 @@ using nlohmann::json;
 
 constexpr std::string_view kSchema = "attn-results-1";
 
+// The lengths of a varlen batch.
+std::vector<int64_t> read_lengths(const Object& o, const char* key, int64_t batch) {
+  std::vector<int64_t> lengths;
+  for (const json& length : o.array(key))
+    lengths.push_back(o.integer(length, fmt::format("{}[{}]", o.name(key), lengths.size()), 0));
+  if (static_cast<int64_t>(lengths.size()) != batch)
+    o.fail(o.name(key), fmt::format("has {} lengths, must have {}: one a sequence", lengths.size(), batch));
+  return lengths;
+}
+
 Problem read_problem(const Object& o) {
   Problem p;
   p.batch = o.integer("batch", 1);
@@ -38,6 +48,10 @@ Problem read_problem(const Object& o) {
        {InputKind::random, InputKind::needle, InputKind::peaked, InputKind::outlier, InputKind::files})
     if (inputs == name(kind)) p.inputs = kind;
   p.seed = o.seed("seed");
+  if (o.contains("varlen_q")) {
+    p.varlen_q = read_lengths(o, "varlen_q", p.batch);
+    p.varlen_k = read_lengths(o, "varlen_k", p.batch);
+  }
   if (o.contains("softcap")) p.softcap = o.positive("softcap");
   if (o.contains("alibi")) p.alibi = o.truth("alibi");
   if (o.contains("dropout")) p.dropout = o.number("dropout");

@@ -27,6 +27,7 @@ std::string roofs_text(const json& roofs) {
 std::string without_lengths(const json& j) {
   const json& p = j.at("problem");
   std::string type = p.at("dtype").get<std::string>();
+  if (p.contains("varlen_q")) type += " varlen, N the longest";
   if (p.at("causal").get<bool>()) type += " causal";
   const std::string operation = j.at("operation").get<std::string>();
   return works_on_rows(operation) ? fmt::format("{} {}", operation, type)
@@ -152,6 +153,8 @@ std::string memory_table(const fs::path& folder, const Words& names) {
     json p = j.at("problem");
     if (works_on_rows(operation_of(j)))
       throw InputError(fmt::format("table memory: {} is of rows, must be of attention", name));
+    if (p.contains("varlen_q"))
+      throw InputError(fmt::format("table memory: {} is of several lengths, must be of one", name));
     const int64_t length = p.at("seqlen_k").get<int64_t>();
     p["seqlen_q"] = p["seqlen_k"] = 0;  // all but the length must be the same
     const std::string rest = fmt::format("{}: {}", operation_of(j), problem_text(p, operation_of(j)));

@@ -60,6 +60,26 @@ std::string gigabytes(double bytes) {
 std::string gigabytes_per_s(double bytes_per_s) { return fmt::format("{:.0f}", bytes_per_s * 1e-9); }
 std::string code(const std::string& name) { return fmt::format("`{}`", name); }
 
+namespace {
+
+// Lengths in a few words: of a varlen batch how many tokens there are, and the longest sequence.
+std::string lengths_text(const json& p) {
+  const int64_t queries = p.at("seqlen_q").get<int64_t>(), keys = p.at("seqlen_k").get<int64_t>();
+  if (!p.contains("varlen_q"))
+    return queries == keys ? fmt::format("N={}", keys) : fmt::format("seqlen_q={} seqlen_k={}", queries, keys);
+  const auto tokens = [&](const char* key) {
+    int64_t sum = 0;
+    for (const json& length : p.at(key)) sum += length.get<int64_t>();
+    return sum;
+  };
+  if (p.at("varlen_q") == p.at("varlen_k"))
+    return fmt::format("varlen {} tokens, longest {},", tokens("varlen_q"), queries);
+  return fmt::format("varlen {} queries, longest {}, {} keys, longest {},", tokens("varlen_q"), queries,
+                     tokens("varlen_k"), keys);
+}
+
+}  // namespace
+
 std::string problem_text(const json& p, const std::string& operation) {
   const auto number = [&](const char* key) { return p.at(key).get<int64_t>(); };
   std::string text;
@@ -67,11 +87,8 @@ std::string problem_text(const json& p, const std::string& operation) {
     text = fmt::format("{} rows x {} columns", number("batch") * number("heads") * number("seqlen_q"),
                        number("seqlen_k"));
   } else {
-    const int64_t queries = number("seqlen_q"), keys = number("seqlen_k");
     text = fmt::format("B={} Hq={} Hkv={} {} d={}", number("batch"), number("heads"), number("kv_heads"),
-                       queries == keys ? fmt::format("N={}", keys)
-                                       : fmt::format("seqlen_q={} seqlen_k={}", queries, keys),
-                       number("head_dim"));
+                       lengths_text(p), number("head_dim"));
   }
   text += fmt::format(" {}", p.at("dtype").get<std::string>());
   if (p.at("causal").get<bool>()) text += " causal";

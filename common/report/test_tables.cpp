@@ -100,6 +100,20 @@ TEST_CASE("a table of steps on rows: rows x columns, GB/s of the model, share of
   has(reports.table("steps k"), "softmax_topk: 8 rows x 100 columns fp32 k=8, ");
 }
 
+TEST_CASE("tables say how many tokens a batch of several lengths has") {
+  Reports reports;
+  json p = problem("bf16", 2048);
+  p.update({{"batch", 3}, {"varlen_q", {0, 2048, 52}}, {"varlen_k", {0, 2048, 52}}});
+  const std::vector<json> steps{step("v1", 1e12, 2e9, 1e-3)};
+  reports.write("v", run("04_flash_v2", "forward", p, steps));
+  has(reports.table("steps v"), "forward: B=3 Hq=16 Hkv=16 varlen 2100 tokens, longest 2048, d=128 bf16, ");
+  has(reports.table("lengths v"), "forward d=128 bf16 varlen, N the longest");
+  has(reports.refusal("memory v"), "v is of several lengths, must be of one");
+  p["varlen_k"] = {7, 1, 2048};
+  reports.write("v", run("04_flash_v2", "forward", p, steps));
+  has(reports.table("steps v"), "varlen 2100 queries, longest 2048, 2056 keys, longest 2048, d=128 bf16, ");
+}
+
 TEST_CASE("a copy that was not measured is no roof to compare with") {
   Reports reports;
   json r = run("02_online_softmax", "softmax", rows_problem("bf16", 4096, 65536), {step("v4", 0, 2e9, 1e-3)});

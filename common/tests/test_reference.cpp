@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "attn/inputs.h"
+#include "attn/philox.h"
 #include "tests/catch.h"
 
 namespace {
@@ -30,45 +31,58 @@ Problem make(int64_t seqlen_q, int64_t seqlen_k, bool causal = false, int64_t le
 }
 
 HostTensors draw(const Problem& p) {
-  const auto spec = [&](const char* name, int64_t heads, int64_t rows) {
-    return TensorSpec{name, {p.batch, heads, rows, p.head_dim}, p.dtype};
-  };
-  return draw_inputs(p, std::vector<TensorSpec>{
-                            spec("q", p.heads, p.seqlen_q), spec("k", p.kv_heads, p.seqlen_k),
-                            spec("v", p.kv_heads, p.seqlen_k), spec("do", p.heads, p.seqlen_q),
-                            {"alibi", {1, 1, 1, p.heads}, DType::fp32}});
+  return draw_inputs(p, std::vector<TensorSpec>{like_q(p, "q"), like_k(p, "k"), like_k(p, "v"), like_q(p, "do"),
+                                                {"alibi", {1, 1, 1, p.heads}, DType::fp32}});
+}
+
+// Queries and keys of sequence b.
+struct Lengths {
+  int64_t q, k;
+};
+Lengths lengths(const Problem& p, int64_t b) {
+  if (p.varlen_q.empty()) return {p.seqlen_q, p.seqlen_k};
+  return {p.varlen_q[static_cast<std::size_t>(b)], p.varlen_k[static_cast<std::size_t>(b)]};
 }
 
 // The masks as design and documentation word them, pair by pair.
-bool sees(const Problem& p, int64_t i, int64_t j) {
-  const int64_t diagonal = i + p.seqlen_k - p.seqlen_q;  // the last query's is the last key
+bool sees(const Problem& p, Lengths n, int64_t i, int64_t j) {
+  const int64_t diagonal = i + n.k - n.q;  // the last query's is the last key
   if (p.causal && j > diagonal) return false;
   if (p.window_right >= 0 && j > diagonal + p.window_right) return false;
   return p.window_left < 0 || j >= diagonal - p.window_left;
 }
 
-// One query: o [d], then lse. Tensors are doubles [heads][rows][d], so that they can be varied.
+// Tensors are doubles, so that they can be varied: [batch][heads][rows][d], with varlen [rows of all][heads][d].
 using Tensor = std::vector<double>;
-double at(const Tensor& t, const Problem& p, int64_t rows, int64_t bh, int64_t i, int64_t c) {
-  return t[static_cast<std::size_t>((bh * rows + i) * p.head_dim + c)];
+std::size_t place(const Problem& p, bool of_queries, int64_t b, int64_t h, int64_t i, int64_t c) {
+  const int64_t heads = of_queries ? p.heads : p.kv_heads;
+  int64_t row = (b * heads + h) * (of_queries ? p.seqlen_q : p.seqlen_k) + i;
+  if (!p.varlen_q.empty()) {
+    row = i;
+    for (int64_t before = 0; before < b; ++before) row += of_queries ? lengths(p, before).q : lengths(p, before).k;
+    row = row * heads + h;
+  }
+  return static_cast<std::size_t>(row * p.head_dim + c);
 }
+
+// One query: o [d], then lse.
 std::vector<double> attend(const Problem& p, const Tensor& q, const Tensor& k, const Tensor& v,
                            int64_t b, int64_t h, int64_t i) {
-  const int64_t bh = b * p.heads + h, bh_kv = b * p.kv_heads + h / (p.heads / p.kv_heads);
-  std::vector<double> s(static_cast<std::size_t>(p.seqlen_k), -kInfinity);
+  const int64_t hkv = h / (p.heads / p.kv_heads);
+  const Lengths n = lengths(p, b);
+  std::vector<double> s(static_cast<std::size_t>(n.k), -kInfinity);
   double max = -kInfinity;
-  for (int64_t j = 0; j < p.seqlen_k; ++j) {
-    if (!sees(p, i, j)) continue;
+  for (int64_t j = 0; j < n.k; ++j) {
+    if (!sees(p, n, i, j)) continue;
     double dot = 0;
-    for (int64_t c = 0; c < p.head_dim; ++c)
-      dot += at(q, p, p.seqlen_q, bh, i, c) * at(k, p, p.seqlen_k, bh_kv, j, c);
+    for (int64_t c = 0; c < p.head_dim; ++c) dot += q[place(p, true, b, h, i, c)] * k[place(p, false, b, hkv, j, c)];
     double& score = s[static_cast<std::size_t>(j)];
     score = p.softmax_scale * dot;
     if (p.softcap > 0) score = p.softcap * std::tanh(score / p.softcap);
     if (p.alibi) {
       REQUIRE((p.heads & (p.heads - 1)) == 0);
       const double slope = std::pow(2.0, -8.0 * static_cast<double>(h + 1) / static_cast<double>(p.heads));
-      score -= slope * static_cast<double>(std::abs(i + p.seqlen_k - p.seqlen_q - j));
+      score -= slope * static_cast<double>(std::abs(i + n.k - n.q - j));
     }
     max = std::max(max, score);
   }
@@ -77,10 +91,16 @@ std::vector<double> attend(const Problem& p, const Tensor& q, const Tensor& k, c
   if (max == -kInfinity) return row;
   double sum = 0;
   for (const double score : s) sum += std::exp(score - max);
-  for (int64_t j = 0; j < p.seqlen_k; ++j)
+  for (int64_t j = 0; j < n.k; ++j) {
+    double weight = std::exp(s[static_cast<std::size_t>(j)] - max) / sum;
+    if (p.dropout > 0) {
+      const bool kept = dropout_keeps(p.seed, b * p.heads + h, static_cast<int>(i), static_cast<int>(j),
+                                      static_cast<int>(p.dropout * 256));
+      weight *= kept ? 1 / (1 - p.dropout) : 0;
+    }
     for (int64_t c = 0; c < p.head_dim; ++c)
-      row[static_cast<std::size_t>(c)] += std::exp(s[static_cast<std::size_t>(j)] - max) / sum *
-                                          at(v, p, p.seqlen_k, bh_kv, j, c);
+      row[static_cast<std::size_t>(c)] += weight * v[place(p, false, b, hkv, j, c)];
+  }
   row.back() = max + std::log(sum);
   return row;
 }
@@ -96,7 +116,9 @@ void check_forward(Problem p) {
   const Expected &o = expected[0], &lse = expected[1];
   CHECK(o.spec.name == "o");
   CHECK(lse.spec.name == "lse");
-  REQUIRE(o.rows.size() == static_cast<std::size_t>(p.batch * p.heads * p.seqlen_q));
+  int64_t queries = 0;
+  for (int64_t b = 0; b < p.batch; ++b) queries += lengths(p, b).q;
+  REQUIRE(o.rows.size() == static_cast<std::size_t>(p.heads * queries));
   REQUIRE(lse.rows.size() == o.rows.size());
   std::set<std::tuple<int64_t, int64_t, int64_t>> seen;
   for (std::size_t r = 0; r < o.rows.size(); ++r) {
@@ -173,6 +195,26 @@ TEST_CASE("forward_reference adds ALiBi, after the cap", "[reference]") {
       }
 }
 
+// Five sequences: without queries, without keys, without either, and two with both. What each option does to them
+// is asked for alone and together with the others.
+Problem with_options(unsigned options) {
+  Problem p = make(6, 5);
+  if (options & 1) p.varlen_q = {4, 0, 3, 0, 5}, p.varlen_k = {3, 2, 0, 0, 6};
+  if (options & 2) p.causal = true;
+  if (options & 4) p.window_left = 2, p.window_right = 1;
+  if (options & 8) p.softcap = 2, p.softmax_scale = 1.5;
+  if (options & 16) p.alibi = true;
+  if (options & 32) p.dropout = 0.25;
+  return p;
+}
+
+TEST_CASE("forward_reference is the formula, for every set of options", "[reference]") {
+  for (unsigned options = 0; options < 64; ++options) check_forward(with_options(options));
+  Problem p = make(1, 1);
+  p.varlen_q = {70, 1, 130}, p.varlen_k = {90, 65, 40};  // more rows than are computed at once
+  check_forward(p);
+}
+
 TEST_CASE("rows with nothing to attend are 0 and -inf", "[reference]") {
   Problem p = make(9, 4, true);
   p.finish();
@@ -247,6 +289,23 @@ TEST_CASE("a sample has the first, the last and the tile-edge rows of the whole"
   CHECK(forward_reference(p, in, {false, 1e12})[0].rows.size() == full[0].rows.size());
 }
 
+TEST_CASE("a sample of a varlen batch has its longest sequence", "[reference]") {
+  Problem p = make(1, 1);
+  p.varlen_q = {0, 3, 700, 700, 0}, p.varlen_k = {900, 3, 3, 800, 0}, p.causal = true;
+  p.finish();
+  const HostTensors in = draw(p);
+  std::map<int64_t, std::set<int64_t>> rows;
+  const auto sample = forward_reference(p, in, {false, 1});
+  for (const auto [b, h, i] : sample[0].rows) rows[b].insert(i);
+  CHECK(rows.count(3) == 1);
+  CHECK((rows[3].count(0) == 1 && rows[3].count(699) == 1));
+  CHECK(rows[3].size() < 100);
+  const auto gradients = backward_reference(p, in, {false, 1});
+  std::set<int64_t> sequences;
+  for (const auto [b, h, i] : gradients[0].rows) sequences.insert(b);
+  CHECK(sequences == std::set<int64_t>{3});
+}
+
 TEST_CASE("a sample of gradients is whole heads with the same values", "[reference]") {
   Problem p = make(20, 30, true);
   p.finish();
@@ -277,11 +336,10 @@ void check_backward(Problem p) {
     double sum = 0;
     for (int64_t b = 0; b < p.batch; ++b)
       for (int64_t h = 0; h < p.heads; ++h)
-        for (int64_t i = 0; i < p.seqlen_q; ++i) {
+        for (int64_t i = 0; i < lengths(p, b).q; ++i) {
           const auto o = attend(p, x["q"], x["k"], x["v"], b, h, i);
           for (int64_t c = 0; c < p.head_dim; ++c)
-            sum += o[static_cast<std::size_t>(c)] *
-                   at(x["do"], p, p.seqlen_q, b * p.heads + h, i, c);
+            sum += o[static_cast<std::size_t>(c)] * x["do"][place(p, true, b, h, i, c)];
         }
     return sum;
   };
@@ -294,8 +352,7 @@ void check_backward(Problem p) {
     for (std::size_t r = 0; r < e.rows.size(); ++r)
       for (std::size_t c = 0; c < columns; ++c) {
         const auto [b, h, i] = e.rows[r];
-        const int64_t row = (b * e.spec.shape[1] + h) * e.spec.shape[2] + i;
-        double& element = varied[static_cast<std::size_t>(row) * columns + c];
+        double& element = varied[place(p, e.spec.name == "dq", b, h, i, static_cast<int64_t>(c))];
         constexpr double kStep = 1e-5;
         const double before = element;
         element = before + kStep;
@@ -328,6 +385,25 @@ TEST_CASE("backward_reference is the derivative of the formula", "[reference]") 
     check_backward(capped);
     capped.alibi = true;
     check_backward(capped);
+  }
+}
+
+TEST_CASE("backward_reference is the derivative, for every set of options", "[reference]") {
+  for (unsigned options = 0; options < 64; ++options) check_backward(with_options(options));
+}
+
+TEST_CASE("gradients of what meets nothing are 0", "[reference]") {
+  Problem p = with_options(1);
+  p.finish();
+  for (const Expected& e : backward_reference(p, draw(p), {})) {
+    const int64_t alone = e.spec.name == "dq" ? 2 : 1;  // queries without keys, keys without queries
+    int64_t rows = 0;
+    for (std::size_t r = 0; r < e.rows.size(); ++r) {
+      if (e.rows[r].b != alone) continue;
+      ++rows;
+      for (std::size_t c = 0; c < 5; ++c) CHECK((e.reference[r * 5 + c] == 0 && e.low[r * 5 + c] == 0));
+    }
+    CHECK(rows == (alone == 2 ? 3 * p.heads : 2 * p.kv_heads));
   }
 }
 

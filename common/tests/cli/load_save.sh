@@ -50,6 +50,8 @@ refused '--head-dim 16: .* 8' --load "$good" --head-dim 16
 refused '--kv-heads 1: .* 2' --load "$good" --kv-heads 1
 refused '--batch 3: .* 1' --load "$good" --batch 3
 refused 'do\.npy: no such file' --load "$good" --operation backward
+refused 'q\.npy: has rank 4, must be \[tokens, heads, head_dim\]' --load "$good" --varlen 4,5
+refused '--load: not together with --varlen skewed' --load "$good" --varlen skewed
 # What is not there.
 refused 'no such folder' --load "$work/nowhere"
 refused 'no such folder' --load "$good/q.npy"
