@@ -10,6 +10,7 @@ ATTN_DECLARE_STEP(v1_wgmma_tma);
 ATTN_DECLARE_STEP(v2_warp_specialised);
 ATTN_DECLARE_STEP(v3_pingpong);
 ATTN_DECLARE_STEP(v4_overlap);
+ATTN_DECLARE_STEP(v5_persistent);
 
 namespace attn {
 namespace {
@@ -83,6 +84,8 @@ Chapter make_chapter() {
                                  ATTN_LAUNCH(v3_pingpong)));
   c.steps.push_back(forward_step("v4_overlap", "a warpgroup's softmax beside its own product of the block before",
                                  ATTN_LAUNCH(v4_overlap)));
+  c.steps.push_back(forward_step("v5_persistent", "a block an SM: one tile of queries after the other, O by TMA",
+                                 ATTN_LAUNCH(v5_persistent)));
   return c;
 }
 

@@ -6,7 +6,7 @@ using namespace attn::tests;
 
 namespace {
 
-const std::vector<int64_t> kShort{1, 2, 3, 15, 17, 31, 63, 64, 65, 113, 127, 128, 129, 203};
+const std::vector<int64_t> kShort{1, 17, 64, 65, 113, 127, 129, 203};
 const std::vector<int64_t> kHeadDims{64, 128, 64, 256};
 const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
 
@@ -18,7 +18,7 @@ TEST_CASE("steps are right on short problems", "[emulated]") {
     if (n++ % 3 != 0 && p.head_dim == 256) return;  // slow
     ran += check_steps("forward", p, Backend::emulated);
   });
-  CHECK(ran > 40);
+  CHECK(ran > 100);
 }
 
 TEST_CASE("steps are right on several blocks of queries and of keys", "[emulated]") {

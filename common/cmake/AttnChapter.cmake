@@ -110,6 +110,29 @@ function(attn_add_chapter chapter)
   endif()
 endfunction()
 
+# attn_add_broken_step(<step> <number> <from> <to>): a test that the emulator notices when the text <from>, which
+# occurs once in <step>.cu, is replaced by <to>. CMake stops where it does not: the step has changed.
+function(attn_add_broken_step step number from to)
+  file(READ ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu text)
+  string(FIND "${text}" "${from}" first)
+  string(FIND "${text}" "${from}" last REVERSE)
+  if(first EQUAL -1 OR NOT first EQUAL last)
+    message(FATAL_ERROR "attn_add_broken_step: '${from}' does not occur once in ${step}.cu")
+  endif()
+  string(REPLACE "${from}" "${to}" text "${text}")
+  set(target broken_${step}_${number})
+  file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/broken/${target}.cpp CONTENT "@text@" @ONLY)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
+  add_executable(${target} ${CMAKE_CURRENT_BINARY_DIR}/broken/${target}.cpp
+                 ${PROJECT_SOURCE_DIR}/common/tests/broken_step.cpp)
+  target_compile_definitions(${target} PRIVATE ATTN_EMULATED ATTN_BROKEN_STEP=${step})
+  target_compile_options(${target} PRIVATE -O1 -fno-strict-aliasing -Wno-unknown-pragmas)
+  target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+  target_link_libraries(${target} PRIVATE attn)
+  add_test(NAME "broken: ${step}: ${from}" COMMAND ${target})
+  set_tests_properties("broken: ${step}: ${from}" PROPERTIES LABELS "cpu;broken" TIMEOUT 300)
+endfunction()
+
 # attn_add_diff(<target> <from> <to>): prints the difference; that there is one is no failure.
 function(attn_add_diff target from to)
   add_custom_target(${target}
