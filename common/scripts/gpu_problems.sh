@@ -131,7 +131,7 @@ peers_of() {
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends 01_naive:b2_cublas,flash,cudnn --repeat 5" ;;
     04_flash_v2) echo "peers.$1.forward --steps v7_tuned --backends flash,cudnn --repeat 5" ;;
     06_flash_v3_hopper)
-      echo "peers.$1.forward --steps v2_warp_specialised,v5_persistent --backends flash,cudnn --repeat 5" ;;
+      echo "peers.$1.forward --steps v2_warp_specialised,v6_tuned --backends flash,cudnn --repeat 5" ;;
   esac
 }
 peer_problems() {  # FILE, as peers_of calls it
