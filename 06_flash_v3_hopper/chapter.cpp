@@ -63,8 +63,8 @@ Reason refuse(const Problem& p, Tiles t) {
 Tiles first_tiles(const Problem& p) { return {128, p.head_dim == 256 ? 64 : 128}; }
 Tiles tuned_tiles(const Problem& p) {
   switch (p.head_dim) {
-    case 64: return {192, 128};
-    case 128: return {128, p.masked() ? 128 : 176};
+    case 64: return {p.softcap > 0 ? 128 : 192, 128};
+    case 128: return {128, p.masked() || p.softcap > 0 ? 128 : 176};
     default: return {128, 80};
   }
 }
@@ -94,7 +94,12 @@ Chapter make_chapter() {
                                  ATTN_LAUNCH(v4_overlap)));
   c.steps.push_back(forward_step("v5_persistent", "a block an SM: one tile of queries after the other, O by TMA",
                                  ATTN_LAUNCH(v5_persistent)));
-  c.steps.push_back(forward_step("v6_tuned", "tiles for each head dim, from a sweep", ATTN_LAUNCH(v6_tuned), tuned_tiles));
+  c.steps.push_back(forward_step("v6_tuned", "tiles for each head dim, from a sweep; softcap, packed sequences",
+                                 ATTN_LAUNCH(v6_tuned), tuned_tiles));
+  c.steps.back().support =
+      "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap; scales from "
+      "1e-37";
+  c.steps.back().takes_softcap = c.steps.back().takes_varlen = true;
   return c;
 }
 

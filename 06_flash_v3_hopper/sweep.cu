@@ -16,8 +16,8 @@ attn::sweep::Row row() {
   using T = Tile<kHeadDim, kConsumers, kBlockN, kStages, kOwnO, kTurns, kSeldom>;
   char tile[64];
   std::snprintf(tile, sizeof tile, "%3d %3d %6d %5d %5d %6d", kConsumers, kBlockN, kStages, kOwnO, kTurns, kSeldom);
-  return {kHeadDim, tile, launch<__nv_bfloat16, T>,
-          reinterpret_cast<const void*>(&attention_kernel<__nv_bfloat16, T>)};
+  return {kHeadDim, tile, launch<__nv_bfloat16, T, false>,
+          reinterpret_cast<const void*>(&attention_kernel<__nv_bfloat16, T, false>)};
 }
 //                                             d  WGs  B_c stages own O, turns, seldom
 const std::vector<attn::sweep::Row> kRows{row<64, 3, 128, 2, true, true, false>(),

@@ -1,4 +1,6 @@
 // What chapter 06 promises: every step right on every shape that it accepts, on both back ends.
+#include <algorithm>
+
 #include "tests/step_cases.h"
 
 using namespace attn;
@@ -30,9 +32,47 @@ TEST_CASE("steps are right on several blocks of queries and of keys", "[emulated
   check_steps("forward", p, Backend::emulated);
 }
 
+namespace {
+// Softcap and packed sequences, which v6 alone has: in pairs with masks, head dims, groups and types.
+template <class Check>
+void features(Check check_one) {
+  const std::vector<std::vector<int64_t>> lengths{{70, 0, 130, 1}, {200}, {129, 64, 65}, {0, 300}};
+  int n = 0;
+  for (const int64_t d : {64, 128, 256})
+    for (const double softcap : {0.0, 15.0, 50.0})
+      for (const bool packed : {false, true}) {
+        if (softcap == 0 && !packed) continue;
+        Problem p = problem(150, 211, d, n % 2 == 0 ? DType::bf16 : DType::fp16,
+                            n % 3 == 0 ? InputKind::peaked : InputKind::random);
+        p.heads = 4, p.kv_heads = n % 3 == 0 ? 4 : 2;
+        p.softcap = softcap;
+        if (packed) {
+          p.varlen_q = lengths[static_cast<std::size_t>(n) % 4];
+          p.varlen_k = p.varlen_q;
+          if (n % 2 == 1) std::reverse(p.varlen_k.begin(), p.varlen_k.end());
+        }
+        p.causal = n % 3 == 1;
+        if (n % 3 == 2) p.window_left = 60, p.window_right = 20;
+        p.seed = static_cast<uint64_t>(++n);
+        check_one(p);
+      }
+}
+}  // namespace
+
+TEST_CASE("softcap and packed sequences", "[emulated]") {
+  int ran = 0;
+  features([&](const Problem& p) { ran += check_steps("forward", p, Backend::emulated); });
+  CHECK(ran == 15);
+}
+
+TEST_CASE("softcap and packed sequences on the GPU", "[gpu]") {
+  features([&](const Problem& p) { check_steps("forward", p, Backend::gpu); });
+}
+
 TEST_CASE("all steps on the GPU", "[gpu]") {
   int ran = 0;
-  covering_problems(kLengths, kHeadDims, kDTypes, [&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
+  covering_problems(kLengths, kHeadDims, kDTypes,
+                    [&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
   CHECK(ran >= 100);
   for (const int64_t d : {64, 128, 256}) {
     Problem p = problem(2100, 4000, d, DType::bf16, InputKind::needle);

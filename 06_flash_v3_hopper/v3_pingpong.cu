@@ -1,8 +1,8 @@
 // v3_pingpong: while one warpgroup multiplies, the other one computes its softmax.
 //
 // parent    v2_warp_specialised
-// idea      Tensor cores and exponentials are different units. In v2 both warpgroups often want the same one at the same
-//           time. Now they take turns: P V of one block and Q K^T of the next are asked for together, by one warpgroup;
+// idea      Tensor cores and exponentials are different units. In v2 both warpgroups often want the same one at once.
+//           Now they take turns: P V of one block and Q K^T of the next are asked for together, by one warpgroup;
 //           then it is the other one's turn, and the first has its softmax to do. Two named barriers say whose turn it
 //           is.
 // expect    the tensor pipe is busy for more of the time, at best as long as products take alone.

@@ -1,9 +1,9 @@
 // v4_overlap: a warpgroup's softmax beside its own product.
 //
 // parent    v3_pingpong
-// idea      The next scores do not depend on this block's P V. So Q K^T of block j is asked for before P V of block j - 1;
-//           as soon as the scores are there their softmax begins, while P V is still under way. O is rescaled when that
-//           is done too. Two blocks are then in the registers: scores of one, P of the other.
+// idea      The next scores do not depend on this block's P V. So Q K^T of block j is asked for before P V of block
+//           j - 1; as soon as the scores are there their softmax begins, while P V is still under way. O is rescaled
+//           when that is done too. Two blocks are then in the registers: scores of one, P of the other.
 // expect    what is left of the softmax outside of products goes under them; most where a turn is short.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include "attn/kernel.h"

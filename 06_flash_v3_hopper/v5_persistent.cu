@@ -1,8 +1,8 @@
 // v5_persistent: as many blocks as SMs, and what surrounds a tile of queries beside another one's work.
 //
 // parent    v4_overlap
-// idea      A block of v4 begins with empty stages and ends with stores that nobody computes beside. Now a block takes one
-//           tile of queries after the other: the producer is already at the next one when the consumers finish this. O
+// idea      A block of v4 begins with empty stages and ends with stores that nobody computes beside. Now a block takes
+//           one tile of queries after the other: the producer is at the next one when the consumers finish this. O
 //           leaves through shared memory, by TMA. Tiles are dealt out, longest first, to and fro, so that every block
 //           gets as much; heads come in sections whose K and V stay in L2.
 // expect    most at short lengths, where a tile is little work: N = 512 has four blocks of keys for one tile.

@@ -1,11 +1,12 @@
 // v6_tuned: tiles for each head dim, and O rescaled seldom.
 //
 // parent    v5_persistent
-// idea      Nothing new about attention. Tiles, warpgroups and stages for each head dim come from a sweep (sweep.cu), as
-//           do two questions: do turns pay, and does it pay to rescale O only where a maximum has grown by more than
-//           2^8? Until then P is at most 256, and l and O agree.
+// idea      Nothing new about attention. Tiles, warpgroups and stages for each head dim come from a sweep (sweep.cu).
+//           So do the answers to two questions: do turns pay, and does it pay to rescale O only where a maximum has
+//           grown by more than 2^8? Until then P is at most 256, and l and O agree.
 // expect    larger tiles of keys: fewer maxima, barriers and rescales for each of them.
-// supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
+//           Softcap and packed sequences of several lengths.
+// supports  fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap
 #include <algorithm>
 
 #include "attn/device.h"
@@ -39,6 +40,10 @@ template <bool kMasked> struct Config<64, kMasked> : Tile<64, 3, 128, 2, true, t
 template <> struct Config<128, false> : Tile<128, 2, 176, 2, false, true, false> {};
 template <> struct Config<128, true> : Tile<128, 2, 128, 2, true, true, false> {};
 template <bool kMasked> struct Config<256, kMasked> : Tile<256, 2, 80, 2, false, true, false> {};
+// The same for softcap, which needs registers itself.
+template <int kHeadDim>
+struct WithSoftcap : Config<kHeadDim, true> {};
+template <> struct WithSoftcap<64> : Tile<64, 2, 128, 2, true, true, false> {};
 //! [tiles]
 
 // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
@@ -61,19 +66,38 @@ struct SharedStorage {
 struct BlockRanges {
   int begin, plain_begin, plain_end, end;
 };
-__device__ BlockRanges blocks_seen(const Shape& shape, int row0, int rows, int block_n) {
-  const int last = min(row0 + rows, shape.seqlen_q) - 1, shift = shape.seqlen_k - shape.seqlen_q;
+__device__ BlockRanges blocks_seen(const Shape& shape, int seqlen_q, int seqlen_k, int row0, int rows, int block_n) {
+  const int last = min(row0 + rows, seqlen_q) - 1, shift = seqlen_k - seqlen_q;
   const int begin = max(0, row0 + shift - shape.window_left);
-  const int end = min(shape.seqlen_k, last + shift + shape.window_right + 1);
+  const int end = min(seqlen_k, last + shift + shape.window_right + 1);
   if (end <= begin) return {0, 0, 0, 0};  // O = 0 and lse = -inf for all
   const int all_begin = max(0, last + shift - shape.window_left);  // what the last row sees first ...
-  const int all_end = min(shape.seqlen_k, row0 + shift + shape.window_right + 1);  // ... and the first row last
+  const int all_end = min(seqlen_k, row0 + shift + shape.window_right + 1);  // ... and the first row last
   BlockRanges seen{begin / block_n, ceil_div(all_begin, block_n), all_end / block_n, ceil_div(end, block_n)};
   seen.plain_begin = min(seen.plain_begin, seen.end);
   seen.plain_end = max(seen.plain_begin, seen.plain_end);
   return seen;
 }
 //! [ranges]
+
+// The head that a tile of queries is of, and its sequence. Of several lengths sequences are packed, [tokens, H, d], and
+// begin at cu_seqlens[b] (else null): maps then hold all tokens of a head, one sequence after the other.
+//! [sequence]
+struct Sequence {
+  int q_head, kv_head;    // in the maps
+  int q_token, kv_token;  // their first rows there
+  int seqlen_q, seqlen_k;
+  int64_t lse;  // of its first row
+};
+__device__ __forceinline__ Sequence sequence_of(const Shape& shape, const int* cu_seqlens_q, const int* cu_seqlens_k,
+                                                int bh) {
+  const int group = shape.heads / shape.kv_heads;
+  if (cu_seqlens_q == nullptr)
+    return {bh, bh / group, 0, 0, shape.seqlen_q, shape.seqlen_k, int64_t{bh} * shape.seqlen_q};
+  const int b = bh / shape.heads, h = bh % shape.heads, q = cu_seqlens_q[b], k = cu_seqlens_k[b];
+  return {h, h / group, q, k, cu_seqlens_q[b + 1] - q, cu_seqlens_k[b + 1] - k, int64_t{h} * shape.tokens_q + q};
+}
+//! [sequence]
 
 // Which tiles of queries a block works on. Heads come in sections; in one, tiles with the most keys first, those of all
 // its heads. In round r the blocks take the next gridDim.x of them, by turns from the first block on and from the last,
@@ -148,19 +172,23 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [output]
 
-template <class Element, class Config>
+template <class Element, class Config, bool kSoftcap>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     attention_kernel(const __grid_constant__ TensorMap mapQ,  // [B Hq, d / 64, seqlen_q, 64]
                      const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 64, seqlen_k, 64]
                      const __grid_constant__ TensorMap mapV,  // as K
                      const __grid_constant__ TensorMap mapO,  // as Q
-                     float* gLse,                             // [B, Hq, seqlen_q]
+                     Element* gO,                             // [tokens, Hq, d]: packed; else mapO is used
+                     float* gLse,                             // [B, Hq, seqlen_q] or [Hq, tokens]
+                     const int* gCuQ,                         // [B + 1], or null: not packed
+                     const int* gCuK,                         // [B + 1]
                      Shape shape, int num_m_blocks, int num_heads, int section) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kTileBytes = kBlockN * kHeadDim * 2, kStages = Config::kStages;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warpgroup = threadIdx.x / 128;
-  const float softmax_scale_log2 = shape.softmax_scale * 1.44269504f;  // log2(e)
+  // What scores are still multiplied by: log2(e) is in it.
+  const float softmax_scale_log2 = kSoftcap ? 1.44269504f : shape.softmax_scale * 1.44269504f;
 
   if (threadIdx.x == 0) {
     mbarrier_init(&smem.q_full, 1), mbarrier_init(&smem.q_empty, 4 * Config::kConsumers);
@@ -178,21 +206,23 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == Config::kConsumers) {
     registers_give<Config::kProducerRegisters>();
     if (threadIdx.x % 128 != 0) return;
-    int turn = 0;  // tiles of keys so far, of all tiles of queries
+    int turn = 0, taken = 0;  // tiles of keys so far, of all tiles of queries; those
     for (int round = 0; tiles.exists(round); ++round) {
       const auto [bh, row0] = tiles.at<kBlockM>(round);
-      const BlockRanges seen = blocks_seen(shape, row0, kBlockM, kBlockN);
+      const Sequence sequence = sequence_of(shape, gCuQ, gCuK, bh);
+      if (row0 >= sequence.seqlen_q) continue;  // of a batch with longer sequences
+      const BlockRanges seen = blocks_seen(shape, sequence.seqlen_q, sequence.seqlen_k, row0, kBlockM, kBlockN);
       // (1) load Q_i when the consumers are done with the one before, then K_j and V_j as stages become free
-      mbarrier_wait(&smem.q_empty, round % 2 ^ 1);
+      mbarrier_wait(&smem.q_empty, taken++ % 2 ^ 1);
       if (seen.begin == seen.end) continue;
       mbarrier_arrive_expect(&smem.q_full, kBlockM * kHeadDim * 2);
-      tma_load(smem.sQ, mapQ, &smem.q_full, {0, row0, 0, bh});
+      tma_load(smem.sQ, mapQ, &smem.q_full, {0, sequence.q_token + row0, 0, sequence.q_head});
       for (int n_block = seen.begin; n_block < seen.end; ++n_block, ++turn) {
         const int stage = turn % kStages, phase = turn / kStages % 2;
         const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
           mbarrier_wait(empty, phase ^ 1);  // the first time it is
           mbarrier_arrive_expect(full, kTileBytes);
-          tma_load(tile, map, full, {0, n_block * kBlockN, 0, bh / (shape.heads / shape.kv_heads)});
+          tma_load(tile, map, full, {0, sequence.kv_token + n_block * kBlockN, 0, sequence.kv_head});
         };
         load(smem.sK[stage], mapK, &smem.k_full[stage], &smem.k_empty[stage]);
         load(smem.sV[stage], mapV, &smem.v_full[stage], &smem.v_empty[stage]);
@@ -222,7 +252,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   int first_turn = 0, visited = 0;  // tiles of keys before this tile of queries; tiles of queries that saw any
   for (int round = 0; tiles.exists(round); ++round) {
     const auto [bh, row0] = tiles.at<kBlockM>(round);
-    const BlockRanges seen = blocks_seen(shape, row0, kBlockM, kBlockN);
+    const Sequence sequence = sequence_of(shape, gCuQ, gCuK, bh);
+    if (row0 >= sequence.seqlen_q) continue;
+    const BlockRanges seen = blocks_seen(shape, sequence.seqlen_q, sequence.seqlen_k, row0, kBlockM, kBlockN);
     // The first row of this lane in the tile, the second one is 8 below it; and the first of its columns of 8.
     const auto first_row = [] { return thread_index() / 32 * 16 + thread_index() % 32 / 4; };
     const auto quad_col = [] { return thread_index() % 4 * 2; };
@@ -244,10 +276,22 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     bool rescaled;
     // S of one block of keys becomes P, in float32. `masked` is a type, so that the plain body has no trace of a mask.
     const auto softmax = [&](int n_block, auto masked) {
+      if constexpr (kSoftcap) {  // tanh y = 1 - 2 / (e^2y + 1), a difference of like numbers where y is small
+        const float in = shape.softmax_scale / shape.softcap;
+#pragma unroll
+        for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const float y = s[n][i] * in, y2 = y * y;
+            const float series = y * fmaf(y2, fmaf(y2, fmaf(y2, -17.0f / 315, 2.0f / 15), -1.0f / 3), 1);
+            const float whole = fmaf(-2, __fdividef(1, exp2f(2 * 1.44269504f * y) + 1), 1);
+            s[n][i] = shape.softcap * (fabsf(y) < 0.25f ? series : whole);
+          }
+      }
       if constexpr (masked.value) {
         // Position of this lane's first row from its first key, and how many keys there are from there on.
-        const int key0 = n_block * kBlockN + quad_col(), keys = shape.seqlen_k - key0;
-        const int own = row0 + first_row() + shape.seqlen_k - shape.seqlen_q - key0;
+        const int key0 = n_block * kBlockN + quad_col(), keys = sequence.seqlen_k - key0;
+        const int own = row0 + first_row() + sequence.seqlen_k - sequence.seqlen_q - key0;
         const int first = own - shape.window_left, last = own + shape.window_right;
 #pragma unroll
         for (int n = 0; n < kBlockN / 8; ++n)
@@ -358,13 +402,22 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       for (int n = 0; n < kHeadDim / 8; ++n)  // pieces of 16 bytes, exchanged as TMA takes them
         *reinterpret_cast<uint32_t*>(sO + n / 8 * kBlockM * 64 + at * 64 + (n % 8 ^ at % 8) * 8 + quad_col()) =
             pack2<Element>(o[n][2 * r] * factor, o[n][2 * r + 1] * factor);
-      if (quad_col() == 0 && row < shape.seqlen_q)
-        gLse[int64_t{bh} * shape.seqlen_q + row] =
+      if (quad_col() == 0 && row < sequence.seqlen_q)
+        gLse[sequence.lse + row] =
             row_sum[r] > 0 ? 0.693147181f * row_max[r] + logf(row_sum[r]) : -INFINITY;
     }
     shared_write_fence();
     named_barrier_sync(1 + Config::kConsumers + warpgroup, 128);  // all rows are there
-    if (threadIdx.x % 128 == 0) {
+    if (gCuQ != nullptr) {  // TMA would write over the next sequence: 16 bytes a thread, of rows that exist
+      for (int i = thread_index() % 128; i < 64 * kHeadDim / 8; i += 128) {
+        const int at = i / (kHeadDim / 8), piece = i % (kHeadDim / 8), row = row0 + 64 * warpgroup + at;
+        if (row < sequence.seqlen_q)
+          *reinterpret_cast<uint4*>(gO + (int64_t{sequence.q_token + row} * shape.heads + sequence.q_head) * kHeadDim +
+                                    piece * 8) =
+              *reinterpret_cast<const uint4*>(sO + piece / 8 * kBlockM * 64 + at * 64 + (piece % 8 ^ at % 8) * 8);
+      }
+      __syncwarp();  // all lanes have read: one of them says that Q's place is free
+    } else if (threadIdx.x % 128 == 0) {
       for (int panel = 0; panel < kHeadDim / 64; ++panel) {
         shared_write_fence();
         tma_store(mapO, sO + panel * kBlockM * 64, {0, row0 + 64 * warpgroup, panel, bh});
@@ -379,13 +432,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x % 128 == 0) tma_store_wait<0>();
 }
 
-// A map of [heads, rows, d] whose boxes are tiles of `tile_rows` rows, of all panels of 64 columns or of one.
+// A map of [heads, rows, d], or of packed [rows, heads, d], whose boxes are tiles of `tile_rows` rows, of all panels of
+// 64 columns or of one.
 //! [map]
 template <class Element>
-Status map_of(TensorMap& map, const Element* g, int64_t heads, int64_t rows, int64_t head_dim, int tile_rows,
+Status map_of(TensorMap& map, const Element* g, const Problem& p, int64_t heads, int64_t rows, int tile_rows,
               bool all_panels) {
-  return make_tensor_map<4>(map, g, {64, rows, head_dim / 64, heads}, {2 * head_dim, 128, 2 * rows * head_dim},
-                            {64, tile_rows, all_panels ? static_cast<int>(head_dim / 64) : 1, 1}, Swizzle::k128);
+  const int64_t d = p.head_dim, row_bytes = 2 * d * (p.varlen() ? heads : 1);
+  const int64_t head_bytes = 2 * d * (p.varlen() ? 1 : rows);
+  return make_tensor_map<4>(map, g, {64, rows, d / 64, heads * (p.varlen() ? 1 : p.batch)},
+                            {row_bytes, 128, head_bytes}, {64, tile_rows, all_panels ? static_cast<int>(d / 64) : 1, 1},
+                            Swizzle::k128);
 }
 //! [map]
 
@@ -397,32 +454,35 @@ int64_t heads_of_section(const Problem& p) {
 }
 //! [section]
 
-template <class Element, class Config>
+template <class Element, class Config, bool kSoftcap>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
+  const int64_t rows_q = p.varlen() ? p.tokens_q() : p.seqlen_q, rows_k = p.varlen() ? p.tokens_k() : p.seqlen_k;
   TensorMap q, k, v, o;
   for (const Status& status :
-       {map_of(q, args.in<Element>("q"), p.batch * p.heads, p.seqlen_q, p.head_dim, Config::kBlockM, true),
-        map_of(k, args.in<Element>("k"), p.batch * p.kv_heads, p.seqlen_k, p.head_dim, Config::kBlockN, true),
-        map_of(v, args.in<Element>("v"), p.batch * p.kv_heads, p.seqlen_k, p.head_dim, Config::kBlockN, true),
-        map_of(o, args.out<Element>("o"), p.batch * p.heads, p.seqlen_q, p.head_dim, 64, false)})
+       {map_of(q, args.in<Element>("q"), p, p.heads, rows_q, Config::kBlockM, true),
+        map_of(k, args.in<Element>("k"), p, p.kv_heads, rows_k, Config::kBlockN, true),
+        map_of(v, args.in<Element>("v"), p, p.kv_heads, rows_k, Config::kBlockN, true),
+        map_of(o, args.out<Element>("o"), p, p.heads, rows_q, 64, false)})
     if (!status.ok()) return status;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM);
   const int64_t num_tiles = num_m_blocks * p.heads * p.batch;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : 3;  // emulated: so few that each has several
   args.phase("attention");
-  return launch_kernel(attention_kernel<Element, Config>,
-                       dim3(static_cast<unsigned>(std::min<int64_t>(num_tiles, num_sms))),
-                       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, q, k, v, o,
-                       args.out<float>("lse"), shape_of(p), static_cast<int>(num_m_blocks),
+  return launch_kernel(attention_kernel<Element, Config, kSoftcap>,
+                       dim3(static_cast<unsigned>(std::min<int64_t>(num_tiles, num_sms))), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Element, Config>), args.stream, q, k, v, o, args.out<Element>("o"),
+                       args.out<float>("lse"), args.in_or_null<int>("cu_seqlens_q"),
+                       args.in_or_null<int>("cu_seqlens_k"), shape_of(p), static_cast<int>(num_m_blocks),
                        static_cast<int>(p.heads * p.batch), static_cast<int>(heads_of_section(p)));
 }
 
 #ifndef ATTN_SWEEP  // sweep.cu has its own tiles
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
-  return args.problem.masked() ? launch<Element, Config<kHeadDim, true>>(args)
-                               : launch<Element, Config<kHeadDim, false>>(args);
+  if (args.problem.softcap > 0) return launch<Element, WithSoftcap<kHeadDim>, true>(args);
+  return args.problem.masked() ? launch<Element, Config<kHeadDim, true>, false>(args)
+                               : launch<Element, Config<kHeadDim, false>, false>(args);
 }
 
 Status launch(const Arguments& args) {
