@@ -1,0 +1,226 @@
+// What chapter 04 promises: every step right on every shape that it accepts, on both back ends.
+#include "attn/philox.h"
+#include "attn/roofline.h"
+#include "tests/step_cases.h"
+
+using namespace attn;
+using namespace attn::tests;
+
+namespace {
+
+const std::vector<int64_t> kShort{1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 113, 127, 128, 129, 203};
+const std::vector<int64_t> kHeadDims{64, 128, 32, 64, 96, 128, 192, 256};  // not every step has the last ones
+const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
+
+const Step& step_named(const std::string& name) {
+  for (const Step& s : chapter().steps)
+    if (s.name == name) return s;
+  throw std::runtime_error("no step " + name);
+}
+
+// Every third problem has dropout.
+template <class Body>
+void problems(const std::vector<int64_t>& lengths, Body body) {
+  int n = 0;
+  covering_problems(lengths, kHeadDims, kDTypes, [&](Problem p) {
+    if (n++ % 3 == 0) p.dropout = n % 2 == 0 ? 0.25 : 0.1;
+    body(p);
+  });
+}
+
+}  // namespace
+
+TEST_CASE("steps drop the same probabilities as the reference, bit for bit", "[emulated]") {
+  // With V = identity columns, O shows P: where it is 0, the probability was dropped.
+  Problem p = problem(33, 64, 64, DType::fp16);
+  p.heads = p.kv_heads = 2;
+  p.dropout = 0.5;
+  p.finish();
+  const Operation& op = *find_operation("forward");
+  HostTensors in = draw_inputs(p, op.inputs(p));
+  for (float& x : in.at("q").data) x = 0;  // all probabilities equal
+  for (std::size_t i = 0; i < in.at("v").data.size(); ++i)
+    in.at("v").data[i] = i / 64 % 64 == i % 64 ? 1 : 0;
+  for (const Step& step : chapter().steps) {
+    if (step.operation != "forward") continue;
+    INFO(step.name);
+    Session session(p, op, Backend::emulated, in);
+    REQUIRE(session.prepare(step).ok());
+    REQUIRE(session.launch().ok());
+    const HostTensors out = session.outputs();
+    int wrong = 0;
+    for (int64_t h = 0; h < 2; ++h)
+      for (int64_t i = 0; i < 33; ++i)
+        for (int64_t j = 0; j < 64; ++j)
+          wrong += (out.at("o").row(0, h, i)[j] != 0) !=
+                   dropout_keeps(p.seed, h, static_cast<int>(i), static_cast<int>(j), 128);
+    CHECK(wrong == 0);
+  }
+}
+
+TEST_CASE("forward steps are right on short problems", "[emulated]") {
+  int ran = 0;
+  problems(kShort, [&](Problem p) { ran += check_steps("forward", p, Backend::emulated); });
+  CHECK(ran >= 80);
+}
+
+TEST_CASE("forward steps are right on long problems", "[emulated]") {
+  for (const int64_t n : {239, 799, 1000, 1023, 1024})
+    check_steps("forward", problem(n, n, n % 2 == 0 ? 64 : 32, DType::bf16, InputKind::needle), Backend::emulated);
+  Problem causal = problem(700, 1100, 128, DType::fp16, InputKind::peaked);
+  causal.causal = true;
+  causal.dropout = 0.1;
+  check_steps("forward", causal, Backend::emulated);
+}
+
+TEST_CASE("windows of any width at the edges of tiles", "[emulated]") {
+  // Widths 0, 1, around a tile of keys, and beyond the end, to each side and to both.
+  for (const int64_t width : {0, 1, 63, 64, 65, 127, 128, 129, 500})
+    for (int side = 0; side < 3; ++side) {
+      Problem p = problem(300, side == 1 ? 420 : 300, 64, DType::bf16, InputKind::needle);
+      p.heads = p.kv_heads = 1;
+      if (side != 0) p.window_left = width;
+      if (side != 1) p.window_right = width;
+      check_steps("forward", p, Backend::emulated);
+    }
+}
+
+TEST_CASE("rows that see nothing", "[emulated]") {
+  // More queries than keys: the first rows see no key, and whole tiles of rows do not.
+  for (const int64_t d : {64, 96, 128, 256})
+    for (const int64_t window_left : {-1, 3}) {
+      Problem p = problem(400, 20, d, DType::fp16);
+      p.causal = true;
+      p.window_left = window_left;
+      check_steps("forward", p, Backend::emulated);
+    }
+}
+
+TEST_CASE("every schedule gives the same bits", "[emulated]") {
+  for (const Step& step : chapter().steps) {
+    Problem p = problem(140, 300, 64, DType::bf16, InputKind::needle);
+    p.causal = true;
+    p.finish();
+    HostTensors first;
+    CHECK(run_step(step, p, Backend::emulated, &first) == "");
+    const Operation& op = *find_operation(step.operation);
+    for (uint64_t seed = 100; seed < 105; ++seed) {
+      Session session(p, op, Backend::emulated, draw_inputs(p, op.inputs(p)));
+      emulator::schedule_seed = seed;
+      CHECK(session.prepare(step).ok());
+      CHECK(session.launch().ok());
+      for (const auto& [name, t] : session.outputs()) {
+        INFO(step.name << " " << name << " under schedule " << seed);
+        CHECK(t.data == first.at(name).data);
+      }
+    }
+  }
+}
+
+TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+  Problem p = problem(8, 8, 96, DType::bf16);
+  p.finish();
+  CHECK(refusal(step_named("v2_split_q"), p).value().find("32, 64 and 128") != std::string::npos);
+  p = problem(8, 8, 64, DType::fp32);
+  p.finish();
+  CHECK(refusal(step_named("v1_loop_swap"), p).value().find("fp16 or bf16") != std::string::npos);
+  p = problem(int64_t{1} << 29, 8, 64, DType::bf16);
+  p.heads = p.kv_heads = 1024;
+  p.finish();
+  CHECK(refusal(step_named("v1_loop_swap"), p).value().find("2^31 - 1 blocks") != std::string::npos);
+}
+
+TEST_CASE("nothing but inputs and outputs is in memory", "[emulated]") {
+  Problem p = problem(1024, 1024, 64, DType::bf16);
+  p.finish();
+  for (const Step& step : chapter().steps) {
+    INFO(step.name);
+    if (step.operation == "forward") CHECK(step.workspaces(p).empty());
+  }
+}
+
+TEST_CASE("the model counts what a step does", "[emulated]") {
+  Problem p = problem(1024, 1024, 64, DType::bf16);
+  p.finish();
+  const Phase all = step_named("v1_loop_swap").cost(p).at(0);
+  CHECK(all.exp == 2.0 * 1024 * 1024);
+  CHECK(all.tensor_flop == 4.0 * 64 * all.exp);
+  // Q and O once, K and V once for each of 8 tiles of 128 queries, two heads.
+  CHECK(all.l2_bytes == 2 * (2 * 1024 * 64 * 2 + 1024 * 4 + 8 * 2 * 1024 * 64 * 2));
+}
+
+TEST_CASE("all steps on the GPU", "[gpu]") {
+  int ran = 0;
+  problems(kLengths, [&](Problem p) { ran += check_steps("forward", p, Backend::gpu); });
+  CHECK(ran >= 110);
+  Problem p = problem(2100, 4000, 128, DType::bf16, InputKind::needle);
+  p.causal = true;
+  check_steps("forward", p, Backend::gpu);
+}
+
+TEST_CASE("the two back ends agree", "[gpu]") {
+  Problem p = problem(203, 239, 64, DType::bf16, InputKind::needle);
+  p.causal = true;
+  p.finish();
+  for (const Step& step : chapter().steps) {
+    HostTensors gpu, emulated;
+    INFO(step.name);
+    REQUIRE(run_step(step, p, Backend::gpu, &gpu) == "");
+    REQUIRE(run_step(step, p, Backend::emulated, &emulated) == "");
+    for (const auto& [name, t] : gpu) {
+      double difference = 0, size = 0;
+      for (std::size_t i = 0; i < t.data.size(); ++i) {
+        const double a = t.data[i], b = emulated.at(name).data[i];
+        if (std::isfinite(b)) difference += (a - b) * (a - b), size += b * b;
+      }
+      INFO(name);
+      CHECK(std::sqrt(difference / size) < 4e-3);  // one rounding of bf16
+    }
+  }
+}
+
+TEST_CASE("1000 repeats give the same bits", "[gpu]") {
+  Problem p = problem(203, 603, 64, DType::bf16);
+  p.finish();
+  for (const Step& step : chapter().steps) {
+    if (!step.deterministic) continue;
+    const Operation& op = *find_operation(step.operation);
+    Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
+    REQUIRE(session.prepare(step).ok());
+    HostTensors first;
+    for (int n = 0; n < 1000; ++n) {
+      REQUIRE(session.launch().ok());
+      const HostTensors now = session.outputs();
+      if (n == 0) first = now;
+      for (const auto& [name, t] : now) {
+        INFO(step.name << " " << name << " run " << n);
+        REQUIRE(t.data == first.at(name).data);
+      }
+    }
+  }
+}
+
+TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
+  // Q and O, then K and V, have more than 2^31 elements. Sampled rows are compared, the last ones of the last head too.
+  Problem queries = problem(1024, 1024, 128, DType::bf16), keys = problem(64, 131072, 128, DType::bf16);
+  queries.batch = 129, queries.heads = 128, queries.kv_heads = 1;
+  keys.batch = 129, keys.heads = keys.kv_heads = 1;
+  queries.causal = true;
+  for (Problem p : {queries, keys}) {
+    p.finish();
+    const Operation& op = *find_operation("forward");
+    const HostTensors inputs = draw_inputs(p, op.inputs(p));
+    const auto expected = op.reference(p, inputs, {.full = false, .budget = 1e7});
+    Session session(p, op, Backend::gpu, inputs);
+    for (const Step& step : chapter().steps) {
+      if (step.operation != "forward") continue;
+      INFO(step.name);
+      if (memory_need(p, op, step).total() > static_cast<double>(free_bytes(Backend::gpu))) continue;
+      REQUIRE(session.prepare(step).ok());
+      REQUIRE(session.launch().ok());
+      CHECK_FALSE(session.damage());
+      const HostTensors out = session.outputs();
+      for (const Expected& e : expected) CHECK(check(out.at(e.spec.name), e).failure == "");
+    }
+  }
+}

@@ -1,0 +1,345 @@
+// v1_loop_swap: queries outside, keys inside.
+//
+// parent    03_flash_v1/v7_exp2
+// idea      A block takes a tile of queries and walks over all keys. O, m and l of its rows never leave the chip: no
+//           workspace, O is divided once, at the end. FlashAttention-2 (arXiv 2307.08691), section 3.1.
+//           The warps still split the keys and exchange, as in chapter 03. What chapter 03 won with other ideas
+//           (swizzle, cp.async, exp2, skipped tiles) is put aside, and comes back in v3 to v6, each alone.
+// expect    HBM bytes: those of O and its state between visits are gone (dram__bytes.sum). L2 bytes: K and V once
+//           for 128 queries, Q and O once (lts__t_bytes.sum). Instructions that rescale: no division in the loop.
+// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
+#include "attn/kernel.h"
+#include "attn/philox.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/mma.h"
+#include "ptx/named_barrier.h"
+
+namespace ATTN_BACKEND::v1_loop_swap {
+using namespace attn;
+
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kWarpsM = 4, kWarpsN = 2;  // warps along the rows and along the keys of a tile
+  static constexpr int kGroupThreads = 32 * kWarpsN;  // of kGroupRows rows
+  static constexpr int kTiles = 2, kGroupRows = 16 * kTiles;  // products of 16 rows by a warp
+  static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
+  static constexpr int kBlockM = kGroupRows * kWarpsM, kBlockN = 64;  // B_r, B_c: K and V pass, Q stays
+  static constexpr int kWarpKeys = kBlockN / kWarpsN;          // keys of a warp
+  static constexpr int kSlice = kHeadDim / kWarpsN;            // columns of O that a warp adds up
+  static_assert(kWarpKeys % 16 == 0 && kSlice % 16 == 0, "warps own whole products");
+  static_assert(kWarpsN == 2, "one other warp");
+};
+
+// Place of element (row, col) of a tile [rows, kHeadDim].
+template <int kHeadDim>
+__host__ __device__ constexpr int place(int row, int col) {
+  return row * kHeadDim + col;
+}
+
+// Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+constexpr float kNothing = -3.4028234e38f;
+
+template <class Element, class Config>
+struct SharedStorage {
+  alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
+  float sMax[Config::kWarpsN][Config::kBlockM];                 // of each warp's keys
+  float sSum[Config::kWarpsN][Config::kBlockM];
+  // Partial O from the other warp of a row group, for the warp that adds up these columns.
+  float sO[Config::kWarpsM][Config::kWarpsN][Config::kGroupRows * Config::kSlice];
+};
+
+// Place of a pair (row, col) of sO: 32 bytes of 4 lanes stay together, those of 8 rows go to other banks.
+template <class Config>
+__device__ int exchange_place(int row, int col) {
+  return row * Config::kSlice + ((col / 8) ^ (row % (Config::kSlice / 8))) * 8 + col % 8;
+}
+
+// Copies rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end becomes 0.
+template <int kRows, class Config, class Element>
+__device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
+  constexpr int kVectors = Config::kHeadDim / 8;  // of 16 bytes, a row
+#pragma unroll
+  for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
+    const int r = i / kVectors, c = i % kVectors * 8;
+    *reinterpret_cast<uint4*>(tile + place<Config::kHeadDim>(r, c)) =
+        row0 + r < rows ? *reinterpret_cast<const uint4*>(g + int64_t{row0 + r} * Config::kHeadDim + c)
+                        : make_uint4(0, 0, 0, 0);
+  }
+}
+
+__device__ __forceinline__ float quad_max(float x) {  // over the 4 lanes that share a row
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// (3) S = Q K^T for 32 rows and the keys of this warp.
+//! [scores]
+template <class Config, class Element>
+__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kWarpKeys / 8][4], const Element* sQ,
+                                       const Element* sK) {
+  const int lane_id = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < Config::kHeadDim; k += 16) {
+    uint32_t a[Config::kTiles][4], b[4];
+#pragma unroll
+    for (int m = 0; m < Config::kTiles; ++m)
+      ldmatrix_x4(a[m], sQ + place<Config::kHeadDim>(16 * m + lane_id % 16, k + lane_id / 16 * 8));
+#pragma unroll
+    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two products of 8 keys at once
+      ldmatrix_x4(b, sK + place<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8, k + lane_id / 8 % 2 * 8));
+#pragma unroll
+      for (int m = 0; m < Config::kTiles; ++m) {
+        mma_m16n8k16<Element>(s[m][n], a[m], {b[0], b[1]}, s[m][n]);
+        mma_m16n8k16<Element>(s[m][n + 1], a[m], {b[2], b[3]}, s[m][n + 1]);
+      }
+    }
+  }
+}
+//! [scores]
+
+// (5) O += P V for 32 rows, the keys of this warp and kSlice columns from `col0` on. Two neighbouring accumulators
+// of the first product, rounded in pairs, are an operand of the second.
+//! [output]
+template <class Config, class Element>
+__device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kSlice / 8][4],
+                                       const uint32_t (&p)[Config::kTiles][Config::kWarpKeys / 8][2],
+                                       const Element* sV, int col0) {
+  const int lane_id = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < Config::kWarpKeys / 8; k += 2) {  // 16 keys
+#pragma unroll
+    for (int n = 0; n < Config::kSlice / 8; n += 2) {
+      uint32_t b[4];
+      ldmatrix_x4_trans(b, sV + place<Config::kHeadDim>(8 * k + lane_id % 16, col0 + 8 * n + lane_id / 16 * 8));
+#pragma unroll
+      for (int m = 0; m < Config::kTiles; ++m) {
+        const uint32_t a[4] = {p[m][k][0], p[m][k][1], p[m][k + 1][0], p[m][k + 1][1]};
+        mma_m16n8k16<Element>(o[m][n], a, {b[0], b[1]}, o[m][n]);
+        mma_m16n8k16<Element>(o[m][n + 1], a, {b[2], b[3]}, o[m][n + 1]);
+      }
+    }
+  }
+}
+//! [output]
+
+// Sets to 0 what dropout drops of row `row`, half `r` of the accumulators: 16 bytes of Philox for 64 keys.
+template <class Config>
+__device__ __forceinline__ void drop(float (&s)[Config::kWarpKeys / 8][4], int r, uint64_t seed, int64_t bh, int row,
+                                     int key0, int dropped) {
+#pragma unroll
+  for (int first = 0; first < Config::kWarpKeys; first += 64) {
+    const PhiloxBits bits = dropout_bits(seed, bh, row, (key0 + first) / 64, threadIdx.x % 4);
+    const int skipped = Config::kWarpKeys % 64 == 0 ? 0 : key0 % 64 / 4;  // bytes of the keys before
+#pragma unroll
+    for (int i = 0; i < 16 && first + i * 4 < Config::kWarpKeys; ++i)
+      if (bits.byte(skipped + i) < static_cast<uint32_t>(dropped)) s[first / 8 + i / 2][2 * r + i % 2] = 0;
+  }
+}
+
+template <class Element, class Config, bool kDropout>
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
+                     const Element* gK,  // [B, Hkv, seqlen_k, d]
+                     const Element* gV,  // [B, Hkv, seqlen_k, d]
+                     Element* gO,        // [B, Hq, seqlen_q, d]
+                     float* gLse,        // [B, Hq, seqlen_q]
+                     Shape shape, uint64_t seed, int num_m_blocks) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  constexpr int kWarpsN = Config::kWarpsN, kWarpKeys = Config::kWarpKeys, kSlice = Config::kSlice;
+  constexpr int kTiles = Config::kTiles, kGroupRows = Config::kGroupRows;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  const int lane_id = threadIdx.x % 32, warp_m = threadIdx.x / 32 / kWarpsN, warp_n = threadIdx.x / 32 % kWarpsN;
+  const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // place in an accumulator
+  const int m_block = blockIdx.x % num_m_blocks;
+  const int64_t bh = blockIdx.x / num_m_blocks, bh_kv = bh / (shape.heads / shape.kv_heads);
+  const int64_t q0 = bh * shape.seqlen_q;  // first row of this head
+  const Element* q = gQ + q0 * kHeadDim;
+  const Element* k = gK + bh_kv * shape.seqlen_k * kHeadDim;
+  const Element* v = gV + bh_kv * shape.seqlen_k * kHeadDim;
+  const int shift = shape.seqlen_k - shape.seqlen_q;
+  // The group: kWarpsN warps that share kGroupRows rows of the tile.
+  const int row0 = m_block * kBlockM, group_row = kGroupRows * warp_m;
+  const auto group_sync = [&] { named_barrier_sync(1 + warp_m, Config::kGroupThreads); };
+  // Row of this thread: its half r of the accumulators of tile m.
+  const auto local_row = [&](int m, int r) { return group_row + 16 * m + 8 * r + quad_row; };
+  const auto row = [&](int m, int r) { return row0 + local_row(m, r); };
+
+  // (1) load Q_i, which stays
+  load_tile<kBlockM, Config>(smem.sQ, q, row0, shape.seqlen_q);
+  float o[kTiles][kSlice / 8][4] = {};  // the columns that this warp adds up, not divided by l yet
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // of both warps' keys; of this warp's keys
+  for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kNothing;
+
+  for (int n_block = 0; n_block * kBlockN < shape.seqlen_k; ++n_block) {
+    // (2) load K_j and V_j
+    __syncthreads();  // all are done with the tiles before
+    load_tile<kBlockN, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k);
+    load_tile<kBlockN, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k);
+    __syncthreads();  // they are there, and so is Q
+
+    // (3) S = scale Q K^T, -inf where a query does not see a key.
+    const int key0 = n_block * kBlockN + warp_n * kWarpKeys;
+    const int diagonal = row0 + group_row + shift;  // the last key that a causal mask leaves to the first row
+    float s[kTiles][kWarpKeys / 8][4] = {};
+    scores<Config>(s, smem.sQ + group_row * kHeadDim, smem.sK + warp_n * kWarpKeys * kHeadDim);
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int n = 0; n < kWarpKeys / 8; ++n)
+        for (int i = 0; i < 4; ++i) s[m][n][i] *= shape.softmax_scale;
+    // Most tiles are seen whole.
+    if (key0 < diagonal + kGroupRows - 1 - shape.window_left ||
+        key0 + kWarpKeys > min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+        for (int n = 0; n < kWarpKeys / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int key = key0 + 8 * n + quad_col + i % 2, own = row(m, i / 2) + shift;
+            if (key < own - shape.window_left || key > own + shape.window_right || key >= shape.seqlen_k)
+              s[m][n][i] = -INFINITY;
+          }
+    }
+
+    // (4) softmax: the maximum over this warp's keys, then over both warps and what was seen before.
+    //! [softmax]
+    float max[kTiles][2];
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        max[m][r] = row_max[m][r];
+#pragma unroll
+        for (int n = 0; n < kWarpKeys / 8; ++n)
+          max[m][r] = fmaxf(max[m][r], fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+        max[m][r] = quad_max(max[m][r]);
+        if (quad_col == 0) smem.sMax[warp_n][local_row(m, r)] = max[m][r];
+      }
+    group_sync();  // the maxima of both warps are there
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        max[m][r] = fmaxf(max[m][r], smem.sMax[1 - warp_n][local_row(m, r)]);
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < kWarpKeys / 8; ++n)
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            float& p = s[m][n][2 * r + c];
+            p = __expf(p - max[m][r]);
+            sum += p;
+          }
+        const float rescale = __expf(row_max[m][r] - max[m][r]);
+        row_max[m][r] = max[m][r];
+        row_sum[m][r] = row_sum[m][r] * rescale + quad_sum(sum);
+#pragma unroll
+        for (int n = 0; n < kSlice / 8; ++n) o[m][n][2 * r] *= rescale, o[m][n][2 * r + 1] *= rescale;
+        if constexpr (kDropout)  // the sum keeps what O loses
+          drop<Config>(s[m], r, seed, bh, row(m, r), key0, shape.dropped);
+      }
+    //! [softmax]
+    uint32_t p[kTiles][kWarpKeys / 8][2];
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int n = 0; n < kWarpKeys / 8; ++n)
+        p[m][n][0] = pack2<Element>(s[m][n][0], s[m][n][1]), p[m][n][1] = pack2<Element>(s[m][n][2], s[m][n][3]);
+
+    // (5) O += P V over this warp's keys, (6) first the columns that the other warp adds up.
+    //! [exchange]
+    const Element* const v_tile = smem.sV + warp_n * kWarpKeys * kHeadDim;
+    {
+      float theirs[kTiles][kSlice / 8][4] = {};
+      output<Config>(theirs, p, v_tile, (1 - warp_n) * kSlice);
+      float* const to = smem.sO[warp_m][1 - warp_n];
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+        for (int n = 0; n < kSlice / 8; ++n)
+#pragma unroll
+          for (int r = 0; r < 2; ++r)
+            *reinterpret_cast<float2*>(to + exchange_place<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col)) =
+                make_float2(theirs[m][n][2 * r], theirs[m][n][2 * r + 1]);
+    }
+    output<Config>(o, p, v_tile, warp_n * kSlice);
+    group_sync();  // the other warp's part is there
+    const float* const from = smem.sO[warp_m][warp_n];
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int n = 0; n < kSlice / 8; ++n)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const float2 part = *reinterpret_cast<const float2*>(
+              from + exchange_place<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col));
+          o[m][n][2 * r] += part.x, o[m][n][2 * r + 1] += part.y;
+        }
+    //! [exchange]
+  }
+
+  // (7) O = O / l, once; (8) store O and lse
+  //! [finish]
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (quad_col == 0) smem.sSum[warp_n][local_row(m, r)] = row_sum[m][r];
+  group_sync();  // the sums of both warps are there
+  const float inverse_kept = kDropout ? 1 / (1 - float(shape.dropped) / 256) : 1;
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (row(m, r) >= shape.seqlen_q) continue;
+      const float sum = smem.sSum[0][local_row(m, r)] + smem.sSum[1][local_row(m, r)];
+      const float factor = sum > 0 ? inverse_kept / sum : 0;  // a row that sees nothing: O = 0
+      Element* const to = gO + (q0 + row(m, r)) * kHeadDim + warp_n * kSlice + quad_col;
+#pragma unroll
+      for (int n = 0; n < kSlice / 8; ++n)
+        *reinterpret_cast<uint32_t*>(to + 8 * n) =
+            pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
+      if (warp_n == 0 && quad_col == 0)
+        gLse[q0 + row(m, r)] = sum > 0 ? row_max[m][r] + logf(sum) : -INFINITY;
+    }
+  //! [finish]
+}
+
+template <class Element, class Config, bool kDropout>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM);
+  args.phase("attention");
+  return launch_kernel(attention_kernel<Element, Config, kDropout>,
+                       dim3(static_cast<unsigned>(num_m_blocks * p.heads * p.batch)), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
+                       args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"),
+                       args.out<float>("lse"), shape_of(p), p.seed, static_cast<int>(num_m_blocks));
+}
+
+template <class Element, int kHeadDim>
+Status launch(const Arguments& args) {
+  return args.problem.dropout > 0 ? launch<Element, Config<kHeadDim>, true>(args)
+                                  : launch<Element, Config<kHeadDim>, false>(args);
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 32: return launch<Element, 32>(args);
+      case 64: return launch<Element, 64>(args);
+      case 128: return launch<Element, 128>(args);
+    }
+    return Status::unsupported("head dims 32, 64 and 128 alone");
+  });
+}
+
+}  // namespace ATTN_BACKEND::v1_loop_swap
