@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "backward_steps.h"
 #include "attn/step.h"
 
 ATTN_DECLARE_STEP(v1_loop_swap);
@@ -130,6 +131,7 @@ Chapter make_chapter() {
   c.steps.push_back(tuned_step("v7_tuned", "tiles for each head dim; O rescaled seldom; addresses are constants",
                                ATTN_LAUNCH(v7_tuned)));
   refuse_negative_scale(c.steps.back());
+  backward::add_steps(c);
   return c;
 }
 
