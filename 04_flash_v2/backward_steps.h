@@ -10,6 +10,7 @@
 
 ATTN_DECLARE_STEP(v7_tuned);
 ATTN_DECLARE_STEP(b1_kv_parallel);
+ATTN_DECLARE_STEP(b2_tuned);
 
 namespace attn::backward {
 
@@ -104,6 +105,42 @@ inline Step first_step() {
   };
 }
 
-inline void add_steps(Chapter& c) { c.steps.push_back(first_step()); }
+// Tiles of b2, by head dim; as in its file.
+inline Tiles tuned_tiles(int64_t head_dim) {
+  return head_dim <= 64 ? Tiles{128, 128} : head_dim <= 128 ? Tiles{64, 128} : Tiles{64, 64};
+}
+
+inline Step tuned_step() {
+  return {
+      .name = "b2_tuned",
+      .operation = "backward",
+      .idea = "transposed scores: P and dS are operands in registers; half of the warps own dV, half dK",
+      .support = "fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, masks, GQA, dropout; no negative scale",
+      .refuses = [](const Problem& p) -> Reason {
+        constexpr int64_t kDims[] = {32, 64, 96, 128, 192, 256};
+        if (std::find(std::begin(kDims), std::end(kDims), p.head_dim) == std::end(kDims))
+          return fmt::format("--head-dim {}: this step has 32, 64, 96, 128, 192 and 256", p.head_dim);
+        return refuse(p, tuned_tiles(p.head_dim));
+      },
+      .workspaces =
+          [](const Problem& p) {
+            const Tiles t = tuned_tiles(p.head_dim);
+            const int64_t rows = p.batch * p.heads * t.row_tiles(p) * t.block_m;
+            return std::vector<Workspace>{{"accum", rows * p.head_dim * 4}, {"rows", rows * 8}};
+          },
+      .cost =
+          [](const Problem& p) {
+            return Cost{dot_phase(p), gradient_phase(p, tuned_tiles(p.head_dim)), convert_phase(p)};
+          },
+      .launch = ATTN_LAUNCH(b2_tuned),
+      .prepare = ATTN_LAUNCH(v7_tuned),
+      .deterministic = false,
+  };
+}
+
+inline void add_steps(Chapter& c) {
+  c.steps.push_back(first_step());
+  c.steps.push_back(tuned_step());
+}
 
 }  // namespace attn::backward

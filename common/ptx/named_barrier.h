@@ -18,5 +18,15 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads ATTN_CALL
 #endif
 }
 
+/// Arrives at barrier `id` without waiting: whoever waits there sees what this thread wrote before.
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads ATTN_CALLER) {
+#ifdef ATTN_EMULATED
+  emulator::Block::current().named_barrier("named_barrier_arrive", caller, static_cast<std::size_t>(id),
+                                           static_cast<std::size_t>(threads), false);
+#else
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+#endif
+}
+
 }  // namespace ATTN_BACKEND
 }  // namespace attn
