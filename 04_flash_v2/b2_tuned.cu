@@ -45,7 +45,7 @@ struct Tile {
   static constexpr int kCopyRows = kThreads / kSpan;        // rows that the block copies at once, of kSpan pieces
   static_assert(kWarpKeys % 16 == 0 && kBlockM % 16 == 0, "warps own whole products");
   static_assert(kQueryRows % 16 == 0 && kQueryCols % 16 == 0 && kQueryCols > 0, "warps own whole products of dQ");
-  static_assert(kBlockM % kCopyRows == 0 || kCopyRows % kBlockM == 0, "no warp copies in part");
+  static_assert(kCopyRows % 8 == 0, "every row of a thread has the same exchange");
   static_assert(kPairs <= 15, "a barrier a pair");
 };
 template <int kHeadDim>
@@ -108,15 +108,16 @@ template <int kRows, class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int rows) {
   constexpr int kSpan = Config::kSpan, kCopyRows = Config::kCopyRows, kHeadDim = Config::kHeadDim;
   const int row = threadIdx.x / kSpan;
-  if (kCopyRows > kRows && row >= kRows) return;
   Element* const to = tile + place<kHeadDim>(row, threadIdx.x % kSpan * 8);
 #pragma unroll
-  for (int r = 0; r < kRows; r += kCopyRows)
+  for (int r = 0; r < kRows; r += kCopyRows) {
+    if (r + kCopyRows > kRows && row + r >= kRows) break;
 #pragma unroll
     for (int c = 0; c < kHeadDim; c += 8 * kSpan) {
       const bool inside = row + r < rows;
       cp_async_16(to + r * kHeadDim + c, g + (inside ? r : -row) * kHeadDim + c, inside ? 16 : 0);
     }
+  }
 }
 
 // Blocks of rows: some row of [begin, end) sees a key of [key0, key0 + keys), and every row of [plain_begin, plain_end)
@@ -489,9 +490,12 @@ __global__ void __launch_bounds__(Config::kThreads)
 
 // Key heads of a section: so many that their Q, dO and sums of dQ take half of the L2 of an H200 (50 MB).
 //! [section]
+#ifndef ATTN_SWEEP  // sweep_backward.cu tries others
+constexpr int64_t kSectionBytes = 24 << 20;
+#endif
 int64_t heads_of_section(const Problem& p) {
   const int64_t bytes = p.group() * p.seqlen_q * p.head_dim * (2 + 2 + 4);
-  return std::min(p.kv_heads * p.batch, std::max<int64_t>(1, (24 << 20) / bytes));
+  return std::min(p.kv_heads * p.batch, std::max<int64_t>(1, kSectionBytes / bytes));
 }
 //! [section]
 
