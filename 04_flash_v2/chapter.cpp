@@ -79,9 +79,10 @@ Step first_step(std::string name, std::string idea, bool skip, Launch launch) {
   };
 }
 
-// Tiles of v7, by head dim; as in its file.
-Tiles tuned_tiles(int64_t head_dim) {
-  return head_dim <= 128 ? Tiles{128, 64} : Tiles{64, 64};
+// Tiles of v7, as in v7_tiles.h.
+Tiles tuned_tiles(const Problem& p) {
+  const bool features = p.dropout > 0 || p.softcap > 0 || p.alibi || p.softmax_scale < 1e-37;
+  return p.head_dim <= (features ? 64 : 128) ? Tiles{128, 64} : Tiles{64, 64};
 }
 
 Step tuned_step(std::string name, std::string idea, Launch launch) {
@@ -89,25 +90,31 @@ Step tuned_step(std::string name, std::string idea, Launch launch) {
       .name = std::move(name),
       .operation = "forward",
       .idea = std::move(idea),
-      .support = "fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, masks, GQA, dropout",
+      .support = "fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks, GQA, softcap, "
+                 "ALiBi, dropout",
       .refuses = [](const Problem& p) -> Reason {
         constexpr int64_t kDims[] = {32, 64, 96, 128, 192, 256};
         if (std::find(std::begin(kDims), std::end(kDims), p.head_dim) == std::end(kDims))
           return fmt::format("--head-dim {}: this step has 32, 64, 96, 128, 192 and 256", p.head_dim);
-        return refuse(p, tuned_tiles(p.head_dim));
+        return refuse(p, tuned_tiles(p));
       },
       .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
-      .cost = [](const Problem& p) { return forward_cost(p, tuned_tiles(p.head_dim), true); },
+      .cost = [](const Problem& p) { return forward_cost(p, tuned_tiles(p), true); },
       .launch = launch,
       .takes_dropout = true,
+      .takes_softcap = true,
+      .takes_alibi = true,
+      .takes_varlen = true,
   };
 }
 
-// For steps that take the maximum of scores that are not scaled yet.
+// For steps that take the maximum of scores that are not scaled yet. A scale that is 0 as a float, or denormal and
+// taken for 0, would make the product with a masked score, -inf, no number.
 void refuse_negative_scale(Step& step) {
-  step.support += "; no negative scale";
+  step.support += "; scales from 1e-37";
   step.refuses = [refuses = step.refuses](const Problem& p) -> Reason {
-    if (p.softmax_scale < 0) return "--scale below 0: this step takes the maximum of scores that are not scaled yet";
+    if (p.softmax_scale < 1e-37)
+      return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
     return refuses(p);
   };
 }
@@ -116,8 +123,8 @@ Chapter make_chapter() {
   Chapter c{"04_flash_v2", "FlashAttention-2: queries outside, O in registers, warps that share nothing", {}};
   c.steps.push_back(first_step("v1_loop_swap", "Q outside, K/V inside: O stays on the chip, one division at the end",
                                false, ATTN_LAUNCH(v1_loop_swap)));
-  c.steps.push_back(first_step("v2_split_q", "every warp its own rows: nothing is exchanged, P stays in registers", false,
-                               ATTN_LAUNCH(v2_split_q)));
+  c.steps.push_back(first_step("v2_split_q", "every warp its own rows: nothing is exchanged, P stays in registers",
+                               false, ATTN_LAUNCH(v2_split_q)));
   c.steps.push_back(first_step("v3_swizzle", "pieces of 16 bytes change places: ldmatrix without bank conflicts", false,
                                ATTN_LAUNCH(v3_swizzle)));
   c.steps.push_back(first_step("v4_cp_async", "K and V each on their way during the other product", false,
@@ -130,7 +137,6 @@ Chapter make_chapter() {
   refuse_negative_scale(c.steps.back());
   c.steps.push_back(tuned_step("v7_tuned", "tiles for each head dim; O rescaled seldom; addresses are constants",
                                ATTN_LAUNCH(v7_tuned)));
-  refuse_negative_scale(c.steps.back());
   backward::add_steps(c);
   return c;
 }

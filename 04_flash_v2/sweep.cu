@@ -2,9 +2,9 @@
 //
 //     sweep_04_flash_v2 [--head-dim D] [--causal] [--repeat R]
 //
-// 16384 tokens, 2048 / d heads, bf16. A row is a tile: B_r, B_c, warps, whether fragments of Q stay in registers,
-// stages, blocks an SM; registers and spilled bytes of a thread; then the median of R launches at each length, and how
-// far O is from that of the first tile (NaN: not all of it was written).
+// 16384 tokens, 2048 / d heads, bf16. A row is a tile: B_r, B_c, warps, of how many times 16 columns of Q the
+// fragments stay in registers, stages, blocks an SM; registers and spilled bytes of a thread; then the median of R
+// launches at each length, and how far O is from that of the first tile (NaN: not all of it was written).
 #define ATTN_SWEEP
 #include "v7_tuned.cu"
 
@@ -22,52 +22,59 @@ namespace gpu::v7_tuned {
 namespace {
 
 struct Row {
-  int head_dim, block_m, block_n, warps, keep_q, stages, blocks_per_sm;
+  int head_dim, block_m, block_n, warps, kept, stages, blocks_per_sm;
   Status (*launch)(const Arguments&);
   const void* kernel;
 };
 template <int... kTile>
 Row row() {
   using T = Tile<kTile...>;
-  return {T::kHeadDim, T::kBlockM, T::kBlockN, T::kNumWarps, T::kKeepQ, T::kStages, T::kBlocksPerSm,
+  return {T::kHeadDim, T::kBlockM, T::kBlockN, T::kNumWarps, T::kKept, T::kStages, T::kBlocksPerSm,
           launch<__nv_bfloat16, T, false>,
           reinterpret_cast<const void*>(&attention_kernel<__nv_bfloat16, T, false>)};
 }
 
-//                        d    M    N  warps keep Q, stages, blocks an SM
-const Row kRows[] = {row<64, 128, 128, 4, false, 1, 2>(),  // FlashAttention-2's
-                     row<64, 128, 128, 4, false, 2, 2>(),
-                     row<64, 128, 64, 4, false, 2, 2>(),
-                     row<64, 128, 64, 4, true, 2, 2>(),
-                     row<64, 128, 64, 4, false, 2, 3>(),
-                     row<64, 128, 64, 4, false, 1, 3>(),
-                     row<64, 128, 32, 4, true, 2, 3>(),
-                     row<64, 64, 64, 4, true, 2, 4>(),
-                     row<64, 128, 64, 8, true, 2, 2>(),
-                     row<64, 64, 64, 2, true, 2, 4>(),
-                     row<128, 128, 64, 4, false, 1, 2>(),  // FlashAttention-2's
-                     row<128, 128, 64, 4, false, 2, 2>(),
-                     row<128, 128, 32, 4, false, 1, 2>(),
-                     row<128, 128, 32, 4, false, 2, 2>(),
-                     row<128, 64, 64, 4, true, 2, 2>(),
-                     row<128, 64, 64, 4, false, 1, 3>(),
-                     row<128, 64, 32, 4, true, 2, 3>(),
-                     row<128, 128, 64, 8, true, 2, 1>(),
-                     row<128, 64, 64, 2, false, 1, 4>(),
-                     row<256, 64, 64, 4, false, 1, 2>(),  // FlashAttention-2's
-                     row<256, 64, 32, 4, false, 2, 2>(),
-                     row<256, 64, 32, 4, false, 1, 2>(),
-                     row<256, 128, 64, 8, false, 1, 1>(),
-                     row<256, 128, 64, 8, false, 2, 1>(),
-                     row<256, 128, 32, 8, false, 2, 1>(),
-                     row<32, 128, 128, 4, true, 2, 2>(),
-                     row<32, 128, 64, 4, true, 2, 2>(),
-                     row<32, 128, 64, 4, true, 2, 3>(),
-                     row<96, 128, 64, 4, false, 1, 2>(),
-                     row<96, 128, 64, 4, false, 2, 2>(),
-                     row<192, 64, 64, 4, false, 1, 2>(),
-                     row<192, 64, 32, 4, false, 2, 2>(),
-                     row<192, 128, 64, 8, false, 2, 1>()};
+//                        d    M    N  warps kept, stages, blocks an SM
+const Row kRows[] = {row<64, 128, 128, 4, 0, 1, 2>(),  // FlashAttention-2's
+                     row<64, 128, 128, 4, 0, 2, 2>(),
+                     row<64, 128, 64, 4, 0, 2, 2>(),
+                     row<64, 128, 64, 4, 4, 2, 2>(),
+                     row<64, 128, 64, 4, 0, 2, 3>(),
+                     row<64, 128, 64, 4, 0, 1, 3>(),
+                     row<64, 128, 32, 4, 4, 2, 3>(),
+                     row<64, 64, 64, 4, 4, 2, 4>(),
+                     row<64, 128, 64, 8, 4, 2, 2>(),
+                     row<64, 64, 64, 2, 4, 2, 4>(),
+                     row<128, 128, 64, 4, 0, 1, 2>(),  // FlashAttention-2's
+                     row<128, 128, 64, 4, 0, 2, 2>(),
+                     row<128, 128, 32, 4, 0, 1, 2>(),
+                     row<128, 128, 32, 4, 0, 2, 2>(),
+                     row<128, 64, 64, 4, 8, 2, 2>(),
+                     row<128, 64, 64, 4, 0, 1, 3>(),
+                     row<128, 64, 32, 4, 8, 2, 3>(),
+                     row<128, 128, 64, 8, 8, 2, 1>(),
+                     row<128, 64, 64, 2, 0, 1, 4>(),
+                     row<256, 64, 64, 4, 0, 1, 2>(),  // FlashAttention-2's
+                     row<256, 64, 64, 4, 4, 1, 2>(),
+                     row<256, 64, 64, 4, 8, 1, 2>(),
+                     row<256, 64, 64, 4, 10, 1, 2>(),
+                     row<256, 64, 32, 4, 8, 2, 2>(),
+                     row<256, 64, 48, 4, 8, 1, 2>(),
+                     row<256, 128, 64, 8, 0, 2, 1>(),
+                     row<256, 128, 64, 8, 4, 2, 1>(),
+                     row<256, 128, 64, 8, 8, 2, 1>(),
+                     row<256, 128, 64, 8, 8, 1, 1>(),
+                     row<32, 128, 128, 4, 2, 2, 2>(),
+                     row<32, 128, 64, 4, 2, 2, 2>(),
+                     row<32, 128, 64, 4, 2, 2, 3>(),
+                     row<96, 128, 64, 4, 0, 1, 2>(),
+                     row<96, 128, 64, 4, 0, 2, 2>(),
+                     row<96, 128, 64, 4, 2, 1, 2>(),
+                     row<192, 64, 64, 4, 0, 1, 2>(),
+                     row<192, 64, 64, 4, 6, 1, 2>(),
+                     row<192, 64, 64, 4, 12, 1, 2>(),
+                     row<192, 64, 32, 4, 12, 2, 2>(),
+                     row<192, 128, 64, 8, 6, 2, 1>()};
 
 constexpr int64_t kTokens = 16384, kWidth = 2048;
 
@@ -99,7 +106,7 @@ int sweep(int head_dim, bool causal, int repeat) {
   DeviceBuffer lse(Backend::gpu, "lse", kTokens * kWidth / 32 * 4);
   GpuTimer timer;
   const int lengths[] = {512, 2048, 8192, 16384};
-  std::printf("  d mask      M   N warps keepQ stages /SM regs spill");
+  std::printf("  d mask      M   N warps kept stages /SM regs spill");
   for (const int n : lengths) std::printf(" | N=%-5d ms TFLOP/s", n);
   std::printf(" | differs\n");
   std::vector<std::vector<__nv_bfloat16>> first(std::size(lengths));
@@ -108,8 +115,8 @@ int sweep(int head_dim, bool causal, int repeat) {
     if (head_dim != 0 && r.head_dim != head_dim) continue;
     cudaFuncAttributes attributes{};
     cudaFuncGetAttributes(&attributes, r.kernel);
-    std::printf("%3d %-6s %4d %3d %5d %5d %6d %3d %4d %5zu", r.head_dim, causal ? "causal" : "full", r.block_m,
-                r.block_n, r.warps, r.keep_q, r.stages, r.blocks_per_sm, attributes.numRegs,
+    std::printf("%3d %-6s %4d %3d %5d %4d %6d %3d %4d %5zu", r.head_dim, causal ? "causal" : "full", r.block_m,
+                r.block_n, r.warps, r.kept, r.stages, r.blocks_per_sm, attributes.numRegs,
                 attributes.localSizeBytes);
     double most = 0;
     for (std::size_t l = 0; l < std::size(lengths); ++l) {

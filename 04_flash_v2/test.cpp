@@ -1,4 +1,7 @@
 // What chapter 04 promises: every step right on every shape that it accepts, on both back ends.
+#include <set>
+#include <tuple>
+
 #include "attn/philox.h"
 #include "attn/roofline.h"
 #include "tests/step_cases.h"
@@ -26,6 +29,83 @@ void problems(const std::vector<int64_t>& lengths, Body body) {
     if (n++ % 3 == 0) p.dropout = n % 2 == 0 ? 0.25 : 0.1;
     body(p);
   });
+}
+
+// The one step that has every feature.
+void check_tuned(Problem p, Backend backend) {
+  p.finish();
+  const Step& step = step_named("v7_tuned");
+  INFO(p.text());
+  REQUIRE_FALSE(refusal(step, p));
+  CHECK(run_step(step, p, backend) == "");
+}
+
+// Adds features by the bits of `set`: softcap, ALiBi, dropout.
+void add_features(Problem& p, int set, int n) {
+  if (set & 1) p.softcap = n % 2 == 0 ? 15 : 50;
+  p.alibi = (set & 2) != 0;
+  if (set & 4) p.dropout = 0.2;
+}
+void add_mask(Problem& p, int mask, int n) {
+  p.causal = mask == 1;
+  if (mask == 2) p.window_left = n * 37 % 150, p.window_right = n * 53 % 90;
+}
+
+// The (seqlen_q, seqlen_k) of FlashAttention's own tests, but for the longest.
+constexpr int64_t kOfficial[][2] = {{1, 1},     {64, 128},  {128, 192}, {256, 256}, {239, 1},   {799, 3},
+                                    {113, 203}, {113, 128}, {128, 217}, {113, 211}, {108, 256}, {1, 3},
+                                    {2, 1},     {511, 1},   {3, 513},   {307, 256}, {256, 512}, {384, 256},
+                                    {640, 128}, {512, 256}, {1024, 1024}, {1023, 1024}, {1024, 1023}};
+
+// Problems in which every pair of shape class, mask, features, heads, head dim and type occurs. Returns how many pairs.
+template <class Body>
+std::size_t official_problems(int turns, int64_t longest_twice, Body body) {
+  constexpr int64_t kDims[] = {64, 128, 96, 256, 32, 192, 128}, kHeads[][2] = {{1, 1}, {2, 2}, {6, 2}, {3, 1}, {6, 1}};
+  std::set<std::tuple<int, int, int64_t, int64_t>> pairs;
+  int n = 0;
+  for (int turn = 0; turn < turns; ++turn)
+    for (const auto& [q, k] : kOfficial) {
+      if (turn > 0 && std::max(q, k) > longest_twice) continue;
+      const int choice[] = {n % 3, n % 8, n % 5, n % 7, n % 11 % 2};
+      Problem p = problem(q, k, kDims[choice[3]], choice[4] == 0 ? DType::bf16 : DType::fp16);
+      p.heads = kHeads[choice[2]][0], p.kv_heads = kHeads[choice[2]][1];
+      if (q * k > 300'000 && longest_twice < q) p.heads = p.kv_heads = 1;
+      p.seed = static_cast<uint64_t>(++n);
+      add_mask(p, choice[0], n);
+      add_features(p, choice[1], n);
+      for (int a = 0; a < 5; ++a)
+        for (int b = 0; b < a; ++b) pairs.insert({a, b, choice[a], choice[b]});
+      body(p);
+    }
+  return pairs.size();
+}
+constexpr std::size_t kAllPairs = 3 * 8 + 3 * 5 + 3 * 7 + 3 * 2 + 8 * 5 + 8 * 7 + 8 * 2 + 5 * 7 + 5 * 2 + 7 * 2;
+
+// Every step, and the last one with all features, too.
+std::vector<std::pair<Step, bool>> plain_and_with_features() {
+  std::vector<std::pair<Step, bool>> all;
+  for (const Step& step : chapter().steps)
+    if (step.deterministic) all.push_back({step, false});
+  all.push_back({step_named("v7_tuned"), true});
+  return all;
+}
+
+// Batches of sequences: some without queries, some without keys, one without either.
+template <class Body>
+void packed_problems(Body body) {
+  for (int n = 0; n < 24; ++n) {
+    constexpr int64_t kDims[] = {64, 128, 256, 96, 32};
+    Problem p = problem(1, 1, kDims[n % 5], n % 2 == 0 ? DType::bf16 : DType::fp16);
+    p.varlen_q = {0, 1, 64, 113, 0, 129, 5, 2, 0};
+    p.varlen_k = {9, 3, 128, 70, 0, 200, 0, 1, 300};
+    if (n % 4 == 1) p.varlen_q = {0, 0, 33}, p.varlen_k = {0, 20, 0};  // the last one, too, and no key at all after it
+    if (n % 4 == 3) p.varlen_q = {3, 130, 307}, p.varlen_k = {513, 64, 1};
+    p.heads = n % 3 == 0 ? 4 : 2, p.kv_heads = n % 2 + 1;
+    p.seed = static_cast<uint64_t>(n) + 1;
+    add_mask(p, n % 3, n);
+    add_features(p, n < 8 ? 0 : n % 8, n);
+    body(p);
+  }
 }
 
 }  // namespace
@@ -73,6 +153,26 @@ TEST_CASE("forward steps are right on long problems", "[emulated]") {
   check_steps("forward", causal, Backend::emulated);
 }
 
+TEST_CASE("official shapes with pairs of all features", "[emulated]") {
+  const std::size_t pairs = official_problems(4, 260, [](const Problem& p) { check_tuned(p, Backend::emulated); });
+  CHECK(pairs == kAllPairs);
+}
+
+TEST_CASE("packed sequences, empty ones among them", "[emulated]") {
+  packed_problems([](const Problem& p) { check_tuned(p, Backend::emulated); });
+}
+
+TEST_CASE("scales of any sign and size", "[emulated]") {
+  for (const double scale : {-0.3, -1e-3, 1e-50, 1e-38, 2e-37, 0.02, 3.0})
+    for (const double softcap : {0.0, 0.5, 1e6}) {
+      Problem p = problem(70, 130, 64, DType::bf16);
+      p.causal = true;  // -inf times a scale of 0 would be NaN
+      p.softmax_scale = scale, p.softcap = softcap;
+      if (softcap == 0) check_steps("forward", p, Backend::emulated);
+      check_tuned(p, Backend::emulated);
+    }
+}
+
 TEST_CASE("windows of any width at the edges of tiles", "[emulated]") {
   // Widths 0, 1, around a tile of keys, and beyond the end, to each side and to both.
   for (const int64_t width : {0, 1, 63, 64, 65, 127, 128, 129, 500})
@@ -97,9 +197,10 @@ TEST_CASE("rows that see nothing", "[emulated]") {
 }
 
 TEST_CASE("every schedule gives the same bits", "[emulated]") {
-  for (const Step& step : chapter().steps) {
+  for (const auto& [step, features] : plain_and_with_features()) {
     Problem p = problem(140, 300, 64, DType::bf16, InputKind::needle);
     p.causal = true;
+    if (features) p.varlen_q = {140, 0, 70}, p.varlen_k = {300, 5, 90}, add_features(p, 7, 0);
     p.finish();
     HostTensors first;
     CHECK(run_step(step, p, Backend::emulated, &first) == "");
@@ -128,6 +229,21 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   p.heads = p.kv_heads = 1024;
   p.finish();
   CHECK(refusal(step_named("v1_loop_swap"), p).value().find("2^31 - 1 blocks") != std::string::npos);
+  for (const char* name : {"v5_exp2", "v6_causal_skip"})
+    for (const double scale : {-1.0, 1e-50}) {
+      p = problem(8, 8, 64, DType::bf16);
+      p.softmax_scale = scale;
+      p.finish();
+      CHECK(refusal(step_named(name), p).value().find("--scale below 1e-37") != std::string::npos);
+    }
+  for (int set = 0; set < 3; ++set) {  // what v7 alone has
+    p = problem(8, 8, 64, DType::bf16);
+    if (set == 0) p.varlen_q = {8};
+    if (set > 0) add_features(p, set, 0);
+    p.finish();
+    CHECK(refusal(step_named("v6_causal_skip"), p));
+    CHECK_FALSE(refusal(step_named("v7_tuned"), p));
+  }
 }
 
 TEST_CASE("nothing but inputs and outputs is in memory", "[emulated]") {
@@ -158,6 +274,23 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
   check_steps("forward", p, Backend::gpu);
 }
 
+TEST_CASE("all features on the GPU", "[gpu]") {
+  CHECK(official_problems(8, 2000, [](const Problem& p) { check_tuned(p, Backend::gpu); }) == kAllPairs);
+  packed_problems([](const Problem& p) { check_tuned(p, Backend::gpu); });
+  for (const auto& [q, k] : {std::pair<int64_t, int64_t>{2048, 2048}, {4096, 4096}, {4224, 4224}})
+    for (int set = 0; set < 8; ++set) {
+      Problem p = problem(q, k, set % 2 == 0 ? 128 : 256, DType::bf16);
+      p.causal = set % 3 == 1;
+      add_features(p, set, set);
+      check_tuned(p, Backend::gpu);
+    }
+  for (const double scale : {-0.3, 1e-50, 1e-39, 1e-38, 2e-37}) {  // the GPU takes denormal numbers for 0
+    Problem p = problem(70, 130, 64, DType::bf16);
+    p.causal = true, p.softmax_scale = scale;
+    check_steps("forward", p, Backend::gpu);
+  }
+}
+
 TEST_CASE("the two back ends agree", "[gpu]") {
   Problem p = problem(203, 239, 64, DType::bf16, InputKind::needle);
   p.causal = true;
@@ -180,10 +313,10 @@ TEST_CASE("the two back ends agree", "[gpu]") {
 }
 
 TEST_CASE("1000 repeats give the same bits", "[gpu]") {
-  Problem p = problem(203, 603, 64, DType::bf16);
-  p.finish();
-  for (const Step& step : chapter().steps) {
-    if (!step.deterministic) continue;
+  for (const auto& [step, features] : plain_and_with_features()) {
+    Problem p = problem(203, 603, 64, DType::bf16);
+    if (features) p.varlen_q = {203, 0, 70}, p.varlen_k = {603, 5, 90}, add_features(p, 7, 0);
+    p.finish();
     const Operation& op = *find_operation(step.operation);
     Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
     REQUIRE(session.prepare(step).ok());
@@ -203,17 +336,19 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
 TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
   // Q and O, then K and V, have more than 2^31 elements. Sampled rows are compared, the last ones of the last head too.
   Problem queries = problem(1024, 1024, 128, DType::bf16), keys = problem(64, 131072, 128, DType::bf16);
+  Problem packed = queries;
   queries.batch = 129, queries.heads = 128, queries.kv_heads = 1;
   keys.batch = 129, keys.heads = keys.kv_heads = 1;
+  packed.varlen_q.assign(129, 1024), packed.heads = 128, packed.kv_heads = 1;
   queries.causal = true;
-  for (Problem p : {queries, keys}) {
+  for (Problem p : {queries, keys, packed}) {
     p.finish();
     const Operation& op = *find_operation("forward");
     const HostTensors inputs = draw_inputs(p, op.inputs(p));
     const auto expected = op.reference(p, inputs, {.full = false, .budget = 1e7});
     Session session(p, op, Backend::gpu, inputs);
     for (const Step& step : chapter().steps) {
-      if (step.operation != "forward") continue;
+      if (step.operation != "forward" || refusal(step, p)) continue;
       INFO(step.name);
       if (memory_need(p, op, step).total() > static_cast<double>(free_bytes(Backend::gpu))) continue;
       REQUIRE(session.prepare(step).ok());

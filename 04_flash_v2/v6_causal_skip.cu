@@ -292,7 +292,8 @@ Status launch(const Arguments& args) {
                        dim3(static_cast<unsigned>(num_m_blocks * p.heads * p.batch)), dim3(Config::kThreads),
                        sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
                        args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"),
-                       args.out<float>("lse"), shape_of(p), p.seed, static_cast<int>(num_m_blocks), static_cast<int>(p.heads * p.batch));
+                       args.out<float>("lse"), shape_of(p), p.seed, static_cast<int>(num_m_blocks),
+                        static_cast<int>(p.heads * p.batch));
 }
 
 template <class Element, int kHeadDim>

@@ -71,6 +71,16 @@ problems_of() {
       for n in $kMemoryLengths; do
         echo "memory_n$n --step v7_exp2 --heads 16 --head-dim 128 --seqlen $n"
       done ;;
+    04_flash_v2)
+      # 16384 tokens and 2048 / d heads, whatever the length. d=256 is for v7 alone.
+      for d in 64 128 256; do
+        case $d in 256) steps=v7_tuned ;; *) steps=$(steps_like "$1" '^v') ;; esac
+        for mask in "" causal; do
+          for n in 512 1024 2048 4096 8192 16384; do
+            echo "forward_d$d${mask:+_$mask}_n$n --step $steps $(tokens $d $n) ${mask:+--$mask}"
+          done
+        done
+      done ;;
   esac
 }
 # The reference of a large problem takes the CPU 10 to 20 seconds, so one problem of each operation is checked on the
@@ -79,6 +89,7 @@ check_of() {  # CHAPTER.PROBLEM
   case $1 in
     01_naive.forward_n1024|01_naive.backward_n1024|02_*_c1024|02_*_topk_*|02_*.forward_*) echo sample ;;
     03_flash_v1.forward_d128_n1024|03_flash_v1.backward_d64_n2048|03_*_scalar_*) echo sample ;;
+    04_flash_v2.forward_d128_causal_n512|04_flash_v2.forward_d256_n512) echo sample ;;
     *) echo off ;;
   esac
 }
@@ -97,6 +108,7 @@ profiled_problem() {  # CHAPTER STEP
     02_online_softmax/*) echo "--rows 4096 --cols 65536" ;;
     03_flash_v1/v1_*|03_flash_v1/b1_*) echo "$kScalar" ;;
     03_flash_v1/*) tokens 128 2048 ;;
+    04_flash_v2/*) echo "$(tokens 128 2048) --causal" ;;
   esac
 }
 
@@ -108,6 +120,7 @@ peers_of() {
     03_flash_v1)
       echo "peers.$1.forward --steps v7_exp2 --backends 01_naive:v5_cublas,math,flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends 01_naive:b2_cublas,flash,cudnn --repeat 5" ;;
+    04_flash_v2) echo "peers.$1.forward --steps v7_tuned --backends flash,cudnn --repeat 5" ;;
   esac
 }
 peer_problems() {  # FILE, as peers_of calls it
@@ -125,6 +138,12 @@ peer_problems() {  # FILE, as peers_of calls it
             case $1/$d/$n in */64/1024|*/64/4096|*/64/16384|*.backward/*/1024|*.backward/*/4096) continue ;; esac
             echo "$(tokens $d $n) $mask"
           done
+        done
+      done ;;
+    peers.04_flash_v2.*)
+      for d in 64 128 256; do
+        for mask in "" --causal; do
+          for n in 512 2048 8192 16384; do echo "$(tokens $d $n) $mask"; done
         done
       done ;;
   esac
@@ -155,5 +174,15 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen 65 --head-dim 64 --dtype fp16 --window 17,3 --dropout 0.25"
       echo "--seqlen-q 150 --seqlen-k 33 --head-dim 32"
       echo "--seqlen-q 70 --seqlen-k 33 --head-dim 40 --dtype fp32 --causal" ;;
+    # Each tile of v7, its masks and its features; packed sequences.
+    04_flash_v2/*)
+      echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"
+      echo "--seqlen 65 --head-dim 64 --dtype fp16 --window 17,3 --dropout 0.25"
+      echo "--seqlen-q 150 --seqlen-k 33 --head-dim 32"
+      echo "--seqlen-q 130 --seqlen-k 150 --head-dim 96 --causal --softcap 15"
+      echo "--seqlen-q 70 --seqlen-k 200 --head-dim 192 --window 90,20"
+      echo "--seqlen 129 --head-dim 256 --causal --alibi"
+      echo "--varlen 0,70,1,130 --varlen-k 9,140,0,65 --head-dim 64 --heads 4 --kv-heads 2 --causal"
+      echo "--varlen 33,150 --head-dim 128 --softcap 50 --alibi --dropout 0.2" ;;
   esac
 }
