@@ -65,7 +65,6 @@ inline Phase convert_phase(const Problem& p) {
 
 inline Reason refuse(const Problem& p, Tiles t) {
   if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
-  if (p.softmax_scale < 0) return "--scale below 0: the forward pass before takes the maximum of scores not scaled yet";
   const int64_t most = (int64_t{1} << 31) - 1, heads = p.batch * p.heads;
   const int64_t tiles = std::max(t.row_tiles(p), t.key_tiles(p));
   if (heads > most / tiles)
@@ -81,10 +80,11 @@ inline Step first_step() {
       .name = "b1_kv_parallel",
       .operation = "backward",
       .idea = "a block for each tile of keys; its rows as a range: unseen, cut, plain",
-      .support = "fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout; no negative scale",
+      .support = "fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout; scales from 1e-37",
       .refuses = [](const Problem& p) -> Reason {
         if (p.head_dim != 32 && p.head_dim != 64 && p.head_dim != 128)
           return fmt::format("--head-dim {}: this step has 32, 64 and 128", p.head_dim);
+        if (p.softmax_scale < 1e-37) return "--scale below 1e-37: this step scales scores that a mask made -inf";
         return refuse(p, first_tiles(p.head_dim));
       },
       .workspaces =
@@ -105,9 +105,20 @@ inline Step first_step() {
   };
 }
 
-// Tiles of b2, by head dim; as in its file.
-inline Tiles tuned_tiles(int64_t head_dim) {
-  return head_dim <= 64 ? Tiles{128, 128} : head_dim <= 128 ? Tiles{64, 128} : Tiles{64, 64};
+// Tiles of b2, as in backward_tiles.h.
+inline Tiles tuned_tiles(const Problem& p) {
+  const bool features = p.dropout > 0 || p.softcap > 0 || p.softmax_scale < 1e-37;
+  if (p.head_dim > 128) return {64, 64};
+  if (p.head_dim == 128) return {features ? 32 : 64, 128};
+  return {p.head_dim == 96 || features ? 64 : 128, 128};
+}
+
+// Sums of dQ, and lse and D of the rows, in tiles; each of several sequences begins a tile.
+inline std::vector<Workspace> tuned_workspaces(const Problem& p) {
+  const Tiles t = tuned_tiles(p);
+  const int64_t tiles = p.varlen() ? p.tokens_q() / t.block_m + p.batch : p.batch * t.row_tiles(p);
+  const int64_t rows = p.heads * tiles * t.block_m;
+  return {{"accum", rows * p.head_dim * 4}, {"rows", rows * 8}};
 }
 
 inline Step tuned_step() {
@@ -115,26 +126,22 @@ inline Step tuned_step() {
       .name = "b2_tuned",
       .operation = "backward",
       .idea = "transposed scores: P and dS are operands in registers; half of the warps own dV, half dK",
-      .support = "fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, masks, GQA, dropout; no negative scale",
+      .support = "fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks, GQA, softcap, "
+                 "dropout",
       .refuses = [](const Problem& p) -> Reason {
         constexpr int64_t kDims[] = {32, 64, 96, 128, 192, 256};
         if (std::find(std::begin(kDims), std::end(kDims), p.head_dim) == std::end(kDims))
           return fmt::format("--head-dim {}: this step has 32, 64, 96, 128, 192 and 256", p.head_dim);
-        return refuse(p, tuned_tiles(p.head_dim));
+        return refuse(p, tuned_tiles(p));
       },
-      .workspaces =
-          [](const Problem& p) {
-            const Tiles t = tuned_tiles(p.head_dim);
-            const int64_t rows = p.batch * p.heads * t.row_tiles(p) * t.block_m;
-            return std::vector<Workspace>{{"accum", rows * p.head_dim * 4}, {"rows", rows * 8}};
-          },
-      .cost =
-          [](const Problem& p) {
-            return Cost{dot_phase(p), gradient_phase(p, tuned_tiles(p.head_dim)), convert_phase(p)};
-          },
+      .workspaces = tuned_workspaces,
+      .cost = [](const Problem& p) { return Cost{dot_phase(p), gradient_phase(p, tuned_tiles(p)), convert_phase(p)}; },
       .launch = ATTN_LAUNCH(b2_tuned),
       .prepare = ATTN_LAUNCH(v7_tuned),
       .deterministic = false,
+      .takes_dropout = true,
+      .takes_softcap = true,
+      .takes_varlen = true,
   };
 }
 
