@@ -29,7 +29,6 @@ struct SharedStorage {
   alignas(128) Element sdS[Config::kBuffers][Config::kBlockN * Config::kBlockM];  // dS^T: [kBlockN, kBlockM]
   alignas(128) uint4 sP[Config::kPairs][Config::kKeyTiles * Config::kRowSteps][32];  // operands, as lanes hold them
   alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // of a row: lse / log(2), and D
-  Sequence sequence;  // of the first query head: needed at the end alone, when no register is free to keep it
 };
 
 // (3) C = A B^T for the keys of this warp and all rows of the tile: K Q^T or V dO^T. `a`, `b`: this lane's piece in the
@@ -229,7 +228,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const Sequence sequence = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   const int seqlen_q = sequence.seqlen_q, seqlen_k = sequence.seqlen_k;
   if (key0 >= seqlen_k) return;  // of a batch with longer sequences
-  if (threadIdx.x == 0) smem.sequence = sequence;
 
   // The visits: of each head that shares these keys, the blocks of rows that see one of them. Blocks of the same head
   // begin at different rows, so that they seldom add to the same rows of dQ at once.
@@ -344,7 +342,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
             pack2<Element>(grad[m][n][2 * r] * factor, grad[m][n][2 * r + 1] * factor);
   __syncwarp();  // all of the warp's rows are there
   Element* const g = owns_p ? gdV : gdK;
-  const Sequence own = smem.sequence;
+  const Sequence own = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);  // again: no register kept it
 #pragma unroll
   for (int r = lane_id / kSpan; r < Config::kWarpKeys; r += 32 / kSpan)
 #pragma unroll
