@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(256)
                const Element* gdO,   // [B, Hq, seqlen_q, d]
                const float* gLse,    // [B, Hq, seqlen_q]
                float* gRows,         // [tiles, 2, kBlockM]: lse / log(2), D
-               float4* gAccum,       // [tiles, fragments, threads]
+               float4* gAccum,       // [slices, tiles, fragments, threads]
                Shape shape, Packing packing) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM;
   constexpr int kLanes = kHeadDim % 128 == 0 ? kHeadDim / 8 : kHeadDim % 64 == 0 ? 8 : 4;  // of a row
@@ -26,8 +26,10 @@ __global__ void __launch_bounds__(256)
   const Sequence own = sequence_of(shape, packing, blockIdx.x / packing.num_m_blocks, kHeadDim, kBlockM);
   if (row0 >= own.seqlen_q) return;  // of a batch with longer sequences
   const int64_t tile = own.tile + m_block;
-  float4* const accum = gAccum + tile * (kBlockM * kHeadDim / 4);
-  for (int i = threadIdx.x; i < kBlockM * kHeadDim / 4; i += 256) accum[i] = float4{};
+  for (int slice = 0; slice < packing.num_slices; ++slice) {
+    float4* const accum = gAccum + (slice * packing.slice_tiles + tile) * (kBlockM * kHeadDim / 4);
+    for (int i = threadIdx.x; i < kBlockM * kHeadDim / 4; i += 256) accum[i] = float4{};
+  }
   for (int r = threadIdx.x / kLanes; r < kBlockM; r += 256 / kLanes) {
     const bool inside = row0 + r < own.seqlen_q;
     const int64_t row = own.q + int64_t{row0 + r} * packing.q_step;
@@ -129,7 +131,7 @@ __device__ __forceinline__ void draw(uint32_t (&bytes)[2][kKeyTiles], uint64_t s
 //! [convert]
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-    convert_kernel(const float4* gAccum,  // [tiles, fragments, threads]
+    convert_kernel(const float4* gAccum,  // [slices, tiles, fragments, threads]
                    Element* gdQ,          // [B, Hq, seqlen_q, d]
                    Shape shape, Packing packing) {
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
@@ -142,7 +144,12 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int col0 = warp_id / Config::kQueryWarpsM * Config::kQueryCols + 2 * (lane_id % 4);
 #pragma unroll
   for (int f = 0; f < Config::kFragments; ++f) {
-    const float4 x = gAccum[((own.tile + m_block) * Config::kFragments + f) * Config::kThreads + threadIdx.x];
+    float4 x{};
+    for (int slice = 0; slice < packing.num_slices; ++slice) {
+      const int64_t tile = slice * packing.slice_tiles + own.tile + m_block;
+      const float4 y = gAccum[(tile * Config::kFragments + f) * Config::kThreads + threadIdx.x];
+      x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+    }
     const int row = row0 + f / kTilesN * 16 + lane_id / 4;
     Element* const dq = gdQ + own.q + int64_t{row} * packing.q_step + col0 + f % kTilesN * 8;
     const float scale = shape.softmax_scale;

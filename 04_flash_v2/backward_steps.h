@@ -11,6 +11,7 @@
 ATTN_DECLARE_STEP(v7_tuned);
 ATTN_DECLARE_STEP(b1_kv_parallel);
 ATTN_DECLARE_STEP(b2_tuned);
+ATTN_DECLARE_STEP(b3_deterministic);
 
 namespace attn::backward {
 
@@ -32,12 +33,12 @@ inline double visits(const Problem& p, Tiles t) {
   return count;
 }
 
-// D = rowsum(dO . O). dQ begins at 0 here, too.
-inline Phase dot_phase(const Problem& p) {
+// D = rowsum(dO . O). The sums of dQ begin at 0 here, too.
+inline Phase dot_phase(const Problem& p, double slices = 1) {
   const double rows = double(p.batch * p.heads * p.seqlen_q), d = double(p.head_dim);
   Phase phase{.name = "dot", .fp32_flop = 2 * rows * d};
   phase.hbm_read = 2 * rows * d * double(size_of(p.dtype));
-  phase.hbm_write = rows * (4 + 4 * d);
+  phase.hbm_write = rows * (4 + slices * 4 * d);
   return phase;
 }
 
@@ -54,11 +55,11 @@ inline Phase gradient_phase(const Problem& p, Tiles t) {
   return phase;
 }
 
-// dQ from the accumulators to its own type.
-inline Phase convert_phase(const Problem& p) {
+// dQ from its sums to its own type.
+inline Phase convert_phase(const Problem& p, double slices = 1) {
   const double numbers = double(p.batch * p.heads * p.seqlen_q * p.head_dim);
   Phase phase{.name = "convert"};
-  phase.hbm_read = 4 * numbers;
+  phase.hbm_read = slices * 4 * numbers;
   phase.hbm_write = double(size_of(p.dtype)) * numbers;
   return phase;
 }
@@ -113,19 +114,30 @@ inline Tiles tuned_tiles(const Problem& p) {
   return {p.head_dim == 96 || features ? 64 : 128, 128};
 }
 
+// b3: sums of dQ a head, as in its file.
+inline int64_t slices_of(const Problem& p) {
+  constexpr int64_t kSms = 132, kMost = 8;
+  const int64_t heads = p.batch * p.kv_heads, tiles = tuned_tiles(p).key_tiles(p);
+  const auto waves = [heads](int64_t slices) { return (slices * heads + kSms - 1) / kSms; };
+  int64_t best = 1;
+  for (int64_t n = 2; n <= std::min(tiles, std::max(kMost, kSms / heads)); ++n)
+    if (waves(n) * best < waves(best) * n) best = n;
+  return best;
+}
+
 // Sums of dQ, and lse and D of the rows, in tiles; each of several sequences begins a tile.
-inline std::vector<Workspace> tuned_workspaces(const Problem& p) {
+inline std::vector<Workspace> tuned_workspaces(const Problem& p, int64_t slices) {
   const Tiles t = tuned_tiles(p);
   const int64_t tiles = p.varlen() ? p.tokens_q() / t.block_m + p.batch : p.batch * t.row_tiles(p);
   const int64_t rows = p.heads * tiles * t.block_m;
-  return {{"accum", rows * p.head_dim * 4}, {"rows", rows * 8}};
+  return {{"accum", slices * rows * p.head_dim * 4}, {"rows", rows * 8}};
 }
 
-inline Step tuned_step() {
+inline Step tuned_step(std::string name, std::string idea, int64_t (*slices)(const Problem&), Launch launch) {
   return {
-      .name = "b2_tuned",
+      .name = std::move(name),
       .operation = "backward",
-      .idea = "transposed scores: P and dS are operands in registers; half of the warps own dV, half dK",
+      .idea = std::move(idea),
       .support = "fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks, GQA, softcap, "
                  "dropout",
       .refuses = [](const Problem& p) -> Reason {
@@ -134,9 +146,13 @@ inline Step tuned_step() {
           return fmt::format("--head-dim {}: this step has 32, 64, 96, 128, 192 and 256", p.head_dim);
         return refuse(p, tuned_tiles(p));
       },
-      .workspaces = tuned_workspaces,
-      .cost = [](const Problem& p) { return Cost{dot_phase(p), gradient_phase(p, tuned_tiles(p)), convert_phase(p)}; },
-      .launch = ATTN_LAUNCH(b2_tuned),
+      .workspaces = [slices](const Problem& p) { return tuned_workspaces(p, slices(p)); },
+      .cost =
+          [slices](const Problem& p) {
+            const auto n = double(slices(p));
+            return Cost{dot_phase(p, n), gradient_phase(p, tuned_tiles(p)), convert_phase(p, n)};
+          },
+      .launch = launch,
       .prepare = ATTN_LAUNCH(v7_tuned),
       .deterministic = false,
       .takes_dropout = true,
@@ -147,7 +163,12 @@ inline Step tuned_step() {
 
 inline void add_steps(Chapter& c) {
   c.steps.push_back(first_step());
-  c.steps.push_back(tuned_step());
+  c.steps.push_back(tuned_step("b2_tuned",
+                               "transposed scores: P and dS are operands in registers; half of the warps own dV, half dK",
+                               [](const Problem&) { return int64_t{1}; }, ATTN_LAUNCH(b2_tuned)));
+  c.steps.push_back(tuned_step("b3_deterministic", "sums of dQ that are a block's own, added up in order", slices_of,
+                               ATTN_LAUNCH(b3_deterministic)));
+  c.steps.back().deterministic = true;
 }
 
 }  // namespace attn::backward

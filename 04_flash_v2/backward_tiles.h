@@ -91,16 +91,19 @@ struct Packing {
   int q_step, kv_step;                     // elements from a row to the next
   int num_tiles;                           // of rows, a head: in `rows` and `accum`, where each sequence begins a tile
   int num_m_blocks, num_n_blocks;          // of the longest sequence
+  int num_slices;                          // of `accum`: sums of dQ that are added up at the end
+  int64_t slice_tiles;                     // tiles of a slice
 };
 template <class Config>
-Packing packing_of(const Arguments& args) {
+Packing packing_of(const Arguments& args, int num_slices = 1) {
   const Problem& p = args.problem;
   const int num_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, Config::kBlockM));
+  const int num_tiles = p.varlen() ? static_cast<int>(p.tokens_q() / Config::kBlockM + p.batch) : num_m_blocks;
   return {args.in_or_null<int>("cu_seqlens_q"), args.in_or_null<int>("cu_seqlens_k"),
           static_cast<int>(p.head_dim * (p.varlen() ? p.heads : 1)),
-          static_cast<int>(p.head_dim * (p.varlen() ? p.kv_heads : 1)),
-          p.varlen() ? static_cast<int>(p.tokens_q() / Config::kBlockM + p.batch) : num_m_blocks, num_m_blocks,
-          static_cast<int>(ceil_div(p.seqlen_k, Config::kBlockN))};
+          static_cast<int>(p.head_dim * (p.varlen() ? p.kv_heads : 1)), num_tiles, num_m_blocks,
+          static_cast<int>(ceil_div(p.seqlen_k, Config::kBlockN)), num_slices,
+          (p.varlen() ? 1 : p.batch) * p.heads * num_tiles};
 }
 // A sequence and a query head of it.
 //! [sequence]
