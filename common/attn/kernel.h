@@ -15,8 +15,10 @@
 #include "emulator/cuda_names.h"
 #define ATTN_BACKEND emulated
 // The last parameter of an instruction that a whole warp runs: the line that calls it.
-#define ATTN_CALLER , attn::emulator::Place caller = {__builtin_FILE(), __builtin_LINE()}
+#define ATTN_ONLY_CALLER attn::emulator::Place caller = {__builtin_FILE(), __builtin_LINE()}
+#define ATTN_CALLER , ATTN_ONLY_CALLER
 #else
+#define ATTN_ONLY_CALLER
 #define ATTN_CALLER
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

@@ -1,9 +1,9 @@
 # Targets of a chapter, of a test, of kernels that exist on both back ends.
 
-# attn_add_kernels(<target> FILES <a.cu> ...): an object library with every file compiled twice: by the
-# host compiler for the emulator, and by nvcc if there is one.
+# attn_add_kernels(<target> FILES <a.cu> ... [HOPPER]): an object library with every file compiled twice: by the
+# host compiler for the emulator, and by nvcc if there is one. HOPPER: for sm_90a alone.
 function(attn_add_kernels target)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "FILES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "" "FILES")
   set(emulated)
   foreach(file ${arg_FILES})
     get_filename_component(path ${file} ABSOLUTE)
@@ -25,6 +25,9 @@ function(attn_add_kernels target)
     # Denormal floats are 0: keeping them costs __expf three instructions more.
     target_compile_options(${target}_gpu PRIVATE
       $<$<COMPILE_LANGUAGE:CUDA>:-ftz=true --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall>)
+    if(arg_HOPPER)
+      set_target_properties(${target}_gpu PROPERTIES CUDA_ARCHITECTURES 90a-real)
+    endif()
     target_include_directories(${target}_gpu PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
     target_link_libraries(${target}_gpu PRIVATE attn)
     list(APPEND objects $<TARGET_OBJECTS:${target}_gpu>)
@@ -63,15 +66,19 @@ endforeach()
   endforeach()
 endfunction()
 
-# attn_add_chapter(<chapter> STEPS <step> ... [TESTS <more.cpp> ...]): the program, its benchmark and its
-# tests, from <step>.cu, chapter.cpp, test.cpp and those named.
+# attn_add_chapter(<chapter> STEPS <step> ... [HOPPER] [TESTS <more.cpp> ...]): the program, its benchmark and
+# its tests, from <step>.cu, chapter.cpp, test.cpp and those named.
 function(attn_add_chapter chapter)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "PARENT" "STEPS;TESTS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;TESTS")
   set(files)
   foreach(step ${arg_STEPS})
     list(APPEND files ${step}.cu)
   endforeach()
-  attn_add_kernels(${chapter} FILES ${files})
+  set(hopper)
+  if(arg_HOPPER)
+    set(hopper HOPPER)
+  endif()
+  attn_add_kernels(${chapter} ${hopper} FILES ${files})
   add_library(${chapter}_table OBJECT chapter.cpp)
   target_link_libraries(${chapter}_table PRIVATE attn attn_warnings)
   set(objects ${${chapter}_OBJECTS} $<TARGET_OBJECTS:${chapter}_table>)
@@ -101,6 +108,29 @@ function(attn_add_chapter chapter)
     attn_add_diff(diff_parent_${number} ${PROJECT_SOURCE_DIR}/${arg_PARENT}.cu
                   ${CMAKE_CURRENT_SOURCE_DIR}/${first}.cu)
   endif()
+endfunction()
+
+# attn_add_broken_step(<step> <number> <from> <to>): a test that the emulator notices when the text <from>, which
+# occurs once in <step>.cu, is replaced by <to>. CMake stops where it does not: the step has changed.
+function(attn_add_broken_step step number from to)
+  file(READ ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu text)
+  string(FIND "${text}" "${from}" first)
+  string(FIND "${text}" "${from}" last REVERSE)
+  if(first EQUAL -1 OR NOT first EQUAL last)
+    message(FATAL_ERROR "attn_add_broken_step: '${from}' does not occur once in ${step}.cu")
+  endif()
+  string(REPLACE "${from}" "${to}" text "${text}")
+  set(target broken_${step}_${number})
+  file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/broken/${target}.cpp CONTENT "@text@" @ONLY)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
+  add_executable(${target} ${CMAKE_CURRENT_BINARY_DIR}/broken/${target}.cpp
+                 ${PROJECT_SOURCE_DIR}/common/tests/broken_step.cpp)
+  target_compile_definitions(${target} PRIVATE ATTN_EMULATED ATTN_BROKEN_STEP=${step})
+  target_compile_options(${target} PRIVATE -O1 -fno-strict-aliasing -Wno-unknown-pragmas)
+  target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+  target_link_libraries(${target} PRIVATE attn)
+  add_test(NAME "broken: ${step}: ${from}" COMMAND ${target})
+  set_tests_properties("broken: ${step}: ${from}" PROPERTIES LABELS "cpu;broken" TIMEOUT 300)
 endfunction()
 
 # attn_add_diff(<target> <from> <to>): prints the difference; that there is one is no failure.

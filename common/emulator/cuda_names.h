@@ -20,6 +20,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))  // may stand after __shared__, unlike alignas
 // One block runs at a time on a thread of the host, so its shared variables are that thread's.

@@ -26,6 +26,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <new>
 #include <numeric>
@@ -102,6 +103,15 @@ class AsyncQueue {
   std::vector<std::vector<std::function<void()>>> groups_;  // committed, oldest first
 };
 
+/// What one thread has under way of Hopper's asynchronous instructions.
+struct HopperWork {
+  AsyncQueue stores;    // TMA stores
+  AsyncQueue products;  // wgmma
+  std::vector<const void*> written;  // accumulators of products under way
+  bool registers_fenced = false;     // wgmma.fence since the last wait
+  bool shared_fenced = false;        // fence.proxy.async since the last TMA store
+};
+
 /// SplitMix64: small, seedable and good enough to shuffle a schedule.
 struct Random {
   std::uint64_t state;
@@ -161,7 +171,10 @@ class Block {
   }
 
   void* shared() { return shared_.get(); }
+  std::size_t shared_bytes() const { return shared_bytes_; }
   AsyncQueue& async() { return threads_[running_].async; }
+  /// What the thread that runs now has under way on Hopper (hopper.h).
+  HopperWork& hopper() { return threads_[running_].hopper; }
   std::size_t lane() const { return running_ % kWarpSize; }
 
   /// Waits until all threads of the block are here (`__syncthreads`).
@@ -190,12 +203,55 @@ class Block {
                             std::to_string(barrier.count));
     barrier.count = count;
     if (++barrier.arrived < count) {
-      if (!wait) return;
+      if (!wait) return let_others_run(what, place);
       barrier.waiting.push_back(running_);
       return suspend(what, place);
     }
     for (std::size_t t : barrier.waiting) make_ready(t);
     barrier = {};
+    if (!wait) let_others_run(what, place);
+  }
+
+  /// `mbarrier.init`: a phase ends when `count` threads have arrived and all expected bytes are there.
+  void mbarrier_init(const char* what, Place place, const void* at, std::size_t count) {
+    if (reinterpret_cast<std::uintptr_t>(at) % 8 != 0 || count == 0)
+      fail(what, place, "for " + std::to_string(count) + " threads: at least one, at a multiple of 8 bytes");
+    mbarriers_[at] = MBarrier{count, count, 0, 0, {}, {}};
+  }
+
+  /// `mbarrier.arrive`, after it was told of `bytes` that copies will bring in this phase.
+  void mbarrier_arrive(const char* what, Place place, const void* at, std::size_t bytes) {
+    MBarrier& barrier = mbarrier_of(what, place, at);
+    if (barrier.missing == 0) end_phase(barrier);
+    if (barrier.missing == 0) fail(what, place, "once more than the barrier counts in a phase");
+    barrier.bytes += static_cast<std::ptrdiff_t>(bytes);
+    --barrier.missing;
+    if (barrier.bytes == 0 || !barrier.waiting.empty()) end_phase(barrier);
+    let_others_run(what, place);
+  }
+
+  /// A copy of `bytes` bytes that the barrier is told of when it is done. It is done when the phase could end and
+  /// somebody waits for that: as late as may be.
+  void mbarrier_copy(const char* what, Place place, const void* at, std::size_t bytes, std::function<void()> work) {
+    MBarrier& barrier = mbarrier_of(what, place, at);
+    if (early_copies) {
+      work();
+      barrier.bytes -= static_cast<std::ptrdiff_t>(bytes);
+    } else {
+      barrier.copies.emplace_back(static_cast<std::ptrdiff_t>(bytes), std::move(work));
+    }
+    if (!barrier.waiting.empty()) end_phase(barrier);
+  }
+
+  /// `mbarrier.try_wait.parity` until it says yes: waits for the end of the last phase that has this parity.
+  void mbarrier_wait(const char* what, Place place, const void* at, unsigned parity) {
+    MBarrier& barrier = mbarrier_of(what, place, at);
+    while (barrier.phase % 2 == parity) {
+      end_phase(barrier);
+      if (barrier.phase % 2 != parity) return;
+      barrier.waiting.push_back(running_);
+      suspend(what, place);
+    }
   }
 
   /// Waits until all lanes of `mask` are here with their operands, which live on their stacks. The
@@ -230,6 +286,11 @@ class Block {
     finish(all);
   }
 
+  [[noreturn]] void fail(const char* what, Place place, const std::string& why) const {
+    throw KernelError(name(running_) + " of block " + index_.text() + " calls " + what + " at " +
+                      place.text() + " " + why);
+  }
+
   /// The lanes of the calling thread's warp that exist: a block need not be a multiple of 32.
   unsigned full_mask() const {
     const std::size_t first = running_ - lane();
@@ -246,6 +307,7 @@ class Block {
     const char* what = "";  // what it waits for
     Place place;            // and where
     AsyncQueue async;
+    HopperWork hopper;
   };
   struct Collective {
     const char* what;
@@ -255,6 +317,13 @@ class Block {
   };
   struct Named {
     std::size_t count = 0, arrived = 0;
+    std::vector<std::size_t> waiting;
+  };
+  struct MBarrier {
+    std::size_t count, missing;  // threads of a phase, and those of this one that have not arrived
+    std::ptrdiff_t bytes;        // announced and not yet copied
+    unsigned phase;
+    std::vector<std::pair<std::ptrdiff_t, std::function<void()>>> copies;  // under way
     std::vector<std::size_t> waiting;
   };
   struct Abandoned {};  // thrown in a thread whose block has failed
@@ -300,19 +369,40 @@ class Block {
     if (failure_) throw Abandoned{};
   }
 
+  // Who arrives somewhere and goes on may be overtaken by those who waited for that, or not.
+  void let_others_run(const char* what, Place place) {
+    if (random_.below(2) == 0) return;
+    make_ready(running_);
+    suspend(what, place);
+  }
+
   void make_ready(std::size_t t) {
     threads_[t].state = State::kReady;
     (t / kWarpSize == late_warp_ ? late_ : ready_).push_back(t);
   }
 
+  MBarrier& mbarrier_of(const char* what, Place place, const void* at) {
+    const auto it = mbarriers_.find(at);
+    if (it == mbarriers_.end()) fail(what, place, "on a barrier that nobody has initialised");
+    return it->second;
+  }
+
+  // Ends the phase if all threads have arrived and the copies under way are all that were announced.
+  void end_phase(MBarrier& barrier) {
+    std::ptrdiff_t under_way = 0;
+    for (const auto& copy : barrier.copies) under_way += copy.first;
+    if (barrier.missing > 0 || under_way != barrier.bytes) return;
+    for (const auto& copy : barrier.copies) copy.second();
+    barrier.copies.clear();
+    barrier.bytes = 0;
+    barrier.missing = barrier.count;
+    ++barrier.phase;
+    for (std::size_t t : std::exchange(barrier.waiting, {})) make_ready(t);
+  }
+
   std::size_t round_up_to_warps() const { return warps_.size() * kWarpSize; }
 
   std::string name(std::size_t t) const { return "thread " + threads_[t].index.text(); }
-
-  [[noreturn]] void fail(const char* what, Place place, const std::string& why) const {
-    throw KernelError(name(running_) + " of block " + index_.text() + " calls " + what + " at " +
-                      place.text() + " " + why);
-  }
 
   std::string deadlock_text() const {
     const auto waits = [](const Thread& t) { return t.state == State::kWaiting; };
@@ -348,6 +438,7 @@ class Block {
   std::vector<std::vector<Collective>> warps_;  // of each warp, those that wait for more lanes
   std::vector<std::size_t> barrier_;            // threads that wait at the block barrier
   std::array<Named, 16> named_;
+  std::map<const void*, MBarrier> mbarriers_;
   std::size_t late_warp_ = ~std::size_t{0};     // of a warp that there is not: nobody is late
   std::vector<std::size_t> ready_, late_;       // threads that can go on, and those of the late warp
   std::size_t running_ = 0, exited_ = 0;

@@ -18,7 +18,7 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads ATTN_CALL
 #endif
 }
 
-/// Arrives at barrier `id` without waiting: whoever waits there sees what this thread wrote before.
+/// Arrives there and does not wait: `threads` counts those who only arrive too.
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block::current().named_barrier("named_barrier_arrive", caller, static_cast<std::size_t>(id),

@@ -27,7 +27,8 @@ std::string one_digit(double x) { return fmt::format("{:.1f}", x); }
 // have no model only the launches of the others are taken.
 struct Traffic {
   double modelled = 0;
-  std::optional<double> counted;
+  std::optional<double> asked;    // sectors of loads and stores: what SMs ask L2 for, and hits in L1
+  std::optional<double> counted;  // lts__t_bytes
   std::string phases;  // the names, where not all are modelled
 };
 Traffic l2_traffic(const StepRow& step, const std::vector<KernelCounters>& kernels) {
@@ -38,14 +39,19 @@ Traffic l2_traffic(const StepRow& step, const std::vector<KernelCounters>& kerne
     all = all && p.l2_bytes > 0;
     if (p.l2_bytes > 0) t.phases += (t.phases.empty() ? "" : ", ") + p.name;
   }
+  const auto take = [&](const KernelCounters& total) {
+    t.counted = total.value("l2_bytes");
+    const auto loads = total.value("ld_sectors"), stores = total.value("st_sectors");
+    if (loads && stores) t.asked = 32 * (*loads + *stores);
+  };
   if (all) {
     t.phases.clear();
-    t.counted = step_total(kernels).value("l2_bytes");
+    take(step_total(kernels));
   } else if (kernels.size() == step.phases.size()) {
     std::vector<KernelCounters> modelled;
     for (std::size_t n = 0; n < kernels.size(); ++n)
       if (step.phases[n].l2_bytes > 0) modelled.push_back(kernels[n]);
-    t.counted = step_total(modelled).value("l2_bytes");
+    take(step_total(modelled));
   }
   return t;
 }
@@ -143,15 +149,17 @@ std::string traffic_table(const fs::path& folder, const Words& words) {
     grid.add_row();
     grid.add("step", "step", code(name) + (l2.phases.empty() ? "" : " " + l2.phases));
     grid.add("model", "modelled L2 GB", l2.modelled > 0 ? gigabytes(l2.modelled) : "n/a");
-    grid.add("l2", "counted L2 GB", text(l2.counted, gigabytes));
-    grid.add("ratio", "counted / modelled",
-             l2.counted && l2.modelled > 0 ? fmt::format("{:.2f}", *l2.counted / l2.modelled) : "n/a");
+    grid.add("asked", "asked by SMs GB", text(l2.asked, gigabytes));
+    grid.add("ratio", "asked / modelled",
+             l2.asked && l2.modelled > 0 ? fmt::format("{:.2f}", *l2.asked / l2.modelled) : "n/a");
+    grid.add("l2", "counted in L2 GB", text(l2.counted, gigabytes));
     grid.add("hbm_model", "modelled HBM GB", gigabytes(hbm));
     grid.add("hbm", "counted HBM GB", text(total.value("hbm_bytes"), gigabytes));
   }
   if (grid.empty()) throw InputError("table traffic: names no step");
   const StepData any = step_data(run, run.steps.front());
-  return fmt::format("{}, {}; one launch under ncu (`lts__t_bytes`, `dram__bytes`).\n\n{}", run.gpu, any.problem,
+  return fmt::format("{}, {}; one launch under ncu: sectors of loads and stores, "
+                     "`lts__t_bytes`, `dram__bytes`.\n\n{}", run.gpu, any.problem,
                      grid.markdown());
 }
 

@@ -242,7 +242,9 @@ TEST_CASE("a table of traffic: the model beside ncu") {
     for (std::size_t id = 0; id < l2_of_kernels.size(); ++id)
       for (const auto& [metric, value] : {std::pair("lts__t_bytes.sum", l2_of_kernels[id]),
                                           std::pair("dram__bytes_read.sum", 1.5e9),
-                                          std::pair("dram__bytes_write.sum", 0.5e9)})
+                                          std::pair("dram__bytes_write.sum", 0.5e9),
+                                          std::pair("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", l2_of_kernels[id] / 80),
+                                          std::pair("l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum", l2_of_kernels[id] / 160)})
         csv += fmt::format("\"{}\",\"void k{}<__nv_bfloat16>(int)\",\"9.0\",\"{}\",\"byte\",\"{:.0f}\"\n", id, id,
                            metric, value);
     reports.write("03_flash_v1." + s + ".ncu.csv", csv);
@@ -254,10 +256,12 @@ TEST_CASE("a table of traffic: the model beside ncu") {
   const std::string text = reports.table("traffic t 03_flash_v1 v7,b2,v2");
   has(text, "NVIDIA H200, forward B=1 Hq=16 Hkv=16 seqlen_q=2048 seqlen_k=2048 d=128 bf16 inputs=random; ");
   has_line(text,
-           "| step | modelled L2 GB | counted L2 GB | counted / modelled | modelled HBM GB | counted HBM GB |");
-  has_line(text, "| `v7` | 20.0 | 21.0 | 1.05 | 2.00 | 2.00 |");
-  has_line(text, "| `b2` main | 10.0 | 9.00 | 0.90 | 4.00 | 4.00 |");
-  has_line(text, "| `v2` main | 10.0 | n/a | n/a | 4.00 | 2.00 |");
+           "| step | modelled L2 GB | asked by SMs GB | asked / modelled | counted in L2 GB | modelled HBM GB "
+           "| counted HBM GB |");
+  // 3/160 of the bytes in sectors of 32: 0.6 of what is counted in L2.
+  has_line(text, "| `v7` | 20.0 | 12.6 | 0.63 | 21.0 | 2.00 | 2.00 |");
+  has_line(text, "| `b2` main | 10.0 | 5.40 | 0.54 | 9.00 | 4.00 | 4.00 |");
+  has_line(text, "| `v2` main | 10.0 | n/a | n/a | n/a | 4.00 | 2.00 |");
 
   counted("v7", line + "fp16 inputs=random seed=3\n", {21e9});
   has(reports.refusal("traffic t 03_flash_v1 v7"), "03_flash_v1.v7.ncu.csv is of 'forward B=1");

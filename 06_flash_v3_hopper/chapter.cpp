@@ -1,0 +1,108 @@
+// The table of chapter 06: its steps, what each costs and what each refuses.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "attn/step.h"
+
+ATTN_DECLARE_STEP(v1_wgmma_tma);
+ATTN_DECLARE_STEP(v2_warp_specialised);
+ATTN_DECLARE_STEP(v3_pingpong);
+ATTN_DECLARE_STEP(v4_overlap);
+ATTN_DECLARE_STEP(v5_persistent);
+ATTN_DECLARE_STEP(v6_tuned);
+
+namespace attn {
+namespace {
+
+using Reason = std::optional<std::string>;
+
+struct Tiles {
+  int64_t block_m, block_n;  // B_r, B_c
+  int64_t row_tiles(const Problem& p) const { return (p.seqlen_q + block_m - 1) / block_m; }
+};
+
+// Tiles of S of one head of which some query sees something.
+double visits(const Problem& p, Tiles t) {
+  double count = 0;
+  for (int64_t row = 0; row < p.seqlen_q; row += t.block_m) {
+    const int64_t begin = p.visible(row).begin, end = p.visible(std::min(row + t.block_m, p.seqlen_q) - 1).end;
+    if (end > begin) count += double((end + t.block_n - 1) / t.block_n - begin / t.block_n);
+  }
+  return count;
+}
+
+// What passes between L2 and the SMs: Q once, a tile of K and one of V at each visit, O and lse once. Of HBM only
+// what cannot be avoided is counted: whether K and V get that far more than once is up to the size of L2.
+Cost forward_cost(const Problem& p, Tiles t) {
+  const double heads = double(p.batch * p.heads), d = double(p.head_dim), element = double(size_of(p.dtype));
+  const double q_rows = heads * double(p.seqlen_q), pairs = heads * visits(p, t);
+  Phase phase{.name = "attention", .exp = pairs * double(t.block_m * t.block_n)};
+  phase.tensor_flop = 4 * d * phase.exp;
+  phase.hbm_read = q_rows * d * element + 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
+  phase.hbm_write = q_rows * (d * element + 4);
+  // The last tile of keys may be cut; the model takes it as whole.
+  phase.l2_bytes = q_rows * (2 * d * element + 4) + pairs * 2 * double(t.block_n) * d * element;
+  return {phase};
+}
+
+Reason refuse(const Problem& p, Tiles t) {
+  if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
+  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
+    return fmt::format("--head-dim {}: this step has 64, 128 and 256", p.head_dim);
+  // A scale that is 0 as a float, or denormal and taken for 0, would make its product with a masked score no number.
+  if (p.softmax_scale < 1e-37)
+    return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
+  if (const int64_t heads = p.batch * p.heads; heads > ((int64_t{1} << 31) - 1) / t.row_tiles(p))
+    return fmt::format("{} heads of {} tiles of queries: at most 2^31 - 1 blocks fit in a grid", heads, t.row_tiles(p));
+  return std::nullopt;
+}
+
+// As in the steps' Config: v1 to v5, and v6.
+Tiles first_tiles(const Problem& p) { return {128, p.head_dim == 256 ? 64 : 128}; }
+Tiles tuned_tiles(const Problem& p) {
+  switch (p.head_dim) {
+    case 64: return {192, 128};
+    case 128: return {128, p.masked() ? 128 : 176};
+    default: return {128, 80};
+  }
+}
+
+Step forward_step(std::string name, std::string idea, Launch launch, Tiles (*tiles_of)(const Problem&) = first_tiles) {
+  return {
+      .name = std::move(name),
+      .operation = "forward",
+      .idea = std::move(idea),
+      .support = "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA; scales from 1e-37",
+      .refuses = [tiles_of](const Problem& p) { return refuse(p, tiles_of(p)); },
+      .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
+      .cost = [tiles_of](const Problem& p) { return forward_cost(p, tiles_of(p)); },
+      .launch = launch,
+  };
+}
+
+Chapter make_chapter() {
+  Chapter c{"06_flash_v3_hopper", "FlashAttention-3: products that run on their own, and a softmax beside them", {}};
+  c.steps.push_back(forward_step("v1_wgmma_tma", "FlashAttention-2's loop with Hopper's instructions: wgmma and TMA",
+                                 ATTN_LAUNCH(v1_wgmma_tma)));
+  c.steps.push_back(forward_step("v2_warp_specialised", "a warp that copies, two stages ahead of those that compute",
+                                 ATTN_LAUNCH(v2_warp_specialised)));
+  c.steps.push_back(forward_step("v3_pingpong", "one warpgroup multiplies while the other computes its softmax",
+                                 ATTN_LAUNCH(v3_pingpong)));
+  c.steps.push_back(forward_step("v4_overlap", "a warpgroup's softmax beside its own product of the block before",
+                                 ATTN_LAUNCH(v4_overlap)));
+  c.steps.push_back(forward_step("v5_persistent", "a block an SM: one tile of queries after the other, O by TMA",
+                                 ATTN_LAUNCH(v5_persistent)));
+  c.steps.push_back(forward_step("v6_tuned", "tiles for each head dim, from a sweep", ATTN_LAUNCH(v6_tuned), tuned_tiles));
+  return c;
+}
+
+}  // namespace
+
+const Chapter& chapter() {
+  static const Chapter c = make_chapter();
+  return c;
+}
+
+}  // namespace attn

@@ -1,0 +1,244 @@
+/// \file
+/// `wgmma`: a matrix product by the 128 threads of a warpgroup, which goes on while they do other things. PTX ISA,
+/// "Asynchronous warpgroup level matrix instructions" (sm_90a).
+///
+///     wgmma_fence()                registers that ordinary code has written are there
+///     wgmma(...)  wgmma(...)  wgmma_commit()     <- group 0
+///     wgmma(...)  wgmma(...)  wgmma_commit()     <- group 1
+///     wgmma_wait<1>()              group 0 is done: its accumulators may be read, its operands written over
+///
+/// D [64, N] = A [64, 16] B [16, N] + D, fp16 or bf16 products, float32 sums. Warp w of the warpgroup holds rows 16 w
+/// to 16 w + 15 of D, as accumulators of mma_m16n8k16 (mma.h) side by side: d[n] is columns 8 n to 8 n + 7. With
+/// g = lane / 4, t = lane % 4,
+///
+///     d[n][0], d[n][1]: row 16 w + g,     columns 8 n + 2 t, 8 n + 2 t + 1
+///     d[n][2], d[n][3]: row 16 w + g + 8, the same columns
+///
+/// so a row lies in 4 lanes. A comes from shared memory, or from registers as A of mma_m16n8k16: then two neighbouring
+/// d of one product, rounded in pairs, are A of the next.
+///
+/// Operands in shared memory are panels of 128 bytes, 64 elements, as TMA writes them with a swizzle of 128 bytes:
+///
+///     K-major    [rows, 64 of k]: panel after panel along k           A = Q, B = K^T of K [keys, d]
+///                8 rows are 1024 bytes; 16 of k are 32 bytes on
+///     MN-major   [k, 64 of n]: panel after panel along n              B = V of V [keys, d]
+///                8 of k are 1024 bytes; 16 of k are 2048 bytes on
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "attn/kernel.h"
+#include "ptx/ldmatrix.h"  // shared_address
+
+namespace attn {
+inline namespace ATTN_BACKEND {
+
+/// What wgmma is told of an operand in shared memory. PTX ISA, "Matrix descriptor": bits 0 to 13 address / 16, 16 to
+/// 29 and 32 to 45 two strides / 16, 62 and 63 the swizzle.
+struct WgmmaOperand {
+  uint64_t bits;
+  /// The operand `bytes` further on.
+  __device__ __forceinline__ WgmmaOperand operator+(int bytes) const {
+    return {bits + static_cast<uint64_t>(bytes >> 4)};
+  }
+};
+
+/// An operand at `tile`, with a swizzle of 128 bytes. `panel_bytes`: from a panel to the next, where it is MN-major.
+__device__ __forceinline__ WgmmaOperand wgmma_operand(const void* tile, int panel_bytes = 16) {
+#ifdef ATTN_EMULATED
+  const auto address = static_cast<uint64_t>(static_cast<const std::byte*>(tile) -
+                                             static_cast<const std::byte*>(emulator::Block::current().shared()));
+#else
+  const uint64_t address = shared_address(tile);
+#endif
+  constexpr uint64_t k128ByteSwizzle = 1, kGroupOf8 = 1024 / 16;
+  return {(address >> 4 & 0x3FFF) | static_cast<uint64_t>(panel_bytes >> 4) << 16 | kGroupOf8 << 32 |
+          k128ByteSwizzle << 62};
+}
+
+/// Orders wgmma behind ordinary code that has written, or read, registers of its operands and accumulators.
+__device__ __forceinline__ void wgmma_fence() {
+#ifdef ATTN_EMULATED
+  emulator::Block::current().hopper().registers_fenced = true;
+#else
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+/// Closes the group of products since the last commit.
+__device__ __forceinline__ void wgmma_commit() {
+#ifdef ATTN_EMULATED
+  emulator::Block::current().hopper().products.commit();
+#else
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+/// Waits until at most the newest kPending groups are under way. By all lanes of a warp, which go on together.
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait(ATTN_ONLY_CALLER) {
+#ifdef ATTN_EMULATED
+  emulator::Block& block = emulator::Block::current();
+  block.hopper().products.wait(kPending);
+  block.hopper().registers_fenced = false;  // from here on ordinary code may write them
+  int nothing = 0;
+  block.wait_warp("wgmma_wait", caller, ~0u, nothing, [](auto&) {});
+#else
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+#ifdef ATTN_EMULATED
+// Element (row, k) of a K-major operand, or (k, row) of an MN-major one, as the hardware finds it: the address without
+// the swizzle, then the swizzle.
+template <class Element>
+float operand_element(WgmmaOperand operand, bool mn_major, int row, int k) {
+  const uint64_t start = (operand.bits & 0x3FFF) << 4;
+  const uint64_t panel = (operand.bits >> 16 & 0x3FFF) << 4, group = (operand.bits >> 32 & 0x3FFF) << 4;
+  const auto r = static_cast<uint64_t>(row), c = static_cast<uint64_t>(k);
+  uint64_t address = start + (mn_major ? r / 64 * panel + c / 8 * group + c % 8 * 128 + r % 64 * 2
+                                       : r / 8 * group + r % 8 * 128 + c * 2);
+  address ^= (address >> 7 & 7) << 4;
+  uint16_t bits;
+  std::memcpy(&bits, static_cast<const std::byte*>(emulator::Block::current().shared()) + address, 2);
+  return to_float(std::bit_cast<Element>(bits));
+}
+
+// This thread's part of a product, put off until its wait. `a(row, k)`: an element of A, row 0 or 1 for g or g + 8.
+template <int kN, bool kTransposedB, class Element, class A>
+void wgmma_later(float (&d)[kN / 8][4], WgmmaOperand b, bool accumulate, emulator::Place caller, A a) {
+  emulator::Block& block = emulator::Block::current();
+  emulator::HopperWork& work = block.hopper();
+  if (!work.registers_fenced) block.fail("wgmma", caller, "without wgmma_fence since the last wait");
+  if (!accumulate && !emulator::early_copies)  // nobody knows what the accumulators hold until the wait
+    std::memset(d, 0xFF, sizeof d);
+  const int t = static_cast<int>(block.lane()) % 4;
+  work.products.add([=, &d] {
+    for (int n = 0; n < kN / 8; ++n)
+      for (int i = 0; i < 4; ++i) {
+        float sum = accumulate ? d[n][i] : 0;
+        for (int k = 0; k < 16; ++k)
+          sum += a(i / 2, k) * operand_element<Element>(b, kTransposedB, 8 * n + 2 * t + i % 2, k);
+        d[n][i] = sum;
+      }
+  });
+}
+#else
+// D in an asm statement, 16 columns more a line: the names %0, %1, ... and the registers d[0][0], d[0][1], ...
+#define ATTN_WGMMA_NAMES_1 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define ATTN_WGMMA_NAMES_2 ATTN_WGMMA_NAMES_1 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define ATTN_WGMMA_NAMES_3 ATTN_WGMMA_NAMES_2 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define ATTN_WGMMA_NAMES_4 ATTN_WGMMA_NAMES_3 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define ATTN_WGMMA_NAMES_5 ATTN_WGMMA_NAMES_4 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define ATTN_WGMMA_NAMES_6 ATTN_WGMMA_NAMES_5 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define ATTN_WGMMA_NAMES_7 ATTN_WGMMA_NAMES_6 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define ATTN_WGMMA_NAMES_8 ATTN_WGMMA_NAMES_7 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define ATTN_WGMMA_NAMES_9 ATTN_WGMMA_NAMES_8 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define ATTN_WGMMA_NAMES_10 ATTN_WGMMA_NAMES_9 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define ATTN_WGMMA_NAMES_11 ATTN_WGMMA_NAMES_10 ", %80, %81, %82, %83, %84, %85, %86, %87"
+#define ATTN_WGMMA_NAMES_12 ATTN_WGMMA_NAMES_11 ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define ATTN_WGMMA_NAMES_13 ATTN_WGMMA_NAMES_12 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define ATTN_WGMMA_NAMES_14 ATTN_WGMMA_NAMES_13 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define ATTN_WGMMA_NAMES_15 ATTN_WGMMA_NAMES_14 ", %112, %113, %114, %115, %116, %117, %118, %119"
+#define ATTN_WGMMA_NAMES_16 ATTN_WGMMA_NAMES_15 ", %120, %121, %122, %123, %124, %125, %126, %127"
+#define ATTN_WGMMA_D(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
+#define ATTN_WGMMA_REGISTERS_1 ATTN_WGMMA_D(0), ATTN_WGMMA_D(1)
+#define ATTN_WGMMA_REGISTERS_2 ATTN_WGMMA_REGISTERS_1, ATTN_WGMMA_D(2), ATTN_WGMMA_D(3)
+#define ATTN_WGMMA_REGISTERS_3 ATTN_WGMMA_REGISTERS_2, ATTN_WGMMA_D(4), ATTN_WGMMA_D(5)
+#define ATTN_WGMMA_REGISTERS_4 ATTN_WGMMA_REGISTERS_3, ATTN_WGMMA_D(6), ATTN_WGMMA_D(7)
+#define ATTN_WGMMA_REGISTERS_5 ATTN_WGMMA_REGISTERS_4, ATTN_WGMMA_D(8), ATTN_WGMMA_D(9)
+#define ATTN_WGMMA_REGISTERS_6 ATTN_WGMMA_REGISTERS_5, ATTN_WGMMA_D(10), ATTN_WGMMA_D(11)
+#define ATTN_WGMMA_REGISTERS_7 ATTN_WGMMA_REGISTERS_6, ATTN_WGMMA_D(12), ATTN_WGMMA_D(13)
+#define ATTN_WGMMA_REGISTERS_8 ATTN_WGMMA_REGISTERS_7, ATTN_WGMMA_D(14), ATTN_WGMMA_D(15)
+#define ATTN_WGMMA_REGISTERS_9 ATTN_WGMMA_REGISTERS_8, ATTN_WGMMA_D(16), ATTN_WGMMA_D(17)
+#define ATTN_WGMMA_REGISTERS_10 ATTN_WGMMA_REGISTERS_9, ATTN_WGMMA_D(18), ATTN_WGMMA_D(19)
+#define ATTN_WGMMA_REGISTERS_11 ATTN_WGMMA_REGISTERS_10, ATTN_WGMMA_D(20), ATTN_WGMMA_D(21)
+#define ATTN_WGMMA_REGISTERS_12 ATTN_WGMMA_REGISTERS_11, ATTN_WGMMA_D(22), ATTN_WGMMA_D(23)
+#define ATTN_WGMMA_REGISTERS_13 ATTN_WGMMA_REGISTERS_12, ATTN_WGMMA_D(24), ATTN_WGMMA_D(25)
+#define ATTN_WGMMA_REGISTERS_14 ATTN_WGMMA_REGISTERS_13, ATTN_WGMMA_D(26), ATTN_WGMMA_D(27)
+#define ATTN_WGMMA_REGISTERS_15 ATTN_WGMMA_REGISTERS_14, ATTN_WGMMA_D(28), ATTN_WGMMA_D(29)
+#define ATTN_WGMMA_REGISTERS_16 ATTN_WGMMA_REGISTERS_15, ATTN_WGMMA_D(30), ATTN_WGMMA_D(31)
+
+// One shape: N = 16 * COLUMNS. The names of the other operands follow those of D: FLAG says whether to accumulate, LEFT
+// and RIGHT stand around the predicate that it becomes.
+#define ATTN_WGMMA_TYPE(COLUMNS, N, TYPE, FLAG, LEFT, RIGHT, ...)                                             \
+  asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, " FLAG ", 0;\n"                           \
+               "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" ATTN_WGMMA_NAMES_##COLUMNS \
+               "}, " LEFT ", accumulate, 1, 1, " RIGHT ";\n}"                                                 \
+               : ATTN_WGMMA_REGISTERS_##COLUMNS                                                               \
+               : __VA_ARGS__)
+#define ATTN_WGMMA(COLUMNS, N, FLAG, LEFT, RIGHT, ...)                                   \
+  if constexpr (kTiles == 2 * COLUMNS && std::is_same_v<Element, __half>)                \
+    ATTN_WGMMA_TYPE(COLUMNS, N, "f16", FLAG, LEFT, RIGHT, __VA_ARGS__);                  \
+  else if constexpr (kTiles == 2 * COLUMNS)                                              \
+    ATTN_WGMMA_TYPE(COLUMNS, N, "bf16", FLAG, LEFT, RIGHT, __VA_ARGS__)
+// The shapes in use.
+template <int kTiles>
+inline constexpr bool kIsWgmmaShape = kTiles == 8 || kTiles == 10 || kTiles == 12 || kTiles == 14 || kTiles == 16 ||
+                                      kTiles == 18 || kTiles == 20 || kTiles == 22 || kTiles == 24 || kTiles == 32;
+#endif
+
+/// D = A B, or D += A B if `accumulate`, A [64, 16] K-major in shared memory, B K-major (kTransposedB false: B^T is
+/// [N, k]) or MN-major ([k, N]). By all threads of a warpgroup.
+template <class Element, bool kTransposedB, int kTiles>
+__device__ __forceinline__ void wgmma(float (&d)[kTiles][4], WgmmaOperand a, WgmmaOperand b,
+                                      bool accumulate ATTN_CALLER) {
+#ifdef ATTN_EMULATED
+  const int thread = static_cast<int>(emulator::threadIdx.x) % 128, row0 = thread / 32 * 16 + thread % 32 / 4;
+  wgmma_later<8 * kTiles, kTransposedB, Element>(d, b, accumulate, caller, [=](int half, int k) {
+    return operand_element<Element>(a, false, row0 + 8 * half, k);
+  });
+#else
+#define ATTN_WGMMA_INPUTS "l"(a.bits), "l"(b.bits), "r"(int{accumulate}), "n"(int{kTransposedB})
+  static_assert(kIsWgmmaShape<kTiles>);
+  ATTN_WGMMA(4, 64, "%34", "%32, %33", "0, %35", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(5, 80, "%42", "%40, %41", "0, %43", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(6, 96, "%50", "%48, %49", "0, %51", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(7, 112, "%58", "%56, %57", "0, %59", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(8, 128, "%66", "%64, %65", "0, %67", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(9, 144, "%74", "%72, %73", "0, %75", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(10, 160, "%82", "%80, %81", "0, %83", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(11, 176, "%90", "%88, %89", "0, %91", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(12, 192, "%98", "%96, %97", "0, %99", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(16, 256, "%130", "%128, %129", "0, %131", ATTN_WGMMA_INPUTS);
+#undef ATTN_WGMMA_INPUTS
+#endif
+}
+
+/// The same with A in registers, as A of mma_m16n8k16: four registers of two elements.
+template <class Element, bool kTransposedB, int kTiles>
+__device__ __forceinline__ void wgmma(float (&d)[kTiles][4], const uint32_t (&a)[4], WgmmaOperand b,
+                                      bool accumulate ATTN_CALLER) {
+#ifdef ATTN_EMULATED
+  struct Lane {
+    uint32_t own[4], quad[4][4];
+  } mine{{a[0], a[1], a[2], a[3]}, {}};
+  emulator::Block::current().wait_warp("wgmma", caller, ~0u, mine, [](auto& lanes) {
+    for (int lane = 0; lane < 32; ++lane)
+      for (int t = 0; t < 4; ++t) std::memcpy(lanes[lane]->quad[t], lanes[lane / 4 * 4 + t]->own, 16);
+  });
+  wgmma_later<8 * kTiles, kTransposedB, Element>(d, b, accumulate, caller, [mine](int half, int k) {
+    const uint32_t pair = mine.quad[k % 8 / 2][half + k / 8 * 2];  // {row g, row g + 8} of k 0..7, then of k 8..15
+    return to_float(std::bit_cast<Element>(static_cast<uint16_t>(pair >> (16 * (k % 2)))));
+  });
+#else
+#define ATTN_WGMMA_INPUTS \
+  "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(int{accumulate}), "n"(int{kTransposedB})
+  static_assert(kIsWgmmaShape<kTiles>);
+  ATTN_WGMMA(4, 64, "%37", "{%32, %33, %34, %35}, %36", "%38", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(5, 80, "%45", "{%40, %41, %42, %43}, %44", "%46", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(6, 96, "%53", "{%48, %49, %50, %51}, %52", "%54", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(7, 112, "%61", "{%56, %57, %58, %59}, %60", "%62", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(8, 128, "%69", "{%64, %65, %66, %67}, %68", "%70", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(9, 144, "%77", "{%72, %73, %74, %75}, %76", "%78", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(10, 160, "%85", "{%80, %81, %82, %83}, %84", "%86", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(11, 176, "%93", "{%88, %89, %90, %91}, %92", "%94", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(12, 192, "%101", "{%96, %97, %98, %99}, %100", "%102", ATTN_WGMMA_INPUTS);
+  ATTN_WGMMA(16, 256, "%133", "{%128, %129, %130, %131}, %132", "%134", ATTN_WGMMA_INPUTS);
+#undef ATTN_WGMMA_INPUTS
+#endif
+}
+
+}  // namespace ATTN_BACKEND
+}  // namespace attn

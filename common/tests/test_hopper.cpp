@@ -1,0 +1,144 @@
+// Hopper's instructions in common/ptx, on both back ends: wgmma in all shapes, operands as TMA writes them, and a ring of
+// two stages between a warp that copies and a warpgroup that multiplies. In the emulator also what it is there for: a
+// wait, a fence or a barrier that is left out makes the kernel fail.
+#include <fmt/format.h>
+
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "attn/device.h"
+#include "attn/tensor.h"
+#include "emulator/simt.h"
+#include "tests/catch.h"
+#include "tests/kernels.h"
+
+namespace {
+
+using namespace attn;
+using namespace attn::tests;
+
+constexpr int kRows = 64;
+
+// Runs the product of small integers, exact in any order; "" or what is wrong.
+std::string product(Backend backend, DType dtype, int columns, bool registers, bool transposed_b, int tiles,
+                    HopperFault fault = kNoFault) {
+  const int k = 64 * tiles;
+  std::mt19937 random(static_cast<unsigned>(columns + tiles));
+  const auto draw = [&](int count) {
+    std::vector<float> values(static_cast<std::size_t>(count));
+    for (float& x : values) x = static_cast<float>(static_cast<int>(random() % 5) - 2);
+    return values;
+  };
+  const std::vector<float> a = draw(kRows * k), b = draw(k * columns);  // [row, k], [k, column]
+  std::vector<float> b_stored = b;
+  if (!transposed_b)
+    for (int i = 0; i < k; ++i)
+      for (int j = 0; j < columns; ++j)
+        b_stored[static_cast<std::size_t>(j * k + i)] = b[static_cast<std::size_t>(i * columns + j)];
+  const auto upload = [&](const std::vector<float>& values) {
+    std::vector<uint16_t> bits(values.size());
+    encode(dtype, values.data(), values.size(), bits.data());
+    DeviceBuffer buffer(backend, "input", static_cast<int64_t>(2 * bits.size()));
+    buffer.upload(bits.data());
+    return buffer;
+  };
+  const DeviceBuffer gA = upload(a), gB = upload(b_stored);
+  const auto size = static_cast<std::size_t>(kHopperRows * columns);
+  DeviceBuffer out = upload(std::vector<float>(size, 12345.0f));
+  KernelArguments args;
+  args.a = gA.data(), args.b = gB.data(), args.out = out.data(), args.dtype = dtype;
+  args.mode = hopper_mode(columns, registers, transposed_b, tiles, fault);
+#if ATTN_HAVE_CUDA
+  const Status status =
+      backend == Backend::gpu ? gpu::tests::hopper_product(args) : emulated::tests::hopper_product(args);
+#else
+  const Status status = emulated::tests::hopper_product(args);
+#endif
+  if (!status.ok()) return status.message;
+  synchronize(backend);
+  if (const auto damage = out.broken_guard()) return *damage;
+  std::vector<uint16_t> bits(size);
+  out.download(bits.data());
+  std::vector<float> d(size);
+  decode(dtype, bits.data(), size, d.data());
+  for (int i = 0; i < kHopperRows; ++i)
+    for (int j = 0; j < columns; ++j) {
+      float sum = 0;
+      for (int n = 0; n < k; ++n)
+        sum += a[static_cast<std::size_t>(i * k + n)] * b[static_cast<std::size_t>(n * columns + j)];
+      const float got = d[static_cast<std::size_t>(i * columns + j)];
+      if (got != round_to(dtype, sum))
+        return fmt::format("row {}, column {}: expected {}, got {}", i, j, sum, got);
+    }
+  return "";
+}
+
+constexpr int kShapes[] = {64, 80, 96, 112, 128, 144, 160, 176, 192, 256};
+
+TEST_CASE("wgmma multiplies what TMA brings (emulated)", "[hopper]") {
+  for (const int columns : {64, 176})
+    for (const bool registers : {false, true})
+      for (const bool transposed_b : {false, true}) {
+        INFO(columns << " columns, A in " << (registers ? "registers" : "shared memory") << ", B "
+                     << (transposed_b ? "[k, n]" : "[n, k]"));
+        emulator::schedule_seed = static_cast<uint64_t>(columns);
+        const DType dtype = registers ? DType::fp16 : DType::bf16;
+        CHECK(product(Backend::emulated, dtype, columns, registers, transposed_b, 2) == "");
+      }
+}
+
+TEST_CASE("two stages between a producer and a consumer hold in every schedule", "[hopper]") {
+  for (const bool early : {false, true}) {
+    emulator::early_copies = early;
+    for (uint64_t seed = 1; seed <= 6; ++seed) {
+      emulator::schedule_seed = seed;
+      INFO("seed " << seed << (early ? ", copies at once" : ", copies as late as may be"));
+      CHECK(product(Backend::emulated, DType::bf16, 64, seed % 2, seed % 3 == 0, 5) == "");
+    }
+  }
+  emulator::early_copies = false;
+}
+
+TEST_CASE("what keeps copies and products apart is missed when it is left out", "[hopper]") {
+  const auto found = [](HopperFault fault) {
+    int count = 0;
+    for (const bool early : {false, true}) {
+      emulator::early_copies = early;
+      for (uint64_t seed = 1; seed <= 4; ++seed) {
+        emulator::schedule_seed = seed;
+        const std::string wrong = product(Backend::emulated, DType::bf16, 64, false, false, 5, fault);
+        UNSCOPED_INFO("fault " << fault << ", seed " << seed << (early ? " early: " : " late: ") << wrong);
+        count += wrong != "";
+      }
+    }
+    emulator::early_copies = false;
+    return count;
+  };
+  CHECK(found(kNoWaitForCopy) >= 4);
+  CHECK(found(kNoWaitForReader) >= 4);
+  CHECK(found(kWrongPhase) >= 4);
+  CHECK(found(kReleasedTooEarly) >= 4);
+  CHECK(found(kNoRegisterFence) == 8);
+  CHECK(found(kTooFewBytes) == 8);
+  CHECK(found(kNoBarrierBeforeStore) >= 2);
+  CHECK(found(kNoWaitForStore) >= 4);
+}
+
+TEST_CASE("wgmma in every shape (GPU)", "[hopper][gpu]") {
+  if (!gpu_info().available || gpu_info().cc_major != 9) {
+    WARN("no GPU of compute capability 9.0: " << gpu_info().error);
+    return;
+  }
+  for (const DType dtype : {DType::bf16, DType::fp16})
+    for (const int columns : kShapes)
+      for (const bool registers : {false, true})
+        for (const bool transposed_b : {false, true})
+          for (const int tiles : {1, 2, 5}) {
+            INFO(name(dtype) << ", " << columns << " columns, A in registers " << registers << ", B [k, n] "
+                             << transposed_b << ", " << tiles << " tiles");
+            CHECK(product(Backend::gpu, dtype, columns, registers, transposed_b, tiles) == "");
+          }
+}
+
+}  // namespace
