@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "backward_steps.h"
 #include "attn/step.h"
 
 ATTN_DECLARE_STEP(v1_loop_swap);
@@ -136,6 +137,7 @@ Chapter make_chapter() {
   refuse_negative_scale(c.steps.back());
   c.steps.push_back(tuned_step("v7_tuned", "tiles for each head dim; O rescaled seldom; addresses are constants",
                                ATTN_LAUNCH(v7_tuned)));
+  backward::add_steps(c);
   return c;
 }
 

@@ -66,10 +66,10 @@ endforeach()
   endforeach()
 endfunction()
 
-# attn_add_chapter(<chapter> STEPS <step> ... [HOPPER]): the program, its benchmark and its tests, from
-# <step>.cu, chapter.cpp and test.cpp.
+# attn_add_chapter(<chapter> STEPS <step> ... [HOPPER] [TESTS <more.cpp> ...]): the program, its benchmark and
+# its tests, from <step>.cu, chapter.cpp, test.cpp and those named.
 function(attn_add_chapter chapter)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;TESTS")
   set(files)
   foreach(step ${arg_STEPS})
     list(APPEND files ${step}.cu)
@@ -88,7 +88,7 @@ function(attn_add_chapter chapter)
   target_link_libraries(${chapter} PRIVATE attn attn_warnings)
   add_executable(bench_${chapter} ${PROJECT_SOURCE_DIR}/common/attn/bench_main.cpp ${objects})
   target_link_libraries(bench_${chapter} PRIVATE attn attn_warnings benchmark::benchmark)
-  attn_add_test(test_${chapter} SOURCES test.cpp OBJECTS ${objects} LABELS ${chapter})
+  attn_add_test(test_${chapter} SOURCES test.cpp ${arg_TESTS} OBJECTS ${objects} LABELS ${chapter})
 
   # diff_01_v1_v2 and so on: the lesson of a step is its difference from the one before.
   string(SUBSTRING ${chapter} 0 2 number)

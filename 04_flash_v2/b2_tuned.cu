@@ -1,0 +1,408 @@
+// b2_tuned: the warps share out P and dS; P stays in registers.
+//
+// parent    b1_kv_parallel
+// idea      The scores are computed transposed, S^T = K Q^T, so that P^T and dS^T, rounded, are operands of dV = P^T dO
+//           and dK = dS^T Q where they stand. Half of the warps own P and dV, the other half dS and dK, of the same
+//           keys: a pair meets once a tile, at a barrier of its own, when P changes hands. Through shared memory goes
+//           dS alone, for dQ. One barrier of the block a tile instead of two; a fifth less traffic of shared memory;
+//           and the exponentials of one half run beside the products of the other.
+// expect    l1tex__data_pipe_lsu_wavefronts_mem_shared.sum falls by a fifth, stalls at barriers
+//           (smsp__average_warps_issue_stalled_barrier_per_issue_active) by half.
+// supports  fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks, GQA, softcap,
+//           dropout
+#include "attn/kernel.h"
+#include "backward_parts.h"
+#include "backward_tiles.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/named_barrier.h"
+#include "ptx/reduce_add.h"
+
+namespace ATTN_BACKEND::b2_tuned {
+using namespace backward_tiles;
+
+template <class Element, class Config>
+struct SharedStorage {
+  alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];                    // [kBlockN, d]
+  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];                    // [kBlockN, d]
+  alignas(128) Element sQ[Config::kStages][Config::kBlockM * Config::kHeadDim];   // [kBlockM, d]
+  alignas(128) Element sdO[Config::kStages][Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
+  alignas(128) Element sdS[Config::kBuffers][Config::kBlockN * Config::kBlockM];  // dS^T: [kBlockN, kBlockM]
+  alignas(128) uint4 sP[Config::kPairs][Config::kKeyTiles * Config::kRowSteps][32];  // operands, as lanes hold them
+  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // of a row: lse / log(2), and D
+};
+
+// (3) C = A B^T for the keys of this warp and all rows of the tile: K Q^T or V dO^T. `a`, `b`: this lane's piece in the
+// first 16 columns. Fragments are loaded one product ahead.
+//! [scores]
+template <class Element, class Config>
+__device__ __forceinline__ void scores(float (&c)[Config::kKeyTiles][Config::kBlockM / 8][4], const char* sA, int a,
+                                       const char* sB, int b) {
+  constexpr int kHeadDim = Config::kHeadDim, kPairs = Config::kBlockM / 16, kSteps = kHeadDim / 16 * kPairs;
+  uint32_t ra[2][Config::kKeyTiles][4], rb[2][4];
+  const auto load_a = [&](int step) {
+#pragma unroll
+    for (int m = 0; m < Config::kKeyTiles; ++m)
+      ldmatrix_x4(ra[step % 2][m], sA + along_row<kHeadDim>(a, 16 * step) + 16 * m * Config::kRowBytes);
+  };
+  const auto load_b = [&](int i) {
+    ldmatrix_x4(rb[i % 2], sB + along_row<kHeadDim>(b, i / kPairs * 16) + i % kPairs * 16 * Config::kRowBytes);
+  };
+  load_a(0);
+  load_b(0);
+#pragma unroll
+  for (int step = 0; step < kHeadDim / 16; ++step) {
+    if (16 * step + 16 < kHeadDim) load_a(step + 1);
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      const int i = step * kPairs + n;
+      if (i + 1 < kSteps) load_b(i + 1);
+#pragma unroll
+      for (int m = 0; m < Config::kKeyTiles; ++m) {
+        mma_m16n8k16<Element>(c[m][2 * n], ra[step % 2][m], {rb[i % 2][0], rb[i % 2][1]}, c[m][2 * n]);
+        mma_m16n8k16<Element>(c[m][2 * n + 1], ra[step % 2][m], {rb[i % 2][2], rb[i % 2][3]}, c[m][2 * n + 1]);
+      }
+    }
+  }
+}
+//! [scores]
+
+// (5) C += A B with A in registers: P^T dO or dS^T Q.
+//! [gradient]
+template <class Element, class Config>
+__device__ __forceinline__ void gradient(float (&c)[Config::kKeyTiles][Config::kHeadDim / 8][4],
+                                         const uint32_t (&a)[Config::kKeyTiles][Config::kRowSteps][4], const char* sB,
+                                         int b) {
+  constexpr int kHeadDim = Config::kHeadDim, kPairs = kHeadDim / 16, kSteps = Config::kRowSteps * kPairs;
+  uint32_t rb[2][4];
+  const auto load_b = [&](int i) {
+    ldmatrix_x4_trans(rb[i % 2], sB + along_row<kHeadDim>(b, i % kPairs * 16) + i / kPairs * 16 * Config::kRowBytes);
+  };
+  load_b(0);
+#pragma unroll
+  for (int k = 0; k < Config::kRowSteps; ++k)
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n) {
+      const int i = k * kPairs + n;
+      if (i + 1 < kSteps) load_b(i + 1);
+#pragma unroll
+      for (int m = 0; m < Config::kKeyTiles; ++m) {
+        mma_m16n8k16<Element>(c[m][2 * n], a[m][k], {rb[i % 2][0], rb[i % 2][1]}, c[m][2 * n]);
+        mma_m16n8k16<Element>(c[m][2 * n + 1], a[m][k], {rb[i % 2][2], rb[i % 2][3]}, c[m][2 * n + 1]);
+      }
+    }
+}
+//! [gradient]
+
+// (6) dQ = dS K for the rows from `row0` and the columns from `col0` on, from dS^T. `a`, `b`: this lane's piece in the
+// first 16 rows or columns of the first 16 keys.
+//! [dq]
+template <class Element, class Config>
+__device__ __forceinline__ void query_gradient(float (&c)[Config::kQueryRows / 16][Config::kQueryCols / 8][4],
+                                               const char* sdS, int a, int row0, const char* sK, int b,
+                                               int col0) {
+  constexpr int kTiles = Config::kQueryRows / 16, kPairs = Config::kQueryCols / 16;
+  constexpr int kSteps = Config::kBlockN / 16;
+  uint32_t ra[2][kTiles][4], rb[2][kPairs][4];
+  const auto load = [&](int step) {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+      ldmatrix_x4_trans(ra[step % 2][m],
+                        sdS + along_row<Config::kBlockM>(a, row0 + 16 * m) + step * 32 * Config::kBlockM);
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n)
+      ldmatrix_x4_trans(rb[step % 2][n],
+                        sK + along_row<Config::kHeadDim>(b, col0 + 16 * n) + step * 16 * Config::kRowBytes);
+  };
+  load(0);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    if (step + 1 < kSteps) load(step + 1);
+#pragma unroll
+    for (int n = 0; n < kPairs; ++n)
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        const auto& pair = rb[step % 2][n];
+        mma_m16n8k16<Element>(c[m][2 * n], ra[step % 2][m], {pair[0], pair[1]}, c[m][2 * n]);
+        mma_m16n8k16<Element>(c[m][2 * n + 1], ra[step % 2][m], {pair[2], pair[3]}, c[m][2 * n + 1]);
+      }
+  }
+}
+//! [dq]
+
+// (4) P = exp(scale S - lse), rounded: the operand of dV, and for the other warp of the pair. With features that gets
+// its own factor, negative where dropout drops P. `row`, `key`: the first of this lane, of this warp.
+//! [recompute]
+template <class Element, class Config, bool kFeatures>
+__device__ __forceinline__ void probabilities(uint32_t (&operand)[Config::kKeyTiles][Config::kRowSteps][4],
+                                              const float (&s)[Config::kKeyTiles][Config::kBlockM / 8][4],
+                                              const float* sLse, uint4* sP, const Shape& shape, uint64_t seed,
+                                              int64_t bh, int row, int key) {
+  const float softmax_scale_log2 = shape.softmax_scale * kLog2E;
+#pragma unroll
+  for (int k = 0; k < Config::kRowSteps; ++k) {
+    uint32_t bytes[2][2][Config::kKeyTiles];  // 8 rows on; the next row; 16 keys on
+    const bool drops = kFeatures && shape.dropped > 0;
+    if (drops)
+#pragma unroll
+      for (int n = 0; n < 2; ++n) draw(bytes[n], seed, bh, row + 16 * k + 8 * n, key);
+#pragma unroll
+    for (int m = 0; m < Config::kKeyTiles; ++m) {
+      uint32_t(&p)[4] = operand[m][k], given[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float2 lse_log2 = *reinterpret_cast<const float2*>(sLse + 16 * k + 8 * (e / 2));
+        const float* const x = s[m][2 * k + e / 2] + 2 * (e % 2);
+        if constexpr (!kFeatures) {
+          p[e] = given[e] = pack2<Element>(exp2f(fmaf(x[0], softmax_scale_log2, -lse_log2.x)),
+                                           exp2f(fmaf(x[1], softmax_scale_log2, -lse_log2.y)));
+        } else {
+          Factors f[2] = {capped(x[0], lse_log2.x, shape), capped(x[1], lse_log2.y, shape)};
+#pragma unroll
+          for (int c = 0; c < 2; ++c)
+            if (drops && (bytes[e / 2][c][m] >> 16 * (e % 2) & 255) < static_cast<uint32_t>(shape.dropped))
+              f[c].p = 0, f[c].ds = -f[c].ds;
+          p[e] = pack2<Element>(f[0].p, f[1].p);
+          given[e] = pack2<Element>(f[0].ds, f[1].ds);
+        }
+      }
+      sP[(m * Config::kRowSteps + k) * 32] = uint4{given[0], given[1], given[2], given[3]};
+    }
+  }
+}
+
+// The other warp: dS = P (dP - D), rounded: the operand of dK, and for dQ. `own`: byte offset of this lane's first one
+// in dS^T.
+template <class Element, class Config, bool kFeatures>
+__device__ __forceinline__ void score_gradients(uint32_t (&operand)[Config::kKeyTiles][Config::kRowSteps][4],
+                                                const float (&dp)[Config::kKeyTiles][Config::kBlockM / 8][4],
+                                                const float* sDot, const uint4* sP, char* sdS, int own,
+                                                float inverse_kept) {
+#pragma unroll
+  for (int k = 0; k < Config::kRowSteps; ++k)
+#pragma unroll
+    for (int m = 0; m < Config::kKeyTiles; ++m) {
+      const uint4 four = sP[(m * Config::kRowSteps + k) * 32];
+      const uint32_t p[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float2 dot = *reinterpret_cast<const float2*>(sDot + 16 * k + 8 * (e / 2));
+        float ds[2];
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const float x = dp[m][2 * k + e / 2][2 * (e % 2) + c], d = c == 0 ? dot.x : dot.y;
+          const float factor = unpack<Element>(p[e], c);
+          ds[c] = !kFeatures ? factor * (x - d) : fabsf(factor) * ((factor < 0 ? 0 : x * inverse_kept) - d);
+        }
+        operand[m][k][e] = pack2<Element>(ds[0], ds[1]);
+        *reinterpret_cast<uint32_t*>(sdS + along_row<Config::kBlockM>(own, 16 * k + 8 * (e / 2)) +
+                                     (16 * m + 8 * (e % 2)) * 2 * Config::kBlockM) = operand[m][k][e];
+      }
+    }
+}
+//! [recompute]
+
+template <class Element, class Config, bool kFeatures>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen_q, d], or packed: see Packing
+                              const Element* gK,   // [B, Hkv, seqlen_k, d]
+                              const Element* gV,   // [B, Hkv, seqlen_k, d]
+                              const Element* gdO,  // [B, Hq, seqlen_q, d]
+                              const float* gRows,  // [tiles, 2, kBlockM]: lse / log(2), D
+                              Element* gdK,        // [B, Hkv, seqlen_k, d]
+                              Element* gdV,        // [B, Hkv, seqlen_k, d]
+                              float4* gAccum,      // [tiles, fragments, threads]: dQ
+                              Shape shape, Packing packing, uint64_t seed, int num_kv_heads, int section) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  constexpr int kKeyTiles = Config::kKeyTiles, kSpan = Config::kSpan;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
+  const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // place in an accumulator
+  // A pair of warps has the same keys. The first of them owns P and dV, the second dS and dK.
+  const int pair = warp_id % Config::kPairs, warp_key = pair * Config::kWarpKeys;
+  const bool owns_p = warp_id < Config::kPairs;
+  // Heads come in sections. In one, the keys that a causal mask leaves the most rows begin first, those of all heads.
+  const int first_head = blockIdx.x / (section * packing.num_n_blocks) * section;
+  const int heads = min(section, num_kv_heads - first_head), turn = blockIdx.x - first_head * packing.num_n_blocks;
+  const int key0 = turn / heads * kBlockN, group = shape.heads / shape.kv_heads;
+  const int64_t first_bh = int64_t{first_head + turn % heads} * group;
+  const Sequence sequence = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
+  const int seqlen_q = sequence.seqlen_q, seqlen_k = sequence.seqlen_k;
+  if (key0 >= seqlen_k) return;  // of a batch with longer sequences
+
+  // The visits: of each head that shares these keys, the blocks of rows that see one of them. Blocks of the same head
+  // begin at different rows, so that they seldom add to the same rows of dQ at once.
+  const BlockRanges seen = blocks_that_see(shape, seqlen_q, seqlen_k, key0, kBlockN, kBlockM);
+  const int blocks = seen.end - seen.begin, visits = group * blocks;
+  const int first_block = seen.begin + (Config::kRotate && blocks > 0 ? turn / heads * 4 % blocks : 0);
+  struct Visit {
+    int head, m_block;  // of the group
+  };
+  const auto advance = [&](Visit& visit) {
+    if (++visit.m_block == seen.end) visit.m_block = seen.begin;
+    if (visit.m_block == first_block) ++visit.head;
+  };
+  const int64_t head_step = packing.cu_seqlens_q == nullptr ? int64_t{seqlen_q} * kHeadDim : kHeadDim;
+  const auto tile_of = [&](const Visit& visit) {
+    return sequence.tile + int64_t{visit.head} * packing.num_tiles + visit.m_block;
+  };
+  const int copy_row = threadIdx.x / kSpan, piece = threadIdx.x % kSpan * 8;  // this thread's first of every tile
+  const auto load_rows = [&](const Visit& visit, int stage) {
+    const int row0 = visit.m_block * kBlockM;
+    const int64_t first =
+        sequence.q + visit.head * head_step + int64_t{row0 + copy_row} * packing.q_step + piece;
+    load_tile<kBlockM, Config>(smem.sQ[stage], gQ + first, packing.q_step, seqlen_q - row0);
+    load_tile<kBlockM, Config>(smem.sdO[stage], gdO + first, packing.q_step, seqlen_q - row0);
+    const float* const numbers = gRows + tile_of(visit) * (2 * kBlockM);
+    if (threadIdx.x < kBlockM / 2) cp_async_16(&smem.sRow[stage][0][0] + 4 * threadIdx.x, numbers + 4 * threadIdx.x);
+  };
+
+  // (2) load K_j, V_j and the first rows
+  Visit visit{0, first_block}, next = visit;
+  const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_step + piece;
+  load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_step, seqlen_k - key0);
+  load_tile<kBlockN, Config>(smem.sV, gV + first, packing.kv_step, seqlen_k - key0);
+  for (int stage = 0; stage < Config::kStages; ++stage) {
+    if (stage < visits) load_rows(next, stage), advance(next);
+    cp_async_commit();
+  }
+  float grad[kKeyTiles][kHeadDim / 8][4] = {};  // dV or dK
+  // This lane's pieces: of a row and of a column of operands, and of dS^T.
+  const int by_rows = 2 * place<kHeadDim>(lane_id % 16, lane_id / 16 * 8);
+  const int by_cols = 2 * place<kHeadDim>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
+  const int ds_load = 2 * place<kBlockM>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
+  const int ds_store = 2 * (warp_key * kBlockM + place<kBlockM>(quad_row, quad_col));
+  uint4* const sP = &smem.sP[pair][0][lane_id];
+  const int query_row = warp_id % Config::kQueryWarpsM * Config::kQueryRows;
+  const int query_col = warp_id / Config::kQueryWarpsM * Config::kQueryCols;
+  const char* const sKeys = reinterpret_cast<const char*>(owns_p ? smem.sK : smem.sV) + warp_key * Config::kRowBytes;
+  cp_async_wait<Config::kStages - 1>();
+  __syncthreads();  // K, V and the first rows are there
+
+  for (int i = 0; i < visits; ++i, advance(visit)) {
+    const int stage = i % Config::kStages;
+    const char* const sQ = reinterpret_cast<const char*>(smem.sQ[stage]);
+    const char* const sdO = reinterpret_cast<const char*>(smem.sdO[stage]);
+    char* const sdS = reinterpret_cast<char*>(smem.sdS[i % Config::kBuffers]);
+    // (3) S^T = K Q^T or dP^T = V dO^T
+    float s[kKeyTiles][kBlockM / 8][4] = {};
+    scores<Element, Config>(s, sKeys, by_rows, owns_p ? sQ : sdO, by_cols);
+
+    // (4) P = exp(scale S - lse), dS = P (dP - D), as operands
+    uint32_t operand[kKeyTiles][Config::kRowSteps][4];
+    const float* const numbers = smem.sRow[stage][owns_p ? 0 : 1] + quad_col;
+    if (owns_p) {
+      const int row = visit.m_block * kBlockM + quad_col, key = key0 + warp_key;  // of this lane, of this warp
+      if (visit.m_block < seen.plain_begin || visit.m_block >= seen.plain_end)
+        hide<Config>(s, shape, row + seqlen_k - seqlen_q - key - quad_row, seqlen_k - key - quad_row);
+      probabilities<Element, Config, kFeatures>(operand, s, numbers, sP, shape, seed, first_bh + visit.head, row, key);
+      named_barrier_arrive(1 + pair, 64);  // the other warp may take P
+    } else {
+      named_barrier_sync(1 + pair, 64);  // P is there
+      score_gradients<Element, Config, kFeatures>(operand, s, numbers, sP, sdS, ds_store,
+                                                  1 / (1 - float(shape.dropped) / 256));
+    }
+
+    // (5) dV += P^T dO or dK += dS^T Q
+    gradient<Element, Config>(grad, operand, owns_p ? sdO : sQ, by_rows);
+    if constexpr (Config::kStages > 1) cp_async_wait<Config::kStages - 2>();
+    __syncthreads();  // dS and the next rows are there; all are done with these rows, and with dQ of the tile before
+    if (i + Config::kStages < visits) load_rows(next, stage), advance(next);
+    cp_async_commit();
+
+    // (6) dQ += dS K
+    float dq[Config::kQueryRows / 16][Config::kQueryCols / 8][4] = {};
+    query_gradient<Element, Config>(dq, sdS, ds_load, query_row, reinterpret_cast<const char*>(smem.sK), by_rows,
+                                    query_col);
+    float4* const accum = gAccum + tile_of(visit) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+#pragma unroll
+    for (int f = 0; f < Config::kFragments; ++f) {
+      const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];
+      reduce_add(accum + f * Config::kThreads, make_float4(x[0], x[1], x[2], x[3]));
+    }
+    if constexpr (Config::kStages == 1 || Config::kBuffers == 1) {
+      cp_async_wait<Config::kStages - 1>();
+      __syncthreads();  // all are done with dS; with one stage: the next rows are there
+    }
+  }
+
+  // (7) store dK_j, dV_j through the rows of K or V that were this warp's
+  cp_async_wait<0>();
+  __syncthreads();  // all are done with K
+  char* const sGrad = const_cast<char*>(sKeys);
+  const float inverse_kept = kFeatures ? 1 / (1 - float(shape.dropped) / 256) : 1;
+  const float factor = owns_p ? inverse_kept : shape.softmax_scale;
+#pragma unroll
+  for (int m = 0; m < kKeyTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; ++n)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        *reinterpret_cast<uint32_t*>(sGrad + along_row<kHeadDim>(2 * place<kHeadDim>(quad_row, quad_col), 8 * n) +
+                                     (16 * m + 8 * r) * Config::kRowBytes) =
+            pack2<Element>(grad[m][n][2 * r] * factor, grad[m][n][2 * r + 1] * factor);
+  __syncwarp();  // all of the warp's rows are there
+  Element* const g = owns_p ? gdV : gdK;
+  const Sequence own = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);  // again: no register kept it
+#pragma unroll
+  for (int r = lane_id / kSpan; r < Config::kWarpKeys; r += 32 / kSpan)
+#pragma unroll
+    for (int c = lane_id % kSpan * 8; c < kHeadDim; c += 8 * kSpan)
+      if (key0 + warp_key + r < own.seqlen_k)
+        *reinterpret_cast<uint4*>(g + own.kv + int64_t{key0 + warp_key + r} * packing.kv_step + c) =
+            *reinterpret_cast<const uint4*>(sGrad + 2 * place<kHeadDim>(r, c));
+}
+
+#ifndef ATTN_SWEEP  // sweep_backward.cu tries others
+constexpr int64_t kSectionBytes = 24 << 20;  // half of the L2 of an H200
+#endif
+
+template <class Element, class Config, bool kFeatures>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const Packing packing = packing_of<Config>(args);
+  const dim3 all_rows(static_cast<unsigned>(packing.num_m_blocks * p.batch * p.heads));
+  args.phase("dot");
+  Status status = launch_kernel(dot_kernel<Element, Config>, all_rows, dim3(256), 0, args.stream,
+                                args.in<Element>("o"), args.in<Element>("do"), args.in<float>("lse"),
+                                args.out<float>("rows"), args.out<float4>("accum"), shape_of(p), packing);
+  if (!status.ok()) return status;
+  args.phase("attention_backward");
+  status = launch_kernel(attention_backward_kernel<Element, Config, kFeatures>,
+                         dim3(static_cast<unsigned>(packing.num_n_blocks * p.batch * p.kv_heads)),
+                         dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+                         args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"), args.in<Element>("do"),
+                         args.in<float>("rows"), args.out<Element>("dk"), args.out<Element>("dv"),
+                         args.out<float4>("accum"), shape_of(p), packing, p.seed,
+                         static_cast<int>(p.batch * p.kv_heads), static_cast<int>(heads_of_section(p, kSectionBytes)));
+  if (!status.ok()) return status;
+  args.phase("convert");
+  return launch_kernel(convert_kernel<Element, Config>, all_rows, dim3(Config::kThreads), 0, args.stream,
+                       args.in<float4>("accum"), args.out<Element>("dq"), shape_of(p), packing);
+}
+
+#ifndef ATTN_SWEEP  // sweep_backward.cu has its own tiles
+template <class Element, int kHeadDim>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  // A scale that is 0 as a float, or denormal and taken for 0, would make its product with -inf no number.
+  if (p.dropout > 0 || p.softcap > 0 || p.softmax_scale < 1e-37)
+    return launch<Element, WithFeatures<kHeadDim>, true>(args);
+  return launch<Element, Config<kHeadDim>, false>(args);
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 32: return launch<Element, 32>(args);
+      case 64: return launch<Element, 64>(args);
+      case 96: return launch<Element, 96>(args);
+      case 128: return launch<Element, 128>(args);
+      case 192: return launch<Element, 192>(args);
+      case 256: return launch<Element, 256>(args);
+    }
+    return Status::unsupported("head dims 32, 64, 96, 128, 192 and 256 alone");
+  });
+}
+#endif
+
+}  // namespace ATTN_BACKEND::b2_tuned

@@ -1,0 +1,337 @@
+// What chapter 04 promises of its backward pass.
+#include <set>
+#include <tuple>
+
+#include "attn/roofline.h"
+#include "tests/step_cases.h"
+
+using namespace attn;
+using namespace attn::tests;
+
+namespace {
+
+const std::vector<int64_t> kShort{1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 113, 127, 128, 129, 203};
+const std::vector<int64_t> kHeadDims{64, 128, 32, 64, 96, 128, 192, 256};  // not every step has the last ones
+const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
+const char* const kTuned[] = {"b2_tuned", "b3_deterministic"};  // those that have every feature
+
+const Step& step_named(const std::string& name) {
+  for (const Step& s : chapter().steps)
+    if (s.name == name) return s;
+  throw std::runtime_error("no step " + name);
+}
+
+void check_tuned(Problem p, Backend backend) {
+  p.finish();
+  for (const char* name : kTuned) {
+    const Step& step = step_named(name);
+    INFO(name << ": " << p.text());
+    REQUIRE_FALSE(refusal(step, p));
+    CHECK(run_step(step, p, backend) == "");
+  }
+}
+
+// Features by the bits of `set`: softcap, dropout.
+void add_features(Problem& p, int set, int n) {
+  if (set & 1) p.softcap = n % 2 == 0 ? 15 : 2;
+  if (set & 2) p.dropout = n % 2 == 0 ? 0.2 : 0.5;
+}
+void add_mask(Problem& p, int mask, int n) {
+  p.causal = mask == 1;
+  if (mask == 2) p.window_left = n * 37 % 150, p.window_right = n * 53 % 90;
+}
+
+// The (seqlen_q, seqlen_k) of FlashAttention's own tests, but for the longest.
+constexpr int64_t kOfficial[][2] = {{1, 1},     {64, 128},  {128, 192}, {256, 256}, {239, 1},   {799, 3},
+                                    {113, 203}, {113, 128}, {128, 217}, {113, 211}, {108, 256}, {1, 3},
+                                    {2, 1},     {511, 1},   {3, 513},   {307, 256}, {256, 512}, {384, 256},
+                                    {640, 128}, {512, 256}, {1024, 1024}, {1023, 1024}, {1024, 1023}};
+
+// Problems in which every pair of mask, features, heads, head dim and type occurs. Returns how many pairs do.
+template <class Body>
+std::size_t official_problems(int turns, int64_t longest, Body body) {
+  constexpr int64_t kDims[] = {64, 128, 96, 256, 32, 192, 128}, kHeads[][2] = {{1, 1}, {2, 2}, {6, 2}, {3, 1}, {4, 1}};
+  std::set<std::tuple<int, int, int, int>> pairs;
+  int n = 0;
+  for (int turn = 0; turn < turns; ++turn)
+    for (const auto& [q, k] : kOfficial) {
+      if (std::max(q, k) > longest) continue;
+      const int choice[] = {n % 3, n % 4, n % 5, n % 7, n % 11 % 2};
+      Problem p = problem(q, k, kDims[choice[3]], choice[4] == 0 ? DType::bf16 : DType::fp16,
+                          n % 3 == 0 ? InputKind::needle : InputKind::random);
+      p.heads = kHeads[choice[2]][0], p.kv_heads = kHeads[choice[2]][1];
+      p.seed = static_cast<uint64_t>(++n);
+      add_mask(p, choice[0], n);
+      add_features(p, choice[1], n);
+      for (int a = 0; a < 5; ++a)
+        for (int b = 0; b < a; ++b) pairs.insert({a, b, choice[a], choice[b]});
+      body(p);
+    }
+  return pairs.size();
+}
+constexpr std::size_t kAllPairs = 3 * 4 + 3 * 5 + 3 * 7 + 3 * 2 + 4 * 5 + 4 * 7 + 4 * 2 + 5 * 7 + 5 * 2 + 7 * 2;
+
+// Batches of sequences: some without queries, some without keys, one without either.
+template <class Body>
+void packed_problems(int count, Body body) {
+  for (int n = 0; n < count; ++n) {
+    constexpr int64_t kDims[] = {64, 128, 256, 96, 32};
+    Problem p = problem(1, 1, kDims[n % 5], n % 2 == 0 ? DType::bf16 : DType::fp16);
+    p.varlen_q = {0, 1, 64, 113, 0, 129, 5, 2, 0};
+    p.varlen_k = {9, 3, 128, 70, 0, 200, 0, 1, 300};
+    if (n % 4 == 1) p.varlen_q = {0, 0, 33}, p.varlen_k = {0, 20, 0};  // the last one, too, and no key at all after it
+    if (n % 4 == 3) p.varlen_q = {3, 130, 307}, p.varlen_k = {413, 64, 1};
+    p.heads = n % 3 == 0 ? 4 : 2, p.kv_heads = n % 2 + 1;
+    p.seed = static_cast<uint64_t>(n) + 1;
+    add_mask(p, n % 3, n);
+    add_features(p, n % 4, n);
+    body(p);
+  }
+}
+
+// The largest distance of two tensors, relative to the largest element.
+double distance(const HostTensor& a, const HostTensor& b) {
+  double most = 0, size = 0;
+  for (std::size_t i = 0; i < a.data.size(); ++i) {
+    most = std::max(most, std::abs(double{a.data[i]} - double{b.data[i]}));
+    size = std::max(size, std::abs(double{b.data[i]}));
+  }
+  return most / size;
+}
+
+}  // namespace
+
+TEST_CASE("backward steps are right on short problems", "[emulated]") {
+  int n = 0, ran = 0;
+  covering_problems(kShort, kHeadDims, kDTypes, [&](Problem p) {
+    if (n++ % 3 == 0) p.dropout = n % 2 == 0 ? 0.25 : 0.1;
+    ran += check_steps("backward", p, Backend::emulated);
+  });
+  CHECK(ran >= 200);
+}
+
+TEST_CASE("backward: shapes with pairs of all features", "[emulated]") {
+  CHECK(official_problems(6, 260, [](const Problem& p) { check_tuned(p, Backend::emulated); }) == kAllPairs);
+}
+
+TEST_CASE("backward: packed sequences, empty ones among them", "[emulated]") {
+  packed_problems(12, [](const Problem& p) { check_tuned(p, Backend::emulated); });
+}
+
+TEST_CASE("backward: scales of any sign and size", "[emulated]") {
+  for (const double scale : {-0.3, 1e-50, 1e-38, 2e-37, 3.0})
+    for (const double softcap : {0.0, 0.5, 1e6}) {
+      Problem p = problem(70, 130, 64, DType::bf16);
+      p.causal = true;  // -inf times a scale of 0 would be NaN
+      p.heads = p.kv_heads = 1;
+      p.softmax_scale = scale, p.softcap = softcap;
+      check_tuned(p, Backend::emulated);
+    }
+}
+
+TEST_CASE("backward: windows of any width at the edges of tiles", "[emulated]") {
+  // Widths 0, 1, around a tile of rows or keys, and beyond the end, to each side and to both.
+  for (const int64_t width : {0, 1, 63, 64, 65, 127, 128, 129, 500})
+    for (int side = 0; side < 3; ++side) {
+      Problem p = problem(side == 2 ? 330 : 270, side == 1 ? 330 : 270, 64, DType::bf16, InputKind::needle);
+      p.heads = p.kv_heads = 1;
+      if (side != 0) p.window_left = width;
+      if (side != 1) p.window_right = width;
+      p.seed = static_cast<uint64_t>(width) + 1;
+      check_steps("backward", p, Backend::emulated);
+    }
+}
+
+TEST_CASE("backward: rows that see nothing, keys that nobody sees", "[emulated]") {
+  for (const int64_t d : {64, 128, 256})
+    for (const int64_t window_left : {-1, 3}) {
+      Problem rows = problem(300, 20, d, DType::fp16), keys = problem(20, 300, d, DType::fp16);
+      rows.causal = true, rows.window_left = window_left;
+      keys.window_left = std::max<int64_t>(window_left, 0), keys.window_right = 0;  // the first 277 at least
+      check_steps("backward", rows, Backend::emulated);
+      check_steps("backward", keys, Backend::emulated);
+    }
+}
+
+TEST_CASE("backward: query heads meet in the sums of their key head", "[emulated]") {
+  // One and several tiles of rows for each.
+  for (const int64_t d : {32, 64, 128})
+    for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{7, 1}, {4, 2}, {3, 3}})
+      for (const int64_t n : {40, 150}) {
+        Problem p = problem(n, 20, d, DType::bf16);
+        p.heads = heads, p.kv_heads = kv_heads, p.batch = heads == 3 ? 2 : 1;
+        check_steps("backward", p, Backend::emulated);
+      }
+}
+
+TEST_CASE("backward: keys that do not exist have no weight, however small that of the others", "[emulated]") {
+  // All scores are near -500, and those of rows of zeros behind the last key would be 0: e^500 in P, and NaN in dQ.
+  for (const int64_t d : {64, 128, 256}) {
+    Problem p = problem(70, 140, d, DType::bf16);
+    p.softmax_scale = 1;
+    p.finish();
+    const Operation& op = *find_operation("backward");
+    HostTensors in = draw_inputs(p, op.inputs(p));
+    const float size = std::sqrt(500.0f / static_cast<float>(d));
+    for (float& x : in.at("q").data) x = round_to(p.dtype, size + 0.01f * x);
+    for (float& x : in.at("k").data) x = round_to(p.dtype, -size + 0.01f * x);
+    for (const Step& step : chapter().steps) {
+      if (step.operation != "backward" || refusal(step, p)) continue;
+      INFO(step.name << " " << p.text());
+      Session session(p, op, Backend::emulated, in);
+      REQUIRE(session.prepare(step).ok());
+      REQUIRE(session.launch().ok());
+      const HostTensors out = session.outputs();
+      for (const Expected& e : op.reference(p, in, {})) CHECK(check(out.at(e.spec.name), e).failure == "");
+    }
+  }
+}
+
+TEST_CASE("b3 adds several tiles of keys to a slice", "[emulated]") {
+  // 44 heads: three slices for six tiles of keys, in two turns. 132 heads: one slice.
+  for (const auto& [heads, keys] : {std::pair<int64_t, int64_t>{44, 700}, {132, 260}}) {
+    Problem p = problem(20, keys, 32, DType::bf16);
+    p.heads = p.kv_heads = heads;
+    p.causal = true;
+    p.finish();
+    const int64_t slices = heads == 44 ? 3 : 1;
+    CHECK(step_named("b3_deterministic").workspaces(p).at(0).bytes == slices * heads * 128 * 32 * 4);
+    CHECK(run_step(step_named("b3_deterministic"), p, Backend::emulated) == "");
+  }
+}
+
+TEST_CASE("backward steps refuse what they cannot do, with the reason", "[emulated]") {
+  const auto reason = [](const char* step, Problem p) {
+    p.finish();
+    return refusal(step_named(step), p).value_or("");
+  };
+  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  Problem p = problem(8, 8, 96, DType::bf16);
+  CHECK(has(reason("b1_kv_parallel", p), "32, 64 and 128"));
+  p.head_dim = 48;
+  CHECK(has(reason("b2_tuned", p), "32, 64, 96, 128, 192 and 256"));
+  p = problem(8, 8, 64, DType::fp32);
+  CHECK(has(reason("b2_tuned", p), "fp16 or bf16"));
+  p = problem(8, 8, 64, DType::bf16);
+  p.softmax_scale = -1;
+  CHECK(has(reason("b1_kv_parallel", p), "--scale below 1e-37"));
+  CHECK(reason("b2_tuned", p) == "");
+  p = problem(8, 8, 64, DType::bf16);
+  p.alibi = true;
+  for (const char* step : kTuned) CHECK(has(reason(step, p), "forward alone"));
+  p = problem(8, int64_t{1} << 29, 64, DType::bf16);
+  p.heads = p.kv_heads = 1024;
+  for (const char* step : kTuned) CHECK(has(reason(step, p), "2^31 - 1 blocks"));
+}
+
+TEST_CASE("the model of the backward pass counts what a step does", "[emulated]") {
+  Problem p = problem(1024, 1024, 128, DType::bf16);
+  p.finish();
+  const Cost cost = step_named("b2_tuned").cost(p);
+  REQUIRE(cost.size() == 3);
+  CHECK(cost[1].exp == 2.0 * 1024 * 1024);
+  CHECK(cost[1].tensor_flop == 10.0 * 128 * cost[1].exp);
+  // 8 tiles of keys: each brings all of Q, dO, lse and D, and adds all of dQ; K, V, dK and dV pass once.
+  CHECK(cost[1].l2_bytes == 2 * (8 * 1024 * (2 * 128 * 2 + 8 + 128 * 4) + 4 * 1024 * 128 * 2));
+  CHECK(step_named("b3_deterministic").cost(p)[2].hbm_read == 8 * cost[2].hbm_read);
+  p.causal = true;  // of 16 x 8 tiles of 64 rows and 128 keys
+  CHECK(step_named("b2_tuned").cost(p)[1].exp == 2.0 * 64 * 128 * (2 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8)));
+}
+
+TEST_CASE("dK and dV have the same bits under every schedule, dQ nearly", "[emulated]") {
+  for (const char* name : {"b1_kv_parallel", "b2_tuned"}) {
+    Problem p = problem(140, 300, 64, DType::bf16, InputKind::needle);
+    p.causal = true;
+    p.finish();
+    const Operation& op = *find_operation("backward");
+    HostTensors first;
+    for (uint64_t seed = 100; seed < 104; ++seed) {
+      Session session(p, op, Backend::emulated, draw_inputs(p, op.inputs(p)));
+      emulator::schedule_seed = seed;
+      REQUIRE(session.prepare(step_named(name)).ok());
+      REQUIRE(session.launch().ok());
+      const HostTensors now = session.outputs();
+      if (seed == 100) first = now;
+      INFO(name << " under schedule " << seed);
+      CHECK(now.at("dk").data == first.at("dk").data);
+      CHECK(now.at("dv").data == first.at("dv").data);
+      CHECK(distance(now.at("dq"), first.at("dq")) < 0x1p-7);
+    }
+  }
+}
+
+// b3 with every feature, several tiles of keys a slice among them: the same bits every time.
+void check_repeats(Backend backend, uint64_t repeats) {
+  Problem p = problem(1, 1, 32, DType::bf16);
+  p.varlen_q = {50, 0, 70, 140}, p.varlen_k = {420, 5, 90, 20};
+  p.heads = p.kv_heads = 11;
+  p.causal = true, p.softcap = 15, p.dropout = 0.2;
+  p.finish();
+  const Operation& op = *find_operation("backward");
+  Session session(p, op, backend, draw_inputs(p, op.inputs(p)));
+  REQUIRE(session.prepare(step_named("b3_deterministic")).ok());
+  HostTensors first;
+  for (uint64_t n = 0; n < repeats; ++n) {
+    emulator::schedule_seed = 100 + n;
+    REQUIRE(session.launch().ok());
+    const HostTensors now = session.outputs();
+    if (n == 0) first = now;
+    for (const auto& [name, t] : now) {
+      INFO(name << " run " << n);
+      REQUIRE(t.data == first.at(name).data);
+    }
+  }
+}
+TEST_CASE("b3 with every feature gives the same bits under every schedule", "[emulated]") {
+  check_repeats(Backend::emulated, 5);
+}
+TEST_CASE("b3 with every feature gives the same bits 1000 times", "[gpu]") { check_repeats(Backend::gpu, 1000); }
+
+TEST_CASE("all backward steps on the GPU", "[gpu]") {
+  int n = 0, ran = 0;
+  covering_problems(kLengths, kHeadDims, kDTypes, [&](Problem p) {
+    if (n++ % 3 == 0) p.dropout = n % 2 == 0 ? 0.25 : 0.1;
+    ran += check_steps("backward", p, Backend::gpu);
+  });
+  CHECK(ran >= 260);
+  CHECK(official_problems(6, 2000, [](const Problem& p) { check_tuned(p, Backend::gpu); }) == kAllPairs);
+  packed_problems(24, [](const Problem& p) { check_tuned(p, Backend::gpu); });
+  for (const auto& [q, k] : {std::pair<int64_t, int64_t>{2100, 4000}, {4096, 4096}, {4224, 4224}})
+    for (int set = 0; set < 4; ++set) {
+      Problem p = problem(q, k, set % 2 == 0 ? 128 : 64, DType::bf16);
+      p.causal = set % 3 == 1;
+      add_features(p, set, set);
+      check_tuned(p, Backend::gpu);
+    }
+  for (const double scale : {-0.3, 1e-50, 1e-39, 1e-38, 2e-37}) {  // the GPU takes denormal numbers for 0
+    Problem p = problem(70, 130, 64, DType::bf16);
+    p.causal = true, p.softmax_scale = scale;
+    check_tuned(p, Backend::gpu);
+  }
+}
+
+TEST_CASE("gradients of tensors past 2^31 elements", "[gpu][large]") {
+  Problem queries = problem(1024, 1024, 128, DType::bf16), keys = problem(64, 131072, 128, DType::bf16);
+  Problem packed = queries;
+  queries.batch = 129, queries.heads = 128, queries.kv_heads = 1;
+  keys.batch = 129, keys.heads = keys.kv_heads = 1;
+  packed.varlen_q.assign(129, 1024), packed.heads = 128, packed.kv_heads = 1;
+  queries.causal = true;
+  for (Problem p : {queries, keys, packed}) {
+    p.finish();
+    const Operation& op = *find_operation("backward");
+    const HostTensors inputs = draw_inputs(p, op.inputs(p));
+    const auto expected = op.reference(p, inputs, {.full = false, .budget = 1e7});
+    Session session(p, op, Backend::gpu, inputs);
+    for (const Step& step : chapter().steps) {
+      if (step.operation != "backward" || refusal(step, p)) continue;
+      INFO(step.name);
+      if (memory_need(p, op, step).total() > static_cast<double>(free_bytes(Backend::gpu))) continue;
+      REQUIRE(session.prepare(step).ok());
+      REQUIRE(session.launch().ok());
+      CHECK_FALSE(session.damage());
+      const HostTensors out = session.outputs();
+      for (const Expected& e : expected) CHECK(check(out.at(e.spec.name), e).failure == "");
+    }
+  }
+}
