@@ -122,8 +122,10 @@ Reason refuse_tensor(const Problem& p) {
     return fmt::format("--head-dim {}: this step has 32, 64 and 128", p.head_dim);
   return refuse_heads(p);
 }
-Reason refuse_negative_scale(const Problem& p) {
-  if (p.softmax_scale < 0) return "--scale below 0: this step takes the maximum of scores that are not scaled yet";
+Reason refuse_small_scale(const Problem& p) {
+  // A scale that is 0 as a float, or denormal and taken for 0, would make its product with a masked score no number.
+  if (p.softmax_scale < 1e-37)
+    return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
   return refuse_tensor(p);
 }
 
@@ -184,7 +186,7 @@ Step backward_step(std::string name, std::string idea, std::vector<Phase> (*cost
       .operation = "backward",
       .idea = std::move(idea),
       .support = kTensorSupport,
-      .refuses = refuse_negative_scale,
+      .refuses = refuse_small_scale,
       .workspaces =
           [](const Problem& p) {  // of the forward pass that prepares, too
             const int64_t heads = p.batch * p.heads, block = backward_tiles(p).block_m;
@@ -224,7 +226,7 @@ Chapter make_chapter() {
                                 ATTN_LAUNCH(v6_two_tiles)));
   c.steps.push_back(tensor_step("v7_exp2", "softmax scale and base of the exponential in one multiply-add", {128, 256},
                                 true, ATTN_LAUNCH(v7_exp2)));
-  c.steps.back().refuses = refuse_negative_scale;
+  c.steps.back().refuses = refuse_small_scale;
   c.steps.push_back(scalar_step("v1_half_m", "v1_scalar with M = 32 KiB: smaller tiles, more traffic", 8 * 1024,
                                 ATTN_LAUNCH_OF(launch_half)));
   c.steps.push_back(scalar_step("v1_double_m", "v1_scalar with M = 128 KiB: larger tiles, less traffic", 32 * 1024,
@@ -249,7 +251,7 @@ Chapter make_chapter() {
   c.steps.back().refuses = [](const Problem& p) -> Reason {
     if ((p.seqlen_k + 127) / 128 > 65535)
       return fmt::format("--seqlen-k {}: at most {} (65535 blocks of 128 keys in a grid)", p.seqlen_k, 65535 * 128);
-    return refuse_negative_scale(p);
+    return refuse_small_scale(p);
   };
   return c;
 }

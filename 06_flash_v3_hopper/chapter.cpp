@@ -11,6 +11,7 @@ ATTN_DECLARE_STEP(v2_warp_specialised);
 ATTN_DECLARE_STEP(v3_pingpong);
 ATTN_DECLARE_STEP(v4_overlap);
 ATTN_DECLARE_STEP(v5_persistent);
+ATTN_DECLARE_STEP(v6_tuned);
 
 namespace attn {
 namespace {
@@ -58,18 +59,25 @@ Reason refuse(const Problem& p, Tiles t) {
   return std::nullopt;
 }
 
-// B_c as in the steps' Config.
-Tiles tiles_of(const Problem& p) { return {128, p.head_dim == 256 ? 64 : 128}; }
+// As in the steps' Config: v1 to v5, and v6.
+Tiles first_tiles(const Problem& p) { return {128, p.head_dim == 256 ? 64 : 128}; }
+Tiles tuned_tiles(const Problem& p) {
+  switch (p.head_dim) {
+    case 64: return {192, 128};
+    case 128: return {128, p.masked() ? 128 : 176};
+    default: return {128, 80};
+  }
+}
 
-Step forward_step(std::string name, std::string idea, Launch launch) {
+Step forward_step(std::string name, std::string idea, Launch launch, Tiles (*tiles_of)(const Problem&) = first_tiles) {
   return {
       .name = std::move(name),
       .operation = "forward",
       .idea = std::move(idea),
       .support = "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA; scales from 1e-37",
-      .refuses = [](const Problem& p) { return refuse(p, tiles_of(p)); },
+      .refuses = [tiles_of](const Problem& p) { return refuse(p, tiles_of(p)); },
       .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
-      .cost = [](const Problem& p) { return forward_cost(p, tiles_of(p)); },
+      .cost = [tiles_of](const Problem& p) { return forward_cost(p, tiles_of(p)); },
       .launch = launch,
   };
 }
@@ -86,6 +94,7 @@ Chapter make_chapter() {
                                  ATTN_LAUNCH(v4_overlap)));
   c.steps.push_back(forward_step("v5_persistent", "a block an SM: one tile of queries after the other, O by TMA",
                                  ATTN_LAUNCH(v5_persistent)));
+  c.steps.push_back(forward_step("v6_tuned", "tiles for each head dim, from a sweep", ATTN_LAUNCH(v6_tuned), tuned_tiles));
   return c;
 }
 

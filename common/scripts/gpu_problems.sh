@@ -81,6 +81,14 @@ problems_of() {
           done
         done
       done ;;
+    06_flash_v3_hopper)
+      for d in 64 128 256; do
+        for mask in "" causal; do
+          for n in 512 1024 2048 4096 8192 16384; do
+            echo "forward_d$d${mask:+_$mask}_n$n $(tokens $d $n) ${mask:+--$mask}"
+          done
+        done
+      done ;;
   esac
 }
 # The reference of a large problem takes the CPU 10 to 20 seconds, so one problem of each operation is checked on the
@@ -89,7 +97,7 @@ check_of() {  # CHAPTER.PROBLEM
   case $1 in
     01_naive.forward_n1024|01_naive.backward_n1024|02_*_c1024|02_*_topk_*|02_*.forward_*) echo sample ;;
     03_flash_v1.forward_d128_n1024|03_flash_v1.backward_d64_n2048|03_*_scalar_*) echo sample ;;
-    04_flash_v2.forward_d128_causal_n512|04_flash_v2.forward_d256_n512) echo sample ;;
+    0[46]_*.forward_d128_causal_n512|0[46]_*.forward_d256_n512) echo sample ;;
     *) echo off ;;
   esac
 }
@@ -109,6 +117,7 @@ profiled_problem() {  # CHAPTER STEP
     03_flash_v1/v1_*|03_flash_v1/b1_*) echo "$kScalar" ;;
     03_flash_v1/*) tokens 128 2048 ;;
     04_flash_v2/*) echo "$(tokens 128 2048) --causal" ;;
+    06_flash_v3_hopper/*) tokens 128 2048 ;;
   esac
 }
 
@@ -121,6 +130,8 @@ peers_of() {
       echo "peers.$1.forward --steps v7_exp2 --backends 01_naive:v5_cublas,math,flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends 01_naive:b2_cublas,flash,cudnn --repeat 5" ;;
     04_flash_v2) echo "peers.$1.forward --steps v7_tuned --backends flash,cudnn --repeat 5" ;;
+    06_flash_v3_hopper)
+      echo "peers.$1.forward --steps v2_warp_specialised,v6_tuned --backends flash,cudnn --repeat 5" ;;
   esac
 }
 peer_problems() {  # FILE, as peers_of calls it
@@ -140,7 +151,7 @@ peer_problems() {  # FILE, as peers_of calls it
           done
         done
       done ;;
-    peers.04_flash_v2.*)
+    peers.04_flash_v2.*|peers.06_*)
       for d in 64 128 256; do
         for mask in "" --causal; do
           for n in 512 2048 8192 16384; do echo "$(tokens $d $n) $mask"; done
@@ -175,6 +186,10 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen-q 150 --seqlen-k 33 --head-dim 32"
       echo "--seqlen-q 70 --seqlen-k 33 --head-dim 40 --dtype fp32 --causal" ;;
     # Each tile of v7, its masks and its features; packed sequences.
+    06_flash_v3_hopper/*)
+      echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"
+      echo "--seqlen 165 --head-dim 64 --dtype fp16 --window 17,3"
+      echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256" ;;
     04_flash_v2/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"
       echo "--seqlen 65 --head-dim 64 --dtype fp16 --window 17,3 --dropout 0.25"

@@ -1,0 +1,52 @@
+// sweep_06_flash_v3_hopper: the kernel of v6_tuned with other tiles, timed; v6's own are chosen from what this prints.
+//
+//     sweep_06_flash_v3_hopper [--head-dim D] [--causal] [--repeat R]
+//
+// A row: consumer warpgroups, B_c, stages, whether O has its own place, whether warpgroups take turns, whether O is
+// rescaled seldom; the rest is in attn/sweep.h.
+#define ATTN_SWEEP
+#include "v6_tuned.cu"
+
+#include "attn/sweep.h"
+
+namespace gpu::v6_tuned {
+
+template <int kHeadDim, int kConsumers, int kBlockN, int kStages, bool kOwnO, bool kTurns, bool kSeldom>
+attn::sweep::Row row() {
+  using T = Tile<kHeadDim, kConsumers, kBlockN, kStages, kOwnO, kTurns, kSeldom>;
+  char tile[64];
+  std::snprintf(tile, sizeof tile, "%3d %3d %6d %5d %5d %6d", kConsumers, kBlockN, kStages, kOwnO, kTurns, kSeldom);
+  return {kHeadDim, tile, launch<__nv_bfloat16, T>,
+          reinterpret_cast<const void*>(&attention_kernel<__nv_bfloat16, T>)};
+}
+//                                             d  WGs  B_c stages own O, turns, seldom
+const std::vector<attn::sweep::Row> kRows{row<64, 3, 128, 2, true, true, false>(),
+                                          row<64, 3, 128, 2, true, false, false>(),
+                                          row<64, 3, 128, 2, true, true, true>(),
+                                          row<64, 2, 128, 2, true, true, false>(),
+                                          row<64, 2, 192, 2, true, true, false>(),
+                                          row<64, 2, 192, 2, true, false, true>(),
+                                          row<64, 2, 176, 2, true, true, false>(),
+                                          row<64, 2, 128, 4, true, false, true>(),
+                                          row<128, 2, 176, 2, false, true, false>(),
+                                          row<128, 2, 176, 2, false, false, false>(),
+                                          row<128, 2, 176, 2, false, true, true>(),
+                                          row<128, 2, 128, 2, true, true, false>(),
+                                          row<128, 2, 128, 2, true, false, false>(),
+                                          row<128, 2, 128, 2, true, true, true>(),
+                                          row<128, 2, 128, 2, true, false, true>(),
+                                          row<128, 2, 160, 2, false, true, false>(),
+                                          row<128, 2, 144, 2, true, true, false>(),
+                                          row<128, 3, 80, 2, true, true, false>(),
+                                          row<256, 2, 80, 2, false, true, false>(),
+                                          row<256, 2, 80, 2, false, false, false>(),
+                                          row<256, 2, 80, 2, false, true, true>(),
+                                          row<256, 2, 64, 2, false, true, false>(),
+                                          row<256, 2, 64, 2, false, false, true>()};
+
+}  // namespace gpu::v6_tuned
+
+int main(int argc, char** argv) {
+  return attn::sweep::main("sweep_06_flash_v3_hopper", gpu::v6_tuned::kRows, "WGs B_c stages own O turns seldom", argc,
+                           argv);
+}
