@@ -229,6 +229,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         max[m][r] = fmaxf(max[m][r], smem.sMax[1 - warp_n][local_row(m, r)]);
+        //! [ex04a]
         float sum = 0;
 #pragma unroll
         for (int n = 0; n < kWarpKeys / 8; ++n)
@@ -245,6 +246,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int n = 0; n < kSlice / 8; ++n) o[m][n][2 * r] *= rescale, o[m][n][2 * r + 1] *= rescale;
         if constexpr (kDropout)  // the sum keeps what O loses
           drop<Config>(s[m], r, seed, bh, row(m, r), key0, shape.dropped);
+        //! [ex04a]
       }
     //! [softmax]
     uint32_t p[kTiles][kWarpKeys / 8][2];

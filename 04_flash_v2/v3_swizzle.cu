@@ -27,16 +27,15 @@ struct Config {
 // Place of element (row, col) of a tile [rows, kHeadDim]: its pieces of 16 bytes are exchanged among
 // themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
 //! [swizzle]
+//! [ex04b]
 template <int kHeadDim>
 __host__ __device__ constexpr int place(int row, int col) {
   constexpr int kPieces = kHeadDim / 8;  // 4, 8 or 16 a row
   const int turn = kPieces >= 8 ? row % 8 : row / 2 % 4;
   return row * kHeadDim + ((col / 8) ^ turn) * 8 + col % 8;
 }
-//! [swizzle]
 
 // The very addresses of the three ldmatrix below: Q and V, K.
-//! [proof]
 template <int kHeadDim>
 constexpr bool free_of_conflicts() {
   for (int col = 0; col < kHeadDim; col += 16)
@@ -47,7 +46,8 @@ constexpr bool free_of_conflicts() {
   return true;
 }
 static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<128>());
-//! [proof]
+//! [ex04b]
+//! [swizzle]
 
 // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
 constexpr float kNothing = -3.4028234e38f;

@@ -201,11 +201,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
     // K_j+1 is on its way during softmax and P V.
     //! [pipeline_k]
+    //! [ex04c]
     cp_async_wait<0>();
     __syncthreads();  // V_j of all threads is there; all are done with K_j
     if ((n_block + 1) * kBlockN < shape.seqlen_k)
       load_tile<kBlockN, Config>(smem.sK, k, (n_block + 1) * kBlockN, shape.seqlen_k);
     cp_async_commit();
+    //! [ex04c]
     //! [pipeline_k]
 
     // (4) softmax, all of it in the quad of lanes that share a row.

@@ -14,6 +14,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <sstream>
 
 #include "attn/error.h"
@@ -138,14 +139,23 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
     p.batch = integer("batch"), p.heads = integer("heads"), p.kv_heads = p.heads;
     p.seqlen_q = p.seqlen_k = integer("seqlen"), p.head_dim = integer("head_dim");
   }
+  Problem full = p;
+  p.causal = answer_to(task, "causal") == "yes";
   p.finish();
+  full.finish();
+  // What ratios compare: "against" with the step, or, with "causal = yes", the causal problem with the full one.
+  std::optional<std::pair<Cost, Cost>> compared;
+  if (against != steps.end()) compared = {step->cost(p), against->cost(p)};
+  if (p.causal) compared = {step->cost(full), step->cost(p)};
   // A softmax has no products: its work is the exponentials.
   std::vector<std::string> names{rows ? "exponentials" : "operations", "hbm_bytes", "bound", "milliseconds"};
-  if (against != steps.end()) names.push_back("speedup");
-  // "ask = l2_bytes": where a step's tiles decide what passes between L2 and the SMs.
-  const bool l2 = answer_to(task, "ask") == "l2_bytes";
+  if (compared) names.push_back("speedup");
+  // "ask = l2_bytes": where a step's tiles decide what passes between L2 and the SMs. "ask = tiles": that, and how many
+  // tiles of S (`tile_rows` x `tile_keys`) a head has, and what a warp multiplies, of `warps` a block, on average.
+  const bool tiles = answer_to(task, "ask") == "tiles", l2 = tiles || answer_to(task, "ask") == "l2_bytes";
   if (l2) names.push_back("l2_bytes");
-  if (l2 && against != steps.end()) names.push_back("l2_ratio");
+  if (l2 && compared) names.push_back("l2_ratio");
+  if (tiles) names.push_back("tiles"), names.push_back("warp_operations");
   if (!all_answered(answers, names)) return 1;
 
   if (!seal.empty() && !std::filesystem::exists(seal)) {
@@ -154,21 +164,26 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
   }
 
   const Cost cost = step->cost(p);
-  const Prediction prediction = predict(cost, datasheet_roofs(*gpu), p.dtype);
+  const auto predicted = [&](const Cost& c) { return predict(c, datasheet_roofs(*gpu), p.dtype); };
+  const Prediction prediction = predicted(cost);
   const Operation& op = *find_operation(step->operation);
-  double exponentials = 0;
-  for (const Phase& phase : cost) exponentials += phase.exp;
-  std::vector<double> truth{rows ? exponentials : op.flop(p), modelled_bytes(cost), 0,
-                            prediction.seconds * 1e3};
-  if (against != steps.end())
-    truth.push_back(prediction.seconds / predict(against->cost(p), datasheet_roofs(*gpu), p.dtype).seconds);
-  const auto l2_bytes = [&](const Step& s) {
-    double bytes = 0;
-    for (const Phase& phase : s.cost(p)) bytes += phase.l2_bytes;
-    return bytes;
+  const auto sum = [](const Cost& c, double Phase::*what) {
+    double all = 0;
+    for (const Phase& phase : c) all += phase.*what;
+    return all;
   };
-  if (l2) truth.push_back(l2_bytes(*step));
-  if (l2 && against != steps.end()) truth.push_back(l2_bytes(*step) / l2_bytes(*against));
+  std::vector<double> truth{rows ? sum(cost, &Phase::exp) : op.flop(p), modelled_bytes(cost), 0,
+                            prediction.seconds * 1e3};
+  if (compared) truth.push_back(predicted(compared->first).seconds / predicted(compared->second).seconds);
+  if (l2) truth.push_back(sum(cost, &Phase::l2_bytes));
+  if (l2 && compared)
+    truth.push_back(sum(compared->first, &Phase::l2_bytes) / sum(compared->second, &Phase::l2_bytes));
+  if (tiles) {
+    const double heads = double(p.batch * p.heads), tile = number(task, "tile_rows", task_path);
+    truth.push_back(sum(cost, &Phase::exp) / (heads * tile * number(task, "tile_keys", task_path)));
+    const double warps = heads * std::ceil(double(p.seqlen_q) / tile) * number(task, "warps", task_path);
+    truth.push_back(sum(cost, &Phase::tensor_flop) / warps);
+  }
   fmt::print("{} on {}, {}\n", step->name, gpu->full_name, problem_text(op, p));
   double score = 0;
   bool passed = true;
@@ -176,7 +191,7 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
     const std::string given = answer_to(answers, names[i]);
     if (names[i] == "bound") {
       const bool right = given == prediction.binding;
-      fmt::print("{:<13} {:>12}  expected {:>12}  {}\n", names[i], given, prediction.binding,
+      fmt::print("{:<15} {:>12}  expected {:>12}  {}\n", names[i], given, prediction.binding,
                  right ? "right" : "wrong");
       score += right;
       passed = passed && right;
@@ -185,7 +200,7 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
     // Full marks for the truth, half for 1.4 times too much or too little, none from 2 times on.
     const double value = number(answers, names[i], scored);
     const double off = value > 0 ? std::abs(std::log2(value / truth[i])) : 9;
-    fmt::print("{:<13} {:>12.4g}  expected {:>12.4g}  off by {:.0f} %\n", names[i], value, truth[i],
+    fmt::print("{:<15} {:>12.4g}  expected {:>12.4g}  off by {:.0f} %\n", names[i], value, truth[i],
                100 * (value / truth[i] - 1));
     score += std::max(0.0, 1 - off);
     passed = passed && off < (names[i] == "milliseconds" ? 0.5 : 0.1);

@@ -5,7 +5,8 @@ set(ATTN_STUDENT_DIR "" CACHE PATH "folder of the students' files")
 
 # attn_exercise_source(<out> <step file> <exercise> <variant> <inc or ""> <judge or "">): writes <out>: the
 # step in a namespace of its own, with the region replaced by an #include of <inc> (kept if empty), and
-# <judge> included at the end of the namespace; a judge may count with warp_access.h.
+# <judge> included at the end of the namespace; a judge may count with warp_access.h. A copy has no more
+# kernels than the cases of exercise.cpp and exercise_speed.cpp run: of 16 bits bf16 alone, head dims up to 64.
 function(attn_exercise_source out step_file exercise variant inc judge)
   file(READ ${step_file} text)
   get_filename_component(step ${step_file} NAME_WE)
@@ -23,6 +24,17 @@ function(attn_exercise_source out step_file exercise variant inc judge)
     set(text "${before}\n#include \"${inc}\"\n${rest}")
   endif()
   string(REPLACE "ATTN_BACKEND::${step}" "ATTN_BACKEND::${step}_${variant}" text "${text}")
+  if(text MATCHES "dispatch_16bit")
+    string(REPLACE "dispatch_16bit(" "dispatch_bf16(" text "${text}")
+    string(REGEX REPLACE "\n *case 128: return launch<[^\n]*" "" text "${text}")
+    string(REPLACE "using namespace attn;\n" "using namespace attn;
+template <class Body>
+Status dispatch_bf16(DType dtype, Body body) {
+  if (dtype != DType::bf16) return Status::unsupported(\"exercises take bf16\");
+  return body.template operator()<__nv_bfloat16>();
+}
+" text "${text}")
+  endif()
   if(judge)
     string(REPLACE "}  // namespace ATTN_BACKEND::${step}_${variant}"
            "#include \"${judge}\"\n}  // namespace ATTN_BACKEND::${step}_${variant}" text "${text}")

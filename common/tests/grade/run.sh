@@ -16,7 +16,10 @@ region 02_online_softmax/v7_attention_row ex02c >"$work/good/ex02c.inc"
 region 03_flash_v1/v1_scalar ex03a >"$work/good/ex03a.inc"
 region 03_flash_v1/v3_async ex03b >"$work/good/answers/ex03b.inc"
 region 03_flash_v1/v3_async ex03c >"$work/good/ex03c.inc"
-for chapter in 01_naive 02_online_softmax 03_flash_v1; do
+region 04_flash_v2/v1_loop_swap ex04a >"$work/good/ex04a.inc"
+region 04_flash_v2/v3_swizzle ex04b >"$work/good/answers/ex04b.inc"
+region 04_flash_v2/v4_cp_async ex04c >"$work/good/ex04c.inc"
+for chapter in 01_naive 02_online_softmax 03_flash_v1 04_flash_v2; do
   exercise=ex${chapter:0:2}
   for letter in a b c; do cp "$root/$chapter/exercises/$letter.stub.inc" "$work/stubs/$exercise$letter.inc"; done
   for letter in d e; do
