@@ -39,8 +39,11 @@ endfunction()
 # those tagged [gpu] run together in <name>.gpu, which is skipped (77) where there is no GPU.
 function(attn_add_test name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;OBJECTS;LABELS")
-  add_executable(${name} ${arg_SOURCES} ${arg_OBJECTS}
-                 ${PROJECT_SOURCE_DIR}/common/tests/main.cpp)
+  if(NOT TARGET attn_test_main)  # Catch2's own half, compiled once for all
+    add_library(attn_test_main OBJECT ${PROJECT_SOURCE_DIR}/common/tests/main.cpp)
+    target_link_libraries(attn_test_main PRIVATE attn attn_warnings Catch2::Catch2)
+  endif()
+  add_executable(${name} ${arg_SOURCES} ${arg_OBJECTS} $<TARGET_OBJECTS:attn_test_main>)
   target_compile_definitions(${name} PRIVATE
     ATTN_FIXTURES="${PROJECT_SOURCE_DIR}/common/tests/fixtures"
     ATTN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
