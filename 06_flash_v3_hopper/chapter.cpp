@@ -59,7 +59,7 @@ Reason refuse(const Problem& p, Tiles t) {
   return std::nullopt;
 }
 
-// As in the steps' Config: v1 to v5, and v6.
+// As in the steps' Config: v1 to v5, and v6 (v6_tiles.h).
 Tiles first_tiles(const Problem& p) { return {128, p.head_dim == 256 ? 64 : 128}; }
 Tiles tuned_tiles(const Problem& p) {
   switch (p.head_dim) {
