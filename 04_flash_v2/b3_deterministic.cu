@@ -273,6 +273,21 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const int query_row = warp_id % Config::kQueryWarpsM * Config::kQueryRows;
     const int query_col = warp_id / Config::kQueryWarpsM * Config::kQueryCols;
     const char* const sKeys = reinterpret_cast<const char*>(owns_p ? smem.sK : smem.sV) + warp_key * Config::kRowBytes;
+    // (6) dQ += dS K
+    const auto add_dq = [&](const Visit& of, int buffer) {
+      float dq[Config::kQueryRows / 16][Config::kQueryCols / 8][4] = {};
+      query_gradient<Element, Config>(dq, reinterpret_cast<const char*>(smem.sdS[buffer]), ds_load, query_row,
+                                      reinterpret_cast<const char*>(smem.sK), by_rows, query_col);
+      float4* const accum =
+          gAccum + (slice * packing.slice_tiles + tile_of(of)) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+#pragma unroll
+      for (int f = 0; f < Config::kFragments; ++f) {
+        const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];
+        reduce_add(accum + f * Config::kThreads, make_float4(x[0], x[1], x[2], x[3]));
+      }
+    };
+    const bool late = Config::kStagger && owns_p;
+    Visit before = visit;
     cp_async_wait<Config::kStages - 1>();
     __syncthreads();  // K, V and the first rows are there
 
@@ -303,27 +318,21 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
       // (5) dV += P^T dO or dK += dS^T Q
       gradient<Element, Config>(grad, operand, owns_p ? sdO : sQ, by_rows);
+      if (late && i > 0) add_dq(before, (i - 1) % Config::kBuffers);  // beside dK of the others
       if constexpr (Config::kStages > 1) cp_async_wait<Config::kStages - 2>();
       __syncthreads();  // dS and the next rows are there; all are done with these rows, and with dQ of the tile before
       if (i + Config::kStages < visits) load_rows(next, stage), advance(next);
       cp_async_commit();
 
-      // (6) dQ += dS K
-      float dq[Config::kQueryRows / 16][Config::kQueryCols / 8][4] = {};
-      query_gradient<Element, Config>(dq, sdS, ds_load, query_row, reinterpret_cast<const char*>(smem.sK), by_rows,
-                                      query_col);
-      float4* const accum =
-          gAccum + (slice * packing.slice_tiles + tile_of(visit)) * (kBlockM * kHeadDim / 4) + threadIdx.x;
-#pragma unroll
-      for (int f = 0; f < Config::kFragments; ++f) {
-        const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];
-        reduce_add(accum + f * Config::kThreads, make_float4(x[0], x[1], x[2], x[3]));
-      }
+      if (!late) add_dq(visit, i % Config::kBuffers);
+      before = visit;
       if constexpr (Config::kStages == 1 || Config::kBuffers == 1) {
         cp_async_wait<Config::kStages - 1>();
         __syncthreads();  // all are done with dS; with one stage: the next rows are there
       }
     }
+
+    if (late && visits > 0) add_dq(before, (visits - 1) % Config::kBuffers);
 
     // (7) store dK_j, dV_j through the rows of K or V that were this warp's
     cp_async_wait<0>();

@@ -142,14 +142,18 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr int kTilesN = Config::kQueryCols / 8;
   const int row0 = m_block * Config::kBlockM + warp_id % Config::kQueryWarpsM * Config::kQueryRows;
   const int col0 = warp_id / Config::kQueryWarpsM * Config::kQueryCols + 2 * (lane_id % 4);
+  float4 sums[Config::kFragments] = {};
+  for (int slice = 0; slice < packing.num_slices; ++slice) {
+    const int64_t tile = slice * packing.slice_tiles + own.tile + m_block;
+#pragma unroll
+    for (int f = 0; f < Config::kFragments; ++f) {
+      const float4 x = sums[f], y = gAccum[(tile * Config::kFragments + f) * Config::kThreads + threadIdx.x];
+      sums[f] = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+    }
+  }
 #pragma unroll
   for (int f = 0; f < Config::kFragments; ++f) {
-    float4 x{};
-    for (int slice = 0; slice < packing.num_slices; ++slice) {
-      const int64_t tile = slice * packing.slice_tiles + own.tile + m_block;
-      const float4 y = gAccum[(tile * Config::kFragments + f) * Config::kThreads + threadIdx.x];
-      x = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
-    }
+    const float4 x = sums[f];
     const int row = row0 + f / kTilesN * 16 + lane_id / 4;
     Element* const dq = gdQ + own.q + int64_t{row} * packing.q_step + col0 + f % kTilesN * 8;
     const float scale = shape.softmax_scale;

@@ -164,7 +164,7 @@ inline Step tuned_step(std::string name, std::string idea, int64_t (*slices)(con
 inline void add_steps(Chapter& c) {
   c.steps.push_back(first_step());
   c.steps.push_back(tuned_step("b2_tuned",
-                               "transposed scores: P and dS are operands in registers; half of the warps own dV, half dK",
+                               "S transposed: P and dS are operands in registers; half of the warps own dV, half dK",
                                [](const Problem&) { return int64_t{1}; }, ATTN_LAUNCH(b2_tuned)));
   c.steps.push_back(tuned_step("b3_deterministic", "sums of dQ that are a block's own, added up in order", slices_of,
                                ATTN_LAUNCH(b3_deterministic)));

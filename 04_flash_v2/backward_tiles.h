@@ -12,7 +12,7 @@ using namespace attn;
 
 //! [tiles]
 template <int kHeadDim_, int kBlockM_, int kBlockN_, int kWarpKeys_, int kStages_, int kBuffers_, int kBlocksPerSm_,
-          bool kRotate_>
+          bool kRotate_, bool kStagger_ = false>
 struct Tile {
   static constexpr int kHeadDim = kHeadDim_, kBlockM = kBlockM_, kBlockN = kBlockN_;  // d, B_r, B_c
   static constexpr int kWarpKeys = kWarpKeys_, kPairs = kBlockN / kWarpKeys;          // pairs of warps share their keys
@@ -20,7 +20,9 @@ struct Tile {
   static constexpr int kStages = kStages_;    // of Q and dO: 2 is one tile ahead
   static constexpr int kBuffers = kBuffers_;  // of dS: 1 needs a second barrier a tile
   static constexpr int kBlocksPerSm = kBlocksPerSm_;
-  static constexpr bool kRotate = kRotate_;  // blocks begin at different rows
+  static constexpr bool kRotate = kRotate_;    // blocks begin at different rows
+  static constexpr bool kStagger = kStagger_;  // the warps that own P add dQ a tile later than the others, after dV
+  static_assert(!kStagger || (kStages > 1 && kBuffers > 1), "dS of two tiles");
   static constexpr int kKeyTiles = kWarpKeys / 16, kRowSteps = kBlockM / 16;
   // dQ: warps along the rows and along the columns.
   static constexpr int kQueryWarpsM = kBlockM / 32 > 0 && kHeadDim * (kBlockM / 32) / kNumWarps % 16 == 0 ? kBlockM / 32
@@ -38,18 +40,18 @@ struct Tile {
 template <int kHeadDim>
 struct Config;
 //                             d    M    N   keys a warp, stages, buffers of dS, blocks an SM, rotate
-template <> struct Config<32> : Tile<32, 128, 128, 32, 2, 2, 1, true> {};
-template <> struct Config<64> : Tile<64, 128, 128, 32, 2, 2, 1, true> {};
-template <> struct Config<96> : Tile<96, 64, 128, 32, 2, 2, 1, true> {};
-template <> struct Config<128> : Tile<128, 64, 128, 32, 2, 2, 1, true> {};
-template <> struct Config<192> : Tile<192, 64, 64, 16, 2, 2, 1, true> {};
+template <> struct Config<32> : Tile<32, 128, 128, 32, 2, 2, 1, true, true> {};
+template <> struct Config<64> : Tile<64, 128, 128, 32, 2, 2, 1, true, true> {};
+template <> struct Config<96> : Tile<96, 64, 128, 32, 2, 2, 1, true, true> {};
+template <> struct Config<128> : Tile<128, 64, 128, 32, 2, 2, 1, true, true> {};
+template <> struct Config<192> : Tile<192, 64, 64, 16, 2, 2, 1, true, true> {};
 template <> struct Config<256> : Tile<256, 64, 64, 16, 2, 1, 1, true> {};
 // The same for softcap and dropout, which need registers themselves.
 template <int kHeadDim>
 struct WithFeatures : Config<kHeadDim> {};
-template <> struct WithFeatures<32> : Tile<32, 64, 128, 32, 2, 2, 1, true> {};
-template <> struct WithFeatures<64> : Tile<64, 64, 128, 32, 2, 2, 1, true> {};
-template <> struct WithFeatures<128> : Tile<128, 32, 128, 32, 2, 2, 1, true> {};
+template <> struct WithFeatures<32> : Tile<32, 64, 128, 32, 2, 2, 1, true, true> {};
+template <> struct WithFeatures<64> : Tile<64, 64, 128, 32, 2, 2, 1, true, true> {};
+template <> struct WithFeatures<128> : Tile<128, 32, 128, 32, 2, 2, 1, true, true> {};
 //! [tiles]
 
 // Place of element (row, col) of a tile with rows of kWidth elements: pieces of 16 bytes are exchanged among kSpan

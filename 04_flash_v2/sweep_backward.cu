@@ -1,12 +1,12 @@
-// sweep_backward_04_flash_v2: the kernel of b2_tuned with other tiles, timed; b2's own are chosen from what this prints.
+// sweep_backward_04_flash_v2: the kernel of b2_tuned with other tiles, timed; b2's own are chosen from this.
 //
 //     sweep_backward_04_flash_v2 [--head-dim D] [--causal] [--repeat R]
 //
-// 16384 tokens, 2048 / d heads, bf16. The first row of a head dim is b1_kv_parallel where it has that head dim. The others
-// are tiles: B_r, B_c, keys a warp, stages of Q and dO, buffers of dS, blocks an SM, whether blocks begin at different
-// rows, MiB of a section of heads (0: no sections); warps; registers and spilled bytes of a thread. Then the median of R
-// launches (all three kernels) at each length, and how far dQ, dK and dV are from those of the first row (NaN: not all
-// was written).
+// 16384 tokens, 2048 / d heads, bf16. The first row of a head dim is b1_kv_parallel where it has that head dim. The
+// others are tiles: B_r, B_c, keys a warp, stages of Q and dO, buffers of dS, blocks an SM, whether blocks begin at
+// different rows, whether the warps that own P add dQ later, MiB of a section of heads (0: no sections); warps;
+// registers and spilled bytes of a thread. Then the median of R launches (all three kernels) at each length, and how
+// far dQ, dK and dV are from those of the first row (NaN: not all was written).
 #include <cstdint>
 namespace {
 int64_t kSectionBytes = 24 << 20;
@@ -34,26 +34,27 @@ namespace {
 
 struct Row {
   int head_dim;
-  char text[64];
+  char text[80];
   int64_t section_mb;
   Status (*launch)(const Arguments&);
   const void* kernel;
 };
-template <int d, int M, int N, int keys, int stages, int buffers, int blocks, bool rotate>
+template <int d, int M, int N, int keys, int stages, int buffers, int blocks, bool rotate, bool stagger = false>
 Row row(int section_mb) {
-  using T = Tile<d, M, N, keys, stages, buffers, blocks, rotate>;
+  using T = Tile<d, M, N, keys, stages, buffers, blocks, rotate, stagger>;
   static_assert(blocks * (sizeof(SharedStorage<__nv_bfloat16, T>) + 1024) <= 228 * 1024);
   Row r{d, {}, section_mb, launch<__nv_bfloat16, T, false>,
         reinterpret_cast<const void*>(&attention_backward_kernel<__nv_bfloat16, T, false>)};
-  std::snprintf(r.text, sizeof r.text, "%4d %3d %4d %6d %7d %3d %6d %7d %5d", M, N, keys, stages, buffers, blocks,
-                rotate, section_mb, T::kNumWarps);
+  std::snprintf(r.text, sizeof r.text, "%4d %3d %4d %6d %7d %3d %6d %7d %7d %5d", M, N, keys, stages, buffers, blocks,
+                rotate, stagger, section_mb, T::kNumWarps);
   return r;
 }
 Row parent(int d) { return {d, "b1_kv_parallel", 0, ::gpu::b1_kv_parallel::launch, nullptr}; }
 
-//                        d    M    N  keys a warp, stages, buffers, blocks an SM, rotate
+//                        d    M    N  keys a warp, stages, buffers, blocks an SM, rotate, stagger
 const Row kRows[] = {parent(128),
                      row<128, 64, 128, 32, 2, 2, 1, true>(24),
+                     row<128, 64, 128, 32, 2, 2, 1, true, true>(24),
                      row<128, 64, 128, 32, 2, 2, 1, false>(24),
                      row<128, 64, 128, 32, 2, 2, 1, true>(0),
                      row<128, 64, 128, 32, 2, 2, 1, false>(0),
@@ -66,12 +67,15 @@ const Row kRows[] = {parent(128),
                      row<128, 64, 64, 16, 2, 1, 2, true>(24),
                      parent(64),
                      row<64, 128, 128, 32, 2, 2, 1, true>(24),
+                     row<64, 128, 128, 32, 2, 2, 1, true, true>(24),
                      row<64, 128, 128, 32, 2, 2, 1, false>(24),
                      row<64, 128, 128, 32, 2, 2, 1, true>(0),
                      row<64, 128, 128, 32, 2, 2, 1, false>(0),
                      row<64, 128, 128, 32, 2, 1, 1, true>(24),
                      row<64, 64, 128, 32, 2, 2, 1, true>(24),
+                     row<64, 64, 128, 32, 2, 2, 1, true, true>(24),
                      row<64, 64, 64, 32, 2, 2, 2, true>(24),
+                     row<64, 64, 64, 32, 2, 2, 2, true, true>(24),
                      row<64, 64, 64, 32, 2, 2, 3, true>(24),
                      row<64, 128, 64, 32, 1, 1, 2, true>(24),
                      row<64, 64, 128, 16, 2, 2, 1, true>(24),
@@ -82,6 +86,7 @@ const Row kRows[] = {parent(128),
                      row<256, 64, 64, 16, 2, 1, 1, true>(0),
                      row<256, 64, 64, 16, 1, 1, 1, true>(24),
                      row<256, 32, 64, 16, 2, 2, 1, true>(24),
+                     row<256, 32, 64, 16, 2, 2, 1, true, true>(24),
                      row<32, 128, 128, 32, 2, 2, 1, true>(24),
                      row<32, 64, 128, 32, 2, 2, 2, true>(24),
                      row<32, 64, 64, 32, 2, 2, 3, true>(24),
@@ -89,6 +94,7 @@ const Row kRows[] = {parent(128),
                      row<96, 64, 128, 32, 2, 2, 1, true>(24),
                      row<96, 64, 64, 32, 2, 2, 2, true>(24),
                      row<192, 64, 64, 16, 2, 2, 1, true>(24),
+                     row<192, 64, 64, 16, 2, 2, 1, true, true>(24),
                      row<192, 64, 96, 16, 2, 2, 1, true>(24)};
 
 constexpr int64_t kTokens = 16384, kWidth = 2048;
@@ -120,11 +126,12 @@ int sweep(int head_dim, bool causal, int repeat) {
   Tensor q(1), k(2), v(3), o(4), d_o(5);
   Tensor gradients[3] = {Tensor(6), Tensor(7), Tensor(8)};
   const char* const names[3] = {"dq", "dk", "dv"};
-  DeviceBuffer lse(Backend::gpu, "lse", kTokens * kWidth / 32 * 4), rows(Backend::gpu, "rows", kTokens * kWidth / 32 * 8);
+  DeviceBuffer lse(Backend::gpu, "lse", kTokens * kWidth / 32 * 4);
+  DeviceBuffer rows(Backend::gpu, "rows", kTokens * kWidth / 32 * 8);
   DeviceBuffer accum(Backend::gpu, "accum", kTokens * kWidth * 4);
   GpuTimer timer;
   const int lengths[] = {512, 2048, 8192, 16384};
-  std::printf("  d mask      M   N keys stages buffers /SM rotate section warps regs spill");
+  std::printf("  d mask      M   N keys stages buffers /SM rotate stagger section warps regs spill");
   for (const int n : lengths) std::printf(" | N=%-5d ms TFLOP/s", n);
   std::printf(" | differs\n");
   std::vector<std::vector<__nv_bfloat16>> first(3 * std::size(lengths));
@@ -133,7 +140,7 @@ int sweep(int head_dim, bool causal, int repeat) {
     if (head_dim != 0 && r.head_dim != head_dim) continue;
     cudaFuncAttributes attributes{};
     if (r.kernel) cudaFuncGetAttributes(&attributes, r.kernel);
-    std::printf("%3d %-6s %-53s %4d %5zu", r.head_dim, causal ? "causal" : "full", r.text, attributes.numRegs,
+    std::printf("%3d %-6s %-61s %4d %5zu", r.head_dim, causal ? "causal" : "full", r.text, attributes.numRegs,
                 attributes.localSizeBytes);
     kSectionBytes = r.section_mb == 0 ? INT64_MAX : r.section_mb << 20;
     double most = 0;
