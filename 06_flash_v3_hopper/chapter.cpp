@@ -12,6 +12,7 @@ ATTN_DECLARE_STEP(v3_pingpong);
 ATTN_DECLARE_STEP(v4_overlap);
 ATTN_DECLARE_STEP(v5_persistent);
 ATTN_DECLARE_STEP(v6_tuned);
+ATTN_DECLARE_STEP(v6_queue_clear);
 
 namespace attn {
 namespace {
@@ -64,8 +65,8 @@ Tiles first_tiles(const Problem& p) { return {128, p.head_dim == 256 ? 64 : 128}
 Tiles tuned_tiles(const Problem& p) {
   switch (p.head_dim) {
     case 64: return {p.softcap > 0 ? 128 : 192, 128};
-    case 128: return {128, p.masked() || p.softcap > 0 ? 128 : 176};
-    default: return {128, 80};
+    case 128: return {128, 128};
+    default: return {128, 64};
   }
 }
 
@@ -99,6 +100,8 @@ Chapter make_chapter() {
   c.steps.back().support =
       "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap; scales from "
       "1e-37";
+  c.steps.back().workspaces = [](const Problem&) { return std::vector<Workspace>{{"queue", 4, true}}; };
+  c.steps.back().prepare = ATTN_LAUNCH(v6_queue_clear);
   c.steps.back().takes_softcap = c.steps.back().takes_varlen = true;
   return c;
 }

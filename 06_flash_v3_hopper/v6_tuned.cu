@@ -25,12 +25,14 @@ constexpr float kNothing = -3.4028234e38f;
 // Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's swizzle of 128 bytes.
 template <class Element, class Config>
 struct SharedStorage {
-  alignas(1024) Element sQ[Config::kBlockM * Config::kHeadDim];
+  alignas(1024) Element sQ[Config::kQueries][Config::kBlockM * Config::kHeadDim];
   alignas(1024) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  alignas(1024) Element sO[Config::kOwnO ? Config::kBlockM * Config::kHeadDim : 8];
-  uint64_t q_full, q_empty, k_full[Config::kStages], v_full[Config::kStages];  // mbarriers: the bytes are there
-  uint64_t k_empty[Config::kStages], v_empty[Config::kStages];        // all consumers are done with them
+  // mbarriers: the bytes are there, and all consumers are done with them.
+  uint64_t q_full[Config::kQueries], k_full[Config::kStages], v_full[Config::kStages];
+  uint64_t q_empty[Config::kQueries], k_empty[Config::kStages], v_empty[Config::kStages];
+  uint64_t work_full[2], ask;  // mbarriers too: there is work; soon there will be none
+  Work work[8];           // the newest tiles of queries: up to five are in use, from the one that O is stored of to the next
 };
 
 // threadIdx.x, read anew each time: as one variable it, and all that follows from it, would keep registers in the loop.
@@ -88,55 +90,72 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     attention_kernel(const __grid_constant__ TensorMap mapQ,  // [B Hq, d / 64, seqlen_q, 64]
                      const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 64, seqlen_k, 64]
                      const __grid_constant__ TensorMap mapV,  // as K
-                     const __grid_constant__ TensorMap mapO,  // as Q
-                     Element* gO,                             // [tokens, Hq, d]: packed; else mapO is used
-                     float* gLse,                             // [B, Hq, seqlen_q] or [Hq, tokens]
-                     const int* gCuQ,                         // [B + 1], or null: not packed
-                     const int* gCuK,                         // [B + 1]
-                     Shape shape, int num_m_blocks, int num_heads, int section) {
+                     Element* __restrict__ gO,                // [B, Hq, seqlen_q, d] or [tokens, Hq, d]
+                     float* __restrict__ gLse,                // [B, Hq, seqlen_q] or [Hq, tokens]
+                     const int* __restrict__ gCuQ,            // [B + 1], or null: not packed
+                     const int* __restrict__ gCuK,            // [B + 1]
+                     unsigned* gQueue,                        // 0, here and afterwards
+                     Shape shape, Tiles tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
-  constexpr int kTileBytes = kBlockN * kHeadDim * 2, kStages = Config::kStages;
+  constexpr int kTileBytes = kBlockN * kHeadDim * 2, kStages = Config::kStages, kQueries = Config::kQueries;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  const int warpgroup = threadIdx.x / 128;
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   // What scores are still multiplied by: log2(e) is in it.
   const float softmax_scale_log2 = kSoftcap ? 1.44269504f : shape.softmax_scale * 1.44269504f;
 
   if (threadIdx.x == 0) {
-    mbarrier_init(&smem.q_full, 1), mbarrier_init(&smem.q_empty, 4 * Config::kConsumers);
-    for (int stage = 0; stage < kStages; ++stage) {
-      mbarrier_init(&smem.k_full[stage], 1), mbarrier_init(&smem.v_full[stage], 1);
-      constexpr int kWarps = 4 * Config::kConsumers;  // one lane of each says that it is done
-      mbarrier_init(&smem.k_empty[stage], kWarps), mbarrier_init(&smem.v_empty[stage], kWarps);
+    constexpr int kWarps = 4 * Config::kConsumers;  // one lane of each says that it is done
+    for (int i = 0; i < kQueries; ++i) mbarrier_init(&smem.q_full[i], 1), mbarrier_init(&smem.q_empty[i], kWarps);
+    for (int i = 0; i < kStages; ++i) {
+      mbarrier_init(&smem.k_full[i], 1), mbarrier_init(&smem.v_full[i], 1);
+      mbarrier_init(&smem.k_empty[i], kWarps), mbarrier_init(&smem.v_empty[i], kWarps);
     }
+    mbarrier_init(&smem.work_full[0], 1), mbarrier_init(&smem.work_full[1], 1), mbarrier_init(&smem.ask, 1);
     mbarrier_init_fence();
   }
   __syncthreads();  // the barriers are there
 
-  const Tiles tiles{num_m_blocks, num_heads, section};
   //! [producer]
   if (warpgroup == Config::kConsumers) {
     registers_give<Config::kProducerRegisters>();
-    if (threadIdx.x % 128 != 0) return;
-    int turn = 0, taken = 0;  // tiles of keys so far, of all tiles of queries; those
-    for (int round = 0; tiles.exists(round); ++round) {
-      const auto [bh, row0] = tiles.at<kBlockM>(round);
-      const Sequence sequence = sequence_of(shape, gCuQ, gCuK, bh);
-      if (row0 >= sequence.seqlen_q) continue;  // of a batch with longer sequences
-      const BlockRanges seen = blocks_seen(shape, sequence.seqlen_q, sequence.seqlen_k, row0, kBlockM, kBlockN);
-      // (1) load Q_i when the consumers are done with the one before, then K_j and V_j as stages become free
-      mbarrier_wait(&smem.q_empty, taken++ % 2 ^ 1);
-      if (seen.begin == seen.end) continue;
-      mbarrier_arrive_expect(&smem.q_full, kBlockM * kHeadDim * 2);
-      tma_load(smem.sQ, mapQ, &smem.q_full, {0, sequence.q_token + row0, 0, sequence.q_head});
-      for (int n_block = seen.begin; n_block < seen.end; ++n_block, ++turn) {
-        const int stage = turn % kStages, phase = turn / kStages % 2;
-        const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
-          mbarrier_wait(empty, phase ^ 1);  // the first time it is
-          mbarrier_arrive_expect(full, kTileBytes);
-          tma_load(tile, map, full, {0, sequence.kv_token + n_block * kBlockN, 0, sequence.kv_head});
-        };
-        load(smem.sK[stage], mapK, &smem.k_full[stage], &smem.k_empty[stage]);
-        load(smem.sV[stage], mapV, &smem.v_full[stage], &smem.v_empty[stage]);
+    // One thread finds work and (1) loads Q_i. It asks for a tile of queries when it must, not earlier: a block that has
+    // long ones would keep others waiting that are idle already.
+    if (threadIdx.x % 128 == 0) {
+      int taken = 0;
+      for (unsigned index = blockIdx.x; index < tiles.count(); index = tiles.next(gQueue)) {
+        const auto [bh, row0] = tiles.at<kBlockM>(index);
+        const Work work = work_of(shape, gCuQ, gCuK, bh, row0, kHeadDim, kBlockM, kBlockN);
+        if (row0 >= work.seqlen_q) continue;  // of a batch with longer sequences
+        smem.work[taken % 8] = work;
+        mbarrier_arrive(&smem.work_full[taken % 2]);
+        const int q = taken % kQueries;
+        mbarrier_wait(&smem.q_empty[q], taken / kQueries % 2 ^ 1);  // the consumers are done with the one before
+        mbarrier_arrive_expect(&smem.q_full[q], kBlockM * kHeadDim * 2);
+        tma_load(smem.sQ[q], mapQ, &smem.q_full[q], {0, work.q_token + row0, 0, work.q_head});
+        mbarrier_wait(&smem.ask, taken++ % 2);
+      }
+      smem.work[taken % 8].row0 = -1;
+      mbarrier_arrive(&smem.work_full[taken % 2]);
+      mbarrier_wait(&smem.q_empty[taken % kQueries], taken / kQueries % 2 ^ 1);
+      mbarrier_arrive(&smem.q_full[taken % kQueries]);
+    }
+    // Another one loads K_j and V_j as stages become free.
+    if (threadIdx.x % 128 == 32) {
+      for (int taken = 0, turn = 0;; ++taken) {
+        mbarrier_wait(&smem.work_full[taken % 2], taken / 2 % 2);
+        const Work& work = smem.work[taken % 8];
+        if (work.row0 < 0) break;
+        for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, ++turn) {
+          if (n_block == max(work.seen.begin, work.seen.end - 4)) mbarrier_arrive(&smem.ask);
+          const int stage = turn % kStages, phase = turn / kStages % 2;
+          const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
+            mbarrier_wait(empty, phase ^ 1);  // the first time it is
+            mbarrier_arrive_expect(full, kTileBytes);
+            tma_load(tile, map, full, {0, work.kv_token + n_block * kBlockN, 0, work.kv_head});
+          };
+          load(smem.sK[stage], mapK, &smem.k_full[stage], &smem.k_empty[stage]);
+          load(smem.sV[stage], mapV, &smem.v_full[stage], &smem.v_empty[stage]);
+        }
       }
     }
     return;
@@ -144,8 +163,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   registers_take<Config::kConsumerRegisters>();
   //! [producer]
 
-  const Element* const sQ = smem.sQ + warpgroup * 64 * 64;  // of every panel, here and below
-  Element* const sO = (Config::kOwnO ? smem.sO : smem.sQ) + warpgroup * 64 * 64;
   //! [turns]
   // Barrier 1 + w opens when warpgroup w waits there and the one before has said that it is its turn.
   const auto wait_for_turn = [&] {
@@ -156,33 +173,36 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   if (warpgroup == Config::kConsumers - 1) end_turn();  // the first one begins
   //! [turns]
-  const auto done_with_q = [&] {  // this warp is; where O takes its place, when that has been read too
-    if (thread_index() % 32 == 0) mbarrier_arrive(&smem.q_empty);
+
+  // The tile of queries that is worked on, and which of this block's it is.
+  int taken = -1, row0 = 0, last_key = 0;
+  BlockRanges seen{};
+  const auto take_tile = [&] {
+    ++taken;
+    mbarrier_wait(&smem.q_full[taken % kQueries], taken / kQueries % 2);
+    const Work& work = smem.work[taken % 8];
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
+    last_key = work.seqlen_k - 1;
+    seen = work.seen;
+    return work.row0 >= 0;
   };
+  const auto done_with_q = [&] {  // this warp is
+    if (thread_index() % 32 == 0) mbarrier_arrive(&smem.q_empty[taken % kQueries]);
+  };
+  // The tile of keys that is worked on, counted from the block's first one.
+  int turn = 0;
+  const auto wait_for = [&](uint64_t* full, int at) { mbarrier_wait(full + at % kStages, at / kStages % 2); };
+  const auto release = [&](uint64_t* empty, int at) {  // this warp is done with it
+    if (thread_index() % 32 == 0) mbarrier_arrive(empty + at % kStages);
+  };
+  // The first row of this lane in the tile, the second one is 8 below it; and the first of its columns of 8.
+  const auto first_row = [] { return thread_index() / 32 * 16 + thread_index() % 32 / 4; };
+  const auto quad_col = [] { return thread_index() % 4 * 2; };
 
-  int first_turn = 0, visited = 0;  // tiles of keys before this tile of queries; tiles of queries that saw any
-  for (int round = 0; tiles.exists(round); ++round) {
-    const auto [bh, row0] = tiles.at<kBlockM>(round);
-    const Sequence sequence = sequence_of(shape, gCuQ, gCuK, bh);
-    if (row0 >= sequence.seqlen_q) continue;
-    const BlockRanges seen = blocks_seen(shape, sequence.seqlen_q, sequence.seqlen_k, row0, kBlockM, kBlockN);
-    // The first row of this lane in the tile, the second one is 8 below it; and the first of its columns of 8.
-    const auto first_row = [] { return thread_index() / 32 * 16 + thread_index() % 32 / 4; };
-    const auto quad_col = [] { return thread_index() % 4 * 2; };
-    float o[kHeadDim / 8][4] = {};                             // not divided by l yet
-    float row_max[2] = {kNothing, kNothing}, row_sum[2] = {};  // to base 2; of this lane's keys
-
-    float s[kBlockN / 8][4];
-    uint32_t p[kBlockN / 16][4];
-    const auto turn_of = [&](int n_block) { return first_turn + n_block - seen.begin; };
-    const auto stage_of = [&](int n_block) { return turn_of(n_block) % kStages; };
-    const auto wait_for = [&](uint64_t* full, int n_block) {
-      mbarrier_wait(full + stage_of(n_block), turn_of(n_block) / kStages % 2);
-    };
-    const auto release = [&](uint64_t* empty, int n_block) {  // this warp is done with it
-      if (thread_index() % 32 == 0) mbarrier_arrive(empty + stage_of(n_block));
-    };
-
+  float o[kHeadDim / 8][4] = {};                             // not divided by l yet
+  float row_max[2] = {kNothing, kNothing}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float s[kBlockN / 8][4];
+  uint32_t p[kBlockN / 16][4];
     float rescale[2];
     bool rescaled;
     // S of one block of keys becomes P, in float32. `masked` is a type, so that the plain body has no trace of a mask.
@@ -199,18 +219,30 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
             s[n][i] = shape.softcap * (fabsf(y) < 0.25f ? series : whole);
           }
       }
-      if constexpr (masked.value) {
-        // Position of this lane's first row from its first key, and how many keys there are from there on.
-        const int key0 = n_block * kBlockN + quad_col(), keys = sequence.seqlen_k - key0;
-        const int own = row0 + first_row() + sequence.seqlen_k - sequence.seqlen_q - key0;
-        const int first = own - shape.window_left, last = own + shape.window_right;
+      if (masked.value && (n_block < seen.plain_begin || n_block >= seen.plain_end)) {
+        // Keys from this lane's first one on: its first row is at `own`, and it sees none behind `last`.
+        const int key0 = n_block * kBlockN + quad_col();
+        const int own = row0 + first_row() - key0;
 #pragma unroll
-        for (int n = 0; n < kBlockN / 8; ++n)
+        for (int r = 0; r < 2; ++r) {
+          const int last = min(own + 8 * r + shape.window_right, last_key - key0);
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int key = 8 * n + i % 2, below = 8 * (i / 2);
-            if (key - below < first || key - below > last || key >= keys) s[n][i] = -INFINITY;
+          for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+              if (8 * n + i > last) s[n][2 * r + i] = -INFINITY;
+        }
+        if (n_block < seen.plain_begin) {  // the left edge of the window
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            const int first = own + 8 * r - shape.window_left;
+#pragma unroll
+            for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+              for (int i = 0; i < 2; ++i)
+                if (8 * n + i < first) s[n][2 * r + i] = -INFINITY;
           }
+        }
       }
 
       // (4) softmax, all of it in the quad of lanes that share a row.
@@ -251,22 +283,24 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         p[n / 2][n % 2 * 2 + 1] = pack2<Element>(s[n][2], s[n][3]);
       }
     };
-    // One block of keys and P V of the one before it.
+    // (3) S of this tile of keys, beside (5) P V of the one before it.
     //! [products]
-    const auto visit = [&](int n_block, auto masked) {
-      wait_for(smem.k_full, n_block);
+    const auto start_scores = [&] {
+      scores<Config>(s, smem.sQ[taken % kQueries] + warpgroup * 64 * 64, smem.sK[turn % kStages]);
+    };
+    const auto start_output = [&](int at) { output<Config>(o, p, smem.sV[at % kStages]); };
+    const auto products = [&](int n_block) {
+      wait_for(smem.k_full, turn);
       wait_for_turn();
-      scores<Config>(s, sQ, smem.sK[stage_of(n_block)]);
-      wait_for(smem.v_full, n_block - 1);
-      output<Config>(o, p, smem.sV[stage_of(n_block - 1)]);
+      start_scores();
+      wait_for(smem.v_full, turn - 1);
+      start_output(turn - 1);
       end_turn();  // the other's products queue behind these
       wgmma_wait<1>();  // S is there
-      release(smem.k_empty, n_block);
-      if (Config::kOwnO && n_block + 1 == seen.end) done_with_q();
-      softmax(n_block, masked);
-      wgmma_wait<0>();  // and O of the block before
-      release(smem.v_empty, n_block - 1);
-      round_p();
+      release(smem.k_empty, turn);
+      if (n_block + 1 == seen.end) done_with_q();
+    };
+    const auto rescale_o = [&] {
       if (rescaled) {
 #pragma unroll
         for (int n = 0; n < kHeadDim / 8; ++n)
@@ -274,86 +308,98 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
       }
     };
-    //! [products]
-    //! [loops]
-    if (seen.begin < seen.end) {  // the first block has no P V before it; with or without a mask, it is compared
-      mbarrier_wait(&smem.q_full, visited++ % 2);
-      wait_for(smem.k_full, seen.begin);
-      wait_for_turn();
-      scores<Config>(s, sQ, smem.sK[stage_of(seen.begin)]);
-      end_turn();
-      wgmma_wait<0>();
-      release(smem.k_empty, seen.begin);
-      if (Config::kOwnO && seen.begin + 1 == seen.end) done_with_q();
-      softmax(seen.begin, std::true_type{});
+    const auto visit = [&](int n_block, auto masked) {
+      products(n_block);
+      softmax(n_block, masked);
+      wgmma_wait<0>();  // and O of the block before
+      release(smem.v_empty, turn - 1);
       round_p();
-      int n_block = seen.begin + 1;
+      rescale_o();
+      ++turn;
+    };
+    //! [products]
+
+    // (7) O = O / l, once; (8) store O and lse
+    //! [finish]
+    const auto finish = [&](const Work& work, const float (&max)[2], float (&sum)[2]) {
+      const int64_t row_stride = gCuQ == nullptr ? kHeadDim : int64_t{shape.heads} * kHeadDim;
+      const bool upper = thread_index() % 2 != 0;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        sum[r] = quad_sum(sum[r]);
+        const float factor = sum[r] > 0 ? __fdividef(1, sum[r]) : 0;  // a row that sees nothing: O = 0
+        const int row = first_row() + 8 * r;
+        const bool exists = work.row0 + row < work.seqlen_q;
+        // Lanes 0 and 1 of a quad exchange halves, and 2 and 3: then each has 4 columns side by side.
+        Element* const gRow = gO + work.o + row * row_stride + (upper ? 8 : 0) + thread_index() / 2 % 2 * 4;
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; n += 2) {
+          const uint32_t even = pack2<Element>(o[n][2 * r] * factor, o[n][2 * r + 1] * factor);
+          const uint32_t odd = pack2<Element>(o[n + 1][2 * r] * factor, o[n + 1][2 * r + 1] * factor);
+          const uint32_t got = __shfl_xor_sync(~0u, upper ? even : odd, 1);
+          if (exists) *reinterpret_cast<uint2*>(gRow + 8 * n) = upper ? make_uint2(got, odd) : make_uint2(even, got);
+        }
+        if (quad_col() == 0 && exists)
+          gLse[work.lse + row] = sum[r] > 0 ? 0.693147181f * (max[r] + __log2f(sum[r])) : -INFINITY;
+      }
+    };
+    //! [finish]
+    //! [loops]
+    if (!take_tile()) return;
+    // The first S of all has no P V before it.
+    wait_for(smem.k_full, turn);
+    wait_for_turn();
+    start_scores();
+    end_turn();
+    wgmma_wait<0>();
+    release(smem.k_empty, turn);
+    if (seen.begin + 1 == seen.end) done_with_q();
+    softmax(seen.begin, std::true_type{});
+    round_p();
+    ++turn;
+    bool more = true;
+    int n_block = seen.begin + 1;
+    do {
       for (; n_block < seen.plain_begin; ++n_block) visit(n_block, std::true_type{});  // left edge of the window
       for (; n_block < seen.plain_end; ++n_block) visit(n_block, std::false_type{});
       for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});  // diagonal, right edge, last keys
-      wait_for(smem.v_full, seen.end - 1);
-      wait_for_turn();
-      output<Config>(o, p, smem.sV[stage_of(seen.end - 1)]);
-      end_turn();
+      const Work& last = smem.work[taken % 8];
+      const float last_max[2] = {row_max[0], row_max[1]};
+      float last_sum[2] = {row_sum[0], row_sum[1]};
+      more = take_tile();
+      if (more) {  // the last P V of this tile of queries, beside the first S of the next one
+        products(seen.begin);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) row_max[r] = kNothing, row_sum[r] = 0;
+        softmax(seen.begin, std::true_type{});
+        n_block = seen.begin + 1;
+      } else {
+        wait_for(smem.v_full, turn - 1);
+        wait_for_turn();
+        start_output(turn - 1);
+        end_turn();
+      }
       wgmma_wait<0>();
-      release(smem.v_empty, seen.end - 1);
-    }
+      release(smem.v_empty, turn - 1);
+      round_p();
+      ++turn;
+      finish(last, last_max, last_sum);
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[n][i] = 0;
+    } while (more);
     //! [loops]
-
-    // (7) O = O / l, once; (8) store O, through shared memory, and lse
-    //! [finish]
-    if (threadIdx.x % 128 == 0) tma_store_wait<0>();  // of the tile before
-    named_barrier_sync(1 + Config::kConsumers + warpgroup, 128);  // its place is free; all are done with Q
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      row_sum[r] = quad_sum(row_sum[r]);
-      const float factor = row_sum[r] > 0 ? 1 / row_sum[r] : 0;  // a row that sees nothing: O = 0
-      const int at = first_row() % 64 + 8 * r, row = row0 + first_row() + 8 * r;  // in the warpgroup, in the head
-#pragma unroll
-      for (int n = 0; n < kHeadDim / 8; ++n)  // pieces of 16 bytes, exchanged as TMA takes them
-        *reinterpret_cast<uint32_t*>(sO + n / 8 * kBlockM * 64 + at * 64 + (n % 8 ^ at % 8) * 8 + quad_col()) =
-            pack2<Element>(o[n][2 * r] * factor, o[n][2 * r + 1] * factor);
-      if (quad_col() == 0 && row < sequence.seqlen_q)
-        gLse[sequence.lse + row] =
-            row_sum[r] > 0 ? 0.693147181f * row_max[r] + logf(row_sum[r]) : -INFINITY;
-    }
-    shared_write_fence();
-    named_barrier_sync(1 + Config::kConsumers + warpgroup, 128);  // all rows are there
-    if (gCuQ != nullptr) {  // TMA would write over the next sequence: 16 bytes a thread, of rows that exist
-      for (int i = thread_index() % 128; i < 64 * kHeadDim / 8; i += 128) {
-        const int at = i / (kHeadDim / 8), piece = i % (kHeadDim / 8), row = row0 + 64 * warpgroup + at;
-        if (row < sequence.seqlen_q)
-          *reinterpret_cast<uint4*>(gO + (int64_t{sequence.q_token + row} * shape.heads + sequence.q_head) * kHeadDim +
-                                    piece * 8) =
-              *reinterpret_cast<const uint4*>(sO + piece / 8 * kBlockM * 64 + at * 64 + (piece % 8 ^ at % 8) * 8);
-      }
-      __syncwarp();  // all lanes have read: one of them says that Q's place is free
-    } else if (threadIdx.x % 128 == 0) {
-      for (int panel = 0; panel < kHeadDim / 64; ++panel) {
-        shared_write_fence();
-        tma_store(mapO, sO + panel * kBlockM * 64, {0, row0 + 64 * warpgroup, panel, bh});
-      }
-      tma_store_commit();
-      if (!Config::kOwnO) tma_store_wait<0>();
-    }
-    if (!Config::kOwnO || seen.begin == seen.end) done_with_q();
-    first_turn += seen.end - seen.begin;
-    //! [finish]
-  }
-  if (threadIdx.x % 128 == 0) tma_store_wait<0>();
 }
 
-// A map of [heads, rows, d], or of packed [rows, heads, d], whose boxes are tiles of `tile_rows` rows, of all panels of
-// 64 columns or of one.
+// A map of [heads, rows, d], or of packed [rows, heads, d], whose boxes are tiles of `tile_rows` rows, all panels.
 //! [map]
 template <class Element>
-Status map_of(TensorMap& map, const Element* g, const Problem& p, int64_t heads, int64_t rows, int tile_rows,
-              bool all_panels) {
+Status map_of(TensorMap& map, const Element* g, const Problem& p, int64_t heads, int64_t rows, int tile_rows) {
   const int64_t d = p.head_dim, row_bytes = 2 * d * (p.varlen() ? heads : 1);
   const int64_t head_bytes = 2 * d * (p.varlen() ? 1 : rows);
   return make_tensor_map<4>(map, g, {64, rows, d / 64, heads * (p.varlen() ? 1 : p.batch)},
-                            {row_bytes, 128, head_bytes}, {64, tile_rows, all_panels ? static_cast<int>(d / 64) : 1, 1},
-                            Swizzle::k128);
+                            {row_bytes, 128, head_bytes}, {64, tile_rows, static_cast<int>(d / 64), 1}, Swizzle::k128);
 }
 //! [map]
 
@@ -361,31 +407,28 @@ template <class Element, class Config, bool kSoftcap>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t rows_q = p.varlen() ? p.tokens_q() : p.seqlen_q, rows_k = p.varlen() ? p.tokens_k() : p.seqlen_k;
-  TensorMap q, k, v, o;
-  for (const Status& status :
-       {map_of(q, args.in<Element>("q"), p, p.heads, rows_q, Config::kBlockM, true),
-        map_of(k, args.in<Element>("k"), p, p.kv_heads, rows_k, Config::kBlockN, true),
-        map_of(v, args.in<Element>("v"), p, p.kv_heads, rows_k, Config::kBlockN, true),
-        map_of(o, args.out<Element>("o"), p, p.heads, rows_q, 64, false)})
+  TensorMap q, k, v;
+  for (const Status& status : {map_of(q, args.in<Element>("q"), p, p.heads, rows_q, Config::kBlockM),
+                               map_of(k, args.in<Element>("k"), p, p.kv_heads, rows_k, Config::kBlockN),
+                               map_of(v, args.in<Element>("v"), p, p.kv_heads, rows_k, Config::kBlockN)})
     if (!status.ok()) return status;
-  const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM);
-  const int64_t num_tiles = num_m_blocks * p.heads * p.batch;
+  const Tiles tiles(p, Config::kBlockM);
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : 3;  // emulated: so few that each has several
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config, kSoftcap>,
-                       dim3(static_cast<unsigned>(std::min<int64_t>(num_tiles, num_sms))), dim3(Config::kThreads),
-                       sizeof(SharedStorage<Element, Config>), args.stream, q, k, v, o, args.out<Element>("o"),
+                       dim3(std::min<unsigned>(tiles.count(), num_sms)), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Element, Config>), args.stream, q, k, v, args.out<Element>("o"),
                        args.out<float>("lse"), args.in_or_null<int>("cu_seqlens_q"),
-                       args.in_or_null<int>("cu_seqlens_k"), shape_of(p), static_cast<int>(num_m_blocks),
-                       static_cast<int>(p.heads * p.batch), static_cast<int>(heads_of_section(p)));
+                       args.in_or_null<int>("cu_seqlens_k"), args.out<unsigned>("queue"), shape_of(p), tiles);
 }
 
 #ifndef ATTN_SWEEP  // sweep.cu has its own tiles
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
   if (args.problem.softcap > 0) return launch<Element, WithSoftcap<kHeadDim>, true>(args);
-  return args.problem.masked() ? launch<Element, Config<kHeadDim, true>, false>(args)
-                               : launch<Element, Config<kHeadDim, false>, false>(args);
+  const bool is_short = kHeadDim == 64 && args.problem.masked() && args.problem.seqlen_k <= 1024;
+  return is_short ? launch<Element, Config<kHeadDim, kHeadDim == 64>, false>(args)
+                  : launch<Element, Config<kHeadDim, false>, false>(args);
 }
 
 Status launch(const Arguments& args) {
@@ -401,3 +444,12 @@ Status launch(const Arguments& args) {
 #endif
 
 }  // namespace ATTN_BACKEND::v6_tuned
+
+// Once, before the first launch.
+namespace ATTN_BACKEND::v6_queue_clear {
+using namespace attn;
+__global__ void clear_kernel(unsigned* gQueue) { *gQueue = 0; }
+Status launch(const Arguments& args) {
+  return launch_kernel(clear_kernel, dim3(1), dim3(1), 0, args.stream, args.out<unsigned>("queue"));
+}
+}  // namespace ATTN_BACKEND::v6_queue_clear

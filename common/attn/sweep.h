@@ -2,7 +2,7 @@
 /// Times one forward kernel with several tiles: what a chapter's sweep.cu is made of. It runs on a GPU alone.
 ///
 /// 16384 tokens and 2048 / d heads, bf16. A row is a tile, as its chapter names it; registers and spilled bytes of a
-/// thread; then the median of some launches at each length, and how far O is from that of the first tile of its head
+/// thread; then the speed of the median launch at each length, and how far O is from that of the first tile of its head
 /// dim (NaN: not all of it was written).
 #pragma once
 
@@ -55,10 +55,14 @@ inline double differs(const std::vector<__nv_bfloat16>& a, const std::vector<__n
 inline int run(const std::vector<Row>& rows, const char* heading, int head_dim, bool causal, int repeat) {
   Tensor q(1), k(2), v(3), o(4);
   DeviceBuffer lse(Backend::gpu, "lse", kTokens * kWidth / 32 * 4);
+  DeviceBuffer queue(Backend::gpu, "queue", 4);
+  const unsigned nothing = 0;
+  queue.upload(&nothing);
   GpuTimer timer;
-  const int lengths[] = {512, 2048, 8192, 16384};
+  const int lengths[] = {512, 1024, 2048, 4096, 8192, 16384};
   std::printf("  d mask   %s regs spill", heading);
-  for (const int n : lengths) std::printf(" | N=%-5d ms TFLOP/s", n);
+  std::printf(" | TFLOP/s at N =");
+  for (const int n : lengths) std::printf(" %5d", n);
   std::printf(" | differs\n");
   std::vector<std::vector<__nv_bfloat16>> first(std::size(lengths));
   int last_dim = 0;
@@ -84,6 +88,7 @@ inline int run(const std::vector<Row>& rows, const char* heading, int head_dim, 
       args.bind("v", v.buffer.data());
       args.bind("o", o.buffer.data());
       args.bind("lse", lse.data());
+      args.bind("queue", queue.data());
       o.buffer.poison();
       std::vector<double> seconds;
       for (int i = -3; i < repeat; ++i) {
@@ -97,7 +102,7 @@ inline int run(const std::vector<Row>& rows, const char* heading, int head_dim, 
       std::sort(seconds.begin(), seconds.end());
       const double median = seconds[seconds.size() / 2];
       const double flop = 4.0 * kTokens * lengths[l] * kWidth / (causal ? 2 : 1);
-      std::printf(" | %10.4f %7.1f", median * 1e3, flop / median * 1e-12);
+      std::printf(l == 0 ? " |              %7.1f" : " %5.1f", flop / median * 1e-12);
       o.buffer.download(o.host.data());
       if (r.head_dim != last_dim) first[l] = o.host;
       const double d = differs(o.host, first[l]);

@@ -154,6 +154,9 @@ template <class T>
 T atomicAdd(T* address, std::type_identity_t<T> value) {
   return std::exchange(*address, *address + value);
 }
+inline unsigned atomicInc(unsigned* address, unsigned last) {
+  return std::exchange(*address, *address >= last ? 0 : *address + 1);
+}
 template <class T>
 T atomicMax(T* address, std::type_identity_t<T> value) {
   return std::exchange(*address, std::max(*address, value));
@@ -186,6 +189,7 @@ inline float fast_exp(float x) { return std::exp(x); }
 inline float fast_log(float x) { return std::log(x); }
 #define __expf(x) attn::emulator::fast_exp(x)
 #define __logf(x) attn::emulator::fast_log(x)
+#define __log2f(x) (attn::emulator::fast_log(x) * 1.44269504f)
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
