@@ -40,7 +40,7 @@ std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
       if (!refusal(step, p)) all.push_back(p);
     }
   // Steps without small head dims have tiles of 128 keys: so many of them that each of two stages is used three times.
-  for (const int64_t keys : {391, 700, 580}) {
+  for (const int64_t keys : {391, 700, 580, 650, 520, 777}) {
     Problem p;
     p.seqlen_q = 130, p.seqlen_k = keys;
     p.heads = 2, p.kv_heads = 1;
