@@ -66,6 +66,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Starts it.
 //! [scores]
+//! [ex06b]
 template <class Config, class Element>
 __device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4], const Element* sQ, const Element* sK) {
   const WgmmaOperand q = wgmma_operand(sQ), k = wgmma_operand(sK);
@@ -92,6 +93,7 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
     wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
   wgmma_commit();
 }
+//! [ex06b]
 //! [output]
 
 template <class Element, class Config>

@@ -135,6 +135,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // (1) load Q_i, which stays, then K_j and V_j as stages become free
     mbarrier_arrive_expect(&smem.q_full, kBlockM * kHeadDim * 2);
     tma_load(smem.sQ, mapQ, &smem.q_full, {0, row0, 0, bh});
+    //! [ex06a]
     for (int n_block = seen.begin; n_block < seen.end; ++n_block) {
       const int turn = n_block - seen.begin, stage = turn % kStages, phase = turn / kStages % 2;
       const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
@@ -145,6 +146,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       load(smem.sK[stage], mapK, &smem.k_full[stage], &smem.k_empty[stage]);
       load(smem.sV[stage], mapV, &smem.v_full[stage], &smem.v_empty[stage]);
     }
+    //! [ex06a]
     return;
   }
   registers_take<240>();

@@ -219,6 +219,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // One block of keys and P V of the one before it.
   //! [products]
   const auto visit = [&](int n_block, auto masked) {
+    //! [ex06c]
     wait_for(smem.k_full, n_block);
     wait_for_turn();
     scores<Config>(s, sQ, smem.sK[stage_of(n_block)]);
@@ -235,6 +236,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
+    //! [ex06c]
   };
   //! [products]
   //! [loops]

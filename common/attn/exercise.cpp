@@ -35,9 +35,25 @@ std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
       if (step.takes_dropout && n % 5 == 2) p.dropout = 0.25;
       p.seed = seed + n++;
       p.finish();
-      if (p.head_dim == 40 && refusal(step, p)) p.head_dim = 32;  // steps with a few head dims alone
+      for (const int64_t other : {32, 64})  // steps with a few head dims alone
+        if (p.head_dim != 64 && refusal(step, p)) p.head_dim = other;
       if (!refusal(step, p)) all.push_back(p);
     }
+  // Steps without small head dims have tiles of 128 keys: so many of them that each of two stages is used three times.
+  for (const int64_t keys : {391, 700, 580, 650, 520, 777}) {
+    Problem p;
+    p.seqlen_q = 130, p.seqlen_k = keys;
+    p.heads = 2, p.kv_heads = 1;
+    p.head_dim = 32;
+    if (n % 3 == 0) p.causal = true;
+    if (n % 3 == 1) p.window_left = 300, p.window_right = 40;  // begins behind the first tile of keys
+    p.inputs = n % 3 == 0 ? InputKind::needle : n % 3 == 1 ? InputKind::random : InputKind::peaked;
+    p.seed = seed + n++;
+    p.finish();
+    if (!refusal(step, p)) continue;
+    p.head_dim = 64;
+    if (!refusal(step, p)) all.push_back(p);
+  }
   return all;
 }
 

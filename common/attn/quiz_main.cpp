@@ -106,6 +106,32 @@ double number(const Answers& a, const std::string& name, const std::string& path
   }
 }
 
+// "ask = turns": what a Hopper step makes of an SM. Products and exponentials by turns, or products of 8 bits; what fits into
+// its shared memory, with a tile of Q and one of O (`tile_rows`) and stages of K and V (`tile_keys`), at head dim `wide` and at
+// that of the problem; and how often the blocks, one an SM, take a tile.
+const std::vector<std::string> kTurnNames{"exp_milliseconds", "in_turns", "fp8_milliseconds", "shared_bytes",
+                                          "stages",           "rounds",   "idle"};
+std::vector<double> turn_truth(const Problem& p, const Cost& cost, const GpuSpec& gpu, const Answers& task,
+                               const std::string& task_path) {
+  const auto given = [&](const char* name) { return number(task, name, task_path); };
+  const Phase& phase = cost.front();
+  const Roofs roofs = datasheet_roofs(gpu);
+  const double products = phase.tensor_flop / roofs.tensor(p.dtype).rate, exp = phase.exp / roofs.exp.rate;
+  Cost with_fp8 = cost;
+  with_fp8.front().tensor_flop = phase.tensor_flop * roofs.tensor(p.dtype).rate / gpu.tensor_fp8_flops;
+  const double element = double(size_of(p.dtype)), q_and_o = 2 * given("tile_rows") * element;
+  const double k_and_v = 2 * given("tile_keys") * element, d = double(p.head_dim);
+  const double tiles = double(p.batch * p.heads) * std::ceil(double(p.seqlen_q) / given("tile_rows"));
+  const double sms = gpu.num_sms, rounds = std::ceil(tiles / sms);
+  return {exp * 1e3,
+          100 * products / (products + exp),
+          predict(with_fp8, roofs, p.dtype).seconds * 1e3,
+          given("wide") * (q_and_o + given("stages") * k_and_v),
+          std::floor((double(gpu.shared_bytes_per_block) - d * q_and_o) / (d * k_and_v)),
+          rounds,
+          100 * (1 - tiles / (rounds * sms))};
+}
+
 int predict_exercise(const std::string& answers_path, const std::string& task_path,
                      const std::string& seal) {
   const Answers task = read_answers(task_path);
@@ -156,6 +182,8 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
   if (l2) names.push_back("l2_bytes");
   if (l2 && compared) names.push_back("l2_ratio");
   if (tiles) names.push_back("tiles"), names.push_back("warp_operations");
+  const bool turns = answer_to(task, "ask") == "turns";
+  if (turns) names.insert(names.end(), kTurnNames.begin(), kTurnNames.end());
   if (!all_answered(answers, names)) return 1;
 
   if (!seal.empty() && !std::filesystem::exists(seal)) {
@@ -184,6 +212,8 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
     const double warps = heads * std::ceil(double(p.seqlen_q) / tile) * number(task, "warps", task_path);
     truth.push_back(sum(cost, &Phase::tensor_flop) / warps);
   }
+  if (turns)
+    for (const double value : turn_truth(p, cost, *gpu, task, task_path)) truth.push_back(value);
   fmt::print("{} on {}, {}\n", step->name, gpu->full_name, problem_text(op, p));
   double score = 0;
   bool passed = true;
@@ -191,7 +221,7 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
     const std::string given = answer_to(answers, names[i]);
     if (names[i] == "bound") {
       const bool right = given == prediction.binding;
-      fmt::print("{:<15} {:>12}  expected {:>12}  {}\n", names[i], given, prediction.binding,
+      fmt::print("{:<16} {:>12}  expected {:>12}  {}\n", names[i], given, prediction.binding,
                  right ? "right" : "wrong");
       score += right;
       passed = passed && right;
@@ -200,7 +230,7 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
     // Full marks for the truth, half for 1.4 times too much or too little, none from 2 times on.
     const double value = number(answers, names[i], scored);
     const double off = value > 0 ? std::abs(std::log2(value / truth[i])) : 9;
-    fmt::print("{:<15} {:>12.4g}  expected {:>12.4g}  off by {:.0f} %\n", names[i], value, truth[i],
+    fmt::print("{:<16} {:>12.4g}  expected {:>12.4g}  off by {:.0f} %\n", names[i], value, truth[i],
                100 * (value / truth[i] - 1));
     score += std::max(0.0, 1 - off);
     passed = passed && off < (names[i] == "milliseconds" ? 0.5 : 0.1);

@@ -86,6 +86,7 @@ function(attn_add_chapter chapter)
   target_link_libraries(${chapter}_table PRIVATE attn attn_warnings)
   set(objects ${${chapter}_OBJECTS} $<TARGET_OBJECTS:${chapter}_table>)
   set(${chapter}_ALL_OBJECTS ${objects} PARENT_SCOPE)  # for attn_add_exercise
+  set(${chapter}_HOPPER "${hopper}" PARENT_SCOPE)
 
   add_executable(${chapter} ${PROJECT_SOURCE_DIR}/common/attn/main.cpp ${objects})
   target_link_libraries(${chapter} PRIVATE attn attn_warnings)

@@ -26,7 +26,7 @@ function(attn_exercise_source out step_file exercise variant inc judge)
   string(REPLACE "ATTN_BACKEND::${step}" "ATTN_BACKEND::${step}_${variant}" text "${text}")
   if(text MATCHES "dispatch_16bit")
     string(REPLACE "dispatch_16bit(" "dispatch_bf16(" text "${text}")
-    string(REGEX REPLACE "\n *case 128: return launch<[^\n]*" "" text "${text}")
+    string(REGEX REPLACE "\n *case (128|256): return launch<[^\n]*" "" text "${text}")
     string(REPLACE "using namespace attn;\n" "using namespace attn;
 template <class Body>
 Status dispatch_bf16(DType dtype, Body body) {
@@ -110,7 +110,7 @@ function(attn_add_exercise chapter letter)
   attn_exercise_source(${work}/${exercise}_student.cu ${step_file} ${exercise} student ${student} "${judge}")
   attn_exercise_table(${work}/student_table.cpp ${exercise} ${arg_KIND} ${arg_STEP} ${page}
                       "${judge}" ${ATTN_HAVE_CUDA} student)
-  attn_add_kernels(${exercise}_student_kernels FILES ${work}/${exercise}_student.cu)
+  attn_add_kernels(${exercise}_student_kernels ${${chapter}_HOPPER} FILES ${work}/${exercise}_student.cu)
   attn_exercise_program(${exercise}_student ${chapter} ${work}/student_table.cpp
                         ${exercise}_student_kernels "${${exercise}_student_kernels_OBJECTS}")
   set(state --state ${work}/hints)

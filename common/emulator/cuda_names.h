@@ -69,6 +69,9 @@ inline void __syncwarp(unsigned mask = ~0u, const char* file = __builtin_FILE(),
   int nothing = 0;
   Block::current().wait_warp("__syncwarp", {file, line}, mask, nothing, [](auto&) {});
 }
+[[noreturn]] inline void __trap(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  Block::current().fail("__trap", {file, line}, "which ends the kernel");
+}
 inline void __threadfence() {}
 inline void __threadfence_block() {}
 

@@ -93,15 +93,18 @@ __device__ __forceinline__ void wgmma_wait(ATTN_ONLY_CALLER) {
 // Element (row, k) of a K-major operand, or (k, row) of an MN-major one, as the hardware finds it: the address without
 // the swizzle, then the swizzle.
 template <class Element>
-float operand_element(WgmmaOperand operand, bool mn_major, int row, int k) {
+float operand_element(WgmmaOperand operand, bool mn_major, int row, int k, emulator::Place caller) {
   const uint64_t start = (operand.bits & 0x3FFF) << 4;
   const uint64_t panel = (operand.bits >> 16 & 0x3FFF) << 4, group = (operand.bits >> 32 & 0x3FFF) << 4;
   const auto r = static_cast<uint64_t>(row), c = static_cast<uint64_t>(k);
   uint64_t address = start + (mn_major ? r / 64 * panel + c / 8 * group + c % 8 * 128 + r % 64 * 2
                                        : r / 8 * group + r % 8 * 128 + c * 2);
   address ^= (address >> 7 & 7) << 4;
+  emulator::Block& block = emulator::Block::current();
+  if (address + 2 > block.shared_bytes())
+    block.fail("wgmma", caller, "on an operand that reaches behind the block's shared memory");
   uint16_t bits;
-  std::memcpy(&bits, static_cast<const std::byte*>(emulator::Block::current().shared()) + address, 2);
+  std::memcpy(&bits, static_cast<const std::byte*>(block.shared()) + address, 2);
   return to_float(std::bit_cast<Element>(bits));
 }
 
@@ -119,7 +122,7 @@ void wgmma_later(float (&d)[kN / 8][4], WgmmaOperand b, bool accumulate, emulato
       for (int i = 0; i < 4; ++i) {
         float sum = accumulate ? d[n][i] : 0;
         for (int k = 0; k < 16; ++k)
-          sum += a(i / 2, k) * operand_element<Element>(b, kTransposedB, 8 * n + 2 * t + i % 2, k);
+          sum += a(i / 2, k) * operand_element<Element>(b, kTransposedB, 8 * n + 2 * t + i % 2, k, caller);
         d[n][i] = sum;
       }
   });
@@ -187,7 +190,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kTiles][4], WgmmaOperand a, Wgm
 #ifdef ATTN_EMULATED
   const int thread = static_cast<int>(emulator::threadIdx.x) % 128, row0 = thread / 32 * 16 + thread % 32 / 4;
   wgmma_later<8 * kTiles, kTransposedB, Element>(d, b, accumulate, caller, [=](int half, int k) {
-    return operand_element<Element>(a, false, row0 + 8 * half, k);
+    return operand_element<Element>(a, false, row0 + 8 * half, k, caller);
   });
 #else
 #define ATTN_WGMMA_INPUTS "l"(a.bits), "l"(b.bits), "r"(int{accumulate}), "n"(int{kTransposedB})
@@ -212,11 +215,11 @@ __device__ __forceinline__ void wgmma(float (&d)[kTiles][4], const uint32_t (&a)
                                       bool accumulate ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   struct Lane {
-    uint32_t own[4], quad[4][4];
-  } mine{{a[0], a[1], a[2], a[3]}, {}};
+    const uint32_t *own, *quad[4];  // registers of the four lanes, which are read when the product is done
+  } mine{a, {}};
   emulator::Block::current().wait_warp("wgmma", caller, ~0u, mine, [](auto& lanes) {
     for (int lane = 0; lane < 32; ++lane)
-      for (int t = 0; t < 4; ++t) std::memcpy(lanes[lane]->quad[t], lanes[lane / 4 * 4 + t]->own, 16);
+      for (int t = 0; t < 4; ++t) lanes[lane]->quad[t] = lanes[lane / 4 * 4 + t]->own;
   });
   wgmma_later<8 * kTiles, kTransposedB, Element>(d, b, accumulate, caller, [mine](int half, int k) {
     const uint32_t pair = mine.quad[k % 8 / 2][half + k / 8 * 2];  // {row g, row g + 8} of k 0..7, then of k 8..15

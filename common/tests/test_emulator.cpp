@@ -293,6 +293,12 @@ __global__ void divergent_loads(uint32_t* out) {
   out[threadIdx.x] = r[0];
 }
 
+constexpr int kLineH = __LINE__ + 2;
+__global__ void trap_of_one(unsigned thread) {
+  if (threadIdx.x == thread) __trap();  // kLineH
+  __syncthreads();
+}
+
 // Launches under every seed; all messages are one line of a kernel error with all of `parts`.
 template <class Launch>
 std::set<std::string> messages_of(Launch launch, const std::vector<std::string>& parts) {
@@ -306,6 +312,12 @@ std::set<std::string> messages_of(Launch launch, const std::vector<std::string>&
     messages.insert(status.message);
   }
   return messages;
+}
+
+TEST_CASE("a trap ends the kernel, whoever waits", "[emulator]") {
+  messages_of([](std::uint64_t seed) { return launch_with_seed(seed, trap_of_one, dim3(1), dim3(64), 40u); },
+              {"thread (40,0,0)", "__trap", place(kLineH)});
+  CHECK(launch_with_seed(1, trap_of_one, dim3(1), dim3(64), 64u).ok());
 }
 
 TEST_CASE("a barrier that some threads never reach is reported", "[emulator]") {

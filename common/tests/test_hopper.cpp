@@ -101,13 +101,13 @@ TEST_CASE("two stages between a producer and a consumer hold in every schedule",
 }
 
 TEST_CASE("what keeps copies and products apart is missed when it is left out", "[hopper]") {
-  const auto found = [](HopperFault fault) {
+  const auto found = [](HopperFault fault, bool registers = false) {
     int count = 0;
     for (const bool early : {false, true}) {
       emulator::early_copies = early;
       for (uint64_t seed = 1; seed <= 4; ++seed) {
         emulator::schedule_seed = seed;
-        const std::string wrong = product(Backend::emulated, DType::bf16, 64, false, false, 5, fault);
+        const std::string wrong = product(Backend::emulated, DType::bf16, 64, registers, false, 5, fault);
         UNSCOPED_INFO("fault " << fault << ", seed " << seed << (early ? " early: " : " late: ") << wrong);
         count += wrong != "";
       }
@@ -119,6 +119,7 @@ TEST_CASE("what keeps copies and products apart is missed when it is left out", 
   CHECK(found(kNoWaitForReader) >= 4);
   CHECK(found(kWrongPhase) >= 4);
   CHECK(found(kReleasedTooEarly) >= 4);
+  CHECK(found(kRegistersTooEarly, true) >= 4);
   CHECK(found(kNoRegisterFence) == 8);
   CHECK(found(kTooFewBytes) == 8);
   CHECK(found(kNoBarrierBeforeStore) >= 2);

@@ -19,7 +19,10 @@ region 03_flash_v1/v3_async ex03c >"$work/good/ex03c.inc"
 region 04_flash_v2/v1_loop_swap ex04a >"$work/good/ex04a.inc"
 region 04_flash_v2/v3_swizzle ex04b >"$work/good/answers/ex04b.inc"
 region 04_flash_v2/v4_cp_async ex04c >"$work/good/ex04c.inc"
-for chapter in 01_naive 02_online_softmax 03_flash_v1 04_flash_v2; do
+region 06_flash_v3_hopper/v2_warp_specialised ex06a >"$work/good/ex06a.inc"
+region 06_flash_v3_hopper/v1_wgmma_tma ex06b >"$work/good/answers/ex06b.inc"
+region 06_flash_v3_hopper/v4_overlap ex06c >"$work/good/ex06c.inc"
+for chapter in 01_naive 02_online_softmax 03_flash_v1 04_flash_v2 06_flash_v3_hopper; do
   exercise=ex${chapter:0:2}
   for letter in a b c; do cp "$root/$chapter/exercises/$letter.stub.inc" "$work/stubs/$exercise$letter.inc"; done
   for letter in d e; do
