@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(Config::kThreads)
               if constexpr (kDropout)
                 if (bits.byte(score_key % 64 / 4 + 2 * n + c) < static_cast<uint32_t>(shape.dropped)) z = 0;
               ds[c] = p[c] * (dp[m][n][i] * z - row_dot[m][r]);
-              p[c] *= z;
+              if (z == 0) p[c] = 0;  // the factor comes at the end: a P of 1 is rounded to 1
             }
             const int at = place<kBlockN>(row, score_key + 8 * n + quad_col);
             *reinterpret_cast<uint32_t*>(smem.sP + at) = pack2<Element>(p[0], p[1]);
@@ -319,7 +319,8 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
         for (int n = 0; n < Config::kGradCols / 8; ++n) {
           const int64_t at = (k0 + key) * kHeadDim + grad_col + 8 * n + quad_col;
-          *reinterpret_cast<uint32_t*>(gdV + at) = pack2<Element>(dv[m][n][2 * r], dv[m][n][2 * r + 1]);
+          *reinterpret_cast<uint32_t*>(gdV + at) =
+              pack2<Element>(dv[m][n][2 * r] * inverse_kept, dv[m][n][2 * r + 1] * inverse_kept);
           *reinterpret_cast<uint32_t*>(gdK + at) =
               pack2<Element>(dk[m][n][2 * r] * shape.softmax_scale, dk[m][n][2 * r + 1] * shape.softmax_scale);
         }

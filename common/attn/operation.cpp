@@ -4,6 +4,8 @@
 
 #include <array>
 
+#include "attn/step.h"
+
 namespace attn {
 namespace {
 
@@ -81,6 +83,28 @@ double Operation::compulsory_bytes(const Problem& p) const {
   for (const auto* specs : {&inputs, &saved, &outputs})
     for (const TensorSpec& spec : (*specs)(p)) bytes += static_cast<double>(spec.bytes());
   return bytes;
+}
+
+Cost cost_of(const Step& step, const Problem& p) {
+  if (!p.varlen()) return step.cost(p);
+  Problem smallest = p.sequence(0);
+  smallest.seqlen_q = smallest.seqlen_k = 1;
+  Cost total = step.cost(smallest);
+  for (Phase& phase : total) phase = Phase{.name = phase.name};
+  double written = 0;  // of sequences without pairs
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Problem one = p.sequence(b);
+    if (one.seqlen_q == 0 || one.seqlen_k == 0) {
+      for (const TensorSpec& spec : find_operation(step.operation)->outputs(one))
+        written += static_cast<double>(spec.bytes());
+      continue;
+    }
+    const Cost cost = step.cost(one);
+    for (std::size_t n = 0; n < cost.size(); ++n) total[n] += cost[n];
+  }
+  total.back().hbm_write += written;
+  if (total.back().l2_bytes > 0) total.back().l2_bytes += written;  // 0: not modelled
+  return total;
 }
 
 bool works_on_rows(std::string_view operation) { return operation.starts_with("softmax"); }

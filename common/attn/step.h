@@ -114,19 +114,8 @@ inline std::optional<std::string> refusal(const Step& step, const Problem& p) {
 }
 
 /// What a step costs. A varlen batch costs what its sequences cost one by one, phase by phase: Step::cost need not
-/// know of it. A sequence without queries or without keys costs nothing.
-inline Cost cost_of(const Step& step, const Problem& p) {
-  if (!p.varlen()) return step.cost(p);
-  Cost total;
-  for (int64_t b = 0; b < p.batch; ++b) {
-    const Problem one = p.sequence(b);
-    if (one.seqlen_q == 0 || one.seqlen_k == 0) continue;
-    const Cost cost = step.cost(one);
-    if (total.empty()) total = Cost(cost.size());
-    for (std::size_t n = 0; n < cost.size(); ++n) total[n] += cost[n];
-  }
-  return total;
-}
+/// know of it. Of a sequence without keys, or without queries, the outputs are written, in the last phase.
+Cost cost_of(const Step&, const Problem&);
 
 /// The table of a chapter.
 struct Chapter {

@@ -1,18 +1,21 @@
 /// \file
-/// Times one forward kernel with several tiles: what a chapter's sweep.cu is made of. It runs on a GPU alone.
+/// Times one kernel with several tiles: what a chapter's sweep.cu is made of. It runs on a GPU alone.
 ///
 /// 16384 tokens and 2048 / d heads, bf16. A row is a tile, as its chapter names it; registers and spilled bytes of a
-/// thread; then the speed of the median launch at each length, and how far O is from that of the first tile of its head
-/// dim (NaN: not all of it was written).
+/// thread; then the speed of the median launch at each length, and how far the outputs are from those of the first row of
+/// its head dim (NaN: not all was written).
 #pragma once
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <map>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attn/device.h"
@@ -20,14 +23,25 @@
 
 namespace attn::sweep {
 
+constexpr int64_t kTokens = 16384, kWidth = 2048, kLengths[] = {512, 1024, 2048, 4096, 8192, 16384};
+constexpr int64_t kMostRows = kTokens * kWidth / 32;  ///< of all heads, with the smallest head dim
+
 struct Row {
   int head_dim;
   std::string tile;  ///< below the chapter's own heading
   Status (*launch)(const Arguments&);
-  const void* kernel;
+  const void* kernel;  ///< whose registers are printed; null: nobody's
 };
 
-constexpr int64_t kTokens = 16384, kWidth = 2048;
+/// What the kernels read and write.
+struct Pass {
+  std::vector<std::string> inputs, outputs;                    ///< [tokens, kWidth] in bf16
+  std::vector<std::pair<std::string, int64_t>> scratch;        ///< bytes of each; they begin at 0
+  double flop;                                                 ///< for each score and column of a head
+  Status (*prepare)(const Arguments&) = nullptr;               ///< once before, untimed
+};
+/// `queue`: for kernels that hand out tiles.
+inline const Pass kForward{{"q", "k", "v"}, {"o"}, {{"lse", kMostRows * 4}, {"queue", 4}}, 4};
 
 struct Tensor {
   DeviceBuffer buffer{Backend::gpu, "tensor", kTokens * kWidth * 2};
@@ -52,48 +66,47 @@ inline double differs(const std::vector<__nv_bfloat16>& a, const std::vector<__n
   return most;
 }
 
-inline int run(const std::vector<Row>& rows, const char* heading, int head_dim, bool causal, int repeat) {
-  Tensor q(1), k(2), v(3), o(4);
-  DeviceBuffer lse(Backend::gpu, "lse", kTokens * kWidth / 32 * 4);
-  DeviceBuffer queue(Backend::gpu, "queue", 4);
-  const unsigned nothing = 0;
-  queue.upload(&nothing);
+inline int run(const Pass& pass, const std::vector<Row>& rows, const char* heading, int head_dim, bool causal,
+               int repeat) {
+  std::map<std::string, Tensor> tensors;
+  std::map<std::string, DeviceBuffer> scratch;
+  for (const auto* names : {&pass.inputs, &pass.outputs})
+    for (const std::string& name : *names) tensors.try_emplace(name, static_cast<unsigned>(tensors.size() + 1));
+  for (const auto& [name, bytes] : pass.scratch)
+    scratch.try_emplace(name, Backend::gpu, name, bytes)
+        .first->second.upload(std::vector<std::byte>(static_cast<std::size_t>(bytes)).data());
   GpuTimer timer;
-  const int lengths[] = {512, 1024, 2048, 4096, 8192, 16384};
   std::printf("  d mask   %s regs spill", heading);
   std::printf(" | TFLOP/s at N =");
-  for (const int n : lengths) std::printf(" %5d", n);
+  for (const int64_t n : kLengths) std::printf(" %5d", static_cast<int>(n));
   std::printf(" | differs\n");
-  std::vector<std::vector<__nv_bfloat16>> first(std::size(lengths));
+  std::map<std::pair<int64_t, std::string>, std::vector<__nv_bfloat16>> first;  // by length and output
   int last_dim = 0;
   for (const Row& r : rows) {
     if (head_dim != 0 && r.head_dim != head_dim) continue;
     cudaFuncAttributes attributes{};
-    cudaFuncGetAttributes(&attributes, r.kernel);
+    if (r.kernel != nullptr) cudaFuncGetAttributes(&attributes, r.kernel);
     std::printf("%3d %-6s %s %4d %5zu", r.head_dim, causal ? "causal" : "full", r.tile.c_str(), attributes.numRegs,
                 attributes.localSizeBytes);
     double most = 0;
-    for (std::size_t l = 0; l < std::size(lengths); ++l) {
+    for (const int64_t n : kLengths) {
       Problem p;
-      p.seqlen_q = p.seqlen_k = lengths[l];
-      p.batch = kTokens / lengths[l];
+      p.seqlen_q = p.seqlen_k = n;
+      p.batch = kTokens / n;
       p.heads = p.kv_heads = kWidth / r.head_dim;
       p.head_dim = r.head_dim;
       p.dtype = DType::bf16;
       p.causal = causal;
       p.finish();
       Arguments args(p, Backend::gpu);
-      args.bind("q", q.buffer.data());
-      args.bind("k", k.buffer.data());
-      args.bind("v", v.buffer.data());
-      args.bind("o", o.buffer.data());
-      args.bind("lse", lse.data());
-      args.bind("queue", queue.data());
-      o.buffer.poison();
+      for (auto& [name, tensor] : tensors) args.bind(name, tensor.buffer.data());
+      for (auto& [name, buffer] : scratch) args.bind(name, buffer.data());
+      for (const std::string& name : pass.outputs) tensors.at(name).buffer.poison();
       std::vector<double> seconds;
-      for (int i = -3; i < repeat; ++i) {
+      for (int i = -4; i < repeat; ++i) {
         Sample sample;
-        if (const Status s = timer.time(args, r.launch, sample); !s.ok()) {
+        if (i == -4 && pass.prepare == nullptr) continue;
+        if (const Status s = timer.time(args, i == -4 ? pass.prepare : r.launch, sample); !s.ok()) {
           std::printf("\n%s\n", s.message.c_str());
           return 4;
         }
@@ -101,12 +114,15 @@ inline int run(const std::vector<Row>& rows, const char* heading, int head_dim, 
       }
       std::sort(seconds.begin(), seconds.end());
       const double median = seconds[seconds.size() / 2];
-      const double flop = 4.0 * kTokens * lengths[l] * kWidth / (causal ? 2 : 1);
-      std::printf(l == 0 ? " |              %7.1f" : " %5.1f", flop / median * 1e-12);
-      o.buffer.download(o.host.data());
-      if (r.head_dim != last_dim) first[l] = o.host;
-      const double d = differs(o.host, first[l]);
-      if (!(d <= most)) most = d;
+      const double flop = pass.flop * double(kTokens * n * kWidth) / (causal ? 2 : 1);
+      std::printf(n == kLengths[0] ? " |              %7.1f" : " %5.1f", flop / median * 1e-12);
+      for (const std::string& name : pass.outputs) {
+        Tensor& t = tensors.at(name);
+        t.buffer.download(t.host.data());
+        if (r.head_dim != last_dim) first[{n, name}] = t.host;
+        const double d = differs(t.host, first.at({n, name}));
+        if (!(d <= most)) most = d;
+      }
     }
     last_dim = r.head_dim;
     std::printf(" | %.2g\n", most);
@@ -117,7 +133,8 @@ inline int run(const std::vector<Row>& rows, const char* heading, int head_dim, 
 
 /// The program: PROGRAM [--head-dim D] [--causal] [--repeat R]. Exit status 0, 2 for a mistake on the command line, 4
 /// for an error of the GPU, 77 where there is none.
-inline int main(const char* program, const std::vector<Row>& rows, const char* heading, int argc, char** argv) {
+inline int main(const char* program, const std::vector<Row>& rows, const char* heading, int argc, char** argv,
+                const Pass& pass = kForward) {
   int head_dim = 0, repeat = 20;
   bool causal = false;
   for (int i = 1; i < argc; ++i) {
@@ -137,7 +154,7 @@ inline int main(const char* program, const std::vector<Row>& rows, const char* h
     return 77;
   }
   try {
-    return run(rows, heading, head_dim, causal, repeat);
+    return run(pass, rows, heading, head_dim, causal, repeat);
   } catch (const DeviceError& e) {
     std::fprintf(stderr, "%s: %s\n", program, e.what());
     return 4;

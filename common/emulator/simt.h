@@ -36,6 +36,7 @@
 #include <utility>
 #include <vector>
 
+#include "emulator/async.h"
 #include "emulator/fiber.h"
 
 namespace attn::emulator {
@@ -75,41 +76,6 @@ struct Place {
   bool operator==(const Place& other) const {
     return line == other.line && std::strcmp(file, other.file) == 0;
   }
-};
-
-/// Whether asynchronous work happens at once, on this thread of the host: then a copy overtakes those who
-/// still read what it writes over.
-inline thread_local constinit bool early_copies = false;
-
-/// Asynchronous work of one thread (`cp.async`): it happens as late as a wait allows, so that a
-/// kernel which forgets the wait sees the old bytes.
-class AsyncQueue {
- public:
-  void add(std::function<void()> work) {
-    if (early_copies) return work();
-    open_.push_back(std::move(work));
-  }
-  void commit() { groups_.push_back(std::exchange(open_, {})); }
-  /// Does the work of all groups but the newest `pending`.
-  void wait(std::size_t pending) {
-    while (groups_.size() > pending) {
-      for (auto& work : groups_.front()) work();
-      groups_.erase(groups_.begin());
-    }
-  }
-
- private:
-  std::vector<std::function<void()>> open_;                 // not yet committed
-  std::vector<std::vector<std::function<void()>>> groups_;  // committed, oldest first
-};
-
-/// What one thread has under way of Hopper's asynchronous instructions.
-struct HopperWork {
-  AsyncQueue stores;    // TMA stores
-  AsyncQueue products;  // wgmma
-  std::vector<const void*> written;  // accumulators of products under way
-  bool registers_fenced = false;     // wgmma.fence since the last wait
-  bool shared_fenced = false;        // fence.proxy.async since the last TMA store
 };
 
 /// SplitMix64: small, seedable and good enough to shuffle a schedule.
@@ -216,17 +182,15 @@ class Block {
   void mbarrier_init(const char* what, Place place, const void* at, std::size_t count) {
     if (reinterpret_cast<std::uintptr_t>(at) % 8 != 0 || count == 0)
       fail(what, place, "for " + std::to_string(count) + " threads: at least one, at a multiple of 8 bytes");
-    mbarriers_[at] = MBarrier{count, count, 0, 0, {}, {}};
+    mbarriers_.insert_or_assign(at, MBarrier(count));
   }
 
   /// `mbarrier.arrive`, after it was told of `bytes` that copies will bring in this phase.
   void mbarrier_arrive(const char* what, Place place, const void* at, std::size_t bytes) {
     MBarrier& barrier = mbarrier_of(what, place, at);
-    if (barrier.missing == 0) end_phase(barrier);
-    if (barrier.missing == 0) fail(what, place, "once more than the barrier counts in a phase");
-    barrier.bytes += static_cast<std::ptrdiff_t>(bytes);
-    --barrier.missing;
-    if (barrier.bytes == 0 || !barrier.waiting.empty()) end_phase(barrier);
+    if (barrier.all_arrived()) end_phase(barrier);
+    if (barrier.all_arrived()) fail(what, place, "once more than the barrier counts in a phase");
+    if (barrier.arrive(bytes)) end_phase(barrier);
     let_others_run(what, place);
   }
 
@@ -234,22 +198,16 @@ class Block {
   /// somebody waits for that: as late as may be.
   void mbarrier_copy(const char* what, Place place, const void* at, std::size_t bytes, std::function<void()> work) {
     MBarrier& barrier = mbarrier_of(what, place, at);
-    if (early_copies) {
-      work();
-      barrier.bytes -= static_cast<std::ptrdiff_t>(bytes);
-    } else {
-      barrier.copies.emplace_back(static_cast<std::ptrdiff_t>(bytes), std::move(work));
-    }
-    if (!barrier.waiting.empty()) end_phase(barrier);
+    if (barrier.copy(bytes, std::move(work))) end_phase(barrier);
   }
 
   /// `mbarrier.try_wait.parity` until it says yes: waits for the end of the last phase that has this parity.
   void mbarrier_wait(const char* what, Place place, const void* at, unsigned parity) {
     MBarrier& barrier = mbarrier_of(what, place, at);
-    while (barrier.phase % 2 == parity) {
+    while (barrier.phase() % 2 == parity) {
       end_phase(barrier);
-      if (barrier.phase % 2 != parity) return;
-      barrier.waiting.push_back(running_);
+      if (barrier.phase() % 2 != parity) return;
+      barrier.wait(running_);
       suspend(what, place);
     }
   }
@@ -319,13 +277,6 @@ class Block {
     std::size_t count = 0, arrived = 0;
     std::vector<std::size_t> waiting;
   };
-  struct MBarrier {
-    std::size_t count, missing;  // threads of a phase, and those of this one that have not arrived
-    std::ptrdiff_t bytes;        // announced and not yet copied
-    unsigned phase;
-    std::vector<std::pair<std::ptrdiff_t, std::function<void()>>> copies;  // under way
-    std::vector<std::size_t> waiting;
-  };
   struct Abandoned {};  // thrown in a thread whose block has failed
 
   // Under AddressSanitizer the heap has a better guard of its own.
@@ -387,17 +338,8 @@ class Block {
     return it->second;
   }
 
-  // Ends the phase if all threads have arrived and the copies under way are all that were announced.
   void end_phase(MBarrier& barrier) {
-    std::ptrdiff_t under_way = 0;
-    for (const auto& copy : barrier.copies) under_way += copy.first;
-    if (barrier.missing > 0 || under_way != barrier.bytes) return;
-    for (const auto& copy : barrier.copies) copy.second();
-    barrier.copies.clear();
-    barrier.bytes = 0;
-    barrier.missing = barrier.count;
-    ++barrier.phase;
-    for (std::size_t t : std::exchange(barrier.waiting, {})) make_ready(t);
+    for (std::size_t t : barrier.end_phase()) make_ready(t);
   }
 
   std::size_t round_up_to_warps() const { return warps_.size() * kWarpSize; }

@@ -80,6 +80,15 @@ problems_of() {
             echo "forward_d$d${mask:+_$mask}_n$n --step $steps $(tokens $d $n) ${mask:+--$mask}"
           done
         done
+      done
+      # d=256 is for b2 and b3.
+      for d in 64 128 256; do
+        case $d in 256) backward=$(steps_like "$1" '^b[2-9]') ;; *) backward=$(steps_like "$1" '^b') ;; esac
+        for mask in "" causal; do
+          for n in 512 2048 8192 16384; do
+            echo "backward_d$d${mask:+_$mask}_n$n --operation backward --step $backward $(tokens $d $n) ${mask:+--$mask}"
+          done
+        done
       done ;;
     06_flash_v3_hopper)
       for d in 64 128 256; do
@@ -98,6 +107,7 @@ check_of() {  # CHAPTER.PROBLEM
     01_naive.forward_n1024|01_naive.backward_n1024|02_*_c1024|02_*_topk_*|02_*.forward_*) echo sample ;;
     03_flash_v1.forward_d128_n1024|03_flash_v1.backward_d64_n2048|03_*_scalar_*) echo sample ;;
     0[46]_*.forward_d128_causal_n512|0[46]_*.forward_d256_n512) echo sample ;;
+    04_*.backward_d128_causal_n512|04_*.backward_d256_n512) echo sample ;;
     *) echo off ;;
   esac
 }
@@ -129,7 +139,9 @@ peers_of() {
     03_flash_v1)
       echo "peers.$1.forward --steps v7_exp2 --backends 01_naive:v5_cublas,math,flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends 01_naive:b2_cublas,flash,cudnn --repeat 5" ;;
-    04_flash_v2) echo "peers.$1.forward --steps v7_tuned --backends flash,cudnn --repeat 5" ;;
+    04_flash_v2)
+      echo "peers.$1.forward --steps v7_tuned --backends flash,cudnn --repeat 5"
+      echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends flash,cudnn --repeat 5" ;;
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v2_warp_specialised,v6_tuned --backends flash,cudnn --repeat 5" ;;
   esac
@@ -185,19 +197,24 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen 65 --head-dim 64 --dtype fp16 --window 17,3 --dropout 0.25"
       echo "--seqlen-q 150 --seqlen-k 33 --head-dim 32"
       echo "--seqlen-q 70 --seqlen-k 33 --head-dim 40 --dtype fp32 --causal" ;;
-    # Each tile of v7, its masks and its features; packed sequences.
     06_flash_v3_hopper/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"
       echo "--seqlen 165 --head-dim 64 --dtype fp16 --window 17,3"
       echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256" ;;
+    # Each tile of v7 and of b2, masks and features; packed sequences. Backward steps refuse ALiBi.
     04_flash_v2/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"
       echo "--seqlen 65 --head-dim 64 --dtype fp16 --window 17,3 --dropout 0.25"
       echo "--seqlen-q 150 --seqlen-k 33 --head-dim 32"
       echo "--seqlen-q 130 --seqlen-k 150 --head-dim 96 --causal --softcap 15"
       echo "--seqlen-q 70 --seqlen-k 200 --head-dim 192 --window 90,20"
-      echo "--seqlen 129 --head-dim 256 --causal --alibi"
       echo "--varlen 0,70,1,130 --varlen-k 9,140,0,65 --head-dim 64 --heads 4 --kv-heads 2 --causal"
-      echo "--varlen 33,150 --head-dim 128 --softcap 50 --alibi --dropout 0.2" ;;
+      if [[ $2 == backward ]]; then
+        echo "--seqlen 129 --head-dim 256 --causal"
+        echo "--varlen 33,150 --head-dim 128 --softcap 50 --dropout 0.2"
+      else
+        echo "--seqlen 129 --head-dim 256 --causal --alibi"
+        echo "--varlen 33,150 --head-dim 128 --softcap 50 --alibi --dropout 0.2"
+      fi ;;
   esac
 }

@@ -1,68 +1,25 @@
 // The .npy reader against files that NumPy wrote, files that nobody should have written, and good
-// files with every byte of their header spoilt in turn.
+// files with every byte of their header spoilt in turn. The writer is in test_npy_write.cpp.
 #include "attn/npy.h"
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <limits>
 #include <random>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "tests/catch.h"
+#include "tests/npy_files.h"
 
 namespace {
 
-namespace fs = std::filesystem;
 using attn::NpyArray;
 using attn::read_npy;
-using attn::write_npy;
-
-fs::path fixture(const std::string& name) {
-  return fs::path(ATTN_FIXTURES) / "npy" / (name + ".npy");
-}
-
-// A folder of this test's own, removed with all in it.
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::random_device random;
-    path_ = fs::temp_directory_path() /
-            ("attn_test_npy_" + std::to_string(random()) + "_" + std::to_string(random()));
-    fs::create_directory(path_);
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  fs::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  fs::path path_;
-};
-
-std::string bytes_of(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  REQUIRE(file);
-  return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-}
-
-void write_bytes(const fs::path& path, std::string_view bytes) {
-  std::ofstream file(path, std::ios::binary | std::ios::trunc);
-  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  file.close();
-  REQUIRE(file);
-}
+using namespace attn::tests;
 
 // A version 1.0 file with this header text and data.
 std::string npy_bytes(std::string_view header, std::string_view data) {
@@ -82,10 +39,6 @@ std::string reading_error(const fs::path& path) {
     return error.what();
   }
   return "";
-}
-
-bool contains(std::string_view text, std::string_view part) {
-  return text.find(part) != std::string_view::npos;
 }
 
 // One line that says what is wrong, where and what is accepted.
@@ -407,78 +360,4 @@ TEST_CASE("read_npy survives random edits", "[npy]") {
     INFO("round " << round);
     REQUIRE(is_handled(path, bytes));
   }
-}
-
-TEST_CASE("write_npy writes what read_npy reads and what NumPy writes", "[npy]") {
-  const TemporaryFolder folder;
-  const fs::path path = folder / "written.npy";
-  const std::vector<float> data = {1.5f, -0.0f, std::numeric_limits<float>::infinity(), 3.0f,
-                                   -4.0f, 5e-40f};
-  for (const std::vector<int64_t>& shape :
-       {std::vector<int64_t>{6}, {2, 3}, {3, 1, 2}, {1, 1, 1, 1, 1, 1, 1, 6}, {0}, {4, 0, 2}, {}}) {
-    write_npy(path, shape, data.data());
-    const NpyArray array = read_npy(path);
-    CHECK(array.shape == shape);
-    std::size_t count = 1;
-    for (const int64_t size : shape) count *= static_cast<std::size_t>(size);
-    CHECK(array.data == std::vector<float>(data.begin(), data.begin() + static_cast<int>(count)));
-    const std::string bytes = bytes_of(path);
-    CHECK((bytes.size() - count * sizeof(float)) % 64 == 0);
-    CHECK(bytes[bytes.size() - count * sizeof(float) - 1] == '\n');
-  }
-
-  for (const char* name : {"rank0", "rank1", "rank2", "rank4", "empty_first", "special"}) {
-    INFO(name);
-    const NpyArray array = read_npy(fixture(name));
-    write_npy(path, array.shape, array.data.data());
-    CHECK(bytes_of(path) == bytes_of(fixture(name)));
-  }
-
-  write_npy(path, {0, 3}, nullptr);
-  CHECK(read_npy(path).data.empty());
-}
-
-TEST_CASE("write_npy replaces a longer file whole", "[npy]") {
-  const TemporaryFolder folder;
-  const fs::path path = folder / "replaced.npy";
-  write_bytes(path, std::string(1000, 'x'));
-  const float value = 7.0f;
-  write_npy(path, {1}, &value);
-  CHECK(read_npy(path).data == std::vector<float>{7.0f});
-}
-
-TEST_CASE("write_npy says why it cannot write", "[npy]") {
-  const TemporaryFolder folder;
-  const std::vector<float> data(20000, 1.0f);
-  const auto writing_error = [&data](const fs::path& path, const std::vector<int64_t>& shape) {
-    try {
-      write_npy(path, shape, data.data());
-    } catch (const attn::InputError& error) {
-      return std::string(error.what());
-    }
-    return std::string();
-  };
-  const auto refuses = [](const std::string& message, const fs::path& path, std::string_view what) {
-    INFO(message);
-    CHECK(contains(message, what));
-    CHECK(contains(message, path.string()));
-    CHECK_FALSE(contains(message, "\n"));
-  };
-
-  const fs::path no_folder = folder / "no_folder/x.npy";
-  refuses(writing_error(no_folder, {2}), no_folder, "No such file or directory");
-  refuses(writing_error(folder / "", {2}), folder / "", "cannot write");
-  // Every write to this device finds the disk full: small ones only when the file is closed.
-  if (fs::exists("/dev/full")) {
-    refuses(writing_error("/dev/full", {2}), "/dev/full", "No space left on device");
-    refuses(writing_error("/dev/full", {20000}), "/dev/full", "No space left on device");
-    CHECK(fs::exists("/dev/full"));
-  }
-
-  const fs::path path = folder / "x.npy";
-  refuses(writing_error(path, {-1}), path, "shape (-1,)");
-  refuses(writing_error(path, {1, 1, 1, 1, 1, 1, 1, 1, 1}), path, "9 dimensions");
-  refuses(writing_error(path, {int64_t{1} << 40, int64_t{1} << 40}), path, "2^63 bytes");
-  CHECK_THROWS_AS(write_npy(path, {2}, nullptr), attn::InputError);
-  CHECK_FALSE(fs::exists(path));
 }

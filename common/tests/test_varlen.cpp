@@ -88,16 +88,31 @@ TEST_CASE("work is counted sequence by sequence", "[varlen]") {
   CHECK(forward.compulsory_bytes(p) == 2 * 12 * 4 * 8 * 2 + 2 * 11 * 2 * 8 * 2 + 12 * 4 * 4 + 2 * 5 * 4);
 
   Step step;
+  step.operation = "forward";
   step.cost = [](const Problem& one) {
     CHECK((one.batch == 1 && !one.varlen() && one.seqlen_q > 0 && one.seqlen_k > 0));
     const auto q = static_cast<double>(one.seqlen_q), k = static_cast<double>(one.seqlen_k);
     return Cost{{.name = "a", .tensor_flop = q * k, .fp32_flop = q, .exp = k},
                 {.name = "b", .hbm_read = q, .hbm_write = 2 * q, .l2_bytes = 3 * k}};
   };
-  const Cost cost = cost_of(step, p);
+  Cost cost = cost_of(step, p);
   REQUIRE(cost.size() == 2);
   CHECK((cost[0].name == "a" && cost[0].tensor_flop == 39 && cost[0].fp32_flop == 9 && cost[0].exp == 9));
-  CHECK((cost[1].name == "b" && cost[1].hbm_read == 9 && cost[1].hbm_write == 18 && cost[1].l2_bytes == 27));
+  // Three queries without keys: O in bf16 and lse are written.
+  const double o_lse = 3 * 4 * (8 * 2 + 4);
+  CHECK((cost[1].name == "b" && cost[1].hbm_read == 9 && cost[1].hbm_write == 18 + o_lse));
+  CHECK(cost[1].l2_bytes == 27 + o_lse);
+
+  // Backward dQ of the same queries, and dK and dV of two keys that nobody sees.
+  step.operation = "backward";
+  CHECK(cost_of(step, p)[1].hbm_write == 18 + 3 * 4 * 8 * 2 + 2 * 2 * 2 * 8 * 2);
+
+  // No pair at all: what is written, and the phases have their names.
+  step.operation = "forward";
+  cost = cost_of(step, varlen({3, 0}, {0, 2}));
+  REQUIRE(cost.size() == 2);
+  CHECK((cost[0].name == "a" && cost[0].tensor_flop == 0 && cost[0].hbm_write == 0));
+  CHECK((cost[1].name == "b" && cost[1].hbm_read == 0 && cost[1].hbm_write == o_lse && cost[1].l2_bytes == 0));
 }
 
 TEST_CASE("tokens are packed with the heads of a token side by side", "[varlen]") {
