@@ -31,6 +31,7 @@ struct SharedStorage {
   alignas(128) Element sdS[Config::kBuffers][Config::kBlockN * Config::kBlockM];  // dS^T: [kBlockN, kBlockM]
   alignas(128) uint4 sP[Config::kPairs][Config::kKeyTiles * Config::kRowSteps][32];  // operands, as lanes hold them
   alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // of a row: lse / log(2), and D
+  Sequence sequence;  // here, where it costs no registers
 };
 
 template <class Element, class Config, bool kFeatures>
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int heads = min(section, num_kv_heads - first_head), turn = blockIdx.x - first_head * packing.num_n_blocks;
   const int key0 = turn / heads * kBlockN, group = shape.heads / shape.kv_heads;
   const int64_t first_bh = int64_t{first_head + turn % heads} * group;
-  const Sequence sequence = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
+  Sequence sequence = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   const int seqlen_q = sequence.seqlen_q, seqlen_k = sequence.seqlen_k;
   if (key0 >= seqlen_k) return;  // of a batch with longer sequences
 
@@ -74,9 +75,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (visit.m_block == first_block) ++visit.head;
   };
   const int64_t head_step = packing.cu_seqlens_q == nullptr ? int64_t{seqlen_q} * kHeadDim : kHeadDim;
-  const auto tile_of = [&](const Visit& visit) {
-    return sequence.tile + int64_t{visit.head} * packing.num_tiles + visit.m_block;
-  };
+  const auto tile_of = [&](const Visit& visit) { return visit.head * packing.num_tiles + visit.m_block; };
   const int copy_row = threadIdx.x / kSpan, piece = threadIdx.x % kSpan * 8;  // this thread's first of every tile
   const auto load_rows = [&](const Visit& visit, int stage) {
     const int row0 = visit.m_block * kBlockM;
@@ -84,7 +83,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         sequence.q + visit.head * head_step + int64_t{row0 + copy_row} * packing.q_step + piece;
     load_tile<kBlockM, Config>(smem.sQ[stage], gQ + first, packing.q_step, seqlen_q - row0);
     load_tile<kBlockM, Config>(smem.sdO[stage], gdO + first, packing.q_step, seqlen_q - row0);
-    const float* const numbers = gRows + tile_of(visit) * (2 * kBlockM);
+    const float* const numbers = gRows + (sequence.tile + tile_of(visit)) * (2 * kBlockM);
     if (threadIdx.x < kBlockM / 2) cp_async_16(&smem.sRow[stage][0][0] + 4 * threadIdx.x, numbers + 4 * threadIdx.x);
   };
 
@@ -108,11 +107,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int query_col = warp_id / Config::kQueryWarpsM * Config::kQueryCols;
   const char* const sKeys = reinterpret_cast<const char*>(owns_p ? smem.sK : smem.sV) + warp_key * Config::kRowBytes;
   // (6) dQ += dS K
-  const auto add_dq = [&](const Visit& of, int buffer) {
+  const auto add_dq = [&](int tile, int buffer) {
     float dq[Config::kQueryRows / 16][Config::kQueryCols / 8][4] = {};
     query_gradient<Element, Config>(dq, reinterpret_cast<const char*>(smem.sdS[buffer]), ds_load, query_row,
                                     reinterpret_cast<const char*>(smem.sK), by_rows, query_col);
-    float4* const accum = gAccum + tile_of(of) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+    float4* const accum = gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
 #pragma unroll
     for (int f = 0; f < Config::kFragments; ++f) {
       const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];
@@ -120,7 +119,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     }
   };
   const bool late = Config::kStagger && owns_p;
-  Visit before = visit;
+  int tile_before = 0;
+  if (threadIdx.x == 0) smem.sequence = sequence;
   cp_async_wait<Config::kStages - 1>();
   __syncthreads();  // K, V and the first rows are there
 
@@ -150,21 +150,26 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
     // (5) dV += P^T dO or dK += dS^T Q
     gradient<Element, Config>(grad, operand, owns_p ? sdO : sQ, by_rows);
-    if (late && i > 0) add_dq(before, (i - 1) % Config::kBuffers);  // beside dK of the others
+    if (late && i > 0) add_dq(tile_before, (i - 1) % Config::kBuffers);  // beside dK of the others
     if constexpr (Config::kStages > 1) cp_async_wait<Config::kStages - 2>();
     __syncthreads();  // dS and the next rows are there; all are done with these rows, and with dQ of the tile before
-    if (i + Config::kStages < visits) load_rows(next, stage), advance(next);
+    if (i + Config::kStages < visits) {
+      Visit coming = visit;
+      sequence = smem.sequence;
+      for (int ahead = 0; ahead < Config::kStages; ++ahead) advance(coming);
+      load_rows(coming, stage);
+    }
     cp_async_commit();
 
-    if (!late) add_dq(visit, i % Config::kBuffers);
-    before = visit;
+    if (!late) add_dq(tile_of(visit), i % Config::kBuffers);
+    tile_before = tile_of(visit);
     if constexpr (Config::kStages == 1 || Config::kBuffers == 1) {
       cp_async_wait<Config::kStages - 1>();
       __syncthreads();  // all are done with dS; with one stage: the next rows are there
     }
   }
 
-  if (late && visits > 0) add_dq(before, (visits - 1) % Config::kBuffers);
+  if (late && visits > 0) add_dq(tile_before, (visits - 1) % Config::kBuffers);
 
   // (7) store dK_j, dV_j through the rows of K or V that were this warp's
   cp_async_wait<0>();

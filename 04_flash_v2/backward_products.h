@@ -16,11 +16,12 @@ template <class Element, class Config>
 __device__ __forceinline__ void scores(float (&c)[Config::kKeyTiles][Config::kBlockM / 8][4], const char* sA, int a,
                                        const char* sB, int b) {
   constexpr int kHeadDim = Config::kHeadDim, kPairs = Config::kBlockM / 16, kSteps = kHeadDim / 16 * kPairs;
-  uint32_t ra[2][Config::kKeyTiles][4], rb[2][4];
+  constexpr int kAhead = Config::kBlocksPerSm > 2 ? 0 : 1;  // of A: where registers are few, other warps fill the gap
+  uint32_t ra[1 + kAhead][Config::kKeyTiles][4], rb[2][4];
   const auto load_a = [&](int step) {
 #pragma unroll
     for (int m = 0; m < Config::kKeyTiles; ++m)
-      ldmatrix_x4(ra[step % 2][m], sA + along_row<kHeadDim>(a, 16 * step) + 16 * m * Config::kRowBytes);
+      ldmatrix_x4(ra[step % (1 + kAhead)][m], sA + along_row<kHeadDim>(a, 16 * step) + 16 * m * Config::kRowBytes);
   };
   const auto load_b = [&](int i) {
     ldmatrix_x4(rb[i % 2], sB + along_row<kHeadDim>(b, i / kPairs * 16) + i % kPairs * 16 * Config::kRowBytes);
@@ -29,15 +30,16 @@ __device__ __forceinline__ void scores(float (&c)[Config::kKeyTiles][Config::kBl
   load_b(0);
 #pragma unroll
   for (int step = 0; step < kHeadDim / 16; ++step) {
-    if (16 * step + 16 < kHeadDim) load_a(step + 1);
+    if (kAhead == 0 && step > 0) load_a(step);
+    if (kAhead > 0 && 16 * step + 16 < kHeadDim) load_a(step + 1);
 #pragma unroll
     for (int n = 0; n < kPairs; ++n) {
       const int i = step * kPairs + n;
       if (i + 1 < kSteps) load_b(i + 1);
 #pragma unroll
       for (int m = 0; m < Config::kKeyTiles; ++m) {
-        mma_m16n8k16<Element>(c[m][2 * n], ra[step % 2][m], {rb[i % 2][0], rb[i % 2][1]}, c[m][2 * n]);
-        mma_m16n8k16<Element>(c[m][2 * n + 1], ra[step % 2][m], {rb[i % 2][2], rb[i % 2][3]}, c[m][2 * n + 1]);
+        mma_m16n8k16<Element>(c[m][2 * n], ra[step % (1 + kAhead)][m], {rb[i % 2][0], rb[i % 2][1]}, c[m][2 * n]);
+        mma_m16n8k16<Element>(c[m][2 * n + 1], ra[step % (1 + kAhead)][m], {rb[i % 2][2], rb[i % 2][3]}, c[m][2 * n + 1]);
       }
     }
   }

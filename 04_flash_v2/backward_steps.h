@@ -109,7 +109,7 @@ inline Step first_step() {
 // Tiles of b2, as in backward_tiles.h.
 inline Tiles tuned_tiles(const Problem& p) {
   const bool features = p.dropout > 0 || p.softcap > 0 || p.softmax_scale < 1e-37;
-  if (p.head_dim > 128) return {64, 64};
+  if (p.head_dim > 128 || (p.head_dim == 64 && !features)) return {64, 64};
   if (p.head_dim == 128) return {features ? 32 : 64, 128};
   return {p.head_dim == 96 || features ? 64 : 128, 128};
 }

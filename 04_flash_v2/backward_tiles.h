@@ -41,7 +41,7 @@ template <int kHeadDim>
 struct Config;
 //                             d    M    N   keys a warp, stages, buffers of dS, blocks an SM, rotate
 template <> struct Config<32> : Tile<32, 128, 128, 32, 2, 2, 1, true, true> {};
-template <> struct Config<64> : Tile<64, 128, 128, 32, 2, 2, 1, true, true> {};
+template <> struct Config<64> : Tile<64, 64, 64, 32, 2, 2, 3, true, true> {};
 template <> struct Config<96> : Tile<96, 64, 128, 32, 2, 2, 1, true, true> {};
 template <> struct Config<128> : Tile<128, 64, 128, 32, 2, 2, 1, true, true> {};
 template <> struct Config<192> : Tile<192, 64, 64, 16, 2, 2, 1, true, true> {};
