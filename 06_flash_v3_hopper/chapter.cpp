@@ -11,8 +11,10 @@ ATTN_DECLARE_STEP(v2_warp_specialised);
 ATTN_DECLARE_STEP(v3_pingpong);
 ATTN_DECLARE_STEP(v4_overlap);
 ATTN_DECLARE_STEP(v5_persistent);
-ATTN_DECLARE_STEP(v6_tuned);
+ATTN_DECLARE_STEP(v6_queue);
 ATTN_DECLARE_STEP(v6_queue_clear);
+ATTN_DECLARE_STEP(v7_seam);
+ATTN_DECLARE_STEP(v8_tuned);
 
 namespace attn {
 namespace {
@@ -60,7 +62,7 @@ Reason refuse(const Problem& p, Tiles t) {
   return std::nullopt;
 }
 
-// As in the steps' Config: v1 to v5, and v6 (v6_tiles.h).
+// As in the steps' Config: v1 to v7, and v8 (v8_tiles.h).
 Tiles first_tiles(const Problem& p) { return {128, p.head_dim == 256 ? 64 : 128}; }
 Tiles tuned_tiles(const Problem& p) {
   switch (p.head_dim) {
@@ -83,6 +85,14 @@ Step forward_step(std::string name, std::string idea, Launch launch, Tiles (*til
   };
 }
 
+// The same with a queue of tiles: 0 before the first launch, and after each one.
+Step queue_step(std::string name, std::string idea, Launch launch, Tiles (*tiles_of)(const Problem&) = first_tiles) {
+  Step step = forward_step(std::move(name), std::move(idea), launch, tiles_of);
+  step.workspaces = [](const Problem&) { return std::vector<Workspace>{{"queue", 4, true}}; };
+  step.prepare = ATTN_LAUNCH(v6_queue_clear);
+  return step;
+}
+
 Chapter make_chapter() {
   Chapter c{"06_flash_v3_hopper", "FlashAttention-3: products that run on their own, and a softmax beside them", {}};
   c.steps.push_back(forward_step("v1_wgmma_tma", "FlashAttention-2's loop with Hopper's instructions: wgmma and TMA",
@@ -95,13 +105,15 @@ Chapter make_chapter() {
                                  ATTN_LAUNCH(v4_overlap)));
   c.steps.push_back(forward_step("v5_persistent", "a block an SM: one tile of queries after the other, O by TMA",
                                  ATTN_LAUNCH(v5_persistent)));
-  c.steps.push_back(forward_step("v6_tuned", "tiles for each head dim, from a sweep; softcap, packed sequences",
-                                 ATTN_LAUNCH(v6_tuned), tuned_tiles));
+  c.steps.push_back(queue_step("v6_queue", "who is done takes the next tile of queries from a queue",
+                               ATTN_LAUNCH(v6_queue)));
+  c.steps.push_back(queue_step("v7_seam", "the first S of a tile of queries beside the last P V of the one before",
+                               ATTN_LAUNCH(v7_seam)));
+  c.steps.push_back(queue_step("v8_tuned", "tiles for each head dim, from a sweep; softcap, packed sequences",
+                               ATTN_LAUNCH(v8_tuned), tuned_tiles));
   c.steps.back().support =
       "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap; scales from "
       "1e-37";
-  c.steps.back().workspaces = [](const Problem&) { return std::vector<Workspace>{{"queue", 4, true}}; };
-  c.steps.back().prepare = ATTN_LAUNCH(v6_queue_clear);
   c.steps.back().takes_softcap = c.steps.back().takes_varlen = true;
   return c;
 }

@@ -55,7 +55,7 @@ struct Index3 {
 /// What CUDA calls `threadIdx` and so on, for the thread that runs now.
 inline thread_local constinit Index3 threadIdx{0, 0, 0}, blockIdx{0, 0, 0}, blockDim, gridDim;
 
-inline constexpr std::size_t kWarpSize = 32;
+inline constexpr std::size_t kWarpSize = 32, kWarpgroupSize = 128;
 
 /// A kernel did something that no order of its threads can make right. `what()` is one line: what,
 /// file, line, block and thread.
@@ -100,7 +100,8 @@ class Block {
         const std::function<void()>& kernel)
       : index_(index), extent_(extent), random_{seed}, kernel_(kernel),
         shared_bytes_(shared_bytes), threads_(extent.count()),
-        warps_((extent.count() + kWarpSize - 1) / kWarpSize) {
+        warps_((extent.count() + kWarpSize - 1) / kWarpSize),
+        registers_((extent.count() + kWarpgroupSize - 1) / kWarpgroupSize) {
     // Fresh shared memory holds whatever the last block left: NaN bytes stand for "anything".
     const std::size_t bytes = shared_bytes + kGuardBytes;
     shared_.reset(new (std::align_val_t{kSharedAlignment}) std::byte[bytes]);
@@ -210,6 +211,23 @@ class Block {
       barrier.wait(running_);
       suspend(what, place);
     }
+  }
+
+  /// `setmaxnreg`: from here on the calling warpgroup has `count` registers a thread. Who takes more waits until others
+  /// have given them; in the machine for ever, if what all have in the end is more than the block was launched with.
+  /// A warpgroup that has not called yet may still give all but 24.
+  void registers(const char* what, Place place, unsigned count, bool take) {
+    const unsigned all = launched_registers() * static_cast<unsigned>(registers_.size());
+    const unsigned mine = registers_[running_ / kWarpgroupSize];
+    if (const unsigned before = mine == 0 ? launched_registers() : mine; take ? count < before : count > before)
+      fail(what, place, "for " + std::to_string(count) + " registers, and has " + std::to_string(before));
+    registers_[running_ / kWarpgroupSize] = count;
+    unsigned sum = 0;
+    for (const unsigned n : registers_) sum += n == 0 ? 24 : n;
+    if (sum > all)
+      fail(what, place, "for " + std::to_string(count) + " registers: its " + std::to_string(registers_.size()) +
+                            " warpgroups have " + std::to_string(sum) + " a lane then, and were launched with " +
+                            std::to_string(all));
   }
 
   /// Waits until all lanes of `mask` are here with their operands, which live on their stacks. The
@@ -342,6 +360,11 @@ class Block {
     for (std::size_t t : barrier.end_phase()) make_ready(t);
   }
 
+  // Of a thread: its share of the 65536 of an SM, in steps of 8, as __launch_bounds__ of one block an SM implies.
+  unsigned launched_registers() const {
+    return static_cast<unsigned>(std::min<std::size_t>(65536 / threads_.size(), 256) / 8 * 8);
+  }
+
   std::size_t round_up_to_warps() const { return warps_.size() * kWarpSize; }
 
   std::string name(std::size_t t) const { return "thread " + threads_[t].index.text(); }
@@ -380,6 +403,7 @@ class Block {
   std::vector<std::vector<Collective>> warps_;  // of each warp, those that wait for more lanes
   std::vector<std::size_t> barrier_;            // threads that wait at the block barrier
   std::array<Named, 16> named_;
+  std::vector<unsigned> registers_;             // of a thread of each warpgroup, by setmaxnreg; 0: not called yet
   std::map<const void*, MBarrier> mbarriers_;
   std::size_t late_warp_ = ~std::size_t{0};     // of a warp that there is not: nobody is late
   std::vector<std::size_t> ready_, late_;       // threads that can go on, and those of the late warp

@@ -143,7 +143,7 @@ peers_of() {
       echo "peers.$1.forward --steps v7_tuned --backends flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends flash,cudnn --repeat 5" ;;
     06_flash_v3_hopper)
-      echo "peers.$1.forward --steps v2_warp_specialised,v6_tuned --backends flash,cudnn --repeat 5" ;;
+      echo "peers.$1.forward --steps v2_warp_specialised,v8_tuned --backends flash,cudnn --repeat 5" ;;
   esac
 }
 peer_problems() {  # FILE, as peers_of calls it

@@ -18,7 +18,11 @@ int main() {
   step.name = "broken";
   step.operation = "forward";
   step.refuses = [](const Problem&) { return std::nullopt; };
-  step.workspaces = [](const Problem&) { return std::vector<Workspace>{}; };
+  step.workspaces = [](const Problem&) { return std::vector<Workspace>{{"queue", 4, true}}; };
+  step.prepare.emulated = [](const Arguments& args) {  // for steps that take tiles of queries from a queue
+    *args.out<unsigned>("queue") = 0;
+    return Status{};
+  };
   step.launch.emulated = emulated::ATTN_BROKEN_STEP::launch;
   const Operation& op = *find_operation(step.operation);
   const HostTensors inputs = draw_inputs(p, op.inputs(p));

@@ -126,6 +126,29 @@ TEST_CASE("what keeps copies and products apart is missed when it is left out", 
   CHECK(found(kNoWaitForStore) >= 4);
 }
 
+TEST_CASE("a block whose warpgroups take more registers than it has is missed", "[hopper]") {
+  // One warpgroup gives, the others take: what the emulator says.
+  const auto said = [](unsigned threads, unsigned given, unsigned taken) -> std::string {
+    try {
+      emulator::run_grid(1, threads, 0, [=] {
+        const bool gives = emulator::threadIdx.x < 128;
+        emulator::Block::current().registers("setmaxnreg", {__FILE__, __LINE__}, gives ? given : taken, !gives);
+      });
+    } catch (const emulator::KernelError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(said(384, 24, 240) == "");
+  CHECK(said(384, 40, 232) == "");
+  CHECK(said(384, 32, 240).find("3 warpgroups have 512 a lane then, and were launched with 504") != std::string::npos);
+  CHECK(said(384, 40, 240).find("520 a lane") != std::string::npos);
+  CHECK(said(512, 32, 160) == "");
+  CHECK(said(512, 40, 160).find("4 warpgroups have 520 a lane then, and were launched with 512") != std::string::npos);
+  CHECK(said(512, 136, 160).find("for 136 registers, and has 128") != std::string::npos);  // that is not to give
+  CHECK(said(384, 24, 160).find("for 160 registers, and has 168") != std::string::npos);   // nor this to take
+}
+
 TEST_CASE("wgmma in every shape (GPU)", "[hopper][gpu]") {
   if (!gpu_info().available || gpu_info().cc_major != 9) {
     WARN("no GPU of compute capability 9.0: " << gpu_info().error);

@@ -1,11 +1,12 @@
-// v6_tuned: tiles for each head dim, and O rescaled seldom.
+// v8_tuned: tiles for each head dim, and O rescaled seldom.
 //
-// parent    v5_persistent
+// parent    v7_seam
 // idea      Nothing new about attention. Tiles, warpgroups and stages for each head dim come from a sweep (sweep.cu).
 //           So do the answers to two questions: do turns pay, and does it pay to rescale O only where a maximum has
-//           grown by more than 2^8? Until then P is at most 256, and l and O agree. Beside that softcap, and packed
-//           sequences of several lengths, which cost the plain kernel a few loads for each tile of queries.
-// expect    larger tiles of keys: fewer maxima, barriers and rescales for each of them.
+//           grown by more than 2^8? Until then P is at most 256, and l and O agree. Sections are of equal size. Beside
+//           that softcap, and packed sequences of several lengths, which cost the plain kernel a few loads for each
+//           tile of queries.
+// expect    larger tiles of queries, or smaller ones for short sequences; fewer rescales
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap
 #include "attn/device.h"
 #include "attn/kernel.h"
@@ -15,12 +16,15 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "v6_tiles.h"
+#include "v8_tiles.h"
 
-namespace ATTN_BACKEND::v6_tuned {
+namespace ATTN_BACKEND::v8_tuned {
 
 // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
 constexpr float kNothing = -3.4028234e38f;
+
+// The newest tiles of queries: up to five are in use, from the one that O is stored of to the one that is taken next.
+constexpr int kRing = 8;
 
 // Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's swizzle of 128 bytes.
 template <class Element, class Config>
@@ -32,7 +36,7 @@ struct SharedStorage {
   uint64_t q_full[Config::kQueries], k_full[Config::kStages], v_full[Config::kStages];
   uint64_t q_empty[Config::kQueries], k_empty[Config::kStages], v_empty[Config::kStages];
   uint64_t work_full[2], ask;  // mbarriers too: there is work; soon there will be none
-  Work work[8];           // the newest tiles of queries: up to five are in use, from the one that O is stored of to the next
+  Work work[kRing];
 };
 
 // threadIdx.x, read anew each time: as one variable it, and all that follows from it, would keep registers in the loop.
@@ -99,6 +103,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kTileBytes = kBlockN * kHeadDim * 2, kStages = Config::kStages, kQueries = Config::kQueries;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses of tiles in uniform
+  // registers, as wgmma takes them.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
   // What scores are still multiplied by: log2(e) is in it.
   const float softmax_scale_log2 = kSoftcap ? 1.44269504f : shape.softmax_scale * 1.44269504f;
@@ -118,15 +124,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [producer]
   if (warpgroup == Config::kConsumers) {
     registers_give<Config::kProducerRegisters>();
-    // One thread finds work and (1) loads Q_i. It asks for a tile of queries when it must, not earlier: a block that has
-    // long ones would keep others waiting that are idle already.
+    // One thread finds work and (1) loads Q_i. It asks for a tile of queries when it must, not earlier: a block with
+    // long ones would keep it from others that are idle already.
     if (threadIdx.x % 128 == 0) {
       int taken = 0;
       for (unsigned index = blockIdx.x; index < tiles.count(); index = tiles.next(gQueue)) {
         const auto [bh, row0] = tiles.at<kBlockM>(index);
         const Work work = work_of(shape, gCuQ, gCuK, bh, row0, kHeadDim, kBlockM, kBlockN);
         if (row0 >= work.seqlen_q) continue;  // of a batch with longer sequences
-        smem.work[taken % 8] = work;
+        smem.work[taken % kRing] = work;
         mbarrier_arrive(&smem.work_full[taken % 2]);
         const int q = taken % kQueries;
         mbarrier_wait(&smem.q_empty[q], taken / kQueries % 2 ^ 1);  // the consumers are done with the one before
@@ -134,7 +140,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         tma_load(smem.sQ[q], mapQ, &smem.q_full[q], {0, work.q_token + row0, 0, work.q_head});
         mbarrier_wait(&smem.ask, taken++ % 2);
       }
-      smem.work[taken % 8].row0 = -1;
+      smem.work[taken % kRing].row0 = -1;
       mbarrier_arrive(&smem.work_full[taken % 2]);
       mbarrier_wait(&smem.q_empty[taken % kQueries], taken / kQueries % 2 ^ 1);
       mbarrier_arrive(&smem.q_full[taken % kQueries]);
@@ -143,7 +149,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (threadIdx.x % 128 == 32) {
       for (int taken = 0, turn = 0;; ++taken) {
         mbarrier_wait(&smem.work_full[taken % 2], taken / 2 % 2);
-        const Work& work = smem.work[taken % 8];
+        const Work& work = smem.work[taken % kRing];
         if (work.row0 < 0) break;
         for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, ++turn) {
           if (n_block == max(work.seen.begin, work.seen.end - 4)) mbarrier_arrive(&smem.ask);
@@ -180,7 +186,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto take_tile = [&] {
     ++taken;
     mbarrier_wait(&smem.q_full[taken % kQueries], taken / kQueries % 2);
-    const Work& work = smem.work[taken % 8];
+    const Work& work = smem.work[taken % kRing];
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
     last_key = work.seqlen_k - 1;
     seen = work.seen;
@@ -189,7 +195,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto done_with_q = [&] {  // this warp is
     if (thread_index() % 32 == 0) mbarrier_arrive(&smem.q_empty[taken % kQueries]);
   };
-  // The tile of keys that is worked on, counted from the block's first one.
+  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that it is the same in all
+  // lanes as long as no `if` changes it and no consumer returns from the loop. If it does not, every operand of wgmma is
+  // moved to uniform registers first: 547 instructions for a block of keys in place of 473, at d = 128.
   int turn = 0;
   const auto wait_for = [&](uint64_t* full, int at) { mbarrier_wait(full + at % kStages, at / kStages % 2); };
   const auto release = [&](uint64_t* empty, int at) {  // this warp is done with it
@@ -203,193 +211,193 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float row_max[2] = {kNothing, kNothing}, row_sum[2] = {};  // to base 2; of this lane's keys
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];
-    float rescale[2];
-    bool rescaled;
-    // S of one block of keys becomes P, in float32. `masked` is a type, so that the plain body has no trace of a mask.
-    const auto softmax = [&](int n_block, auto masked) {
-      if constexpr (kSoftcap) {  // tanh y = 1 - 2 / (e^2y + 1), a difference of like numbers where y is small
-        const float in = shape.softmax_scale / shape.softcap;
-#pragma unroll
-        for (int n = 0; n < kBlockN / 8; ++n)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const float y = s[n][i] * in, y2 = y * y;
-            const float series = y * fmaf(y2, fmaf(y2, fmaf(y2, -17.0f / 315, 2.0f / 15), -1.0f / 3), 1);
-            const float whole = fmaf(-2, __fdividef(1, exp2f(2 * 1.44269504f * y) + 1), 1);
-            s[n][i] = shape.softcap * (fabsf(y) < 0.25f ? series : whole);
-          }
-      }
-      if (masked.value && (n_block < seen.plain_begin || n_block >= seen.plain_end)) {
-        // Keys from this lane's first one on: its first row is at `own`, and it sees none behind `last`.
-        const int key0 = n_block * kBlockN + quad_col();
-        const int own = row0 + first_row() - key0;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int last = min(own + 8 * r + shape.window_right, last_key - key0);
-#pragma unroll
-          for (int n = 0; n < kBlockN / 8; ++n)
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-              if (8 * n + i > last) s[n][2 * r + i] = -INFINITY;
-        }
-        if (n_block < seen.plain_begin) {  // the left edge of the window
-#pragma unroll
-          for (int r = 0; r < 2; ++r) {
-            const int first = own + 8 * r - shape.window_left;
-#pragma unroll
-            for (int n = 0; n < kBlockN / 8; ++n)
-#pragma unroll
-              for (int i = 0; i < 2; ++i)
-                if (8 * n + i < first) s[n][2 * r + i] = -INFINITY;
-          }
-        }
-      }
-
-      // (4) softmax, all of it in the quad of lanes that share a row.
-      //! [softmax]
-      float max[2];
-      bool grown = !Config::kSeldom;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        max[r] = s[0][2 * r];
-#pragma unroll
-        for (int n = 0; n < kBlockN / 8; ++n) max[r] = fmaxf(max[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-        max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
-        grown = grown || max[r] > row_max[r] + 8;
-      }
-      rescaled = Config::kSeldom ? __any_sync(~0u, grown) : true;  // a question to the warp, as branches are its own
-      if (rescaled) {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          rescale[r] = exp2f(row_max[r] - max[r]);
-          row_max[r] = max[r];
-          row_sum[r] *= rescale[r];
-        }
-      }
+  float rescale[2];
+  bool rescaled;
+  // S of one block of keys becomes P, in float32. `masked` is a type, so that the plain body has no trace of a mask.
+  const auto softmax = [&](int n_block, auto masked) {
+    if constexpr (kSoftcap) {  // tanh y = 1 - 2 / (e^2y + 1), a difference of like numbers where y is small
+      const float in = shape.softmax_scale / shape.softcap;
 #pragma unroll
       for (int n = 0; n < kBlockN / 8; ++n)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, -row_max[i / 2]));
-          row_sum[i / 2] += s[n][i];
+          const float y = s[n][i] * in, y2 = y * y;
+          const float series = y * fmaf(y2, fmaf(y2, fmaf(y2, -17.0f / 315, 2.0f / 15), -1.0f / 3), 1);
+          const float whole = fmaf(-2, __fdividef(1, exp2f(2 * 1.44269504f * y) + 1), 1);
+          s[n][i] = shape.softcap * (fabsf(y) < 0.25f ? series : whole);
         }
-      //! [softmax]
-    };
-    // Two neighbouring accumulators, rounded in pairs, are the left operand of 16 keys.
-    const auto round_p = [&] {
-#pragma unroll
-      for (int n = 0; n < kBlockN / 8; ++n) {
-        p[n / 2][n % 2 * 2] = pack2<Element>(s[n][0], s[n][1]);
-        p[n / 2][n % 2 * 2 + 1] = pack2<Element>(s[n][2], s[n][3]);
-      }
-    };
-    // (3) S of this tile of keys, beside (5) P V of the one before it.
-    //! [products]
-    const auto start_scores = [&] {
-      scores<Config>(s, smem.sQ[taken % kQueries] + warpgroup * 64 * 64, smem.sK[turn % kStages]);
-    };
-    const auto start_output = [&](int at) { output<Config>(o, p, smem.sV[at % kStages]); };
-    const auto products = [&](int n_block) {
-      wait_for(smem.k_full, turn);
-      wait_for_turn();
-      start_scores();
-      wait_for(smem.v_full, turn - 1);
-      start_output(turn - 1);
-      end_turn();  // the other's products queue behind these
-      wgmma_wait<1>();  // S is there
-      release(smem.k_empty, turn);
-      if (n_block + 1 == seen.end) done_with_q();
-    };
-    const auto rescale_o = [&] {
-      if (rescaled) {
-#pragma unroll
-        for (int n = 0; n < kHeadDim / 8; ++n)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
-      }
-    };
-    const auto visit = [&](int n_block, auto masked) {
-      products(n_block);
-      softmax(n_block, masked);
-      wgmma_wait<0>();  // and O of the block before
-      release(smem.v_empty, turn - 1);
-      round_p();
-      rescale_o();
-      ++turn;
-    };
-    //! [products]
-
-    // (7) O = O / l, once; (8) store O and lse
-    //! [finish]
-    const auto finish = [&](const Work& work, const float (&max)[2], float (&sum)[2]) {
-      const int64_t row_stride = gCuQ == nullptr ? kHeadDim : int64_t{shape.heads} * kHeadDim;
-      const bool upper = thread_index() % 2 != 0;
+    }
+    if (masked.value && (n_block < seen.plain_begin || n_block >= seen.plain_end)) {
+      // Keys from this lane's first one on: its first row is at `own`, and it sees none behind `last`.
+      const int key0 = n_block * kBlockN + quad_col();
+      const int own = row0 + first_row() - key0;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        sum[r] = quad_sum(sum[r]);
-        const float factor = sum[r] > 0 ? __fdividef(1, sum[r]) : 0;  // a row that sees nothing: O = 0
-        const int row = first_row() + 8 * r;
-        const bool exists = work.row0 + row < work.seqlen_q;
-        // Lanes 0 and 1 of a quad exchange halves, and 2 and 3: then each has 4 columns side by side.
-        Element* const gRow = gO + work.o + row * row_stride + (upper ? 8 : 0) + thread_index() / 2 % 2 * 4;
+        const int last = min(own + 8 * r + shape.window_right, last_key - key0);
 #pragma unroll
-        for (int n = 0; n < kHeadDim / 8; n += 2) {
-          const uint32_t even = pack2<Element>(o[n][2 * r] * factor, o[n][2 * r + 1] * factor);
-          const uint32_t odd = pack2<Element>(o[n + 1][2 * r] * factor, o[n + 1][2 * r + 1] * factor);
-          const uint32_t got = __shfl_xor_sync(~0u, upper ? even : odd, 1);
-          if (exists) *reinterpret_cast<uint2*>(gRow + 8 * n) = upper ? make_uint2(got, odd) : make_uint2(even, got);
-        }
-        if (quad_col() == 0 && exists)
-          gLse[work.lse + row] = sum[r] > 0 ? 0.693147181f * (max[r] + __log2f(sum[r])) : -INFINITY;
+        for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 2; ++i)
+            if (8 * n + i > last) s[n][2 * r + i] = -INFINITY;
       }
-    };
-    //! [finish]
-    //! [loops]
-    if (!take_tile()) return;
-    // The first S of all has no P V before it.
+      if (n_block < seen.plain_begin) {  // the left edge of the window
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const int first = own + 8 * r - shape.window_left;
+#pragma unroll
+          for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+              if (8 * n + i < first) s[n][2 * r + i] = -INFINITY;
+        }
+      }
+    }
+
+    // (4) softmax, all of it in the quad of lanes that share a row.
+    //! [softmax]
+    float max[2];
+    bool grown = !Config::kSeldom;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      max[r] = s[0][2 * r];
+#pragma unroll
+      for (int n = 0; n < kBlockN / 8; ++n) max[r] = fmaxf(max[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+      max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
+      grown = grown || max[r] > row_max[r] + 8;
+    }
+    rescaled = Config::kSeldom ? __any_sync(~0u, grown) : true;  // a question to the warp, as branches are its own
+    if (rescaled) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        rescale[r] = exp2f(row_max[r] - max[r]);
+        row_max[r] = max[r];
+        row_sum[r] *= rescale[r];
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, -row_max[i / 2]));
+        row_sum[i / 2] += s[n][i];
+      }
+    //! [softmax]
+  };
+  // Two neighbouring accumulators, rounded in pairs, are the left operand of 16 keys.
+  const auto round_p = [&] {
+#pragma unroll
+    for (int n = 0; n < kBlockN / 8; ++n) {
+      p[n / 2][n % 2 * 2] = pack2<Element>(s[n][0], s[n][1]);
+      p[n / 2][n % 2 * 2 + 1] = pack2<Element>(s[n][2], s[n][3]);
+    }
+  };
+  // (3) S of this tile of keys, beside (5) P V of the one before it.
+  //! [products]
+  const auto start_scores = [&] {
+    scores<Config>(s, smem.sQ[taken % kQueries] + warpgroup * 64 * 64, smem.sK[turn % kStages]);
+  };
+  const auto start_output = [&](int at) { output<Config>(o, p, smem.sV[at % kStages]); };
+  const auto products = [&](int n_block) {
     wait_for(smem.k_full, turn);
     wait_for_turn();
     start_scores();
-    end_turn();
-    wgmma_wait<0>();
+    wait_for(smem.v_full, turn - 1);
+    start_output(turn - 1);
+    end_turn();  // the other's products queue behind these
+    wgmma_wait<1>();  // S is there
     release(smem.k_empty, turn);
-    if (seen.begin + 1 == seen.end) done_with_q();
-    softmax(seen.begin, std::true_type{});
-    round_p();
-    ++turn;
-    bool more = true;
-    int n_block = seen.begin + 1;
-    do {
-      for (; n_block < seen.plain_begin; ++n_block) visit(n_block, std::true_type{});  // left edge of the window
-      for (; n_block < seen.plain_end; ++n_block) visit(n_block, std::false_type{});
-      for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});  // diagonal, right edge, last keys
-      const Work& last = smem.work[taken % 8];
-      const float last_max[2] = {row_max[0], row_max[1]};
-      float last_sum[2] = {row_sum[0], row_sum[1]};
-      more = take_tile();
-      if (more) {  // the last P V of this tile of queries, beside the first S of the next one
-        products(seen.begin);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) row_max[r] = kNothing, row_sum[r] = 0;
-        softmax(seen.begin, std::true_type{});
-        n_block = seen.begin + 1;
-      } else {
-        wait_for(smem.v_full, turn - 1);
-        wait_for_turn();
-        start_output(turn - 1);
-        end_turn();
-      }
-      wgmma_wait<0>();
-      release(smem.v_empty, turn - 1);
-      round_p();
-      ++turn;
-      finish(last, last_max, last_sum);
+    if (n_block + 1 == seen.end) done_with_q();
+  };
+  const auto rescale_o = [&] {
+    if (rescaled) {
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o[n][i] = 0;
-    } while (more);
-    //! [loops]
+        for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
+    }
+  };
+  const auto visit = [&](int n_block, auto masked) {
+    products(n_block);
+    softmax(n_block, masked);
+    wgmma_wait<0>();  // and O of the block before
+    release(smem.v_empty, turn - 1);
+    round_p();
+    rescale_o();
+    ++turn;
+  };
+  //! [products]
+
+  // (7) O = O / l, once; (8) store O and lse
+  //! [finish]
+  const auto finish = [&](const Work& work, const float (&max)[2], float (&sum)[2]) {
+    const int64_t row_stride = gCuQ == nullptr ? kHeadDim : int64_t{shape.heads} * kHeadDim;
+    const bool upper = thread_index() % 2 != 0;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum[r] = quad_sum(sum[r]);
+      const float factor = sum[r] > 0 ? __fdividef(1, sum[r]) : 0;  // a row that sees nothing: O = 0
+      const int row = first_row() + 8 * r;
+      const bool exists = work.row0 + row < work.seqlen_q;
+      // Lanes 0 and 1 of a quad exchange halves, and 2 and 3: then each has 4 columns side by side.
+      Element* const gRow = gO + work.o + row * row_stride + (upper ? 8 : 0) + thread_index() / 2 % 2 * 4;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; n += 2) {
+        const uint32_t even = pack2<Element>(o[n][2 * r] * factor, o[n][2 * r + 1] * factor);
+        const uint32_t odd = pack2<Element>(o[n + 1][2 * r] * factor, o[n + 1][2 * r + 1] * factor);
+        const uint32_t got = __shfl_xor_sync(~0u, upper ? even : odd, 1);
+        if (exists) *reinterpret_cast<uint2*>(gRow + 8 * n) = upper ? make_uint2(got, odd) : make_uint2(even, got);
+      }
+      if (quad_col() == 0 && exists)
+        gLse[work.lse + row] = sum[r] > 0 ? 0.693147181f * (max[r] + __log2f(sum[r])) : -INFINITY;
+    }
+  };
+  //! [finish]
+  //! [loops]
+  if (!take_tile()) return;
+  // The first S of all has no P V before it.
+  wait_for(smem.k_full, turn);
+  wait_for_turn();
+  start_scores();
+  end_turn();
+  wgmma_wait<0>();
+  release(smem.k_empty, turn);
+  if (seen.begin + 1 == seen.end) done_with_q();
+  softmax(seen.begin, std::true_type{});
+  round_p();
+  ++turn;
+  bool more = true;
+  int n_block = seen.begin + 1;
+  do {
+    for (; n_block < seen.plain_begin; ++n_block) visit(n_block, std::true_type{});  // left edge of the window
+    for (; n_block < seen.plain_end; ++n_block) visit(n_block, std::false_type{});
+    for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});  // diagonal, right edge, last keys
+    const Work& last = smem.work[taken % kRing];
+    const float last_max[2] = {row_max[0], row_max[1]};
+    float last_sum[2] = {row_sum[0], row_sum[1]};
+    more = take_tile();
+    if (more) {  // the last P V of this tile of queries, beside the first S of the next one
+      products(seen.begin);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) row_max[r] = kNothing, row_sum[r] = 0;
+      softmax(seen.begin, std::true_type{});
+      n_block = seen.begin + 1;
+    } else {
+      wait_for(smem.v_full, turn - 1);
+      wait_for_turn();
+      start_output(turn - 1);
+      end_turn();
+    }
+    wgmma_wait<0>();
+    release(smem.v_empty, turn - 1);
+    round_p();
+    ++turn;
+    finish(last, last_max, last_sum);
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[n][i] = 0;
+  } while (more);
+  //! [loops]
 }
 
 // A map of [heads, rows, d], or of packed [rows, heads, d], whose boxes are tiles of `tile_rows` rows, all panels.
@@ -443,13 +451,4 @@ Status launch(const Arguments& args) {
 }
 #endif
 
-}  // namespace ATTN_BACKEND::v6_tuned
-
-// Once, before the first launch.
-namespace ATTN_BACKEND::v6_queue_clear {
-using namespace attn;
-__global__ void clear_kernel(unsigned* gQueue) { *gQueue = 0; }
-Status launch(const Arguments& args) {
-  return launch_kernel(clear_kernel, dim3(1), dim3(1), 0, args.stream, args.out<unsigned>("queue"));
-}
-}  // namespace ATTN_BACKEND::v6_queue_clear
+}  // namespace ATTN_BACKEND::v8_tuned

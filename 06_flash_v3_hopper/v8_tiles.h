@@ -1,4 +1,4 @@
-// v6_tuned's tiles for each head dim, and what a block works on: its tiles of queries, their sequence and head, and the
+// v8_tuned's tiles for each head dim, and what a block works on: its tiles of queries, their sequence and head, and the
 // blocks of keys that they see.
 #pragma once
 
@@ -6,7 +6,7 @@
 
 #include "attn/kernel.h"
 
-namespace ATTN_BACKEND::v6_tuned {
+namespace ATTN_BACKEND::v8_tuned {
 using namespace attn;
 
 //! [tiles]
@@ -18,8 +18,11 @@ struct Tile {
   static constexpr int kQueries = kQueries_;  // tiles of Q in shared memory
   static constexpr bool kTurns = kTurns_;    // warpgroups take turns at the tensor cores
   static constexpr bool kSeldom = kSeldom_;  // O is rescaled where a maximum has grown by more than 2^8
-  // Registers of a thread: 512 for the four of a lane in as many warpgroups, 65536 in all.
+  // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to 8: 168 of each of 384
+  // threads, 128 of 512. Who takes more than others have given waits for ever.
   static constexpr int kProducerRegisters = kConsumers == 3 ? 32 : 40, kConsumerRegisters = kConsumers == 3 ? 160 : 232;
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <= (kConsumers + 1) * (65536 / kThreads / 8 * 8),
+                "more registers than a block of so many threads has");
 };
 template <int kHeadDim, bool kShort>  // up to 1024 keys and a mask: smaller tiles of queries have less to hide
 struct Config;
@@ -124,4 +127,4 @@ struct Tiles {
 };
 //! [queue]
 
-}  // namespace ATTN_BACKEND::v6_tuned
+}  // namespace ATTN_BACKEND::v8_tuned
