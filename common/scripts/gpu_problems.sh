@@ -72,33 +72,37 @@ problems_of() {
         echo "memory_n$n --step v7_exp2 --heads 16 --head-dim 128 --seqlen $n"
       done ;;
     04_flash_v2)
-      # 16384 tokens and 2048 / d heads, whatever the length. d=256 is for v7 alone.
-      for d in 64 128 256; do
-        case $d in 256) steps=v7_tuned ;; *) steps=$(steps_like "$1" '^v') ;; esac
+      # 16384 tokens and 2048 / d heads, whatever the length. All lengths, and d=256, are in the peers' list.
+      for d in 64 128; do
         for mask in "" causal; do
-          for n in 512 1024 2048 4096 8192 16384; do
-            echo "forward_d$d${mask:+_$mask}_n$n --step $steps $(tokens $d $n) ${mask:+--$mask}"
+          for n in 2048 16384; do
+            echo "forward_d$d${mask:+_$mask}_n$n --step $(steps_like "$1" '^v') $(tokens $d $n) ${mask:+--$mask}"
+            echo "backward_d$d${mask:+_$mask}_n$n --operation backward --step $(steps_like "$1" '^b') $(tokens $d $n) ${mask:+--$mask}"
           done
         done
       done
-      # d=256 is for b2 and b3.
-      for d in 64 128 256; do
-        case $d in 256) backward=$(steps_like "$1" '^b[2-9]') ;; *) backward=$(steps_like "$1" '^b') ;; esac
-        for mask in "" causal; do
-          for n in 512 2048 8192 16384; do
-            echo "backward_d$d${mask:+_$mask}_n$n --operation backward --step $backward $(tokens $d $n) ${mask:+--$mask}"
-          done
-        done
-      done ;;
+      features_of v7_tuned ;;
     06_flash_v3_hopper)
       for d in 64 128 256; do
         for mask in "" causal; do
-          for n in 512 1024 2048 4096 8192 16384; do
-            echo "forward_d$d${mask:+_$mask}_n$n $(tokens $d $n) ${mask:+--$mask}"
+          for n in 512 2048 16384; do
+            case $d/$n in 128/*|*/16384) echo "forward_d$d${mask:+_$mask}_n$n $(tokens $d $n) ${mask:+--$mask}" ;; esac
           done
         done
-      done ;;
+      done
+      features_of v8_tuned
+      echo "forward_fp16_n4096 --step v8_tuned $(tokens 128 4096) --dtype fp16" ;;
   esac
+}
+# What a feature costs: each beside the same without it.
+features_of() {  # STEP
+  echo "forward_plain_n4096 --step $1 $(tokens 128 4096)"
+  echo "forward_gqa_n4096 --step $1 $(tokens 128 4096) --kv-heads 2"  # 8 query heads share one of K and V
+  echo "forward_plain_n16384 --step $1 $(tokens 128 16384)"
+  case $1 in v7_*|v8_*) echo "forward_window_n16384 --step $1 $(tokens 128 16384) --window 1024,0" ;; esac
+  # 16384 tokens in sequences of one length, and of 8 lengths of which the longest has half.
+  echo "forward_fixed_n2048 --step $1 $(tokens 128 2048)"
+  echo "forward_varlen_n8192 --step $1 --varlen 128,4096,256,1024,8192,512,2048,128 --heads 16 --head-dim 128"
 }
 # The reference of a large problem takes the CPU 10 to 20 seconds, so one problem of each operation is checked on the
 # way. That steps are right is what the tests are for.
@@ -106,8 +110,7 @@ check_of() {  # CHAPTER.PROBLEM
   case $1 in
     01_naive.forward_n1024|01_naive.backward_n1024|02_*_c1024|02_*_topk_*|02_*.forward_*) echo sample ;;
     03_flash_v1.forward_d128_n1024|03_flash_v1.backward_d64_n2048|03_*_scalar_*) echo sample ;;
-    0[46]_*.forward_d128_causal_n512|0[46]_*.forward_d256_n512) echo sample ;;
-    04_*.backward_d128_causal_n512|04_*.backward_d256_n512) echo sample ;;
+    0[46]_*.forward_d128_causal_n512|0[46]_*.forward_d128_n2048|04_*.backward_d128_causal_n2048) echo sample ;;
     *) echo off ;;
   esac
 }
@@ -140,10 +143,10 @@ peers_of() {
       echo "peers.$1.forward --steps v7_exp2 --backends 01_naive:v5_cublas,math,flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends 01_naive:b2_cublas,flash,cudnn --repeat 5" ;;
     04_flash_v2)
-      echo "peers.$1.forward --steps v7_tuned --backends flash,cudnn --repeat 5"
-      echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends flash,cudnn --repeat 5" ;;
+      echo "peers.$1.forward --steps v7_tuned --backends flash,cudnn --rounds 2 --repeat 7"
+      echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends flash,cudnn --rounds 2 --repeat 5" ;;
     06_flash_v3_hopper)
-      echo "peers.$1.forward --steps v2_warp_specialised,v8_tuned --backends flash,cudnn --repeat 5" ;;
+      echo "peers.$1.forward --steps v8_tuned --backends cudnn,flash --rounds 2 --repeat 9" ;;
   esac
 }
 peer_problems() {  # FILE, as peers_of calls it
@@ -166,7 +169,11 @@ peer_problems() {  # FILE, as peers_of calls it
     peers.04_flash_v2.*|peers.06_*)
       for d in 64 128 256; do
         for mask in "" --causal; do
-          for n in 512 2048 8192 16384; do echo "$(tokens $d $n) $mask"; done
+          for n in 512 1024 2048 4096 8192 16384; do
+            # Backward, d=256 is told at two lengths.
+            case $1/$d/$n in *.backward/256/2048|*.backward/256/16384) ;; *.backward/256/*) continue ;; esac
+            echo "$(tokens $d $n) $mask"
+          done
         done
       done ;;
   esac

@@ -4,7 +4,8 @@
 #   common/scripts/verify_on_gpu.sh [--out DIR] [PART...] [CHAPTER...]
 #   common/scripts/verify_on_gpu.sh times peers 03_flash_v1
 #
-#   tests      every test tagged [gpu]                                   -> tests.CHAPTER.txt
+#   tests      every test tagged [gpu] but for the large ones            -> tests.CHAPTER.txt
+#   large      those tagged [large]: tensors of more than 2^31 elements  -> large.CHAPTER.txt
 #   sanitizer  four tools of compute-sanitizer over every step           -> sanitizer.CHAPTER.txt
 #   access     the rules of warp_access.h against the hardware counters  -> warp_access.txt
 #   times      every step at the problems of its chapter                 -> CHAPTER.PROBLEM.json
@@ -45,26 +46,27 @@ while [ $# -gt 0 ]; do
   case $1 in
     --help) sed -n '2,/^set -/{/^set -/d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}"; exit 0 ;;
     --out) out=${2:-}; [ -n "$out" ] || die 2 "--out: its value is missing"; shift 2 ;;
-    tests|sanitizer|access|times|peers|counters|manifest) parts+=("$1"); shift ;;
+    tests|large|sanitizer|access|times|peers|counters|manifest) parts+=("$1"); shift ;;
     common) chapters+=("$1"); shift ;;
     *)
       chapter=${1%/}
       case " ${all_chapters[*]} " in
         *" $chapter "*) ;;
-        *) die 2 "$1: must be --out DIR, a part (tests, sanitizer, access, times, peers, counters, manifest) or a \
+        *) die 2 "$1: must be --out DIR, a part (tests, large, sanitizer, access, times, peers, counters, manifest) or a \
 chapter (common, ${all_chapters[*]})" ;;
       esac
       chapters+=("$chapter"); shift ;;
   esac
 done
-[ ${#parts[@]} -gt 0 ] || parts=(tests sanitizer access times peers counters)
+[ ${#parts[@]} -gt 0 ] || parts=(tests large sanitizer access times peers counters)
 [ ${#chapters[@]} -gt 0 ] || chapters=(common "${all_chapters[@]}")
 
 # The parts that a chapter has.
 parts_of() {
   case $1 in
     common) echo "tests access" ;;
-    *) echo "tests sanitizer times peers counters" ;;
+    03_flash_v1|06_flash_v3_hopper) echo "tests sanitizer times peers counters" ;;
+    *) echo "tests large sanitizer times peers counters" ;;
   esac
 }
 units=()
@@ -103,7 +105,8 @@ record() {  # UNIT VERDICT SECONDS
 
 # ---- the parts: each takes a chapter and returns 1 if something failed -------------------------
 
-tests_of() {
+# The tests that a tag expression selects; where there is none, that is a failure.
+tagged() {  # CHAPTER TAGS
   local test name listed count=0 status=0
   for test in "$bin"/test_*; do
     name=$(basename "$test")
@@ -113,15 +116,17 @@ tests_of() {
       *) continue ;;
     esac
     # Listed first, looked at then: grep -q would end the pipe under a program that still writes.
-    listed=$("$test" --list-tests "[gpu]" || true)
+    listed=$("$test" --list-tests "$2" || true)
     grep -q '^  [^ ]' <<<"$listed" || continue  # has none
-    echo "$name [gpu]"
-    "$test" "[gpu]" || status=1
+    echo "$name $2"
+    "$test" "$2" || status=1
     count=$((count + 1))
   done
-  [ $count -gt 0 ] || { echo "$1: no test is tagged [gpu]"; return 1; }
+  [ $count -gt 0 ] || { echo "$1: no test is tagged $2"; return 1; }
   return $status
 }
+tests_of() { tagged "$1" "[gpu]~[large]"; }
+large_of() { tagged "$1" "[large]"; }
 
 times_of() {
   local name options status=0
@@ -188,6 +193,7 @@ for unit in "${units[@]}"; do
   record "$unit" begun 0
   case $part in
     tests) tests_of "$chapter" 2>&1 | tee "$out/tests.$chapter.txt" || failed=1 ;;
+    large) large_of "$chapter" 2>&1 | tee "$out/large.$chapter.txt" || failed=1 ;;
     sanitizer) common/scripts/sanitize.sh "$bin/$chapter" 2>&1 | tee "$out/sanitizer.$chapter.txt" || failed=1 ;;
     access) common/scripts/check_warp_access.sh 2>&1 | tee "$out/warp_access.txt" || failed=1 ;;
     times) times_of "$chapter" || failed=1 ;;
