@@ -88,9 +88,9 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
 namespace {
 // What share of the time 132 SMs work, if a tile of queries takes as long as it sees blocks of keys and nothing else
 // takes time: what README.md says of the two deals. Causal, 16384 tokens, 2048 / d heads.
-//! [balance]
+//! [idle]
 struct Balance {
-  double deal, queue, equal_sections;
+  double deal, queue, equal_sections, deal_of_one_section;
 };
 Balance balance(int head_dim, int block_n, int64_t seqlen) {
   constexpr int kBlockM = 128;
@@ -111,13 +111,15 @@ Balance balance(int head_dim, int block_n, int64_t seqlen) {
     for (const double b : busy) sum += b;
     return sum / (double(kSms) * *std::max_element(busy.begin(), busy.end()));
   };
-  Balance b{0, 0, share(false)};
+  Balance b{0, 0, share(false), 0};
   const int64_t in_l2 = std::max<int64_t>(1, (24 << 20) / (4 * seqlen * head_dim));  // sections of v5 to v7
   tiles.section = unsigned(std::min(p.batch * p.heads, in_l2));
   b.deal = share(true), b.queue = share(false);
+  tiles.section = tiles.num_heads;
+  b.deal_of_one_section = share(true);
   return b;
 }
-//! [balance]
+//! [idle]
 }  // namespace
 
 TEST_CASE("a queue keeps SMs busy that a deal leaves idle", "[balance]") {
@@ -127,6 +129,7 @@ TEST_CASE("a queue keeps SMs busy that a deal leaves idle", "[balance]") {
     CHECK(std::abs(b.deal - deal) < 0.005);
     CHECK(std::abs(b.queue - queue) < 0.005);
     CHECK(std::abs(b.equal_sections - equal) < 0.005);
+    CHECK(b.deal_of_one_section > 0.98);  // it is the sections that a deal does not even out
   };
   table(64, 128, 2048, 0.88, 1.00, 1.00);
   table(64, 128, 16384, 0.87, 1.00, 1.00);
