@@ -1,4 +1,4 @@
-// sweep_06_flash_v3_hopper: the kernel of v8_tuned with other tiles, timed; v6's own are chosen from what this prints.
+// sweep_06_flash_v3_hopper: the kernel of v8_tuned with other tiles, timed; v8's own are chosen from what this prints.
 //
 //     sweep_06_flash_v3_hopper [--head-dim D] [--causal] [--repeat R]
 //

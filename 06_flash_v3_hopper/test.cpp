@@ -1,7 +1,11 @@
 // What chapter 06 promises: every step right on every shape that it accepts, on both back ends.
 #include <algorithm>
+#include <array>
+#include <vector>
 
+#define ATTN_EMULATED  // the order of tiles as a function of the host
 #include "tests/step_cases.h"
+#include "v8_tiles.h"
 
 using namespace attn;
 using namespace attn::tests;
@@ -33,7 +37,7 @@ TEST_CASE("steps are right on several blocks of queries and of keys", "[emulated
 }
 
 namespace {
-// Softcap and packed sequences, which v6 alone has: in pairs with masks, head dims, groups and types.
+// Softcap and packed sequences, which v8 alone has: in pairs with masks, head dims, groups and types.
 template <class Check>
 void features(Check check_one) {
   const std::vector<std::vector<int64_t>> lengths{{70, 0, 130, 1}, {200}, {129, 64, 65}, {0, 300}};
@@ -79,6 +83,60 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
     p.causal = true;
     check_steps("forward", p, Backend::gpu);
   }
+}
+
+namespace {
+// What share of the time 132 SMs work, if a tile of queries takes as long as it sees blocks of keys and nothing else
+// takes time: what README.md says of the two deals. Causal, 16384 tokens, 2048 / d heads.
+//! [idle]
+struct Balance {
+  double deal, queue, equal_sections, deal_of_one_section;
+};
+Balance balance(int head_dim, int block_n, int64_t seqlen) {
+  constexpr int kBlockM = 128;
+  constexpr std::size_t kSms = 132;
+  Problem p = problem(seqlen, seqlen, head_dim, DType::bf16);
+  p.batch = 16384 / seqlen, p.heads = p.kv_heads = 2048 / head_dim, p.causal = true;
+  ::emulated::v8_tuned::Tiles tiles(p, kBlockM);
+  const auto share = [&](bool dealt) {
+    std::array<double, kSms> busy{};
+    for (unsigned i = 0; i < tiles.count(); ++i) {
+      const std::size_t round = i / kSms, column = i % kSms;
+      double& sm = dealt ? busy[round % 2 == 0 ? column : kSms - 1 - column]  // to and fro
+                         : *std::min_element(busy.begin(), busy.end());       // who is done first
+      const int64_t keys = std::min<int64_t>(seqlen, tiles.at<kBlockM>(i).row0 + kBlockM);
+      sm += double(ceil_div(keys, int64_t{block_n}));
+    }
+    double sum = 0;
+    for (const double b : busy) sum += b;
+    return sum / (double(kSms) * *std::max_element(busy.begin(), busy.end()));
+  };
+  Balance b{0, 0, share(false), 0};
+  const int64_t in_l2 = std::max<int64_t>(1, (24 << 20) / (4 * seqlen * head_dim));  // sections of v5 to v7
+  tiles.section = unsigned(std::min(p.batch * p.heads, in_l2));
+  b.deal = share(true), b.queue = share(false);
+  tiles.section = tiles.num_heads;
+  b.deal_of_one_section = share(true);
+  return b;
+}
+//! [idle]
+}  // namespace
+
+TEST_CASE("a queue keeps SMs busy that a deal leaves idle", "[balance]") {
+  const auto table = [](int d, int block_n, int64_t seqlen, double deal, double queue, double equal) {
+    const Balance b = balance(d, block_n, seqlen);
+    INFO("d " << d << ", N " << seqlen << ": " << b.deal << " " << b.queue << " " << b.equal_sections);
+    CHECK(std::abs(b.deal - deal) < 0.005);
+    CHECK(std::abs(b.queue - queue) < 0.005);
+    CHECK(std::abs(b.equal_sections - equal) < 0.005);
+    CHECK(b.deal_of_one_section > 0.96);  // it is the sections that a deal does not even out
+  };
+  table(64, 128, 2048, 0.88, 1.00, 1.00);
+  table(64, 128, 16384, 0.87, 1.00, 1.00);
+  table(128, 128, 2048, 0.83, 0.96, 0.98);
+  table(128, 128, 16384, 0.83, 0.95, 1.00);
+  table(256, 64, 2048, 0.82, 0.87, 0.98);
+  table(256, 64, 16384, 0.56, 0.99, 0.99);
 }
 
 TEST_CASE("1000 repeats give the same bits", "[gpu]") {

@@ -239,8 +239,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto done_with_q = [&] {  // this warp is
     if (thread_index() % 32 == 0) mbarrier_arrive(&smem.q_empty[taken % kQueries]);
   };
-  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that it is the same in all
-  // lanes as long as no `if` changes it and no consumer returns from the loop. If it does not, every operand of wgmma is
+  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that it is the same in
+  // all lanes as long as no `if` changes it and no consumer returns from the loop. If not, every operand of wgmma is
   // moved to uniform registers first.
   int turn = 0;
   const auto wait_for = [&](uint64_t* full, int at) { mbarrier_wait(full + at % kStages, at / kStages % 2); };

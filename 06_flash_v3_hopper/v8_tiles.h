@@ -43,7 +43,8 @@ template <> struct WithSoftcap<64> : Tile<64, 2, 128, 2, 2, true, false> {};
 struct BlockRanges {
   int begin, plain_begin, plain_end, end;
 };
-__device__ BlockRanges blocks_seen(const Shape& shape, int seqlen_q, int seqlen_k, int row0, int rows, int block_n) {
+inline __device__ BlockRanges blocks_seen(const Shape& shape, int seqlen_q, int seqlen_k, int row0, int rows,
+                                          int block_n) {
   const int last = min(row0 + rows, seqlen_q) - 1, shift = seqlen_k - seqlen_q;
   const int begin = max(0, row0 + shift - shape.window_left);
   const int end = min(seqlen_k, last + shift + shape.window_right + 1);
@@ -89,8 +90,8 @@ __device__ __forceinline__ Work work_of(const Shape& shape, const int* cu_seqlen
 }
 //! [work]
 
-// Heads of a section: as many as have K and V of 12 MB, of an H200's L2 of 50 MB; but with a mask so many that an SM gets
-// three tiles on average, long and short ones, if these have no more than 32 MB. Sections are of equal size.
+// Heads of a section: as many as have K and V of 12 MB, of an H200's L2 of 50 MB; but with a mask so many that an SM
+// gets three tiles on average, long and short ones, if these have no more than 32 MB. Sections are of equal size.
 //! [section]
 inline int64_t heads_of_section(const Problem& p, int64_t num_m_blocks) {
   constexpr int64_t kMega = 1 << 20, kTilesOfAnSm = 3, kSms = 132;
@@ -102,14 +103,15 @@ inline int64_t heads_of_section(const Problem& p, int64_t num_m_blocks) {
 //! [section]
 
 // Tiles of queries in the order in which blocks take them: heads come in sections; in one, tiles with the most keys
-// first, those of all its heads. A block begins with the one of its own number. The next ones come from a queue, so that
-// a block with short tiles gets more of them.
+// first, those of all its heads. A block begins with the one of its own number. The next ones come from a queue, so
+// that a block with short tiles gets more of them.
 //! [queue]
 struct Tiles {
   unsigned num_m_blocks, num_heads, section;
   Tiles(const Problem& p, int block_m)
       : num_m_blocks(static_cast<unsigned>(ceil_div(p.seqlen_q, block_m))),
-        num_heads(static_cast<unsigned>(p.heads * p.batch)), section(static_cast<unsigned>(heads_of_section(p, num_m_blocks))) {}
+        num_heads(static_cast<unsigned>(p.heads * p.batch)),
+        section(static_cast<unsigned>(heads_of_section(p, num_m_blocks))) {}
   __host__ __device__ unsigned count() const { return num_m_blocks * num_heads; }
   struct Tile {
     int bh, row0;

@@ -20,9 +20,9 @@ __device__ __forceinline__ void registers_give(ATTN_ONLY_CALLER) {
 #endif
 }
 
-/// Waits until that many are free in the block's share: what it was launched with, not 65536. A block of 384 threads has
-/// 65536 / 384, rounded down to 168 a thread, so that one lane of its three warpgroups has 504. With 32 + 2 * 240 the
-/// last one to ask waits for ever; the emulator says so.
+/// Waits until that many are free in the block's share: what it was launched with, not 65536. A block of 384 threads
+/// has 65536 / 384, rounded down to 168 a thread, so that one lane of its three warpgroups has 504. With 32 + 2 * 240
+/// the last one to ask waits for ever; the emulator says so.
 template <int kRegisters>
 __device__ __forceinline__ void registers_take(ATTN_ONLY_CALLER) {
   static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);
