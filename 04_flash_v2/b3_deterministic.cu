@@ -200,12 +200,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
 // Slices of dQ: so many that a head's blocks fill 132 multiprocessors (an H200) in as little time as can be.
 //! [slices]
-int slices_of(const Problem& p, int num_n_blocks) {
-  constexpr int64_t kSms = 132, kMost = 8;
-  const int64_t heads = p.batch * p.kv_heads, most = std::min<int64_t>(num_n_blocks, std::max(kMost, kSms / heads));
+int slices_of(const Problem& p, int num_n_blocks, int blocks_per_sm) {
+  constexpr int64_t kMost = 8;
+  const int64_t at_once = 132 * blocks_per_sm;  // blocks
+  const int64_t heads = p.batch * p.kv_heads, most = std::min<int64_t>(num_n_blocks, std::max(kMost, at_once / heads));
   int64_t best = 1;
   for (int64_t n = 2; n <= most; ++n)  // waves of blocks times what a block does
-    if (ceil_div(n * heads, kSms) * best < ceil_div(best * heads, kSms) * n) best = n;
+    if (ceil_div(n * heads, at_once) * best < ceil_div(best * heads, at_once) * n) best = n;
   return static_cast<int>(best);
 }
 //! [slices]
@@ -214,7 +215,7 @@ template <class Element, class Config, bool kFeatures>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int num_n_blocks = static_cast<int>(ceil_div(p.seqlen_k, Config::kBlockN));
-  const Packing packing = packing_of<Config>(args, slices_of(p, num_n_blocks));
+  const Packing packing = packing_of<Config>(args, slices_of(p, num_n_blocks, Config::kBlocksPerSm));
   const dim3 all_rows(static_cast<unsigned>(packing.num_m_blocks * p.batch * p.heads));
   args.phase("dot");
   Status status = launch_kernel(dot_kernel<Element, Config>, all_rows, dim3(256), 0, args.stream,

@@ -116,11 +116,13 @@ inline Tiles tuned_tiles(const Problem& p) {
 
 // b3: sums of dQ a head, as in its file.
 inline int64_t slices_of(const Problem& p) {
-  constexpr int64_t kSms = 132, kMost = 8;
+  constexpr int64_t kMost = 8;
+  const bool three_blocks = p.head_dim == 64 && tuned_tiles(p).block_n == 64;  // an SM
+  const int64_t at_once = 132 * (three_blocks ? 3 : 1);
   const int64_t heads = p.batch * p.kv_heads, tiles = tuned_tiles(p).key_tiles(p);
-  const auto waves = [heads](int64_t slices) { return (slices * heads + kSms - 1) / kSms; };
+  const auto waves = [=](int64_t slices) { return (slices * heads + at_once - 1) / at_once; };
   int64_t best = 1;
-  for (int64_t n = 2; n <= std::min(tiles, std::max(kMost, kSms / heads)); ++n)
+  for (int64_t n = 2; n <= std::min(tiles, std::max(kMost, at_once / heads)); ++n)
     if (waves(n) * best < waves(best) * n) best = n;
   return best;
 }
