@@ -37,13 +37,14 @@ template <> struct Config<64> : Tile<64, 128, 64, 4, 4, 2, 2> {};
 template <> struct Config<96> : Tile<96, 128, 64, 4, 0, 1, 2> {};
 template <> struct Config<128> : Tile<128, 128, 64, 4, 0, 1, 2> {};
 template <> struct Config<192> : Tile<192, 64, 64, 4, 0, 1, 2> {};
-template <> struct Config<256> : Tile<256, 64, 64, 4, 0, 1, 2> {};
+template <> struct Config<256> : Tile<256, 64, 64, 4, 8, 1, 2> {};
 // The same for softcap, ALiBi and dropout, which need registers themselves.
 template <int kHeadDim>
 struct WithFeatures : Config<kHeadDim> {};
 template <> struct WithFeatures<64> : Tile<64, 128, 64, 4, 0, 2, 2> {};
 template <> struct WithFeatures<96> : Tile<96, 64, 64, 4, 0, 1, 3> {};
 template <> struct WithFeatures<128> : Tile<128, 64, 64, 4, 0, 1, 3> {};
+template <> struct WithFeatures<256> : Tile<256, 64, 64, 4, 0, 1, 2> {};
 //! [tiles]
 
 // Place of element (row, col) of a tile [rows, kHeadDim]: pieces of 16 bytes are exchanged among kSpan neighbours, so
