@@ -137,11 +137,13 @@ PROGRAM_EXIT=1 run times 01_naive
 [[ $status -ne 0 ]] || fail "a step that failed"
 
 # ---- several calls add up ---------------------------------------------------------------------
-run tests access
+run tests large access
 exits 0
-has "test_kernels [gpu]" "$calls"
+has "test_kernels [gpu]~[large]" "$calls"
+has "test_01_naive [large]" "$calls"
+has_not "test_03_flash_v1 [large]" "$calls"  # has none
 has_not "test_check [gpu]" "$calls"
-[[ -s $reports/tests.common.txt && -s $reports/tests.03_flash_v1.txt && -s $reports/warp_access.txt ]] || fail "no file"
+[[ -s $reports/tests.common.txt && -s $reports/tests.03_flash_v1.txt && -s $reports/large.01_naive.txt && -s $reports/warp_access.txt ]] || fail "no file"
 run sanitizer peers
 exits 0
 has "--rows 8 --cols 16777216 --dtype fp32" "$calls"
