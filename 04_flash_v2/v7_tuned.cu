@@ -380,6 +380,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int first_row = smem.row0 + warp_rows;  // of this warp
   const float inverse_kept = kFeatures ? 1 / (1 - float(shape.dropped) / 256) : 1;
   const int o_lane = 2 * place<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
+  __syncwarp();  // all lanes are done with Q
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
 #pragma unroll

@@ -216,6 +216,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   for (int round = 0;; ++round) {
     mbarrier_wait(&smem.q_full, round % 2);
     const auto [bh, row0, seen] = smem.work;
+    __syncwarp();  // all lanes have read it, before one says so
     if (row0 < 0) break;
     // The first row of this lane in the tile, the second one is 8 below it; and the first of its columns of 8.
     const auto first_row = [] { return thread_index() / 32 * 16 + thread_index() % 32 / 4; };

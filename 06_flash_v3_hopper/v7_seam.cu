@@ -234,7 +234,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     const Work& work = smem.work[taken % kRing];
     row0 = work.row0;
     seen = work.seen;
-    return work.row0 >= 0;
+    const bool more = work.row0 >= 0;
+    __syncwarp();  // all lanes have read it, before one says so
+    return more;
   };
   const auto done_with_q = [&] {  // this warp is
     if (thread_index() % 32 == 0) mbarrier_arrive(&smem.q_empty[taken % kQueries]);
