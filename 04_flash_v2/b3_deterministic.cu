@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
           hide<Config>(s, shape, row + seqlen_k - seqlen_q - key - quad_row, seqlen_k - key - quad_row);
         probabilities<Element, Config, kFeatures>(operand, s, numbers, sP, shape, seed, first_bh + visit.head, row,
                                                   key);
-        named_barrier_arrive(1 + pair, 64);  // the other warp may take P
+        named_barrier_sync(1 + pair, 64);  // the other warp may take P
       } else {
         named_barrier_sync(1 + pair, 64);  // P is there
         score_gradients<Element, Config, kFeatures>(operand, s, numbers, sP, sdS, ds_store,

@@ -23,11 +23,12 @@ const Step& step_named(const std::string& name) {
 
 void check_tuned(Problem p, Backend backend) {
   p.finish();
+  const Case both(p, "backward");
   for (const char* name : kTuned) {
     const Step& step = step_named(name);
     INFO(name << ": " << p.text());
     REQUIRE_FALSE(refusal(step, p));
-    CHECK(run_step(step, p, backend) == "");
+    CHECK(run_step(step, both, backend) == "");
   }
 }
 
@@ -296,13 +297,13 @@ TEST_CASE("all backward steps on the GPU", "[gpu]") {
   CHECK(ran >= 260);
   CHECK(official_problems(6, 2000, [](const Problem& p) { check_tuned(p, Backend::gpu); }) == kAllPairs);
   packed_problems(24, [](const Problem& p) { check_tuned(p, Backend::gpu); });
-  for (const auto& [q, k] : {std::pair<int64_t, int64_t>{2100, 4000}, {4096, 4096}, {4224, 4224}})
-    for (int set = 0; set < 4; ++set) {
-      Problem p = problem(q, k, set % 2 == 0 ? 128 : 64, DType::bf16);
-      p.causal = set % 3 == 1;
-      add_features(p, set, set);
-      check_tuned(p, Backend::gpu);
-    }
+  for (int set = 0; set < 4; ++set) {
+    constexpr int64_t kLong[][2] = {{2100, 4000}, {4096, 4096}, {4224, 4224}, {3000, 2500}};
+    Problem p = problem(kLong[set][0], kLong[set][1], set % 2 == 0 ? 128 : 64, DType::bf16);
+    p.causal = set % 3 == 1;
+    add_features(p, set, set);
+    check_tuned(p, Backend::gpu);
+  }
   for (const double scale : {-0.3, 1e-50, 1e-39, 1e-38, 2e-37}) {  // the GPU takes denormal numbers for 0
     Problem p = problem(70, 130, 64, DType::bf16);
     p.causal = true, p.softmax_scale = scale;
@@ -313,9 +314,9 @@ TEST_CASE("all backward steps on the GPU", "[gpu]") {
 TEST_CASE("gradients of tensors past 2^31 elements", "[gpu][large]") {
   Problem queries = problem(1024, 1024, 128, DType::bf16), keys = problem(64, 131072, 128, DType::bf16);
   Problem packed = queries;
-  queries.batch = 129, queries.heads = 128, queries.kv_heads = 1;
+  queries.batch = 16 * 129, queries.heads = 8, queries.kv_heads = 1;
   keys.batch = 129, keys.heads = keys.kv_heads = 1;
-  packed.varlen_q.assign(129, 1024), packed.heads = 128, packed.kv_heads = 1;
+  packed.varlen_q.assign(16 * 129, 1024), packed.heads = 8, packed.kv_heads = 1;
   queries.causal = true;
   for (Problem p : {queries, keys, packed}) {
     p.finish();
@@ -329,9 +330,7 @@ TEST_CASE("gradients of tensors past 2^31 elements", "[gpu][large]") {
       if (memory_need(p, op, step).total() > static_cast<double>(free_bytes(Backend::gpu))) continue;
       REQUIRE(session.prepare(step).ok());
       REQUIRE(session.launch().ok());
-      CHECK_FALSE(session.damage());
-      const HostTensors out = session.outputs();
-      for (const Expected& e : expected) CHECK(check(out.at(e.spec.name), e).failure == "");
+      CHECK(check_rows(session, expected) == "");
     }
   }
 }

@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const float softmax_scale_log2 = shape.softmax_scale * 1.44269504f;  // log2(e)
 
   if (threadIdx.x == 0) {
-    mbarrier_init(&smem.q_full, 1), mbarrier_init(&smem.q_empty, 4 * Config::kConsumers);
+    mbarrier_init(&smem.q_full, 1), mbarrier_init(&smem.q_empty, 128 * Config::kConsumers);
     for (int stage = 0; stage < kStages; ++stage) {
       mbarrier_init(&smem.k_full[stage], 1), mbarrier_init(&smem.v_full[stage], 1);
       constexpr int kWarps = 4 * Config::kConsumers;  // one lane of each says that it is done
@@ -208,15 +208,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto end_turn = [&] { named_barrier_arrive(1 + (warpgroup + 1) % Config::kConsumers, 256); };
   if (warpgroup == Config::kConsumers - 1) end_turn();  // the first one begins
   //! [turns]
-  const auto done_with_q = [&] {  // this warp is; where O takes its place, when that has been read too
-    if (thread_index() % 32 == 0) mbarrier_arrive(&smem.q_empty);
-  };
+  // This thread is done with Q and with smem.work, which it has read itself; where O takes the place of Q, when that has
+  // been read too.
+  const auto done_with_q = [&] { mbarrier_arrive(&smem.q_empty); };
 
   int turn = 0;  // the tile of keys that is worked on, counted from the block's first one
   for (int round = 0;; ++round) {
     mbarrier_wait(&smem.q_full, round % 2);
     const auto [bh, row0, seen] = smem.work;
-    __syncwarp();  // all lanes have read it, before one says so
     if (row0 < 0) break;
     // The first row of this lane in the tile, the second one is 8 below it; and the first of its columns of 8.
     const auto first_row = [] { return thread_index() / 32 * 16 + thread_index() % 32 / 4; };

@@ -180,13 +180,14 @@ void DeviceBuffer::upload(const void* from) {
   std::memcpy(data(), from, n);
 }
 
-void DeviceBuffer::download(void* to) const {
-  const auto n = static_cast<std::size_t>(bytes_);
+void DeviceBuffer::download(void* to, int64_t first, int64_t bytes) const {
+  const std::byte* from = base_ + kGuardBytes + first;
+  const auto n = static_cast<std::size_t>(bytes);
 #if ATTN_HAVE_CUDA
   if (backend_ == Backend::gpu)
-    return cuda(cudaMemcpy(to, data(), n, cudaMemcpyDeviceToHost), "copying from the GPU");
+    return cuda(cudaMemcpy(to, from, n, cudaMemcpyDeviceToHost), "copying from the GPU");
 #endif
-  std::memcpy(to, data(), n);
+  std::memcpy(to, from, n);
 }
 
 std::optional<std::string> DeviceBuffer::broken_guard() const {

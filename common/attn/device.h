@@ -51,7 +51,9 @@ class DeviceBuffer {
   const std::string& name() const { return name_; }
   void poison();
   void upload(const void* from);
-  void download(void* to) const;
+  void download(void* to) const { download(to, 0, bytes_); }
+  /// `bytes` from byte `first` on.
+  void download(void* to, int64_t first, int64_t bytes) const;
   /// The first byte of a guard band that was overwritten: a line that says where, or nothing.
   std::optional<std::string> broken_guard() const;
 

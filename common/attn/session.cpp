@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace attn {
@@ -84,16 +85,35 @@ HostTensors Session::outputs() {
   return result;
 }
 
+HostTensor Session::output_rows(const std::string& name, const std::vector<int64_t>& rows) {
+  const std::vector<TensorSpec> specs = operation_.outputs(problem_);
+  const auto spec = std::ranges::find(specs, name, &TensorSpec::name);
+  const int64_t columns = spec->columns(), bytes = columns * size_of(spec->dtype);
+  HostTensor t{{name, {1, 1, static_cast<int64_t>(rows.size()), columns}, spec->dtype}, {}};
+  t.data.resize(static_cast<std::size_t>(t.spec.elements()));
+  std::vector<std::byte> row(static_cast<std::size_t>(bytes));
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    outputs_[static_cast<std::size_t>(spec - specs.begin())].download(row.data(), rows[r] * bytes, bytes);
+    decode(spec->dtype, row.data(), static_cast<std::size_t>(columns),
+           t.data.data() + r * static_cast<std::size_t>(columns));
+  }
+  return t;
+}
+
 std::optional<std::string> Session::damage() {
   for (const auto* buffers : {&inputs_, &saved_, &outputs_, &workspaces_})
     for (const DeviceBuffer& b : *buffers)
       if (auto broken = b.broken_guard()) return broken;
+  constexpr int64_t kAtOnce = 64 << 20;
   std::vector<std::byte> now;
-  for (std::size_t i = 0; i < inputs_.size(); ++i) {
-    now.resize(input_bytes_[i].size());
-    inputs_[i].download(now.data());
-    if (now != input_bytes_[i]) return fmt::format("wrote to its input {}", inputs_[i].name());
-  }
+  for (std::size_t i = 0; i < inputs_.size(); ++i)
+    for (int64_t first = 0; first < inputs_[i].bytes(); first += kAtOnce) {
+      const int64_t bytes = std::min(kAtOnce, inputs_[i].bytes() - first);
+      now.resize(static_cast<std::size_t>(bytes));
+      inputs_[i].download(now.data(), first, bytes);
+      if (!std::equal(now.begin(), now.end(), input_bytes_[i].begin() + first))
+        return fmt::format("wrote to its input {}", inputs_[i].name());
+    }
   return std::nullopt;
 }
 

@@ -37,6 +37,8 @@ class Session {
   Status launch();
   /// What the launch wrote, after waiting for it. Throws DeviceError.
   HostTensors outputs();
+  /// Rows of an output, by their numbers in memory: [1, 1, count, columns]. For a tensor too large to bring back.
+  HostTensor output_rows(const std::string& name, const std::vector<int64_t>& rows);
   /// A write outside a buffer, an input that changed, or nothing.
   std::optional<std::string> damage();
   /// Poisons outputs, and workspaces but for what `prepare` saved.
