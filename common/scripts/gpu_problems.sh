@@ -225,3 +225,12 @@ sanitizer_problems() {  # CHAPTER OPERATION
       fi ;;
   esac
 }
+# Steps that a tool of the sanitizer cannot judge, and why: "STEP[,STEP] reason". They are left out under that tool
+# alone, and the log says so.
+tool_cannot() {  # CHAPTER OPERATION TOOL
+  case $1/$2/$3 in
+    04_flash_v2/backward/synccheck)
+      echo "b2_tuned,b3_deterministic the two warps of a pair come to one named barrier from two places in the code," \
+        "which PTX allows; synccheck takes it for divergence" ;;
+  esac
+}

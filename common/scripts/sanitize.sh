@@ -5,6 +5,7 @@
 #
 # The problems are in gpu_problems.sh: the smallest that take each step through its paths. A line a run says which
 # steps it ran and which of them refused the problem; a step that no problem of its operation reaches is an error.
+# What a tool is known to be wrong about is in gpu_problems.sh, too (tool_cannot), and is said with the reason.
 # ATTN_SANITIZE_JOBS runs go on side by side (half the cores, at most 8, if not set).
 #
 # Exit status: 0 all clean, 1 a tool found something or a step was not reached, 77 no GPU or no compute-sanitizer.
@@ -22,11 +23,13 @@ jobs=$((jobs < 1 ? 1 : jobs > 8 && ${ATTN_SANITIZE_JOBS:-0} == 0 ? 8 : jobs))
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-one() {  # NUMBER TOOL PROGRAM OPERATION PROBLEM
-  local verdict=clean ran refused
+one() {  # NUMBER TOOL PROGRAM OPERATION PROBLEM STEPS
+  local verdict=clean ran refused status=0
   # shellcheck disable=SC2086  # a problem is several words
-  if ! compute-sanitizer --tool "$2" --error-exitcode 9 \
-      "$3" --operation "$4" $5 --require-gpu >"$work/$1.log" 2>&1; then
+  compute-sanitizer --tool "$2" --error-exitcode 9 \
+    "$3" --operation "$4" $5 --step "$6" --require-gpu >"$work/$1.log" 2>&1 || status=$?
+  # 3: no step supports the problem. That is no finding where steps were left out.
+  if [ $status -ne 0 ] && { [ $status -ne 3 ] || [ "$6" = all ]; }; then
     verdict="NOT CLEAN"
   fi
   ran=$(awk '$2 == "pass" || $2 == "unchecked" { printf "%s ", $1 }' "$work/$1.log")
@@ -62,13 +65,21 @@ for program in "${programs[@]}"; do
     fi
     count=0 running=0
     for tool in memcheck racecheck initcheck synccheck; do
+      steps=all
+      read -r left_out reason <<<"$(tool_cannot "$chapter" "$operation" $tool)"
+      if [ -n "$left_out" ]; then
+        steps=$(all_steps "$chapter" | while read -r step; do
+          [ "$(operation_of "$chapter" "$step")" != "$operation" ] || [[ ,$left_out, == *,$step,* ]] || echo "$step"
+        done | paste -sd ,)
+        printf '%-18s %-12s %-9s left out: %s: %s\n' "$chapter" "$operation" $tool "$left_out" "$reason"
+      fi
       for problem in "${problems[@]}"; do
         count=$((count + 1))
         if [ $running -ge "$jobs" ]; then
           wait -n || bad=1
           running=$((running - 1))
         fi
-        one $count $tool "$program" "$operation" "$problem" &
+        one $count $tool "$program" "$operation" "$problem" "$steps" &
         running=$((running + 1))
       done
     done
