@@ -371,5 +371,6 @@ TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
       REQUIRE(session.launch().ok());
       CHECK(check_rows(session, expected) == "");
     }
+    CHECK_FALSE(session.damage());
   }
 }

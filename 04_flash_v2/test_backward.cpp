@@ -332,5 +332,6 @@ TEST_CASE("gradients of tensors past 2^31 elements", "[gpu][large]") {
       REQUIRE(session.launch().ok());
       CHECK(check_rows(session, expected) == "");
     }
+    CHECK_FALSE(session.damage());
   }
 }

@@ -100,10 +100,15 @@ HostTensor Session::output_rows(const std::string& name, const std::vector<int64
   return t;
 }
 
-std::optional<std::string> Session::damage() {
+std::optional<std::string> Session::broken_guard() {
   for (const auto* buffers : {&inputs_, &saved_, &outputs_, &workspaces_})
     for (const DeviceBuffer& b : *buffers)
       if (auto broken = b.broken_guard()) return broken;
+  return std::nullopt;
+}
+
+std::optional<std::string> Session::damage() {
+  if (auto broken = broken_guard()) return broken;
   constexpr int64_t kAtOnce = 64 << 20;
   std::vector<std::byte> now;
   for (std::size_t i = 0; i < inputs_.size(); ++i)
@@ -111,7 +116,7 @@ std::optional<std::string> Session::damage() {
       const int64_t bytes = std::min(kAtOnce, inputs_[i].bytes() - first);
       now.resize(static_cast<std::size_t>(bytes));
       inputs_[i].download(now.data(), first, bytes);
-      if (!std::equal(now.begin(), now.end(), input_bytes_[i].begin() + first))
+      if (std::memcmp(now.data(), input_bytes_[i].data() + first, now.size()) != 0)
         return fmt::format("wrote to its input {}", inputs_[i].name());
     }
   return std::nullopt;

@@ -41,6 +41,8 @@ class Session {
   HostTensor output_rows(const std::string& name, const std::vector<int64_t>& rows);
   /// A write outside a buffer, an input that changed, or nothing.
   std::optional<std::string> damage();
+  /// A write outside a buffer, or nothing.
+  std::optional<std::string> broken_guard();
   /// Poisons outputs, and workspaces but for what `prepare` saved.
   void poison();
   /// Times one launch (GPU only).

@@ -141,6 +141,32 @@ std::string lengths_table(const fs::path& folder, const Words& names) {
                      grid.markdown());
 }
 
+// A row a problem and step: what a feature costs.
+std::string problems_table(const fs::path& folder, const Words& names) {
+  Grid grid;
+  std::string device, operation;
+  for (const std::string& name : names) {
+    const json j = read_json(folder / (name + ".json"));
+    if (device.empty()) device = device_of(j), operation = operation_of(j);
+    if (device_of(j) != device || operation_of(j) != operation)
+      throw InputError(fmt::format("table problems: {} is {} on {}, not {} on {}", name, operation_of(j), device_of(j),
+                                   operation, device));
+    for (const json& s : j.at("steps")) {
+      if (s.at("time").is_null()) continue;
+      const json& t = s.at("time");
+      grid.add_row();
+      grid.add("problem", "problem", problem_text(j.at("problem"), operation));
+      grid.add("step", "step", code(name_of(s)));
+      grid.add("ms", "ms (quartiles)",
+               fmt::format("{} ({} .. {})", milliseconds(t.at("median_s").get<double>()),
+                           milliseconds(t.at("q1_s").get<double>()), milliseconds(t.at("q3_s").get<double>())));
+      grid.add("rate", rated_in_bytes(s) ? "GB/s" : "TFLOP/s",
+               rated_in_bytes(s) ? gigabytes_per_s(bytes_per_s(s)) : rate(s.at("flop_per_s").get<double>()));
+    }
+  }
+  return fmt::format("{}, {}.\n\n{}", device, operation, grid.markdown());
+}
+
 // A row a length, a column a step of a chapter.
 std::string memory_table(const fs::path& folder, const Words& names) {
   std::map<int64_t, std::map<std::string, std::string>> lengths;

@@ -91,7 +91,12 @@ std::string problem_text(const json& p, const std::string& operation) {
                        lengths_text(p), number("head_dim"));
   }
   text += fmt::format(" {}", p.at("dtype").get<std::string>());
-  if (p.at("causal").get<bool>()) text += " causal";
+  const bool causal = p.at("causal").get<bool>();
+  if (causal) text += " causal";
+  if (p.contains("window")) {
+    const int64_t left = p.at("window").at(0).get<int64_t>(), right = p.at("window").at(1).get<int64_t>();
+    if (left >= 0 || (right >= 0 && !causal)) text += fmt::format(" window={},{}", left, right);
+  }
   if (p.contains("softcap")) text += fmt::format(" softcap={}", p.at("softcap").get<double>());
   if (p.value("alibi", false)) text += " alibi";
   if (p.contains("dropout")) text += fmt::format(" dropout={}", p.at("dropout").get<double>());

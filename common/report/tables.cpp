@@ -44,6 +44,7 @@ std::string table(const Words& words, const fs::path& reports) {
   if (kind == "steps") return steps_table(file());
   if (kind == "phases") return phases_table(file());
   if (kind == "lengths") return lengths_table(reports, expand(reports, names));
+  if (kind == "problems") return problems_table(reports, expand(reports, names));
   if (kind == "memory") return memory_table(reports, expand(reports, names));
   if (kind == "peers") return peers_table(file());
   if (kind == "ratios") return ratios_table(reports, names);
@@ -54,7 +55,7 @@ std::string table(const Words& words, const fs::path& reports) {
     return diff_table(reports, names);
   }
   throw InputError(fmt::format(
-      "table: {}: must be steps, phases, lengths, memory, peers, ratios, counters, traffic or diff", kind));
+      "table: {}: must be steps, phases, lengths, problems, memory, peers, ratios, counters, traffic or diff", kind));
 }
 
 }  // namespace

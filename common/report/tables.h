@@ -12,6 +12,7 @@
 /// | steps | one result file | a step: time, rate, share of the roof, modelled bytes |
 /// | phases | one result file | a phase of a step: measured, predicted |
 /// | lengths | result files | a step, a column for each file's length or columns: TFLOP/s, or GB/s |
+/// | problems | result files of one operation | a problem and step: time, rate |
 /// | memory | result files, of any chapters | a length, a column a step: the memory that it needs |
 /// | peers | one file of peers.py | a problem: times of the peers, and how much faster a step is |
 /// | ratios | files of peers.py, maybe step=NAME, peers=NAME,NAME | a problem: the step's rate, its ratio to each peer |
@@ -20,7 +21,7 @@
 /// | diff | two exports, maybe a kernel | a counter that moved by more than 1 % |
 ///
 /// Operations that count no arithmetic have their rate in GB/s: the bytes that the step's model counts, over time.
-/// A name that ends in * stands for all files that begin so (lengths, memory). Where a file that is named is not there
+/// A name that ends in * stands for all files that begin so (lengths, problems, memory). Where a file that is named is not there
 /// yet, the table is one line: "not measured yet".
 #pragma once
 

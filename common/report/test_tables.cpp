@@ -143,6 +143,22 @@ TEST_CASE("a table of lengths has a column for each number of columns") {
   has(reports.refusal("lengths n1024 a"), "a is of softmax bf16 on NVIDIA H200, not of forward d=128 bf16 on NVIDIA H200");
 }
 
+TEST_CASE("a table of problems: a row for each, whatever they differ in") {
+  Reports reports;
+  json window = problem("bf16", 2048);
+  window["window"] = {1024, 0};
+  reports.write("a", run("04_flash_v2", "forward", problem("bf16", 1024), {step("v7", 4e11, 1, 1e-3), step("v8", 4e11, 1, 0)}));
+  reports.write("b", run("04_flash_v2", "forward", window, {step("v7", 2e11, 1, 2e-3)}));
+  const std::string text = reports.table("problems a b");
+  has(text, "NVIDIA H200, forward.\n");
+  has_line(text, "| problem | step | ms (quartiles) | TFLOP/s |");
+  has(text, "N=1024 d=128 bf16 | `v7` | 1.000 (1.000 .. 1.000) | 400.0 |");
+  has(text, "window=1024,0 | `v7` | 2.000 (2.000 .. 2.000) | 100.0 |");
+  CHECK(text.find("`v8`") == std::string::npos);  // not timed
+  reports.write("c", run("04_flash_v2", "backward", problem("bf16", 1024), {step("b2", 4e11, 1, 1e-3)}));
+  has(reports.refusal("problems a c"), "c is backward on NVIDIA H200, not forward");
+}
+
 TEST_CASE("a table of memory joins chapters by length and says what is refused") {
   Reports reports;
   const auto need = [&](const char* name, const char* chapter, const char* s, int n, const json& bytes) {
@@ -287,6 +303,6 @@ TEST_CASE("a table whose report is not there says so, and says which") {
   // A report that is damaged is another matter, and so is a folder that is not there.
   reports.write("cut.json", std::string("{\"schema\": "));
   has(reports.refusal("steps cut"), "cut.json: is not a JSON object");
-  has(reports.refusal("nosuch there"), "must be steps, phases, lengths, memory, peers, ratios");
+  has(reports.refusal("nosuch there"), "must be steps, phases, lengths, problems, memory, peers, ratios");
   has(refusal_of([&] { return fill_tables("", "page.md", reports.path() / "nowhere"); }), "no such folder");
 }
