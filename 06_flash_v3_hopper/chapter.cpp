@@ -13,8 +13,11 @@ ATTN_DECLARE_STEP(v4_overlap);
 ATTN_DECLARE_STEP(v5_persistent);
 ATTN_DECLARE_STEP(v6_queue);
 ATTN_DECLARE_STEP(v6_queue_clear);
-ATTN_DECLARE_STEP(v7_seam);
-ATTN_DECLARE_STEP(v8_tuned);
+ATTN_DECLARE_STEP(v7_direct_store);
+ATTN_DECLARE_STEP(v8_next_query);
+ATTN_DECLARE_STEP(v9_seam);
+ATTN_DECLARE_STEP(v10_seldom);
+ATTN_DECLARE_STEP(v11_tuned);
 
 namespace attn {
 namespace {
@@ -62,7 +65,7 @@ Reason refuse(const Problem& p, Tiles t) {
   return std::nullopt;
 }
 
-// As in the steps' Config: v1 to v7, and v8 (v8_tiles.h).
+// As in the steps' Config: v1 to v10, and v11 (v11_tiles.h).
 Tiles first_tiles(const Problem& p) { return {128, p.head_dim == 256 ? 64 : 128}; }
 Tiles tuned_tiles(const Problem& p) {
   switch (p.head_dim) {
@@ -107,10 +110,16 @@ Chapter make_chapter() {
                                  ATTN_LAUNCH(v5_persistent)));
   c.steps.push_back(queue_step("v6_queue", "who is done takes the next tile of queries from a queue",
                                ATTN_LAUNCH(v6_queue)));
-  c.steps.push_back(queue_step("v7_seam", "the first S of a tile of queries beside the last P V of the one before",
-                               ATTN_LAUNCH(v7_seam)));
-  c.steps.push_back(queue_step("v8_tuned", "tiles for each head dim, from a sweep; softcap, packed sequences",
-                               ATTN_LAUNCH(v8_tuned), tuned_tiles));
+  c.steps.push_back(queue_step("v7_direct_store", "O from registers to memory, in whole sectors",
+                               ATTN_LAUNCH(v7_direct_store)));
+  c.steps.push_back(queue_step("v8_next_query", "Q of the next tile of queries is fetched while this one is worked on",
+                               ATTN_LAUNCH(v8_next_query)));
+  c.steps.push_back(queue_step("v9_seam", "the first S of a tile of queries beside the last P V of the one before",
+                               ATTN_LAUNCH(v9_seam)));
+  c.steps.push_back(queue_step("v10_seldom", "O is rescaled only where a maximum has grown by more than 2^8",
+                               ATTN_LAUNCH(v10_seldom)));
+  c.steps.push_back(queue_step("v11_tuned", "tiles for each head dim, from a sweep; softcap, packed sequences",
+                               ATTN_LAUNCH(v11_tuned), tuned_tiles));
   c.steps.back().support =
       "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap; scales from "
       "1e-37";

@@ -1,15 +1,15 @@
-// sweep_06_flash_v3_hopper: the kernel of v8_tuned with other tiles, timed; v8's own are chosen from what this prints.
+// sweep_06_flash_v3_hopper: v11_tuned's kernel with other tiles, timed; v11's own are chosen from what this prints.
 //
 //     sweep_06_flash_v3_hopper [--head-dim D] [--causal] [--repeat R]
 //
 // A row: consumer warpgroups, B_c, stages, tiles of Q in shared memory, whether warpgroups take turns, whether O is
 // rescaled seldom; the rest is in attn/sweep.h.
 #define ATTN_SWEEP
-#include "v8_tuned.cu"
+#include "v11_tuned.cu"
 
 #include "attn/sweep.h"
 
-namespace gpu::v8_tuned {
+namespace gpu::v11_tuned {
 
 template <int kHeadDim, int kConsumers, int kBlockN, int kStages, int kQueries, bool kTurns, bool kSeldom>
 attn::sweep::Row row() {
@@ -39,9 +39,9 @@ const std::vector<attn::sweep::Row> kRows{row<64, 3, 128, 2, 2, true, false>(),
                                           row<256, 2, 64, 2, 1, false, false>(),
                                           row<256, 2, 80, 2, 1, false, true>()};
 
-}  // namespace gpu::v8_tuned
+}  // namespace gpu::v11_tuned
 
 int main(int argc, char** argv) {
-  return attn::sweep::main("sweep_06_flash_v3_hopper", gpu::v8_tuned::kRows, "WGs B_c stages Qs turns seldom", argc,
+  return attn::sweep::main("sweep_06_flash_v3_hopper", gpu::v11_tuned::kRows, "WGs B_c stages Qs turns seldom", argc,
                            argv);
 }

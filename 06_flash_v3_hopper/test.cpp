@@ -5,7 +5,7 @@
 
 #define ATTN_EMULATED  // the order of tiles as a function of the host
 #include "tests/step_cases.h"
-#include "v8_tiles.h"
+#include "v11_tiles.h"
 
 using namespace attn;
 using namespace attn::tests;
@@ -37,7 +37,7 @@ TEST_CASE("steps are right on several blocks of queries and of keys", "[emulated
 }
 
 namespace {
-// Softcap and packed sequences, which v8 alone has: in pairs with masks, head dims, groups and types.
+// Softcap and packed sequences, which v11 alone has: in pairs with masks, head dims, groups and types.
 template <class Check>
 void features(Check check_one) {
   const std::vector<std::vector<int64_t>> lengths{{70, 0, 130, 1}, {200}, {129, 64, 65}, {0, 300}};
@@ -97,7 +97,7 @@ Balance balance(int head_dim, int block_n, int64_t seqlen) {
   constexpr std::size_t kSms = 132;
   Problem p = problem(seqlen, seqlen, head_dim, DType::bf16);
   p.batch = 16384 / seqlen, p.heads = p.kv_heads = 2048 / head_dim, p.causal = true;
-  ::emulated::v8_tuned::Tiles tiles(p, kBlockM);
+  ::emulated::v11_tuned::Tiles tiles(p, kBlockM);
   const auto share = [&](bool dealt) {
     std::array<double, kSms> busy{};
     for (unsigned i = 0; i < tiles.count(); ++i) {
@@ -112,7 +112,7 @@ Balance balance(int head_dim, int block_n, int64_t seqlen) {
     return sum / (double(kSms) * *std::max_element(busy.begin(), busy.end()));
   };
   Balance b{0, 0, share(false), 0};
-  const int64_t in_l2 = std::max<int64_t>(1, (24 << 20) / (4 * seqlen * head_dim));  // sections of v5 to v7
+  const int64_t in_l2 = std::max<int64_t>(1, (24 << 20) / (4 * seqlen * head_dim));  // sections of v5 to v10
   tiles.section = unsigned(std::min(p.batch * p.heads, in_l2));
   b.deal = share(true), b.queue = share(false);
   tiles.section = tiles.num_heads;

@@ -90,8 +90,8 @@ problems_of() {
           done
         done
       done
-      features_of v8_tuned
-      echo "forward_fp16_n4096 --step v8_tuned $(tokens 128 4096) --dtype fp16" ;;
+      features_of v11_tuned
+      echo "forward_fp16_n4096 --step v11_tuned $(tokens 128 4096) --dtype fp16" ;;
   esac
 }
 # What a feature costs: each beside the same without it.
@@ -99,7 +99,7 @@ features_of() {  # STEP
   echo "forward_plain_n4096 --step $1 $(tokens 128 4096)"
   echo "forward_gqa_n4096 --step $1 $(tokens 128 4096) --kv-heads 2"  # 8 query heads share one of K and V
   echo "forward_plain_n16384 --step $1 $(tokens 128 16384)"
-  case $1 in v7_*|v8_*) echo "forward_window_n16384 --step $1 $(tokens 128 16384) --window 1024,0" ;; esac
+  case $1 in v7_tuned|v11_tuned) echo "forward_window_n16384 --step $1 $(tokens 128 16384) --window 1024,0" ;; esac
   # 16384 tokens in sequences of one length, and of 8 lengths of which the longest has half.
   echo "forward_fixed_n2048 --step $1 $(tokens 128 2048)"
   echo "forward_varlen_n8192 --step $1 --varlen 128,4096,256,1024,8192,512,2048,128 --heads 16 --head-dim 128"
@@ -146,7 +146,7 @@ peers_of() {
       echo "peers.$1.forward --steps v7_tuned --backends flash,cudnn --rounds 2 --repeat 7"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends flash,cudnn --rounds 2 --repeat 5" ;;
     06_flash_v3_hopper)
-      echo "peers.$1.forward --steps v8_tuned --backends cudnn,flash --rounds 2 --repeat 9" ;;
+      echo "peers.$1.forward --steps v11_tuned --backends cudnn,flash --rounds 2 --repeat 9" ;;
   esac
 }
 peer_problems() {  # FILE, as peers_of calls it

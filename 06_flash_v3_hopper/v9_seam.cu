@@ -1,11 +1,11 @@
-// v7_seam: from one tile of queries to the next one without a stop.
+// v9_seam: from one tile of queries to the next one without a stop.
 //
-// parent    v6_queue
-// idea      A tile of v6 begins with an S that nothing runs beside, and ends with a P V that no softmax runs beside.
-//           Now the first S of the next tile runs beside the last P V of this one, as within a tile. For that Q of the
-//           next tile has to be there (two places), who is next is asked for a little earlier (by a second thread), and
-//           O goes from registers to memory, in whole sectors.
-// expect    most at short lengths, as of v5; and fewer barriers and instructions at the end of a tile
+// parent    v8_next_query
+// idea      A tile of v8 begins with an S that nothing runs beside, and ends with a P V that no softmax runs beside.
+//           Now the first S of the next tile runs beside the last P V of this one, as within a tile: the loop goes on.
+//           Its Q is there already, where there are two places. The two tiles have maxima and sums of their own; O is
+//           stored when the last P V is done, and is set to 0.
+// expect    most at short lengths, as of v5
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
@@ -18,7 +18,7 @@
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
 
-namespace ATTN_BACKEND::v7_seam {
+namespace ATTN_BACKEND::v9_seam {
 using namespace attn;
 
 template <int kHeadDim_>
@@ -456,4 +456,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v7_seam
+}  // namespace ATTN_BACKEND::v9_seam

@@ -1,12 +1,11 @@
-// v8_tuned: tiles for each head dim, and O rescaled seldom.
+// v11_tuned: tiles for each head dim.
 //
-// parent    v7_seam
+// parent    v10_seldom
 // idea      Nothing new about attention. Tiles, warpgroups and stages for each head dim come from a sweep (sweep.cu).
-//           So do the answers to two questions: do turns pay, and does it pay to rescale O only where a maximum has
-//           grown by more than 2^8? Until then P is at most 256, and l and O agree. Sections are of equal size. Beside
-//           that softcap, and packed sequences of several lengths, which cost the plain kernel a few loads for each
-//           tile of queries.
-// expect    larger tiles of queries, or smaller ones for short sequences; fewer rescales
+//           So do the answers to two questions: do turns pay, and does it pay to rescale O seldom? Sections are of
+//           equal size. Beside that softcap, and packed sequences of several lengths, which cost the plain kernel a few
+//           loads for each tile of queries.
+// expect    larger tiles of queries, or smaller ones for short sequences
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap
 #include "attn/device.h"
 #include "attn/kernel.h"
@@ -16,9 +15,9 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "v8_tiles.h"
+#include "v11_tiles.h"
 
-namespace ATTN_BACKEND::v8_tuned {
+namespace ATTN_BACKEND::v11_tuned {
 
 // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
 constexpr float kNothing = -3.4028234e38f;
@@ -453,4 +452,4 @@ Status launch(const Arguments& args) {
 }
 #endif
 
-}  // namespace ATTN_BACKEND::v8_tuned
+}  // namespace ATTN_BACKEND::v11_tuned

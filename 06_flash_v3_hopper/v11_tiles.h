@@ -1,12 +1,12 @@
-// v8_tuned's tiles for each head dim, and what a block works on: its tiles of queries, their sequence and head, and the
-// blocks of keys that they see.
+// v11_tuned's tiles for each head dim, and what a block works on: its tiles of queries, their sequence and head, and
+// the blocks of keys that they see.
 #pragma once
 
 #include <algorithm>
 
 #include "attn/kernel.h"
 
-namespace ATTN_BACKEND::v8_tuned {
+namespace ATTN_BACKEND::v11_tuned {
 using namespace attn;
 
 //! [tiles]
@@ -129,4 +129,4 @@ struct Tiles {
 };
 //! [queue]
 
-}  // namespace ATTN_BACKEND::v8_tuned
+}  // namespace ATTN_BACKEND::v11_tuned
