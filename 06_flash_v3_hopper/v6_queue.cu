@@ -208,8 +208,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto end_turn = [&] { named_barrier_arrive(1 + (warpgroup + 1) % Config::kConsumers, 256); };
   if (warpgroup == Config::kConsumers - 1) end_turn();  // the first one begins
   //! [turns]
-  // This thread is done with Q and with smem.work, which it has read itself; where O takes the place of Q, when that has
-  // been read too.
+  // This thread is done with Q, and with smem.work, which it has read itself. Where O takes the place of Q, O has been
+  // read, too.
   const auto done_with_q = [&] { mbarrier_arrive(&smem.q_empty); };
 
   int turn = 0;  // the tile of keys that is worked on, counted from the block's first one

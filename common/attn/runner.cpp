@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "attn/error.h"
 #include "attn/inputs.h"
@@ -346,12 +348,17 @@ class Run {
     return s;
   }
 
+  // A GPU that has multiplied for long reaches its power limit, and the clock falls: a step would look slow for coming
+  // late. So the GPU rests before each for twice as long as the step before kept it busy.
   Status time_step(Session& session, StepResult& s) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::min(1.0, 2 * busy_s_)));
+    busy_s_ = 0;
     std::vector<double> whole;
     std::vector<std::pair<std::string, std::vector<double>>> phases;
     for (int i = -options_.warmup; i < options_.repeat; ++i) {
       Sample sample;
       if (Status status = session.time(*timer_, sample); !status.ok()) return status;
+      busy_s_ += sample.seconds;
       if (i < 0) continue;
       whole.push_back(sample.seconds);
       phases.resize(sample.phases.size());
@@ -372,6 +379,7 @@ class Run {
   HostTensors inputs_;
   std::vector<Expected> expected_;
   std::optional<GpuTimer> timer_;
+  double busy_s_ = 0;  // of the launches of the step that was timed last
   bool failed_ = false, device_failed_ = false;
 };
 

@@ -68,7 +68,9 @@ std::string counters_table(const fs::path& folder, const std::string& chapter) {
   std::sort(files.begin(), files.end(), [](const fs::path& a, const fs::path& b) {
     const std::string x = a.filename().string(), y = b.filename().string();
     const auto family = [](const std::string& s) { return s.substr(s.find('.') + 1, 1); };
-    return family(x) != family(y) ? family(x) > family(y) : x < y;  // v steps before b steps
+    const auto number = [](const std::string& s) { return std::atoi(s.c_str() + s.find('.') + 2); };
+    if (family(x) != family(y)) return family(x) > family(y);  // v steps before b steps
+    return number(x) != number(y) ? number(x) < number(y) : x < y;  // v2 before v10
   });
   for (const fs::path& path : files) {
     const CounterFile file = read_counter_file(path);

@@ -288,6 +288,16 @@ TEST_CASE("a table of traffic: the model beside ncu") {
   CHECK(reports.table("traffic t 03_flash_v1 b2") == "not measured yet\n");
 }
 
+TEST_CASE("a table of counters has its steps in the order of the chapter: v2 before v10, backward last") {
+  Reports reports;
+  const std::string one = read_all(recorded("01_naive.v1_global.ncu.csv"));
+  for (const char* step : {"v10_last", "b1_back", "v2_next"}) reports.write(fmt::format("09_x.{}.ncu.csv", step), one);
+  const std::string text = reports.table("counters 09_x");
+  CHECK(text.find("v2_next") < text.find("v10_last"));
+  CHECK(text.find("v10_last") < text.find("b1_back"));
+  CHECK(text.find("b1_back") != std::string::npos);
+}
+
 TEST_CASE("a table whose report is not there says so, and says which") {
   Reports reports;
   reports.write("there", run("03_flash_v1", "forward", problem("bf16", 1024), {step("v7", 4e11, 1, 1e-3)}));
