@@ -3,8 +3,8 @@
 // parent    b1_kv_parallel
 // idea      The scores are computed transposed, S^T = K Q^T, so that P^T and dS^T, rounded, are operands of dV = P^T dO
 //           and dK = dS^T Q where they stand. Half of the warps own P and dV, the other half dS and dK, of the same
-//           keys: a pair meets once a tile, at a barrier of its own, when P changes hands. Through shared memory goes
-//           dS alone, for dQ. Two stages of it, and of Q and dO, need one barrier of the block a tile instead of two.
+//           keys: a pair meets once a tile, at a barrier of its own, when P changes hands. The block shares dS alone,
+//           for dQ. Two stages of it, and of Q and dO, need one barrier of the block a tile instead of two.
 //           Those who own dS add to dQ at once, the others a tile later, after dV: so the exponentials of one half run
 //           beside products of the other. Blocks of a head begin at different rows: fewer additions to the same dQ.
 //           What a warp does with a tile is in backward_products.h; here is who does it, and when.
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 }
 
 #ifndef ATTN_SWEEP  // sweep_backward.cu tries others
-constexpr int64_t kSectionBytes = 24 << 20;  // half of the L2 of an H200
+constexpr int64_t kSectionBytes = 24 << 20;  // of the 60 MB of an H200's L2
 #endif
 
 template <class Element, class Config, bool kFeatures>

@@ -5,7 +5,7 @@
 //           workspace, O is divided once, at the end. FlashAttention-2 (arXiv 2307.08691), section 3.1.
 //           The warps still split the keys and exchange, as in chapter 03. What chapter 03 won with other ideas
 //           (swizzle, cp.async, exp2, skipped tiles) is put aside, and comes back in v3 to v6, each alone.
-// expect    HBM bytes: those of O and its state between visits are gone (dram__bytes.sum). L2 bytes: K and V once
+// expect    HBM bytes: those of O and its state between visits are gone (dram__bytes_read.sum). L2 bytes: K and V once
 //           for 128 queries, Q and O once (lts__t_bytes.sum). Instructions that rescale: no division in the loop.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"

@@ -5,8 +5,8 @@
 //           one warp: its maximum, its sum and its O are nobody else's. Nothing is exchanged through shared memory
 //           any more, and P goes from the accumulators of one product to the operand of the next in registers.
 //           FlashAttention-2 (arXiv 2307.08691), section 3.3.
-// expect    Shared-memory stores fall to those of the loads (smsp__inst_executed_op_shared_st.sum), and the stalls
-//           on barriers with them; every fragment of K and V is read by eight warps in place of four.
+// expect    Stores to shared memory (l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum) fall to those of the loads,
+//           stalls at barriers with them; every fragment of K and V is read by eight warps in place of four.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "attn/philox.h"

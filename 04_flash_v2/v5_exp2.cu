@@ -5,7 +5,7 @@
 //           each score, where v4 multiplies by scale, subtracts, and multiplies by log2(e) inside __expf. The
 //           maximum is taken over scores as the product left them, and multiplied by c once a row.
 //           Each lane adds up its own part of l; the four of a quad meet after the last key, not at each tile.
-// expect    two instructions of about ten a score less (smsp__inst_executed.sum); 4 shuffles a tile less.
+// expect    two instructions of about ten a score less (sm__inst_executed.sum); 4 shuffles a tile less.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout; no negative scale
 #include "attn/kernel.h"
 #include "attn/philox.h"

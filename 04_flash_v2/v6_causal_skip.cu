@@ -6,7 +6,7 @@
 //           whose body masks, the others one whose body has no mask at all: no comparison, no branch.
 //           With a causal mask the last queries have the most keys: their blocks begin first, so that short ones
 //           fill the gaps at the end.
-// expect    Causal: nearly half the products (sm__inst_executed_pipe_tensor.sum); a window: as wide, as slow.
+// expect    Causal: nearly half the products (sm__ops_path_tensor_src_bf16_dst_fp32.sum); a window: as wide, as slow.
 //           Without a mask: fewer instructions beside the products.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout; no negative scale
 #include "attn/kernel.h"

@@ -126,7 +126,7 @@ __device__ __forceinline__ BlockRanges blocks_seen(const Shape& shape, int seqle
 }
 //! [ranges]
 
-// Heads of a section: so many that their K and V take half of the L2 of an H200 (50 MB), or one group that shares them.
+// Heads of a section: so many that their K and V take 24 MB of an H200's L2 (60 MB), or one group that shares them.
 //! [section]
 inline int64_t heads_of_section(const Problem& p) {
   const int64_t kv_bytes = 2 * p.seqlen_k * p.head_dim * 2;

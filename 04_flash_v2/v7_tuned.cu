@@ -6,8 +6,8 @@
 //           is an XOR, so a step along a row is one too. Tiles that are not cut are copied without comparing. O is
 //           rescaled only where a maximum has grown by more than 2^8: until then P is at most 256, and l and O agree.
 //           O leaves through shared memory, 16 bytes a lane. Heads run in sections whose K and V stay in L2.
-// expect    smsp__inst_executed.sum falls by a third; the tensor pipe is busy for more of the time
-//           (sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active).
+// expect    sm__inst_executed.sum falls by a third; the tensor pipe is busy for more of the time
+//           (sm__ops_path_tensor_src_bf16_dst_fp32.sum over gpu__time_duration.sum).
 // supports  fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks, GQA, softcap,
 //           ALiBi, dropout
 #include "attn/kernel.h"

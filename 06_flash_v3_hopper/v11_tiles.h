@@ -90,7 +90,7 @@ __device__ __forceinline__ Work work_of(const Shape& shape, const int* cu_seqlen
 }
 //! [work]
 
-// Heads of a section: as many as have K and V of 12 MB, of an H200's L2 of 50 MB; but with a mask so many that an SM
+// Heads of a section: as many as have K and V of 12 MB, of an H200's L2 of 60 MB; but with a mask so many that an SM
 // gets three tiles on average, long and short ones, if these have no more than 32 MB. Sections are of equal size.
 //! [section]
 inline int64_t heads_of_section(const Problem& p, int64_t num_m_blocks) {

@@ -1,10 +1,10 @@
 // v1_wgmma_tma: FlashAttention-2's loop with Hopper's instructions.
 //
 // parent    04_flash_v2 v7_tuned (its loops and masks)
-// idea      mma.sync reaches 62 % of a Hopper tensor core's rate. wgmma reaches all of it: four warps multiply as one,
+// idea      mma.sync does not reach a Hopper tensor core's rate. wgmma is made for it: four warps multiply as one,
 //           operands come straight from shared memory, and the product runs on its own. TMA brings tiles: one thread
 //           asks, no thread computes an address, and an mbarrier says when the bytes are there.
-// expect    no ldmatrix and no address arithmetic: smsp__inst_executed falls to a fraction. Between products the tensor
+// expect    no ldmatrix, no address arithmetic: sm__inst_executed.sum falls to a fraction. Between products the tensor
 //           cores still wait for the softmax, and the softmax for them.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include "attn/kernel.h"

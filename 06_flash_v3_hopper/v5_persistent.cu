@@ -3,8 +3,8 @@
 // parent    v4_overlap
 // idea      A block of v4 begins with empty stages and ends with stores that nobody computes beside. Now a block takes
 //           one tile of queries after the other: the producer is at the next one when the consumers finish this. O
-//           leaves through shared memory, by TMA. Tiles are dealt out, longest first, to and fro, so that every block
-//           gets as much; heads come in sections whose K and V stay in L2.
+//           leaves through shared memory, by TMA. Tiles are dealt out, longest first, to and fro, so that blocks get
+//           nearly as much; heads come in sections whose K and V stay in L2.
 // expect    most at short lengths, where a tile is little work: N = 512 has four blocks of keys for one tile.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
@@ -362,7 +362,7 @@ Status map_of(TensorMap& map, const Element* g, int64_t heads, int64_t rows, int
 }
 //! [map]
 
-// Heads of a section: so many that their K and V take half of the L2 of an H200 (50 MB), or one group that shares them.
+// Heads of a section: so many that their K and V take 24 MB of an H200's L2 (60 MB), or one group that shares them.
 //! [section]
 int64_t heads_of_section(const Problem& p) {
   const int64_t kv_bytes = 2 * p.seqlen_k * p.head_dim * 2;
