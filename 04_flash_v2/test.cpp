@@ -335,7 +335,9 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
 
 TEST_CASE("inputs of large problems are inputs like others, and so are rows of their outputs", "[emulated]") {
   Problem p = problem(70, 90, 64, DType::bf16);
+  for (const char* operation : {"forward", "backward"}) check_large_steps(operation, p, Backend::emulated);
   p.varlen_q = {70, 0, 33}, p.varlen_k = {90, 5, 40};
+  for (const char* operation : {"forward", "backward"}) check_large_steps(operation, p, Backend::emulated);
   p.finish();
   const Operation& op = *find_operation("forward");
   const HostTensors inputs = repeated_inputs(p, op.inputs(p));
@@ -350,27 +352,5 @@ TEST_CASE("inputs of large problems are inputs like others, and so are rows of t
 }
 
 TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
-  // Q and O, then K and V, have more than 2^31 elements. Sampled rows are compared, the last ones of the last head too.
-  Problem queries = problem(1024, 1024, 128, DType::bf16), keys = problem(64, 131072, 128, DType::bf16);
-  Problem packed = queries;
-  queries.batch = 16 * 129, queries.heads = 8, queries.kv_heads = 1;
-  keys.batch = 129, keys.heads = keys.kv_heads = 1;
-  packed.varlen_q.assign(16 * 129, 1024), packed.heads = 8, packed.kv_heads = 1;
-  queries.causal = true;
-  for (Problem p : {queries, keys, packed}) {
-    p.finish();
-    const Operation& op = *find_operation("forward");
-    const HostTensors inputs = repeated_inputs(p, op.inputs(p));
-    const auto expected = op.reference(p, inputs, {.full = false, .budget = 1e7});
-    Session session(p, op, Backend::gpu, inputs);
-    for (const Step& step : chapter().steps) {
-      if (step.operation != "forward" || refusal(step, p)) continue;
-      INFO(step.name);
-      if (memory_need(p, op, step).total() > static_cast<double>(free_bytes(Backend::gpu))) continue;
-      REQUIRE(session.prepare(step).ok());
-      REQUIRE(session.launch().ok());
-      CHECK(check_rows(session, expected) == "");
-    }
-    CHECK_FALSE(session.damage());
-  }
+  for (const Problem& p : large_problems()) check_large_steps("forward", p, Backend::gpu);
 }

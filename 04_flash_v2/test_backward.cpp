@@ -312,26 +312,5 @@ TEST_CASE("all backward steps on the GPU", "[gpu]") {
 }
 
 TEST_CASE("gradients of tensors past 2^31 elements", "[gpu][large]") {
-  Problem queries = problem(1024, 1024, 128, DType::bf16), keys = problem(64, 131072, 128, DType::bf16);
-  Problem packed = queries;
-  queries.batch = 16 * 129, queries.heads = 8, queries.kv_heads = 1;
-  keys.batch = 129, keys.heads = keys.kv_heads = 1;
-  packed.varlen_q.assign(16 * 129, 1024), packed.heads = 8, packed.kv_heads = 1;
-  queries.causal = true;
-  for (Problem p : {queries, keys, packed}) {
-    p.finish();
-    const Operation& op = *find_operation("backward");
-    const HostTensors inputs = repeated_inputs(p, op.inputs(p));
-    const auto expected = op.reference(p, inputs, {.full = false, .budget = 1e7});
-    Session session(p, op, Backend::gpu, inputs);
-    for (const Step& step : chapter().steps) {
-      if (step.operation != "backward" || refusal(step, p)) continue;
-      INFO(step.name);
-      if (memory_need(p, op, step).total() > static_cast<double>(free_bytes(Backend::gpu))) continue;
-      REQUIRE(session.prepare(step).ok());
-      REQUIRE(session.launch().ok());
-      CHECK(check_rows(session, expected) == "");
-    }
-    CHECK_FALSE(session.damage());
-  }
+  for (const Problem& p : large_problems()) check_large_steps("backward", p, Backend::gpu);
 }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 namespace attn {
 
@@ -88,6 +89,7 @@ HostTensors Session::outputs() {
 HostTensor Session::output_rows(const std::string& name, const std::vector<int64_t>& rows) {
   const std::vector<TensorSpec> specs = operation_.outputs(problem_);
   const auto spec = std::ranges::find(specs, name, &TensorSpec::name);
+  if (spec == specs.end()) throw std::invalid_argument(name + ": no output of " + operation_.name);
   const int64_t columns = spec->columns(), bytes = columns * size_of(spec->dtype);
   HostTensor t{{name, {1, 1, static_cast<int64_t>(rows.size()), columns}, spec->dtype}, {}};
   t.data.resize(static_cast<std::size_t>(t.spec.elements()));

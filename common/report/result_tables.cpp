@@ -38,6 +38,11 @@ std::string device_of(const json& j) { return j.at("device").at("name").get<std:
 std::string operation_of(const json& j) { return j.at("operation").get<std::string>(); }
 std::string name_of(const json& step) { return step.at("name").get<std::string>(); }
 
+std::string quartiles(const json& time) {
+  return fmt::format("{} ({} .. {})", milliseconds(time.at("median_s").get<double>()),
+                     milliseconds(time.at("q1_s").get<double>()), milliseconds(time.at("q3_s").get<double>()));
+}
+
 // The bytes that a step's model counts, a second.
 double bytes_per_s(const json& step) {
   return step.at("modelled_bytes").get<double>() / step.at("time").at("median_s").get<double>();
@@ -60,9 +65,7 @@ std::string steps_table(const fs::path& path) {
     count = t.at("count").get<int>();
     grid.add_row();
     grid.add("step", "step", code(name_of(s)));
-    grid.add("ms", "ms (quartiles)",
-             fmt::format("{} ({} .. {})", milliseconds(t.at("median_s").get<double>()),
-                         milliseconds(t.at("q1_s").get<double>()), milliseconds(t.at("q3_s").get<double>())));
+    grid.add("ms", "ms (quartiles)", quartiles(t));
     if (rated_in_bytes(s)) {
       bytes = true;
       grid.add("rate", "GB/s", gigabytes_per_s(bytes_per_s(s)));
@@ -153,13 +156,10 @@ std::string problems_table(const fs::path& folder, const Words& names) {
                                    operation, device));
     for (const json& s : j.at("steps")) {
       if (s.at("time").is_null()) continue;
-      const json& t = s.at("time");
       grid.add_row();
       grid.add("problem", "problem", problem_text(j.at("problem"), operation));
       grid.add("step", "step", code(name_of(s)));
-      grid.add("ms", "ms (quartiles)",
-               fmt::format("{} ({} .. {})", milliseconds(t.at("median_s").get<double>()),
-                           milliseconds(t.at("q1_s").get<double>()), milliseconds(t.at("q3_s").get<double>())));
+      grid.add("ms", "ms (quartiles)", quartiles(s.at("time")));
       grid.add("rate", rated_in_bytes(s) ? "GB/s" : "TFLOP/s",
                rated_in_bytes(s) ? gigabytes_per_s(bytes_per_s(s)) : rate(s.at("flop_per_s").get<double>()));
     }

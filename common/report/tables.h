@@ -21,8 +21,8 @@
 /// | diff | two exports, maybe a kernel | a counter that moved by more than 1 % |
 ///
 /// Operations that count no arithmetic have their rate in GB/s: the bytes that the step's model counts, over time.
-/// A name that ends in * stands for all files that begin so (lengths, problems, memory). Where a file that is named is not there
-/// yet, the table is one line: "not measured yet".
+/// A name that ends in * stands for all files that begin so (lengths, problems, memory). Where a file that is named is
+/// not there yet, the table is one line: "not measured yet".
 #pragma once
 
 #include <filesystem>

@@ -124,6 +124,39 @@ inline Problem problem(int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim, DTy
   return p;
 }
 
+/// Problems of which Q and O, then K and V, have more than 2^31 elements; and the first one packed.
+inline std::vector<Problem> large_problems() {
+  Problem queries = problem(1024, 1024, 128, DType::bf16), keys = problem(64, 131072, 128, DType::bf16);
+  Problem packed = queries;
+  queries.batch = 16 * 129, queries.heads = 8, queries.kv_heads = 1;
+  queries.causal = true;
+  keys.batch = 129, keys.heads = keys.kv_heads = 1;
+  packed.varlen_q.assign(16 * 129, 1024), packed.heads = 8, packed.kv_heads = 1;
+  return {queries, keys, packed};
+}
+
+/// Runs every step of `operation` that does not refuse the problem, and compares sampled rows, the last ones of the last
+/// head among them. A step that the device has no memory for is named.
+inline void check_large_steps(const std::string& operation, Problem p, Backend backend) {
+  p.finish();
+  const Operation& op = *find_operation(operation);
+  const HostTensors inputs = repeated_inputs(p, op.inputs(p));
+  const std::vector<Expected> expected = op.reference(p, inputs, {.full = false, .budget = 1e7});
+  Session session(p, op, backend, inputs);
+  for (const Step& step : chapter().steps) {
+    if (step.operation != operation || refusal(step, p)) continue;
+    INFO(step.name << " " << p.text());
+    if (memory_need(p, op, step).total() > static_cast<double>(free_bytes(backend))) {
+      WARN("not run, for want of memory: " << step.name << " " << p.text());
+      continue;
+    }
+    REQUIRE(session.prepare(step).ok());
+    REQUIRE(session.launch().ok());
+    CHECK(check_rows(session, expected) == "");
+  }
+  CHECK_FALSE(session.damage());
+}
+
 /// The lengths that break kernels: one, odd ones, and the edges of tiles.
 inline const std::vector<int64_t> kLengths{1,   2,   3,   15,  16,  17,  31,  32,  33,  63,  64,
                                            65,  113, 127, 128, 129, 203, 239, 799, 1000, 1023, 1024};
