@@ -5,7 +5,7 @@
 //           need not be relative to the maximum: any number will do that l and O agree on, as long as P stays small. So
 //           the number that it is relative to stays behind the maximum, until P could be more than 2^8 = 256. A warp
 //           decides for its rows at once, as branches are its own.
-// expect    fewer multiplications between products
+// expect    fewer multiplications between products: sm__inst_executed.sum
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 //           So do the answers to two questions: do turns pay, and does it pay to rescale O seldom? Sections are of
 //           equal size. Beside that softcap, and packed sequences of several lengths, which cost the plain kernel a few
 //           loads for each tile of queries.
-// expect    larger tiles of queries, or smaller ones for short sequences
+// expect    gpu__time_duration.sum at every head dim; by sections dram__bytes_read.sum; with a mask fewer idle SMs
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap
 #include "attn/device.h"
 #include "attn/kernel.h"

@@ -5,8 +5,8 @@
 //           tile of queries two barriers of a warpgroup. Now each warp stores its own rows. The four lanes of a row
 //           have two neighbouring columns of every eight, 16 bytes in all, half a sector. So two lanes exchange halves
 //           first: then each has four columns side by side, and a quad writes 32 bytes, a whole sector.
-// expect    fewer barriers and instructions at the end of a tile; at d=256 Q is free after the last S, as elsewhere; at
-//           d=128 32 KB of shared memory less, which is the room for a second Q
+// expect    fewer waits at barriers (smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio); at d=256 Q is
+//           free after the last S, as elsewhere; at d=128 32 KB less (launch__shared_mem_per_block), for a second Q
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 

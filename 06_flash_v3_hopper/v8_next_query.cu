@@ -5,7 +5,8 @@
 //           the last K and V, and Q waits for the last S of this tile. Now a second thread finds work and loads Q. It
 //           is told to when the other one is at the fourth block of keys from the end; and Q has two places (one at
 //           d=256, where there is no room for two). So Q is there when the tile begins. Tiles are described in a ring.
-// expect    a shorter wait between two tiles of queries. The consumers' loop still ends with each of them
+// expect    a shorter wait between two tiles of queries: gpu__time_duration.sum at short lengths. The consumers' loop
+//           still ends with each of them
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
