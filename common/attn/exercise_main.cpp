@@ -11,6 +11,7 @@
 
 #include <CLI/CLI.hpp>
 #include <fstream>
+#include <nlohmann/json.hpp>
 
 #include "attn/exercise.h"
 

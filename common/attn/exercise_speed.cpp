@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <nlohmann/json.hpp>
 
 #include "attn/check.h"
 #include "attn/exercise.h"

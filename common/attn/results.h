@@ -2,7 +2,7 @@
 /// What a run found, and the one JSON schema for it (docs/results_schema.md).
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>

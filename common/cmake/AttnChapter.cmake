@@ -9,15 +9,18 @@ function(attn_add_kernels target)
     get_filename_component(path ${file} ABSOLUTE)
     get_filename_component(name ${file} NAME_WE)
     set(wrapper ${CMAKE_CURRENT_BINARY_DIR}/emulated/${name}.cpp)
+    # A path from the root, so that a compiler cache knows the file in another clone again.
+    file(RELATIVE_PATH path ${PROJECT_SOURCE_DIR} ${path})
     file(CONFIGURE OUTPUT ${wrapper} CONTENT "#include \"${path}\"\n")
     list(APPEND emulated ${wrapper})
   endforeach()
   add_library(${target}_emulated OBJECT ${emulated})
-  # Kernels read vectors from arrays of elements, as CUDA allows; #pragma unroll is nvcc's.
+  # Kernels read vectors from arrays of elements, as CUDA allows; #pragma unroll is nvcc's. GCC's note on how
+  # it passes an over-aligned parameter (a tensor map) says nothing about a kernel.
   target_compile_definitions(${target}_emulated PRIVATE ATTN_EMULATED)
   target_compile_options(${target}_emulated PRIVATE
-    $<$<NOT:$<CONFIG:Debug>>:-O2> -fno-strict-aliasing -Wno-unknown-pragmas)
-  target_include_directories(${target}_emulated PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+    $<$<NOT:$<CONFIG:Debug>>:-O2> -fno-strict-aliasing -Wno-unknown-pragmas -Wno-psabi)
+  target_include_directories(${target}_emulated PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR})
   target_link_libraries(${target}_emulated PRIVATE attn attn_warnings)
   set(objects $<TARGET_OBJECTS:${target}_emulated>)
   if(ATTN_HAVE_CUDA)

@@ -6,7 +6,6 @@
 /// add it with the meaning that the CUDA C++ Programming Guide gives it.
 #pragma once
 
-#include <Eigen/Core>
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -14,6 +13,7 @@
 #include <cstring>
 #include <type_traits>
 
+#include "emulator/float16.h"
 #include "emulator/simt.h"
 
 #define __global__
@@ -52,9 +52,9 @@ constexpr int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 constexpr uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 constexpr uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-// ---- 16-bit floating point: Eigen's types round to nearest even, as the GPU's do ------------
-using __half = Eigen::half;
-using __nv_bfloat16 = Eigen::bfloat16;
+// ---- 16-bit floating point --------------------------------------------------------------------
+using __half = Float16;
+using __nv_bfloat16 = BFloat16;
 inline float __half2float(__half x) { return static_cast<float>(x); }
 inline float __bfloat162float(__nv_bfloat16 x) { return static_cast<float>(x); }
 inline __half __float2half_rn(float x) { return __half(x); }

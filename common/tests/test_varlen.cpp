@@ -1,5 +1,6 @@
 // Batches of sequences of several lengths: what the problem means, where its packed tensors lie, what is predicted
 // for it, and that a step which gets any of it wrong is found.
+#include <nlohmann/json.hpp>
 #include <cmath>
 #include <string>
 #include <vector>
