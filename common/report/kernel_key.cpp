@@ -52,6 +52,9 @@ std::string without_emulator(const std::string& text) {
   return out;
 }
 
+// Around the tokens of a line of the preprocessor.
+const std::string kDirective = "\x01", kEndOfDirective = "\x02";
+
 // Words, numbers, strings and signs; no comments. A preprocessor's #include is left out: its file is read instead.
 Tokens lex(const std::string& text, std::vector<std::string>* included = nullptr) {
   Tokens tokens;
@@ -74,6 +77,17 @@ Tokens lex(const std::string& text, std::vector<std::string>* included = nullptr
     if (c == '#' && text.compare(i, 8, "#include") == 0) {
       const std::size_t line = std::min(text.find('\n', i), text.size()), open = text.find('"', i);
       if (included && open < line) included->push_back(text.substr(open + 1, text.find('"', open + 1) - open - 1));
+      i = line;
+      continue;
+    }
+    if (c == '#' && (i == 0 || text.find_last_not_of(" \t", i - 1) == text.npos ||
+                     text[text.find_last_not_of(" \t", i - 1)] == '\n')) {
+      std::size_t line = text.find('\n', i);
+      while (line != text.npos && text[line - 1] == '\\') line = text.find('\n', line + 1);
+      line = std::min(line, text.size());
+      tokens.push_back(kDirective);
+      for (std::string& t : lex(text.substr(i + 1, line - i - 1))) tokens.push_back(std::move(t));
+      tokens.push_back(kEndOfDirective);
       i = line;
       continue;
     }
@@ -143,29 +157,125 @@ std::string hash(Tokens tokens, const std::string& step) {
   return sha256(text).substr(0, 16);
 }
 
+// A declaration of a header, with the name by which others use it; without one nobody does.
+struct Chunk {
+  Tokens tokens;
+  std::string name;
+  bool used = false;
+};
+
+std::string name_of(const Tokens& tokens) {
+  static const std::set<std::string> kAttributes{"__launch_bounds__", "__align__", "alignas", "decltype", "requires",
+                                                 "static_assert", "__attribute__", "if", "explicit"};
+  if (tokens[0] == kDirective) return tokens.size() > 2 && tokens[1] == "define" ? tokens[2] : "";
+  std::size_t i = 0;
+  if (tokens[0] == "template") {
+    int depth = 0;
+    for (i = 1; i < tokens.size(); ++i) {
+      depth += tokens[i] == "<" ? 1 : tokens[i] == ">" ? -1 : 0;
+      if (depth == 0) break;
+    }
+    ++i;
+  }
+  for (std::string before; i < tokens.size(); ++i) {
+    const std::string& t = tokens[i];
+    if (t == "operator") return "";
+    if ((t == "=" || t == "{" || t == ";" || t == "[" || t == ":") && !before.empty()) return before;
+    if (t == "(" && !before.empty() && !kAttributes.contains(before)) return before;
+    if (t == "<" && (tokens[0] == "struct" || tokens[0] == "template") && !before.empty() && i + 1 < tokens.size() &&
+        std::ranges::find(tokens, "struct") != tokens.end())
+      return before;  // a specialisation
+    before = is_name(t) && t != "const" && t != "enum" && t != "class" ? t : std::string();
+    if (t == "struct" || t == "inline" || t == "constexpr") before.clear();
+  }
+  return "";
+}
+
+// A header by declarations; namespaces are opened and forgotten.
+std::vector<Chunk> chunks_of(const Tokens& tokens) {
+  std::vector<Chunk> chunks;
+  Tokens open;
+  int depth = 0;
+  const auto close = [&] {
+    if (!open.empty()) chunks.push_back({open, name_of(open)});
+    open.clear();
+  };
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::string& t = tokens[i];
+    if (t == kDirective && depth == 0) {
+      if (!open.empty() && open != Tokens{"inline"}) close();
+      while (i < tokens.size() && tokens[i] != kEndOfDirective) open.push_back(tokens[i++]);
+      close();
+      continue;
+    }
+    if (depth == 0 && t == "namespace") {
+      while (i < tokens.size() && tokens[i] != "{" && tokens[i] != ";") ++i;
+      open.clear();
+      continue;
+    }
+    if (depth == 0 && open.empty() && (t == "}" || t == ";")) continue;
+    open.push_back(t);
+    if (t == "{" || t == "(") ++depth;
+    if (t == "}" || t == ")") --depth;
+    // A body ends a function; a class ends with its semicolon.
+    const bool body = t == "}" && (i + 1 == tokens.size() || tokens[i + 1] != ";");
+    if (depth == 0 && (t == ";" || body)) close();
+  }
+  close();
+  return chunks;
+}
+
 // Whether a file that a step includes holds code of its kernels; the rest of attn/ is the host's.
 bool has_device_code(const std::string& path) {
   return path.starts_with("ptx/") || path == "attn/kernel.h" || path == "attn/philox.h" || path == "attn/blas.h" ||
          path.find('/') == path.npos;
 }
 
+// The step's file, then of the headers what it uses, in the order in which they hold it.
 Tokens tokens_of(const fs::path& root, const fs::path& file) {
-  Tokens all;
+  std::vector<std::string> included;
+  Tokens all = lex(without_emulator(read(file)), &included);
+  drop_messages(all, false);
+  std::vector<Chunk> chunks;
   std::set<std::string> seen;
-  std::vector<fs::path> waiting{file};
-  for (std::size_t n = 0; n < waiting.size(); ++n) {
-    std::vector<std::string> included;
-    Tokens tokens = lex(without_emulator(read(waiting[n])), &included);
-    drop_messages(tokens, waiting[n].parent_path().filename() == "ptx");
-    all.insert(all.end(), tokens.begin(), tokens.end());
-    if (included.empty()) continue;
-    for (const std::string& path : included) {
-      if (!has_device_code(path) || !seen.insert(path).second) continue;
-      const fs::path here = file.parent_path() / path;
-      waiting.push_back(path.find('/') == path.npos && fs::exists(here) ? here : root / "common" / path);
-      if (path == "attn/blas.h") waiting.push_back(root / "common/attn/blas.cpp");
+  for (std::size_t n = 0; n < included.size(); ++n) {
+    const std::string path = included[n];
+    if (!has_device_code(path) || !seen.insert(path).second) continue;
+    const fs::path here = file.parent_path() / path;
+    const bool own = path.find('/') == path.npos && fs::exists(here);
+    std::vector<fs::path> files{own ? here : root / "common" / path};
+    if (path == "attn/blas.h") files.push_back(root / "common/attn/blas.cpp");
+    for (const fs::path& header : files) {
+      Tokens tokens = lex(without_emulator(read(header)), &included);
+      drop_messages(tokens, path.starts_with("ptx/"));
+      for (Chunk& chunk : chunks_of(tokens)) {
+        // Of attn/kernel.h what launches and picks types is the host's.
+        const bool device = std::ranges::find(chunk.tokens, "__device__") != chunk.tokens.end();
+        if (path == "attn/kernel.h" && !device && chunk.tokens[0] != kDirective && chunk.name.starts_with("launch")) continue;
+        if (path == "attn/kernel.h" && !device && chunk.name.starts_with("dispatch")) continue;
+        chunks.push_back(std::move(chunk));
+      }
     }
   }
+  // Macros that stand for nothing on a GPU are nothing.
+  std::set<std::string> nothing;
+  std::erase_if(chunks, [&](const Chunk& c) {
+    const bool empty = c.tokens[0] == kDirective && c.tokens.size() == 3 && c.tokens[1] == "define";
+    if (empty) nothing.insert(c.name);
+    return empty;
+  });
+  std::set<std::string> wanted(all.begin(), all.end());
+  for (bool grew = true; grew;) {
+    grew = false;
+    for (Chunk& c : chunks) {
+      if (c.used || !wanted.contains(c.name)) continue;
+      c.used = grew = true;
+      wanted.insert(c.tokens.begin(), c.tokens.end());
+    }
+  }
+  for (const Chunk& c : chunks)
+    if (c.used) all.insert(all.end(), c.tokens.begin(), c.tokens.end());
+  std::erase_if(all, [&](const std::string& t) { return nothing.contains(t) || t == kDirective || t == kEndOfDirective; });
   return all;
 }
 
@@ -208,12 +318,13 @@ std::string key_of(const Keys& keys, const std::string& chapter, const std::stri
   if (const auto found = keys.find(chapter + "/" + step); found != keys.end()) return found->second;
   const std::string begin = chapter + "/" + number_of(step) + "_";
   const auto found = keys.lower_bound(begin);
-  return found != keys.end() && found->first.starts_with(begin) ? found->second : "";
+  return found != keys.end() && found->first.starts_with(begin) ? found->second : "-";
 }
 
 std::string key_of_text(const std::string& text, const std::string& name) {
   Tokens tokens = lex(without_emulator(text));
   drop_messages(tokens, false);
+  std::erase_if(tokens, [](const std::string& t) { return t == kDirective || t == kEndOfDirective; });
   return hash(std::move(tokens), name);
 }
 

@@ -14,7 +14,7 @@ const std::string kKernel = R"(// v1_one: an idea
 #include "attn/kernel.h"
 namespace ATTN_BACKEND::v1_one {
 __global__ void kernel(const float* gX, float* gY, int count) {
-  const int i = blockIdx.x * blockDim.x + threadIdx.x;  // who I am
+  const int i = blockIdx.x * kWarp + threadIdx.x;  // who I am
 #ifdef ATTN_EMULATED
   emulator::note(i);
 #else
@@ -105,7 +105,7 @@ TEST_CASE("every step of the suite has a key of its own", "[evidence]") {
   }
   CHECK(keys.size() > 40);
   CHECK(key_of(keys, "03_flash_v1", "v1_half_m") == keys.at("03_flash_v1/v1_scalar"));
-  CHECK(key_of(keys, "03_flash_v1", "v99_nosuch").empty());
+  CHECK(key_of(keys, "03_flash_v1", "v99_nosuch") == "-");
 }
 
 TEST_CASE("what is as it was measured passes, what was edited does not", "[evidence]") {
@@ -164,7 +164,9 @@ TEST_CASE("a kernel that changed is told, and needs a reason", "[evidence]") {
   Project q;
   q.write("common/attn/kernel.h", "constexpr int kWarp = 64;\n");
   CHECK(has(q.wrong(), "01_first/v2_two: changed since"));
-  q.write("common/attn/kernel.h", "constexpr int kWarp = 32;  // lanes\n");
+  q.write("common/attn/kernel.h", "#define ATTN_NOTHING\nconstexpr int kWarp = 32;  // lanes\nconstexpr int kMore = 1;\n"
+          "template <class T> struct Unused { T x; };\n");
+  CHECK(q.wrong() == "");
   q.write("01_first/v3_new.cu", with(kKernel, "v1_one", "v3_new"));
   CHECK(p.wrong() != "");
   CHECK(q.wrong() == "01_first/v3_new: changed since it was measured, and not listed as unverified\n");
