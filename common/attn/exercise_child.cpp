@@ -1,7 +1,8 @@
-// The main() of a program with a student's kernel: ex01a_student, and check_ex01a with the planted versions.
+// The main() of a program with a student's kernel: ex01a_student, and check_ex01a with the planted
+// versions.
 //
-// It launches what it is asked to and gives back numbers. It knows neither what is right nor how the inputs were
-// drawn, and holds none of the shipped steps. Run by judge_01_naive, which judges.
+// It launches what it is asked to and gives back numbers. It knows neither what is right nor how
+// the inputs were drawn, and holds none of the shipped steps. Run by judge_01_naive, which judges.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -21,7 +22,8 @@ namespace {
 Reply answer(const Request& r) {
   const std::vector<Variant>& all = variants();
   const auto v = std::ranges::find(all, r.variant, &Variant::name);
-  if (v == all.end()) return Reply::failure(fmt::format("--variant {}: there is no such version", r.variant));
+  if (v == all.end())
+    return Reply::failure(fmt::format("--variant {}: there is no such version", r.variant));
   Reply reply;
   if (r.what == Request::What::probe) {
     if (v->probe) reply.values = v->probe();

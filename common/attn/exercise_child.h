@@ -1,5 +1,6 @@
 /// \file
-/// What a program with a student's kernel holds: versions of one step. CMake (attn_add_exercise) writes the list.
+/// What a program with a student's kernel holds: versions of one step. CMake (attn_add_exercise)
+/// writes the list.
 #pragma once
 
 #include <string>
@@ -13,8 +14,8 @@ namespace attn {
 struct Variant {
   std::string name;  ///< "student", "solution", "stub", or a mutant's name
   Launch launch;
-  /// What the judge of an index exercise wants to know of it (places, products), as numbers; may be null. Throws
-  /// std::runtime_error where it cannot be found out.
+  /// What the judge of an index exercise wants to know of it (places, products), as numbers; may be
+  /// null. Throws std::runtime_error where it cannot be found out.
   std::vector<float> (*probe)() = nullptr;
 };
 

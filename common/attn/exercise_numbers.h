@@ -1,6 +1,6 @@
 /// \file
-/// The numbers of an exercise's probe, taken one by one: what the judges of index exercises share. The numbers come from
-/// the student's process, so any of them may be anything.
+/// The numbers of an exercise's probe, taken one by one: what the judges of index exercises share.
+/// The numbers come from the student's process, so any of them may be anything.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,9 @@ class Numbers {
  public:
   explicit Numbers(const std::vector<float>& all) : all_(all) {}
 
-  bool has(int64_t count) const { return count >= 0 && static_cast<uint64_t>(count) <= all_.size(); }
+  bool has(int64_t count) const {
+    return count >= 0 && static_cast<uint64_t>(count) <= all_.size();
+  }
   /// The next one, -1 if it is no number that an int32 can hold, or if there is none.
   int whole() {
     if (all_.empty()) return -1;

@@ -34,28 +34,48 @@ TensorSpec tensor_spec(const json& j) {
 
 // What Shape has, and what a launch asks of a problem besides.
 json to_json(const Problem& p) {
-  return {{"batch", p.batch}, {"heads", p.heads}, {"kv_heads", p.kv_heads}, {"seqlen_q", p.seqlen_q},
-          {"seqlen_k", p.seqlen_k}, {"head_dim", p.head_dim}, {"dtype", static_cast<int>(p.dtype)},
-          {"causal", p.causal}, {"window", {p.window_left, p.window_right}}, {"scale", p.softmax_scale},
-          {"softcap", p.softcap}, {"alibi", p.alibi}, {"dropout", p.dropout}, {"top_k", p.top_k}, {"seed", p.seed}};
+  return {{"batch", p.batch},
+          {"heads", p.heads},
+          {"kv_heads", p.kv_heads},
+          {"seqlen_q", p.seqlen_q},
+          {"seqlen_k", p.seqlen_k},
+          {"head_dim", p.head_dim},
+          {"dtype", static_cast<int>(p.dtype)},
+          {"causal", p.causal},
+          {"window", {p.window_left, p.window_right}},
+          {"scale", p.softmax_scale},
+          {"softcap", p.softcap},
+          {"alibi", p.alibi},
+          {"dropout", p.dropout},
+          {"top_k", p.top_k},
+          {"seed", p.seed}};
 }
 Problem problem(const json& j) {
   Problem p;
   j.at("batch").get_to(p.batch), j.at("heads").get_to(p.heads), j.at("kv_heads").get_to(p.kv_heads);
-  j.at("seqlen_q").get_to(p.seqlen_q), j.at("seqlen_k").get_to(p.seqlen_k), j.at("head_dim").get_to(p.head_dim);
+  j.at("seqlen_q").get_to(p.seqlen_q), j.at("seqlen_k").get_to(p.seqlen_k),
+      j.at("head_dim").get_to(p.head_dim);
   p.dtype = static_cast<DType>(j.at("dtype").get<int>());
   j.at("causal").get_to(p.causal);
   p.window_left = j.at("window").at(0), p.window_right = j.at("window").at(1);
-  j.at("scale").get_to(p.softmax_scale), j.at("softcap").get_to(p.softcap), j.at("alibi").get_to(p.alibi);
+  j.at("scale").get_to(p.softmax_scale), j.at("softcap").get_to(p.softcap),
+      j.at("alibi").get_to(p.alibi);
   j.at("dropout").get_to(p.dropout), j.at("top_k").get_to(p.top_k), j.at("seed").get_to(p.seed);
   return p;
 }
 
 std::string encoded(const Request& r) {
-  json head{{"what", static_cast<int>(r.what)}, {"variant", r.variant}, {"backend", static_cast<int>(r.backend)},
-            {"schedule", r.schedule}, {"early_copies", r.early_copies}, {"problem", to_json(r.problem)},
-            {"workspaces", json::array()}, {"inputs", json::array()}, {"outputs", json::array()}};
-  for (const Workspace& w : r.workspaces) head["workspaces"].push_back({{"name", w.name}, {"bytes", w.bytes}});
+  json head{{"what", static_cast<int>(r.what)},
+            {"variant", r.variant},
+            {"backend", static_cast<int>(r.backend)},
+            {"schedule", r.schedule},
+            {"early_copies", r.early_copies},
+            {"problem", to_json(r.problem)},
+            {"workspaces", json::array()},
+            {"inputs", json::array()},
+            {"outputs", json::array()}};
+  for (const Workspace& w : r.workspaces)
+    head["workspaces"].push_back({{"name", w.name}, {"bytes", w.bytes}});
   for (const TensorSpec& t : r.input_specs) head["inputs"].push_back(to_json(t));
   for (const TensorSpec& t : r.output_specs) head["outputs"].push_back(to_json(t));
   const std::string text = head.dump();
@@ -95,7 +115,8 @@ void write_whole(int file, const void* from, std::size_t bytes) {
 
 // One line of what another process wrote.
 std::string one_line(std::string text) {
-  std::ranges::replace_if(text, [](unsigned char c) { return c < 32 || c == 127; }, ' ');
+  std::ranges::replace_if(
+      text, [](unsigned char c) { return c < 32 || c == 127; }, ' ');
   return text;
 }
 
@@ -157,7 +178,8 @@ std::optional<Request> read_request(int file) {
 }
 
 void write_reply(int file, const Reply& r) {
-  const auto message = static_cast<int64_t>(r.message.size()), count = static_cast<int64_t>(r.values.size());
+  const auto message = static_cast<int64_t>(r.message.size()),
+             count = static_cast<int64_t>(r.values.size());
   write_whole(file, &message, sizeof message);
   write_whole(file, r.message.data(), r.message.size());
   write_whole(file, &r.seconds, sizeof r.seconds);
@@ -166,9 +188,11 @@ void write_reply(int file, const Reply& r) {
 }
 
 StudentProcess::StudentProcess(const std::string& program, std::string variant, double seconds)
-    : variant_(std::move(variant)), limit_(seconds),
+    : variant_(std::move(variant)),
+      limit_(seconds),
       end_(std::chrono::steady_clock::now() +
-           std::chrono::duration_cast<std::chrono::steady_clock::duration>(std::chrono::duration<double>(seconds))) {
+           std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+               std::chrono::duration<double>(seconds))) {
   if (access(program.c_str(), X_OK) != 0) throw InputError(program + ": no such program");
   // Nobody of the same user may look into this process, which knows what is right.
   prctl(PR_SET_DUMPABLE, 0);
@@ -210,7 +234,8 @@ StudentProcess::~StudentProcess() {
 // Waits until a pipe can be read or written, at most until time is up.
 bool StudentProcess::ready(int file, short events) {
   for (;;) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(end_ - std::chrono::steady_clock::now());
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        end_ - std::chrono::steady_clock::now());
     if (left.count() <= 0) return late_ = true, false;
     pollfd p{file, events, 0};
     const int n = poll(&p, 1, static_cast<int>(std::min<int64_t>(left.count(), 60000)));
@@ -253,9 +278,11 @@ Reply StudentProcess::gone(const std::string& why) {
   process_ = -1;
   if (late_) return Reply::failure(fmt::format("did not end in {:.0f} s", limit_));
   if (!why.empty()) return Reply::failure(why);
-  if (ended && WIFSIGNALED(status)) return Reply::failure(fmt::format("the program crashed: {}", strsignal(WTERMSIG(status))));
+  if (ended && WIFSIGNALED(status))
+    return Reply::failure(fmt::format("the program crashed: {}", strsignal(WTERMSIG(status))));
   if (ended && WIFEXITED(status))
-    return Reply::failure(fmt::format("the program ended with status {} before it had given an answer", WEXITSTATUS(status)));
+    return Reply::failure(fmt::format(
+        "the program ended with status {} before it had given an answer", WEXITSTATUS(status)));
   return Reply::failure("the program gave no answer");
 }
 
@@ -267,12 +294,13 @@ Reply StudentProcess::ask(Request request) {
   if (!send(encoded(request)) || !receive(&length, sizeof length)) return gone("");
   if (length < 0 || length > kLongestMessage) return gone("gave an answer that is none");
   reply.message.resize(static_cast<std::size_t>(length));
-  if (!receive(reply.message.data(), reply.message.size()) || !receive(&reply.seconds, sizeof reply.seconds) ||
-      !receive(&count, sizeof count))
+  if (!receive(reply.message.data(), reply.message.size()) ||
+      !receive(&reply.seconds, sizeof reply.seconds) || !receive(&count, sizeof count))
     return gone("");
   if (!reply.message.empty()) return Reply::failure(one_line(reply.message));
   if (count < 0 || count > most_values(request) || count != request.expected().value_or(count))
-    return gone(fmt::format("gave {} numbers where the outputs have {}", count, most_values(request)));
+    return gone(
+        fmt::format("gave {} numbers where the outputs have {}", count, most_values(request)));
   reply.values.resize(static_cast<std::size_t>(count));
   if (!receive(reply.values.data(), reply.values.size() * sizeof(float))) return gone("");
   return reply;

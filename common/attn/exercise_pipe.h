@@ -1,9 +1,10 @@
 /// \file
-/// What the judge of an exercise and the process with the student's kernel say to each other, over two pipes.
+/// What the judge of an exercise and the process with the student's kernel say to each other, over
+/// two pipes.
 ///
-/// The judge sends a problem and its inputs. What comes back is a message, which counts as a failure, or numbers,
-/// as many as the judge expects; whatever else the process writes is read by nobody. So nothing that it can do
-/// is worth more than the right numbers.
+/// The judge sends a problem and its inputs. What comes back is a message, which counts as a
+/// failure, or numbers, as many as the judge expects; whatever else the process writes is read by
+/// nobody. So nothing that it can do is worth more than the right numbers.
 #pragma once
 
 #include <sys/types.h>
@@ -28,11 +29,12 @@ struct Request {
     probe,    ///< run the exercise's probe: its numbers
   };
   What what = What::launch;
-  std::string variant;   ///< which version, of those in the program
+  std::string variant;  ///< which version, of those in the program
   Backend backend = Backend::emulated;
   uint64_t schedule = 0;  ///< seed of the emulator's schedule
   bool early_copies = false;
-  Problem problem;  ///< its seed only where dropout needs it: the inputs are all that a kernel should know
+  Problem problem;  ///< its seed only where dropout needs it: the inputs are all that a kernel
+                    ///< should know
   std::vector<Workspace> workspaces;
   std::vector<TensorSpec> input_specs, output_specs;
   HostTensors inputs;
@@ -51,23 +53,24 @@ struct Reply {
   HostTensors outputs(const Request& request) const;
 };
 
-/// The side of the student's program. Nothing at the end of the file. Throws std::runtime_error where the
-/// request is cut off.
+/// The side of the student's program. Nothing at the end of the file. Throws std::runtime_error
+/// where the request is cut off.
 std::optional<Request> read_request(int file);
 void write_reply(int file, const Reply&);
 
-/// The student's program as the judge sees it: started at once, asked again and again, killed at the end with
-/// all that it has started.
+/// The student's program as the judge sees it: started at once, asked again and again, killed at
+/// the end with all that it has started.
 class StudentProcess {
  public:
-  /// Of version `variant`; `seconds` is how long it may take for all answers together. Throws InputError where there is
-  /// no such program.
+  /// Of version `variant`; `seconds` is how long it may take for all answers together. Throws
+  /// InputError where there is no such program.
   StudentProcess(const std::string& program, std::string variant, double seconds);
   ~StudentProcess();
   StudentProcess(const StudentProcess&) = delete;
   StudentProcess& operator=(const StudentProcess&) = delete;
 
-  /// The answer, or a message: of the program, or that it ended or took too long. After that it is not asked again.
+  /// The answer, or a message: of the program, or that it ended or took too long. After that it is
+  /// not asked again.
   Reply ask(Request);
 
  private:

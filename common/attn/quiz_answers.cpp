@@ -26,11 +26,13 @@ std::string trimmed(const std::string& s) {
 }
 
 std::string lower(std::string s) {
-  std::ranges::transform(s, s.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  std::ranges::transform(s, s.begin(),
+                         [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   return s;
 }
 
-// sum = product {+- product}; product = power {*/ power}; power = [-] atom [^ power]; atom = number | ( sum ).
+// sum = product {+- product}; product = power {*/ power}; power = - power | atom [^ power];
+// atom = number | ( sum )
 class Arithmetic {
  public:
   explicit Arithmetic(const std::string& text) : rest_(text) {}
@@ -44,35 +46,47 @@ class Arithmetic {
   double sum() {
     double value = product();
     for (;;)
-      if (take('+')) value += product();
-      else if (take('-')) value -= product();
-      else return value;
+      if (take('+'))
+        value += product();
+      else if (take('-'))
+        value -= product();
+      else
+        return value;
   }
   double product() {
     double value = power();
     for (;;)
-      if (take('*')) value *= power();
-      else if (take('/')) value /= power();
-      else return value;
+      if (take('*'))
+        value *= power();
+      else if (take('/'))
+        value /= power();
+      else
+        return value;
   }
   double power() {
-    if (take('-')) return -power();
-    const double base = atom();
-    return take('^') ? std::pow(base, power()) : base;
-  }
-  double atom() {
     if (++depth_ > 100) good_ = false;
     double value = 0;
-    if (good_ && take('(')) {
-      value = sum();
-      good_ = good_ && take(')');
+    if (good_ && take('-')) {
+      value = -power();
     } else if (good_) {
-      skip_spaces();
-      const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), value);
-      good_ = error == std::errc() && !rest_.empty() && (std::isdigit(static_cast<unsigned char>(rest_[0])) || rest_[0] == '.');
-      if (good_) rest_.remove_prefix(static_cast<std::size_t>(end - rest_.data()));
+      value = atom();
+      if (take('^')) value = std::pow(value, power());
     }
     --depth_;
+    return value;
+  }
+  double atom() {
+    double value = 0;
+    if (take('(')) {
+      value = sum();
+      good_ = good_ && take(')');
+    } else {
+      skip_spaces();
+      const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), value);
+      good_ = error == std::errc() && !rest_.empty() &&
+              (std::isdigit(static_cast<unsigned char>(rest_[0])) || rest_[0] == '.');
+      if (good_) rest_.remove_prefix(static_cast<std::size_t>(end - rest_.data()));
+    }
     return value;
   }
   void skip_spaces() {
@@ -137,23 +151,31 @@ Question Question::from_text(const std::string& name, const std::string& text) {
   std::istringstream words(text);
   Question q{name, Kind::choice, {std::istream_iterator<std::string>(words), {}}};
   if (q.choices == std::vector<std::string>{"whole"}) return {name, Kind::whole, {}};
-  if (q.choices.size() == 2 && q.choices[0] == "letters") return {name, Kind::letters, {q.choices[1]}};
-  if (q.choices.size() < 2) throw std::invalid_argument(name + ": needs \"whole\", \"letters abc\" or its choices");
+  if (q.choices.size() == 2 && q.choices[0] == "letters")
+    return {name, Kind::letters, {q.choices[1]}};
+  if (q.choices.size() < 2)
+    throw std::invalid_argument(name + ": needs \"whole\", \"letters abc\" or its choices");
   return q;
 }
 
 std::string Question::accepted() const {
   switch (kind) {
-    case Kind::number: return "must be one number, or arithmetic as in 4 * 4096^2 * 128";
-    case Kind::whole: return "must be one whole number, or arithmetic that gives one";
-    case Kind::choice: return fmt::format("must be one of {}", fmt::join(choices, ", "));
-    case Kind::letters: return fmt::format("must be some of the letters {}, in alphabetical order", choices[0]);
+    case Kind::number:
+      return "must be one number, or arithmetic as in 4 * 4096^2 * 128";
+    case Kind::whole:
+      return "must be one whole number, or arithmetic that gives one";
+    case Kind::choice:
+      return fmt::format("must be one of {}", fmt::join(choices, ", "));
+    case Kind::letters:
+      return fmt::format("must be some of the letters {}, in alphabetical order", choices[0]);
   }
   return "";
 }
 
 std::string Question::understood(const std::string& value, const std::string& path) const {
-  const auto refuse = [&] { return InputError(fmt::format("{}: {} = {}: {}", path, name, value, accepted())); };
+  const auto refuse = [&] {
+    return InputError(fmt::format("{}: {} = {}: {}", path, name, value, accepted()));
+  };
   const std::string small = lower(value);
   if (kind == Kind::choice) {
     for (const std::string& c : choices)
@@ -168,15 +190,18 @@ std::string Question::understood(const std::string& value, const std::string& pa
   constexpr double kExact = 9007199254740992;  // up to 2^53 every whole number is one
   const bool is_whole = number && *number == std::round(*number) && std::abs(*number) <= kExact;
   if (!number || (kind == Kind::whole && !is_whole)) throw refuse();
-  return is_whole ? fmt::format("{}", static_cast<int64_t>(*number)) : fmt::format("{:.12g}", *number);
+  return is_whole ? fmt::format("{}", static_cast<int64_t>(*number))
+                  : fmt::format("{:.12g}", *number);
 }
 
-Answers understood(const Answers& written, const std::vector<Question>& questions, const std::string& path) {
+Answers understood(const Answers& written, const std::vector<Question>& questions,
+                   const std::string& path) {
   std::vector<std::string> names;
   for (const Question& q : questions) names.push_back(q.name);
   for (const auto& [name, value] : written)
     if (std::ranges::find(names, name) == names.end())
-      throw InputError(fmt::format("{}: {}: nobody asks for that; the names are {}", path, name, fmt::join(names, ", ")));
+      throw InputError(fmt::format("{}: {}: nobody asks for that; the names are {}", path, name,
+                                   fmt::join(names, ", ")));
   Answers result;
   for (const Question& q : questions) {
     const std::string value = answer_to(written, q.name);
@@ -198,7 +223,8 @@ bool confirmed(const Answers& understood, const Answers& written) {
   fmt::print("understood:\n");
   for (const auto& [name, value] : understood) {
     const std::string original = answer_to(written, name);
-    fmt::print("  {} = {}{}\n", name, value, original == value ? "" : fmt::format("    ({})", original));
+    fmt::print("  {} = {}{}\n", name, value,
+               original == value ? "" : fmt::format("    ({})", original));
   }
   if (!isatty(STDIN_FILENO) || !isatty(STDOUT_FILENO)) return true;
   fmt::print("Is that your prediction? It is sealed, and then the truth is shown. [y/N] ");
