@@ -255,13 +255,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   for (int r = 0; r < 2; ++r) {
     row_sum[r] = quad_sum(row_sum[r]);
     if (row(r) >= shape.seqlen_q) continue;
-    const float factor = row_sum[r] > 0 ? 1 / row_sum[r] : 0;  // a row that sees nothing: O = 0
+    const float factor = row_sum[r] > 0 ? __fdividef(1, row_sum[r]) : 0;  // a row that sees nothing: O = 0
     const int64_t at = int64_t{bh} * shape.seqlen_q + row(r);
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n)
       *reinterpret_cast<uint32_t*>(gO + at * kHeadDim + quad_col + 8 * n) =
           pack2<Element>(o[n][2 * r] * factor, o[n][2 * r + 1] * factor);
-    if (quad_col == 0) gLse[at] = row_sum[r] > 0 ? 0.693147181f * row_max[r] + logf(row_sum[r]) : -INFINITY;
+    if (quad_col == 0) gLse[at] = row_sum[r] > 0 ? 0.693147181f * (row_max[r] + __log2f(row_sum[r])) : -INFINITY;
   }
   //! [finish]
 }

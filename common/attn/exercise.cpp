@@ -82,7 +82,8 @@ std::vector<Problem> cases(const Step& step, uint64_t seed) {
 }
 
 // What is wrong with the answer to one problem, or nothing.
-std::string wrong(const Step& step, const Problem& p, Backend backend, StudentProcess& student) {
+std::string wrong(const Step& step, const Problem& p, Backend backend,
+                  StudentProcess& student) {
   Request request = request_for(step, p, backend);
   const Operation& op = *find_operation(step.operation);
   request.inputs = draw_inputs(p, request.input_specs);
@@ -132,7 +133,8 @@ Request request_for(const Step& step, const Problem& p, Backend backend) {
   return r;
 }
 
-bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed, std::optional<int> only) {
+bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,
+                  std::optional<int> only) {
   const Step& step = shipped_step(e);
   fmt::print("{} ({}, {})\n", e.name, e.kind, e.step);
   if (e.judge) {
@@ -156,8 +158,9 @@ bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed, std
       const std::string why = wrong(step, p, backend, student);
       const char* where = backend == Backend::gpu ? "gpu" : "emulated";
       if (!why.empty()) {
-        fmt::print("FAIL  {}: {}\n      {}\n      again: build/release/bin/judge_{} {} --seed {} --case {}\n", where,
-                   problem_text(op, p), why, chapter().name, e.name, seed, number);
+        fmt::print("FAIL  {}: {}\n      {}\n", where, problem_text(op, p), why);
+        fmt::print("      again: build/release/bin/judge_{} {} --seed {} --case {}\n", chapter().name,
+                   e.name, seed, number);
         return false;
       }
       fmt::print("ok    {}: {}\n", where, problem_text(op, p));

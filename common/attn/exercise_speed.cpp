@@ -54,19 +54,24 @@ std::string wrong_output(const HostTensors& out, const InputSet& set) {
   return "";
 }
 
-// What the outputs of a backward pass need at least: the field counts five products, and with P kept four are enough.
-double required_flop(const Operation& op, const Problem& p) { return op.flop(p) * (op.name == "backward" ? 0.8 : 1); }
+// What the outputs of a backward pass need at least: the field counts five products, and with P
+// kept four are enough.
+double required_flop(const Operation& op, const Problem& p) {
+  return op.flop(p) * (op.name == "backward" ? 0.8 : 1);
+}
 
 // No implementation is faster than its compulsory bytes and its operations at the vendor's rates.
 double roof_seconds(const Operation& op, const Problem& p) {
   const GpuSpec* gpu = spec_of_device(gpu_info().name);
   if (gpu == nullptr) return 0;
   const Roofs roofs = datasheet_roofs(*gpu);
-  return std::max(op.compulsory_bytes(p) / roofs.hbm_copy.rate, required_flop(op, p) / roofs.tensor(p.dtype).rate);
+  return std::max(op.compulsory_bytes(p) / roofs.hbm_copy.rate,
+                  required_flop(op, p) / roofs.tensor(p.dtype).rate);
 }
 
 // One launch of the student's, judged; its own clock said how long it took.
-std::string time_student(InputSet& set, StudentProcess& student, std::vector<double>& seconds) {
+std::string time_student(InputSet& set, StudentProcess& student,
+                         std::vector<double>& seconds) {
   set.request.what = Request::What::time;
   const auto begin = std::chrono::steady_clock::now();
   const Reply reply = student.ask(set.request);
@@ -74,13 +79,15 @@ std::string time_student(InputSet& set, StudentProcess& student, std::vector<dou
   if (!reply.message.empty()) return reply.message;
   // Events between two points of a stream cannot say more than the clock on the wall, nor nothing.
   if (!(reply.seconds > 0 && reply.seconds < wall.count()))
-    return fmt::format("the GPU's clock says {:.3f} ms, the wall's {:.3f} ms", reply.seconds * 1e3, wall.count() * 1e3);
+    return fmt::format("the GPU's clock says {:.3f} ms, the wall's {:.3f} ms", reply.seconds * 1e3,
+                       wall.count() * 1e3);
   seconds.push_back(reply.seconds);
   return wrong_output(reply.outputs(set.request), set);
 }
 
 // The same of the shipped step, in this process.
-std::string time_shipped(InputSet& set, const Step& step, GpuTimer& timer, std::vector<double>& seconds) {
+std::string time_shipped(InputSet& set, const Step& step, GpuTimer& timer,
+                         std::vector<double>& seconds) {
   Status status = set.session->prepare(step);
   // Once outside the clock: it poisons outputs and workspaces, and loads the kernel.
   if (status.ok()) status = set.session->launch();
@@ -110,7 +117,8 @@ std::optional<Speed> measure_speed(const Step& shipped, StudentProcess& student,
   std::vector<InputSet> sets;
   for (uint64_t i = 0; i < kInputSets; ++i) {
     InputSet& set = sets.emplace_back(input_set(shipped, seed + 1000 * i));
-    set.session = std::make_unique<Session>(set.request.problem, op, Backend::gpu, set.request.inputs);
+    set.session =
+        std::make_unique<Session>(set.request.problem, op, Backend::gpu, set.request.inputs);
   }
   GpuTimer timer;
   std::vector<double> seconds[2];
@@ -125,10 +133,10 @@ std::optional<Speed> measure_speed(const Step& shipped, StudentProcess& student,
   result.shipped = statistics(seconds[1]);
   result.ratio = result.student.median / result.shipped.median;
   result.roof_s = roof_seconds(op, result.problem);
-  // The student's process says its times itself: this is as much as it can gain by saying what is not true.
+  // The student's process says its times itself: this is as much as it can gain by a lie.
   if (result.student.median < result.roof_s)
-    result.wrong = fmt::format("{:.4f} ms, where no such GPU takes less than {:.4f} ms", result.student.median * 1e3,
-                               result.roof_s * 1e3);
+    result.wrong = fmt::format("{:.4f} ms, where no such GPU takes less than {:.4f} ms",
+                               result.student.median * 1e3, result.roof_s * 1e3);
   return result;
 }
 

@@ -384,6 +384,8 @@ class Run {
   int take_turns(Session& session, const std::vector<Planned>& plan) {
     std::map<std::string, std::vector<double>> seconds;
     for (const Planned& p : plan) result_.steps.push_back(p.refused ? *p.refused : predicted(*p.step));
+    fmt::print("{{\"ready\": true}}\n");
+    std::fflush(stdout);
     for (std::string name; std::getline(std::cin, name);) {
       const auto s = std::ranges::find(result_.steps, name, &StepResult::step);
       if (s == result_.steps.end()) throw InputError(fmt::format("--turns: {}: no step of this run", name));
