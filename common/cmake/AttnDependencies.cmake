@@ -42,10 +42,11 @@ if(ATTN_MD4C_INCLUDE AND ATTN_MD4C_HTML AND ATTN_MD4C)
   target_include_directories(md4c-html INTERFACE ${ATTN_MD4C_INCLUDE})
   target_link_libraries(md4c-html INTERFACE ${ATTN_MD4C_HTML} ${ATTN_MD4C})
 else()
-  set(BUILD_MD2HTML_EXECUTABLE OFF)
   enable_language(C)
+  set(BUILD_SHARED_LIBS OFF CACHE BOOL "fetched libraries")
+  attn_fetch(md4c-html md4c https://github.com/mity/md4c.git release-0.5.2)
+  target_include_directories(md4c-html INTERFACE ${MD4C_SOURCE_DIR}/src)
 endif()
-attn_fetch(md4c-html md4c https://github.com/mity/md4c.git release-0.5.2)
 
 # Boost.Context is compiled code; it is linked statically, so that a program built on one machine
 # runs on another.
