@@ -75,6 +75,7 @@ Step first_step(std::string name, std::string idea, bool skip, Launch launch) {
       .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
       .cost = [skip](const Problem& p) { return forward_cost(p, kFirstTiles, skip); },
       .launch = launch,
+      .needs = kAmpere,
       .takes_dropout = true,
   };
 }
@@ -101,6 +102,7 @@ Step tuned_step(std::string name, std::string idea, Launch launch) {
       .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
       .cost = [](const Problem& p) { return forward_cost(p, tuned_tiles(p), true); },
       .launch = launch,
+      .needs = kAmpere,
       .takes_dropout = true,
       .takes_softcap = true,
       .takes_alibi = true,

@@ -85,6 +85,7 @@ Step forward_step(std::string name, std::string idea, Launch launch, Tiles (*til
       .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
       .cost = [tiles_of](const Problem& p) { return forward_cost(p, tiles_of(p)); },
       .launch = launch,
+      .needs = kHopper,
   };
 }
 
