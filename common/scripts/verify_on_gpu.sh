@@ -65,7 +65,6 @@ done
 parts_of() {
   case $1 in
     common) echo "tests access" ;;
-    03_flash_v1|06_flash_v3_hopper) echo "tests sanitizer times peers counters" ;;
     *) echo "tests large sanitizer times peers counters" ;;
   esac
 }

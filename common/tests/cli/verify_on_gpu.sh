@@ -141,7 +141,7 @@ run tests large access
 exits 0
 has "test_kernels [gpu]~[large]" "$calls"
 has "test_01_naive [large]" "$calls"
-has_not "test_03_flash_v1 [large]" "$calls"  # has none
+has "test_03_flash_v1 [large]" "$calls"
 has_not "test_check [gpu]" "$calls"
 [[ -s $reports/tests.common.txt && -s $reports/tests.03_flash_v1.txt && -s $reports/large.01_naive.txt && -s $reports/warp_access.txt ]] || fail "no file"
 run sanitizer peers
