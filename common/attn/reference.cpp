@@ -16,8 +16,8 @@ namespace detail {
 Bounds bounds_of(DType t) {
   switch (t) {
     case DType::fp32: return {2e-5, 2e-5, 1e-4};
-    case DType::fp16: return {1e-3, 1e-4, 4e-3};
-    case DType::bf16: return {6e-3, 1e-4, 2e-2};
+    case DType::fp16: return {1e-3, 2e-5, 1.5e-3};
+    case DType::bf16: return {6e-3, 2e-5, 8e-3};
     case DType::int32: return {};
   }
   return {};
