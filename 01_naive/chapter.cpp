@@ -35,11 +35,12 @@ struct Sizes {
 };
 
 // Forward: S in fp32; P in `p_bytes`; the softmax reads S `softmax_reads` times. The products compute
-// all N^2 elements whatever the mask says; the softmax reads what is visible and writes all of P.
+// all N^2 elements whatever the mask says, of whole tiles of `column_multiple` columns; the softmax reads what is
+// visible and writes all of P.
 Cost forward_cost(const Problem& p, int64_t row_multiple, double p_bytes, double softmax_reads,
-                  bool tensor) {
+                  bool tensor, int64_t column_multiple = 1) {
   const Sizes n(p, row_multiple);
-  const double flop = 2 * double(p.head_dim) * n.scores;
+  const double flop = 2 * double(round_up(p.head_dim, column_multiple)) * n.scores;
   Phase scores{.name = "scores", .hbm_read = (n.q + n.kv) * n.element, .hbm_write = 4 * n.scores};
   Phase softmax{.name = "softmax",
                 .exp = 2 * n.visible,
@@ -160,7 +161,7 @@ Chapter make_chapter() {
                                       {"P", score_bytes(p, 8, size_of(p.dtype))}};
       },
       .cost = [](const Problem& p) {
-        return forward_cost(p, 8, 2, p.seqlen_k * 4 <= 224 * 1024 ? 1 : 3, true);
+        return forward_cost(p, 8, 2, p.seqlen_k * 4 <= 224 * 1024 ? 1 : 3, true, 64);
       },
       .launch = ATTN_LAUNCH(v4_tensor_core),
       .needs = kAmpere,

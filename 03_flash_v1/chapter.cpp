@@ -55,14 +55,14 @@ double visits(const Problem& p, Tiles t) {
 // What passes between L2 and the SMs. A visit brings a tile of Q, and takes O and its state there and back,
 // but for the first (nothing to bring) and the last (O in its final type). A block reads all of K and V.
 // Of HBM only what cannot be avoided is counted: whether the rest gets that far is up to the size of L2.
-Cost forward_cost(const Problem& p, Tiles t, double blocks_a_head, bool tensor) {
+// `warp`: rows and keys of a tile that are left out together where no row sees a key.
+Cost forward_cost(const Problem& p, Tiles t, Tiles warp, double blocks_a_head, bool tensor) {
   const double heads = double(p.batch * p.heads), d = double(p.head_dim), element = double(size_of(p.dtype));
   const double q_rows = double(p.seqlen_q), kv = double(p.seqlen_k) * d * element;
   const double pairs = visits(p, t), rows = double(t.block_m);
   const double row_tiles = double((p.seqlen_q + t.block_m - 1) / t.block_m);
   const double accum = 2 * std::max(0.0, pairs - row_tiles) * rows * (4 * d + 8);
-  const double flop = 4 * d * pairs * rows * double(t.block_n) * heads;
-  const double exp = pairs * rows * double(t.block_n) * heads;
+  const double exp = visits(p, warp) * double(warp.block_m * warp.block_n) * heads, flop = 4 * d * exp;
   const double compulsory = heads * q_rows * d * element;
   Phase phase{.name = "attention", .exp = exp};
   (tensor ? phase.tensor_flop : phase.fp32_flop) = flop;
@@ -146,7 +146,11 @@ Step scalar_step(std::string name, std::string idea, int64_t floats, Launch laun
       .support = kScalarSupport,
       .refuses = refuse_scalar,
       .workspaces = state_of_rows,
-      .cost = [floats](const Problem& p) { return forward_cost(p, scalar_tiles(p, floats), 1, false); },
+      .cost =
+          [floats](const Problem& p) {
+            const Tiles t = scalar_tiles(p, floats);
+            return forward_cost(p, t, t, 1, false);
+          },
       .launch = launch,
       .takes_dropout = true,
   };
@@ -159,7 +163,7 @@ int64_t rows_a_block(const Problem& p, int64_t block_m) {
   return rows;
 }
 
-Step tensor_step(std::string name, std::string idea, Tiles tiles, bool split_rows, Launch launch) {
+Step tensor_step(std::string name, std::string idea, Tiles tiles, Tiles warp, bool split_rows, Launch launch) {
   return {
       .name = std::move(name),
       .operation = "forward",
@@ -168,9 +172,9 @@ Step tensor_step(std::string name, std::string idea, Tiles tiles, bool split_row
       .refuses = refuse_tensor,
       .workspaces = state_of_rows,
       .cost =
-          [tiles, split_rows](const Problem& p) {
+          [tiles, warp, split_rows](const Problem& p) {
             const int64_t rows = rows_a_block(p, tiles.block_m);
-            return forward_cost(p, tiles, split_rows ? double((p.seqlen_q + rows - 1) / rows) : 1, true);
+            return forward_cost(p, tiles, warp, split_rows ? double((p.seqlen_q + rows - 1) / rows) : 1, true);
           },
       .launch = launch,
       .needs = kAmpere,
@@ -217,17 +221,17 @@ Chapter make_chapter() {
   c.steps.push_back(scalar_step("v1_scalar", "Algorithm 1 line by line: K/V outside, Q inside, O in HBM; M = 64 KiB",
                                 16 * 1024, ATTN_LAUNCH(v1_scalar)));
   c.steps.push_back(tensor_step("v2_tensor_core", "mma.sync for both products; warps split the keys and add up their O",
-                                {16, 128}, false, ATTN_LAUNCH(v2_tensor_core)));
-  c.steps.push_back(tensor_step("v3_async", "cp.async ahead of the products; swizzled shared memory", {16, 128}, false,
-                                ATTN_LAUNCH(v3_async)));
-  c.steps.push_back(tensor_step("v4_grid", "a block takes a range of queries: more blocks than heads", {16, 128}, true,
-                                ATTN_LAUNCH(v4_grid)));
+                                {16, 128}, {16, 128}, false, ATTN_LAUNCH(v2_tensor_core)));
+  c.steps.push_back(tensor_step("v3_async", "cp.async ahead of the products; swizzled shared memory", {16, 128},
+                                {16, 128}, false, ATTN_LAUNCH(v3_async)));
+  c.steps.push_back(tensor_step("v4_grid", "a block takes a range of queries: more blocks than heads", {16, 128},
+                                {16, 128}, true, ATTN_LAUNCH(v4_grid)));
   c.steps.push_back(tensor_step("v5_row_groups", "256 keys a tile; pairs of warps that wait for nobody else", {64, 256},
-                                true, ATTN_LAUNCH(v5_row_groups)));
-  c.steps.push_back(tensor_step("v6_two_tiles", "32 rows a warp: a fragment of K or V feeds two products", {128, 256}, true,
-                                ATTN_LAUNCH(v6_two_tiles)));
+                                {64, 256}, true, ATTN_LAUNCH(v5_row_groups)));
+  c.steps.push_back(tensor_step("v6_two_tiles", "32 rows a warp: a fragment of K or V feeds two products", {128, 256},
+                                {32, 128}, true, ATTN_LAUNCH(v6_two_tiles)));
   c.steps.push_back(tensor_step("v7_exp2", "softmax scale and base of the exponential in one multiply-add", {128, 256},
-                                true, ATTN_LAUNCH(v7_exp2)));
+                                {32, 128}, true, ATTN_LAUNCH(v7_exp2)));
   c.steps.back().refuses = refuse_small_scale;
   c.steps.push_back(scalar_step("v1_half_m", "v1_scalar with M = 32 KiB: smaller tiles, more traffic", 8 * 1024,
                                 ATTN_LAUNCH_OF(launch_half)));

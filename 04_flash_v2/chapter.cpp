@@ -6,6 +6,7 @@
 
 #include "backward_steps.h"
 #include "attn/step.h"
+#include "attn/tiling.h"
 
 ATTN_DECLARE_STEP(v1_loop_swap);
 ATTN_DECLARE_STEP(v2_split_q);
@@ -20,29 +21,15 @@ namespace {
 
 using Reason = std::optional<std::string>;
 
-struct Tiles {
-  int64_t block_m, block_n;  // B_r, B_c
-  int64_t row_tiles(const Problem& p) const { return (p.seqlen_q + block_m - 1) / block_m; }
-  int64_t key_tiles(const Problem& p) const { return (p.seqlen_k + block_n - 1) / block_n; }
-};
-
-// Tiles of S of one head that are computed: all of them, or those of which some query sees something.
-double visits(const Problem& p, Tiles t, bool skip) {
-  if (!skip) return double(t.row_tiles(p)) * double(t.key_tiles(p));
-  double count = 0;
-  for (int64_t row = 0; row < p.seqlen_q; row += t.block_m) {
-    const int64_t begin = p.visible(row).begin, end = p.visible(std::min(row + t.block_m, p.seqlen_q) - 1).end;
-    if (end > begin) count += double((end + t.block_n - 1) / t.block_n - begin / t.block_n);
-  }
-  return count;
-}
-
-// What passes between L2 and the SMs: Q once, a tile of K and one of V at each visit, O and lse once. Of HBM only
-// what cannot be avoided is counted: whether K and V get that far more than once is up to the size of L2.
-Cost forward_cost(const Problem& p, Tiles t, bool skip) {
+// What passes between L2 and the SMs: Q once, a tile of K and one of V at each visit, O and lse once. Of HBM what cannot
+// be avoided; cost_of adds what the order of tiles makes L2 fetch again. `skip`: blocks that nobody sees are left out.
+Cost forward_cost(const Problem& p, const Tiling& t, bool skip) {
   const double heads = double(p.batch * p.heads), d = double(p.head_dim), element = double(size_of(p.dtype));
   const double q_rows = heads * double(p.seqlen_q), pairs = heads * visits(p, t, skip);
-  Phase phase{.name = "attention", .exp = pairs * double(t.block_m * t.block_n)};
+  Tiling computed = t;
+  if (t.rows_together > 0) computed.block_m = t.rows_together;
+  Phase phase{.name = "attention"};
+  phase.exp = heads * visits(p, computed, skip) * double(computed.block_m * computed.block_n);
   phase.tensor_flop = 4 * d * phase.exp;
   phase.hbm_read = q_rows * d * element + 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
   phase.hbm_write = q_rows * (d * element + 4);
@@ -51,15 +38,14 @@ Cost forward_cost(const Problem& p, Tiles t, bool skip) {
   return {phase};
 }
 
-Reason refuse(const Problem& p, Tiles t) {
+Reason refuse(const Problem& p, const Launch& launch) {
   if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
-  const int64_t heads = p.batch * p.heads;
-  if (heads > ((int64_t{1} << 31) - 1) / t.row_tiles(p))
-    return fmt::format("{} heads of {} tiles of queries: at most 2^31 - 1 blocks fit in a grid", heads, t.row_tiles(p));
+  const int64_t heads = p.batch * p.heads, block_m = tiling_of(launch, p)->block_m;
+  const int64_t row_tiles = (p.seqlen_q + block_m - 1) / block_m;
+  if (heads > ((int64_t{1} << 31) - 1) / row_tiles)
+    return fmt::format("{} heads of {} tiles of queries: at most 2^31 - 1 blocks fit in a grid", heads, row_tiles);
   return std::nullopt;
 }
-
-constexpr Tiles kFirstTiles{128, 64};  // of v1 to v6
 
 Step first_step(std::string name, std::string idea, bool skip, Launch launch) {
   return {
@@ -67,23 +53,18 @@ Step first_step(std::string name, std::string idea, bool skip, Launch launch) {
       .operation = "forward",
       .idea = std::move(idea),
       .support = "fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout",
-      .refuses = [](const Problem& p) -> Reason {
+      .refuses = [launch](const Problem& p) -> Reason {
         if (p.head_dim != 32 && p.head_dim != 64 && p.head_dim != 128)
           return fmt::format("--head-dim {}: this step has 32, 64 and 128", p.head_dim);
-        return refuse(p, kFirstTiles);
+        return refuse(p, launch);
       },
       .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
-      .cost = [skip](const Problem& p) { return forward_cost(p, kFirstTiles, skip); },
+      .cost = [skip, launch](const Problem& p) { return forward_cost(p, *tiling_of(launch, p), skip); },
       .launch = launch,
       .needs = kAmpere,
+      .tiled = true,
       .takes_dropout = true,
   };
-}
-
-// Tiles of v7, as in v7_tiles.h.
-Tiles tuned_tiles(const Problem& p) {
-  const bool features = p.dropout > 0 || p.softcap > 0 || p.alibi || p.softmax_scale < 1e-37;
-  return p.head_dim <= (features ? 64 : 128) ? Tiles{128, 64} : Tiles{64, 64};
 }
 
 Step tuned_step(std::string name, std::string idea, Launch launch) {
@@ -93,16 +74,17 @@ Step tuned_step(std::string name, std::string idea, Launch launch) {
       .idea = std::move(idea),
       .support = "fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks, GQA, softcap, "
                  "ALiBi, dropout",
-      .refuses = [](const Problem& p) -> Reason {
+      .refuses = [launch](const Problem& p) -> Reason {
         constexpr int64_t kDims[] = {32, 64, 96, 128, 192, 256};
         if (std::find(std::begin(kDims), std::end(kDims), p.head_dim) == std::end(kDims))
           return fmt::format("--head-dim {}: this step has 32, 64, 96, 128, 192 and 256", p.head_dim);
-        return refuse(p, tuned_tiles(p));
+        return refuse(p, launch);
       },
       .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
-      .cost = [](const Problem& p) { return forward_cost(p, tuned_tiles(p), true); },
+      .cost = [launch](const Problem& p) { return forward_cost(p, *tiling_of(launch, p), true); },
       .launch = launch,
       .needs = kAmpere,
+      .tiled = true,
       .takes_dropout = true,
       .takes_softcap = true,
       .takes_alibi = true,

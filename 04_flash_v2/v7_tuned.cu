@@ -410,6 +410,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 template <class Element, class Config, bool kFeatures>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
+  const Tiling tiling{Config::kBlockM, Config::kBlockN, heads_of_section(p), Config::kBlocksPerSm, Config::kWarpRows};
+  if (args.plans(tiling)) return Status::success();
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM);
   const Packing packing{args.in_or_null<int>("cu_seqlens_q"), args.in_or_null<int>("cu_seqlens_k"),
                         static_cast<int>(p.head_dim * (p.varlen() ? p.heads : 1)),
@@ -420,7 +422,7 @@ Status launch(const Arguments& args) {
                        sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
                        args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"), args.out<float>("lse"),
                        args.in_or_null<float>("alibi"), shape_of(p), packing, p.seed, static_cast<int>(num_m_blocks),
-                       static_cast<int>(p.heads * p.batch), static_cast<int>(heads_of_section(p)));
+                       static_cast<int>(p.heads * p.batch), static_cast<int>(tiling.section));
 }
 
 #ifndef ATTN_SWEEP  // sweep.cu has its own tiles

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "attn/step.h"
+#include "attn/tiling.h"
 
 ATTN_DECLARE_STEP(v1_wgmma_tma);
 ATTN_DECLARE_STEP(v2_warp_specialised);
@@ -24,24 +25,9 @@ namespace {
 
 using Reason = std::optional<std::string>;
 
-struct Tiles {
-  int64_t block_m, block_n;  // B_r, B_c
-  int64_t row_tiles(const Problem& p) const { return (p.seqlen_q + block_m - 1) / block_m; }
-};
-
-// Tiles of S of one head of which some query sees something.
-double visits(const Problem& p, Tiles t) {
-  double count = 0;
-  for (int64_t row = 0; row < p.seqlen_q; row += t.block_m) {
-    const int64_t begin = p.visible(row).begin, end = p.visible(std::min(row + t.block_m, p.seqlen_q) - 1).end;
-    if (end > begin) count += double((end + t.block_n - 1) / t.block_n - begin / t.block_n);
-  }
-  return count;
-}
-
-// What passes between L2 and the SMs: Q once, a tile of K and one of V at each visit, O and lse once. Of HBM only
-// what cannot be avoided is counted: whether K and V get that far more than once is up to the size of L2.
-Cost forward_cost(const Problem& p, Tiles t) {
+// What passes between L2 and the SMs: Q once, a tile of K and one of V at each visit, O and lse once. Of HBM what cannot
+// be avoided; cost_of adds what the order of tiles makes L2 fetch again.
+Cost forward_cost(const Problem& p, const Tiling& t) {
   const double heads = double(p.batch * p.heads), d = double(p.head_dim), element = double(size_of(p.dtype));
   const double q_rows = heads * double(p.seqlen_q), pairs = heads * visits(p, t);
   Phase phase{.name = "attention", .exp = pairs * double(t.block_m * t.block_n)};
@@ -53,45 +39,38 @@ Cost forward_cost(const Problem& p, Tiles t) {
   return {phase};
 }
 
-Reason refuse(const Problem& p, Tiles t) {
+Reason refuse(const Problem& p, const Launch& launch) {
   if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
   if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
     return fmt::format("--head-dim {}: this step has 64, 128 and 256", p.head_dim);
   // A scale that is 0 as a float, or denormal and taken for 0, would make its product with a masked score no number.
   if (p.softmax_scale < 1e-37)
     return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
-  if (const int64_t heads = p.batch * p.heads; heads > ((int64_t{1} << 31) - 1) / t.row_tiles(p))
-    return fmt::format("{} heads of {} tiles of queries: at most 2^31 - 1 blocks fit in a grid", heads, t.row_tiles(p));
+  const int64_t heads = p.batch * p.heads, block_m = tiling_of(launch, p)->block_m;
+  const int64_t row_tiles = (p.seqlen_q + block_m - 1) / block_m;
+  if (heads > ((int64_t{1} << 31) - 1) / row_tiles)
+    return fmt::format("{} heads of {} tiles of queries: at most 2^31 - 1 blocks fit in a grid", heads, row_tiles);
   return std::nullopt;
 }
 
-// As in the steps' Config: v1 to v10, and v11 (v11_tiles.h).
-Tiles first_tiles(const Problem& p) { return {128, p.head_dim == 256 ? 64 : 128}; }
-Tiles tuned_tiles(const Problem& p) {
-  switch (p.head_dim) {
-    case 64: return {p.softcap > 0 ? 128 : 192, 128};
-    case 128: return {128, 128};
-    default: return {128, 64};
-  }
-}
-
-Step forward_step(std::string name, std::string idea, Launch launch, Tiles (*tiles_of)(const Problem&) = first_tiles) {
+Step forward_step(std::string name, std::string idea, Launch launch) {
   return {
       .name = std::move(name),
       .operation = "forward",
       .idea = std::move(idea),
       .support = "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA; scales from 1e-37",
-      .refuses = [tiles_of](const Problem& p) { return refuse(p, tiles_of(p)); },
+      .refuses = [launch](const Problem& p) { return refuse(p, launch); },
       .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
-      .cost = [tiles_of](const Problem& p) { return forward_cost(p, tiles_of(p)); },
+      .cost = [launch](const Problem& p) { return forward_cost(p, *tiling_of(launch, p)); },
       .launch = launch,
       .needs = kHopper,
+      .tiled = true,
   };
 }
 
 // The same with a queue of tiles: 0 before the first launch, and after each one.
-Step queue_step(std::string name, std::string idea, Launch launch, Tiles (*tiles_of)(const Problem&) = first_tiles) {
-  Step step = forward_step(std::move(name), std::move(idea), launch, tiles_of);
+Step queue_step(std::string name, std::string idea, Launch launch) {
+  Step step = forward_step(std::move(name), std::move(idea), launch);
   step.workspaces = [](const Problem&) { return std::vector<Workspace>{{"queue", 4, true}}; };
   step.prepare = ATTN_LAUNCH(v6_queue_clear);
   return step;
@@ -120,7 +99,7 @@ Chapter make_chapter() {
   c.steps.push_back(queue_step("v10_seldom", "O is rescaled only where a maximum has grown by more than 2^8",
                                ATTN_LAUNCH(v10_seldom)));
   c.steps.push_back(queue_step("v11_tuned", "tiles for each head dim, from a sweep; softcap, packed sequences",
-                               ATTN_LAUNCH(v11_tuned), tuned_tiles));
+                               ATTN_LAUNCH(v11_tuned)));
   c.steps.back().support =
       "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap; scales from "
       "1e-37";

@@ -416,12 +416,13 @@ template <class Element, class Config, bool kSoftcap>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t rows_q = p.varlen() ? p.tokens_q() : p.seqlen_q, rows_k = p.varlen() ? p.tokens_k() : p.seqlen_k;
+  const Tiles tiles(p, Config::kBlockM);
+  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
   TensorMap q, k, v;
   for (const Status& status : {map_of(q, args.in<Element>("q"), p, p.heads, rows_q, Config::kBlockM),
                                map_of(k, args.in<Element>("k"), p, p.kv_heads, rows_k, Config::kBlockN),
                                map_of(v, args.in<Element>("v"), p, p.kv_heads, rows_k, Config::kBlockN)})
     if (!status.ok()) return status;
-  const Tiles tiles(p, Config::kBlockM);
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : 3;  // emulated: so few that each has several
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config, kSoftcap>,

@@ -8,6 +8,8 @@
 // expect    stalls on barriers disappear; the warpgroups drift apart, so that by chance one computes its softmax while
 //           the other multiplies.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
+#include <algorithm>
+
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
 #include "ptx/mma.h"
@@ -105,12 +107,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const __grid_constant__ TensorMap mapV,  // as K
                      Element* gO,                             // [B, Hq, seqlen_q, d]
                      float* gLse,                             // [B, Hq, seqlen_q]
-                     Shape shape, int num_m_blocks, int num_heads) {
+                     Shape shape, int num_m_blocks, int num_heads, int section) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kTileBytes = kBlockN * kHeadDim * 2, kStages = Config::kStages;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  // The tiles of queries with the most keys begin first, those of all heads.
-  const int bh = blockIdx.x % num_heads, row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
+  // Heads come in sections. In one, the tiles of queries with the most keys begin first, those of all its heads.
+  const int first_head = blockIdx.x / (section * num_m_blocks) * section;
+  const int heads = min(section, num_heads - first_head), index = blockIdx.x - first_head * num_m_blocks;
+  const int bh = first_head + index % heads, row0 = (num_m_blocks - 1 - index / heads) * kBlockM;
   const int bh_kv = bh / (shape.heads / shape.kv_heads);
   const int warpgroup = threadIdx.x / 128, lane_id = threadIdx.x % 32;
   const int shift = shape.seqlen_k - shape.seqlen_q;
@@ -229,13 +233,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   for (int r = 0; r < 2; ++r) {
     row_sum[r] = quad_sum(row_sum[r]);
     if (row(r) >= shape.seqlen_q) continue;
-    const float factor = row_sum[r] > 0 ? 1 / row_sum[r] : 0;  // a row that sees nothing: O = 0
+    const float factor = row_sum[r] > 0 ? __fdividef(1, row_sum[r]) : 0;  // a row that sees nothing: O = 0
     const int64_t at = int64_t{bh} * shape.seqlen_q + row(r);
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n)
       *reinterpret_cast<uint32_t*>(gO + at * kHeadDim + quad_col + 8 * n) =
           pack2<Element>(o[n][2 * r] * factor, o[n][2 * r + 1] * factor);
-    if (quad_col == 0) gLse[at] = row_sum[r] > 0 ? 0.693147181f * row_max[r] + logf(row_sum[r]) : -INFINITY;
+    if (quad_col == 0) gLse[at] = row_sum[r] > 0 ? 0.693147181f * (row_max[r] + __log2f(row_sum[r])) : -INFINITY;
   }
   //! [finish]
 }
@@ -249,9 +253,18 @@ Status map_of(TensorMap& map, const Element* g, int64_t heads, int64_t rows, int
 }
 //! [map]
 
+// Heads of a section: so many that their K and V take 24 MB of an H200's L2 (60 MB), or one group that shares them.
+//! [section]
+int64_t heads_of_section(const Problem& p) {
+  const int64_t kv_bytes = 2 * p.seqlen_k * p.head_dim * 2;
+  return std::min(p.heads * p.batch, std::max<int64_t>(1, (24 << 20) / kv_bytes) * p.group());
+}
+//! [section]
+
 template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
+  if (args.plans({Config::kBlockM, Config::kBlockN, heads_of_section(p)})) return Status::success();
   TensorMap q, k, v;
   for (const Status& status :
        {map_of(q, args.in<Element>("q"), p.batch * p.heads, p.seqlen_q, p.head_dim, Config::kBlockM),
@@ -264,7 +277,7 @@ Status launch(const Arguments& args) {
                        dim3(static_cast<unsigned>(num_m_blocks * p.heads * p.batch)), dim3(Config::kThreads),
                        sizeof(SharedStorage<Element, Config>), args.stream, q, k, v, args.out<Element>("o"),
                        args.out<float>("lse"), shape_of(p), static_cast<int>(num_m_blocks),
-                       static_cast<int>(p.heads * p.batch));
+                       static_cast<int>(p.heads * p.batch), static_cast<int>(heads_of_section(p)));
 }
 
 Status launch(const Arguments& args) {

@@ -325,7 +325,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       row_sum[r] = quad_sum(row_sum[r]);
-      const float factor = row_sum[r] > 0 ? 1 / row_sum[r] : 0;  // a row that sees nothing: O = 0
+      const float factor = row_sum[r] > 0 ? __fdividef(1, row_sum[r]) : 0;  // a row that sees nothing: O = 0
       const int at = first_row() % 64 + 8 * r, row = row0 + first_row() + 8 * r;  // in the warpgroup, in the head
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)  // pieces of 16 bytes, exchanged as TMA takes them
@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
             pack2<Element>(o[n][2 * r] * factor, o[n][2 * r + 1] * factor);
       if (quad_col() == 0 && row < shape.seqlen_q)
         gLse[int64_t{bh} * shape.seqlen_q + row] =
-            row_sum[r] > 0 ? 0.693147181f * row_max[r] + logf(row_sum[r]) : -INFINITY;
+            row_sum[r] > 0 ? 0.693147181f * (row_max[r] + __log2f(row_sum[r])) : -INFINITY;
     }
     shared_write_fence();
     named_barrier_sync(1 + Config::kConsumers + warpgroup, 128);  // all rows are there
@@ -371,6 +371,7 @@ int64_t heads_of_section(const Problem& p) {
 template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
+  if (args.plans({Config::kBlockM, Config::kBlockN, heads_of_section(p)})) return Status::success();
   TensorMap q, k, v, o;
   for (const Status& status :
        {map_of(q, args.in<Element>("q"), p.batch * p.heads, p.seqlen_q, p.head_dim, Config::kBlockM, true),

@@ -62,7 +62,7 @@ void run(benchmark::State& state, Shared& shared, const Step& step, const Proble
   } catch (const DeviceError& e) {
     return state.SkipWithError(e.what());
   }
-  const Cost cost = cost_of(step, p);
+  const Cost cost = cost_of(step, p, shared.roofs.machine);
   const Prediction prediction = predict(cost, shared.roofs, p.dtype);
   const double mean = seconds / static_cast<double>(state.iterations());
   state.counters["TFLOP/s"] = op.flop(p) / mean * 1e-12;

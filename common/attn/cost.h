@@ -31,6 +31,12 @@ struct Phase {
   }
 };
 
+/// What a model needs to know of a GPU besides its roofs; as it stands, an H200.
+struct Machine {
+  int num_sms = 132;
+  double l2_bytes = 60 << 20;
+};
+
 /// The phases of a step, in the order of their launches; names as in Arguments::phase().
 using Cost = std::vector<Phase>;
 

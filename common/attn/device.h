@@ -80,17 +80,27 @@ void profiler_range(Backend, bool begin);
 /// Seconds of one call, and of each of its phases.
 struct Sample {
   double seconds = 0;
+  bool launch_hidden = true;  ///< the GPU was still busy when the host had queued everything
   std::vector<std::pair<std::string, double>> phases;
 };
 
+/// Queues a kernel that does nothing for so long (GPU only).
+Status spin(Stream, double seconds);
+
+/// The number of the method by which times are measured; results and peers say it. It grows when the method changes:
+/// figures of different methods are not compared. 1: the launch was part of the time. 2: it is hidden.
+inline constexpr int kTimingMethod = 2;
+
 /// Times launches with CUDA events. Before each, the L2 cache is overwritten (2 x its size), so that
-/// no step profits from what the one before left there.
+/// no step profits from what the one before left there; then the GPU is kept busy for a millisecond, so that
+/// everything is queued when the clock starts and the host's time to launch is nobody's.
 class GpuTimer {
  public:
   GpuTimer();
   ~GpuTimer();
   GpuTimer(const GpuTimer&) = delete;
-  /// Flushes L2, launches, waits. Phases come from Arguments::phase().
+  /// Flushes L2, spins, launches, waits; again with a longer spin, up to 64 ms, where the host was not done in time.
+  /// Phases come from Arguments::phase().
   Status time(Arguments& arguments, LaunchFunction launch, Sample& sample);
 
  private:

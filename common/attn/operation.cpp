@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 
 #include "attn/step.h"
+#include "attn/tiling.h"
 
 namespace attn {
 namespace {
@@ -85,8 +87,21 @@ double Operation::compulsory_bytes(const Problem& p) const {
   return bytes;
 }
 
-Cost cost_of(const Step& step, const Problem& p) {
-  if (!p.varlen()) return step.cost(p);
+namespace {
+// Of a problem whose sequences have one length.
+Cost cost_with_order(const Step& step, const Problem& p, const Machine& machine) {
+  Cost cost = step.cost(p);
+  if (const auto tiling = step.tiled ? tiling_of(step.launch, p) : std::nullopt) {
+    const auto phase = std::ranges::find(cost, "attention", &Phase::name);
+    phase->hbm_read += kv_bytes_from_hbm(p, *tiling, machine) -
+                       2 * double(p.batch * p.kv_heads * p.seqlen_k * p.head_dim * size_of(p.dtype));
+  }
+  return cost;
+}
+}  // namespace
+
+Cost cost_of(const Step& step, const Problem& p, const Machine& machine) {
+  if (!p.varlen()) return cost_with_order(step, p, machine);
   Problem smallest = p.sequence(0);
   smallest.seqlen_q = smallest.seqlen_k = 1;
   Cost total = step.cost(smallest);
@@ -99,7 +114,7 @@ Cost cost_of(const Step& step, const Problem& p) {
         written += static_cast<double>(spec.bytes());
       continue;
     }
-    const Cost cost = step.cost(one);
+    const Cost cost = cost_with_order(step, one, machine);
     for (std::size_t n = 0; n < cost.size(); ++n) total[n] += cost[n];
   }
   total.back().hbm_write += written;

@@ -242,6 +242,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
                                          {"off", CheckChoice::off}});
   });
   app.add_flag("--time", o.time, "measure times and roofs (GPU only)");
+  app.add_flag("--turns", o.turns,
+               "time a step, unchecked, for each line of standard input that names one; a line of JSON each (peers.py)");
   value("--warmup", "launches before the timed ones (3)", [&](const std::string& t) {
     o.warmup = static_cast<int>(parse_number<int64_t>("--warmup", t, 0, 1000000));
   });

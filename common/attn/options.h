@@ -24,6 +24,7 @@ struct Options {
   CheckChoice check = CheckChoice::automatic;
   bool time = false;
   int warmup = 3, repeat = 20;
+  bool turns = false;  ///< times a step for each line of standard input that names one
   std::string gpu;  ///< whose datasheet to predict with; empty: the GPU at hand, or the H200
   std::string json, load, save, profile;
   bool require_gpu = false;

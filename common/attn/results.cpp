@@ -112,6 +112,7 @@ json to_json(const StepResult& s) {
           {"predicted_s", s.prediction.seconds},
           {"binding", s.prediction.binding},
           {"time", s.time ? to_json(*s.time) : json(nullptr)},
+          {"launch_hidden", s.time ? json(s.launch_hidden) : json(nullptr)},
           {"flop_per_s", s.time ? json(s.flop / s.time->median) : json(nullptr)},
           {"share_of_roof", share ? json(*share) : json(nullptr)},
           {"phases", phases}};
@@ -133,6 +134,7 @@ json to_json(const RunResult& r) {
                    {"cuda_driver", gpu.driver_version},
                    {"cuda_runtime", gpu.runtime_version}});
   return {{"schema", "attn-results-1"},
+          {"timing_method", kTimingMethod},
           {"chapter", r.chapter},
           {"device", device},
           {"operation", r.operation},

@@ -33,6 +33,7 @@ struct StepResult {
   double flop = 0, compulsory_bytes = 0;
   std::optional<double> memory_bytes;  ///< device memory it needs; nothing where it does not support the problem
   std::optional<TimeStatistics> time;
+  bool launch_hidden = true;  ///< of all timed launches
   std::vector<std::pair<std::string, TimeStatistics>> phase_times;
 
   /// Predicted over measured time: the share of the binding roof that was reached.

@@ -15,6 +15,7 @@ Roofs datasheet_roofs(const GpuSpec& s) {
   r.fp32 = {s.fp32_flops, source};
   r.tensor_fp16 = r.tensor_bf16 = {s.tensor_16bit_flops, source};
   r.exp = {s.exp2_per_s, source};
+  r.machine = {s.num_sms, s.l2_bytes};
   return r;
 }
 
@@ -71,6 +72,14 @@ Prediction predict(const Cost& cost, const Roofs& roofs, DType dtype) {
   for (const auto& [name, seconds] : seconds_bound_by)
     if (seconds > most) most = seconds, total.binding = name;
   return total;
+}
+
+std::string_view above_roof(std::string_view binding) {
+  if (binding == "HBM") return "the cache: part of what the model takes from HBM was in L2";
+  if (binding == "L2") return "the cache: part of what the model takes from L2 was in L1 or shared memory";
+  if (binding == "tensor")
+    return "the clock: the roof is a cuBLAS product, which draws more power and runs at a lower one";
+  return "the clock: the roof was measured at a lower one";
 }
 
 double modelled_bytes(const Cost& cost) {

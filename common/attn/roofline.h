@@ -5,6 +5,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "attn/cost.h"
@@ -28,6 +29,7 @@ struct Roofs {
   Roof fp32;
   Roof tensor_fp16, tensor_bf16;
   Roof exp;
+  Machine machine;
   const Roof& tensor(DType t) const { return t == DType::fp16 ? tensor_fp16 : tensor_bf16; }
 };
 
@@ -52,6 +54,9 @@ struct Prediction {
   std::vector<OfPhase> phases;
 };
 Prediction predict(const Cost&, const Roofs&, DType);
+
+/// Why a time can be below what a roof allows: what to say of a share above 100 %.
+std::string_view above_roof(std::string_view binding);
 
 /// Bytes that a step moves to and from HBM by its own model.
 double modelled_bytes(const Cost&);

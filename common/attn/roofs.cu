@@ -110,6 +110,7 @@ Roofs measure_roofs() {
   const std::string source = "measured";
   Roofs roofs;
   roofs.gpu = gpu.name;
+  roofs.machine = {gpu.num_sms, static_cast<double>(gpu.l2_bytes)};
   const int waves = gpu.num_sms * (2048 / kThreads);
   // 2 GiB each way unless the GPU is nearly full: a short copy ends before it is at full speed.
   int64_t bytes = int64_t{1} << 31;

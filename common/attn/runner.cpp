@@ -9,6 +9,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -98,6 +100,8 @@ void print_step(const StepResult& s) {
   fmt::print("  {} modelled, {} compulsory\n", bytes_text(modelled_bytes(s.cost)),
              bytes_text(s.compulsory_bytes));
   if (!s.time) return;
+  if (*s.share_of_roof() > 1) fmt::print("  above 100 %: {}\n", above_roof(s.prediction.binding));
+  if (!s.launch_hidden) fmt::print("  the host took longer to launch than the GPU could be kept busy: that is in the time\n");
   for (std::size_t n = 0; n < s.phase_times.size(); ++n) {
     const auto& [phase, time] = s.phase_times[n];
     const auto predicted =
@@ -189,6 +193,7 @@ class Run {
     if (!options_.profile.empty()) return profile(session, *plan.front().step);
     print_roofs(result_.roofs, problem().dtype);
     if (options_.time && result_.backend == Backend::gpu) timer_.emplace();
+    if (options_.turns && timer_) return finish(json_file, take_turns(session, plan));
     for (const Planned& p : plan) add(p.refused ? *p.refused : run_step(session, *p.step));
     return finish(json_file, failed_ ? kCheckFailed : device_failed_ ? kDevice : kPass);
   }
@@ -220,7 +225,7 @@ class Run {
     StepResult s;
     s.step = step.name;
     s.operation = step.operation;
-    s.cost = cost_of(step, problem());
+    s.cost = cost_of(step, problem(), result_.roofs.machine);
     s.prediction = predict(s.cost, result_.roofs, problem().dtype);
     s.flop = operation_.flop(problem());
     s.compulsory_bytes = operation_.compulsory_bytes(problem());
@@ -372,6 +377,7 @@ class Run {
       Sample sample;
       if (Status status = session.time(*timer_, sample); !status.ok()) return status;
       busy_s_ += sample.seconds;
+      s.launch_hidden &= sample.launch_hidden;
       if (i < 0) continue;
       whole.push_back(sample.seconds);
       phases.resize(sample.phases.size());
@@ -383,6 +389,41 @@ class Run {
     s.time = statistics(whole);
     for (const auto& [name, seconds] : phases) s.phase_times.emplace_back(name, statistics(seconds));
     return Status::success();
+  }
+
+  // --turns: somebody else says which step is timed when, and gives the GPU its rests. Each turn prints its times; the
+  // JSON file has those of all turns.
+  int take_turns(Session& session, const std::vector<Planned>& plan) {
+    std::map<std::string, std::vector<double>> seconds;
+    for (const Planned& p : plan) result_.steps.push_back(p.refused ? *p.refused : predicted(*p.step));
+    fmt::print("{{\"ready\": true}}\n");
+    std::fflush(stdout);
+    for (std::string name; std::getline(std::cin, name);) {
+      const auto s = std::ranges::find(result_.steps, name, &StepResult::step);
+      if (s == result_.steps.end()) throw InputError(fmt::format("--turns: {}: no step of this run", name));
+      const Planned& p = plan[static_cast<std::size_t>(s - result_.steps.begin())];
+      nlohmann::json line{{"step", name}};
+      std::vector<double> turn;
+      Status status = p.refused ? Status::unsupported(p.refused->reason) : session.prepare(*p.step);
+      for (int i = -options_.warmup; i < options_.repeat && status.ok(); ++i) {
+        Sample sample;
+        status = session.time(*timer_, sample);
+        s->launch_hidden &= sample.launch_hidden;
+        if (i >= 0) turn.push_back(sample.seconds);
+      }
+      if (status.ok()) {
+        seconds[name].insert(seconds[name].end(), turn.begin(), turn.end());
+        line.update({{"seconds", turn}, {"launch_hidden", s->launch_hidden}});
+      } else {
+        s->reason = status.message;
+        line["reason"] = status.message;
+      }
+      fmt::print("{}\n", line.dump());
+      std::fflush(stdout);
+    }
+    for (StepResult& s : result_.steps)
+      if (!seconds[s.step].empty()) s.time = statistics(seconds[s.step]);
+    return kPass;
   }
 
   const Chapter& chapter_;

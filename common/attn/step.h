@@ -19,6 +19,15 @@ namespace attn {
 
 enum class Backend { gpu, emulated };
 
+/// Tiles of S, and the order in which blocks take tiles of queries: section after section of heads; in one, the last
+/// tiles of queries of all its heads first. What a launch says of itself (Arguments::plans).
+struct Tiling {
+  int64_t block_m, block_n;  ///< B_r, B_c
+  int64_t section = 1;       ///< query heads that are worked on together; 1: one after the other
+  int blocks_per_sm = 1;     ///< resident ones
+  int64_t rows_together = 0; ///< rows that skip a block of keys together, if a warp does so for its own; 0: block_m
+};
+
 /// A CUDA stream; nullptr is the default stream (and the only one of the emulator).
 using Stream = void*;
 
@@ -56,6 +65,13 @@ class Arguments {
     if (on_phase) on_phase(name);
   }
   std::function<void(std::string_view)> on_phase;
+
+  /// Says what would be launched. Returns true if that is all that was asked for: then nothing may be launched.
+  bool plans(const Tiling& tiling) const {
+    if (on_plan) on_plan(tiling);
+    return on_plan != nullptr;
+  }
+  std::function<void(const Tiling&)> on_plan;
 
  private:
   std::map<std::string, void*> pointers_;
@@ -101,6 +117,9 @@ struct Step {
   Launch prepare = {};            ///< run once before, untimed: what a forward pass keeps
   bool deterministic = true;      ///< bit-equal from run to run
   GpuNeeds needs = {};            ///< on a GPU; the emulator has all instructions
+  /// Its launch says its tiles (Arguments::plans). Its cost has K and V once; how often they really come from HBM is
+  /// added by cost_of, to the phase "attention".
+  bool tiled = false;
   // What a step does not have unless it says so.
   bool takes_dropout = false;
   bool takes_softcap = false;
@@ -133,8 +152,9 @@ inline std::optional<std::string> lacks(const Step& step, std::string_view gpu, 
 }
 
 /// What a step costs. A varlen batch costs what its sequences cost one by one, phase by phase: Step::cost need not
-/// know of it. Of a sequence without keys, or without queries, the outputs are written, in the last phase.
-Cost cost_of(const Step&, const Problem&);
+/// know of it. Of a sequence without keys, or without queries, the outputs are written, in the last phase. Of a tiled
+/// step K and V count as often as the order of tiles and the L2 of `machine` make them come from HBM (tiling.h).
+Cost cost_of(const Step&, const Problem&, const Machine& machine = {});
 
 /// The table of a chapter.
 struct Chapter {

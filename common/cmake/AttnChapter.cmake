@@ -95,7 +95,7 @@ function(attn_add_chapter chapter)
   target_link_libraries(${chapter} PRIVATE attn attn_warnings)
   add_executable(bench_${chapter} ${PROJECT_SOURCE_DIR}/common/attn/bench_main.cpp ${objects})
   target_link_libraries(bench_${chapter} PRIVATE attn attn_warnings benchmark::benchmark)
-  attn_add_test(test_${chapter} SOURCES test.cpp ${arg_TESTS} OBJECTS ${objects} LABELS ${chapter})
+  attn_add_test(test_${chapter} SOURCES test.cpp ${arg_TESTS} ${PROJECT_SOURCE_DIR}/common/tests/test_model.cpp OBJECTS ${objects} LABELS ${chapter})
 
   # diff_01_v1_v2 and so on: the lesson of a step is its difference from the one before.
   string(SUBSTRING ${chapter} 0 2 number)

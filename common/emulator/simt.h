@@ -419,6 +419,9 @@ class Block {
 /// The seed of every schedule that follows on this thread of the host.
 inline thread_local constinit std::uint64_t schedule_seed = 0;
 
+/// Operations of all tensor-core products so far on this thread of the host: what a step's model is compared with.
+inline thread_local constinit std::uint64_t tensor_flop = 0;
+
 /// Runs `kernel` once for every thread of every block. Throws KernelError.
 inline void run_grid(Index3 grid, Index3 block, std::size_t shared_bytes,
                      const std::function<void()>& kernel) {

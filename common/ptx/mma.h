@@ -37,6 +37,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
     float d[4];
   } mine{a, b, c, {}};
   emulator::Block::current().wait_warp("mma_m16n8k16", caller, ~0u, mine, [](auto& lanes) {
+    emulator::tensor_flop += 2 * 16 * 8 * 16;
     float A[16][16], B[16][8];
     const auto half_of = [](uint32_t pair, int i) {
       return to_float(std::bit_cast<Element>(static_cast<uint16_t>(pair >> (16 * i))));

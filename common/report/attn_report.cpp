@@ -11,6 +11,7 @@
 
 #include "attn/error.h"
 #include "report/diff.h"
+#include "report/evidence.h"
 #include "report/json_object.h"
 #include "report/page.h"
 #include "report/profile.h"
@@ -168,6 +169,46 @@ int verify(const std::string& path) {
   return 1;
 }
 
+// What verify_on_gpu.sh and manifest.sh do with the evidence. Returns the exit status: 1 if something is wrong.
+struct EvidenceArguments {
+  std::string folder, root = ".", part, chapter, verdict;
+  int seconds = 0;
+  bool all = false;
+  std::vector<std::string> words;  // files, or units
+};
+void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
+  CLI::App* evidence = app.add_subcommand("evidence", "which kernels a folder of measurements is true of");
+  evidence->require_subcommand(1);
+  const auto command = [&](const char* name, const char* what) {
+    CLI::App* c = evidence->add_subcommand(name, what);
+    c->add_option("--root", a.root, "the project's folder (.)");
+    if (std::string(name) != "keys") c->add_option("DIR", a.folder, "folder, as docs/reports/h200")->required();
+    return c;
+  };
+  command("keys", "the key of each step's kernels")->callback([&a] {
+    for (const auto& [step, key] : kernel_keys(a.root)) fmt::print("{}  {}\n", key, step);
+  });
+  command("check", "is every file as it was measured, and what has changed since?")->callback([&a, &status] {
+    const auto wrong = check_evidence(a.folder, a.root);
+    for (const std::string& line : wrong) fmt::print("{}\n", line);
+    fmt::print("{}", evidence_summary(a.folder, a.root));
+    status = wrong.empty() ? 0 : 1;
+  });
+  CLI::App* record_command = command("record", "notes what a part of verify_on_gpu.sh wrote");
+  record_command->add_option("PART", a.part)->required();
+  record_command->add_option("CHAPTER", a.chapter)->required();
+  record_command->add_option("VERDICT", a.verdict)->required();
+  record_command->add_option("SECONDS", a.seconds)->required();
+  record_command->add_option("FILE", a.words);
+  record_command->callback([&a] { record(a.folder, a.root, a.part, a.chapter, a.verdict, a.seconds, a.words); });
+  CLI::App* stale = command("stale", "of \"PART CHAPTER\"s those that should be measured, the stalest first");
+  stale->add_flag("--all", a.all, "the others after them");
+  stale->add_option("UNIT", a.words)->required();
+  stale->callback([&a] {
+    for (const std::string& unit : stalest_first(a.folder, a.root, a.words, a.all)) fmt::print("{}\n", unit);
+  });
+}
+
 int run(int argc, const char* const* argv) {
   CLI::App app("reads what the chapter programs write with --json and what ncu exports as CSV",
                "attn_report");
@@ -244,6 +285,9 @@ int run(int argc, const char* const* argv) {
                    "instead: is this page as it was written? Exit 1 if not. Guards against "
                    "accidents, not against intent")
       ->excludes(page_files);
+  EvidenceArguments evidence;
+  int evidence_status = 0;
+  add_evidence_commands(app, evidence, evidence_status);
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -267,7 +311,7 @@ int run(int argc, const char* const* argv) {
     if (!log.empty()) in.log = read_bytes(log);
     write_text(output, page(in));
   }
-  return 0;
+  return evidence_status;
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <sstream>
 
 #include "report/table_kinds.h"
@@ -44,6 +46,26 @@ bool wanted(const Words& words, const std::string& word) {
   return words.empty() || std::find(words.begin(), words.end(), word) != words.end();
 }
 
+// "FILE ... step=NAME,NAME peers=NAME,NAME"
+struct Wish {
+  Words names, steps, peers;
+};
+Wish wish_of(const std::string& kind, const Words& words) {
+  Wish w;
+  for (const std::string& word : words) {
+    if (word.starts_with("step="))
+      w.steps = split(word.substr(5));
+    else if (word.starts_with("peers="))
+      w.peers = split(word.substr(6));
+    else if (word.find('=') != word.npos)
+      throw InputError(fmt::format("table {}: {}: must be a file, step=NAME or peers=NAME,NAME", kind, word));
+    else
+      w.names.push_back(word);
+  }
+  if (w.names.empty()) throw InputError(fmt::format("table {}: needs a file of peers.py", kind));
+  return w;
+}
+
 }  // namespace
 
 std::string peers_table(const fs::path& path) {
@@ -71,18 +93,7 @@ std::string peers_table(const fs::path& path) {
 }
 
 std::string ratios_table(const fs::path& folder, const Words& words) {
-  Words names, steps, peers;
-  for (const std::string& word : words) {
-    if (word.starts_with("step="))
-      steps = split(word.substr(5));
-    else if (word.starts_with("peers="))
-      peers = split(word.substr(6));
-    else if (word.find('=') != word.npos)
-      throw InputError(fmt::format("table ratios: {}: must be a file, step=NAME or peers=NAME,NAME", word));
-    else
-      names.push_back(word);
-  }
-  if (names.empty()) throw InputError("table ratios: needs a file of peers.py");
+  const auto [names, steps, peers] = wish_of("ratios", words);
   Grid grid;
   std::string head;
   bool bytes = false, found = false;
@@ -127,6 +138,60 @@ std::string ratios_table(const fs::path& folder, const Words& words) {
   return fmt::format("{}{}; `x name`: how many times faster than that peer, median and quartiles of the rounds.{}\n\n{}",
                      head, steps.size() == 1 ? fmt::format(", {}", code(steps[0])) : "",
                      bytes ? " GB/s: modelled bytes over time." : "", grid.markdown());
+}
+
+std::string means_table(const fs::path& folder, const Words& words) {
+  const Wish wish = wish_of("means", words);
+  if (wish.steps.size() != 1) throw InputError("table means: needs step=NAME");
+  struct Mean {
+    Words lengths;
+    std::map<std::string, std::vector<double>> ratios;  // by peer
+  };
+  std::map<std::pair<int64_t, std::string>, Mean> means;  // by head dim, and what else is not the length
+  Words peers;
+  std::string head;
+  for (const std::string& name : wish.names) {
+    const json j = read_json(folder / (name + ".json"));
+    head = versions(j);
+    for (const json& p : j.at("problems")) {
+      const json& problem = p.at("problem");
+      const std::string operation = operation_of(p);
+      Mean& mean = means[{problem.at("head_dim").get<int64_t>(),
+                          operation + (problem.at("causal").get<bool>() ? ", causal" : "")}];
+      mean.lengths.push_back(std::to_string(problem.at("seqlen_k").get<int64_t>()));
+      for (const json& r : p.at("ratios")) {
+        const auto peer = r.at("peer").get<std::string>();
+        if (r.at("step") != wish.steps[0] || !wanted(wish.peers, peer)) continue;
+        mean.ratios[peer].push_back(r.at("median").get<double>());
+        if (std::ranges::find(peers, peer) == peers.end()) peers.push_back(peer);
+      }
+    }
+  }
+  if (peers.empty()) throw InputError(fmt::format("table means {}: has no such ratio", fmt::join(words, " ")));
+  Grid grid;
+  for (const auto& [group, mean] : means) {
+    grid.add_row();
+    grid.add("d", "d", std::to_string(group.first));
+    grid.add("what", "operation", group.second);
+    grid.add("N", "lengths", fmt::format("{}", fmt::join(mean.lengths, ", ")));
+    for (const std::string& peer : peers) {
+      grid.add_column(peer, fmt::format("x {}", peer));
+      const auto found = mean.ratios.find(peer);
+      if (found == mean.ratios.end()) continue;
+      double logs = 0;
+      for (const double r : found->second) logs += std::log(r);
+      const auto [least, most] = std::ranges::minmax(found->second);
+      const auto count = static_cast<double>(found->second.size());
+      // A length that the peer or the step cannot do is not left out without a word.
+      grid.put(peer, fmt::format("{:.2f} ({:.2f} .. {:.2f}){}", std::exp(logs / count), least, most,
+                                 found->second.size() == mean.lengths.size()
+                                     ? ""
+                                     : fmt::format(" of {} lengths", found->second.size())));
+    }
+  }
+  return fmt::format("{}, {}; `x name`: how many times faster than that peer, geometric mean over the lengths named "
+                     "(least and most).\n\n{}",
+                     head, code(wish.steps[0]), grid.markdown());
 }
 
 }  // namespace attn::report

@@ -20,6 +20,7 @@ std::string memory_table(const std::filesystem::path& folder, const Words& names
 // Of what peers.py wrote: peer_tables.cpp.
 std::string peers_table(const std::filesystem::path&);
 std::string ratios_table(const std::filesystem::path& folder, const Words& names);
+std::string means_table(const std::filesystem::path& folder, const Words& names);
 
 // Of ncu's exports: counter_tables.cpp.
 std::string counters_table(const std::filesystem::path& folder, const std::string& chapter);

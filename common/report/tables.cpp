@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "report/evidence.h"
 #include "report/table_kinds.h"
 #include "report/table_text.h"
 
@@ -47,6 +48,7 @@ std::string table(const Words& words, const fs::path& reports) {
   if (kind == "problems") return problems_table(reports, expand(reports, names));
   if (kind == "memory") return memory_table(reports, expand(reports, names));
   if (kind == "peers") return peers_table(file());
+  if (kind == "means") return means_table(reports, names);
   if (kind == "ratios") return ratios_table(reports, names);
   if (kind == "counters") return counters_table(reports, names.at(0));
   if (kind == "traffic") return traffic_table(reports, names);
@@ -55,7 +57,31 @@ std::string table(const Words& words, const fs::path& reports) {
     return diff_table(reports, names);
   }
   throw InputError(fmt::format(
-      "table: {}: must be steps, phases, lengths, problems, memory, peers, ratios, counters, traffic or diff", kind));
+      "table: {}: must be steps, phases, lengths, problems, memory, peers, ratios, means, counters, traffic or diff",
+      kind));
+}
+
+// The files that a table is made of, by name: whose state is told below it.
+Words files_of(const Words& words, const fs::path& reports) {
+  const std::string& kind = words.at(0);
+  Words names(words.begin() + 1, words.end()), files;
+  if (kind == "counters" || kind == "diff" || kind == "traffic") {
+    for (const auto& entry : fs::directory_iterator(reports)) {
+      const std::string name = entry.path().filename().string();
+      if (!name.ends_with(".ncu.csv")) continue;
+      const bool wanted = kind == "counters"  ? name.starts_with(names.at(0) + ".")
+                          : kind == "traffic" ? name.starts_with(names.at(1) + ".") &&
+                                                    ("," + names.at(2) + ",").find("," + name.substr(names[1].size() + 1,
+                                                        name.size() - names[1].size() - 9) + ",") != std::string::npos
+                                              : name == names.at(0) + ".ncu.csv" || name == names.at(1) + ".ncu.csv";
+      if (wanted) files.push_back(name);
+    }
+    if (kind != "traffic") return files;
+    names.resize(1);
+  }
+  std::erase_if(names, [](const std::string& n) { return n.find('=') != n.npos; });
+  for (const std::string& name : expand(reports, names)) files.push_back(name + ".json");
+  return files;
 }
 
 }  // namespace
@@ -81,6 +107,7 @@ std::string fill_tables(const std::string& page, const std::string& name, const 
     out += page.substr(at, close + kClose.size() - at) + "\n";
     try {
       out += table(words, reports);
+      if (const std::string state = state_of(reports, files_of(words, reports)); !state.empty()) out += "\n" + state + "\n";
     } catch (const NotMeasured& e) {
       out += "not measured yet\n";
       if (missing) missing->push_back(fmt::format("{}: table {}: {}", name, fmt::join(words, " "), e.what()));

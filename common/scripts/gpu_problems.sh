@@ -138,15 +138,15 @@ profiled_problem() {  # CHAPTER STEP
 peers_of() {
   case $1 in
     01_naive) echo "peers.$1 --steps v4_tensor_core,v5_cublas --backends math,flash,cudnn" ;;
-    02_online_softmax) echo "peers.$1 --operation softmax --steps v4_one_read,v5_split_row --rounds 2 --repeat 5" ;;
+    02_online_softmax) echo "peers.$1 --operation softmax --steps v4_one_read,v5_split_row --repeat 5" ;;
     03_flash_v1)
       echo "peers.$1.forward --steps v7_exp2 --backends 01_naive:v5_cublas,math,flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends 01_naive:b2_cublas,flash,cudnn --repeat 5" ;;
     04_flash_v2)
-      echo "peers.$1.forward --steps v7_tuned --backends flash,cudnn --rounds 2 --repeat 7"
-      echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends flash,cudnn --rounds 2 --repeat 5" ;;
+      echo "peers.$1.forward --steps v7_tuned --backends flash,cudnn --repeat 5"
+      echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends flash,cudnn --repeat 5" ;;
     06_flash_v3_hopper)
-      echo "peers.$1.forward --steps v11_tuned --backends cudnn,flash --rounds 2 --repeat 9" ;;
+      echo "peers.$1.forward --steps v11_tuned --backends cudnn,flash --repeat 5" ;;
   esac
 }
 peer_problems() {  # FILE, as peers_of calls it
@@ -170,8 +170,6 @@ peer_problems() {  # FILE, as peers_of calls it
       for d in 64 128 256; do
         for mask in "" --causal; do
           for n in 512 1024 2048 4096 8192 16384; do
-            # Backward, d=256 is told at two lengths.
-            case $1/$d/$n in *.backward/256/2048|*.backward/256/16384) ;; *.backward/256/*) continue ;; esac
             echo "$(tokens $d $n) $mask"
           done
         done

@@ -15,11 +15,14 @@ Operations: forward, backward, decode (forward with one query, --seqlen-q 1) and
 Backends: math, flash (FlashAttention-2), cudnn; torch.softmax for softmax. A step of another chapter is one too:
 "01_naive:v5_cublas" runs that program beside --program.
 
-For every problem the two sides take turns (--rounds): a GPU that gets warm slows both. The method is
-that of the chapter program: CUDA events around one call, the L2 cache overwritten before it, random
-normal data, the median over all rounds with its quartiles. A ratio is the peer's time over the step's: above
-1 the step is faster. Its quartiles are those of the rounds, each with its own medians. Prints a table and
-writes everything as JSON. Needs PyTorch with CUDA; exits with 77 where there is none, 2 for bad options.
+For every problem each backend and each step takes a turn a round (--rounds, at least 5), in an order that is turned
+round every time; before each turn the GPU rests for twice as long as the turn before kept it busy. One program runs
+for all rounds of a problem (--turns). The method is that of the chapter program (device.h, timing method 2): the L2
+cache overwritten, a kernel that spins for a millisecond, so that whatever the host needs to launch is queued when the
+clock starts, then CUDA events around one call; random normal data, the median over all rounds with its quartiles. A
+ratio is the peer's time over the step's, of a round: above 1 the step is faster. It is printed with the quartiles of
+the rounds. Prints a table and writes everything as JSON. Needs PyTorch with CUDA; exits with 77 where there is none,
+2 for bad options.
 """
 import argparse
 import json
@@ -28,6 +31,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 
 try:
     import torch
@@ -44,6 +48,9 @@ BACKENDS = {
 }
 # Roofs from a datasheet: those of a run that nobody reads need not be measured.
 NO_ROOFS = ("--gpu", "h200")
+TIMING_METHOD = 2  # as kTimingMethod in device.h
+LEAST_ROUNDS = 5
+CYCLES_A_SECOND = 2e9  # of torch.cuda._sleep, about
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -60,11 +67,11 @@ def quartiles(seconds):
 
 
 class Peer:
-    """One backend on one problem."""
+    """PyTorch's tensors of one problem."""
 
-    def __init__(self, backend, p):
+    def __init__(self, p):
         dtype = DTYPES[p.dtype]
-        self.backend, self.p = backend, p
+        self.p = p
         if p.operation == "softmax":
             self.x = torch.randn((p.rows, p.cols), device="cuda", dtype=dtype)
         else:
@@ -76,34 +83,51 @@ class Peer:
                 torch.randn(kv_shape, device="cuda", dtype=dtype, requires_grad=grad) for _ in range(2)
             )
             self.d_o = torch.randn(shape, device="cuda", dtype=dtype)
-        l2 = torch.cuda.get_device_properties(0).L2_cache_size
-        self.scrub = torch.empty(2 * l2, dtype=torch.uint8, device="cuda")
 
-    def forward(self):
+    def call(self, backend):
+        """What is timed, as a function of nothing."""
         if self.p.operation == "softmax":
-            return torch.softmax(self.x, dim=-1)
-        with sdpa_kernel(BACKENDS[self.backend]):
-            return scaled_dot_product_attention(
-                self.q, self.k, self.v, is_causal=self.p.causal,
-                enable_gqa=self.p.kv_heads != self.p.heads)
+            return lambda: torch.softmax(self.x, dim=-1)
 
-    def time(self, warmup, repeat):
-        """Seconds of `repeat` calls."""
-        times = []
-        out = self.forward() if self.p.operation == "backward" else None
-        for i in range(-warmup, repeat):
+        def forward():
+            with sdpa_kernel(BACKENDS[backend]):
+                return scaled_dot_product_attention(
+                    self.q, self.k, self.v, is_causal=self.p.causal,
+                    enable_gqa=self.p.kv_heads != self.p.heads)
+        if self.p.operation != "backward":
+            return forward
+        out = forward()
+        return lambda: torch.autograd.grad(out, (self.q, self.k, self.v), self.d_o, retain_graph=True)
+
+
+class Timer:
+    """Times calls as GpuTimer does (device.cpp): nobody's launch is in the time."""
+
+    LONGEST_SPIN = 64e-3
+
+    def __init__(self):
+        self.scrub = torch.empty(2 * torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8, device="cuda")
+        self.spin = 1e-3
+
+    def once(self, call):
+        """Seconds of one call, and whether everything was queued when it began."""
+        while True:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             self.scrub.zero_()
+            torch.cuda._sleep(int(self.spin * CYCLES_A_SECOND))
             begin.record()
-            if out is None:
-                self.forward()
-            else:
-                torch.autograd.grad(out, (self.q, self.k, self.v), self.d_o, retain_graph=True)
+            call()
             end.record()
+            hidden = not begin.query()
             end.synchronize()
-            if i >= 0:
-                times.append(begin.elapsed_time(end) * 1e-3)
-        return times
+            if hidden or self.spin >= self.LONGEST_SPIN:
+                return begin.elapsed_time(end) * 1e-3, hidden
+            self.spin *= 4
+
+    def turn(self, call, warmup, repeat):
+        """Seconds of `repeat` calls, and whether every launch was hidden."""
+        samples = [self.once(call) for _ in range(warmup + repeat)][warmup:]
+        return [s for s, _ in samples], all(hidden for _, hidden in samples)
 
 
 def program_options(p):
@@ -118,32 +142,65 @@ def program_options(p):
     return [str(w) for w in ["--operation", operation, "--dtype", p.dtype, *words]]
 
 
-def run_program(args, p, program, steps, options=(), accepted=(0,)):
-    """One run of a chapter program; returns its JSON."""
-    with tempfile.TemporaryDirectory() as folder:
-        return run_in(args, p, program, steps, folder, options, accepted)
+class Program:
+    """A chapter program that times its steps when it is told to (--turns)."""
+
+    def __init__(self, args, p, program, steps, options=()):
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = os.path.join(self.folder.name, "run.json")
+        self.command = [program, *program_options(p), "--step", steps, "--time", "--turns",
+                        "--warmup", str(args.warmup), "--repeat", str(args.repeat), "--json", self.path,
+                        "--require-gpu", *options]
+        self.process = subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.STDOUT, text=True)
+        self.said = ""
+        self.answer()  # when its inputs are on the GPU
+
+    def answer(self):
+        """The next line of JSON, or nothing when it has ended."""
+        for line in self.process.stdout:
+            self.said += line
+            if line.startswith("{"):
+                return json.loads(line)
+        return None
+
+    def turn(self, step):
+        """Seconds of a step's launches, and whether every one was hidden. RuntimeError: why there are none."""
+        try:
+            self.process.stdin.write(step + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass
+        if answer := self.answer():
+            if "reason" in answer:
+                raise RuntimeError(answer["reason"])
+            return answer["seconds"], answer["launch_hidden"]
+        # It ended. 3 and 4: it refuses the problem, or has not the memory. That is no mistake of the list.
+        if self.process.wait() in (3, 4):
+            raise RuntimeError(self.reason(step))
+        sys.exit(f"{' '.join(self.command)}\n{self.said}")
+
+    def reason(self, step):
+        with open(self.path, encoding="utf-8") as file:
+            return next(s["reason"] for s in json.load(file)["steps"] if s["name"] == step)
+
+    def end(self):
+        """Its JSON."""
+        self.said += self.process.communicate()[0]
+        if self.process.returncode not in (0, 3, 4):
+            sys.exit(f"{' '.join(self.command)}\n{self.said}")
+        with open(self.path, encoding="utf-8") as file:
+            return json.load(file)
 
 
-def run_in(args, p, program, steps, folder, options, accepted):
-    path = os.path.join(folder, "run.json")
-    command = [program, *program_options(p), "--step", steps, "--time", "--warmup", str(args.warmup),
-               "--repeat", str(args.repeat), "--check", args.check, "--json", path, "--require-gpu", *options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode not in accepted:
-        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
-
-
-def time_of_other_chapter(args, p, name):
-    """Median and quartiles of "chapter:step" stand for its launches."""
-    chapter, step = name.split(":")
-    # Exit status 3 or 4: it refuses the problem, or has not the memory. That is no mistake of the list.
-    run = run_program(args, p, os.path.join(os.path.dirname(args.program), chapter), step, NO_ROOFS, (0, 3, 4))
-    time = run["steps"][0]["time"]
-    if time is None:
-        raise RuntimeError(run["steps"][0]["reason"])
-    return [time["q1_s"], time["median_s"], time["q3_s"]]
+def steps_of(args, p):
+    """The steps of a problem, by name: all of its operation, or those asked for."""
+    if p.steps != "all":
+        return p.steps.split(",")
+    listed = subprocess.run([args.program, "--list"], capture_output=True, text=True, check=True).stdout
+    operation = "forward" if p.operation == "decode" else p.operation
+    rows = [line.split() for line in listed.splitlines() if line.startswith("  ") and line[2] != " "]
+    return [row[0] for row in rows if row[1] == operation]
 
 
 def problem_options():
@@ -186,17 +243,41 @@ def problems_of(args):
     return problems
 
 
-def ratios_of(runs, peer_rounds):
-    """Peer's time over step's time, for every pair: the median and quartiles of the rounds."""
+def ratios_of(rounds, steps, peers):
+    """Peer's time over step's time, for every pair: the median and quartiles of the rounds, each with its medians."""
     ratios = []
-    for step in (s["name"] for s in runs[0]["steps"] if s.get("time")):
-        mine = [next(s for s in run["steps"] if s["name"] == step)["time"]["median_s"] for run in runs]
-        for peer, rounds in peer_rounds.items():
-            if not isinstance(rounds, str):
-                r = quartiles([quartiles(theirs)["median_s"] / m for theirs, m in zip(rounds, mine)])
-                ratios.append({"step": step, "peer": peer, "median": r["median_s"], "q1": r["q1_s"],
-                               "q3": r["q3_s"]})
+    for step in steps:
+        for peer in peers:
+            if isinstance(rounds[step], str) or isinstance(rounds[peer], str):
+                continue
+            r = quartiles([quartiles(theirs)["median_s"] / quartiles(mine)["median_s"]
+                           for theirs, mine in zip(rounds[peer], rounds[step])])
+            ratios.append({"step": step, "peer": peer, "median": r["median_s"], "q1": r["q1_s"], "q3": r["q3_s"]})
     return ratios
+
+
+def take_turns(sides, rounds, turn, rest=time.sleep):
+    """`rounds` turns of every side, there and back; a list of seconds a turn, or the reason why there is none.
+
+    turn(side) gives (seconds, hidden) or raises RuntimeError. The GPU rests before each turn for twice as long as the
+    one before kept it busy, whoever that was.
+    """
+    taken, late, busy = {side: [] for side in sides}, set(), 0
+    for n in range(rounds):
+        for side in sides if n % 2 == 0 else reversed(sides):
+            if isinstance(taken[side], str):
+                continue
+            rest(min(1.0, 2 * busy))
+            try:
+                seconds, hidden = turn(side)
+            except RuntimeError as error:  # not supported, or out of memory
+                taken[side], busy = str(error).splitlines()[0], 0
+                continue
+            busy = sum(seconds)
+            taken[side].append(seconds)
+            if not hidden:
+                late.add(side)
+    return taken, late
 
 
 def main():
@@ -208,51 +289,62 @@ def main():
     parser.add_argument("--backends", default="math,flash,cudnn")
     parser.add_argument("--warmup", type=int, default=3)
     parser.add_argument("--repeat", type=int, default=7, help="timed calls a round")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--check", default="off", help="off: the steps were checked elsewhere")
+    parser.add_argument("--rounds", type=int, default=LEAST_ROUNDS, help=f"at least {LEAST_ROUNDS}")
     parser.add_argument("--out", help="JSON file")
     args = parser.parse_args()
     for name in args.backends.split(","):
         if name not in BACKENDS and not os.access(
                 os.path.join(os.path.dirname(args.program), name.partition(":")[0]), os.X_OK):
             parser.error(f"--backends {name}: must be some of {', '.join(BACKENDS)} or CHAPTER:STEP")
+    if args.rounds < LEAST_ROUNDS:
+        parser.error(f"--rounds {args.rounds}: must be from {LEAST_ROUNDS}, for the quartiles")
     problems = problems_of(args)
     if not torch.cuda.is_available():
         print("peers.py: PyTorch sees no GPU")
         sys.exit(77)
 
-    report = {"schema": "attn-peers-1", "gpu": torch.cuda.get_device_name(),
+    report = {"schema": "attn-peers-1", "timing_method": TIMING_METHOD, "gpu": torch.cuda.get_device_name(),
               "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "problems": []}
+    timer = Timer()
     for p in problems:
-        rounds, runs = {}, []
-        for _ in range(args.rounds):
-            for backend in ["softmax"] if p.operation == "softmax" else args.backends.split(","):
-                if isinstance(rounds.get(backend), str):
-                    continue
-                try:
-                    if ":" in backend:
-                        rounds.setdefault(backend, []).append(time_of_other_chapter(args, p, backend))
-                        continue
-                    peer = Peer(backend, p)
-                    rounds.setdefault(backend, []).append(peer.time(args.warmup, args.repeat))
-                except RuntimeError as error:  # not supported, or out of memory
-                    rounds[backend] = str(error).splitlines()[0]
-                peer = None
-                torch.cuda.empty_cache()
-            # The first run says the roofs.
-            runs.append(run_program(args, p, args.program, p.steps, NO_ROOFS if runs else ()))
-        peers = [{"name": name, "reason": t} if isinstance(t, str) else
-                 {"name": name, "time": quartiles([x for one in t for x in one])}
-                 for name, t in rounds.items()]
-        ratios = ratios_of(runs, rounds)
-        report["problems"].append({"problem": runs[-1]["problem"], "operation": p.operation,
-                                   "runs": runs, "peers": peers, "ratios": ratios})
+        steps = steps_of(args, p)
+        backends = ["softmax"] if p.operation == "softmax" else args.backends.split(",")
+        # Roofs stand beside rates in GB/s only, and are measured once.
+        with_roofs = p.operation == "softmax" and not report["problems"]
+        programs = {step: None for step in steps}
+        own = Program(args, p, args.program, ",".join(steps), () if with_roofs else NO_ROOFS)
+        for step in steps:
+            programs[step] = own
+        for name in backends:
+            if ":" in name:
+                chapter, step = name.split(":")
+                programs[name] = Program(args, p, os.path.join(os.path.dirname(args.program), chapter), step, NO_ROOFS)
+        peer = Peer(p)
+
+        def turn(side):
+            if side in programs:
+                return programs[side].turn(side.rpartition(":")[2])
+            return timer.turn(peer.call(side), args.warmup, args.repeat)
+
+        rounds, late = take_turns([*backends, *steps], args.rounds, turn)
+        run = own.end()
+        for program in set(programs.values()) - {own}:
+            program.end()
+        peer = None
+        torch.cuda.empty_cache()
+        for side in late:
+            print(f"  {side}: the host was slower than the longest spin: its launches are in its times")
+        peers = [{"name": name, "reason": rounds[name]} if isinstance(rounds[name], str) else
+                 {"name": name, "time": quartiles([x for one in rounds[name] for x in one]),
+                  "launch_hidden": name not in late} for name in backends]
+        ratios = ratios_of(rounds, steps, backends)
+        report["problems"].append({"problem": run["problem"], "operation": p.operation, "rounds": args.rounds,
+                                   "runs": [run], "peers": peers, "ratios": ratios})
         print(" ".join(program_options(p)))
-        for step in runs[-1]["steps"]:
+        for step in run["steps"]:
             if not step.get("time"):
                 continue
-            median = quartiles([s["time"]["median_s"] for r in runs for s in r["steps"]
-                                if s["name"] == step["name"]])["median_s"]
+            median = step["time"]["median_s"]
             rate = (f"{step['flop'] / median * 1e-12:7.1f} TFLOP/s" if step["flop"] else
                     f"{step['modelled_bytes'] / median * 1e-9:7.0f} GB/s")
             text = "  ".join(f"{r['median']:6.3f} ({r['q1']:.3f} .. {r['q3']:.3f}) x {r['peer']}"

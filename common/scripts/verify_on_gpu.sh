@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Runs on a GPU machine what CI cannot, and writes what it saw to docs/reports/<gpu>/.
 #
-#   common/scripts/verify_on_gpu.sh [--out DIR] [PART...] [CHAPTER...]
+#   common/scripts/verify_on_gpu.sh [--out DIR] [--seconds N] [PART...] [CHAPTER...]
 #   common/scripts/verify_on_gpu.sh times peers 03_flash_v1
+#   common/scripts/verify_on_gpu.sh --seconds 900      what is stalest first, for at most 15 minutes
 #
 #   tests      every test tagged [gpu] but for the large ones            -> tests.CHAPTER.txt
 #   large      those tagged [large]: tensors of more than 2^31 elements  -> large.CHAPTER.txt
@@ -11,15 +12,18 @@
 #   times      every step at the problems of its chapter                 -> CHAPTER.PROBLEM.json
 #   peers      PyTorch's backends beside the steps, in turns             -> peers.CHAPTER*.json
 #   counters   ncu over one launch of every step                         -> CHAPTER.STEP.ncu.csv
-#   manifest   nothing: only looks whether all of the above have passed; needs no GPU, but --out
+#   manifest   nothing: only says what the folder is true of; needs no GPU, but --out
 #
 # Without PART all of them, without CHAPTER all chapters. What belongs to no chapter, the tests of common/ and
 # access, goes by the name common. The problems of each chapter are in gpu_problems.sh.
 #
-# parts.txt keeps, for each part and chapter, whether it passed, on which sources, and how many seconds it took. When
-# all parts of all chapters have passed on the sources as they are, in one call or in several that write to the
-# same folder, manifest.txt is written (see manifest.sh). The programs are expected in build/release: build them
-# first with common/scripts/start.sh.
+# With --seconds only what is stale is measured: first what never passed, then what was measured on other kernels, then
+# what was measured by an older method of timing. A part begins only if it fits, going by how long it took the last
+# time. Called again, it goes on where it stopped.
+#
+# manifest.txt keeps the checksum of each file and the keys of the kernels in it, parts.txt for each part and chapter
+# whether it passed and how many seconds it took (attn_report evidence). The programs are expected in build/release:
+# build them first with common/scripts/start.sh.
 #
 # Exit status: 0, 1 if a part failed, 2 for a mistake on the command line, 77 where there is no GPU.
 set -euo pipefail
@@ -40,11 +44,16 @@ for path in [0-9][0-9]_*/chapter.cpp; do
   [ ! -f "$path" ] || all_chapters+=("${path%/chapter.cpp}")
 done
 out=
+limit=
 parts=()
 chapters=()
 while [ $# -gt 0 ]; do
   case $1 in
     --help) sed -n '2,/^set -/{/^set -/d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}"; exit 0 ;;
+    --seconds)
+      limit=${2:-}
+      [[ $limit =~ ^[1-9][0-9]*$ ]] || die 2 "--seconds $limit: must be a whole number from 1"
+      shift 2 ;;
     --out) out=${2:-}; [ -n "$out" ] || die 2 "--out: its value is missing"; shift 2 ;;
     tests|large|sanitizer|access|times|peers|counters|manifest) parts+=("$1"); shift ;;
     common) chapters+=("$1"); shift ;;
@@ -52,7 +61,7 @@ while [ $# -gt 0 ]; do
       chapter=${1%/}
       case " ${all_chapters[*]} " in
         *" $chapter "*) ;;
-        *) die 2 "$1: must be --out DIR, a part (tests, large, sanitizer, access, times, peers, counters, manifest) or a \
+        *) die 2 "$1: must be --out DIR, --seconds N, a part (tests, large, sanitizer, access, times, peers, counters, manifest) or a \
 chapter (common, ${all_chapters[*]})" ;;
       esac
       chapters+=("$chapter"); shift ;;
@@ -79,7 +88,7 @@ if [ ${#units[@]} -eq 0 ] && [ "${parts[*]}" != manifest ]; then
 fi
 
 if [ ${#units[@]} -gt 0 ]; then
-  for chapter in "${all_chapters[@]}"; do
+  for chapter in "${all_chapters[@]}" attn_report; do
     [ -x "$bin/$chapter" ] || die 2 "$bin/$chapter: not built; common/scripts/start.sh build"
   done
   device=$("$bin/${all_chapters[0]}" --seqlen 8 --require-gpu | sed -n 's/^device: //p') || true
@@ -92,14 +101,37 @@ if [ ${#units[@]} -gt 0 ]; then
   mkdir -p "$out"
 fi
 [ -d "$out" ] || die 2 "manifest: --out DIR is needed, the folder of the reports"
+if [ -n "$limit" ]; then
+  mapfile -t units < <("$bin/attn_report" evidence stale "$out" "${units[@]}")
+fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# A line a part and chapter: "times 03_flash_v1  passed  sources 0123456789abcdef  95 s".
-record() {  # UNIT VERDICT SECONDS
-  touch "$out/parts.txt"
-  { grep -v "^$1  " "$out/parts.txt" || true; echo "$1  $2  sources $digest  $3 s"; } | sort >"$out/parts.txt.new"
-  mv "$out/parts.txt.new" "$out/parts.txt"
+# The files that a part writes for a chapter, those that are there.
+files_of() {  # PART CHAPTER
+  (
+    cd "$out"
+    shopt -s nullglob
+    case $1 in
+      times) files=("$2".*.json) ;;
+      peers) files=("peers.$2.json" "peers.$2".*.json) ;;
+      counters) files=("$2".*.ncu.csv) ;;
+      access) files=(warp_access.txt) ;;
+      *) files=("$1.$2.txt") ;;
+    esac
+    for file in "${files[@]}"; do [ ! -f "$file" ] || echo "$file"; done
+  )
+}
+record() {  # PART CHAPTER VERDICT SECONDS
+  local file fresh=()
+  while read -r file; do
+    # What a part that passed did not write is of a problem that it has no more.
+    if [ "$out/$file" -nt "$work/begun" ]; then fresh+=("$file"); elif [ "$3" = passed ]; then rm "$out/$file"; fi
+  done < <(files_of "$1" "$2")
+  "$bin/attn_report" evidence record "$out" "$@" "${fresh[@]}"
+}
+last_seconds() {  # PART CHAPTER; a minute where it never ran
+  sed -n "s/^$1 $2  .*  \([0-9]*\) s\$/\1/p" "$out/parts.txt" 2>/dev/null | grep . || echo 60
 }
 
 # ---- the parts: each takes a chapter and returns 1 if something failed -------------------------
@@ -182,14 +214,19 @@ counters_of() {
 
 # ---- running them ----------------------------------------------------------------------------
 
-digest=$(common/scripts/manifest.sh digest)
-any_failed=0
+any_failed=0 left=()
 for unit in "${units[@]}"; do
   read -r part chapter <<<"$unit"
+  if [ -n "$limit" ] && [ $((SECONDS + $(last_seconds "$part" "$chapter"))) -gt "$limit" ]; then
+    left+=("$unit")
+    continue
+  fi
   echo "== $unit"
   failed=0
   begun=$SECONDS
-  record "$unit" begun 0
+  touch "$work/begun"
+  sleep 0.02  # so that what is written is newer
+  keys=$("$bin/attn_report" evidence keys)
   case $part in
     tests) tests_of "$chapter" 2>&1 | tee "$out/tests.$chapter.txt" || failed=1 ;;
     large) large_of "$chapter" 2>&1 | tee "$out/large.$chapter.txt" || failed=1 ;;
@@ -201,25 +238,14 @@ for unit in "${units[@]}"; do
   esac
   verdict=passed
   [ $failed -eq 0 ] || verdict=failed
-  if [ "$(common/scripts/manifest.sh digest)" != "$digest" ]; then
-    echo "a source changed meanwhile"
+  if [ "$("$bin/attn_report" evidence keys)" != "$keys" ]; then
+    echo "a kernel changed meanwhile"
     verdict=failed
   fi
   [ $verdict = passed ] || any_failed=1
-  record "$unit" $verdict $((SECONDS - begun))
+  record "$part" "$chapter" $verdict $((SECONDS - begun))
   echo "== $unit: $verdict, $((SECONDS - begun)) s"
 done
-
-# Only when everything has passed on the sources as they are is the folder true of them.
-missing=
-for chapter in common "${all_chapters[@]}"; do
-  for part in $(parts_of "$chapter"); do
-    grep -qs "^$part $chapter  passed  sources $digest  " "$out/parts.txt" || missing="$missing, $part $chapter"
-  done
-done
-if [ -n "$missing" ]; then
-  echo "$out/manifest.txt stays as it was; not passed on these sources: ${missing#, }"
-else
-  common/scripts/manifest.sh write "$out"
-fi
+if [ ${#left[@]} -gt 0 ]; then printf 'not begun for want of time: %s\n' "${left[@]}"; fi
+"$bin/attn_report" evidence check "$out" || true
 exit $any_failed

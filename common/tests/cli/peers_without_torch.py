@@ -56,37 +56,110 @@ assert p[1].steps == "v4" and p[0].steps == "all"
 assert "--seqlen-q 1 --seqlen-k 4096" in " ".join(peers.program_options(p[2]))
 
 # The ratio of each round by itself: a GPU that got slower for both sides changes nothing.
-runs = [{"steps": [{"name": "v1", "time": {"median_s": m}}, {"name": "v2", "time": None}]} for m in (2.0, 4.0, 6.0)]
-r = peers.ratios_of(runs, {"math": [[1, 3, 9], [6, 6], [12, 12]], "flash": "not supported"})
+r = peers.ratios_of({"v1": [[2.0], [4.0], [6.0]], "v2": "refused", "math": [[1, 3, 9], [6, 6], [12, 12]],
+                     "flash": "not supported"}, ["v1", "v2"], ["math", "flash"])
 assert r == [{"step": "v1", "peer": "math", "median": 1.5, "q1": 1.5, "q3": 1.75}], r
 
-# Another chapter's step that refuses a problem, or has not the memory: its reason, and no ratio. Anything else
-# ends the run.
-def other_chapter(status, time):
-    with open(os.path.join(folder, "01_other"), "w", encoding="utf-8") as file:
-        file.write("#!/bin/sh\nwhile [ $1 != --json ]; do shift; done\n"
-                   f"echo '{{\"steps\": [{{\"time\": {time}, \"reason\": \"out of memory: 2 TiB\"}}]}}' >$2\n"
-                   f"echo options: $@ >{folder}/options\nexit {status}\n")
-    os.chmod(os.path.join(folder, "01_other"), 0o755)
-    args = argparse.Namespace(program=os.path.join(folder, "x"), warmup=1, repeat=2, check="off")
+# Turns go there and back, everybody rests twice as long as the turn before took, and who cannot is asked once.
+order, rests = [], []
+
+
+def turn(side):
+    order.append(side)
+    if side == "math":
+        raise RuntimeError("out of memory\nmore")
+    return [{"flash": 0.01, "v1": 0.02}[side]] * 3, side != "flash"
+
+
+taken, late = peers.take_turns(["math", "flash", "v1"], 5, turn, rests.append)
+assert order == ["math", "flash", "v1"] + ["v1", "flash"] + ["flash", "v1"] + ["v1", "flash"] + ["flash", "v1"], order
+assert [round(x, 6) for x in rests] == [0, 0, 0.06, 0.12, 0.12, 0.06, 0.06, 0.12, 0.12, 0.06, 0.06], rests
+assert taken["math"] == "out of memory" and len(taken["v1"]) == 5 and late == {"flash"}
+
+
+# A GPU and a host with clocks of their own: what the host needs to launch is in nobody's time.
+class Gpu:
+    def __init__(self):
+        self.host = self.free = 0.0
+
+    def queue(self, seconds):
+        self.host += 5e-6
+        self.free = max(self.free, self.host) + seconds
+
+
+gpu = Gpu()
+
+
+class Event:
+    def __init__(self, enable_timing):
+        assert enable_timing
+
+    def record(self):
+        self.at = max(gpu.free, gpu.host)
+
+    def query(self):
+        return self.at <= gpu.host
+
+    def synchronize(self):
+        gpu.host = max(gpu.host, self.at)
+
+    def elapsed_time(self, end):
+        return (end.at - self.at) * 1e3
+
+
+sys.modules["torch"].uint8 = 0
+sys.modules["torch"].empty = lambda *_, **__: types.SimpleNamespace(zero_=lambda: gpu.queue(40e-6))
+sys.modules["torch"].cuda = types.SimpleNamespace(
+    is_available=lambda: False, Event=Event, _sleep=lambda cycles: gpu.queue(cycles / 2e9),
+    get_device_properties=lambda _: types.SimpleNamespace(L2_cache_size=1))
+
+
+def timed(host_s):
+    def call():
+        gpu.host += host_s
+        gpu.queue(300e-6)
+    return peers.Timer().turn(call, 1, 3)
+
+
+for host_s in (0, 200e-6, 3e-3):
+    seconds, hidden = timed(host_s)
+    assert hidden and all(abs(x - 300e-6) < 1e-9 for x in seconds), (host_s, seconds)
+assert not timed(0.1)[1]
+
+
+# The other end of --turns: a chapter program that answers, refuses, or has not the memory.
+def program(body, step="v5"):
+    path = os.path.join(folder, "01_other")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write("#!/bin/sh\nall=$@\nwhile [ $1 != --json ]; do shift; done\njson=$2\n"
+                   f"echo options: $all >{folder}/options\n{body}")
+    os.chmod(path, 0o755)
     try:
-        return peers.time_of_other_chapter(args, p[0], "01_other:v5")
+        running = peers.Program(argparse.Namespace(warmup=1, repeat=2), p[0], path, step, peers.NO_ROOFS)
+        return [running.turn(step), running.turn(step), running.end()]
     except RuntimeError as error:
         return str(error)
     except SystemExit:
         return "exit"
 
 
-assert other_chapter(0, '{"q1_s": 1, "median_s": 2, "q3_s": 3}') == [1, 2, 3]
+answers = """echo 'device: x'; echo '{"ready": true}'
+while read step; do echo '{"step": "'$step'", "seconds": [1, 2], "launch_hidden": true}'; done
+echo '{"steps": []}' >$json"""
+assert program(answers) == [([1, 2], True), ([1, 2], True), {"steps": []}]
 with open(os.path.join(folder, "options"), encoding="utf-8") as file:
-    assert "--gpu h200" in file.read()
-assert other_chapter(4, "null") == "out of memory: 2 TiB"
-assert other_chapter(3, "null") == "out of memory: 2 TiB"
-assert other_chapter(1, "null") == "exit"
+    said = file.read()
+    assert "--gpu h200" in said and "--step v5 --time --turns --warmup 1 --repeat 2" in said, said
+ends = """echo '{"steps": [{"name": "v5", "reason": "out of memory: 2 TiB"}]}' >$json; exit """
+assert program(ends + "4") == "out of memory: 2 TiB"
+assert program(ends + "3") == "out of memory: 2 TiB"
+assert program(ends + "1") == "exit"
 
 assert exit_of()[0] == 77
 code, said = exit_of("--backends", "math,triton")
 assert code == 2 and "--backends triton: must be some of math, flash, cudnn or CHAPTER:STEP" in said, said
+code, said = exit_of("--rounds", "4")
+assert code == 2 and "--rounds 4: must be from 5" in said, said
 with open(list_file, "w", encoding="utf-8") as file:
     file.write("--seqlen-q 3 --seqlen-k 7 --causal\n")
 code, said = exit_of("--problems", list_file)

@@ -1,22 +1,26 @@
 #!/usr/bin/env bash
-# verify_on_gpu.sh SCRIPTS EXPORT: what verify_on_gpu.sh and sanitize.sh run, and when the manifest is written, with
-# stand-ins for the chapter programs, ncu, compute-sanitizer and Python that write down how they were called. EXPORT is
-# what ncu "counted".
+# verify_on_gpu.sh SCRIPTS EXPORT ATTN_REPORT: what verify_on_gpu.sh and sanitize.sh run, and what the manifest says then,
+# with stand-ins for the chapter programs, ncu, compute-sanitizer and Python that write down how they were called. EXPORT
+# is what ncu "counted".
 # shellcheck disable=SC2016  # the bodies of stand-ins are expanded when they run
 set -euo pipefail
 scripts=$1
 EXPORT=$(realpath "$2")
 export EXPORT
+report=$(realpath "$3")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tree="$work/a tree"
 bin=$tree/build/release/bin
 reports=$tree/docs/reports/h200
-mkdir -p "$tree/common/scripts" "$bin" "$work/with"
+mkdir -p "$tree/common/scripts" "$tree/common/attn" "$bin" "$work/with"
+cp "$report" "$bin/attn_report"
+echo "constexpr int kWarp = 32;" >"$tree/common/attn/kernel.h"
 cp "$scripts"/*.sh "$scripts/metrics.txt" "$tree/common/scripts"
 for chapter in 01_naive 02_online_softmax 03_flash_v1; do
   mkdir "$tree/$chapter"
   echo "$chapter" >"$tree/$chapter/chapter.cpp"
+  echo "__global__ void kernel_of_${chapter:0:2}() {}" >"$tree/$chapter/v1_first.cu"
 done
 
 stand_in() {  # PATH BODY
@@ -43,7 +47,8 @@ steps | while read -r name its rest; do
   [[ $its == "$operation" ]] || continue
   case $name in $refuses*) echo "$name  unsupported  the reason" ;; *) echo "$name  pass  row error" ;; esac
 done
-while [[ $# -gt 0 ]]; do [[ $1 != --json ]] || echo "{}" >"$2"; shift; done
+result="{\"timing_method\": 2, \"steps\": [{\"name\": \"v1_first\", \"outcome\": \"pass\", \"time\": {}}]}"
+while [[ $# -gt 0 ]]; do [[ $1 != --json ]] || echo "$result" >"$2"; shift; done
 exit "${PROGRAM_EXIT:-0}"'
 for chapter in 01_naive 02_online_softmax 03_flash_v1; do
   stand_in "$bin/$chapter" "$program"
@@ -53,7 +58,7 @@ stand_in "$bin/test_kernels" 'case $1 in --list-tests) echo "  a case" ;; *) ech
 stand_in "$bin/test_check" 'echo "0 cases"'  # has none for a GPU
 stand_in "$tree/common/scripts/check_warp_access.sh" 'echo "33 of 33 patterns as predicted"'
 stand_in "$work/with/python3" 'while [[ $# -gt 0 ]]; do
-  case $1 in --out) echo "{}" >"$2" ;; --problems) cat "$2" >>"$CALLS" ;; esac; shift; done'
+  case $1 in --out) echo "{\"timing_method\": 2, \"problems\": []}" >"$2" ;; --problems) cat "$2" >>"$CALLS" ;; esac; shift; done'
 stand_in "$work/with/ncu" '[[ -z ${NCU_EXIT:-} ]] || exit $NCU_EXIT
 while [[ $1 != */bin/* ]]; do shift; done
 echo "==PROF== a message"; "$@" | grep "^problem"; cat "$EXPORT"'
@@ -106,9 +111,10 @@ has "--operation backward --step b2_tensor_core,b3_grid --batch 8 --heads 16 --h
 has "--step v7_exp2 --heads 16 --head-dim 128 --seqlen 131072 --check off --require-gpu" "$calls"
 grep -v -e '--seqlen 8 ' -e --list <<<"$calls" | grep -q '01_naive\|02_online' && fail "another chapter"
 [[ -s $reports/03_flash_v1.forward_d128_causal_n2048.json ]] || fail "no result"
-grep -qE '^times 03_flash_v1  passed  sources [0-9a-f]{16}  [0-9]+ s$' "$reports/parts.txt" || fail "not recorded"
-has "manifest.txt stays as it was; not passed on these sources: tests common, access common, tests 01_naive" "$output"
-[[ ! -e $reports/manifest.txt ]] || fail "a manifest after one part"
+grep -qE '^times 03_flash_v1  passed  files [0-9a-f]{16}  [0-9]+ s$' "$reports/parts.txt" || fail "not recorded"
+grep -qE '^[0-9a-f]{64}  03_flash_v1.forward_d128_causal_n2048.json  times  03_flash_v1  2$' "$reports/manifest.txt" || fail "no file"
+has "01_naive/v1_first: changed since it was measured, and not listed" "$output"  # never was
+has_not "03_flash_v1/v1_first: changed" "$output"
 
 run times 02_online_softmax
 exits 0
@@ -149,34 +155,50 @@ exits 0
 has "--rows 8 --cols 16777216 --dtype fp32" "$calls"
 has "--steps b2_tensor_core,b3_grid --backends 01_naive:b2_cublas,flash,cudnn" "$calls"
 [[ -s $reports/peers.03_flash_v1.backward.json ]] || fail "no peers"
-has "not passed on these sources: times 01_naive" "$output"
-[[ ! -e $reports/manifest.txt ]] || fail "a manifest without the times of 01_naive"
 run --out "$reports" manifest
 exits 0
-[[ ! -e $reports/manifest.txt && -z $calls ]] || fail "manifest: wrote, or called something"
+has "01_naive.backward_b1_n2048.json: not as it was measured" "$output" # of the part that failed: its program wrote nothing
 run times 01_naive
 exits 0
-[[ -s $reports/manifest.txt ]] || fail "no manifest after everything passed"
-rm "$reports/manifest.txt"
-DEVICE="none" run --out "$reports" manifest  # with no GPU at hand
+has "all of the kernels as they are" "$output"
+run --out "$reports" manifest
 exits 0
-[[ -s $reports/manifest.txt && -z $calls ]] || fail "manifest: all has passed"
+[[ -z $calls ]] || fail "manifest: called something"
+has_not "changed since" "$output"
+# What a part does not write any more is gone with it.
+echo "{}" >"$reports/03_flash_v1.forward_d17.json"
+run times 03_flash_v1
+[[ ! -e $reports/03_flash_v1.forward_d17.json ]] || fail "a file of a problem that there is not"
 
-# ---- other sources ----------------------------------------------------------------------------
-rm "$reports/manifest.txt"
-echo "changed" >>"$tree/03_flash_v1/chapter.cpp"
-run tests 03_flash_v1
+# ---- other kernels, and what is stale ---------------------------------------------------------
+echo "// a comment" >>"$tree/03_flash_v1/v1_first.cu"
+run --seconds 1000
 exits 0
-[[ ! -e $reports/manifest.txt ]] || fail "a manifest of parts on older sources"
-has "not passed on these sources: tests common, access common, tests 01_naive" "$output"
-stand_in "$bin/test_03_flash_v1" 'case $1 in --list-tests) echo "  a case" ;; *) echo again >>03_flash_v1/chapter.cpp ;; esac'
+has_not "== " "$output"  # nothing is stale
+echo "__global__ void more() {}" >>"$tree/03_flash_v1/v1_first.cu"
+run --seconds 1000 tests times
+exits 0
+has "== tests 03_flash_v1: passed" "$output"
+has "== times 03_flash_v1: passed" "$output"
+has_not "== tests 01_naive" "$output"
+has "03_flash_v1/v1_first: changed since" "$output"  # its counters are of before
+sed -i 's/^\(counters 03_flash_v1 .*\)  [0-9]* s$/\1  500 s/' "$reports/parts.txt"
+run --seconds 60 counters
+exits 0
+has "not begun for want of time: counters 03_flash_v1" "$output"
+[[ -z $(grep ncu <<<"$calls" || true) ]] || fail "begun"
+for mistake in 0 x -3 ""; do
+  run --seconds "$mistake"
+  exits 2
+done
+stand_in "$bin/test_03_flash_v1" 'case $1 in --list-tests) echo "  a case" ;; *) echo "__global__ void again() {}" >>03_flash_v1/v1_first.cu ;; esac'
 run tests 03_flash_v1
 exits 1
-has "a source changed meanwhile" "$output"
+has "a kernel changed meanwhile" "$output"
 stand_in "$bin/test_03_flash_v1" 'case $1 in --list-tests) echo "  a case" ;; *) echo "All tests passed" ;; esac'
 run  # everything, in one call
 exits 0
-[[ -s $reports/manifest.txt ]] || fail "no manifest"
+has "all of the kernels as they are, timing method 2" "$output"
 has "== access common: passed" "$output"
 
 # ---- the sanitizer ----------------------------------------------------------------------------

@@ -1,0 +1,309 @@
+#include "report/evidence.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <sstream>
+
+#include "attn/device.h"  // kTimingMethod
+#include "report/sha256.h"
+#include "report/table_text.h"
+
+namespace attn::report {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+
+constexpr const char* kHead =
+    "# What was measured on which kernels. Written by common/scripts/verify_on_gpu.sh; read by attn_report evidence.\n"
+    "# A file: sha256, name, part, chapter, method of timing (0: no time of ours in it); below it the keys of its steps.\n";
+constexpr const char* kUnverified =
+    "\n# Changed since, and not measured again: chapter/step, then the reason why this may be.\nunverified:\n";
+
+std::string read(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) throw InputError(fmt::format("{}: cannot be read", path.string()));
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+void write(const fs::path& path, const std::string& text) {
+  const fs::path part = path.string() + ".new";
+  std::ofstream(part, std::ios::binary) << text;
+  fs::rename(part, path);
+}
+
+// A line of parts.txt: "times 03_flash_v1  passed  files 0123456789abcdef  95 s".
+struct Part {
+  std::string verdict, digest;
+  int seconds = 0;
+};
+std::map<std::string, Part> read_parts(const fs::path& folder) {
+  std::map<std::string, Part> parts;
+  if (!fs::exists(folder / "parts.txt")) return parts;
+  std::istringstream lines(read(folder / "parts.txt"));
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string part, chapter, verdict, of, digest;
+    int seconds = 0;
+    if (!(words >> part >> chapter >> verdict >> of >> digest >> seconds))
+      throw InputError(fmt::format("{}: cannot be read: {}", (folder / "parts.txt").string(), line));
+    parts[part + " " + chapter] = {verdict, digest, seconds};
+  }
+  return parts;
+}
+
+std::string text_of(const std::string& name, const EvidenceFile& f) {
+  std::string text = fmt::format("{}  {}  {}  {}  {}\n", f.sha256, name, f.part, f.chapter, f.timing_method);
+  for (const auto& [step, key] : f.keys) text += fmt::format("  {} {}\n", key, step);
+  return text;
+}
+
+// Over all that the manifest says of a part's files.
+std::string digest_of(const Manifest& m, const std::string& unit) {
+  std::string text;
+  for (const auto& [name, f] : m.files)
+    if (f.part + " " + f.chapter == unit) text += text_of(name, f);
+  return sha256(text).substr(0, 16);
+}
+
+// The steps that were launched for a file, and the method of their times.
+void read_steps(const fs::path& path, const Keys& keys, EvidenceFile& f) {
+  const std::string name = path.filename().string();
+  std::set<std::string> steps;
+  const auto results = [&](const json& run) {
+    for (const json& s : run.at("steps"))
+      if (s.at("outcome") != "unsupported" && s.at("outcome") != "error" &&
+          (!s.at("time").is_null() || s.at("outcome") == "pass")) {
+        steps.insert(s.at("name").get<std::string>());
+        if (!s.at("time").is_null()) f.timing_method = run.value("timing_method", 1);
+      }
+  };
+  if (name.ends_with(".json")) {
+    const json j = read_json(path);
+    if (!j.contains("problems")) {
+      results(j);
+    } else {
+      for (const json& p : j.at("problems"))
+        for (const json& run : p.at("runs")) results(run);
+      f.timing_method = j.value("timing_method", 1);
+    }
+  } else if (name.ends_with(".ncu.csv")) {
+    const std::size_t from = f.chapter.size() + 1;
+    steps.insert(name.substr(from, name.size() - from - std::string(".ncu.csv").size()));
+  } else {  // a log of all of the chapter's steps
+    for (const auto& [step, key] : keys)
+      if (step.starts_with(f.chapter + "/")) steps.insert(step.substr(f.chapter.size() + 1));
+  }
+  for (const std::string& step : steps) f.keys[step] = key_of(keys, f.chapter, step);
+}
+
+// Of a file, the steps whose kernels are not what they were.
+std::vector<std::string> changed_steps(const EvidenceFile& f, const Keys& now) {
+  std::vector<std::string> changed;
+  for (const auto& [step, key] : f.keys)
+    if (key_of(now, f.chapter, step) != key) changed.push_back(step);
+  return changed;
+}
+
+// Not measurements: what describes them, and what was noted of versions that are no more.
+bool is_evidence(const std::string& name) {
+  return name != "manifest.txt" && name != "parts.txt" && name != "README.md" && !name.ends_with(".new");
+}
+
+fs::path root_of(const fs::path& folder) { return fs::weakly_canonical(fs::absolute(folder) / "../../.."); }
+
+}  // namespace
+
+Manifest read_manifest(const fs::path& folder) {
+  const fs::path path = folder / "manifest.txt";
+  Manifest m;
+  std::istringstream lines(read(path));
+  EvidenceFile* file = nullptr;
+  bool unverified = false;
+  int number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    const auto fail = [&] { throw InputError(fmt::format("{}:{}: cannot be read: {}", path.string(), number, line)); };
+    if (line.empty() || line[0] == '#') continue;
+    std::istringstream words(line);
+    if (line == "unverified:") {
+      unverified = true;
+    } else if (unverified) {
+      std::string step, reason;
+      words >> step;
+      std::getline(words >> std::ws, reason);
+      if (!m.unverified.emplace(step, reason).second) fail();
+    } else if (line[0] == ' ') {
+      std::string key, step;
+      if (!file || !(words >> key >> step) || !file->keys.emplace(step, key).second) fail();
+    } else {
+      EvidenceFile f;
+      std::string name;
+      if (!(words >> f.sha256 >> name >> f.part >> f.chapter >> f.timing_method) || f.sha256.size() != 64) fail();
+      const auto [entry, fresh] = m.files.emplace(name, f);
+      if (!fresh) fail();
+      file = &entry->second;
+    }
+  }
+  return m;
+}
+
+void write_manifest(const fs::path& folder, const Manifest& m) {
+  std::string text = kHead;
+  for (const auto& [name, f] : m.files) text += text_of(name, f);
+  text += kUnverified;
+  for (const auto& [step, reason] : m.unverified) text += fmt::format("{}  {}\n", step, reason);
+  write(folder / "manifest.txt", text);
+}
+
+void record(const fs::path& folder, const fs::path& root, const std::string& part, const std::string& chapter,
+            const std::string& verdict, int seconds, const std::vector<std::string>& files) {
+  Manifest m;
+  if (fs::exists(folder / "manifest.txt")) m = read_manifest(folder);
+  const std::string unit = part + " " + chapter;
+  std::erase_if(m.files, [&](const auto& entry) {
+    return entry.second.part + " " + entry.second.chapter == unit && !fs::exists(folder / entry.first);
+  });
+  const Keys keys = kernel_keys(root);
+  for (const std::string& name : files) {
+    EvidenceFile f{sha256(read(folder / name)), part, chapter, 0, {}};
+    if (part != "tried") read_steps(folder / name, keys, f);
+    m.files[name] = f;
+  }
+  // Reasons end where every file is of the step as it is.
+  std::erase_if(m.unverified, [&](const auto& entry) {
+    return std::ranges::none_of(m.files, [&](const auto& named) {
+      const auto changed = changed_steps(named.second, keys);
+      return std::ranges::any_of(changed, [&](const std::string& s) { return named.second.chapter + "/" + s == entry.first; });
+    });
+  });
+  write_manifest(folder, m);
+  if (part == "tried") return;  // notes of versions that are no more
+  std::map<std::string, Part> parts = read_parts(folder);
+  parts[unit] = {verdict, digest_of(m, unit), seconds};
+  std::string text;
+  for (const auto& [name, p] : parts) text += fmt::format("{}  {}  files {}  {} s\n", name, p.verdict, p.digest, p.seconds);
+  write(folder / "parts.txt", text);
+}
+
+std::vector<std::string> check_evidence(const fs::path& folder, const fs::path& root) {
+  const Manifest m = read_manifest(folder);
+  const Keys now = kernel_keys(root);
+  std::vector<std::string> wrong;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (is_evidence(name) && !m.files.contains(name)) wrong.push_back(fmt::format("{}: the manifest has no such file", name));
+  }
+  std::set<std::string> units, changed;
+  for (const auto& [name, f] : m.files) {
+    units.insert(f.part + " " + f.chapter);
+    if (!fs::exists(folder / name))
+      wrong.push_back(fmt::format("{}: gone since it was measured", name));
+    else if (sha256(read(folder / name)) != f.sha256)
+      wrong.push_back(fmt::format("{}: not as it was measured", name));
+    for (const std::string& step : changed_steps(f, now)) changed.insert(f.chapter + "/" + step);
+  }
+  const std::map<std::string, Part> parts = read_parts(folder);
+  for (const auto& [unit, part] : parts) {
+    if (part.verdict != "passed") continue;
+    if (part.digest != digest_of(m, unit))
+      wrong.push_back(fmt::format("parts.txt: {}: its files are not those that it passed with", unit));
+  }
+  for (const std::string& unit : units)
+    if (!unit.starts_with("tried ") && !parts.contains(unit))
+      wrong.push_back(fmt::format("parts.txt: {}: has files, and no line", unit));
+  for (const auto& [step, key] : now)
+    if (std::ranges::none_of(m.files, [&, &s = step](const auto& named) {
+          const auto slash = s.find('/');
+          return named.second.chapter == s.substr(0, slash) && named.second.keys.contains(s.substr(slash + 1));
+        }))
+      changed.insert(step);  // new
+  for (const std::string& step : changed) {
+    const auto reason = m.unverified.find(step);
+    if (reason == m.unverified.end())
+      wrong.push_back(fmt::format("{}: changed since it was measured, and not listed as unverified", step));
+    else if (reason->second.empty())
+      wrong.push_back(fmt::format("{}: listed as unverified without a reason", step));
+  }
+  for (const auto& [step, reason] : m.unverified)
+    if (!changed.contains(step)) wrong.push_back(fmt::format("{}: listed as unverified, but as it was measured", step));
+  return wrong;
+}
+
+std::string evidence_summary(const fs::path& folder, const fs::path& root) {
+  const Manifest m = read_manifest(folder);
+  const Keys now = kernel_keys(root);
+  std::map<std::string, std::set<std::string>> changed, older;  // by chapter: steps, files
+  std::set<std::string> steps;
+  for (const auto& [name, f] : m.files) {
+    for (const auto& [step, key] : f.keys) steps.insert(f.chapter + "/" + step);
+    for (const std::string& step : changed_steps(f, now)) changed[f.chapter].insert(step);
+    if (f.timing_method != 0 && f.timing_method != kTimingMethod) older[f.chapter].insert(f.part);
+  }
+  std::string text = fmt::format("{}: {} files of {} steps\n", folder.string(), m.files.size(), steps.size());
+  for (const auto& [chapter, names] : changed)
+    text += fmt::format("  {}: changed since: {}\n", chapter, fmt::join(names, ", "));
+  for (const auto& [chapter, parts] : older)
+    text += fmt::format("  {}: timing method 1: {}\n", chapter, fmt::join(parts, ", "));
+  if (changed.empty() && older.empty()) text += "  all of the kernels as they are, timing method " + std::to_string(kTimingMethod) + "\n";
+  return text;
+}
+
+std::string state_of(const fs::path& folder, const std::vector<std::string>& files, fs::path root) {
+  if (!fs::exists(folder / "manifest.txt")) return "";
+  if (root.empty()) root = root_of(folder);
+  if (!fs::exists(root / "common/attn/kernel.h")) return "";
+  const Manifest m = read_manifest(folder);
+  const Keys now = kernel_keys(root);
+  std::set<std::string> changed;
+  bool timed = false, older = false, launched = false;
+  for (const std::string& name : files) {
+    const auto found = m.files.find(name);
+    if (found == m.files.end()) return fmt::format("State: {} is in no manifest.", name);
+    const EvidenceFile& f = found->second;
+    launched |= !f.keys.empty();
+    for (const std::string& step : changed_steps(f, now)) changed.insert(code(step));
+    timed |= f.timing_method != 0;
+    older |= f.timing_method != 0 && f.timing_method != kTimingMethod;
+  }
+  if (!launched) return "";  // nothing was run
+  std::string text = changed.empty() ? std::string("State: measured on the kernels as they are")
+                                     : fmt::format("State: {} {} changed since", fmt::join(changed, ", "),
+                                                   changed.size() == 1 ? "has" : "have");
+  if (older) text += "; by an earlier method, in which the host's time to launch counts";
+  else if (timed) text += fmt::format(", timing method {}", kTimingMethod);
+  return text + ".";
+}
+
+std::vector<std::string> stalest_first(const fs::path& folder, const fs::path& root, const std::vector<std::string>& units,
+                                       bool all) {
+  Manifest m;
+  if (fs::exists(folder / "manifest.txt")) m = read_manifest(folder);
+  const Keys now = kernel_keys(root);
+  const std::map<std::string, Part> parts = read_parts(folder);
+  const auto rank = [&](const std::string& unit) {
+    const auto part = parts.find(unit);
+    if (part == parts.end() || part->second.verdict != "passed") return 0;
+    int worst = 3;
+    std::set<std::string> measured;
+    for (const auto& [name, f] : m.files) {
+      if (f.part + " " + f.chapter != unit) continue;
+      for (const auto& [step, key] : f.keys) measured.insert(step);
+      if (!changed_steps(f, now).empty()) worst = std::min(worst, 1);
+      if (f.timing_method != 0 && f.timing_method != kTimingMethod) worst = std::min(worst, 2);
+    }
+    return worst;
+  };
+  std::vector<std::pair<int, std::string>> ranked;
+  for (const std::string& unit : units)
+    if (const int r = rank(unit); all || r < 3) ranked.emplace_back(r, unit);
+  std::ranges::stable_sort(ranked, {}, &std::pair<int, std::string>::first);
+  std::vector<std::string> order;
+  for (const auto& [r, unit] : ranked) order.push_back(unit);
+  return order;
+}
+
+}  // namespace attn::report

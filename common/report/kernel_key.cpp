@@ -1,0 +1,331 @@
+#include "report/kernel_key.h"
+
+#include <algorithm>
+#include <cctype>
+#include <fstream>
+#include <iterator>
+#include <set>
+#include <sstream>
+#include <vector>
+
+#include "report/sha256.h"
+
+namespace attn::report {
+namespace {
+
+namespace fs = std::filesystem;
+using Tokens = std::vector<std::string>;
+
+std::string read(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
+bool is_name(const std::string& t) { return is_word(t[0]) && !std::isdigit(static_cast<unsigned char>(t[0])); }
+
+// Without the branches that only the emulator compiles. Other conditions are kept whole.
+std::string without_emulator(const std::string& text) {
+  std::istringstream lines(text);
+  std::string out;
+  enum Branch { kKept, kEmulated, kOther };  // of each open condition
+  std::vector<Branch> open;
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t at = line.find_first_not_of(" \t");
+    const std::string directive = at != line.npos && line[at] == '#' ? line.substr(at) : "";
+    const bool kept = std::ranges::find(open, kEmulated) == open.end();
+    if (directive.starts_with("#if")) {
+      open.push_back(directive.starts_with("#ifdef ATTN_EMULATED")    ? kEmulated
+                     : directive.starts_with("#ifndef ATTN_EMULATED") ? kKept
+                                                                      : kOther);
+      if (open.back() == kOther && kept) out += line + '\n';
+    } else if (!open.empty() && directive.starts_with("#else") && open.back() != kOther) {
+      open.back() = open.back() == kKept ? kEmulated : kKept;
+    } else if (!open.empty() && directive.starts_with("#endif")) {
+      const bool other = open.back() == kOther;
+      open.pop_back();
+      if (other && kept) out += line + '\n';
+    } else if (kept) {
+      out += line + '\n';
+    }
+  }
+  return out;
+}
+
+// Around the tokens of a line of the preprocessor.
+const std::string kDirective = "\x01", kEndOfDirective = "\x02";
+
+// Words, numbers, strings and signs; no comments. A preprocessor's #include is left out: its file is read instead.
+Tokens lex(const std::string& text, std::vector<std::string>* included = nullptr) {
+  Tokens tokens;
+  for (std::size_t i = 0; i < text.size();) {
+    const char c = text[i];
+    std::size_t end = i + 1;
+    if (std::isspace(static_cast<unsigned char>(c)) || (c == '\\' && i + 1 < text.size() && text[i + 1] == '\n')) {
+      ++i;
+      continue;
+    }
+    if (c == '/' && text.compare(i, 2, "//") == 0) {
+      i = std::min(text.find('\n', i), text.size());
+      continue;
+    }
+    if (c == '/' && text.compare(i, 2, "/*") == 0) {
+      const std::size_t close = text.find("*/", i + 2);
+      i = close == text.npos ? text.size() : close + 2;
+      continue;
+    }
+    if (c == '#' && text.compare(i, 8, "#include") == 0) {
+      const std::size_t line = std::min(text.find('\n', i), text.size()), open = text.find('"', i);
+      if (included && open < line) included->push_back(text.substr(open + 1, text.find('"', open + 1) - open - 1));
+      i = line;
+      continue;
+    }
+    if (c == '#' && (i == 0 || text.find_last_not_of(" \t", i - 1) == text.npos ||
+                     text[text.find_last_not_of(" \t", i - 1)] == '\n')) {
+      std::size_t line = text.find('\n', i);
+      while (line != text.npos && text[line - 1] == '\\') line = text.find('\n', line + 1);
+      line = std::min(line, text.size());
+      tokens.push_back(kDirective);
+      for (std::string& t : lex(text.substr(i + 1, line - i - 1))) tokens.push_back(std::move(t));
+      tokens.push_back(kEndOfDirective);
+      i = line;
+      continue;
+    }
+    if (c == '"' || (c == '\'' && (tokens.empty() || !is_word(i > 0 ? text[i - 1] : ' ')))) {
+      while (end < text.size() && text[end] != c) end += text[end] == '\\' ? 2 : 1;
+      end = std::min(end + 1, text.size());
+    } else if (is_word(c)) {
+      while (end < text.size() && (is_word(text[end]) || (text[end] == '\'' && end + 1 < text.size() &&
+                                                          is_word(text[end + 1]))))
+        ++end;
+      // 1.5f and 1e-37 are one number.
+      if (std::isdigit(static_cast<unsigned char>(c)))
+        while (end < text.size() && (is_word(text[end]) || text[end] == '.' ||
+                                     ((text[end] == '-' || text[end] == '+') && std::tolower(text[end - 1]) == 'e')))
+          ++end;
+    }
+    tokens.push_back(text.substr(i, end - i));
+    i = end;
+  }
+  return tokens;
+}
+
+// Strings count in asm statements and in macros that are made of them; elsewhere they are words for people.
+void drop_messages(Tokens& tokens, bool keep_all) {
+  if (keep_all) return;
+  bool in_asm = false;
+  std::erase_if(tokens, [&](const std::string& t) {
+    if (t == "asm") in_asm = true;
+    if (t == ";") in_asm = false;
+    return t[0] == '"' && !in_asm;
+  });
+}
+
+// Names that the code declares: after a type or another name, or after > & * and not called there.
+std::set<std::string> declared(const Tokens& tokens) {
+  static const std::set<std::string> kNoTypes{"return", "else",  "case",   "goto",  "new",    "throw",   "delete",
+                                              "sizeof", "using", "typename", "operator", "co_return", "if", "do"};
+  std::set<std::string> names;
+  for (std::size_t i = 1; i < tokens.size(); ++i) {
+    if (!is_name(tokens[i])) continue;
+    const std::string& before = tokens[i - 1];
+    const bool called = i + 1 < tokens.size() && tokens[i + 1] == "(";
+    if (is_name(before) ? !kNoTypes.contains(before) : !called && (before == ">" || before == "&" || before == "*"))
+      names.insert(tokens[i]);
+  }
+  // Words of the language come after types, too.
+  for (const char* word : {"const", "int", "float", "unsigned", "auto", "constexpr", "void", "char", "bool", "long", "struct",
+                           "class", "double", "short", "static", "inline", "template", "operator", "volatile"})
+    names.erase(word);
+  std::erase_if(names, [](const std::string& n) { return n.starts_with("__"); });
+  return names;
+}
+
+std::string hash(Tokens tokens, const std::string& step) {
+  const std::set<std::string> ours = declared(tokens);
+  std::map<std::string, std::size_t> order;
+  std::string text;
+  for (const std::string& t : tokens) {
+    if (t == step)
+      text += "STEP";
+    else if (ours.contains(t))
+      text.append("$").append(std::to_string(order.emplace(t, order.size()).first->second));
+    else
+      text += t;
+    text += '\n';
+  }
+  return sha256(text).substr(0, 16);
+}
+
+// A declaration of a header, with the name by which others use it; without one nobody does.
+struct Chunk {
+  Tokens tokens;
+  std::string name;
+  bool used = false;
+};
+
+std::string name_of(const Tokens& tokens) {
+  static const std::set<std::string> kAttributes{"__launch_bounds__", "__align__", "alignas", "decltype", "requires",
+                                                 "static_assert", "__attribute__", "if", "explicit"};
+  if (tokens[0] == kDirective) return tokens.size() > 2 && tokens[1] == "define" ? tokens[2] : "";
+  std::size_t i = 0;
+  if (tokens[0] == "template") {
+    int depth = 0;
+    for (i = 1; i < tokens.size(); ++i) {
+      depth += tokens[i] == "<" ? 1 : tokens[i] == ">" ? -1 : 0;
+      if (depth == 0) break;
+    }
+    ++i;
+  }
+  for (std::string before; i < tokens.size(); ++i) {
+    const std::string& t = tokens[i];
+    if (t == "operator") return "";
+    if ((t == "=" || t == "{" || t == ";" || t == "[" || t == ":") && !before.empty()) return before;
+    if (t == "(" && !before.empty() && !kAttributes.contains(before)) return before;
+    if (t == "<" && (tokens[0] == "struct" || tokens[0] == "template") && !before.empty() && i + 1 < tokens.size() &&
+        std::ranges::find(tokens, "struct") != tokens.end())
+      return before;  // a specialisation
+    before = is_name(t) && t != "const" && t != "enum" && t != "class" ? t : std::string();
+    if (t == "struct" || t == "inline" || t == "constexpr") before.clear();
+  }
+  return "";
+}
+
+// A header by declarations; namespaces are opened and forgotten.
+std::vector<Chunk> chunks_of(const Tokens& tokens) {
+  std::vector<Chunk> chunks;
+  Tokens open;
+  int depth = 0;
+  const auto close = [&] {
+    if (!open.empty()) chunks.push_back({open, name_of(open)});
+    open.clear();
+  };
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    const std::string& t = tokens[i];
+    if (t == kDirective && depth == 0) {
+      if (!open.empty() && open != Tokens{"inline"}) close();
+      while (i < tokens.size() && tokens[i] != kEndOfDirective) open.push_back(tokens[i++]);
+      close();
+      continue;
+    }
+    if (depth == 0 && t == "namespace") {
+      while (i < tokens.size() && tokens[i] != "{" && tokens[i] != ";") ++i;
+      open.clear();
+      continue;
+    }
+    if (depth == 0 && open.empty() && (t == "}" || t == ";")) continue;
+    open.push_back(t);
+    if (t == "{" || t == "(") ++depth;
+    if (t == "}" || t == ")") --depth;
+    // A body ends a function; a class ends with its semicolon.
+    const bool body = t == "}" && (i + 1 == tokens.size() || tokens[i + 1] != ";");
+    if (depth == 0 && (t == ";" || body)) close();
+  }
+  close();
+  return chunks;
+}
+
+// Whether a file that a step includes holds code of its kernels; the rest of attn/ is the host's.
+bool has_device_code(const std::string& path) {
+  return path.starts_with("ptx/") || path == "attn/kernel.h" || path == "attn/philox.h" || path == "attn/blas.h" ||
+         path.find('/') == path.npos;
+}
+
+// The step's file, then of the headers what it uses, in the order in which they hold it.
+Tokens tokens_of(const fs::path& root, const fs::path& file) {
+  std::vector<std::string> included;
+  Tokens all = lex(without_emulator(read(file)), &included);
+  drop_messages(all, false);
+  std::vector<Chunk> chunks;
+  std::set<std::string> seen;
+  for (std::size_t n = 0; n < included.size(); ++n) {
+    const std::string path = included[n];
+    if (!has_device_code(path) || !seen.insert(path).second) continue;
+    const fs::path here = file.parent_path() / path;
+    const bool own = path.find('/') == path.npos && fs::exists(here);
+    std::vector<fs::path> files{own ? here : root / "common" / path};
+    if (path == "attn/blas.h") files.push_back(root / "common/attn/blas.cpp");
+    for (const fs::path& header : files) {
+      Tokens tokens = lex(without_emulator(read(header)), &included);
+      drop_messages(tokens, path.starts_with("ptx/"));
+      for (Chunk& chunk : chunks_of(tokens)) {
+        // Of attn/kernel.h what launches and picks types is the host's.
+        const bool device = std::ranges::find(chunk.tokens, "__device__") != chunk.tokens.end();
+        if (path == "attn/kernel.h" && !device && chunk.tokens[0] != kDirective && chunk.name.starts_with("launch")) continue;
+        if (path == "attn/kernel.h" && !device && chunk.name.starts_with("dispatch")) continue;
+        chunks.push_back(std::move(chunk));
+      }
+    }
+  }
+  // Macros that stand for nothing on a GPU are nothing.
+  std::set<std::string> nothing;
+  std::erase_if(chunks, [&](const Chunk& c) {
+    const bool empty = c.tokens[0] == kDirective && c.tokens.size() == 3 && c.tokens[1] == "define";
+    if (empty) nothing.insert(c.name);
+    return empty;
+  });
+  std::set<std::string> wanted(all.begin(), all.end());
+  for (bool grew = true; grew;) {
+    grew = false;
+    for (Chunk& c : chunks) {
+      if (c.used || !wanted.contains(c.name)) continue;
+      c.used = grew = true;
+      wanted.insert(c.tokens.begin(), c.tokens.end());
+    }
+  }
+  for (const Chunk& c : chunks)
+    if (c.used) all.insert(all.end(), c.tokens.begin(), c.tokens.end());
+  std::erase_if(all, [&](const std::string& t) { return nothing.contains(t) || t == kDirective || t == kEndOfDirective; });
+  return all;
+}
+
+// set(ATTN_KERNEL_FLAGS ...), as CMake has it.
+Tokens flags_of(const fs::path& root) {
+  for (const char* file : {"common/cmake/AttnCuda.cmake", "common/cmake/AttnChapter.cmake"}) {
+    const std::string text = read(root / file);
+    for (const char* begin : {"set(ATTN_KERNEL_FLAGS ", "$<$<COMPILE_LANGUAGE:CUDA>:"}) {
+      const std::size_t at = text.find(begin);
+      if (at == text.npos) continue;
+      const std::size_t from = at + std::string(begin).size();
+      return lex(text.substr(from, text.find_first_of(")>", from) - from));
+    }
+  }
+  return {};
+}
+
+std::string number_of(const std::string& step) { return step.substr(0, step.find('_')); }
+
+}  // namespace
+
+Keys kernel_keys(const fs::path& root) {
+  Keys keys;
+  const Tokens flags = flags_of(root);
+  for (const auto& folder : fs::directory_iterator(root)) {
+    const std::string chapter = folder.path().filename().string();
+    if (!fs::exists(folder.path() / "chapter.cpp")) continue;
+    for (const auto& entry : fs::directory_iterator(folder.path())) {
+      const std::string step = entry.path().stem().string();
+      if (entry.path().extension() != ".cu" || step.starts_with("sweep")) continue;
+      Tokens tokens = tokens_of(root, entry.path());
+      tokens.insert(tokens.end(), flags.begin(), flags.end());
+      keys[chapter + "/" + step] = hash(std::move(tokens), step);
+    }
+  }
+  return keys;
+}
+
+std::string key_of(const Keys& keys, const std::string& chapter, const std::string& step) {
+  if (const auto found = keys.find(chapter + "/" + step); found != keys.end()) return found->second;
+  const std::string begin = chapter + "/" + number_of(step) + "_";
+  const auto found = keys.lower_bound(begin);
+  return found != keys.end() && found->first.starts_with(begin) ? found->second : "-";
+}
+
+std::string key_of_text(const std::string& text, const std::string& name) {
+  Tokens tokens = lex(without_emulator(text));
+  drop_messages(tokens, false);
+  std::erase_if(tokens, [](const std::string& t) { return t == kDirective || t == kEndOfDirective; });
+  return hash(std::move(tokens), name);
+}
+
+}  // namespace attn::report

@@ -1,0 +1,30 @@
+/// \file
+/// A short name for the code of a step's kernels, so that a measurement can say what it was made on.
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <string>
+
+namespace attn::report {
+
+/// Steps as "04_flash_v2/v7_tuned".
+using Keys = std::map<std::string, std::string>;
+
+/// The key of every step file in the chapters below `root`: 16 hexadecimal digits over what nvcc makes of the step's
+/// file, of what it uses of headers that hold device code (its chapter's, ptx/, attn/kernel.h, attn/philox.h; with
+/// attn/blas.h how cuBLAS is called) and of the flags (ATTN_KERNEL_FLAGS). Tiles and launches are in the file.
+///
+/// Comments, white space, the emulator's branches and words of messages are left out, and names that the code itself
+/// declares count as the order in which they come: renaming a variable leaves the key alone, calling another function
+/// does not.
+Keys kernel_keys(const std::filesystem::path& root);
+
+/// The key of `step`: that of its file, or of the file of its number where several steps share one (v1_half_m is in
+/// v1_scalar.cu). "-" where there is none.
+std::string key_of(const Keys&, const std::string& chapter, const std::string& step);
+
+/// The same over one text, for tests. `name` is what the step calls itself.
+std::string key_of_text(const std::string& text, const std::string& name);
+
+}  // namespace attn::report

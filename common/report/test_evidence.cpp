@@ -1,0 +1,190 @@
+// Keys of kernels, and the manifest of a folder of measurements.
+#include <cstdlib>
+
+#include "report/evidence.h"
+#include "report/test_files.h"
+#include "tests/catch.h"
+
+namespace {
+
+using namespace attn::report;
+using namespace attn::report::test;
+
+const std::string kKernel = R"(// v1_one: an idea
+#include "attn/kernel.h"
+namespace ATTN_BACKEND::v1_one {
+__global__ void kernel(const float* gX, float* gY, int count) {
+  const int i = blockIdx.x * kWarp + threadIdx.x;  // who I am
+#ifdef ATTN_EMULATED
+  emulator::note(i);
+#else
+  asm volatile("fence.proxy.async;");
+#endif
+  float row_sum = 0;
+  for (int n = 0; n < 4; ++n) row_sum += logf(gX[n * count + i]);
+  gY[i] = 1 / row_sum;
+}
+Status launch(const Arguments& args) { return Status::unsupported("head dims 64 alone"); }
+}  // namespace ATTN_BACKEND::v1_one
+)";
+std::string with(std::string text, const std::string& from, const std::string& to) {
+  for (std::size_t at = 0; (at = text.find(from, at)) != text.npos; at += to.size()) text.replace(at, from.size(), to);
+  return text;
+}
+
+// A project with two steps, and a folder of reports.
+class Project {
+ public:
+  Project() {
+    std::string name = (fs::temp_directory_path() / "attn_evidence_XXXXXX").string();
+    root = ::mkdtemp(name.data());
+    reports = root / "docs/reports/gpu";
+    for (const char* folder : {"common/attn", "01_first", "docs/reports/gpu"}) fs::create_directories(root / folder);
+    write("common/attn/kernel.h", "constexpr int kWarp = 32;\n");
+    write("01_first/chapter.cpp", "");
+    write("01_first/v1_one.cu", kKernel);
+    write("01_first/v2_two.cu", with(kKernel, "v1_one", "v2_two"));
+    write_report("01_first.n64.json", 2);
+    report("tests.01_first.txt", "All tests passed\n");
+    record(reports, root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
+    record(reports, root, "tests", "01_first", "passed", 3, {"tests.01_first.txt"});
+  }
+  ~Project() { fs::remove_all(root); }
+  void write(const std::string& path, const std::string& text) { std::ofstream(root / path) << text; }
+  void report(const std::string& name, const std::string& text) { std::ofstream(reports / name) << text; }
+  void write_report(const std::string& name, int method, const std::string& median = "1.5") {
+    report(name, R"({"timing_method": )" + std::to_string(method) +
+                     R"(, "steps": [{"name": "v1_one", "outcome": "pass", "time": {"median_s": )" + median +
+                     R"(}}, {"name": "v2_two", "outcome": "unchecked", "time": {"median_s": 2}},
+                         {"name": "v3_three", "outcome": "unsupported", "time": null}]})");
+  }
+  // All that is wrong, as one text.
+  std::string wrong() {
+    std::string all;
+    for (const std::string& line : check_evidence(reports, root)) all += line + "\n";
+    return all;
+  }
+  std::string state(const std::string& file) { return state_of(reports, {file}, root); }
+  fs::path root, reports;
+};
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
+
+}  // namespace
+
+TEST_CASE("a key knows code from comments, words and names", "[evidence]") {
+  const std::string key = key_of_text(kKernel, "v1_one");
+  CHECK(key.size() == 16);
+  const auto same = [&](const std::string& from, const std::string& to) {
+    REQUIRE(has(kKernel, from));
+    return key_of_text(with(kKernel, from, to), "v1_one") == key;
+  };
+  CHECK(same("// who I am", "/* whoever I am */"));
+  CHECK(same("  float row_sum = 0;", "\n\tfloat row_sum   = 0;\n"));
+  CHECK(same("row_sum", "l"));
+  CHECK(same("kernel(", "attention_kernel("));
+  CHECK(same("head dims 64 alone", "only head dim 64"));
+  CHECK(same("emulator::note(i);", "emulator::record(i, 3);"));
+  CHECK(key_of_text(with(kKernel, "v1_one", "v9_other"), "v9_other") == key);
+
+  CHECK_FALSE(same("n < 4", "n < 8"));
+  CHECK_FALSE(same("logf(", "__log2f("));  // a name that is not ours
+  CHECK_FALSE(same("1 / row_sum", "1 / gX[i]"));
+  CHECK_FALSE(same("fence.proxy.async", "fence.proxy.alias"));
+  CHECK_FALSE(same("n * count + i", "i * count + n"));  // two names exchanged
+  CHECK_FALSE(same("row_sum +=", "row_sum -="));
+}
+
+TEST_CASE("every step of the suite has a key of its own", "[evidence]") {
+  const Keys keys = kernel_keys(ATTN_SOURCE_DIR);
+  std::map<std::string, std::string> first;
+  for (const auto& [step, key] : keys) {
+    INFO(step << " and " << first[key]);
+    CHECK(first[key].empty());
+    first[key] = step;
+  }
+  CHECK(keys.size() > 40);
+  CHECK(key_of(keys, "03_flash_v1", "v1_half_m") == keys.at("03_flash_v1/v1_scalar"));
+  CHECK(key_of(keys, "03_flash_v1", "v99_nosuch") == "-");
+}
+
+TEST_CASE("what is as it was measured passes, what was edited does not", "[evidence]") {
+  Project p;
+  CHECK(p.wrong() == "");
+  // A figure, its file alone.
+  p.write_report("01_first.n64.json", 2, "1.2");
+  CHECK(p.wrong() == "01_first.n64.json: not as it was measured\n");
+  // ... and the checksum as well: the part did not pass with this.
+  Manifest m = read_manifest(p.reports);
+  Project other;
+  other.write_report("01_first.n64.json", 2, "1.2");
+  record(other.reports, other.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
+  m.files["01_first.n64.json"].sha256 = read_manifest(other.reports).files["01_first.n64.json"].sha256;
+  write_manifest(p.reports, m);
+  CHECK(p.wrong() == "parts.txt: times 01_first: its files are not those that it passed with\n");
+  // Files that come and go.
+  Project q;
+  q.report("extra.json", "{}");
+  CHECK(q.wrong() == "extra.json: the manifest has no such file\n");
+  fs::remove(q.reports / "extra.json");
+  fs::remove(q.reports / "tests.01_first.txt");
+  CHECK(q.wrong() == "tests.01_first.txt: gone since it was measured\n");
+  // A damaged manifest is no pass.
+  q.report("manifest.txt", "0123  file\n");
+  CHECK(has(refusal_of([&] { return q.wrong(); }), "manifest.txt:1: cannot be read"));
+}
+
+TEST_CASE("a kernel that changed is told, and needs a reason", "[evidence]") {
+  Project p;
+  CHECK(p.state("01_first.n64.json") == "State: measured on the kernels as they are, timing method 2.");
+  CHECK(p.state("tests.01_first.txt") == "State: measured on the kernels as they are.");
+  p.write("01_first/v1_one.cu", with(kKernel, "// who I am", "// nobody"));
+  CHECK(p.wrong() == "");
+  p.write("01_first/v1_one.cu", with(kKernel, "n < 4", "n < 5"));
+  CHECK(p.wrong() == "01_first/v1_one: changed since it was measured, and not listed as unverified\n");
+  CHECK(p.state("01_first.n64.json") == "State: `v1_one` has changed since, timing method 2.");
+  CHECK(has(evidence_summary(p.reports, p.root), "01_first: changed since: v1_one"));
+  Manifest m = read_manifest(p.reports);
+  m.unverified["01_first/v1_one"] = "one more number a thread";
+  write_manifest(p.reports, m);
+  CHECK(p.wrong() == "");
+  CHECK(p.state("01_first.n64.json") == "State: `v1_one` has changed since, timing method 2.");
+  // Measured again in part: the reason stays as long as a file is of the old kernel.
+  record(p.reports, p.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
+  CHECK(p.state("01_first.n64.json") == "State: measured on the kernels as they are, timing method 2.");
+  CHECK(read_manifest(p.reports).unverified.size() == 1);
+  record(p.reports, p.root, "tests", "01_first", "passed", 7, {"tests.01_first.txt"});
+  CHECK(read_manifest(p.reports).unverified.empty());
+  CHECK(p.wrong() == "");
+  m = read_manifest(p.reports);
+  m.unverified["01_first/v1_one"] = "a reason for nothing";
+  write_manifest(p.reports, m);
+  CHECK(p.wrong() == "01_first/v1_one: listed as unverified, but as it was measured\n");
+  // A header that kernels include, and a step that nobody has measured.
+  Project q;
+  q.write("common/attn/kernel.h", "constexpr int kWarp = 64;\n");
+  CHECK(has(q.wrong(), "01_first/v2_two: changed since"));
+  q.write("common/attn/kernel.h", "#define ATTN_NOTHING\nconstexpr int kWarp = 32;  // lanes\nconstexpr int kMore = 1;\n"
+          "template <class T> struct Unused { T x; };\n");
+  CHECK(q.wrong() == "");
+  q.write("01_first/v3_new.cu", with(kKernel, "v1_one", "v3_new"));
+  CHECK(p.wrong() != "");
+  CHECK(q.wrong() == "01_first/v3_new: changed since it was measured, and not listed as unverified\n");
+}
+
+TEST_CASE("older methods are told, and the stalest part comes first", "[evidence]") {
+  Project p;
+  p.write_report("01_first.n64.json", 1);
+  record(p.reports, p.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
+  CHECK(p.state("01_first.n64.json") ==
+        "State: measured on the kernels as they are; by an earlier method, in which the host's time to launch counts.");
+  const std::vector<std::string> units{"tests 01_first", "times 01_first", "counters 01_first"};
+  CHECK(stalest_first(p.reports, p.root, units, false) ==
+        std::vector<std::string>{"counters 01_first", "times 01_first"});
+  CHECK(stalest_first(p.reports, p.root, units, true).back() == "tests 01_first");
+  p.write("01_first/v1_one.cu", with(kKernel, "n < 4", "n < 5"));
+  CHECK(stalest_first(p.reports, p.root, {"times 01_first", "tests 01_first"}, false) ==
+        std::vector<std::string>{"times 01_first", "tests 01_first"});
+  record(p.reports, p.root, "tests", "01_first", "failed", 7, {"tests.01_first.txt"});
+  CHECK(stalest_first(p.reports, p.root, {"times 01_first", "tests 01_first"}, false).front() == "tests 01_first");
+}

@@ -1,0 +1,57 @@
+/// \file
+/// What is in a measured time, and what is not. GPU only: a test with a clock in it, which compares two medians whose
+/// difference would be the host's 200 microseconds.
+#include <algorithm>
+#include <cmath>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "attn/device.h"
+#include "tests/catch.h"
+
+namespace {
+
+using namespace attn;
+
+DeviceBuffer* buffer = nullptr;
+Status fill(const Arguments&) {
+  buffer->poison();
+  return Status::success();
+}
+Status fill_by_a_slow_host(const Arguments& arguments) {
+  std::this_thread::sleep_for(std::chrono::microseconds(200));
+  return fill(arguments);
+}
+Status fill_by_a_very_slow_host(const Arguments& arguments) {
+  std::this_thread::sleep_for(std::chrono::milliseconds(3));
+  return fill(arguments);
+}
+
+double median_seconds(GpuTimer& timer, LaunchFunction launch) {
+  Problem problem;
+  Arguments arguments(problem, Backend::gpu);
+  std::vector<double> seconds;
+  for (int i = 0; i < 21; ++i) {
+    Sample sample;
+    REQUIRE(timer.time(arguments, launch, sample).ok());
+    CHECK(sample.launch_hidden);
+    seconds.push_back(sample.seconds);
+  }
+  std::nth_element(seconds.begin(), seconds.begin() + 10, seconds.end());
+  return seconds[10];
+}
+
+}  // namespace
+
+TEST_CASE("what the host needs to launch is in nobody's time", "[gpu]") {
+  if (!gpu_info().available) return;
+  DeviceBuffer memory(Backend::gpu, "memory", 256 << 20);
+  buffer = &memory;
+  GpuTimer timer;
+  const double plain = median_seconds(timer, fill);
+  INFO("plain " << plain << " s");
+  CHECK(std::abs(median_seconds(timer, fill_by_a_slow_host) - plain) < 30e-6);
+  CHECK(std::abs(median_seconds(timer, fill_by_a_very_slow_host) - plain) < 30e-6);
+  buffer = nullptr;
+}
