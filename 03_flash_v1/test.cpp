@@ -233,7 +233,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("large problems, small", "[emulated]") {
+TEST_CASE("what tests of large tensors do, on small ones", "[emulated]") {
   for (const char* operation : {"forward", "backward"})
     check_large_steps(operation, small_repeated_problem(), Backend::emulated, kThreeRepeated);
 }

@@ -206,7 +206,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("large problems, small", "[emulated]") {
+TEST_CASE("what tests of large tensors do, on small ones", "[emulated]") {
   check_large_steps("forward", small_repeated_problem(), Backend::emulated, kThreeRepeated);
   Problem p = problem(1, 1, 64, DType::bf16);
   p.varlen_q = {70, 0, 33}, p.varlen_k = {190, 5, 40};
