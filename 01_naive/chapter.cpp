@@ -164,6 +164,7 @@ Chapter make_chapter() {
         return forward_cost(p, 8, 2, p.seqlen_k * 4 <= 224 * 1024 ? 1 : 3, true, 64);
       },
       .launch = ATTN_LAUNCH(v4_tensor_core),
+      .needs = kAmpere,
   });
   c.steps.push_back({
       .name = "v5_cublas",

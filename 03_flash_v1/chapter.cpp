@@ -177,6 +177,7 @@ Step tensor_step(std::string name, std::string idea, Tiles tiles, Tiles warp, bo
             return forward_cost(p, tiles, warp, split_rows ? double((p.seqlen_q + rows - 1) / rows) : 1, true);
           },
       .launch = launch,
+      .needs = kAmpere,
       .takes_dropout = true,
   };
 }
@@ -202,6 +203,7 @@ Step backward_step(std::string name, std::string idea, std::vector<Phase> (*cost
       .cost = cost,
       .launch = launch,
       .prepare = ATTN_LAUNCH(v7_exp2),
+      .needs = kAmpere,
       .takes_dropout = true,
   };
 }

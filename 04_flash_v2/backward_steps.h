@@ -102,6 +102,7 @@ inline Step first_step() {
       .launch = ATTN_LAUNCH(b1_kv_parallel),
       .prepare = ATTN_LAUNCH(v7_tuned),
       .deterministic = false,
+      .needs = kAmpere,
       .takes_dropout = true,
   };
 }
@@ -157,6 +158,7 @@ inline Step tuned_step(std::string name, std::string idea, int64_t (*slices)(con
       .launch = launch,
       .prepare = ATTN_LAUNCH(v7_tuned),
       .deterministic = false,
+      .needs = kAmpere,
       .takes_dropout = true,
       .takes_softcap = true,
       .takes_varlen = true,

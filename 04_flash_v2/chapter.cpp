@@ -61,6 +61,7 @@ Step first_step(std::string name, std::string idea, bool skip, Launch launch) {
       .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
       .cost = [skip, launch](const Problem& p) { return forward_cost(p, *tiling_of(launch, p), skip); },
       .launch = launch,
+      .needs = kAmpere,
       .tiled = true,
       .takes_dropout = true,
   };
@@ -82,6 +83,7 @@ Step tuned_step(std::string name, std::string idea, Launch launch) {
       .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
       .cost = [launch](const Problem& p) { return forward_cost(p, *tiling_of(launch, p), true); },
       .launch = launch,
+      .needs = kAmpere,
       .tiled = true,
       .takes_dropout = true,
       .takes_softcap = true,

@@ -63,6 +63,7 @@ Step forward_step(std::string name, std::string idea, Launch launch) {
       .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
       .cost = [launch](const Problem& p) { return forward_cost(p, *tiling_of(launch, p)); },
       .launch = launch,
+      .needs = kHopper,
       .tiled = true,
   };
 }

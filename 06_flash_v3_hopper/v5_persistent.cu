@@ -338,10 +338,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     shared_write_fence();
     named_barrier_sync(1 + Config::kConsumers + warpgroup, 128);  // all rows are there
     if (threadIdx.x % 128 == 0) {
-      for (int panel = 0; panel < kHeadDim / 64; ++panel) {
-        shared_write_fence();
+      for (int panel = 0; panel < kHeadDim / 64; ++panel)
         tma_store(mapO, sO + panel * kBlockM * 64, {0, row0 + 64 * warpgroup, panel, bh});
-      }
       tma_store_commit();
       if (!Config::kOwnO) tma_store_wait<0>();
     }

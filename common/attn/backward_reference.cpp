@@ -94,12 +94,15 @@ class Backward {
     sums.dv_exact.noalias() += p_dropped.transpose() * dod;
     sums.dv_squares.noalias() += with_dropout(p_coarse, z).cwiseAbs2().transpose() * dod.cwiseAbs2();
 
-    // O comes rounded from the forward pass, which moves D by one random number a row. All its dS, and
-    // where queries are alike even all of a key's, move together: a second rounding, that of `low`, says
-    // little about the first. So three standard deviations of it are allowed in any case.
+    // O comes rounded from the forward pass, which has rounded P before; that moves D by one random number a
+    // row. All its dS, and where queries are alike even all of a key's, move together: a second rounding, that
+    // of `low`, says little about the first. So three standard deviations of it are allowed in any case.
     // dP and D are sums in float32 besides, which may cancel each by itself and not only one another.
+    const Eigen::VectorXd terms = ((dod.array() * o.array()).matrix().rowwise().squaredNorm() +
+                                   (exact.p.array() * dp.array()).matrix().rowwise().squaredNorm())
+                                      .cwiseSqrt();
     const Eigen::VectorXd d_error =
-        std::abs(scale) * (3 * rounding_error(p.dtype) * (dod.array() * o.array()).matrix().rowwise().norm() +
+        std::abs(scale) * (3 * rounding_error(p.dtype) * terms +
                            4 * 0x1p-24 * dod.rowwise().norm().cwiseProduct(o.rowwise().norm()));
     const Matrix p_of_d = through_cap(exact.p, exact);
     const Eigen::VectorXd dq_of_o = d_error.cwiseProduct((p_of_d * kd).rowwise().norm());

@@ -89,6 +89,11 @@ int bench(int argc, char** argv) {
       Problem p = options->problem;
       if (n > 0) p.seqlen_q = p.seqlen_k = n;
       if (step.operation != options->operation || refusal(step, p) || !step.launch.gpu) continue;
+      const GpuInfo& gpu = gpu_info();
+      if (const auto reason = lacks(step, gpu.name, 10 * gpu.cc_major + gpu.cc_minor)) {
+        fmt::print("{}: {}\n", step.name, *reason);
+        continue;
+      }
       const std::string name =
           fmt::format("{}/B{}/Hq{}/Hkv{}/Nq{}/Nk{}/d{}/{}{}{}", step.name, p.batch, p.heads,
                       p.kv_heads, p.seqlen_q, p.seqlen_k, p.head_dim, attn::name(p.dtype),

@@ -171,13 +171,14 @@ void DeviceBuffer::poison() {
   std::memset(data(), 0xFF, static_cast<std::size_t>(bytes_));
 }
 
-void DeviceBuffer::upload(const void* from) {
-  const auto n = static_cast<std::size_t>(bytes_);
+void DeviceBuffer::upload(const void* from, int64_t first, int64_t bytes) {
+  std::byte* const to = base_ + kGuardBytes + first;
+  const auto n = static_cast<std::size_t>(bytes);
 #if ATTN_HAVE_CUDA
   if (backend_ == Backend::gpu)
-    return cuda(cudaMemcpy(data(), from, n, cudaMemcpyHostToDevice), "copying to the GPU");
+    return cuda(cudaMemcpy(to, from, n, cudaMemcpyHostToDevice), "copying to the GPU");
 #endif
-  std::memcpy(data(), from, n);
+  std::memcpy(to, from, n);
 }
 
 void DeviceBuffer::download(void* to, int64_t first, int64_t bytes) const {

@@ -50,7 +50,9 @@ class DeviceBuffer {
   int64_t bytes() const { return bytes_; }
   const std::string& name() const { return name_; }
   void poison();
-  void upload(const void* from);
+  void upload(const void* from) { upload(from, 0, bytes_); }
+  /// `bytes` bytes, to byte `first` and on.
+  void upload(const void* from, int64_t first, int64_t bytes);
   void download(void* to) const { download(to, 0, bytes_); }
   /// `bytes` from byte `first` on.
   void download(void* to, int64_t first, int64_t bytes) const;

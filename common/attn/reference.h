@@ -51,8 +51,8 @@ struct Expected {
   /// with scores of 1e4 the last bit of a float32 is 1e-3. With a softcap it holds the error of tanh, too: for
   /// 16-bit types that of the hardware's.
   std::vector<double> slack;
-  /// [rows]: error that the operation's own inputs bring, allowed at least: for dQ and dK what the rounding of
-  /// the saved O does through D = rowsum(dO . O).
+  /// [rows]: error that the operation's own inputs bring, allowed at least: for dQ and dK what the roundings
+  /// of the saved O, and of P in it, do through D = rowsum(dO . O).
   std::vector<double> given;
 };
 

@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "attn/error.h"
+#include "attn/gpus.h"
 #include "attn/inputs.h"
 #include "attn/options.h"
 #include "attn/results.h"
@@ -241,6 +242,16 @@ class Run {
     return s;
   }
 
+  // What the GPU lacks that a step is predicted for, or that it would run on.
+  std::optional<std::string> lacking(const Step& step) const {
+    std::optional<std::string> reason;
+    if (const GpuSpec* spec = find_gpu(options_.gpu))
+      reason = lacks(step, spec->full_name, 10 * spec->cc_major + spec->cc_minor);
+    if (const GpuInfo& gpu = gpu_info(); !reason && result_.backend == Backend::gpu)
+      reason = lacks(step, gpu.name, 10 * gpu.cc_major + gpu.cc_minor);
+    return reason;
+  }
+
   // A step that was asked for, and why it will not run, if so.
   struct Planned {
     const Step* step;
@@ -259,6 +270,7 @@ class Run {
       if (step.operation != options_.operation) continue;
       if (!asked.empty() && std::find(asked.begin(), asked.end(), step.name) == asked.end()) continue;
       std::optional<std::string> reason = refusal(step, problem());
+      if (!reason) reason = lacking(step);
       if (!reason && !step.launch.on(result_.backend)) reason = "not built for this device";
       if (reason) {
         plan.push_back({&step, refused(step, StepResult::Outcome::unsupported, *reason)});

@@ -31,10 +31,13 @@ Session::Session(const Problem& problem, const Operation& operation, Backend bac
                  const HostTensors& inputs)
     : problem_(problem), operation_(operation), backend_(backend), arguments_(problem_, backend) {
   for (const TensorSpec& spec : operation.inputs(problem)) {
-    std::vector<std::byte> bytes(static_cast<std::size_t>(spec.bytes()));
     const HostTensor& tensor = inputs.at(spec.name);
+    std::vector<std::byte> bytes(tensor.data.size() * static_cast<std::size_t>(size_of(spec.dtype)));
     encode(spec.dtype, tensor.data.data(), tensor.data.size(), bytes.data());
-    inputs_.emplace_back(backend, spec.name, spec.bytes()).upload(bytes.data());
+    DeviceBuffer& buffer = inputs_.emplace_back(backend, spec.name, spec.bytes());
+    const auto period = static_cast<int64_t>(bytes.size());
+    for (int64_t first = 0; first < spec.bytes(); first += period)
+      buffer.upload(bytes.data(), first, std::min(period, spec.bytes() - first));
     input_bytes_.push_back(std::move(bytes));
   }
   for (const TensorSpec& spec : operation.saved(problem))
@@ -113,14 +116,18 @@ std::optional<std::string> Session::damage() {
   if (auto broken = broken_guard()) return broken;
   constexpr int64_t kAtOnce = 64 << 20;
   std::vector<std::byte> now;
-  for (std::size_t i = 0; i < inputs_.size(); ++i)
-    for (int64_t first = 0; first < inputs_[i].bytes(); first += kAtOnce) {
-      const int64_t bytes = std::min(kAtOnce, inputs_[i].bytes() - first);
+  for (std::size_t i = 0; i < inputs_.size(); ++i) {
+    const auto period = static_cast<int64_t>(input_bytes_[i].size());
+    int64_t bytes = 0;
+    for (int64_t first = 0; first < inputs_[i].bytes(); first += bytes) {
+      const int64_t at = first % period;
+      bytes = std::min({kAtOnce, inputs_[i].bytes() - first, period - at});
       now.resize(static_cast<std::size_t>(bytes));
       inputs_[i].download(now.data(), first, bytes);
-      if (std::memcmp(now.data(), input_bytes_[i].data() + first, now.size()) != 0)
+      if (std::memcmp(now.data(), input_bytes_[i].data() + at, now.size()) != 0)
         return fmt::format("wrote to its input {}", inputs_[i].name());
     }
+  }
   return std::nullopt;
 }
 

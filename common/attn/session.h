@@ -57,7 +57,7 @@ class Session {
   Arguments arguments_;
   std::vector<DeviceBuffer> inputs_, saved_, outputs_, workspaces_;
   std::vector<bool> workspace_saved_;
-  std::vector<std::vector<std::byte>> input_bytes_;  // as uploaded, to see that nobody wrote there
+  std::vector<std::vector<std::byte>> input_bytes_;  // as uploaded, a period of it, to see that nobody wrote there
   const Step* step_ = nullptr;
 };
 

@@ -93,6 +93,16 @@ struct Launch {
   explicit operator bool() const { return gpu || emulated; }
 };
 
+/// What a GPU must have to run a step: instructions, and the compute capability, times ten, from which
+/// on there are such. Those of sm_90a are in no later GPU.
+struct GpuNeeds {
+  int compute_capability = 0;
+  bool no_later = false;
+  std::string_view instructions = {};
+};
+inline constexpr GpuNeeds kAmpere{80, false, "mma.sync for bf16"};
+inline constexpr GpuNeeds kHopper{90, true, "wgmma"};
+
 /// One row of a chapter's table.
 struct Step {
   std::string name;       ///< as its file: "v1_global"
@@ -106,6 +116,7 @@ struct Step {
   Launch launch;
   Launch prepare = {};            ///< run once before, untimed: what a forward pass keeps
   bool deterministic = true;      ///< bit-equal from run to run
+  GpuNeeds needs = {};            ///< on a GPU; the emulator has all instructions
   /// Its launch says its tiles (Arguments::plans). Its cost has K and V once; how often they really come from HBM is
   /// added by cost_of, to the phase "attention".
   bool tiled = false;
@@ -130,6 +141,14 @@ inline std::optional<std::string> refusal(const Step& step, const Problem& p) {
   if (p.alibi && !step.takes_alibi) return "--alibi: this step has no ALiBi";
   if (p.varlen() && !step.takes_varlen) return "--varlen: this step has no packed sequences";
   return step.refuses(p);
+}
+
+/// What a GPU of that name and compute capability (times ten) lacks to run a step, or nothing.
+inline std::optional<std::string> lacks(const Step& step, std::string_view gpu, int compute_capability) {
+  const auto& [needed, no_later, instructions] = step.needs;
+  if (compute_capability >= needed && !(no_later && compute_capability > needed)) return std::nullopt;
+  return std::string(gpu) + " (sm_" + std::to_string(compute_capability) + ") has no " + std::string(instructions) +
+         ": this step needs sm_" + std::to_string(needed) + (no_later ? "a" : " or later");
 }
 
 /// What a step costs. A varlen batch costs what its sequences cost one by one, phase by phase: Step::cost need not

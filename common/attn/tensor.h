@@ -52,9 +52,9 @@ std::vector<int64_t> cumulative(const std::vector<int64_t>& lengths);
 /// an int32 tensor are whole numbers up to 2^24, which a float32 holds exactly.
 struct HostTensor {
   TensorSpec spec;
-  std::vector<float> data;
+  std::vector<float> data;  ///< all of it; of a very large input some sequences, which come again to its end
   const float* row(int64_t b, int64_t h, int64_t i) const {
-    return data.data() + spec.row(b, h, i) * spec.columns();
+    return data.data() + spec.row(b, h, i) * spec.columns() % static_cast<int64_t>(data.size());
   }
 };
 

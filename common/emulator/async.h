@@ -40,18 +40,21 @@ class AsyncQueue {
 
 /// What one thread has under way of Hopper's asynchronous instructions.
 struct HopperWork {
-  AsyncQueue stores;    // TMA stores
-  AsyncQueue products;  // wgmma
-  std::vector<const void*> written;  // accumulators of products under way
-  bool registers_fenced = false;     // wgmma.fence since the last wait
-  bool shared_fenced = false;        // fence.proxy.async since the last TMA store
+  AsyncQueue stores;              // TMA stores
+  AsyncQueue products;            // wgmma
+  bool registers_fenced = false;  // wgmma.fence since the last wait
+  bool shared_fenced = false;     // fence.proxy.async since the last group of TMA stores
 };
 
 /// A barrier in shared memory (`mbarrier`). A phase ends when `count` threads have arrived and all announced bytes are
 /// there. A copy under way is done when the phase could end and somebody waits for that: as late as may be.
 class MBarrier {
  public:
-  explicit MBarrier(std::size_t count) : count_(count), missing_(count) {}
+  /// By thread `initialiser`; copies may be told of the barrier when that thread has made it known to them.
+  MBarrier(std::size_t count, std::size_t initialiser)
+      : count_(count), missing_(count), initialiser_(initialiser) {}
+  void make_known(std::size_t t) { known_to_copies_ |= t == initialiser_; }
+  bool known_to_copies() const { return known_to_copies_; }
   unsigned phase() const { return phase_; }
   bool all_arrived() const { return missing_ == 0; }
 
@@ -91,6 +94,8 @@ class MBarrier {
 
  private:
   std::size_t count_, missing_;  // threads of a phase, and those of this one that have not arrived
+  std::size_t initialiser_;
+  bool known_to_copies_ = false;
   std::ptrdiff_t bytes_ = 0;     // announced and not yet copied
   unsigned phase_ = 0;
   std::vector<std::pair<std::ptrdiff_t, std::function<void()>>> copies_;  // under way

@@ -183,7 +183,11 @@ class Block {
   void mbarrier_init(const char* what, Place place, const void* at, std::size_t count) {
     if (reinterpret_cast<std::uintptr_t>(at) % 8 != 0 || count == 0)
       fail(what, place, "for " + std::to_string(count) + " threads: at least one, at a multiple of 8 bytes");
-    mbarriers_.insert_or_assign(at, MBarrier(count));
+    mbarriers_.insert_or_assign(at, MBarrier(count, running_));
+  }
+  /// `fence.mbarrier_init`: copies know the barriers that this thread has initialised.
+  void mbarrier_init_fence() {
+    for (auto& [at, barrier] : mbarriers_) barrier.make_known(running_);
   }
 
   /// `mbarrier.arrive`, after it was told of `bytes` that copies will bring in this phase.
@@ -199,6 +203,7 @@ class Block {
   /// somebody waits for that: as late as may be.
   void mbarrier_copy(const char* what, Place place, const void* at, std::size_t bytes, std::function<void()> work) {
     MBarrier& barrier = mbarrier_of(what, place, at);
+    if (!barrier.known_to_copies()) fail(what, place, "on a barrier without mbarrier_init_fence since its mbarrier_init");
     if (barrier.copy(bytes, std::move(work))) end_phase(barrier);
   }
 

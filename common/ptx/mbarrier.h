@@ -29,7 +29,9 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int threads ATT
 
 /// Makes barriers that this thread has initialised known to the unit that copies.
 __device__ __forceinline__ void mbarrier_init_fence() {
-#ifndef ATTN_EMULATED
+#ifdef ATTN_EMULATED
+  emulator::Block::current().mbarrier_init_fence();
+#else
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }

@@ -159,7 +159,8 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, uin
 }
 
 /// Makes what this thread has written to shared memory known to TMA and wgmma. Each writer calls it, then comes a
-/// barrier, then the thread that stores or multiplies.
+/// barrier, then the thread that stores or multiplies. The emulator does not see who writes: it asks it of the thread
+/// that stores, once a group of stores.
 __device__ __forceinline__ void shared_write_fence() {
 #ifdef ATTN_EMULATED
   emulator::Block::current().hopper().shared_fenced = true;
@@ -174,8 +175,8 @@ __device__ __forceinline__ void tma_store(const TensorMap& map, const void* shar
                                           const int (&first)[kRank] ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block& block = emulator::Block::current();
-  if (!std::exchange(block.hopper().shared_fenced, false))
-    block.fail("tma_store", caller, "without shared_write_fence since the last store");
+  if (!block.hopper().shared_fenced)
+    block.fail("tma_store", caller, "without shared_write_fence since the last group of stores");
   std::array<int, kRank> at;
   std::copy_n(first, kRank, at.begin());
   block.hopper().stores.add([=, from = static_cast<std::byte*>(const_cast<void*>(shared))] {
@@ -199,6 +200,7 @@ __device__ __forceinline__ void tma_store(const TensorMap& map, const void* shar
 __device__ __forceinline__ void tma_store_commit() {
 #ifdef ATTN_EMULATED
   emulator::Block::current().hopper().stores.commit();
+  emulator::Block::current().hopper().shared_fenced = false;
 #else
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 #endif

@@ -205,7 +205,13 @@ sanitizer_problems() {  # CHAPTER OPERATION
     06_flash_v3_hopper/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"
       echo "--seqlen 165 --head-dim 64 --dtype fp16 --window 17,3"
-      echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256" ;;
+      echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256"
+      # Each tile of v11, and what it alone has: softcap, packed sequences.
+      echo "--seqlen-q 200 --seqlen-k 150 --head-dim 64 --heads 3 --kv-heads 1"
+      echo "--seqlen-q 130 --seqlen-k 250 --head-dim 64 --causal --softcap 15"
+      echo "--varlen 0,70,1,130 --varlen-k 9,140,0,265 --head-dim 128 --heads 4 --kv-heads 2 --causal"
+      echo "--varlen 33,200 --head-dim 256 --softcap 50"
+      echo "--varlen 200,33 --varlen-k 150,90 --head-dim 64 --dtype fp16 --window 60,20" ;;
     # Each tile of v7 and of b2, masks and features; packed sequences. Backward steps refuse ALiBi.
     04_flash_v2/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(384, 1)
   auto& smem = dynamic_shared<typename Product<kN>::template Storage<Element>>();
   if (threadIdx.x == 0) {
     for (int s = 0; s < 2; ++s) mbarrier_init(&smem.full[s], 1), mbarrier_init(&smem.empty[s], 128);
-    mbarrier_init_fence();
+    if (fault != kNoInitFence) mbarrier_init_fence();
   }
   __syncthreads();
 
@@ -99,10 +99,7 @@ __global__ void __launch_bounds__(384, 1)
   if (fault != kNoSharedFence) shared_write_fence();
   if (fault != kNoBarrierBeforeStore) named_barrier_sync(1, 128);  // all have written
   if (threadIdx.x == 0) {
-    for (int p = 0; p < kPanels; ++p) {
-      shared_write_fence();
-      tma_store(mapD, smem.sD + p * 64 * 64, {64 * p, 0, 0});
-    }
+    for (int p = 0; p < kPanels; ++p) tma_store(mapD, smem.sD + p * 64 * 64, {64 * p, 0, 0});
     tma_store_commit();
     if (fault != kNoWaitForStore) tma_store_wait<0>();
   }

@@ -51,7 +51,7 @@ inline constexpr int kNumVotes = 8;
 /// 64 of k; and one thing that is left out, for the emulator to find.
 enum HopperFault {
   kNoFault, kNoWaitForCopy, kNoWaitForReader, kWrongPhase, kReleasedTooEarly, kNoRegisterFence, kNoSharedFence,
-  kTooFewBytes, kNoBarrierBeforeStore, kNoWaitForStore, kRegistersTooEarly, kNumHopperFaults
+  kTooFewBytes, kNoBarrierBeforeStore, kNoWaitForStore, kRegistersTooEarly, kNoInitFence, kNumHopperFaults
 };
 constexpr int hopper_mode(int columns, bool registers, bool transposed_b, int tiles, HopperFault fault = kNoFault) {
   return ((((columns / 8 * 2 + registers) * 2 + transposed_b) * 16 + fault) * 16) + tiles;

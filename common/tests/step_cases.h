@@ -3,8 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <functional>
+#include <initializer_list>
+#include <map>
 #include <optional>
 #include <random>
 #include <string>
@@ -19,9 +22,12 @@
 
 namespace attn::tests {
 
-/// Inputs of a problem that is too large to draw number by number: the same million normal numbers, over and over. A
-/// million and three is prime, so that no two rows of a tensor begin alike.
-inline HostTensors repeated_inputs(const Problem& problem, const std::vector<TensorSpec>& specs) {
+/// Inputs of a problem that is too large to draw number by number: the same million normal numbers, over
+/// and over. A million and three is prime, so that no two rows begin alike. Of more than `most` numbers
+/// only the first sequences are there, which the device then repeats; their number is odd, so that an
+/// offset that has lost its bits above some power of 2 leads elsewhere. All sequences have one length then.
+inline HostTensors repeated_inputs(const Problem& problem, const std::vector<TensorSpec>& specs,
+                                   int64_t most = int64_t{1} << 27) {
   HostTensors result;
   for (const TensorSpec& spec : specs) {
     if (spec.dtype != DType::fp16 && spec.dtype != DType::bf16) {
@@ -33,8 +39,10 @@ inline HostTensors repeated_inputs(const Problem& problem, const std::vector<Ten
     std::vector<float> some(1'000'003);
     for (float& x : some) x = normal(random);
     round_to(spec.dtype, some.data(), some.size());
-    HostTensor t{spec, std::vector<float>(static_cast<std::size_t>(spec.elements()))};
-    parallel_for(spec.rows(), [&](int64_t r) {
+    const int64_t sequence = spec.elements() / problem.batch;
+    const int64_t elements = std::min(spec.elements(), sequence * (most / sequence | 1));
+    HostTensor t{spec, std::vector<float>(static_cast<std::size_t>(elements))};
+    parallel_for(elements / spec.columns(), [&](int64_t r) {
       for (int64_t c = 0; c < spec.columns(); ++c) {
         const auto i = static_cast<std::size_t>(r * spec.columns() + c);
         t.data[i] = some[i % some.size()];
@@ -98,17 +106,53 @@ inline std::string check_rows(Session& session, const std::vector<Expected>& exp
   return "";
 }
 
-/// Runs every step of `operation` that does not refuse the problem; returns how many ran.
-inline int check_steps(const std::string& operation, Problem problem, Backend backend) {
+/// Whether a step has to run a problem: what its chapter promises, said by the chapter's test.cpp in words of its own,
+/// so that a step which refuses more than it should, or less, does not agree with it.
+bool promised(const Step& step, const Problem& problem);
+inline bool plain(const Problem& p) { return p.dropout == 0 && p.softcap == 0 && !p.alibi && !p.varlen(); }
+inline bool one_of(int64_t x, std::initializer_list<int64_t> list) {
+  return std::find(list.begin(), list.end(), x) != list.end();
+}
+inline bool one_of_steps(const Step& step, std::initializer_list<const char*> names) {
+  return std::find(names.begin(), names.end(), step.name) != names.end();
+}
+
+/// The steps of `operation` that do not refuse the problem: those that are promised, and no others.
+inline std::vector<const Step*> steps_for(const std::string& operation, const Problem& problem) {
+  std::vector<const Step*> steps;
+  for (const Step& step : chapter().steps) {
+    if (step.operation != operation) continue;
+    const std::optional<std::string> reason = refusal(step, problem);
+    INFO(step.name << ": " << operation << " " << problem.text() << ": " << reason.value_or("not refused"));
+    CHECK(promised(step, problem) == !reason);
+    if (!reason) steps.push_back(&step);
+  }
+  return steps;
+}
+
+/// How many problems each step ran.
+struct Counts {
+  std::map<std::string, int> of;
+  void operator+=(const Counts& other) {
+    for (const auto& [step, n] : other.of) of[step] += n;
+  }
+  std::string text() const {  // "v1_global 80, v2_coalesced 80"
+    std::string all;
+    for (const auto& [step, n] : of) all += fmt::format("{}{} {}", all.empty() ? "" : ", ", step, n);
+    return all;
+  }
+};
+
+/// Runs every step of `operation` that is promised for the problem.
+inline Counts check_steps(const std::string& operation, Problem problem, Backend backend) {
   problem.finish();
   std::optional<Case> all;  // one for all steps: on a GPU the reference is what takes time
-  int ran = 0;
-  for (const Step& step : chapter().steps) {
-    if (step.operation != operation || refusal(step, problem)) continue;
+  Counts ran;
+  for (const Step* step : steps_for(operation, problem)) {
     if (!all) all.emplace(problem, operation);
-    INFO(step.name << ": " << operation << " " << problem.text());
-    CHECK(run_step(step, *all, backend) == "");
-    ++ran;
+    INFO(step->name << ": " << operation << " " << problem.text());
+    CHECK(run_step(*step, *all, backend) == "");
+    ++ran.of[step->name];
   }
   return ran;
 }
@@ -124,6 +168,14 @@ inline Problem problem(int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim, DTy
   return p;
 }
 
+/// A small problem of five sequences, and how many numbers may be drawn so that three of them are repeated.
+inline Problem small_repeated_problem() {
+  Problem p = problem(70, 90, 64, DType::bf16);
+  p.batch = 5, p.causal = true;
+  return p;
+}
+inline constexpr int64_t kThreeRepeated = 2 * 2 * 90 * 64;
+
 /// Problems of which Q and O, then K and V, have more than 2^31 elements; and the first one packed.
 inline std::vector<Problem> large_problems() {
   Problem queries = problem(1024, 1024, 128, DType::bf16), keys = problem(64, 131072, 128, DType::bf16);
@@ -135,22 +187,24 @@ inline std::vector<Problem> large_problems() {
   return {queries, keys, packed};
 }
 
-/// Runs every step of `operation` that does not refuse the problem, and compares sampled rows, the last ones of the last
+/// Runs every step of `operation` that is promised for the problem, and compares sampled rows, the last ones of the last
 /// head among them. A step that the device has no memory for is named.
-inline void check_large_steps(const std::string& operation, Problem p, Backend backend) {
+inline void check_large_steps(const std::string& operation, Problem p, Backend backend,
+                              int64_t most = int64_t{1} << 27) {
   p.finish();
+  const std::vector<const Step*> steps = steps_for(operation, p);
+  if (steps.empty()) return;
   const Operation& op = *find_operation(operation);
-  const HostTensors inputs = repeated_inputs(p, op.inputs(p));
+  const HostTensors inputs = repeated_inputs(p, op.inputs(p), most);
   const std::vector<Expected> expected = op.reference(p, inputs, {.full = false, .budget = 1e7});
   Session session(p, op, backend, inputs);
-  for (const Step& step : chapter().steps) {
-    if (step.operation != operation || refusal(step, p)) continue;
-    INFO(step.name << " " << p.text());
-    if (memory_need(p, op, step).total() > static_cast<double>(free_bytes(backend))) {
-      WARN("not run, for want of memory: " << step.name << " " << p.text());
+  for (const Step* step : steps) {
+    INFO(step->name << " " << p.text());
+    if (memory_need(p, op, *step).total() > static_cast<double>(free_bytes(backend))) {
+      WARN("not run, for want of memory: " << step->name << " " << p.text());
       continue;
     }
-    REQUIRE(session.prepare(step).ok());
+    REQUIRE(session.prepare(*step).ok());
     REQUIRE(session.launch().ok());
     CHECK(check_rows(session, expected) == "");
   }

@@ -219,4 +219,20 @@ TEST_CASE("the row of a message counts within its sequence", "[check]") {
   CHECK(v.o.rows_checked == p.heads * p.tokens_q());
 }
 
+TEST_CASE("lse is float32 whatever the inputs are", "[check]") {
+  for (const DType dtype : kTypes)
+    for (const int64_t seqlen : kLengths) {
+      const Problem p = problem_of(dtype, InputKind::random, seqlen, false);
+      const HostTensors in = draw(p), good = model(p, in, {}, Fault::none);
+      const auto expected = forward_reference(p, in, {});
+      INFO(p.text());
+      CHECK(verdicts(good, expected).lse.pass);
+      HostTensors off = good;  // as of sums in 16 bits; the first is within float32's own error
+      for (float& x : off["lse"].data) x *= 1 + 1e-6f;
+      CHECK(verdicts(off, expected).lse.pass);
+      for (float& x : off["lse"].data) x *= 1 + 3e-5f;
+      CHECK_FALSE(verdicts(off, expected).lse.pass);
+    }
+}
+
 }  // namespace

@@ -121,6 +121,8 @@ TEST_CASE("what keeps copies and products apart is missed when it is left out", 
   CHECK(found(kReleasedTooEarly) >= 4);
   CHECK(found(kRegistersTooEarly, true) >= 4);
   CHECK(found(kNoRegisterFence) == 8);
+  CHECK(found(kNoInitFence) == 8);
+  CHECK(found(kNoSharedFence) == 8);
   CHECK(found(kTooFewBytes) == 8);
   CHECK(found(kNoBarrierBeforeStore) >= 2);
   CHECK(found(kNoWaitForStore) >= 4);

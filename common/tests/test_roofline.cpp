@@ -1,5 +1,6 @@
 // Predictions from costs, which datasheet belongs to which device, and what is made of timings.
 #include "attn/roofline.h"
+#include "attn/step.h"
 
 #include <string>
 
@@ -125,6 +126,19 @@ TEST_CASE("devices find their datasheet by the name that CUDA gives them", "[roo
   CHECK(spec("Quadro X") == "none");
   CHECK(spec("NVIDIA GeForce RTX 4080") == "none");
   CHECK(spec("") == "none");
+}
+
+TEST_CASE("a GPU without a step's instructions is named", "[roofline]") {
+  Step step;
+  for (const int any : {70, 75, 80, 90, 120}) CHECK_FALSE(lacks(step, "GPU", any));
+  step.needs = kAmpere;
+  CHECK(lacks(step, "Tesla T4", 75) == "Tesla T4 (sm_75) has no mma.sync for bf16: this step needs sm_80 or later");
+  for (const int later : {80, 86, 89, 90, 100}) CHECK_FALSE(lacks(step, "GPU", later));
+  step.needs = kHopper;
+  CHECK_FALSE(lacks(step, "NVIDIA H200", 90));
+  for (const int other : {75, 80, 89, 100, 120})  // sm_90a's instructions are in no later GPU
+    CHECK(lacks(step, "GPU", other) ==
+          "GPU (sm_" + std::to_string(other) + ") has no wgmma: this step needs sm_90a");
 }
 
 TEST_CASE("statistics are NumPy's median and quartiles", "[roofline]") {
