@@ -1,8 +1,8 @@
 // The main() of judge_01_naive: runs the program with a student's kernel, and judges what it gives.
 //
-//     judge_01_naive ex01a                       all problems of ex01a_student, beside this
-//     program; exit 0, or 1 judge_01_naive ex01a --seed 7 --case 4     one problem judge_01_naive
-//     ex01a --result FILE         writes the verdict as JSON as well; on a GPU with the speed
+//     judge_01_naive ex01a                       all problems of ex01a_student, beside this program; exit 0, or 1
+//     judge_01_naive ex01a --seed 7 --case 4     one problem
+//     judge_01_naive ex01a --result FILE         writes the verdict as JSON as well; with --speed on a GPU the speed
 //     judge_01_naive ex01a --profile             one launch on a GPU, for ncu
 //     judge_01_naive ex01a --program check_ex01a --variant last_key_skipped
 #include <fmt/format.h>
