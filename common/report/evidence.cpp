@@ -208,7 +208,7 @@ std::vector<std::string> check_evidence(const fs::path& folder, const fs::path& 
   }
   const std::map<std::string, Part> parts = read_parts(folder);
   for (const auto& [unit, part] : parts) {
-    if (part.verdict != "passed") continue;
+    if (part.verdict != "passed") wrong.push_back(fmt::format("parts.txt: {}: {}", unit, part.verdict));
     if (part.digest != digest_of(m, unit))
       wrong.push_back(fmt::format("parts.txt: {}: its files are not those that it passed with", unit));
   }
