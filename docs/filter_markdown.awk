@@ -9,6 +9,7 @@
 #   [t](LICENSE)           ->  t, or a link below SOURCE_URL
 #   ![t](figures/x.svg)    ->  ![t](docs/figures/x.svg)   relative to the html folder
 #   <!-- \snippet f b -->  ->  \snippet folder/f b        hidden on GitHub, shown on the site
+#   ## Hint 1, ## Why      ->  <details>                  of exercises: read when it is asked for
 #
 # Code spans and fenced code stay as they are. A relative link to a file that does not exist
 # becomes a @ref that Doxygen rejects. Plain POSIX awk: tested with mawk, gawk and busybox awk.
@@ -327,6 +328,16 @@ fence != "" {
 
 /^[ \t]*$/ { flush_paragraph(); print; next }
 
+# What an exercise tells only when it is asked, the last sections of its page: closed until a reader opens them.
+folder ~ /\/exercises$/ && /^## (Hint [0-9]+|Why)[ \t]*$/ {
+    flush_paragraph()
+    sub(/^## /, "")
+    line = folded ? "</details>" : ""
+    folded = 1
+    print "\\htmlonly[block]" line "<details><summary>" $0 "</summary>\\endhtmlonly"
+    next
+}
+
 /^#+[ \t]/ { flush_paragraph(); print heading($0); next }
 
 /^[ \t]*[\\@]snippet[ \t]/ { flush_paragraph(); print snippet($0); next }
@@ -355,4 +366,7 @@ fence != "" {
 
 { para = para $0 "\n" }
 
-END { flush_paragraph() }
+END {
+    flush_paragraph()
+    if (folded) print "\n\\htmlonly[block]" "</details>\\endhtmlonly"
+}

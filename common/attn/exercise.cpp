@@ -3,14 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <fstream>
-#include <set>
+#include <cstdio>
 
 #include "attn/check.h"
 #include "attn/inputs.h"
-#include "attn/results.h"
-#include "attn/session.h"
-#include "emulator/simt.h"
+#include "attn/operation.h"
 
 namespace attn {
 namespace {
@@ -84,74 +81,98 @@ std::vector<Problem> cases(const Step& step, uint64_t seed) {
   return works_on_rows(step.operation) ? row_cases(step, seed) : attention_cases(step, seed);
 }
 
-// What is wrong with one problem, or nothing.
-std::string wrong(const Step& step, const Problem& p, Backend backend) {
+// What is wrong with the answer to one problem, or nothing.
+std::string wrong(const Step& step, const Problem& p, Backend backend,
+                  StudentProcess& student) {
+  Request request = request_for(step, p, backend);
   const Operation& op = *find_operation(step.operation);
-  const HostTensors inputs = draw_inputs(p, op.inputs(p));
-  emulator::schedule_seed = p.seed;
-  emulator::early_copies = p.seed % 2 == 0;  // in turns: what is forgotten before a copy, and after it
-  Session session(p, op, backend, inputs);
-  Status status = session.prepare(step);
-  if (status.ok()) status = session.launch();
-  if (!status.ok()) return status.message;
-  if (const auto damage = session.damage()) return *damage;
-  const HostTensors out = session.outputs();
-  for (const Expected& e : op.reference(p, inputs, {}))
+  request.inputs = draw_inputs(p, request.input_specs);
+  const Reply reply = student.ask(request);
+  if (!reply.message.empty()) return reply.message;
+  const HostTensors out = reply.outputs(request);
+  for (const Expected& e : op.reference(p, request.inputs, {}))
     if (const Verdict v = check(out.at(e.spec.name), e); !v.pass) return v.failure;
   return "";
 }
 
+// Of the seed of a problem, the emulator's: what a kernel gets tells nothing of how its inputs were drawn.
+uint64_t schedule_of(uint64_t seed) {
+  uint64_t z = seed + 0x9e3779b97f4a7c15ull;  // SplitMix64
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+
 }  // namespace
+
+std::vector<Exercise>& exercises() {
+  static std::vector<Exercise> all;
+  return all;
+}
+bool add_exercise(Exercise e) {
+  exercises().push_back(std::move(e));
+  return true;
+}
 
 const Step& shipped_step(const Exercise& e) {
   const auto& steps = chapter().steps;
   return *std::find_if(steps.begin(), steps.end(), [&](const Step& s) { return s.name == e.step; });
 }
 
-Step step_of(const Exercise& e, const Variant& variant) {
-  Step step = shipped_step(e);
-  step.launch = variant.launch;
-  return step;
+Request request_for(const Step& step, const Problem& p, Backend backend) {
+  const Operation& op = *find_operation(step.operation);
+  Request r;
+  r.backend = backend;
+  r.schedule = schedule_of(p.seed);
+  r.early_copies = p.seed % 2 == 0;  // in turns: what is forgotten before a copy, and after it
+  r.problem = p;
+  if (p.dropout == 0) r.problem.seed = 0;
+  r.workspaces = step.workspaces(p);
+  r.input_specs = op.inputs(p);
+  r.output_specs = op.outputs(p);
+  return r;
 }
 
-bool run_exercise(const Exercise& e, const Variant& variant, uint64_t seed) {
-  const Step step = step_of(e, variant);
-  fmt::print("{} ({}, {}): {}\n", e.name, e.kind, e.step, variant.name);
-  if (variant.judge)
-    if (const auto verdict = variant.judge()) {
+bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,
+                  std::optional<int> only) {
+  const Step& step = shipped_step(e);
+  fmt::print("{} ({}, {})\n", e.name, e.kind, e.step);
+  if (e.judge) {
+    Request request;
+    request.what = Request::What::probe;
+    const Reply reply = student.ask(request);
+    const auto verdict = reply.message.empty() ? e.judge(reply.values) : reply.message;
+    if (verdict) {
       fmt::print("FAIL  {}\n", *verdict);
       return false;
     }
+  }
   const Operation& op = *find_operation(step.operation);
   std::vector<Backend> backends{Backend::emulated};
-  if (gpu_info().available && variant.launch.gpu) backends.push_back(Backend::gpu);
-  int passed = 0;
+  if (gpu_info().available && step.launch.gpu) backends.push_back(Backend::gpu);
+  int number = 0, passed = 0;
   for (const Backend backend : backends)
     for (const Problem& p : cases(step, seed)) {
-      const std::string why = wrong(step, p, backend);
+      ++number;
+      if (only && *only != number) continue;
+      const std::string why = wrong(step, p, backend, student);
       const char* where = backend == Backend::gpu ? "gpu" : "emulated";
       if (!why.empty()) {
         fmt::print("FAIL  {}: {}\n      {}\n", where, problem_text(op, p), why);
+        fmt::print("      again: build/release/bin/judge_{} {} --seed {} --case {}\n", chapter().name,
+                   e.name, seed, number);
         return false;
       }
       fmt::print("ok    {}: {}\n", where, problem_text(op, p));
+      std::fflush(stdout);
       ++passed;
     }
-  fmt::print("all {} cases pass\n", passed);
-  return true;
-}
-
-std::optional<std::string> hint(const Exercise& e, int n) {
-  std::ifstream page(e.text);
-  std::string line, found;
-  bool inside = false;
-  while (std::getline(page, line)) {
-    if (line.rfind("## ", 0) == 0) inside = line == fmt::format("## Hint {}", n);
-    else if (inside) found += line + "\n";
+  if (only && passed == 0) {
+    fmt::print("FAIL  --case {}: there are {}\n", *only, number);
+    return false;
   }
-  const auto first = found.find_first_not_of('\n'), last = found.find_last_not_of('\n');
-  if (first == found.npos) return std::nullopt;
-  return found.substr(first, last - first + 1);
+  fmt::print("{} pass\n", only ? fmt::format("case {}:", *only) : fmt::format("all {} cases", passed));
+  return true;
 }
 
 }  // namespace attn

@@ -1,95 +1,107 @@
-// The main() of an exercise's programs.
+// The main() of judge_01_naive: runs the program with a student's kernel, and judges what it gives.
 //
-//     ex01a_student --variant student     cases; the first failure; the next hint. Exit 0, or 1
-//     ex01a_student --hint                the next hint alone
-//     ex01a_student --result FILE         also writes what was found as JSON, with the speed on a GPU
-//     ex01a_student --profile             one launch on a GPU, for ncu
-//     check_ex01a --variant last_key_skipped
-//
-// How many hints were shown is kept in the file that --state names.
+//     judge_01_naive ex01a                       all problems of ex01a_student, beside this program; exit 0, or 1
+//     judge_01_naive ex01a --seed 7 --case 4     one problem
+//     judge_01_naive ex01a --result FILE         writes the verdict as JSON as well; with --speed on a GPU the speed
+//     judge_01_naive ex01a --profile             one launch on a GPU, for ncu
+//     judge_01_naive ex01a --program check_ex01a --variant last_key_skipped
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "attn/error.h"
 #include "attn/exercise.h"
 
+namespace attn {
 namespace {
 
-void print_next_hint(const attn::Exercise& e, const std::string& state) {
-  int shown = 0;
-  std::ifstream(state) >> shown;
-  const auto text = attn::hint(e, shown + 1);
-  if (!text) {
-    fmt::print("no more hints; the task is in {}\n", e.text);
-    return;
-  }
-  fmt::print("\nhint {}:\n{}\n", shown + 1, *text);
-  std::ofstream(state) << shown + 1 << '\n';
+struct Options {
+  std::string exercise, program, variant = "student", result;
+  uint64_t seed = 1;
+  std::optional<int> only;
+  double limit = 300;
+  bool profile = false, speed = false;
+};
+
+// The verdict is written here, when the student's process has ended.
+void write_result(const Options& o, const std::optional<Speed>& speed, const Step& step,
+                  bool passed) {
+  if (o.result.empty()) return;
+  nlohmann::json json{{"schema", "attn-exercise-2"},
+                      {"exercise", o.exercise},
+                      {"seed", o.seed},
+                      {"passed", passed}};
+  if (speed) json["speed"] = to_json(*speed, step);
+  std::ofstream file(o.result);
+  file << json.dump(1) << '\n';
+  if (!file.flush()) throw InputError(o.result + ": cannot be written");
 }
 
-// All cases passed. The seed in the file shows that this run wrote it.
-int report_speed(const attn::Exercise& e, const attn::Variant& v, uint64_t seed, const std::string& path) {
-  const attn::Step& shipped = attn::shipped_step(e);
-  const attn::Step student = attn::step_of(e, v);
-  nlohmann::json json{{"schema", "attn-exercise-1"}, {"exercise", e.name}, {"seed", seed}, {"passed", true}};
-  const auto speed = attn::measure_speed(shipped, student, seed);
-  if (speed) json["speed"] = attn::to_json(*speed, student);
-  const bool right = !speed || speed->wrong.empty();
-  if (speed && !right) fmt::print("FAIL  gpu, timed:\n      {}\n", speed->wrong);
-  if (speed && right)
-    fmt::print("time: {:.3f} ms, the shipped step {:.3f} ms: {:.2f} x\n", speed->student.median * 1e3,
-               speed->shipped.median * 1e3, speed->ratio);
-  if (!path.empty()) {
-    json["passed"] = right;
-    std::ofstream file(path);
-    file << json.dump(1) << '\n';
-    if (!file.flush()) {
-      fmt::print(stderr, "{}: {}: cannot be written\n", e.name, path);
-      return 2;
-    }
+int run(const Options& o) {
+  const std::vector<Exercise>& all = exercises();
+  const auto e = std::ranges::find(all, o.exercise, &Exercise::name);
+  if (e == all.end())
+    throw InputError(fmt::format("{}: there is no such exercise (--list)", o.exercise));
+  const Step& step = shipped_step(*e);
+  const std::string beside =
+      std::filesystem::canonical("/proc/self/exe").parent_path() / (e->name + "_student");
+  std::optional<Speed> speed;
+  bool passed = true;
+  {
+    StudentProcess student(o.program.empty() ? beside : o.program, o.variant, o.limit);
+    if (o.profile) return profile_speed_problem(step, student, o.seed) ? 0 : 77;
+    passed = run_exercise(*e, student, o.seed, o.only);
+    if (passed && o.speed) speed = measure_speed(step, student, o.seed);
   }
-  return right ? 0 : 1;
+  if (speed && !speed->wrong.empty()) {
+    fmt::print("FAIL  gpu, timed:\n      {}\n", speed->wrong);
+    passed = false;
+  } else if (speed) {
+    fmt::print("time: {:.3f} ms, the shipped step {:.3f} ms: {:.2f} x\n",
+               speed->student.median * 1e3, speed->shipped.median * 1e3, speed->ratio);
+  }
+  write_result(o, speed, step, passed);
+  return passed ? 0 : 1;
 }
 
 }  // namespace
+}  // namespace attn
 
 int main(int argc, char** argv) {
-  const attn::Exercise& e = attn::exercise();
-  std::string variant = e.variants.front().name, state, result;
-  uint64_t seed = 1;
-  bool hint_alone = false, list = false, profile = false;
-  CLI::App app("runs one exercise", e.name);
-  app.add_option("--variant", variant, "which version to run");
-  app.add_option("--seed", seed, "of the inputs and the emulator's schedules");
-  app.add_option("--state", state, "file that remembers how many hints were shown");
-  app.add_option("--result", result, "file for the verdict and the speed, as JSON");
-  app.add_flag("--profile", profile, "launch once on the GPU, for a profiler");
-  app.add_flag("--hint", hint_alone, "print the next hint");
-  app.add_flag("--list", list, "the versions in this program");
+  attn::Options o;
+  bool list = false;
+  CLI::App app("judges an exercise", "judge");
+  app.add_option("exercise", o.exercise, "ex01a, ...");
+  app.add_option(
+      "--program", o.program,
+      "the program with the student's kernel (default: EXERCISE_student beside this one)");
+  app.add_option("--variant", o.variant, "which version in it");
+  app.add_option("--seed", o.seed, "of the inputs and the emulator's schedules");
+  app.add_option("--case", o.only, "this problem alone, by its number");
+  app.add_option("--limit", o.limit, "seconds for all problems together")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--result", o.result, "file for the verdict, as JSON");
+  app.add_flag("--speed", o.speed, "on a GPU, time it beside the shipped step");
+  app.add_flag("--profile", o.profile, "launch once on the GPU, for a profiler");
+  app.add_flag("--list", list, "the exercises of this chapter");
   try {
     app.parse(argc, argv);
+    if (list)
+      for (const attn::Exercise& e : attn::exercises()) fmt::print("{}\n", e.name);
+    if (list) return 0;
+    if (o.exercise.empty()) throw attn::InputError("which exercise? (--list)");
+    return attn::run(o);
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
     return 0;
   } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "{}: {}\n", e.name, error.what());
-    return 2;
+    fmt::print(stderr, "judge: {}\n", error.what());
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "judge: {}\n", error.what());
   }
-  if (hint_alone) {
-    print_next_hint(e, state);
-    return 0;
-  }
-  for (const attn::Variant& v : e.variants) {
-    if (list) fmt::print("{}\n", v.name);
-    if (list || v.name != variant) continue;
-    if (profile) return attn::profile_speed_problem(attn::step_of(e, v), seed) ? 0 : 77;
-    if (attn::run_exercise(e, v, seed)) return report_speed(e, v, seed, result);
-    if (!state.empty()) print_next_hint(e, state);
-    return 1;
-  }
-  if (list) return 0;
-  fmt::print(stderr, "{}: --variant {}: there is no such version (--list)\n", e.name, variant);
   return 2;
 }

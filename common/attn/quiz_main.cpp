@@ -3,7 +3,8 @@
 //     quiz_01_naive --answers student/ex01d.txt --key d.key               a detective exercise
 //     quiz_01_naive --answers student/ex01e.txt --task e.task --seal F    a prediction
 //
-// A key holds a hash of each right answer, so that reading it gives nothing away. A prediction is sealed
+// Numbers may be arithmetic, 4 * 4096^2 * 128; what cannot be an answer is refused before anything is sealed or shown.
+// A key holds a hash of each right answer, so that reading it gives nothing away, and the choices. A prediction is sealed
 // before the truth is shown: later runs score what was sealed, whatever the file says by then.
 // Exit status: 0 passed, 1 not passed (or not all answered), 2 a file that cannot be used.
 #include <fmt/format.h>
@@ -15,51 +16,16 @@
 #include <filesystem>
 #include <fstream>
 #include <optional>
-#include <sstream>
+#include <stdexcept>
 
 #include "attn/error.h"
 #include "attn/operation.h"
+#include "attn/quiz_answers.h"
 #include "attn/results.h"
 #include "attn/session.h"
 
 namespace attn {
 namespace {
-
-using Answers = std::vector<std::pair<std::string, std::string>>;
-
-std::string trimmed(const std::string& s) {
-  const auto first = s.find_first_not_of(" \t\r"), last = s.find_last_not_of(" \t\r");
-  return first == s.npos ? "" : s.substr(first, last - first + 1);
-}
-
-std::string read_text(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw InputError(path + ": cannot be read");
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
-// "name = value" lines; # begins a comment.
-Answers read_answers(const std::string& path) {
-  Answers answers;
-  std::istringstream lines(read_text(path));
-  int number = 0;
-  for (std::string line; std::getline(lines, line);) {
-    ++number;
-    line = trimmed(line.substr(0, line.find('#')));
-    if (line.empty()) continue;
-    const auto equals = line.find('=');
-    if (equals == line.npos)
-      throw InputError(fmt::format("{}:{}: must be \"name = value\"", path, number));
-    answers.emplace_back(trimmed(line.substr(0, equals)), trimmed(line.substr(equals + 1)));
-  }
-  return answers;
-}
-
-std::string answer_to(const Answers& answers, const std::string& name) {
-  for (const auto& [key, value] : answers)
-    if (key == name) return value;
-  return "";
-}
 
 // FNV-1a, 64 bits: enough to keep an answer from being read, no protection against trying all of them.
 uint64_t hash(const std::string& text) {
@@ -73,37 +39,48 @@ std::string hash_of_answer(const std::string& name, std::string value) {
   return fmt::format("{:016x}", hash("attention " + name + " " + value));
 }
 
-bool all_answered(const Answers& answers, const std::vector<std::string>& names) {
-  bool all = true;
-  for (const std::string& name : names)
-    if (const std::string value = answer_to(answers, name); value.empty() || value == "?") {
-      fmt::print("{}: not answered\n", name);
-      all = false;
-    }
-  return all;
+// A line of a key: the hash of the right answer, and what may be an answer.
+struct KeyLine {
+  std::string hash, kind;
+  explicit KeyLine(const std::string& text)
+      : hash(text.substr(0, text.find(' '))), kind(text.substr(std::min(text.size(), hash.size() + 1))) {}
+};
+std::vector<Question> questions_of(const Answers& key, const std::string& path) {
+  std::vector<Question> questions;
+  try {
+    for (const auto& [name, text] : key) questions.push_back(Question::from_text(name, KeyLine(text).kind));
+  } catch (const std::invalid_argument& e) {
+    throw InputError(path + ": " + e.what());
+  }
+  return questions;
 }
 
 int detective(const std::string& answers_path, const std::string& key_path) {
-  const Answers answers = read_answers(answers_path), key = read_answers(key_path);
-  std::vector<std::string> names;
-  for (const auto& [name, unused] : key) names.push_back(name);
-  if (!all_answered(answers, names)) return 1;
+  const Answers key = read_answers(key_path);
+  const Answers answers = understood(read_answers(answers_path), questions_of(key, key_path), answers_path);
+  if (!all_answered(answers)) return 1;
   int right = 0;
-  for (const auto& [name, expected] : key) {
-    const bool good = hash_of_answer(name, answer_to(answers, name)) == expected;
+  for (const auto& [name, line] : key) {
+    const bool good = hash_of_answer(name, answer_to(answers, name)) == KeyLine(line).hash;
     fmt::print("{:<5} {} = {}\n", good ? "right" : "wrong", name, answer_to(answers, name));
     right += good;
   }
-  fmt::print("{} of {} right\n", right, names.size());
-  return right == static_cast<int>(names.size()) ? 0 : 1;
+  fmt::print("{} of {} right\n", right, key.size());
+  return right == static_cast<int>(key.size()) ? 0 : 1;
+}
+
+// The key for which these answers are right; the old one says what may be an answer.
+void print_key(const std::string& answers_path, const std::string& key_path) {
+  const Answers key = read_answers(key_path);
+  const Answers answers = understood(read_answers(answers_path), questions_of(key, key_path), answers_path);
+  for (const auto& [name, line] : key)
+    fmt::print("{} = {} {}\n", name, hash_of_answer(name, answer_to(answers, name)), KeyLine(line).kind);
 }
 
 double number(const Answers& a, const std::string& name, const std::string& path) {
-  try {
-    return std::stod(answer_to(a, name));
-  } catch (const std::exception&) {
-    throw InputError(fmt::format("{}: {} = {}: must be a number", path, name, answer_to(a, name)));
-  }
+  const auto value = arithmetic(answer_to(a, name));
+  if (!value) throw InputError(fmt::format("{}: {} = {}: must be a number", path, name, answer_to(a, name)));
+  return *value;
 }
 
 // "ask = turns": what a Hopper step makes of an SM. Products and exponentials by turns, or products of 8 bits; what fits into
@@ -135,14 +112,10 @@ std::vector<double> turn_truth(const Problem& p, const Cost& cost, const GpuSpec
 int predict_exercise(const std::string& answers_path, const std::string& task_path,
                      const std::string& seal) {
   const Answers task = read_answers(task_path);
-  std::string scored = answers_path;
-  Answers answers = read_answers(answers_path);
-  if (!seal.empty() && std::filesystem::exists(seal)) {
-    if (read_text(seal) != read_text(answers_path))
-      fmt::print("{} has changed since it was sealed; what was sealed is scored\n", answers_path);
-    scored = seal;
-    answers = read_answers(seal);
-  }
+  const bool sealed = !seal.empty() && std::filesystem::exists(seal);
+  if (sealed && read_text(seal) != read_text(answers_path))
+    fmt::print("{} has changed since it was sealed; what was sealed is scored\n", answers_path);
+  const std::string scored = sealed ? seal : answers_path;
   Problem p;
   const auto integer = [&](const char* name) {
     return static_cast<int64_t>(number(task, name, task_path));
@@ -184,9 +157,18 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
   if (tiles) names.push_back("tiles"), names.push_back("warp_operations");
   const bool turns = answer_to(task, "ask") == "turns";
   if (turns) names.insert(names.end(), kTurnNames.begin(), kTurnNames.end());
-  if (!all_answered(answers, names)) return 1;
+  std::vector<Question> questions;
+  for (const std::string& name : names)
+    questions.push_back(name == "bound" ? Question{name, Question::Kind::choice, {"HBM", "L2", "FP32", "tensor", "exp"}}
+                                        : Question{name, Question::Kind::number, {}});
+  const Answers written = read_answers(scored), answers = understood(written, questions, scored);
+  if (!all_answered(answers)) return 1;
 
-  if (!seal.empty() && !std::filesystem::exists(seal)) {
+  if (!seal.empty() && !sealed) {
+    if (!confirmed(answers, written)) {
+      fmt::print("nothing is sealed\n");
+      return 1;
+    }
     std::ofstream(seal, std::ios::binary) << read_text(answers_path);
     fmt::print("sealed: {:016x}\n", hash(read_text(answers_path)));
   }
@@ -245,7 +227,7 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
 
 int main(int argc, char** argv) {
   CLI::App app("checks the answers of a written exercise", "quiz");
-  std::string answers, key, task, seal, name, value;
+  std::string answers, key, task, seal;
   app.add_option("--answers", answers, "the student's file")->required();
   app.add_option("--key", key, "hashes of the right answers (a detective exercise)");
   app.add_option("--task", task, "step, problem and GPU (a prediction)");
@@ -255,8 +237,8 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     if (make_key) {
-      for (const auto& [n, v] : attn::read_answers(answers))
-        fmt::print("{} = {}\n", n, attn::hash_of_answer(n, v));
+      if (key.empty()) throw attn::InputError("--make-key: needs --key, which says what may be an answer");
+      attn::print_key(answers, key);
       return 0;
     }
     if (!key.empty()) return attn::detective(answers, key);

@@ -377,8 +377,8 @@ class Run {
       Sample sample;
       if (Status status = session.time(*timer_, sample); !status.ok()) return status;
       busy_s_ += sample.seconds;
-      s.launch_hidden &= sample.launch_hidden;
       if (i < 0) continue;
+      s.launch_hidden &= sample.launch_hidden;
       whole.push_back(sample.seconds);
       phases.resize(sample.phases.size());
       for (std::size_t n = 0; n < phases.size(); ++n) {
@@ -408,8 +408,9 @@ class Run {
       for (int i = -options_.warmup; i < options_.repeat && status.ok(); ++i) {
         Sample sample;
         status = session.time(*timer_, sample);
+        if (i < 0) continue;
+        turn.push_back(sample.seconds);
         s->launch_hidden &= sample.launch_hidden;
-        if (i >= 0) turn.push_back(sample.seconds);
       }
       if (status.ok()) {
         seconds[name].insert(seconds[name].end(), turn.begin(), turn.end());

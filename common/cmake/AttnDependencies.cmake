@@ -32,6 +32,22 @@ include(Catch)
 find_package(benchmark QUIET)
 attn_fetch(benchmark::benchmark benchmark https://github.com/google/benchmark.git v1.8.3)
 
+# Markdown to HTML, for the work log of a page. Debian's packages have no CMake files.
+find_path(ATTN_MD4C_INCLUDE md4c-html.h)
+find_library(ATTN_MD4C_HTML md4c-html)
+find_library(ATTN_MD4C md4c)
+mark_as_advanced(ATTN_MD4C_INCLUDE ATTN_MD4C_HTML ATTN_MD4C)
+if(ATTN_MD4C_INCLUDE AND ATTN_MD4C_HTML AND ATTN_MD4C)
+  add_library(md4c-html INTERFACE)
+  target_include_directories(md4c-html INTERFACE ${ATTN_MD4C_INCLUDE})
+  target_link_libraries(md4c-html INTERFACE ${ATTN_MD4C_HTML} ${ATTN_MD4C})
+else()
+  enable_language(C)
+  set(BUILD_SHARED_LIBS OFF CACHE BOOL "fetched libraries")
+  attn_fetch(md4c-html md4c https://github.com/mity/md4c.git release-0.5.2)
+  target_include_directories(md4c-html INTERFACE ${MD4C_SOURCE_DIR}/src)
+endif()
+
 # Boost.Context is compiled code; it is linked statically, so that a program built on one machine
 # runs on another.
 set(Boost_USE_STATIC_LIBS ON)

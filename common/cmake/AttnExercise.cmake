@@ -2,25 +2,67 @@
 
 # Where the students' files are; grade.sh puts a submission there. Empty: exercises/student of a chapter.
 set(ATTN_STUDENT_DIR "" CACHE PATH "folder of the students' files")
+find_program(ATTN_BASH bash)
+mark_as_advanced(ATTN_BASH)
 
-# attn_exercise_source(<out> <step file> <exercise> <variant> <inc or ""> <judge or "">): writes <out>: the
-# step in a namespace of its own, with the region replaced by an #include of <inc> (kept if empty), and
-# <judge> included at the end of the namespace; a judge may count with warp_access.h. A copy has no more
-# kernels than the cases of exercise.cpp and exercise_speed.cpp run: of 16 bits bf16 alone, head dims up to 64.
-function(attn_exercise_source out step_file exercise variant inc judge)
-  file(READ ${step_file} text)
-  get_filename_component(step ${step_file} NAME_WE)
+# attn_region(<out before> <out after> <text> <exercise>): <text> up to the marker //! [ex01a], and from behind the
+# second one on. <out before> is empty where there is no such pair.
+function(attn_region out_before out_after text exercise)
   set(marker "//! [${exercise}]")
+  string(LENGTH "${marker}" length)
   string(FIND "${text}" "${marker}" begin)
   string(FIND "${text}" "${marker}" end REVERSE)
-  if(begin EQUAL -1 OR begin EQUAL end)
-    message(FATAL_ERROR "${step_file}: needs a pair of ${marker}")
+  set(before)
+  set(after)
+  if(NOT begin EQUAL end)
+    string(SUBSTRING "${text}" 0 ${begin} before)
+    math(EXPR end "${end} + ${length}")
+    string(SUBSTRING "${text}" ${end} -1 after)
+  endif()
+  set(${out_before} "${before}" PARENT_SCOPE)
+  set(${out_after} "${after}" PARENT_SCOPE)
+endfunction()
+
+# attn_shipped_regions(<inout text> <folder of exercises> <exercise>): in the edition for students the region of
+# an exercise is an #include of the student's file. A step with two of them is right in the region of the one that is
+# not built: student_edition.cmake left it in exercises/ex03c.region, in hexadecimal, so that nobody reads it by accident.
+function(attn_shipped_regions inout folder exercise)
+  set(text "${${inout}}")
+  file(GLOB regions ${folder}/*.region)
+  foreach(file ${regions})
+    get_filename_component(other ${file} NAME_WE)
+    attn_region(before after "${text}" ${other})
+    if(NOT before OR other STREQUAL exercise)
+      continue()
+    endif()
+    file(READ ${file} digits)
+    string(REGEX MATCHALL "[0-9a-f][0-9a-f]" bytes "${digits}")
+    set(region)
+    foreach(byte ${bytes})
+      math(EXPR code "0x${byte}")
+      string(ASCII ${code} character)
+      string(APPEND region "${character}")
+    endforeach()
+    set(text "${before}//! [${other}]${region}//! [${other}]${after}")
+  endforeach()
+  set(${inout} "${text}" PARENT_SCOPE)
+endfunction()
+
+# attn_exercise_source(<out> <step file> <exercise> <variant> <inc or ""> <probe or "">): writes <out>: the
+# step in a namespace of its own, with the region replaced by an #include of <inc> (kept if empty), and <probe>
+# included at the end of the namespace. The headers that exercise_filter.sh lets a student include are there
+# already, since a region may be inside a function. A copy has no more kernels than the cases of exercise.cpp and
+# exercise_speed.cpp run: of 16 bits bf16 alone, head dims up to 64.
+function(attn_exercise_source out step_file exercise variant inc probe)
+  file(READ ${step_file} text)
+  get_filename_component(step ${step_file} NAME_WE)
+  get_filename_component(folder ${step_file} DIRECTORY)
+  attn_shipped_regions(text ${folder}/exercises ${exercise})
+  attn_region(before rest "${text}" ${exercise})
+  if(NOT before)
+    message(FATAL_ERROR "${step_file}: needs a pair of //! [${exercise}]")
   endif()
   if(inc)
-    string(LENGTH "${marker}" length)
-    math(EXPR after "${end} + ${length}")
-    string(SUBSTRING "${text}" 0 ${begin} before)
-    string(SUBSTRING "${text}" ${after} -1 rest)
     set(text "${before}\n#include \"${inc}\"\n${rest}")
   endif()
   string(REPLACE "ATTN_BACKEND::${step}" "ATTN_BACKEND::${step}_${variant}" text "${text}")
@@ -35,50 +77,80 @@ Status dispatch_bf16(DType dtype, Body body) {
 }
 " text "${text}")
   endif()
-  if(judge)
-    string(REPLACE "}  // namespace ATTN_BACKEND::${step}_${variant}"
-           "#include \"${judge}\"\n}  // namespace ATTN_BACKEND::${step}_${variant}" text "${text}")
-    string(PREPEND text "#include <optional>\n#include <string>\n#include <vector>\n"
-           "#include \"emulator/warp_access.h\"\n")
+  if(probe)
+    string(REPLACE "}  // namespace ATTN_BACKEND::${step}_${variant}" "#ifdef ATTN_EMULATED
+namespace probed {
+#include \"${probe}\"
+}
+#endif
+}  // namespace ATTN_BACKEND::${step}_${variant}" text "${text}")
+    string(PREPEND text "#include <stdexcept>\n#include <vector>\n")
   endif()
+  foreach(header utility type_traits numeric limits cstdint cmath climits cfloat array algorithm)
+    string(PREPEND text "#include <${header}>\n")
+  endforeach()
   file(CONFIGURE OUTPUT ${out} CONTENT "${text}" @ONLY)
 endfunction()
 
-# attn_exercise_table(<out> <exercise> <kind> <step> <page> <judge> <gpu> <variant> ...)
-function(attn_exercise_table out exercise kind step page judge gpu)
+# attn_exercise_table(<out> <step> <probe> <gpu> <variant> ...): the versions that a program holds.
+function(attn_exercise_table out step probe gpu)
   set(declarations)
   set(rows)
   foreach(variant ${ARGN})
     set(space ${step}_${variant})
     string(APPEND declarations
       "namespace emulated::${space} {\nattn::Status launch(const attn::Arguments&);\n"
-      "std::optional<std::string> judge();\n}\n"
+      "namespace probed {\nstd::vector<float> probe();\n}\n}\n"
       "namespace gpu::${space} {\nattn::Status launch(const attn::Arguments&);\n}\n")
     set(gpu_launch nullptr)
     if(gpu)
       set(gpu_launch gpu::${space}::launch)
     endif()
-    set(judge_function nullptr)
-    if(judge)
-      set(judge_function emulated::${space}::judge)
+    set(probe_function nullptr)
+    if(probe)
+      set(probe_function emulated::${space}::probed::probe)
     endif()
     string(APPEND rows
-      "      {\"${variant}\", {${gpu_launch}, emulated::${space}::launch}, ${judge_function}},\n")
+      "      {\"${variant}\", {${gpu_launch}, emulated::${space}::launch}, ${probe_function}},\n")
   endforeach()
   file(CONFIGURE OUTPUT ${out} CONTENT "// Generated by AttnExercise.cmake.
-#include \"attn/exercise.h\"
+#include \"attn/exercise_child.h\"
 
 ${declarations}
-const attn::Exercise& attn::exercise() {
-  static const Exercise e{\"${exercise}\", \"${kind}\", \"${step}\", \"${page}\", {
-${rows}  }};
-  return e;
+const std::vector<attn::Variant>& attn::variants() {
+  static const std::vector<Variant> all{
+${rows}  };
+  return all;
 }
 " @ONLY)
 endfunction()
 
+# attn_exercise_judge(<out> <exercise> <kind> <step> <judge or "">): what judge_01_naive knows of an exercise.
+function(attn_exercise_judge out exercise kind step judge)
+  set(code)
+  set(function nullptr)
+  if(judge)
+    set(function judge)
+    set(code "#include \"attn/exercise_numbers.h\"
+#include \"emulator/warp_access.h\"
+
+namespace {
+using namespace attn;
+#include \"${judge}\"
+}
+")
+  endif()
+  file(CONFIGURE OUTPUT ${out} CONTENT "// Generated by AttnExercise.cmake.
+#include \"attn/exercise.h\"
+${code}
+[[maybe_unused]] static const bool added =
+    attn::add_exercise({\"${exercise}\", \"${kind}\", \"${step}\", ${function}});
+" @ONLY)
+endfunction()
+
 # attn_add_exercise(<chapter> <letter> KIND <fill|index|bughunt> STEP <step>), after attn_add_chapter.
-# Files in exercises/: <letter>.md, <letter>.stub.inc, <letter>.mutant.*.inc, optionally <letter>.judge.inc.
+# Files in exercises/: <letter>.md, <letter>.stub.inc, <letter>.mutant.*.inc, optionally <letter>.probe.inc and
+# <letter>.judge.inc.
 #
 #   ex01a        builds and runs the student's file, exercises/student/ex01a.inc
 #   ex01a-hint   the next hint
@@ -91,7 +163,6 @@ function(attn_add_exercise chapter letter)
   set(folder ${CMAKE_CURRENT_SOURCE_DIR}/exercises)
   set(work ${CMAKE_CURRENT_BINARY_DIR}/exercises/${exercise})
   set(step_file ${CMAKE_CURRENT_SOURCE_DIR}/${arg_STEP}.cu)
-  set(page ${folder}/${letter}.md)
   set(student ${folder}/student/${exercise}.inc)
   if(ATTN_STUDENT_DIR)
     set(student ${ATTN_STUDENT_DIR}/${exercise}.inc)
@@ -99,23 +170,37 @@ function(attn_add_exercise chapter letter)
   if(NOT EXISTS ${student})
     configure_file(${folder}/${letter}.stub.inc ${student} COPYONLY)
   endif()
+  set(probe)
   set(judge)
   if(EXISTS ${folder}/${letter}.judge.inc)
+    set(probe ${folder}/${letter}.probe.inc)
     set(judge ${folder}/${letter}.judge.inc)
   endif()
   file(GLOB mutants CONFIGURE_DEPENDS ${folder}/${letter}.mutant.*.inc)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${step_file})
 
-  # The student's program: both back ends.
-  attn_exercise_source(${work}/${exercise}_student.cu ${step_file} ${exercise} student ${student} "${judge}")
-  attn_exercise_table(${work}/student_table.cpp ${exercise} ${arg_KIND} ${arg_STEP} ${page}
-                      "${judge}" ${ATTN_HAVE_CUDA} student)
+  attn_exercise_judge(${work}/judge.cpp ${exercise} ${arg_KIND} ${arg_STEP} "${judge}")
+  attn_judge_program(${chapter} ${work}/judge.cpp)
+
+  # The student's program: both back ends. The filter reads the text before it is compiled, and what the object
+  # calls before it is linked.
+  attn_exercise_source(${work}/${exercise}_student.cu ${step_file} ${exercise} student ${student} "${probe}")
+  attn_exercise_table(${work}/student_table.cpp ${arg_STEP} "${probe}" ${ATTN_HAVE_CUDA} student)
   attn_add_kernels(${exercise}_student_kernels ${${chapter}_HOPPER} FILES ${work}/${exercise}_student.cu)
-  attn_exercise_program(${exercise}_student ${chapter} ${work}/student_table.cpp
-                        ${exercise}_student_kernels "${${exercise}_student_kernels_OBJECTS}")
-  set(state --state ${work}/hints)
-  add_custom_target(${exercise} COMMAND ${exercise}_student ${state} USES_TERMINAL VERBATIM)
-  add_custom_target(${exercise}-hint COMMAND ${exercise}_student --hint ${state} USES_TERMINAL VERBATIM)
+  set(filter ${ATTN_BASH} ${PROJECT_SOURCE_DIR}/common/scripts/exercise_filter.sh)
+  add_custom_command(OUTPUT ${work}/filtered COMMAND ${filter} text ${exercise} ${student}
+    COMMAND ${CMAKE_COMMAND} -E touch ${work}/filtered
+    DEPENDS ${student} ${PROJECT_SOURCE_DIR}/common/scripts/exercise_filter.sh
+    COMMENT "Reading ${exercise}.inc" VERBATIM)
+  set_property(SOURCE ${CMAKE_CURRENT_BINARY_DIR}/emulated/${exercise}_student.cpp ${work}/${exercise}_student.cu
+    APPEND PROPERTY OBJECT_DEPENDS ${work}/filtered)
+  attn_child_program(${exercise}_student ${work}/student_table.cpp "${${exercise}_student_kernels_OBJECTS}")
+  add_custom_command(TARGET ${exercise}_student PRE_LINK
+    COMMAND ${filter} object ${exercise} $<TARGET_OBJECTS:${exercise}_student_kernels_emulated>
+    COMMAND_EXPAND_LISTS VERBATIM)
+  add_custom_target(${exercise} COMMAND judge_${chapter} ${exercise} --speed
+    DEPENDS ${exercise}_student USES_TERMINAL VERBATIM)
+  attn_hint_target(${exercise} ${folder}/${letter}.md ${work})
   # The student's text in the place of the region, beside the shipped file.
   file(MAKE_DIRECTORY ${work}/diff)
   add_custom_target(${exercise}-diff
@@ -127,34 +212,32 @@ function(attn_add_exercise chapter letter)
 
   # A student edition has no wrong answers planted, and the shipped step *is* the student's.
   if(NOT mutants)
-    add_test(NAME "${exercise}: student" COMMAND ${exercise}_student)
+    add_test(NAME "${exercise}: student" COMMAND judge_${chapter} ${exercise})
     set_tests_properties("${exercise}: student" PROPERTIES LABELS "exercise" TIMEOUT 300)
     return()
   endif()
 
   # The checked versions: one program and one compilation for all of them, emulated.
   set(variants solution stub)
-  attn_exercise_source(${work}/solution.cu ${step_file} ${exercise} solution "" "${judge}")
+  attn_exercise_source(${work}/solution.cu ${step_file} ${exercise} solution "" "${probe}")
   attn_exercise_source(${work}/stub.cu ${step_file} ${exercise} stub ${folder}/${letter}.stub.inc
-                       "${judge}")
+                       "${probe}")
   set(all "#include \"${work}/solution.cu\"\n#include \"${work}/stub.cu\"\n")
   foreach(mutant ${mutants})
     get_filename_component(name ${mutant} NAME)
     string(REGEX REPLACE "^${letter}\\.mutant\\.(.*)\\.inc$" "\\1" name ${name})
     list(APPEND variants ${name})
-    attn_exercise_source(${work}/${name}.cu ${step_file} ${exercise} ${name} ${mutant} "${judge}")
+    attn_exercise_source(${work}/${name}.cu ${step_file} ${exercise} ${name} ${mutant} "${probe}")
     string(APPEND all "#include \"${work}/${name}.cu\"\n")
   endforeach()
   file(CONFIGURE OUTPUT ${work}/variants.cpp CONTENT "${all}" @ONLY)
-  attn_exercise_table(${work}/variants_table.cpp ${exercise} ${arg_KIND} ${arg_STEP} ${page}
-                      "${judge}" 0 ${variants})
+  attn_exercise_table(${work}/variants_table.cpp ${arg_STEP} "${probe}" 0 ${variants})
   add_library(${exercise}_variants OBJECT ${work}/variants.cpp)
   target_compile_definitions(${exercise}_variants PRIVATE ATTN_EMULATED)
   target_compile_options(${exercise}_variants PRIVATE
     $<$<NOT:$<CONFIG:Debug>>:-O2> -fno-strict-aliasing -Wno-unknown-pragmas -Wno-unused)
   target_link_libraries(${exercise}_variants PRIVATE attn)
-  attn_exercise_program(check_${exercise} ${chapter} ${work}/variants_table.cpp ${exercise}_variants
-                        "$<TARGET_OBJECTS:${exercise}_variants>")
+  attn_child_program(check_${exercise} ${work}/variants_table.cpp "$<TARGET_OBJECTS:${exercise}_variants>")
   foreach(variant ${variants})
     set(label mutant)
     set(status 1)
@@ -163,21 +246,43 @@ function(attn_add_exercise chapter letter)
       set(status 0)
     endif()
     add_test(NAME "${exercise}: ${variant}" COMMAND ${CMAKE_COMMAND}
-      "-DPROGRAM=$<TARGET_FILE:check_${exercise}>;--variant;${variant}" -DSTATUS=${status}
-      -P ${PROJECT_SOURCE_DIR}/common/cmake/expect_exit.cmake)
+      "-DPROGRAM=$<TARGET_FILE:judge_${chapter}>;${exercise};--program;$<TARGET_FILE:check_${exercise}>;--variant;${variant}"
+      -DSTATUS=${status} -P ${PROJECT_SOURCE_DIR}/common/cmake/expect_exit.cmake)
     set_tests_properties("${exercise}: ${variant}" PROPERTIES LABELS "exercise;${label}" TIMEOUT 300)
   endforeach()
 endfunction()
 
-function(attn_exercise_program name chapter table kernels objects)
-  if(NOT TARGET attn_exercise)  # main() and what it calls, compiled once for all exercises
-    set(common ${PROJECT_SOURCE_DIR}/common/attn)
-    add_library(attn_exercise OBJECT ${common}/exercise_main.cpp ${common}/exercise.cpp
-                                     ${common}/exercise_speed.cpp)
-    target_link_libraries(attn_exercise PRIVATE attn attn_warnings CLI11::CLI11)
+# attn_judge_program(<chapter> <exercise's judge.cpp>): judge_01_naive, with one exercise more.
+function(attn_judge_program chapter judge)
+  set(attn ${PROJECT_SOURCE_DIR}/common/attn)
+  if(NOT TARGET attn_judge)  # main() and what it calls, compiled once for all chapters
+    add_library(attn_judge OBJECT ${attn}/exercise_main.cpp ${attn}/exercise.cpp ${attn}/exercise_speed.cpp
+                                  ${attn}/exercise_pipe.cpp)
+    target_link_libraries(attn_judge PRIVATE attn attn_warnings CLI11::CLI11)
   endif()
-  add_executable(${name} $<TARGET_OBJECTS:attn_exercise> ${table} ${objects} ${${chapter}_ALL_OBJECTS})
-  target_link_libraries(${name} PRIVATE attn attn_warnings CLI11::CLI11)
+  if(NOT TARGET judge_${chapter})
+    add_executable(judge_${chapter} $<TARGET_OBJECTS:attn_judge> ${${chapter}_ALL_OBJECTS})
+    target_link_libraries(judge_${chapter} PRIVATE attn attn_warnings CLI11::CLI11)
+  endif()
+  target_sources(judge_${chapter} PRIVATE ${judge})
+endfunction()
+
+# attn_child_program(<name> <table> <objects>): kernels of an exercise, and nothing of the chapter.
+function(attn_child_program name table objects)
+  set(attn ${PROJECT_SOURCE_DIR}/common/attn)
+  if(NOT TARGET attn_child)
+    add_library(attn_child OBJECT ${attn}/exercise_child.cpp ${attn}/exercise_pipe.cpp)
+    target_link_libraries(attn_child PRIVATE attn attn_warnings)
+  endif()
+  add_executable(${name} $<TARGET_OBJECTS:attn_child> ${table} ${objects})
+  target_link_libraries(${name} PRIVATE attn attn_warnings)
+endfunction()
+
+# attn_hint_target(<exercise> <page> <folder>): the target ex01a-hint; the folder remembers how many were shown.
+function(attn_hint_target exercise page folder)
+  add_custom_target(${exercise}-hint
+    COMMAND ${CMAKE_COMMAND} -DPAGE=${page} -DSTATE=${folder}/hints
+            -P ${PROJECT_SOURCE_DIR}/common/cmake/next_hint.cmake USES_TERMINAL VERBATIM)
 endfunction()
 
 # attn_add_quiz(<chapter> <letter> KIND <detective|predict>): a written exercise. Files in exercises/:
@@ -198,7 +303,8 @@ function(attn_add_quiz chapter letter)
     configure_file(${folder}/${letter}.stub.txt ${student} COPYONLY)
   endif()
   if(NOT TARGET attn_quiz)  # one for all chapters
-    add_library(attn_quiz OBJECT ${PROJECT_SOURCE_DIR}/common/attn/quiz_main.cpp)
+    add_library(attn_quiz OBJECT ${PROJECT_SOURCE_DIR}/common/attn/quiz_main.cpp
+                                 ${PROJECT_SOURCE_DIR}/common/attn/quiz_answers.cpp)
     target_link_libraries(attn_quiz PRIVATE attn attn_warnings CLI11::CLI11)
   endif()
   if(NOT TARGET quiz_${chapter})
@@ -214,9 +320,7 @@ function(attn_add_quiz chapter letter)
   endif()
   add_custom_target(${exercise} COMMAND quiz_${chapter} --answers ${student} ${judge} ${seal}
                     USES_TERMINAL VERBATIM)
-  add_custom_target(${exercise}-hint
-    COMMAND ${CMAKE_COMMAND} -DPAGE=${folder}/${letter}.md -DSTATE=${work}/hints
-            -P ${PROJECT_SOURCE_DIR}/common/cmake/next_hint.cmake USES_TERMINAL VERBATIM)
+  attn_hint_target(${exercise} ${folder}/${letter}.md ${work})
   file(GLOB versions CONFIGURE_DEPENDS ${folder}/${letter}.solution.txt ${folder}/${letter}.stub.txt
        ${folder}/${letter}.mutant.*.txt)
   foreach(file ${versions})

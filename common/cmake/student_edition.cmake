@@ -4,7 +4,8 @@
 #
 # OUT must not exist or be empty. In every step the region of an exercise becomes an #include of the
 # student's file, exercises/student/ex01a.inc, which begins as the stub: solving an exercise mends the
-# chapter. Build folders stay behind.
+# chapter. Where a step has two exercises, each is built beside the right version of the other, which lies in
+# exercises/ex03b.region in hexadecimal (AttnExercise.cmake). Build folders stay behind.
 cmake_minimum_required(VERSION 3.22)
 get_filename_component(root ${CMAKE_CURRENT_LIST_DIR}/../.. ABSOLUTE)
 math(EXPR last "${CMAKE_ARGC} - 1")
@@ -25,6 +26,7 @@ foreach(top ${tops})
   if(NOT name STREQUAL build AND NOT name MATCHES "^\\.")
     file(COPY ${top} DESTINATION ${out}
          PATTERN student EXCLUDE
+         PATTERN "*.region" EXCLUDE
          PATTERN "*.mutant.*" EXCLUDE
          PATTERN "*.solution.*" EXCLUDE)
   endif()
@@ -60,6 +62,15 @@ foreach(chapter ${chapters})
       math(EXPR after "${begin} + ${length}")
       string(SUBSTRING "${text}" 0 ${after} before)
       string(SUBSTRING "${text}" ${end} -1 rest)
+      string(REGEX MATCHALL "//! \\[ex[0-9]+[a-z]\\]" others "${text}")
+      list(REMOVE_DUPLICATES others)
+      list(LENGTH others count)
+      if(count GREATER 1)
+        math(EXPR size "${end} - ${after}")
+        string(SUBSTRING "${text}" ${after} ${size} region)
+        string(HEX "${region}" region)
+        file(WRITE ${chapter}/exercises/${exercise}.region "${region}\n")
+      endif()
       file(WRITE ${step} "${before}\n#include \"exercises/student/${exercise}.inc\"\n${rest}")
     endforeach()
   endforeach()

@@ -277,7 +277,7 @@ int run(int argc, const char* const* argv) {
   CLI::Option* page_files =
       page_command->add_option("RESULTS", files, "results of chapter programs");
   page_command->add_option("--profile", profiles, "profiles of steps in these results");
-  page_command->add_option("--log", log, "the work log, as text or Markdown");
+  page_command->add_option("--log", log, "the work log, in Markdown");
   page_command->add_option("--name", student, "whose page it is");
   page_command->add_option("-o,--output", output, "the HTML file; stdout if not given");
   page_command

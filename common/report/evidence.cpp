@@ -278,6 +278,39 @@ std::string state_of(const fs::path& folder, const std::vector<std::string>& fil
   return text + ".";
 }
 
+std::string state_table(const fs::path& folder, fs::path root) {
+  if (!fs::exists(folder / "manifest.txt")) throw NotMeasured(fmt::format("{}: no manifest yet", folder.string()));
+  if (root.empty()) root = root_of(folder);
+  const Manifest m = read_manifest(folder);
+  const Keys now = kernel_keys(root);
+  struct Row {
+    std::size_t files = 0;
+    std::set<std::string> changed;
+    std::set<int> methods;
+  };
+  std::map<std::pair<std::string, std::string>, Row> rows;  // chapter, part
+  for (const auto& [name, f] : m.files) {
+    if (f.part == "tried") continue;
+    Row& row = rows[{f.chapter, f.part}];
+    ++row.files;
+    for (const std::string& step : changed_steps(f, now)) row.changed.insert(code(step));
+    if (f.timing_method != 0) row.methods.insert(f.timing_method);
+  }
+  Grid grid;
+  for (const auto& [unit, row] : rows) {
+    grid.add_row();
+    grid.add("chapter", "chapter", unit.first);
+    grid.add("part", "part", unit.second);
+    grid.add("files", "files", std::to_string(row.files));
+    grid.add("changed", "changed since", row.changed.empty() ? "nothing" : fmt::format("{}", fmt::join(row.changed, ", ")));
+    grid.add("method", "method of timing", row.methods.empty() ? "no times" : fmt::format("{}", fmt::join(row.methods, ", ")));
+  }
+  std::string text = grid.markdown();
+  for (const auto& [step, reason] : m.unverified)
+    text += fmt::format("\n{}: not measured again: {}.\n", code(step), reason);
+  return text;
+}
+
 std::vector<std::string> stalest_first(const fs::path& folder, const fs::path& root, const std::vector<std::string>& units,
                                        bool all) {
   Manifest m;

@@ -46,6 +46,9 @@ std::string evidence_summary(const std::filesystem::path& folder, const std::fil
 std::string state_of(const std::filesystem::path& folder, const std::vector<std::string>& files,
                      std::filesystem::path root = {});
 
+/// A Markdown table of the same: a chapter and part, the steps that have changed since, the method of timing.
+std::string state_table(const std::filesystem::path& folder, std::filesystem::path root = {});
+
 /// "PART CHAPTER" in the order in which they should be measured: never passed, changed since, older method; those that
 /// are as they should be come last if `all`, else not at all. `units` are all that there are.
 std::vector<std::string> stalest_first(const std::filesystem::path& folder, const std::filesystem::path& root,

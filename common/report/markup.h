@@ -7,9 +7,9 @@
 
 namespace attn::report {
 
-/// `text` with <, >, &, quotes as entities. Bytes that are no UTF-8, and control characters but
-/// line breaks and tabs, become U+FFFD: a browser and an XML parser take the rest as it is.
-inline std::string escaped(std::string_view text) {
+/// `text` with U+FFFD for bytes that are no UTF-8 and for control characters but line breaks and tabs: a browser and an
+/// XML parser take the rest as it is.
+inline std::string well_formed(std::string_view text) {
   std::string out;
   for (std::size_t i = 0; i < text.size();) {
     const auto byte = [&](std::size_t n) {
@@ -34,16 +34,23 @@ inline std::string escaped(std::string_view text) {
       ++i;
       continue;
     }
-    switch (first) {
+    out += text.substr(i, length);
+    i += length;
+  }
+  return out;
+}
+
+/// The same with <, >, &, quotes as entities.
+inline std::string escaped(std::string_view text) {
+  std::string out;
+  for (const char c : well_formed(text)) switch (c) {
       case '<': out += "&lt;"; break;
       case '>': out += "&gt;"; break;
       case '&': out += "&amp;"; break;
       case '"': out += "&quot;"; break;
       case '\'': out += "&#39;"; break;
-      default: out += text.substr(i, length);
+      default: out += c;
     }
-    i += length;
-  }
   return out;
 }
 

@@ -7,6 +7,7 @@
 #include "attn/error.h"
 #include "report/diff.h"
 #include "report/json_object.h"
+#include "report/markdown.h"
 #include "report/markup.h"
 #include "report/roofline_svg.h"
 #include "report/sha256.h"
@@ -43,8 +44,9 @@ td.n { text-align: right; white-space: nowrap;
        font-variant-numeric: tabular-nums; }
 .soft { color: var(--soft); } .good { color: var(--good); font-weight: 600; }
 .bad { color: var(--bad); font-weight: 600; } .warn { color: var(--warn); font-weight: 600; }
-.log { white-space: pre-wrap; overflow-wrap: anywhere;
-       border-left: 3px solid var(--line); padding-left: 1rem; }
+.log { overflow-wrap: anywhere; border-left: 3px solid var(--line); padding-left: 1rem; }
+.log pre { overflow-x: auto; background: var(--head); padding: .5rem .8rem; }
+.log blockquote { border-left: 3px solid var(--line); margin-left: 0; padding-left: 1rem; }
 .scroll { overflow-x: auto; }
 .answer { border: 1px dashed var(--line); min-height: 3.5rem; margin: .3rem 0 1rem; }
 svg { max-width: 100%; height: auto; } code { font-size: .92em; overflow-wrap: anywhere; }
@@ -150,7 +152,7 @@ std::string correctness(const ResultFile& r) {
               ? cell("-")
               : cell(fmt::format("{}: {} of {}, {} rows", v->pass ? "pass" : "FAIL",
                                  text(v->worst_row_error), text(v->bound), v->rows_checked),
-                     v->pass ? "" : "bad"));
+                     v->pass ? "good" : "bad"));
     }
     cells.push_back(cell(s.reason));
     rows += row(cells);
@@ -264,7 +266,7 @@ std::string comparisons(const PageInput& in) {
 }
 
 std::string work_log(const PageInput& in) {
-  if (in.log) return fmt::format("<div class=\"log\">{}</div>\n", escaped(*in.log));
+  if (in.log) return fmt::format("<div class=\"log\">\n{}</div>\n", markdown(*in.log, 3));
   std::string out =
       "<p class=\"soft\">No log was given. Answer these questions in a text file and write the "
       "page "

@@ -14,7 +14,7 @@ namespace attn::report {
 struct PageInput {
   std::vector<ResultFile> results;
   std::vector<Profile> profiles;   ///< bring counters to the comparisons
-  std::optional<std::string> log;  ///< the work log as it was written; else its questions are shown
+  std::optional<std::string> log;  ///< the work log in Markdown; else its questions are shown
   std::string name;                ///< whose page it is
 };
 

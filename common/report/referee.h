@@ -17,7 +17,7 @@ struct Required {
   double roof_s = 0;       ///< no GPU of this kind is faster; 0: not known
 };
 
-/// Reads `speed` of the file that an exercise's program writes with --result. Throws InputError.
+/// Reads `speed` of the file that the judge of an exercise writes with --result. Throws InputError.
 Required read_required(const std::filesystem::path&);
 
 /// Why the launch cannot have computed its outputs from its inputs; nothing if all is well. A counter that

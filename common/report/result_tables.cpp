@@ -3,8 +3,10 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "attn/operation.h"
+#include "attn/roofline.h"
 #include "report/table_kinds.h"
 #include "report/table_text.h"
 
@@ -52,11 +54,28 @@ std::string share_of_copy(const json& step, const json& roofs) {
   return copy > 0 ? fmt::format("{:.1f}", 100 * bytes_per_s(step) / copy) : "n/a";
 }
 
+// "\nAbove 100 % of the tensor roof: the clock: ..." for each roof that some share is above of.
+class AboveRoof {
+ public:
+  void add(double share, const std::string& binding) {
+    if (share > 1) bindings_.insert(binding);
+  }
+  std::string text() const {
+    std::string text;
+    for (const std::string& b : bindings_) text += fmt::format("\nAbove 100 % of the {} roof: {}.\n", b, above_roof(b));
+    return text;
+  }
+
+ private:
+  std::set<std::string> bindings_;
+};
+
 }  // namespace
 
 std::string steps_table(const fs::path& path) {
   const json j = read_json(path);
   Grid grid;
+  AboveRoof above;
   int count = 0;
   bool bytes = false;
   for (const json& s : j.at("steps")) {
@@ -72,20 +91,22 @@ std::string steps_table(const fs::path& path) {
       grid.add("share", "% of copy", share_of_copy(s, j.at("roofs")));
     } else {
       grid.add("rate", "TFLOP/s", rate(s.at("flop_per_s").get<double>()));
+      above.add(s.at("share_of_roof").get<double>(), s.at("binding").get<std::string>());
       grid.add("share", "% of roof",
                fmt::format("{:.1f} {}", 100 * s.at("share_of_roof").get<double>(),
                            s.at("binding").get<std::string>()));
     }
     grid.add("bytes", "modelled GB", gigabytes(s.at("modelled_bytes").get<double>()));
   }
-  return fmt::format("{}, {}: {}, medians of {} launches; {}.{}\n\n{}", device_of(j), operation_of(j),
+  return fmt::format("{}, {}: {}, medians of {} launches; {}.{}\n\n{}{}", device_of(j), operation_of(j),
                      problem_text(j.at("problem"), operation_of(j)), count, roofs_text(j.at("roofs")),
-                     bytes ? " GB/s: modelled bytes over time." : "", grid.markdown());
+                     bytes ? " GB/s: modelled bytes over time." : "", grid.markdown(), above.text());
 }
 
 std::string phases_table(const fs::path& path) {
   const json j = read_json(path);
   Grid grid;
+  AboveRoof above;
   for (const json& s : j.at("steps"))
     for (const json& p : s.at("phases")) {
       if (p.at("time").is_null()) continue;
@@ -96,11 +117,12 @@ std::string phases_table(const fs::path& path) {
       grid.add("phase", "phase", p.at("name").get<std::string>());
       grid.add("measured", "measured ms", milliseconds(measured));
       grid.add("predicted", "predicted ms", milliseconds(predicted));
+      above.add(predicted / measured, p.at("binding").get<std::string>());
       grid.add("share", "% of roof",
                fmt::format("{:.1f} {}", 100 * predicted / measured, p.at("binding").get<std::string>()));
     }
-  return fmt::format("{}, {}: {}.\n\n{}", device_of(j), operation_of(j),
-                     problem_text(j.at("problem"), operation_of(j)), grid.markdown());
+  return fmt::format("{}, {}: {}.\n\n{}{}", device_of(j), operation_of(j),
+                     problem_text(j.at("problem"), operation_of(j)), grid.markdown(), above.text());
 }
 
 std::string lengths_table(const fs::path& folder, const Words& names) {

@@ -40,6 +40,7 @@ Words expand(const fs::path& folder, const Words& words) {
 
 std::string table(const Words& words, const fs::path& reports) {
   const std::string& kind = words.at(0);
+  if (kind == "state") return state_table(reports);
   const Words names(words.begin() + 1, words.end());
   const auto file = [&] { return reports / (names.at(0) + ".json"); };
   if (kind == "steps") return steps_table(file());
@@ -57,7 +58,8 @@ std::string table(const Words& words, const fs::path& reports) {
     return diff_table(reports, names);
   }
   throw InputError(fmt::format(
-      "table: {}: must be steps, phases, lengths, problems, memory, peers, ratios, means, counters, traffic or diff",
+      "table: {}: must be steps, phases, lengths, problems, memory, peers, ratios, means, counters, traffic, diff or "
+      "state",
       kind));
 }
 
@@ -65,6 +67,7 @@ std::string table(const Words& words, const fs::path& reports) {
 Words files_of(const Words& words, const fs::path& reports) {
   const std::string& kind = words.at(0);
   Words names(words.begin() + 1, words.end()), files;
+  if (kind == "state") return {};
   if (kind == "counters" || kind == "diff" || kind == "traffic") {
     for (const auto& entry : fs::directory_iterator(reports)) {
       const std::string name = entry.path().filename().string();
@@ -107,7 +110,8 @@ std::string fill_tables(const std::string& page, const std::string& name, const 
     out += page.substr(at, close + kClose.size() - at) + "\n";
     try {
       out += table(words, reports);
-      if (const std::string state = state_of(reports, files_of(words, reports)); !state.empty()) out += "\n" + state + "\n";
+      if (const std::string state = state_of(reports, files_of(words, reports)); !state.empty())
+        out.append("\n").append(state).append("\n");
     } catch (const NotMeasured& e) {
       out += "not measured yet\n";
       if (missing) missing->push_back(fmt::format("{}: table {}: {}", name, fmt::join(words, " "), e.what()));

@@ -20,6 +20,7 @@
 /// | counters | a chapter | a kernel of a step: what ncu counted |
 /// | traffic | one result file, its chapter, STEP,STEP | a step: bytes of L2 and HBM, modelled and counted |
 /// | diff | two exports, maybe a kernel | a counter that moved by more than 1 % |
+/// | state | all | a chapter and part: are its files of the kernels as they are? |
 ///
 /// Operations that count no arithmetic have their rate in GB/s: the bytes that the step's model counts, over time.
 /// Below each table stands the state of its files, where the folder has a manifest (evidence.h).

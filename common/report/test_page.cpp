@@ -101,6 +101,19 @@ TEST_CASE("text from elsewhere stays text") {
   CHECK(verify_page(text, "x").intact);
 }
 
+TEST_CASE("a work log is Markdown") {
+  PageInput in = input();
+  in.log = "# Week 2\r\n\r\nSectors fell, *not* the `time`.\n\n| step | ms |\n|---|---:|\n| v1 | 285 |\n\n- one\n- two\n\n"
+           "```\na < b\n```\n<b onclick=x>bold</b>\n";
+  const std::string text = page(in);
+  for (const char* part : {"<h3>Week 2</h3>", "<em>not</em> the <code>time</code>", "<th>step</th>", "<td align=\"right\">285</td>",
+                           "<li>one</li>", "a &lt; b", "&lt;b onclick=x&gt;bold&lt;/b&gt;"}) {
+    INFO(part);
+    CHECK(has(text, part));
+  }
+  CHECK(verify_page(text, "x").intact);
+}
+
 TEST_CASE("a changed page does not verify, wherever the change is") {
   PageInput in = input();
   in.log = "a log with <!-- sha256 in it\n<!-- sha256 " + std::string(64, '0') + " of all";

@@ -100,6 +100,41 @@ TEST_CASE("a table of steps on rows: rows x columns, GB/s of the model, share of
   has(reports.table("steps k"), "softmax_topk: 8 rows x 100 columns fp32 k=8, ");
 }
 
+TEST_CASE("a share above 100 % says why") {
+  Reports reports;
+  json fast = step("v2", 1e12, 2e9, 1e-3), slow = step("v1", 1e12, 2e9, 2e-3);
+  reports.write("s", run("04_flash_v2", "forward", problem("bf16", 2048), {slow, fast}));
+  CHECK(reports.table("steps s").find("Above") == std::string::npos);
+  fast["share_of_roof"] = 1.04, fast["binding"] = "tensor";
+  reports.write("s", run("04_flash_v2", "forward", problem("bf16", 2048), {slow, fast}));
+  has(reports.table("steps s"), "\nAbove 100 % of the tensor roof: the clock: ");
+  fast["binding"] = "HBM";
+  reports.write("s", run("04_flash_v2", "forward", problem("bf16", 2048), {slow, fast}));
+  has(reports.table("steps s"), "\nAbove 100 % of the HBM roof: the cache: ");
+}
+
+TEST_CASE("a mean names all lengths that it is of, and those that are missing") {
+  Reports reports;
+  json p = {{"schema", "attn-peers-1"}, {"gpu", "NVIDIA H200"}, {"torch", "2.11"}, {"cudnn", 91900}};
+  p["problems"] = json::array();
+  const auto add = [&](int64_t n, double flash, double cudnn) {
+    json ratios = json::array();
+    for (const auto& [peer, ratio] : {std::pair{"flash", flash}, {"cudnn", cudnn}})
+      if (ratio > 0)
+        ratios.push_back({{"step", "v7"}, {"peer", peer}, {"median", ratio}, {"q1", ratio}, {"q3", ratio}});
+    p["problems"].push_back({{"problem", problem("bf16", n)}, {"operation", "forward"}, {"runs", json::array()},
+                             {"peers", json::array()}, {"ratios", ratios}});
+  };
+  add(512, 2, 0.5), add(1024, 8, 0);
+  reports.write("p", p);
+  const std::string text = reports.table("means p step=v7");
+  has(text, "geometric mean over the lengths named (least and most)");
+  has_line(text, "| 128 | forward | 512, 1024 | 4.00 (2.00 .. 8.00) | 0.50 (0.50 .. 0.50) of 1 lengths |");
+  CHECK(reports.table("means p step=v7 peers=flash").find("cudnn |") == std::string::npos);
+  has(reports.refusal("means p"), "needs step=NAME");
+  has(reports.refusal("means p step=v9"), "has no such ratio");
+}
+
 TEST_CASE("tables say how many tokens a batch of several lengths has") {
   Reports reports;
   json p = problem("bf16", 2048);

@@ -3,20 +3,22 @@
 #
 #   common/scripts/grade.sh SUBMISSION [--student ID] [--out DIR]
 #
-# The student's files are copied out of the submission and built into *our* programs: nothing else of the
-# submission is run. Each kernel exercise runs under three seeds that are drawn now, on the emulator, and on
-# the GPU if there is one: outputs are poisoned, buffers guarded, inputs compared afterwards. Files that
-# reach outside their region (#include, #define, asm, static variables, files, the environment) are refused.
+# The student's files are copied out of the submission and built into programs of ours: nothing else of the
+# submission is run. A file that reaches outside its region is refused by exercise_filter.sh, here as at home. The
+# program with the student's kernel gets inputs and gives back tensors; judge_01_naive, which draws the inputs and
+# has the reference and the bounds, says right or wrong, and its exit status is the verdict. That happens three
+# times, under seeds that are drawn now, on the emulator, and on the GPU if there is one.
 #
 # A kernel exercise that is right has 60 % of its points, and on a GPU up to 40 % for speed: it is timed in turns
-# with the shipped step, on inputs that rotate, and every timed output is checked (all points up to 1.2 x the
+# with the shipped step, on inputs that rotate, and every timed output is judged (all points up to 1.2 x the
 # time of the shipped step, none from 10 x on). Without a GPU, being right is all. Where ncu is there too, the
 # counters of one launch are the referee (attn_report referee): fewer operations than needed, inputs that were not
 # read, a time below the roof or a library's kernel are no points. NCU=/path/to/ncu names an ncu.
 #
-# Writes DIR/ID.json, a line in DIR/grades.csv and DIR/ID.html; DIR defaults to build/grades. Points: 100 over
-# all exercises, alike. Student code runs as you: use a container for strangers.
-# Exit status: 0 graded (whatever the points), 2 a submission that cannot be used.
+# Writes DIR/ID.json, a line in DIR/grades.csv, DIR/ID.html, and logs to DIR/ID/; DIR defaults to build/grades.
+# Points: 100 over all exercises, alike. Several may run at once: one builds, the others wait for it. Student code
+# runs as you: use a container for strangers.
+# Exit status: 0 graded (whatever the points), 1 our own programs cannot be built, 2 a submission that cannot be used.
 set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
 usage() { echo "usage: common/scripts/grade.sh SUBMISSION [--student ID] [--out DIR]" >&2; exit 2; }
@@ -33,18 +35,24 @@ done
 [[ -n $submission ]] || usage
 [[ -d $submission ]] || { echo "grade.sh: $submission: no such folder" >&2; exit 2; }
 student=${student:-$(basename -- "$submission")}
-[[ $student =~ ^[A-Za-z0-9._-]+$ ]] || { echo "grade.sh: --student $student: letters, digits, . _ - only" >&2; exit 2; }
-mkdir -p "$out"
+[[ $student =~ ^[A-Za-z0-9_-][A-Za-z0-9._-]*$ ]] ||
+  { echo "grade.sh: --student $student: letters, digits, . _ - only, and no . first" >&2; exit 2; }
+mkdir -p "$out/$student" "$root/build/grade"
 out=$(cd -- "$out" && pwd -P)
-
-files=$root/build/grade/files
 build=$root/build/grade/build
-rm -rf "$files"
-mkdir -p "$files"
+built_from=$root/build/grade/files  # one path for all, so that nothing is configured anew; guarded by the lock
+
+# A folder of its own, and whoever grades the same name waits.
+work=$out/$student
+exec 8>"$work/lock"
+flock 8
+rm -rf "${work:?}/files" "$work/bin" "$work"/*.log "$work"/*.csv "$work"/*.json
+mkdir "$work/files" "$work/bin"
+trap 'rm -rf "$work/bin"' EXIT
 
 # ---- the exercises there are, and the student's file for each --------------------------------
-exercises=()
-declare -A chapter_of verdict points speed
+exercises=() kernels=() quizzes=() targets=()
+declare -A chapter_of verdict points speed again
 for stub in "$root"/0*/exercises/*.stub.*; do
   chapter=$(basename "$(dirname "$(dirname "$stub")")")
   name=$(basename "$stub")
@@ -52,139 +60,202 @@ for stub in "$root"/0*/exercises/*.stub.*; do
   extension=${name##*.}
   exercises+=("$exercise")
   chapter_of[$exercise]=$chapter
-  verdict[$exercise]="" points[$exercise]=0 speed[$exercise]=""
+  verdict[$exercise]="" points[$exercise]=0 speed[$exercise]="" again[$exercise]=""
   mapfile -t found < <(find "$submission" -type f -name "$exercise.$extension" | sort)
   if [[ ${#found[@]} -ne 1 ]]; then
     verdict[$exercise]=$([[ ${#found[@]} -eq 0 ]] && echo "not handed in" || echo "handed in more than once")
   elif [[ $(stat -c %s "${found[0]}") -gt 65536 ]]; then
     verdict[$exercise]="refused: larger than 64 KiB"
-  elif [[ $extension = inc ]] && reach=$(sed 's@//.*@@' "${found[0]}" | grep -nE \
-      '^[[:space:]]*#|%:|\?\?=|__asm|[^_[:alnum:]]asm[^_[:alnum:]]|(^|[^_[:alnum:]])static[[:space:]]|thread_local|extern|fopen|stream|getenv|system|printf|puts|(^|[^_[:alnum:]])(exit|_exit|_Exit|quick_exit|abort|open|write|fork|syscall|clock|clock64)[[:space:]]*\(|dlopen|mmap|std::|attn::|emulator|(^|[^_[:alnum:]])Block::|reference' |
-      grep -vE '^[0-9]+:[[:space:]]*#pragma unroll[[:space:]0-9]*$' | sed -n 1p | grep .); then
-    verdict[$exercise]="refused: line ${reach%%:*} reaches outside the exercise:${reach#*:}"
+  elif cp "${found[0]}" "$work/files/$exercise.$extension" && [[ $extension = inc ]]; then
+    kernels+=("$exercise") targets+=("${exercise}_student" "judge_$chapter")
+  else
+    quizzes+=("$exercise") targets+=("quiz_$chapter")
   fi
-  # Without a file of its own an exercise is built as its stub.
-  if [[ -z ${verdict[$exercise]} ]]; then cp "${found[0]}" "$files/$exercise.$extension"; fi
+done
+
+# ---- our programs with these files: one submission at a time -----------------------------------
+gpu=0
+command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && gpu=1
+ncu=""
+[[ $gpu -eq 0 ]] || ncu=${NCU:-$(command -v ncu || true)}
+[[ -z $ncu ]] || targets+=(attn_report)
+fail() { echo "grade.sh: $1" >&2; exit 1; }
+build_programs() {
+  rm -rf "$built_from" "$build"/bin/ex*_student
+  cp -r "$work/files" "$built_from"
+  local cuda=()
+  [[ $gpu -eq 1 ]] || cuda=(-DATTN_CUDA=OFF)
+  # shellcheck disable=SC2086  # several words
+  cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release "${cuda[@]}" ${ATTN_CMAKE_ARGS:-} \
+    -DATTN_STUDENT_DIR="$built_from" >"$work/build.log" 2>&1 || fail "the build could not be configured: $work/build.log"
+  # All at once, as far as it goes; then, for its own words, each that is missing.
+  cmake --build "$build" --target "${targets[@]}" -- -k 0 >>"$work/build.log" 2>&1 || true
+  local e program
+  for e in ${kernels[@]+"${kernels[@]}"}; do
+    [[ -x $build/bin/${e}_student ]] || cmake --build "$build" --target "${e}_student" >"$work/$e.build.log" 2>&1 || true
+  done
+  for program in "${targets[@]}"; do
+    if [[ -x $build/bin/$program ]]; then
+      ln -f "$build/bin/$program" "$work/bin/" 2>/dev/null || cp -f "$build/bin/$program" "$work/bin/"
+    elif [[ $program != *_student ]]; then
+      fail "$program could not be built: $work/build.log"
+    fi
+  done
+}
+if [[ ${#targets[@]} -gt 0 ]]; then
+  exec 9>"$root/build/grade/lock"
+  flock 9
+  build_programs 8>&-
+  flock -u 9
+fi
+
+for e in ${kernels[@]+"${kernels[@]}"}; do
+  if [[ ! -x $work/bin/${e}_student ]]; then
+    log=$work/$e.build.log
+    verdict[$e]=$(sed -n "s/^$e: refused: /refused: /p" "$log" | sed -n 1p)
+    [[ -n ${verdict[$e]} ]] ||
+      verdict[$e]="does not compile: $(grep -m1 -oE 'error: .*|undefined reference to .*' "$log" || echo "see $log")"
+  fi
+done
+
+# ---- kernels: three seeds; their judges run side by side ------------------------------------------
+# What a judge prints is its own; what the student's program prints goes to another file.
+judge() {  # EXERCISE SEED RUN OPTION...
+  "$work/bin/judge_${chapter_of[$1]}" "$1" --seed "$2" "${@:4}" >"$work/$1.$3.log" 2>"$work/$1.$3.err.log" </dev/null 8>&-
+}
+failed() {  # EXERCISE RUN: the first failure, and the command that shows it again
+  local log=$work/$1.$2.log
+  verdict[$1]="wrong: $(grep -A1 -m1 '^FAIL' "$log" | sed 's/^FAIL *//; s/^ *//' | grep -v '^again: ' | paste -sd ' ')"
+  [[ ${verdict[$1]} != "wrong: " ]] || verdict[$1]="wrong: $(tail -n 1 "$work/$1.$2.err.log")"
+  again[$1]=$(sed -n 's/^ *again: //p' "$log" | sed -n 1p)
+  points[$1]=0
+}
+new_seed() { od -An -N6 -tu8 /dev/urandom | tr -d ' '; }
+cores=$(nproc)
+declare -A process
+runs="1 2 3"
+[[ $gpu -eq 0 ]] || runs="1 2"  # the third is the one that is timed, alone
+for e in ${kernels[@]+"${kernels[@]}"}; do
+  [[ -z ${verdict[$e]} ]] || continue
+  for run in $runs; do
+    while (($(jobs -rp | wc -l) >= cores)); do sleep 0.05; done
+    judge "$e" "$(new_seed)" "$run" &
+    process[$e.$run]=$!
+  done
+done
+for e in ${kernels[@]+"${kernels[@]}"}; do
+  [[ -z ${verdict[$e]} ]] || continue
+  verdict[$e]=right points[$e]=1
+  for run in $runs; do
+    status=0
+    wait "${process[$e.$run]}" || status=$?
+    if [[ $status -ne 0 && ${verdict[$e]} = right ]]; then failed "$e" "$run"; fi
+  done
 done
 
 # The counters of one launch; prints why it is no honest one. Silent where there is no ncu.
-ncu=${NCU:-$(command -v ncu || true)}
 referee() {  # EXERCISE SEED RESULT
-  local csv=$out/$student.$1.ncu.csv metrics
+  local csv=$work/$1.ncu.csv metrics
   [[ -n $ncu ]] || return 0
-  cmake --build "$build" --target attn_report >/dev/null
   metrics=$(awk '/^[a-z]/ && $1 != "section" { printf "%s,", $1 }' "$root/common/scripts/metrics.txt")
   for op in ffma fadd fmul; do metrics+=smsp__sass_thread_inst_executed_op_${op}_pred_on.sum,; done
-  "$ncu" --profile-from-start off --csv --print-units base --print-kernel-base mangled --metrics "${metrics%,}" \
-    "$build/bin/$1_student" --profile --seed "$2" 2>/dev/null | grep '^"' >"$csv" || return 0
-  "$build/bin/attn_report" referee "$3" "$csv" --own _student | paste -sd ';' || true
+  "$ncu" --target-processes all --profile-from-start off --csv --print-units base --print-kernel-base mangled \
+    --metrics "${metrics%,}" "$work/bin/judge_${chapter_of[$1]}" "$1" --profile --seed "$2" 2>/dev/null | grep '^"' >"$csv" || return 0
+  "$work/bin/attn_report" referee "$3" "$csv" --own _student | paste -sd ';' || true
 }
-
-# ---- our programs with these files -----------------------------------------------------------
-cuda=()
-command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 || cuda=(-DATTN_CUDA=OFF)
-# shellcheck disable=SC2086  # several words
-cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release "${cuda[@]}" ${ATTN_CMAKE_ARGS:-} \
-  -DATTN_STUDENT_DIR="$files" >"$out/$student.log" 2>&1 ||
-  { echo "grade.sh: the build could not be configured: $out/$student.log" >&2; exit 1; }
-
-for exercise in "${exercises[@]}"; do
-  [[ -z ${verdict[$exercise]} ]] || continue
-  chapter=${chapter_of[$exercise]}
-  folder=$root/$chapter/exercises
-  letter=${exercise: -1}
-  if [[ -f $files/$exercise.inc ]]; then
-    if ! cmake --build "$build" --target "${exercise}_student" >"$out/$student.$exercise.log" 2>&1; then
-      verdict[$exercise]="does not compile: $(grep -m1 -oE 'error: .*' "$out/$student.$exercise.log" || echo "see the log")"
-      continue
+for e in ${kernels[@]+"${kernels[@]}"}; do
+  [[ $gpu -eq 1 && ${verdict[$e]} = right ]] || continue
+  seed=$(new_seed)
+  result=$work/$e.json
+  exec 9>"$root/build/grade/gpu.lock"  # nobody else's kernels while one is timed
+  flock 9
+  if ! judge "$e" "$seed" 3 --speed --result "$result"; then
+    failed "$e" 3
+  elif grep -q '"speed"' "$result"; then
+    objection=$(referee "$e" "$seed" "$result")
+    if [[ -n $objection ]]; then
+      verdict[$e]="rejected by the counters: $objection" points[$e]=0
+    else
+      speed[$e]=$(sed -nE 's/^ *"ratio": ([0-9.e+-]+),?$/\1/p' "$result")
+      points[$e]=$(sed -nE 's/^ *"points": ([0-9.e+-]+),?$/\1/p' "$result" | awk '{ printf "%.4f", 0.6 + 0.4 * $1 }')
+      verdict[$e]=$(awk -v r="${speed[$e]}" 'BEGIN { printf "right, %.2f x the time of the shipped step", r }')
     fi
-    verdict[$exercise]=right points[$exercise]=1
-    # The verdict is a file that the program writes when all cases have passed: an exit status can be had early.
-    result=$out/$student.$exercise.result.json
-    for _ in 1 2 3; do
-      rm -f "$result"
-      seed=$(od -An -N6 -tu8 /dev/urandom | tr -d ' ')
-      status=0
-      timeout 300 "$build/bin/${exercise}_student" --seed "$seed" --result "$result" >"$out/$student.$exercise.log" 2>&1 || status=$?
-      if [[ $status -ne 0 ]]; then
-        why=$(grep -A1 -m1 '^FAIL' "$out/$student.$exercise.log" | tail -n 1 | sed 's/^ *//; s/^FAIL *//')
-        [[ $status -ne 124 ]] || why="did not end in 300 s"
-        verdict[$exercise]="wrong: ${why:-exit status $status}" points[$exercise]=0
-        break
-      fi
-      if ! grep -q '"passed": true' "$result" 2>/dev/null || ! grep -qE "\"seed\": $seed,?\$" "$result"; then
-        verdict[$exercise]="wrong: ended before its cases were done" points[$exercise]=0
-        break
-      fi
-    done
-    if [[ ${verdict[$exercise]} = right ]] && grep -q '"speed"' "$result"; then
-      objection=$(referee "$exercise" "$seed" "$result")
-      if [[ -n $objection ]]; then
-        verdict[$exercise]="rejected by the counters: $objection" points[$exercise]=0
-      else
-        speed[$exercise]=$(sed -nE 's/^ *"ratio": ([0-9.e+-]+),?$/\1/p' "$result")
-        points[$exercise]=$(sed -nE 's/^ *"points": ([0-9.e+-]+),?$/\1/p' "$result" | awk '{ printf "%.3f", 0.6 + 0.4 * $1 }')
-        verdict[$exercise]=$(awk -v r="${speed[$exercise]}" 'BEGIN { printf "right, %.2f x the time of the shipped step", r }')
-      fi
-    fi
-  else
-    cmake --build "$build" --target "quiz_$chapter" >"$out/$student.$exercise.log" 2>&1
-    judge=(--task "$folder/$letter.task")
-    [[ -f $folder/$letter.key ]] && judge=(--key "$folder/$letter.key")
-    status=0
-    "$build/bin/quiz_$chapter" --answers "$files/$exercise.txt" "${judge[@]}" \
-      >"$out/$student.$exercise.log" 2>&1 || status=$?
-    case $status in
-      0) verdict[$exercise]=right points[$exercise]=1 ;;
-      1) verdict[$exercise]="wrong: $(tail -n 1 "$out/$student.$exercise.log")"
-         # Part of the points: "3 of 6 right" or "score 2.5 of 4".
-         points[$exercise]=$(sed -nE 's/^(score )?([0-9.]+) of ([0-9]+).*/\2 \3/p' "$out/$student.$exercise.log" |
-                             awk 'END { printf "%.3f", ($2 > 0 ? 0.9 * $1 / $2 : 0) }') ;;
-      *) verdict[$exercise]="unusable: $(tail -n 1 "$out/$student.$exercise.log")" ;;
-    esac
   fi
+  flock -u 9
 done
 
-# ---- the results -----------------------------------------------------------------------------
+# ---- answers and predictions ---------------------------------------------------------------------
+for e in ${quizzes[@]+"${quizzes[@]}"}; do
+  folder=$root/${chapter_of[$e]}/exercises letter=${e: -1} log=$work/$e.log
+  question=(--task "$folder/$letter.task")
+  [[ ! -f $folder/$letter.key ]] || question=(--key "$folder/$letter.key")
+  status=0
+  "$work/bin/quiz_${chapter_of[$e]}" --answers "$work/files/$e.txt" "${question[@]}" >"$log" 2>&1 </dev/null || status=$?
+  case $status in
+    0) verdict[$e]=right points[$e]=1 ;;
+    1) verdict[$e]="wrong: $(tail -n 1 "$log")"
+       # Part of the points: "3 of 6 right" or "score 2.5 of 4".
+       points[$e]=$(sed -nE 's/^(score )?([0-9.]+) of ([0-9]+).*/\2 \3/p' "$log" |
+                    awk 'END { printf "%.4f", ($2 > 0 ? 0.9 * $1 / $2 : 0) }') ;;
+    *) verdict[$e]="unusable: $(tail -n 1 "$log" | sed "s@$work/files/@@g")" ;;
+  esac
+done
+
+# ---- the results: points are of 100 everywhere -----------------------------------------------------
 json_text() { printf '%s' "$1" | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g'; }
-html_text() { printf '%s' "$1" | sed 's/&/\&amp;/g; s/</\&lt;/g; s/>/\&gt;/g'; }
+html_text() { printf '%s' "$1" | sed 's/&/\&amp;/g; s/</\&lt;/g; s/>/\&gt;/g; s/"/\&quot;/g'; }
 count=${#exercises[@]}
 total=$(for e in "${exercises[@]}"; do echo "${points[$e]}"; done | awk -v n="$count" '{ s += $1 } END { printf "%.1f", 100 * s / n }')
+for e in "${exercises[@]}"; do points[$e]=$(awk -v p="${points[$e]}" -v n="$count" 'BEGIN { printf "%.2f", 100 * p / n }'); done
+each=$(awk -v n="$count" 'BEGIN { printf "%.2f", 100 / n }')
 {
-  printf '{"schema": "attn-grade-1", "student": "%s", "points": %s, "exercises": [' "$student" "$total"
+  printf '{"schema": "attn-grade-2", "student": "%s", "points": %s, "points_per_exercise": %s, "exercises": [' "$student" "$total" "$each"
   comma=""
   for e in "${exercises[@]}"; do
-    printf '%s\n {"name": "%s", "points": %s, "time_over_shipped": %s, "verdict": "%s"}' "$comma" "$e" \
-      "$(awk -v p="${points[$e]}" -v n="$count" 'BEGIN { printf "%.2f", 100 * p / n }')" "${speed[$e]:-null}" \
-      "$(json_text "${verdict[$e]}")"
+    printf '%s\n {"name": "%s", "points": %s, "time_over_shipped": %s, "verdict": "%s", "again": "%s"}' "$comma" "$e" \
+      "${points[$e]}" "${speed[$e]:-null}" "$(json_text "${verdict[$e]}")" "$(json_text "${again[$e]}")"
     comma=,
   done
   printf '\n]}\n'
 } >"$out/$student.json"
-[[ -f $out/grades.csv ]] || { printf 'student,points'; printf ',%s' "${exercises[@]}"; echo; } >"$out/grades.csv"
-{ printf '%s,%s' "$student" "$total"; for e in "${exercises[@]}"; do printf ',%s' "${points[$e]}"; done; echo; } >>"$out/grades.csv"
+{
+  flock 7
+  [[ -s $out/grades.csv ]] || { printf 'student,points'; printf ',%s' "${exercises[@]}"; echo; } >&7
+  { printf '%s,%s' "$student" "$total"; for e in "${exercises[@]}"; do printf ',%s' "${points[$e]}"; done; echo; } >&7
+} 7>>"$out/grades.csv"
 {
   cat <<HTML
 <!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>$student: $total of 100</title>
 <style>
-:root { color-scheme: light dark }
+:root { color-scheme: light dark; --good: #2c6e40; --bad: #a3271b; --part: #8a5a00 }
+@media (prefers-color-scheme: dark) { :root { --good: #97d8aa; --bad: #ff9d8f; --part: #f0c36d } }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; width: 100% }
 th, td { text-align: left; padding: .4rem .8rem; border-bottom: 1px solid #8884; vertical-align: top }
-td:nth-child(2) { text-align: right; font-variant-numeric: tabular-nums }
+td:nth-child(2) { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums }
+td:nth-child(3) { overflow-wrap: anywhere }
+.good { color: var(--good) } .bad { color: var(--bad) } .part { color: var(--part) } .none { opacity: .6 }
 meter { width: 100%; height: 1.2rem }
 </style>
 <h1>$student: $total of 100</h1>
 <meter min="0" max="100" value="$total">$total of 100</meter>
-<p>Graded on $(date -u +%Y-%m-%d), $([[ ${#cuda[@]} -eq 0 ]] && echo "on the emulator and on a GPU" || echo "on the emulator: there was no GPU, speed is not graded").
+<p>Graded on $(date -u +%Y-%m-%d), $([[ $gpu -eq 1 ]] && echo "on the emulator and on a GPU" || echo "on the emulator: there was no GPU, speed is not graded").
 <table>
 <tr><th>exercise<th>points<th>verdict
 HTML
+  pages=$(realpath --relative-to="$out" "$root")
   for e in "${exercises[@]}"; do
-    printf '<tr><td><a href="%s">%s</a><td>%s<td>%s\n' "../../${chapter_of[$e]}/exercises/${e: -1}.md" "$e" \
-      "$(awk -v p="${points[$e]}" -v n="$count" 'BEGIN { printf "%.1f of %.1f", 100 * p / n, 100 / n }')" "$(html_text "${verdict[$e]}")"
+    style=bad
+    case ${verdict[$e]} in
+      right*) style=good ;;
+      "not handed in") style=none ;;
+      *) [[ ${points[$e]} = 0.00 ]] || style=part ;;
+    esac
+    printf '<tr><td><a href="%s">%s</a><td>%s of %s<td class="%s">%s%s\n' "$(html_text "$pages/${chapter_of[$e]}/exercises/${e: -1}.md")" \
+      "$e" "${points[$e]}" "$each" "$style" "$(html_text "${verdict[$e]}")" \
+      "${again[$e]:+<br><code>$(html_text "${again[$e]}")</code>}"
   done
   echo '</table>'
 } >"$out/$student.html"

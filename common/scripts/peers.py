@@ -110,19 +110,25 @@ class Timer:
         self.spin = 1e-3
 
     def once(self, call):
-        """Seconds of one call, and whether everything was queued when it began."""
+        """Seconds of one call, and whether everything was queued when it began.
+
+        What a first call sets up may wait for the GPU: it is tried once more as it is, then with a longer spin.
+        """
+        spin, attempt = self.spin, 0
         while True:
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             self.scrub.zero_()
-            torch.cuda._sleep(int(self.spin * CYCLES_A_SECOND))
+            torch.cuda._sleep(int(spin * CYCLES_A_SECOND))
             begin.record()
             call()
             end.record()
             hidden = not begin.query()
             end.synchronize()
-            if hidden or self.spin >= self.LONGEST_SPIN:
+            if hidden or (attempt % 2 == 1 and spin >= self.LONGEST_SPIN):
+                self.spin = spin if hidden else self.spin
                 return begin.elapsed_time(end) * 1e-3, hidden
-            self.spin *= 4
+            attempt += 1
+            spin *= 4 if attempt % 2 == 0 else 1
 
     def turn(self, call, warmup, repeat):
         """Seconds of `repeat` calls, and whether every launch was hidden."""

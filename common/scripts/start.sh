@@ -30,7 +30,7 @@ TEXT
 
 # Missing ones are installed; without them CMake fetches the libraries, but not the tools.
 packages=(g++ cmake ninja-build git libeigen3-dev catch2 libbenchmark-dev libcli11-dev
-          nlohmann-json3-dev libfmt-dev libboost-context-dev)
+          nlohmann-json3-dev libfmt-dev libboost-context-dev libmd4c-dev libmd4c-html0-dev)
 docs_packages=(doxygen libjs-mathjax)
 # Nice to have: installed beside missing ones, never asked for alone.
 extra_packages=(ccache python3-numpy)

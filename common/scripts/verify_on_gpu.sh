@@ -12,6 +12,7 @@
 #   times      every step at the problems of its chapter                 -> CHAPTER.PROBLEM.json
 #   peers      PyTorch's backends beside the steps, in turns             -> peers.CHAPTER*.json
 #   counters   ncu over one launch of every step                         -> CHAPTER.STEP.ncu.csv
+#   compiler   registers, stack and machine instructions of every kernel   -> compiler.CHAPTER.txt
 #   manifest   nothing: only says what the folder is true of; needs no GPU, but --out
 #
 # Without PART all of them, without CHAPTER all chapters. What belongs to no chapter, the tests of common/ and
@@ -55,26 +56,26 @@ while [ $# -gt 0 ]; do
       [[ $limit =~ ^[1-9][0-9]*$ ]] || die 2 "--seconds $limit: must be a whole number from 1"
       shift 2 ;;
     --out) out=${2:-}; [ -n "$out" ] || die 2 "--out: its value is missing"; shift 2 ;;
-    tests|large|sanitizer|access|times|peers|counters|manifest) parts+=("$1"); shift ;;
+    tests|large|sanitizer|access|times|peers|counters|compiler|manifest) parts+=("$1"); shift ;;
     common) chapters+=("$1"); shift ;;
     *)
       chapter=${1%/}
       case " ${all_chapters[*]} " in
         *" $chapter "*) ;;
-        *) die 2 "$1: must be --out DIR, --seconds N, a part (tests, large, sanitizer, access, times, peers, counters, manifest) or a \
+        *) die 2 "$1: must be --out DIR, --seconds N, a part (tests, large, sanitizer, access, times, peers, counters, compiler, manifest) or a \
 chapter (common, ${all_chapters[*]})" ;;
       esac
       chapters+=("$chapter"); shift ;;
   esac
 done
-[ ${#parts[@]} -gt 0 ] || parts=(tests large sanitizer access times peers counters)
+[ ${#parts[@]} -gt 0 ] || parts=(tests large sanitizer access times peers counters compiler)
 [ ${#chapters[@]} -gt 0 ] || chapters=(common "${all_chapters[@]}")
 
 # The parts that a chapter has.
 parts_of() {
   case $1 in
     common) echo "tests access" ;;
-    *) echo "tests large sanitizer times peers counters" ;;
+    *) echo "tests large sanitizer times peers counters compiler" ;;
   esac
 }
 units=()
@@ -235,6 +236,7 @@ for unit in "${units[@]}"; do
     times) times_of "$chapter" || failed=1 ;;
     peers) peers_of_chapter "$chapter" || failed=1 ;;
     counters) counters_of "$chapter" || failed=1 ;;
+    compiler) common/scripts/compiler_report.sh "$bin/$chapter" >"$out/compiler.$chapter.txt" || failed=1 ;;
   esac
   verdict=passed
   [ $failed -eq 0 ] || verdict=failed

@@ -1,6 +1,10 @@
 /// \file
 /// What a step's model says its tensor cores do, against what they do in the emulator. Linked into every chapter's
 /// tests: tiles that are copied into a model by hand, and drift, fail here.
+#include <cmath>
+#include <fstream>
+#include <optional>
+
 #include "tests/step_cases.h"
 
 using namespace attn;
@@ -49,5 +53,53 @@ TEST_CASE("models count the operations that tensor cores do", "[emulated][model]
       INFO(step.name << ": " << p.text());
       CHECK(model == done);
     }
+  }
+}
+
+namespace {
+
+// The number after `name` in "... B=8 Hq=16 ...".
+int64_t number_after(const std::string& text, const std::string& name) {
+  const std::size_t at = text.find(" " + name + "=");
+  REQUIRE(at != text.npos);
+  return std::stoll(text.substr(at + name.size() + 2));
+}
+
+// What ncu counted of one counter in an export, over all its kernels; and the problem that profile.sh noted there.
+struct Counted {
+  double bytes = 0;
+  Problem problem;
+};
+std::optional<Counted> counted(const std::string& step, const std::string& counter) {
+  std::ifstream file(std::string(ATTN_SOURCE_DIR) + "/docs/reports/h200/" + chapter().name + "." + step + ".ncu.csv");
+  if (!file) return std::nullopt;  // an edition without reports
+  Counted c;
+  for (std::string line; std::getline(file, line);) {
+    if (line.find("problem: ") != line.npos) {
+      Problem& p = c.problem;
+      p.batch = number_after(line, "B"), p.heads = number_after(line, "Hq"), p.kv_heads = number_after(line, "Hkv");
+      p.seqlen_q = number_after(line, "seqlen_q"), p.seqlen_k = number_after(line, "seqlen_k");
+      p.head_dim = number_after(line, "d"), p.causal = line.find(" causal") != line.npos;
+      p.finish();
+    }
+    if (line.find("\"" + counter + "\"") == line.npos) continue;
+    std::string number = line.substr(line.rfind(",\"") + 2);
+    std::erase(number, ',');
+    c.bytes += std::stod(number);
+  }
+  return c;
+}
+
+}  // namespace
+
+TEST_CASE("the order of tiles and the size of L2 say what is read from HBM", "[model]") {
+  for (const Step& step : chapter().steps) {
+    if (!step.tiled) continue;
+    const auto c = counted(step.name, "dram__bytes_read.sum");
+    if (!c) continue;
+    double model = 0;
+    for (const Phase& phase : cost_of(step, c->problem)) model += phase.hbm_read;
+    INFO(step.name << ": " << c->problem.text() << ": modelled " << model << ", counted " << c->bytes);
+    CHECK(std::abs(model / c->bytes - 1) < 0.15);
   }
 }

@@ -46,7 +46,7 @@ has_not() { [[ $2 != *"$1"* ]] || fail "'$1'"; }
 count() { grep -c -- "$1" <<<"$calls" || true; }
 
 all=(g++ cmake ninja-build git libeigen3-dev catch2 libbenchmark-dev libcli11-dev nlohmann-json3-dev
-     libfmt-dev libboost-context-dev)
+     libfmt-dev libboost-context-dev libmd4c-dev libmd4c-html0-dev)
 
 # Nothing is missing but what is nice to have: apt-get is left alone.
 machine complete 0 "${all[@]}"
@@ -61,7 +61,7 @@ machine root 0 "${all[@]:0:9}"
 run root
 [[ $status -eq 0 ]] || fail "exit status"
 [[ $(count '^apt-get .*update') -eq 1 && $(count '^apt-get .*install') -eq 1 ]] || fail "one of each"
-has "install -y --no-install-recommends libfmt-dev libboost-context-dev ccache python3-numpy" "$calls"
+has "install -y --no-install-recommends libfmt-dev libboost-context-dev libmd4c-dev libmd4c-html0-dev ccache python3-numpy" "$calls"
 has_not "libeigen3-dev" "$(grep '^apt-get' <<<"$calls")"
 
 # Tools that did not come from packages are as good; one that did not come at all is installed.

@@ -57,6 +57,7 @@ done
 stand_in "$bin/test_kernels" 'case $1 in --list-tests) echo "  a case" ;; *) echo "All tests passed" ;; esac'
 stand_in "$bin/test_check" 'echo "0 cases"'  # has none for a GPU
 stand_in "$tree/common/scripts/check_warp_access.sh" 'echo "33 of 33 patterns as predicted"'
+stand_in "$tree/common/scripts/compiler_report.sh" 'echo "registers  kernel"'
 stand_in "$work/with/python3" 'while [[ $# -gt 0 ]]; do
   case $1 in --out) echo "{\"timing_method\": 2, \"problems\": []}" >"$2" ;; --problems) cat "$2" >>"$CALLS" ;; esac; shift; done'
 stand_in "$work/with/ncu" '[[ -z ${NCU_EXIT:-} ]] || exit $NCU_EXIT

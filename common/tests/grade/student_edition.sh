@@ -26,4 +26,8 @@ for stub in "$root"/0*/exercises/*.stub.inc; do
   count=$((count + 1))
 done
 [[ $count -gt 0 ]] || fail "no exercises"
+
+# A right answer is right there too, whatever the other exercises of its step are.
+cmake -DROOT="$root" -DEDITION="$out" -DWORK="$work" -P "$root/common/tests/grade/regions.cmake" ||
+  fail "an exercise is not built from the shipped step"
 echo "$count exercises, no answers"
