@@ -21,7 +21,7 @@ function(attn_add_kernels target)
   target_compile_options(${target}_emulated PRIVATE
     $<$<NOT:$<CONFIG:Debug>>:-O2> -fno-strict-aliasing -Wno-unknown-pragmas -Wno-psabi)
   target_include_directories(${target}_emulated PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR})
-  target_link_libraries(${target}_emulated PRIVATE attn attn_warnings)
+  target_link_libraries(${target}_emulated PRIVATE attn_device attn_warnings)
   set(objects $<TARGET_OBJECTS:${target}_emulated>)
   if(ATTN_HAVE_CUDA)
     add_library(${target}_gpu OBJECT ${arg_FILES})
@@ -32,26 +32,32 @@ function(attn_add_kernels target)
       set_target_properties(${target}_gpu PROPERTIES CUDA_ARCHITECTURES 90a-real)
     endif()
     target_include_directories(${target}_gpu PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
-    target_link_libraries(${target}_gpu PRIVATE attn)
+    target_link_libraries(${target}_gpu PRIVATE attn_device)
     list(APPEND objects $<TARGET_OBJECTS:${target}_gpu>)
   endif()
   set(${target}_OBJECTS ${objects} PARENT_SCOPE)
 endfunction()
 
-# attn_add_test(<name> SOURCES ... [OBJECTS ...]): a Catch2 program. Its cases become ctests one by one;
+# attn_add_test(<name> SOURCES ... [OBJECTS ...] [LIBRARY <attn>]): a Catch2 program. Its cases become ctests one by one;
 # those tagged [gpu] run together in <name>.gpu, which is skipped (77) where there is no GPU.
 function(attn_add_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;OBJECTS;LABELS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LIBRARY" "SOURCES;OBJECTS;LABELS")
+  if(NOT arg_LIBRARY)
+    set(arg_LIBRARY attn)
+  endif()
   if(NOT TARGET attn_test_main)  # Catch2's own half, compiled once for all
     add_library(attn_test_main OBJECT ${PROJECT_SOURCE_DIR}/common/tests/main.cpp)
-    target_link_libraries(attn_test_main PRIVATE attn attn_warnings Catch2::Catch2)
+    target_link_libraries(attn_test_main PRIVATE attn_device attn_warnings Catch2::Catch2)
+    if(ATTN_SANITIZE)  # Catch2 itself is not what is tested, and takes minutes
+      target_compile_options(attn_test_main PRIVATE -O1 -fno-sanitize=all)
+    endif()
   endif()
   add_executable(${name} ${arg_SOURCES} ${arg_OBJECTS} $<TARGET_OBJECTS:attn_test_main>)
   target_compile_definitions(${name} PRIVATE
     ATTN_FIXTURES="${PROJECT_SOURCE_DIR}/common/tests/fixtures"
     ATTN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_link_libraries(${name} PRIVATE attn attn_warnings Catch2::Catch2)
+  target_link_libraries(${name} PRIVATE ${arg_LIBRARY} attn_warnings Catch2::Catch2)
   catch_discover_tests(${name} TEST_SPEC "~[gpu]" TEST_PREFIX "${name}: "
                        TEST_LIST ${name}_CASES PROPERTIES TIMEOUT 600)
   # Catch's script takes a list of labels apart: they are set when ctest has read what it wrote.
