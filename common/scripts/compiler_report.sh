@@ -25,4 +25,4 @@ echo "registers  stack  instructions  MMA  R2UR  kernel"
   /[ .](HGMMA|HMMA)\./ { ++products[name] }
   / R2UR[ .]/ { ++uniform[name] }
   END { for (name in instructions) printf "%9s  %5s  %12d  %3d  %4d  %s\n", registers[name], stack[name], instructions[name],
-          products[name], uniform[name], name }' | cu++filt | sed -E 's/\(.*\)$//; s/ void / /; s/gpu:://g' | sort -k6
+          products[name], uniform[name], name }' | cu++filt | sed -E 's/\((int|bool|unsigned)\)//g; s/\(.*$//; s/ void / /; s/gpu:://g' | sort -k6
