@@ -4,7 +4,7 @@
 // idea      A block of v4 begins with empty stages and ends with stores that nobody computes beside. Now a block takes
 //           one tile of queries after the other: the producer is at the next one when the consumers finish this. O
 //           leaves through shared memory, by TMA. Tiles are dealt out, longest first, to and fro, so that blocks get
-//           nearly as much; heads come in sections whose K and V stay in L2.
+//           nearly as much.
 // expect    most at short lengths, where a tile is little work: N = 512 has four blocks of keys for one tile.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>

@@ -23,7 +23,8 @@ double visits(const Problem&, const Tiling&, bool skips = true);
 /// Blocks take tiles of queries in order, `blocks_per_sm` on each SM, and go through their keys at one pace. L2 is
 /// modelled as a list of the K/V blocks, Q and O tiles that were used last (least recently used goes first). Its size
 /// is kL2Share of the nominal one: an SM reads through its own half of L2, so that what both halves use is there
-/// twice. The share is fitted to counters of an H200, test_tiling compares.
+/// twice. The share is fitted to counters of an H200;
+/// test_model compares all steps with theirs.
 double kv_bytes_from_hbm(const Problem&, const Tiling&, const Machine&);
 inline constexpr double kL2Share = 0.55;
 

@@ -43,6 +43,7 @@ struct HopperWork {
   AsyncQueue stores;              // TMA stores
   AsyncQueue products;            // wgmma
   bool registers_fenced = false;  // wgmma.fence since the last wait
+  std::size_t issued = 0;  // wgmma so far: as many as every other thread of the warpgroup
   bool shared_fenced = false;     // fence.proxy.async since the last group of TMA stores
 };
 

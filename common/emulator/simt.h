@@ -135,12 +135,13 @@ class Block {
     current_ = outer;
     if (failure_) std::rethrow_exception(failure_);
     check_shared_guard();
+    check_whole_warpgroups();
   }
 
   void* shared() { return shared_.get(); }
   std::size_t shared_bytes() const { return shared_bytes_; }
   AsyncQueue& async() { return threads_[running_].async; }
-  /// What the thread that runs now has under way on Hopper (hopper.h).
+  /// What the thread that runs now has under way on Hopper (async.h).
   HopperWork& hopper() { return threads_[running_].hopper; }
   std::size_t lane() const { return running_ % kWarpSize; }
 
@@ -265,6 +266,13 @@ class Block {
     }
     open.erase(it);
     finish(all);
+  }
+
+  /// An instruction that takes addresses of whole `bytes` only: a GPU faults, or reads elsewhere.
+  void require_aligned(const char* what, Place place, const char* which, const void* at, std::size_t bytes) const {
+    if (const std::size_t past = reinterpret_cast<std::uintptr_t>(at) % bytes; past != 0)
+      fail(what, place, std::string("with ") + which + " " + std::to_string(past) + " bytes past a multiple of " +
+                            std::to_string(bytes));
   }
 
   [[noreturn]] void fail(const char* what, Place place, const std::string& why) const {
@@ -396,6 +404,19 @@ class Block {
         throw KernelError("block " + index_.text() + " wrote at offset " +
                           std::to_string(shared_bytes_ + i) + " of its " +
                           std::to_string(shared_bytes_) + " bytes of dynamic shared memory");
+  }
+
+  // wgmma is one instruction of 128 threads: what some of them leave out, the others wait for.
+  void check_whole_warpgroups() const {
+    for (std::size_t first = 0; first < threads_.size(); first += kWarpgroupSize) {
+      const std::size_t end = std::min(first + kWarpgroupSize, threads_.size());
+      for (std::size_t t = first; t < end; ++t) {
+        const std::size_t mine = threads_[t].hopper.issued, other = threads_[first].hopper.issued;
+        if (mine != other || (mine > 0 && end - first < kWarpgroupSize))
+          throw KernelError("wgmma: " + name(first) + " of block " + index_.text() + " ran " + std::to_string(other) + ", " +
+                            name(t) + " " + std::to_string(mine) + ": all four warps of a warpgroup multiply together");
+      }
+    }
   }
 
   static inline thread_local Block* current_ = nullptr;

@@ -134,6 +134,7 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, uin
   std::array<int, kRank> at;
   std::copy_n(first, kRank, at.begin());
   std::byte* const to = static_cast<std::byte*>(shared);
+  emulator::Block::current().require_aligned("tma_load", caller, "a destination", shared, 128);
   // While it is under way nobody knows what is there: whoever still reads, or reads too early, gets NaN.
   if (!emulator::early_copies) std::memset(to, 0xFF, bytes);
   emulator::Block::current().mbarrier_copy("tma_load", caller, barrier, bytes, [=] {
@@ -175,6 +176,7 @@ __device__ __forceinline__ void tma_store(const TensorMap& map, const void* shar
                                           const int (&first)[kRank] ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block& block = emulator::Block::current();
+  block.require_aligned("tma_store", caller, "a source", shared, 128);
   if (!block.hopper().shared_fenced)
     block.fail("tma_store", caller, "without shared_write_fence since the last group of stores");
   std::array<int, kRank> at;

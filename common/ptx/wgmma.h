@@ -117,6 +117,7 @@ void wgmma_later(float (&d)[kN / 8][4], WgmmaOperand b, bool accumulate, emulato
   if (!accumulate && !emulator::early_copies)  // nobody knows what the accumulators hold until the wait
     std::memset(d, 0xFF, sizeof d);
   emulator::tensor_flop += 2 * 64 * kN * 16 / 128;  // this thread's part
+  ++work.issued;
   const int t = static_cast<int>(block.lane()) % 4;
   work.products.add([=, &d] {
     for (int n = 0; n < kN / 8; ++n)

@@ -269,7 +269,7 @@ std::string state_of(const fs::path& folder, const std::vector<std::string>& fil
     timed |= f.timing_method != 0;
     older |= f.timing_method != 0 && f.timing_method != kTimingMethod;
   }
-  if (!launched) return "";  // nothing was run
+  if (!launched) return "State: computed; nothing was launched.";
   std::string text = changed.empty() ? std::string("State: measured on the kernels as they are")
                                      : fmt::format("State: {} {} changed since", fmt::join(changed, ", "),
                                                    changed.size() == 1 ? "has" : "have");

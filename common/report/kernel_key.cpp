@@ -121,23 +121,32 @@ void drop_messages(Tokens& tokens, bool keep_all) {
   });
 }
 
-// Names that the code declares: after a type or another name, or after > & * and not called there.
+// A name of CUDA or of C++: float4, dim3, int64_t, threadIdx, __ldg. It counts as it is, wherever it stands.
+bool is_known(const std::string& t) {
+  static const std::set<std::string> kWords{
+      "const", "constexpr", "int", "float", "unsigned", "signed", "auto", "void", "char", "bool", "long", "struct", "class",
+      "double", "short", "static", "inline", "template", "operator", "volatile", "extern", "enum", "typename", "dim3",
+      "threadIdx", "blockIdx", "blockDim", "gridDim", "warpSize", "std", "pragma", "define"};
+  static const std::set<std::string> kVectors{"char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "float",
+                                              "double", "half", "longlong", "ulonglong"};
+  if (kWords.contains(t) || t.starts_with("__") || t.ends_with("_t")) return true;
+  return t.size() > 1 && t.back() >= '1' && t.back() <= '4' && kVectors.contains(t.substr(0, t.size() - 1));
+}
+
+// Names that the code declares: after a type or another name, or after > & * and not called there. What is missed counts
+// as it is, so that renaming it changes the key; nothing that means something to the compiler may be taken for one.
 std::set<std::string> declared(const Tokens& tokens) {
-  static const std::set<std::string> kNoTypes{"return", "else",  "case",   "goto",  "new",    "throw",   "delete",
-                                              "sizeof", "using", "typename", "operator", "co_return", "if", "do"};
+  static const std::set<std::string> kNoTypes{"return", "else",     "case",      "goto", "new", "throw",  "delete", "sizeof",
+                                              "using",  "operator", "co_return", "if",   "do",  "pragma", "define"};
   std::set<std::string> names;
-  for (std::size_t i = 1; i < tokens.size(); ++i) {
-    if (!is_name(tokens[i])) continue;
-    const std::string& before = tokens[i - 1];
-    const bool called = i + 1 < tokens.size() && tokens[i + 1] == "(";
-    if (is_name(before) ? !kNoTypes.contains(before) : !called && (before == ">" || before == "&" || before == "*"))
-      names.insert(tokens[i]);
+  for (std::size_t i = 1; i + 1 < tokens.size(); ++i) {
+    if (!is_name(tokens[i]) || is_known(tokens[i])) continue;
+    const std::string &before = tokens[i - 1], &after = tokens[i + 1];
+    const bool type = is_name(after) || after == "<" || after == "&" || after == "*" || after == ":";  // const T x
+    const bool after_name = is_name(before) && !kNoTypes.contains(before) && !type;
+    const bool after_sign = (before == ">" || before == "&" || before == "*") && after != "(";
+    if (after_name || after_sign) names.insert(tokens[i]);
   }
-  // Words of the language come after types, too.
-  for (const char* word : {"const", "int", "float", "unsigned", "auto", "constexpr", "void", "char", "bool", "long", "struct",
-                           "class", "double", "short", "static", "inline", "template", "operator", "volatile"})
-    names.erase(word);
-  std::erase_if(names, [](const std::string& n) { return n.starts_with("__"); });
   return names;
 }
 
@@ -225,10 +234,37 @@ std::vector<Chunk> chunks_of(const Tokens& tokens) {
   return chunks;
 }
 
+// The members of a plain struct, each with its type: "int window_left", "static constexpr int kNoWindow = 1 << 30".
+std::vector<Chunk> members_of(const Tokens& tokens) {
+  std::vector<Chunk> members;
+  auto at = std::ranges::find(tokens, "{");
+  while (at != tokens.end() && ++at != tokens.end()) {
+    const auto end = std::find(at, tokens.end(), ";");
+    if (end == tokens.end()) break;
+    const auto value = std::find(at, end, "=");
+    const Tokens declaration(at, value);
+    Tokens type;
+    for (std::size_t i = 0; i < declaration.size(); ++i) {
+      const bool last = i + 1 == declaration.size() || declaration[i + 1] == ",";
+      if (declaration[i] == ",") continue;
+      if (!last) {
+        type.push_back(declaration[i]);
+        continue;
+      }
+      Chunk member{type, declaration[i]};
+      member.tokens.push_back(declaration[i]);
+      member.tokens.insert(member.tokens.end(), value, end);
+      members.push_back(std::move(member));
+    }
+    at = end;
+  }
+  return members;
+}
+
 // Whether a file that a step includes holds code of its kernels; the rest of attn/ is the host's.
 bool has_device_code(const std::string& path) {
   return path.starts_with("ptx/") || path == "attn/kernel.h" || path == "attn/philox.h" || path == "attn/blas.h" ||
-         path.find('/') == path.npos;
+         path == "attn/problem.h" || path.find('/') == path.npos;
 }
 
 // The step's file, then of the headers what it uses, in the order in which they hold it.
@@ -236,6 +272,7 @@ Tokens tokens_of(const fs::path& root, const fs::path& file) {
   std::vector<std::string> included;
   Tokens all = lex(without_emulator(read(file)), &included);
   drop_messages(all, false);
+  included.push_back("attn/problem.h");  // through attn/step.h
   std::vector<Chunk> chunks;
   std::set<std::string> seen;
   for (std::size_t n = 0; n < included.size(); ++n) {
@@ -253,7 +290,10 @@ Tokens tokens_of(const fs::path& root, const fs::path& file) {
         const bool device = std::ranges::find(chunk.tokens, "__device__") != chunk.tokens.end();
         if (path == "attn/kernel.h" && !device && chunk.tokens[0] != kDirective && chunk.name.starts_with("launch")) continue;
         if (path == "attn/kernel.h" && !device && chunk.name.starts_with("dispatch")) continue;
-        chunks.push_back(std::move(chunk));
+        if (path != "attn/problem.h")
+          chunks.push_back(std::move(chunk));
+        else if (chunk.name == "Shape")  // a kernel's parameter: of it what the kernel reads
+          std::ranges::move(members_of(chunk.tokens), std::back_inserter(chunks));
       }
     }
   }
@@ -268,7 +308,9 @@ Tokens tokens_of(const fs::path& root, const fs::path& file) {
   for (bool grew = true; grew;) {
     grew = false;
     for (Chunk& c : chunks) {
-      if (c.used || !wanted.contains(c.name)) continue;
+      // An operator has no name to look for.
+      const bool unnamed = c.name.empty() && std::ranges::find(c.tokens, "__device__") != c.tokens.end();
+      if (c.used || !(unnamed || wanted.contains(c.name))) continue;
       c.used = grew = true;
       wanted.insert(c.tokens.begin(), c.tokens.end());
     }
@@ -279,18 +321,20 @@ Tokens tokens_of(const fs::path& root, const fs::path& file) {
   return all;
 }
 
-// set(ATTN_KERNEL_FLAGS ...), as CMake has it.
-Tokens flags_of(const fs::path& root) {
-  for (const char* file : {"common/cmake/AttnCuda.cmake", "common/cmake/AttnChapter.cmake"}) {
-    const std::string text = read(root / file);
-    for (const char* begin : {"set(ATTN_KERNEL_FLAGS ", "$<$<COMPILE_LANGUAGE:CUDA>:"}) {
-      const std::size_t at = text.find(begin);
-      if (at == text.npos) continue;
-      const std::size_t from = at + std::string(begin).size();
-      return lex(text.substr(from, text.find_first_of(")>", from) - from));
-    }
+// What AttnChapter.cmake gives nvcc for kernels: flags, but for those that leave code alone, and Hopper's architecture.
+Tokens flags_of(const fs::path& root, bool hopper) {
+  const std::string text = read(root / "common/cmake/AttnChapter.cmake");
+  Tokens all;
+  for (const char* begin : {"$<$<COMPILE_LANGUAGE:CUDA>:", "CUDA_ARCHITECTURES "}) {
+    if (begin[0] == 'C' && !hopper) continue;
+    const std::size_t at = text.find(begin);
+    if (at == text.npos) continue;
+    const std::size_t from = at + std::string(begin).size();
+    std::istringstream words(text.substr(from, text.find_first_of(")>", from) - from));
+    for (std::string word; words >> word;)
+      if (word != "-lineinfo" && !word.starts_with("-Xcompiler")) all.push_back(word);
   }
-  return {};
+  return all;
 }
 
 std::string number_of(const std::string& step) { return step.substr(0, step.find('_')); }
@@ -299,10 +343,10 @@ std::string number_of(const std::string& step) { return step.substr(0, step.find
 
 Keys kernel_keys(const fs::path& root) {
   Keys keys;
-  const Tokens flags = flags_of(root);
   for (const auto& folder : fs::directory_iterator(root)) {
     const std::string chapter = folder.path().filename().string();
     if (!fs::exists(folder.path() / "chapter.cpp")) continue;
+    const Tokens flags = flags_of(root, read(folder.path() / "CMakeLists.txt").find("HOPPER") != std::string::npos);
     for (const auto& entry : fs::directory_iterator(folder.path())) {
       const std::string step = entry.path().stem().string();
       if (entry.path().extension() != ".cu" || step.starts_with("sweep")) continue;
@@ -311,6 +355,16 @@ Keys kernel_keys(const fs::path& root) {
       keys[chapter + "/" + step] = hash(std::move(tokens), step);
     }
   }
+  // What the tests of common/ run on a GPU.
+  const fs::path tests = root / "common/tests";
+  if (fs::is_directory(tests))
+    for (const auto& entry : fs::directory_iterator(tests)) {
+      if (entry.path().extension() != ".cu") continue;
+      const std::string name = entry.path().stem().string();
+      Tokens tokens = tokens_of(root, entry.path());
+      std::ranges::copy(flags_of(root, name.starts_with("hopper")), std::back_inserter(tokens));
+      keys["common/" + name] = hash(std::move(tokens), "");
+    }
   return keys;
 }
 

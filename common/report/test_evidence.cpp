@@ -21,8 +21,11 @@ __global__ void kernel(const float* gX, float* gY, int count) {
   asm volatile("fence.proxy.async;");
 #endif
   float row_sum = 0;
+  const int64_t stride = gridDim.x;
+  const float4* const rows = reinterpret_cast<const float4*>(gX + stride);
+#pragma unroll
   for (int n = 0; n < 4; ++n) row_sum += logf(gX[n * count + i]);
-  gY[i] = 1 / row_sum;
+  gY[i] = 1 / row_sum + rows[0].x;
 }
 Status launch(const Arguments& args) { return Status::unsupported("head dims 64 alone"); }
 }  // namespace ATTN_BACKEND::v1_one
@@ -93,6 +96,10 @@ TEST_CASE("a key knows code from comments, words and names", "[evidence]") {
   CHECK_FALSE(same("fence.proxy.async", "fence.proxy.alias"));
   CHECK_FALSE(same("n * count + i", "i * count + n"));  // two names exchanged
   CHECK_FALSE(same("row_sum +=", "row_sum -="));
+  CHECK_FALSE(same("#pragma unroll", "#pragma nounroll"));
+  CHECK_FALSE(same("int64_t", "int32_t"));
+  CHECK_FALSE(same("float4", "float2"));
+  CHECK_FALSE(same("gridDim", "blockDim"));
 }
 
 TEST_CASE("every step of the suite has a key of its own", "[evidence]") {
@@ -103,7 +110,7 @@ TEST_CASE("every step of the suite has a key of its own", "[evidence]") {
     CHECK(first[key].empty());
     first[key] = step;
   }
-  CHECK(keys.size() > 40);
+  CHECK(keys.size() >= 49);  // 45 step files, 4 files of tests
   CHECK(key_of(keys, "03_flash_v1", "v1_half_m") == keys.at("03_flash_v1/v1_scalar"));
   CHECK(key_of(keys, "03_flash_v1", "v99_nosuch") == "-");
 }
@@ -164,6 +171,19 @@ TEST_CASE("a kernel that changed is told, and needs a reason", "[evidence]") {
   Project q;
   q.write("common/attn/kernel.h", "constexpr int kWarp = 64;\n");
   CHECK(has(q.wrong(), "01_first/v2_two: changed since"));
+  // Of a kernel's parameter what the kernel reads.
+  const std::string shape = "struct Shape {\n  static constexpr int kNoWindow = 1 << 30;\n  int heads, stride;\n};\n";
+  q.write("common/attn/kernel.h", "constexpr int kWarp = 32;\n");
+  q.write("common/attn/problem.h", shape);
+  CHECK(has(q.wrong(), "01_first/v1_one: changed since"));  // it has a `stride`
+  record(q.reports, q.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
+  record(q.reports, q.root, "tests", "01_first", "passed", 3, {"tests.01_first.txt"});
+  CHECK(q.wrong() == "");
+  q.write("common/attn/problem.h", with(shape, "int heads", "float softcap;\n  int heads") + "struct Problem { int x; };\n");
+  CHECK(q.wrong() == "");
+  q.write("common/attn/problem.h", with(shape, "int heads", "int64_t heads"));
+  CHECK(has(q.wrong(), "01_first/v1_one: changed since"));
+  q.write("common/attn/problem.h", shape);
   q.write("common/attn/kernel.h", "#define ATTN_NOTHING\nconstexpr int kWarp = 32;  // lanes\nconstexpr int kMore = 1;\n"
           "template <class T> struct Unused { T x; };\n");
   CHECK(q.wrong() == "");

@@ -16,7 +16,7 @@ Backends: math, flash (FlashAttention-2), cudnn; torch.softmax for softmax. A st
 "01_naive:v5_cublas" runs that program beside --program.
 
 For every problem each backend and each step takes a turn a round (--rounds, at least 5), in an order that is turned
-round every time; before each turn the GPU rests for twice as long as the turn before kept it busy. One program runs
+round every time; before each turn the GPU rests for twice as long as the timed calls of the turn before took. One program runs
 for all rounds of a problem (--turns). The method is that of the chapter program (device.h, timing method 2): the L2
 cache overwritten, a kernel that spins for a millisecond, so that whatever the host needs to launch is queued when the
 clock starts, then CUDA events around one call; random normal data, the median over all rounds with its quartiles. A
@@ -266,7 +266,7 @@ def take_turns(sides, rounds, turn, rest=time.sleep):
     """`rounds` turns of every side, there and back; a list of seconds a turn, or the reason why there is none.
 
     turn(side) gives (seconds, hidden) or raises RuntimeError. The GPU rests before each turn for twice as long as the
-    one before kept it busy, whoever that was.
+    timed calls of the one before took, whoever that was.
     """
     taken, late, busy = {side: [] for side in sides}, set(), 0
     for n in range(rounds):

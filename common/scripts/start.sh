@@ -188,9 +188,9 @@ prepare() {  # PACKAGE...
   [[ -z $cuda ]] || say "${cuda#-- }"
 }
 
-build_target() {  # TARGET
-  say "build $1 ($jobs at once; log: $log)"
-  run_logged "the build" cmake --build --preset release --parallel "$jobs" --target "$1"
+build_targets() {  # TARGET...
+  say "build $* ($jobs at once; log: $log)"
+  run_logged "the build" cmake --build --preset release --parallel "$jobs" --target "$@"
 }
 
 # ---- run -------------------------------------------------------------------------------------
@@ -222,7 +222,9 @@ run_chapters() {
   done
 
   prepare "${packages[@]}"
-  build_target all
+  # Tests, exercises and benchmarks are not needed for a table.
+  build_targets "${chapters[@]}" attn_report
+  say "left out: tests, exercises, benchmarks (start.sh build, start.sh test)"
   rm -rf "$results"
   mkdir -p "$results"
   local chapter steps operations operation name status failed=0 passed=0 files=()
@@ -287,7 +289,7 @@ case $command in
   run) run_chapters "$@" ;;
   test)
     prepare "${packages[@]}"
-    build_target all
+    build_targets all
     say "test ($jobs at once)"
     progress=()
     [[ ! -t 1 ]] || progress=(--progress)  # one line that is written over
@@ -297,12 +299,12 @@ case $command in
   build)
     [[ $# -eq 0 ]] || die "build takes no $1" 2
     prepare "${packages[@]}"
-    build_target all
+    build_targets all
     ;;
   docs)
     [[ $# -eq 0 ]] || die "docs takes no $1" 2
     prepare "${packages[@]}" "${docs_packages[@]}"
-    build_target docs
+    build_targets docs
     say "docs: $build/docs/html/index.html"
     ;;
 esac

@@ -2,6 +2,7 @@
 /// What a step's model says its tensor cores do, against what they do in the emulator. Linked into every chapter's
 /// tests: tiles that are copied into a model by hand, and drift, fail here.
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 
@@ -58,6 +59,8 @@ TEST_CASE("models count the operations that tensor cores do", "[emulated][model]
 
 namespace {
 
+const std::string kReports = std::string(ATTN_SOURCE_DIR) + "/docs/reports/h200";
+
 // The number after `name` in "... B=8 Hq=16 ...".
 int64_t number_after(const std::string& text, const std::string& name) {
   const std::size_t at = text.find(" " + name + "=");
@@ -71,8 +74,8 @@ struct Counted {
   Problem problem;
 };
 std::optional<Counted> counted(const std::string& step, const std::string& counter) {
-  std::ifstream file(std::string(ATTN_SOURCE_DIR) + "/docs/reports/h200/" + chapter().name + "." + step + ".ncu.csv");
-  if (!file) return std::nullopt;  // an edition without reports
+  std::ifstream file(kReports + "/" + chapter().name + "." + step + ".ncu.csv");
+  if (!file) return std::nullopt;
   Counted c;
   for (std::string line; std::getline(file, line);) {
     if (line.find("problem: ") != line.npos) {
@@ -93,13 +96,19 @@ std::optional<Counted> counted(const std::string& step, const std::string& count
 }  // namespace
 
 TEST_CASE("the order of tiles and the size of L2 say what is read from HBM", "[model]") {
+  if (!std::filesystem::exists(kReports)) return;  // an edition without reports
+  int compared = 0;
   for (const Step& step : chapter().steps) {
     if (!step.tiled) continue;
     const auto c = counted(step.name, "dram__bytes_read.sum");
-    if (!c) continue;
+    INFO(step.name);
+    REQUIRE(c);
+    ++compared;
     double model = 0;
     for (const Phase& phase : cost_of(step, c->problem)) model += phase.hbm_read;
     INFO(step.name << ": " << c->problem.text() << ": modelled " << model << ", counted " << c->bytes);
     CHECK(std::abs(model / c->bytes - 1) < 0.15);
   }
+  // So that no step is left out without a word.
+  CHECK(compared == (chapter().name == "04_flash_v2" ? 7 : chapter().name == "06_flash_v3_hopper" ? 11 : 0));
 }

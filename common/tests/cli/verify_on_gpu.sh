@@ -151,7 +151,7 @@ has "test_01_naive [large]" "$calls"
 has "test_03_flash_v1 [large]" "$calls"
 has_not "test_check [gpu]" "$calls"
 [[ -s $reports/tests.common.txt && -s $reports/tests.03_flash_v1.txt && -s $reports/large.01_naive.txt && -s $reports/warp_access.txt ]] || fail "no file"
-run sanitizer peers
+run sanitizer peers compiler
 exits 0
 has "--rows 8 --cols 16777216 --dtype fp32" "$calls"
 has "--steps b2_tensor_core,b3_grid --backends 01_naive:b2_cublas,flash,cudnn" "$calls"
