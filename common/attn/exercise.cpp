@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 #include "attn/check.h"
+#include "attn/error.h"
 #include "attn/inputs.h"
 #include "attn/operation.h"
 
@@ -159,8 +161,8 @@ bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,
       const char* where = backend == Backend::gpu ? "gpu" : "emulated";
       if (!why.empty()) {
         fmt::print("FAIL  {}: {}\n      {}\n", where, problem_text(op, p), why);
-        fmt::print("      again: build/release/bin/judge_{} {} --seed {} --case {}\n", chapter().name,
-                   e.name, seed, number);
+        fmt::print("      again: {} {} --seed {} --case {}\n",
+                   std::filesystem::canonical("/proc/self/exe").string(), e.name, seed, number);
         return false;
       }
       fmt::print("ok    {}: {}\n", where, problem_text(op, p));
@@ -168,8 +170,7 @@ bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,
       ++passed;
     }
   if (only && passed == 0) {
-    fmt::print("FAIL  --case {}: there are {}\n", *only, number);
-    return false;
+    throw InputError(fmt::format("--case {}: must be from 1 to {}", *only, number));
   }
   fmt::print("{} pass\n", only ? fmt::format("case {}:", *only) : fmt::format("all {} cases", passed));
   return true;

@@ -247,6 +247,7 @@ class Run {
     std::optional<std::string> reason;
     if (const GpuSpec* spec = find_gpu(options_.gpu))
       reason = lacks(step, spec->full_name, 10 * spec->cc_major + spec->cc_minor);
+    if (reason && result_.backend == Backend::emulated) *reason += " (without --gpu it runs in the emulator)";
     if (const GpuInfo& gpu = gpu_info(); !reason && result_.backend == Backend::gpu)
       reason = lacks(step, gpu.name, 10 * gpu.cc_major + gpu.cc_minor);
     return reason;

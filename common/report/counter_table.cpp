@@ -10,15 +10,15 @@ namespace {
 using enum Better;
 
 constexpr std::string_view kStallMeaning[] = {
-    "warps that wait for global or local memory, an issued instruction: latency that nothing hides",
-    "warps that wait for shared memory or the special-function unit, an issued instruction",
-    "warps that wait at __syncthreads(), an issued instruction: uneven work, or too many barriers",
-    "warps that wait for a place in the queue of shared memory, an issued instruction",
-    "warps that wait for a place in the queue of global memory, an issued instruction",
-    "warps that wait for the arithmetic units, an issued instruction: good company for a tensor "
+    "warps that wait for global or local memory per issued instruction: latency that nothing hides",
+    "warps that wait for shared memory or the special-function unit per issued instruction",
+    "warps that wait at __syncthreads() per issued instruction: uneven work, or too many barriers",
+    "warps that wait for a place in the queue of shared memory per issued instruction",
+    "warps that wait for a place in the queue of global memory per issued instruction",
+    "warps that wait for the arithmetic units per issued instruction: good company for a tensor "
     "roof",
-    "warps that wait a fixed latency between dependent instructions, an issued instruction",
-    "warps that were ready while another was picked, an issued instruction: there are enough warps",
+    "warps that wait a fixed latency between dependent instructions per issued instruction",
+    "warps that were ready while another was picked per issued instruction: there are enough warps",
 };
 
 constexpr Counter stall(std::string_view key, std::string_view label, int meaning,

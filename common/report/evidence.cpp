@@ -129,7 +129,10 @@ Manifest read_manifest(const fs::path& folder) {
     const auto fail = [&] { throw InputError(fmt::format("{}:{}: cannot be read: {}", path.string(), number, line)); };
     if (line.empty() || line[0] == '#') continue;
     std::istringstream words(line);
-    if (line == "unverified:") {
+    if (line.starts_with("key version ")) {
+      if (line != fmt::format("key version {}", kKeyVersion))
+        throw InputError(fmt::format("{}: {}, this attn_report makes {}: build it anew", path.string(), line, kKeyVersion));
+    } else if (line == "unverified:") {
       unverified = true;
     } else if (unverified) {
       std::string step, reason;
@@ -152,7 +155,7 @@ Manifest read_manifest(const fs::path& folder) {
 }
 
 void write_manifest(const fs::path& folder, const Manifest& m) {
-  std::string text = kHead;
+  std::string text = kHead + fmt::format("key version {}\n", kKeyVersion);
   for (const auto& [name, f] : m.files) text += text_of(name, f);
   text += kUnverified;
   for (const auto& [step, reason] : m.unverified) text += fmt::format("{}  {}\n", step, reason);

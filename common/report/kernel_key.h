@@ -8,6 +8,9 @@
 
 namespace attn::report {
 
+/// Grows when keys are made in another way: then those of one way are not compared with those of another.
+inline constexpr int kKeyVersion = 1;
+
 /// Steps as "04_flash_v2/v7_tuned".
 using Keys = std::map<std::string, std::string>;
 

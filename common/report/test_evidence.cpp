@@ -136,6 +136,10 @@ TEST_CASE("what is as it was measured passes, what was edited does not", "[evide
   fs::remove(q.reports / "extra.json");
   fs::remove(q.reports / "tests.01_first.txt");
   CHECK(q.wrong() == "tests.01_first.txt: gone since it was measured\n");
+  // Keys made in another way are not compared.
+  const std::string text = read_all(q.reports / "manifest.txt");
+  q.report("manifest.txt", with(text, "key version 1\n", "key version 0\n"));
+  CHECK(has(refusal_of([&] { return q.wrong(); }), "key version 0, this attn_report makes 1: build it anew"));
   // A damaged manifest is no pass.
   q.report("manifest.txt", "0123  file\n");
   CHECK(has(refusal_of([&] { return q.wrong(); }), "manifest.txt:1: cannot be read"));

@@ -111,7 +111,8 @@ awk -v exercise="$exercise" -v source="$file" '
     for (i in list) words[list[i]]
     split("std attn gpu Block Session", list)  # std: of its names, those below
     for (i in list) if (list[i] != "std") spaces[list[i]]
-    split("max min clamp swap abs fabs exp exp2 log log2 sqrt pow floor ceil round fmax fmin isinf isnan isfinite numeric_limits " \
+    split("max min clamp swap abs fabs exp exp2 log log2 sqrt pow floor ceil round fmax fmin fma sin cos sinh cosh tanh erf " \
+          "fabsf expf exp2f logf log2f sqrtf powf floorf ceilf fmaxf fminf fmaf tanhf isinf isnan isfinite numeric_limits " \
           "array pair tuple get tie make_pair move forward size_t ptrdiff_t int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t " \
           "uint64_t is_same is_same_v conditional_t enable_if_t integral_constant true_type false_type remove_cv_t decay_t declval " \
           "index_sequence make_index_sequence integer_sequence bit_cast popcount countl_zero countr_zero has_single_bit gcd lcm accumulate " \

@@ -37,6 +37,10 @@ done
 student=${student:-$(basename -- "$submission")}
 [[ $student =~ ^[A-Za-z0-9_-][A-Za-z0-9._-]*$ ]] ||
   { echo "grade.sh: --student $student: letters, digits, . _ - only, and no . first" >&2; exit 2; }
+# Without these the filter would let everything pass.
+for tool in nm g++; do
+  command -v "$tool" >/dev/null || { echo "grade.sh: $tool: not found, and the filter needs it" >&2; exit 1; }
+done
 mkdir -p "$out/$student" "$root/build/grade"
 out=$(cd -- "$out" && pwd -P)
 build=$root/build/grade/build
