@@ -295,6 +295,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     throw InputError(fmt::format("{} {}: this chapter has {}", from, name.empty() ? "''" : name,
                                  fmt::join(names, ", ")));
   };
+  if (o.turns && !o.time) throw InputError("--turns: needs --time");
   const char* option = o.profile.empty() ? "--step" : "--profile";
   if (!o.profile.empty()) {
     for (const char* other : {"--step", "--json", "--save"})
