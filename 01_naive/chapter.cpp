@@ -4,7 +4,7 @@
 #include <string>
 
 #include "attn/blas.h"
-#include "attn/step.h"
+#include "check/operation.h"
 
 ATTN_DECLARE_STEP(v1_global);
 ATTN_DECLARE_STEP(v2_coalesced);
@@ -105,7 +105,7 @@ Chapter make_chapter() {
   Chapter c{"01_naive", "attention with S and P in HBM: what fusing has to beat", {}};
   c.steps.push_back({
       .name = "v1_global",
-      .operation = "forward",
+      .operation = &forward(),
       .idea = "three kernels, one thread an element; neighbouring threads in neighbouring rows",
       .support = kAnything,
       .refuses = [](const Problem& p) {
@@ -120,7 +120,7 @@ Chapter make_chapter() {
   });
   c.steps.push_back({
       .name = "v2_coalesced",
-      .operation = "forward",
+      .operation = &forward(),
       .idea = "neighbouring threads on neighbouring addresses",
       .support = kAnything,
       .refuses = [](const Problem& p) {
@@ -132,7 +132,7 @@ Chapter make_chapter() {
   });
   c.steps.push_back({
       .name = "v3_tiled",
-      .operation = "forward",
+      .operation = &forward(),
       .idea = "tiles in shared memory and registers; softmax by a warp a row, read once",
       .support = kAnything,
       .refuses = [](const Problem& p) {
@@ -146,7 +146,7 @@ Chapter make_chapter() {
   });
   c.steps.push_back({
       .name = "v4_tensor_core",
-      .operation = "forward",
+      .operation = &forward(),
       .idea = "mma.sync for both products, fed by cp.async; P in 16 bits",
       .support = "fp16, bf16; head dims that are a multiple of 8; any lengths, masks, GQA",
       .refuses = [](const Problem& p) -> Reason {
@@ -168,7 +168,7 @@ Chapter make_chapter() {
   });
   c.steps.push_back({
       .name = "v5_cublas",
-      .operation = "forward",
+      .operation = &forward(),
       .idea = "cuBLAS for both products: what a library gives without fusing",
       .support = kAnything,
       .refuses = refuse_cublas,
@@ -181,7 +181,7 @@ Chapter make_chapter() {
   });
   c.steps.push_back({
       .name = "b1_global",
-      .operation = "backward",
+      .operation = &backward(),
       .idea = "five kernels, one thread an element; P kept from the forward pass",
       .support = kAnything,
       .refuses = [](const Problem& p) {
@@ -199,7 +199,7 @@ Chapter make_chapter() {
   });
   c.steps.push_back({
       .name = "b2_cublas",
-      .operation = "backward",
+      .operation = &backward(),
       .idea = "cuBLAS for the four products, a warp a row for dS",
       .support = kAnything,
       .refuses = refuse_cublas,

@@ -1,6 +1,6 @@
 // What chapter 01 promises: every step is right on every shape that it accepts, on both back ends.
 #include "01_naive/algorithm.h"
-#include "attn/roofline.h"
+#include "device/roofline.h"
 #include "tests/step_cases.h"
 
 using namespace attn;
@@ -60,8 +60,7 @@ TEST_CASE("the textbook algorithm, the reference and a step agree", "[emulated]"
   Problem p = problem(37, 53, 24, DType::fp32);
   p.causal = true;
   p.finish();
-  const Operation& backward = *find_operation("backward");
-  const HostTensors in = draw_inputs(p, backward.inputs(p));
+  const HostTensors in = draw_inputs(p, backward().inputs(p));
   const auto q = head(in.at("q"), 0, 1), k = head(in.at("k"), 0, 1), v = head(in.at("v"), 0, 1);
   const naive::Forward forward = naive::forward(q, k, v, p.softmax_scale, true);
   const naive::Gradients gradients =
@@ -90,7 +89,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
     p.finish();
     HostTensors first;
     CHECK(run_step(step, p, Backend::emulated, &first) == "");
-    const Operation& op = *find_operation(step.operation);
+    const Operation& op = *step.operation;
     for (uint64_t seed = 100; seed < 105; ++seed) {
       Session session(p, op, Backend::emulated, draw_inputs(p, op.inputs(p)));
       emulator::schedule_seed = seed;
@@ -98,7 +97,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
       CHECK(session.launch().ok());
       for (const auto& [name, t] : session.outputs()) {
         INFO(step.name << " " << name << " under schedule " << seed);
-        CHECK(t.data == first.at(name).data);
+        CHECK(same(t, first.at(name)));
       }
     }
   }
@@ -135,7 +134,7 @@ TEST_CASE("costs are what the README derives", "[emulated]") {
   CHECK(v4[0].hbm_write == 4 * scores);  // S in fp32
   CHECK(v4[1].hbm_read == 4 * scores);
   CHECK(v4[1].hbm_write == 2 * scores);  // P in 16 bits
-  CHECK(v4[0].tensor_flop + v4[2].tensor_flop == find_operation("forward")->flop(p));
+  CHECK(v4[0].tensor_flop + v4[2].tensor_flop == forward().flop(p));
   CHECK(step_named("v1_global").cost(p)[1].hbm_read == 3 * 4 * scores);
   // Whatever the tensor cores do, the traffic of S and P binds.
   CHECK(predict(v4, datasheet_roofs(*find_gpu("h200")), p.dtype).binding == "HBM");
@@ -178,7 +177,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   Problem p = problem(203, 203, 64, DType::bf16);
   p.finish();
   for (const Step& step : chapter().steps) {
-    const Operation& op = *find_operation(step.operation);
+    const Operation& op = *step.operation;
     Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
     REQUIRE(session.prepare(step).ok());
     HostTensors first;
@@ -188,7 +187,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
       if (n == 0) first = now;
       for (const auto& [name, t] : now) {
         INFO(step.name << " " << name << " run " << n);
-        REQUIRE(t.data == first.at(name).data);
+        REQUIRE(same(t, first.at(name)));
       }
     }
   }
@@ -199,7 +198,7 @@ TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
   Problem p = problem(8192, 8192, 64, DType::bf16);
   p.batch = 3, p.heads = 11, p.kv_heads = 11;
   p.finish();
-  const Operation& op = *find_operation("forward");
+  const Operation& op = forward();
   const HostTensors inputs = draw_inputs(p, op.inputs(p));
   Session session(p, op, Backend::gpu, inputs);
   const auto expected = op.reference(p, inputs, {.full = false, .budget = 1e7});

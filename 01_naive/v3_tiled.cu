@@ -34,6 +34,7 @@ static_assert(shared_access([](int lane) { return 4 * tile_index(lane % 16, 0); 
 struct SharedStorage {
   float sA[Config::kBlockM * kRowStride];  // [kBlockM, kBlockK], 8448 bytes
   float sB[Config::kBlockN * kRowStride];  // [kBlockN, kBlockK] or [kBlockK, kBlockN], 8448 bytes
+  ATTN_MEMBERS(SharedStorage, sA, sB)
 };
 
 // Copies a tile of `rows` x `columns` elements to shared memory as floats; what lies outside the

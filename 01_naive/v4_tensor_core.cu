@@ -43,6 +43,7 @@ struct Stage {
 template <class Element, int kBlockN>
 struct SharedStorage {
   Stage<Element, kBlockN> stages[Config::kStages];  // 110592 bytes: two blocks an SM
+  ATTN_MEMBERS(SharedStorage, stages)
 };
 
 // Starts the copy of a tile of kRows x kColumns elements to shared memory, 16 bytes at a time; what

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "attn/step.h"
+#include "operations.h"
 
 ATTN_DECLARE_STEP(v1_three_pass);
 ATTN_DECLARE_STEP(v2_online);
@@ -58,7 +58,7 @@ Chapter make_chapter() {
   Chapter c{"02_online_softmax", "softmax with as few passes over memory as there can be", {}};
   c.steps.push_back({
       .name = "v1_three_pass",
-      .operation = "softmax",
+      .operation = &softmax(),
       .idea = "maximum, sum, quotients: three passes over the row",
       .support = kAnyRows,
       .refuses = refuse_rows,
@@ -68,7 +68,7 @@ Chapter make_chapter() {
   });
   c.steps.push_back({
       .name = "v2_online",
-      .operation = "softmax",
+      .operation = &softmax(),
       .idea = "maximum and sum in one pass: the sum is rescaled when the maximum grows",
       .support = kAnyRows,
       .refuses = refuse_rows,
@@ -78,7 +78,7 @@ Chapter make_chapter() {
   });
   c.steps.push_back({
       .name = "v3_warp",
-      .operation = "softmax",
+      .operation = &softmax(),
       .idea = "pairs merged by shuffles; 16 bytes a load, one rescale for all of them",
       .support = kAnyRows,
       .refuses = refuse_rows,
@@ -88,7 +88,7 @@ Chapter make_chapter() {
   });
   c.steps.push_back({
       .name = "v4_one_read",
-      .operation = "softmax",
+      .operation = &softmax(),
       .idea = "the row stays in registers, and what is too long in shared memory: one read",
       .support = "fp32, fp16, bf16; any number of rows, of up to 352 KiB",
       .refuses = refuse_long_rows,
@@ -98,7 +98,7 @@ Chapter make_chapter() {
   });
   c.steps.push_back({
       .name = "v5_split_row",
-      .operation = "softmax",
+      .operation = &softmax(),
       .idea = "many blocks a row, their pairs merged: for few, very long rows",
       .support = kAnyRows,
       .refuses = [](const Problem& p) { return refuse_blocks(rows_of(p) * chunks_of(p)); },
@@ -117,7 +117,7 @@ Chapter make_chapter() {
   });
   c.steps.push_back({
       .name = "v6_softmax_topk",
-      .operation = "softmax_topk",
+      .operation = &softmax_topk(),
       .idea = "the k largest probabilities alone, one read and no row written",
       .support = "fp32, fp16, bf16; any number of rows and columns; --top-k up to 32",
       .refuses = [](const Problem& p) -> Reason {
@@ -137,7 +137,7 @@ Chapter make_chapter() {
   });
   c.steps.push_back({
       .name = "v7_attention_row",
-      .operation = "forward",
+      .operation = &forward(),
       .idea = "the recurrence carries a row of O: attention in one pass over K and V",
       .support = "fp32, fp16, bf16; head dims up to 256; any lengths, masks, GQA",
       .refuses = [](const Problem& p) -> Reason {

@@ -3,7 +3,8 @@
 #include <random>
 
 #include "02_online_softmax/algorithm.h"
-#include "attn/roofline.h"
+#include "02_online_softmax/operations.h"
+#include "device/roofline.h"
 #include "tests/step_cases.h"
 
 using namespace attn;
@@ -16,7 +17,7 @@ const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::fp32};
 Problem rows_cols(int64_t rows, int64_t cols, DType dtype, InputKind inputs = InputKind::random) {
   Problem p = problem(rows, cols, 1, dtype, inputs);
   p.heads = p.kv_heads = 1;
-  p.softmax_scale = 1;
+  p.matrix = true;
   return p;
 }
 
@@ -57,7 +58,7 @@ const Step& step_named(const std::string& name) {
 std::vector<float> softmax_of(const Step& step, const std::vector<float>& x) {
   Problem p = rows_cols(1, static_cast<int64_t>(x.size()), DType::fp32);
   p.finish();
-  const Operation& op = *find_operation("softmax");
+  const Operation& op = softmax();
   Session session(p, op, Backend::emulated, {{"x", HostTensor{op.inputs(p)[0], x}}});
   CHECK(session.prepare(step).ok());
   CHECK(session.launch().ok());
@@ -80,8 +81,8 @@ bool close(online::MaxSum a, online::MaxSum b) {
 
 // All steps take all types and any number of rows and columns, but for the three limits that README.md names.
 bool attn::tests::promised(const Step& step, const Problem& p) {
-  if (step.operation == "forward") return plain(p) && p.head_dim <= 256;
-  if (step.operation == "softmax_topk") return p.top_k <= 32;
+  if (step.operation == &forward()) return plain(p) && p.head_dim <= 256;
+  if (step.operation == &softmax_topk()) return p.top_k <= 32;
   const int64_t columns_of_16_bytes = 16 / size_of(p.dtype);  // the last, partial 16 bytes of a row do not count
   return step.name != "v4_one_read" || p.seqlen_k / columns_of_16_bytes <= 352 * 1024 / 16;
 }
@@ -163,7 +164,7 @@ TEST_CASE("softmax with top-k is right, ties and short rows too", "[emulated]") 
   for (const bool rising : {false, true}) {
     Problem p = with_top_k(rows_cols(1, 3000, DType::fp32), 7);
     p.finish();
-    const Operation& op = *find_operation("softmax_topk");
+    const Operation& op = softmax_topk();
     std::vector<float> x(3000, 2.5f);
     if (rising) std::iota(x.begin(), x.end(), -2990.0f);
     Session session(p, op, Backend::emulated, {{"x", HostTensor{op.inputs(p)[0], x}}});
@@ -171,7 +172,7 @@ TEST_CASE("softmax with top-k is right, ties and short rows too", "[emulated]") 
     REQUIRE(session.launch().ok());
     const HostTensors out = session.outputs();
     for (std::size_t i = 0; i < 7; ++i)
-      CHECK(out.at("indices").data[i] == (rising ? 2999 - float(i) : float(i)));
+      CHECK(out.at("indices").numbers[i] == (rising ? 2999 - int64_t(i) : int64_t(i)));
     CHECK(out.at("values").data[0] == Approx(rising ? 1 - std::exp(-1.0) : 1 / 3000.0));
   }
 }
@@ -191,7 +192,7 @@ TEST_CASE("a shift of the scores changes nothing, and nothing overflows", "[emul
   for (float& v : huge) v *= 5e37f;    // their exponentials do not fit in a float, nor do their differences
   huge[99] = 3e38f;
   for (const Step& step : chapter().steps) {
-    if (step.operation != "softmax") continue;
+    if (step.operation != &softmax()) continue;
     INFO(step.name);
     CHECK(softmax_of(step, x) == softmax_of(step, shifted));
     const std::vector<float> y = softmax_of(step, huge);
@@ -202,13 +203,13 @@ TEST_CASE("a shift of the scores changes nothing, and nothing overflows", "[emul
 
 TEST_CASE("every schedule gives the same bits", "[emulated]") {
   for (const Step& step : chapter().steps) {
-    Problem p = step.operation == "forward" ? problem(9, 70, 40, DType::bf16)
+    Problem p = step.operation == &forward() ? problem(9, 70, 40, DType::bf16)
                                             : rows_cols(3, 1003, DType::bf16, InputKind::needle);
-    if (step.operation == "softmax_topk") p.top_k = 8;
+    if (step.operation == &softmax_topk()) p.top_k = 8;
     p.finish();
     HostTensors first;
     CHECK(run_step(step, p, Backend::emulated, &first) == "");
-    const Operation& op = *find_operation(step.operation);
+    const Operation& op = *step.operation;
     for (uint64_t seed = 100; seed < 105; ++seed) {
       Session session(p, op, Backend::emulated, draw_inputs(p, op.inputs(p)));
       emulator::schedule_seed = seed;
@@ -216,7 +217,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
       CHECK(session.launch().ok());
       for (const auto& [name, t] : session.outputs()) {
         INFO(step.name << " " << name << " under schedule " << seed);
-        CHECK(t.data == first.at(name).data);
+        CHECK(same(t, first.at(name)));
       }
     }
   }
@@ -258,7 +259,7 @@ TEST_CASE("costs are what the README derives", "[emulated]") {
   CHECK(total("v3_warp") == 3 * bytes);
   CHECK(total("v4_one_read") == 2 * bytes);
   CHECK(total("v5_split_row") == 3 * bytes);
-  CHECK(total("v4_one_read") == find_operation("softmax")->compulsory_bytes(p));
+  CHECK(total("v4_one_read") == softmax().compulsory_bytes(p));
 }
 
 TEST_CASE("all steps on the GPU", "[gpu]") {
@@ -282,9 +283,9 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
 
 TEST_CASE("the two back ends agree", "[gpu]") {
   for (const Step& step : chapter().steps) {
-    Problem p = step.operation == "forward" ? problem(203, 239, 64, DType::bf16, InputKind::needle)
+    Problem p = step.operation == &forward() ? problem(203, 239, 64, DType::bf16, InputKind::needle)
                                             : rows_cols(33, 1003, DType::bf16, InputKind::needle);
-    if (step.operation == "softmax_topk") p.top_k = 8;
+    if (step.operation == &softmax_topk()) p.top_k = 8;
     p.finish();
     HostTensors gpu, emulated;
     INFO(step.name);
@@ -304,11 +305,11 @@ TEST_CASE("the two back ends agree", "[gpu]") {
 
 TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   for (const Step& step : chapter().steps) {
-    Problem p = step.operation == "forward" ? problem(70, 203, 64, DType::bf16)
+    Problem p = step.operation == &forward() ? problem(70, 203, 64, DType::bf16)
                                             : rows_cols(33, 5003, DType::bf16);
-    if (step.operation == "softmax_topk") p.top_k = 8;
+    if (step.operation == &softmax_topk()) p.top_k = 8;
     p.finish();
-    const Operation& op = *find_operation(step.operation);
+    const Operation& op = *step.operation;
     Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
     REQUIRE(session.prepare(step).ok());
     HostTensors first;
@@ -318,7 +319,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
       if (n == 0) first = now;
       for (const auto& [name, t] : now) {
         INFO(step.name << " " << name << " run " << n);
-        REQUIRE(t.data == first.at(name).data);
+        REQUIRE(same(t, first.at(name)));
       }
     }
   }
@@ -328,7 +329,7 @@ TEST_CASE("16 Mi columns, and tensors past 2^31 elements", "[gpu][large]") {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{2, 16 << 20}, {33'000, 65'537}}) {
     Problem p = rows_cols(rows, cols, DType::bf16, InputKind::needle);
     p.finish();
-    const Operation& op = *find_operation("softmax");
+    const Operation& op = softmax();
     const HostTensors inputs = draw_inputs(p, op.inputs(p));
     Session session(p, op, Backend::gpu, inputs);
     const auto expected = op.reference(p, inputs, {.full = false, .budget = 1e7});

@@ -16,6 +16,7 @@ struct Config {
 };
 struct SharedStorage {
   float partial[Config::kThreads];  // one value a thread
+  ATTN_MEMBERS(SharedStorage, partial)
 };
 
 // Combines one value of every thread, by halves; all threads get the result.

@@ -31,6 +31,7 @@ __device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
 
 struct SharedStorage {
   MaxSum partial[Config::kThreads];  // one pair a thread
+  ATTN_MEMBERS(SharedStorage, partial)
 };
 
 // Merges the pairs of all threads, by halves; all threads get the result.

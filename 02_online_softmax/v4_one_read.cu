@@ -40,6 +40,7 @@ struct Config {
 template <class Config>
 struct SharedStorage {
   MaxSum partial[Config::kWarps];  // one pair a warp
+  ATTN_MEMBERS(SharedStorage, partial)
 };
 constexpr std::size_t kMaxShared = 224 * 1024;  // for vectors beyond the registers
 

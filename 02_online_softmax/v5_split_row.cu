@@ -35,6 +35,7 @@ __device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
 
 struct SharedStorage {
   MaxSum partial[Config::kWarps];  // one pair a warp
+  ATTN_MEMBERS(SharedStorage, partial)
 };
 
 // Merges the pairs of all threads: first the lanes of each warp, then the warps.

@@ -47,6 +47,7 @@ __device__ __forceinline__ Entry entry_of_lane(Entry e, int lane) {
 struct SharedStorage {
   MaxSum partial[Config::kWarps];           // one pair a warp
   Entry best[Config::kWarps][Config::kMaxK];  // and its list
+  ATTN_MEMBERS(SharedStorage, partial, best)
 };
 
 //! [insert]

@@ -35,6 +35,7 @@ __device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
 struct SharedStorage {
   MaxSum partial[Config::kWarps];                   // one pair a warp
   float o[Config::kWarps][Config::kMaxHeadDim];     // and its row, [kWarps, d]
+  ATTN_MEMBERS(SharedStorage, partial, o)
 };
 
 __device__ float warp_sum(float value) {

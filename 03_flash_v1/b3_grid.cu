@@ -59,6 +59,7 @@ struct SharedStorage {
   alignas(128) Element sdO[2][Config::kBlockM * Config::kHeadDim];  // [kBlockM, d], in turns
   alignas(128) Element sP[Config::kBlockM * Config::kBlockN];       // [kBlockM, kBlockN]
   alignas(128) Element sdS[Config::kBlockM * Config::kBlockN];      // [kBlockM, kBlockN]
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sP, sdS)
 };
 
 // Starts to copy rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end becomes 0.

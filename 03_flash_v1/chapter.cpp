@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "attn/step.h"
+#include "check/operation.h"
 
 ATTN_DECLARE_STEP(v1_scalar);
 ATTN_DECLARE_STEP(v2_tensor_core);
@@ -141,7 +141,7 @@ const char* const kTensorSupport = "fp16, bf16; head dims 32, 64, 128; any lengt
 Step scalar_step(std::string name, std::string idea, int64_t floats, Launch launch) {
   return {
       .name = std::move(name),
-      .operation = "forward",
+      .operation = &forward(),
       .idea = std::move(idea),
       .support = kScalarSupport,
       .refuses = refuse_scalar,
@@ -152,7 +152,7 @@ Step scalar_step(std::string name, std::string idea, int64_t floats, Launch laun
             return forward_cost(p, t, t, 1, false);
           },
       .launch = launch,
-      .takes_dropout = true,
+      .takes = {"dropout"},
   };
 }
 
@@ -166,7 +166,7 @@ int64_t rows_a_block(const Problem& p, int64_t block_m) {
 Step tensor_step(std::string name, std::string idea, Tiles tiles, Tiles warp, bool split_rows, Launch launch) {
   return {
       .name = std::move(name),
-      .operation = "forward",
+      .operation = &forward(),
       .idea = std::move(idea),
       .support = kTensorSupport,
       .refuses = refuse_tensor,
@@ -178,7 +178,7 @@ Step tensor_step(std::string name, std::string idea, Tiles tiles, Tiles warp, bo
           },
       .launch = launch,
       .needs = kAmpere,
-      .takes_dropout = true,
+      .takes = {"dropout"},
   };
 }
 
@@ -188,7 +188,7 @@ Tiles backward_tiles(const Problem& p) { return {p.head_dim == 128 ? 64 : 128, 1
 Step backward_step(std::string name, std::string idea, std::vector<Phase> (*cost)(const Problem&), Launch launch) {
   return {
       .name = std::move(name),
-      .operation = "backward",
+      .operation = &backward(),
       .idea = std::move(idea),
       .support = kTensorSupport,
       .refuses = refuse_small_scale,
@@ -204,7 +204,7 @@ Step backward_step(std::string name, std::string idea, std::vector<Phase> (*cost
       .launch = launch,
       .prepare = ATTN_LAUNCH(v7_exp2),
       .needs = kAmpere,
-      .takes_dropout = true,
+      .takes = {"dropout"},
   };
 }
 
@@ -239,7 +239,7 @@ Chapter make_chapter() {
                                 ATTN_LAUNCH_OF(launch_double)));
   Step b1 = scalar_step("b1_scalar", "Algorithm 4 line by line: P computed again, dQ added to in HBM", 16 * 1024,
                         ATTN_LAUNCH(b1_scalar));
-  b1.operation = "backward";
+  b1.operation = &backward();
   b1.cost = [](const Problem& p) { return Cost{backward_phase(p, scalar_tiles(p, 16 * 1024), false)}; };
   b1.prepare = ATTN_LAUNCH(v1_scalar);
   c.steps.push_back(std::move(b1));

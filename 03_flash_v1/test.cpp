@@ -1,6 +1,6 @@
 // What chapter 03 promises: every step right on every shape that it accepts, on both back ends.
 #include "attn/philox.h"
-#include "attn/roofline.h"
+#include "device/roofline.h"
 #include "tests/step_cases.h"
 
 using namespace attn;
@@ -67,13 +67,13 @@ TEST_CASE("steps drop the same probabilities as the reference, bit for bit", "[e
   p.heads = p.kv_heads = 2;
   p.dropout = 0.5;
   p.finish();
-  const Operation& op = *find_operation("forward");
+  const Operation& op = forward();
   HostTensors in = draw_inputs(p, op.inputs(p));
   for (float& x : in.at("q").data) x = 0;  // all probabilities equal
   for (std::size_t i = 0; i < in.at("v").data.size(); ++i)
     in.at("v").data[i] = i / 64 % 64 == i % 64 ? 1 : 0;
   for (const Step& step : chapter().steps) {
-    if (step.operation != "forward") continue;
+    if (step.operation != &forward()) continue;
     INFO(step.name);
     Session session(p, op, Backend::emulated, in);
     REQUIRE(session.prepare(step).ok());
@@ -136,7 +136,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
     p.finish();
     HostTensors first;
     CHECK(run_step(step, p, Backend::emulated, &first) == "");
-    const Operation& op = *find_operation(step.operation);
+    const Operation& op = *step.operation;
     for (uint64_t seed = 100; seed < 105; ++seed) {
       Session session(p, op, Backend::emulated, draw_inputs(p, op.inputs(p)));
       emulator::schedule_seed = seed;
@@ -144,7 +144,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
       CHECK(session.launch().ok());
       for (const auto& [name, t] : session.outputs()) {
         INFO(step.name << " " << name << " under schedule " << seed);
-        CHECK(t.data == first.at(name).data);
+        CHECK(same(t, first.at(name)));
       }
     }
   }
@@ -169,7 +169,7 @@ TEST_CASE("memory is linear in the length", "[emulated]") {
   Problem twice = problem(2048, 2048, 64, DType::bf16);
   twice.finish();
   for (const Step& step : chapter().steps) {
-    const Operation& op = *find_operation(step.operation);
+    const Operation& op = *step.operation;
     INFO(step.name);
     CHECK(memory_need(twice, op, step).total() < 2.01 * memory_need(p, op, step).total());
   }
@@ -217,7 +217,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   p.finish();
   for (const Step& step : chapter().steps) {
     if (!step.deterministic) continue;
-    const Operation& op = *find_operation(step.operation);
+    const Operation& op = *step.operation;
     Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
     REQUIRE(session.prepare(step).ok());
     HostTensors first;
@@ -227,7 +227,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
       if (n == 0) first = now;
       for (const auto& [name, t] : now) {
         INFO(step.name << " " << name << " run " << n);
-        REQUIRE(t.data == first.at(name).data);
+        REQUIRE(same(t, first.at(name)));
       }
     }
   }

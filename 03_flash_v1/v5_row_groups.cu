@@ -70,6 +70,7 @@ struct SharedStorage {
   float sSum[Config::kWarpsN][Config::kBlockM];
   // Partial O, for the warp that adds up these columns, from each other one.
   float sO[Config::kWarpsM][Config::kWarpsN][Config::kWarpsN - 1][16][Config::kSlice + 8];
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, sO)
 };
 
 // Starts to copy rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end becomes 0.

@@ -29,6 +29,7 @@ struct SharedStorage {
   alignas(128) uint4 sP[Config::kPairs][Config::kKeyTiles * Config::kRowSteps][32];  // operands, as lanes hold them
   alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // of a row: lse / log(2), and D
   Sequence sequence;  // here, where it costs no registers
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sdS, sP, sRow, sequence)
 };
 
 template <class Element, class Config, bool kFeatures>

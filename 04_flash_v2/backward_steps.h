@@ -6,14 +6,14 @@
 #include <algorithm>
 #include <string>
 
-#include "attn/step.h"
+#include "check/operation.h"
 
 ATTN_DECLARE_STEP(v7_tuned);
 ATTN_DECLARE_STEP(b1_kv_parallel);
 ATTN_DECLARE_STEP(b2_tuned);
 ATTN_DECLARE_STEP(b3_deterministic);
 
-namespace attn::backward {
+namespace attn::backward_steps {
 
 using Reason = std::optional<std::string>;
 
@@ -79,7 +79,7 @@ inline Tiles first_tiles(int64_t head_dim) { return {head_dim == 128 ? 64 : 128,
 inline Step first_step() {
   return {
       .name = "b1_kv_parallel",
-      .operation = "backward",
+      .operation = &backward(),
       .idea = "a block for each tile of keys; its rows as a range: unseen, cut, plain",
       .support = "fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout; scales from 1e-37",
       .refuses = [](const Problem& p) -> Reason {
@@ -103,7 +103,7 @@ inline Step first_step() {
       .prepare = ATTN_LAUNCH(v7_tuned),
       .deterministic = false,
       .needs = kAmpere,
-      .takes_dropout = true,
+      .takes = {"dropout"},
   };
 }
 
@@ -139,7 +139,7 @@ inline std::vector<Workspace> tuned_workspaces(const Problem& p, int64_t slices)
 inline Step tuned_step(std::string name, std::string idea, int64_t (*slices)(const Problem&), Launch launch) {
   return {
       .name = std::move(name),
-      .operation = "backward",
+      .operation = &backward(),
       .idea = std::move(idea),
       .support = "fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks, GQA, softcap, "
                  "dropout",
@@ -159,9 +159,7 @@ inline Step tuned_step(std::string name, std::string idea, int64_t (*slices)(con
       .prepare = ATTN_LAUNCH(v7_tuned),
       .deterministic = false,
       .needs = kAmpere,
-      .takes_dropout = true,
-      .takes_softcap = true,
-      .takes_varlen = true,
+      .takes = {"dropout", "softcap", "varlen"},
   };
 }
 
@@ -175,4 +173,4 @@ inline void add_steps(Chapter& c) {
   c.steps.back().deterministic = true;
 }
 
-}  // namespace attn::backward
+}  // namespace attn::backward_steps

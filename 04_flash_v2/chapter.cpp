@@ -5,7 +5,7 @@
 #include <string>
 
 #include "backward_steps.h"
-#include "attn/step.h"
+#include "check/operation.h"
 #include "attn/tiling.h"
 
 ATTN_DECLARE_STEP(v1_loop_swap);
@@ -50,7 +50,7 @@ Reason refuse(const Problem& p, const Launch& launch) {
 Step first_step(std::string name, std::string idea, bool skip, Launch launch) {
   return {
       .name = std::move(name),
-      .operation = "forward",
+      .operation = &forward(),
       .idea = std::move(idea),
       .support = "fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout",
       .refuses = [launch](const Problem& p) -> Reason {
@@ -63,14 +63,14 @@ Step first_step(std::string name, std::string idea, bool skip, Launch launch) {
       .launch = launch,
       .needs = kAmpere,
       .tiled = true,
-      .takes_dropout = true,
+      .takes = {"dropout"},
   };
 }
 
 Step tuned_step(std::string name, std::string idea, Launch launch) {
   return {
       .name = std::move(name),
-      .operation = "forward",
+      .operation = &forward(),
       .idea = std::move(idea),
       .support = "fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks, GQA, softcap, "
                  "ALiBi, dropout",
@@ -85,10 +85,7 @@ Step tuned_step(std::string name, std::string idea, Launch launch) {
       .launch = launch,
       .needs = kAmpere,
       .tiled = true,
-      .takes_dropout = true,
-      .takes_softcap = true,
-      .takes_alibi = true,
-      .takes_varlen = true,
+      .takes = {"dropout", "softcap", "alibi", "varlen"},
   };
 }
 
@@ -121,7 +118,7 @@ Chapter make_chapter() {
   refuse_negative_scale(c.steps.back());
   c.steps.push_back(tuned_step("v7_tuned", "tiles for each head dim; O rescaled seldom; addresses are constants",
                                ATTN_LAUNCH(v7_tuned)));
-  backward::add_steps(c);
+  backward_steps::add_steps(c);
   return c;
 }
 

@@ -3,7 +3,7 @@
 #include <tuple>
 
 #include "attn/philox.h"
-#include "attn/roofline.h"
+#include "device/roofline.h"
 #include "tests/step_cases.h"
 
 using namespace attn;
@@ -115,7 +115,7 @@ void packed_problems(Body body) {
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (p.dtype == DType::fp32) return false;
   if (one_of_steps(step, {"v7_tuned", "b2_tuned", "b3_deterministic"}))
-    return one_of(p.head_dim, {32, 64, 96, 128, 192, 256}) && (step.operation == "forward" || !p.alibi);
+    return one_of(p.head_dim, {32, 64, 96, 128, 192, 256}) && (step.operation == &forward() || !p.alibi);
   if (p.softcap != 0 || p.alibi || p.varlen() || !one_of(p.head_dim, {32, 64, 128})) return false;
   return p.softmax_scale >= 1e-37 || !one_of_steps(step, {"v5_exp2", "v6_causal_skip", "b1_kv_parallel"});
 }
@@ -126,13 +126,13 @@ TEST_CASE("steps drop the same probabilities as the reference, bit for bit", "[e
   p.heads = p.kv_heads = 2;
   p.dropout = 0.5;
   p.finish();
-  const Operation& op = *find_operation("forward");
+  const Operation& op = forward();
   HostTensors in = draw_inputs(p, op.inputs(p));
   for (float& x : in.at("q").data) x = 0;  // all probabilities equal
   for (std::size_t i = 0; i < in.at("v").data.size(); ++i)
     in.at("v").data[i] = i / 64 % 64 == i % 64 ? 1 : 0;
   for (const Step& step : chapter().steps) {
-    if (step.operation != "forward") continue;
+    if (step.operation != &forward()) continue;
     INFO(step.name);
     Session session(p, op, Backend::emulated, in);
     REQUIRE(session.prepare(step).ok());
@@ -216,7 +216,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
     p.finish();
     HostTensors first;
     CHECK(run_step(step, p, Backend::emulated, &first) == "");
-    const Operation& op = *find_operation(step.operation);
+    const Operation& op = *step.operation;
     for (uint64_t seed = 100; seed < 105; ++seed) {
       Session session(p, op, Backend::emulated, draw_inputs(p, op.inputs(p)));
       emulator::schedule_seed = seed;
@@ -224,7 +224,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
       CHECK(session.launch().ok());
       for (const auto& [name, t] : session.outputs()) {
         INFO(step.name << " " << name << " under schedule " << seed);
-        CHECK(t.data == first.at(name).data);
+        CHECK(same(t, first.at(name)));
       }
     }
   }
@@ -263,7 +263,7 @@ TEST_CASE("nothing but inputs and outputs is in memory", "[emulated]") {
   p.finish();
   for (const Step& step : chapter().steps) {
     INFO(step.name);
-    if (step.operation == "forward") CHECK(step.workspaces(p).empty());
+    if (step.operation == &forward()) CHECK(step.workspaces(p).empty());
   }
 }
 
@@ -331,7 +331,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
     Problem p = problem(203, 603, 64, DType::bf16);
     if (features) p.varlen_q = {203, 0, 70}, p.varlen_k = {603, 5, 90}, add_features(p, 7, 0);
     p.finish();
-    const Operation& op = *find_operation(step.operation);
+    const Operation& op = *step.operation;
     Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
     REQUIRE(session.prepare(step).ok());
     HostTensors first;
@@ -341,7 +341,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
       if (n == 0) first = now;
       for (const auto& [name, t] : now) {
         INFO(step.name << " " << name << " run " << n);
-        REQUIRE(t.data == first.at(name).data);
+        REQUIRE(same(t, first.at(name)));
       }
     }
   }
@@ -356,7 +356,7 @@ TEST_CASE("inputs of large problems are inputs like others, and so are rows of t
   p.varlen_q = {70, 0, 33}, p.varlen_k = {90, 5, 40};
   for (const char* operation : {"forward", "backward"}) check_large_steps(operation, p, Backend::emulated);
   p.finish();
-  const Operation& op = *find_operation("forward");
+  const Operation& op = forward();
   const HostTensors inputs = repeated_inputs(p, op.inputs(p));
   CHECK(inputs.at("q").data[0] != inputs.at("k").data[0]);
   std::vector<Expected> expected = op.reference(p, inputs, {});

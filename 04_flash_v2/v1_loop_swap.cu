@@ -49,6 +49,7 @@ struct SharedStorage {
   float sSum[Config::kWarpsN][Config::kBlockM];
   // Partial O from the other warp of a row group, for the warp that adds up these columns.
   float sO[Config::kWarpsM][Config::kWarpsN][Config::kGroupRows * Config::kSlice];
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, sO)
 };
 
 // Place of a pair (row, col) of sO: 32 bytes of 4 lanes stay together, those of 8 rows go to other banks.

@@ -39,6 +39,7 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ)
 };
 
 // Copies rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end becomes 0.

@@ -30,6 +30,7 @@ struct SharedStorage {
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];                   // [kBlockM, d]
   Sequence sequence;  // needed at the end alone: until then no register is free to keep it, or row0
   int row0;
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
 };
 
 // threadIdx.x, read anew each time: as one variable it, and all that follows from it, would keep registers in the loop.

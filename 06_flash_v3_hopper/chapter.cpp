@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <string>
 
-#include "attn/step.h"
+#include "check/operation.h"
 #include "attn/tiling.h"
 
 ATTN_DECLARE_STEP(v1_wgmma_tma);
@@ -56,7 +56,7 @@ Reason refuse(const Problem& p, const Launch& launch) {
 Step forward_step(std::string name, std::string idea, Launch launch) {
   return {
       .name = std::move(name),
-      .operation = "forward",
+      .operation = &forward(),
       .idea = std::move(idea),
       .support = "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA; scales from 1e-37",
       .refuses = [launch](const Problem& p) { return refuse(p, launch); },
@@ -103,7 +103,7 @@ Chapter make_chapter() {
   c.steps.back().support =
       "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap; scales from "
       "1e-37";
-  c.steps.back().takes_softcap = c.steps.back().takes_varlen = true;
+  c.steps.back().takes = {"softcap", "varlen"};
   return c;
 }
 

@@ -35,6 +35,7 @@ struct SharedStorage {
   alignas(1024) Element sK[Config::kBlockN * Config::kHeadDim];
   alignas(1024) Element sV[Config::kBlockN * Config::kHeadDim];
   uint64_t q_full, k_full, v_full;  // mbarriers: the bytes are there
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full)
 };
 
 // Blocks of keys: some row of [row0, row0 + rows) sees something of [begin, end), and every row sees all of
@@ -150,7 +151,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     mbarrier_wait(&smem.k_full, phase);
     float s[kBlockN / 8][4];
     scores<Config>(s, sQ, smem.sK);
-    wgmma_wait<0>();
+    wgmma_wait<0>(s);
     __syncthreads();  // both warpgroups are done with K_j
     if (threadIdx.x == 0 && n_block + 1 < seen.end) load_k_or_v(smem.sK, mapK, &smem.k_full, n_block + 1);
 
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
     mbarrier_wait(&smem.v_full, phase);
     output<Config>(o, p, smem.sV);
-    wgmma_wait<0>();
+    wgmma_wait<0>(o);
     __syncthreads();  // both warpgroups are done with V_j
     if (threadIdx.x == 0 && n_block + 1 < seen.end) load_k_or_v(smem.sV, mapV, &smem.v_full, n_block + 1);
   };

@@ -39,6 +39,7 @@ struct SharedStorage {
   alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
   uint64_t q_full, k_full[Config::kStages], v_full[Config::kStages];  // mbarriers: the bytes are there
   uint64_t k_empty[Config::kStages], v_empty[Config::kStages];        // all consumers are done with them
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, k_empty, v_empty)
 };
 
 // Blocks of keys: some row of [row0, row0 + rows) sees something of [begin, end), and every row sees all of
@@ -170,7 +171,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     mbarrier_wait(&smem.k_full[stage], phase);
     float s[kBlockN / 8][4];
     scores<Config>(s, sQ, smem.sK[stage]);
-    wgmma_wait<0>();
+    wgmma_wait<0>(s);
     if (lane_id == 0) mbarrier_arrive(&smem.k_empty[stage]);  // this warp is done with K_j
 
     if constexpr (masked.value) {
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
     mbarrier_wait(&smem.v_full[stage], phase);
     output<Config>(o, p, smem.sV[stage]);
-    wgmma_wait<0>();
+    wgmma_wait<0>(o);
     if (lane_id == 0) mbarrier_arrive(&smem.v_empty[stage]);
   };
   //! [loops]

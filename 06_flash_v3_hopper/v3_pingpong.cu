@@ -39,6 +39,7 @@ struct SharedStorage {
   alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
   uint64_t q_full, k_full[Config::kStages], v_full[Config::kStages];  // mbarriers: the bytes are there
   uint64_t k_empty[Config::kStages], v_empty[Config::kStages];        // all consumers are done with them
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, k_empty, v_empty)
 };
 
 // Blocks of keys: some row of [row0, row0 + rows) sees something of [begin, end), and every row sees all of
@@ -228,7 +229,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     output<Config>(o, p, smem.sV[stage_of(n_block)]);
     if (more) scores<Config>(s, sQ, smem.sK[stage_of(n_block + 1)]);
     end_turn();  // the other's products queue behind these
-    wgmma_wait<0>();
+    wgmma_wait<0>(o, s);
     release(smem.v_empty, n_block);
     if (more) release(smem.k_empty, n_block + 1);
     //! [products]
@@ -240,7 +241,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_for_turn();
     scores<Config>(s, sQ, smem.sK[0]);
     end_turn();
-    wgmma_wait<0>();
+    wgmma_wait<0>(s);
     release(smem.k_empty, seen.begin);
   }
   int n_block = seen.begin;

@@ -38,6 +38,7 @@ struct SharedStorage {
   alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
   uint64_t q_full, k_full[Config::kStages], v_full[Config::kStages];  // mbarriers: the bytes are there
   uint64_t k_empty[Config::kStages], v_empty[Config::kStages];        // all consumers are done with them
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, k_empty, v_empty)
 };
 
 // Blocks of keys: some row of [row0, row0 + rows) sees something of [begin, end), and every row sees all of
@@ -230,10 +231,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_for(smem.v_full, n_block - 1);
     output<Config>(o, p, smem.sV[stage_of(n_block - 1)]);
     end_turn();  // the other's products queue behind these
-    wgmma_wait<1>();  // S is there
+    wgmma_wait<1>(s);  // S is there
     release(smem.k_empty, n_block);
     softmax(n_block, masked);
-    wgmma_wait<0>();  // and O of the block before
+    wgmma_wait<0>(o);  // and O of the block before
     release(smem.v_empty, n_block - 1);
     round_p();
 #pragma unroll
@@ -250,7 +251,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_for_turn();
     scores<Config>(s, sQ, smem.sK[0]);
     end_turn();
-    wgmma_wait<0>();
+    wgmma_wait<0>(s);
     release(smem.k_empty, seen.begin);
     softmax(seen.begin, std::true_type{});
     round_p();
@@ -262,7 +263,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_for_turn();
     output<Config>(o, p, smem.sV[stage_of(seen.end - 1)]);
     end_turn();
-    wgmma_wait<0>();
+    wgmma_wait<0>(o);
     release(smem.v_empty, seen.end - 1);
   }
   //! [loops]

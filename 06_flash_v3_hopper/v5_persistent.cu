@@ -9,7 +9,7 @@
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
-#include "attn/device.h"
+#include "device/device.h"
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
 #include "ptx/mma.h"
@@ -42,6 +42,7 @@ struct SharedStorage {
   alignas(1024) Element sO[Config::kOwnO ? Config::kBlockM * Config::kHeadDim : 8];
   uint64_t q_full, q_empty, k_full[Config::kStages], v_full[Config::kStages];  // mbarriers: the bytes are there
   uint64_t k_empty[Config::kStages], v_empty[Config::kStages];        // all consumers are done with them
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, sO, q_full, q_empty, k_full, v_full, k_empty, v_empty)
 };
 
 // Blocks of keys: some row of [row0, row0 + rows) sees something of [begin, end), and every row sees all of
@@ -280,11 +281,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       wait_for(smem.v_full, n_block - 1);
       output<Config>(o, p, smem.sV[stage_of(n_block - 1)]);
       end_turn();  // the other's products queue behind these
-      wgmma_wait<1>();  // S is there
+      wgmma_wait<1>(s);  // S is there
       release(smem.k_empty, n_block);
       if (Config::kOwnO && n_block + 1 == seen.end) done_with_q();
       softmax(n_block, masked);
-      wgmma_wait<0>();  // and O of the block before
+      wgmma_wait<0>(o);  // and O of the block before
       release(smem.v_empty, n_block - 1);
       round_p();
 #pragma unroll
@@ -300,7 +301,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       wait_for_turn();
       scores<Config>(s, sQ, smem.sK[stage_of(seen.begin)]);
       end_turn();
-      wgmma_wait<0>();
+      wgmma_wait<0>(s);
       release(smem.k_empty, seen.begin);
       if (Config::kOwnO && seen.begin + 1 == seen.end) done_with_q();
       softmax(seen.begin, std::true_type{});
@@ -313,7 +314,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       wait_for_turn();
       output<Config>(o, p, smem.sV[stage_of(seen.end - 1)]);
       end_turn();
-      wgmma_wait<0>();
+      wgmma_wait<0>(o);
       release(smem.v_empty, seen.end - 1);
     }
     //! [loops]

@@ -9,7 +9,7 @@
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
-#include "attn/device.h"
+#include "device/device.h"
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
 #include "ptx/mma.h"
@@ -69,6 +69,8 @@ struct SharedStorage {
   uint64_t q_full, q_empty, k_full[Config::kStages], v_full[Config::kStages];  // mbarriers: the bytes are there
   uint64_t k_empty[Config::kStages], v_empty[Config::kStages];        // all consumers are done with them
   Work work;  // what Q is of: q_full and q_empty are about it, too
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, sO, q_full, q_empty, k_full, v_full, k_empty,
+               v_empty, work)
 };
 
 // Tiles of queries in the order in which blocks take them: heads come in sections; in one, tiles with the most keys
@@ -285,11 +287,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       wait_for(smem.v_full, turn - 1);
       output<Config>(o, p, smem.sV[(turn - 1) % kStages]);
       end_turn();  // the other's products queue behind these
-      wgmma_wait<1>();  // S is there
+      wgmma_wait<1>(s);  // S is there
       release(smem.k_empty, turn);
       if (Config::kOwnO && n_block + 1 == seen.end) done_with_q();
       softmax(n_block, masked);
-      wgmma_wait<0>();  // and O of the block before
+      wgmma_wait<0>(o);  // and O of the block before
       release(smem.v_empty, turn - 1);
       round_p();
 #pragma unroll
@@ -305,7 +307,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_for_turn();
     scores<Config>(s, sQ, smem.sK[turn % kStages]);
     end_turn();
-    wgmma_wait<0>();
+    wgmma_wait<0>(s);
     release(smem.k_empty, turn);
     if (Config::kOwnO && seen.begin + 1 == seen.end) done_with_q();
     softmax(seen.begin, std::true_type{});
@@ -319,7 +321,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_for_turn();
     output<Config>(o, p, smem.sV[(turn - 1) % kStages]);
     end_turn();
-    wgmma_wait<0>();
+    wgmma_wait<0>(o);
     release(smem.v_empty, turn - 1);
     //! [loops]
 

@@ -10,7 +10,7 @@
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
-#include "attn/device.h"
+#include "device/device.h"
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
 #include "ptx/mma.h"
@@ -73,6 +73,8 @@ struct SharedStorage {
   uint64_t q_empty[Config::kQueries], k_empty[Config::kStages], v_empty[Config::kStages];
   uint64_t work_full[2], ask;  // mbarriers too: there is work; soon there will be none
   Work work[kRing];
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
+               work_full, ask, work)
 };
 
 // Tiles of queries in the order in which blocks take them: heads come in sections; in one, tiles with the most keys
@@ -317,14 +319,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_for(smem.v_full, turn - 1);
     start_output(turn - 1);
     end_turn();  // the other's products queue behind these
-    wgmma_wait<1>();  // S is there
+    wgmma_wait<1>(s);  // S is there
     release(smem.k_empty, turn);
     if (n_block + 1 == seen.end) done_with_q();
   };
   const auto visit = [&](int n_block, auto masked) {
     products(n_block);
     softmax(n_block, masked);
-    wgmma_wait<0>();  // and O of the block before
+    wgmma_wait<0>(o);  // and O of the block before
     release(smem.v_empty, turn - 1);
     round_p();
 #pragma unroll
@@ -367,7 +369,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   wait_for_turn();
   start_scores();
   end_turn();
-  wgmma_wait<0>();
+  wgmma_wait<0>(s);
   release(smem.k_empty, turn);
   if (seen.begin + 1 == seen.end) done_with_q();
   softmax(seen.begin, std::true_type{});
@@ -395,7 +397,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       start_output(turn - 1);
       end_turn();
     }
-    wgmma_wait<0>();
+    wgmma_wait<0>(o);
     release(smem.v_empty, turn - 1);
     round_p();
     ++turn;

@@ -8,7 +8,8 @@
 #   [t](other.md#part)     ->  @ref page_part "t"         also for the sources that are on the site
 #   [t](LICENSE)           ->  t, or a link below SOURCE_URL
 #   ![t](figures/x.svg)    ->  ![t](docs/figures/x.svg)   relative to the html folder
-#   <!-- \snippet f b -->  ->  \snippet folder/f b        hidden on GitHub, shown on the site
+#   [Code: f.cu, b](f.cu)  ->  \snippet folder/f.cu b     a line of its own: a link on GitHub
+#   # Title                ->  its contents below it, where the page has at least 4 sections
 #   ## Hint 1, ## Why      ->  <details>                  of exercises: read when it is asked for
 #
 # Code spans and fenced code stay as they are. A relative link to a file that does not exist
@@ -192,22 +193,17 @@ function inline(s,   out, i, n, c, run, ticks, j, k, body, target, prev, rest) {
             i++
             continue
         }
-        if (c == "*" && rest ~ /^\*\*`[^`\n]+`\*\*/) {          # bold code: Doxygen leaves the stars
+        if (c == "*" && rest ~ /^\*\*`[^`\n]+`\*\*/) {     # bold code: Doxygen leaves the stars
             j = index(rest, "`**")
             out = out "<b>" substr(rest, 3, j - 2) "</b>"
             i += j + 2
             continue
         }
-        if (rest ~ /^<!-- *[\\@]snippet .*-->/) {             # a hidden snippet
-            j = index(rest, "-->")
-            body = substr(rest, 1, j - 1)
-            sub(/^<!-- */, "", body)
-            sub(/ *$/, "", body)
-            out = out snippet(body)
+        if (rest ~ /^<!--/ && (j = index(rest, "-->"))) {
+            out = out substr(rest, 1, j + 2)
             i += j + 2
             continue
         }
-        if (rest ~ /^<!--/ && (j = index(rest, "-->"))) { out = out substr(rest, 1, j + 2); i += j + 2; continue }
         if (rest ~ /^<\/?(details|summary)[^>]*>/) {          # HTML that Doxygen 1.9 does not know
             j = index(rest, ">")
             out = out "\\htmlonly[block]" substr(rest, 1, j) "\\endhtmlonly "
@@ -261,13 +257,15 @@ function math_end(s, i,   n, j, c) {
     return 0
 }
 
-# \snippet file block, the file looked up beside the page first.
-function snippet(line,   parts, n, path) {
-    n = split(line, parts, /[ \t]+/)
-    if (n < 2) return line
-    path = join_path(folder, parts[2])
-    if (exists(path)) sub(/[ \t]+[^ \t]+/, " " path, line)
-    return line
+# "[Code: v1_global.cu, softmax](v1_global.cu)": what lies between the markers //! [softmax].
+function snippet(line,   path, region) {
+    region = line
+    sub(/^.*, */, "", region)
+    sub(/\].*$/, "", region)
+    path = line
+    sub(/^.*\]\(/, "", path)
+    sub(/\).*$/, "", path)
+    return "\\snippet " join_path(folder, path) " " region
 }
 
 # ---- blocks --------------------------------------------------------------------------------------
@@ -278,6 +276,18 @@ function flush_paragraph() {
     printf "%s", inline(para)
     while (carry-- > 0) printf "\n"                           # keeps the line count
     para = ""
+}
+
+# Whether the page has sections enough for a table of contents. An exercise has none: its hints are
+# folded.
+function long_page(   line, sections, inside) {
+    if (folder ~ /\/exercises$/) return 0
+    while ((getline line < FILENAME) > 0) {
+        if (line ~ /^[ \t>]*(```|~~~)/) inside = !inside
+        else if (!inside && line ~ /^##+[ \t]/) sections++
+    }
+    close(FILENAME)
+    return sections >= 4
 }
 
 function heading(line,   marks, text, label) {
@@ -326,9 +336,15 @@ fence != "" {
     next
 }
 
-/^[ \t]*$/ { flush_paragraph(); print; next }
+# The blank line below the title of a long page makes room for its contents.
+/^[ \t]*$/ {
+    flush_paragraph()
+    print titled && !listed++ && long_page() ? "\\tableofcontents{HTML:2}" : $0
+    next
+}
 
-# What an exercise tells only when it is asked, the last sections of its page: closed until a reader opens them.
+# What an exercise tells only when it is asked, the last sections of its page: closed until a reader
+# opens them.
 folder ~ /\/exercises$/ && /^## (Hint [0-9]+|Why)[ \t]*$/ {
     flush_paragraph()
     sub(/^## /, "")
@@ -340,7 +356,7 @@ folder ~ /\/exercises$/ && /^## (Hint [0-9]+|Why)[ \t]*$/ {
 
 /^#+[ \t]/ { flush_paragraph(); print heading($0); next }
 
-/^[ \t]*[\\@]snippet[ \t]/ { flush_paragraph(); print snippet($0); next }
+/^\[Code: [^]]+, *[A-Za-z0-9_]+\]\([^)]+\)[ \t]*$/ { flush_paragraph(); print snippet($0); next }
 
 /^[ \t]*>[ \t]*\[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\][ \t]*$/ {
     flush_paragraph()

@@ -17,6 +17,14 @@
 // The last parameter of an instruction that a whole warp runs: the line that calls it.
 #define ATTN_ONLY_CALLER attn::emulator::Place caller = {__builtin_FILE(), __builtin_LINE()}
 #define ATTN_CALLER , ATTN_ONLY_CALLER
+// Whether the compiler reports accesses to memory (emulator/accesses.cpp).
+#ifdef __SANITIZE_THREAD__
+#define ATTN_INSTRUMENTED true
+#elif defined(__has_feature)
+#define ATTN_INSTRUMENTED __has_feature(thread_sanitizer)
+#else
+#define ATTN_INSTRUMENTED false
+#endif
 #else
 #define ATTN_ONLY_CALLER
 #define ATTN_CALLER
@@ -53,10 +61,40 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
+/// ATTN_MEMBERS(Storage, sQ, sK, ...), last in the struct, tells the emulator what lies in `Storage`: its messages then say
+/// "sK[1][17][40]". On the GPU it is nothing.
+#ifdef ATTN_EMULATED
+#define ATTN_MEMBER(storage, member) \
+  ::attn::emulator::member_of<decltype(storage::member)>(#member, offsetof(storage, member)),
+#define ATTN_MEMBERS_14(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_13(s, __VA_ARGS__))
+#define ATTN_MEMBERS_13(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_12(s, __VA_ARGS__))
+#define ATTN_MEMBERS_12(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_11(s, __VA_ARGS__))
+#define ATTN_MEMBERS_11(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_10(s, __VA_ARGS__))
+#define ATTN_MEMBERS_10(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_9(s, __VA_ARGS__))
+#define ATTN_MEMBERS_9(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_8(s, __VA_ARGS__))
+#define ATTN_MEMBERS_8(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_7(s, __VA_ARGS__))
+#define ATTN_MEMBERS_7(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_6(s, __VA_ARGS__))
+#define ATTN_MEMBERS_6(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_5(s, __VA_ARGS__))
+#define ATTN_MEMBERS_5(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_4(s, __VA_ARGS__))
+#define ATTN_MEMBERS_4(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_3(s, __VA_ARGS__))
+#define ATTN_MEMBERS_3(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_2(s, __VA_ARGS__))
+#define ATTN_MEMBERS_2(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_1(s, __VA_ARGS__))
+#define ATTN_MEMBERS_1(s, m) ATTN_MEMBER(s, m)
+#define ATTN_MEMBERS(storage, ...)                                       \
+  static const ::attn::emulator::Members& attn_members() {               \
+    static const ::attn::emulator::Members all{ATTN_MEMBERS_14(storage, __VA_ARGS__)}; \
+    return all;                                                          \
+  }
+#else
+#define ATTN_MEMBERS(storage, ...)
+#endif
+
 /// The block's dynamic shared memory as one `Storage`. In the emulator it starts as NaN.
 template <class Storage>
 __device__ __forceinline__ Storage& dynamic_shared() {
 #ifdef ATTN_EMULATED
+  if constexpr (requires { Storage::attn_members(); })
+    attn::emulator::Block::current().name_shared(&Storage::attn_members());
   return *static_cast<Storage*>(attn::emulator::Block::current().shared());
 #else
   extern __shared__ __align__(1024) unsigned char attn_dynamic_shared[];
@@ -71,7 +109,12 @@ Status dispatch_dtype(DType dtype, Body body) {
     case DType::fp32: return body.template operator()<float>();
     case DType::fp16: return body.template operator()<__half>();
     case DType::bf16: return body.template operator()<__nv_bfloat16>();
-    case DType::int32: break;
+    case DType::int32:
+    case DType::int64:
+    case DType::int8:
+    case DType::e4m3:
+    case DType::e5m2:
+    case DType::int4: break;
   }
   return Status::unsupported("the elements must be fp32, fp16 or bf16");
 }
@@ -82,7 +125,12 @@ Status dispatch_16bit(DType dtype, Body body) {
     case DType::fp32: return Status::unsupported("tensor cores take fp16 or bf16");
     case DType::fp16: return body.template operator()<__half>();
     case DType::bf16: return body.template operator()<__nv_bfloat16>();
-    case DType::int32: break;
+    case DType::int32:
+    case DType::int64:
+    case DType::int8:
+    case DType::e4m3:
+    case DType::e5m2:
+    case DType::int4: break;
   }
   return Status::unsupported("the elements must be fp16 or bf16");
 }
@@ -111,7 +159,9 @@ template <class... Parameters, class... Values>
                                " bytes of shared memory a block: the limit is 232448");
 #ifdef ATTN_EMULATED
   try {
-    attn::emulator::run_grid(grid, block, shared_bytes, [&] { kernel(Parameters(arguments)...); });
+    attn::emulator::run_grid(grid, block, shared_bytes,
+                             {[&] { kernel(Parameters(arguments)...); }, reinterpret_cast<const void*>(kernel),
+                              ATTN_INSTRUMENTED});
   } catch (const attn::emulator::KernelError& e) {
     return Status::kernel_error(e.what());
   }

@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "attn/error.h"
+#include "attn/mask.h"
 
 namespace attn {
 
@@ -17,6 +18,11 @@ std::string_view name(DType t) {
     case DType::fp16: return "fp16";
     case DType::bf16: return "bf16";
     case DType::int32: return "int32";
+    case DType::int64: return "int64";
+    case DType::int8: return "int8";
+    case DType::e4m3: return "e4m3";
+    case DType::e5m2: return "e5m2";
+    case DType::int4: return "int4";
   }
   return "?";
 }
@@ -70,6 +76,7 @@ void Problem::finish() {
     seqlen_q = longest_of(varlen_q, "--varlen");
     seqlen_k = longest_of(varlen_k, "--varlen-k");
   }
+  if (matrix) head_dim = 1, softmax_scale = 1;
   const auto positive = [](int64_t value, const char* option) {
     if (value < 1)
       throw InputError(fmt::format("{} {}: must be at least 1", option, value));
@@ -90,6 +97,16 @@ void Problem::finish() {
   };
   below(std::max(seqlen_q, seqlen_k), "--seqlen");
   below(head_dim, "--head-dim");
+  if (!seqused_k.empty()) {
+    if (varlen()) throw InputError("--seqused: not together with --varlen");
+    if (static_cast<int64_t>(seqused_k.size()) != batch)
+      throw InputError(fmt::format("--seqused: {} lengths, must be {}: one a sequence", seqused_k.size(), batch));
+    for (const int64_t n : seqused_k)
+      if (n < 0 || n > seqlen_k)
+        throw InputError(fmt::format("--seqused: a length of {}, must be from 0 to {}, the length of the cache", n,
+                                     seqlen_k));
+  }
+  if (mask) mask->fits(*this);
   if (window_left < -1 || window_right < -1)
     throw InputError(fmt::format(
         "--window {},{}: each side is a width of at least 0, or -1 for no limit", window_left,
@@ -123,6 +140,9 @@ void Problem::finish() {
 Problem Problem::sequence(int64_t b) const {
   Problem one = *this;
   one.batch = 1;
+  one.first_sequence += b;
+  one.seqused_k.clear();
+  if (!seqused_k.empty()) one.seqlen_k = seqused_k[static_cast<std::size_t>(b)];
   if (!varlen()) return one;
   one.seqlen_q = varlen_q[static_cast<std::size_t>(b)];
   one.seqlen_k = varlen_k[static_cast<std::size_t>(b)];
@@ -152,7 +172,17 @@ KeyRange Problem::visible(int64_t i) const {
   return range;
 }
 
+void Problem::for_each_range(int64_t h, int64_t i, const std::function<void(KeyRange)>& seen) const {
+  const KeyRange range = visible(i);
+  if (range.size() == 0) return;
+  if (mask)
+    mask->for_each_range(first_sequence, h, i, range, seen);
+  else
+    seen(range);
+}
+
 double Problem::visible_pairs() const {
+  if (mask) return total_pairs() / static_cast<double>(batch * heads);
   if (!masked()) return static_cast<double>(seqlen_q) * static_cast<double>(seqlen_k);
   double pairs = 0;
   for (int64_t i = 0; i < seqlen_q; ++i) pairs += static_cast<double>(visible(i).size());
@@ -160,17 +190,29 @@ double Problem::visible_pairs() const {
 }
 
 double Problem::total_pairs() const {
-  if (!varlen()) return static_cast<double>(batch * heads) * visible_pairs();
+  if (one_length() && !mask) return static_cast<double>(batch * heads) * visible_pairs();
   double pairs = 0;
-  for (int64_t b = 0; b < batch; ++b) pairs += sequence(b).visible_pairs();
-  return static_cast<double>(heads) * pairs;
+  for (int64_t b = 0; b < batch; ++b) {
+    const Problem one = sequence(b);
+    if (!mask) {
+      pairs += static_cast<double>(heads) * one.visible_pairs();
+      continue;
+    }
+    const auto add = [&](KeyRange keys) { pairs += static_cast<double>(keys.size()); };
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t i = 0; i < one.seqlen_q; ++i) one.for_each_range(h, i, add);
+  }
+  return pairs;
 }
 
 std::string Problem::text() const {
   std::string lengths = fmt::format("seqlen_q={} seqlen_k={}", seqlen_q, seqlen_k);
   if (varlen()) lengths = "varlen=" + list_text(varlen_q);
   if (varlen_k != varlen_q) lengths += " varlen_k=" + list_text(varlen_k);
-  std::string s = fmt::format("B={} Hq={} Hkv={} {} d={} {}", batch, heads, kv_heads, lengths, head_dim, name(dtype));
+  if (!seqused_k.empty()) lengths += " seqused=" + list_text(seqused_k);
+  std::string s = matrix ? fmt::format("rows={} cols={} {}", batch * heads * seqlen_q, seqlen_k, name(dtype))
+                         : fmt::format("B={} Hq={} Hkv={} {} d={} {}", batch, heads, kv_heads, lengths, head_dim,
+                                       name(dtype));
   if (causal) s += " causal";
   if (window_left >= 0 || window_right >= 0)
     s += fmt::format(" window={},{}", window_left, window_right);
@@ -178,6 +220,8 @@ std::string Problem::text() const {
   if (alibi) s += " alibi";
   if (dropout > 0) s += fmt::format(" dropout={}", dropout);
   if (top_k > 0) s += fmt::format(" top_k={}", top_k);
+  if (mask) s += " mask=" + mask->text();
+  for (const auto& [option, values] : own) s += fmt::format(" {}={}", option, fmt::join(values, ","));
   s += fmt::format(" inputs={}", name(inputs));
   return inputs == InputKind::files ? s : s + fmt::format(" seed={}", seed);
 }

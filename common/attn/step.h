@@ -19,6 +19,15 @@ namespace attn {
 
 enum class Backend { gpu, emulated };
 
+/// One of the GPUs, by its number, or the emulator. A back end alone means the GPU in use (device.h).
+struct Device {
+  static constexpr int kInUse = -1;
+  Backend backend = Backend::emulated;
+  int ordinal = kInUse;
+  constexpr Device(Backend b, int number = kInUse) : backend(b), ordinal(number) {}
+  bool operator==(const Device&) const = default;
+};
+
 /// Tiles of S, and the order in which blocks take tiles of queries: section after section of heads; in one, the last
 /// tiles of queries of all its heads first. What a launch says of itself (Arguments::plans).
 struct Tiling {
@@ -35,10 +44,11 @@ using Stream = void*;
 /// outputs and workspaces are all in one table.
 class Arguments {
  public:
-  Arguments(const Problem& p, Backend b) : problem(p), backend(b) {}
+  Arguments(const Problem& p, Device d) : problem(p), device(d), backend(d.backend) {}
 
   const Problem& problem;
-  Backend backend;
+  Device device;
+  Backend backend;  ///< device.backend
   Stream stream = nullptr;
 
   void bind(const std::string& name, void* pointer) { pointers_[name] = pointer; }
@@ -103,10 +113,12 @@ struct GpuNeeds {
 inline constexpr GpuNeeds kAmpere{80, false, "mma.sync for bf16"};
 inline constexpr GpuNeeds kHopper{90, true, "wgmma"};
 
+struct Operation;  // check/operation.h
+
 /// One row of a chapter's table.
 struct Step {
-  std::string name;       ///< as its file: "v1_global"
-  std::string operation;  ///< "forward", "backward", ...
+  std::string name;                      ///< as its file: "v1_global"
+  const Operation* operation = nullptr;  ///< &forward(), &backward(), or one of the chapter's own
   std::string idea;       ///< one line: what this step changes
   std::string support;    ///< one line: which problems it accepts, for --list
   /// What a problem has that the step cannot do, or nothing; see refusal().
@@ -120,28 +132,18 @@ struct Step {
   /// Its launch says its tiles (Arguments::plans). Its cost has K and V once; how often they really come from HBM is
   /// added by cost_of, to the phase "attention".
   bool tiled = false;
-  // What a step does not have unless it says so.
-  bool takes_dropout = false;
-  bool takes_softcap = false;
-  bool takes_alibi = false;
-  bool takes_varlen = false;
+  /// Features that it has (feature.h) of those which not every step has: "softcap", "varlen" ...
+  std::vector<std::string> takes = {};
+  /// What is worked out on the host before a launch: tensors by name, which the launch gets on the device. A function of
+  /// the problem and of those inputs alone that are lengths, tables and masks (made, or of an index type); its time
+  /// stands in a row of its own.
+  std::function<HostTensors(const Problem&, const HostTensors& inputs)> plan = {};
 };
 
 /// The reason why a step cannot do a problem, or nothing.
-inline std::optional<std::string> refusal(const Step& step, const Problem& p) {
-  const auto option = [](const char* name, double value) {
-    std::string text = std::to_string(value);
-    text.erase(text.find_last_not_of('0') + 1);
-    if (text.back() == '.') text.pop_back();
-    return std::string(name) + " " + text;
-  };
-  if (p.dropout > 0 && !step.takes_dropout) return option("--dropout", p.dropout) + ": this step has no dropout";
-  if (p.softcap > 0 && !step.takes_softcap) return option("--softcap", p.softcap) + ": this step has no softcap";
-  if (p.alibi && step.operation == "backward") return "--alibi: forward alone; no step has its backward pass";
-  if (p.alibi && !step.takes_alibi) return "--alibi: this step has no ALiBi";
-  if (p.varlen() && !step.takes_varlen) return "--varlen: this step has no packed sequences";
-  return step.refuses(p);
-}
+std::optional<std::string> refusal(const Step&, const Problem&);
+/// Whether a step says that it has a feature.
+bool takes(const Step&, std::string_view feature);
 
 /// What a GPU of that name and compute capability (times ten) lacks to run a step, or nothing.
 inline std::optional<std::string> lacks(const Step& step, std::string_view gpu, int compute_capability) {

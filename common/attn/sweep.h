@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "attn/device.h"
+#include "device/device.h"
 #include "attn/kernel.h"
 
 namespace attn::sweep {

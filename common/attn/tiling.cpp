@@ -57,6 +57,13 @@ std::optional<Tiling> tiling_of(const Launch& launch, const Problem& p) {
   return tiling;
 }
 
+std::optional<Tiling> tiling_of(const Step& step, const Problem& p) {
+  if (!step.tiled) return std::nullopt;
+  Problem padded = p;
+  padded.varlen_q.clear(), padded.varlen_k.clear();
+  return tiling_of(step.launch, padded);
+}
+
 double visits(const Problem& p, const Tiling& t, bool skips) {
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, t.block_m);
   if (!skips) return double(num_m_blocks) * double(ceil_div(p.seqlen_k, t.block_n));

@@ -15,6 +15,9 @@ namespace attn {
 /// What `launch` would run for `p`, which it says itself; nothing where it refuses `p`. Of tiled steps only.
 std::optional<Tiling> tiling_of(const Launch& launch, const Problem& p);
 
+/// Those of a step, of a varlen batch as of its longest lengths; nothing if it is not tiled.
+std::optional<Tiling> tiling_of(const Step& step, const Problem& p);
+
 /// Tiles of S of one head of which some query sees something; all of them if not `skips`.
 double visits(const Problem&, const Tiling&, bool skips = true);
 

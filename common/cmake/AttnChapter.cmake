@@ -15,11 +15,7 @@ function(attn_add_kernels target)
     list(APPEND emulated ${wrapper})
   endforeach()
   add_library(${target}_emulated OBJECT ${emulated})
-  # Kernels read vectors from arrays of elements, as CUDA allows; #pragma unroll is nvcc's. GCC's note on how
-  # it passes an over-aligned parameter (a tensor map) says nothing about a kernel.
-  target_compile_definitions(${target}_emulated PRIVATE ATTN_EMULATED)
-  target_compile_options(${target}_emulated PRIVATE
-    $<$<NOT:$<CONFIG:Debug>>:-O2> -fno-strict-aliasing -Wno-unknown-pragmas -Wno-psabi)
+  attn_emulated(${target}_emulated)
   target_include_directories(${target}_emulated PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${PROJECT_SOURCE_DIR})
   target_link_libraries(${target}_emulated PRIVATE attn_device attn_warnings)
   set(objects $<TARGET_OBJECTS:${target}_emulated>)
@@ -78,10 +74,11 @@ endforeach()
   endforeach()
 endfunction()
 
-# attn_add_chapter(<chapter> STEPS <step> ... [HOPPER] [TESTS <more.cpp> ...]): the program, its benchmark and
-# its tests, from <step>.cu, chapter.cpp, test.cpp and those named.
+# attn_add_chapter(<chapter> STEPS <step> ... [HOPPER] [TABLE <more.cpp> ...] [TESTS <more.cpp> ...]): the program, its
+# benchmark and its tests, from <step>.cu, chapter.cpp, test.cpp and those named: beside the table the operations that the
+# chapter declares.
 function(attn_add_chapter chapter)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;TESTS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;TABLE;TESTS")
   set(files)
   foreach(step ${arg_STEPS})
     list(APPEND files ${step}.cu)
@@ -91,17 +88,19 @@ function(attn_add_chapter chapter)
     set(hopper HOPPER)
   endif()
   attn_add_kernels(${chapter} ${hopper} FILES ${files})
-  add_library(${chapter}_table OBJECT chapter.cpp)
+  add_library(${chapter}_table OBJECT chapter.cpp ${arg_TABLE})
   target_link_libraries(${chapter}_table PRIVATE attn attn_warnings)
   set(objects ${${chapter}_OBJECTS} $<TARGET_OBJECTS:${chapter}_table>)
   set(${chapter}_ALL_OBJECTS ${objects} PARENT_SCOPE)  # for attn_add_exercise
   set(${chapter}_HOPPER "${hopper}" PARENT_SCOPE)
 
-  add_executable(${chapter} ${PROJECT_SOURCE_DIR}/common/attn/main.cpp ${objects})
+  add_executable(${chapter} ${PROJECT_SOURCE_DIR}/common/run/main.cpp ${objects})
   target_link_libraries(${chapter} PRIVATE attn attn_warnings)
-  add_executable(bench_${chapter} ${PROJECT_SOURCE_DIR}/common/attn/bench_main.cpp ${objects})
+  add_executable(bench_${chapter} ${PROJECT_SOURCE_DIR}/common/run/bench_main.cpp ${objects})
   target_link_libraries(bench_${chapter} PRIVATE attn attn_warnings benchmark::benchmark)
-  attn_add_test(test_${chapter} SOURCES test.cpp ${arg_TESTS} ${PROJECT_SOURCE_DIR}/common/tests/test_model.cpp OBJECTS ${objects} LABELS ${chapter})
+  set(tests ${PROJECT_SOURCE_DIR}/common/tests)
+  attn_add_test(test_${chapter} SOURCES test.cpp ${arg_TESTS} ${tests}/test_model.cpp
+                ${tests}/test_schedules.cpp OBJECTS ${objects} LABELS ${chapter})
 
   # diff_01_v1_v2 and so on: the lesson of a step is its difference from the one before.
   string(SUBSTRING ${chapter} 0 2 number)
@@ -174,6 +173,7 @@ function(attn_add_broken_steps step)
 #include \"tests/broken_step.h\"
 
 @includes@
+const char* const attn::tests::kFolder = \"${folder}/\";
 const std::vector<attn::tests::Version> attn::tests::kVersions{
 @rows@};
 ")
@@ -184,9 +184,7 @@ const std::vector<attn::tests::Version> attn::tests::kVersions{
   endif()
   set(target broken_${step})
   add_executable(${target} ${folder}/versions.cpp $<TARGET_OBJECTS:attn_broken_step>)
-  target_compile_definitions(${target} PRIVATE ATTN_EMULATED)
-  target_compile_options(${target} PRIVATE
-    $<$<NOT:$<CONFIG:Debug>>:-O1> -fno-strict-aliasing -Wno-unknown-pragmas -Wno-psabi)
+  attn_emulated(${target} -O1)
   target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR}
                              ${PROJECT_SOURCE_DIR}/common)
   target_link_libraries(${target} PRIVATE attn)

@@ -1,14 +1,19 @@
 /// \file
-/// What happens later: copies and products under way, and the barriers in shared memory that count them.
+/// What happens later: copies and products in flight, and the barriers in shared memory that count them.
 ///
 /// The emulator does such work as late as the waits allow, so that a kernel which forgets one sees the old bytes; or,
 /// if `early_copies` says so, at once. Who waits for whom is up to simt.h.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
+#include <memory>
 #include <utility>
 #include <vector>
+
+#include "emulator/order.h"
+#include "emulator/place.h"
 
 namespace attn::emulator {
 
@@ -16,44 +21,67 @@ namespace attn::emulator {
 /// still read what it writes over.
 inline thread_local constinit bool early_copies = false;
 
-/// Asynchronous work of one thread (`cp.async`): it happens as late as a wait allows, so that a
-/// kernel which forgets the wait sees the old bytes.
+/// Asynchronous work of one thread: it happens as late as a wait allows, so that a kernel which forgets the wait sees
+/// the old bytes. Group n is that of the n-th commit, from 1 on.
 class AsyncQueue {
  public:
+  static constexpr std::size_t kNobody = ~std::size_t{0};
+  std::size_t who = kNobody;  ///< its number among those who do things (order.h)
+
+  /// The group that work added now will be in.
+  std::uint32_t open_group() const { return committed_ + 1; }
   void add(std::function<void()> work) {
     if (early_copies) return work();
     open_.push_back(std::move(work));
   }
-  void commit() { groups_.push_back(std::exchange(open_, {})); }
-  /// Does the work of all groups but the newest `pending`.
-  void wait(std::size_t pending) {
+  void commit() {
+    groups_.push_back(std::exchange(open_, {}));
+    ++committed_;
+  }
+  /// Does the work of all groups but the newest `pending`. The last group that is done.
+  std::uint32_t wait(std::size_t pending) {
     while (groups_.size() > pending) {
       for (auto& work : groups_.front()) work();
       groups_.erase(groups_.begin());
     }
+    return committed_ - static_cast<std::uint32_t>(groups_.size());
   }
 
  private:
   std::vector<std::function<void()>> open_;                 // not yet committed
   std::vector<std::vector<std::function<void()>>> groups_;  // committed, oldest first
+  std::uint32_t committed_ = 0;
 };
 
-/// What one thread has under way of Hopper's asynchronous instructions.
-struct HopperWork {
+/// What one thread has in flight.
+struct AsyncWork {
+  AsyncQueue copies;              // cp.async
   AsyncQueue stores;              // TMA stores
   AsyncQueue products;            // wgmma
   bool registers_fenced = false;  // wgmma.fence since the last wait
-  std::size_t issued = 0;  // wgmma so far: as many as every other thread of the warpgroup
+  std::size_t issued = 0;         // wgmma so far: as many as every other thread of the warpgroup
   bool shared_fenced = false;     // fence.proxy.async since the last group of TMA stores
+  struct Held {                   // registers that a product in flight reads or writes
+    const std::byte* at;
+    std::size_t bytes;
+    bool written;
+    std::uint32_t group;
+    Place place;
+  };
+  std::vector<Held> held;
 };
 
 /// A barrier in shared memory (`mbarrier`). A phase ends when `count` threads have arrived and all announced bytes are
-/// there. A copy under way is done when the phase could end and somebody waits for that: as late as may be.
+/// there. A copy in flight is done when the phase could end and somebody waits for that: as late as may be.
 class MBarrier {
  public:
   /// By thread `initialiser`; copies may be told of the barrier when that thread has made it known to them.
   MBarrier(std::size_t count, std::size_t initialiser)
       : count_(count), missing_(count), initialiser_(initialiser) {}
+  std::size_t who = AsyncQueue::kNobody;  ///< its copies' number among those who do things (order.h)
+  Meeting meeting;                        ///< of those who have arrived
+  std::shared_ptr<const Epochs> ended = std::make_shared<const Epochs>();  ///< what is known when the last phase ended
+
   void make_known(std::size_t t) { known_to_copies_ |= t == initialiser_; }
   bool known_to_copies() const { return known_to_copies_; }
   unsigned phase() const { return phase_; }
@@ -79,19 +107,20 @@ class MBarrier {
   /// Thread `t` waits for the end of this phase.
   void wait(std::size_t t) { waiting_.push_back(t); }
 
-  /// Ends the phase if all threads have arrived and the copies under way are all that were announced: does them, and
-  /// returns those who waited.
-  std::vector<std::size_t> end_phase() {
-    std::ptrdiff_t under_way = 0;
-    for (const auto& [size, work] : copies_) under_way += size;
-    if (missing_ > 0 || under_way != bytes_) return {};
+  /// Ends the phase if all threads have arrived and the copies in flight are all that were announced: does them.
+  bool end_phase() {
+    std::ptrdiff_t in_flight = 0;
+    for (const auto& [size, work] : copies_) in_flight += size;
+    if (missing_ > 0 || in_flight != bytes_) return false;
     for (const auto& [size, work] : copies_) work();
     copies_.clear();
     bytes_ = 0;
     missing_ = count_;
     ++phase_;
-    return std::exchange(waiting_, {});
+    return true;
   }
+  /// Those who waited for it.
+  std::vector<std::size_t> take_waiting() { return std::exchange(waiting_, {}); }
 
  private:
   std::size_t count_, missing_;  // threads of a phase, and those of this one that have not arrived
@@ -99,7 +128,7 @@ class MBarrier {
   bool known_to_copies_ = false;
   std::ptrdiff_t bytes_ = 0;     // announced and not yet copied
   unsigned phase_ = 0;
-  std::vector<std::pair<std::ptrdiff_t, std::function<void()>>> copies_;  // under way
+  std::vector<std::pair<std::ptrdiff_t, std::function<void()>>> copies_;  // in flight
   std::vector<std::size_t> waiting_;
 };
 

@@ -21,9 +21,16 @@
 #define __host__
 #define __forceinline__ inline
 #define __grid_constant__
+// The emulator reads them back from what this puts before the kernel's code (program.h): as many instructions that do
+// nothing. Clang does not take a number there that depends on a template's parameter.
+#if defined(__GNUC__) && !defined(__clang__)
+#define __launch_bounds__(threads, ...) __attribute__((patchable_function_entry(threads, threads)))
+#else
 #define __launch_bounds__(...)
+#endif
 #define __align__(n) __attribute__((aligned(n)))  // may stand after __shared__, unlike alignas
-// One block runs at a time on a thread of the host, so its shared variables are that thread's.
+// One block runs at a time on a thread of the host, so its shared variables are that thread's, until another
+// block goes on.
 #define __shared__ static thread_local
 
 namespace attn::emulator {
@@ -66,13 +73,12 @@ inline void __syncthreads(const char* file = __builtin_FILE(), int line = __buil
 }
 inline void __syncwarp(unsigned mask = ~0u, const char* file = __builtin_FILE(),
                        int line = __builtin_LINE()) {
-  int nothing = 0;
-  Block::current().wait_warp("__syncwarp", {file, line}, mask, nothing, [](auto&) {});
+  Block::current().wait_syncwarp({file, line}, mask);
 }
 [[noreturn]] inline void __trap(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   Block::current().fail("__trap", {file, line}, "which ends the kernel");
 }
-inline void __threadfence() {}
+inline void __threadfence() { Block::current().fence_global(); }
 inline void __threadfence_block() {}
 
 // ---- shuffles and votes ---------------------------------------------------------------------
@@ -152,29 +158,55 @@ inline int __all_sync(unsigned mask, int predicate, const char* file = __builtin
   return vote("__all_sync", {file, line}, mask, predicate == 0) == 0;
 }
 
-// ---- atomics: one thread runs at a time, so plain operations are atomic ------------------------
+// ---- atomics: no other thread runs in the middle of one --------------------------------------------
+// The compiler is not to report what they do to memory: they say it.
+#define ATTN_UNRECORDED __attribute__((no_sanitize("thread")))
 template <class T>
-T atomicAdd(T* address, std::type_identity_t<T> value) {
-  return std::exchange(*address, *address + value);
+ATTN_UNRECORDED T atomicAdd(T* address, std::type_identity_t<T> value,
+            const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  Block::current().atomic("atomicAdd", {file, line}, address, sizeof(T));
+  const auto old = *address;
+  *address = old + value;
+  return old;
 }
-inline unsigned atomicInc(unsigned* address, unsigned last) {
-  return std::exchange(*address, *address >= last ? 0 : *address + 1);
-}
-template <class T>
-T atomicMax(T* address, std::type_identity_t<T> value) {
-  return std::exchange(*address, std::max(*address, value));
-}
-template <class T>
-T atomicMin(T* address, std::type_identity_t<T> value) {
-  return std::exchange(*address, std::min(*address, value));
-}
-template <class T>
-T atomicExch(T* address, std::type_identity_t<T> value) {
-  return std::exchange(*address, value);
+ATTN_UNRECORDED inline unsigned atomicInc(unsigned* address, unsigned last,
+                                          const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  Block::current().atomic("atomicInc", {file, line}, address, sizeof(unsigned));
+  const auto old = *address;
+  *address = old >= last ? 0 : old + 1;
+  return old;
 }
 template <class T>
-T atomicCAS(T* address, std::type_identity_t<T> compare, std::type_identity_t<T> value) {
-  return std::exchange(*address, *address == compare ? value : *address);
+ATTN_UNRECORDED T atomicMax(T* address, std::type_identity_t<T> value,
+            const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  Block::current().atomic("atomicMax", {file, line}, address, sizeof(T));
+  const auto old = *address;
+  *address = old < value ? value : old;
+  return old;
+}
+template <class T>
+ATTN_UNRECORDED T atomicMin(T* address, std::type_identity_t<T> value,
+            const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  Block::current().atomic("atomicMin", {file, line}, address, sizeof(T));
+  const auto old = *address;
+  *address = value < old ? value : old;
+  return old;
+}
+template <class T>
+ATTN_UNRECORDED T atomicExch(T* address, std::type_identity_t<T> value,
+            const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  Block::current().atomic("atomicExch", {file, line}, address, sizeof(T));
+  const auto old = *address;
+  *address = value;
+  return old;
+}
+template <class T>
+ATTN_UNRECORDED T atomicCAS(T* address, std::type_identity_t<T> compare, std::type_identity_t<T> value,
+            const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  Block::current().atomic("atomicCAS", {file, line}, address, sizeof(T));
+  const auto old = *address;
+  *address = old == compare ? value : old;
+  return old;
 }
 
 // ---- arithmetic -----------------------------------------------------------------------------

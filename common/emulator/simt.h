@@ -1,43 +1,55 @@
 /// \file
 /// The SIMT emulator: runs a CUDA kernel, compiled by the host compiler, on one CPU core.
 ///
-/// Every CUDA thread of a block is a fiber. A scheduler resumes one runnable thread at a time, chosen
-/// at random from a seed; a thread runs until it has to wait: at a block barrier, or at a warp
-/// collective (a shuffle, a vote, an `mma`) whose other lanes have not arrived. Nothing else makes a
-/// thread wait, so a kernel that lacks a barrier reads data that is not there yet, or no longer
-/// there, in nearly every order that a seed produces: the race shows as a wrong result.
+/// Every CUDA thread is a fiber. A scheduler resumes one runnable thread at a time, chosen at random from a seed; a
+/// thread runs until it has to wait: at a barrier (of the block, a named one, an `mbarrier`), at a warp collective (a
+/// shuffle, a vote, an `mma`) whose other lanes have not arrived, or for a value in global memory (`wait_until`). So a
+/// kernel that lacks a barrier reads data that is not there yet, or no longer there, in nearly every order that a seed
+/// produces: the race shows as a wrong result. Besides, races are found as such, with both lines (races.h).
 ///
 /// Drawn alike, warps go on at about the same pace, and a race of two lines far apart is never lost. So
 /// half of the blocks have a late warp: it runs when no other thread can.
 ///
-/// What it does not model: time, caches, and the order in which other threads see a write (every
-/// write is visible at once). The names of CUDA (`threadIdx`, `__syncthreads`, ...) are in
-/// cuda_names.h; this file is the machine below them.
+/// Some blocks are resident at a time, and run interleaved; another one starts when one has ended. A plain store to
+/// global memory may let others run first: what they have stored there since this thread's load is lost.
 ///
-///     run_grid: for each block, in random order
-///       Block::run: while a thread lives, resume a random ready one, those of a late warp last
+/// Not modelled:
+///   - time, caches, occupancy, and how many registers a thread needs;
+///   - the order in which other blocks see writes to global memory: each is visible at once, fence or not;
+///   - warps that go on together: a lane runs alone from one collective to the next;
+///   - rounding of the fast functions (__expf and so on): they are as exact as the host's;
+///   - the proxies of memory, but for the fence before TMA and wgmma read what ordinary code wrote to shared memory;
+///   - clusters and distributed shared memory;
+///   - the static shared memory of functions that a kernel calls, and of a program without symbols (`strip`): it starts
+///     as 0, and counts for nothing.
+///
+/// The names of CUDA (`threadIdx`, `__syncthreads`, ...) are in cuda_names.h; this file is the machine below them.
+///
+///     run_grid: while there are blocks, a resident one, at random
+///       Block::step: resume a random ready thread, those of a late warp last
 ///         kernel(...) -> wait_block / wait_warp -> suspended ... made ready by the last to arrive
 #pragma once
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <map>
 #include <memory>
 #include <new>
-#include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "emulator/async.h"
 #include "emulator/fiber.h"
+#include "emulator/memory.h"
+#include "emulator/place.h"
+#include "emulator/program.h"
+#include "emulator/races.h"
 
 namespace attn::emulator {
 
@@ -46,10 +58,7 @@ struct Index3 {
   unsigned x = 1, y = 1, z = 1;
   constexpr Index3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
   constexpr std::size_t count() const { return std::size_t{x} * y * z; }
-  std::string text() const {
-    std::string s = "(";  // "(" + std::string makes GCC 12 warn of memory it does not touch
-    return s.append(std::to_string(x)) + "," + std::to_string(y) + "," + std::to_string(z) + ")";
-  }
+  std::string text() const;  ///< "(1,0,0)"
 };
 
 /// What CUDA calls `threadIdx` and so on, for the thread that runs now.
@@ -57,25 +66,19 @@ inline thread_local constinit Index3 threadIdx{0, 0, 0}, blockIdx{0, 0, 0}, bloc
 
 inline constexpr std::size_t kWarpSize = 32, kWarpgroupSize = 128;
 
+/// The seed of every schedule that follows on this thread of the host.
+inline thread_local constinit std::uint64_t schedule_seed = 0;
+/// Blocks that run interleaved. A kernel that waits for more blocks than that deadlocks, as on a GPU.
+inline thread_local constinit std::size_t resident_blocks = 4;
+/// Whether races are looked for: those of shared memory, those of global memory between blocks as well.
+inline thread_local constinit bool find_races = false, find_global_races = false;
+/// Operations of all tensor-core products so far on this thread of the host: what a step's model is compared with.
+inline thread_local constinit std::uint64_t tensor_flop = 0;
+
 /// A kernel did something that no order of its threads can make right. `what()` is one line: what,
 /// file, line, block and thread.
 struct KernelError : std::runtime_error {
   using std::runtime_error::runtime_error;
-};
-
-/// A place in the source of a kernel.
-struct Place {
-  const char* file = "";
-  int line = 0;
-  std::string text() const {  // the folder and the file are enough to find it
-    const std::string_view path = file;
-    auto cut = path.find_last_of('/');
-    if (cut != path.npos && cut > 0) cut = path.find_last_of('/', cut - 1);
-    return std::string(cut == path.npos ? path : path.substr(cut + 1)) + ":" + std::to_string(line);
-  }
-  bool operator==(const Place& other) const {
-    return line == other.line && std::strcmp(file, other.file) == 0;
-  }
 };
 
 /// SplitMix64: small, seedable and good enough to shuffle a schedule.
@@ -90,213 +93,160 @@ struct Random {
   std::size_t below(std::size_t n) { return static_cast<std::size_t>(next() % n); }
 };
 
-/// One thread block: its threads, its barriers, its dynamic shared memory and its schedule.
+/// What a launch runs.
+struct Kernel {
+  std::function<void()> run;       ///< one thread of it
+  const void* function = nullptr;  ///< where its code is
+  bool instrumented = false;       ///< the compiler reports its accesses to memory
+};
+
+class Block;
+
+/// What the blocks of a launch share.
+struct Grid {
+  const Kernel& kernel;
+  std::vector<StaticShared> variables;  ///< the kernel's `__shared__` variables
+  std::unique_ptr<GridRaces> races;     ///< of all resident blocks, if those in global memory are looked for
+  Stacks& stacks;
+  Block* inside = nullptr;              ///< whose bytes the variables hold
+};
+
+/// The block that runs now, or null; and the same if somebody wants to know what its threads read.
+inline thread_local constinit Block *running_block = nullptr, *reading_block = nullptr;
+
+/// One thread block: its threads, its barriers, its shared memory and its schedule.
 class Block {
  public:
   /// The block that runs now; kernels reach it through cuda_names.h.
-  static Block& current() { return *current_; }
+  static Block& current() { return *running_block; }
 
-  Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_t seed, Stacks& stacks,
-        const std::function<void()>& kernel)
-      : index_(index), extent_(extent), random_{seed}, kernel_(kernel),
-        shared_bytes_(shared_bytes), threads_(extent.count()),
-        warps_((extent.count() + kWarpSize - 1) / kWarpSize),
-        registers_((extent.count() + kWarpgroupSize - 1) / kWarpgroupSize) {
-    // Fresh shared memory holds whatever the last block left: NaN bytes stand for "anything".
-    const std::size_t bytes = shared_bytes + kGuardBytes;
-    shared_.reset(new (std::align_val_t{kSharedAlignment}) std::byte[bytes]);
-    std::memset(shared_.get(), 0xFF, bytes);
-    if (random_.below(2) == 0) late_warp_ = random_.below(warps_.size());
-    for (std::size_t t = 0; t < threads_.size(); ++t) {
-      const unsigned n = static_cast<unsigned>(t);
-      threads_[t].index = {n % extent.x, n / extent.x % extent.y, n / extent.x / extent.y};
-      threads_[t].fiber.start(stacks[t], [this, t] { thread_main(threads_[t]); });
-      make_ready(t);
-    }
-  }
+  /// Of the resident blocks it is number `slot`.
+  Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_t seed, Grid& grid, std::size_t slot);
+  ~Block();
 
-  /// Runs every thread to its end. Throws KernelError if some can never go on.
-  void run() {
-    Block* const outer = std::exchange(current_, this);
-    while (!failure_ && exited_ < threads_.size()) {
-      std::vector<std::size_t>& ready = ready_.empty() ? late_ : ready_;
-      if (ready.empty()) {
-        failure_ = std::make_exception_ptr(KernelError(deadlock_text()));
-        break;
-      }
-      std::swap(ready[random_.below(ready.size())], ready.back());
-      const std::size_t next = ready.back();
-      ready.pop_back();
-      resume(next);
-    }
-    // After a failure the others leave their kernel too: their stacks are used again.
-    for (std::size_t t = 0; failure_ && t < threads_.size(); ++t)
-      if (threads_[t].state != State::kExited) resume(t);
-    current_ = outer;
-    if (failure_) std::rethrow_exception(failure_);
-    check_shared_guard();
-    check_whole_warpgroups();
-  }
+  /// Runs up to `threads` threads, each until it waits. Whether any ran.
+  bool step(std::size_t threads);
+  /// "thread (3,0,0) of block (1,0,0)"
+  std::string thread_name(std::size_t t) const { return name(t) + " of block " + index_.text(); }
+  bool over() const { return failure_ || exited_ == threads_.size(); }
+  /// After the last step: throws KernelError if something was wrong.
+  void finish();
+  /// Lets every thread leave its kernel: the stacks are used again.
+  void abandon();
+  /// "deadlock: thread (0,0,0) of block (0,0,0) waits in ... at ..."
+  std::string deadlock_text() const;
 
   void* shared() { return shared_.get(); }
   std::size_t shared_bytes() const { return shared_bytes_; }
-  AsyncQueue& async() { return threads_[running_].async; }
-  /// What the thread that runs now has under way on Hopper (async.h).
-  HopperWork& hopper() { return threads_[running_].hopper; }
+  /// What lies in dynamic shared memory, for messages.
+  void name_shared(const Members* members) { members_ = members; }
   std::size_t lane() const { return running_ % kWarpSize; }
 
+  // ---- barriers ---------------------------------------------------------------------------------
   /// Waits until all threads of the block are here (`__syncthreads`).
-  void wait_block(const char* what, Place place) {
-    if (!barrier_.empty() && !(threads_[barrier_.front()].place == place))
-      fail(what, place, "while " + name(barrier_.front()) + " waits in another one, at " +
-                            threads_[barrier_.front()].place.text() + ": a divergent barrier");
-    if (barrier_.size() + 1 < threads_.size()) {
-      barrier_.push_back(running_);
-      suspend(what, place);
-    } else {
-      for (std::size_t t : barrier_) make_ready(t);
-      barrier_.clear();
-    }
-  }
-
+  void wait_block(const char* what, Place place);
   /// Arrives at named barrier `id` (`bar.arrive`, `bar.sync`). It opens when `count` threads have arrived, from
   /// whatever places; a thread that is to `wait` goes on then, the others at once.
-  void named_barrier(const char* what, Place place, std::size_t id, std::size_t count, bool wait) {
-    if (id >= named_.size() || count % kWarpSize != 0 || count == 0 || count > round_up_to_warps())
-      fail(what, place, "with barrier " + std::to_string(id) + " and " + std::to_string(count) +
-                            " threads: 16 barriers, a multiple of 32 up to the block's threads");
-    Named& barrier = named_[id];
-    if (barrier.arrived > 0 && barrier.count != count)
-      fail(what, place, "for " + std::to_string(count) + " threads, while others wait there for " +
-                            std::to_string(barrier.count));
-    barrier.count = count;
-    if (++barrier.arrived < count) {
-      if (!wait) return let_others_run(what, place);
-      barrier.waiting.push_back(running_);
-      return suspend(what, place);
-    }
-    for (std::size_t t : barrier.waiting) make_ready(t);
-    barrier = {};
-    if (!wait) let_others_run(what, place);
-  }
-
+  void named_barrier(const char* what, Place place, std::size_t id, std::size_t count, bool wait);
   /// `mbarrier.init`: a phase ends when `count` threads have arrived and all expected bytes are there.
-  void mbarrier_init(const char* what, Place place, const void* at, std::size_t count) {
-    if (reinterpret_cast<std::uintptr_t>(at) % 8 != 0 || count == 0)
-      fail(what, place, "for " + std::to_string(count) + " threads: at least one, at a multiple of 8 bytes");
-    mbarriers_.insert_or_assign(at, MBarrier(count, running_));
-  }
+  void mbarrier_init(const char* what, Place place, const void* at, std::size_t count);
   /// `fence.mbarrier_init`: copies know the barriers that this thread has initialised.
-  void mbarrier_init_fence() {
-    for (auto& [at, barrier] : mbarriers_) barrier.make_known(running_);
-  }
-
+  void mbarrier_init_fence();
   /// `mbarrier.arrive`, after it was told of `bytes` that copies will bring in this phase.
-  void mbarrier_arrive(const char* what, Place place, const void* at, std::size_t bytes) {
-    MBarrier& barrier = mbarrier_of(what, place, at);
-    if (barrier.all_arrived()) end_phase(barrier);
-    if (barrier.all_arrived()) fail(what, place, "once more than the barrier counts in a phase");
-    if (barrier.arrive(bytes)) end_phase(barrier);
-    let_others_run(what, place);
-  }
-
-  /// A copy of `bytes` bytes that the barrier is told of when it is done. It is done when the phase could end and
-  /// somebody waits for that: as late as may be.
-  void mbarrier_copy(const char* what, Place place, const void* at, std::size_t bytes, std::function<void()> work) {
-    MBarrier& barrier = mbarrier_of(what, place, at);
-    if (!barrier.known_to_copies()) fail(what, place, "on a barrier without mbarrier_init_fence since its mbarrier_init");
-    if (barrier.copy(bytes, std::move(work))) end_phase(barrier);
-  }
-
+  void mbarrier_arrive(const char* what, Place place, const void* at, std::size_t bytes);
+  /// A copy of `bytes` bytes to `to` in shared memory that the barrier is told of when it is done. It is done when the
+  /// phase could end and somebody waits for that: as late as may be.
+  void mbarrier_copy(const char* what, Place place, const void* at, void* to, std::size_t bytes,
+                     std::function<void()> work);
   /// `mbarrier.try_wait.parity` until it says yes: waits for the end of the last phase that has this parity.
-  void mbarrier_wait(const char* what, Place place, const void* at, unsigned parity) {
-    MBarrier& barrier = mbarrier_of(what, place, at);
-    while (barrier.phase() % 2 == parity) {
-      end_phase(barrier);
-      if (barrier.phase() % 2 != parity) return;
-      barrier.wait(running_);
-      suspend(what, place);
-    }
-  }
-
-  /// `setmaxnreg`: from here on the calling warpgroup has `count` registers a thread. Who takes more waits until others
-  /// have given them; in the machine for ever, if what all have in the end is more than the block was launched with.
-  /// A warpgroup that has not called yet may still give all but 24.
-  void registers(const char* what, Place place, unsigned count, bool take) {
-    const unsigned all = launched_registers() * static_cast<unsigned>(registers_.size());
-    const unsigned mine = registers_[running_ / kWarpgroupSize];
-    if (const unsigned before = mine == 0 ? launched_registers() : mine; take ? count < before : count > before)
-      fail(what, place, "for " + std::to_string(count) + " registers, and has " + std::to_string(before));
-    registers_[running_ / kWarpgroupSize] = count;
-    unsigned sum = 0;
-    for (const unsigned n : registers_) sum += n == 0 ? 24 : n;
-    if (sum > all)
-      fail(what, place, "for " + std::to_string(count) + " registers: its " + std::to_string(registers_.size()) +
-                            " warpgroups have " + std::to_string(sum) + " a lane then, and were launched with " +
-                            std::to_string(all));
-  }
-
+  void mbarrier_wait(const char* what, Place place, const void* at, unsigned parity);
+  /// Waits until `there` says yes: for what another block does to global memory.
+  void wait_until(const char* what, Place place, const std::function<bool()>& there);
   /// Waits until all lanes of `mask` are here with their operands, which live on their stacks. The
   /// last one computes the result of every lane: `finish(operands)`, indexed by lane.
   template <class Operands, class Finish>
   void wait_warp(const char* what, Place place, unsigned mask, Operands& mine, Finish finish) {
-    const std::size_t warp = running_ / kWarpSize;
-    mask &= full_mask();
-    if (!(mask >> lane() & 1)) fail(what, place, "with a mask that does not name its lane");
-    std::vector<Collective>& open = warps_[warp];
-    // Lanes of a smaller mask may meet while the rest already waits for them further on. What can
-    // never end is two lanes that wait for each other in different places.
-    auto it = std::find_if(open.begin(), open.end(), [&](const Collective& c) {
-      return c.mask == mask && c.place == place && std::strcmp(c.what, what) == 0;
+    meet_warp(what, place, mask, &mine, [&](const std::array<void*, kWarpSize>& lanes) {
+      std::array<Operands*, kWarpSize> all{};
+      for (std::size_t l = 0; l < kWarpSize; ++l) all[l] = static_cast<Operands*>(lanes[l]);
+      finish(all);
     });
-    if (it == open.end()) {
-      for (const Collective& c : open)
-        if ((c.mask >> lane() & 1) && (c.arrived & mask))
-          fail(what, place, std::string("while a lane of its warp waits in ") + c.what + " at " +
-                                c.place.text() + ": a divergent warp");
-      it = open.insert(open.end(), Collective{what, place, mask, 0, {}});
-    }
-    it->operands[lane()] = &mine;
-    it->arrived |= 1u << lane();
-    if (it->arrived != mask) return suspend(what, place);
-    std::array<Operands*, kWarpSize> all{};
-    for (std::size_t l = 0; l < kWarpSize; ++l) {
-      all[l] = static_cast<Operands*>(it->operands[l]);
-      if (all[l] && l != lane()) make_ready(warp * kWarpSize + l);
-    }
-    open.erase(it);
-    finish(all);
   }
-
-  /// An instruction that takes addresses of whole `bytes` only: a GPU faults, or reads elsewhere.
-  void require_aligned(const char* what, Place place, const char* which, const void* at, std::size_t bytes) const {
-    if (const std::size_t past = reinterpret_cast<std::uintptr_t>(at) % bytes; past != 0)
-      fail(what, place, std::string("with ") + which + " " + std::to_string(past) + " bytes past a multiple of " +
-                            std::to_string(bytes));
-  }
-
-  [[noreturn]] void fail(const char* what, Place place, const std::string& why) const {
-    throw KernelError(name(running_) + " of block " + index_.text() + " calls " + what + " at " +
-                      place.text() + " " + why);
-  }
-
+  /// `__syncwarp`: alone among the collectives it puts accesses to memory in order.
+  void wait_syncwarp(Place place, unsigned mask);
   /// The lanes of the calling thread's warp that exist: a block need not be a multiple of 32.
-  unsigned full_mask() const {
-    const std::size_t first = running_ - lane();
-    const std::size_t lanes = std::min(kWarpSize, threads_.size() - first);
-    return lanes == kWarpSize ? ~0u : (1u << lanes) - 1;
+  unsigned full_mask() const;
+
+  // ---- work in flight ---------------------------------------------------------------------------
+  /// `cp.async` of 16 bytes to `to`; `work` does it. Then `commit` and `wait` as of the instructions.
+  void copy_async(const char* what, Place place, void* to, std::function<void()> work);
+  void copy_commit();
+  void copy_wait(std::size_t pending);
+  /// A TMA store. `operands(read)` calls read(first, bytes) for what it reads of shared memory.
+  using Read = std::function<void(const void* first, std::size_t bytes)>;
+  void store_async(const char* what, Place place, std::function<void()> work,
+                   const std::function<void(const Read&)>& operands);
+  void store_commit();
+  void store_wait(std::size_t pending);
+  /// `fence.proxy.async`
+  void fence_proxy();
+  /// `wgmma`, this thread's part of it: `work` multiplies. It writes the accumulators `d`, adding to them or not, and
+  /// reads the registers `a`, if any. `operands` as above, of the whole warpgroup.
+  struct Registers {
+    void* at = nullptr;
+    std::size_t bytes = 0;
+  };
+  void product_async(Place place, Registers d, bool accumulate, Registers a, std::function<void()> work,
+                     const std::function<void(const Read&)>& operands);
+  void product_fence();
+  void product_commit();
+  void product_wait(std::size_t pending, Place place);
+  /// `setmaxnreg`: from here on the calling warpgroup has `count` registers a thread. Who takes more waits until others
+  /// have given them; in the machine for ever, if what all have in the end is more than the block was launched with.
+  /// A warpgroup that has not called yet may still give all but 24.
+  void registers(const char* what, Place place, unsigned count, bool take);
+
+  // ---- memory -----------------------------------------------------------------------------------
+  /// The thread that runs reads or writes memory; `where` as far as it is known. From the compiler: must not throw.
+  void access(Kind kind, const char* what, const Where& where, const void* at, std::size_t bytes) noexcept {
+    const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(at) - shared_.get());
+    if (offset < shared_bytes_)
+      access_shared(kind, what, where, variables_.size() + offset, bytes);
+    else if (looks_closer_ || (kind != Kind::read && !on_stack(at)))
+      access_other(kind, what, where, at, bytes);
   }
+  /// An instruction that takes addresses of whole `bytes` only: a GPU faults, or reads elsewhere.
+  void require_aligned(const char* what, Place place, const char* which, const void* at, std::size_t bytes) const;
+  /// Whether it is memory of the kernel: shared, or a buffer.
+  bool is_kernels(const void* at) const;
+  /// Before an atomic access: others may come first. `releases`, `acquires`: as of the instructions of that name.
+  void atomic(const char* what, Place place, const void* at, std::size_t bytes, bool releases = false,
+              bool acquires = false);
+  /// The same of a word in global memory, and the access itself.
+  template <class Access>
+  void flag(const char* what, Place place, const unsigned* at, Access access, bool releases, bool acquires) {
+    atomic(what, place, at, sizeof(unsigned), releases, acquires);
+    const Internal internal(internal_);
+    access();
+  }
+  /// `__threadfence`
+  void fence_global();
+
+  std::string running_name() const { return thread_name(running_); }
+  [[noreturn]] void fail(const char* what, Place place, const std::string& why) const;
+  /// The same where nothing may be thrown: the kernel goes on to its next barrier.
+  void fail_later(const std::string& line) noexcept;
 
  private:
-  enum class State { kReady, kWaiting, kExited };
+  enum class State { kReady, kWaiting, kPolling, kExited };
   struct Thread {
     Fiber fiber;
     Index3 index;
     State state = State::kReady;
     const char* what = "";  // what it waits for
     Place place;            // and where
-    AsyncQueue async;
-    HopperWork hopper;
+    const std::function<bool()>* there = nullptr;  // when it polls
+    AsyncWork work;
   };
   struct Collective {
     const char* what;
@@ -307,8 +257,16 @@ class Block {
   struct Named {
     std::size_t count = 0, arrived = 0;
     std::vector<std::size_t> waiting;
+    Meeting meeting;
+  };
+  // While there is one, accesses are the machine's own. No thread is suspended meanwhile.
+  struct Internal {
+    explicit Internal(bool& flag) : flag_(flag) { flag_ = true; }
+    ~Internal() { flag_ = false; }
+    bool& flag_;
   };
   struct Abandoned {};  // thrown in a thread whose block has failed
+  using Finish = std::function<void(const std::array<void*, kWarpSize>&)>;
 
   // Under AddressSanitizer the heap has a better guard of its own.
 #ifdef ATTN_ASAN
@@ -318,144 +276,85 @@ class Block {
 #endif
   static constexpr std::size_t kSharedAlignment = 1024;
   struct FreeShared {
-    void operator()(std::byte* p) const {
-      ::operator delete[](p, std::align_val_t{kSharedAlignment});
-    }
+    void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{kSharedAlignment}); }
   };
 
-  void thread_main(Thread& self) {
-    try {
-      if (!failure_) kernel_();
-    } catch (const Abandoned&) {
-    } catch (...) {
-      failure_ = std::current_exception();
-    }
-    self.state = State::kExited;
-    ++exited_;
-  }
-
-  void resume(std::size_t t) {
-    running_ = t;
-    threadIdx = threads_[t].index;
-    blockIdx = index_;
-    blockDim = extent_;
-    threads_[t].fiber.resume();
-  }
-
-  void suspend(const char* what, Place place) {
-    Thread& self = threads_[running_];
-    self.what = what;
-    self.place = place;
-    self.state = State::kWaiting;
-    self.fiber.suspend();
+  // After a failure threads leave: those who waited here before are gone, and so is what they brought.
+  void leave_if_failed() const {
     if (failure_) throw Abandoned{};
   }
+  void thread_main(Thread& self);
+  void resume(std::size_t t);
+  void suspend(const char* what, Place place);
+  void let_others_run(const char* what, Place place);
+  void pause();
+  void make_ready(std::size_t t);
+  void poll();
+  void meet_warp(const char* what, Place place, unsigned mask, void* mine, const Finish& finish, bool orders = false);
+  void bring_variables();
 
-  // Who arrives somewhere and goes on may be overtaken by those who waited for that, or not.
-  void let_others_run(const char* what, Place place) {
-    if (random_.below(2) == 0) return;
-    make_ready(running_);
-    suspend(what, place);
-  }
-
-  void make_ready(std::size_t t) {
-    threads_[t].state = State::kReady;
-    (t / kWarpSize == late_warp_ ? late_ : ready_).push_back(t);
-  }
-
-  MBarrier& mbarrier_of(const char* what, Place place, const void* at) {
-    const auto it = mbarriers_.find(at);
-    if (it == mbarriers_.end()) fail(what, place, "on a barrier that nobody has initialised");
-    return it->second;
-  }
-
-  void end_phase(MBarrier& barrier) {
-    for (std::size_t t : barrier.end_phase()) make_ready(t);
-  }
-
-  // Of a thread: its share of the 65536 of an SM, in steps of 8, as __launch_bounds__ of one block an SM implies.
-  unsigned launched_registers() const {
-    return static_cast<unsigned>(std::min<std::size_t>(65536 / threads_.size(), 256) / 8 * 8);
-  }
-
+  MBarrier& mbarrier_of(const char* what, Place place, const void* at);
+  void end_phase(MBarrier& barrier);
+  unsigned launched_registers() const;
   std::size_t round_up_to_warps() const { return warps_.size() * kWarpSize; }
-
   std::string name(std::size_t t) const { return "thread " + threads_[t].index.text(); }
+  void check_shared_guard() const;
+  void check_whole_warpgroups() const;
 
-  std::string deadlock_text() const {
-    const auto waits = [](const Thread& t) { return t.state == State::kWaiting; };
-    const Thread& first = *std::find_if(threads_.begin(), threads_.end(), waits);
-    const auto elsewhere = std::find_if(threads_.begin(), threads_.end(), [&](const Thread& t) {
-      return waits(t) && !(t.place == first.place);
-    });
-    std::string text = "deadlock: thread " + first.index.text() + " of block " + index_.text() +
-                       " waits in " + first.what + " at " + first.place.text() + "; " +
-                       std::to_string(exited_) + " of " + std::to_string(threads_.size()) +
-                       " threads have exited";
-    if (elsewhere != threads_.end())
-      text += ", thread " + elsewhere->index.text() + " waits in " + elsewhere->what + " at " +
-              elsewhere->place.text();
-    return text;
+  // Locals of the thread that runs are nobody else's.
+  bool on_stack(const void* at) const {
+    return static_cast<std::size_t>(static_cast<const std::byte*>(at) - stack_) < Stacks::kBytes;
+  }
+  void access_shared(Kind kind, const char* what, const Where& where, std::size_t byte, std::size_t bytes) noexcept;
+  void access_other(Kind kind, const char* what, const Where& where, const void* at, std::size_t bytes) noexcept;
+  std::string shared_name(std::size_t byte) const;
+  std::optional<std::size_t> shared_byte(const void* at) const;
+  void async_access(std::size_t who, std::uint32_t epoch, Kind kind, const char* what, Place place, const void* at,
+                    std::size_t bytes);
+  std::size_t number_of(std::size_t& who);
+  void check_registers(Kind kind, const Where& where, const void* at, std::size_t bytes);
+  std::size_t global_number(std::size_t t) const { return slot_ * threads_.size() + t; }  // among all resident threads
+  std::size_t number(std::size_t t) const { return grid_.races ? global_number(t) : t; }
+  void arrive(Meeting& meeting, std::size_t t) {
+    if (races_) races_->order().give(number(t), meeting);
+  }
+  void go_on(const std::shared_ptr<const Epochs>& known, std::size_t t) {
+    if (races_) races_->order().take(number(t), known);
   }
 
-  void check_shared_guard() const {
-    for (std::size_t i = 0; i < kGuardBytes; ++i)
-      if (shared_[shared_bytes_ + i] != std::byte{0xFF})
-        throw KernelError("block " + index_.text() + " wrote at offset " +
-                          std::to_string(shared_bytes_ + i) + " of its " +
-                          std::to_string(shared_bytes_) + " bytes of dynamic shared memory");
-  }
-
-  // wgmma is one instruction of 128 threads: what some of them leave out, the others wait for.
-  void check_whole_warpgroups() const {
-    for (std::size_t first = 0; first < threads_.size(); first += kWarpgroupSize) {
-      const std::size_t end = std::min(first + kWarpgroupSize, threads_.size());
-      for (std::size_t t = first; t < end; ++t) {
-        const std::size_t mine = threads_[t].hopper.issued, other = threads_[first].hopper.issued;
-        if (mine != other || (mine > 0 && end - first < kWarpgroupSize))
-          throw KernelError("wgmma: " + name(first) + " of block " + index_.text() + " ran " + std::to_string(other) + ", " +
-                            name(t) + " " + std::to_string(mine) + ": all four warps of a warpgroup multiply together");
-      }
-    }
-  }
-
-  static inline thread_local Block* current_ = nullptr;
   Index3 index_, extent_;
   Random random_;
-  const std::function<void()>& kernel_;
+  Grid& grid_;
+  std::size_t slot_;
   std::size_t shared_bytes_;
   std::unique_ptr<std::byte[], FreeShared> shared_;
   std::vector<Thread> threads_;
   std::vector<std::vector<Collective>> warps_;  // of each warp, those that wait for more lanes
   std::vector<std::size_t> barrier_;            // threads that wait at the block barrier
+  Meeting meeting_;                             // what they know
   std::array<Named, 16> named_;
   std::vector<unsigned> registers_;             // of a thread of each warpgroup, by setmaxnreg; 0: not called yet
   std::map<const void*, MBarrier> mbarriers_;
   std::size_t late_warp_ = ~std::size_t{0};     // of a warp that there is not: nobody is late
   std::vector<std::size_t> ready_, late_;       // threads that can go on, and those of the late warp
+  std::vector<std::size_t> polling_;            // threads that wait for global memory
   std::size_t running_ = 0, exited_ = 0;
+  const std::byte* stack_ = nullptr;            // of the thread that runs
   std::exception_ptr failure_;
+
+  std::vector<std::byte> variables_;            // of this block's __shared__ variables, while another one runs
+  const Members* members_ = nullptr;
+  std::vector<std::size_t> product_numbers_;    // of each warpgroup's products (order.h)
+  bool paused_ = false;                         // the thread that ran last has let others run
+  bool internal_ = false;                       // the machine itself copies or multiplies
+  bool looks_closer_ = false;                   // reads outside of dynamic shared memory may matter
+  Races* races_ = nullptr;                      // the block's, or the grid's; null: nobody looks for them
+  std::unique_ptr<Races> own_races_;
+  Races::Name shared_name_;
+  Shadow shadow_;                               // of the variables, then of dynamic shared memory
 };
 
-/// The seed of every schedule that follows on this thread of the host.
-inline thread_local constinit std::uint64_t schedule_seed = 0;
-
-/// Operations of all tensor-core products so far on this thread of the host: what a step's model is compared with.
-inline thread_local constinit std::uint64_t tensor_flop = 0;
-
 /// Runs `kernel` once for every thread of every block. Throws KernelError.
-inline void run_grid(Index3 grid, Index3 block, std::size_t shared_bytes,
-                     const std::function<void()>& kernel) {
-  static thread_local Stacks stacks;
-  Random random{schedule_seed};
-  std::vector<std::uint32_t> order(grid.count());
-  std::iota(order.begin(), order.end(), 0u);
-  for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
-  gridDim = grid;
-  for (const std::uint32_t b : order) {
-    const Index3 index{b % grid.x, b / grid.x % grid.y, b / grid.x / grid.y};
-    Block(index, block, shared_bytes, random.next(), stacks, kernel).run();
-  }
-}
+void run_grid(Index3 grid, Index3 block, std::size_t shared_bytes, const Kernel& kernel);
 
 }  // namespace attn::emulator

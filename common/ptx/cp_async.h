@@ -23,7 +23,7 @@ __device__ __forceinline__ void cp_async_16(void* shared, const void* global, in
 #ifdef ATTN_EMULATED
   emulator::Block::current().require_aligned("cp_async_16", caller, "a destination", shared, 16);
   if (valid_bytes > 0) emulator::Block::current().require_aligned("cp_async_16", caller, "a source", global, 16);
-  emulator::Block::current().async().add([=] {  // happens at the wait, as late as it may
+  emulator::Block::current().copy_async("cp_async_16", caller, shared, [=] {  // at the wait, as late as it may be
     std::memset(shared, 0, 16);
     if (valid_bytes > 0) std::memcpy(shared, global, static_cast<std::size_t>(valid_bytes));
   });
@@ -37,7 +37,7 @@ __device__ __forceinline__ void cp_async_16(void* shared, const void* global, in
 /// Closes the group of copies that this thread has started since the last commit.
 __device__ __forceinline__ void cp_async_commit() {
 #ifdef ATTN_EMULATED
-  emulator::Block::current().async().commit();
+  emulator::Block::current().copy_commit();
 #else
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
@@ -48,7 +48,7 @@ __device__ __forceinline__ void cp_async_commit() {
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
 #ifdef ATTN_EMULATED
-  emulator::Block::current().async().wait(kPending);
+  emulator::Block::current().copy_wait(kPending);
 #else
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 #endif

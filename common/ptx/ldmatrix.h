@@ -20,7 +20,10 @@ void emulate_ldmatrix(uint32_t (&r)[kMatrices], const void* row, const char* wha
     uint32_t r[kMatrices];
   } mine{row, {}};
   const bool counts = emulator::Block::current().lane() < 8 * kMatrices;  // x2 does not look at the other half
-  if (counts) emulator::Block::current().require_aligned(what, caller, "a row", row, 16);
+  if (counts) {
+    emulator::Block::current().require_aligned(what, caller, "a row", row, 16);
+    emulator::Block::current().access(emulator::Kind::read, what, caller, row, 16);
+  }
   emulator::Block::current().wait_warp(what, caller, ~0u, mine, [](auto& lanes) {
     for (int m = 0; m < kMatrices; ++m) {
       uint16_t matrix[8][8];

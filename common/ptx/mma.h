@@ -7,6 +7,9 @@
 #include <type_traits>
 
 #include "attn/kernel.h"
+#ifdef ATTN_EMULATED
+#include "emulator/products.h"
+#endif
 
 namespace attn {
 inline namespace ATTN_BACKEND {
@@ -31,32 +34,10 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
   static_assert(std::is_same_v<Element, __half> || std::is_same_v<Element, __nv_bfloat16>,
                 "mma.m16n8k16 with float32 sums takes fp16 or bf16");
 #ifdef ATTN_EMULATED
-  struct Lane {
-    const uint32_t *a, *b;
-    const float* c;
-    float d[4];
-  } mine{a, b, c, {}};
+  emulator::MmaLane mine{a, b, c, {}};
   emulator::Block::current().wait_warp("mma_m16n8k16", caller, ~0u, mine, [](auto& lanes) {
     emulator::tensor_flop += 2 * 16 * 8 * 16;
-    float A[16][16], B[16][8];
-    const auto half_of = [](uint32_t pair, int i) {
-      return to_float(std::bit_cast<Element>(static_cast<uint16_t>(pair >> (16 * i))));
-    };
-    for (int lane = 0; lane < 32; ++lane) {
-      const int g = lane / 4, t = lane % 4;
-      for (int r = 0; r < 4; ++r)
-        for (int i = 0; i < 2; ++i)
-          A[g + 8 * (r % 2)][2 * t + i + 8 * (r / 2)] = half_of(lanes[lane]->a[r], i);
-      for (int r = 0; r < 2; ++r)
-        for (int i = 0; i < 2; ++i) B[2 * t + i + 8 * r][g] = half_of(lanes[lane]->b[r], i);
-    }
-    for (int lane = 0; lane < 32; ++lane)
-      for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
-        float sum = lanes[lane]->c[i];
-        for (int k = 0; k < 16; ++k) sum += A[row][k] * B[k][column];
-        lanes[lane]->d[i] = sum;
-      }
+    emulator::mma_m16n8k16(emulator::kIsBFloat16<Element>, lanes);
   });
   for (int i = 0; i < 4; ++i) d[i] = mine.d[i];
 #else

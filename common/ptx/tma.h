@@ -16,7 +16,7 @@
 #include <cstdint>
 #include <string>
 
-#include "attn/device.h"
+#include "device/device.h"
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
 
@@ -135,9 +135,7 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, uin
   std::copy_n(first, kRank, at.begin());
   std::byte* const to = static_cast<std::byte*>(shared);
   emulator::Block::current().require_aligned("tma_load", caller, "a destination", shared, 128);
-  // While it is under way nobody knows what is there: whoever still reads, or reads too early, gets NaN.
-  if (!emulator::early_copies) std::memset(to, 0xFF, bytes);
-  emulator::Block::current().mbarrier_copy("tma_load", caller, barrier, bytes, [=] {
+  emulator::Block::current().mbarrier_copy("tma_load", caller, barrier, to, bytes, [=] {
     each_piece(map, to, at, [](std::byte* s, const std::byte* g) {
       g ? std::memcpy(s, g, 16) : std::memset(s, 0, 16);
     });
@@ -160,11 +158,10 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, uin
 }
 
 /// Makes what this thread has written to shared memory known to TMA and wgmma. Each writer calls it, then comes a
-/// barrier, then the thread that stores or multiplies. The emulator does not see who writes: it asks it of the thread
-/// that stores, once a group of stores.
+/// barrier, then the thread that stores or multiplies.
 __device__ __forceinline__ void shared_write_fence() {
 #ifdef ATTN_EMULATED
-  emulator::Block::current().hopper().shared_fenced = true;
+  emulator::Block::current().fence_proxy();
 #else
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
@@ -177,15 +174,21 @@ __device__ __forceinline__ void tma_store(const TensorMap& map, const void* shar
 #ifdef ATTN_EMULATED
   emulator::Block& block = emulator::Block::current();
   block.require_aligned("tma_store", caller, "a source", shared, 128);
-  if (!block.hopper().shared_fenced)
-    block.fail("tma_store", caller, "without shared_write_fence since the last group of stores");
   std::array<int, kRank> at;
   std::copy_n(first, kRank, at.begin());
-  block.hopper().stores.add([=, from = static_cast<std::byte*>(const_cast<void*>(shared))] {
-    each_piece(map, from, at, [](std::byte* s, const std::byte* g) {
-      if (g) std::memcpy(const_cast<std::byte*>(g), s, 16);
-    });
-  });
+  const auto from = static_cast<std::byte*>(const_cast<void*>(shared));
+  block.store_async(
+      "tma_store", caller,
+      [=] {
+        each_piece(map, from, at, [](std::byte* s, const std::byte* g) {
+          if (g) std::memcpy(const_cast<std::byte*>(g), s, 16);
+        });
+      },
+      [&](const emulator::Block::Read& read) {
+        each_piece(map, from, at, [&](std::byte* s, const std::byte* g) {
+          if (g) read(s, 16);
+        });
+      });
 #else
   static_assert(kRank == 3 || kRank == 4, "ranks in use");
   if constexpr (kRank == 3)
@@ -201,8 +204,7 @@ __device__ __forceinline__ void tma_store(const TensorMap& map, const void* shar
 
 __device__ __forceinline__ void tma_store_commit() {
 #ifdef ATTN_EMULATED
-  emulator::Block::current().hopper().stores.commit();
-  emulator::Block::current().hopper().shared_fenced = false;
+  emulator::Block::current().store_commit();
 #else
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 #endif
@@ -213,7 +215,7 @@ __device__ __forceinline__ void tma_store_commit() {
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait() {
 #ifdef ATTN_EMULATED
-  emulator::Block::current().hopper().stores.wait(kPending);
+  emulator::Block::current().store_wait(kPending);
 #else
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 #endif

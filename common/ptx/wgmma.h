@@ -5,7 +5,7 @@
 ///     wgmma_fence()                registers that ordinary code has written are there
 ///     wgmma(...)  wgmma(...)  wgmma_commit()     <- group 0
 ///     wgmma(...)  wgmma(...)  wgmma_commit()     <- group 1
-///     wgmma_wait<1>()              group 0 is done: its accumulators may be read, its operands written over
+///     wgmma_wait<1>(d)             group 0 is done: its accumulators may be read, its operands written over
 ///
 /// D [64, N] = A [64, 16] B [16, N] + D, fp16 or bf16 products, float32 sums. Warp w of the warpgroup holds rows 16 w
 /// to 16 w + 15 of D, as accumulators of mma_m16n8k16 (mma.h) side by side: d[n] is columns 8 n to 8 n + 7. With
@@ -30,6 +30,9 @@
 
 #include "attn/kernel.h"
 #include "ptx/ldmatrix.h"  // shared_address
+#ifdef ATTN_EMULATED
+#include "emulator/products.h"
+#endif
 
 namespace attn {
 inline namespace ATTN_BACKEND {
@@ -60,7 +63,7 @@ __device__ __forceinline__ WgmmaOperand wgmma_operand(const void* tile, int pane
 /// Orders wgmma behind ordinary code that has written, or read, registers of its operands and accumulators.
 __device__ __forceinline__ void wgmma_fence() {
 #ifdef ATTN_EMULATED
-  emulator::Block::current().hopper().registers_fenced = true;
+  emulator::Block::current().product_fence();
 #else
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
@@ -69,65 +72,81 @@ __device__ __forceinline__ void wgmma_fence() {
 /// Closes the group of products since the last commit.
 __device__ __forceinline__ void wgmma_commit() {
 #ifdef ATTN_EMULATED
-  emulator::Block::current().hopper().products.commit();
+  emulator::Block::current().product_commit();
 #else
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
 
-/// Waits until at most the newest kPending groups are under way. By all lanes of a warp, which go on together.
-template <int kPending>
-__device__ __forceinline__ void wgmma_wait(ATTN_ONLY_CALLER) {
-#ifdef ATTN_EMULATED
-  emulator::Block& block = emulator::Block::current();
-  block.hopper().products.wait(kPending);
-  block.hopper().registers_fenced = false;  // from here on ordinary code may write them
-  int nothing = 0;
-  block.wait_warp("wgmma_wait", caller, ~0u, nothing, [](auto&) {});
-#else
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+// Ordinary code after this reads the registers as they are now. To the compiler a product in flight has written its
+// accumulators where it was issued: without this it may read them, or move them elsewhere, before the wait.
+template <int kTiles>
+__device__ __forceinline__ void accumulator_fence([[maybe_unused]] float (&d)[kTiles][4]) {
+#ifndef ATTN_EMULATED
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n)
+    asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])::"memory");
 #endif
 }
 
+/// Waits until at most the newest kPending groups are in flight. `d` are the accumulators that are there after it. By all
+/// lanes of a warp, which go on together.
+template <int kPending, int kTiles>
+__device__ __forceinline__ void wgmma_wait(float (&d)[kTiles][4] ATTN_CALLER) {
 #ifdef ATTN_EMULATED
-// Element (row, k) of a K-major operand, or (k, row) of an MN-major one, as the hardware finds it: the address without
-// the swizzle, then the swizzle.
-template <class Element>
-float operand_element(WgmmaOperand operand, bool mn_major, int row, int k, emulator::Place caller) {
-  const uint64_t start = (operand.bits & 0x3FFF) << 4;
-  const uint64_t panel = (operand.bits >> 16 & 0x3FFF) << 4, group = (operand.bits >> 32 & 0x3FFF) << 4;
-  const auto r = static_cast<uint64_t>(row), c = static_cast<uint64_t>(k);
-  uint64_t address = start + (mn_major ? r / 64 * panel + c / 8 * group + c % 8 * 128 + r % 64 * 2
-                                       : r / 8 * group + r % 8 * 128 + c * 2);
-  address ^= (address >> 7 & 7) << 4;
-  emulator::Block& block = emulator::Block::current();
-  if (address + 2 > block.shared_bytes())
-    block.fail("wgmma", caller, "on an operand that reaches behind the block's shared memory");
-  uint16_t bits;
-  std::memcpy(&bits, static_cast<const std::byte*>(block.shared()) + address, 2);
-  return to_float(std::bit_cast<Element>(bits));
+  emulator::Block::current().product_wait(kPending, caller);
+#else
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+#endif
+  accumulator_fence(d);
+}
+/// The same where those of two products are there after it.
+template <int kPending, int kTiles, int kMoreTiles>
+__device__ __forceinline__ void wgmma_wait(float (&d)[kTiles][4], float (&e)[kMoreTiles][4] ATTN_CALLER) {
+#ifdef ATTN_EMULATED
+  wgmma_wait<kPending>(d, caller);
+#else
+  wgmma_wait<kPending>(d);
+#endif
+  accumulator_fence(e);
 }
 
-// This thread's part of a product, put off until its wait. `a(row, k)`: an element of A, row 0 or 1 for g or g + 8.
-template <int kN, bool kTransposedB, class Element, class A>
-void wgmma_later(float (&d)[kN / 8][4], WgmmaOperand b, bool accumulate, emulator::Place caller, A a) {
+#ifdef ATTN_EMULATED
+// Calls read(address, 16) for every 16-byte chunk of an operand of `rows` x 16.
+inline void each_chunk(WgmmaOperand operand, bool mn_major, int rows, emulator::Place caller,
+                       const emulator::Block::Read& read) {
   emulator::Block& block = emulator::Block::current();
-  emulator::HopperWork& work = block.hopper();
-  if (!work.registers_fenced) block.fail("wgmma", caller, "without wgmma_fence since the last wait");
-  if (!accumulate && !emulator::early_copies)  // nobody knows what the accumulators hold until the wait
-    std::memset(d, 0xFF, sizeof d);
-  emulator::tensor_flop += 2 * 64 * kN * 16 / 128;  // this thread's part
-  ++work.issued;
-  const int t = static_cast<int>(block.lane()) % 4;
-  work.products.add([=, &d] {
-    for (int n = 0; n < kN / 8; ++n)
-      for (int i = 0; i < 4; ++i) {
-        float sum = accumulate ? d[n][i] : 0;
-        for (int k = 0; k < 16; ++k)
-          sum += a(i / 2, k) * operand_element<Element>(b, kTransposedB, 8 * n + 2 * t + i % 2, k, caller);
-        d[n][i] = sum;
-      }
-  });
+  for (int row = 0; row < rows; row += mn_major ? 8 : 1)
+    for (int k = 0; k < 16; k += mn_major ? 1 : 8) {
+      const uint64_t offset = emulator::operand_offset(operand.bits, mn_major, row, k);
+      if (offset + 16 > block.shared_bytes())
+        block.fail("wgmma", caller, "on an operand that reaches behind the block's shared memory");
+      read(static_cast<const std::byte*>(block.shared()) + offset, 16);
+    }
+}
+
+// This thread's part of a product, put off until its wait. A lies in shared memory, or else in the `quad`'s registers,
+// which are read when the product is done.
+struct Quad {
+  const uint32_t *own = nullptr, *lanes[4] = {};
+};
+template <bool kTransposedB, class Element, int kTiles>
+void wgmma_later(float (&d)[kTiles][4], WgmmaOperand a, Quad quad, WgmmaOperand b, bool accumulate,
+                 emulator::Place caller) {
+  emulator::tensor_flop += 2 * 64 * 8 * kTiles * 16 / 128;  // this thread's part
+  emulator::Block& block = emulator::Block::current();
+  const int thread = static_cast<int>(emulator::threadIdx.x) % 128;
+  const auto multiply = [=, &d, shared = static_cast<const std::byte*>(block.shared())] {
+    emulator::wgmma({.d = d, .columns = 8 * kTiles, .lane = thread % 32, .bf16 = emulator::kIsBFloat16<Element>,
+                     .accumulate = accumulate, .mn_major = kTransposedB, .shared = shared, .a = a.bits, .b = b.bits,
+                     .registers = quad.own ? quad.lanes : nullptr, .row = thread / 32 * 16 + thread % 32 / 4});
+  };
+  const auto operands = [&](const emulator::Block::Read& read) {
+    if (!quad.own) each_chunk(a, false, 64, caller, read);
+    each_chunk(b, kTransposedB, 8 * kTiles, caller, read);
+  };
+  block.product_async(caller, {d, sizeof d}, accumulate,
+                      {const_cast<uint32_t*>(quad.own), quad.own ? 4 * sizeof(uint32_t) : 0}, multiply, operands);
 }
 #else
 // D in an asm statement, 16 columns more a line: the names %0, %1, ... and the registers d[0][0], d[0][1], ...
@@ -190,10 +209,7 @@ template <class Element, bool kTransposedB, int kTiles>
 __device__ __forceinline__ void wgmma(float (&d)[kTiles][4], WgmmaOperand a, WgmmaOperand b,
                                       bool accumulate ATTN_CALLER) {
 #ifdef ATTN_EMULATED
-  const int thread = static_cast<int>(emulator::threadIdx.x) % 128, row0 = thread / 32 * 16 + thread % 32 / 4;
-  wgmma_later<8 * kTiles, kTransposedB, Element>(d, b, accumulate, caller, [=](int half, int k) {
-    return operand_element<Element>(a, false, row0 + 8 * half, k, caller);
-  });
+  wgmma_later<kTransposedB, Element>(d, a, {}, b, accumulate, caller);
 #else
 #define ATTN_WGMMA_INPUTS "l"(a.bits), "l"(b.bits), "r"(int{accumulate}), "n"(int{kTransposedB})
   static_assert(kIsWgmmaShape<kTiles>);
@@ -216,17 +232,12 @@ template <class Element, bool kTransposedB, int kTiles>
 __device__ __forceinline__ void wgmma(float (&d)[kTiles][4], const uint32_t (&a)[4], WgmmaOperand b,
                                       bool accumulate ATTN_CALLER) {
 #ifdef ATTN_EMULATED
-  struct Lane {
-    const uint32_t *own, *quad[4];  // registers of the four lanes, which are read when the product is done
-  } mine{a, {}};
-  emulator::Block::current().wait_warp("wgmma", caller, ~0u, mine, [](auto& lanes) {
+  Quad quad{a, {}};
+  emulator::Block::current().wait_warp("wgmma", caller, ~0u, quad, [](auto& lanes) {
     for (int lane = 0; lane < 32; ++lane)
-      for (int t = 0; t < 4; ++t) lanes[lane]->quad[t] = lanes[lane / 4 * 4 + t]->own;
+      for (int t = 0; t < 4; ++t) lanes[lane]->lanes[t] = lanes[lane / 4 * 4 + t]->own;
   });
-  wgmma_later<8 * kTiles, kTransposedB, Element>(d, b, accumulate, caller, [mine](int half, int k) {
-    const uint32_t pair = mine.quad[k % 8 / 2][half + k / 8 * 2];  // {row g, row g + 8} of k 0..7, then of k 8..15
-    return to_float(std::bit_cast<Element>(static_cast<uint16_t>(pair >> (16 * (k % 2)))));
-  });
+  wgmma_later<kTransposedB, Element>(d, {}, quad, b, accumulate, caller);
 #else
 #define ATTN_WGMMA_INPUTS \
   "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.bits), "r"(int{accumulate}), "n"(int{kTransposedB})

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
@@ -18,85 +17,17 @@
 #include "report/referee.h"
 #include "report/result_file.h"
 #include "report/roofline_svg.h"
+#include "report/summary.h"
 #include "report/tables.h"
 
 namespace attn::report {
 namespace {
-
-std::string time_text(double s) {
-  if (s < 1e-3) return fmt::format("{:.2f} us", s * 1e6);
-  if (s < 1) return fmt::format("{:.3f} ms", s * 1e3);
-  return fmt::format("{:.3f} s", s);
-}
-
-struct Column {
-  std::string title;
-  std::vector<std::string> cells;
-};
-
-// What is the same in all rows is said once, above the table.
-bool lift(const Column& c) {
-  if (c.cells.empty() ||
-      std::any_of(c.cells.begin(), c.cells.end(), [&](const auto& x) { return x != c.cells[0]; }))
-    return false;
-  fmt::print("{}: {}\n", c.title, c.cells[0]);
-  return true;
-}
-
-void print_table(const std::vector<Column>& columns, std::size_t rows) {
-  std::vector<std::size_t> widths;
-  for (const Column& c : columns) {
-    widths.push_back(c.title.size());
-    for (const std::string& cell : c.cells) widths.back() = std::max(widths.back(), cell.size());
-  }
-  const auto print_row = [&](auto&& cell_of) {
-    std::string line;
-    for (std::size_t i = 0; i < columns.size(); ++i)
-      line += fmt::format("{:<{}}  ", cell_of(columns[i]), widths[i]);
-    line.erase(line.find_last_not_of(' ') + 1);
-    fmt::print("{}\n", line);
-  };
-  print_row([](const Column& c) { return c.title; });
-  for (std::size_t row = 0; row < rows; ++row)
-    print_row([row](const Column& c) { return c.cells[row]; });
-}
 
 // All files are read before anything is written, so that a damaged one leaves no half of it.
 std::vector<ResultFile> read_all(const std::vector<std::string>& paths) {
   std::vector<ResultFile> files;
   for (const std::string& path : paths) files.push_back(read_result_file(path));
   return files;
-}
-
-// One row a step: chapter, operation, verdict, time, share of the roof that binds.
-void summary(const std::vector<std::string>& paths) {
-  const std::vector<ResultFile> files = read_all(paths);
-
-  Column device{"device", {}}, problem{"problem", {}}, chapter{"chapter", {}}, step{"step", {}},
-      operation{"operation", {}}, verdict{"verdict", {}}, time{"time", {}}, roof{"% of roof", {}},
-      reason{"reason", {}};
-  bool reasons = false;
-  for (const ResultFile& file : files) {
-    for (const StepRow& s : file.steps) {
-      const bool ran = s.outcome != "unsupported" && s.outcome != "error";
-      device.cells.push_back(file.device);
-      problem.cells.push_back(problem_text(file));
-      chapter.cells.push_back(file.chapter);
-      step.cells.push_back(s.name);
-      operation.cells.push_back(s.operation);
-      verdict.cells.push_back(s.outcome);
-      time.cells.push_back(s.median_s ? time_text(*s.median_s) : ran ? "not measured" : "-");
-      roof.cells.push_back(
-          s.share_of_roof ? fmt::format("{:.1f} % {}", 100 * *s.share_of_roof, s.binding) : "-");
-      reason.cells.push_back(s.reason);
-      reasons |= !s.reason.empty();
-    }
-  }
-  std::vector<Column> columns{chapter, step, operation, verdict, time, roof};
-  for (const Column& c : {device, problem})
-    if (!lift(c)) columns.insert(columns.begin() + 1, c);
-  if (reasons) columns.push_back(reason);
-  print_table(columns, step.cells.size());
 }
 
 std::string read_text(const std::string& path) {
@@ -297,7 +228,7 @@ int run(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& e) {
     throw InputError(fmt::format("{} (--help lists the commands)", e.what()));
   }
-  if (*summary_command) summary(files);
+  if (*summary_command) fmt::print("{}", summary_text(read_all(files)));
   if (*tables_command) return tables(pages, reports, check_only);
   if (*import_command) write_text(output, import_profile(results, counters, import_options));
   if (*diff_command) return diff(a, b, step_a, step_b, force);

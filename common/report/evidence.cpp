@@ -8,7 +8,7 @@
 #include <set>
 #include <sstream>
 
-#include "attn/device.h"  // kTimingMethod
+#include "device/device.h"  // kTimingMethod
 #include "report/sha256.h"
 #include "report/table_text.h"
 

@@ -267,6 +267,23 @@ bool has_device_code(const std::string& path) {
          path == "attn/problem.h" || path.find('/') == path.npos;
 }
 
+// Drops NAME(...) of these names.
+void drop_calls(Tokens& tokens, const std::set<std::string>& names) {
+  Tokens kept;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (!names.contains(tokens[i]) || i + 1 == tokens.size() || tokens[i + 1] != "(") {
+      kept.push_back(std::move(tokens[i]));
+      continue;
+    }
+    int depth = 0;
+    for (++i; i < tokens.size(); ++i) {
+      depth += (tokens[i] == "(") - (tokens[i] == ")");
+      if (depth == 0) break;
+    }
+  }
+  tokens = std::move(kept);
+}
+
 // The step's file, then of the headers what it uses, in the order in which they hold it.
 Tokens tokens_of(const fs::path& root, const fs::path& file) {
   std::vector<std::string> included;
@@ -297,13 +314,16 @@ Tokens tokens_of(const fs::path& root, const fs::path& file) {
       }
     }
   }
-  // Macros that stand for nothing on a GPU are nothing.
+  // Macros that stand for nothing on a GPU are nothing, and so is what they are given.
   std::set<std::string> nothing;
   std::erase_if(chunks, [&](const Chunk& c) {
-    const bool empty = c.tokens[0] == kDirective && c.tokens.size() == 3 && c.tokens[1] == "define";
+    if (c.tokens[0] != kDirective || c.tokens.size() < 3 || c.tokens[1] != "define") return false;
+    const bool empty = c.tokens.size() == 3 || (c.tokens[3] == "(" && std::ranges::find(c.tokens, ")") == c.tokens.end() - 1);
     if (empty) nothing.insert(c.name);
     return empty;
   });
+  drop_calls(all, nothing);
+  for (Chunk& c : chunks) drop_calls(c.tokens, nothing);
   std::set<std::string> wanted(all.begin(), all.end());
   for (bool grew = true; grew;) {
     grew = false;

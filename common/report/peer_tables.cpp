@@ -73,7 +73,7 @@ std::string peers_table(const fs::path& path) {
   Grid grid;
   for (const json& p : j.at("problems")) {
     grid.add_row();
-    grid.add("problem", "problem", problem_text(p.at("problem"), operation_of(p)));
+    grid.add("problem", "problem", problem_text(p.at("problem")));
     for (const json& peer : p.at("peers"))
       grid.add(name_of(peer), fmt::format("{} ms", name_of(peer)),
                peer.contains("time") ? milliseconds(peer.at("time").at("median_s").get<double>()) : "-");
@@ -110,11 +110,14 @@ std::string ratios_table(const fs::path& folder, const Words& words) {
         grid.add_row();
         grid.add("problem", "problem",
                  (operation_of(p) == "forward" ? "" : operation_of(p) + " ") +
-                     problem_text(p.at("problem"), operation_of(p)));
+                     problem_text(p.at("problem")));
         if (steps.size() != 1) grid.add("step", "step", code(step));
         // A refused step has its row, and no figure in it.
         const double median = median_of(p, step);
-        if (median > 0 && rated_in_bytes(s)) {
+        if (median > 0 && rated_by_use(s)) {
+          grid.add("use", "GB/s of use", useful_rate(s, median));
+          grid.add("read", "% of read", share_of_read(s, median));
+        } else if (median > 0 && rated_in_bytes(s)) {
           const double per_s = s.at("modelled_bytes").get<double>() / median, copy = measured_copy(run.at("roofs"));
           bytes = true;
           grid.add("GB/s", "GB/s", gigabytes_per_s(per_s));

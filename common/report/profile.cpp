@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "attn/operation.h"
 #include "report/json_object.h"
 
 namespace attn::report {
@@ -29,9 +28,7 @@ std::string problem_key(std::string text) {
 }
 
 std::string problem_key(const ResultFile& r, const StepRow& s) {
-  const Operation* operation = find_operation(s.operation);
-  return problem_key(fmt::format(
-      "{} {}", s.operation, operation ? problem_text(*operation, r.problem) : r.problem.text()));
+  return problem_key(fmt::format("{} {}", s.operation, r.problem.text()));
 }
 
 std::string name_of(const fs::path& path) { return printable(path.string()); }

@@ -7,7 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "attn/operation.h"
+#include "attn/mask.h"
+#include "attn/tensor.h"
 #include "report/json_object.h"
 
 namespace attn::report {
@@ -26,6 +27,30 @@ std::vector<int64_t> read_lengths(const Object& o, const char* key, int64_t batc
     o.fail(o.name(key), fmt::format("has {} lengths, must have {}: one a sequence", lengths.size(), batch));
   return lengths;
 }
+
+// Options that an operation has for itself.
+std::map<std::string, std::vector<double>> read_own(const Object& o) {
+  std::map<std::string, std::vector<double>> own;
+  for (const std::string& key : o.keys())
+    for (const json& value : o.array(key.c_str())) {
+      if (!value.is_number()) o.fail(o.name(key.c_str()), "is not a list of numbers");
+      own[key].push_back(value.get<double>());
+    }
+  return own;
+}
+
+// Of a mask a file has the name.
+class RecordedMask : public KeyMask {
+ public:
+  explicit RecordedMask(std::string text) : text_(std::move(text)) {}
+  void for_each_range(int64_t, int64_t, int64_t, KeyRange, const std::function<void(KeyRange)>&) const override {}
+  void fits(const Problem&) const override {}
+  std::string text() const override { return text_; }
+  std::vector<HostTensor> tensors() const override { return {}; }
+
+ private:
+  std::string text_;
+};
 
 Problem read_problem(const Object& o) {
   Problem p;
@@ -48,6 +73,11 @@ Problem read_problem(const Object& o) {
        {InputKind::random, InputKind::needle, InputKind::peaked, InputKind::outlier, InputKind::files})
     if (inputs == name(kind)) p.inputs = kind;
   p.seed = o.seed("seed");
+  // Files of before it was said: rows of scores have no head dim.
+  p.matrix = o.contains("matrix") ? o.truth("matrix") : p.head_dim == 1;
+  if (o.contains("seqused_k")) p.seqused_k = read_lengths(o, "seqused_k", p.batch);
+  if (o.contains("mask")) p.mask = std::make_shared<RecordedMask>(o.text("mask"));
+  if (o.contains("own")) p.own = read_own(o.object("own"));
   if (o.contains("varlen_q")) {
     p.varlen_q = read_lengths(o, "varlen_q", p.batch);
     p.varlen_k = read_lengths(o, "varlen_k", p.batch);
@@ -175,8 +205,7 @@ ResultFile read_run(const Object& o, const std::filesystem::path& path) {
 }
 
 std::string problem_text(const ResultFile& r) {
-  const Operation* operation = find_operation(r.operation);
-  return operation ? problem_text(*operation, r.problem) : r.problem.text();
+  return r.problem.text();
 }
 
 ResultFile read_result_file(const std::filesystem::path& path) {

@@ -5,8 +5,7 @@
 #include <map>
 #include <set>
 
-#include "attn/operation.h"
-#include "attn/roofline.h"
+#include "device/roofline.h"
 #include "report/table_kinds.h"
 #include "report/table_text.h"
 
@@ -32,7 +31,7 @@ std::string without_lengths(const json& j) {
   if (p.contains("varlen_q")) type += " varlen, N the longest";
   if (p.at("causal").get<bool>()) type += " causal";
   const std::string operation = j.at("operation").get<std::string>();
-  return works_on_rows(operation) ? fmt::format("{} {}", operation, type)
+  return is_matrix(p) ? fmt::format("{} {}", operation, type)
                                   : fmt::format("{} d={} {}", operation, p.at("head_dim").get<int64_t>(), type);
 }
 
@@ -85,7 +84,10 @@ std::string steps_table(const fs::path& path) {
     grid.add_row();
     grid.add("step", "step", code(name_of(s)));
     grid.add("ms", "ms (quartiles)", quartiles(t));
-    if (rated_in_bytes(s)) {
+    if (const double seconds = t.at("median_s").get<double>(); rated_by_use(s)) {
+      grid.add("rate", "GB/s of use", useful_rate(s, seconds));
+      grid.add("share", "% of read", share_of_read(s, seconds));
+    } else if (rated_in_bytes(s)) {
       bytes = true;
       grid.add("rate", "GB/s", gigabytes_per_s(bytes_per_s(s)));
       grid.add("share", "% of copy", share_of_copy(s, j.at("roofs")));
@@ -99,7 +101,7 @@ std::string steps_table(const fs::path& path) {
     grid.add("bytes", "modelled GB", gigabytes(s.at("modelled_bytes").get<double>()));
   }
   return fmt::format("{}, {}: {}, medians of {} launches; {}.{}\n\n{}{}", device_of(j), operation_of(j),
-                     problem_text(j.at("problem"), operation_of(j)), count, roofs_text(j.at("roofs")),
+                     problem_text(j.at("problem")), count, roofs_text(j.at("roofs")),
                      bytes ? " GB/s: modelled bytes over time." : "", grid.markdown(), above.text());
 }
 
@@ -122,36 +124,38 @@ std::string phases_table(const fs::path& path) {
                fmt::format("{:.1f} {}", 100 * predicted / measured, p.at("binding").get<std::string>()));
     }
   return fmt::format("{}, {}: {}.\n\n{}{}", device_of(j), operation_of(j),
-                     problem_text(j.at("problem"), operation_of(j)), grid.markdown(), above.text());
+                     problem_text(j.at("problem")), grid.markdown(), above.text());
 }
 
 std::string lengths_table(const fs::path& folder, const Words& names) {
   std::vector<std::string> steps;
   std::vector<std::pair<std::string, std::map<std::string, std::string>>> columns;  // title, cell of a step
   std::string device, problem;
-  bool bytes = false;
+  bool bytes = false, use = false;
   for (const std::string& name : names) {
     const json j = read_json(folder / (name + ".json"));
     if (device.empty()) device = device_of(j), problem = without_lengths(j);
     if (device_of(j) != device || without_lengths(j) != problem)
       throw InputError(fmt::format("table lengths: {} is of {} on {}, not of {} on {}", name, without_lengths(j),
                                    device_of(j), problem, device));
-    const bool rows = works_on_rows(operation_of(j));
-    columns.emplace_back(fmt::format("{}={}", rows ? "cols" : "N",
-                                     j.at("problem").at(rows ? "seqlen_k" : "seqlen_q").get<int64_t>()),
+    const bool rows = is_matrix(j.at("problem"));
+    columns.emplace_back(fmt::format("{}={}", rows ? "cols" : "N", j.at("problem").at("seqlen_k").get<int64_t>()),
                          std::map<std::string, std::string>());
     for (const json& s : j.at("steps")) {
       if (s.at("time").is_null()) continue;
       const std::string step = name_of(s);
       if (std::find(steps.begin(), steps.end(), step) == steps.end()) steps.push_back(step);
       bytes |= rated_in_bytes(s);
+      use |= rated_by_use(s);
+      const double seconds = s.at("time").at("median_s").get<double>();
       columns.back().second[step] =
-          rated_in_bytes(s) ? fmt::format("{} ({})", gigabytes_per_s(bytes_per_s(s)), share_of_copy(s, j.at("roofs")))
+          rated_by_use(s) ? fmt::format("{} ({})", useful_rate(s, seconds), share_of_read(s, seconds))
+          : rated_in_bytes(s) ? fmt::format("{} ({})", gigabytes_per_s(bytes_per_s(s)), share_of_copy(s, j.at("roofs")))
                             : rate(s.at("flop_per_s").get<double>());
     }
   }
   Grid grid;
-  grid.add_column("step", bytes ? "GB/s (% of copy)" : "TFLOP/s");
+  grid.add_column("step", use ? "GB/s of use (% of read)" : bytes ? "GB/s (% of copy)" : "TFLOP/s");
   // Two files of one length stay two columns.
   for (std::size_t n = 0; n < columns.size(); ++n) grid.add_column(std::to_string(n), columns[n].first);
   for (const std::string& step : steps) {
@@ -179,14 +183,42 @@ std::string problems_table(const fs::path& folder, const Words& names) {
     for (const json& s : j.at("steps")) {
       if (s.at("time").is_null()) continue;
       grid.add_row();
-      grid.add("problem", "problem", problem_text(j.at("problem"), operation));
+      grid.add("problem", "problem", problem_text(j.at("problem")));
       grid.add("step", "step", code(name_of(s)));
       grid.add("ms", "ms (quartiles)", quartiles(s.at("time")));
-      grid.add("rate", rated_in_bytes(s) ? "GB/s" : "TFLOP/s",
-               rated_in_bytes(s) ? gigabytes_per_s(bytes_per_s(s)) : rate(s.at("flop_per_s").get<double>()));
+      grid.add("rate", rated_by_use(s) ? "GB/s of use" : rated_in_bytes(s) ? "GB/s" : "TFLOP/s",
+               rated_by_use(s)     ? useful_rate(s, s.at("time").at("median_s").get<double>())
+               : rated_in_bytes(s) ? gigabytes_per_s(bytes_per_s(s)) : rate(s.at("flop_per_s").get<double>()));
     }
   }
   return fmt::format("{}, {}.\n\n{}", device, operation, grid.markdown());
+}
+
+// A row a step and tensor: how far outputs are from those of the originals, where inputs are stored in fewer bits.
+std::string accuracy_table(const fs::path& folder, const Words& names) {
+  Grid grid;
+  for (const std::string& name : names) {
+    const json j = read_json(folder / (name + ".json"));
+    for (const json& s : j.at("steps"))
+      for (const json& v : s.at("verdicts")) {
+        if (!v.contains("to_originals")) continue;
+        const json& d = v.at("to_originals");
+        const auto number = [&](const char* key, const char* format) {
+          return d.at(key).is_null() ? "n/a" : fmt::format(fmt::runtime(format), d.at(key).get<double>());
+        };
+        grid.add_row();
+        grid.add("problem", "problem", fmt::format("{} {}", operation_of(j), problem_text(j.at("problem"))));
+        grid.add("inputs", "inputs", j.at("problem").at("inputs").get<std::string>());
+        grid.add("step", "step", code(name_of(s)));
+        grid.add("tensor", "tensor", v.at("tensor").get<std::string>());
+        grid.add("cosine", "cosine", number("cosine", "{:.6f}"));
+        grid.add("l1", "relative L1", number("relative_l1", "{:.2e}"));
+        grid.add("rmse", "RMSE", number("rmse", "{:.2e}"));
+      }
+  }
+  if (grid.empty())
+    throw InputError(fmt::format("table accuracy {}: no step stores its inputs in fewer bits", fmt::join(names, " ")));
+  return "Outputs against those of the inputs before they were stored in fewer bits.\n\n" + grid.markdown();
 }
 
 // A row a length, a column a step of a chapter.
@@ -199,13 +231,13 @@ std::string memory_table(const fs::path& folder, const Words& names) {
     const json j = read_json(folder / (name + ".json"));
     const json& device = j.at("device");
     json p = j.at("problem");
-    if (works_on_rows(operation_of(j)))
+    if (is_matrix(j.at("problem")))
       throw InputError(fmt::format("table memory: {} is of rows, must be of attention", name));
     if (p.contains("varlen_q"))
       throw InputError(fmt::format("table memory: {} is of several lengths, must be of one", name));
     const int64_t length = p.at("seqlen_k").get<int64_t>();
     p["seqlen_q"] = p["seqlen_k"] = 0;  // all but the length must be the same
-    const std::string rest = fmt::format("{}: {}", operation_of(j), problem_text(p, operation_of(j)));
+    const std::string rest = fmt::format("{}: {}", operation_of(j), problem_text(p));
     if (problem.empty()) problem = rest;
     if (rest != problem)
       throw InputError(fmt::format("table memory: {} is of another problem than {}", name, names.front()));

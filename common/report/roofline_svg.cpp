@@ -134,7 +134,7 @@ class Picture {
   // A score is 4 d operations forward and 2.5 times that backward, by the field's convention.
   static double operations_per_exp(const ResultFile& f, double of_the_step) {
     const double d = static_cast<double>(f.problem.head_dim);
-    return f.operation == "forward" ? 4 * d : f.operation == "backward" ? 10 * d : of_the_step;
+    return f.problem.matrix ? of_the_step : f.operation == "backward" ? 10 * d : 4 * d;
   }
 
   const RoofRow* roof(std::string_view name) const {

@@ -15,6 +15,7 @@ std::string steps_table(const std::filesystem::path&);
 std::string phases_table(const std::filesystem::path&);
 std::string lengths_table(const std::filesystem::path& folder, const Words& names);
 std::string problems_table(const std::filesystem::path& folder, const Words& names);
+std::string accuracy_table(const std::filesystem::path& folder, const Words& names);
 std::string memory_table(const std::filesystem::path& folder, const Words& names);
 
 // Of what peers.py wrote: peer_tables.cpp.

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
-#include "attn/operation.h"
 #include "report/json_object.h"
 
 namespace attn::report {
@@ -65,6 +65,12 @@ namespace {
 // Lengths in a few words: of a varlen batch how many tokens there are, and the longest sequence.
 std::string lengths_text(const json& p) {
   const int64_t queries = p.at("seqlen_q").get<int64_t>(), keys = p.at("seqlen_k").get<int64_t>();
+  if (p.contains("seqused_k")) {
+    const auto used = p.at("seqused_k").get<std::vector<int64_t>>();
+    const auto [least, most] = std::ranges::minmax(used);
+    return fmt::format("seqlen_q={} keys in use {} to {}, {} together,", queries, least, most,
+                       std::accumulate(used.begin(), used.end(), int64_t{0}));
+  }
   if (!p.contains("varlen_q"))
     return queries == keys ? fmt::format("N={}", keys) : fmt::format("seqlen_q={} seqlen_k={}", queries, keys);
   const auto tokens = [&](const char* key) {
@@ -80,10 +86,14 @@ std::string lengths_text(const json& p) {
 
 }  // namespace
 
-std::string problem_text(const json& p, const std::string& operation) {
+bool is_matrix(const json& problem) {
+  return problem.contains("matrix") ? problem.at("matrix").get<bool>() : problem.at("head_dim") == 1;
+}
+
+std::string problem_text(const json& p) {
   const auto number = [&](const char* key) { return p.at(key).get<int64_t>(); };
   std::string text;
-  if (works_on_rows(operation)) {
+  if (is_matrix(p)) {
     text = fmt::format("{} rows x {} columns", number("batch") * number("heads") * number("seqlen_q"),
                        number("seqlen_k"));
   } else {
@@ -100,6 +110,10 @@ std::string problem_text(const json& p, const std::string& operation) {
   if (p.contains("softcap")) text += fmt::format(" softcap={}", p.at("softcap").get<double>());
   if (p.value("alibi", false)) text += " alibi";
   if (p.contains("dropout")) text += fmt::format(" dropout={}", p.at("dropout").get<double>());
+  if (p.contains("mask")) text += fmt::format(" mask={}", p.at("mask").get<std::string>());
+  if (p.contains("own"))
+    for (const auto& [option, values] : p.at("own").items())
+      text += fmt::format(" {}={}", option, fmt::join(values.get<std::vector<double>>(), ","));
   if (p.contains("top_k")) text += fmt::format(" k={}", number("top_k"));
   return text;
 }
@@ -108,6 +122,14 @@ double measured_copy(const json& roofs) {
   const json& copy = roofs.at("hbm_copy");
   if (copy.is_null() || copy.at("source") != "measured") return 0;
   return copy.at("per_second").get<double>();
+}
+
+bool rated_by_use(const json& step) { return step.contains("useful_read_s"); }
+std::string useful_rate(const json& step, double seconds) {
+  return gigabytes_per_s(step.at("compulsory_bytes").get<double>() / seconds);
+}
+std::string share_of_read(const json& step, double seconds) {
+  return fmt::format("{:.1f}", 100 * step.at("useful_read_s").get<double>() / seconds);
 }
 
 bool rated_in_bytes(const json& step) { return step.at("flop").get<double>() == 0; }

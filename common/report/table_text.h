@@ -52,10 +52,17 @@ std::string gigabytes_per_s(double bytes_per_s);
 std::string code(const std::string& name);  ///< "`v1_global`"
 
 /// "B=4 Hq=16 Hkv=16 N=4096 d=128 bf16 causal"; for what works on rows "8192 rows x 65536 columns bf16".
-std::string problem_text(const nlohmann::json& problem, const std::string& operation);
+std::string problem_text(const nlohmann::json& problem);
+/// Whether it is of rows of scores alone. Files of before it was said: those have no head dim.
+bool is_matrix(const nlohmann::json& problem);
 /// The measured rate of a copy; 0 where it was not measured.
 double measured_copy(const nlohmann::json& roofs);
 /// A step whose rate is said in bytes a second: the operation counts no arithmetic.
 bool rated_in_bytes(const nlohmann::json& step);
+/// A step whose rate is said in bytes of use a second (decode: each key and value in use once), against the roof of reading.
+bool rated_by_use(const nlohmann::json& step);
+/// Useful bytes a second in so many seconds, and their share of that roof in %.
+std::string useful_rate(const nlohmann::json& step, double seconds);
+std::string share_of_read(const nlohmann::json& step, double seconds);
 
 }  // namespace attn::report

@@ -47,6 +47,7 @@ std::string table(const Words& words, const fs::path& reports) {
   if (kind == "phases") return phases_table(file());
   if (kind == "lengths") return lengths_table(reports, expand(reports, names));
   if (kind == "problems") return problems_table(reports, expand(reports, names));
+  if (kind == "accuracy") return accuracy_table(reports, expand(reports, names));
   if (kind == "memory") return memory_table(reports, expand(reports, names));
   if (kind == "peers") return peers_table(file());
   if (kind == "means") return means_table(reports, names);
@@ -58,7 +59,7 @@ std::string table(const Words& words, const fs::path& reports) {
     return diff_table(reports, names);
   }
   throw InputError(fmt::format(
-      "table: {}: must be steps, phases, lengths, problems, memory, peers, ratios, means, counters, traffic, diff or "
+      "table: {}: must be steps, phases, lengths, problems, accuracy, memory, peers, ratios, means, counters, traffic, diff or "
       "state",
       kind));
 }

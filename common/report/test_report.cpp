@@ -4,6 +4,8 @@
 //                      --dtype fp16 --inputs needle --seed 18446744073709551615
 //   emulated_fail      the same, with a checker whose bound was too tight
 //   gpu_forward        --time --step v2_coalesced,v4_tensor_core --heads 4 --seqlen 512 --head-dim 64
+#include <fmt/format.h>
+
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -11,6 +13,7 @@
 
 #include "attn/error.h"
 #include "report/result_file.h"
+#include "report/summary.h"
 #include "report/test_files.h"
 #include "tests/catch.h"
 
@@ -19,6 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using attn::report::read_result_file;
 using attn::report::ResultFile;
+using attn::report::summary_text;
 using namespace attn::report::test;
 using nlohmann::json;
 
@@ -121,6 +125,34 @@ TEST_CASE("a result file of a GPU holds times and shares of the roof") {
   }
 }
 
+TEST_CASE("a summary has times, or predictions and the GPU that they are for") {
+  const ResultFile emulated = read_result_file(fixture("emulated_backward.json"));
+  const std::string predicted = summary_text({emulated});
+  INFO(predicted);
+  CHECK(predicted.find("\nat least: not measured, but predicted for NVIDIA H200 SXM; "
+                       "--gpu NAME is for another: h200, ") != std::string::npos);
+  CHECK(predicted.find("% of roof") == std::string::npos);
+  const std::string& binding = emulated.steps[0].binding;
+  const std::string time = fmt::format("{:.2f} ns", emulated.steps[0].predicted_s * 1e9);
+  CHECK(predicted.ends_with(fmt::format("pass     at least {}  {}\n", time, binding)));
+
+  // Beside a run that was timed: each row has its own, and the device is a column.
+  const ResultFile timed = read_result_file(fixture("gpu_forward.json"));
+  const std::string both = summary_text({emulated, timed});
+  INFO(both);
+  CHECK(both.find("at least " + time) != std::string::npos);
+  CHECK(both.find(fmt::format("{:.1f} % {}", 100 * *timed.steps[0].share_of_roof,
+                              timed.steps[0].binding)) != std::string::npos);
+  CHECK(both.find("predicted for NVIDIA H200 SXM") != std::string::npos);
+  CHECK(both.find("NVIDIA H200 (sm_90)  ") != std::string::npos);
+
+  CHECK(summary_text({timed}).find("at least") == std::string::npos);
+  // What did not run has no time to predict.
+  ResultFile refused = emulated;
+  refused.steps[0].outcome = "unsupported";
+  CHECK(summary_text({refused}).find("at least") == std::string::npos);
+}
+
 TEST_CASE("what is no result file is refused in one line that names it") {
   TemporaryFile file;
   check_refusal(file.path(), "cannot be read");  // nothing there
@@ -197,9 +229,23 @@ TEST_CASE("the memory that a step needs is optional, and never below 0") {
   check_refusal(file.write(document.dump()), "memory_bytes must not be below 0");
 }
 
+TEST_CASE("a problem with what only some operations have is told as the program told it") {
+  json document = json::parse(read_all(fixture("emulated_forward.json")));
+  document["problem"].update({{"seqused_k", {5}}, {"mask", "blocks:64x64:0.3"}, {"own", {{"page_size", {16}}}}});
+  TemporaryFile file;
+  const std::string text = problem_text(read_result_file(file.write(document.dump())));
+  CHECK(text.find(" seqused=5 ") != text.npos);
+  CHECK(text.find(" mask=blocks:64x64:0.3 page_size=16 inputs=") != text.npos);
+  document["problem"]["own"]["page_size"] = {"many"};
+  check_refusal(file.write(document.dump()), "problem.own.page_size is not a list of numbers");
+  document["problem"]["own"] = json::object();
+  document["problem"]["seqused_k"] = {5, 6};
+  check_refusal(file.write(document.dump()), "problem.seqused_k has 2 lengths, must have 1: one a sequence");
+}
+
 TEST_CASE("a problem on rows is told in rows and columns") {
   json document = json::parse(read_all(fixture("emulated_forward.json")));
-  document["operation"] = "softmax";
+  document["operation"] = "softmax", document["problem"]["matrix"] = true;
   TemporaryFile file;
   CHECK(problem_text(read_result_file(file.write(document.dump()))) ==
         "rows=66 cols=33 bf16 inputs=random seed=1");

@@ -100,6 +100,25 @@ TEST_CASE("a table of steps on rows: rows x columns, GB/s of the model, share of
   has(reports.table("steps k"), "softmax_topk: 8 rows x 100 columns fp32 k=8, ");
 }
 
+TEST_CASE("decode is rated by its useful bytes, against the roof of reading") {
+  Reports reports;
+  json p = problem("bf16", 8192);
+  p["seqlen_q"] = 1;
+  json s = step("v2_split_kv", 4e9, 9e9, 1e-3);  // 8 GB of 9 are of use, read in 0.5 ms at best
+  s.update({{"compulsory_bytes", 8e9}, {"useful_read_s", 5e-4}, {"useful_bytes_per_s", 8e12}});
+  reports.write("d", run("05_flash_decoding", "decode", p, {s}));
+  std::string text = reports.table("steps d");
+  has_line(text, "| step | ms (quartiles) | GB/s of use | % of read | modelled GB |");
+  has_line(text, "| `v2_split_kv` | 1.000 (1.000 .. 1.000) | 8000 | 50.0 | 9.00 |");
+  text = reports.table("lengths d");
+  has_line(text, "| GB/s of use (% of read) | N=8192 |");
+  has_line(text, "| `v2_split_kv` | 8000 (50.0) |");
+  p["batch"] = 3, p["seqused_k"] = {5, 0, 8000};
+  reports.write("u", run("05_flash_decoding", "decode", p, {s}));
+  has(reports.table("steps u"), "decode: B=3 Hq=16 Hkv=16 seqlen_q=1 keys in use 0 to 8000, 8005 together, d=128 bf16, ");
+  has_line(reports.table("problems u"), "| problem | step | ms (quartiles) | GB/s of use |");
+}
+
 TEST_CASE("a share above 100 % says why") {
   Reports reports;
   json fast = step("v2", 1e12, 2e9, 1e-3), slow = step("v1", 1e12, 2e9, 2e-3);
@@ -348,6 +367,6 @@ TEST_CASE("a table whose report is not there says so, and says which") {
   // A report that is damaged is another matter, and so is a folder that is not there.
   reports.write("cut.json", std::string("{\"schema\": "));
   has(reports.refusal("steps cut"), "cut.json: is not a JSON object");
-  has(reports.refusal("nosuch there"), "must be steps, phases, lengths, problems, memory, peers, ratios");
+  has(reports.refusal("nosuch there"), "must be steps, phases, lengths, problems, accuracy, memory, peers, ratios");
   has(refusal_of([&] { return fill_tables("", "page.md", reports.path() / "nowhere"); }), "no such folder");
 }

@@ -11,9 +11,11 @@ A problem list has a problem a line, in the words of the chapter program: "--bat
 "--rows 8 --cols 16777216 --dtype fp32"; what a line leaves out is as given on the command line, and
 "--steps" may stand there too. Text behind # is a comment.
 
-Operations: forward, backward, decode (forward with one query, --seqlen-q 1) and softmax.
+Operations: forward, backward, decode and softmax. Decode is that of the program, one query (--seqlen-q) against a cache
+of --seqlen-k keys; of a program without it, forward with one query.
 Backends: math, flash (FlashAttention-2), cudnn; torch.softmax for softmax. A step of another chapter is one too:
-"01_naive:v5_cublas" runs that program beside --program.
+"01_naive:v5_cublas" runs that program beside --program. Of decode each backend takes its turns twice: as a plain call,
+and ("flash graph") as the replay of a CUDA graph that was captured of it.
 
 For every problem each backend and each step takes a turn a round (--rounds, at least 5), in an order that is turned
 round every time; before each turn the GPU rests for twice as long as the timed calls of the turn before took. One program runs
@@ -46,6 +48,7 @@ BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,  # FlashAttention-2
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
+GRAPH = " graph"
 # Roofs from a datasheet: those of a run that nobody reads need not be measured.
 NO_ROOFS = ("--gpu", "h200")
 TIMING_METHOD = 2  # as kTimingMethod in device.h
@@ -89,15 +92,36 @@ class Peer:
         if self.p.operation == "softmax":
             return lambda: torch.softmax(self.x, dim=-1)
 
+        if backend.endswith(GRAPH):
+            return self.replay(self.call(backend.removesuffix(GRAPH)))
+
         def forward():
             with sdpa_kernel(BACKENDS[backend]):
                 return scaled_dot_product_attention(
-                    self.q, self.k, self.v, is_causal=self.p.causal,
+                    self.q, self.k, self.v, is_causal=self.p.causal and self.p.seqlen_q > 1,  # one query sees all keys
                     enable_gqa=self.p.kv_heads != self.p.heads)
         if self.p.operation != "backward":
             return forward
         out = forward()
         return lambda: torch.autograd.grad(out, (self.q, self.k, self.v), self.d_o, retain_graph=True)
+
+    @staticmethod
+    def replay(call):
+        """A CUDA graph of `call`, as a function of nothing: one launch, whatever the call needs the host for."""
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # what a first call sets up cannot be captured
+            for _ in range(3):
+                call()
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = call()
+
+        def run():
+            graph.replay()
+            return out  # the graph writes there: it must live as long
+        return run
 
 
 class Timer:
@@ -106,7 +130,7 @@ class Timer:
     LONGEST_SPIN = 64e-3
 
     def __init__(self):
-        self.scrub = torch.empty(2 * torch.cuda.get_device_properties(0).L2_cache_size, dtype=torch.uint8, device="cuda")
+        self.scrub = torch.empty(2 * torch.cuda.get_device_properties("cuda").L2_cache_size, dtype=torch.uint8, device="cuda")
         self.spin = 1e-3
 
     def once(self, call):
@@ -144,8 +168,7 @@ def program_options(p):
         words = ["--batch", p.batch, "--heads", p.heads, "--kv-heads", p.kv_heads, "--head-dim",
                  p.head_dim, "--seqlen-q", p.seqlen_q, "--seqlen-k", p.seqlen_k]
         words += ["--causal"] if p.causal else []
-    operation = "forward" if p.operation == "decode" else p.operation
-    return [str(w) for w in ["--operation", operation, "--dtype", p.dtype, *words]]
+    return [str(w) for w in ["--operation", p.program_operation, "--dtype", p.dtype, *words]]
 
 
 class Program:
@@ -199,14 +222,30 @@ class Program:
             return json.load(file)
 
 
-def steps_of(args, p):
-    """The steps of a problem, by name: all of its operation, or those asked for."""
+def listed_steps(program):
+    """The steps of a program, each with its operation."""
+    listed = subprocess.run([program, "--list"], capture_output=True, text=True, check=True).stdout
+    rows = [line.split() for line in listed.splitlines() if line.startswith("  ") and line[2] != " "]
+    return {row[0]: row[1] for row in rows}
+
+
+def steps_of(listed, p):
+    """The steps of a problem, by name: all of its operation, or those asked for. Says how the program calls that."""
+    p.program_operation = p.operation
+    if p.operation == "decode" and "decode" not in listed.values():
+        p.program_operation = "forward"
     if p.steps != "all":
         return p.steps.split(",")
-    listed = subprocess.run([args.program, "--list"], capture_output=True, text=True, check=True).stdout
-    operation = "forward" if p.operation == "decode" else p.operation
-    rows = [line.split() for line in listed.splitlines() if line.startswith("  ") and line[2] != " "]
-    return [row[0] for row in rows if row[1] == operation]
+    return [step for step, operation in listed.items() if operation == p.program_operation]
+
+
+def sides_of(p, backends):
+    """The backends that take turns."""
+    if p.operation == "softmax":
+        return ["softmax"]
+    if p.operation != "decode":
+        return backends
+    return [side for name in backends for side in ([name, name + GRAPH] if name in BACKENDS else [name])]
 
 
 def problem_options():
@@ -242,7 +281,7 @@ def problems_of(args):
         p.kv_heads = p.kv_heads or p.heads
         p.seqlen_k = p.seqlen_k or p.seqlen or 1024
         p.seqlen_q = p.seqlen_q or (1 if p.operation == "decode" else p.seqlen or 1024)
-        if p.causal and p.seqlen_q != p.seqlen_k:
+        if p.causal and p.seqlen_q != p.seqlen_k and p.seqlen_q > 1:
             # PyTorch's diagonal begins in the first corner, ours ends in the last.
             parser.error(f"'{line}': --causal needs equal lengths here")
         problems.append(p)
@@ -311,12 +350,12 @@ def main():
 
     report = {"schema": "attn-peers-1", "timing_method": TIMING_METHOD, "gpu": torch.cuda.get_device_name(),
               "torch": torch.__version__, "cudnn": torch.backends.cudnn.version(), "problems": []}
-    timer = Timer()
+    timer, listed = Timer(), listed_steps(args.program)
     for p in problems:
-        steps = steps_of(args, p)
-        backends = ["softmax"] if p.operation == "softmax" else args.backends.split(",")
+        steps = steps_of(listed, p)
+        backends = sides_of(p, args.backends.split(","))
         # Roofs stand beside rates in GB/s only, and are measured once.
-        with_roofs = p.operation == "softmax" and not report["problems"]
+        with_roofs = p.operation in ("softmax", "decode") and not report["problems"]
         programs = {step: None for step in steps}
         own = Program(args, p, args.program, ",".join(steps), () if with_roofs else NO_ROOFS)
         for step in steps:
@@ -325,18 +364,20 @@ def main():
             if ":" in name:
                 chapter, step = name.split(":")
                 programs[name] = Program(args, p, os.path.join(os.path.dirname(args.program), chapter), step, NO_ROOFS)
-        peer = Peer(p)
+        peer, calls = Peer(p), {}
 
         def turn(side):
             if side in programs:
                 return programs[side].turn(side.rpartition(":")[2])
-            return timer.turn(peer.call(side), args.warmup, args.repeat)
+            if side not in calls:  # a graph is captured once
+                calls[side] = peer.call(side)
+            return timer.turn(calls[side], args.warmup, args.repeat)
 
         rounds, late = take_turns([*backends, *steps], args.rounds, turn)
         run = own.end()
         for program in set(programs.values()) - {own}:
             program.end()
-        peer = None
+        peer, calls = None, {}
         torch.cuda.empty_cache()
         for side in late:
             print(f"  {side}: the host was slower than the longest spin: its launches are in its times")
@@ -351,7 +392,8 @@ def main():
             if not step.get("time"):
                 continue
             median = step["time"]["median_s"]
-            rate = (f"{step['flop'] / median * 1e-12:7.1f} TFLOP/s" if step["flop"] else
+            rate = (f"{step['compulsory_bytes'] / median * 1e-9:7.0f} GB/s of use" if "useful_read_s" in step else
+                    f"{step['flop'] / median * 1e-12:7.1f} TFLOP/s" if step["flop"] else
                     f"{step['modelled_bytes'] / median * 1e-9:7.0f} GB/s")
             text = "  ".join(f"{r['median']:6.3f} ({r['q1']:.3f} .. {r['q3']:.3f}) x {r['peer']}"
                              for r in ratios if r["step"] == step["name"])

@@ -6,21 +6,25 @@ usage() {
   cat <<'TEXT'
 usage: common/scripts/start.sh [run] [CHAPTER...] [OPTION...]   build, run every chapter, one table
        common/scripts/start.sh test [CTEST OPTION...]           build, run all tests
-       common/scripts/start.sh build                            build, run nothing
+       common/scripts/start.sh build                            build all, run nothing
+       common/scripts/start.sh build --exercise ex01a           build what that exercise needs
        common/scripts/start.sh docs                             build the documentation site
+       common/scripts/start.sh install                          install what all of these need
        common/scripts/start.sh --help
 
 Each first installs what is missing (Debian, Ubuntu) and configures the preset `release` in
 build/release. Kernels run on the GPU, timed, if there is one, and on the emulator otherwise; no GPU
-and no nvcc are needed.
+and no nvcc are needed. Code for the GPU is compiled for the one that is there; where there is none,
+only if ATTN_CMAKE_ARGS speaks of CUDA.
 
 run    CHAPTERs are folders such as 01_naive (default: all). OPTIONs go to each chapter program, as
        in `start.sh run 01_naive --seqlen 512 --causal`. Results: build/release/results/*.json
 test   CTEST OPTIONs go to ctest, as in `start.sh test -R 01_naive`.
 
 environment
-  ATTN_CMAKE_ARGS   more arguments for cmake, as ATTN_CMAKE_ARGS="-DATTN_CUDA=OFF"; the build is
-                    configured afresh when they change
+  ATTN_CMAKE_ARGS   more arguments for cmake, as ATTN_CMAKE_ARGS="-DATTN_CUDA=ON" or
+                    "-DCMAKE_CUDA_ARCHITECTURES=80-real"; the build is configured afresh when they
+                    change
   ATTN_JOBS         compilers and tests at once (default: as many as cores and memory allow)
   ATTN_NO_INSTALL   1: install nothing, only say what is missing
 
@@ -112,6 +116,30 @@ install_missing() {  # PACKAGE...
   advice=""
 }
 
+# ---- the GPU at hand -------------------------------------------------------------------------
+
+# cuda_arguments: one argument for cmake, unless the user's own speak of CUDA: the architectures of
+# the GPUs that the driver names, as 90-real;89-real; or no code for a GPU. Nothing where nvcc is
+# missing or older than a GPU, or where there is a device and no tool to ask.
+cuda_arguments() {
+  have nvcc || return 0
+  [[ ${ATTN_CMAKE_ARGS:-} != *CUDA* ]] || return 0
+  local capability architectures="" known
+  known=$(nvcc --list-gpu-arch 2>/dev/null || true)
+  while read -r capability; do
+    [[ $capability =~ ^[0-9]+\.[0-9]+$ ]] || continue
+    capability=${capability/./}
+    [[ $known == *compute_$capability* ]] || return 0
+    capability+=-real
+    [[ ";$architectures;" == *";$capability;"* ]] || architectures+=${architectures:+;}$capability
+  done < <(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null || true)
+  if [[ -n $architectures ]]; then
+    printf '%s' "-DCMAKE_CUDA_ARCHITECTURES=$architectures"
+  elif [[ ! -e /dev/nvidiactl ]]; then
+    printf '%s' "-DATTN_CUDA=OFF"
+  fi
+}
+
 # ---- configure, build ------------------------------------------------------------------------
 
 # Ninja's "[12/80]", in one line that is written over.
@@ -126,7 +154,8 @@ show_progress() {
   if [[ $width -gt 0 ]]; then printf '\r%*s\r' "$width" ""; fi
 }
 
-# run_logged NAME COMMAND...: its output goes to the log; where it fails, what matters of it is printed.
+# run_logged NAME COMMAND...: its output goes to the log; where it fails, what matters of it is
+# printed.
 run_logged() {
   local name=$1 first status=0
   shift
@@ -174,22 +203,40 @@ prepare() {  # PACKAGE...
   jobs=${ATTN_JOBS:-$(count_jobs)}
   [[ $jobs =~ ^[1-9][0-9]*$ ]] || die "ATTN_JOBS=$jobs: must be a whole number from 1" 2
 
-  local arguments=() remembered=$build/cmake_args
+  local arguments=() remembered=$build/cmake_args own
+  own=$(cuda_arguments)
   read -r -a arguments <<<"${ATTN_CMAKE_ARGS:-}"
-  if [[ -f $remembered && $(<"$remembered") != "${ATTN_CMAKE_ARGS:-}" ]]; then
+  [[ -z $own ]] || arguments+=("$own")
+  if [[ -f $remembered && $(<"$remembered") != "${arguments[*]}" ]]; then
     rm -f "$build/CMakeCache.txt"
   fi
-  printf '%s\n' "${ATTN_CMAKE_ARGS:-}" >"$remembered"
+  printf '%s\n' "${arguments[*]}" >"$remembered"
   say "configure"
   cd -- "$root"
   run_logged "the configuration" cmake --preset release "${arguments[@]}"
   local cuda
   cuda=$(grep -E '^-- CUDA[ :]' "$log" | tail -n 1 || true)
   [[ -z $cuda ]] || say "${cuda#-- }"
+  [[ $own != *=OFF ]] ||
+    say "left out: code for a GPU, of which there is none (ATTN_CMAKE_ARGS=-DATTN_CUDA=ON builds it)"
+}
+
+# time_to_build TARGET...: how many files are still to be compiled, and about how long that takes. A
+# core needs 5 s for one and 16 s for one of the GPU, the mean over all; less with a compiler cache.
+time_to_build() {
+  local file cpu=0 gpu=0
+  while read -r file; do
+    [[ ! -e $build/$file ]] || continue
+    if [[ $file == *.cu.o ]]; then gpu=$((gpu + 1)); else cpu=$((cpu + 1)); fi
+  done < <(ninja -C "$build" -t commands "$@" 2>/dev/null |
+    awk '/ -c / { for (n = 1; n < NF; n++) if ($n == "-o") print $(n + 1) }')
+  [[ $((cpu + gpu)) -gt 0 ]] || return 0
+  printf ': files to compile: %d, for the GPU %d; about %d min' "$cpu" "$gpu" \
+    $(((5 * cpu + 16 * gpu) / jobs / 60 + 1))
 }
 
 build_targets() {  # TARGET...
-  say "build $* ($jobs at once; log: $log)"
+  say "build $*$(time_to_build "$@") ($jobs at once; log: $log)"
   run_logged "the build" cmake --build --preset release --parallel "$jobs" --target "$@"
 }
 
@@ -224,7 +271,7 @@ run_chapters() {
   prepare "${packages[@]}"
   # Tests, exercises and benchmarks are not needed for a table.
   build_targets "${chapters[@]}" attn_report
-  say "left out: tests, exercises, benchmarks (start.sh build, start.sh test)"
+  say "left out: tests and benchmarks (start.sh build), exercises (start.sh build --exercise ex01a)"
   rm -rf "$results"
   mkdir -p "$results"
   local chapter steps operations operation name status failed=0 passed=0 files=()
@@ -272,16 +319,50 @@ run_chapters() {
   exit "$failed"
 }
 
+# ---- exercises -------------------------------------------------------------------------------
+
+# build_exercises [--exercise ex01a]...: the student's program and its judge, or the quiz; without
+# one, all there is.
+build_exercises() {
+  local exercise word student targets=() next=()
+  while [[ $# -gt 0 ]]; do
+    case $1 in
+      --exercise) [[ $# -ge 2 ]] || die "--exercise: which one? As --exercise ex01a" 2 ;;
+      --exercise=*) set -- --exercise "${1#*=}" "${@:2}" ;;
+      *) die "build takes no $1" 2 ;;
+    esac
+    exercise=$2
+    shift 2
+    [[ $exercise =~ ^ex([0-9][0-9])([a-z])$ ]] || die "--exercise $exercise: must be as ex01a" 2
+    word=$(echo "$root/${BASH_REMATCH[1]}"_*/exercises/"${BASH_REMATCH[2]}".md)
+    [[ -f $word ]] || die "no exercise $exercise: there is no ${word#"$root/"}" 2
+    student=${word%/*}/student/$exercise
+    word=$(basename "${word%/exercises/*}")
+    if [[ -f $root/$word/exercises/${BASH_REMATCH[2]}.stub.txt ]]; then
+      targets+=("quiz_$word")
+      student+=.txt
+    else
+      targets+=("${exercise}_student" "judge_$word")
+      student+=.inc
+    fi
+    next+=("edit ${student#"$root/"}, then: cmake --build --preset release --target $exercise")
+  done
+  prepare "${packages[@]}"
+  [[ ${#targets[@]} -gt 0 ]] || targets=(all)
+  build_targets "${targets[@]}"
+  for word in "${next[@]}"; do say "$word"; done
+}
+
 # ---- the command -----------------------------------------------------------------------------
 
 command=run
 if [[ $# -gt 0 ]]; then
   case $1 in
-    run | test | build | docs) command=$1 && shift ;;
+    run | test | build | docs | install) command=$1 && shift ;;
     -h | --help | help) usage && exit 0 ;;
     -*) ;;  # options of `run`
     [0-9][0-9]_*) ;;  # its chapters
-    *) die "no command $1: run, test, build, docs or --help" 2 ;;
+    *) die "no command $1: run, test, build, docs, install or --help" 2 ;;
   esac
 fi
 
@@ -296,10 +377,12 @@ case $command in
     ctest --preset release --parallel "$jobs" "${progress[@]}" \
       --output-junit "$build/test-results.xml" "$@"
     ;;
-  build)
-    [[ $# -eq 0 ]] || die "build takes no $1" 2
-    prepare "${packages[@]}"
-    build_targets all
+  build) build_exercises "$@" ;;
+  install)
+    [[ $# -eq 0 ]] || die "install takes no $1" 2
+    mkdir -p "$build"
+    : >"$log"
+    install_missing "${packages[@]}" "${docs_packages[@]}"
     ;;
   docs)
     [[ $# -eq 0 ]] || die "docs takes no $1" 2

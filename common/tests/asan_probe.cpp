@@ -3,7 +3,7 @@
 #include <cstdio>
 
 #define ATTN_EMULATED
-#include "attn/device.h"
+#include "device/device.h"
 #include "attn/kernel.h"
 
 namespace {

@@ -1,21 +1,23 @@
-// Runs one version of a step (broken_step.h) in the emulator, under twelve schedules, in half of which
+// Runs one version of a step (broken_step.h) in the emulator, looking for races, under twelve schedules, in half of which
 // copies are early.
 //
 //     broken_v5_persistent 3   exits with 0 if the first schedule that fails says the declared reason
 //     broken_v5_persistent 0   the step unchanged: exits with 0 if all schedules pass
 //
 // What is said begins with "mismatch" or "damage" (a guard band, an input), or it is the emulator's own
-// line: "deadlock: ...", "... calls wgmma at ... without wgmma_fence since the last wait".
+// line: "race: ...", "deadlock: ...", "... calls wgmma at ... without wgmma_fence since the last wait".
 #include "tests/broken_step.h"
 
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <fstream>
 
-#include "attn/check.h"
-#include "attn/inputs.h"
-#include "attn/session.h"
-#include "emulator/simt.h"
+#include "check/failure_shape.h"
+#include "check/inputs.h"
+#include "run/diagnosis.h"
+#include "run/schedule.h"
+#include "run/session.h"
 
 namespace {
 
@@ -25,7 +27,8 @@ using namespace attn;
 Step step_of(const tests::Version& version) {
   Step step;
   step.name = "version";
-  step.operation = "forward";
+  step.operation = &forward();
+  step.tiled = true;
   step.refuses = [](const Problem&) { return std::nullopt; };
   step.workspaces = [](const Problem&) { return std::vector<Workspace>{{"queue", 4, true}}; };
   step.prepare.emulated = [](const Arguments& args) {
@@ -37,14 +40,38 @@ Step step_of(const tests::Version& version) {
 }
 
 // What is wrong with the step under this schedule, or "".
-std::string run(const Step& step, Session& session, const std::vector<Expected>& expected) {
+std::string run(const Step& step, const Problem& problem, Session& session, const std::vector<Expected>& expected) {
   if (const Status status = session.prepare(step); !status.ok()) return status.message;
   if (const Status status = session.launch(); !status.ok()) return status.message;
   if (const auto damage = session.damage()) return "damage: " + *damage;
   const HostTensors outputs = session.outputs();
   for (const Expected& e : expected)
-    if (const Verdict v = check(outputs.at(e.spec.name), e); !v.pass) return "mismatch: " + v.failure;
+    if (const Verdict v = examine(outputs.at(e.spec.name), e, problem, step); !v.pass) return "mismatch: " + failure_text(v);
   return "";
+}
+
+// The lines of code that a message names in a version's file: "v5_persistent/3.cu:120" is one.
+std::vector<std::string> lines_named(const std::string& said, unsigned long number) {
+  const std::string name = fmt::format("/{}.cu:", number);
+  std::vector<std::string> named;
+  for (std::size_t at = said.find(name); at != said.npos; at = said.find(name, at + 1)) {
+    std::ifstream file(tests::kFolder + fmt::format("{}.cu", number));
+    std::string line;
+    for (unsigned long n = std::strtoul(said.c_str() + at + name.size(), nullptr, 10); n > 0; --n) std::getline(file, line);
+    named.push_back(line);
+  }
+  return named;
+}
+
+// Whether it is said for the declared reason.
+bool is_reason(const std::string& said, const std::string& reason, unsigned long number) {
+  const std::size_t bar = reason.find(" | ");
+  if (bar == reason.npos) return said.find(reason) != said.npos;
+  const std::string word = "race: ", first = reason.substr(word.size(), bar - word.size()), second = reason.substr(bar + 3);
+  const std::vector<std::string> lines = lines_named(said, number);
+  const auto holds = [](const std::string& line, const std::string& part) { return line.find(part) != line.npos; };
+  return said.find(word) == 0 && lines.size() == 2 &&
+         ((holds(lines[0], first) && holds(lines[1], second)) || (holds(lines[0], second) && holds(lines[1], first)));
 }
 
 }  // namespace
@@ -61,17 +88,19 @@ int main(int argc, char** argv) {
   p.seqlen_q = 300, p.seqlen_k = 391, p.head_dim = 64, p.heads = 2, p.kv_heads = 1;
   p.dtype = DType::bf16;
   p.finish();
-  const Operation& op = *find_operation(step.operation);
+  const Operation& op = *step.operation;
   const HostTensors inputs = draw_inputs(p, op.inputs(p));
   const std::vector<Expected> expected = op.reference(p, inputs, {});
   for (uint64_t schedule = 1; schedule <= 12; ++schedule) {
-    emulator::schedule_seed = schedule;
-    emulator::early_copies = schedule % 2 == 0;
+    choose_schedule(schedule);
+    emulator::find_races = emulator::find_global_races = true;
     Session session(p, op, Backend::emulated, inputs);
-    const std::string wrong = run(step, session, expected);
+    const std::string wrong = run(step, p, session, expected);
     if (wrong.empty()) continue;
-    const bool declared = !version.reason.empty() && wrong.find(version.reason) != std::string::npos;
-    fmt::print("schedule {}: {}\n{}\n", schedule, wrong,
+    const bool declared = !version.reason.empty() && is_reason(wrong, version.reason, number);
+    for (const std::string& line : lines_named(wrong, number)) fmt::print("  line: {}\n", line);
+    fmt::print("schedule {}: {}\n  varied: {}\n{}\n", schedule, wrong,
+               varied_text(diagnose(step, p, Backend::emulated, schedule), wrong),
                declared ? "noticed" : "not the declared reason: " + version.reason);
     return declared ? 0 : 1;
   }

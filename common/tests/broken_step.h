@@ -12,8 +12,11 @@ namespace attn::tests {
 
 struct Version {
   LaunchFunction launch;
-  std::string reason;  ///< words of what must be said of it; "" of the first, which is unchanged
+  /// Words of what must be said of it; "" of the first, which is unchanged. "race: A | B": a race between a line that
+  /// holds A and one that holds B.
+  std::string reason;
 };
 extern const std::vector<Version> kVersions;
+extern const char* const kFolder;  ///< of their files: 1.cu, 2.cu, ...
 
 }  // namespace attn::tests

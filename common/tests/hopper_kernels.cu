@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(384, 1)
     wgmma_commit();
     if (fault == kReleasedTooEarly) mbarrier_arrive(&smem.empty[s]);
     if (fault == kRegistersTooEarly) a[0][0] = a[1][1] = 0;  // the product may not have read them
-    wgmma_wait<0>();
+    wgmma_wait<0>(d);
     if (fault != kReleasedTooEarly) mbarrier_arrive(&smem.empty[s]);
   }
 

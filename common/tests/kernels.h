@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "attn/device.h"
+#include "device/device.h"
 #include "attn/status.h"
 #include "attn/step.h"
 

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #define CATCH_CONFIG_RUNNER
-#include "attn/device.h"
+#include "device/device.h"
 #include "tests/catch.h"
 
 int main(int argc, char** argv) {

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "attn/check.h"
-#include "attn/inputs.h"
+#include "check/check.h"
+#include "check/inputs.h"
 #include "tests/catch.h"
 
 namespace attn::tests {
@@ -220,7 +220,7 @@ inline Problem problem_of(DType dtype, InputKind inputs, int64_t seqlen, bool ca
 
 inline HostTensors draw(const Problem& p) {
   return draw_inputs(p, std::vector<TensorSpec>{like_q(p, "q"), like_k(p, "k"), like_k(p, "v"), like_q(p, "do"),
-                                                {"alibi", {1, 1, 1, p.heads}, DType::fp32}});
+                                                alibi_slopes(p)});
 }
 
 inline constexpr DType kTypes[] = {DType::fp32, DType::fp16, DType::bf16};

@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <functional>
 #include <initializer_list>
 #include <map>
@@ -13,11 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "attn/check.h"
-#include "attn/inputs.h"
+#include "check/failure_shape.h"
+#include "check/inputs.h"
 #include "attn/parallel_for.h"
-#include "attn/session.h"
-#include "emulator/simt.h"
+#include "run/schedule.h"
+#include "run/session.h"
 #include "tests/catch.h"
 
 namespace attn::tests {
@@ -59,35 +58,40 @@ struct Case {
   const Operation& operation;
   HostTensors inputs;
   std::vector<Expected> expected;
-  Case(const Problem& p, const std::string& name)
+  Case(const Problem& p, const Operation& op)
       : problem(p),
-        operation(*find_operation(name)),
-        inputs(draw_inputs(p, operation.inputs(p))),
+        operation(op),
+        inputs(draw(op, p).tensors),
         expected(operation.reference(p, inputs, {})) {}
 };
 
 /// What a step gave for a case: "" if all is right, else what is wrong.
 inline std::string run_step(const Step& step, const Case& c, Backend backend, HostTensors* outputs = nullptr) {
-  emulator::schedule_seed = c.problem.seed;
-  // Copies as late as a wait allows, or at once: what is forgotten after a copy, and before it. By the parity of the
-  // seed's bits, which goes with nothing else that alternates from problem to problem.
-  emulator::early_copies = std::popcount(c.problem.seed) % 2 == 0;
+  choose_schedule(c.problem.seed);  // as the chapter program does
   Session session(c.problem, c.operation, backend, c.inputs);
   if (const Status status = session.prepare(step); !status.ok())
     return "prepare: " + status.message;
   if (const Status status = session.launch(); !status.ok()) return "launch: " + status.message;
   if (const auto damage = session.damage()) return *damage;
+  if (step.plan) {
+    const auto planned = [&] {
+      std::map<std::string, std::vector<std::byte>> bytes;
+      for (const auto& [name, tensor] : step.plan(c.problem, c.inputs)) bytes[name] = to_bytes(tensor);
+      return bytes;
+    };
+    if (planned() != planned()) return "plan: two of one problem differ";
+  }
   const HostTensors out = session.outputs();
   for (const Expected& e : c.expected) {
-    const Verdict v = check(out.at(e.spec.name), e);
-    if (!v.pass) return v.failure;
+    const Verdict v = examine(out.at(e.spec.name), e, c.problem, step);
+    if (!v.pass) return failure_text(v);
   }
   if (outputs) *outputs = out;
   return "";
 }
 inline std::string run_step(const Step& step, const Problem& problem, Backend backend,
                             HostTensors* outputs = nullptr) {
-  return run_step(step, Case(problem, step.operation), backend, outputs);
+  return run_step(step, Case(problem, *step.operation), backend, outputs);
 }
 
 /// The same for rows of tensors that are too large to bring back: "", or what is wrong. The step has been launched.
@@ -109,7 +113,11 @@ inline std::string check_rows(Session& session, const std::vector<Expected>& exp
 /// Whether a step has to run a problem: what its chapter promises, said by the chapter's test.cpp in words of its own,
 /// so that a step which refuses more than it should, or less, does not agree with it.
 bool promised(const Step& step, const Problem& problem);
-inline bool plain(const Problem& p) { return p.dropout == 0 && p.softcap == 0 && !p.alibi && !p.varlen(); }
+inline bool plain(const Problem& p) {
+  return p.dropout == 0 && p.softcap == 0 && !p.alibi && p.one_length() && !p.mask;
+}
+/// Bit for bit.
+inline bool same(const HostTensor& a, const HostTensor& b) { return a.data == b.data && a.numbers == b.numbers; }
 inline bool one_of(int64_t x, std::initializer_list<int64_t> list) {
   return std::find(list.begin(), list.end(), x) != list.end();
 }
@@ -121,7 +129,7 @@ inline bool one_of_steps(const Step& step, std::initializer_list<const char*> na
 inline std::vector<const Step*> steps_for(const std::string& operation, const Problem& problem) {
   std::vector<const Step*> steps;
   for (const Step& step : chapter().steps) {
-    if (step.operation != operation) continue;
+    if (step.operation->name != operation) continue;
     const std::optional<std::string> reason = refusal(step, problem);
     INFO(step.name << ": " << operation << " " << problem.text() << ": " << reason.value_or("not refused"));
     CHECK(promised(step, problem) == !reason);
@@ -149,7 +157,7 @@ inline Counts check_steps(const std::string& operation, Problem problem, Backend
   std::optional<Case> all;  // one for all steps: on a GPU the reference is what takes time
   Counts ran;
   for (const Step* step : steps_for(operation, problem)) {
-    if (!all) all.emplace(problem, operation);
+    if (!all) all.emplace(problem, *step->operation);
     INFO(step->name << ": " << operation << " " << problem.text());
     CHECK(run_step(*step, *all, backend) == "");
     ++ran.of[step->name];
@@ -194,7 +202,7 @@ inline void check_large_steps(const std::string& operation, Problem p, Backend b
   p.finish();
   const std::vector<const Step*> steps = steps_for(operation, p);
   if (steps.empty()) return;
-  const Operation& op = *find_operation(operation);
+  const Operation& op = *steps.front()->operation;
   const HostTensors inputs = repeated_inputs(p, op.inputs(p), most);
   const std::vector<Expected> expected = op.reference(p, inputs, {.full = false, .budget = 1e7});
   Session session(p, op, backend, inputs);

@@ -9,7 +9,7 @@
 #include "tests/catch.h"
 
 #define ATTN_EMULATED
-#include "attn/device.h"
+#include "device/device.h"
 #include "attn/kernel.h"
 #include "attn/tensor.h"
 #include "ptx/cp_async.h"

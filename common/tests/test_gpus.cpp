@@ -1,6 +1,6 @@
 // The datasheet table against itself: a peak is SMs x operations a clock x clock, so a sparse
 // figure, an fp16-accumulate figure or a figure of another variant does not pass.
-#include "attn/gpus.h"
+#include "device/gpus.h"
 
 #include <cmath>
 #include <set>

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "attn/device.h"
+#include "device/device.h"
 #include "attn/tensor.h"
 #include "emulator/simt.h"
 #include "tests/catch.h"
@@ -132,10 +132,10 @@ TEST_CASE("a block whose warpgroups take more registers than it has is missed", 
   // One warpgroup gives, the others take: what the emulator says.
   const auto said = [](unsigned threads, unsigned given, unsigned taken) -> std::string {
     try {
-      emulator::run_grid(1, threads, 0, [=] {
+      emulator::run_grid(1, threads, 0, {[=] {
         const bool gives = emulator::threadIdx.x < 128;
         emulator::Block::current().registers("setmaxnreg", {__FILE__, __LINE__}, gives ? given : taken, !gives);
-      });
+      }});
     } catch (const emulator::KernelError& error) {
       return error.what();
     }

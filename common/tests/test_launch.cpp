@@ -6,7 +6,7 @@
 #include "tests/catch.h"
 
 #define ATTN_EMULATED
-#include "attn/device.h"
+#include "device/device.h"
 #include "attn/kernel.h"
 #include "attn/tensor.h"
 
@@ -88,6 +88,35 @@ TEST_CASE("poison is NaN in every element type", "[launch]") {
     std::vector<float> values(kCount * 4 / static_cast<std::size_t>(size_of(dtype)), 0.0f);
     decode(dtype, buffer.data(), values.size(), values.data());
     for (const float x : values) REQUIRE(std::isnan(x));
+  }
+}
+
+TEST_CASE("an output begins as elements that nobody wrote, whatever its size", "[launch]") {
+  for (const DType dtype : {DType::fp32, DType::fp16, DType::bf16, DType::int32})
+    for (const int64_t count : {1, 2, 3, 1000, 65536, 65537, 300001}) {
+      DeviceBuffer buffer(Backend::emulated, "o", count * size_of(dtype));
+      buffer.poison(unwritten_bits(dtype));
+      std::vector<std::byte> bytes(static_cast<std::size_t>(buffer.bytes()));
+      buffer.download(bytes.data());
+      const HostTensor tensor = from_bytes({"o", {1, 1, 1, count}, dtype}, bytes);
+      CHECK(tensor.data.size() + tensor.numbers.size() == static_cast<std::size_t>(count));
+      for (const float x : tensor.data) REQUIRE((unwritten(x) && std::isnan(x)));
+      for (const int64_t x : tensor.numbers) REQUIRE(unwritten(dtype, x));
+      CHECK_FALSE(buffer.broken_guard());
+    }
+}
+
+TEST_CASE("no arithmetic of a 16-bit type gives an element that nobody wrote", "[launch]") {
+  const emulator::BFloat16 from_bf16(std::bit_cast<float>(kUnwritten));
+  const emulator::Float16 from_fp16(std::bit_cast<float>(kUnwritten));
+  CHECK(from_bf16.bits != (unwritten_bits(DType::bf16) & 0xFFFF));
+  CHECK(from_fp16.bits != (unwritten_bits(DType::fp16) & 0xFFFF));
+  for (unsigned bits = 0; bits < 65536; ++bits) {  // there and back
+    emulator::BFloat16 b;
+    emulator::Float16 f;
+    b.bits = f.bits = static_cast<std::uint16_t>(bits);
+    REQUIRE(emulator::BFloat16(static_cast<float>(b)).bits != (unwritten_bits(DType::bf16) & 0xFFFF));
+    REQUIRE(emulator::Float16(static_cast<float>(f)).bits != (unwritten_bits(DType::fp16) & 0xFFFF));
   }
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 // Operations of the products of one launch.
 double products_of(const Step& step, const Problem& p) {
-  const Operation& op = *find_operation(step.operation);
+  const Operation& op = *step.operation;
   emulator::schedule_seed = p.seed;
   Session session(p, op, Backend::emulated, draw_inputs(p, op.inputs(p)));
   REQUIRE(session.prepare(step).ok());

@@ -1,6 +1,6 @@
 // The .npy reader against files that NumPy wrote, files that nobody should have written, and good
 // files with every byte of their header spoilt in turn. The writer is in test_npy_write.cpp.
-#include "attn/npy.h"
+#include "files/npy.h"
 
 #include <algorithm>
 #include <bit>

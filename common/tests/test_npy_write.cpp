@@ -1,5 +1,5 @@
 // The .npy writer: its files are those that NumPy writes, and it says why it cannot write.
-#include "attn/npy.h"
+#include "files/npy.h"
 
 #include <cstdint>
 #include <limits>

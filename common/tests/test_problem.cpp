@@ -11,8 +11,9 @@
 #include <vector>
 
 #include "attn/error.h"
-#include "attn/inputs.h"
-#include "attn/roofline.h"
+#include "attn/feature.h"
+#include "check/inputs.h"
+#include "device/roofline.h"
 #include "tests/catch.h"
 
 namespace {
@@ -204,7 +205,7 @@ TEST_CASE("ALiBi slopes are the published ones", "[inputs]") {
   CHECK(exponents(12) == std::vector<double>{1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5});
   CHECK(exponents(16) == std::vector<double>{0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 6.5, 7, 7.5, 8});
   const Problem p = problem_with([](Problem& x) { x.heads = x.kv_heads = 3, x.alibi = true; });
-  const TensorSpec spec{"alibi", {1, 1, 1, 3}, DType::fp32};
+  const TensorSpec spec = alibi_slopes(p);
   CHECK(draw_inputs(p, std::span(&spec, 1)).at("alibi").data == std::vector<float>{0x1p-4f, 0x1p-8f, 0x1p-2f});
 }
 

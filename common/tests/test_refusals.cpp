@@ -1,7 +1,8 @@
 /// \file
 /// What a GPU breaks on, and the emulator therefore refuses with one line: what, where, why.
-#define ATTN_EMULATED
+#include <cmath>
 #include <string>
+#include <vector>
 
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
@@ -19,6 +20,15 @@ struct alignas(1024) Storage {
   uint64_t barrier;
 };
 
+// Something that all threads have written, and see.
+__device__ Storage& filled_storage() {
+  auto& smem = dynamic_shared<Storage>();
+  for (unsigned i = threadIdx.x; i < sizeof smem.bytes; i += blockDim.x) smem.bytes[i] = 0;
+  shared_write_fence();
+  __syncthreads();
+  return smem;
+}
+
 __global__ void copy_to(int to, int from, const unsigned char* global) {
   cp_async_16(dynamic_shared<Storage>().bytes + to, global + from);
   cp_async_commit();
@@ -27,13 +37,13 @@ __global__ void copy_to(int to, int from, const unsigned char* global) {
 __global__ void load_matrix(int offset, int lane, uint32_t* out) {
   uint32_t r[4];
   const int own = static_cast<int>(threadIdx.x);
-  ldmatrix_x4(r, dynamic_shared<Storage>().bytes + 16 * own + (own == lane ? offset : 0));
+  ldmatrix_x4(r, filled_storage().bytes + 16 * own + (own == lane ? offset : 0));
   out[0] = r[0];
 }
 __global__ void load_two(int lane, uint32_t* out) {
   uint32_t r[2];
   const int own = static_cast<int>(threadIdx.x);
-  ldmatrix_x2(r, dynamic_shared<Storage>().bytes + 16 * own + (own == lane ? 2 : 0));
+  ldmatrix_x2(r, filled_storage().bytes + 16 * own + (own == lane ? 2 : 0));
   out[0] = r[0];
 }
 __global__ void bring_box(int offset, const TensorMap map) {
@@ -46,18 +56,68 @@ __global__ void bring_box(int offset, const TensorMap map) {
 }
 __global__ void multiply(unsigned warps, float* out) {
   float d[8][4] = {};
-  const WgmmaOperand tile = wgmma_operand(reinterpret_cast<const __half*>(dynamic_shared<Storage>().bytes));
+  const WgmmaOperand tile = wgmma_operand(filled_storage().bytes);
   if (threadIdx.x / 32 < warps) {
     wgmma_fence();
     wgmma<__half, false>(d, tile, tile, false);
     wgmma_commit();
-    wgmma_wait<0>();
+    wgmma_wait<0>(d);
   }
   out[0] = d[0][0];
 }
 
+// A product whose operand in shared memory comes from ordinary code. fault 1: without a fence; 2: its accumulators are
+// read, 3: its operand in registers is written, while it is in flight.
+__global__ void multiply_in_flight(int fault, float* out) {
+  auto& smem = dynamic_shared<Storage>();
+  float d[8][4] = {};
+  for (int i = 0; i < 128; ++i) smem.bytes[128 * i + threadIdx.x] = 0;
+  if (fault != 1) shared_write_fence();
+  __syncthreads();
+  const WgmmaOperand tile = wgmma_operand(smem.bytes);
+  uint32_t a[4] = {};
+  wgmma_fence();
+  wgmma<__half, false>(d, a, tile, false);
+  wgmma_commit();
+  if (fault == 2) out[threadIdx.x] = d[1][2];
+  if (fault == 3) a[threadIdx.x % 4] = 7;
+  wgmma_wait<0>(d);
+  out[threadIdx.x] = d[1][2] + static_cast<float>(a[threadIdx.x % 4]);
+}
+__global__ void load_vector(int offset, const float* global, float* out) {
+  auto* const shared = reinterpret_cast<float*>(dynamic_shared<Storage>().bytes);
+  for (unsigned i = threadIdx.x; i < 64; i += blockDim.x) shared[i] = 0;
+  __syncthreads();
+  const float4 a = *reinterpret_cast<const float4*>(shared + offset / 8);
+  const float4 b = *reinterpret_cast<const float4*>(global + offset % 8);
+  out[threadIdx.x] = a.x + a.y + a.z + a.w + b.x + b.y + b.z + b.w;
+}
+__global__ void store_vector(int offset, float* out) {
+  *reinterpret_cast<float2*>(out + offset) = make_float2(1, 2);
+}
+__global__ void __launch_bounds__(64) at_most_64(int* out) { out[threadIdx.x] = 1; }
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 2) at_most(int* out) { out[threadIdx.x] = 1; }
+struct Of96 {
+  static constexpr int kThreads = 96;
+};
+template <int kBytes>
+__global__ void in_variables(int* first, float* fresh) {
+  __shared__ float numbers[4];
+  __shared__ unsigned char bytes[kBytes];
+  if (threadIdx.x == 0) {
+    *fresh = numbers[2];
+    *first = bytes[kBytes - 1];
+  }
+  __syncthreads();
+  bytes[kBytes - 1 - threadIdx.x] = 0;
+  numbers[threadIdx.x % 4] = 1;
+}
+
+bool looks_for_races = true;
 template <class... Parameters, class... Values>
 std::string message(void (*kernel)(Parameters...), unsigned threads, Values... values) {
+  emulator::find_races = looks_for_races;
   const Status status = launch_kernel(kernel, dim3(1), dim3(threads), sizeof(Storage), nullptr, values...);
   CHECK((status.ok() || status.code == Status::Code::kKernelError));
   CHECK(status.message.find('\n') == std::string::npos);
@@ -101,4 +161,67 @@ TEST_CASE("wgmma by part of a warpgroup is refused", "[emulator][refusals]") {
   for (const unsigned warps : {1u, 2u, 3u})
     CHECK(has(message(multiply, 128, warps, &out), "all four warps of a warpgroup multiply together"));
   CHECK(has(message(multiply, 32, 4u, &out), "all four warps"));  // a block that has one warp
+}
+
+TEST_CASE("what a product in flight has is not touched before its wait", "[emulator][refusals]") {
+  std::vector<float> out(128);
+  CHECK(message(multiply_in_flight, 128, 0, out.data()) == "");
+  const std::string unfenced = message(multiply_in_flight, 128, 1, out.data());
+  CHECK(has(unfenced, "and then read by wgmma of thread (0,0,0)"));
+  CHECK(has(unfenced, "with no shared_write_fence between"));
+  const std::string read = message(multiply_in_flight, 128, 2, out.data());
+  CHECK(has(read, " reads a register of the accumulators at tests/test_refusals.cpp:"));
+  CHECK(has(read, "before its wgmma_wait"));
+  CHECK(has(message(multiply_in_flight, 128, 3, out.data()), " writes a register of an operand at "));
+}
+
+#ifndef ATTN_ASAN  // UBSan says it there
+TEST_CASE("a vector is loaded and stored at whole multiples of its size", "[emulator][refusals]") {
+  alignas(16) float global[32] = {}, out[64] = {};
+  const emulator::GlobalBuffer in("in", global, sizeof global), to("out", out, sizeof out);
+  CHECK(message(load_vector, 32, 0, global, out) == "");
+  CHECK(message(load_vector, 32, 32 + 4, global, out) == "");
+  for (const int offset : {8, 24, 1, 2})
+    CHECK(has(message(load_vector, 32, offset, global, out), " loads at tests/test_refusals.cpp:"));
+  CHECK(has(message(load_vector, 32, 8, global, out), "4 bytes past a multiple of 16: a misaligned access"));
+  CHECK(message(store_vector, 32, 2, out) == "");
+  CHECK(has(message(store_vector, 32, 1, out), " stores at tests/test_refusals.cpp:"));
+}
+#endif
+
+#ifdef __clang__
+// Its attribute takes no number that depends on a template's parameter: bounds are not known.
+#else
+TEST_CASE("more threads than __launch_bounds__ says are refused", "[emulator][refusals]") {
+  int out[128];
+  CHECK(message(at_most_64, 64, out) == "");
+  CHECK(message(at_most<Of96>, 96, out) == "");
+  CHECK(message(at_most_64, 65, out) == "a launch of 65 threads a block: __launch_bounds__ of the kernel says 64");
+  CHECK(has(message(at_most<Of96>, 128, out), "says 96"));
+}
+#endif
+
+TEST_CASE("__shared__ variables begin as NaN bytes, in every block, and end at 48 KiB", "[emulator][refusals]") {
+  int first = 0;
+  float fresh = 0;
+  looks_for_races = false;  // that nobody has written there is said elsewhere
+  for (int launch = 0; launch < 2; ++launch) {
+    first = 0, fresh = 0;
+    CHECK(message(in_variables<1000>, 32, &first, &fresh) == "");
+    CHECK(first == 0xFF);
+    CHECK(std::isnan(fresh));
+  }
+  looks_for_races = true;
+  CHECK(message(in_variables<48 * 1024 - 16>, 32, &first, &fresh) != "");
+  const std::string large = message(in_variables<100000>, 32, &first, &fresh);
+  CHECK(has(large, "100016 bytes of __shared__ variables ("));
+  CHECK(has(large, "bytes 100000"));
+  CHECK(has(large, "a block has at most 49152"));
+}
+
+TEST_CASE("more shared memory than an SM has is refused", "[emulator][refusals]") {
+  int out[32];
+  const Status status = launch_kernel(at_most_64, dim3(1), dim3(32), 228 * 1024, nullptr, out);
+  CHECK(status.code == Status::Code::kUnsupported);
+  CHECK(has(status.message, "233472 bytes of shared memory a block: the limit is 232448"));
 }

@@ -1,10 +1,10 @@
 // Predictions from costs, which datasheet belongs to which device, and what is made of timings.
-#include "attn/roofline.h"
+#include "device/roofline.h"
 #include "attn/step.h"
 
 #include <string>
 
-#include "attn/results.h"
+#include "run/results.h"
 #include "tests/catch.h"
 
 namespace {

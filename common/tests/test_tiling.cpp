@@ -1,6 +1,7 @@
 // What the order of tiles makes of the traffic from HBM.
-#include "attn/roofline.h"
+#include "device/roofline.h"
 #include "attn/tiling.h"
+#include "check/operation.h"
 #include "tests/catch.h"
 
 namespace {
@@ -55,7 +56,7 @@ TEST_CASE("a launch says its tiles, and launches nothing then", "[tiling]") {
 
 TEST_CASE("HBM binds where the order of tiles makes it", "[tiling]") {
   Step step;
-  step.operation = "forward";
+  step.operation = &forward();
   step.launch = {nullptr, [](const Arguments& args) {
                    return args.plans({128, 128, args.problem.heads * args.problem.batch}) ? Status::success()
                                                                                            : Status::unsupported("");

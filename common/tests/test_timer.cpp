@@ -7,7 +7,7 @@
 #include <thread>
 #include <vector>
 
-#include "attn/device.h"
+#include "device/device.h"
 #include "tests/catch.h"
 
 namespace {

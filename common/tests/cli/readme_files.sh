@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$1" || exit 1
 bad=0
 
-# The names in the first cell of a row, a line each: "attn/npy.h".
+# The names in the first cell of a row, a line each: "files/npy.h".
 named=$(sed -n 's/^| \(`[^|]*\) |.*/\1/p' README.md | grep -o '`[^`]*`' | tr -d '`')
 for file in {attn,cmake,emulator,ptx,report,scripts}/*; do
   [[ -f $file ]] || continue

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# start_installs.sh START: what start.sh asks of apt-get, on machines that are played by stand-ins for
-# dpkg-query, apt-get, sudo, id, cmake and the tools, which write down how they were called.
+# start_installs.sh START: what start.sh asks of apt-get and cmake, on machines that are played by
+# stand-ins for dpkg-query, sudo, id, nvidia-smi and the tools, which write down how they were called.
 # shellcheck disable=SC2016  # the bodies of stand-ins are expanded when they run
 set -euo pipefail
 start=$1
@@ -28,13 +28,14 @@ machine() {  # NAME USER_ID INSTALLED...: Debian
   stand_in "$name" cmake "exit 0"
   for tool in g++ ninja git; do stand_in "$name" "$tool" "exit 0"; done
 }
-run() {  # NAME: sets status, output, calls
+run() {  # NAME [ARGUMENT...]: sets status, output, calls
   status=0
   export CALLS=$work/$1.calls
   rm -rf "$CALLS" "$work/a tree/build"
   : >"$CALLS"
-  output=$(PATH=$work/$1:$work/system "$work/a tree/common/scripts/start.sh" build 2>&1 </dev/null) ||
-    status=$?
+  local arguments=("${@:2}")
+  output=$(PATH=$work/$1:$work/system "$work/a tree/common/scripts/start.sh" \
+    "${arguments[@]:-build}" 2>&1 </dev/null) || status=$?
   calls=$(<"$CALLS")
 }
 fail() {
@@ -121,4 +122,50 @@ run failing
 [[ $status -eq 3 ]] || fail "exit status"
 has "x.cpp:1: error" "$output"
 has "build.log" "$output"
+
+# A GPU: code for it alone; what there is to compile, without what has been.
+machine gpu 0 "${all[@]}"
+stand_in gpu nvcc 'echo compute_89; echo compute_90'
+stand_in gpu nvidia-smi 'printf "9.0\n9.0\n8.9\n"'
+stand_in gpu ninja 'for n in 1 2 3 4; do echo "/usr/bin/c++ -O2 -o x/$n.cpp.o -c $n.cpp"; done
+echo "nvcc -c k.cu -o x/k.cu.o"; echo "c++ x/1.cpp.o -o bin/x"'
+run gpu
+[[ $status -eq 0 ]] || fail "exit status"
+has "cmake --preset release -DCMAKE_CUDA_ARCHITECTURES=90-real;89-real" "$calls"
+has "files to compile: 4, for the GPU 1; about 1 min" "$output"
+
+# One that this nvcc does not know: the project's own choice.
+stand_in gpu nvidia-smi 'echo 12.0'
+run gpu
+has_not "ARCHITECTURES" "$calls"
+
+# What the user says of CUDA counts.
+stand_in gpu nvidia-smi 'echo 9.0'
+export ATTN_CMAKE_ARGS=-DCMAKE_CUDA_ARCHITECTURES=80-real
+run gpu
+has "cmake --preset release -DCMAKE_CUDA_ARCHITECTURES=80-real" "$calls"
+has_not "90-real" "$calls"
+unset ATTN_CMAKE_ARGS
+
+# No GPU: no code for one, and how to get it.
+if [[ ! -e /dev/nvidiactl ]]; then
+  stand_in gpu nvidia-smi 'exit 9'
+  run gpu
+  has "cmake --preset release -DATTN_CUDA=OFF" "$calls"
+  has "left out: code for a GPU" "$output"
+fi
+
+# One exercise: its targets alone, and where to write.
+mkdir -p "$work/a tree/01_naive/exercises"
+touch "$work/a tree/01_naive/exercises/"{a.md,a.stub.inc,d.md,d.stub.txt}
+run complete build --exercise ex01a --exercise=ex01d
+[[ $status -eq 0 ]] || fail "exit status"
+has "--target ex01a_student judge_01_naive quiz_01_naive" "$calls"
+has "edit 01_naive/exercises/student/ex01d.txt, then: cmake --build --preset release" "$output"
+
+# What all need, and nothing is configured.
+run root install
+[[ $status -eq 0 ]] || fail "exit status"
+has "libfmt-dev libboost-context-dev libmd4c-dev libmd4c-html0-dev doxygen libjs-mathjax ccache" "$calls"
+has_not "cmake --" "$calls"
 echo "everything as expected"

@@ -21,7 +21,7 @@ passes() {
 refused '(void)"//"; extern "C" int system(const char*);\n' 'line 1: extern '
 refused 'x();\n(void)"/*"; extern int y; (void)"*/";\n' 'line 2: extern '
 refused "char c = '\"'; extern int b; c = '\"';" 'line 1: extern '
-refused 'a();\n/*//*/ #include "attn/reference.h"\n' 'line 2: a directive'
+refused 'a();\n/*//*/ #include "check/reference.h"\n' 'line 2: a directive'
 refused '/* \n */ #define merge max\n' 'line 2: a directive'
 refused '#pragma unroll\n#define merge max\n' 'line 2: a directive'
 refused '#if 0\n#endif\n' 'line 1: a directive'

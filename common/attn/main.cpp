@@ -1,4 +1,0 @@
-// The main() of every chapter program.
-#include "attn/runner.h"
-
-int main(int argc, char** argv) { return attn::run_chapter(attn::chapter(), argc, argv); }

@@ -1,0 +1,114 @@
+#include "attn/mask.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "attn/error.h"
+#include "attn/tensor.h"
+
+namespace attn {
+namespace {
+
+// Calls `seen` for runs of pieces that are open, each of `step` keys from a multiple of it on, cut
+// to `within`.
+template <class Open>
+void runs(KeyRange within, int64_t step, Open open, const std::function<void(KeyRange)>& seen) {
+  KeyRange run{within.begin, within.begin};
+  for (int64_t n = within.begin / step; n * step < within.end; ++n) {
+    if (open(n)) {
+      run.end = std::min((n + 1) * step, within.end);
+      continue;
+    }
+    if (run.size() > 0) seen(run);
+    run.begin = run.end = (n + 1) * step;
+  }
+  if (run.size() > 0) seen(run);
+}
+
+// The number of the row of head h of sequence b; a side of 1 stands for all.
+int64_t head_of_shape(const std::vector<int64_t>& shape, int64_t b, int64_t h) {
+  return (shape[0] == 1 ? 0 : b) * shape[1] + (shape[1] == 1 ? 0 : h);
+}
+
+int64_t elements_of(const std::vector<int64_t>& shape) {
+  int64_t n = 1;
+  for (const int64_t side : shape) n *= side;
+  return n;
+}
+
+// Batch and heads are the problem's or 1; the rest is as it says.
+void must_be(const char* name, const std::vector<int64_t>& s, const Problem& p, int64_t rows,
+             int64_t columns) {
+  if ((s[0] != 1 && s[0] != p.batch) || (s[1] != 1 && s[1] != p.heads) || s[2] != rows ||
+      s[3] != columns)
+    throw InputError(fmt::format("{}: is [{}], must be [{} or 1, {} or 1, {}, {}]", name,
+                                 fmt::join(s, ", "), p.batch, p.heads, rows, columns));
+}
+
+TensorSpec spec_of(const char* name, const std::vector<int64_t>& s, DType t) {
+  return {name, {s[0], s[1], s[2], s[3]}, t};
+}
+
+}  // namespace
+
+BlockMask::BlockMask(int64_t block_m, int64_t block_n, std::vector<int64_t> shape,
+                     std::vector<bool> blocks)
+    : block_m_(block_m), block_n_(block_n), shape_(std::move(shape)), blocks_(std::move(blocks)) {
+  if (shape_.size() != 4 || elements_of(shape_) != static_cast<int64_t>(blocks_.size()))
+    throw InputError(fmt::format("block_mask: {} blocks, must be [{}]", blocks_.size(),
+                                 fmt::join(shape_, ", ")));
+}
+
+void BlockMask::for_each_range(int64_t b, int64_t h, int64_t i, KeyRange within,
+                               const std::function<void(KeyRange)>& seen) const {
+  const int64_t first = (head_of_shape(shape_, b, h) * shape_[2] + i / block_m_) * shape_[3];
+  runs(
+      within, block_n_, [&](int64_t n) { return blocks_[static_cast<std::size_t>(first + n)]; },
+      seen);
+}
+
+void BlockMask::fits(const Problem& p) const {
+  const auto blocks = [](int64_t length, int64_t block) { return (length + block - 1) / block; };
+  must_be("block_mask", shape_, p, blocks(p.seqlen_q, block_m_), blocks(p.seqlen_k, block_n_));
+}
+
+std::string BlockMask::text() const {
+  return fmt::format(
+      "blocks:{}x{}:{:.3g}", block_m_, block_n_,
+      static_cast<double>(std::ranges::count(blocks_, true)) / static_cast<double>(blocks_.size()));
+}
+
+std::vector<HostTensor> BlockMask::tensors() const {
+  return {{spec_of("block_mask", shape_, DType::int8), {blocks_.begin(), blocks_.end()}}};
+}
+
+ColumnIntervals::ColumnIntervals(std::vector<int64_t> shape, std::vector<int64_t> begin,
+                                 std::vector<int64_t> end)
+    : shape_(std::move(shape)), begin_(std::move(begin)), end_(std::move(end)) {
+  if (shape_.size() != 4 || shape_[2] != 1 ||
+      elements_of(shape_) != static_cast<int64_t>(begin_.size()) || begin_.size() != end_.size())
+    throw InputError(fmt::format("hidden_begin, hidden_end: {} and {} columns, must be [{}]",
+                                 begin_.size(), end_.size(), fmt::join(shape_, ", ")));
+}
+
+void ColumnIntervals::for_each_range(int64_t b, int64_t h, int64_t i, KeyRange within,
+                                     const std::function<void(KeyRange)>& seen) const {
+  const int64_t first = head_of_shape(shape_, b, h) * shape_[3];
+  const auto open = [&](int64_t j) {
+    const auto at = static_cast<std::size_t>(first + j);
+    return i < begin_[at] || i >= end_[at];
+  };
+  runs(within, 1, open, seen);
+}
+
+void ColumnIntervals::fits(const Problem& p) const {
+  must_be("hidden_begin", shape_, p, 1, p.seqlen_k);
+}
+
+std::vector<HostTensor> ColumnIntervals::tensors() const {
+  return {{spec_of("hidden_begin", shape_, DType::int32), {}, begin_},
+          {spec_of("hidden_end", shape_, DType::int32), {}, end_}};
+}
+
+}  // namespace attn

@@ -1,9 +1,0 @@
-// Stands in for roofs.cu where there is no nvcc.
-#include "attn/device.h"
-#include "attn/roofline.h"
-
-namespace attn {
-
-Roofs measure_roofs() { throw DeviceError("measuring roofs: built without CUDA"); }
-
-}  // namespace attn

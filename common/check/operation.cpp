@@ -1,0 +1,213 @@
+#include "check/operation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+
+#include "attn/mask.h"
+#include "attn/tiling.h"
+#include "check/inputs.h"
+
+namespace attn {
+namespace {
+
+// Where the sequences of a varlen batch begin, and where the last one ends.
+TensorSpec cu_seqlens(const Problem& p, const char* name,
+                      void (*made)(const Problem&, HostTensor&)) {
+  return {name, {1, 1, 1, p.batch + 1}, DType::int32, {}, made, true, 1};
+}
+void begins_of_q(const Problem& p, HostTensor& t) { t.numbers = cumulative(p.varlen_q); }
+void begins_of_k(const Problem& p, HostTensor& t) { t.numbers = cumulative(p.varlen_k); }
+
+// The tensors of a mask, which it makes itself.
+std::vector<TensorSpec> mask_specs(const Problem& p) {
+  std::vector<TensorSpec> specs;
+  for (const HostTensor& t : p.mask->tensors()) {
+    specs.push_back(t.spec);
+    specs.back().derived = true;
+    specs.back().made = [](const Problem& problem, HostTensor& made) {
+      for (HostTensor& own : problem.mask->tensors())
+        if (own.spec.name == made.spec.name) made.data = own.data, made.numbers = own.numbers;
+    };
+  }
+  return specs;
+}
+
+}  // namespace
+
+std::vector<TensorSpec> attention_inputs(const Problem& p) {
+  std::vector specs{like_q(p, "q"), like_k(p, "k"), like_k(p, "v")};
+  if (p.alibi) specs.push_back(alibi_slopes(p));
+  if (p.varlen()) {
+    specs.push_back(cu_seqlens(p, "cu_seqlens_q", begins_of_q));
+    specs.push_back(cu_seqlens(p, "cu_seqlens_k", begins_of_k));
+  }
+  if (p.mask) std::ranges::move(mask_specs(p), std::back_inserter(specs));
+  return specs;
+}
+
+namespace {
+// Two products of d multiply-adds for each pair of a query and a key it sees.
+double forward_flop(const Problem& p) {
+  return 4.0 * static_cast<double>(p.head_dim) * p.total_pairs();
+}
+std::vector<TensorSpec> no_tensors(const Problem&) { return {}; }
+std::vector<TensorSpec> o_and_lse(const Problem& p) { return {like_q(p, "o"), lse_of(p)}; }
+
+}  // namespace
+
+const Operation& forward() {
+  static const Operation operation{
+      .name = "forward",
+      .inputs = attention_inputs,
+      .saved = no_tensors,
+      .outputs = o_and_lse,
+      .flop = forward_flop,
+      .reference = forward_reference,
+  };
+  return operation;
+}
+
+const Operation& backward() {
+  static const Operation operation{
+      .name = "backward",
+      .inputs =
+          [](const Problem& p) {
+            std::vector specs = attention_inputs(p);
+            specs.push_back(like_q(p, "do"));
+            return specs;
+          },
+      .saved = o_and_lse,
+      .outputs =
+          [](const Problem& p) {
+            return std::vector{like_q(p, "dq"), like_k(p, "dk"), like_k(p, "dv")};
+          },
+      .flop = [](const Problem& p) { return 2.5 * forward_flop(p); },
+      .reference = backward_reference,
+  };
+  return operation;
+}
+
+TensorSpec seqused_of(const Problem& p) {
+  const auto made = [](const Problem& problem, HostTensor& t) {
+    for (int64_t b = 0; b < problem.batch; ++b)
+      t.numbers[static_cast<std::size_t>(b)] = problem.sequence(b).seqlen_k;
+  };
+  return {"seqused_k", {1, 1, 1, p.batch}, DType::int32, {}, made, true, 1};
+}
+
+const Operation& decode() {
+  static const Operation operation{
+      .name = "decode",
+      .inputs =
+          [](const Problem& p) {
+            std::vector specs = attention_inputs(p);
+            specs.push_back(seqused_of(p));
+            return specs;
+          },
+      .saved = no_tensors,
+      .outputs = o_and_lse,
+      .flop = forward_flop,
+      .reference = forward_reference,
+      .few_queries = 1,
+      // Each key and value in use once, whatever room the cache has.
+      .useful_bytes =
+          [](const Problem& p) {
+            double rows = 0;
+            for (int64_t b = 0; b < p.batch; ++b)
+              rows += static_cast<double>(p.sequence(b).seqlen_k);
+            const double kv =
+                2 * rows * static_cast<double>(bytes_of(p.dtype, p.kv_heads * p.head_dim));
+            double rest = static_cast<double>(like_q(p, "q").bytes());
+            for (const TensorSpec& spec : o_and_lse(p)) rest += static_cast<double>(spec.bytes());
+            return kv + rest;
+          },
+  };
+  return operation;
+}
+
+Inputs draw(const Operation& op, const Problem& p) {
+  if (!op.store) return {draw_inputs(p, op.inputs(p)), {}};
+  HostTensors originals = draw_inputs(p, op.originals(p));
+  return {op.store(p, originals), std::move(originals)};
+}
+
+double Operation::compulsory_bytes(const Problem& p) const {
+  if (useful_bytes) return useful_bytes(p);
+  double all = 0;
+  for (const auto* specs : {&inputs, &saved, &outputs})
+    for (const TensorSpec& spec : (*specs)(p)) all += static_cast<double>(spec.bytes());
+  return all;
+}
+
+namespace {
+// Of a problem whose sequences have one length.
+Cost cost_with_order(const Step& step, const Problem& p, const Machine& machine) {
+  Cost cost = step.cost(p);
+  if (const auto tiling = tiling_of(step, p)) {
+    const auto phase = std::ranges::find(cost, "attention", &Phase::name);
+    phase->hbm_read +=
+        kv_bytes_from_hbm(p, *tiling, machine) -
+        2 * double(p.batch * p.kv_heads * p.seqlen_k * p.head_dim * size_of(p.dtype));
+  }
+  return cost;
+}
+}  // namespace
+
+Cost cost_of(const Step& step, const Problem& p, const Machine& machine) {
+  if (!p.varlen()) return cost_with_order(step, p, machine);
+  Problem smallest = p.sequence(0);
+  smallest.seqlen_q = smallest.seqlen_k = 1;
+  Cost total = step.cost(smallest);
+  for (Phase& phase : total) phase = Phase{.name = phase.name};
+  double written = 0;  // of sequences without pairs
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Problem one = p.sequence(b);
+    if (one.seqlen_q == 0 || one.seqlen_k == 0) {
+      for (const TensorSpec& spec : step.operation->outputs(one))
+        written += static_cast<double>(spec.bytes());
+      continue;
+    }
+    const Cost cost = cost_with_order(step, one, machine);
+    for (std::size_t n = 0; n < cost.size(); ++n) total[n] += cost[n];
+  }
+  total.back().hbm_write += written;
+  if (total.back().l2_bytes > 0) total.back().l2_bytes += written;  // 0: not modelled
+  return total;
+}
+
+std::vector<const Operation*> operations_of(const Chapter& chapter) {
+  std::vector<const Operation*> all;
+  for (const Step& step : chapter.steps)
+    if (std::ranges::find(all, step.operation) == all.end()) all.push_back(step.operation);
+  return all;
+}
+
+const Operation* find_operation(const Chapter& chapter, std::string_view name) {
+  for (const Operation* op : operations_of(chapter))
+    if (op->name == name) return op;
+  return nullptr;
+}
+
+std::optional<std::string> refusal(const Step& step, const Problem& p) {
+  const auto check = [&](const Feature& f) -> std::optional<std::string> {
+    const std::vector<double> values = f.values(p);
+    if (values.empty() || f.everywhere || takes(step, f.name)) return std::nullopt;
+    const std::string value =
+        f.kind == Feature::Kind::number ? fmt::format(" {}", values[0]) : std::string();
+    return fmt::format("{}{}: this step has no {}", f.option(), value, f.lacking);
+  };
+  for (const Feature& f : shared_features())
+    if (auto reason = check(f)) return reason;
+  for (const Feature& f : step.operation->own)
+    if (auto reason = check(f)) return reason;
+  return step.refuses(p);
+}
+
+bool takes(const Step& step, std::string_view feature) {
+  return std::ranges::find(step.takes, feature) != step.takes.end();
+}
+
+}  // namespace attn

@@ -1,0 +1,67 @@
+/// \file
+/// Roofs and predictions. A resource that delivers `rate` a second needs work / rate for its share of
+/// a phase; the phase takes at least the longest of these times. The method, with an example by hand,
+/// is in docs/roofline.md.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "attn/cost.h"
+#include "device/gpus.h"
+#include "attn/problem.h"
+
+namespace attn {
+
+/// What a resource delivers in a second. 0: unknown, and then it never binds.
+struct Roof {
+  double rate = 0;
+  std::string source;  ///< "measured", or the datasheet
+};
+
+/// The roofs of one GPU.
+struct Roofs {
+  std::string gpu;
+  Roof hbm_copy;  ///< bytes read + bytes written by a copy
+  Roof hbm_read;  ///< bytes read by a sum
+  Roof l2;
+  Roof fp32;
+  Roof tensor_fp16, tensor_bf16;
+  Roof exp;
+  Machine machine;
+  const Roof& tensor(DType t) const { return t == DType::fp16 ? tensor_fp16 : tensor_bf16; }
+};
+
+/// Roofs as the vendor states them.
+Roofs datasheet_roofs(const GpuSpec&);
+/// The table entry of the GPU that the CUDA runtime calls `device_name`; nullptr if there is none.
+const GpuSpec* spec_of_device(const std::string& device_name);
+/// Roofs as kernels of our own and cuBLAS reach them on this GPU, in about a second: copy and read of
+/// 1 GiB, repeated reads of a third of L2, chains of FMA and of exp2, an 8192-cubed GEMM on random
+/// data. Medians. Throws DeviceError.
+Roofs measure_roofs();
+
+/// Lower bound of a phase or of a whole step.
+struct Prediction {
+  double seconds = 0;
+  std::string binding;  ///< "HBM", "L2", "FP32", "tensor", "exp"; of a step: where most time goes
+  struct OfPhase {
+    std::string name;
+    double seconds;
+    std::string binding;
+  };
+  std::vector<OfPhase> phases;
+};
+Prediction predict(const Cost&, const Roofs&, DType);
+
+/// How long it takes to read so many bytes from HBM at the roof of reading; 0 where there is none.
+double read_seconds(double bytes, const Roofs&);
+
+/// Why a time can be below what a roof allows: what to say of a share above 100 %.
+std::string_view above_roof(std::string_view binding);
+
+/// Bytes that a step moves to and from HBM by its own model.
+double modelled_bytes(const Cost&);
+
+}  // namespace attn

@@ -1,0 +1,95 @@
+// Where the compiler reports what a kernel does to memory. Emulated kernels are compiled with `-fsanitize=thread,alignment`
+// and linked to these functions in place of the sanitizers' libraries: the instrumentation is theirs, the rules are a
+// GPU's. Names and meaning: LLVM's compiler-rt, tsan_interface.h and ubsan_handlers.h (the interface alone).
+//
+// The compiler believes that they do not throw. What is wrong ends the kernel at its next barrier.
+#include <cstring>
+#include <string>
+
+#include "emulator/simt.h"
+
+#ifndef ATTN_ASAN  // AddressSanitizer and this instrumentation exclude one another
+
+using attn::emulator::Kind;
+
+namespace {
+
+inline void note(Kind kind, const void* at, std::size_t bytes, const void* caller) {
+  using namespace attn::emulator;
+  if (Block* const block = kind == Kind::read ? reading_block : running_block)
+    block->access(kind, nullptr, Where(caller), at, bytes);
+}
+
+}  // namespace
+
+#define ATTN_ACCESS(name, kind, bytes) \
+  void name(void* at) { note(kind, at, bytes, __builtin_return_address(0)); }
+#define ATTN_ACCESSES(bytes)                                  \
+  ATTN_ACCESS(__tsan_read##bytes, Kind::read, bytes)          \
+  ATTN_ACCESS(__tsan_write##bytes, Kind::write, bytes)        \
+  ATTN_ACCESS(__tsan_unaligned_read##bytes, Kind::read, bytes) \
+  ATTN_ACCESS(__tsan_unaligned_write##bytes, Kind::write, bytes)
+
+// Counters of shared pointers and the like, in what a kernel includes of the host's: plain atomics.
+#define ATTN_ATOMICS(bits, T)                                                                                        \
+  T __tsan_atomic##bits##_load(const volatile T* at, int) { return __atomic_load_n(at, __ATOMIC_SEQ_CST); }          \
+  void __tsan_atomic##bits##_store(volatile T* at, T x, int) { __atomic_store_n(at, x, __ATOMIC_SEQ_CST); }          \
+  T __tsan_atomic##bits##_exchange(volatile T* at, T x, int) { return __atomic_exchange_n(at, x, __ATOMIC_SEQ_CST); } \
+  T __tsan_atomic##bits##_fetch_add(volatile T* at, T x, int) { return __atomic_fetch_add(at, x, __ATOMIC_SEQ_CST); } \
+  T __tsan_atomic##bits##_fetch_sub(volatile T* at, T x, int) { return __atomic_fetch_sub(at, x, __ATOMIC_SEQ_CST); } \
+  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* at, T* old, T x, int, int) {                         \
+    return __atomic_compare_exchange_n(at, old, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                        \
+  }
+
+extern "C" {
+
+ATTN_ACCESSES(1)
+ATTN_ACCESSES(2)
+ATTN_ACCESSES(4)
+ATTN_ACCESSES(8)
+ATTN_ACCESSES(16)
+void __tsan_read_range(void* at, std::size_t bytes) { note(Kind::read, at, bytes, __builtin_return_address(0)); }
+void __tsan_write_range(void* at, std::size_t bytes) { note(Kind::write, at, bytes, __builtin_return_address(0)); }
+void* __tsan_memcpy(void* to, const void* from, std::size_t bytes) {
+  note(Kind::read, from, bytes, __builtin_return_address(0));
+  note(Kind::write, to, bytes, __builtin_return_address(0));
+  return std::memcpy(to, from, bytes);
+}
+void* __tsan_memmove(void* to, const void* from, std::size_t bytes) {
+  note(Kind::read, from, bytes, __builtin_return_address(0));
+  note(Kind::write, to, bytes, __builtin_return_address(0));
+  return std::memmove(to, from, bytes);
+}
+void* __tsan_memset(void* to, int value, std::size_t bytes) {
+  note(Kind::write, to, bytes, __builtin_return_address(0));
+  return std::memset(to, value, bytes);
+}
+ATTN_ATOMICS(8, char)
+ATTN_ATOMICS(32, int)
+ATTN_ATOMICS(64, long)
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_vptr_read(void**) {}
+
+/// What the compiler says of a pointer that is not aligned as its type.
+struct MisalignedData {
+  const char* file;
+  std::uint32_t line, column;
+  const void* type;
+  unsigned char log_alignment, kind;  // kind 0: a load, 1: a store; the rest form addresses, and load nothing
+};
+void __ubsan_handle_type_mismatch_v1(const MisalignedData* data, std::uintptr_t pointer) {
+  attn::emulator::Block* const block = attn::emulator::running_block;
+  const auto* at = reinterpret_cast<const void*>(pointer);  // NOLINT: an address
+  if (!block || data->kind > 1 || !block->is_kernels(at)) return;
+  const std::uintptr_t bytes = std::uintptr_t{1} << data->log_alignment;
+  const attn::emulator::Place place{data->file, static_cast<int>(data->line)};
+  block->fail_later(block->running_name() + (data->kind == 0 ? " loads" : " stores") + " at " + place.text() +
+                    " from an address " + std::to_string(pointer % bytes) + " bytes past a multiple of " +
+                    std::to_string(bytes) + ": a misaligned access");
+}
+}  // extern "C"
+
+#endif

@@ -1,0 +1,433 @@
+// A block's threads, its schedule and its barriers.
+#include <algorithm>
+#include <cstring>
+
+#include "emulator/simt.h"
+
+namespace attn::emulator {
+namespace {
+
+constexpr std::size_t kAll = ~std::size_t{0};
+
+// The n-th index of an extent, the first dimension first.
+Index3 index_in(Index3 extent, std::uint32_t n) {
+  return {n % extent.x, n / extent.x % extent.y, n / extent.x / extent.y};
+}
+
+}  // namespace
+
+std::string Index3::text() const {
+  std::string s = "(";  // "(" + std::string makes GCC 12 warn of memory it does not touch
+  return s.append(std::to_string(x)) + "," + std::to_string(y) + "," + std::to_string(z) + ")";
+}
+
+Block::Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_t seed, Grid& grid, std::size_t slot)
+    : index_(index), extent_(extent), random_{seed}, grid_(grid), slot_(slot), shared_bytes_(shared_bytes),
+      threads_(extent.count()), warps_((extent.count() + kWarpSize - 1) / kWarpSize),
+      registers_((extent.count() + kWarpgroupSize - 1) / kWarpgroupSize),
+      product_numbers_(registers_.size(), AsyncQueue::kNobody) {
+  // Fresh shared memory holds whatever the last block left: NaN bytes stand for "anything".
+  const std::size_t bytes = shared_bytes + kGuardBytes;
+  shared_.reset(new (std::align_val_t{kSharedAlignment}) std::byte[bytes]);
+  std::memset(shared_.get(), 0xFF, bytes);
+  for (const StaticShared& v : grid.variables) variables_.resize(variables_.size() + v.bytes, std::byte{0xFF});
+  if (find_races && grid.kernel.instrumented) {
+    if (!grid.races)
+      own_races_ = std::make_unique<Races>(threads_.size(), [this](std::size_t t, std::uint32_t) { return name(t); });
+    races_ = grid.races ? &grid.races->races : own_races_.get();
+    shared_name_ = [this](std::size_t byte) { return shared_name(byte); };
+  }
+  looks_closer_ = !grid.variables.empty() || grid.races;
+  if (random_.below(2) == 0) late_warp_ = random_.below(warps_.size());
+  for (std::size_t t = 0; t < threads_.size(); ++t) {
+    threads_[t].index = index_in(extent, static_cast<std::uint32_t>(t));
+    threads_[t].fiber.start(grid.stacks[global_number(t)], [this, t] { thread_main(threads_[t]); });
+    make_ready(t);
+  }
+}
+
+Block::~Block() {
+  if (grid_.inside == this) grid_.inside = nullptr;
+}
+
+// The host compiler has one of each __shared__ variable: they hold the bytes of the block that runs.
+void Block::bring_variables() {
+  if (grid_.inside == this) return;
+  std::size_t at = 0;
+  for (const StaticShared& v : grid_.variables) {
+    if (grid_.inside) std::memcpy(grid_.inside->variables_.data() + at, v.data, v.bytes);
+    std::memcpy(v.data, variables_.data() + at, v.bytes);
+    at += v.bytes;
+  }
+  grid_.inside = this;
+}
+
+bool Block::step(std::size_t threads) {
+  bring_variables();
+  poll();
+  bool any = false;
+  for (; threads > 0 && !over(); --threads, any = true) {
+    std::vector<std::size_t>& ready = ready_.empty() ? late_ : ready_;
+    if (ready.empty()) {
+      if (polling_.empty()) failure_ = std::make_exception_ptr(KernelError(deadlock_text()));
+      break;
+    }
+    std::swap(ready[random_.below(ready.size())], ready.back());
+    const std::size_t next = ready.back();
+    ready.pop_back();
+    resume(next);
+    if (std::exchange(paused_, false) && random_.below(2) == 0) return true;  // other blocks first
+  }
+  return any;
+}
+
+void Block::finish() {
+  if (failure_) {
+    const std::exception_ptr failure = failure_;
+    abandon();
+    std::rethrow_exception(failure);
+  }
+  check_shared_guard();
+  check_whole_warpgroups();
+  if (own_races_)
+    if (const auto line = own_races_->never_written()) throw KernelError(*line);
+}
+
+void Block::abandon() {
+  if (!failure_) failure_ = std::make_exception_ptr(Abandoned{});
+  bring_variables();
+  for (std::size_t t = 0; t < threads_.size(); ++t)
+    while (threads_[t].state != State::kExited) resume(t);
+}
+
+void Block::thread_main(Thread& self) {
+  try {
+    if (!failure_) grid_.kernel.run();
+  } catch (const Abandoned&) {
+  } catch (...) {
+    if (!failure_) failure_ = std::current_exception();
+  }
+  self.state = State::kExited;
+  ++exited_;
+}
+
+void Block::resume(std::size_t t) {
+  running_ = t;
+  stack_ = grid_.stacks[global_number(t)];
+  threadIdx = threads_[t].index;
+  blockIdx = index_;
+  blockDim = extent_;
+  running_block = this;
+  reading_block = races_ ? this : nullptr;
+  threads_[t].fiber.resume();
+  running_block = reading_block = nullptr;
+}
+
+void Block::suspend(const char* what, Place place) {
+  if (failure_) throw Abandoned{};
+  Thread& self = threads_[running_];
+  self.what = what;
+  self.place = place;
+  if (self.state == State::kReady) self.state = State::kWaiting;
+  self.fiber.suspend();
+  if (failure_) throw Abandoned{};
+}
+
+// Who arrives somewhere and goes on may be overtaken by those who waited for that, or not.
+void Block::let_others_run(const char* what, Place place) {
+  if (random_.below(2) == 0) return;
+  make_ready(running_);
+  suspend(what, place);
+}
+
+// The same in the middle of ordinary code, through which nothing may be thrown.
+void Block::pause() {
+  make_ready(running_);
+  paused_ = true;
+  threads_[running_].fiber.suspend();
+}
+
+void Block::make_ready(std::size_t t) {
+  threads_[t].state = State::kReady;
+  (t / kWarpSize == late_warp_ ? late_ : ready_).push_back(t);
+}
+
+void Block::wait_until(const char* what, Place place, const std::function<bool()>& there) {
+  leave_if_failed();
+  const auto is_there = [&] {
+    const Internal internal(internal_);
+    return there();
+  };
+  while (!is_there()) {
+    Thread& self = threads_[running_];
+    self.state = State::kPolling;
+    self.there = &there;
+    polling_.push_back(running_);
+    suspend(what, place);
+  }
+}
+
+void Block::poll() {
+  std::vector<std::size_t> still;
+  for (const std::size_t t : polling_) {
+    if ((*threads_[t].there)())
+      make_ready(t);
+    else
+      still.push_back(t);
+  }
+  polling_.swap(still);
+}
+
+void Block::wait_block(const char* what, Place place) {
+  leave_if_failed();
+  if (!barrier_.empty() && !(threads_[barrier_.front()].place == place))
+    fail(what, place, "while " + name(barrier_.front()) + " waits in another one, at " +
+                          threads_[barrier_.front()].place.text() + ": a divergent barrier");
+  arrive(meeting_, running_);
+  if (barrier_.size() + 1 < threads_.size()) {
+    barrier_.push_back(running_);
+    return suspend(what, place);
+  }
+  const auto known = std::make_shared<const Epochs>(std::exchange(meeting_, {}).known);
+  for (std::size_t t : barrier_) {
+    go_on(known, t);
+    make_ready(t);
+  }
+  go_on(known, running_);
+  if (own_races_) own_races_->all_met();
+  barrier_.clear();
+}
+
+void Block::named_barrier(const char* what, Place place, std::size_t id, std::size_t count, bool wait) {
+  leave_if_failed();
+  if (id >= named_.size() || count % kWarpSize != 0 || count == 0 || count > round_up_to_warps())
+    fail(what, place, "with barrier " + std::to_string(id) + " and " + std::to_string(count) +
+                          " threads: 16 barriers, a multiple of 32 up to the block's threads");
+  Named& barrier = named_[id];
+  if (barrier.arrived > 0 && barrier.count != count)
+    fail(what, place, "for " + std::to_string(count) + " threads, while others wait there for " +
+                          std::to_string(barrier.count));
+  barrier.count = count;
+  arrive(barrier.meeting, running_);
+  if (++barrier.arrived < count) {
+    if (!wait) return let_others_run(what, place);
+    barrier.waiting.push_back(running_);
+    return suspend(what, place);
+  }
+  const auto known = std::make_shared<const Epochs>(std::move(barrier.meeting.known));
+  for (std::size_t t : barrier.waiting) {
+    go_on(known, t);
+    make_ready(t);
+  }
+  if (wait) go_on(known, running_);
+  barrier = {};
+  if (!wait) let_others_run(what, place);
+}
+
+void Block::mbarrier_init(const char* what, Place place, const void* at, std::size_t count) {
+  if (reinterpret_cast<std::uintptr_t>(at) % 8 != 0 || count == 0)
+    fail(what, place, "for " + std::to_string(count) + " threads: at least one, at a multiple of 8 bytes");
+  mbarriers_.insert_or_assign(at, MBarrier(count, running_));
+}
+
+void Block::mbarrier_init_fence() {
+  for (auto& [at, barrier] : mbarriers_) barrier.make_known(running_);
+}
+
+void Block::mbarrier_arrive(const char* what, Place place, const void* at, std::size_t bytes) {
+  leave_if_failed();
+  MBarrier& barrier = mbarrier_of(what, place, at);
+  if (barrier.all_arrived()) end_phase(barrier);
+  if (barrier.all_arrived()) fail(what, place, "once more than the barrier counts in a phase");
+  arrive(barrier.meeting, running_);
+  if (barrier.arrive(bytes)) end_phase(barrier);
+  let_others_run(what, place);
+}
+
+void Block::mbarrier_copy(const char* what, Place place, const void* at, void* to, std::size_t bytes,
+                          std::function<void()> work) {
+  leave_if_failed();
+  MBarrier& barrier = mbarrier_of(what, place, at);
+  if (!barrier.known_to_copies()) fail(what, place, "on a barrier without mbarrier_init_fence since its mbarrier_init");
+  // While it is in flight nobody knows what is there: whoever still reads, or reads too early, gets NaN.
+  if (!early_copies) std::memset(to, 0xFF, bytes);
+  if (races_) async_access(number_of(barrier.who), barrier.phase() + 1, Kind::write, what, place, to, bytes);
+  const bool ends = [&] {
+    const Internal internal(internal_);
+    return barrier.copy(bytes, std::move(work));
+  }();
+  if (ends) end_phase(barrier);
+}
+
+void Block::mbarrier_wait(const char* what, Place place, const void* at, unsigned parity) {
+  leave_if_failed();
+  MBarrier& barrier = mbarrier_of(what, place, at);
+  while (barrier.phase() % 2 == parity) {
+    end_phase(barrier);
+    if (barrier.phase() % 2 != parity) break;
+    barrier.wait(running_);
+    suspend(what, place);
+  }
+  go_on(barrier.ended, running_);
+}
+
+MBarrier& Block::mbarrier_of(const char* what, Place place, const void* at) {
+  const auto it = mbarriers_.find(at);
+  if (it == mbarriers_.end()) fail(what, place, "on a barrier that nobody has initialised");
+  return it->second;
+}
+
+void Block::end_phase(MBarrier& barrier) {
+  {
+    const Internal internal(internal_);
+    if (!barrier.end_phase()) return;
+  }
+  if (races_) {
+    if (barrier.who != AsyncQueue::kNobody) Order::set(barrier.meeting.known, barrier.who, barrier.phase());
+    barrier.ended = std::make_shared<const Epochs>(barrier.meeting.known);
+    barrier.meeting.last = nullptr;
+  }
+  for (std::size_t t : barrier.take_waiting()) make_ready(t);
+}
+
+void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine, const Finish& finish, bool orders) {
+  leave_if_failed();
+  const std::size_t warp = running_ / kWarpSize;
+  mask &= full_mask();
+  if (!(mask >> lane() & 1)) fail(what, place, "with a mask that does not name its lane");
+  std::vector<Collective>& open = warps_[warp];
+  // Lanes of a smaller mask may meet while the rest already waits for them further on. What can
+  // never end is two lanes that wait for each other in different places.
+  auto it = std::find_if(open.begin(), open.end(), [&](const Collective& c) {
+    return c.mask == mask && c.place == place && std::strcmp(c.what, what) == 0;
+  });
+  if (it == open.end()) {
+    for (const Collective& c : open)
+      if ((c.mask >> lane() & 1) && (c.arrived & mask))
+        fail(what, place, std::string("while a lane of its warp waits in ") + c.what + " at " +
+                              c.place.text() + ": a divergent warp");
+    it = open.insert(open.end(), Collective{what, place, mask, 0, {}});
+  }
+  it->operands[lane()] = mine;
+  it->arrived |= 1u << lane();
+  if (it->arrived != mask) return suspend(what, place);
+  std::array<void*, kWarpSize> all{};
+  Meeting meeting;
+  for (std::size_t l = 0; l < kWarpSize; ++l) {
+    if (!(mask >> l & 1)) continue;
+    all[l] = it->operands[l];
+    if (l != lane()) make_ready(warp * kWarpSize + l);
+    if (orders) arrive(meeting, warp * kWarpSize + l);
+  }
+  if (orders && races_) {
+    const auto known = std::make_shared<const Epochs>(std::move(meeting.known));
+    for (std::size_t l = 0; l < kWarpSize; ++l)
+      if (mask >> l & 1) go_on(known, warp * kWarpSize + l);
+  }
+  open.erase(it);
+  const Internal internal(internal_);
+  finish(all);
+}
+
+void Block::wait_syncwarp(Place place, unsigned mask) {
+  meet_warp("__syncwarp", place, mask, this, [](const auto&) {}, true);
+}
+
+unsigned Block::full_mask() const {
+  const std::size_t first = running_ - lane();
+  const std::size_t lanes = std::min(kWarpSize, threads_.size() - first);
+  return lanes == kWarpSize ? ~0u : (1u << lanes) - 1;
+}
+
+void Block::fail(const char* what, Place place, const std::string& why) const {
+  throw KernelError(name(running_) + " of block " + index_.text() + " calls " + what + " at " +
+                    place.text() + " " + why);
+}
+
+void Block::fail_later(const std::string& line) noexcept {
+  if (!failure_) failure_ = std::make_exception_ptr(KernelError(line));
+}
+
+std::string Block::deadlock_text() const {
+  const auto waits = [](const Thread& t) { return t.state == State::kWaiting || t.state == State::kPolling; };
+  const Thread& first = *std::find_if(threads_.begin(), threads_.end(), waits);
+  const auto elsewhere = std::find_if(threads_.begin(), threads_.end(), [&](const Thread& t) {
+    return waits(t) && !(t.place == first.place);
+  });
+  std::string text = "deadlock: thread " + first.index.text() + " of block " + index_.text() +
+                     " waits in " + first.what + " at " + first.place.text() + "; " +
+                     std::to_string(exited_) + " of " + std::to_string(threads_.size()) +
+                     " threads have exited";
+  if (elsewhere != threads_.end())
+    text += ", thread " + elsewhere->index.text() + " waits in " + elsewhere->what + " at " +
+            elsewhere->place.text();
+  return text;
+}
+
+void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kernel& kernel) {
+  static thread_local Stacks stacks;
+  constexpr std::size_t kMostStatic = 48 * 1024, kMostShared = 227 * 1024, kBurst = 512;
+  const std::size_t threads = block.count();
+  if (const std::size_t most = launch_bounds(kernel.function); most > 0 && threads > most)
+    throw KernelError("a launch of " + std::to_string(threads) + " threads a block: __launch_bounds__ of the kernel says " +
+                      std::to_string(most));
+  Grid grid{kernel, static_shared(kernel.function), nullptr, stacks};
+  std::size_t bytes = 0;
+  std::string variables;
+  for (const StaticShared& v : grid.variables) {
+    bytes += v.bytes;
+    variables += (variables.empty() ? "" : ", ") + v.name + " " + std::to_string(v.bytes);
+  }
+  if (bytes > kMostStatic || bytes + shared_bytes > kMostShared)
+    throw KernelError(std::to_string(bytes) + " bytes of __shared__ variables (" + variables + ") and " +
+                      std::to_string(shared_bytes) + " of dynamic shared memory: a block has at most " +
+                      std::to_string(kMostStatic) + " of the first, " + std::to_string(kMostShared) + " in all");
+
+  Random random{schedule_seed};
+  std::vector<std::uint32_t> order(extent.count());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
+  for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+  gridDim = extent;
+  std::vector<std::unique_ptr<Block>> resident(std::min(std::max<std::size_t>(resident_blocks, 1), order.size()));
+  GlobalBuffer::forget_accesses();
+  if (find_races && find_global_races && kernel.instrumented)
+    grid.races = std::make_unique<GridRaces>(resident.size() * threads, [=](std::size_t t, std::uint32_t b) {
+      return "thread " + index_in(block, static_cast<std::uint32_t>(t % threads)).text() + " of block " +
+             index_in(extent, b).text();
+    });
+  std::size_t started = 0, live = 0;
+  const auto start = [&](std::size_t slot) {
+    resident[slot].reset();
+    if (started == order.size()) return;
+    const std::uint32_t b = order[started++];
+    if (grid.races) grid.races->races.start_block(slot * threads, threads, b);
+    resident[slot] = std::make_unique<Block>(index_in(extent, b), block, shared_bytes, random.next(), grid, slot);
+    ++live;
+  };
+  for (std::size_t slot = 0; slot < resident.size(); ++slot) start(slot);
+  std::size_t idle = 0;  // steps in a row in which nobody could go on
+  while (live > 0) {
+    const std::size_t slot = idle == 0 ? random.below(resident.size()) : idle % resident.size();
+    Block* const now = resident[slot].get();
+    if (!now) {
+      if (idle > 0) ++idle;
+      continue;
+    }
+    idle = now->step(live == 1 && started == order.size() ? kAll : 1 + random.below(kBurst)) || now->over() ? 0 : idle + 1;
+    if (idle > 2 * resident.size())
+      now->fail_later(now->deadlock_text() + "; all " + std::to_string(live) + " resident blocks wait, " +
+                      std::to_string(order.size() - started) + " have not started");
+    if (!now->over()) continue;
+    try {
+      now->finish();
+    } catch (...) {
+      for (auto& other : resident)
+        if (other && other.get() != now) other->abandon();
+      throw;
+    }
+    --live;
+    start(slot);
+  }
+}
+
+}  // namespace attn::emulator

@@ -1,0 +1,236 @@
+// What a block's threads do to memory: ordinary accesses, atomics, copies and products in flight.
+#include <algorithm>
+#include <cstring>
+
+#include "emulator/simt.h"
+
+namespace attn::emulator {
+
+// ---- accesses ---------------------------------------------------------------------------------
+
+// Bytes of the __shared__ variables come first, then those of dynamic shared memory.
+std::optional<std::size_t> Block::shared_byte(const void* at) const {
+  const auto* const byte = static_cast<const std::byte*>(at);
+  const auto offset = static_cast<std::size_t>(byte - shared_.get());
+  if (offset < shared_bytes_) return variables_.size() + offset;
+  std::size_t first = 0;
+  for (const StaticShared& v : grid_.variables) {
+    if (static_cast<std::size_t>(byte - v.data) < v.bytes) return first + static_cast<std::size_t>(byte - v.data);
+    first += v.bytes;
+  }
+  return std::nullopt;
+}
+
+std::string Block::shared_name(std::size_t byte) const {
+  for (const StaticShared& v : grid_.variables) {
+    if (byte < v.bytes) return "byte " + std::to_string(byte) + " of " + v.name + " of block " + index_.text();
+    byte -= v.bytes;
+  }
+  std::string text = "byte " + std::to_string(byte) + " of shared memory of block " + index_.text();
+  if (members_)
+    for (const Member& m : *members_)
+      if (byte - m.offset < m.bytes) return text + " (" + m.element(byte - m.offset) + ")";
+  return text;
+}
+
+void Block::access_shared(Kind kind, const char* what, const Where& where, std::size_t byte, std::size_t bytes) noexcept {
+  if (!races_ || internal_ || failure_) return;
+  try {
+    const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - byte);
+    if (const std::string* race = races_->access(number(running_), kind, what, where, {shadow_, shared_name_, false}, byte, size))
+      fail_later(*race);
+  } catch (const std::exception& e) {
+    fail_later(e.what());
+  }
+}
+
+void Block::access_other(Kind kind, const char* what, const Where& where, const void* at, std::size_t bytes) noexcept {
+  if (internal_ || failure_) return;
+  try {
+    if (!grid_.variables.empty())
+      if (const auto byte = shared_byte(at)) return access_shared(kind, what, where, *byte, bytes);
+    if (!threads_[running_].work.held.empty()) check_registers(kind, where, at, bytes);
+    const bool pauses = kind == Kind::write && random_.below(8) == 0;
+    if (!pauses && !grid_.races) return;
+    GlobalBuffer* const buffer = GlobalBuffer::find(at);
+    if (!buffer) return;
+    if (grid_.races) {
+      const Races::Name& name = buffer->byte_name();
+      if (const std::string* race = races_->access(number(running_), kind, what, where, {buffer->shadow(), name, true},
+                                     buffer->offset(at), bytes))
+        fail_later(*race);
+    }
+    // What this thread has loaded may be old when it stores.
+    if (pauses && !failure_) pause();
+  } catch (const std::exception& e) {
+    fail_later(e.what());
+  }
+}
+
+void Block::async_access(std::size_t who, std::uint32_t epoch, Kind kind, const char* what, Place place, const void* at,
+                         std::size_t bytes) {
+  const auto byte = shared_byte(at);
+  if (!byte || failure_) return;
+  const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - *byte);
+  if (const std::string* race = races_->async(number(running_), who, epoch, kind, what, place, {shadow_, shared_name_, false}, *byte, size))
+    throw KernelError(*race);
+}
+
+std::size_t Block::number_of(std::size_t& who) {
+  if (who == AsyncQueue::kNobody) who = races_->order().add();
+  return who;
+}
+
+// Registers of a product in flight: its accumulators are nobody's, its operands may be read.
+void Block::check_registers(Kind kind, const Where& where, const void* at, std::size_t bytes) {
+  const auto* const first = static_cast<const std::byte*>(at);
+  for (const AsyncWork::Held& h : threads_[running_].work.held)
+    if (first < h.at + h.bytes && h.at < first + bytes && (h.written || kind != Kind::read))
+      return fail_later(thread_name(running_) + (kind == Kind::read ? " reads" : " writes") + " a register of " +
+                        (h.written ? "the accumulators" : "an operand") + " at " + where.text() + ", which wgmma at " +
+                        h.place.text() + " has before its wgmma_wait");
+}
+
+void Block::require_aligned(const char* what, Place place, const char* which, const void* at, std::size_t bytes) const {
+  if (const std::size_t past = reinterpret_cast<std::uintptr_t>(at) % bytes; past != 0)
+    fail(what, place, std::string("with ") + which + " " + std::to_string(past) + " bytes past a multiple of " +
+                          std::to_string(bytes));
+}
+
+bool Block::is_kernels(const void* at) const { return shared_byte(at) || GlobalBuffer::find(at); }
+
+void Block::atomic(const char* what, Place place, const void* at, std::size_t bytes, bool releases, bool acquires) {
+  if (random_.below(4) == 0) let_others_run(what, place);
+  access(Kind::atomic, what, place, at, bytes);
+  if (grid_.races && !shared_byte(at)) grid_.races->atomic(number(running_), at, releases, acquires);
+}
+
+void Block::fence_global() {
+  if (grid_.races) grid_.races->fence(number(running_));
+}
+
+void Block::check_shared_guard() const {
+  for (std::size_t i = 0; i < kGuardBytes; ++i)
+    if (shared_[shared_bytes_ + i] != std::byte{0xFF})
+      throw KernelError("block " + index_.text() + " wrote at offset " + std::to_string(shared_bytes_ + i) + " of its " +
+                        std::to_string(shared_bytes_) + " bytes of dynamic shared memory");
+}
+
+// ---- copies -----------------------------------------------------------------------------------
+
+void Block::copy_async(const char* what, Place place, void* to, std::function<void()> work) {
+  AsyncQueue& copies = threads_[running_].work.copies;
+  if (races_) async_access(number_of(copies.who), copies.open_group(), Kind::write, what, place, to, 16);
+  const Internal internal(internal_);
+  copies.add(std::move(work));
+}
+void Block::copy_commit() { threads_[running_].work.copies.commit(); }
+void Block::copy_wait(std::size_t pending) {
+  AsyncQueue& copies = threads_[running_].work.copies;
+  const Internal internal(internal_);
+  const std::uint32_t done = copies.wait(pending);
+  if (races_ && copies.who != AsyncQueue::kNobody) races_->order().learn(number(running_), copies.who, done);
+}
+
+void Block::store_async(const char* what, Place place, std::function<void()> work,
+                        const std::function<void(const Read&)>& operands) {
+  AsyncWork& mine = threads_[running_].work;
+  if (!mine.shared_fenced) fail(what, place, "without shared_write_fence since the last group of stores");
+  if (races_)
+    operands([&](const void* first, std::size_t bytes) {
+      async_access(number_of(mine.stores.who), mine.stores.open_group(), Kind::read, what, place, first, bytes);
+    });
+  const Internal internal(internal_);
+  mine.stores.add(std::move(work));
+}
+void Block::store_commit() {
+  threads_[running_].work.stores.commit();
+  threads_[running_].work.shared_fenced = false;
+}
+void Block::store_wait(std::size_t pending) {
+  AsyncQueue& stores = threads_[running_].work.stores;
+  const Internal internal(internal_);
+  const std::uint32_t done = stores.wait(pending);
+  if (races_ && stores.who != AsyncQueue::kNobody) races_->order().learn(number(running_), stores.who, done);
+}
+
+void Block::fence_proxy() {
+  threads_[running_].work.shared_fenced = true;
+  if (races_) races_->fence_proxy(number(running_));
+}
+
+// ---- products ---------------------------------------------------------------------------------
+
+void Block::product_fence() { threads_[running_].work.registers_fenced = true; }
+
+void Block::product_async(Place place, Registers d, bool accumulate, Registers a, std::function<void()> work,
+                          const std::function<void(const Read&)>& operands) {
+  leave_if_failed();
+  AsyncWork& mine = threads_[running_].work;
+  if (!mine.registers_fenced) fail("wgmma", place, "without wgmma_fence since the last wait");
+  if (!accumulate && !early_copies) std::memset(d.at, 0xFF, d.bytes);  // nobody knows what they hold until the wait
+  const std::uint32_t group = mine.products.open_group();
+  looks_closer_ = looks_closer_ || races_;
+  if (races_) mine.held.push_back({static_cast<const std::byte*>(d.at), d.bytes, true, group, place});
+  if (races_ && a.at) mine.held.push_back({static_cast<const std::byte*>(a.at), a.bytes, false, group, place});
+  ++mine.issued;
+  if (running_ % kWarpgroupSize == 0) {  // one instruction of all four warps
+    const std::size_t who = races_ ? number_of(product_numbers_[running_ / kWarpgroupSize]) : AsyncQueue::kNobody;
+    operands([&](const void* first, std::size_t bytes) {
+      if (races_) async_access(who, group, Kind::read, "wgmma", place, first, bytes);
+    });
+  }
+  const Internal internal(internal_);
+  mine.products.add(std::move(work));
+}
+
+void Block::product_commit() { threads_[running_].work.products.commit(); }
+
+void Block::product_wait(std::size_t pending, Place place) {
+  AsyncWork& mine = threads_[running_].work;
+  const std::uint32_t done = [&] {
+    const Internal internal(internal_);
+    return mine.products.wait(pending);
+  }();
+  std::erase_if(mine.held, [&](const AsyncWork::Held& h) { return h.group <= done; });
+  const std::size_t who = product_numbers_[running_ / kWarpgroupSize];
+  if (races_ && who != AsyncQueue::kNobody) races_->order().learn(number(running_), who, done);
+  mine.registers_fenced = false;  // from here on ordinary code may write them
+  meet_warp("wgmma_wait", place, ~0u, this, [](const auto&) {});
+}
+
+// wgmma is one instruction of 128 threads: what some of them leave out, the others wait for.
+void Block::check_whole_warpgroups() const {
+  for (std::size_t first = 0; first < threads_.size(); first += kWarpgroupSize) {
+    const std::size_t end = std::min(first + kWarpgroupSize, threads_.size());
+    for (std::size_t t = first; t < end; ++t) {
+      const std::size_t mine = threads_[t].work.issued, other = threads_[first].work.issued;
+      if (mine != other || (mine > 0 && end - first < kWarpgroupSize))
+        throw KernelError("wgmma: " + thread_name(first) + " ran " + std::to_string(other) + ", " + name(t) + " " +
+                          std::to_string(mine) + ": all four warps of a warpgroup multiply together");
+    }
+  }
+}
+
+// ---- registers --------------------------------------------------------------------------------
+
+// Of a thread: its share of the 65536 of an SM, in steps of 8, as __launch_bounds__ of one block an SM implies.
+unsigned Block::launched_registers() const {
+  return static_cast<unsigned>(std::min<std::size_t>(65536 / threads_.size(), 256) / 8 * 8);
+}
+
+void Block::registers(const char* what, Place place, unsigned count, bool take) {
+  const unsigned all = launched_registers() * static_cast<unsigned>(registers_.size());
+  const unsigned mine = registers_[running_ / kWarpgroupSize];
+  if (const unsigned before = mine == 0 ? launched_registers() : mine; take ? count < before : count > before)
+    fail(what, place, "for " + std::to_string(count) + " registers, and has " + std::to_string(before));
+  registers_[running_ / kWarpgroupSize] = count;
+  unsigned sum = 0;
+  for (const unsigned n : registers_) sum += n == 0 ? 24 : n;
+  if (sum > all)
+    fail(what, place, "for " + std::to_string(count) + " registers: its " + std::to_string(registers_.size()) +
+                          " warpgroups have " + std::to_string(sum) + " a lane then, and were launched with " +
+                          std::to_string(all));
+}
+
+}  // namespace attn::emulator

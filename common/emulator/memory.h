@@ -1,0 +1,72 @@
+/// \file
+/// What memory a kernel has: names of what lies in shared memory, the buffers in global memory, and for races between
+/// blocks what releases and acquires there.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "emulator/races.h"
+
+namespace attn::emulator {
+
+/// A member of a kernel's `SharedStorage`: where it lies, and its extents if it is an array.
+struct Member {
+  const char* name;
+  std::size_t offset, bytes, element_bytes;
+  std::array<std::size_t, 5> extents;  // from the outermost on; 0 behind the last
+  /// "sK[1][17][40]" of a byte of it.
+  std::string element(std::size_t byte) const;
+};
+using Members = std::vector<Member>;
+
+template <class T>
+Member member_of(const char* name, std::size_t offset) {
+  return {name, offset, sizeof(T), sizeof(std::remove_all_extents_t<T>),
+          {std::extent_v<T, 0>, std::extent_v<T, 1>, std::extent_v<T, 2>, std::extent_v<T, 3>,
+           std::extent_v<T, 4>}};
+}
+
+/// A buffer in global memory, from its allocation to its end. Stores there may be overtaken by other threads; the
+/// emulator does not see those to other memory of the host.
+class GlobalBuffer {
+ public:
+  GlobalBuffer(std::string name, const void* data, std::size_t bytes);
+  ~GlobalBuffer();
+  GlobalBuffer(GlobalBuffer&&) = delete;
+
+  /// The one that holds `at`, or null.
+  static GlobalBuffer* find(const void* at);
+  /// A new launch: what the last one did to any buffer is in order before it.
+  static void forget_accesses();
+  std::size_t offset(const void* at) const;
+  Shadow& shadow() { return shadow_; }
+  const Races::Name& byte_name() const { return byte_name_; }
+
+ private:
+  std::string name_;
+  const std::byte* data_;
+  std::size_t bytes_;
+  Shadow shadow_;
+  Races::Name byte_name_;
+};
+
+/// The races of all resident blocks in global memory. Source: CUDA C++ Programming Guide, "Memory Fence Functions": what
+/// a thread knows before its fence is known to whoever reads, and then fences, what it stores after it by an atomic.
+struct GridRaces {
+  GridRaces(std::size_t threads, Races::ThreadName thread) : races(threads, std::move(thread)), fenced(threads), seen(threads) {}
+  Races races;
+  std::map<const void*, Meeting> places;                // what is known to whoever acquires there
+  std::vector<std::shared_ptr<const Epochs>> fenced;    // of each thread: what it knew at its last fence
+  std::vector<Meeting> seen;                            // what it will know at its next one
+  void fence(std::size_t t);
+  /// Thread t reads and changes `at` in one go. `releases`, `acquires`: without a fence of its own.
+  void atomic(std::size_t t, const void* at, bool releases, bool acquires);
+};
+
+}  // namespace attn::emulator

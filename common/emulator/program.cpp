@@ -1,0 +1,165 @@
+#include "emulator/program.h"
+
+#include <elf.h>
+#include <fcntl.h>
+#include <link.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string_view>
+
+#include "emulator/place.h"
+
+namespace attn::emulator {
+namespace {
+
+// The program in memory: where it lies, and the calling thread's variables.
+struct Loaded {
+  std::uintptr_t base = 0;
+  std::byte* variables = nullptr;
+};
+Loaded loaded() {
+  Loaded found;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* out) {
+        *static_cast<Loaded*>(out) = {info->dlpi_addr, static_cast<std::byte*>(info->dlpi_tls_data)};
+        return 1;  // the program itself is the first
+      },
+      &found);
+  return found;
+}
+
+// The symbols of the program's file: functions by address, variables of threads by mangled name.
+struct Symbols {
+  struct Variable {
+    std::uintptr_t offset;
+    std::size_t bytes;
+  };
+  std::multimap<std::uintptr_t, std::string> functions;
+  std::map<std::string, Variable, std::less<>> variables;
+
+  Symbols() {
+    const int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+    struct stat status {};
+    if (file < 0) return;
+    if (fstat(file, &status) == 0) {
+      void* const map = mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_PRIVATE, file, 0);
+      if (map != MAP_FAILED) {
+        read(static_cast<const char*>(map));
+        munmap(map, static_cast<std::size_t>(status.st_size));
+      }
+    }
+    close(file);
+  }
+
+ private:
+  void read(const char* file) {
+    const auto& head = *reinterpret_cast<const ElfW(Ehdr)*>(file);
+    const auto* sections = reinterpret_cast<const ElfW(Shdr)*>(file + head.e_shoff);
+    for (int s = 0; s < head.e_shnum; ++s) {
+      if (sections[s].sh_type != SHT_SYMTAB) continue;
+      const char* const names = file + sections[sections[s].sh_link].sh_offset;
+      const auto* symbol = reinterpret_cast<const ElfW(Sym)*>(file + sections[s].sh_offset);
+      for (const auto* end = symbol + sections[s].sh_size / sizeof *symbol; symbol < end; ++symbol) {
+        const int type = symbol->st_info & 0xF;
+        if (type == STT_FUNC) functions.emplace(symbol->st_value, names + symbol->st_name);
+        if (type == STT_TLS) variables.emplace(names + symbol->st_name, Variable{symbol->st_value, symbol->st_size});
+      }
+    }
+  }
+};
+const Symbols& symbols() {
+  static const Symbols all;
+  return all;
+}
+
+// The names of a mangled name's last part: "4tileE" gives "tile".
+std::string variable_name(std::string_view mangled) {
+  std::size_t digits = 0, length = 0;
+  while (digits < mangled.size() && mangled[digits] >= '0' && mangled[digits] <= '9')
+    length = length * 10 + static_cast<std::size_t>(mangled[digits++] - '0');
+  return std::string(mangled.substr(digits, length));
+}
+
+}  // namespace
+
+std::vector<StaticShared> static_shared(const void* function) {
+  const Loaded program = loaded();
+  std::vector<StaticShared> found;
+  const auto [first, last] = symbols().functions.equal_range(reinterpret_cast<std::uintptr_t>(function) - program.base);
+  for (auto f = first; f != last; ++f) {
+    // Itanium C++ ABI, 5.1.2 and 5.1.6: of function _Z<encoding> the local variable is _ZZ<encoding>E<name>.
+    if (f->second.rfind("_Z", 0) != 0) continue;
+    const std::string local = "_ZZ" + f->second.substr(2) + "E";
+    for (auto v = symbols().variables.lower_bound(local);
+         v != symbols().variables.end() && v->first.rfind(local, 0) == 0; ++v)
+      found.push_back({variable_name(std::string_view(v->first).substr(local.size())),
+                       program.variables + v->second.offset, v->second.bytes});
+    if (!found.empty()) break;  // other names of the same code
+  }
+  return found;
+}
+
+// __launch_bounds__(n) puts n instructions that do nothing before the kernel (cuda_names.h); the compiler lists where
+// they begin.
+extern "C" {
+extern const std::uintptr_t __start___patchable_function_entries[] __attribute__((weak));
+extern const std::uintptr_t __stop___patchable_function_entries[] __attribute__((weak));
+}
+
+std::size_t launch_bounds(const void* function) {
+  constexpr std::size_t kMostThreads = 1024;
+  constexpr unsigned char kNop = 0x90;
+  const auto entry = reinterpret_cast<std::uintptr_t>(function);
+  for (const std::uintptr_t* at = __start___patchable_function_entries; at < __stop___patchable_function_entries; ++at) {
+    if (*at >= entry || entry - *at > kMostThreads) continue;
+    const auto* code = reinterpret_cast<const unsigned char*>(*at);
+    std::size_t nops = 0;
+    while (*at + nops < entry && code[nops] == kNop) ++nops;
+    if (*at + nops == entry) return nops;
+  }
+  return 0;
+}
+
+std::string line_of(std::uintptr_t return_address) {
+  const std::uintptr_t offset = return_address - 1 - loaded().base;  // the call is before it
+  char text[4096];
+  std::snprintf(text, sizeof text, "addr2line -i -e /proc/%d/exe 0x%zx 2>/dev/null", static_cast<int>(getpid()),
+                static_cast<std::size_t>(offset));
+  std::string last, any;
+  if (const std::unique_ptr<FILE, int (*)(FILE*)> lines(popen(text, "r"), pclose); lines) {
+    // Inlined functions come from the inside out; the first one that is not the machine's is the kernel's.
+    while (std::fgets(text, sizeof text, lines.get())) {
+      last = text;
+      const auto colon = last.find_last_of(':');
+      if (colon == last.npos || last[0] == '?') continue;
+      const std::string path = last.substr(0, colon);
+      const long number = std::strtol(last.c_str() + colon + 1, nullptr, 10);
+      if (number <= 0) continue;
+      any = place_text(path, number);
+      if (path.find("/emulator/") != path.npos || path.find("/ptx/") != path.npos ||
+          path.find("/attn/kernel.h") != path.npos || path.rfind("/usr/", 0) == 0)
+        continue;
+      return any;
+    }
+  }
+  if (!any.empty()) return any;
+  std::snprintf(text, sizeof text, "program+0x%zx", static_cast<std::size_t>(offset));
+  return text;
+}
+
+std::string place_text(const std::string& path, long line) {
+  auto cut = path.find_last_of('/');
+  if (cut != path.npos && cut > 0) cut = path.find_last_of('/', cut - 1);
+  return (cut == path.npos ? path : path.substr(cut + 1)) + ":" + std::to_string(line);
+}
+std::string Place::text() const { return place_text(file, line); }
+std::string Where::text() const { return file ? place_text(file, static_cast<long>(at)) : line_of(at); }
+
+}  // namespace attn::emulator

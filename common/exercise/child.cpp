@@ -1,0 +1,97 @@
+// The main() of a program with a student's kernel: ex01a_student, and check_ex01a with the planted
+// versions.
+//
+// It launches what it is asked to and gives back numbers. It knows neither what is right nor how
+// the inputs were drawn, and holds none of the shipped steps. Run by judge_01_naive, which judges.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+
+#include "device/device.h"
+#include "exercise/child.h"
+#include "exercise/pipe.h"
+#include "check/operation.h"
+#include "run/session.h"
+#include "emulator/simt.h"
+
+namespace attn {
+namespace {
+
+Reply answer(const Request& r) {
+  const std::vector<Variant>& all = variants();
+  const auto v = std::ranges::find(all, r.variant, &Variant::name);
+  if (v == all.end())
+    return Reply::failure(fmt::format("--variant {}: there is no such version", r.variant));
+  Reply reply;
+  if (r.what == Request::What::probe) {
+    if (v->probe) {
+      const std::vector<float> values = v->probe();
+      const auto* bytes = reinterpret_cast<const std::byte*>(values.data());
+      reply.bytes.assign(bytes, bytes + values.size() * sizeof(float));
+    }
+    return reply;
+  }
+  Operation operation;
+  operation.inputs = [&](const Problem&) { return r.input_specs; };
+  operation.saved = [](const Problem&) { return std::vector<TensorSpec>{}; };
+  operation.outputs = [&](const Problem&) { return r.output_specs; };
+  Step step;
+  step.name = v->name;
+  step.workspaces = [&](const Problem&) { return r.workspaces; };
+  step.launch = v->launch;
+  if (!step.launch.on(r.backend)) return Reply::failure("this program has no kernel for a GPU");
+
+  emulator::schedule_seed = r.schedule;
+  emulator::early_copies = r.early_copies;
+  emulator::find_races = true;
+  Session session(r.problem, operation, r.backend, r.inputs);
+  Status status = session.prepare(step);
+  if (status.ok() && r.what == Request::What::profile) {
+    status = session.profile();
+    return status.ok() ? reply : Reply::failure(status.message);
+  }
+  // Before a time is taken: it loads the kernel.
+  if (status.ok()) status = session.launch();
+  if (status.ok() && r.what == Request::What::time) {
+    GpuTimer timer;
+    Sample sample;
+    session.poison();
+    status = session.time(timer, sample);
+    reply.seconds = sample.seconds;
+  }
+  if (!status.ok()) return Reply::failure(status.message);
+  if (const auto damage = session.damage()) return Reply::failure(*damage);
+  const HostTensors outputs = session.outputs();
+  for (const TensorSpec& t : r.output_specs) {
+    const std::vector<std::byte> bytes = to_bytes(outputs.at(t.name));
+    reply.bytes.insert(reply.bytes.end(), bytes.begin(), bytes.end());
+  }
+  return reply;
+}
+
+}  // namespace
+}  // namespace attn
+
+int main(int argc, char** argv) {
+  if (argc != 2 || std::strcmp(argv[1], "--serve") != 0) {
+    fmt::print(stderr, "{}: is run by judge_CHAPTER, which sends it problems: {}\n", argv[0],
+               "cmake --build --preset release --target ex01a");
+    return 2;
+  }
+  try {
+    while (const auto request = attn::read_request(0)) {
+      attn::Reply reply;
+      try {
+        reply = attn::answer(*request);
+      } catch (const std::exception& e) {
+        reply = attn::Reply::failure(e.what());
+      }
+      attn::write_reply(3, reply);
+    }
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "{}: {}\n", argv[0], e.what());
+    return 2;
+  }
+}

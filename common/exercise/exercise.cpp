@@ -1,0 +1,207 @@
+#include "exercise/exercise.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+
+#include "check/failure_shape.h"
+#include "attn/error.h"
+#include "attn/tiling.h"
+#include "check/inputs.h"
+#include "check/operation.h"
+#include "check/variations.h"
+
+namespace attn {
+namespace {
+
+// Small enough for the emulator, with a tail on every side; needles at tile edges and scores up to 1e4.
+std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
+  std::vector<Problem> all;
+  uint64_t n = 0;
+  for (const int64_t length : {1, 3, 31, 33, 64, 65, 113, 129, 203})
+    for (const InputKind inputs : {InputKind::needle, InputKind::random, InputKind::peaked}) {
+      Problem p;
+      p.seqlen_q = p.seqlen_k = length;
+      if (n % 4 == 1) p.seqlen_k = length + 37;
+      if (n % 4 == 3) p.seqlen_q = length + 5;  // causal: rows with nothing to attend
+      p.causal = n % 2 == 1;
+      if (n % 5 == 4) p.window_left = 9, p.window_right = 4;
+      p.heads = n % 3 == 0 ? 4 : 2;
+      p.kv_heads = n % 3 == 0 ? 2 : p.heads;
+      p.head_dim = n % 2 == 0 ? 64 : 40;
+      p.dtype = n % 3 == 2 ? DType::fp32 : DType::bf16;
+      p.inputs = inputs;
+      if (takes(step, "dropout") && n % 5 == 2) p.dropout = 0.25;
+      p.seed = seed + n++;
+      p.finish();
+      for (const int64_t other : {32, 64})  // steps with a few head dims alone
+        if (p.head_dim != 64 && refusal(step, p)) p.head_dim = other;
+      if (!refusal(step, p)) all.push_back(p);
+    }
+  // Steps without small head dims have tiles of 128 keys: so many of them that each of two stages is used three times.
+  for (const int64_t keys : {391, 700, 580, 650, 520, 777}) {
+    Problem p;
+    p.seqlen_q = 130, p.seqlen_k = keys;
+    p.heads = 2, p.kv_heads = 1;
+    p.head_dim = 32;
+    if (n % 3 == 0) p.causal = true;
+    if (n % 3 == 1) p.window_left = 300, p.window_right = 40;  // begins behind the first tile of keys
+    p.inputs = n % 3 == 0 ? InputKind::needle : n % 3 == 1 ? InputKind::random : InputKind::peaked;
+    p.seed = seed + n++;
+    p.finish();
+    if (!refusal(step, p)) continue;
+    p.head_dim = 64;
+    if (!refusal(step, p)) all.push_back(p);
+  }
+  return all;
+}
+
+// Rows with less and with more numbers than a block has threads, that begin inside a vector; masks leave
+// -inf at an end, and rows of nothing else.
+std::vector<Problem> row_cases(const Step& step, uint64_t seed) {
+  std::vector<Problem> all;
+  uint64_t n = 0;
+  for (const int64_t cols : {1, 3, 31, 33, 257, 513, 1000, 1025, 2049, 5003})
+    for (const InputKind inputs : {InputKind::needle, InputKind::random, InputKind::peaked}) {
+      Problem p;
+      p.heads = p.kv_heads = 1;
+      p.seqlen_q = 5;
+      p.seqlen_k = cols;
+      p.matrix = true;
+      if (n % 4 == 1) p.seqlen_q = cols % 7 + 5, p.causal = true;
+      if (n % 4 == 3) p.window_left = 0, p.window_right = 16;
+      p.dtype = n % 3 == 2 ? DType::fp32 : n % 3 == 1 ? DType::fp16 : DType::bf16;
+      p.inputs = inputs;
+      p.seed = seed + n++;
+      p.finish();
+      if (!refusal(step, p)) all.push_back(p);
+    }
+  return all;
+}
+
+std::vector<Problem> cases(const Step& step, uint64_t seed) {
+  return step.operation->matrix ? row_cases(step, seed) : attention_cases(step, seed);
+}
+
+// What became of one problem: a pass, wrong numbers with their shape, or why there are none. `turn`: another schedule.
+Varied answered(const Step& step, const Problem& p, Backend backend, StudentProcess& student, uint64_t turn = 0) {
+  Request request = request_for(step, p, backend);
+  request.schedule += turn;
+  request.early_copies ^= turn % 2 == 1;
+  const Operation& op = *step.operation;
+  request.inputs = draw(op, p).tensors;
+  const Reply reply = student.ask(request);
+  if (!reply.message.empty()) return {Varied::Outcome::stopped, reply.message};
+  const HostTensors out = reply.outputs(request);
+  for (const Expected& e : op.reference(p, request.inputs, {}))
+    if (const Verdict v = examine(out.at(e.spec.name), e, p, step); !v.pass)
+      return {Varied::Outcome::fail, failure_text(v, "        ")};
+  return {Varied::Outcome::pass, ""};
+}
+
+// The same problem with one thing changed, in the emulator under three schedules.
+std::vector<Varied> varied(const Step& step, const Problem& p, Backend backend, StudentProcess& student) {
+  constexpr double kSeconds = 20;
+  std::vector<Varied> all;
+  student.hurry(kSeconds);
+  for (const Variation& variation : variations(p, step.operation->matrix, tiling_of(step, p))) {
+    Varied v;
+    if (const auto reason = refusal(step, variation.problem)) v = {Varied::Outcome::unsupported, *reason};
+    for (uint64_t turn = 0; v.outcome == Varied::Outcome::not_tried || v.outcome == Varied::Outcome::pass; ++turn) {
+      if (turn == (backend == Backend::emulated ? 3 : 1)) break;
+      if (!student.restart()) {
+        v = {Varied::Outcome::not_tried, "no time is left"};
+        break;
+      }
+      v = answered(step, variation.problem, backend, student, turn);
+    }
+    v.change = variation.change;
+    all.push_back(std::move(v));
+  }
+  return all;
+}
+
+// Of the seed of a problem, the emulator's: what a kernel gets tells nothing of how its inputs were drawn.
+uint64_t schedule_of(uint64_t seed) {
+  uint64_t z = seed + 0x9e3779b97f4a7c15ull;  // SplitMix64
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return z ^ (z >> 31);
+}
+
+}  // namespace
+
+std::vector<Exercise>& exercises() {
+  static std::vector<Exercise> all;
+  return all;
+}
+bool add_exercise(Exercise e) {
+  exercises().push_back(std::move(e));
+  return true;
+}
+
+const Step& shipped_step(const Exercise& e) {
+  const auto& steps = chapter().steps;
+  return *std::find_if(steps.begin(), steps.end(), [&](const Step& s) { return s.name == e.step; });
+}
+
+Request request_for(const Step& step, const Problem& p, Backend backend) {
+  const Operation& op = *step.operation;
+  Request r;
+  r.backend = backend;
+  r.schedule = schedule_of(p.seed);
+  r.early_copies = p.seed % 2 == 0;  // in turns: what is forgotten before a copy, and after it
+  r.problem = p;
+  if (p.dropout == 0) r.problem.seed = 0;
+  r.workspaces = step.workspaces(p);
+  r.input_specs = op.inputs(p);
+  r.output_specs = op.outputs(p);
+  return r;
+}
+
+bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,
+                  std::optional<int> only) {
+  const Step& step = shipped_step(e);
+  fmt::print("{} ({}, {})\n", e.name, e.kind, e.step);
+  if (e.judge) {
+    Request request;
+    request.what = Request::What::probe;
+    const Reply reply = student.ask(request);
+    const auto verdict = reply.message.empty() ? e.judge(reply.probed()) : reply.message;
+    if (verdict) {
+      fmt::print("FAIL  {}\n", *verdict);
+      return false;
+    }
+  }
+  std::vector<Backend> backends{Backend::emulated};
+  if (gpu_info().available && step.launch.gpu) backends.push_back(Backend::gpu);
+  int number = 0, passed = 0;
+  for (const Backend backend : backends)
+    for (const Problem& p : cases(step, seed)) {
+      ++number;
+      if (only && *only != number) continue;
+      const Varied answer = answered(step, p, backend, student);
+      const char* where = backend == Backend::gpu ? "gpu" : "emulated";
+      if (answer.outcome != Varied::Outcome::pass) {
+        fmt::print("FAIL  {}: {}\n      {}\n", where, p.text(), answer.reason);
+        std::fflush(stdout);
+        if (const auto again = varied_text(varied(step, p, backend, student), answer.reason); !again.empty())
+          fmt::print("        varied: {}\n", again);
+        fmt::print("      again: {} {} --seed {} --case {}\n",
+                   std::filesystem::canonical("/proc/self/exe").string(), e.name, seed, number);
+        return false;
+      }
+      fmt::print("ok    {}: {}\n", where, p.text());
+      std::fflush(stdout);
+      ++passed;
+    }
+  if (only && passed == 0) {
+    throw InputError(fmt::format("--case {}: must be from 1 to {}", *only, number));
+  }
+  fmt::print("{} pass\n", only ? fmt::format("case {}:", *only) : fmt::format("all {} cases", passed));
+  return true;
+}
+
+}  // namespace attn

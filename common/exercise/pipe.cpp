@@ -1,0 +1,341 @@
+#include "exercise/pipe.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "attn/error.h"
+
+namespace attn {
+namespace {
+
+using nlohmann::json;
+
+constexpr int64_t kLongestMessage = 2000, kMostProbed = int64_t{1} << 26;
+
+json to_json(const TensorSpec& t) {
+  return {{"name", t.name}, {"shape", t.shape}, {"dtype", static_cast<int>(t.dtype)}};
+}
+TensorSpec tensor_spec(const json& j) {
+  TensorSpec t{j.at("name"), {}, static_cast<DType>(j.at("dtype").get<int>())};
+  j.at("shape").get_to(t.shape);
+  return t;
+}
+
+// What Shape has, and what a launch asks of a problem besides.
+json to_json(const Problem& p) {
+  return {{"batch", p.batch},
+          {"heads", p.heads},
+          {"kv_heads", p.kv_heads},
+          {"seqlen_q", p.seqlen_q},
+          {"seqlen_k", p.seqlen_k},
+          {"head_dim", p.head_dim},
+          {"dtype", static_cast<int>(p.dtype)},
+          {"causal", p.causal},
+          {"window", {p.window_left, p.window_right}},
+          {"scale", p.softmax_scale},
+          {"softcap", p.softcap},
+          {"alibi", p.alibi},
+          {"dropout", p.dropout},
+          {"top_k", p.top_k},
+          {"matrix", p.matrix},
+          {"seqused_k", p.seqused_k},
+          {"own", p.own},
+          {"seed", p.seed}};
+}
+Problem problem(const json& j) {
+  Problem p;
+  j.at("batch").get_to(p.batch), j.at("heads").get_to(p.heads), j.at("kv_heads").get_to(p.kv_heads);
+  j.at("seqlen_q").get_to(p.seqlen_q), j.at("seqlen_k").get_to(p.seqlen_k),
+      j.at("head_dim").get_to(p.head_dim);
+  p.dtype = static_cast<DType>(j.at("dtype").get<int>());
+  j.at("causal").get_to(p.causal);
+  p.window_left = j.at("window").at(0), p.window_right = j.at("window").at(1);
+  j.at("scale").get_to(p.softmax_scale), j.at("softcap").get_to(p.softcap),
+      j.at("alibi").get_to(p.alibi);
+  j.at("dropout").get_to(p.dropout), j.at("top_k").get_to(p.top_k), j.at("seed").get_to(p.seed);
+  j.at("matrix").get_to(p.matrix), j.at("seqused_k").get_to(p.seqused_k), j.at("own").get_to(p.own);
+  return p;
+}
+
+std::string encoded(const Request& r) {
+  json head{{"what", static_cast<int>(r.what)},
+            {"variant", r.variant},
+            {"backend", static_cast<int>(r.backend)},
+            {"schedule", r.schedule},
+            {"early_copies", r.early_copies},
+            {"problem", to_json(r.problem)},
+            {"workspaces", json::array()},
+            {"inputs", json::array()},
+            {"outputs", json::array()}};
+  for (const Workspace& w : r.workspaces)
+    head["workspaces"].push_back({{"name", w.name}, {"bytes", w.bytes}});
+  for (const TensorSpec& t : r.input_specs) head["inputs"].push_back(to_json(t));
+  for (const TensorSpec& t : r.output_specs) head["outputs"].push_back(to_json(t));
+  const std::string text = head.dump();
+  const auto length = static_cast<int64_t>(text.size());
+  std::string bytes(reinterpret_cast<const char*>(&length), sizeof length);
+  bytes += text;
+  for (const TensorSpec& t : r.input_specs) {
+    const std::vector<std::byte> data = to_bytes(r.inputs.at(t.name));
+    bytes.append(reinterpret_cast<const char*>(data.data()), data.size());
+  }
+  return bytes;
+}
+
+// Reads `bytes`, or fewer at the end of the file.
+std::size_t read_whole(int file, void* to, std::size_t bytes) {
+  std::size_t done = 0;
+  while (done < bytes) {
+    const ssize_t n = read(file, static_cast<char*>(to) + done, bytes - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    done += static_cast<std::size_t>(n);
+  }
+  return done;
+}
+void read_or_throw(int file, void* to, std::size_t bytes) {
+  if (read_whole(file, to, bytes) != bytes) throw std::runtime_error("the request is cut off");
+}
+
+void write_whole(int file, const void* from, std::size_t bytes) {
+  for (std::size_t done = 0; done < bytes;) {
+    const ssize_t n = write(file, static_cast<const char*>(from) + done, bytes - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) throw std::runtime_error("the judge has gone");
+    done += static_cast<std::size_t>(n);
+  }
+}
+
+// One line of what another process wrote.
+std::string one_line(std::string text) {
+  std::ranges::replace_if(
+      text, [](unsigned char c) { return c < 32 || c == 127; }, ' ');
+  return text;
+}
+
+// Numbers come back from a probe as well: only the exercise knows how many.
+int64_t most_bytes(const Request& r) { return r.expected().value_or(kMostProbed); }
+
+}  // namespace
+
+std::optional<int64_t> Request::expected() const {
+  if (what == What::probe) return std::nullopt;
+  int64_t count = 0;
+  if (what != What::profile)
+    for (const TensorSpec& t : output_specs) count += t.bytes();
+  return count;
+}
+
+Reply Reply::failure(std::string why) {
+  Reply reply;
+  reply.message = why.empty() ? "failed" : std::move(why);
+  if (reply.message.size() > kLongestMessage) reply.message.resize(kLongestMessage);
+  return reply;
+}
+
+HostTensors Reply::outputs(const Request& request) const {
+  HostTensors result;
+  auto next = bytes.begin();
+  for (const TensorSpec& spec : request.output_specs) {
+    const auto end = next + spec.bytes();
+    result.emplace(spec.name, from_bytes(spec, {next, end}));
+    next = end;
+  }
+  return result;
+}
+
+std::vector<float> Reply::probed() const {
+  std::vector<float> values(bytes.size() / sizeof(float));
+  std::memcpy(values.data(), bytes.data(), values.size() * sizeof(float));
+  return values;
+}
+
+std::optional<Request> read_request(int file) {
+  int64_t length = 0;
+  const std::size_t got = read_whole(file, &length, sizeof length);
+  if (got == 0) return std::nullopt;
+  if (got != sizeof length) throw std::runtime_error("the request is cut off");
+  std::string text(static_cast<std::size_t>(length), '\0');
+  read_or_throw(file, text.data(), text.size());
+  const json head = json::parse(text);
+  Request r;
+  r.what = static_cast<Request::What>(head.at("what").get<int>());
+  head.at("variant").get_to(r.variant);
+  r.backend = static_cast<Backend>(head.at("backend").get<int>());
+  head.at("schedule").get_to(r.schedule);
+  head.at("early_copies").get_to(r.early_copies);
+  r.problem = problem(head.at("problem"));
+  for (const json& w : head.at("workspaces")) r.workspaces.push_back({w.at("name"), w.at("bytes")});
+  for (const json& t : head.at("outputs")) r.output_specs.push_back(tensor_spec(t));
+  for (const json& t : head.at("inputs")) {
+    const TensorSpec spec = r.input_specs.emplace_back(tensor_spec(t));
+    std::vector<std::byte> bytes(static_cast<std::size_t>(spec.bytes()));
+    read_or_throw(file, bytes.data(), bytes.size());
+    r.inputs.emplace(spec.name, from_bytes(spec, bytes));
+  }
+  return r;
+}
+
+void write_reply(int file, const Reply& r) {
+  const auto message = static_cast<int64_t>(r.message.size()),
+             count = static_cast<int64_t>(r.bytes.size());
+  write_whole(file, &message, sizeof message);
+  write_whole(file, r.message.data(), r.message.size());
+  write_whole(file, &r.seconds, sizeof r.seconds);
+  write_whole(file, &count, sizeof count);
+  write_whole(file, r.bytes.data(), r.bytes.size());
+}
+
+StudentProcess::StudentProcess(const std::string& program, std::string variant, double seconds)
+    : program_(program),
+      variant_(std::move(variant)),
+      limit_(seconds),
+      end_(std::chrono::steady_clock::now() +
+           std::chrono::duration_cast<std::chrono::steady_clock::duration>(
+               std::chrono::duration<double>(seconds))) {
+  if (access(program.c_str(), X_OK) != 0) throw InputError(program + ": no such program");
+  // Nobody of the same user may look into this process, which knows what is right.
+  prctl(PR_SET_DUMPABLE, 0);
+  signal(SIGPIPE, SIG_IGN);
+  start();
+}
+
+void StudentProcess::start() {
+  const std::string& program = program_;
+  int request[2], reply[2];
+  if (pipe2(request, O_CLOEXEC) != 0 || pipe2(reply, O_CLOEXEC) != 0)
+    throw InputError(program + ": " + std::strerror(errno));
+  const pid_t judge = getpid();
+  process_ = fork();
+  if (process_ < 0) throw InputError(program + ": " + std::strerror(errno));
+  if (process_ == 0) {
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != judge) _exit(127);
+    signal(SIGPIPE, SIG_DFL);
+    // 0: requests; 3: answers; what it prints goes where our errors go.
+    const int answers = fcntl(reply[1], F_DUPFD, 10);
+    if (dup2(request[0], 0) == 0 && dup2(2, 1) == 1 && dup2(answers, 3) == 3) {
+      close(answers);
+      execl(program.c_str(), program.c_str(), "--serve", static_cast<char*>(nullptr));
+    }
+    _exit(127);
+  }
+  setpgid(process_, process_);  // whoever comes first
+  close(request[0]), close(reply[1]);
+  to_ = request[1], from_ = reply[0];
+  fcntl(to_, F_SETFL, O_NONBLOCK), fcntl(from_, F_SETFL, O_NONBLOCK);
+}
+
+void StudentProcess::hurry(double seconds) {
+  const auto span = std::chrono::duration<double>(seconds);
+  end_ = std::min(end_, std::chrono::steady_clock::now() +
+                            std::chrono::duration_cast<std::chrono::steady_clock::duration>(span));
+}
+
+bool StudentProcess::restart() {
+  if (process_ >= 0) return true;
+  if (late_ || std::chrono::steady_clock::now() >= end_) return false;
+  if (to_ >= 0) close(to_);
+  if (from_ >= 0) close(from_);
+  to_ = from_ = -1;
+  start();
+  return true;
+}
+
+StudentProcess::~StudentProcess() {
+  if (to_ >= 0) close(to_);
+  if (from_ >= 0) close(from_);
+  if (process_ > 0) {
+    kill(-process_, SIGKILL);
+    waitpid(process_, nullptr, 0);
+  }
+}
+
+// Waits until a pipe can be read or written, at most until time is up.
+bool StudentProcess::ready(int file, short events) {
+  for (;;) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        end_ - std::chrono::steady_clock::now());
+    if (left.count() <= 0) return late_ = true, false;
+    pollfd p{file, events, 0};
+    const int n = poll(&p, 1, static_cast<int>(std::min<int64_t>(left.count(), 60000)));
+    if (n > 0) return true;
+    if (n < 0 && errno != EINTR) return false;
+  }
+}
+
+bool StudentProcess::send(const std::string& bytes) {
+  for (std::size_t done = 0; done < bytes.size();) {
+    if (!ready(to_, POLLOUT)) return false;
+    const ssize_t n = write(to_, bytes.data() + done, bytes.size() - done);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+    if (n <= 0) return false;
+    done += static_cast<std::size_t>(n);
+  }
+  return true;
+}
+
+bool StudentProcess::receive(void* to, std::size_t bytes) {
+  for (std::size_t done = 0; done < bytes;) {
+    if (!ready(from_, POLLIN)) return false;
+    const ssize_t n = read(from_, static_cast<char*>(to) + done, bytes - done);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) continue;
+    if (n <= 0) return false;
+    done += static_cast<std::size_t>(n);
+  }
+  return true;
+}
+
+// Ends the process; says how it ended, if it did so itself.
+Reply StudentProcess::gone(const std::string& why) {
+  int status = 0;
+  const bool itself = !late_ && why.empty();
+  // Its end of the pipe is closed: it is about to end, or has closed what it should not.
+  for (int i = 0; itself && i < 200 && waitpid(process_, &status, WNOHANG) == 0; ++i) usleep(10000);
+  const bool ended = itself && waitpid(process_, &status, WNOHANG) != 0;
+  kill(-process_, SIGKILL);
+  if (!ended) waitpid(process_, nullptr, 0);
+  process_ = -1;
+  if (late_) return Reply::failure(fmt::format("did not end in {:.0f} s", limit_));
+  if (!why.empty()) return Reply::failure(why);
+  if (ended && WIFSIGNALED(status))
+    return Reply::failure(fmt::format("the program crashed: {}", strsignal(WTERMSIG(status))));
+  if (ended && WIFEXITED(status))
+    return Reply::failure(fmt::format(
+        "the program ended with status {} before it had given an answer", WEXITSTATUS(status)));
+  return Reply::failure("the program gave no answer");
+}
+
+Reply StudentProcess::ask(Request request) {
+  if (process_ < 0) return Reply::failure("the program has ended");
+  request.variant = variant_;
+  Reply reply;
+  int64_t length = 0, count = 0;
+  if (!send(encoded(request)) || !receive(&length, sizeof length)) return gone("");
+  if (length < 0 || length > kLongestMessage) return gone("gave an answer that is none");
+  reply.message.resize(static_cast<std::size_t>(length));
+  if (!receive(reply.message.data(), reply.message.size()) ||
+      !receive(&reply.seconds, sizeof reply.seconds) || !receive(&count, sizeof count))
+    return gone("");
+  if (!reply.message.empty()) return Reply::failure(one_line(reply.message));
+  if (count < 0 || count > most_bytes(request) || count != request.expected().value_or(count))
+    return gone(
+        fmt::format("gave {} bytes where the outputs have {}", count, most_bytes(request)));
+  reply.bytes.resize(static_cast<std::size_t>(count));
+  if (!receive(reply.bytes.data(), reply.bytes.size())) return gone("");
+  return reply;
+}
+
+}  // namespace attn

@@ -1,0 +1,174 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "check/check.h"
+#include "exercise/exercise.h"
+#include "check/inputs.h"
+#include "run/session.h"
+
+namespace attn {
+namespace {
+
+constexpr int kInputSets = 3;  // in turns: an output kept from the launch before is wrong
+constexpr int kRounds = 6;
+
+// Large enough to fill a GPU, small enough to be checked after every launch.
+Problem speed_problem(const Step& step, uint64_t seed) {
+  Problem p;
+  if (step.operation->matrix) {
+    p.heads = p.kv_heads = 1;
+    p.seqlen_q = 8192, p.seqlen_k = 8192;
+    p.matrix = true;
+  } else {
+    p.heads = p.kv_heads = 16, p.head_dim = 64, p.seqlen_q = p.seqlen_k = 1024;
+  }
+  p.seed = seed;
+  p.finish();
+  return p;
+}
+
+// Inputs with what they should give, on a sample of rows; and on the GPU, for the shipped step.
+struct InputSet {
+  Request request;
+  std::vector<Expected> expected;
+  std::unique_ptr<Session> session;
+};
+
+InputSet input_set(const Step& step, uint64_t seed) {
+  const Problem p = speed_problem(step, seed);
+  const Operation& op = *step.operation;
+  InputSet set{request_for(step, p, Backend::gpu), {}, nullptr};
+  set.request.inputs = draw(op, p).tensors;
+  set.expected = op.reference(p, set.request.inputs, {.full = false, .budget = 2e7});
+  return set;
+}
+
+std::string wrong_output(const HostTensors& out, const InputSet& set) {
+  for (const Expected& e : set.expected)
+    if (const Verdict v = check(out.at(e.spec.name), e); !v.pass) return v.failure;
+  return "";
+}
+
+// What the outputs of a backward pass need at least: the field counts five products, and with P
+// kept four are enough.
+double required_flop(const Operation& op, const Problem& p) {
+  return op.flop(p) * (op.name == "backward" ? 0.8 : 1);
+}
+
+// No implementation is faster than its compulsory bytes and its operations at the vendor's rates.
+double roof_seconds(const Operation& op, const Problem& p) {
+  const GpuSpec* gpu = spec_of_device(gpu_info().name);
+  if (gpu == nullptr) return 0;
+  const Roofs roofs = datasheet_roofs(*gpu);
+  return std::max(op.compulsory_bytes(p) / roofs.hbm_copy.rate,
+                  required_flop(op, p) / roofs.tensor(p.dtype).rate);
+}
+
+// One launch of the student's, judged; its own clock said how long it took.
+std::string time_student(InputSet& set, StudentProcess& student,
+                         std::vector<double>& seconds) {
+  set.request.what = Request::What::time;
+  const auto begin = std::chrono::steady_clock::now();
+  const Reply reply = student.ask(set.request);
+  const std::chrono::duration<double> wall = std::chrono::steady_clock::now() - begin;
+  if (!reply.message.empty()) return reply.message;
+  // Events between two points of a stream cannot say more than the clock on the wall, nor nothing.
+  if (!(reply.seconds > 0 && reply.seconds < wall.count()))
+    return fmt::format("the GPU's clock says {:.3f} ms, the wall's {:.3f} ms", reply.seconds * 1e3,
+                       wall.count() * 1e3);
+  seconds.push_back(reply.seconds);
+  return wrong_output(reply.outputs(set.request), set);
+}
+
+// The same of the shipped step, in this process.
+std::string time_shipped(InputSet& set, const Step& step, GpuTimer& timer,
+                         std::vector<double>& seconds) {
+  Status status = set.session->prepare(step);
+  // Once outside the clock: it poisons outputs and workspaces, and loads the kernel.
+  if (status.ok()) status = set.session->launch();
+  Sample sample;
+  if (status.ok()) {
+    set.session->poison();
+    status = set.session->time(timer, sample);
+  }
+  if (!status.ok()) return status.message;
+  seconds.push_back(sample.seconds);
+  return wrong_output(set.session->outputs(), set);
+}
+
+}  // namespace
+
+double speed_points(double ratio) {
+  constexpr double kFull = 1.2, kNone = 10;
+  return std::clamp(std::log(kNone / ratio) / std::log(kNone / kFull), 0.0, 1.0);
+}
+
+std::optional<Speed> measure_speed(const Step& shipped, StudentProcess& student, uint64_t seed) {
+  if (!gpu_info().available || !shipped.launch.gpu) return std::nullopt;
+  Speed result;
+  result.problem = speed_problem(shipped, seed);
+  if (refusal(shipped, result.problem)) return std::nullopt;
+  const Operation& op = *shipped.operation;
+  std::vector<InputSet> sets;
+  for (uint64_t i = 0; i < kInputSets; ++i) {
+    InputSet& set = sets.emplace_back(input_set(shipped, seed + 1000 * i));
+    set.session =
+        std::make_unique<Session>(set.request.problem, op, Backend::gpu, set.request.inputs);
+  }
+  GpuTimer timer;
+  std::vector<double> seconds[2];
+  for (int round = 0; round < kRounds; ++round)
+    for (InputSet& set : sets) {
+      result.wrong = time_student(set, student, seconds[0]);
+      if (!result.wrong.empty()) return result;
+      if (const std::string ours = time_shipped(set, shipped, timer, seconds[1]); !ours.empty())
+        throw DeviceError("the shipped step: " + ours);
+    }
+  result.student = statistics(seconds[0]);
+  result.shipped = statistics(seconds[1]);
+  result.ratio = result.student.median / result.shipped.median;
+  result.roof_s = roof_seconds(op, result.problem);
+  // The student's process says its times itself: this is as much as it can gain by a lie.
+  if (result.student.median < result.roof_s)
+    result.wrong = fmt::format("{:.4f} ms, where no such GPU takes less than {:.4f} ms",
+                               result.student.median * 1e3, result.roof_s * 1e3);
+  return result;
+}
+
+bool profile_speed_problem(const Step& step, StudentProcess& student, uint64_t seed) {
+  if (!gpu_info().available || !step.launch.gpu) return false;
+  InputSet set = input_set(step, seed);
+  set.request.what = Request::What::profile;
+  const Reply reply = student.ask(set.request);
+  if (!reply.message.empty()) fmt::print("FAIL  gpu, profiled:\n      {}\n", reply.message);
+  return reply.message.empty();
+}
+
+nlohmann::json to_json(const Speed& speed, const Step& step) {
+  const Operation& op = *step.operation;
+  const auto time = [](const TimeStatistics& t) {
+    return nlohmann::json{{"median_s", t.median}, {"q1_s", t.q1}, {"q3_s", t.q3}, {"count", t.count}};
+  };
+  int64_t inputs = 0;
+  for (const TensorSpec& t : op.inputs(speed.problem)) inputs += t.bytes();
+  nlohmann::json json{{"problem", speed.problem.text()},
+                      {"required_flop", required_flop(op, speed.problem)},
+                      {"input_bytes", inputs}};
+  if (speed.roof_s > 0) json["roof_s"] = speed.roof_s;
+  if (!speed.wrong.empty()) {
+    json["wrong"] = speed.wrong;
+    return json;
+  }
+  json["student"] = time(speed.student);
+  json["shipped"] = time(speed.shipped);
+  json["ratio"] = speed.ratio;
+  json["points"] = speed_points(speed.ratio);
+  return json;
+}
+
+}  // namespace attn

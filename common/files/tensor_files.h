@@ -1,0 +1,27 @@
+/// \file
+/// Tensors as .npy files, one each, `--load` and `--save`: numbers in float32, indices and lengths
+/// as whole numbers, what is stored in 8 or 4 bits as it is stored.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "attn/problem.h"
+#include "attn/tensor.h"
+#include "check/operation.h"
+
+namespace attn {
+
+/// Reads FOLDER/NAME.npy for each input of an operation, or for what it makes these of, rounded to
+/// its type; what is not drawn is made, where there is no file. Throws InputError where a file is
+/// missing, has another shape or is not finite.
+Inputs load_inputs(const std::string& folder, const Problem&, const Operation&);
+
+/// `count` whole numbers, one a sequence.
+std::vector<int64_t> load_lengths(const std::filesystem::path&, int64_t count);
+
+/// Writes FOLDER/NAME.npy for each tensor; makes the folder. Throws InputError.
+void save_tensors(const std::filesystem::path& folder, const HostTensors&);
+
+}  // namespace attn

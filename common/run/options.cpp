@@ -1,0 +1,384 @@
+#include "run/options.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <set>
+
+#include "attn/error.h"
+#include "device/gpus.h"
+#include "check/inputs.h"
+#include "files/npy.h"
+#include "files/tensor_files.h"
+#include "check/operation.h"
+
+namespace attn {
+namespace {
+
+template <class T>
+T parse_number(const std::string& option, const std::string& text, T lowest, T highest) {
+  T value{};
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc::invalid_argument || stop != end)
+    throw InputError(fmt::format("{} {}: not a {}number", option, text.empty() ? "''" : text,
+                                 std::is_integral_v<T> ? "whole " : ""));
+  if (error == std::errc::result_out_of_range || !(value >= lowest && value <= highest))
+    throw InputError(
+        fmt::format("{} {}: must be from {} to {}", option, text, lowest, highest));
+  return value;
+}
+
+template <class Choice>
+Choice parse_choice(const std::string& option, const std::string& text,
+                    std::initializer_list<std::pair<const char*, Choice>> choices) {
+  std::string accepted;
+  for (const auto& [name, value] : choices) {
+    if (text == name) return value;
+    accepted += (accepted.empty() ? "" : ", ") + std::string(name);
+  }
+  throw InputError(fmt::format("{} {}: must be one of {}", option, text, accepted));
+}
+
+std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts{""};
+  for (const char c : text) {
+    if (c == separator)
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  }
+  return parts;
+}
+
+std::vector<int64_t> parse_lengths(const std::string& option, const std::string& text) {
+  std::vector<int64_t> lengths;
+  for (const std::string& part : split(text, ','))
+    lengths.push_back(parse_number<int64_t>(option, part, 0, std::numeric_limits<int64_t>::max()));
+  return lengths;
+}
+
+// The shapes of q.npy and k.npy (of the first input, for operations on rows) are the problem; an option that says
+// otherwise is a mistake.
+void take_shapes_of_files(const std::string& folder, const Operation& operation, const std::set<std::string>& given,
+                          Problem& p) {
+  if (!std::filesystem::is_directory(folder))
+    throw InputError(fmt::format("--load {}: no such folder", folder));
+  const std::size_t rank = p.varlen() ? 3 : 4;
+  const auto shape_of_file = [&](const std::string& name) {
+    const auto path = std::filesystem::path(folder) / (name + ".npy");
+    const std::vector<int64_t> shape = read_npy(path).shape;
+    if (shape.size() != rank)
+      throw InputError(fmt::format("{}: has rank {}, must be [{}]", path.string(), shape.size(),
+                                   operation.matrix ? "batch, heads, rows, columns"
+                                   : p.varlen()     ? "tokens, heads, head_dim"
+                                                    : "batch, heads, seqlen, head_dim"));
+    return shape;
+  };
+  const auto take = [&](int64_t& field, int64_t value, std::initializer_list<const char*> options) {
+    for (const char* option : options)
+      if (given.contains(option) && field != value)
+        throw InputError(fmt::format("{} {}: the files in {} say {}", option, field, folder, value));
+    field = value;
+  };
+  if (operation.matrix) {
+    const auto x = shape_of_file(operation.inputs(p).front().name);
+    take(p.batch, x[0], {"--batch"});
+    take(p.heads, x[1], {"--heads"});
+    take(p.kv_heads, x[1], {"--kv-heads"});
+    take(p.seqlen_q, x[2], {"--seqlen-q", "--seqlen", "--rows"});
+    take(p.seqlen_k, x[3], {"--seqlen-k", "--seqlen", "--cols"});
+    return;
+  }
+  const auto q = shape_of_file("q"), k = shape_of_file("k"), v = shape_of_file("v");
+  const auto text = [](const std::vector<int64_t>& s) {
+    return fmt::format("[{}]", fmt::join(s, ", "));
+  };
+  const std::vector<TensorSpec> inputs = operation.inputs(p);
+  if (std::ranges::find(inputs, "do", &TensorSpec::name) != inputs.end())
+    if (const auto d_o = shape_of_file("do"); d_o != q)
+      throw InputError(fmt::format("{}: q.npy {} and do.npy {} must have one shape", folder, text(q),
+                                   text(d_o)));
+  if (k != v)
+    throw InputError(fmt::format("{}: k.npy {} and v.npy {} must have one shape", folder, text(k),
+                                 text(v)));
+  if (p.varlen()) {  // the list says how many tokens; whoever reads the files holds them to it
+    if (q[2] != k[2])
+      throw InputError(fmt::format("{}: q.npy {} and k.npy {} must agree in head_dim", folder, text(q), text(k)));
+    take(p.heads, q[1], {"--heads"});
+    take(p.kv_heads, k[1], {"--kv-heads"});
+    take(p.head_dim, q[2], {"--head-dim"});
+    return;
+  }
+  if (q[0] != k[0] || q[3] != k[3])
+    throw InputError(fmt::format("{}: q.npy {} and k.npy {} must agree in batch and head_dim",
+                                 folder, text(q), text(k)));
+  take(p.batch, q[0], {"--batch"});
+  take(p.heads, q[1], {"--heads"});
+  take(p.kv_heads, k[1], {"--kv-heads"});
+  take(p.seqlen_q, q[2], {"--seqlen-q", "--seqlen"});
+  take(p.seqlen_k, k[2], {"--seqlen-k", "--seqlen"});
+  take(p.head_dim, q[3], {"--head-dim"});
+  const std::filesystem::path used = std::filesystem::path(folder) / "seqused_k.npy";
+  if (std::ranges::find(inputs, "seqused_k", &TensorSpec::name) == inputs.end() || !std::filesystem::exists(used)) return;
+  if (!p.seqused_k.empty()) throw InputError(fmt::format("--seqused: not together with {}", used.string()));
+  p.seqused_k = load_lengths(used, p.batch);
+}
+
+// `list` as --varlen gave it, or nothing. The other options that say lengths make no sense beside a list.
+void take_varlen(const std::string& list, const std::set<std::string>& given, Problem& p) {
+  const auto not_given = [&](const char* option, std::initializer_list<const char*> others) {
+    for (const char* other : others)
+      if (given.contains(other)) throw InputError(fmt::format("{}: not together with {}", other, option));
+  };
+  if (list.empty()) {
+    if (!p.varlen_k.empty()) throw InputError("--varlen-k: needs --varlen, the queries of each sequence");
+  } else if (list == "skewed") {
+    not_given("--varlen skewed", {"--varlen-k", "--seqlen-q", "--seqlen-k", "--load"});
+    if (p.batch > Problem::kMostSequences)
+      throw InputError(fmt::format("--batch {}: must be at most {} with --varlen", p.batch, Problem::kMostSequences));
+    p.varlen_q = skewed_lengths(p.batch, p.seqlen_q, p.seed);
+  } else {
+    not_given("--varlen", {"--batch", "--seqlen-q", "--seqlen-k", "--seqlen"});
+    p.varlen_q = parse_lengths("--varlen", list);
+  }
+}
+
+}  // namespace
+
+std::optional<Options> parse_options(const Chapter& chapter, int argc, const char* const* argv) {
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  Options o;
+  o.problem.kv_heads = 0;  // until --heads is known
+  std::string steps = "all", operation, varlen;
+  std::set<std::string> given;  // options on the command line
+  CLI::App app(chapter.summary, chapter.name);
+  app.set_help_flag("-h,--help", "this text");
+
+  const auto value = [&](const std::string& name, const std::string& meaning,
+                         std::function<void(const std::string&)> store) {
+    app.add_option_function<std::string>(
+           name, [&given, name, store](const std::string& text) {
+             if (text.empty()) throw InputError(name + ": its value is empty");
+             given.insert(name);
+             store(text);
+           },
+           meaning)
+        ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  };
+  const auto integer = [&](const std::string& name, const std::string& meaning, int64_t* field,
+                           int64_t lowest = 1) {
+    value(name, meaning, [=](const std::string& text) {
+      *field = parse_number<int64_t>(name, text, lowest, kMost);
+    });
+  };
+  int64_t rows = 0, cols = 0;
+  Problem& p = o.problem;
+  app.add_flag("--list", o.list, "the steps: name, idea, operation, what they support");
+  value("--step", "all, or NAME[,NAME]", [&](const std::string& t) { steps = t; });
+  value("--operation", "forward, backward, or what else --list shows", [&](const std::string& t) { operation = t; });
+  integer("--batch", "B (1)", &p.batch);
+  integer("--heads", "Hq, query heads (2)", &p.heads);
+  integer("--kv-heads", "Hkv, key/value heads (as --heads)", &p.kv_heads);
+  integer("--seqlen-q", "queries (128)", &p.seqlen_q);
+  integer("--seqlen-k", "keys (128)", &p.seqlen_k);
+  value("--seqlen", "both lengths", [&](const std::string& t) {
+    const int64_t n = parse_number<int64_t>("--seqlen", t, 1, kMost);
+    if (!given.contains("--seqlen-q")) p.seqlen_q = n;
+    if (!given.contains("--seqlen-k")) p.seqlen_k = n;
+  });
+  value("--varlen", "N,N,...: lengths of the sequences, packed; skewed: --batch lengths up to --seqlen",
+        [&](const std::string& t) { varlen = t; });
+  value("--varlen-k", "N,N,...: keys of each sequence (as --varlen)",
+        [&](const std::string& t) { p.varlen_k = parse_lengths("--varlen-k", t); });
+  integer("--head-dim", "d (64)", &p.head_dim);
+  value("--dtype", "fp32, fp16 or bf16 (bf16)", [&](const std::string& t) {
+    p.dtype = parse_choice<DType>("--dtype", t,
+                                  {{"fp32", DType::fp32}, {"fp16", DType::fp16}, {"bf16", DType::bf16}});
+  });
+  value("--window", "LEFT,RIGHT: keys seen to each side; -1: no limit", [&](const std::string& t) {
+    const auto parts = split(t, ',');
+    if (parts.size() != 2)
+      throw InputError(fmt::format("--window {}: must be LEFT,RIGHT, as 128,0 or -1,-1", t));
+    p.window_left = parse_number<int64_t>("--window", parts[0], -1, kMost);
+    p.window_right = parse_number<int64_t>("--window", parts[1], -1, kMost);
+  });
+  value("--scale", "softmax scale (1/sqrt(d))", [&](const std::string& t) {
+    p.softmax_scale = parse_number<double>("--scale", t, -1e30, 1e30);
+    if (p.softmax_scale == 0) throw InputError("--scale 0: must not be 0: every score would be equal");
+  });
+  const auto feature = [&](const Feature& f) {
+    const std::string name = f.option();
+    if (f.kind == Feature::Kind::flag) {
+      app.add_flag_callback(name, [&given, &p, &f, name] { given.insert(name), f.give(p, {1}); }, f.help);
+      return;
+    }
+    value(name, f.help, [&p, &f, name](const std::string& t) {
+      std::vector<double> values;
+      for (const std::string& part : f.kind == Feature::Kind::list ? split(t, ',') : std::vector{t})
+        values.push_back(f.whole ? static_cast<double>(parse_number<int64_t>(
+                                       name, part, static_cast<int64_t>(f.least), static_cast<int64_t>(f.most)))
+                                 : parse_number<double>(name, part, f.least, f.most));
+      f.give(p, values);
+    });
+  };
+  for (const Feature& f : shared_features())
+    if (!f.help.empty()) feature(f);
+  std::set<std::string> own_names;  // of two operations that share one, the first says what it means
+  for (const Operation* op : operations_of(chapter))
+    for (const Feature& f : op->own)
+      if (own_names.insert(f.name).second) feature(f);
+  integer("--rows", "of an operation on rows: B=1, Hq=1 and as many queries", &rows);
+  integer("--cols", "of an operation on rows: as --seqlen-k", &cols);
+  value("--seed", "of the inputs (1)", [&](const std::string& t) {
+    p.seed = parse_number<uint64_t>("--seed", t, 0, std::numeric_limits<uint64_t>::max());
+  });
+  value("--schedule", "N: the order in which the emulator runs threads (as --seed)", [&](const std::string& t) {
+    o.schedule = parse_number<uint64_t>("--schedule", t, 0, std::numeric_limits<uint64_t>::max());
+  });
+  value("--inputs", "random, needle, peaked or outlier", [&](const std::string& t) {
+    p.inputs = parse_choice<InputKind>("--inputs", t,
+                                       {{"random", InputKind::random},
+                                        {"needle", InputKind::needle},
+                                        {"peaked", InputKind::peaked},
+                                        {"outlier", InputKind::outlier}});
+  });
+  value("--device", "auto, gpu, gpu:N (its number, from 0) or emulated", [&](const std::string& t) {
+    if (t.starts_with("gpu:")) {
+      o.device = DeviceChoice::gpu;
+      o.gpu_number = static_cast<int>(parse_number<int64_t>("--device gpu:", t.substr(4), 0, 1023));
+      return;
+    }
+    o.device = parse_choice<DeviceChoice>("--device", t,
+                                          {{"auto", DeviceChoice::automatic},
+                                           {"gpu", DeviceChoice::gpu},
+                                           {"emulated", DeviceChoice::emulated}});
+  });
+  value("--check", "full, sample or off (full below a size limit)", [&](const std::string& t) {
+    o.check = parse_choice<CheckChoice>("--check", t,
+                                        {{"full", CheckChoice::full},
+                                         {"sample", CheckChoice::sample},
+                                         {"off", CheckChoice::off}});
+  });
+  app.add_flag("--races", o.races, "look for races too (emulated; takes about three times as long)");
+  app.add_flag("--time", o.time, "measure times and roofs (GPU only)");
+  app.add_flag("--turns", o.turns,
+               "time a step, unchecked, for each line of standard input that names one; a line of JSON each (peers.py)");
+  value("--warmup", "launches before the timed ones (3)", [&](const std::string& t) {
+    o.warmup = static_cast<int>(parse_number<int64_t>("--warmup", t, 0, 1000000));
+  });
+  value("--repeat", "timed launches (20)", [&](const std::string& t) {
+    o.repeat = static_cast<int>(parse_number<int64_t>("--repeat", t, 1, 1000000));
+  });
+  value("--gpu", "predict with this GPU's datasheet: " + gpu_names(),
+        [&](const std::string& t) { o.gpu = t; });
+  value("--json", "write everything found to FILE", [&](const std::string& t) { o.json = t; });
+  value("--load", "take q.npy, k.npy, v.npy (and do.npy) from DIR",
+        [&](const std::string& t) { o.load = t; });
+  value("--save", "write inputs to DIR, outputs to DIR/STEP", [&](const std::string& t) { o.save = t; });
+  value("--profile", "launch one step once and nothing else, for ncu",
+        [&](const std::string& t) { o.profile = t; });
+  app.add_flag("--require-gpu", o.require_gpu, "exit 77 instead of emulating");
+
+  app.allow_extras();  // so that what is unknown can be named alone
+  try {
+    app.parse(argc, argv);
+    if (const auto extras = app.remaining(); !extras.empty())
+      throw InputError(
+          fmt::format("{}: there is no such option (--help lists them)", extras.front()));
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return std::nullopt;
+  } catch (const CLI::ParseError& e) {
+    throw InputError(fmt::format("{} (--help lists the options)", e.what()));
+  }
+
+  const std::vector<const Operation*> operations = operations_of(chapter);
+  if (operation.empty() && !operations.empty()) operation = operations.front()->name;
+  o.operation = find_operation(chapter, operation);
+  if (o.operation == nullptr) {
+    std::vector<std::string> names;
+    for (const Operation* op : operations) names.push_back(op->name);
+    throw InputError(fmt::format("--operation {}: this chapter has {}", operation, fmt::join(names, ", ")));
+  }
+  // A step names its operation, so that `--step b1_global` needs no --operation beside it.
+  const auto take_step = [&](const char* from, const std::string& name) -> const Step& {
+    std::vector<std::string> names;
+    for (const Step& s : chapter.steps) {
+      if (s.name == name) return s;
+      names.push_back(s.name);
+    }
+    throw InputError(fmt::format("{} {}: this chapter has {}", from, name.empty() ? "''" : name,
+                                 fmt::join(names, ", ")));
+  };
+  if (o.schedule && o.device == DeviceChoice::gpu)
+    throw InputError(fmt::format("--schedule {}: of the emulator alone, not together with --device gpu", *o.schedule));
+  if (o.races && o.device == DeviceChoice::gpu)
+    throw InputError("--races: of the emulator alone, not together with --device gpu");
+  if (o.turns && !o.time) throw InputError("--turns: needs --time");
+  const char* option = o.profile.empty() ? "--step" : "--profile";
+  if (!o.profile.empty()) {
+    for (const char* other : {"--step", "--json", "--save"})
+      if (given.contains(other))
+        throw InputError(fmt::format(
+            "--profile {} {}: profiling launches one step and records nothing", o.profile, other));
+    o.steps = {o.profile};
+  } else if (steps != "all") {
+    o.steps = split(steps, ',');
+  }
+  if (!o.steps.empty()) {
+    for (const std::string& name : o.steps) {
+      const Step& step = take_step(option, name);
+      if (!given.contains("--operation") && &name == &o.steps.front()) o.operation = step.operation;
+      if (step.operation != o.operation)
+        throw InputError(fmt::format("{} {}: is a {} step, the operation is {}", option, name,
+                                     step.operation->name, o.operation->name));
+    }
+  }
+  if (o.operation->few_queries > 0 && !given.contains("--seqlen-q")) p.seqlen_q = o.operation->few_queries;
+  p.matrix = o.operation->matrix;
+  if (p.matrix) {
+    for (const Feature& f : shared_features())
+      if (!f.on_matrix && given.contains(f.option()))
+        throw InputError(fmt::format("{}: a {} has none", f.option(), o.operation->name));
+    for (const char* other : {"--head-dim", "--scale", "--varlen-k"})
+      if (given.contains(other))
+        throw InputError(fmt::format("{}: a {} has none", other, o.operation->name));
+    if (rows > 0 || cols > 0) {
+      for (const char* other : {"--batch", "--heads", "--kv-heads", "--seqlen-q", "--seqlen-k", "--seqlen"})
+        if (given.contains(other))
+          throw InputError(fmt::format("{}: not together with --rows and --cols", other));
+      p.batch = p.heads = p.kv_heads = 1;
+      if (rows > 0) p.seqlen_q = rows;
+      if (cols > 0) p.seqlen_k = cols;
+    }
+  } else if (rows > 0 || cols > 0) {
+    throw InputError(fmt::format("{}: for operations on rows alone, the operation is {}",
+                                 rows > 0 ? "--rows" : "--cols", o.operation->name));
+  }
+  for (const Operation* op : operations)
+    for (const Feature& f : op->own) {
+      const auto here = std::ranges::find(o.operation->own, f.name, &Feature::name);
+      if (op != o.operation && here == o.operation->own.end() && given.contains(f.option()))
+        throw InputError(fmt::format("{} {}: for {} alone, the operation is {}", f.option(),
+                                     fmt::join(f.values(p), ","), op->name, o.operation->name));
+      if (op == o.operation && f.otherwise != 0 && !given.contains(f.option())) f.give(p, {f.otherwise});
+    }
+  if (p.kv_heads == 0) p.kv_heads = p.heads;
+  take_varlen(varlen, given, p);
+  if (!o.gpu.empty() && find_gpu(o.gpu) == nullptr)
+    throw InputError(fmt::format("--gpu {}: must be one of {}", o.gpu, gpu_names()));
+  if (!o.load.empty()) {
+    take_shapes_of_files(o.load, *o.operation, given, p);
+    p.inputs = InputKind::files;
+  }
+  p.finish();
+  return o;
+}
+
+}  // namespace attn

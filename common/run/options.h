@@ -1,0 +1,41 @@
+/// \file
+/// The options that every chapter program takes (docs/results_schema.md describes what it prints).
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attn/problem.h"
+
+namespace attn {
+
+struct Chapter;
+struct Operation;
+
+enum class DeviceChoice { automatic, gpu, emulated };
+enum class CheckChoice { automatic, full, sample, off };
+
+struct Options {
+  bool list = false;
+  std::vector<std::string> steps;  ///< empty: all that support the problem
+  const Operation* operation = nullptr;  ///< without --operation and --step that of the chapter's first step
+  Problem problem;  ///< finished
+  std::optional<uint64_t> schedule;  ///< of the emulator; nothing: the problem's seed
+  bool races = false;  ///< the emulator looks for them
+  DeviceChoice device = DeviceChoice::automatic;
+  std::optional<int> gpu_number;  ///< --device gpu:N
+  CheckChoice check = CheckChoice::automatic;
+  bool time = false;
+  int warmup = 3, repeat = 20;
+  bool turns = false;  ///< times a step for each line of standard input that names one
+  std::string gpu;  ///< whose datasheet to predict with; empty: the GPU at hand, or the H200
+  std::string json, load, save, profile;
+  bool require_gpu = false;
+};
+
+/// Parses a command line. Throws InputError, in one line, for anything it cannot take. Returns
+/// nothing after it has printed the help text.
+std::optional<Options> parse_options(const Chapter&, int argc, const char* const* argv);
+
+}  // namespace attn

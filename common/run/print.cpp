@@ -1,0 +1,114 @@
+#include "run/print.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "check/operation.h"
+#include "run/session.h"  // bytes_text
+
+namespace attn {
+namespace {
+
+std::string time_text(double s) {
+  if (s < 1e-6) return fmt::format("{:.2f} ns", s * 1e9);
+  if (s < 1e-3) return fmt::format("{:.2f} us", s * 1e6);
+  if (s < 1) return fmt::format("{:.3f} ms", s * 1e3);
+  return fmt::format("{:.3f} s", s);
+}
+
+// TFLOP/s, or GB/s by the step's own model for operations that are all traffic.
+std::string rate_text(const StepResult& s) {
+  const double flop_per_s = s.flop / s.time->median;
+  if (s.read_s)
+    return fmt::format("{:.1f} GB/s of use ({:.1f} % of the read roof)", s.compulsory_bytes / s.time->median * 1e-9,
+                       100 * *s.read_s / s.time->median);
+  if (s.flop == 0) return fmt::format("{:.1f} GB/s", modelled_bytes(s.cost) / s.time->median * 1e-9);
+  return flop_per_s >= 1e12 ? fmt::format("{:.1f} TFLOP/s", flop_per_s * 1e-12)
+                            : fmt::format("{:.1f} GFLOP/s", flop_per_s * 1e-9);
+}
+
+// "error 1.6e-03 of 6.0e-03 at o(b 0, h 3, row 127)", of the tensor that is nearest to its bound.
+std::string error_text(const StepResult& s) {
+  const Verdict* worst = nullptr;
+  const auto share = [](const Verdict& v) { return v.bound > 0 ? v.worst_row_error / v.bound : 0; };
+  for (const Verdict& v : s.verdicts)
+    if (worst == nullptr || share(v) > share(*worst)) worst = &v;
+  if (worst == nullptr) return "not checked";
+  return fmt::format("row error {:.1e} of {:.1e} at {}(b {}, h {}, row {})", worst->worst_row_error,
+                     worst->bound, worst->tensor, worst->b, worst->h, worst->row);
+}
+
+}  // namespace
+
+void print_list(const Chapter& c) {
+  fmt::print("{}: {}\n", c.name, c.summary);
+  for (const Step& s : c.steps)
+    fmt::print("  {:<16} {:<12} {}\n  {:<16} {:<12} supports {}{}\n", s.name, s.operation->name, s.idea, "",
+               "", s.support,
+               s.deterministic ? "" : "; results differ from run to run (order of atomics)");
+}
+
+void print_roofs(const Roofs& r, DType dtype) {
+  const auto tera = [](const Roof& roof) { return roof.rate * 1e-12; };
+  fmt::print("roofs: {}, {}: HBM {:.2f} TB/s", r.gpu, r.hbm_copy.source, tera(r.hbm_copy));
+  if (r.l2.rate > 0) fmt::print(", L2 {:.1f} TB/s", tera(r.l2));
+  fmt::print(", FP32 {:.1f} TFLOP/s", tera(r.fp32));
+  if (dtype != DType::fp32) fmt::print(", tensor {:.0f} TFLOP/s", tera(r.tensor(dtype)));
+  if (r.exp.rate > 0) fmt::print(", exp {:.2f} T/s", tera(r.exp));
+  fmt::print("\n");
+}
+
+void print_step(const StepResult& s) {
+  using Outcome = StepResult::Outcome;
+  if (s.outcome == Outcome::unsupported || s.outcome == Outcome::error) {
+    fmt::print("{:<16} {:<11} {}\n", s.step, name(s.outcome), s.reason);
+    return;
+  }
+  fmt::print("{:<16} {:<9} {}", s.step, name(s.outcome),
+             s.outcome == Outcome::fail ? s.reason : error_text(s));
+  if (s.time)
+    fmt::print("  {} ({} .. {})  {}  {:.1f} % of the {} roof", time_text(s.time->median),
+               time_text(s.time->q1), time_text(s.time->q3), rate_text(s),
+               100 * *s.share_of_roof(), s.prediction.binding);
+  else
+    fmt::print("  not measured, at least {} ({} roof)", time_text(s.prediction.seconds),
+               s.prediction.binding);
+  fmt::print("  {} modelled, {} compulsory\n", bytes_text(modelled_bytes(s.cost)),
+             bytes_text(s.compulsory_bytes));
+  for (const Verdict& v : s.verdicts)
+    if (const auto& d = v.to_originals)
+      fmt::print("  {:<14} to the originals: cosine {:.6f}, relative L1 {:.2e}, RMSE {:.2e}\n", v.tensor, d->cosine,
+                 d->relative_l1, d->rmse);
+  for (const Verdict& v : s.verdicts) {
+    if (v.failure != s.reason && !v.failure.empty()) fmt::print("  {}\n", v.failure);
+    for (const std::string& line : v.shape) fmt::print("  {} {}\n", v.tensor, line);
+  }
+  if (!s.time) return;
+  if (*s.share_of_roof() > 1) fmt::print("  above 100 %: {}\n", above_roof(s.prediction.binding));
+  if (!s.launch_hidden) fmt::print("  the host took longer to launch than the GPU could be kept busy: that is in the time\n");
+  if (s.plan_time)
+    fmt::print("  {:<14} {:>12} measured, on the host before the launch\n", "plan", time_text(s.plan_time->median));
+  for (std::size_t n = 0; n < s.phase_times.size(); ++n) {
+    const auto& [phase, time] = s.phase_times[n];
+    const auto predicted =
+        std::find_if(s.prediction.phases.begin(), s.prediction.phases.end(),
+                     [&, &phase = phase](const auto& p) { return p.name == phase; });
+    if (predicted == s.prediction.phases.end()) continue;
+    fmt::print("  {:<14} {:>12} measured, {:>12} predicted: {:.1f} % of the {} roof\n", phase,
+               time_text(time.median), time_text(predicted->seconds),
+               100 * predicted->seconds / time.median, predicted->binding);
+  }
+}
+
+void print_variations(const RunResult& r) {
+  bool failed = false;
+  for (const StepResult& s : r.steps) {
+    failed |= s.outcome == StepResult::Outcome::fail;
+    if (!s.variations.empty()) fmt::print("{:<16} varied: {}\n", s.step, varied_text(s.variations, s.reason));
+  }
+  if (failed && r.backend == Backend::emulated)
+    fmt::print("schedule: --schedule {} runs the threads in this order again, another number in another\n", r.schedule);
+}
+
+}  // namespace attn

@@ -1,0 +1,20 @@
+/// \file
+/// The lines that a chapter program prints; docs/results_schema.md explains them.
+#pragma once
+
+#include "run/results.h"
+#include "attn/step.h"
+
+namespace attn {
+
+/// `--list`: the steps, their operations, ideas and what they support.
+void print_list(const Chapter&);
+/// The roofs that predictions use.
+void print_roofs(const Roofs&, DType);
+/// A step as it finishes: verdict, time, share of the roof that binds, bytes; with times a line for each phase. What
+/// failed has lines for its shape.
+void print_step(const StepResult&);
+/// What became of the variations of steps that failed, a line each; and how to run the same schedule again.
+void print_variations(const RunResult&);
+
+}  // namespace attn

@@ -1,0 +1,435 @@
+#include "run/runner.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <thread>
+#include <tuple>
+
+#include "attn/error.h"
+#include "check/failure_shape.h"
+#include "device/gpus.h"
+#include "check/inputs.h"
+#include "run/options.h"
+#include "run/print.h"
+#include "run/results.h"
+#include "run/session.h"
+#include "files/tensor_files.h"
+#include "run/diagnosis.h"
+#include "run/schedule.h"
+
+namespace attn {
+namespace {
+
+enum Exit {
+  kPass = 0,
+  kCheckFailed = 1,
+  kBadInput = 2,
+  kUnsupported = 3,
+  kDevice = 4,
+  kNoGpu = 77,
+};
+
+// Above this many multiply-adds of one pass over Q, K the reference samples rows.
+constexpr double kFullCheckLimit = 3e9;
+
+// The JSON file of a run. It is written beside its place and moved there when it is whole, so that a
+// run which fails leaves the file of an earlier one alone.
+class JsonFile {
+ public:
+  explicit JsonFile(const std::string& path) : path_(path), part_(path + ".part") {
+    if (path.empty()) return;
+    if (std::filesystem::is_directory(path))
+      throw InputError(fmt::format("--json {}: cannot be written (it is a folder)", path));
+    file_.open(part_, std::ios::trunc);
+    if (!file_)
+      throw InputError(fmt::format("--json {}: cannot be written ({})", path, std::strerror(errno)));
+  }
+  ~JsonFile() {
+    std::error_code ignored;
+    if (!path_.empty()) std::filesystem::remove(part_, ignored);
+  }
+  JsonFile(const JsonFile&) = delete;
+  void write(const std::string& text) {
+    if (path_.empty()) return;
+    file_ << text << '\n';
+    file_.close();
+    std::error_code error;
+    if (file_) std::filesystem::rename(part_, path_, error);
+    if (!file_ || error)
+      throw InputError(fmt::format("--json {}: could not be written whole", path_));
+  }
+
+ private:
+  std::string path_, part_;
+  std::ofstream file_;
+};
+
+// One run of the program: what its parts share.
+class Run {
+ public:
+  Run(const Chapter& chapter, const Options& options)
+      : chapter_(chapter), options_(options), operation_(*options.operation) {}
+
+  int run() {
+    if (options_.gpu_number && gpu_info().available) {
+      if (*options_.gpu_number >= gpu_info().count)
+        throw InputError(fmt::format("--device gpu:{}: must be below {}, the number of GPUs", *options_.gpu_number,
+                                     gpu_info().count));
+      in_use_.emplace(Device(Backend::gpu, *options_.gpu_number));
+    }
+    const bool have_gpu = gpu_info().available;
+    if (!have_gpu && (options_.require_gpu || options_.device == DeviceChoice::gpu)) {
+      fmt::print("device: none ({}): a GPU is required\n", gpu_info().error);
+      return kNoGpu;
+    }
+    result_.backend = have_gpu && options_.device != DeviceChoice::emulated ? Backend::gpu
+                                                                           : Backend::emulated;
+    if (options_.schedule && result_.backend == Backend::gpu)
+      throw InputError(fmt::format("--schedule {}: of the emulator alone (--device emulated)", *options_.schedule));
+    if (options_.races && result_.backend == Backend::gpu)
+      throw InputError("--races: of the emulator alone (--device emulated)");
+    result_.schedule = options_.schedule.value_or(problem().seed);
+    result_.chapter = chapter_.name;
+    result_.operation = operation_.name;
+    result_.problem = options_.problem;
+    result_.device = device_text(result_.backend);
+    fmt::print("device: {}\n", result_.device);
+    fmt::print("problem: {} {}\n", operation_.name, problem().text());
+    std::fflush(stdout);
+    if (options_.time && result_.backend == Backend::emulated)
+      fmt::print("time: not measured (emulated)\n");
+    JsonFile json_file(options_.json);
+    if (!options_.save.empty()) save_tensors(options_.save, {});  // can it be written at all?
+
+    const std::vector<Planned> plan = make_plan();
+    result_.roofs = choose_roofs();
+    const bool none_supported = std::all_of(plan.begin(), plan.end(), [](const Planned& p) {
+      return p.refused && p.refused->outcome == StepResult::Outcome::unsupported;
+    });
+    const bool none_left = std::all_of(plan.begin(), plan.end(),
+                                       [](const Planned& p) { return p.refused.has_value(); });
+    if (none_left || (!launches_anything() && options_.profile.empty())) {
+      if (!none_left) print_roofs(result_.roofs, problem().dtype);
+      for (const Planned& p : plan) add(p.refused ? *p.refused : predicted(*p.step));
+      return finish(json_file, none_supported ? kUnsupported : device_failed_ ? kDevice : kPass);
+    }
+    std::tie(inputs_, originals_) = drawn_or_loaded();
+    if (!options_.save.empty() && options_.save != options_.load)
+      save_tensors(options_.save, inputs_);
+    choose_schedule(result_.schedule);
+    emulator::find_races = emulator::find_global_races = options_.races;
+    Session session(problem(), operation_, result_.backend, inputs_);
+    if (!options_.profile.empty()) return profile(session, *plan.front().step);
+    print_roofs(result_.roofs, problem().dtype);
+    if (options_.time && result_.backend == Backend::gpu) timer_.emplace();
+    if (options_.turns && timer_) return finish(json_file, take_turns(session, plan));
+    for (const Planned& p : plan) add(p.refused ? *p.refused : run_step(session, *p.step));
+    // When all steps are done: on a GPU a variation that crashes leaves nothing behind it.
+    for (std::size_t n = 0; n < plan.size(); ++n)
+      if (StepResult& s = result_.steps[n]; s.outcome == StepResult::Outcome::fail)
+        s.variations = diagnose(*plan[n].step, problem(), result_.backend, result_.schedule);
+    print_variations(result_);
+    return finish(json_file, failed_ ? kCheckFailed : device_failed_ ? kDevice : kPass);
+  }
+
+ private:
+  const Problem& problem() const { return options_.problem; }
+
+  int finish(JsonFile& json_file, int exit_status) {
+    json_file.write(to_json(result_).dump(1));
+    return exit_status;
+  }
+
+  // With --check off and nothing to time or save, only predictions are asked for.
+  bool launches_anything() const {
+    return options_.check != CheckChoice::off || !options_.save.empty() ||
+           (options_.time && result_.backend == Backend::gpu);
+  }
+
+  void add(StepResult s) {
+    print_step(s);
+    std::fflush(stdout);
+    if (s.outcome == StepResult::Outcome::fail) failed_ = true;
+    if (s.outcome == StepResult::Outcome::error) device_failed_ = true;
+    result_.steps.push_back(std::move(s));
+  }
+
+  // What is known of a step before it runs.
+  StepResult predicted(const Step& step) {
+    StepResult s;
+    s.step = step.name;
+    s.operation = step.operation->name;
+    s.cost = cost_of(step, problem(), result_.roofs.machine);
+    s.prediction = predict(s.cost, result_.roofs, problem().dtype);
+    s.flop = operation_.flop(problem());
+    s.compulsory_bytes = operation_.compulsory_bytes(problem());
+    if (operation_.useful_bytes) s.read_s = read_seconds(s.compulsory_bytes, result_.roofs);
+    s.memory_bytes = memory_need(problem(), operation_, step).total();
+    return s;
+  }
+
+  StepResult refused(const Step& step, StepResult::Outcome outcome, std::string reason) {
+    StepResult s;
+    s.step = step.name;
+    s.operation = step.operation->name;
+    s.outcome = outcome;
+    s.reason = std::move(reason);
+    return s;
+  }
+
+  // What the GPU lacks that a step is predicted for, or that it would run on.
+  std::optional<std::string> lacking(const Step& step) const {
+    std::optional<std::string> reason;
+    if (const GpuSpec* spec = find_gpu(options_.gpu))
+      reason = lacks(step, spec->full_name, 10 * spec->cc_major + spec->cc_minor);
+    if (reason && result_.backend == Backend::emulated) *reason += " (without --gpu it runs in the emulator)";
+    if (const GpuInfo& gpu = gpu_info(); !reason && result_.backend == Backend::gpu)
+      reason = lacks(step, gpu.name, 10 * gpu.cc_major + gpu.cc_minor);
+    return reason;
+  }
+
+  // A step that was asked for, and why it will not run, if so.
+  struct Planned {
+    const Step* step;
+    std::optional<StepResult> refused;
+  };
+
+  // Says what S, P and the like need, before anything is allocated.
+  std::vector<Planned> make_plan() {
+    std::vector<Planned> plan;
+    const auto free = static_cast<double>(free_bytes(result_.backend));
+    result_.memory_free_bytes = free;
+    double most = 0;
+    std::string most_text;
+    for (const Step& step : chapter_.steps) {
+      const auto& asked = options_.steps;
+      if (step.operation != options_.operation) continue;
+      if (!asked.empty() && std::find(asked.begin(), asked.end(), step.name) == asked.end()) continue;
+      std::optional<std::string> reason = refusal(step, problem());
+      if (!reason) reason = lacking(step);
+      if (!reason && !step.launch.on(result_.backend)) reason = "not built for this device";
+      if (reason) {
+        plan.push_back({&step, refused(step, StepResult::Outcome::unsupported, *reason)});
+        continue;
+      }
+      const MemoryNeed need = memory_need(problem(), operation_, step);
+      const std::string text = fmt::format(
+          "{} needed ({}{}tensors {}), {} free", bytes_text(need.total()), need.workspace_text,
+          need.workspace_text.empty() ? "" : " + ", bytes_text(need.tensors), bytes_text(free));
+      if (need.total() > free && launches_anything()) {
+        plan.push_back({&step, refused(step, StepResult::Outcome::error, "out of memory: " + text)});
+        plan.back().refused->memory_bytes = need.total();
+        continue;
+      }
+      plan.push_back({&step, std::nullopt});
+      if (need.total() > most) most = need.total(), most_text = step.name + " " + text;
+    }
+    if (most > 0) fmt::print("memory: {}\n", most_text);
+    std::fflush(stdout);
+    return plan;
+  }
+
+  Roofs choose_roofs() {
+    if (options_.time && result_.backend == Backend::gpu && options_.gpu.empty())
+      return measure_roofs();
+    if (!options_.gpu.empty()) return datasheet_roofs(*find_gpu(options_.gpu));
+    if (!gpu_info().available) return datasheet_roofs(*find_gpu("h200"));
+    const GpuSpec* spec = spec_of_device(gpu_info().name);
+    return spec ? datasheet_roofs(*spec) : measure_roofs();  // no datasheet: better slow than wrong
+  }
+
+  int profile(Session& session, const Step& step) {
+    Status status = session.prepare(step);
+    if (status.ok()) status = session.profile();
+    if (status.ok()) {
+      fmt::print("{:<16} launched once{}\n", step.name,
+                 result_.backend == Backend::gpu ? "" : " (emulated: nothing to profile)");
+      return kPass;
+    }
+    fmt::print("{:<16} error  {}\n", step.name, status.message);
+    return kDevice;
+  }
+
+  Selection selection() const {
+    // An element of a softmax is an exponential in double precision, dear as 64 multiply-adds.
+    const int64_t depth = problem().matrix ? 64 : problem().head_dim;
+    const double work = problem().total_pairs() * static_cast<double>(depth);
+    const bool full = options_.check == CheckChoice::full ||
+                      (options_.check == CheckChoice::automatic && work <= kFullCheckLimit);
+    return {.full = full};
+  }
+
+  const std::vector<Expected>& expected() {
+    if (expected_.empty()) expected_ = operation_.reference(problem(), inputs_, selection());
+    return expected_;
+  }
+
+  std::pair<HostTensors, HostTensors> drawn_or_loaded() const {
+    Inputs inputs = options_.load.empty() ? draw(operation_, problem())
+                                          : load_inputs(options_.load, problem(), operation_);
+    return {std::move(inputs.tensors), std::move(inputs.originals)};
+  }
+
+  // What is expected of the originals, where inputs are stored in fewer bits: to say how far off that takes outputs.
+  const std::vector<Expected>& expected_of_originals() {
+    if (expected_of_originals_.empty() && operation_.logical)
+      expected_of_originals_ = forward_reference(problem(), originals_, selection());
+    return expected_of_originals_;
+  }
+
+  StepResult run_step(Session& session, const Step& step) {
+    using Outcome = StepResult::Outcome;
+    StepResult s = predicted(step);
+    const auto stop = [&](Outcome outcome, std::string reason) {
+      s.outcome = outcome;
+      s.reason = std::move(reason);
+      return s;
+    };
+    try {
+      Status status = session.prepare(step);
+      if (status.ok() && options_.check != CheckChoice::off) {
+        status = session.launch();
+        if (status.ok()) {
+          if (auto damage = session.damage()) return stop(Outcome::fail, *damage);
+          const HostTensors outputs = session.outputs();
+          if (!options_.save.empty())
+            save_tensors(std::filesystem::path(options_.save) / step.name, outputs);
+          s.outcome = Outcome::pass;
+          for (const Expected& e : expected()) {
+            s.verdicts.push_back(examine(outputs.at(e.spec.name), e, problem(), step));
+            for (const Expected& original : expected_of_originals())
+              if (original.spec.name == e.spec.name)
+                s.verdicts.back().to_originals = distance(outputs.at(e.spec.name), original);
+            if (!s.verdicts.back().pass && s.outcome == Outcome::pass)
+              stop(Outcome::fail, s.verdicts.back().failure);
+          }
+        }
+      } else if (status.ok() && !options_.save.empty()) {
+        status = session.launch();
+        if (status.ok())
+          save_tensors(std::filesystem::path(options_.save) / step.name, session.outputs());
+      }
+      if (status.ok() && timer_ && s.outcome != Outcome::fail) status = time_step(session, s);
+      if (status.code == Status::Code::kUnsupported) return stop(Outcome::unsupported, status.message);
+      if (status.code == Status::Code::kKernelError) return stop(Outcome::fail, status.message);
+      if (!status.ok()) return stop(Outcome::error, status.message);
+    } catch (const DeviceError& e) {
+      return stop(Outcome::error, e.what());
+    }
+    return s;
+  }
+
+  // A GPU that has multiplied for long reaches its power limit, and the clock falls: a step would look slow for coming
+  // late. So the GPU rests before each for twice as long as the step before kept it busy.
+  Status time_step(Session& session, StepResult& s) {
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::min(1.0, 2 * busy_s_)));
+    busy_s_ = 0;
+    std::vector<double> whole;
+    std::vector<std::pair<std::string, std::vector<double>>> phases;
+    for (int i = -options_.warmup; i < options_.repeat; ++i) {
+      Sample sample;
+      if (Status status = session.time(*timer_, sample); !status.ok()) return status;
+      busy_s_ += sample.seconds;
+      if (i < 0) continue;
+      s.launch_hidden &= sample.launch_hidden;
+      whole.push_back(sample.seconds);
+      phases.resize(sample.phases.size());
+      for (std::size_t n = 0; n < phases.size(); ++n) {
+        phases[n].first = sample.phases[n].first;
+        phases[n].second.push_back(sample.phases[n].second);
+      }
+    }
+    s.time = statistics(whole);
+    std::vector<double> plans;
+    for (int i = 0; i < options_.repeat; ++i)
+      if (const auto seconds = session.time_plan()) plans.push_back(*seconds);
+    if (!plans.empty()) s.plan_time = statistics(plans);
+    for (const auto& [name, seconds] : phases) s.phase_times.emplace_back(name, statistics(seconds));
+    return Status::success();
+  }
+
+  // --turns: somebody else says which step is timed when, and gives the GPU its rests. Each turn prints its times; the
+  // JSON file has those of all turns.
+  int take_turns(Session& session, const std::vector<Planned>& plan) {
+    std::map<std::string, std::vector<double>> seconds;
+    for (const Planned& p : plan) result_.steps.push_back(p.refused ? *p.refused : predicted(*p.step));
+    fmt::print("{{\"ready\": true}}\n");
+    std::fflush(stdout);
+    for (std::string name; std::getline(std::cin, name);) {
+      const auto s = std::ranges::find(result_.steps, name, &StepResult::step);
+      if (s == result_.steps.end()) throw InputError(fmt::format("--turns: {}: no step of this run", name));
+      const Planned& p = plan[static_cast<std::size_t>(s - result_.steps.begin())];
+      nlohmann::json line{{"step", name}};
+      std::vector<double> turn;
+      Status status = p.refused ? Status::unsupported(p.refused->reason) : session.prepare(*p.step);
+      for (int i = -options_.warmup; i < options_.repeat && status.ok(); ++i) {
+        Sample sample;
+        status = session.time(*timer_, sample);
+        if (i < 0) continue;
+        turn.push_back(sample.seconds);
+        s->launch_hidden &= sample.launch_hidden;
+      }
+      if (status.ok()) {
+        seconds[name].insert(seconds[name].end(), turn.begin(), turn.end());
+        line.update({{"seconds", turn}, {"launch_hidden", s->launch_hidden}});
+      } else {
+        s->reason = status.message;
+        line["reason"] = status.message;
+      }
+      fmt::print("{}\n", line.dump());
+      std::fflush(stdout);
+    }
+    for (StepResult& s : result_.steps)
+      if (!seconds[s.step].empty()) s.time = statistics(seconds[s.step]);
+    return kPass;
+  }
+
+  const Chapter& chapter_;
+  const Options& options_;
+  const Operation& operation_;
+  std::optional<InUse> in_use_;  // the GPU of --device gpu:N, for all that follows
+  RunResult result_;
+  HostTensors inputs_, originals_;
+  std::vector<Expected> expected_, expected_of_originals_;
+  std::optional<GpuTimer> timer_;
+  double busy_s_ = 0;  // of the launches of the step that was timed last
+  bool failed_ = false, device_failed_ = false;
+};
+
+}  // namespace
+
+int run_chapter(const Chapter& chapter, int argc, const char* const* argv) {
+  try {
+    const std::optional<Options> options = parse_options(chapter, argc, argv);
+    if (!options) return kPass;
+    if (options->list) {
+      print_list(chapter);
+      return kPass;
+    }
+    const int exit_status = Run(chapter, *options).run();
+    if (std::fflush(stdout) != 0 || std::ferror(stdout))
+      throw InputError("standard output: could not be written");
+    return exit_status;
+  } catch (const InputError& e) {
+    fmt::print(stderr, "{}: {}\n", chapter.name, e.what());
+    return kBadInput;
+  } catch (const DeviceError& e) {
+    fmt::print(stderr, "{}: {}\n", chapter.name, e.what());
+    return kDevice;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "{}: the host is out of memory\n", chapter.name);
+    return kDevice;
+  }
+}
+
+}  // namespace attn

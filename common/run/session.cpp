@@ -1,0 +1,204 @@
+#include "run/session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <set>
+#include <stdexcept>
+
+namespace attn {
+
+std::string bytes_text(double bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  int unit = 0;
+  for (; bytes >= 1024 && unit < 6; ++unit) bytes /= 1024;
+  return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.2f} {}", bytes, kUnits[unit]);
+}
+
+MemoryNeed memory_need(const Problem& p, const Operation& op, const Step& step) {
+  MemoryNeed need;
+  std::set<std::string> counted;  // an in-out tensor is there once
+  for (const auto* specs : {&op.inputs, &op.saved, &op.outputs})
+    for (const TensorSpec& t : (*specs)(p))
+      if (counted.insert(t.name).second)
+        need.tensors += static_cast<double>(DeviceBuffer::footprint(t.bytes()));
+  for (const Workspace& w : step.workspaces(p)) {
+    need.workspaces += static_cast<double>(DeviceBuffer::footprint(w.bytes));
+    if (!need.workspace_text.empty()) need.workspace_text += " + ";
+    need.workspace_text += w.name + " " + bytes_text(static_cast<double>(w.bytes));
+  }
+  return need;
+}
+
+void Session::restore(Given& g) {
+  const auto period = static_cast<int64_t>(g.bytes.size());
+  for (int64_t first = 0; first < g.buffer.bytes(); first += period)
+    g.buffer.upload(g.bytes.data(), first, std::min(period, g.buffer.bytes() - first));
+}
+
+void Session::give(std::vector<Given>& all, const TensorSpec& spec, const HostTensor& tensor) {
+  Given& g = all.emplace_back(DeviceBuffer(device_, spec.name, spec.bytes()),
+                              to_bytes({spec, tensor.data, tensor.numbers}),
+                              bytes_of(spec.dtype, spec.columns()));
+  restore(g);
+  arguments_.bind(spec.name, g.buffer.data());
+}
+
+Session::Session(const Problem& problem, const Operation& operation, Device device,
+                 const HostTensors& inputs)
+    : problem_(problem), operation_(operation), device_(device), arguments_(problem_, device) {
+  for (const TensorSpec& spec : operation.inputs(problem)) {
+    const HostTensor& tensor = inputs.at(spec.name);
+    give(inputs_, spec, tensor);
+    if (is_index(spec.dtype) || spec.made) planning_inputs_.emplace(spec.name, tensor);
+  }
+  for (const TensorSpec& spec : operation.saved(problem))
+    saved_.emplace_back(device, spec.name, spec.bytes()).poison();
+  for (const TensorSpec& spec : operation.outputs(problem)) {
+    const auto given =
+        std::ranges::find(inputs_, spec.name, [](const Given& g) { return g.buffer.name(); });
+    if (given == inputs_.end()) {
+      outputs_.emplace_back(device, spec.name, spec.bytes());
+    } else {
+      given->in_out = true;
+      given->may_change = operation.changes(problem, inputs, spec.name);
+    }
+  }
+  for (const auto* buffers : {&saved_, &outputs_})
+    for (const DeviceBuffer& b : *buffers) arguments_.bind(b.name(), b.data());
+}
+
+Status Session::prepare(const Step& step) {
+  step_ = &step;
+  workspaces_.clear();
+  workspace_saved_.clear();
+  plan_.clear();
+  for (const Workspace& w : step.workspaces(problem_)) {
+    workspaces_.emplace_back(device_, w.name, w.bytes).poison();
+    workspace_saved_.push_back(w.saved);
+    arguments_.bind(w.name, workspaces_.back().data());
+  }
+  if (step.plan)
+    for (const auto& [name, tensor] : step.plan(problem_, planning_inputs_))
+      give(plan_, tensor.spec, tensor);
+  if (!step.prepare) return Status::success();
+  const InUse in_use(device_);
+  const Status status = step.prepare.on(device_.backend)(arguments_);
+  if (status.ok()) synchronize(device_);
+  return status;
+}
+
+std::optional<double> Session::time_plan() const {
+  if (!step_->plan) return std::nullopt;
+  const auto begin = std::chrono::steady_clock::now();
+  const HostTensors plan = step_->plan(problem_, planning_inputs_);
+  const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+  return plan.empty() ? std::nullopt : std::optional(seconds.count());
+}
+
+void Session::poison() {
+  for (const TensorSpec& spec : operation_.outputs(problem_)) {
+    const auto buffer = std::ranges::find(outputs_, spec.name, &DeviceBuffer::name);
+    if (buffer != outputs_.end()) buffer->poison(unwritten_bits(spec.dtype));
+  }
+  for (Given& g : inputs_)
+    if (g.in_out) restore(g);
+  for (std::size_t i = 0; i < workspaces_.size(); ++i)
+    if (!workspace_saved_[i]) workspaces_[i].poison();
+}
+
+Status Session::launch() {
+  poison();
+  const InUse in_use(device_);
+  const Status status = step_->launch.on(device_.backend)(arguments_);
+  if (status.ok()) synchronize(device_);
+  return status;
+}
+
+DeviceBuffer& Session::output(const std::string& name) {
+  const auto buffer = std::ranges::find(outputs_, name, &DeviceBuffer::name);
+  if (buffer != outputs_.end()) return *buffer;
+  for (Given& g : inputs_)
+    if (g.in_out && g.buffer.name() == name) return g.buffer;
+  throw std::invalid_argument(name + ": no output of " + operation_.name);
+}
+
+HostTensors Session::outputs() {
+  HostTensors result;
+  for (const TensorSpec& spec : operation_.outputs(problem_)) {
+    std::vector<std::byte> bytes(static_cast<std::size_t>(spec.bytes()));
+    output(spec.name).download(bytes.data());
+    result.emplace(spec.name, from_bytes(spec, bytes));
+  }
+  return result;
+}
+
+HostTensor Session::output_rows(const std::string& name, const std::vector<int64_t>& rows) {
+  const DeviceBuffer& buffer = output(name);
+  const std::vector<TensorSpec> specs = operation_.outputs(problem_);
+  const TensorSpec& spec = *std::ranges::find(specs, name, &TensorSpec::name);
+  const int64_t row_bytes = bytes_of(spec.dtype, spec.columns());
+  std::vector<std::byte> bytes(rows.size() * static_cast<std::size_t>(row_bytes));
+  for (std::size_t r = 0; r < rows.size(); ++r)
+    buffer.download(bytes.data() + static_cast<int64_t>(r) * row_bytes, rows[r] * row_bytes,
+                    row_bytes);
+  return from_bytes({name, {1, 1, static_cast<int64_t>(rows.size()), spec.columns()}, spec.dtype},
+                    bytes);
+}
+
+std::optional<std::string> Session::broken_guard() {
+  for (const auto* buffers : {&saved_, &outputs_, &workspaces_})
+    for (const DeviceBuffer& b : *buffers)
+      if (auto broken = b.broken_guard()) return broken;
+  for (const auto* given : {&inputs_, &plan_})
+    for (const Given& g : *given)
+      if (auto broken = g.buffer.broken_guard()) return broken;
+  return std::nullopt;
+}
+
+std::optional<std::string> Session::change_of(const Given& g) const {
+  constexpr int64_t kAtOnce = 64 << 20;
+  const auto period = static_cast<int64_t>(g.bytes.size());
+  std::vector<std::byte> now;
+  int64_t bytes = 0;
+  for (int64_t first = 0; first < g.buffer.bytes(); first += bytes) {
+    const int64_t at = first % period;
+    bytes = std::min({kAtOnce, g.buffer.bytes() - first, period - at});
+    now.resize(static_cast<std::size_t>(bytes));
+    g.buffer.download(now.data(), first, bytes);
+    if (std::memcmp(now.data(), g.bytes.data() + at, now.size()) == 0) continue;
+    if (!g.in_out) return fmt::format("wrote to its input {}", g.buffer.name());
+    for (int64_t i = 0; i < bytes; ++i) {
+      const int64_t row = (first + i) / g.row_bytes;
+      if (now[static_cast<std::size_t>(i)] != g.bytes[static_cast<std::size_t>(at + i)] &&
+          !std::ranges::binary_search(g.may_change, row))
+        return fmt::format("wrote to row {} of {}, which must stay as it is", row, g.buffer.name());
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> Session::damage() {
+  if (auto broken = broken_guard()) return broken;
+  for (const auto* given : {&inputs_, &plan_})
+    for (const Given& g : *given)
+      if (auto change = change_of(g)) return change;
+  return std::nullopt;
+}
+
+Status Session::time(GpuTimer& timer, Sample& sample) {
+  return timer.time(arguments_, step_->launch.on(device_.backend), sample);
+}
+
+Status Session::profile() {
+  const InUse in_use(device_);
+  profiler_range(device_, true);
+  const Status status = step_->launch.on(device_.backend)(arguments_);
+  if (status.ok()) synchronize(device_);
+  profiler_range(device_, false);
+  return status;
+}
+
+}  // namespace attn

@@ -1,0 +1,85 @@
+/// \file
+/// A problem on a device: inputs there, outputs and workspaces allocated, steps run one by one. The
+/// chapter program, its benchmark and its tests all run steps through this.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attn/step.h"
+#include "check/operation.h"
+#include "device/device.h"
+
+namespace attn {
+
+/// Bytes that a step needs: inputs, outputs and its workspaces, guards included. Doubles, because
+/// the sum of what a huge problem needs may not fit in 63 bits.
+struct MemoryNeed {
+  double tensors = 0, workspaces = 0;
+  std::string workspace_text;  ///< "S 2.00 GiB + P 1.00 GiB"
+  double total() const { return tensors + workspaces; }
+};
+MemoryNeed memory_need(const Problem&, const Operation&, const Step&);
+
+/// "2.00 GiB"
+std::string bytes_text(double bytes);
+
+class Session {
+ public:
+  /// Uploads the inputs. Throws DeviceError.
+  Session(const Problem&, const Operation&, Device, const HostTensors& inputs);
+
+  /// Gives `step` its workspaces, poisoned, and what it plans; runs its `prepare`.
+  Status prepare(const Step&);
+  /// Works out the prepared step's plan once more: the seconds that took, or nothing where it has
+  /// none.
+  std::optional<double> time_plan() const;
+  /// Poisons outputs and workspaces (not what `prepare` saved), gives in-out tensors back their
+  /// values, and launches the prepared step.
+  Status launch();
+  /// What the launch wrote, after waiting for it. Throws DeviceError.
+  HostTensors outputs();
+  /// Rows of an output, by their numbers in memory: [1, 1, count, columns]. For a tensor too large
+  /// to bring back.
+  HostTensor output_rows(const std::string& name, const std::vector<int64_t>& rows);
+  /// A write outside a buffer, an input or a plan that changed, of an in-out tensor a row that may
+  /// not; or nothing.
+  std::optional<std::string> damage();
+  /// A write outside a buffer, or nothing.
+  std::optional<std::string> broken_guard();
+  /// Poisons outputs, and workspaces but for what `prepare` saved.
+  void poison();
+  /// Times one launch (GPU only).
+  Status time(GpuTimer&, Sample&);
+  /// Launches between profiler marks, with nothing else on the device.
+  Status profile();
+
+ private:
+  // A tensor that a launch is given, with its bytes as uploaded (a period of them), to see that
+  // nobody wrote there.
+  struct Given {
+    DeviceBuffer buffer;
+    std::vector<std::byte> bytes;
+    int64_t row_bytes = 0;
+    bool in_out = false;
+    std::vector<int64_t> may_change = {};  // rows of an in-out tensor
+  };
+  void give(std::vector<Given>&, const TensorSpec&, const HostTensor&);
+  void restore(Given&);
+  std::optional<std::string> change_of(const Given&) const;
+  DeviceBuffer& output(const std::string& name);
+
+  Problem problem_;
+  const Operation& operation_;
+  Device device_;
+  HostTensors planning_inputs_;
+  Arguments arguments_;
+  std::vector<Given> inputs_, plan_;
+  std::vector<DeviceBuffer> saved_, outputs_, workspaces_;
+  std::vector<bool> workspace_saved_;
+  const Step* step_ = nullptr;
+};
+
+}  // namespace attn

@@ -1,0 +1,195 @@
+/// \file
+/// Several blocks at once: they exchange flags, wait for one another, lose each other's updates, and keep their own
+/// shared memory.
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "attn/kernel.h"
+#include "emulator/simt.h"
+#include "ptx/global_flag.h"
+#include "tests/catch.h"
+
+namespace {
+
+using namespace attn;
+using emulator::GlobalBuffer;
+
+constexpr std::uint64_t kSeeds = 40;
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
+std::string place(int line) { return "tests/test_blocks.cpp:" + std::to_string(line); }
+
+// Numbers of resident blocks and whether races in global memory are found, for a while.
+struct Setting {
+  explicit Setting(std::size_t blocks, bool global = false) {
+    emulator::resident_blocks = blocks;
+    emulator::find_global_races = global;
+  }
+  ~Setting() {
+    emulator::resident_blocks = before_;
+    emulator::find_global_races = false;
+  }
+  std::size_t before_ = emulator::resident_blocks;
+};
+
+template <class... Parameters, class... Values>
+std::string message(std::uint64_t seed, unsigned grid, unsigned block, void (*kernel)(Parameters...), Values... values) {
+  emulator::schedule_seed = seed;
+  emulator::find_races = true;
+  const Status status = launch_kernel(kernel, dim3(grid), dim3(block), 0, nullptr, values...);
+  CHECK((status.ok() || status.code == Status::Code::kKernelError));
+  CHECK_FALSE(has(status.message, "\n"));
+  return status.message;
+}
+
+__global__ void add_plainly(int* sum) { *sum += 1; }
+__global__ void add_atomically(int* sum) { atomicAdd(sum, 1); }
+
+// Block b waits for block b - 1, and adds its number to what that one found.
+constexpr int kWaits = __LINE__ + 3;
+__global__ void pass_on(unsigned* flags, unsigned* found) {
+  if (threadIdx.x == 0) {
+    if (blockIdx.x > 0) flag_wait(&flags[blockIdx.x - 1], 1);
+    found[blockIdx.x] = blockIdx.x + (blockIdx.x > 0 ? found[blockIdx.x - 1] : 0);
+    flag_store(&flags[blockIdx.x], 1);
+  }
+}
+
+// Two blocks tell each other a number.
+__global__ void exchange(unsigned* flags, unsigned* numbers, unsigned* out) {
+  const unsigned other = 1 - blockIdx.x;
+  if (threadIdx.x == 0) {
+    numbers[blockIdx.x] = 100 + blockIdx.x;
+    flag_store(&flags[blockIdx.x], 1);
+    flag_wait(&flags[other], 1);
+  }
+  __syncthreads();
+  out[blockIdx.x * blockDim.x + threadIdx.x] = numbers[other];
+}
+
+// The last block to arrive sums what all have left. What is left out: a fence before the counter, or the block's barrier.
+enum Fault { kNone, kNoFence, kNoBarrier, kNoFenceAfter };
+constexpr int kLeaves = __LINE__ + 5, kSums = __LINE__ + 17;
+template <Fault kFault>
+__global__ void last_sums(float* partial, unsigned* arrived, float* sum) {
+  __shared__ bool last;
+  const unsigned place = blockIdx.x * blockDim.x + threadIdx.x;
+  partial[place] = 1 + static_cast<float>(place % 7);
+  if (kFault != kNoBarrier) __syncthreads();
+  if (threadIdx.x == 0) {
+    if (kFault != kNoFence) __threadfence();
+    last = atomicAdd(arrived, 1u) == gridDim.x - 1;
+    if (kFault != kNoFenceAfter) __threadfence();
+  }
+  __syncthreads();
+  if (!last) return;
+  if (threadIdx.x == 0) {
+    float total = 0;
+    for (unsigned i = 0; i < gridDim.x * blockDim.x; ++i)
+      total += partial[i];
+    *sum = total;
+  }
+}
+
+// Each block reverses its own numbers, in variables of its own, in four barriers.
+__global__ void reverse_often(const int* in, int* out) {
+  __shared__ int tile[64];
+  int mine = in[blockIdx.x * 64 + threadIdx.x];
+  for (int i = 0; i < 3; ++i) {
+    tile[threadIdx.x] = mine;
+    __syncthreads();
+    mine = tile[63 - threadIdx.x];
+    __syncthreads();
+  }
+  out[blockIdx.x * 64 + threadIdx.x] = mine;
+}
+
+}  // namespace
+
+TEST_CASE("plain additions of two blocks, or of two threads, are lost; atomic ones are not", "[emulator][blocks]") {
+  int sum = 0;
+  const GlobalBuffer buffer("sum", &sum, sizeof sum);
+  const auto count = [&](std::uint64_t seed, unsigned grid, unsigned block, auto kernel) {
+    sum = 0;
+    CHECK(message(seed, grid, block, kernel, &sum) == "");
+    return sum;
+  };
+  int lost_by_blocks = 0, lost_by_threads = 0;
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    lost_by_blocks += count(seed, 2, 1, add_plainly) < 2;
+    lost_by_threads += count(seed, 1, 2, add_plainly) < 2;
+    CHECK(count(seed, 64, 128, add_plainly) < 64 * 128);
+    CHECK(count(seed, 64, 128, add_atomically) == 64 * 128);
+    CHECK(count(seed, 1, 1, add_plainly) == 1);
+  }
+  CHECK((0 < lost_by_blocks && lost_by_blocks < static_cast<int>(kSeeds)));
+  CHECK((0 < lost_by_threads && lost_by_threads < static_cast<int>(kSeeds)));
+}
+
+TEST_CASE("two resident blocks exchange a flag and what it tells of", "[emulator][blocks]") {
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    const Setting two(2, true);
+    std::vector<unsigned> flags(2, 0), numbers(2, 0), out(64, 0);
+    const GlobalBuffer f("flags", flags.data(), 8), n("numbers", numbers.data(), 8), o("out", out.data(), 256);
+    REQUIRE(message(seed, 2, 32, exchange, flags.data(), numbers.data(), out.data()) == "");
+    for (unsigned i = 0; i < 64; ++i) CHECK(out[i] == 100 + (1 - i / 32));
+  }
+}
+
+TEST_CASE("a block that waits for one that is not resident is a deadlock", "[emulator][blocks]") {
+  int deadlocks = 0;
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    std::vector<unsigned> flags(4, 0), found(4, 0);
+    const Setting one(1);
+    const std::string said = message(seed, 4, 32, pass_on, flags.data(), found.data());
+    if (said.empty()) continue;  // the blocks came in their order
+    ++deadlocks;
+    CHECK(has(said, "deadlock: thread (0,0,0) of block ("));
+    CHECK(has(said, "waits in flag_wait at " + place(kWaits)));
+    CHECK(has(said, "all 1 resident blocks wait, "));
+    CHECK(has(said, " have not started"));
+  }
+  CHECK(deadlocks > static_cast<int>(kSeeds) / 2);
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    std::vector<unsigned> flags(4, 0), found(4, 0);
+    const Setting four(4);
+    REQUIRE(message(seed, 4, 32, pass_on, flags.data(), found.data()) == "");
+    CHECK(found == std::vector<unsigned>{0, 1, 3, 6});
+  }
+}
+
+TEST_CASE("a race between blocks is found: a fence or a barrier before the counter is missing", "[emulator][blocks]") {
+  std::vector<float> partial(3 * 64);
+  float sum = 0;
+  unsigned arrived = 0;
+  const GlobalBuffer p("partial", partial.data(), partial.size() * 4), a("arrived", &arrived, 4), s("sum", &sum, 4);
+  const Setting all(3, true);
+  const auto run = [&](std::uint64_t seed, auto kernel) {
+    arrived = 0;
+    return message(seed, 3, 64, kernel, partial.data(), &arrived, &sum);
+  };
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    CHECK(run(seed, last_sums<kNone>) == "");
+    CHECK(sum == 762);
+    for (const std::string& said :
+         {run(seed, last_sums<kNoFence>), run(seed, last_sums<kNoBarrier>), run(seed, last_sums<kNoFenceAfter>)}) {
+      INFO(said);
+      CHECK(has(said, "race: byte "));
+      CHECK(has(said, " of partial was written by thread ("));
+      CHECK(has(said, place(kLeaves)));
+      CHECK(has(said, place(kSums)));
+    }
+  }
+}
+
+TEST_CASE("interleaved blocks keep their own __shared__ variables", "[emulator][blocks]") {
+  std::vector<int> in(7 * 64), out(in.size());
+  for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<int>(i);
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    std::fill(out.begin(), out.end(), -1);
+    REQUIRE(message(seed, 7, 64, reverse_often, in.data(), out.data()) == "");
+    for (std::size_t i = 0; i < in.size(); ++i) REQUIRE(out[i] == static_cast<int>(i / 64 * 64 + 63 - i % 64));
+  }
+}

@@ -1,0 +1,230 @@
+/// \file
+/// Races: that they are reported as such, with both lines and what lies there; and that what is in order is not.
+#include <string>
+#include <vector>
+
+#include "attn/kernel.h"
+#include "emulator/simt.h"
+#include "ptx/cp_async.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/mbarrier.h"
+#include "ptx/named_barrier.h"
+#include "tests/catch.h"
+
+namespace {
+
+using namespace attn;
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
+std::string place(int line) { return "tests/test_races.cpp:" + std::to_string(line); }
+
+template <class... Parameters, class... Values>
+std::string message(std::uint64_t seed, std::size_t shared, dim3 grid, dim3 block, void (*kernel)(Parameters...),
+                    Values... values) {
+  emulator::schedule_seed = seed;
+  emulator::find_races = true;
+  const Status status = launch_kernel(kernel, grid, block, shared, nullptr, values...);
+  CHECK((status.ok() || status.code == Status::Code::kKernelError));
+  CHECK_FALSE(has(status.message, "\n"));
+  return status.message;
+}
+
+struct Storage {
+  float row[64];
+  float partial[2][4];
+  struct Pair {
+    float key, value[3];
+  } pairs[2];
+  ATTN_MEMBERS(Storage, row, partial, pairs)
+};
+
+constexpr int kWrites = __LINE__ + 4, kReads = __LINE__ + 6, kWritesAgain = __LINE__ + 8;
+template <bool kFirst, bool kSecond>
+__global__ void sum(const float* in, float* out) {
+  auto& smem = dynamic_shared<Storage>();
+  smem.row[threadIdx.x] = in[threadIdx.x];
+  if (kFirst) __syncthreads();
+  const float other = smem.row[threadIdx.x ^ 32];
+  if (kSecond) __syncthreads();
+  smem.row[threadIdx.x] = other;
+  out[threadIdx.x] = other;
+}
+
+// Reads an element that nobody has written, of a member or of a variable.
+constexpr int kUnwrittenLine = __LINE__ + 6;
+__global__ void read_unwritten(bool member, float* out) {
+  __shared__ float variable[8];
+  auto& smem = dynamic_shared<Storage>();
+  if (threadIdx.x < 7) variable[threadIdx.x] = smem.row[threadIdx.x] = 1;
+  __syncthreads();
+  if (threadIdx.x == 3) out[0] = member ? smem.partial[1][2] : variable[7];
+}
+
+// Copies that are read by another thread (`other`) after a wait, a barrier, both or neither.
+constexpr int kCopies = __LINE__ + 4, kReadsCopy = __LINE__ + 8;
+__global__ void copy_and_read(bool wait, bool barrier, unsigned other, const float* in, float* out) {
+  auto& smem = dynamic_shared<Storage>();
+  if (threadIdx.x < 16)
+    cp_async_16(smem.row + 4 * threadIdx.x, in + 4 * threadIdx.x);
+  cp_async_commit();
+  if (wait) cp_async_wait<0>();
+  if (barrier) __syncthreads();
+  out[threadIdx.x] = threadIdx.x < 16 ? smem.row[4 * (threadIdx.x ^ other)] : 0;
+}
+
+// Two warps of four meet at a named barrier before all four read.
+__global__ void too_few_meet(int warps, float* out) {
+  auto& smem = dynamic_shared<Storage>();
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  if (threadIdx.x % 32 == 0) smem.row[warp] = 1;
+  if (warp < warps) named_barrier_sync(1, 32 * warps);
+  out[threadIdx.x] = smem.row[warp ^ 1];
+}
+
+// A ring of one place: thread 0 of warp 0 fills it, warp 1 reads it; `released` before it is filled again.
+__global__ void fill_and_read(bool released, float* out) {
+  struct Ring {
+    float value;
+    uint64_t full, empty;
+    ATTN_MEMBERS(Ring, value, full, empty)
+  };
+  auto& smem = dynamic_shared<Ring>();
+  if (threadIdx.x == 0) {
+    mbarrier_init(&smem.full, 1);
+    mbarrier_init(&smem.empty, 32);
+    mbarrier_init_fence();
+  }
+  __syncthreads();
+  for (int i = 0; i < 4; ++i) {
+    if (threadIdx.x == 0) {
+      if (released) mbarrier_wait(&smem.empty, i % 2 ^ 1);
+      smem.value = static_cast<float>(i);
+      mbarrier_arrive(&smem.full);
+    }
+    if (threadIdx.x >= 32) {
+      mbarrier_wait(&smem.full, i % 2);
+      out[threadIdx.x] = smem.value;
+      mbarrier_arrive(&smem.empty);
+    }
+    if (!released) __syncwarp();
+  }
+}
+
+// A lane's number goes to its neighbour; a shuffle in between is no barrier.
+__global__ void pass_lane(bool syncwarp, float* out) {
+  auto& smem = dynamic_shared<Storage>();
+  smem.row[threadIdx.x] = 1;
+  if (syncwarp) __syncwarp();
+  else __shfl_xor_sync(~0u, 1, 1);
+  out[threadIdx.x] = smem.row[threadIdx.x ^ 1];
+}
+
+// Neighbours write two bytes of one word.
+__global__ void write_halves(unsigned short* out) {
+  auto* const halves = &dynamic_shared<unsigned short>();
+  halves[threadIdx.x] = 1;
+  out[threadIdx.x] = halves[threadIdx.x];
+}
+
+constexpr int kAddsPlainly = __LINE__ + 4;
+__global__ void count_in_block(bool atomic, int* out) {
+  __shared__ int count;
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads();
+  if (atomic) atomicAdd(&count, 1); else count += 1;
+  __syncthreads();
+  if (threadIdx.x == 0) *out = count;
+}
+
+}  // namespace
+
+TEST_CASE("a race names what lies there, both threads and both lines", "[emulator][races]") {
+  std::vector<float> in(64, 1.0f), out(64);
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    const auto run = [&](auto kernel) {
+      return message(seed, sizeof(Storage), dim3(1), dim3(64), kernel, in.data(), out.data());
+    };
+    CHECK(run(sum<true, true>) == "");
+    const std::string first = run(sum<false, true>), second = run(sum<true, false>);
+    INFO(first << "\n" << second);
+    CHECK(has(first, "race: byte "));
+    CHECK(has(first, "(row["));
+    CHECK(has(first, place(kWrites)));
+    CHECK(has(first, "with no barrier between"));
+    CHECK(has(first, place(kReads)));
+    CHECK(has(second, place(kReads)));
+    CHECK(has(second, place(kWritesAgain)));
+  }
+}
+
+TEST_CASE("what nobody has written is named", "[emulator][races]") {
+  float out = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    const std::string member = message(seed, sizeof(Storage), dim3(1), dim3(32), read_unwritten, true, &out);
+    const std::string variable = message(seed, sizeof(Storage), dim3(1), dim3(32), read_unwritten, false, &out);
+    CHECK(member == "byte 280 of shared memory of block (0,0,0) (partial[1][2]) was read by thread (3,0,0) at " +
+                        place(kUnwrittenLine) + ", where nobody had written");
+    CHECK(has(variable, "byte 28 of variable of block (0,0,0) was read by thread (3,0,0) at "));
+  }
+}
+
+TEST_CASE("a copy is there for its thread after a wait, for others after a barrier besides", "[emulator][races]") {
+  alignas(16) float in[64] = {}, out[32];
+  for (std::uint64_t seed = 1; seed <= 20; ++seed)
+    for (const bool early : {false, true}) {
+      emulator::early_copies = early;
+      const auto run = [&](bool wait, bool barrier, unsigned other) {
+        return message(seed, sizeof(Storage), dim3(1), dim3(32), copy_and_read, wait, barrier, other, in, out);
+      };
+      CHECK(run(true, true, 1) == "");
+      CHECK(run(true, false, 0) == "");
+      const std::string no_barrier = run(true, false, 1), no_wait = run(false, true, 1);
+      INFO(no_barrier << "\n" << no_wait);
+      CHECK(has(no_barrier, "with no barrier between"));
+      CHECK(has(no_wait, " was written by cp_async_16 of thread ("));
+      CHECK(has(no_wait, "at " + place(kCopies)));
+      CHECK(has(no_wait, "at " + place(kReadsCopy) + " before a wait for it"));
+      emulator::early_copies = false;
+    }
+}
+
+TEST_CASE("barriers of some threads put in order what those threads do", "[emulator][races]") {
+  float out[128];
+  int races = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    CHECK(message(seed, sizeof(Storage), dim3(1), dim3(128), too_few_meet, 4, out) == "");
+    CHECK(has(message(seed, sizeof(Storage), dim3(1), dim3(128), too_few_meet, 2, out), "(row["));
+    CHECK(message(seed, 64, dim3(1), dim3(64), fill_and_read, true, out) == "");
+    const std::string twice = message(seed, 64, dim3(1), dim3(64), fill_and_read, false, out);
+    CHECK(twice != "");  // a race, or a phase that nobody has seen
+    races += has(twice, "(value) was ");
+    CHECK(message(seed, sizeof(Storage), dim3(1), dim3(32), pass_lane, true, out) == "");
+    CHECK(has(message(seed, sizeof(Storage), dim3(1), dim3(32), pass_lane, false, out), "with no barrier between"));
+  }
+  CHECK(races > 5);
+}
+
+TEST_CASE("a byte of a member is named by its indices, in a struct by its offset", "[emulator][races]") {
+  const emulator::Members& members = Storage::attn_members();
+  REQUIRE(members.size() == 3);
+  CHECK(members[0].element(4 * 5 + 2) == "row[5]");
+  CHECK(members[1].element(4 * 6) == "partial[1][2]");
+  CHECK(members[2].element(16 + 8) == "pairs[1] + 8");
+}
+
+TEST_CASE("parts of one word are no race", "[emulator][races]") {
+  unsigned short out[64];
+  for (std::uint64_t seed = 1; seed <= 20; ++seed)
+    CHECK(message(seed, 128, dim3(1), dim3(64), write_halves, out) == "");
+}
+
+TEST_CASE("atomic additions in shared memory are no race, plain ones are", "[emulator][races]") {
+  int out = 0;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    CHECK(message(seed, 0, dim3(1), dim3(64), count_in_block, true, &out) == "");
+    CHECK(out == 64);
+    const std::string plain = message(seed, 0, dim3(1), dim3(64), count_in_block, false, &out);
+    CHECK(has(plain, "race: byte 0 of count of block (0,0,0) was "));
+    CHECK(has(plain, place(kAddsPlainly + 1)));
+  }
+}

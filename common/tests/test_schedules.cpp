@@ -1,0 +1,48 @@
+/// \file
+/// Every step under many schedules: right, and without a race, in shared memory and between its blocks. Linked into every
+/// chapter's tests.
+#include <cstdlib>
+#include <map>
+#include <string>
+
+#include "tests/step_cases.h"
+
+using namespace attn;
+using namespace attn::tests;
+
+namespace {
+
+struct FindRaces {
+  FindRaces() { emulator::find_races = emulator::find_global_races = true; }
+  ~FindRaces() { emulator::find_races = emulator::find_global_races = false; }
+};
+
+// ATTN_SCHEDULES=100: so many instead of ten, which take minutes.
+std::uint64_t schedules() {
+  const char* const text = std::getenv("ATTN_SCHEDULES");
+  return text ? std::strtoull(text, nullptr, 10) : 10;
+}
+
+}  // namespace
+
+TEST_CASE("no step has a race in any of many schedules of the emulator", "[emulated][schedules]") {
+  const FindRaces find;
+  // Two heads and two sequences of tiles that are not whole, with a mask and, every other time, without; every tenth
+  // problem has more tiles than persistent kernels have blocks.
+  for (std::uint64_t schedule = 1; schedule <= schedules(); ++schedule) {
+    const bool large = schedule % 10 == 0;
+    Problem p = problem(large ? 150 : 20, large ? 200 : 90, 64, DType::bf16);
+    p.batch = large ? 2 : 1, p.heads = 2, p.kv_heads = 1;
+    p.causal = schedule % 2 == 1;
+    p.top_k = 5;
+    p.seed = schedule;  // and the schedule follows from it
+    p.finish();
+    std::map<const Operation*, Case> cases;  // one for all steps of an operation
+    for (const Step& step : chapter().steps) {
+      if (refusal(step, p)) continue;
+      const auto found = cases.try_emplace(step.operation, p, *step.operation).first;
+      INFO(step.name << ", schedule " << schedule << ": " << p.text());
+      CHECK(run_step(step, found->second, Backend::emulated) == "");
+    }
+  }
+}
