@@ -3,6 +3,7 @@
 # stand-ins for dpkg-query, sudo, id, nvidia-smi and the tools, which write down how they were called.
 # shellcheck disable=SC2016  # the bodies of stand-ins are expanded when they run
 set -euo pipefail
+unset ATTN_CMAKE_ARGS ATTN_JOBS ATTN_NO_INSTALL  # of the caller's shell: .ci/run sets the first
 start=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
