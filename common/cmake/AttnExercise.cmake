@@ -250,12 +250,14 @@ function(attn_add_exercise chapter letter)
     if(EXISTS ${folder}/${letter}.mutant.${variant}.inc)
       file(READ ${folder}/${letter}.mutant.${variant}.inc text LIMIT 200)
       if(text MATCHES "^// race: ([^\n]*)")
-        set(race -DRACE=ON)
+        set(race -DRACE=${folder}/${letter}.mutant.${variant}.inc)
       endif()
     endif()
     add_test(NAME "${exercise}: ${variant}" COMMAND ${CMAKE_COMMAND}
       "-DPROGRAM=$<TARGET_FILE:judge_${chapter}>;${exercise};--program;$<TARGET_FILE:check_${exercise}>;--variant;${variant}"
-      -DSTATUS=${status} ${race} -P ${PROJECT_SOURCE_DIR}/common/cmake/expect_exit.cmake)
+      -DSTATUS=${status} ${race}
+      "-DFOLDERS=${work}/..;${CMAKE_CURRENT_SOURCE_DIR};${PROJECT_SOURCE_DIR}"
+      -P ${PROJECT_SOURCE_DIR}/common/cmake/expect_exit.cmake)
     set_tests_properties("${exercise}: ${variant}" PROPERTIES LABELS "exercise;${label}" TIMEOUT 300)
   endforeach()
 endfunction()

@@ -428,6 +428,8 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
     --live;
     start(slot);
   }
+  if (grid.races)
+    if (const auto line = grid.races->races.never_written()) throw KernelError(*line);
 }
 
 }  // namespace attn::emulator

@@ -168,6 +168,19 @@ TEST_CASE("what nobody has written is named", "[emulator][races]") {
   }
 }
 
+TEST_CASE("what nobody has written is named where blocks are watched together, too", "[emulator][races]") {
+  float out = 0;
+  emulator::find_global_races = true;
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    CHECK(message(seed, sizeof(Storage), dim3(1), dim3(32), read_unwritten, true, &out) ==
+          "byte 280 of shared memory of block (0,0,0) (partial[1][2]) was read by thread (3,0,0) of block (0,0,0) at " +
+              place(kUnwrittenLine) + ", where nobody had written");
+    const std::string variable = message(seed, sizeof(Storage), dim3(3), dim3(32), read_unwritten, false, &out);
+    CHECK(has(variable, "byte 28 of variable of block ("));
+  }
+  emulator::find_global_races = false;
+}
+
 TEST_CASE("a copy is there for its thread after a wait, for others after a barrier besides", "[emulator][races]") {
   alignas(16) float in[64] = {}, out[32];
   for (std::uint64_t seed = 1; seed <= 20; ++seed)
