@@ -1,5 +1,7 @@
 #include "device/roofline.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <map>
@@ -90,6 +92,13 @@ double modelled_bytes(const Cost& cost) {
   double bytes = 0;
   for (const Phase& p : cost) bytes += p.hbm_read + p.hbm_write;
   return bytes;
+}
+
+std::string time_text(double s) {
+  if (s < 1e-6) return fmt::format("{:.2f} ns", s * 1e9);
+  if (s < 1e-3) return fmt::format("{:.2f} us", s * 1e6);
+  if (s < 1) return fmt::format("{:.3f} ms", s * 1e3);
+  return fmt::format("{:.3f} s", s);
 }
 
 }  // namespace attn

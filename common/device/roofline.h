@@ -64,4 +64,7 @@ std::string_view above_roof(std::string_view binding);
 /// Bytes that a step moves to and from HBM by its own model.
 double modelled_bytes(const Cost&);
 
+/// "12.34 us": with the unit that fits.
+std::string time_text(double seconds);
+
 }  // namespace attn

@@ -1,6 +1,7 @@
-// Where the compiler reports what a kernel does to memory. Emulated kernels are compiled with `-fsanitize=thread,alignment`
-// and linked to these functions in place of the sanitizers' libraries: the instrumentation is theirs, the rules are a
-// GPU's. Names and meaning: LLVM's compiler-rt, tsan_interface.h and ubsan_handlers.h (the interface alone).
+// Where the compiler reports what a kernel does to memory. Emulated kernels are compiled with
+// `-fsanitize=thread,alignment` and linked to these functions in place of the sanitizers'
+// libraries: the instrumentation is theirs, the rules are a GPU's. Names and meaning: LLVM's
+// compiler-rt, tsan_interface.h and ubsan_handlers.h (the interface alone).
 //
 // The compiler believes that they do not throw. What is wrong ends the kernel at its next barrier.
 #include <cstring>
@@ -24,21 +25,31 @@ inline void note(Kind kind, const void* at, std::size_t bytes, const void* calle
 
 #define ATTN_ACCESS(name, kind, bytes) \
   void name(void* at) { note(kind, at, bytes, __builtin_return_address(0)); }
-#define ATTN_ACCESSES(bytes)                                  \
-  ATTN_ACCESS(__tsan_read##bytes, Kind::read, bytes)          \
-  ATTN_ACCESS(__tsan_write##bytes, Kind::write, bytes)        \
+#define ATTN_ACCESSES(bytes)                                   \
+  ATTN_ACCESS(__tsan_read##bytes, Kind::read, bytes)           \
+  ATTN_ACCESS(__tsan_write##bytes, Kind::write, bytes)         \
   ATTN_ACCESS(__tsan_unaligned_read##bytes, Kind::read, bytes) \
   ATTN_ACCESS(__tsan_unaligned_write##bytes, Kind::write, bytes)
 
 // Counters of shared pointers and the like, in what a kernel includes of the host's: plain atomics.
-#define ATTN_ATOMICS(bits, T)                                                                                        \
-  T __tsan_atomic##bits##_load(const volatile T* at, int) { return __atomic_load_n(at, __ATOMIC_SEQ_CST); }          \
-  void __tsan_atomic##bits##_store(volatile T* at, T x, int) { __atomic_store_n(at, x, __ATOMIC_SEQ_CST); }          \
-  T __tsan_atomic##bits##_exchange(volatile T* at, T x, int) { return __atomic_exchange_n(at, x, __ATOMIC_SEQ_CST); } \
-  T __tsan_atomic##bits##_fetch_add(volatile T* at, T x, int) { return __atomic_fetch_add(at, x, __ATOMIC_SEQ_CST); } \
-  T __tsan_atomic##bits##_fetch_sub(volatile T* at, T x, int) { return __atomic_fetch_sub(at, x, __ATOMIC_SEQ_CST); } \
-  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* at, T* old, T x, int, int) {                         \
-    return __atomic_compare_exchange_n(at, old, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                        \
+#define ATTN_ATOMICS(bits, T)                                                                  \
+  T __tsan_atomic##bits##_load(const volatile T* at, int) {                                    \
+    return __atomic_load_n(at, __ATOMIC_SEQ_CST);                                              \
+  }                                                                                            \
+  void __tsan_atomic##bits##_store(volatile T* at, T x, int) {                                 \
+    __atomic_store_n(at, x, __ATOMIC_SEQ_CST);                                                 \
+  }                                                                                            \
+  T __tsan_atomic##bits##_exchange(volatile T* at, T x, int) {                                 \
+    return __atomic_exchange_n(at, x, __ATOMIC_SEQ_CST);                                       \
+  }                                                                                            \
+  T __tsan_atomic##bits##_fetch_add(volatile T* at, T x, int) {                                \
+    return __atomic_fetch_add(at, x, __ATOMIC_SEQ_CST);                                        \
+  }                                                                                            \
+  T __tsan_atomic##bits##_fetch_sub(volatile T* at, T x, int) {                                \
+    return __atomic_fetch_sub(at, x, __ATOMIC_SEQ_CST);                                        \
+  }                                                                                            \
+  int __tsan_atomic##bits##_compare_exchange_strong(volatile T* at, T* old, T x, int, int) {   \
+    return __atomic_compare_exchange_n(at, old, x, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST); \
   }
 
 extern "C" {
@@ -48,8 +59,12 @@ ATTN_ACCESSES(2)
 ATTN_ACCESSES(4)
 ATTN_ACCESSES(8)
 ATTN_ACCESSES(16)
-void __tsan_read_range(void* at, std::size_t bytes) { note(Kind::read, at, bytes, __builtin_return_address(0)); }
-void __tsan_write_range(void* at, std::size_t bytes) { note(Kind::write, at, bytes, __builtin_return_address(0)); }
+void __tsan_read_range(void* at, std::size_t bytes) {
+  note(Kind::read, at, bytes, __builtin_return_address(0));
+}
+void __tsan_write_range(void* at, std::size_t bytes) {
+  note(Kind::write, at, bytes, __builtin_return_address(0));
+}
 void* __tsan_memcpy(void* to, const void* from, std::size_t bytes) {
   note(Kind::read, from, bytes, __builtin_return_address(0));
   note(Kind::write, to, bytes, __builtin_return_address(0));
@@ -78,7 +93,8 @@ struct MisalignedData {
   const char* file;
   std::uint32_t line, column;
   const void* type;
-  unsigned char log_alignment, kind;  // kind 0: a load, 1: a store; the rest form addresses, and load nothing
+  // Kind 0: a load, 1: a store; the rest form addresses, and load nothing.
+  unsigned char log_alignment, kind;
 };
 void __ubsan_handle_type_mismatch_v1(const MisalignedData* data, std::uintptr_t pointer) {
   attn::emulator::Block* const block = attn::emulator::running_block;
@@ -86,9 +102,9 @@ void __ubsan_handle_type_mismatch_v1(const MisalignedData* data, std::uintptr_t 
   if (!block || data->kind > 1 || !block->is_kernels(at)) return;
   const std::uintptr_t bytes = std::uintptr_t{1} << data->log_alignment;
   const attn::emulator::Place place{data->file, static_cast<int>(data->line)};
-  block->fail_later(block->running_name() + (data->kind == 0 ? " loads" : " stores") + " at " + place.text() +
-                    " from an address " + std::to_string(pointer % bytes) + " bytes past a multiple of " +
-                    std::to_string(bytes) + ": a misaligned access");
+  block->fail_later(block->running_name() + (data->kind == 0 ? " loads" : " stores") + " at " +
+                    place.text() + " from an address " + std::to_string(pointer % bytes) +
+                    " bytes past a multiple of " + std::to_string(bytes) + ": a misaligned access");
 }
 }  // extern "C"
 

@@ -1,8 +1,9 @@
 /// \file
-/// What happens later: copies and products in flight, and the barriers in shared memory that count them.
+/// What happens later: copies and products in flight, and the barriers in shared memory that count
+/// them.
 ///
-/// The emulator does such work as late as the waits allow, so that a kernel which forgets one sees the old bytes; or,
-/// if `early_copies` says so, at once. Who waits for whom is up to simt.h.
+/// The emulator does such work as late as the waits allow, so that a kernel which forgets one sees
+/// the old bytes; or, if `early_copies` says so, at once. Who waits for whom is up to simt.h.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +18,12 @@
 
 namespace attn::emulator {
 
-/// Whether asynchronous work happens at once, on this thread of the host: then a copy overtakes those who
-/// still read what it writes over.
+/// Whether asynchronous work happens at once, on this thread of the host: then a copy overtakes
+/// those who still read what it writes over.
 inline thread_local constinit bool early_copies = false;
 
-/// Asynchronous work of one thread: it happens as late as a wait allows, so that a kernel which forgets the wait sees
-/// the old bytes. Group n is that of the n-th commit, from 1 on.
+/// Asynchronous work of one thread: it happens as late as a wait allows, so that a kernel which
+/// forgets the wait sees the old bytes. Group n is that of the n-th commit, from 1 on.
 class AsyncQueue {
  public:
   static constexpr std::size_t kNobody = ~std::size_t{0};
@@ -71,16 +72,20 @@ struct AsyncWork {
   std::vector<Held> held;
 };
 
-/// A barrier in shared memory (`mbarrier`). A phase ends when `count` threads have arrived and all announced bytes are
-/// there. A copy in flight is done when the phase could end and somebody waits for that: as late as may be.
+/// A barrier in shared memory (`mbarrier`). A phase ends when `count` threads have arrived and all
+/// announced bytes are there. A copy in flight is done when the phase could end and somebody waits
+/// for that: as late as may be.
 class MBarrier {
  public:
-  /// By thread `initialiser`; copies may be told of the barrier when that thread has made it known to them.
+  /// By thread `initialiser`; copies may be told of the barrier when that thread has made it known
+  /// to them.
   MBarrier(std::size_t count, std::size_t initialiser)
       : count_(count), missing_(count), initialiser_(initialiser) {}
-  std::size_t who = AsyncQueue::kNobody;  ///< its copies' number among those who do things (order.h)
-  Meeting meeting;                        ///< of those who have arrived
-  std::shared_ptr<const Epochs> ended = std::make_shared<const Epochs>();  ///< what is known when the last phase ended
+  /// Its copies' number among those who do things (order.h).
+  std::size_t who = AsyncQueue::kNobody;
+  Meeting meeting;          ///< of those who have arrived
+  std::shared_ptr<const Epochs> ended =
+      std::make_shared<const Epochs>();  ///< what is known when the last phase ended
 
   void make_known(std::size_t t) { known_to_copies_ |= t == initialiser_; }
   bool known_to_copies() const { return known_to_copies_; }
@@ -107,7 +112,8 @@ class MBarrier {
   /// Thread `t` waits for the end of this phase.
   void wait(std::size_t t) { waiting_.push_back(t); }
 
-  /// Ends the phase if all threads have arrived and the copies in flight are all that were announced: does them.
+  /// Ends the phase if all threads have arrived and the copies in flight are all that were
+  /// announced: does them.
   bool end_phase() {
     std::ptrdiff_t in_flight = 0;
     for (const auto& [size, work] : copies_) in_flight += size;
@@ -126,7 +132,7 @@ class MBarrier {
   std::size_t count_, missing_;  // threads of a phase, and those of this one that have not arrived
   std::size_t initialiser_;
   bool known_to_copies_ = false;
-  std::ptrdiff_t bytes_ = 0;     // announced and not yet copied
+  std::ptrdiff_t bytes_ = 0;  // announced and not yet copied
   unsigned phase_ = 0;
   std::vector<std::pair<std::ptrdiff_t, std::function<void()>>> copies_;  // in flight
   std::vector<std::size_t> waiting_;

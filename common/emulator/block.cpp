@@ -21,19 +21,28 @@ std::string Index3::text() const {
   return s.append(std::to_string(x)) + "," + std::to_string(y) + "," + std::to_string(z) + ")";
 }
 
-Block::Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_t seed, Grid& grid, std::size_t slot)
-    : index_(index), extent_(extent), random_{seed}, grid_(grid), slot_(slot), shared_bytes_(shared_bytes),
-      threads_(extent.count()), warps_((extent.count() + kWarpSize - 1) / kWarpSize),
+Block::Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_t seed, Grid& grid,
+             std::size_t slot)
+    : index_(index),
+      extent_(extent),
+      random_{seed},
+      grid_(grid),
+      slot_(slot),
+      shared_bytes_(shared_bytes),
+      threads_(extent.count()),
+      warps_((extent.count() + kWarpSize - 1) / kWarpSize),
       registers_((extent.count() + kWarpgroupSize - 1) / kWarpgroupSize),
       product_numbers_(registers_.size(), AsyncQueue::kNobody) {
   // Fresh shared memory holds whatever the last block left: NaN bytes stand for "anything".
   const std::size_t bytes = shared_bytes + kGuardBytes;
   shared_.reset(new (std::align_val_t{kSharedAlignment}) std::byte[bytes]);
   std::memset(shared_.get(), 0xFF, bytes);
-  for (const StaticShared& v : grid.variables) variables_.resize(variables_.size() + v.bytes, std::byte{0xFF});
+  for (const StaticShared& v : grid.variables)
+    variables_.resize(variables_.size() + v.bytes, std::byte{0xFF});
   if (find_races && grid.kernel.instrumented) {
     if (!grid.races)
-      own_races_ = std::make_unique<Races>(threads_.size(), [this](std::size_t t, std::uint32_t) { return name(t); });
+      own_races_ = std::make_unique<Races>(
+          threads_.size(), [this](std::size_t t, std::uint32_t) { return name(t); });
     races_ = grid.races ? &grid.races->races : own_races_.get();
     shared_name_ = [this](std::size_t byte) { return shared_name(byte); };
   }
@@ -50,7 +59,8 @@ Block::~Block() {
   if (grid_.inside == this) grid_.inside = nullptr;
 }
 
-// The host compiler has one of each __shared__ variable: they hold the bytes of the block that runs.
+// The host compiler has one of each __shared__ variable: they hold the bytes of the block that
+// runs.
 void Block::bring_variables() {
   if (grid_.inside == this) return;
   std::size_t at = 0;
@@ -181,8 +191,9 @@ void Block::poll() {
 void Block::wait_block(const char* what, Place place) {
   leave_if_failed();
   if (!barrier_.empty() && !(threads_[barrier_.front()].place == place))
-    fail(what, place, "while " + name(barrier_.front()) + " waits in another one, at " +
-                          threads_[barrier_.front()].place.text() + ": a divergent barrier");
+    fail(what, place,
+         "while " + name(barrier_.front()) + " waits in another one, at " +
+             threads_[barrier_.front()].place.text() + ": a divergent barrier");
   arrive(meeting_, running_);
   if (barrier_.size() + 1 < threads_.size()) {
     barrier_.push_back(running_);
@@ -198,15 +209,18 @@ void Block::wait_block(const char* what, Place place) {
   barrier_.clear();
 }
 
-void Block::named_barrier(const char* what, Place place, std::size_t id, std::size_t count, bool wait) {
+void Block::named_barrier(const char* what, Place place, std::size_t id, std::size_t count,
+                          bool wait) {
   leave_if_failed();
   if (id >= named_.size() || count % kWarpSize != 0 || count == 0 || count > round_up_to_warps())
-    fail(what, place, "with barrier " + std::to_string(id) + " and " + std::to_string(count) +
-                          " threads: 16 barriers, a multiple of 32 up to the block's threads");
+    fail(what, place,
+         "with barrier " + std::to_string(id) + " and " + std::to_string(count) +
+             " threads: 16 barriers, a multiple of 32 up to the block's threads");
   Named& barrier = named_[id];
   if (barrier.arrived > 0 && barrier.count != count)
-    fail(what, place, "for " + std::to_string(count) + " threads, while others wait there for " +
-                          std::to_string(barrier.count));
+    fail(what, place,
+         "for " + std::to_string(count) + " threads, while others wait there for " +
+             std::to_string(barrier.count));
   barrier.count = count;
   arrive(barrier.meeting, running_);
   if (++barrier.arrived < count) {
@@ -226,7 +240,8 @@ void Block::named_barrier(const char* what, Place place, std::size_t id, std::si
 
 void Block::mbarrier_init(const char* what, Place place, const void* at, std::size_t count) {
   if (reinterpret_cast<std::uintptr_t>(at) % 8 != 0 || count == 0)
-    fail(what, place, "for " + std::to_string(count) + " threads: at least one, at a multiple of 8 bytes");
+    fail(what, place,
+         "for " + std::to_string(count) + " threads: at least one, at a multiple of 8 bytes");
   mbarriers_.insert_or_assign(at, MBarrier(count, running_));
 }
 
@@ -244,14 +259,17 @@ void Block::mbarrier_arrive(const char* what, Place place, const void* at, std::
   let_others_run(what, place);
 }
 
-void Block::mbarrier_copy(const char* what, Place place, const void* at, void* to, std::size_t bytes,
-                          std::function<void()> work) {
+void Block::mbarrier_copy(const char* what, Place place, const void* at, void* to,
+                          std::size_t bytes, std::function<void()> work) {
   leave_if_failed();
   MBarrier& barrier = mbarrier_of(what, place, at);
-  if (!barrier.known_to_copies()) fail(what, place, "on a barrier without mbarrier_init_fence since its mbarrier_init");
-  // While it is in flight nobody knows what is there: whoever still reads, or reads too early, gets NaN.
+  if (!barrier.known_to_copies())
+    fail(what, place, "on a barrier without mbarrier_init_fence since its mbarrier_init");
+  // While it is in flight nobody knows what is there: whoever still reads, or reads too early, gets
+  // NaN.
   if (!early_copies) std::memset(to, 0xFF, bytes);
-  if (races_) async_access(number_of(barrier.who), barrier.phase() + 1, Kind::write, what, place, to, bytes);
+  if (races_)
+    async_access(number_of(barrier.who), barrier.phase() + 1, Kind::write, what, place, to, bytes);
   const bool ends = [&] {
     const Internal internal(internal_);
     return barrier.copy(bytes, std::move(work));
@@ -283,14 +301,16 @@ void Block::end_phase(MBarrier& barrier) {
     if (!barrier.end_phase()) return;
   }
   if (races_) {
-    if (barrier.who != AsyncQueue::kNobody) Order::set(barrier.meeting.known, barrier.who, barrier.phase());
+    if (barrier.who != AsyncQueue::kNobody)
+      Order::set(barrier.meeting.known, barrier.who, barrier.phase());
     barrier.ended = std::make_shared<const Epochs>(barrier.meeting.known);
     barrier.meeting.last = nullptr;
   }
   for (std::size_t t : barrier.take_waiting()) make_ready(t);
 }
 
-void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine, const Finish& finish, bool orders) {
+void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine,
+                      const Finish& finish, bool orders) {
   leave_if_failed();
   const std::size_t warp = running_ / kWarpSize;
   mask &= full_mask();
@@ -304,8 +324,9 @@ void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine, 
   if (it == open.end()) {
     for (const Collective& c : open)
       if ((c.mask >> lane() & 1) && (c.arrived & mask))
-        fail(what, place, std::string("while a lane of its warp waits in ") + c.what + " at " +
-                              c.place.text() + ": a divergent warp");
+        fail(what, place,
+             std::string("while a lane of its warp waits in ") + c.what + " at " + c.place.text() +
+                 ": a divergent warp");
     it = open.insert(open.end(), Collective{what, place, mask, 0, {}});
   }
   it->operands[lane()] = mine;
@@ -330,7 +351,8 @@ void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine, 
 }
 
 void Block::wait_syncwarp(Place place, unsigned mask) {
-  meet_warp("__syncwarp", place, mask, this, [](const auto&) {}, true);
+  meet_warp(
+      "__syncwarp", place, mask, this, [](const auto&) {}, true);
 }
 
 unsigned Block::full_mask() const {
@@ -349,7 +371,9 @@ void Block::fail_later(const std::string& line) noexcept {
 }
 
 std::string Block::deadlock_text() const {
-  const auto waits = [](const Thread& t) { return t.state == State::kWaiting || t.state == State::kPolling; };
+  const auto waits = [](const Thread& t) {
+    return t.state == State::kWaiting || t.state == State::kPolling;
+  };
   const Thread& first = *std::find_if(threads_.begin(), threads_.end(), waits);
   const auto elsewhere = std::find_if(threads_.begin(), threads_.end(), [&](const Thread& t) {
     return waits(t) && !(t.place == first.place);
@@ -369,7 +393,8 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
   constexpr std::size_t kMostStatic = 48 * 1024, kMostShared = 227 * 1024, kBurst = 512;
   const std::size_t threads = block.count();
   if (const std::size_t most = launch_bounds(kernel.function); most > 0 && threads > most)
-    throw KernelError("a launch of " + std::to_string(threads) + " threads a block: __launch_bounds__ of the kernel says " +
+    throw KernelError("a launch of " + std::to_string(threads) +
+                      " threads a block: __launch_bounds__ of the kernel says " +
                       std::to_string(most));
   Grid grid{kernel, static_shared(kernel.function), nullptr, stacks};
   std::size_t bytes = 0;
@@ -379,29 +404,33 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
     variables += (variables.empty() ? "" : ", ") + v.name + " " + std::to_string(v.bytes);
   }
   if (bytes > kMostStatic || bytes + shared_bytes > kMostShared)
-    throw KernelError(std::to_string(bytes) + " bytes of __shared__ variables (" + variables + ") and " +
-                      std::to_string(shared_bytes) + " of dynamic shared memory: a block has at most " +
-                      std::to_string(kMostStatic) + " of the first, " + std::to_string(kMostShared) + " in all");
+    throw KernelError(
+        std::to_string(bytes) + " bytes of __shared__ variables (" + variables + ") and " +
+        std::to_string(shared_bytes) + " of dynamic shared memory: a block has at most " +
+        std::to_string(kMostStatic) + " of the first, " + std::to_string(kMostShared) + " in all");
 
   Random random{schedule_seed};
   std::vector<std::uint32_t> order(extent.count());
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
   for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
   gridDim = extent;
-  std::vector<std::unique_ptr<Block>> resident(std::min(std::max<std::size_t>(resident_blocks, 1), order.size()));
+  std::vector<std::unique_ptr<Block>> resident(
+      std::min(std::max<std::size_t>(resident_blocks, 1), order.size()));
   GlobalBuffer::forget_accesses();
   if (find_races && find_global_races && kernel.instrumented)
-    grid.races = std::make_unique<GridRaces>(resident.size() * threads, [=](std::size_t t, std::uint32_t b) {
-      return "thread " + index_in(block, static_cast<std::uint32_t>(t % threads)).text() + " of block " +
-             index_in(extent, b).text();
-    });
+    grid.races =
+        std::make_unique<GridRaces>(resident.size() * threads, [=](std::size_t t, std::uint32_t b) {
+          return "thread " + index_in(block, static_cast<std::uint32_t>(t % threads)).text() +
+                 " of block " + index_in(extent, b).text();
+        });
   std::size_t started = 0, live = 0;
   const auto start = [&](std::size_t slot) {
     resident[slot].reset();
     if (started == order.size()) return;
     const std::uint32_t b = order[started++];
     if (grid.races) grid.races->races.start_block(slot * threads, threads, b);
-    resident[slot] = std::make_unique<Block>(index_in(extent, b), block, shared_bytes, random.next(), grid, slot);
+    resident[slot] = std::make_unique<Block>(index_in(extent, b), block, shared_bytes,
+                                             random.next(), grid, slot);
     ++live;
   };
   for (std::size_t slot = 0; slot < resident.size(); ++slot) start(slot);
@@ -413,10 +442,14 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
       if (idle > 0) ++idle;
       continue;
     }
-    idle = now->step(live == 1 && started == order.size() ? kAll : 1 + random.below(kBurst)) || now->over() ? 0 : idle + 1;
+    idle = now->step(live == 1 && started == order.size() ? kAll : 1 + random.below(kBurst)) ||
+                   now->over()
+               ? 0
+               : idle + 1;
     if (idle > 2 * resident.size())
-      now->fail_later(now->deadlock_text() + "; all " + std::to_string(live) + " resident blocks wait, " +
-                      std::to_string(order.size() - started) + " have not started");
+      now->fail_later(now->deadlock_text() + "; all " + std::to_string(live) +
+                      " resident blocks wait, " + std::to_string(order.size() - started) +
+                      " have not started");
     if (!now->over()) continue;
     try {
       now->finish();

@@ -15,7 +15,8 @@ std::optional<std::size_t> Block::shared_byte(const void* at) const {
   if (offset < shared_bytes_) return variables_.size() + offset;
   std::size_t first = 0;
   for (const StaticShared& v : grid_.variables) {
-    if (static_cast<std::size_t>(byte - v.data) < v.bytes) return first + static_cast<std::size_t>(byte - v.data);
+    if (static_cast<std::size_t>(byte - v.data) < v.bytes)
+      return first + static_cast<std::size_t>(byte - v.data);
     first += v.bytes;
   }
   return std::nullopt;
@@ -23,7 +24,8 @@ std::optional<std::size_t> Block::shared_byte(const void* at) const {
 
 std::string Block::shared_name(std::size_t byte) const {
   for (const StaticShared& v : grid_.variables) {
-    if (byte < v.bytes) return "byte " + std::to_string(byte) + " of " + v.name + " of block " + index_.text();
+    if (byte < v.bytes)
+      return "byte " + std::to_string(byte) + " of " + v.name + " of block " + index_.text();
     byte -= v.bytes;
   }
   std::string text = "byte " + std::to_string(byte) + " of shared memory of block " + index_.text();
@@ -33,18 +35,21 @@ std::string Block::shared_name(std::size_t byte) const {
   return text;
 }
 
-void Block::access_shared(Kind kind, const char* what, const Where& where, std::size_t byte, std::size_t bytes) noexcept {
+void Block::access_shared(Kind kind, const char* what, const Where& where, std::size_t byte,
+                          std::size_t bytes) noexcept {
   if (!races_ || internal_ || failure_) return;
   try {
     const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - byte);
-    if (const std::string* race = races_->access(number(running_), kind, what, where, {shadow_, shared_name_, false}, byte, size))
+    if (const std::string* race = races_->access(number(running_), kind, what, where,
+                                                 {shadow_, shared_name_, false}, byte, size))
       fail_later(*race);
   } catch (const std::exception& e) {
     fail_later(e.what());
   }
 }
 
-void Block::access_other(Kind kind, const char* what, const Where& where, const void* at, std::size_t bytes) noexcept {
+void Block::access_other(Kind kind, const char* what, const Where& where, const void* at,
+                         std::size_t bytes) noexcept {
   if (internal_ || failure_) return;
   try {
     if (!grid_.variables.empty())
@@ -56,8 +61,9 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
     if (!buffer) return;
     if (grid_.races) {
       const Races::Name& name = buffer->byte_name();
-      if (const std::string* race = races_->access(number(running_), kind, what, where, {buffer->shadow(), name, true},
-                                     buffer->offset(at), bytes))
+      if (const std::string* race =
+              races_->access(number(running_), kind, what, where, {buffer->shadow(), name, true},
+                             buffer->offset(at), bytes))
         fail_later(*race);
     }
     // What this thread has loaded may be old when it stores.
@@ -67,12 +73,13 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
   }
 }
 
-void Block::async_access(std::size_t who, std::uint32_t epoch, Kind kind, const char* what, Place place, const void* at,
-                         std::size_t bytes) {
+void Block::async_access(std::size_t who, std::uint32_t epoch, Kind kind, const char* what,
+                         Place place, const void* at, std::size_t bytes) {
   const auto byte = shared_byte(at);
   if (!byte || failure_) return;
   const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - *byte);
-  if (const std::string* race = races_->async(number(running_), who, epoch, kind, what, place, {shadow_, shared_name_, false}, *byte, size))
+  if (const std::string* race = races_->async(number(running_), who, epoch, kind, what, place,
+                                              {shadow_, shared_name_, false}, *byte, size))
     throw KernelError(*race);
 }
 
@@ -86,23 +93,28 @@ void Block::check_registers(Kind kind, const Where& where, const void* at, std::
   const auto* const first = static_cast<const std::byte*>(at);
   for (const AsyncWork::Held& h : threads_[running_].work.held)
     if (first < h.at + h.bytes && h.at < first + bytes && (h.written || kind != Kind::read))
-      return fail_later(thread_name(running_) + (kind == Kind::read ? " reads" : " writes") + " a register of " +
-                        (h.written ? "the accumulators" : "an operand") + " at " + where.text() + ", which wgmma at " +
-                        h.place.text() + " has before its wgmma_wait");
+      return fail_later(thread_name(running_) + (kind == Kind::read ? " reads" : " writes") +
+                        " a register of " + (h.written ? "the accumulators" : "an operand") +
+                        " at " + where.text() + ", which wgmma at " + h.place.text() +
+                        " has before its wgmma_wait");
 }
 
-void Block::require_aligned(const char* what, Place place, const char* which, const void* at, std::size_t bytes) const {
+void Block::require_aligned(const char* what, Place place, const char* which, const void* at,
+                            std::size_t bytes) const {
   if (const std::size_t past = reinterpret_cast<std::uintptr_t>(at) % bytes; past != 0)
-    fail(what, place, std::string("with ") + which + " " + std::to_string(past) + " bytes past a multiple of " +
-                          std::to_string(bytes));
+    fail(what, place,
+         std::string("with ") + which + " " + std::to_string(past) + " bytes past a multiple of " +
+             std::to_string(bytes));
 }
 
 bool Block::is_kernels(const void* at) const { return shared_byte(at) || GlobalBuffer::find(at); }
 
-void Block::atomic(const char* what, Place place, const void* at, std::size_t bytes, bool releases, bool acquires) {
+void Block::atomic(const char* what, Place place, const void* at, std::size_t bytes, bool releases,
+                   bool acquires) {
   if (random_.below(4) == 0) let_others_run(what, place);
   access(Kind::atomic, what, place, at, bytes);
-  if (grid_.races && !shared_byte(at)) grid_.races->atomic(number(running_), at, releases, acquires);
+  if (grid_.races && !shared_byte(at))
+    grid_.races->atomic(number(running_), at, releases, acquires);
 }
 
 void Block::fence_global() {
@@ -112,7 +124,8 @@ void Block::fence_global() {
 void Block::check_shared_guard() const {
   for (std::size_t i = 0; i < kGuardBytes; ++i)
     if (shared_[shared_bytes_ + i] != std::byte{0xFF})
-      throw KernelError("block " + index_.text() + " wrote at offset " + std::to_string(shared_bytes_ + i) + " of its " +
+      throw KernelError("block " + index_.text() + " wrote at offset " +
+                        std::to_string(shared_bytes_ + i) + " of its " +
                         std::to_string(shared_bytes_) + " bytes of dynamic shared memory");
 }
 
@@ -120,7 +133,8 @@ void Block::check_shared_guard() const {
 
 void Block::copy_async(const char* what, Place place, void* to, std::function<void()> work) {
   AsyncQueue& copies = threads_[running_].work.copies;
-  if (races_) async_access(number_of(copies.who), copies.open_group(), Kind::write, what, place, to, 16);
+  if (races_)
+    async_access(number_of(copies.who), copies.open_group(), Kind::write, what, place, to, 16);
   const Internal internal(internal_);
   copies.add(std::move(work));
 }
@@ -129,16 +143,19 @@ void Block::copy_wait(std::size_t pending) {
   AsyncQueue& copies = threads_[running_].work.copies;
   const Internal internal(internal_);
   const std::uint32_t done = copies.wait(pending);
-  if (races_ && copies.who != AsyncQueue::kNobody) races_->order().learn(number(running_), copies.who, done);
+  if (races_ && copies.who != AsyncQueue::kNobody)
+    races_->order().learn(number(running_), copies.who, done);
 }
 
 void Block::store_async(const char* what, Place place, std::function<void()> work,
                         const std::function<void(const Read&)>& operands) {
   AsyncWork& mine = threads_[running_].work;
-  if (!mine.shared_fenced) fail(what, place, "without shared_write_fence since the last group of stores");
+  if (!mine.shared_fenced)
+    fail(what, place, "without shared_write_fence since the last group of stores");
   if (races_)
     operands([&](const void* first, std::size_t bytes) {
-      async_access(number_of(mine.stores.who), mine.stores.open_group(), Kind::read, what, place, first, bytes);
+      async_access(number_of(mine.stores.who), mine.stores.open_group(), Kind::read, what, place,
+                   first, bytes);
     });
   const Internal internal(internal_);
   mine.stores.add(std::move(work));
@@ -151,7 +168,8 @@ void Block::store_wait(std::size_t pending) {
   AsyncQueue& stores = threads_[running_].work.stores;
   const Internal internal(internal_);
   const std::uint32_t done = stores.wait(pending);
-  if (races_ && stores.who != AsyncQueue::kNobody) races_->order().learn(number(running_), stores.who, done);
+  if (races_ && stores.who != AsyncQueue::kNobody)
+    races_->order().learn(number(running_), stores.who, done);
 }
 
 void Block::fence_proxy() {
@@ -163,19 +181,24 @@ void Block::fence_proxy() {
 
 void Block::product_fence() { threads_[running_].work.registers_fenced = true; }
 
-void Block::product_async(Place place, Registers d, bool accumulate, Registers a, std::function<void()> work,
+void Block::product_async(Place place, Registers d, bool accumulate, Registers a,
+                          std::function<void()> work,
                           const std::function<void(const Read&)>& operands) {
   leave_if_failed();
   AsyncWork& mine = threads_[running_].work;
   if (!mine.registers_fenced) fail("wgmma", place, "without wgmma_fence since the last wait");
-  if (!accumulate && !early_copies) std::memset(d.at, 0xFF, d.bytes);  // nobody knows what they hold until the wait
+  if (!accumulate && !early_copies)
+    std::memset(d.at, 0xFF, d.bytes);  // nobody knows what they hold until the wait
   const std::uint32_t group = mine.products.open_group();
   looks_closer_ = looks_closer_ || races_;
-  if (races_) mine.held.push_back({static_cast<const std::byte*>(d.at), d.bytes, true, group, place});
-  if (races_ && a.at) mine.held.push_back({static_cast<const std::byte*>(a.at), a.bytes, false, group, place});
+  if (races_)
+    mine.held.push_back({static_cast<const std::byte*>(d.at), d.bytes, true, group, place});
+  if (races_ && a.at)
+    mine.held.push_back({static_cast<const std::byte*>(a.at), a.bytes, false, group, place});
   ++mine.issued;
   if (running_ % kWarpgroupSize == 0) {  // one instruction of all four warps
-    const std::size_t who = races_ ? number_of(product_numbers_[running_ / kWarpgroupSize]) : AsyncQueue::kNobody;
+    const std::size_t who =
+        races_ ? number_of(product_numbers_[running_ / kWarpgroupSize]) : AsyncQueue::kNobody;
     operands([&](const void* first, std::size_t bytes) {
       if (races_) async_access(who, group, Kind::read, "wgmma", place, first, bytes);
     });
@@ -206,15 +229,17 @@ void Block::check_whole_warpgroups() const {
     for (std::size_t t = first; t < end; ++t) {
       const std::size_t mine = threads_[t].work.issued, other = threads_[first].work.issued;
       if (mine != other || (mine > 0 && end - first < kWarpgroupSize))
-        throw KernelError("wgmma: " + thread_name(first) + " ran " + std::to_string(other) + ", " + name(t) + " " +
-                          std::to_string(mine) + ": all four warps of a warpgroup multiply together");
+        throw KernelError("wgmma: " + thread_name(first) + " ran " + std::to_string(other) + ", " +
+                          name(t) + " " + std::to_string(mine) +
+                          ": all four warps of a warpgroup multiply together");
     }
   }
 }
 
 // ---- registers --------------------------------------------------------------------------------
 
-// Of a thread: its share of the 65536 of an SM, in steps of 8, as __launch_bounds__ of one block an SM implies.
+// Of a thread: its share of the 65536 of an SM, in steps of 8, as __launch_bounds__ of one block an
+// SM implies.
 unsigned Block::launched_registers() const {
   return static_cast<unsigned>(std::min<std::size_t>(65536 / threads_.size(), 256) / 8 * 8);
 }
@@ -222,15 +247,18 @@ unsigned Block::launched_registers() const {
 void Block::registers(const char* what, Place place, unsigned count, bool take) {
   const unsigned all = launched_registers() * static_cast<unsigned>(registers_.size());
   const unsigned mine = registers_[running_ / kWarpgroupSize];
-  if (const unsigned before = mine == 0 ? launched_registers() : mine; take ? count < before : count > before)
-    fail(what, place, "for " + std::to_string(count) + " registers, and has " + std::to_string(before));
+  if (const unsigned before = mine == 0 ? launched_registers() : mine;
+      take ? count < before : count > before)
+    fail(what, place,
+         "for " + std::to_string(count) + " registers, and has " + std::to_string(before));
   registers_[running_ / kWarpgroupSize] = count;
   unsigned sum = 0;
   for (const unsigned n : registers_) sum += n == 0 ? 24 : n;
   if (sum > all)
-    fail(what, place, "for " + std::to_string(count) + " registers: its " + std::to_string(registers_.size()) +
-                          " warpgroups have " + std::to_string(sum) + " a lane then, and were launched with " +
-                          std::to_string(all));
+    fail(what, place,
+         "for " + std::to_string(count) + " registers: its " + std::to_string(registers_.size()) +
+             " warpgroups have " + std::to_string(sum) + " a lane then, and were launched with " +
+             std::to_string(all));
 }
 
 }  // namespace attn::emulator

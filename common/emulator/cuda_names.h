@@ -2,8 +2,8 @@
 /// The names of CUDA C++ for the host compiler: what a step file uses besides C++ itself.
 ///
 /// Included by attn/kernel.h when a step is compiled for the emulator; the same names come from the
-/// CUDA headers when nvcc compiles it. A missing name is a compile error here, never a wrong result:
-/// add it with the meaning that the CUDA C++ Programming Guide gives it.
+/// CUDA headers when nvcc compiles it. A missing name is a compile error here, never a wrong
+/// result: add it with the meaning that the CUDA C++ Programming Guide gives it.
 #pragma once
 
 #include <algorithm>
@@ -21,16 +21,17 @@
 #define __host__
 #define __forceinline__ inline
 #define __grid_constant__
-// The emulator reads them back from what this puts before the kernel's code (program.h): as many instructions that do
-// nothing. Clang does not take a number there that depends on a template's parameter.
+// The emulator reads them back from what this puts before the kernel's code (program.h): as many
+// instructions that do nothing. Clang does not take a number there that depends on a template's
+// parameter.
 #if defined(__GNUC__) && !defined(__clang__)
 #define __launch_bounds__(threads, ...) __attribute__((patchable_function_entry(threads, threads)))
 #else
 #define __launch_bounds__(...)
 #endif
 #define __align__(n) __attribute__((aligned(n)))  // may stand after __shared__, unlike alignas
-// One block runs at a time on a thread of the host, so its shared variables are that thread's, until another
-// block goes on.
+// One block runs at a time on a thread of the host, so its shared variables are that thread's,
+// until another block goes on.
 #define __shared__ static thread_local
 
 namespace attn::emulator {
@@ -158,19 +159,21 @@ inline int __all_sync(unsigned mask, int predicate, const char* file = __builtin
   return vote("__all_sync", {file, line}, mask, predicate == 0) == 0;
 }
 
-// ---- atomics: no other thread runs in the middle of one --------------------------------------------
-// The compiler is not to report what they do to memory: they say it.
+// ---- atomics: no other thread runs in the middle of one
+// -------------------------------------------- The compiler is not to report what they do to
+// memory: they say it.
 #define ATTN_UNRECORDED __attribute__((no_sanitize("thread")))
 template <class T>
 ATTN_UNRECORDED T atomicAdd(T* address, std::type_identity_t<T> value,
-            const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+                            const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   Block::current().atomic("atomicAdd", {file, line}, address, sizeof(T));
   const auto old = *address;
   *address = old + value;
   return old;
 }
 ATTN_UNRECORDED inline unsigned atomicInc(unsigned* address, unsigned last,
-                                          const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+                                          const char* file = __builtin_FILE(),
+                                          int line = __builtin_LINE()) {
   Block::current().atomic("atomicInc", {file, line}, address, sizeof(unsigned));
   const auto old = *address;
   *address = old >= last ? 0 : old + 1;
@@ -178,7 +181,7 @@ ATTN_UNRECORDED inline unsigned atomicInc(unsigned* address, unsigned last,
 }
 template <class T>
 ATTN_UNRECORDED T atomicMax(T* address, std::type_identity_t<T> value,
-            const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+                            const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   Block::current().atomic("atomicMax", {file, line}, address, sizeof(T));
   const auto old = *address;
   *address = old < value ? value : old;
@@ -186,7 +189,7 @@ ATTN_UNRECORDED T atomicMax(T* address, std::type_identity_t<T> value,
 }
 template <class T>
 ATTN_UNRECORDED T atomicMin(T* address, std::type_identity_t<T> value,
-            const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+                            const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   Block::current().atomic("atomicMin", {file, line}, address, sizeof(T));
   const auto old = *address;
   *address = value < old ? value : old;
@@ -194,15 +197,16 @@ ATTN_UNRECORDED T atomicMin(T* address, std::type_identity_t<T> value,
 }
 template <class T>
 ATTN_UNRECORDED T atomicExch(T* address, std::type_identity_t<T> value,
-            const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+                             const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   Block::current().atomic("atomicExch", {file, line}, address, sizeof(T));
   const auto old = *address;
   *address = value;
   return old;
 }
 template <class T>
-ATTN_UNRECORDED T atomicCAS(T* address, std::type_identity_t<T> compare, std::type_identity_t<T> value,
-            const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+ATTN_UNRECORDED T atomicCAS(T* address, std::type_identity_t<T> compare,
+                            std::type_identity_t<T> value, const char* file = __builtin_FILE(),
+                            int line = __builtin_LINE()) {
   Block::current().atomic("atomicCAS", {file, line}, address, sizeof(T));
   const auto old = *address;
   *address = old == compare ? value : old;

@@ -1,8 +1,8 @@
 /// \file
 /// A function that can stop in the middle and go on later: one CUDA thread of the emulator.
 ///
-/// A thin layer over Boost.Context that tells AddressSanitizer of every change of stack, so that the
-/// `asan` preset names the exact line of a kernel's bad access.
+/// A thin layer over Boost.Context that tells AddressSanitizer of every change of stack, so that
+/// the `asan` preset names the exact line of a kernel's bad access.
 #pragma once
 
 #include <boost/context/fiber.hpp>

@@ -1,6 +1,6 @@
 /// \file
-/// The two 16-bit floating-point types for the host compiler: storage and conversion to and from float,
-/// to nearest even as the GPU converts. Arithmetic is done in float, as the kernels do it.
+/// The two 16-bit floating-point types for the host compiler: storage and conversion to and from
+/// float, to nearest even as the GPU converts. Arithmetic is done in float, as the kernels do it.
 ///
 /// Eigen has both types as well, but its header costs every emulated step more than two seconds of
 /// compilation. test_emulator compares every value and every rounding with Eigen's.
@@ -21,7 +21,8 @@ struct Float16 {
     std::uint32_t half;
     if (magnitude >= 0x47800000u) {  // 65536 and above, infinity, NaN
       half = magnitude > 0x7F800000u ? 0x7E00u : 0x7C00u;
-    } else if (magnitude < 0x38800000u) {  // below 2^-14: adding 0.5 rounds at the last subnormal place
+    } else if (magnitude <
+               0x38800000u) {  // below 2^-14: adding 0.5 rounds at the last subnormal place
       half = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3F000000u;
     } else {  // the exponent's bias falls by 112; half a place, less one where the last bit is even
       half = (magnitude - 0x38000000u + 0xFFFu + ((magnitude >> 13) & 1u)) >> 13;
@@ -32,7 +33,8 @@ struct Float16 {
     const std::uint32_t sign = (bits & 0x8000u) << 16, magnitude = (bits & 0x7FFFu) << 13;
     if (magnitude >= 0x0F800000u)  // infinity, NaN
       return std::bit_cast<float>(sign | (magnitude + 0x70000000u));
-    // Read as a float the number is 2^-112 of what it means, subnormal or not; the product is exact.
+    // Read as a float the number is 2^-112 of what it means, subnormal or not; the product is
+    // exact.
     return std::bit_cast<float>(
         sign | std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f));
   }
@@ -44,8 +46,8 @@ struct BFloat16 {
   BFloat16() = default;
   explicit BFloat16(float x) {
     const std::uint32_t all = std::bit_cast<std::uint32_t>(x);
-    bits = static_cast<std::uint16_t>(
-        x != x ? all >> 16 | 0x40u : (all + 0x7FFFu + ((all >> 16) & 1u)) >> 16);
+    bits = static_cast<std::uint16_t>(x != x ? all >> 16 | 0x40u
+                                             : (all + 0x7FFFu + ((all >> 16) & 1u)) >> 16);
   }
   explicit operator float() const {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);

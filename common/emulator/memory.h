@@ -1,6 +1,6 @@
 /// \file
-/// What memory a kernel has: names of what lies in shared memory, the buffers in global memory, and for races between
-/// blocks what releases and acquires there.
+/// What memory a kernel has: names of what lies in shared memory, the buffers in global memory, and
+/// for races between blocks what releases and acquires there.
 #pragma once
 
 #include <array>
@@ -27,13 +27,16 @@ using Members = std::vector<Member>;
 
 template <class T>
 Member member_of(const char* name, std::size_t offset) {
-  return {name, offset, sizeof(T), sizeof(std::remove_all_extents_t<T>),
+  return {name,
+          offset,
+          sizeof(T),
+          sizeof(std::remove_all_extents_t<T>),
           {std::extent_v<T, 0>, std::extent_v<T, 1>, std::extent_v<T, 2>, std::extent_v<T, 3>,
            std::extent_v<T, 4>}};
 }
 
-/// A buffer in global memory, from its allocation to its end. Stores there may be overtaken by other threads; the
-/// emulator does not see those to other memory of the host.
+/// A buffer in global memory, from its allocation to its end. Stores there may be overtaken by
+/// other threads; the emulator does not see those to other memory of the host.
 class GlobalBuffer {
  public:
   GlobalBuffer(std::string name, const void* data, std::size_t bytes);
@@ -56,14 +59,17 @@ class GlobalBuffer {
   Races::Name byte_name_;
 };
 
-/// The races of all resident blocks in global memory. Source: CUDA C++ Programming Guide, "Memory Fence Functions": what
-/// a thread knows before its fence is known to whoever reads, and then fences, what it stores after it by an atomic.
+/// The races of all resident blocks in global memory. Source: CUDA C++ Programming Guide, "Memory
+/// Fence Functions": what a thread knows before its fence is known to whoever reads, and then
+/// fences, what it stores after it by an atomic.
 struct GridRaces {
-  GridRaces(std::size_t threads, Races::ThreadName thread) : races(threads, std::move(thread)), fenced(threads), seen(threads) {}
+  GridRaces(std::size_t threads, Races::ThreadName thread)
+      : races(threads, std::move(thread)), fenced(threads), seen(threads) {}
   Races races;
-  std::map<const void*, Meeting> places;                // what is known to whoever acquires there
-  std::vector<std::shared_ptr<const Epochs>> fenced;    // of each thread: what it knew at its last fence
-  std::vector<Meeting> seen;                            // what it will know at its next one
+  std::map<const void*, Meeting> places;  // what is known to whoever acquires there
+  // Of each thread: what it knew at its last fence.
+  std::vector<std::shared_ptr<const Epochs>> fenced;
+  std::vector<Meeting> seen;  // what it will know at its next one
   void fence(std::size_t t);
   /// Thread t reads and changes `at` in one go. `releases`, `acquires`: without a fence of its own.
   void atomic(std::size_t t, const void* at, bool releases, bool acquires);

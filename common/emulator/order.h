@@ -1,10 +1,12 @@
 /// \file
-/// What each thread of a block knows of the others: vector clocks. An access is ordered before another one if the
-/// thread of the second knows of the first, through barriers; else the two are a race. Source: Flanagan and Freund,
-/// "FastTrack: Efficient and Precise Dynamic Race Detection" (PLDI 2009), sections 2 and 3.
+/// What each thread of a block knows of the others: vector clocks. An access is ordered before
+/// another one if the thread of the second knows of the first, through barriers; else the two are a
+/// race. Source: Flanagan and Freund, "FastTrack: Efficient and Precise Dynamic Race Detection"
+/// (PLDI 2009), sections 2 and 3.
 ///
-/// Everybody who does things has a number: threads from 0 on; then, as they come up, the copies that one barrier counts,
-/// one thread's groups of cp.async, and so on. What is done falls into epochs 1, 2, ... of whoever does it.
+/// Everybody who does things has a number: threads from 0 on; then, as they come up, the copies
+/// that one barrier counts, one thread's groups of cp.async, and so on. What is done falls into
+/// epochs 1, 2, ... of whoever does it.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +18,8 @@
 
 namespace attn::emulator {
 
-/// Of everybody by number: the last epoch that is known. Shorter where nothing is known of the rest.
+/// Of everybody by number: the last epoch that is known. Shorter where nothing is known of the
+/// rest.
 using Epochs = std::vector<std::uint32_t>;
 
 /// What those know together who have arrived at a barrier.
@@ -27,7 +30,8 @@ struct Meeting {
 
 class Order {
  public:
-  explicit Order(std::size_t threads) : threads_(threads), next_(threads), own_(threads, 1), known_(threads, start()) {}
+  explicit Order(std::size_t threads)
+      : threads_(threads), next_(threads), own_(threads, 1), known_(threads, start()) {}
 
   /// A number for somebody more.
   std::size_t add(std::size_t count = 1) { return std::exchange(next_, next_ + count); }
@@ -45,7 +49,8 @@ class Order {
     set(more, who, epoch);
     known_[t] = std::make_shared<const Epochs>(std::move(more));
   }
-  /// Thread t arrives: what it has done, and what it knows, is known there; what it does from here on is not.
+  /// Thread t arrives: what it has done, and what it knows, is known there; what it does from here
+  /// on is not.
   void give(std::size_t t, Meeting& m) {
     if (m.last != known_[t].get()) join(m.known, *known_[t]);
     m.last = known_[t].get();
@@ -62,7 +67,8 @@ class Order {
       known_[t] = std::make_shared<const Epochs>(std::move(both));
     }
   }
-  /// All that thread t knows of the threads, and has done, is known of numbers `first` and on instead as well.
+  /// All that thread t knows of the threads, and has done, is known of numbers `first` and on
+  /// instead as well.
   void repeat(std::size_t t, std::size_t first) {
     Epochs more = *known_[t];
     for (std::size_t i = 0; i < threads_; ++i) {
@@ -95,8 +101,9 @@ class Order {
   }
 
   std::size_t threads_, next_;
-  Epochs own_;                                       // the epoch of what each thread does now
-  std::vector<std::shared_ptr<const Epochs>> known_;  // of each thread, but for its own; often one for all
+  Epochs own_;  // the epoch of what each thread does now
+  // Of each thread, but for its own; often one for all.
+  std::vector<std::shared_ptr<const Epochs>> known_;
 };
 
 }  // namespace attn::emulator

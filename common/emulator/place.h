@@ -12,7 +12,8 @@ namespace attn::emulator {
 struct Place {
   const char* file = "";
   int line = 0;
-  std::string text() const;  ///< "04_flash_v2/v4_cp_async.cu:120": the folder and the file are enough to find it
+  std::string text()
+      const;  ///< "04_flash_v2/v4_cp_async.cu:120": the folder and the file are enough to find it
   bool operator==(const Place& other) const {
     return line == other.line && std::strcmp(file, other.file) == 0;
   }

@@ -11,7 +11,8 @@ float half_to_float(bool bf16, std::uint16_t bits) {
   return static_cast<float>(std::bit_cast<Float16>(bits));
 }
 
-// The hardware adds up in an order of its own, too: here four sums, which a vector unit does at once.
+// The hardware adds up in an order of its own, too: here four sums, which a vector unit does at
+// once.
 float dot(const float* a, const float* b) {
   float part[4] = {};
   for (int k = 0; k < 16; k += 4)
@@ -23,9 +24,11 @@ float dot(const float* a, const float* b) {
 void along_k(const WgmmaPart& p, std::uint64_t descriptor, bool mn_major, int n, float (&out)[16]) {
   std::uint16_t bits[16];
   if (mn_major) {
-    for (int k = 0; k < 16; ++k) std::memcpy(&bits[k], p.shared + operand_offset(descriptor, true, n, k), 2);
+    for (int k = 0; k < 16; ++k)
+      std::memcpy(&bits[k], p.shared + operand_offset(descriptor, true, n, k), 2);
   } else {
-    for (int k = 0; k < 16; k += 8) std::memcpy(&bits[k], p.shared + operand_offset(descriptor, false, n, k), 16);
+    for (int k = 0; k < 16; k += 8)
+      std::memcpy(&bits[k], p.shared + operand_offset(descriptor, false, n, k), 16);
   }
   to_floats(p.bf16, bits, out);
 }
@@ -34,7 +37,8 @@ void along_k(const WgmmaPart& p, std::uint64_t descriptor, bool mn_major, int n,
 
 void to_floats(bool bf16, const std::uint16_t* elements, float (&out)[16]) {
   if (bf16)
-    for (int i = 0; i < 16; ++i) out[i] = std::bit_cast<float>(static_cast<std::uint32_t>(elements[i]) << 16);
+    for (int i = 0; i < 16; ++i)
+      out[i] = std::bit_cast<float>(static_cast<std::uint32_t>(elements[i]) << 16);
   else
     for (int i = 0; i < 16; ++i) out[i] = half_to_float(false, elements[i]);
 }
@@ -48,7 +52,8 @@ void mma_m16n8k16(bool bf16, const std::array<MmaLane*, 32>& lanes) {
     const int g = lane / 4, t = lane % 4;
     const MmaLane& mine = *lanes[static_cast<std::size_t>(lane)];
     for (int i = 0; i < 2; ++i) {
-      for (int r = 0; r < 4; ++r) A[g + 8 * (r % 2)][2 * t + i + 8 * (r / 2)] = half_of(mine.a[r], i);
+      for (int r = 0; r < 4; ++r)
+        A[g + 8 * (r % 2)][2 * t + i + 8 * (r / 2)] = half_of(mine.a[r], i);
       for (int r = 0; r < 2; ++r) B[g][2 * t + i + 8 * r] = half_of(mine.b[r], i);
     }
   }

@@ -1,6 +1,6 @@
 /// \file
-/// The arithmetic of tensor cores: products of 16-bit elements, sums in float32. Compiled once and optimised, since it is
-/// most of what an emulated kernel does.
+/// The arithmetic of tensor cores: products of 16-bit elements, sums in float32. Compiled once and
+/// optimised, since it is most of what an emulated kernel does.
 #pragma once
 
 #include <array>
@@ -28,27 +28,31 @@ void mma_m16n8k16(bool bf16, const std::array<MmaLane*, 32>& lanes);
 /// Sixteen elements as floats.
 void to_floats(bool bf16, const std::uint16_t* elements, float (&out)[16]);
 
-/// A thread's part of `wgmma`, as ptx/wgmma.h has it: two rows of A, and of B the columns 2t and 2t + 1 of every eight,
-/// t = lane % 4.
+/// A thread's part of `wgmma`, as ptx/wgmma.h has it: two rows of A, and of B the columns 2t and 2t
+/// + 1 of every eight, t = lane % 4.
 struct WgmmaPart {
   float (*d)[4];
   int columns, lane;
-  bool bf16, accumulate, mn_major;        // of B
+  bool bf16, accumulate, mn_major;  // of B
   const std::byte* shared;
-  std::uint64_t a, b;                     // matrix descriptors
-  const std::uint32_t* const* registers;  // those of the quad's four lanes, or null: A lies in shared memory
-  int row;                                // of A, the first of this thread's two; the other is 8 on
+  std::uint64_t a, b;  // matrix descriptors
+  // Those of the quad's four lanes, or null: A lies in shared memory.
+  const std::uint32_t* const* registers;
+  int row;        // of A, the first of this thread's two; the other is 8 on
 };
 void wgmma(const WgmmaPart& part);
 
-/// Where element (row, k) of a K-major operand, or (k, row) of an MN-major one, lies in shared memory, as the hardware
-/// finds it: the address without the swizzle of 128 bytes, then the swizzle.
+/// Where element (row, k) of a K-major operand, or (k, row) of an MN-major one, lies in shared
+/// memory, as the hardware finds it: the address without the swizzle of 128 bytes, then the
+/// swizzle.
 inline std::uint64_t operand_offset(std::uint64_t descriptor, bool mn_major, int row, int k) {
   const std::uint64_t start = (descriptor & 0x3FFF) << 4;
-  const std::uint64_t panel = (descriptor >> 16 & 0x3FFF) << 4, group = (descriptor >> 32 & 0x3FFF) << 4;
+  const std::uint64_t panel = (descriptor >> 16 & 0x3FFF) << 4, group = (descriptor >> 32 & 0x3FFF)
+                                                                        << 4;
   const auto r = static_cast<std::uint64_t>(row), c = static_cast<std::uint64_t>(k);
-  const std::uint64_t address = start + (mn_major ? r / 64 * panel + c / 8 * group + c % 8 * 128 + r % 64 * 2
-                                                  : r / 8 * group + r % 8 * 128 + c * 2);
+  const std::uint64_t address =
+      start + (mn_major ? r / 64 * panel + c / 8 * group + c % 8 * 128 + r % 64 * 2
+                        : r / 8 * group + r % 8 * 128 + c * 2);
   return address ^ (address >> 7 & 7) << 4;
 }
 

@@ -28,7 +28,8 @@ Loaded loaded() {
   Loaded found;
   dl_iterate_phdr(
       [](dl_phdr_info* info, std::size_t, void* out) {
-        *static_cast<Loaded*>(out) = {info->dlpi_addr, static_cast<std::byte*>(info->dlpi_tls_data)};
+        *static_cast<Loaded*>(out) = {info->dlpi_addr,
+                                      static_cast<std::byte*>(info->dlpi_tls_data)};
         return 1;  // the program itself is the first
       },
       &found);
@@ -49,7 +50,8 @@ struct Symbols {
     struct stat status {};
     if (file < 0) return;
     if (fstat(file, &status) == 0) {
-      void* const map = mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_PRIVATE, file, 0);
+      void* const map =
+          mmap(nullptr, static_cast<std::size_t>(status.st_size), PROT_READ, MAP_PRIVATE, file, 0);
       if (map != MAP_FAILED) {
         read(static_cast<const char*>(map));
         munmap(map, static_cast<std::size_t>(status.st_size));
@@ -66,10 +68,12 @@ struct Symbols {
       if (sections[s].sh_type != SHT_SYMTAB) continue;
       const char* const names = file + sections[sections[s].sh_link].sh_offset;
       const auto* symbol = reinterpret_cast<const ElfW(Sym)*>(file + sections[s].sh_offset);
-      for (const auto* end = symbol + sections[s].sh_size / sizeof *symbol; symbol < end; ++symbol) {
+      for (const auto* end = symbol + sections[s].sh_size / sizeof *symbol; symbol < end;
+           ++symbol) {
         const int type = symbol->st_info & 0xF;
         if (type == STT_FUNC) functions.emplace(symbol->st_value, names + symbol->st_name);
-        if (type == STT_TLS) variables.emplace(names + symbol->st_name, Variable{symbol->st_value, symbol->st_size});
+        if (type == STT_TLS)
+          variables.emplace(names + symbol->st_name, Variable{symbol->st_value, symbol->st_size});
       }
     }
   }
@@ -92,9 +96,11 @@ std::string variable_name(std::string_view mangled) {
 std::vector<StaticShared> static_shared(const void* function) {
   const Loaded program = loaded();
   std::vector<StaticShared> found;
-  const auto [first, last] = symbols().functions.equal_range(reinterpret_cast<std::uintptr_t>(function) - program.base);
+  const auto [first, last] =
+      symbols().functions.equal_range(reinterpret_cast<std::uintptr_t>(function) - program.base);
   for (auto f = first; f != last; ++f) {
-    // Itanium C++ ABI, 5.1.2 and 5.1.6: of function _Z<encoding> the local variable is _ZZ<encoding>E<name>.
+    // Itanium C++ ABI, 5.1.2 and 5.1.6: of function _Z<encoding> the local variable is
+    // _ZZ<encoding>E<name>.
     if (f->second.rfind("_Z", 0) != 0) continue;
     const std::string local = "_ZZ" + f->second.substr(2) + "E";
     for (auto v = symbols().variables.lower_bound(local);
@@ -106,8 +112,8 @@ std::vector<StaticShared> static_shared(const void* function) {
   return found;
 }
 
-// __launch_bounds__(n) puts n instructions that do nothing before the kernel (cuda_names.h); the compiler lists where
-// they begin.
+// __launch_bounds__(n) puts n instructions that do nothing before the kernel (cuda_names.h); the
+// compiler lists where they begin.
 extern "C" {
 extern const std::uintptr_t __start___patchable_function_entries[] __attribute__((weak));
 extern const std::uintptr_t __stop___patchable_function_entries[] __attribute__((weak));
@@ -117,7 +123,8 @@ std::size_t launch_bounds(const void* function) {
   constexpr std::size_t kMostThreads = 1024;
   constexpr unsigned char kNop = 0x90;
   const auto entry = reinterpret_cast<std::uintptr_t>(function);
-  for (const std::uintptr_t* at = __start___patchable_function_entries; at < __stop___patchable_function_entries; ++at) {
+  for (const std::uintptr_t* at = __start___patchable_function_entries;
+       at < __stop___patchable_function_entries; ++at) {
     if (*at >= entry || entry - *at > kMostThreads) continue;
     const auto* code = reinterpret_cast<const unsigned char*>(*at);
     std::size_t nops = 0;
@@ -130,11 +137,12 @@ std::size_t launch_bounds(const void* function) {
 std::string line_of(std::uintptr_t return_address) {
   const std::uintptr_t offset = return_address - 1 - loaded().base;  // the call is before it
   char text[4096];
-  std::snprintf(text, sizeof text, "addr2line -i -e /proc/%d/exe 0x%zx 2>/dev/null", static_cast<int>(getpid()),
-                static_cast<std::size_t>(offset));
+  std::snprintf(text, sizeof text, "addr2line -i -e /proc/%d/exe 0x%zx 2>/dev/null",
+                static_cast<int>(getpid()), static_cast<std::size_t>(offset));
   std::string last, any;
   if (const std::unique_ptr<FILE, int (*)(FILE*)> lines(popen(text, "r"), pclose); lines) {
-    // Inlined functions come from the inside out; the first one that is not the machine's is the kernel's.
+    // Inlined functions come from the inside out; the first one that is not the machine's is the
+    // kernel's.
     while (std::fgets(text, sizeof text, lines.get())) {
       last = text;
       const auto colon = last.find_last_of(':');
@@ -160,6 +168,8 @@ std::string place_text(const std::string& path, long line) {
   return (cut == path.npos ? path : path.substr(cut + 1)) + ":" + std::to_string(line);
 }
 std::string Place::text() const { return place_text(file, line); }
-std::string Where::text() const { return file ? place_text(file, static_cast<long>(at)) : line_of(at); }
+std::string Where::text() const {
+  return file ? place_text(file, static_cast<long>(at)) : line_of(at);
+}
 
 }  // namespace attn::emulator

@@ -1,6 +1,6 @@
 /// \file
-/// What the running program's own file says of its kernels (ELF, Linux): the static shared memory of a kernel, its
-/// launch bounds, the source line of an address.
+/// What the running program's own file says of its kernels (ELF, Linux): the static shared memory
+/// of a kernel, its launch bounds, the source line of an address.
 #pragma once
 
 #include <cstddef>
@@ -16,14 +16,15 @@ struct StaticShared {
   std::byte* data;
   std::size_t bytes;
 };
-/// Those of the kernel at `function`, on the calling thread of the host; none where the program has been stripped.
+/// Those of the kernel at `function`, on the calling thread of the host; none where the program has
+/// been stripped.
 std::vector<StaticShared> static_shared(const void* function);
 
 /// The most threads that `__launch_bounds__` of the kernel at `function` allows, or 0: it has none.
 std::size_t launch_bounds(const void* function);
 
-/// The source line before a return address, outside of the emulator and the instructions: "v1_a.cu:5", or an address
-/// where the program holds no line numbers or there is no addr2line.
+/// The source line before a return address, outside of the emulator and the instructions:
+/// "v1_a.cu:5", or an address where the program holds no line numbers or there is no addr2line.
 std::string line_of(std::uintptr_t return_address);
 
 }  // namespace attn::emulator

@@ -5,7 +5,12 @@
 namespace attn::emulator {
 
 Races::Races(std::size_t threads, ThreadName thread)
-    : thread_(std::move(thread)), block_(threads), order_(threads), threads_(threads), events_(1), recent_(threads) {}
+    : thread_(std::move(thread)),
+      block_(threads),
+      order_(threads),
+      threads_(threads),
+      events_(1),
+      recent_(threads) {}
 
 void Races::fence_proxy(std::size_t t) {
   if (proxies_ == 0) proxies_ = order_.add(threads_);
@@ -22,7 +27,8 @@ bool Races::ordered(const Event& before, const Event& now) const {
   return order_.knows(now.thread, before.who, before.epoch);
 }
 
-// Instructions that go on by themselves see what ordinary code has written after a fence only. PTX ISA, "Async proxy".
+// Instructions that go on by themselves see what ordinary code has written after a fence only. PTX
+// ISA, "Async proxy".
 bool Races::unfenced(const Event& before, const Event& now) const {
   const bool by_itself = now.who >= threads_ && now.kind == Kind::read;
   return by_itself && before.who < threads_ &&
@@ -56,7 +62,8 @@ inline void Races::note_read(Shadow::Cell& cell, const Touch& now) {
     // The threads' reads are known to all; a read by an instruction that goes on by itself is not.
     std::size_t left = 0;
     for (std::size_t r = 0; r < cell.readers; ++r)
-      if (cell.reader[r] & kAsync) cell.read[left] = cell.read[r], cell.reader[left++] = cell.reader[r];
+      if (cell.reader[r] & kAsync)
+        cell.read[left] = cell.read[r], cell.reader[left++] = cell.reader[r];
     cell.readers = static_cast<std::uint8_t>(left);
     cell.since = barriers_;
   }
@@ -92,7 +99,8 @@ inline void Races::note_write(Shadow::Cell& cell, const Touch& now) {
   cell.readers = static_cast<std::uint8_t>(left);
 }
 
-const std::string* Races::touch(std::uint32_t number, const Memory& memory, std::size_t first, std::size_t bytes) {
+const std::string* Races::touch(std::uint32_t number, const Memory& memory, std::size_t first,
+                                std::size_t bytes) {
   constexpr std::size_t kBytes = Shadow::Cell::kBytes;
   const std::size_t end = first + bytes;
   const Kind kind = event(number).kind;
@@ -114,7 +122,8 @@ const std::string* Races::touch(std::uint32_t number, const Memory& memory, std:
     if (!memory.starts_written)
       for (std::size_t b = 0; b < kBytes && !never_written_; ++b)
         if ((mask >> b & 1) && cell.writer[cell.mixed ? b : 0] == 0)
-          never_written_ = memory.name(begin + b) + " was " + done(event(number)) + ", where nobody had written";
+          never_written_ =
+              memory.name(begin + b) + " was " + done(event(number)) + ", where nobody had written";
     note_read(cell, now);
   }
   return nullptr;
@@ -122,7 +131,9 @@ const std::string* Races::touch(std::uint32_t number, const Memory& memory, std:
 
 // "read by thread (0,0,0) at v1_a.cu:5", "written by cp_async_16 of thread (0,0,0) at v1_a.cu:5".
 std::string Races::done(const Event& event) const {
-  std::string s = event.kind == Kind::read ? "read by " : event.kind == Kind::write ? "written by " : "changed by ";
+  std::string s = event.kind == Kind::read    ? "read by "
+                  : event.kind == Kind::write ? "written by "
+                                              : "changed by ";
   if (event.what) s.append(event.what).append(" of ");
   return s.append(thread_(event.thread, event.block)).append(" at ").append(event.where.text());
 }

@@ -1,9 +1,9 @@
 /// \file
-/// Finds races: two accesses to one byte, one of them a write, that no barrier has put in order; and reads of shared
-/// memory that nobody has written.
+/// Finds races: two accesses to one byte, one of them a write, that no barrier has put in order;
+/// and reads of shared memory that nobody has written.
 ///
-/// Accesses of ordinary code come from the compiler (accesses.cpp); instructions report their own. Each byte's cell
-/// remembers who wrote it last, and some of those who have read it since.
+/// Accesses of ordinary code come from the compiler (accesses.cpp); instructions report their own.
+/// Each byte's cell remembers who wrote it last, and some of those who have read it since.
 #pragma once
 
 #include <algorithm>
@@ -26,15 +26,16 @@ enum class Kind : std::uint8_t { read, write, atomic };
 /// The cells of one piece of memory, a page of them at a time.
 class Shadow {
  public:
-  /// Four bytes of memory. Numbers are those of events; 0 is none. Of the readers since the last write, and since the
-  /// last barrier of the whole block, there are some.
+  /// Four bytes of memory. Numbers are those of events; 0 is none. Of the readers since the last
+  /// write, and since the last barrier of the whole block, there are some.
   struct Cell {
     static constexpr std::size_t kBytes = 4, kReaders = 4;
     static constexpr unsigned kWhole = 0xF;
-    std::array<std::uint32_t, kBytes> writer{};  // of each byte if they are mixed; else the first is all bytes'
+    std::array<std::uint32_t, kBytes>
+        writer{};  // of each byte if they are mixed; else the first is all bytes'
     std::array<std::uint32_t, kReaders> reader{};
-    std::array<std::uint8_t, kReaders> read{};   // which of the bytes, a bit each
-    std::uint32_t since = 0;                     // the readers' barrier of the whole block
+    std::array<std::uint8_t, kReaders> read{};  // which of the bytes, a bit each
+    std::uint32_t since = 0;                    // the readers' barrier of the whole block
     std::uint8_t readers = 0;
     bool mixed = false;
   };
@@ -56,8 +57,8 @@ class Shadow {
 
 class Races {
  public:
-  /// What is said of a byte of some memory, "byte 8 of shared memory", and of a thread by number and by the block that
-  /// had it, "thread (3,0,0) of block (1,0,0)".
+  /// What is said of a byte of some memory, "byte 8 of shared memory", and of a thread by number
+  /// and by the block that had it, "thread (3,0,0) of block (1,0,0)".
   using Name = std::function<std::string(std::size_t)>;
   using ThreadName = std::function<std::string(std::size_t thread, std::uint32_t block)>;
   Races(std::size_t threads, ThreadName thread);
@@ -72,9 +73,10 @@ class Races {
     const Name& name;     // of a byte
     bool starts_written;  // shared memory holds nothing in the beginning
   };
-  /// A line of what is wrong, if this access of thread t is, or null. `what`: an instruction, or null of ordinary code.
-  const std::string* access(std::size_t t, Kind kind, const char* what, const Where& where, const Memory& memory,
-                            std::size_t first, std::size_t bytes) {
+  /// A line of what is wrong, if this access of thread t is, or null. `what`: an instruction, or
+  /// null of ordinary code.
+  const std::string* access(std::size_t t, Kind kind, const char* what, const Where& where,
+                            const Memory& memory, std::size_t first, std::size_t bytes) {
     if (kind == Kind::read && one_more(memory.shadow, first, bytes)) return nullptr;
     const std::uint32_t epoch = order_.now(t);
     const std::uintptr_t key = where.key() * 4 + static_cast<std::uintptr_t>(kind);
@@ -83,13 +85,16 @@ class Races {
       recent = {key, epoch, event_of({t, epoch, t, kind, what, where})};
     return touch(recent.event, memory, first, bytes);
   }
-  /// The same by an instruction that goes on by itself, as number `who` and in its epoch `epoch`, issued by thread t.
-  const std::string* async(std::size_t t, std::size_t who, std::uint32_t epoch, Kind kind, const char* what,
-                           const Where& where, const Memory& memory, std::size_t first, std::size_t bytes) {
+  /// The same by an instruction that goes on by itself, as number `who` and in its epoch `epoch`,
+  /// issued by thread t.
+  const std::string* async(std::size_t t, std::size_t who, std::uint32_t epoch, Kind kind,
+                           const char* what, const Where& where, const Memory& memory,
+                           std::size_t first, std::size_t bytes) {
     return touch(event_of({who, epoch, t, kind, what, where}), memory, first, bytes);
   }
 
-  /// The first read of shared memory that nobody had written, or nothing. A write that comes after it is a race, or not.
+  /// The first read of shared memory that nobody had written, or nothing. A write that comes after
+  /// it is a race, or not.
   std::optional<std::string> never_written() const { return never_written_; }
 
   /// All threads have met: whatever threads did before is in order before all that follows.
@@ -97,7 +102,8 @@ class Races {
     all_know_ = static_cast<std::uint32_t>(events_.size());
     ++barriers_;
   }
-  /// `fence.proxy.async` of thread t: what it knows of, instructions that go on by themselves may read.
+  /// `fence.proxy.async` of thread t: what it knows of, instructions that go on by themselves may
+  /// read.
   void fence_proxy(std::size_t t);
 
  private:
@@ -114,19 +120,22 @@ class Races {
     std::uintptr_t key = 0;
     std::uint32_t epoch = 0, event = 0;
   };
-  struct Recents : std::array<Recent, 16> {  // a thread's last events: a loop comes by the same places again
+  struct Recents
+      : std::array<Recent, 16> {  // a thread's last events: a loop comes by the same places again
     static constexpr std::size_t kNumber = 16;
   };
-  // Numbers of events of instructions that go on by themselves have this bit: `all_know_` says nothing of them.
+  // Numbers of events of instructions that go on by themselves have this bit: `all_know_` says
+  // nothing of them.
   static constexpr std::uint32_t kAsync = 1u << 31;
   struct Touch {
     std::uint32_t number;
     Kind kind;
     unsigned bytes;  // which of the cell's, a bit each
   };
-  const std::string* touch(std::uint32_t number, const Memory& memory, std::size_t first, std::size_t bytes);
-  // One more reader of a word that everybody knows the writer of, and that has as many readers as are remembered: one
-  // in eight takes another one's place.
+  const std::string* touch(std::uint32_t number, const Memory& memory, std::size_t first,
+                           std::size_t bytes);
+  // One more reader of a word that everybody knows the writer of, and that has as many readers as
+  // are remembered: one in eight takes another one's place.
   bool one_more(Shadow& shadow, std::size_t first, std::size_t bytes) {
     if (first % Shadow::Cell::kBytes + bytes > Shadow::Cell::kBytes) return false;
     const Shadow::Cell& cell = shadow.at(first / Shadow::Cell::kBytes);
@@ -150,7 +159,8 @@ class Races {
   std::size_t threads_;
   std::size_t proxies_ = 0;  // the number of thread 0's proxy, once there is one
   std::vector<Event> events_;
-  std::uint32_t all_know_ = 1, barriers_ = 0;  // events before this one, of threads; barriers of the whole block
+  // Events before this one, of threads; barriers of the whole block.
+  std::uint32_t all_know_ = 1, barriers_ = 0;
   std::vector<Recents> recent_;
   std::optional<std::string> never_written_;
   std::string error_;

@@ -1,29 +1,34 @@
 /// \file
 /// The SIMT emulator: runs a CUDA kernel, compiled by the host compiler, on one CPU core.
 ///
-/// Every CUDA thread is a fiber. A scheduler resumes one runnable thread at a time, chosen at random from a seed; a
-/// thread runs until it has to wait: at a barrier (of the block, a named one, an `mbarrier`), at a warp collective (a
-/// shuffle, a vote, an `mma`) whose other lanes have not arrived, or for a value in global memory (`wait_until`). So a
-/// kernel that lacks a barrier reads data that is not there yet, or no longer there, in nearly every order that a seed
-/// produces: the race shows as a wrong result. Besides, races are found as such, with both lines (races.h).
+/// Every CUDA thread is a fiber. A scheduler resumes one runnable thread at a time, chosen at
+/// random from a seed; a thread runs until it has to wait: at a barrier (of the block, a named one,
+/// an `mbarrier`), at a warp collective (a shuffle, a vote, an `mma`) whose other lanes have not
+/// arrived, or for a value in global memory (`wait_until`). So a kernel that lacks a barrier reads
+/// data that is not there yet, or no longer there, in nearly every order that a seed produces: the
+/// race shows as a wrong result. Besides, races are found as such, with both lines (races.h).
 ///
-/// Drawn alike, warps go on at about the same pace, and a race of two lines far apart is never lost. So
-/// half of the blocks have a late warp: it runs when no other thread can.
+/// Drawn alike, warps go on at about the same pace, and a race of two lines far apart is never
+/// lost. So half of the blocks have a late warp: it runs when no other thread can.
 ///
-/// Some blocks are resident at a time, and run interleaved; another one starts when one has ended. A plain store to
-/// global memory may let others run first: what they have stored there since this thread's load is lost.
+/// Some blocks are resident at a time, and run interleaved; another one starts when one has ended.
+/// A plain store to global memory may let others run first: what they have stored there since this
+/// thread's load is lost.
 ///
 /// Not modelled:
 ///   - time, caches, occupancy, and how many registers a thread needs;
-///   - the order in which other blocks see writes to global memory: each is visible at once, fence or not;
+///   - the order in which other blocks see writes to global memory: each is visible at once, fence
+///     or not;
 ///   - warps that go on together: a lane runs alone from one collective to the next;
 ///   - rounding of the fast functions (__expf and so on): they are as exact as the host's;
-///   - the proxies of memory, but for the fence before TMA and wgmma read what ordinary code wrote to shared memory;
+///   - the proxies of memory, but for the fence before TMA and wgmma read what ordinary code wrote
+///     to shared memory;
 ///   - clusters and distributed shared memory;
-///   - the static shared memory of functions that a kernel calls, and of a program without symbols (`strip`): it starts
-///     as 0, and counts for nothing.
+///   - the static shared memory of functions that a kernel calls, and of a program without symbols
+///     (`strip`): it starts as 0, and counts for nothing.
 ///
-/// The names of CUDA (`threadIdx`, `__syncthreads`, ...) are in cuda_names.h; this file is the machine below them.
+/// The names of CUDA (`threadIdx`, `__syncthreads`, ...) are in cuda_names.h; this file is the
+/// machine below them.
 ///
 ///     run_grid: while there are blocks, a resident one, at random
 ///       Block::step: resume a random ready thread, those of a late warp last
@@ -68,11 +73,14 @@ inline constexpr std::size_t kWarpSize = 32, kWarpgroupSize = 128;
 
 /// The seed of every schedule that follows on this thread of the host.
 inline thread_local constinit std::uint64_t schedule_seed = 0;
-/// Blocks that run interleaved. A kernel that waits for more blocks than that deadlocks, as on a GPU.
+/// Blocks that run interleaved. A kernel that waits for more blocks than that deadlocks, as on a
+/// GPU.
 inline thread_local constinit std::size_t resident_blocks = 4;
-/// Whether races are looked for: those of shared memory, those of global memory between blocks as well.
+/// Whether races are looked for: those of shared memory, those of global memory between blocks as
+/// well.
 inline thread_local constinit bool find_races = false, find_global_races = false;
-/// Operations of all tensor-core products so far on this thread of the host: what a step's model is compared with.
+/// Operations of all tensor-core products so far on this thread of the host: what a step's model is
+/// compared with.
 inline thread_local constinit std::uint64_t tensor_flop = 0;
 
 /// A kernel did something that no order of its threads can make right. `what()` is one line: what,
@@ -106,9 +114,10 @@ class Block;
 struct Grid {
   const Kernel& kernel;
   std::vector<StaticShared> variables;  ///< the kernel's `__shared__` variables
-  std::unique_ptr<GridRaces> races;     ///< of all resident blocks, if those in global memory are looked for
+  /// Of all resident blocks, if those in global memory are looked for.
+  std::unique_ptr<GridRaces> races;
   Stacks& stacks;
-  Block* inside = nullptr;              ///< whose bytes the variables hold
+  Block* inside = nullptr;  ///< whose bytes the variables hold
 };
 
 /// The block that runs now, or null; and the same if somebody wants to know what its threads read.
@@ -121,7 +130,8 @@ class Block {
   static Block& current() { return *running_block; }
 
   /// Of the resident blocks it is number `slot`.
-  Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_t seed, Grid& grid, std::size_t slot);
+  Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_t seed, Grid& grid,
+        std::size_t slot);
   ~Block();
 
   /// Runs up to `threads` threads, each until it waits. Whether any ran.
@@ -145,20 +155,22 @@ class Block {
   // ---- barriers ---------------------------------------------------------------------------------
   /// Waits until all threads of the block are here (`__syncthreads`).
   void wait_block(const char* what, Place place);
-  /// Arrives at named barrier `id` (`bar.arrive`, `bar.sync`). It opens when `count` threads have arrived, from
-  /// whatever places; a thread that is to `wait` goes on then, the others at once.
+  /// Arrives at named barrier `id` (`bar.arrive`, `bar.sync`). It opens when `count` threads have
+  /// arrived, from whatever places; a thread that is to `wait` goes on then, the others at once.
   void named_barrier(const char* what, Place place, std::size_t id, std::size_t count, bool wait);
-  /// `mbarrier.init`: a phase ends when `count` threads have arrived and all expected bytes are there.
+  /// `mbarrier.init`: a phase ends when `count` threads have arrived and all expected bytes are
+  /// there.
   void mbarrier_init(const char* what, Place place, const void* at, std::size_t count);
   /// `fence.mbarrier_init`: copies know the barriers that this thread has initialised.
   void mbarrier_init_fence();
   /// `mbarrier.arrive`, after it was told of `bytes` that copies will bring in this phase.
   void mbarrier_arrive(const char* what, Place place, const void* at, std::size_t bytes);
-  /// A copy of `bytes` bytes to `to` in shared memory that the barrier is told of when it is done. It is done when the
-  /// phase could end and somebody waits for that: as late as may be.
+  /// A copy of `bytes` bytes to `to` in shared memory that the barrier is told of when it is done.
+  /// It is done when the phase could end and somebody waits for that: as late as may be.
   void mbarrier_copy(const char* what, Place place, const void* at, void* to, std::size_t bytes,
                      std::function<void()> work);
-  /// `mbarrier.try_wait.parity` until it says yes: waits for the end of the last phase that has this parity.
+  /// `mbarrier.try_wait.parity` until it says yes: waits for the end of the last phase that has
+  /// this parity.
   void mbarrier_wait(const char* what, Place place, const void* at, unsigned parity);
   /// Waits until `there` says yes: for what another block does to global memory.
   void wait_until(const char* what, Place place, const std::function<bool()>& there);
@@ -178,7 +190,8 @@ class Block {
   unsigned full_mask() const;
 
   // ---- work in flight ---------------------------------------------------------------------------
-  /// `cp.async` of 16 bytes to `to`; `work` does it. Then `commit` and `wait` as of the instructions.
+  /// `cp.async` of 16 bytes to `to`; `work` does it. Then `commit` and `wait` as of the
+  /// instructions.
   void copy_async(const char* what, Place place, void* to, std::function<void()> work);
   void copy_commit();
   void copy_wait(std::size_t pending);
@@ -190,25 +203,29 @@ class Block {
   void store_wait(std::size_t pending);
   /// `fence.proxy.async`
   void fence_proxy();
-  /// `wgmma`, this thread's part of it: `work` multiplies. It writes the accumulators `d`, adding to them or not, and
-  /// reads the registers `a`, if any. `operands` as above, of the whole warpgroup.
+  /// `wgmma`, this thread's part of it: `work` multiplies. It writes the accumulators `d`, adding
+  /// to them or not, and reads the registers `a`, if any. `operands` as above, of the whole
+  /// warpgroup.
   struct Registers {
     void* at = nullptr;
     std::size_t bytes = 0;
   };
-  void product_async(Place place, Registers d, bool accumulate, Registers a, std::function<void()> work,
-                     const std::function<void(const Read&)>& operands);
+  void product_async(Place place, Registers d, bool accumulate, Registers a,
+                     std::function<void()> work, const std::function<void(const Read&)>& operands);
   void product_fence();
   void product_commit();
   void product_wait(std::size_t pending, Place place);
-  /// `setmaxnreg`: from here on the calling warpgroup has `count` registers a thread. Who takes more waits until others
-  /// have given them; in the machine for ever, if what all have in the end is more than the block was launched with.
-  /// A warpgroup that has not called yet may still give all but 24.
+  /// `setmaxnreg`: from here on the calling warpgroup has `count` registers a thread. Who takes
+  /// more waits until others have given them; in the machine for ever, if what all have in the end
+  /// is more than the block was launched with. A warpgroup that has not called yet may still give
+  /// all but 24.
   void registers(const char* what, Place place, unsigned count, bool take);
 
   // ---- memory -----------------------------------------------------------------------------------
-  /// The thread that runs reads or writes memory; `where` as far as it is known. From the compiler: must not throw.
-  void access(Kind kind, const char* what, const Where& where, const void* at, std::size_t bytes) noexcept {
+  /// The thread that runs reads or writes memory; `where` as far as it is known. From the compiler:
+  /// must not throw.
+  void access(Kind kind, const char* what, const Where& where, const void* at,
+              std::size_t bytes) noexcept {
     const auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(at) - shared_.get());
     if (offset < shared_bytes_)
       access_shared(kind, what, where, variables_.size() + offset, bytes);
@@ -216,15 +233,18 @@ class Block {
       access_other(kind, what, where, at, bytes);
   }
   /// An instruction that takes addresses of whole `bytes` only: a GPU faults, or reads elsewhere.
-  void require_aligned(const char* what, Place place, const char* which, const void* at, std::size_t bytes) const;
+  void require_aligned(const char* what, Place place, const char* which, const void* at,
+                       std::size_t bytes) const;
   /// Whether it is memory of the kernel: shared, or a buffer.
   bool is_kernels(const void* at) const;
-  /// Before an atomic access: others may come first. `releases`, `acquires`: as of the instructions of that name.
-  void atomic(const char* what, Place place, const void* at, std::size_t bytes, bool releases = false,
-              bool acquires = false);
+  /// Before an atomic access: others may come first. `releases`, `acquires`: as of the instructions
+  /// of that name.
+  void atomic(const char* what, Place place, const void* at, std::size_t bytes,
+              bool releases = false, bool acquires = false);
   /// The same of a word in global memory, and the access itself.
   template <class Access>
-  void flag(const char* what, Place place, const unsigned* at, Access access, bool releases, bool acquires) {
+  void flag(const char* what, Place place, const unsigned* at, Access access, bool releases,
+            bool acquires) {
     atomic(what, place, at, sizeof(unsigned), releases, acquires);
     const Internal internal(internal_);
     access();
@@ -243,8 +263,8 @@ class Block {
     Fiber fiber;
     Index3 index;
     State state = State::kReady;
-    const char* what = "";  // what it waits for
-    Place place;            // and where
+    const char* what = "";                         // what it waits for
+    Place place;                                   // and where
     const std::function<bool()>* there = nullptr;  // when it polls
     AsyncWork work;
   };
@@ -276,10 +296,13 @@ class Block {
 #endif
   static constexpr std::size_t kSharedAlignment = 1024;
   struct FreeShared {
-    void operator()(std::byte* p) const { ::operator delete[](p, std::align_val_t{kSharedAlignment}); }
+    void operator()(std::byte* p) const {
+      ::operator delete[](p, std::align_val_t{kSharedAlignment});
+    }
   };
 
-  // After a failure threads leave: those who waited here before are gone, and so is what they brought.
+  // After a failure threads leave: those who waited here before are gone, and so is what they
+  // brought.
   void leave_if_failed() const {
     if (failure_) throw Abandoned{};
   }
@@ -290,7 +313,8 @@ class Block {
   void pause();
   void make_ready(std::size_t t);
   void poll();
-  void meet_warp(const char* what, Place place, unsigned mask, void* mine, const Finish& finish, bool orders = false);
+  void meet_warp(const char* what, Place place, unsigned mask, void* mine, const Finish& finish,
+                 bool orders = false);
   void bring_variables();
 
   MBarrier& mbarrier_of(const char* what, Place place, const void* at);
@@ -305,15 +329,18 @@ class Block {
   bool on_stack(const void* at) const {
     return static_cast<std::size_t>(static_cast<const std::byte*>(at) - stack_) < Stacks::kBytes;
   }
-  void access_shared(Kind kind, const char* what, const Where& where, std::size_t byte, std::size_t bytes) noexcept;
-  void access_other(Kind kind, const char* what, const Where& where, const void* at, std::size_t bytes) noexcept;
+  void access_shared(Kind kind, const char* what, const Where& where, std::size_t byte,
+                     std::size_t bytes) noexcept;
+  void access_other(Kind kind, const char* what, const Where& where, const void* at,
+                    std::size_t bytes) noexcept;
   std::string shared_name(std::size_t byte) const;
   std::optional<std::size_t> shared_byte(const void* at) const;
-  void async_access(std::size_t who, std::uint32_t epoch, Kind kind, const char* what, Place place, const void* at,
-                    std::size_t bytes);
+  void async_access(std::size_t who, std::uint32_t epoch, Kind kind, const char* what, Place place,
+                    const void* at, std::size_t bytes);
   std::size_t number_of(std::size_t& who);
   void check_registers(Kind kind, const Where& where, const void* at, std::size_t bytes);
-  std::size_t global_number(std::size_t t) const { return slot_ * threads_.size() + t; }  // among all resident threads
+  // Among all resident threads.
+  std::size_t global_number(std::size_t t) const { return slot_ * threads_.size() + t; }
   std::size_t number(std::size_t t) const { return grid_.races ? global_number(t) : t; }
   void arrive(Meeting& meeting, std::size_t t) {
     if (races_) races_->order().give(number(t), meeting);
@@ -333,25 +360,27 @@ class Block {
   std::vector<std::size_t> barrier_;            // threads that wait at the block barrier
   Meeting meeting_;                             // what they know
   std::array<Named, 16> named_;
-  std::vector<unsigned> registers_;             // of a thread of each warpgroup, by setmaxnreg; 0: not called yet
+  // Of a thread of each warpgroup, by setmaxnreg; 0: not called yet.
+  std::vector<unsigned> registers_;
   std::map<const void*, MBarrier> mbarriers_;
-  std::size_t late_warp_ = ~std::size_t{0};     // of a warp that there is not: nobody is late
-  std::vector<std::size_t> ready_, late_;       // threads that can go on, and those of the late warp
-  std::vector<std::size_t> polling_;            // threads that wait for global memory
+  std::size_t late_warp_ = ~std::size_t{0};  // of a warp that there is not: nobody is late
+  std::vector<std::size_t> ready_, late_;    // threads that can go on, and those of the late warp
+  std::vector<std::size_t> polling_;         // threads that wait for global memory
   std::size_t running_ = 0, exited_ = 0;
-  const std::byte* stack_ = nullptr;            // of the thread that runs
+  const std::byte* stack_ = nullptr;  // of the thread that runs
   std::exception_ptr failure_;
 
-  std::vector<std::byte> variables_;            // of this block's __shared__ variables, while another one runs
+  // Of this block's __shared__ variables, while another one runs.
+  std::vector<std::byte> variables_;
   const Members* members_ = nullptr;
-  std::vector<std::size_t> product_numbers_;    // of each warpgroup's products (order.h)
-  bool paused_ = false;                         // the thread that ran last has let others run
-  bool internal_ = false;                       // the machine itself copies or multiplies
-  bool looks_closer_ = false;                   // reads outside of dynamic shared memory may matter
-  Races* races_ = nullptr;                      // the block's, or the grid's; null: nobody looks for them
+  std::vector<std::size_t> product_numbers_;  // of each warpgroup's products (order.h)
+  bool paused_ = false;                       // the thread that ran last has let others run
+  bool internal_ = false;                     // the machine itself copies or multiplies
+  bool looks_closer_ = false;                 // reads outside of dynamic shared memory may matter
+  Races* races_ = nullptr;  // the block's, or the grid's; null: nobody looks for them
   std::unique_ptr<Races> own_races_;
   Races::Name shared_name_;
-  Shadow shadow_;                               // of the variables, then of dynamic shared memory
+  Shadow shadow_;  // of the variables, then of dynamic shared memory
 };
 
 /// Runs `kernel` once for every thread of every block. Throws KernelError.

@@ -79,8 +79,8 @@ constexpr SharedAccess shared_access(AddressOfLane address, int bytes) {
 /// l / 8. Each 8 x 8 matrix is one pass of 8 rows.
 template <class AddressOfLane>
 constexpr SharedAccess ldmatrix_access(AddressOfLane address, int matrices) {
-  return shared_access(
-      [=](int lane) { return lane < 8 * matrices ? address(lane) : int64_t{-1}; }, 16);
+  return shared_access([=](int lane) { return lane < 8 * matrices ? address(lane) : int64_t{-1}; },
+                       16);
 }
 
 }  // namespace attn

@@ -6,16 +6,10 @@
 #include <set>
 
 #include "device/gpus.h"
+#include "device/roofline.h"
 
 namespace attn::report {
 namespace {
-
-std::string time_text(double s) {
-  if (s < 1e-6) return fmt::format("{:.2f} ns", s * 1e9);
-  if (s < 1e-3) return fmt::format("{:.2f} us", s * 1e6);
-  if (s < 1) return fmt::format("{:.3f} ms", s * 1e3);
-  return fmt::format("{:.3f} s", s);
-}
 
 struct Column {
   std::string title;

@@ -10,13 +10,6 @@
 namespace attn {
 namespace {
 
-std::string time_text(double s) {
-  if (s < 1e-6) return fmt::format("{:.2f} ns", s * 1e9);
-  if (s < 1e-3) return fmt::format("{:.2f} us", s * 1e6);
-  if (s < 1) return fmt::format("{:.3f} ms", s * 1e3);
-  return fmt::format("{:.3f} s", s);
-}
-
 // TFLOP/s, or GB/s by the step's own model for operations that are all traffic.
 std::string rate_text(const StepResult& s) {
   const double flop_per_s = s.flop / s.time->median;

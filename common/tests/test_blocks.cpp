@@ -1,6 +1,6 @@
 /// \file
-/// Several blocks at once: they exchange flags, wait for one another, lose each other's updates, and keep their own
-/// shared memory.
+/// Several blocks at once: they exchange flags, wait for one another, lose each other's updates,
+/// and keep their own shared memory.
 #include <algorithm>
 #include <set>
 #include <string>
@@ -35,7 +35,8 @@ struct Setting {
 };
 
 template <class... Parameters, class... Values>
-std::string message(std::uint64_t seed, unsigned grid, unsigned block, void (*kernel)(Parameters...), Values... values) {
+std::string message(std::uint64_t seed, unsigned grid, unsigned block,
+                    void (*kernel)(Parameters...), Values... values) {
   emulator::schedule_seed = seed;
   emulator::find_races = true;
   const Status status = launch_kernel(kernel, dim3(grid), dim3(block), 0, nullptr, values...);
@@ -69,9 +70,10 @@ __global__ void exchange(unsigned* flags, unsigned* numbers, unsigned* out) {
   out[blockIdx.x * blockDim.x + threadIdx.x] = numbers[other];
 }
 
-// The last block to arrive sums what all have left. What is left out: a fence before the counter, or the block's barrier.
+// The last block to arrive sums what all have left. What is left out: a fence before the counter,
+// or the block's barrier.
 enum Fault { kNone, kNoFence, kNoBarrier, kNoFenceAfter };
-constexpr int kLeaves = __LINE__ + 5, kSums = __LINE__ + 17;
+constexpr int kLeaves = __LINE__ + 5, kSums = __LINE__ + 16;
 template <Fault kFault>
 __global__ void last_sums(float* partial, unsigned* arrived, float* sum) {
   __shared__ bool last;
@@ -87,8 +89,7 @@ __global__ void last_sums(float* partial, unsigned* arrived, float* sum) {
   if (!last) return;
   if (threadIdx.x == 0) {
     float total = 0;
-    for (unsigned i = 0; i < gridDim.x * blockDim.x; ++i)
-      total += partial[i];
+    for (unsigned i = 0; i < gridDim.x * blockDim.x; ++i) total += partial[i];
     *sum = total;
   }
 }
@@ -108,7 +109,8 @@ __global__ void reverse_often(const int* in, int* out) {
 
 }  // namespace
 
-TEST_CASE("plain additions of two blocks, or of two threads, are lost; atomic ones are not", "[emulator][blocks]") {
+TEST_CASE("plain additions of two blocks, or of two threads, are lost; atomic ones are not",
+          "[emulator][blocks]") {
   int sum = 0;
   const GlobalBuffer buffer("sum", &sum, sizeof sum);
   const auto count = [&](std::uint64_t seed, unsigned grid, unsigned block, auto kernel) {
@@ -132,7 +134,8 @@ TEST_CASE("two resident blocks exchange a flag and what it tells of", "[emulator
   for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
     const Setting two(2, true);
     std::vector<unsigned> flags(2, 0), numbers(2, 0), out(64, 0);
-    const GlobalBuffer f("flags", flags.data(), 8), n("numbers", numbers.data(), 8), o("out", out.data(), 256);
+    const GlobalBuffer f("flags", flags.data(), 8), n("numbers", numbers.data(), 8),
+        o("out", out.data(), 256);
     REQUIRE(message(seed, 2, 32, exchange, flags.data(), numbers.data(), out.data()) == "");
     for (unsigned i = 0; i < 64; ++i) CHECK(out[i] == 100 + (1 - i / 32));
   }
@@ -160,11 +163,13 @@ TEST_CASE("a block that waits for one that is not resident is a deadlock", "[emu
   }
 }
 
-TEST_CASE("a race between blocks is found: a fence or a barrier before the counter is missing", "[emulator][blocks]") {
+TEST_CASE("a race between blocks is found: a fence or a barrier before the counter is missing",
+          "[emulator][blocks]") {
   std::vector<float> partial(3 * 64);
   float sum = 0;
   unsigned arrived = 0;
-  const GlobalBuffer p("partial", partial.data(), partial.size() * 4), a("arrived", &arrived, 4), s("sum", &sum, 4);
+  const GlobalBuffer p("partial", partial.data(), partial.size() * 4), a("arrived", &arrived, 4),
+      s("sum", &sum, 4);
   const Setting all(3, true);
   const auto run = [&](std::uint64_t seed, auto kernel) {
     arrived = 0;
@@ -174,7 +179,8 @@ TEST_CASE("a race between blocks is found: a fence or a barrier before the count
     CHECK(run(seed, last_sums<kNone>) == "");
     CHECK(sum == 762);
     for (const std::string& said :
-         {run(seed, last_sums<kNoFence>), run(seed, last_sums<kNoBarrier>), run(seed, last_sums<kNoFenceAfter>)}) {
+         {run(seed, last_sums<kNoFence>), run(seed, last_sums<kNoBarrier>),
+          run(seed, last_sums<kNoFenceAfter>)}) {
       INFO(said);
       CHECK(has(said, "race: byte "));
       CHECK(has(said, " of partial was written by thread ("));
@@ -190,6 +196,7 @@ TEST_CASE("interleaved blocks keep their own __shared__ variables", "[emulator][
   for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
     std::fill(out.begin(), out.end(), -1);
     REQUIRE(message(seed, 7, 64, reverse_often, in.data(), out.data()) == "");
-    for (std::size_t i = 0; i < in.size(); ++i) REQUIRE(out[i] == static_cast<int>(i / 64 * 64 + 63 - i % 64));
+    for (std::size_t i = 0; i < in.size(); ++i)
+      REQUIRE(out[i] == static_cast<int>(i / 64 * 64 + 63 - i % 64));
   }
 }

@@ -120,8 +120,7 @@ TEST_CASE("a missing __syncthreads fails in every schedule: tiled product", "[em
   const std::vector<float> a = numbers(kN * kN, 1), b = numbers(kN * kN, 3);
   std::vector<float> expected(a.size(), 0.0f);
   for (std::size_t i = 0; i < kN * kN; ++i)
-    for (std::size_t k = 0; k < kN; ++k)
-      expected[i] += a[i / kN * kN + k] * b[k * kN + i % kN];
+    for (std::size_t k = 0; k < kN; ++k) expected[i] += a[i / kN * kN + k] * b[k * kN + i % kN];
   const auto passed = [&](auto kernel) {
     return schedules_passed(expected, [&](std::uint64_t seed, float* out) {
       return launch_with_seed(seed, kernel, dim3(kN / kT, kN / kT), dim3(kT, kT), a.data(),
@@ -149,8 +148,8 @@ TEST_CASE("a missing __syncwarp fails in every schedule", "[emulator]") {
 
 // ---- a late warp --------------------------------------------------------------------------------
 
-// Thread 0 of the other warp overwrites a number that this warp reads after it voted `kVotes` times: at one
-// pace for all, the read comes long after the write or long before it.
+// Thread 0 of the other warp overwrites a number that this warp reads after it voted `kVotes`
+// times: at one pace for all, the read comes long after the write or long before it.
 constexpr int kWarps = 2, kVotes = 40;
 template <bool kBarrier>
 __global__ void overtake(const float* in, float* out) {
@@ -179,68 +178,6 @@ TEST_CASE("a missing barrier far before the write fails too: a warp is late", "[
   };
   CHECK(passed(overtake<true>) == kSeeds);
   CHECK(passed(overtake<false>) == 0);
-}
-
-// ---- asynchronous copies ----------------------------------------------------------------------
-
-// out: the tile before the wait, after waiting for the older of two groups, and after both; each
-// [2 groups][32 lanes][4 words].
-__global__ void copy_early(const uint32_t* in, uint32_t* out) {
-  __shared__ __align__(16) uint32_t tile[2][32][4];
-  const unsigned lane_id = threadIdx.x;
-  const auto record = [&](unsigned when) {
-    for (unsigned g = 0; g < 2; ++g)
-      std::memcpy(out + ((when * 2 + g) * 32 + lane_id) * 4, tile[g][lane_id], 16);
-  };
-  for (auto& group : tile) std::memset(group[lane_id], 0xEE, 16);
-  for (unsigned g = 0; g < 2; ++g) {
-    cp_async_16(tile[g][lane_id], in + (g * 32 + lane_id) * 4);
-    cp_async_commit();
-  }
-  record(0);
-  cp_async_wait<1>();
-  record(1);
-  cp_async_wait<0>();
-  record(2);
-}
-
-TEST_CASE("cp_async is as late as its wait allows", "[emulator]") {
-  std::vector<uint32_t> in(2 * 32 * 4), out(3 * in.size());
-  for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<uint32_t>(i);
-  for (int seed = 1; seed <= kSeeds; ++seed) {
-    REQUIRE(launch_with_seed(static_cast<std::uint64_t>(seed), copy_early, dim3(1), dim3(32),
-                             in.data(), out.data()).ok());
-    for (std::size_t i = 0; i < in.size(); ++i) {
-      const bool newer = i >= 32 * 4;
-      REQUIRE(out[i] == 0xEEEEEEEE);                                        // no wait
-      REQUIRE(out[in.size() + i] == (newer ? 0xEEEEEEEE : in[i]));          // one group too few
-      REQUIRE(out[2 * in.size() + i] == in[i]);
-    }
-  }
-}
-
-TEST_CASE("early copies land at once", "[emulator]") {
-  std::vector<uint32_t> in(2 * 32 * 4, 7), out(3 * in.size());
-  early_copies = true;
-  const bool ok = launch_with_seed(1, copy_early, dim3(1), dim3(32), in.data(), out.data()).ok();
-  early_copies = false;
-  REQUIRE(ok);
-  CHECK(out == std::vector<uint32_t>(out.size(), 7));
-}
-
-// Copies that nobody closed with a commit are in no group: waiting for all groups waits for none.
-__global__ void copy_uncommitted(const uint32_t* in, uint32_t* out) {
-  __shared__ __align__(16) uint32_t tile[4];
-  std::memset(tile, 0xEE, 16);
-  cp_async_16(tile, in);
-  cp_async_wait<0>();
-  std::memcpy(out, tile, 16);
-}
-TEST_CASE("cp_async without a commit never lands", "[emulator]") {
-  const std::vector<uint32_t> in = {1, 2, 3, 4};
-  std::vector<uint32_t> out(4);
-  REQUIRE(launch_with_seed(1, copy_uncommitted, dim3(1), dim3(1), in.data(), out.data()).ok());
-  CHECK(out == std::vector<uint32_t>(4, 0xEEEEEEEE));
 }
 
 // ---- kernels that no order can make right -----------------------------------------------------
@@ -315,8 +252,11 @@ std::set<std::string> messages_of(Launch launch, const std::vector<std::string>&
 }
 
 TEST_CASE("a trap ends the kernel, whoever waits", "[emulator]") {
-  messages_of([](std::uint64_t seed) { return launch_with_seed(seed, trap_of_one, dim3(1), dim3(64), 40u); },
-              {"thread (40,0,0)", "__trap", place(kLineH)});
+  messages_of(
+      [](std::uint64_t seed) {
+        return launch_with_seed(seed, trap_of_one, dim3(1), dim3(64), 40u);
+      },
+      {"thread (40,0,0)", "__trap", place(kLineH)});
   CHECK(launch_with_seed(1, trap_of_one, dim3(1), dim3(64), 64u).ok());
 }
 
@@ -394,8 +334,9 @@ TEST_CASE("a product or a load that not all lanes run is reported where it stand
 TEST_CASE("after a failed launch the next one works", "[emulator]") {
   const std::vector<float> in = numbers(kTile * kTiles, 1);
   std::vector<float> good(in.size()), out(in.size());
-  REQUIRE(launch_with_seed(1, reverse_tiles<true, true>, dim3(1), dim3(kTile), in.data(),
-                           good.data()).ok());
+  REQUIRE(
+      launch_with_seed(1, reverse_tiles<true, true>, dim3(1), dim3(kTile), in.data(), good.data())
+          .ok());
   int lanes[64];
   for (int round = 0; round < 100; ++round) {
     const auto seed = static_cast<std::uint64_t>(round);
@@ -408,7 +349,8 @@ TEST_CASE("after a failed launch the next one works", "[emulator]") {
     CHECK_FALSE(failed.ok());
     out.assign(out.size(), NAN);
     REQUIRE(launch_with_seed(seed, reverse_tiles<true, true>, dim3(1), dim3(kTile), in.data(),
-                             out.data()).ok());
+                             out.data())
+                .ok());
     REQUIRE(out == good);
   }
 }

@@ -1,5 +1,6 @@
 /// \file
-/// Races: that they are reported as such, with both lines and what lies there; and that what is in order is not.
+/// Races: that they are reported as such, with both lines and what lies there; and that what is in
+/// order is not.
 #include <string>
 #include <vector>
 
@@ -19,8 +20,8 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 std::string place(int line) { return "tests/test_races.cpp:" + std::to_string(line); }
 
 template <class... Parameters, class... Values>
-std::string message(std::uint64_t seed, std::size_t shared, dim3 grid, dim3 block, void (*kernel)(Parameters...),
-                    Values... values) {
+std::string message(std::uint64_t seed, std::size_t shared, dim3 grid, dim3 block,
+                    void (*kernel)(Parameters...), Values... values) {
   emulator::schedule_seed = seed;
   emulator::find_races = true;
   const Status status = launch_kernel(kernel, grid, block, shared, nullptr, values...);
@@ -62,10 +63,10 @@ __global__ void read_unwritten(bool member, float* out) {
 
 // Copies that are read by another thread (`other`) after a wait, a barrier, both or neither.
 constexpr int kCopies = __LINE__ + 4, kReadsCopy = __LINE__ + 8;
-__global__ void copy_and_read(bool wait, bool barrier, unsigned other, const float* in, float* out) {
+__global__ void copy_and_read(bool wait, bool barrier, unsigned other, const float* in,
+                              float* out) {
   auto& smem = dynamic_shared<Storage>();
-  if (threadIdx.x < 16)
-    cp_async_16(smem.row + 4 * threadIdx.x, in + 4 * threadIdx.x);
+  if (threadIdx.x < 16) cp_async_16(smem.row + 4 * threadIdx.x, in + 4 * threadIdx.x);
   cp_async_commit();
   if (wait) cp_async_wait<0>();
   if (barrier) __syncthreads();
@@ -81,7 +82,8 @@ __global__ void too_few_meet(int warps, float* out) {
   out[threadIdx.x] = smem.row[warp ^ 1];
 }
 
-// A ring of one place: thread 0 of warp 0 fills it, warp 1 reads it; `released` before it is filled again.
+// A ring of one place: thread 0 of warp 0 fills it, warp 1 reads it; `released` before it is filled
+// again.
 __global__ void fill_and_read(bool released, float* out) {
   struct Ring {
     float value;
@@ -114,8 +116,10 @@ __global__ void fill_and_read(bool released, float* out) {
 __global__ void pass_lane(bool syncwarp, float* out) {
   auto& smem = dynamic_shared<Storage>();
   smem.row[threadIdx.x] = 1;
-  if (syncwarp) __syncwarp();
-  else __shfl_xor_sync(~0u, 1, 1);
+  if (syncwarp)
+    __syncwarp();
+  else
+    __shfl_xor_sync(~0u, 1, 1);
   out[threadIdx.x] = smem.row[threadIdx.x ^ 1];
 }
 
@@ -126,12 +130,15 @@ __global__ void write_halves(unsigned short* out) {
   out[threadIdx.x] = halves[threadIdx.x];
 }
 
-constexpr int kAddsPlainly = __LINE__ + 4;
+constexpr int kAddsPlainly = __LINE__ + 7;
 __global__ void count_in_block(bool atomic, int* out) {
   __shared__ int count;
   if (threadIdx.x == 0) count = 0;
   __syncthreads();
-  if (atomic) atomicAdd(&count, 1); else count += 1;
+  if (atomic)
+    atomicAdd(&count, 1);
+  else
+    count += 1;
   __syncthreads();
   if (threadIdx.x == 0) *out = count;
 }
@@ -160,34 +167,43 @@ TEST_CASE("a race names what lies there, both threads and both lines", "[emulato
 TEST_CASE("what nobody has written is named", "[emulator][races]") {
   float out = 0;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
-    const std::string member = message(seed, sizeof(Storage), dim3(1), dim3(32), read_unwritten, true, &out);
-    const std::string variable = message(seed, sizeof(Storage), dim3(1), dim3(32), read_unwritten, false, &out);
-    CHECK(member == "byte 280 of shared memory of block (0,0,0) (partial[1][2]) was read by thread (3,0,0) at " +
-                        place(kUnwrittenLine) + ", where nobody had written");
+    const std::string member =
+        message(seed, sizeof(Storage), dim3(1), dim3(32), read_unwritten, true, &out);
+    const std::string variable =
+        message(seed, sizeof(Storage), dim3(1), dim3(32), read_unwritten, false, &out);
+    CHECK(member ==
+          "byte 280 of shared memory of block (0,0,0) (partial[1][2]) was read by thread (3,0,0) "
+          "at " +
+              place(kUnwrittenLine) + ", where nobody had written");
     CHECK(has(variable, "byte 28 of variable of block (0,0,0) was read by thread (3,0,0) at "));
   }
 }
 
-TEST_CASE("what nobody has written is named where blocks are watched together, too", "[emulator][races]") {
+TEST_CASE("what nobody has written is named where blocks are watched together, too",
+          "[emulator][races]") {
   float out = 0;
   emulator::find_global_races = true;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     CHECK(message(seed, sizeof(Storage), dim3(1), dim3(32), read_unwritten, true, &out) ==
-          "byte 280 of shared memory of block (0,0,0) (partial[1][2]) was read by thread (3,0,0) of block (0,0,0) at " +
+          "byte 280 of shared memory of block (0,0,0) (partial[1][2]) was read by thread (3,0,0) "
+          "of block (0,0,0) at " +
               place(kUnwrittenLine) + ", where nobody had written");
-    const std::string variable = message(seed, sizeof(Storage), dim3(3), dim3(32), read_unwritten, false, &out);
+    const std::string variable =
+        message(seed, sizeof(Storage), dim3(3), dim3(32), read_unwritten, false, &out);
     CHECK(has(variable, "byte 28 of variable of block ("));
   }
   emulator::find_global_races = false;
 }
 
-TEST_CASE("a copy is there for its thread after a wait, for others after a barrier besides", "[emulator][races]") {
+TEST_CASE("a copy is there for its thread after a wait, for others after a barrier besides",
+          "[emulator][races]") {
   alignas(16) float in[64] = {}, out[32];
   for (std::uint64_t seed = 1; seed <= 20; ++seed)
     for (const bool early : {false, true}) {
       emulator::early_copies = early;
       const auto run = [&](bool wait, bool barrier, unsigned other) {
-        return message(seed, sizeof(Storage), dim3(1), dim3(32), copy_and_read, wait, barrier, other, in, out);
+        return message(seed, sizeof(Storage), dim3(1), dim3(32), copy_and_read, wait, barrier,
+                       other, in, out);
       };
       CHECK(run(true, true, 1) == "");
       CHECK(run(true, false, 0) == "");
@@ -212,12 +228,14 @@ TEST_CASE("barriers of some threads put in order what those threads do", "[emula
     CHECK(twice != "");  // a race, or a phase that nobody has seen
     races += has(twice, "(value) was ");
     CHECK(message(seed, sizeof(Storage), dim3(1), dim3(32), pass_lane, true, out) == "");
-    CHECK(has(message(seed, sizeof(Storage), dim3(1), dim3(32), pass_lane, false, out), "with no barrier between"));
+    CHECK(has(message(seed, sizeof(Storage), dim3(1), dim3(32), pass_lane, false, out),
+              "with no barrier between"));
   }
   CHECK(races > 5);
 }
 
-TEST_CASE("a byte of a member is named by its indices, in a struct by its offset", "[emulator][races]") {
+TEST_CASE("a byte of a member is named by its indices, in a struct by its offset",
+          "[emulator][races]") {
   const emulator::Members& members = Storage::attn_members();
   REQUIRE(members.size() == 3);
   CHECK(members[0].element(4 * 5 + 2) == "row[5]");

@@ -66,8 +66,8 @@ __global__ void multiply(unsigned warps, float* out) {
   out[0] = d[0][0];
 }
 
-// A product whose operand in shared memory comes from ordinary code. fault 1: without a fence; 2: its accumulators are
-// read, 3: its operand in registers is written, while it is in flight.
+// A product whose operand in shared memory comes from ordinary code. fault 1: without a fence; 2:
+// its accumulators are read, 3: its operand in registers is written, while it is in flight.
 __global__ void multiply_in_flight(int fault, float* out) {
   auto& smem = dynamic_shared<Storage>();
   float d[8][4] = {};
@@ -97,7 +97,9 @@ __global__ void store_vector(int offset, float* out) {
 }
 __global__ void __launch_bounds__(64) at_most_64(int* out) { out[threadIdx.x] = 1; }
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 2) at_most(int* out) { out[threadIdx.x] = 1; }
+__global__ void __launch_bounds__(Config::kThreads, 2) at_most(int* out) {
+  out[threadIdx.x] = 1;
+}
 struct Of96 {
   static constexpr int kThreads = 96;
 };
@@ -118,7 +120,8 @@ bool looks_for_races = true;
 template <class... Parameters, class... Values>
 std::string message(void (*kernel)(Parameters...), unsigned threads, Values... values) {
   emulator::find_races = looks_for_races;
-  const Status status = launch_kernel(kernel, dim3(1), dim3(threads), sizeof(Storage), nullptr, values...);
+  const Status status =
+      launch_kernel(kernel, dim3(1), dim3(threads), sizeof(Storage), nullptr, values...);
   CHECK((status.ok() || status.code == Status::Code::kKernelError));
   CHECK(status.message.find('\n') == std::string::npos);
   return status.message;
@@ -130,14 +133,17 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 TEST_CASE("cp.async of addresses that are no whole 16 bytes is refused", "[emulator][refusals]") {
   alignas(16) static const unsigned char global[64] = {};
   CHECK(message(copy_to, 1, 32, 16, global) == "");
-  const std::string to = message(copy_to, 1, 34, 0, global), from = message(copy_to, 1, 0, 8, global);
+  const std::string to = message(copy_to, 1, 34, 0, global),
+                    from = message(copy_to, 1, 0, 8, global);
   CHECK(has(to, "cp_async_16"));
   CHECK(has(to, "test_refusals.cpp:"));
   CHECK(has(to, "a destination 2 bytes past a multiple of 16"));
   CHECK(has(from, "a source 8 bytes past a multiple of 16"));
 }
 
-TEST_CASE("ldmatrix of a row that is not aligned is refused, of a lane that does not count it is not", "[emulator][refusals]") {
+TEST_CASE(
+    "ldmatrix of a row that is not aligned is refused, of a lane that does not count it is not",
+    "[emulator][refusals]") {
   uint32_t out = 0;
   CHECK(message(load_matrix, 32, 0, 5, &out) == "");
   CHECK(has(message(load_matrix, 32, 2, 5, &out), "a row 2 bytes past a multiple of 16"));
@@ -159,7 +165,8 @@ TEST_CASE("wgmma by part of a warpgroup is refused", "[emulator][refusals]") {
   float out = 0;
   CHECK(message(multiply, 128, 4u, &out) == "");
   for (const unsigned warps : {1u, 2u, 3u})
-    CHECK(has(message(multiply, 128, warps, &out), "all four warps of a warpgroup multiply together"));
+    CHECK(has(message(multiply, 128, warps, &out),
+              "all four warps of a warpgroup multiply together"));
   CHECK(has(message(multiply, 32, 4u, &out), "all four warps"));  // a block that has one warp
 }
 
@@ -172,7 +179,8 @@ TEST_CASE("what a product in flight has is not touched before its wait", "[emula
   const std::string read = message(multiply_in_flight, 128, 2, out.data());
   CHECK(has(read, " reads a register of the accumulators at tests/test_refusals.cpp:"));
   CHECK(has(read, "before its wgmma_wait"));
-  CHECK(has(message(multiply_in_flight, 128, 3, out.data()), " writes a register of an operand at "));
+  CHECK(
+      has(message(multiply_in_flight, 128, 3, out.data()), " writes a register of an operand at "));
 }
 
 #ifndef ATTN_ASAN  // UBSan says it there
@@ -183,7 +191,8 @@ TEST_CASE("a vector is loaded and stored at whole multiples of its size", "[emul
   CHECK(message(load_vector, 32, 32 + 4, global, out) == "");
   for (const int offset : {8, 24, 1, 2})
     CHECK(has(message(load_vector, 32, offset, global, out), " loads at tests/test_refusals.cpp:"));
-  CHECK(has(message(load_vector, 32, 8, global, out), "4 bytes past a multiple of 16: a misaligned access"));
+  CHECK(has(message(load_vector, 32, 8, global, out),
+            "4 bytes past a multiple of 16: a misaligned access"));
   CHECK(message(store_vector, 32, 2, out) == "");
   CHECK(has(message(store_vector, 32, 1, out), " stores at tests/test_refusals.cpp:"));
 }
@@ -196,12 +205,14 @@ TEST_CASE("more threads than __launch_bounds__ says are refused", "[emulator][re
   int out[128];
   CHECK(message(at_most_64, 64, out) == "");
   CHECK(message(at_most<Of96>, 96, out) == "");
-  CHECK(message(at_most_64, 65, out) == "a launch of 65 threads a block: __launch_bounds__ of the kernel says 64");
+  CHECK(message(at_most_64, 65, out) ==
+        "a launch of 65 threads a block: __launch_bounds__ of the kernel says 64");
   CHECK(has(message(at_most<Of96>, 128, out), "says 96"));
 }
 #endif
 
-TEST_CASE("__shared__ variables begin as NaN bytes, in every block, and end at 48 KiB", "[emulator][refusals]") {
+TEST_CASE("__shared__ variables begin as NaN bytes, in every block, and end at 48 KiB",
+          "[emulator][refusals]") {
   int first = 0;
   float fresh = 0;
   looks_for_races = false;  // that nobody has written there is said elsewhere

@@ -1,6 +1,6 @@
 /// \file
-/// Every step under many schedules: right, and without a race, in shared memory and between its blocks. Linked into every
-/// chapter's tests.
+/// Every step under many schedules: right, and without a race, in shared memory and between its
+/// blocks. Linked into every chapter's tests.
 #include <cstdlib>
 #include <map>
 #include <string>
@@ -27,8 +27,8 @@ std::uint64_t schedules() {
 
 TEST_CASE("no step has a race in any of many schedules of the emulator", "[emulated][schedules]") {
   const FindRaces find;
-  // Two heads and two sequences of tiles that are not whole, with a mask and, every other time, without; every tenth
-  // problem has more tiles than persistent kernels have blocks.
+  // Two heads and two sequences of tiles that are not whole, with a mask and, every other time,
+  // without; every tenth problem has more tiles than persistent kernels have blocks.
   for (std::uint64_t schedule = 1; schedule <= schedules(); ++schedule) {
     const bool large = schedule % 10 == 0;
     Problem p = problem(large ? 150 : 20, large ? 200 : 90, 64, DType::bf16);
