@@ -16,15 +16,8 @@ ATTN_DECLARE_STEP(v7_exp2);
 ATTN_DECLARE_STEP(b1_scalar);
 ATTN_DECLARE_STEP(b2_tensor_core);
 ATTN_DECLARE_STEP(b3_grid);
-
-namespace gpu::v1_scalar {
-attn::Status launch_half(const attn::Arguments&);
-attn::Status launch_double(const attn::Arguments&);
-}  // namespace gpu::v1_scalar
-namespace emulated::v1_scalar {
-attn::Status launch_half(const attn::Arguments&);
-attn::Status launch_double(const attn::Arguments&);
-}  // namespace emulated::v1_scalar
+ATTN_DECLARE_LAUNCH(v1_scalar, launch_half);
+ATTN_DECLARE_LAUNCH(v1_scalar, launch_double);
 
 namespace attn {
 namespace {
@@ -208,14 +201,6 @@ Step backward_step(std::string name, std::string idea, std::vector<Phase> (*cost
   };
 }
 
-#if ATTN_HAVE_CUDA
-#define ATTN_LAUNCH_OF(function) \
-  Launch { gpu::v1_scalar::function, emulated::v1_scalar::function }
-#else
-#define ATTN_LAUNCH_OF(function) \
-  Launch { nullptr, emulated::v1_scalar::function }
-#endif
-
 Chapter make_chapter() {
   Chapter c{"03_flash_v1", "FlashAttention-1: tiles in shared memory, nothing of size N^2 anywhere", {}};
   c.steps.push_back(scalar_step("v1_scalar", "Algorithm 1 line by line: K/V outside, Q inside, O in HBM; M = 64 KiB",
@@ -234,9 +219,9 @@ Chapter make_chapter() {
                                 {32, 128}, true, ATTN_LAUNCH(v7_exp2)));
   c.steps.back().refuses = refuse_small_scale;
   c.steps.push_back(scalar_step("v1_half_m", "v1_scalar with M = 32 KiB: smaller tiles, more traffic", 8 * 1024,
-                                ATTN_LAUNCH_OF(launch_half)));
+                                ATTN_LAUNCH_OF(v1_scalar, launch_half)));
   c.steps.push_back(scalar_step("v1_double_m", "v1_scalar with M = 128 KiB: larger tiles, less traffic", 32 * 1024,
-                                ATTN_LAUNCH_OF(launch_double)));
+                                ATTN_LAUNCH_OF(v1_scalar, launch_double)));
   Step b1 = scalar_step("b1_scalar", "Algorithm 4 line by line: P computed again, dQ added to in HBM", 16 * 1024,
                         ATTN_LAUNCH(b1_scalar));
   b1.operation = &backward();

@@ -170,21 +170,19 @@ const Chapter& chapter();
 
 }  // namespace attn
 
-/// Declares the launch functions of a step file for both back ends: ATTN_DECLARE_STEP(v1_global);
-#define ATTN_DECLARE_STEP(step)                           \
-  namespace gpu::step {                                   \
-  attn::Status launch(const attn::Arguments&);            \
-  }                                                       \
-  namespace emulated::step {                              \
-  attn::Status launch(const attn::Arguments&);            \
-  }                                                       \
+/// Declares a launch function of a step file for both back ends. Weak: null in a program that is linked without that
+/// back end, or without that step, as a judge of exercises is without most.
+#define ATTN_DECLARE_LAUNCH(step, function)                    \
+  namespace gpu::step {                                        \
+  [[gnu::weak]] attn::Status function(const attn::Arguments&); \
+  }                                                            \
+  namespace emulated::step {                                   \
+  [[gnu::weak]] attn::Status function(const attn::Arguments&); \
+  }                                                            \
   static_assert(true)
+#define ATTN_DECLARE_STEP(step) ATTN_DECLARE_LAUNCH(step, launch)
 
 /// The pair of launch functions of a step file.
-#if ATTN_HAVE_CUDA
-#define ATTN_LAUNCH(step) \
-  attn::Launch { gpu::step::launch, emulated::step::launch }
-#else
-#define ATTN_LAUNCH(step) \
-  attn::Launch { nullptr, emulated::step::launch }
-#endif
+#define ATTN_LAUNCH_OF(step, function) \
+  attn::Launch { gpu::step::function, emulated::step::function }
+#define ATTN_LAUNCH(step) ATTN_LAUNCH_OF(step, launch)

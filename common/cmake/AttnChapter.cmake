@@ -53,6 +53,7 @@ function(attn_add_test name)
     ATTN_FIXTURES="${PROJECT_SOURCE_DIR}/common/tests/fixtures"
     ATTN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)  # compiled more often than it is run
   target_link_libraries(${name} PRIVATE ${arg_LIBRARY} attn_warnings Catch2::Catch2)
   catch_discover_tests(${name} TEST_SPEC "~[gpu]" TEST_PREFIX "${name}: "
                        TEST_LIST ${name}_CASES PROPERTIES TIMEOUT 600)
@@ -91,7 +92,7 @@ function(attn_add_chapter chapter)
   add_library(${chapter}_table OBJECT chapter.cpp ${arg_TABLE})
   target_link_libraries(${chapter}_table PRIVATE attn attn_warnings)
   set(objects ${${chapter}_OBJECTS} $<TARGET_OBJECTS:${chapter}_table>)
-  set(${chapter}_ALL_OBJECTS ${objects} PARENT_SCOPE)  # for attn_add_exercise
+  set(${chapter}_OBJECTS ${${chapter}_OBJECTS} PARENT_SCOPE)  # for attn_add_exercise
   set(${chapter}_HOPPER "${hopper}" PARENT_SCOPE)
 
   add_executable(${chapter} ${PROJECT_SOURCE_DIR}/common/run/main.cpp ${objects})

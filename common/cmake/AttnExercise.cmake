@@ -180,7 +180,7 @@ function(attn_add_exercise chapter letter)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${step_file})
 
   attn_exercise_judge(${work}/judge.cpp ${exercise} ${arg_KIND} ${arg_STEP} "${judge}")
-  attn_judge_program(${chapter} ${work}/judge.cpp)
+  attn_judge_program(${chapter} ${work}/judge.cpp ${arg_STEP})
 
   # The student's program: both back ends. The filter reads the text before it is compiled, and what the object
   # calls before it is linked.
@@ -195,6 +195,11 @@ function(attn_add_exercise chapter letter)
   set_property(SOURCE ${CMAKE_CURRENT_BINARY_DIR}/emulated/${exercise}_student.cpp ${work}/${exercise}_student.cu
     APPEND PROPERTY OBJECT_DEPENDS ${work}/filtered)
   attn_child_program(${exercise}_student ${work}/student_table.cpp "${${exercise}_student_kernels_OBJECTS}")
+  # Built when the exercise is: `all` has the checked versions below.
+  set_target_properties(${exercise}_student ${exercise}_student_kernels_emulated PROPERTIES EXCLUDE_FROM_ALL ON)
+  if(ATTN_HAVE_CUDA)
+    set_target_properties(${exercise}_student_kernels_gpu PROPERTIES EXCLUDE_FROM_ALL ON)
+  endif()
   add_custom_command(TARGET ${exercise}_student PRE_LINK
     COMMAND ${filter} object ${exercise} $<TARGET_OBJECTS:${exercise}_student_kernels_emulated>
     COMMAND_EXPAND_LISTS VERBATIM)
@@ -213,6 +218,7 @@ function(attn_add_exercise chapter letter)
 
   # A student edition has no wrong answers planted, and the shipped step *is* the student's.
   if(NOT mutants)
+    set_target_properties(${exercise}_student PROPERTIES EXCLUDE_FROM_ALL OFF)
     add_test(NAME "${exercise}: student" COMMAND judge_${chapter} ${exercise})
     set_tests_properties("${exercise}: student" PROPERTIES LABELS "exercise" TIMEOUT 300)
     return()
@@ -276,8 +282,9 @@ function(attn_editor_entry exercise student step namespace)
   target_link_libraries(${exercise}_editor PRIVATE attn_device)
 endfunction()
 
-# attn_judge_program(<chapter> <exercise's judge.cpp>): judge_01_naive, with one exercise more.
-function(attn_judge_program chapter judge)
+# attn_judge_program(<chapter> <exercise's judge.cpp> <step>): judge_01_naive, with one exercise more. Of the chapter's
+# steps it has those that exercises are made of: a student is timed beside them.
+function(attn_judge_program chapter judge step)
   set(sources ${PROJECT_SOURCE_DIR}/common/exercise)
   if(NOT TARGET attn_judge)  # main() and what it calls, compiled once for all chapters
     add_library(attn_judge OBJECT ${sources}/judge_main.cpp ${sources}/exercise.cpp ${sources}/speed.cpp
@@ -285,10 +292,15 @@ function(attn_judge_program chapter judge)
     target_link_libraries(attn_judge PRIVATE attn attn_warnings CLI11::CLI11)
   endif()
   if(NOT TARGET judge_${chapter})
-    add_executable(judge_${chapter} $<TARGET_OBJECTS:attn_judge> ${${chapter}_ALL_OBJECTS})
+    add_executable(judge_${chapter} $<TARGET_OBJECTS:attn_judge> $<TARGET_OBJECTS:${chapter}_table>)
     target_link_libraries(judge_${chapter} PRIVATE attn attn_warnings CLI11::CLI11)
   endif()
   target_sources(judge_${chapter} PRIVATE ${judge})
+  get_target_property(steps judge_${chapter} ATTN_STEPS)
+  if(NOT step IN_LIST steps)
+    set_property(TARGET judge_${chapter} APPEND PROPERTY ATTN_STEPS ${step})
+    target_sources(judge_${chapter} PRIVATE "$<FILTER:${${chapter}_OBJECTS},INCLUDE,/${step}\\.c>")
+  endif()
 endfunction()
 
 # attn_child_program(<name> <table> <objects>): kernels of an exercise, and nothing of the chapter.
@@ -332,7 +344,9 @@ function(attn_add_quiz chapter letter)
     target_link_libraries(attn_quiz PRIVATE attn attn_warnings CLI11::CLI11)
   endif()
   if(NOT TARGET quiz_${chapter})
-    add_executable(quiz_${chapter} $<TARGET_OBJECTS:attn_quiz> ${${chapter}_ALL_OBJECTS})
+    # Emulated steps: they are asked for their tiles, not run.
+    add_executable(quiz_${chapter} $<TARGET_OBJECTS:attn_quiz> $<TARGET_OBJECTS:${chapter}_table>
+                                   $<TARGET_OBJECTS:${chapter}_emulated>)
     target_link_libraries(quiz_${chapter} PRIVATE attn attn_warnings CLI11::CLI11)
   endif()
   if(arg_KIND STREQUAL detective)
