@@ -207,7 +207,7 @@ int run(int argc, const char* const* argv) {
       app.add_subcommand("page", "one HTML file to hand in: checks, times, roofline, work log");
   CLI::Option* page_files =
       page_command->add_option("RESULTS", files, "results of chapter programs");
-  page_command->add_option("--profile", profiles, "profiles of steps in these results");
+  page_command->add_option("--profile", profiles, "profiles, or ncu exports, of steps in these results");
   page_command->add_option("--log", log, "the work log, in Markdown");
   page_command->add_option("--name", student, "whose page it is");
   page_command->add_option("-o,--output", output, "the HTML file; stdout if not given");
@@ -238,7 +238,7 @@ int run(int argc, const char* const* argv) {
     if (!verified.empty()) return verify(verified);
     if (files.empty()) throw InputError("page: RESULTS is required, or --verify FILE");
     PageInput in{read_all(files), {}, std::nullopt, student};
-    for (const std::string& path : profiles) in.profiles.push_back(read_profile(path));
+    for (const std::string& path : profiles) in.profiles.push_back(read_profile(path, in.results));
     if (!log.empty()) in.log = read_bytes(log);
     write_text(output, page(in));
   }

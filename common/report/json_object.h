@@ -96,6 +96,15 @@ class Object {
       all.emplace_back(list[i], file_, fmt::format("{}[{}]", name(key), i), accepted_);
     return all;
   }
+  /// The texts of a list.
+  std::vector<std::string> texts(const char* key) const {
+    std::vector<std::string> all;
+    for (const nlohmann::json& v : array(key)) {
+      if (!v.is_string()) fail(name(key), "is not a list of texts");
+      all.push_back(printable(v.get<std::string>()));
+    }
+    return all;
+  }
   const nlohmann::json& array(const char* key) const {
     const nlohmann::json& v = at(key);
     if (!v.is_array()) fail(name(key), "is not a list");

@@ -154,7 +154,11 @@ std::string correctness(const ResultFile& r) {
                                  text(v->worst_row_error), text(v->bound), v->rows_checked),
                      v->pass ? "good" : "bad"));
     }
-    cells.push_back(cell(s.reason));
+    std::string why = escaped(s.reason);
+    for (const VerdictRow& v : s.verdicts)
+      for (const std::string& line : v.shape) why += fmt::format("<br>{} {}", escaped(v.tensor), escaped(line));
+    if (!s.varied.empty()) why += "<br>varied: " + escaped(s.varied);
+    cells.push_back(fmt::format("<td>{}</td>", why));
     rows += row(cells);
   }
   std::vector<std::string> titles = {"step", "verdict"};

@@ -185,6 +185,19 @@ Profile read_profile(const fs::path& path) {
   return read_profile(parse_json(read_bytes(path), name_of(path)), path);
 }
 
+Profile read_profile(const fs::path& path, const std::vector<ResultFile>& runs) {
+  if (path.extension() != ".csv") return read_profile(path);
+  std::string why = "there are no results";
+  for (const ResultFile& run : runs) {
+    try {
+      return read_profile(parse_json(import_profile(run.path, path, {}), name_of(path)), path);
+    } catch (const InputError& e) {
+      why = e.what();  // the next results may be those that it belongs to
+    }
+  }
+  throw InputError(fmt::format("{}: belongs to none of the results: {}", name_of(path), why));
+}
+
 StepData step_data(const ResultFile& r, const StepRow& s) {
   StepData d;
   d.file = name_of(r.path);

@@ -36,6 +36,9 @@ std::string import_profile(const std::filesystem::path& results,
 /// Throws InputError, in one line that names the file and the place in it.
 Profile read_profile(const std::filesystem::path&);
 
+/// A profile, or an ncu export (`*.csv`) that is joined to those of the results that it belongs to.
+Profile read_profile(const std::filesystem::path&, const std::vector<ResultFile>&);
+
 /// One step as one of the three kinds of file tells it. What a file does not say is empty.
 struct StepData {
   std::string file, chapter, step;

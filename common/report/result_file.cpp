@@ -134,7 +134,18 @@ VerdictRow read_verdict(const Object& o) {
   v.worst_row_error = o.maybe_number("worst_row_error");
   v.bound = o.maybe_number("bound");
   v.failure = o.text("failure");
+  if (o.contains("shape")) v.shape = o.texts("shape");
   return v;
+}
+
+std::string read_varied(const std::vector<Object>& variations) {
+  std::string text;
+  for (const Object& v : variations) {
+    const std::string change = v.text("change");
+    text += fmt::format("{}{}{}{}", text.empty() ? "" : "; ", v.text("outcome"),
+                        change.empty() ? "" : " ", change);
+  }
+  return text;
 }
 
 }  // namespace
@@ -155,6 +166,7 @@ StepRow read_step(const Object& o) {
   if (o.contains("memory_bytes") && o.has("memory_bytes")) s.memory_bytes = o.at_least_zero("memory_bytes");
   for (const Object& p : o.objects("phases")) s.phases.push_back(read_phase(p));
   for (const Object& v : o.objects("verdicts")) s.verdicts.push_back(read_verdict(v));
+  if (o.contains("variations")) s.varied = read_varied(o.objects("variations"));
   return s;
 }
 

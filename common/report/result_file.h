@@ -34,6 +34,7 @@ struct PhaseRow {
 /// The check of one tensor.
 struct VerdictRow {
   std::string tensor, failure;
+  std::vector<std::string> shape;  ///< of a failure, in lines; files of before lack it
   bool pass = false;
   int64_t rows_checked = 0;
   std::optional<double> worst_row_error, bound;  ///< nothing where not finite
@@ -59,6 +60,8 @@ struct StepRow {
   std::optional<double> memory_bytes;  ///< that it needs on the device; files of before lack it
   std::vector<PhaseRow> phases;
   std::vector<VerdictRow> verdicts;
+  /// Of a failure: "passes without --causal; fails with one head". Files of before lack it.
+  std::string varied;
 };
 
 /// One run of a chapter program.

@@ -64,6 +64,15 @@ std::string table(const Words& words, const fs::path& reports) {
       kind));
 }
 
+// Is it "chapter.STEP.ncu.csv" of one of these steps, "v1_a,v2_b"?
+bool is_export_of(const std::string& name, const std::string& chapter, const std::string& steps) {
+  constexpr std::string_view kEnd = ".ncu.csv";
+  if (!name.starts_with(chapter + ".") || !name.ends_with(kEnd)) return false;
+  const std::size_t from = chapter.size() + 1;
+  const std::string step = name.substr(from, name.size() - from - kEnd.size());
+  return fmt::format(",{},", steps).find(fmt::format(",{},", step)) != std::string::npos;
+}
+
 // The files that a table is made of, by name: whose state is told below it.
 Words files_of(const Words& words, const fs::path& reports) {
   const std::string& kind = words.at(0);
@@ -74,9 +83,7 @@ Words files_of(const Words& words, const fs::path& reports) {
       const std::string name = entry.path().filename().string();
       if (!name.ends_with(".ncu.csv")) continue;
       const bool wanted = kind == "counters"  ? name.starts_with(names.at(0) + ".")
-                          : kind == "traffic" ? name.starts_with(names.at(1) + ".") &&
-                                                    ("," + names.at(2) + ",").find("," + name.substr(names[1].size() + 1,
-                                                        name.size() - names[1].size() - 9) + ",") != std::string::npos
+                          : kind == "traffic" ? is_export_of(name, names.at(1), names.at(2))
                                               : name == names.at(0) + ".ncu.csv" || name == names.at(1) + ".ncu.csv";
       if (wanted) files.push_back(name);
     }

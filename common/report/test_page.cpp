@@ -83,6 +83,31 @@ TEST_CASE("a page shows failures, refusals and what nobody measured") {
   CHECK(has(text, "id=\"roofline1-t\""));
 }
 
+TEST_CASE("an export is a profile of the results that it belongs to") {
+  PageInput in = input();
+  const fs::path other = recorded("01_naive.forward_n1024.json");
+  in.results.insert(in.results.begin(), read_result_file(other));
+  for (const char* step : {"v1_global", "v2_coalesced"})
+    in.profiles.push_back(read_profile(recorded("01_naive." + std::string(step) + ".ncu.csv"), in.results));
+  CHECK(has(page(in), "What moved most: load sectors/request, 16.59 -&gt; 9.13"));
+  in.results.pop_back();
+  CHECK_THROWS_WITH(read_profile(recorded("01_naive.v1_global.ncu.csv"), in.results),
+                    Catch::Matchers::Contains("01_naive.v1_global.ncu.csv: belongs to none of the results: "));
+}
+
+TEST_CASE("a page shows what wrong elements have in common, and what the failure needs") {
+  json document = json::parse(read_all(fixture("emulated_fail.json")));
+  json& step = document["steps"][0];
+  step["verdicts"][0]["shape"] = {"wrong: 3 of 64 elements", "where: only rows 16 to 31"};
+  step["variations"] = {{{"change", "with one head"}, {"outcome", "pass"}, {"reason", ""}},
+                        {{"change", "with whole tiles (128, 128)"}, {"outcome", "fail"}, {"reason", "<o>"}}};
+  TemporaryFile file;
+  const std::string text =
+      page({{read_result_file(file.write(document.dump()))}, {}, std::nullopt, ""});
+  CHECK(has(text, "<br>dq wrong: 3 of 64 elements<br>dq where: only rows 16 to 31<br>varied: pass with "
+                  "one head; fail with whole tiles (128, 128)</td>"));
+}
+
 TEST_CASE("text from elsewhere stays text") {
   json document = json::parse(read_all(kResults));
   const std::string evil = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>";

@@ -21,6 +21,7 @@
 #include "check/inputs.h"
 #include "run/options.h"
 #include "run/print.h"
+#include "run/progress.h"
 #include "run/results.h"
 #include "run/session.h"
 #include "files/tensor_files.h"
@@ -270,7 +271,10 @@ class Run {
   }
 
   const std::vector<Expected>& expected() {
-    if (expected_.empty()) expected_ = operation_.reference(problem(), inputs_, selection());
+    if (expected_.empty()) {
+      const Progress progress("the reference, in double precision");
+      expected_ = operation_.reference(problem(), inputs_, selection());
+    }
     return expected_;
   }
 
@@ -298,7 +302,10 @@ class Run {
     try {
       Status status = session.prepare(step);
       if (status.ok() && options_.check != CheckChoice::off) {
-        status = session.launch();
+        {
+          const Progress progress(step.name + (result_.backend == Backend::gpu ? "" : ", emulated"));
+          status = session.launch();
+        }
         if (status.ok()) {
           if (auto damage = session.damage()) return stop(Outcome::fail, *damage);
           const HostTensors outputs = session.outputs();
