@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   //! [producer]
   if (warpgroup == Config::kConsumers) {
-    registers_give<Config::kProducerRegisters>();
+    setmaxnreg_dec<Config::kProducerRegisters>();
     // One thread finds work and (1) loads Q_i. It asks for a tile of queries when it must, not earlier: a block with
     // long ones would keep it from others that are idle already.
     if (threadIdx.x % 128 == 0) {
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     return;
   }
-  registers_take<Config::kConsumerRegisters>();
+  setmaxnreg_inc<Config::kConsumerRegisters>();
   //! [producer]
 
   //! [turns]

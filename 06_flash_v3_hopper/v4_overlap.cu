@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   //! [producer]
   if (warpgroup == Config::kConsumers) {
-    registers_give<24>();
+    setmaxnreg_dec<24>();
     if (threadIdx.x % 128 != 0 || seen.begin == seen.end) return;
     // (1) load Q_i, which stays, then K_j and V_j as stages become free
     mbarrier_arrive_expect(&smem.q_full, kBlockM * kHeadDim * 2);
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     return;
   }
-  registers_take<240>();
+  setmaxnreg_inc<240>();
   //! [producer]
 
   // Rows of this lane, r = 0 or 1, and the first of its columns of 8.

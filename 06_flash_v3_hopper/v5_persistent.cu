@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const Tiles tiles{num_m_blocks, num_heads, section};
   //! [producer]
   if (warpgroup == Config::kConsumers) {
-    registers_give<24>();
+    setmaxnreg_dec<24>();
     if (threadIdx.x % 128 != 0) return;
     int turn = 0;  // tiles of keys so far, of all tiles of queries
     for (int round = 0; tiles.exists(round); ++round) {
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     return;
   }
-  registers_take<240>();
+  setmaxnreg_inc<240>();
   //! [producer]
 
   const Element* const sQ = smem.sQ + warpgroup * 64 * 64;  // of every panel, here and below

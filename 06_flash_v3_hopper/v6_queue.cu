@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const Tiles tiles{num_m_blocks, num_heads, section};
   //! [producer]
   if (warpgroup == Config::kConsumers) {
-    registers_give<40>();  // to find work takes more than 24; with 2 * 232 all of the 504 of a lane
+    setmaxnreg_dec<40>();  // to find work takes more than 24; with 2 * 232 all of the 504 of a lane
     if (threadIdx.x % 128 != 0) return;
     int turn = 0;  // tiles of keys so far, of all tiles of queries
     unsigned index = blockIdx.x;
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     mbarrier_arrive(&smem.q_full);
     return;
   }
-  registers_take<232>();
+  setmaxnreg_inc<232>();
   //! [producer]
 
   const Element* const sQ = smem.sQ + warpgroup * 64 * 64;  // of every panel, here and below

@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const Tiles tiles{num_m_blocks, num_heads, section};
   //! [producer]
   if (warpgroup == Config::kConsumers) {
-    registers_give<40>();  // and 2 * 232: 504 a lane, as 384 threads are launched with
+    setmaxnreg_dec<40>();  // and 2 * 232: 504 a lane, as 384 threads are launched with
     // One thread finds work and (1) loads Q_i. It asks for a tile of queries when it must, not earlier: a block with
     // long ones would keep it from others that are idle already.
     if (threadIdx.x % 128 == 0) {
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     return;
   }
-  registers_take<232>();
+  setmaxnreg_inc<232>();
   //! [producer]
 
   //! [turns]

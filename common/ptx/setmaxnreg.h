@@ -1,5 +1,5 @@
 /// \file
-/// `setmaxnreg`: registers that a warpgroup gives back or asks for. PTX ISA, "Miscellaneous instructions" (sm_90a).
+/// `setmaxnreg`: a warpgroup releases registers (`.dec`) or requests more (`.inc`). PTX ISA, "Miscellaneous instructions" (sm_90a).
 #pragma once
 
 #include "attn/kernel.h"
@@ -11,23 +11,23 @@ inline namespace ATTN_BACKEND {
 /// A block begins with the same number for all its threads, as `__launch_bounds__` implies; without it the compiler
 /// ignores these calls.
 template <int kRegisters>
-__device__ __forceinline__ void registers_give(ATTN_ONLY_CALLER) {
+__device__ __forceinline__ void setmaxnreg_dec(ATTN_ONLY_CALLER) {
   static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);
 #ifdef ATTN_EMULATED
-  emulator::Block::current().registers("registers_give", caller, kRegisters, false);
+  emulator::Block::current().registers("setmaxnreg_dec", caller, kRegisters, false);
 #else
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 #endif
 }
 
-/// Waits until that many are free in the block's share: what it was launched with, not 65536. A block of 384 threads
-/// has 65536 / 384, rounded down to 168 a thread, so that one lane of its three warpgroups has 504. With 32 + 2 * 240
-/// the last one to ask waits for ever; the emulator says so.
+/// Waits until that many are free among the block's registers: those it was launched with, not 65536. A block of 384
+/// threads has 65536 / 384 per thread, rounded down to 168, so that one lane of each of its three warpgroups together
+/// have 504. With 32 + 2 * 240 the last request deadlocks; the emulator says so.
 template <int kRegisters>
-__device__ __forceinline__ void registers_take(ATTN_ONLY_CALLER) {
+__device__ __forceinline__ void setmaxnreg_inc(ATTN_ONLY_CALLER) {
   static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);
 #ifdef ATTN_EMULATED
-  emulator::Block::current().registers("registers_take", caller, kRegisters, true);
+  emulator::Block::current().registers("setmaxnreg_inc", caller, kRegisters, true);
 #else
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 #endif

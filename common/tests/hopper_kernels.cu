@@ -43,8 +43,8 @@ __global__ void __launch_bounds__(384, 1)
   }
   __syncthreads();
 
-  if (threadIdx.x >= 128) {  // the producer; a third warpgroup is there so that registers can be given
-    registers_give<24>();
+  if (threadIdx.x >= 128) {  // the producer; a third warpgroup is there so that registers can be released
+    setmaxnreg_dec<24>();
     if (threadIdx.x != 128) return;
     constexpr int kBytes = 64 * 64 * 2 + (kTransposedB ? kPanels * 64 * 64 * 2 : kN * 64 * 2);
     for (int t = 0; t < tiles; ++t) {
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(384, 1)
     return;
   }
 
-  registers_take<240>();
+  setmaxnreg_inc<240>();
   const int lane_id = threadIdx.x % 32, row0 = static_cast<int>(threadIdx.x) / 32 * 16;
   float d[kN / 8][4];
   for (int t = 0; t < tiles; ++t) {
