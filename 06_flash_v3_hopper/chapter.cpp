@@ -12,13 +12,13 @@ ATTN_DECLARE_STEP(v2_warp_specialised);
 ATTN_DECLARE_STEP(v3_pingpong);
 ATTN_DECLARE_STEP(v4_overlap);
 ATTN_DECLARE_STEP(v5_persistent);
-ATTN_DECLARE_STEP(v6_queue);
-ATTN_DECLARE_STEP(v6_queue_clear);
-ATTN_DECLARE_STEP(v7_direct_store);
-ATTN_DECLARE_STEP(v8_next_query);
-ATTN_DECLARE_STEP(v9_seam);
-ATTN_DECLARE_STEP(v10_seldom);
+ATTN_DECLARE_STEP(v6_dynamic_scheduler);
+ATTN_DECLARE_STEP(v7_double_buffered_q);
+ATTN_DECLARE_STEP(v8_cross_tile);
+ATTN_DECLARE_STEP(v9_lazy_rescale);
+ATTN_DECLARE_STEP(v10_features);
 ATTN_DECLARE_STEP(v11_tuned);
+ATTN_DECLARE_STEP(tile_counter);
 
 namespace attn {
 namespace {
@@ -34,7 +34,7 @@ Cost forward_cost(const Problem& p, const Tiling& t) {
   phase.tensor_flop = 4 * d * phase.exp;
   phase.hbm_read = q_rows * d * element + 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
   phase.hbm_write = q_rows * (d * element + 4);
-  // The last tile of keys may be cut; the model takes it as whole.
+  // The last tile of keys may be partial; the model takes it as whole.
   phase.l2_bytes = q_rows * (2 * d * element + 4) + pairs * 2 * double(t.block_n) * d * element;
   return {phase};
 }
@@ -68,42 +68,51 @@ Step forward_step(std::string name, std::string idea, Launch launch) {
   };
 }
 
-// The same with a queue of tiles: 0 before the first launch, and after each one.
-Step queue_step(std::string name, std::string idea, Launch launch) {
+// The same with a dynamic tile scheduler: its counter is 0 before the first launch, and after each one.
+Step dynamic_step(std::string name, std::string idea, Launch launch) {
   Step step = forward_step(std::move(name), std::move(idea), launch);
-  step.workspaces = [](const Problem&) { return std::vector<Workspace>{{"queue", 4, true}}; };
-  step.prepare = ATTN_LAUNCH(v6_queue_clear);
+  step.workspaces = [](const Problem&) { return std::vector<Workspace>{{"tile_counter", 4, true}}; };
+  step.prepare = ATTN_LAUNCH(tile_counter);
+  return step;
+}
+
+// And with what the last two steps have beside masks.
+Step featured_step(std::string name, std::string idea, Launch launch) {
+  Step step = dynamic_step(std::move(name), std::move(idea), launch);
+  step.support =
+      "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, "
+      "softcap; scales from 1e-37";
+  step.takes = {"softcap", "varlen"};
   return step;
 }
 
 Chapter make_chapter() {
-  Chapter c{"06_flash_v3_hopper", "FlashAttention-3: products that run on their own, and a softmax beside them", {}};
-  c.steps.push_back(forward_step("v1_wgmma_tma", "FlashAttention-2's loop with Hopper's instructions: wgmma and TMA",
-                                 ATTN_LAUNCH(v1_wgmma_tma)));
-  c.steps.push_back(forward_step("v2_warp_specialised", "a warp that copies, two stages ahead of those that compute",
-                                 ATTN_LAUNCH(v2_warp_specialised)));
-  c.steps.push_back(forward_step("v3_pingpong", "one warpgroup multiplies while the other computes its softmax",
-                                 ATTN_LAUNCH(v3_pingpong)));
-  c.steps.push_back(forward_step("v4_overlap", "a warpgroup's softmax beside its own product of the block before",
-                                 ATTN_LAUNCH(v4_overlap)));
-  c.steps.push_back(forward_step("v5_persistent", "a block an SM: one tile of queries after the other, O by TMA",
-                                 ATTN_LAUNCH(v5_persistent)));
-  c.steps.push_back(queue_step("v6_queue", "who is done takes the next tile of queries from a queue",
-                               ATTN_LAUNCH(v6_queue)));
-  c.steps.push_back(queue_step("v7_direct_store", "O from registers to memory, in whole sectors",
-                               ATTN_LAUNCH(v7_direct_store)));
-  c.steps.push_back(queue_step("v8_next_query", "Q of the next tile of queries is fetched while this one is worked on",
-                               ATTN_LAUNCH(v8_next_query)));
-  c.steps.push_back(queue_step("v9_seam", "the first S of a tile of queries beside the last P V of the one before",
-                               ATTN_LAUNCH(v9_seam)));
-  c.steps.push_back(queue_step("v10_seldom", "O is rescaled only where a maximum has grown by more than 2^8",
-                               ATTN_LAUNCH(v10_seldom)));
-  c.steps.push_back(queue_step("v11_tuned", "tiles for each head dim, from a sweep; softcap, packed sequences",
-                               ATTN_LAUNCH(v11_tuned)));
-  c.steps.back().support =
-      "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap; scales from "
-      "1e-37";
-  c.steps.back().takes = {"softcap", "varlen"};
+  Chapter c{"06_flash_v3_hopper",
+            "FlashAttention-3: asynchronous MMAs, and a softmax that overlaps with them",
+            {}};
+  c.steps = {
+      forward_step("v1_wgmma_tma", "FlashAttention-2's loop with Hopper's instructions: wgmma and TMA",
+                   ATTN_LAUNCH(v1_wgmma_tma)),
+      forward_step("v2_warp_specialised", "a producer warp, two stages ahead of the consumers",
+                   ATTN_LAUNCH(v2_warp_specialised)),
+      forward_step("v3_pingpong", "ping-pong: one warpgroup's MMAs during the other's softmax",
+                   ATTN_LAUNCH(v3_pingpong)),
+      forward_step("v4_overlap", "a warpgroup's softmax overlaps with its own P V of the block before",
+                   ATTN_LAUNCH(v4_overlap)),
+      forward_step("v5_persistent", "static persistent scheduler: a block an SM, tiles in snake order",
+                   ATTN_LAUNCH(v5_persistent)),
+      dynamic_step("v6_dynamic_scheduler", "dynamic tile scheduler: the next tile from a counter",
+                   ATTN_LAUNCH(v6_dynamic_scheduler)),
+      dynamic_step("v7_double_buffered_q", "double-buffered Q: that of the next tile is prefetched",
+                   ATTN_LAUNCH(v7_double_buffered_q)),
+      dynamic_step("v8_cross_tile", "cross-tile overlap: a tile's first S before the last P V of the one before",
+                   ATTN_LAUNCH(v8_cross_tile)),
+      dynamic_step("v9_lazy_rescale", "O is rescaled only where a maximum has grown by more than 2^8",
+                   ATTN_LAUNCH(v9_lazy_rescale)),
+      featured_step("v10_features", "softcap, and packed sequences of several lengths",
+                    ATTN_LAUNCH(v10_features)),
+      featured_step("v11_tuned", "tiles for each head dim, from a sweep", ATTN_LAUNCH(v11_tuned)),
+  };
   return c;
 }
 

@@ -2,8 +2,8 @@
 //
 //     sweep_06_flash_v3_hopper [--head-dim D] [--causal] [--repeat R]
 //
-// A row: consumer warpgroups, B_c, stages, tiles of Q in shared memory, whether warpgroups take turns, whether O is
-// rescaled seldom; the rest is in attn/sweep.h.
+// A row: consumer warpgroups, B_c, stages of K and V, of Q, whether warpgroups alternate (ping-pong), whether
+// O is rescaled lazily; the rest is in attn/sweep.h.
 #define ATTN_SWEEP
 #include "v11_tuned.cu"
 
@@ -11,37 +11,39 @@
 
 namespace gpu::v11_tuned {
 
-template <int kHeadDim, int kConsumers, int kBlockN, int kStages, int kQueries, bool kTurns, bool kSeldom>
+template <int kHeadDim, Tuning kTuning>
 attn::sweep::Row row() {
-  using T = Tile<kHeadDim, kConsumers, kBlockN, kStages, kQueries, kTurns, kSeldom>;
+  using T = Tuned<kHeadDim, kTuning>;
   char tile[64];
-  std::snprintf(tile, sizeof tile, "%3d %3d %6d %2d %5d %6d", kConsumers, kBlockN, kStages, kQueries, kTurns, kSeldom);
+  std::snprintf(tile, sizeof tile, "%3d %3d %6d %2d %8d %4d", T::kNumConsumers, T::kBlockN,
+                T::kStages, T::kQStages, T::kPingPong, T::kLazyRescale);
   return {kHeadDim, tile, launch<__nv_bfloat16, T, false>,
           reinterpret_cast<const void*>(&attention_kernel<__nv_bfloat16, T, false>)};
 }
-//                                           d  WGs  B_c stages Qs turns seldom
-const std::vector<attn::sweep::Row> kRows{row<64, 3, 128, 2, 2, true, false>(),
-                                          row<64, 3, 128, 2, 2, false, false>(),
-                                          row<64, 3, 128, 2, 2, true, true>(),
-                                          row<64, 3, 128, 2, 1, true, true>(),
-                                          row<64, 2, 128, 3, 2, false, false>(),
-                                          row<64, 2, 128, 4, 2, false, true>(),
-                                          row<64, 2, 192, 2, 2, false, true>(),
-                                          row<128, 2, 128, 2, 2, true, true>(),
-                                          row<128, 2, 128, 2, 2, false, true>(),
-                                          row<128, 2, 128, 2, 2, true, false>(),
-                                          row<128, 2, 128, 2, 1, true, true>(),
-                                          row<128, 2, 144, 2, 2, true, true>(),
-                                          row<128, 2, 160, 2, 2, true, true>(),
-                                          row<128, 2, 176, 2, 1, true, true>(),
-                                          row<256, 2, 64, 2, 1, false, true>(),
-                                          row<256, 2, 64, 2, 1, true, true>(),
-                                          row<256, 2, 64, 2, 1, false, false>(),
-                                          row<256, 2, 80, 2, 1, false, true>()};
+// What is not said is as in Tuning: 2 consumers, 2 stages, 2 of Q, ping-pong, lazy rescale.
+const std::vector<attn::sweep::Row> kRows{
+    row<64, Tuning{.num_consumers = 3, .block_n = 128, .lazy_rescale = false}>(),
+    row<64, Tuning{.num_consumers = 3, .block_n = 128, .pingpong = false, .lazy_rescale = false}>(),
+    row<64, Tuning{.num_consumers = 3, .block_n = 128}>(),
+    row<64, Tuning{.num_consumers = 3, .block_n = 128, .q_stages = 1}>(),
+    row<64, Tuning{.block_n = 128, .stages = 3, .pingpong = false, .lazy_rescale = false}>(),
+    row<64, Tuning{.block_n = 128, .stages = 4, .pingpong = false}>(),
+    row<64, Tuning{.block_n = 192, .pingpong = false}>(),
+    row<128, Tuning{.block_n = 128}>(),
+    row<128, Tuning{.block_n = 128, .pingpong = false}>(),
+    row<128, Tuning{.block_n = 128, .lazy_rescale = false}>(),
+    row<128, Tuning{.block_n = 128, .q_stages = 1}>(),
+    row<128, Tuning{.block_n = 144}>(),
+    row<128, Tuning{.block_n = 160}>(),
+    row<128, Tuning{.block_n = 176, .q_stages = 1}>(),
+    row<256, Tuning{.block_n = 64, .q_stages = 1, .pingpong = false}>(),
+    row<256, Tuning{.block_n = 64, .q_stages = 1}>(),
+    row<256, Tuning{.block_n = 64, .q_stages = 1, .pingpong = false, .lazy_rescale = false}>(),
+    row<256, Tuning{.block_n = 80, .q_stages = 1, .pingpong = false}>()};
 
 }  // namespace gpu::v11_tuned
 
 int main(int argc, char** argv) {
-  return attn::sweep::main("sweep_06_flash_v3_hopper", gpu::v11_tuned::kRows, "WGs B_c stages Qs turns seldom", argc,
-                           argv);
+  return attn::sweep::main("sweep_06_flash_v3_hopper", gpu::v11_tuned::kRows,
+                           "WGs B_c stages Qs pingpong lazy", argc, argv);
 }

@@ -5,7 +5,7 @@
 
 #define ATTN_EMULATED  // the order of tiles as a function of the host
 #include "tests/step_cases.h"
-#include "v11_tiles.h"
+#include "tiles.h"
 
 using namespace attn;
 using namespace attn::tests;
@@ -18,10 +18,10 @@ const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
 
 }  // namespace
 
-// 16 bits, three head dims, scales from 1e-37; softcap and packed sequences in the last step alone.
+// 16 bits, three head dims, scales from 1e-37; softcap and packed sequences only in the last two steps.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (p.dtype == DType::fp32 || !one_of(p.head_dim, {64, 128, 256}) || p.softmax_scale < 1e-37) return false;
-  return plain(p) || (step.name == "v11_tuned" && p.dropout == 0 && !p.alibi);
+  return plain(p) || (one_of_steps(step, {"v10_features", "v11_tuned"}) && p.dropout == 0 && !p.alibi);
 }
 
 TEST_CASE("steps are right on short problems", "[emulated]") {
@@ -32,9 +32,9 @@ TEST_CASE("steps are right on short problems", "[emulated]") {
     ran += check_steps("forward", p, Backend::emulated);
   });
   CHECK(ran.text() ==
-        "v10_seldom 34, v11_tuned 34, v1_wgmma_tma 34, v2_warp_specialised 34, v3_pingpong 34, "
-        "v4_overlap 34, v5_persistent 34, v6_queue 34, v7_direct_store 34, v8_next_query 34, "
-        "v9_seam 34");
+        "v10_features 34, v11_tuned 34, v1_wgmma_tma 34, v2_warp_specialised 34, v3_pingpong 34, "
+        "v4_overlap 34, v5_persistent 34, v6_dynamic_scheduler 34, v7_double_buffered_q 34, "
+        "v8_cross_tile 34, v9_lazy_rescale 34");
 }
 
 TEST_CASE("steps are right on several blocks of queries and of keys", "[emulated]") {
@@ -47,7 +47,7 @@ TEST_CASE("steps are right on several blocks of queries and of keys", "[emulated
 }
 
 namespace {
-// Softcap and packed sequences, which v11 alone has: in pairs with masks, head dims, groups and types.
+// Softcap and packed sequences, which only v10 and v11 have: in pairs with masks, head dims, groups and types.
 template <class Check>
 void features(Check check_one) {
   const std::vector<std::vector<int64_t>> lengths{{70, 0, 130, 1}, {200}, {129, 64, 65}, {0, 300}};
@@ -76,13 +76,13 @@ void features(Check check_one) {
 TEST_CASE("softcap and packed sequences", "[emulated]") {
   Counts ran;
   features([&](const Problem& p) { ran += check_steps("forward", p, Backend::emulated); });
-  CHECK(ran.text() == "v11_tuned 15");
+  CHECK(ran.text() == "v10_features 15, v11_tuned 15");
 }
 
 TEST_CASE("softcap and packed sequences on the GPU", "[gpu]") {
   Counts ran;
   features([&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
-  CHECK(ran.text() == "v11_tuned 15");
+  CHECK(ran.text() == "v10_features 15, v11_tuned 15");
 }
 
 TEST_CASE("all steps on the GPU", "[gpu]") {
@@ -90,9 +90,9 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
   covering_problems(kLengths, kHeadDims, kDTypes,
                     [&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
   CHECK(ran.text() ==
-        "v10_seldom 110, v11_tuned 110, v1_wgmma_tma 110, v2_warp_specialised 110, "
-        "v3_pingpong 110, v4_overlap 110, v5_persistent 110, v6_queue 110, "
-        "v7_direct_store 110, v8_next_query 110, v9_seam 110");
+        "v10_features 110, v11_tuned 110, v1_wgmma_tma 110, v2_warp_specialised 110, "
+        "v3_pingpong 110, v4_overlap 110, v5_persistent 110, v6_dynamic_scheduler 110, "
+        "v7_double_buffered_q 110, v8_cross_tile 110, v9_lazy_rescale 110");
   for (const int64_t d : {64, 128, 256}) {
     Problem p = problem(2100, 4000, d, DType::bf16, InputKind::needle);
     p.causal = true;
@@ -101,24 +101,24 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
 }
 
 namespace {
-// What share of the time 132 SMs work, if a tile of queries takes as long as it sees blocks of keys and nothing else
-// takes time: what README.md says of the two deals. Causal, 16384 tokens, 2048 / d heads.
+// What share of the time 132 SMs work, if a tile of queries takes as long as it sees blocks of keys and
+// nothing else takes time: what RESULTS.md says of the two schedulers. Causal, 16384 tokens, 2048 / d heads.
 //! [idle]
 struct Balance {
-  double deal, queue, equal_sections, deal_of_one_section;
+  double fixed, dynamic, fixed_in_one_section;
 };
 Balance balance(int head_dim, int block_n, int64_t seqlen) {
   constexpr int kBlockM = 128;
   constexpr std::size_t kSms = 132;
   Problem p = problem(seqlen, seqlen, head_dim, DType::bf16);
   p.batch = 16384 / seqlen, p.heads = p.kv_heads = 2048 / head_dim, p.causal = true;
-  ::emulated::v11_tuned::Tiles tiles(p, kBlockM);
-  const auto share = [&](bool dealt) {
+  ::emulated::hopper::TileOrder tiles(p, kBlockM);
+  const auto share = [&](bool snake) {
     std::array<double, kSms> busy{};
     for (unsigned i = 0; i < tiles.count(); ++i) {
       const std::size_t round = i / kSms, column = i % kSms;
-      double& sm = dealt ? busy[round % 2 == 0 ? column : kSms - 1 - column]  // to and fro
-                         : *std::min_element(busy.begin(), busy.end());       // who is done first
+      double& sm = snake ? busy[round % 2 == 0 ? column : kSms - 1 - column]
+                         : *std::min_element(busy.begin(), busy.end());  // the first one that is done
       const int64_t keys = std::min<int64_t>(seqlen, tiles.at<kBlockM>(i).row0 + kBlockM);
       sm += double(ceil_div(keys, int64_t{block_n}));
     }
@@ -126,32 +126,28 @@ Balance balance(int head_dim, int block_n, int64_t seqlen) {
     for (const double b : busy) sum += b;
     return sum / (double(kSms) * *std::max_element(busy.begin(), busy.end()));
   };
-  Balance b{0, 0, share(false), 0};
-  const int64_t in_l2 = std::max<int64_t>(1, (24 << 20) / (4 * seqlen * head_dim));  // sections of v5 to v10
-  tiles.section = unsigned(std::min(p.batch * p.heads, in_l2));
-  b.deal = share(true), b.queue = share(false);
+  Balance b{share(true), share(false), 0};
   tiles.section = tiles.num_heads;
-  b.deal_of_one_section = share(true);
+  b.fixed_in_one_section = share(true);
   return b;
 }
 //! [idle]
 }  // namespace
 
-TEST_CASE("a queue keeps SMs busy that a deal leaves idle", "[balance]") {
-  const auto table = [](int d, int block_n, int64_t seqlen, double deal, double queue, double equal) {
+TEST_CASE("a dynamic scheduler keeps SMs busy that a static one leaves idle", "[balance]") {
+  const auto table = [](int d, int block_n, int64_t seqlen, double fixed, double dynamic) {
     const Balance b = balance(d, block_n, seqlen);
-    INFO("d " << d << ", N " << seqlen << ": " << b.deal << " " << b.queue << " " << b.equal_sections);
-    CHECK(std::abs(b.deal - deal) < 0.005);
-    CHECK(std::abs(b.queue - queue) < 0.005);
-    CHECK(std::abs(b.equal_sections - equal) < 0.005);
-    CHECK(b.deal_of_one_section > 0.96);  // it is the sections that a deal does not even out
+    INFO("d " << d << ", N " << seqlen << ": " << b.fixed << " " << b.dynamic);
+    CHECK(std::abs(b.fixed - fixed) < 0.005);
+    CHECK(std::abs(b.dynamic - dynamic) < 0.005);
+    CHECK(b.fixed_in_one_section > 0.96);  // it is the sections that snake order does not even out
   };
-  table(64, 128, 2048, 0.88, 1.00, 1.00);
-  table(64, 128, 16384, 0.87, 1.00, 1.00);
-  table(128, 128, 2048, 0.83, 0.96, 0.98);
-  table(128, 128, 16384, 0.83, 0.95, 1.00);
-  table(256, 64, 2048, 0.82, 0.87, 0.98);
-  table(256, 64, 16384, 0.56, 0.99, 0.99);
+  table(64, 128, 2048, 0.88, 1.00);
+  table(64, 128, 16384, 0.87, 1.00);
+  table(128, 128, 2048, 0.83, 0.98);
+  table(128, 128, 16384, 0.83, 1.00);
+  table(256, 64, 2048, 0.82, 0.98);
+  table(256, 64, 16384, 0.56, 0.99);
 }
 
 // Table 3 of the paper: fp16, entries N(0, 1) + N(0, 100) Bernoulli(0.001), the root of the mean square error against

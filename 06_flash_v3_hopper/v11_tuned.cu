@@ -1,12 +1,13 @@
-// v11_tuned: tiles for each head dim.
+// v11_tuned: tiles for each head dim, from a sweep.
 //
-// parent    v10_seldom
-// idea      Nothing new about attention. Tiles, warpgroups and stages for each head dim come from a sweep (sweep.cu).
-//           So do the answers to two questions: do turns pay, and does it pay to rescale O seldom? Sections are of
-//           equal size. Beside that softcap, and packed sequences of several lengths, which cost the plain kernel a few
-//           loads for each tile of queries.
-// expect    gpu__time_duration.sum at every head dim; by sections dram__bytes_read.sum; with a mask fewer idle SMs
+// parent    v10_features
+// idea      Nothing new about attention. Tile sizes, warpgroups and stages for each head dim come
+//           from a sweep (sweep.cu). So do the answers to two questions: does ping-pong pay here,
+//           and does the lazy rescale?
+// expect    gpu__time_duration.sum at every head dim, most at d=64 and d=256
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap
+#include <algorithm>
+
 #include "device/device.h"
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
@@ -15,72 +16,118 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "v11_tiles.h"
+#include "fragments.h"
+#include "tiles.h"
 
 namespace ATTN_BACKEND::v11_tuned {
+using namespace attn;
+using namespace hopper;
 
-// Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
-constexpr float kNothing = -3.4028234e38f;
+constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
+constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
+// The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
+constexpr int kWorkRing = 8;
 
-// The newest tiles of queries: up to five are in use, from the one that O is stored of to the one that is taken next.
-constexpr int kRing = 8;
+// Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
+// MMAs.
+enum NamedBarrier { kBlock = 0, kPingPong = 1 };
+
+//! [config]
+struct Tuning {
+  int num_consumers = 2;  // warpgroups that compute; one more copies
+  int block_n;            // B_c
+  int stages = 2;         // tiles of K, and of V, in shared memory
+  int q_stages = 2;       // tiles of Q there
+  bool pingpong = true;
+  bool lazy_rescale = true;
+};
+template <int kHeadDim_, Tuning kTuning>
+struct Tuned {
+  static constexpr int kHeadDim = kHeadDim_, kNumConsumers = kTuning.num_consumers;
+  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);
+  static constexpr int kBlockM = 64 * kNumConsumers, kBlockN = kTuning.block_n;  // B_r, B_c
+  static constexpr int kStages = kTuning.stages, kQStages = kTuning.q_stages;
+  static constexpr bool kPingPong = kTuning.pingpong, kLazyRescale = kTuning.lazy_rescale;
+  // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
+  // 8: 168 for each of 384 threads, 128 of 512. Whoever requests more than the others released
+  // deadlocks.
+  static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 232;
+  static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
+                    (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
+                "more registers than a block of so many threads has");
+};
+// kShort: up to 1024 keys and a mask. Smaller tiles of queries leave fewer SMs idle.
+template <int kHeadDim, bool kShort>
+struct Config;
+template <bool kShort>
+struct Config<64, kShort> : Tuned<64, Tuning{.num_consumers = 3, .block_n = 128}> {};
+template <>
+struct Config<64, true>
+    : Tuned<64, Tuning{.block_n = 128, .stages = 3, .pingpong = false, .lazy_rescale = false}> {};
+template <bool kShort>
+struct Config<128, kShort> : Tuned<128, Tuning{.block_n = 128}> {};
+template <bool kShort>
+struct Config<256, kShort> : Tuned<256, Tuning{.block_n = 64, .q_stages = 1, .pingpong = false}> {};
+// The same for softcap, which needs registers itself.
+template <int kHeadDim>
+struct WithSoftcap : Config<kHeadDim, false> {};
+template <>
+struct WithSoftcap<64> : Tuned<64, Tuning{.block_n = 128, .lazy_rescale = false}> {};
+//! [config]
 
 // Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's swizzle of 128 bytes.
 template <class Element, class Config>
 struct SharedStorage {
-  alignas(1024) Element sQ[Config::kQueries][Config::kBlockM * Config::kHeadDim];
+  alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
   alignas(1024) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  // mbarriers: the bytes are there, and all consumers are done with them.
-  uint64_t q_full[Config::kQueries], k_full[Config::kStages], v_full[Config::kStages];
-  uint64_t q_empty[Config::kQueries], k_empty[Config::kStages], v_empty[Config::kStages];
-  uint64_t work_full[2], ask;  // mbarriers too: there is work; soon there will be none
-  Work work[kRing];
+  // mbarriers: the bytes are there
+  uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
+  // mbarriers: all consumer warps are done with them
+  uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
+  uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
+  Work work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
-               work_full, ask, work)
+               work_full, prefetch, work)
 };
 
-// threadIdx.x, read anew each time: as one variable it, and all that follows from it, would keep registers in the loop.
-__device__ __forceinline__ int thread_index() {
-#ifdef ATTN_EMULATED
-  return static_cast<int>(threadIdx.x);
-#else
-  int x;
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-  return x;
-#endif
-}
+// Dynamic persistent: a block begins with the tile of its own number. The next ones come from a
+// counter in device memory, so that a block with short tiles gets more of them.
+//! [tiles]
+struct DynamicPersistent : TileOrder {
+  unsigned* counter = nullptr;  // 0 before the first launch, and after each one
+  using TileOrder::TileOrder;
+  __device__ unsigned first() const { return blockIdx.x; }
+  // Whoever has had a tile counts once, so that it is counted count() times in all, and is 0 again.
+  __device__ unsigned next(unsigned) const { return gridDim.x + atomicInc(counter, count() - 1); }
+};
+using Tiles = DynamicPersistent;
+//! [tiles]
 
-__device__ __forceinline__ float quad_max(float x) {  // over the 4 lanes that share a row
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
-// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Starts it.
-//! [scores]
+// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
+//! [issue_qk]
 template <class Config, class Element>
-__device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4], const Element* sQ, const Element* sK) {
+__device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
+                                         const Element* sK) {
   const WgmmaOperand q = wgmma_operand(sQ), k = wgmma_operand(sK);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
     const int panel = i / 4, inside = i % 4 * 32;
-    wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside), k + (panel * Config::kBlockN * 128 + inside),
-                          i > 0);
+    wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside),
+                          k + (panel * Config::kBlockN * 128 + inside), i > 0);
   }
   wgmma_commit();
 }
-//! [scores]
+//! [issue_qk]
 
-// (5) O += P V: P from registers, V as it lies in memory, [k, d]. Starts it.
-//! [output]
+// (5) O += P V: P from registers, V as it lies in memory, [k, d]. Issues it, and does not wait.
+//! [issue_pv]
 template <class Config, class Element>
-__device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
-                                       const uint32_t (&p)[Config::kBlockN / 16][4], const Element* sV) {
+__device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
+                                         const uint32_t (&p)[Config::kBlockN / 16][4],
+                                         const Element* sV) {
   const WgmmaOperand v = wgmma_operand(sV, Config::kBlockN * 128);
   wgmma_fence();
 #pragma unroll
@@ -88,106 +135,167 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
     wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
   wgmma_commit();
 }
-//! [output]
+//! [issue_pv]
+
+// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
+// is to be multiplied by `rescale`: with the lazy rescale, only where a maximum has grown by more
+// than the threshold.
+//! [softmax]
+template <class Config>
+__device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
+                                               float (&row_max)[2], float (&row_sum)[2],
+                                               float (&rescale)[2], float softmax_scale_log2) {
+  float max[2];
+  bool grown = !Config::kLazyRescale;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    max[r] = s[0][2 * r];
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; ++n)
+      max[r] = fmaxf(max[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+    max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
+    grown = grown || max[r] > row_max[r] + kRescaleThreshold;
+  }
+  // A warp decides for all of its rows, as branches are its own.
+  const bool rescaled = Config::kLazyRescale ? __any_sync(~0u, grown) : true;
+  if (rescaled) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rescale[r] = exp2f(row_max[r] - max[r]);
+      row_max[r] = max[r];
+      row_sum[r] *= rescale[r];
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < Config::kBlockN / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, -row_max[i / 2]));
+      row_sum[i / 2] += s[n][i];
+    }
+  return rescaled;
+}
+//! [softmax]
+
+// One thread takes tiles of queries and (1) loads Q_i. It takes the next one when it must, not
+// earlier: a block with long tiles would keep it from others that are idle already.
+//! [producer]
+template <class Element, class Config>
+__device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
+                                          const TensorMap& mapQ, const int* gCuSeqlensQ,
+                                          const int* gCuSeqlensK, const Shape& shape,
+                                          const Tiles& tiles) {
+  PipelineState<Config::kQStages> q;
+  PipelineState<2> ring;
+  PipelineState<1> prefetch;
+  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
+    const Work work =
+        work_of<Config>(shape, tiles.at<Config::kBlockM>(index), gCuSeqlensQ, gCuSeqlensK);
+    if (work.row0 >= work.seqlen_q) continue;  // of a batch with longer sequences
+    smem.work[q.count % kWorkRing] = work;
+    mbarrier_arrive(&smem.work_full[ring.index()]);
+    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
+    mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
+    tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()],
+             {0, work.q_token + work.row0, 0, work.q_head});
+    mbarrier_wait(&smem.prefetch, prefetch.phase());
+    q.advance(), ring.advance(), prefetch.advance();
+  }
+  smem.work[q.count % kWorkRing].row0 = -1;
+  mbarrier_arrive(&smem.work_full[ring.index()]);
+  mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
+  mbarrier_arrive(&smem.q_full[q.index()]);
+}
+
+// Another one loads K_j and V_j as stages become free.
+template <class Element, class Config>
+__device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
+                                           const TensorMap& mapK, const TensorMap& mapV) {
+  constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim * 2;
+  PipelineState<Config::kStages> kv;
+  for (PipelineState<2> ring;; ring.advance()) {
+    mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
+    const Work& work = smem.work[ring.count % kWorkRing];
+    if (work.row0 < 0) break;
+    for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, kv.advance()) {
+      if (n_block == max(work.seen.begin, work.seen.end - kPrefetchBlocks))
+        mbarrier_arrive(&smem.prefetch);
+      const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
+        mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
+        mbarrier_arrive_expect(full, kTileBytes);
+        tma_load(tile, map, full, {0, work.kv_token + n_block * kBlockN, 0, work.kv_head});
+      };
+      const int stage = kv.index();
+      load(smem.sK[stage], mapK, &smem.k_full[stage], &smem.k_empty[stage]);
+      load(smem.sV[stage], mapV, &smem.v_full[stage], &smem.v_empty[stage]);
+    }
+  }
+}
+//! [producer]
+
+template <class Element, class Config>
+__device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // one lane of each says that it is done
+  for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
+  for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
+  for (int i = 0; i < Config::kStages; ++i) {
+    mbarrier_init(&smem.k_full[i], 1), mbarrier_init(&smem.v_full[i], 1);
+    mbarrier_init(&smem.k_empty[i], kWarps), mbarrier_init(&smem.v_empty[i], kWarps);
+  }
+  mbarrier_init(&smem.work_full[0], 1), mbarrier_init(&smem.work_full[1], 1);
+  mbarrier_init(&smem.prefetch, 1);
+  mbarrier_init_fence();
+}
 
 template <class Element, class Config, bool kSoftcap>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     attention_kernel(const __grid_constant__ TensorMap mapQ,  // [B Hq, d / 64, seqlen_q, 64]
                      const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 64, seqlen_k, 64]
                      const __grid_constant__ TensorMap mapV,  // as K
-                     Element* __restrict__ gO,                // [B, Hq, seqlen_q, d] or [tokens, Hq, d]
-                     float* __restrict__ gLse,                // [B, Hq, seqlen_q] or [Hq, tokens]
-                     const int* __restrict__ gCuQ,            // [B + 1], or null: not packed
-                     const int* __restrict__ gCuK,            // [B + 1]
-                     unsigned* gQueue,                        // 0, here and afterwards
+                     Element* __restrict__ gO,  // [B, Hq, seqlen_q, d] or [tokens, Hq, d]
+                     float* __restrict__ gLse,  // [B, Hq, seqlen_q] or [Hq, tokens]
+                     const int* __restrict__ gCuSeqlensQ,  // [B + 1], or null: not packed
+                     const int* __restrict__ gCuSeqlensK,  // [B + 1]
                      Shape shape, Tiles tiles) {
-  constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
-  constexpr int kTileBytes = kBlockN * kHeadDim * 2, kStages = Config::kStages, kQueries = Config::kQueries;
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses of tiles in uniform
-  // registers, as wgmma takes them.
-  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / 128, 0);
+  // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
+  // of tiles in uniform registers, as wgmma takes them.
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   // What scores are still multiplied by: log2(e) is in it.
-  const float softmax_scale_log2 = kSoftcap ? 1.44269504f : shape.softmax_scale * 1.44269504f;
-
-  if (threadIdx.x == 0) {
-    constexpr int kWarps = 4 * Config::kConsumers;  // one lane of each says that it is done
-    for (int i = 0; i < kQueries; ++i) mbarrier_init(&smem.q_full[i], 1), mbarrier_init(&smem.q_empty[i], kWarps);
-    for (int i = 0; i < kStages; ++i) {
-      mbarrier_init(&smem.k_full[i], 1), mbarrier_init(&smem.v_full[i], 1);
-      mbarrier_init(&smem.k_empty[i], kWarps), mbarrier_init(&smem.v_empty[i], kWarps);
-    }
-    mbarrier_init(&smem.work_full[0], 1), mbarrier_init(&smem.work_full[1], 1), mbarrier_init(&smem.ask, 1);
-    mbarrier_init_fence();
-  }
+  const float softmax_scale_log2 = kSoftcap ? kLog2e : shape.softmax_scale * kLog2e;
+  if (threadIdx.x == 0) init_barriers(smem);
   __syncthreads();  // the barriers are there
 
-  //! [producer]
-  if (warpgroup == Config::kConsumers) {
+  if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
-    // One thread finds work and (1) loads Q_i. It asks for a tile of queries when it must, not earlier: a block with
-    // long ones would keep it from others that are idle already.
-    if (threadIdx.x % 128 == 0) {
-      int taken = 0;
-      for (unsigned index = blockIdx.x; index < tiles.count(); index = tiles.next(gQueue)) {
-        const auto [bh, row0] = tiles.at<kBlockM>(index);
-        const Work work = work_of(shape, gCuQ, gCuK, bh, row0, kHeadDim, kBlockM, kBlockN);
-        if (row0 >= work.seqlen_q) continue;  // of a batch with longer sequences
-        smem.work[taken % kRing] = work;
-        mbarrier_arrive(&smem.work_full[taken % 2]);
-        const int q = taken % kQueries;
-        mbarrier_wait(&smem.q_empty[q], taken / kQueries % 2 ^ 1);  // the consumers are done with the one before
-        mbarrier_arrive_expect(&smem.q_full[q], kBlockM * kHeadDim * 2);
-        tma_load(smem.sQ[q], mapQ, &smem.q_full[q], {0, work.q_token + row0, 0, work.q_head});
-        mbarrier_wait(&smem.ask, taken++ % 2);
-      }
-      smem.work[taken % kRing].row0 = -1;
-      mbarrier_arrive(&smem.work_full[taken % 2]);
-      mbarrier_wait(&smem.q_empty[taken % kQueries], taken / kQueries % 2 ^ 1);
-      mbarrier_arrive(&smem.q_full[taken % kQueries]);
-    }
-    // Another one loads K_j and V_j as stages become free.
-    if (threadIdx.x % 128 == 32) {
-      for (int taken = 0, turn = 0;; ++taken) {
-        mbarrier_wait(&smem.work_full[taken % 2], taken / 2 % 2);
-        const Work& work = smem.work[taken % kRing];
-        if (work.row0 < 0) break;
-        for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, ++turn) {
-          if (n_block == max(work.seen.begin, work.seen.end - 4)) mbarrier_arrive(&smem.ask);
-          const int stage = turn % kStages, phase = turn / kStages % 2;
-          const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
-            mbarrier_wait(empty, phase ^ 1);  // the first time it is
-            mbarrier_arrive_expect(full, kTileBytes);
-            tma_load(tile, map, full, {0, work.kv_token + n_block * kBlockN, 0, work.kv_head});
-          };
-          load(smem.sK[stage], mapK, &smem.k_full[stage], &smem.k_empty[stage]);
-          load(smem.sV[stage], mapV, &smem.v_full[stage], &smem.v_empty[stage]);
-        }
-      }
-    }
+    if (threadIdx.x % kWarpgroup == 0)
+      produce_q<Element, Config>(smem, mapQ, gCuSeqlensQ, gCuSeqlensK, shape, tiles);
+    if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Element, Config>(smem, mapK, mapV);
     return;
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
-  //! [producer]
 
-  //! [turns]
-  // Barrier 1 + w opens when warpgroup w waits there and the one before has said that it is its turn.
-  const auto wait_for_turn = [&] {
-    if (Config::kTurns) named_barrier_sync(1 + warpgroup, 256);
+  //! [pingpong]
+  // This warpgroup may issue its MMAs when the one before has issued its own.
+  const auto pingpong_wait = [&] {
+    if (Config::kPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
   };
-  const auto end_turn = [&] {
-    if (Config::kTurns) named_barrier_arrive(1 + (warpgroup + 1) % Config::kConsumers, 256);
+  const auto pingpong_pass_on = [&] {
+    if (Config::kPingPong)
+      named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
   };
-  if (warpgroup == Config::kConsumers - 1) end_turn();  // the first one begins
-  //! [turns]
+  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
+  //! [pingpong]
 
   // The tile of queries that is worked on, and which of this block's it is.
-  int taken = -1, row0 = 0, last_key = 0;
+  PipelineState<Config::kQStages> q{-1};
+  int row0 = 0, last_key = 0;
   BlockRanges seen{};
   const auto take_tile = [&] {
-    ++taken;
-    mbarrier_wait(&smem.q_full[taken % kQueries], taken / kQueries % 2);
-    const Work& work = smem.work[taken % kRing];
+    q.advance();
+    mbarrier_wait(&smem.q_full[q.index()], q.phase());
+    const Work& work = smem.work[q.count % kWorkRing];
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
     last_key = work.seqlen_k - 1;
     seen = work.seen;
@@ -195,206 +303,103 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     __syncwarp();  // all lanes have read it, before one says so
     return more;
   };
-  const auto done_with_q = [&] {  // this warp is
-    if (thread_index() % 32 == 0) mbarrier_arrive(&smem.q_empty[taken % kQueries]);
+  const auto release_q = [&] {  // this warp is done with it
+    if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
   };
-  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that it is the same in
-  // all lanes as long as no `if` changes it and no consumer returns from the loop. If not, every operand of wgmma is
-  // moved to uniform registers first: 547 instructions for a block of keys in place of 473, at d = 128.
-  int turn = 0;
-  const auto wait_for = [&](uint64_t* full, int at) { mbarrier_wait(full + at % kStages, at / kStages % 2); };
-  const auto release = [&](uint64_t* empty, int at) {  // this warp is done with it
-    if (thread_index() % 32 == 0) mbarrier_arrive(empty + at % kStages);
+  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that
+  // it is the same in all lanes as long as no `if` changes it and no consumer returns from the
+  // loop. If not, every operand of wgmma is moved to uniform registers first.
+  using KvState = PipelineState<Config::kStages>;
+  KvState kv;
+  const auto wait_full = [&](uint64_t* full, KvState at) {
+    mbarrier_wait(full + at.index(), at.phase());
   };
-  // The first row of this lane in the tile, the second one is 8 below it; and the first of its columns of 8.
-  const auto first_row = [] { return thread_index() / 32 * 16 + thread_index() % 32 / 4; };
-  const auto quad_col = [] { return thread_index() % 4 * 2; };
+  const auto release = [&](uint64_t* empty, KvState at) {  // this warp is done with it
+    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
+  };
 
-  float o[kHeadDim / 8][4] = {};                             // not divided by l yet
-  float row_max[2] = {kNothing, kNothing}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
+  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];
   float rescale[2];
   bool rescaled;
-  // S of one block of keys becomes P, in float32. `masked` is a type, so that the plain body has no trace of a mask.
+  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](int n_block, auto masked) {
-    if constexpr (kSoftcap) {  // tanh y = 1 - 2 / (e^2y + 1), a difference of like numbers where y is small
-      const float in = shape.softmax_scale / shape.softcap;
-#pragma unroll
-      for (int n = 0; n < kBlockN / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float y = s[n][i] * in, y2 = y * y;
-          const float series = y * fmaf(y2, fmaf(y2, fmaf(y2, -17.0f / 315, 2.0f / 15), -1.0f / 3), 1);
-          const float whole = fmaf(-2, __fdividef(1, exp2f(2 * 1.44269504f * y) + 1), 1);
-          s[n][i] = shape.softcap * (fabsf(y) < 0.25f ? series : whole);
-        }
-    }
-    if (masked.value && (n_block < seen.plain_begin || n_block >= seen.plain_end)) {
-      // Keys from this lane's first one on: its first row is at `own`, and it sees none behind `last`.
-      const int key0 = n_block * kBlockN + quad_col();
-      const int own = row0 + first_row() - key0;
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int last = min(own + 8 * r + shape.window_right, last_key - key0);
-#pragma unroll
-        for (int n = 0; n < kBlockN / 8; ++n)
-#pragma unroll
-          for (int i = 0; i < 2; ++i)
-            if (8 * n + i > last) s[n][2 * r + i] = -INFINITY;
-      }
-      if (n_block < seen.plain_begin) {  // the left edge of the window
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          const int first = own + 8 * r - shape.window_left;
-#pragma unroll
-          for (int n = 0; n < kBlockN / 8; ++n)
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-              if (8 * n + i < first) s[n][2 * r + i] = -INFINITY;
-        }
-      }
-    }
-
-    // (4) softmax, all of it in the quad of lanes that share a row.
-    //! [softmax]
-    float max[2];
-    bool grown = !Config::kSeldom;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      max[r] = s[0][2 * r];
-#pragma unroll
-      for (int n = 0; n < kBlockN / 8; ++n) max[r] = fmaxf(max[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-      max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
-      grown = grown || max[r] > row_max[r] + 8;
-    }
-    rescaled = Config::kSeldom ? __any_sync(~0u, grown) : true;  // a question to the warp, as branches are its own
-    if (rescaled) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        rescale[r] = exp2f(row_max[r] - max[r]);
-        row_max[r] = max[r];
-        row_sum[r] *= rescale[r];
-      }
-    }
-#pragma unroll
-    for (int n = 0; n < kBlockN / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, -row_max[i / 2]));
-        row_sum[i / 2] += s[n][i];
-      }
-    //! [softmax]
+    if constexpr (kSoftcap) apply_softcap<Config>(s, shape);
+    if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
+    rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
   };
-  // Two neighbouring accumulators, rounded in pairs, are the left operand of 16 keys.
-  const auto round_p = [&] {
-#pragma unroll
-    for (int n = 0; n < kBlockN / 8; ++n) {
-      p[n / 2][n % 2 * 2] = pack2<Element>(s[n][0], s[n][1]);
-      p[n / 2][n % 2 * 2 + 1] = pack2<Element>(s[n][2], s[n][3]);
-    }
+  //! [mmas]
+  const auto issue_s = [&] {
+    issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
-  // (3) S of this tile of keys, beside (5) P V of the one before it.
-  //! [products]
-  const auto start_scores = [&] {
-    scores<Config>(s, smem.sQ[taken % kQueries] + warpgroup * 64 * 64, smem.sK[turn % kStages]);
-  };
-  const auto start_output = [&](int at) { output<Config>(o, p, smem.sV[at % kStages]); };
-  const auto products = [&](int n_block) {
-    wait_for(smem.k_full, turn);
-    wait_for_turn();
-    start_scores();
-    wait_for(smem.v_full, turn - 1);
-    start_output(turn - 1);
-    end_turn();  // the other's products queue behind these
-    wgmma_wait<1>(s);  // S is there
-    release(smem.k_empty, turn);
-    if (n_block + 1 == seen.end) done_with_q();
-  };
-  const auto rescale_o = [&] {
-    if (rescaled) {
-#pragma unroll
-      for (int n = 0; n < kHeadDim / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
-    }
+  const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
+  // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
+  const auto mmas = [&](int n_block) {
+    wait_full(smem.k_full, kv);
+    pingpong_wait();
+    issue_s();
+    wait_full(smem.v_full, kv.previous());
+    issue_o(kv.previous());
+    pingpong_pass_on();
+    wgmma_wait<1>(s);  // S is there, P V in flight
+    release(smem.k_empty, kv);
+    if (n_block + 1 == seen.end) release_q();
   };
   const auto visit = [&](int n_block, auto masked) {
-    products(n_block);
+    mmas(n_block);
     softmax(n_block, masked);
     wgmma_wait<0>(o);  // and O of the block before
-    release(smem.v_empty, turn - 1);
-    round_p();
-    rescale_o();
-    ++turn;
+    release(smem.v_empty, kv.previous());
+    round_p<Element, kBlockN>(p, s);
+    if (rescaled) rescale_rows<kHeadDim>(o, rescale);
+    kv.advance();
   };
-  //! [products]
+  //! [mmas]
 
-  // (7) O = O / l, once; (8) store O and lse
-  //! [finish]
-  const auto finish = [&](const Work& work, const float (&max)[2], float (&sum)[2]) {
-    const int64_t row_stride = gCuQ == nullptr ? kHeadDim : int64_t{shape.heads} * kHeadDim;
-    const bool upper = thread_index() % 2 != 0;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      sum[r] = quad_sum(sum[r]);
-      const float factor = sum[r] > 0 ? __fdividef(1, sum[r]) : 0;  // a row that sees nothing: O = 0
-      const int row = first_row() + 8 * r;
-      const bool exists = work.row0 + row < work.seqlen_q;
-      // Lanes 0 and 1 of a quad exchange halves, and 2 and 3: then each has 4 columns side by side.
-      Element* const gRow = gO + work.o + row * row_stride + (upper ? 8 : 0) + thread_index() / 2 % 2 * 4;
-#pragma unroll
-      for (int n = 0; n < kHeadDim / 8; n += 2) {
-        const uint32_t even = pack2<Element>(o[n][2 * r] * factor, o[n][2 * r + 1] * factor);
-        const uint32_t odd = pack2<Element>(o[n + 1][2 * r] * factor, o[n + 1][2 * r + 1] * factor);
-        const uint32_t got = __shfl_xor_sync(~0u, upper ? even : odd, 1);
-        if (exists) *reinterpret_cast<uint2*>(gRow + 8 * n) = upper ? make_uint2(got, odd) : make_uint2(even, got);
-      }
-      if (quad_col() == 0 && exists)
-        gLse[work.lse + row] = sum[r] > 0 ? 0.693147181f * (max[r] + __log2f(sum[r])) : -INFINITY;
-    }
-  };
-  //! [finish]
   //! [loops]
   if (!take_tile()) return;
   // The first S of all has no P V before it.
-  wait_for(smem.k_full, turn);
-  wait_for_turn();
-  start_scores();
-  end_turn();
+  wait_full(smem.k_full, kv);
+  pingpong_wait();
+  issue_s();
+  pingpong_pass_on();
   wgmma_wait<0>(s);
-  release(smem.k_empty, turn);
-  if (seen.begin + 1 == seen.end) done_with_q();
+  release(smem.k_empty, kv);
+  if (seen.begin + 1 == seen.end) release_q();
   softmax(seen.begin, std::true_type{});
-  round_p();
-  ++turn;
+  round_p<Element, kBlockN>(p, s);
+  kv.advance();
   bool more = true;
   int n_block = seen.begin + 1;
   do {
-    for (; n_block < seen.plain_begin; ++n_block) visit(n_block, std::true_type{});  // left edge of the window
-    for (; n_block < seen.plain_end; ++n_block) visit(n_block, std::false_type{});
-    for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});  // diagonal, right edge, last keys
-    const Work& last = smem.work[taken % kRing];
+    // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
+    for (; n_block < seen.unmasked_begin; ++n_block) visit(n_block, std::true_type{});
+    for (; n_block < seen.unmasked_end; ++n_block) visit(n_block, std::false_type{});
+    for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});
+    const Work& last = smem.work[q.count % kWorkRing];
     const float last_max[2] = {row_max[0], row_max[1]};
     float last_sum[2] = {row_sum[0], row_sum[1]};
     more = take_tile();
-    if (more) {  // the last P V of this tile of queries, beside the first S of the next one
-      products(seen.begin);
+    if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
+      mmas(seen.begin);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) row_max[r] = kNothing, row_sum[r] = 0;
+      for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
       softmax(seen.begin, std::true_type{});
       n_block = seen.begin + 1;
     } else {
-      wait_for(smem.v_full, turn - 1);
-      wait_for_turn();
-      start_output(turn - 1);
-      end_turn();
+      wait_full(smem.v_full, kv.previous());
+      pingpong_wait();
+      issue_o(kv.previous());
+      pingpong_pass_on();
     }
     wgmma_wait<0>(o);
-    release(smem.v_empty, turn - 1);
-    round_p();
-    ++turn;
-    finish(last, last_max, last_sum);
+    release(smem.v_empty, kv.previous());
+    round_p<Element, kBlockN>(p, s);
+    kv.advance();
+    const int64_t row_stride = gCuSeqlensQ == nullptr ? kHeadDim : int64_t{shape.heads} * kHeadDim;
+    store_o<Element, kHeadDim>(gO, gLse, last, row_stride, o, last_max, last_sum);
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
@@ -403,35 +408,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [loops]
 }
 
-// A map of [heads, rows, d], or of packed [rows, heads, d], whose boxes are tiles of `tile_rows` rows, all panels.
-//! [map]
-template <class Element>
-Status map_of(TensorMap& map, const Element* g, const Problem& p, int64_t heads, int64_t rows, int tile_rows) {
-  const int64_t d = p.head_dim, row_bytes = 2 * d * (p.varlen() ? heads : 1);
-  const int64_t head_bytes = 2 * d * (p.varlen() ? 1 : rows);
-  return make_tensor_map<4>(map, g, {64, rows, d / 64, heads * (p.varlen() ? 1 : p.batch)},
-                            {row_bytes, 128, head_bytes}, {64, tile_rows, static_cast<int>(d / 64), 1}, Swizzle::k128);
-}
-//! [map]
-
 template <class Element, class Config, bool kSoftcap>
 Status launch(const Arguments& args) {
-  const Problem& p = args.problem;
-  const int64_t rows_q = p.varlen() ? p.tokens_q() : p.seqlen_q, rows_k = p.varlen() ? p.tokens_k() : p.seqlen_k;
-  const Tiles tiles(p, Config::kBlockM);
+  Tiles tiles(args.problem, Config::kBlockM);
   if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
-  TensorMap q, k, v;
-  for (const Status& status : {map_of(q, args.in<Element>("q"), p, p.heads, rows_q, Config::kBlockM),
-                               map_of(k, args.in<Element>("k"), p, p.kv_heads, rows_k, Config::kBlockN),
-                               map_of(v, args.in<Element>("v"), p, p.kv_heads, rows_k, Config::kBlockN)})
-    if (!status.ok()) return status;
-  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : 3;  // emulated: so few that each has several
+  tiles.counter = args.out<unsigned>("tile_counter");
+  TensorMaps maps;
+  if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
+    return made;
+  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
-  return launch_kernel(attention_kernel<Element, Config, kSoftcap>,
-                       dim3(std::min<unsigned>(tiles.count(), num_sms)), dim3(Config::kThreads),
-                       sizeof(SharedStorage<Element, Config>), args.stream, q, k, v, args.out<Element>("o"),
-                       args.out<float>("lse"), args.in_or_null<int>("cu_seqlens_q"),
-                       args.in_or_null<int>("cu_seqlens_k"), args.out<unsigned>("queue"), shape_of(p), tiles);
+  return launch_kernel(
+      attention_kernel<Element, Config, kSoftcap>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
+      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.k,
+      maps.v, args.out<Element>("o"), args.out<float>("lse"), args.in_or_null<int>("cu_seqlens_q"),
+      args.in_or_null<int>("cu_seqlens_k"), shape_of(args.problem), tiles);
 }
 
 #ifndef ATTN_SWEEP  // sweep.cu has its own tiles
@@ -450,7 +441,7 @@ Status launch(const Arguments& args) {
       case 128: return launch<Element, 128>(args);
       case 256: return launch<Element, 256>(args);
     }
-    return Status::unsupported("head dims 64, 128 and 256 alone");
+    return Status::unsupported("only head dims 64, 128 and 256");
   });
 }
 #endif

@@ -41,7 +41,7 @@ struct Pass {
   Status (*prepare)(const Arguments&) = nullptr;               ///< once before, untimed
 };
 /// `queue`: for kernels that hand out tiles.
-inline const Pass kForward{{"q", "k", "v"}, {"o"}, {{"lse", kMostRows * 4}, {"queue", 4}}, 4};
+inline const Pass kForward{{"q", "k", "v"}, {"o"}, {{"lse", kMostRows * 4}, {"tile_counter", 4}}, 4};
 
 struct Tensor {
   DeviceBuffer buffer{Backend::gpu, "tensor", kTokens * kWidth * 2};

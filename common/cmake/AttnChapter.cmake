@@ -75,11 +75,12 @@ endforeach()
   endforeach()
 endfunction()
 
-# attn_add_chapter(<chapter> STEPS <step> ... [HOPPER] [TABLE <more.cpp> ...] [TESTS <more.cpp> ...]): the program, its
-# benchmark and its tests, from <step>.cu, chapter.cpp, test.cpp and those named: beside the table the operations that the
-# chapter declares.
+# attn_add_chapter(<chapter> STEPS <step> ... [KERNELS <more.cu> ...] [HOPPER] [PARENT <chapter>/<step>]
+#                  [TABLE <more.cpp> ...] [TESTS <more.cpp> ...]): the program, its benchmark and its tests, from
+# <step>.cu, chapter.cpp, test.cpp and those named: beside the steps kernels that prepare them, beside the table the
+# operations that the chapter declares.
 function(attn_add_chapter chapter)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;TABLE;TESTS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;KERNELS;TABLE;TESTS")
   set(files)
   foreach(step ${arg_STEPS})
     list(APPEND files ${step}.cu)
@@ -88,7 +89,7 @@ function(attn_add_chapter chapter)
   if(arg_HOPPER)
     set(hopper HOPPER)
   endif()
-  attn_add_kernels(${chapter} ${hopper} FILES ${files})
+  attn_add_kernels(${chapter} ${hopper} FILES ${files} ${arg_KERNELS})
   add_library(${chapter}_table OBJECT chapter.cpp ${arg_TABLE})
   target_link_libraries(${chapter}_table PRIVATE attn attn_warnings)
   set(objects ${${chapter}_OBJECTS} $<TARGET_OBJECTS:${chapter}_table>)
@@ -123,9 +124,53 @@ function(attn_add_chapter chapter)
   endif()
 endfunction()
 
+# attn_inline_headers(<text>): puts the headers of this chapter that the step's text includes in their places.
+function(attn_inline_headers out)
+  set(text "${${out}}")
+  set(seen)
+  while(TRUE)
+    set(header)
+    string(REGEX MATCHALL "#include \"[a-z0-9_]+\\.h\"\n" includes "${text}")
+    foreach(include IN LISTS includes)
+      string(REGEX REPLACE ".*\"(.*)\".*" "\\1" name "${include}")
+      if(NOT header AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${name})
+        set(header ${name})
+        set(line "${include}")
+      endif()
+    endforeach()
+    if(NOT header)
+      break()
+    endif()
+    set(content)
+    if(NOT header IN_LIST seen)
+      file(READ ${CMAKE_CURRENT_SOURCE_DIR}/${header} content)
+      string(REPLACE "#pragma once\n" "" content "${content}")
+      set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${header})
+    endif()
+    list(APPEND seen ${header})
+    string(FIND "${text}" "${line}" at)
+    string(LENGTH "${line}" length)
+    string(SUBSTRING "${text}" 0 ${at} before)
+    math(EXPR at "${at} + ${length}")
+    string(SUBSTRING "${text}" ${at} -1 after)
+    set(text "${before}${content}${after}")
+  endwhile()
+  set(${out} "${text}" PARENT_SCOPE)
+endfunction()
+
 # attn_step_copy(<out> <step> <name> <text>): writes <out>: <text>, that of <step>.cu, in a namespace
-# <name>. A copy has no more kernels than small tests run: of 16 bits bf16 alone, head dims up to 64.
+# <name>. A copy has no more kernels than small tests run: of 16 bits only bf16, head dims up to 64.
 function(attn_step_copy out step name text)
+  # Of headers that the text has in it, too.
+  string(REGEX MATCHALL "namespace ATTN_BACKEND::[a-z0-9_]+ {" spaces "${text}")
+  list(REMOVE_DUPLICATES spaces)
+  foreach(space IN LISTS spaces)
+    string(REGEX REPLACE ".*::([a-z0-9_]+) {" "\\1" space "${space}")
+    if(NOT space STREQUAL step)
+      string(REPLACE "ATTN_BACKEND::${space}" "ATTN_BACKEND::${name}_${space}" text "${text}")
+      string(REPLACE "using namespace ${space};" "using namespace ${name}_${space};" text "${text}")
+    endif()
+  endforeach()
   string(REPLACE "ATTN_BACKEND::${step}" "ATTN_BACKEND::${name}" text "${text}")
   string(REPLACE "dispatch_16bit(" "dispatch_bf16(" text "${text}")
   string(REGEX REPLACE "\n *case (128|256): return launch<[^\n]*" "" text "${text}")
@@ -140,7 +185,8 @@ Status dispatch_bf16(DType dtype, Body body) {
 endfunction()
 
 # attn_add_broken_steps(<step> <reason> <from> <to> ...): for each three a test that the emulator notices
-# when the text <from>, which occurs once in <step>.cu, is replaced by <to>, and that <reason> is in what
+# when the text <from>, which occurs once in <step>.cu and the chapter's headers that it includes, is replaced by
+# <to>, and that <reason> is in what
 # it says then (broken_step.cpp). One test more runs the step unchanged. CMake stops where a text does
 # not occur: the step has changed. All versions of a step are one compile unit.
 function(attn_add_broken_steps step)
@@ -148,6 +194,7 @@ function(attn_add_broken_steps step)
   file(READ ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu unchanged)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
                ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
+  attn_inline_headers(unchanged)
   attn_step_copy(${folder}/0.cu ${step} ${step}_0 "${unchanged}")
   set(includes "#include \"broken/${step}/0.cu\"\n")
   set(rows "    {attn::LaunchFunction{::emulated::${step}_0::launch}, \"\"},\n")

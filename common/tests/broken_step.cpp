@@ -23,16 +23,16 @@ namespace {
 
 using namespace attn;
 
-// A step around a version's launch. Steps that take tiles of queries from a queue find it empty.
+// A step around a version's launch. Steps with a dynamic tile scheduler find its counter cleared.
 Step step_of(const tests::Version& version) {
   Step step;
   step.name = "version";
   step.operation = &forward();
   step.tiled = true;
   step.refuses = [](const Problem&) { return std::nullopt; };
-  step.workspaces = [](const Problem&) { return std::vector<Workspace>{{"queue", 4, true}}; };
+  step.workspaces = [](const Problem&) { return std::vector<Workspace>{{"tile_counter", 4, true}}; };
   step.prepare.emulated = [](const Arguments& args) {
-    *args.out<unsigned>("queue") = 0;
+    *args.out<unsigned>("tile_counter") = 0;
     return Status{};
   };
   step.launch.emulated = version.launch;
