@@ -71,7 +71,7 @@ struct TileOrder {
 };
 //! [order]
 
-constexpr int kEmulatedSms = 3;  // so few that each block has several tiles
+constexpr int kEmulatedSms = 2;  // so few that each block has several tiles
 
 // What a block works on: some rows of one head, and the blocks of keys that they see. Of several
 // lengths sequences are packed, [tokens, H, d], and begin at cu_seqlens[b] (else null): tensor maps

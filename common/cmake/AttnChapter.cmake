@@ -167,14 +167,15 @@ function(attn_step_copy out step name text)
   foreach(space IN LISTS spaces)
     string(REGEX REPLACE ".*::([a-z0-9_]+) {" "\\1" space "${space}")
     if(NOT space STREQUAL step)
-      string(REPLACE "ATTN_BACKEND::${space}" "ATTN_BACKEND::${name}_${space}" text "${text}")
-      string(REPLACE "using namespace ${space};" "using namespace ${name}_${space};" text "${text}")
+      string(REPLACE "ATTN_BACKEND::${space}" "ATTN_BACKEND::${space}_${name}" text "${text}")
+      string(REPLACE "using namespace ${space};" "using namespace ${space}_${name};" text "${text}")
     endif()
   endforeach()
   string(REPLACE "ATTN_BACKEND::${step}" "ATTN_BACKEND::${name}" text "${text}")
   string(REPLACE "dispatch_16bit(" "dispatch_bf16(" text "${text}")
   string(REGEX REPLACE "\n *case (128|256): return launch<[^\n]*" "" text "${text}")
-  string(REPLACE "using namespace attn;\n" "using namespace attn;
+  string(REPLACE "ATTN_BACKEND::${name} {\nusing namespace attn;\n" "ATTN_BACKEND::${name} {
+using namespace attn;
 template <class Body>
 Status dispatch_bf16(DType dtype, Body body) {
   if (dtype != DType::bf16) return Status::unsupported(\"this copy has bf16 alone\");
