@@ -104,24 +104,36 @@ function(attn_add_chapter chapter)
   attn_add_test(test_${chapter} SOURCES test.cpp ${arg_TESTS} ${tests}/test_model.cpp
                 ${tests}/test_schedules.cpp OBJECTS ${objects} LABELS ${chapter})
 
-  # diff_01_v1_v2 and so on: the lesson of a step is its difference from the one before.
+  # diff_01_v1_v2 and so on: the lesson of a step is its difference from its parent, which its header declares.
   string(SUBSTRING ${chapter} 0 2 number)
-  set(previous)
   foreach(step ${arg_STEPS})
-    string(REGEX MATCH "^[a-z]+" family ${step})
-    if(DEFINED last_of_${family})
-      string(REGEX REPLACE "_.*" "" from ${last_of_${family}})
-      string(REGEX REPLACE "_.*" "" to ${step})
-      attn_add_diff(diff_${number}_${from}_${to}
-        ${CMAKE_CURRENT_SOURCE_DIR}/${last_of_${family}}.cu ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
+    file(STRINGS ${step}.cu header LIMIT_COUNT 5 REGEX "^// parent ")
+    string(REGEX REPLACE "^// parent +([a-z0-9_/]+).*" "\\1" parent "${header}")
+    if(NOT parent IN_LIST arg_STEPS)
+      continue()
     endif()
-    set(last_of_${family} ${step})
+    string(REGEX REPLACE "_.*" "" from ${parent})
+    string(REGEX REPLACE "_.*" "" to ${step})
+    attn_add_diff(diff_${number}_${from}_${to}
+      ${CMAKE_CURRENT_SOURCE_DIR}/${parent}.cu ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
+    string(REGEX REPLACE "[0-9]+$" "" from ${from})
+    string(REGEX REPLACE "[0-9]+$" "" to ${to})
+    if(from STREQUAL to)  # a backward pass is no step from a forward one
+      set_property(GLOBAL APPEND_STRING PROPERTY ATTN_DIFFS "80 ${chapter}/${parent} ${chapter}/${step}\n")
+    endif()
   endforeach()
   if(arg_PARENT)
     list(GET arg_STEPS 0 first)
     attn_add_diff(diff_parent_${number} ${PROJECT_SOURCE_DIR}/${arg_PARENT}.cu
                   ${CMAKE_CURRENT_SOURCE_DIR}/${first}.cu)
+    set_property(GLOBAL APPEND_STRING PROPERTY ATTN_DIFFS "180 ${arg_PARENT} ${chapter}/${first}\n")
   endif()
+endfunction()
+
+# attn_diff_budget(<chapter> <step> <lines> <reason>): a step that differs from its parent in more lines than the 80 of
+# a chapter, or the 180 of a chapter's first step. common/tests/cli/step_diffs.sh counts them.
+function(attn_diff_budget chapter step lines reason)
+  set_property(GLOBAL APPEND_STRING PROPERTY ATTN_DIFF_BUDGETS "${lines} ${chapter}/${step} ${reason}\n")
 endfunction()
 
 # attn_inline_headers(<text>): puts the headers of this chapter that the step's text includes in their places.

@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# step_diffs.sh ROOT DIFFS BUDGETS [--write]: a step differs from its parent in one idea. DIFFS has a line for each pair,
+# "80 chapter/parent chapter/step"; BUDGETS those that have a budget of their own, "120 chapter/step its reason".
+# Changed lines are those of `diff`, removed and added; the header, white space, the step's name and the markers of
+# snippets (//! [...]) do not count. step_diffs.txt lists the pairs that are still to be retold, with their counts of
+# today: none may grow, and one that fits its budget leaves the list. --write counts them anew.
+set -euo pipefail
+export LC_ALL=C
+root=$1 diffs=$2 budgets=$3
+list=${STEP_DIFFS_LIST:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)/step_diffs.txt}
+most_named=12 most_lines=220
+
+text() {  # of a step, without what does not count
+  sed -e '1,/^[^\/]/{/^\/\//d}' -e "s/${1##*/}/STEP/g" -e 's/[[:space:]]//g' "$root/$1.cu" | grep -v -e '^$' -e '^//!\['
+}
+declare -A budget_of=() listed=() counted=()
+bad=0 named=0
+complain() { echo "$*"; bad=1; }
+while read -r lines step reason; do
+  [[ -n $lines ]] || continue
+  budget_of[$step]=$lines
+  named=$((named + 1))
+  [[ -n $reason ]] || complain "$step: a budget of $lines lines without a reason"
+  [[ $lines -le $most_lines ]] || complain "$step: a budget of $lines lines, none may have more than $most_lines"
+done <"$budgets"
+[[ $named -le $most_named ]] || complain "$named steps have budgets of their own, at most $most_named may"
+while read -r lines step; do listed[$step]=$lines; done < <(grep -v '^#' "$list")
+
+while read -r budget parent step; do
+  [[ -n $budget ]] || continue
+  count=$(diff <(text "$parent") <(text "$step") | grep -c '^[<>]' || true)
+  budget=${budget_of[$step]:-$budget}
+  unset "budget_of[$step]"
+  counted[$step]=$count
+  echo "$count of $budget: $parent to $step"
+  if [[ $count -le $budget ]]; then
+    [[ -z ${listed[$step]:-} || ${4:-} ]] || complain "$step: fits its budget; step_diffs.sh --write takes it off the list"
+    unset "listed[$step]"
+  elif [[ ${4:-} ]]; then
+    listed[$step]=$count
+  elif [[ $count -gt ${listed[$step]:-0} ]]; then
+    complain "$step: differs from $parent in $count lines, must be at most ${listed[$step]:-$budget}"
+  fi
+done <"$diffs"
+for step in "${!budget_of[@]}"; do complain "$step: has a budget, and is no step with a parent"; done
+for step in "${!listed[@]}"; do
+  [[ ${counted[$step]:-} ]] && continue
+  if [[ ${4:-} ]]; then unset "listed[$step]"; else complain "$step: on the list, and no step with a parent"; fi
+done
+if [[ ${4:-} == --write ]]; then
+  {
+    grep '^#' "$list"
+    for step in "${!listed[@]}"; do echo "${listed[$step]} $step"; done | sort -k 2
+  } >"$list.new"
+  mv "$list.new" "$list"
+  exit
+fi
+exit "$bad"

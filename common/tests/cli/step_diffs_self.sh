@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# step_diffs_self.sh ROOT: step_diffs.sh notices a step that differs in too much, budgets without a reason or above the
+# limit, and a list that is not true any more.
+set -euo pipefail
+root=$1
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkdir "$work/01"
+step() {  # step NAME LINES SALT: a step of so many lines, every one with SALT in it
+  { echo "// $1: a header that is not counted"; echo "#include <x>"; echo "namespace $1 {"
+    for ((i = 0; i < $2; ++i)); do echo "  line($i, $3);"; done; } >"$work/01/$1.cu"
+}
+step v1_one 50 a && step v2_two 50 a && step v3_three 50 b
+sed -i 's/^  line/    line/; s/(3,/( 3, /' "$work/01/v2_two.cu"  # white space
+expect() {  # expect STATUS REGEX, of the files in $work
+  local status=0 said
+  said=$(STEP_DIFFS_LIST=$work/list "$BASH" "$here/step_diffs.sh" "$work" "$work/diffs" "$work/budgets") || status=$?
+  [[ $status -eq $1 && $said =~ $2 ]] || { echo "status $status, not $1, or no '$2' in:"; echo "$said"; exit 1; }
+}
+printf '80 01/v1_one 01/v2_two\n' >"$work/diffs"
+: >"$work/budgets" && : >"$work/list"
+echo '#' >"$work/list"
+expect 0 '0 of 80: 01/v1_one to 01/v2_two'
+printf '80 01/v2_two 01/v3_three\n' >>"$work/diffs"
+expect 1 'v3_three: differs from 01/v2_two in 100 lines, must be at most 80'
+echo '100 01/v3_three it has to' >"$work/budgets"
+expect 0 '100 of 100'
+echo '100 01/v3_three' >"$work/budgets"
+expect 1 'without a reason'
+echo '300 01/v3_three it has to' >"$work/budgets"
+expect 1 'none may have more than 220'
+for ((i = 0; i < 13; ++i)); do echo "90 01/v3_three it has to"; done >"$work/budgets"
+expect 1 '13 steps have budgets of their own'
+echo '90 01/v9_nine it has to' >"$work/budgets"
+expect 1 'v9_nine: has a budget, and is no step with a parent'
+: >"$work/budgets"
+echo '100 01/v3_three' >>"$work/list"
+expect 0 '100 of 80'
+echo '30 01/v2_two' >>"$work/list"
+expect 1 'v2_two: fits its budget'
+# The ladder of chapter 06 as it was before it was retold would not pass; nor would a step that is far from its parent.
+printf '80 06_flash_v3_hopper/v2_warp_specialised 06_flash_v3_hopper/v11_tuned\n' >"$work/diffs"
+echo '#' >"$work/list"
+status=0
+STEP_DIFFS_LIST=$work/list "$BASH" "$here/step_diffs.sh" "$root" "$work/diffs" "$work/budgets" >/dev/null || status=$?
+[[ $status -eq 1 ]] || { echo "v2 to v11 of chapter 06 passes"; exit 1; }
