@@ -83,28 +83,28 @@ double number(const Answers& a, const std::string& name, const std::string& path
   return *value;
 }
 
-// "ask = turns": what a Hopper step makes of an SM. Products and exponentials by turns, or products of 8 bits; what fits into
-// its shared memory, with a tile of Q and one of O (`tile_rows`) and stages of K and V (`tile_keys`), at head dim `wide` and at
-// that of the problem; and how often the blocks, one an SM, take a tile.
-const std::vector<std::string> kTurnNames{"exp_milliseconds", "in_turns", "fp8_milliseconds", "shared_bytes",
+// "ask = overlap": what a Hopper step makes of an SM. MMAs and exponentials without overlap, or MMAs of 8 bits; what
+// fits into its shared memory, with a tile of Q (`tile_rows`) and stages of K and V (`tile_keys`), at head dim `wide`
+// and at that of the problem; and how often the blocks, one an SM, take a tile.
+const std::vector<std::string> kOverlapNames{"exp_milliseconds", "without_overlap", "fp8_milliseconds", "shared_bytes",
                                           "stages",           "rounds",   "idle"};
-std::vector<double> turn_truth(const Problem& p, const Cost& cost, const GpuSpec& gpu, const Answers& task,
+std::vector<double> overlap_truth(const Problem& p, const Cost& cost, const GpuSpec& gpu, const Answers& task,
                                const std::string& task_path) {
   const auto given = [&](const char* name) { return number(task, name, task_path); };
   const Phase& phase = cost.front();
   const Roofs roofs = datasheet_roofs(gpu);
-  const double products = phase.tensor_flop / roofs.tensor(p.dtype).rate, exp = phase.exp / roofs.exp.rate;
+  const double mmas = phase.tensor_flop / roofs.tensor(p.dtype).rate, exp = phase.exp / roofs.exp.rate;
   Cost with_fp8 = cost;
   with_fp8.front().tensor_flop = phase.tensor_flop * roofs.tensor(p.dtype).rate / gpu.tensor_fp8_flops;
-  const double element = double(size_of(p.dtype)), q_and_o = 2 * given("tile_rows") * element;
+  const double element = double(size_of(p.dtype)), q = given("tile_rows") * element;
   const double k_and_v = 2 * given("tile_keys") * element, d = double(p.head_dim);
   const double tiles = double(p.batch * p.heads) * std::ceil(double(p.seqlen_q) / given("tile_rows"));
   const double sms = gpu.num_sms, rounds = std::ceil(tiles / sms);
   return {exp * 1e3,
-          100 * products / (products + exp),
+          100 * mmas / (mmas + exp),
           predict(with_fp8, roofs, p.dtype).seconds * 1e3,
-          given("wide") * (q_and_o + given("stages") * k_and_v),
-          std::floor((double(gpu.shared_bytes_per_block) - d * q_and_o) / (d * k_and_v)),
+          given("wide") * (q + given("stages") * k_and_v),
+          std::floor((double(gpu.shared_bytes_per_block) - d * q) / (d * k_and_v)),
           rounds,
           100 * (1 - tiles / (rounds * sms))};
 }
@@ -156,8 +156,8 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
   if (l2) names.push_back("l2_bytes");
   if (l2 && compared) names.push_back("l2_ratio");
   if (tiles) names.push_back("tiles"), names.push_back("warp_operations");
-  const bool turns = answer_to(task, "ask") == "turns";
-  if (turns) names.insert(names.end(), kTurnNames.begin(), kTurnNames.end());
+  const bool overlap = answer_to(task, "ask") == "overlap";
+  if (overlap) names.insert(names.end(), kOverlapNames.begin(), kOverlapNames.end());
   std::vector<Question> questions;
   for (const std::string& name : names)
     questions.push_back(name == "bound" ? Question{name, Question::Kind::choice, {"HBM", "L2", "FP32", "tensor", "exp"}}
@@ -195,8 +195,8 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
     const double warps = heads * std::ceil(double(p.seqlen_q) / tile) * number(task, "warps", task_path);
     truth.push_back(sum(cost, &Phase::tensor_flop) / warps);
   }
-  if (turns)
-    for (const double value : turn_truth(p, cost, *gpu, task, task_path)) truth.push_back(value);
+  if (overlap)
+    for (const double value : overlap_truth(p, cost, *gpu, task, task_path)) truth.push_back(value);
   fmt::print("{} on {}, {}\n", step->name, gpu->full_name, p.text());
   double score = 0;
   bool passed = true;
