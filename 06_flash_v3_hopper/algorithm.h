@@ -1,7 +1,7 @@
 /// \file
-/// FlashAttention-3 on the CPU, for one head: chapter 04's algorithm in the order in which this chapter's
-/// kernels issue it. Shah et al., "FlashAttention-3" (arXiv 2407.08608), Algorithm 2, and two ideas that the
-/// paper does not have: a rescale with a threshold, and tiles of queries that overlap.
+/// FlashAttention-3 on the CPU, for one head: chapter 04's algorithm in the order in which this
+/// chapter's kernels issue it. Shah et al., "FlashAttention-3" (arXiv 2407.08608), Algorithm 2, with
+/// a rescale that has a threshold, which the paper does not have.
 #pragma once
 
 #include <Eigen/Core>
@@ -17,14 +17,14 @@ using Vector = Eigen::VectorXd;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Result {
-  Matrix o;    // [seqlen_q, d]
-  Vector lse;  // [seqlen_q]: -inf for a row that saw nothing
+  Matrix o;            // [seqlen_q, d]
+  Vector lse;          // [seqlen_q]: -inf for a row that saw nothing
   Index rescales = 0;  // rows of O that were multiplied, in all blocks
 };
 
 //! [softmax]
-/// S of one block of keys becomes P, relative to m, which lags behind the maximum by at most `threshold`.
-/// `rescale` is what l is multiplied by, and O when nothing is in flight that adds to it.
+/// S of one block of keys becomes P, relative to m, which lags behind the maximum by at most
+/// `threshold`. `rescale` is what l is multiplied by, and O when nothing in flight adds to it.
 inline void online_softmax(Matrix& s, Vector& m, Vector& l, Vector& rescale, double threshold) {
   for (Index i = 0; i < s.rows(); ++i) {
     const double max = s.row(i).maxCoeff();
@@ -38,8 +38,8 @@ inline void online_softmax(Matrix& s, Vector& m, Vector& l, Vector& rescale, dou
 //! [softmax]
 
 //! [forward]
-/// softmax(scale Q K^T) V with tiles of block_m queries and block_n keys. A line that ends in "issued" does
-/// not wait on a GPU; what it computes is used after the line that says "awaited".
+/// softmax(scale Q K^T) V with tiles of block_m queries and block_n keys. A line that says "issued"
+/// does not wait on a GPU; what it computes is used after the line that says "awaited".
 inline Result forward(const Matrix& q, const Matrix& k, const Matrix& v, double scale, bool causal,
                       Index block_m, Index block_n, double threshold) {
   Result result{Matrix::Zero(q.rows(), v.cols()), Vector::Constant(q.rows(), -kInfinity)};
@@ -59,10 +59,10 @@ inline Result forward(const Matrix& q, const Matrix& k, const Matrix& v, double 
     Matrix p = scores(0);  // the first S has no P V before it
     online_softmax(p, m, l, rescale, threshold);
     for (Index j = 1; j < num_n_blocks; ++j) {
-      Matrix s = scores(j);                                            // issued, and awaited
-      o += p * v.middleRows((j - 1) * block_n, keys(j - 1));           // issued
-      online_softmax(s, m, l, rescale, threshold);                     // overlaps with it
-      result.rescales += (rescale.array() != 1).count();               // O is awaited
+      Matrix s = scores(j);                                   // issued, and awaited
+      o += p * v.middleRows((j - 1) * block_n, keys(j - 1));  // issued
+      online_softmax(s, m, l, rescale, threshold);            // overlaps with it
+      result.rescales += (rescale.array() != 1).count();      // O is awaited
       o.array().colwise() *= rescale.array();
       p = s;
     }

@@ -2,8 +2,8 @@
 //
 //     sweep_06_flash_v3_hopper [--head-dim D] [--causal] [--repeat R]
 //
-// A row: consumer warpgroups, B_c, stages of K and V, of Q, whether warpgroups alternate (ping-pong), whether
-// O is rescaled lazily; the rest is in attn/sweep.h.
+// A row: consumer warpgroups, B_c, stages of K and V, of Q, whether warpgroups alternate (ping-pong),
+// whether O is rescaled lazily; the rest is in attn/sweep.h.
 #define ATTN_SWEEP
 #include "v11_tuned.cu"
 

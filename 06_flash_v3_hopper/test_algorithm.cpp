@@ -34,8 +34,10 @@ Result textbook(const Matrix& q, const Matrix& k, const Matrix& v, double scale,
 void check_close(const Result& result, const Result& t) {
   CHECK((result.o - t.o).cwiseAbs().maxCoeff() < 1e-12);
   for (Index i = 0; i < t.lse.size(); ++i) {
-    if (std::isinf(t.lse(i))) CHECK(result.lse(i) == t.lse(i));
-    else CHECK(std::abs(result.lse(i) - t.lse(i)) < 1e-11 * (1 + std::abs(t.lse(i))));
+    if (std::isinf(t.lse(i)))
+      CHECK(result.lse(i) == t.lse(i));
+    else
+      CHECK(std::abs(result.lse(i) - t.lse(i)) < 1e-11 * (1 + std::abs(t.lse(i))));
   }
 }
 
@@ -45,7 +47,8 @@ const double kThreshold = 8 * std::log(2.0);  // 2^8
 
 TEST_CASE("the order of FlashAttention-3 is attention, whatever the tile sizes", "[algorithm]") {
   for (const bool causal : {false, true})
-    for (const auto& [rows, keys] : {std::pair<Index, Index>{37, 37}, {37, 53}, {53, 37}, {1, 9}, {9, 1}})
+    for (const auto& [rows, keys] :
+         {std::pair<Index, Index>{37, 37}, {37, 53}, {53, 37}, {1, 9}, {9, 1}})
       for (const double threshold : {0.0, kThreshold}) {
         const Matrix q = random_matrix(rows, 8, 3, 1), k = random_matrix(keys, 8, 3, 2),
                      v = random_matrix(keys, 6, 1, 3);
@@ -60,7 +63,8 @@ TEST_CASE("the order of FlashAttention-3 is attention, whatever the tile sizes",
 }
 
 TEST_CASE("a lazy rescale is rare, and exact where scores grow", "[algorithm]") {
-  const Matrix q = random_matrix(64, 64, 1, 1), k = random_matrix(512, 64, 1, 2), v = random_matrix(512, 8, 1, 3);
+  const Matrix q = random_matrix(64, 64, 1, 1), k = random_matrix(512, 64, 1, 2),
+               v = random_matrix(512, 8, 1, 3);
   const double scale = 1 / std::sqrt(64.0);
   const Result always = flash3::forward(q, k, v, scale, false, 64, 16, 0),
                lazy = flash3::forward(q, k, v, scale, false, 64, 16, kThreshold);

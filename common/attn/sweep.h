@@ -40,7 +40,7 @@ struct Pass {
   double flop;                                                 ///< for each score and column of a head
   Status (*prepare)(const Arguments&) = nullptr;               ///< once before, untimed
 };
-/// `queue`: for kernels that hand out tiles.
+/// `tile_counter`: for kernels with a dynamic tile scheduler.
 inline const Pass kForward{{"q", "k", "v"}, {"o"}, {{"lse", kMostRows * 4}, {"tile_counter", 4}}, 4};
 
 struct Tensor {

@@ -82,17 +82,17 @@ double kv_bytes_from_hbm(const Problem& p, const Tiling& t, const Machine& machi
   int64_t blocks_together = 1;
   while (visits(p, t) * double(heads) / double(blocks_together) > kMostEvents) blocks_together *= 2;
   const double kv_bytes = 2 * double(blocks_together * t.block_n) * row_bytes;
-  const int64_t pieces = ceil_div(ceil_div(p.seqlen_k, t.block_n), blocks_together);
+  const int64_t groups = ceil_div(ceil_div(p.seqlen_k, t.block_n), blocks_together);
 
   LeastRecentlyUsed l2(kL2Share * machine.l2_bytes);
   struct Block {
-    int64_t tile = -1, head = 0, next = 0, end = 0;  // of the tile of queries: its pieces of K and V
+    int64_t tile = -1, head = 0, next = 0, end = 0;  // of the tile of queries: its groups of blocks
   };
   std::vector<Block> blocks(static_cast<std::size_t>(std::max(1, machine.num_sms * t.blocks_per_sm)));
   using Event = std::pair<double, std::size_t>;  // when, which block
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events;
   for (std::size_t b = 0; b < blocks.size(); ++b) events.emplace(1e-6 * double(b), b);
-  const int64_t q_and_o = p.batch * p.kv_heads * pieces;  // their names begin behind those of K and V
+  const int64_t q_and_o = p.batch * p.kv_heads * groups;  // their names begin after those of K and V
   double bytes = 0;
   for (int64_t taken = 0; !events.empty();) {
     auto [now, which] = events.top();
@@ -109,7 +109,7 @@ double kv_bytes_from_hbm(const Problem& p, const Tiling& t, const Machine& machi
       l2.use(q_and_o + 2 * index, tile_bytes);
       now += 0.5 / double(blocks_together);  // an epilogue and a prologue take as long as half a block of keys
     } else {
-      if (!l2.use(block.head * pieces + block.next++, kv_bytes)) bytes += kv_bytes;
+      if (!l2.use(block.head * groups + block.next++, kv_bytes)) bytes += kv_bytes;
       now += 1;
     }
     events.emplace(now, which);

@@ -12,6 +12,7 @@ using Words = std::vector<std::string>;
 
 // Of results of chapter programs: result_tables.cpp.
 std::string steps_table(const std::filesystem::path&);
+std::string ladder_table(const std::filesystem::path& folder, const Words& names);
 std::string phases_table(const std::filesystem::path&);
 std::string lengths_table(const std::filesystem::path& folder, const Words& names);
 std::string problems_table(const std::filesystem::path& folder, const Words& names);

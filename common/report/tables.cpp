@@ -44,6 +44,7 @@ std::string table(const Words& words, const fs::path& reports) {
   const Words names(words.begin() + 1, words.end());
   const auto file = [&] { return reports / (names.at(0) + ".json"); };
   if (kind == "steps") return steps_table(file());
+  if (kind == "ladder") return ladder_table(reports, names);
   if (kind == "phases") return phases_table(file());
   if (kind == "lengths") return lengths_table(reports, expand(reports, names));
   if (kind == "problems") return problems_table(reports, expand(reports, names));
@@ -59,7 +60,7 @@ std::string table(const Words& words, const fs::path& reports) {
     return diff_table(reports, names);
   }
   throw InputError(fmt::format(
-      "table: {}: must be steps, phases, lengths, problems, accuracy, memory, peers, ratios, means, counters, traffic, diff or "
+      "table: {}: must be steps, ladder, phases, lengths, problems, accuracy, memory, peers, ratios, means, counters, traffic, diff or "
       "state",
       kind));
 }
@@ -91,6 +92,13 @@ Words files_of(const Words& words, const fs::path& reports) {
     names.resize(1);
   }
   std::erase_if(names, [](const std::string& n) { return n.find('=') != n.npos; });
+  if (kind == "ladder") {  // and the exports of the steps
+    const std::string chapter = names.at(0).substr(0, names.at(0).find('.')) + ".";
+    for (const auto& entry : fs::directory_iterator(reports)) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with(chapter) && name.ends_with(".ncu.csv")) files.push_back(name);
+    }
+  }
   for (const std::string& name : expand(reports, names)) files.push_back(name + ".json");
   return files;
 }
