@@ -1,7 +1,7 @@
 /// \file
 /// FlashAttention-3 on the CPU, for one head: chapter 04's algorithm in the order in which this
-/// chapter's kernels issue it. Shah et al., "FlashAttention-3" (arXiv 2407.08608), Algorithm 2, with
-/// a rescale that has a threshold, which the paper does not have.
+/// chapter's kernels issue it. Shah et al., "FlashAttention-3" (arXiv 2407.08608), Algorithm 2,
+/// and a rescale with a threshold, which the paper does not have.
 #pragma once
 
 #include <Eigen/Core>

@@ -1,9 +1,9 @@
-// sweep_06_flash_v3_hopper: v11_tuned's kernel with other tiles, timed; v11's own are chosen from what this prints.
+// sweep_06_flash_v3_hopper: v11_tuned's kernel with other tiles, timed. v11's are chosen so.
 //
 //     sweep_06_flash_v3_hopper [--head-dim D] [--causal] [--repeat R]
 //
-// A row: consumer warpgroups, B_c, stages of K and V, of Q, whether warpgroups alternate (ping-pong),
-// whether O is rescaled lazily; the rest is in attn/sweep.h.
+// A row: consumer warpgroups, B_c, stages of K and V, of Q, whether warpgroups alternate
+// (ping-pong), whether O is rescaled lazily; the rest is in attn/sweep.h.
 #define ATTN_SWEEP
 #include "v11_tuned.cu"
 

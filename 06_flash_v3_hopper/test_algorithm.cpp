@@ -1,4 +1,4 @@
-// The algorithm of chapter 06 on the CPU: whatever the tile sizes and the threshold, it is attention.
+// The algorithm of chapter 06 on the CPU is attention, whatever the tile sizes and the threshold.
 #include <random>
 
 #include "06_flash_v3_hopper/algorithm.h"

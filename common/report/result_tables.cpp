@@ -111,7 +111,7 @@ std::string steps_table(const fs::path& path) {
 std::string moved_most(const fs::path& folder, const std::string& chapter, const std::string& from, const std::string& to) {
   static const std::set<std::string_view> kTelling{
       "hbm_read_bytes", "l2_bytes", "instructions", "registers", "shared_per_block_bytes", "stall_long_scoreboard",
-      "stall_short_scoreboard", "stall_barrier", "stall_mio_throttle", "stall_lg_throttle", "stall_wait", "st_requests"};
+      "stall_short_scoreboard", "stall_barrier", "stall_mio_throttle", "stall_lg_throttle", "st_requests"};
   const fs::path a = folder / fmt::format("{}.{}.ncu.csv", chapter, from), b = folder / fmt::format("{}.{}.ncu.csv", chapter, to);
   if (!fs::exists(a) || !fs::exists(b)) return "-";
   const Diff d = compare_files(read_steps(a, from), read_steps(b, to), true).at(0);
@@ -142,12 +142,12 @@ std::string ladder_table(const fs::path& folder, const Words& names) {
         return std::nullopt;
       };
       const auto own = time_of(step), last = before.empty() ? std::nullopt : time_of(before);
-      const std::string key = std::to_string(i);
+      const std::string ms = fmt::format("ms{}", i), ratio = fmt::format("ratio{}", i);
       const bool causal = runs[i].at("problem").at("causal").get<bool>();
-      grid.add_column("ms" + key, causal ? "causal ms" : "ms");
-      grid.add_column("ratio" + key, "x step before");
-      if (own) grid.put("ms" + key, milliseconds(*own));
-      if (own && last) grid.put("ratio" + key, fmt::format("{:.2f}", *last / *own));
+      grid.add_column(ms, causal ? "causal ms" : "ms");
+      grid.add_column(ratio, "x step before");
+      if (own) grid.put(ms, milliseconds(*own));
+      if (own && last) grid.put(ratio, fmt::format("{:.2f}", *last / *own));
     }
     if (!before.empty())
       grid.add("moved", "counter that moved most",
