@@ -76,7 +76,7 @@ Step dynamic_step(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-// And with what the last two steps have beside masks.
+// And with what the last two steps have in addition.
 Step featured_step(std::string name, std::string idea, Launch launch) {
   Step step = dynamic_step(std::move(name), std::move(idea), launch);
   step.support =

@@ -2,7 +2,7 @@
 // stages are counted. The same for all steps of this chapter.
 //
 // An accumulator of 64 rows and n columns lies as drawn in ptx/wgmma.h: lane l of a warp has, of
-// every 8 columns, columns 2 (l % 4) and the one beside it, of rows l / 4 and l / 4 + 8: [n / 8][4]
+// every 8 columns, columns 2 (l % 4) and the next one, of rows l / 4 and l / 4 + 8: [n / 8][4]
 // per thread.
 #pragma once
 
@@ -18,8 +18,7 @@ constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 constexpr float kLowest = -3.4028234e38f;
 constexpr int kWarpgroup = 128, kWarp = 32;  // threads
 
-// A place in a ring of stages, and the phase of its barriers: both follow from how many came
-// before.
+// A stage of a ring, and the phase of its barriers: both follow from how many came before.
 //! [pipeline]
 template <int kStages>
 struct PipelineState {

@@ -16,7 +16,7 @@ attn::sweep::Row row() {
   using T = Tuned<kHeadDim, kTuning>;
   char tile[64];
   std::snprintf(tile, sizeof tile, "%3d %3d %6d %2d %8d %4d", T::kNumConsumers, T::kBlockN,
-                T::kStages, T::kQStages, T::kPingPong, T::kLazyRescale);
+                T::kStages, T::kQStages, T::kUsesPingPong, T::kLazyRescale);
   return {kHeadDim, tile, launch<__nv_bfloat16, T, false>,
           reinterpret_cast<const void*>(&attention_kernel<__nv_bfloat16, T, false>)};
 }

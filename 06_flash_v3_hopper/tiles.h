@@ -78,7 +78,7 @@ constexpr int kEmulatedSms = 2;  // so few that each block has several tiles
 // then hold all tokens of a head, one sequence after the other.
 //! [work]
 struct Work {
-  int row0;                // in its sequence; -1: there is no more
+  int row0 = -1;           // in its sequence; -1: there is no more
   int seqlen_q, seqlen_k;  // of that
   int q_head, kv_head;     // in the maps
   int q_token, kv_token;   // the sequence's first rows there

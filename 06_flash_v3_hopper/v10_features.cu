@@ -1,7 +1,7 @@
 // v10_features: softcap, and packed sequences of several lengths.
 //
 // parent    v9_lazy_rescale
-// idea      What models ask for beside masks. Softcap is a few instructions for each score, in a
+// idea      What models need besides masks. Softcap is a few instructions for each score, in a
 //           kernel of its own. Packed sequences cost a few loads for each tile of queries: the
 //           scheduling thread looks up where its sequence begins, and skips tiles whose rows the
 //           sequence does not have.
@@ -176,7 +176,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
     mbarrier_wait(&smem.prefetch, prefetch.phase());
     q.advance(), ring.advance(), prefetch.advance();
   }
-  smem.work[q.count % kWorkRing].row0 = -1;
+  smem.work[q.count % kWorkRing] = Work{};  // there is no more
   mbarrier_arrive(&smem.work_full[ring.index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
   mbarrier_arrive(&smem.q_full[q.index()]);

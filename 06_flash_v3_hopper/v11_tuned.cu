@@ -47,7 +47,7 @@ struct Tuned {
   static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);
   static constexpr int kBlockM = 64 * kNumConsumers, kBlockN = kTuning.block_n;  // B_r, B_c
   static constexpr int kStages = kTuning.stages, kQStages = kTuning.q_stages;
-  static constexpr bool kPingPong = kTuning.pingpong, kLazyRescale = kTuning.lazy_rescale;
+  static constexpr bool kUsesPingPong = kTuning.pingpong, kLazyRescale = kTuning.lazy_rescale;
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
   // 8: 168 for each of 384 threads, 128 of 512. Whoever requests more than the others released
   // deadlocks.
@@ -201,7 +201,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
     mbarrier_wait(&smem.prefetch, prefetch.phase());
     q.advance(), ring.advance(), prefetch.advance();
   }
-  smem.work[q.count % kWorkRing].row0 = -1;
+  smem.work[q.count % kWorkRing] = Work{};  // there is no more
   mbarrier_arrive(&smem.work_full[ring.index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
   mbarrier_arrive(&smem.q_full[q.index()]);
@@ -279,10 +279,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [pingpong]
   // This warpgroup may issue its MMAs when the one before has issued its own.
   const auto pingpong_wait = [&] {
-    if (Config::kPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
+    if (Config::kUsesPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
   };
   const auto pingpong_pass_on = [&] {
-    if (Config::kPingPong)
+    if (Config::kUsesPingPong)
       named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
   };
   if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins

@@ -5,7 +5,7 @@
 //           same one at once. Now they alternate (ping-pong): P V of one block and Q K^T of the
 //           next are issued together, by one warpgroup; then the other one may issue its own, and
 //           the first has its softmax to do. Two named barriers say who may.
-// expect    the tensor pipe is busy for more of the time, at best as long as the MMAs take alone.
+// expect    the tensor pipe is busy for more of the time, at best all of it.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 

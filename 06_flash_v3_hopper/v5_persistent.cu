@@ -1,8 +1,8 @@
 // v5_persistent: as many blocks as SMs, each of which takes one tile of queries after the other.
 //
 // parent    v4_overlap
-// idea      A block of v4 begins with empty stages and ends with an epilogue that nobody computes
-//           beside. Now a block stays: while its consumers store O, its producer loads Q, K and V
+// idea      A block of v4 begins with empty stages and ends with an epilogue that overlaps with
+//           nothing. Now a block stays: while its consumers store O, its producer loads Q, K and V
 //           of the next tile. Tiles are assigned beforehand by a static persistent scheduler,
 //           longest first, in snake order: whoever got the longest tile of a round gets the
 //           shortest one of the next.

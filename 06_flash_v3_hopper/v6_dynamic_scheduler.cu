@@ -168,7 +168,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
     }
   }
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
-  smem.work[q.count % kWorkRing].row0 = -1;
+  smem.work[q.count % kWorkRing] = Work{};  // there is no more
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
 //! [producer]

@@ -162,7 +162,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
     mbarrier_wait(&smem.prefetch, prefetch.phase());
     q.advance(), ring.advance(), prefetch.advance();
   }
-  smem.work[q.count % kWorkRing].row0 = -1;
+  smem.work[q.count % kWorkRing] = Work{};  // there is no more
   mbarrier_arrive(&smem.work_full[ring.index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
   mbarrier_arrive(&smem.q_full[q.index()]);

@@ -60,7 +60,7 @@ __device__ __forceinline__ WgmmaOperand wgmma_operand(const void* tile, int pane
           k128ByteSwizzle << 62};
 }
 
-/// Orders wgmma behind ordinary code that has written, or read, registers of its operands and accumulators.
+/// Orders wgmma after ordinary code that has written, or read, registers of its operands and accumulators.
 __device__ __forceinline__ void wgmma_fence() {
 #ifdef ATTN_EMULATED
   emulator::Block::current().product_fence();

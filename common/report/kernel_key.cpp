@@ -369,7 +369,8 @@ Keys kernel_keys(const fs::path& root) {
     const Tokens flags = flags_of(root, read(folder.path() / "CMakeLists.txt").find("HOPPER") != std::string::npos);
     for (const auto& entry : fs::directory_iterator(folder.path())) {
       const std::string step = entry.path().stem().string();
-      if (entry.path().extension() != ".cu" || step.starts_with("sweep")) continue;
+      const bool is_step = step.size() > 1 && std::isdigit(static_cast<unsigned char>(step[1]));  // no sweep, no preparation
+      if (entry.path().extension() != ".cu" || !is_step) continue;
       Tokens tokens = tokens_of(root, entry.path());
       tokens.insert(tokens.end(), flags.begin(), flags.end());
       keys[chapter + "/" + step] = hash(std::move(tokens), step);

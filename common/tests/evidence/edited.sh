@@ -8,7 +8,7 @@ trap 'rm -rf "$work"' EXIT
 name=06_flash_v3_hopper.forward_d128_n2048
 mkdir -p "$work/docs/reports"
 cp -r "$project/docs/reports/h200" "$work/docs/reports/gpu"
-cp "$project/06_flash_v3_hopper/README.md" "$work/page.md"
+cp "$project/06_flash_v3_hopper/RESULTS.md" "$work/page.md"
 reports=$work/docs/reports/gpu
 
 "$report" evidence check --root "$project" "$reports" >"$work/log" || { cat "$work/log"; echo "FAILED: as it is"; exit 1; }
