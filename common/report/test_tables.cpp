@@ -352,10 +352,19 @@ TEST_CASE("a table of counters has its steps in the order of the chapter: v2 bef
   CHECK(text.find("b1_back") != std::string::npos);
 }
 
+TEST_CASE("a ladder has each step over the one before") {
+  Reports reports;
+  reports.write("09_x.run", run("09_x", "forward", problem("bf16", 1024),
+                                {step("v1_a", 4e11, 1, 2e-3), step("v2_b", 4e11, 1, 1e-3)}));
+  const std::string table = reports.table("ladder 09_x.run");
+  has(table, "| `v1_a` | 2.000 | - | - |");
+  has(table, "| `v2_b` | 1.000 | 2.00 | - |");
+}
+
 TEST_CASE("a table whose report is not there says so, and says which") {
   Reports reports;
   reports.write("there", run("03_flash_v1", "forward", problem("bf16", 1024), {step("v7", 4e11, 1, 1e-3)}));
-  for (const char* words : {"steps nosuch", "phases nosuch", "lengths there nosuch", "lengths nosuch*", "memory nosuch*",
+  for (const char* words : {"steps nosuch", "ladder nosuch", "phases nosuch", "lengths there nosuch", "lengths nosuch*", "memory nosuch*",
                             "peers nosuch", "ratios nosuch step=v7", "counters 09_nosuch", "diff nosuch there"}) {
     INFO(words);
     CHECK(reports.table(words) == "not measured yet\n");
@@ -367,6 +376,6 @@ TEST_CASE("a table whose report is not there says so, and says which") {
   // A report that is damaged is another matter, and so is a folder that is not there.
   reports.write("cut.json", std::string("{\"schema\": "));
   has(reports.refusal("steps cut"), "cut.json: is not a JSON object");
-  has(reports.refusal("nosuch there"), "must be steps, phases, lengths, problems, accuracy, memory, peers, ratios");
+  has(reports.refusal("nosuch there"), "must be steps, ladder, phases, lengths, problems, accuracy, memory, peers, ratios");
   has(refusal_of([&] { return fill_tables("", "page.md", reports.path() / "nowhere"); }), "no such folder");
 }
