@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <regex>
+#include <set>
 
 #include "attn/error.h"
 #include "attn/feature.h"
@@ -111,6 +112,16 @@ namespace {
 // What a failure and its like have in common: not the details behind a semicolon, nor which thread
 // and block it was.
 std::string cause(std::string_view reason) {
+  if (const std::size_t race = reason.find("race: "); race != reason.npos) {  // between which lines
+    static const std::regex lines(" at ([^ ]+:[0-9]+)");
+    const std::string text(reason.substr(race));
+    std::set<std::string> places;
+    for (std::sregex_iterator i(text.begin(), text.end(), lines), end; i != end; ++i)
+      places.insert((*i)[1]);
+    std::string all = "race";
+    for (const std::string& place : places) all += (all == "race" ? " of " : " and ") + place;
+    return all;
+  }
   return std::regex_replace(std::string(reason.substr(0, reason.find(';'))),
                             std::regex("\\([0-9,]+\\)"), "");
 }
@@ -120,7 +131,8 @@ std::string varied_text(const std::vector<Varied>& all, std::string_view failure
   std::string text;
   for (const Varied& v : all) {
     using Outcome = Varied::Outcome;
-    const std::string reason = v.reason.substr(0, v.reason.find(';'));
+    std::string reason = v.reason.substr(0, v.reason.find(';'));
+    if (reason.find("race: ") != reason.npos) reason = cause(reason);
     const bool likewise = v.outcome == Outcome::stopped && cause(failure).ends_with(cause(reason));
     if (!text.empty()) text += "; ";
     text += v.outcome == Outcome::pass          ? "passes"

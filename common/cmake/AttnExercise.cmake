@@ -48,6 +48,15 @@ function(attn_shipped_regions inout folder exercise)
   set(${inout} "${text}" PARENT_SCOPE)
 endfunction()
 
+# attn_line(<out> <text> <file>): a #line directive for what follows <text> in <file>, so that
+# compilers, and the emulator when it names a line, speak of the step and not of a generated copy.
+function(attn_line out text file)
+  string(REGEX REPLACE "[^\n]" "" newlines "${text}")
+  string(LENGTH "${newlines}" line)
+  math(EXPR line "${line} + 1")
+  set(${out} "#line ${line} \"${file}\"\n" PARENT_SCOPE)
+endfunction()
+
 # attn_exercise_source(<out> <step file> <exercise> <variant> <inc or ""> <probe or "">): writes <out>: the
 # step in a namespace of its own, with the region replaced by an #include of <inc> (kept if empty), and <probe>
 # included at the end of the namespace. The headers that exercise_filter.sh lets a student include are there
@@ -63,20 +72,30 @@ function(attn_exercise_source out step_file exercise variant inc probe)
     message(FATAL_ERROR "${step_file}: needs a pair of //! [${exercise}]")
   endif()
   if(inc)
-    set(text "${before}\n#include \"${inc}\"\n${rest}")
+    # The rest begins where it does in the step.
+    string(LENGTH "${text}" all)
+    string(LENGTH "${rest}" length)
+    math(EXPR length "${all} - ${length}")
+    string(SUBSTRING "${text}" 0 ${length} ahead)
+    attn_line(line "${ahead}" ${step_file})
+    set(text "${before}\n#include \"${inc}\"\n${line}${rest}")
   endif()
   string(REPLACE "ATTN_BACKEND::${step}" "ATTN_BACKEND::${step}_${variant}" text "${text}")
   if(text MATCHES "dispatch_16bit")
     string(REPLACE "dispatch_16bit(" "dispatch_bf16(" text "${text}")
-    string(REGEX REPLACE "\n *case (128|256): return launch<[^\n]*" "" text "${text}")
+    string(REGEX REPLACE "\n *case (128|256): return launch<[^\n]*" "\n" text "${text}")
+    string(FIND "${text}" "using namespace attn;\n" at)
+    string(SUBSTRING "${text}" 0 ${at} ahead)
+    attn_line(line "${ahead}\n" ${step_file})
     string(REPLACE "using namespace attn;\n" "using namespace attn;
 template <class Body>
 Status dispatch_bf16(DType dtype, Body body) {
   if (dtype != DType::bf16) return Status::unsupported(\"exercises take bf16\");
   return body.template operator()<__nv_bfloat16>();
 }
-" text "${text}")
+${line}" text "${text}")
   endif()
+  string(PREPEND text "#line 1 \"${step_file}\"\n")
   if(probe)
     string(REPLACE "}  // namespace ATTN_BACKEND::${step}_${variant}" "#ifdef ATTN_EMULATED
 namespace probed {

@@ -15,10 +15,25 @@ using attn::emulator::Kind;
 
 namespace {
 
+// Without optimisation the linker may keep the kernels' copy of an inline function that the
+// emulator calls, and that copy comes by here again.
+#ifdef __OPTIMIZE__
+struct Unwatched {};
+#else
+struct Unwatched {
+  attn::emulator::Block* running = attn::emulator::running_block;
+  attn::emulator::Block* reading = attn::emulator::reading_block;
+  Unwatched() { attn::emulator::running_block = attn::emulator::reading_block = nullptr; }
+  ~Unwatched() { attn::emulator::running_block = running, attn::emulator::reading_block = reading; }
+};
+#endif
+
 inline void note(Kind kind, const void* at, std::size_t bytes, const void* caller) {
   using namespace attn::emulator;
-  if (Block* const block = kind == Kind::read ? reading_block : running_block)
-    block->access(kind, nullptr, Where(caller), at, bytes);
+  Block* const block = kind == Kind::read ? reading_block : running_block;
+  if (!block) return;
+  [[maybe_unused]] const Unwatched unwatched;
+  block->access(kind, nullptr, Where(caller), at, bytes);
 }
 
 }  // namespace

@@ -112,7 +112,8 @@ bool Block::is_kernels(const void* at) const { return shared_byte(at) || GlobalB
 void Block::atomic(const char* what, Place place, const void* at, std::size_t bytes, bool releases,
                    bool acquires) {
   if (random_.below(4) == 0) let_others_run(what, place);
-  access(Kind::atomic, what, place, at, bytes);
+  const bool loads = acquires && !releases;
+  access(loads ? Kind::atomic_read : Kind::atomic, what, place, at, bytes);
   if (grid_.races && !shared_byte(at))
     grid_.races->atomic(number(running_), at, releases, acquires);
 }

@@ -39,7 +39,7 @@ inline bool Races::conflicts_with(std::uint32_t number, const Touch& now) const 
   if (number == 0 || number == now.number) return false;
   if (number < all_know_ && !(now.number & kAsync)) return false;  // most of them
   const Event& before = event(number);
-  if (before.kind == Kind::atomic && now.kind == Kind::atomic) return false;
+  if (is_atomic(before.kind) && is_atomic(now.kind)) return false;
   return !ordered(before, event(now.number)) || unfenced(before, event(now.number));
 }
 
@@ -51,7 +51,7 @@ inline std::uint32_t Races::conflict(const Shadow::Cell& cell, const Touch& now)
     for (std::size_t b = 0; b < Shadow::Cell::kBytes; ++b)
       if ((now.bytes >> b & 1) && conflicts_with(cell.writer[b], now)) return cell.writer[b];
   }
-  if (now.kind != Kind::read)
+  if (!reads_only(now.kind))
     for (std::size_t r = 0; r < cell.readers; ++r)
       if ((cell.read[r] & now.bytes) && conflicts_with(cell.reader[r], now)) return cell.reader[r];
   return 0;
@@ -115,7 +115,7 @@ const std::string* Races::touch(std::uint32_t number, const Memory& memory, std:
       error_ = text(event(before), event(number), memory.name(std::max(first, begin)));
       return &error_;
     }
-    if (kind != Kind::read) {
+    if (!reads_only(kind)) {
       note_write(cell, now);
       continue;
     }
@@ -131,7 +131,7 @@ const std::string* Races::touch(std::uint32_t number, const Memory& memory, std:
 
 // "read by thread (0,0,0) at v1_a.cu:5", "written by cp_async_16 of thread (0,0,0) at v1_a.cu:5".
 std::string Races::done(const Event& event) const {
-  std::string s = event.kind == Kind::read    ? "read by "
+  std::string s = reads_only(event.kind)        ? "read by "
                   : event.kind == Kind::write ? "written by "
                                               : "changed by ";
   if (event.what) s.append(event.what).append(" of ");
@@ -144,6 +144,7 @@ std::string Races::text(const Event& before, const Event& now, const std::string
   // Who issued it goes on at once, and knows that it is done after a wait.
   if (before.who >= threads_ && !order_.knows(before.thread, before.who, before.epoch))
     return s + " before a wait for it";
+  if (before.block != now.block) return s + " with no release and acquire between";
   return s + " with no barrier between";
 }
 

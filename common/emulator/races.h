@@ -21,7 +21,9 @@
 
 namespace attn::emulator {
 
-enum class Kind : std::uint8_t { read, write, atomic };
+enum class Kind : std::uint8_t { read, write, atomic, atomic_read };
+inline bool reads_only(Kind kind) { return kind == Kind::read || kind == Kind::atomic_read; }
+inline bool is_atomic(Kind kind) { return kind == Kind::atomic || kind == Kind::atomic_read; }
 
 /// The cells of one piece of memory, a page of them at a time.
 class Shadow {

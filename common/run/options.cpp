@@ -265,7 +265,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
                                          {"sample", CheckChoice::sample},
                                          {"off", CheckChoice::off}});
   });
-  app.add_flag("--races", o.races, "look for races too (emulated; takes about three times as long)");
+  app.add_flag("--races", o.races, "look for races too (emulated; takes several times as long)");
   app.add_flag("--time", o.time, "measure times and roofs (GPU only)");
   app.add_flag("--turns", o.turns,
                "time a step, unchecked, for each line of standard input that names one; a line of JSON each (peers.py)");
@@ -320,6 +320,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     throw InputError(fmt::format("--schedule {}: of the emulator alone, not together with --device gpu", *o.schedule));
   if (o.races && o.device == DeviceChoice::gpu)
     throw InputError("--races: of the emulator alone, not together with --device gpu");
+  if (o.races && o.check == CheckChoice::off && o.save.empty())
+    throw InputError("--races: nothing runs with --check off");
   if (o.turns && !o.time) throw InputError("--turns: needs --time");
   const char* option = o.profile.empty() ? "--step" : "--profile";
   if (!o.profile.empty()) {

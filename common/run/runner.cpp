@@ -132,6 +132,8 @@ class Run {
     Session session(problem(), operation_, result_.backend, inputs_);
     if (!options_.profile.empty()) return profile(session, *plan.front().step);
     print_roofs(result_.roofs, problem().dtype);
+    if (options_.races)
+      fmt::print("races: looked for in shared and in global memory; each is a failure\n");
     if (options_.time && result_.backend == Backend::gpu) timer_.emplace();
     if (options_.turns && timer_) return finish(json_file, take_turns(session, plan));
     for (const Planned& p : plan) add(p.refused ? *p.refused : run_step(session, *p.step));

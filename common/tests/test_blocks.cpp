@@ -190,6 +190,48 @@ TEST_CASE("a race between blocks is found: a fence or a barrier before the count
   }
 }
 
+__global__ void only_read(const unsigned* flag, unsigned* out) {
+  out[blockIdx.x] = blockIdx.x == 0 ? *flag : flag_load(flag);
+}
+__global__ void both_load(float* value, const unsigned* flag, float* out) {
+  if (blockIdx.x == 0) {
+    *value = 1;
+    __threadfence();
+    flag_load(flag);
+  } else {
+    flag_load(flag);
+    __threadfence();
+    *out = *value;
+  }
+}
+constexpr int kPlainStore = __LINE__ + 2;
+__global__ void plain_store(unsigned* flag) {
+  if (blockIdx.x == 0) *flag = 1;
+  if (blockIdx.x == 1) flag_wait(flag, 1);
+}
+
+TEST_CASE("a load of a flag is a read: no race with another one, and it tells nobody anything",
+          "[emulator][blocks]") {
+  unsigned flag = 0, loaded[2] = {7, 7};
+  float value = 0, out = 0;
+  const GlobalBuffer f("flag", &flag, 4), l("loaded", loaded, 8), v("value", &value, 4),
+      o("out", &out, 4);
+  const Setting both(2, true);
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    flag = 0;
+    CHECK(message(seed, 2, 1, only_read, &flag, loaded) == "");
+    CHECK((loaded[0] == 0 && loaded[1] == 0));
+    const std::string untold = message(seed, 2, 1, both_load, &value, &flag, &out);
+    INFO(untold);
+    CHECK(has(untold, "race: byte 0 of value was "));
+    CHECK(has(untold, " with no release and acquire between"));
+    const std::string plain = message(seed, 2, 1, plain_store, &flag);
+    INFO(plain);
+    CHECK(has(plain, " of flag was written by thread (0,0,0) of block (0,0,0) at " +
+                         place(kPlainStore) + " and then read by flag_wait of thread (0,0,0) of "));
+  }
+}
+
 TEST_CASE("interleaved blocks keep their own __shared__ variables", "[emulator][blocks]") {
   std::vector<int> in(7 * 64), out(in.size());
   for (std::size_t i = 0; i < in.size(); ++i) in[i] = static_cast<int>(i);
