@@ -14,7 +14,8 @@
 #ifdef ATTN_EMULATED
 #include "emulator/cuda_names.h"
 #define ATTN_BACKEND emulated
-// The last parameter of an instruction that a whole warp runs: the line that calls it.
+// The last parameter of an instruction that the emulator may have to name in a message (a shuffle,
+// ldmatrix, flag_store): the line that calls it.
 #define ATTN_ONLY_CALLER attn::emulator::Place caller = {__builtin_FILE(), __builtin_LINE()}
 #define ATTN_CALLER , ATTN_ONLY_CALLER
 // Whether the compiler reports accesses to memory (emulator/accesses.cpp).

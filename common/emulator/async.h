@@ -74,7 +74,7 @@ struct AsyncWork {
 
 /// A barrier in shared memory (`mbarrier`). A phase ends when `count` threads have arrived and all
 /// announced bytes are there. A copy in flight is done when the phase could end and somebody waits
-/// for that: as late as may be.
+/// for that: as late as possible.
 class MBarrier {
  public:
   /// By thread `initialiser`; copies may be told of the barrier when that thread has made it known

@@ -1,6 +1,6 @@
 /// \file
-/// What memory a kernel has: names of what lies in shared memory, the buffers in global memory, and
-/// for races between blocks what releases and acquires there.
+/// What memory a kernel has: names of what lies in shared memory, the buffers in global memory,
+/// and, to find races between blocks, what was released and acquired there.
 #pragma once
 
 #include <array>

@@ -136,8 +136,8 @@ class Races {
   };
   const std::string* touch(std::uint32_t number, const Memory& memory, std::size_t first,
                            std::size_t bytes);
-  // One more reader of a word that everybody knows the writer of, and that has as many readers as
-  // are remembered: one in eight takes another one's place.
+  // Fast path: all threads know of the write, and the reader slots are full; one reader in eight
+  // takes another's slot.
   bool one_more(Shadow& shadow, std::size_t first, std::size_t bytes) {
     if (first % Shadow::Cell::kBytes + bytes > Shadow::Cell::kBytes) return false;
     const Shadow::Cell& cell = shadow.at(first / Shadow::Cell::kBytes);

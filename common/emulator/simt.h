@@ -8,24 +8,29 @@
 /// data that is not there yet, or no longer there, in nearly every order that a seed produces: the
 /// race shows as a wrong result. Besides, races are found as such, with both lines (races.h).
 ///
-/// Drawn alike, warps go on at about the same pace, and a race of two lines far apart is never
-/// lost. So half of the blocks have a late warp: it runs when no other thread can.
+/// If all warps were equally likely, they would advance together, and a race between two distant
+/// lines would never show. So half of the blocks have a late warp: it runs when no other thread
+/// can.
 ///
 /// Some blocks are resident at a time, and run interleaved; another one starts when one has ended.
-/// A plain store to global memory may let others run first: what they have stored there since this
-/// thread's load is lost.
+/// Before a plain store to global memory the scheduler may switch threads, so that concurrent
+/// updates are lost, as on a GPU. Before an atomic it may switch as well.
 ///
 /// Not modelled:
 ///   - time, caches, occupancy, and how many registers a thread needs;
 ///   - the order in which other blocks see writes to global memory: each is visible at once, fence
 ///     or not;
 ///   - warps that go on together: a lane runs alone from one collective to the next;
+///   - time slices: a loop that spins on a plain or volatile word never ends, and one that spins on
+///     an atomic may not when a late warp of its block has to write it. Use flag_wait
+///     (ptx/global_flag.h), or an mbarrier inside a block;
 ///   - rounding of the fast functions (__expf and so on): they are as exact as the host's;
 ///   - the proxies of memory, but for the fence before TMA and wgmma read what ordinary code wrote
 ///     to shared memory;
 ///   - clusters and distributed shared memory;
 ///   - the static shared memory of functions that a kernel calls, and of a program without symbols
-///     (`strip`): it starts as 0, and counts for nothing.
+///     (`strip`): it starts as 0, all resident blocks share one copy, and its races are not
+///     found.
 ///
 /// The names of CUDA (`threadIdx`, `__syncthreads`, ...) are in cuda_names.h; this file is the
 /// machine below them.
@@ -83,7 +88,7 @@ inline thread_local constinit bool find_races = false, find_global_races = false
 /// compared with.
 inline thread_local constinit std::uint64_t tensor_flop = 0;
 
-/// A kernel did something that no order of its threads can make right. `what()` is one line: what,
+/// A kernel did something that is wrong in every order of its threads. `what()` is one line: what,
 /// file, line, block and thread.
 struct KernelError : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -166,7 +171,7 @@ class Block {
   /// `mbarrier.arrive`, after it was told of `bytes` that copies will bring in this phase.
   void mbarrier_arrive(const char* what, Place place, const void* at, std::size_t bytes);
   /// A copy of `bytes` bytes to `to` in shared memory that the barrier is told of when it is done.
-  /// It is done when the phase could end and somebody waits for that: as late as may be.
+  /// It is done when the phase could end and somebody waits for that: as late as possible.
   void mbarrier_copy(const char* what, Place place, const void* at, void* to, std::size_t bytes,
                      std::function<void()> work);
   /// `mbarrier.try_wait.parity` until it says yes: waits for the end of the last phase that has
@@ -216,9 +221,9 @@ class Block {
   void product_commit();
   void product_wait(std::size_t pending, Place place);
   /// `setmaxnreg`: from here on the calling warpgroup has `count` registers a thread. Who takes
-  /// more waits until others have given them; in the machine for ever, if what all have in the end
-  /// is more than the block was launched with. A warpgroup that has not called yet may still give
-  /// all but 24.
+  /// more waits until others have given them; on a GPU forever, if what all have in the end is more
+  /// than the block was launched with. A warpgroup that has not called yet may still give all but
+  /// 24.
   void registers(const char* what, Place place, unsigned count, bool take);
 
   // ---- memory -----------------------------------------------------------------------------------
@@ -363,7 +368,7 @@ class Block {
   // Of a thread of each warpgroup, by setmaxnreg; 0: not called yet.
   std::vector<unsigned> registers_;
   std::map<const void*, MBarrier> mbarriers_;
-  std::size_t late_warp_ = ~std::size_t{0};  // of a warp that there is not: nobody is late
+  std::size_t late_warp_ = ~std::size_t{0};  // no such warp: nobody is late
   std::vector<std::size_t> ready_, late_;    // threads that can go on, and those of the late warp
   std::vector<std::size_t> polling_;         // threads that wait for global memory
   std::size_t running_ = 0, exited_ = 0;

@@ -6,9 +6,10 @@
 ///     block 0   writes partial   __syncthreads()   one thread: flag_store(flag, 1)
 ///     block 1   one thread: flag_wait(flag, 1)   __syncthreads()   reads partial
 ///
-/// What the thread knew before it released, its block's stores before the barrier among it, is seen
-/// by whoever acquires that value, and by its block after its barrier. A block that waits needs the
-/// other one to be resident: on a GPU with fewer free places than blocks it waits in vain.
+/// Everything that happened before the release, its block's stores before the barrier included, is
+/// visible after the acquire, and to the acquiring thread's block after its barrier. A block that
+/// waits needs the other one to be resident: on a GPU with fewer free places than blocks it
+/// deadlocks.
 #pragma once
 
 #include "attn/kernel.h"

@@ -93,7 +93,7 @@ TEST_CASE("two stages between a producer and a consumer hold in every schedule",
     emulator::early_copies = early;
     for (uint64_t seed = 1; seed <= 6; ++seed) {
       emulator::schedule_seed = seed;
-      INFO("seed " << seed << (early ? ", copies at once" : ", copies as late as may be"));
+      INFO("seed " << seed << (early ? ", copies at once" : ", copies as late as possible"));
       CHECK(product(Backend::emulated, DType::bf16, 64, seed % 2, seed % 3 == 0, 5) == "");
     }
   }
