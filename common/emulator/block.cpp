@@ -77,7 +77,10 @@ bool Block::step(std::size_t threads) {
   poll();
   bool any = false;
   for (; threads > 0 && !over(); --threads, any = true) {
-    std::vector<std::size_t>& ready = ready_.empty() ? late_ : ready_;
+    // Whoever spins on an atomic may spin for the late warp.
+    const bool late = !late_.empty() && (ready_.empty() || atomic_yields_ >= kMostAtomicYields);
+    if (late) atomic_yields_ = 0;
+    std::vector<std::size_t>& ready = late ? late_ : ready_;
     if (ready.empty()) {
       if (polling_.empty()) failure_ = std::make_exception_ptr(KernelError(deadlock_text()));
       break;

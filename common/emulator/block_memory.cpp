@@ -111,7 +111,7 @@ bool Block::is_kernels(const void* at) const { return shared_byte(at) || GlobalB
 
 void Block::atomic(const char* what, Place place, const void* at, std::size_t bytes, bool releases,
                    bool acquires) {
-  if (random_.below(4) == 0) let_others_run(what, place);
+  if (random_.below(4) == 0) ++atomic_yields_, let_others_run(what, place);
   const bool loads = acquires && !releases;
   access(loads ? Kind::atomic_read : Kind::atomic, what, place, at, bytes);
   if (grid_.races && !shared_byte(at))

@@ -21,9 +21,8 @@
 ///   - the order in which other blocks see writes to global memory: each is visible at once, fence
 ///     or not;
 ///   - warps that go on together: a lane runs alone from one collective to the next;
-///   - time slices: a loop that spins on a plain or volatile word never ends, and one that spins on
-///     an atomic may not when a late warp of its block has to write it. Use flag_wait
-///     (ptx/global_flag.h), or an mbarrier inside a block;
+///   - time slices: a loop that spins on a plain or volatile word never ends. Spin on an atomic, or
+///     use flag_wait (ptx/global_flag.h), or an mbarrier inside a block;
 ///   - rounding of the fast functions (__expf and so on): they are as exact as the host's;
 ///   - the proxies of memory, but for the fence before TMA and wgmma read what ordinary code wrote
 ///     to shared memory;
@@ -379,6 +378,8 @@ class Block {
   std::vector<std::byte> variables_;
   const Members* members_ = nullptr;
   std::vector<std::size_t> product_numbers_;  // of each warpgroup's products (order.h)
+  static constexpr unsigned kMostAtomicYields = 256;
+  unsigned atomic_yields_ = 0;                // since the late warp last ran
   bool paused_ = false;                       // the thread that ran last has let others run
   bool internal_ = false;                     // the machine itself copies or multiplies
   bool looks_closer_ = false;                 // reads outside of dynamic shared memory may matter

@@ -165,6 +165,26 @@ __global__ void overtake(const float* in, float* out) {
   out[blockIdx.x * 32 * kWarps + threadIdx.x] = theirs;
 }
 
+// Warp 0 spins on a counter in shared memory that every other warp adds to.
+__global__ void spin(unsigned* sum) {
+  __shared__ unsigned there;
+  if (threadIdx.x == 0) there = 0;
+  __syncthreads();
+  if (threadIdx.x >= 32) atomicAdd(&there, 1u);
+  if (threadIdx.x < 32)
+    while (atomicAdd(&there, 0u) != blockDim.x - 32) {
+    }
+  if (threadIdx.x == 0) *sum = there;
+}
+
+TEST_CASE("who spins on an atomic is not kept from a late warp", "[emulator]") {
+  for (int seed = 1; seed <= kSeeds; ++seed) {
+    unsigned sum = 0;
+    REQUIRE(launch_with_seed(static_cast<std::uint64_t>(seed), spin, dim3(2), dim3(128), &sum).ok());
+    CHECK(sum == 96);
+  }
+}
+
 TEST_CASE("a missing barrier far before the write fails too: a warp is late", "[emulator]") {
   constexpr int kBlocks = 16, kThreads = 32 * kWarps;
   const std::vector<float> in = numbers(kThreads, 1);
