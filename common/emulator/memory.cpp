@@ -63,6 +63,7 @@ void GridRaces::atomic(std::size_t t, const void* at, bool releases, bool acquir
   Order::join(seen[t].known, place.known);
   if (acquires) order.take(t, std::make_shared<const Epochs>(place.known));
   if (acquires && !releases) return;  // a load tells nobody anything
+  if (releases && !acquires) place.known.clear();  // a store: what was released before is gone
   if (fenced[t]) Order::join(place.known, *fenced[t]);
   if (releases) order.give(t, place);
   place.last = nullptr;

@@ -72,7 +72,7 @@ struct GridRaces {
   std::vector<Meeting> seen;  // what it will know at its next one
   void fence(std::size_t t);
   /// Thread t reads and changes `at` in one go. `releases`, `acquires`: without a fence of its own.
-  /// What acquires alone is a load.
+  /// What only acquires is a load, what only releases a store.
   void atomic(std::size_t t, const void* at, bool releases, bool acquires);
 };
 

@@ -25,7 +25,8 @@ using Epochs = std::vector<std::uint32_t>;
 /// What those know together who have arrived at a barrier.
 struct Meeting {
   Epochs known;
-  const void* last = nullptr;  // what was joined last: all of a block mostly come knowing the same
+  // What was joined last: all of a block mostly come knowing the same.
+  std::shared_ptr<const Epochs> last;
 };
 
 class Order {
@@ -52,8 +53,8 @@ class Order {
   /// Thread t arrives: what it has done, and what it knows, is known there; what it does from here
   /// on is not.
   void give(std::size_t t, Meeting& m) {
-    if (m.last != known_[t].get()) join(m.known, *known_[t]);
-    m.last = known_[t].get();
+    if (m.last != known_[t]) join(m.known, *known_[t]);
+    m.last = known_[t];
     set(m.known, t, own_[t]++);
   }
   /// Thread t goes on, knowing what is known there.

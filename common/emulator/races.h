@@ -142,7 +142,7 @@ class Races {
     if (first % Shadow::Cell::kBytes + bytes > Shadow::Cell::kBytes) return false;
     const Shadow::Cell& cell = shadow.at(first / Shadow::Cell::kBytes);
     return !cell.mixed && cell.writer[0] - 1 < all_know_ - 1 && cell.since == barriers_ &&
-           cell.readers == Shadow::Cell::kReaders && ++replaced_ % 8 != 0;
+           cell.readers == Shadow::Cell::kReaders && ++passed_ % 8 != 0;
   }
   const Event& event(std::uint32_t number) const { return events_[number & ~kAsync]; }
   std::uint32_t conflict(const Shadow::Cell& cell, const Touch& now) const;
@@ -167,6 +167,7 @@ class Races {
   std::optional<std::string> never_written_;
   std::string error_;
   std::uint32_t replaced_ = 0;  // which reader makes room next
+  std::uint32_t passed_ = 0;    // readers that did not have to be remembered, and some that had
 };
 
 }  // namespace attn::emulator

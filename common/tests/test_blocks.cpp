@@ -210,6 +210,38 @@ __global__ void plain_store(unsigned* flag) {
   if (blockIdx.x == 1) flag_wait(flag, 1);
 }
 
+__global__ void second_store(float* value, unsigned* flag, float* out) {
+  if (blockIdx.x == 0) *value = 1, flag_store(flag, 1);
+  if (blockIdx.x == 1) flag_wait(flag, 1), flag_store(flag, 2);
+  if (blockIdx.x == 2) flag_wait(flag, 3), *out = *value;
+  if (blockIdx.x == 3) flag_store(flag + 1, 1);
+  if (blockIdx.x == 4) flag_wait(flag + 1, 1), flag_wait(flag, 2), flag_store(flag, 3);
+}
+__global__ void forgetful_store(float* value, unsigned* flag, float* out) {
+  if (blockIdx.x == 0) *value = 1, flag_store(flag, 1);
+  if (blockIdx.x == 1) {
+    while (atomicAdd(flag, 0u) != 1) {  // knows that it is there, and nothing else
+    }
+    flag_store(flag, 2);
+  }
+  if (blockIdx.x == 2) flag_wait(flag, 2), *out = *value;
+}
+
+TEST_CASE("a store to a flag takes the place of what was released there", "[emulator][blocks]") {
+  unsigned flag[2] = {0, 0};
+  float value = 0, out = 0;
+  const GlobalBuffer f("flag", flag, 8), v("value", &value, 4), o("out", &out, 4);
+  const Setting all(5, true);
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    flag[0] = flag[1] = 0;
+    CHECK(message(seed, 5, 1, second_store, &value, flag, &out) == "");
+    flag[0] = flag[1] = 0;
+    const std::string said = message(seed, 3, 1, forgetful_store, &value, flag, &out);
+    INFO(said);
+    CHECK(has(said, "race: byte 0 of value was "));
+  }
+}
+
 TEST_CASE("a load of a flag is a read: no race with another one, and it tells nobody anything",
           "[emulator][blocks]") {
   unsigned flag = 0, loaded[2] = {7, 7};
