@@ -23,6 +23,8 @@
 ///   - warps that go on together: a lane runs alone from one collective to the next;
 ///   - time slices: a loop that spins on a plain or volatile word never ends. Spin on an atomic, or
 ///     use flag_wait (ptx/global_flag.h), or an mbarrier inside a block;
+///   - threads that have left: __syncthreads waits for them, too, unlike GPUs from sm_70 on;
+///   - accesses under AddressSanitizer: no races, lost updates or misaligned accesses are found;
 ///   - rounding of the fast functions (__expf and so on): they are as exact as the host's;
 ///   - the proxies of memory, but for the fence before TMA and wgmma read what ordinary code wrote
 ///     to shared memory;
