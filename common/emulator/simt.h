@@ -72,6 +72,11 @@ struct Index3 {
   std::string text() const;  ///< "(1,0,0)"
 };
 
+/// The n-th index of an extent, the first dimension first.
+constexpr Index3 index_in(Index3 extent, std::uint32_t n) {
+  return {n % extent.x, n / extent.x % extent.y, n / extent.x / extent.y};
+}
+
 /// What CUDA calls `threadIdx` and so on, for the thread that runs now.
 inline thread_local constinit Index3 threadIdx{0, 0, 0}, blockIdx{0, 0, 0}, blockDim, gridDim;
 

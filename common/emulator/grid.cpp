@@ -1,0 +1,90 @@
+// A launch: which blocks are resident, and which of them goes on.
+#include <algorithm>
+
+#include "emulator/simt.h"
+
+namespace attn::emulator {
+namespace {
+
+constexpr std::size_t kAll = ~std::size_t{0};  // threads: until all have ended
+
+}  // namespace
+
+void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kernel& kernel) {
+  static thread_local Stacks stacks;
+  constexpr std::size_t kMostStatic = 48 * 1024, kMostShared = 227 * 1024, kBurst = 512;
+  const std::size_t threads = block.count();
+  if (const std::size_t most = launch_bounds(kernel.function); most > 0 && threads > most)
+    throw KernelError("a launch of " + std::to_string(threads) +
+                      " threads a block: __launch_bounds__ of the kernel says " +
+                      std::to_string(most));
+  Grid grid{kernel, static_shared(kernel.function), nullptr, stacks};
+  std::size_t bytes = 0;
+  std::string variables;
+  for (const StaticShared& v : grid.variables) {
+    bytes += v.bytes;
+    variables += (variables.empty() ? "" : ", ") + v.name + " " + std::to_string(v.bytes);
+  }
+  if (bytes > kMostStatic || bytes + shared_bytes > kMostShared)
+    throw KernelError(
+        std::to_string(bytes) + " bytes of __shared__ variables (" + variables + ") and " +
+        std::to_string(shared_bytes) + " of dynamic shared memory: a block has at most " +
+        std::to_string(kMostStatic) + " of the first, " + std::to_string(kMostShared) + " in all");
+
+  Random random{schedule_seed};
+  std::vector<std::uint32_t> order(extent.count());
+  for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::uint32_t>(i);
+  for (std::size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[random.below(i)]);
+  gridDim = extent;
+  std::vector<std::unique_ptr<Block>> resident(
+      std::min(std::max<std::size_t>(resident_blocks, 1), order.size()));
+  GlobalBuffer::forget_accesses();
+  if (find_races && find_global_races && kernel.instrumented)
+    grid.races =
+        std::make_unique<GridRaces>(resident.size() * threads, [=](std::size_t t, std::uint32_t b) {
+          return "thread " + index_in(block, static_cast<std::uint32_t>(t % threads)).text() +
+                 " of block " + index_in(extent, b).text();
+        });
+  std::size_t started = 0, live = 0;
+  const auto start = [&](std::size_t slot) {
+    resident[slot].reset();
+    if (started == order.size()) return;
+    const std::uint32_t b = order[started++];
+    if (grid.races) grid.races->races.start_block(slot * threads, threads, b);
+    resident[slot] = std::make_unique<Block>(index_in(extent, b), block, shared_bytes,
+                                             random.next(), grid, slot);
+    ++live;
+  };
+  for (std::size_t slot = 0; slot < resident.size(); ++slot) start(slot);
+  std::size_t idle = 0;  // steps in a row in which nobody could go on
+  while (live > 0) {
+    const std::size_t slot = idle == 0 ? random.below(resident.size()) : idle % resident.size();
+    Block* const now = resident[slot].get();
+    if (!now) {
+      if (idle > 0) ++idle;
+      continue;
+    }
+    idle = now->step(live == 1 && started == order.size() ? kAll : 1 + random.below(kBurst)) ||
+                   now->over()
+               ? 0
+               : idle + 1;
+    if (idle > 2 * resident.size())
+      now->fail_later(now->deadlock_text() + "; all " + std::to_string(live) +
+                      " resident blocks wait, " + std::to_string(order.size() - started) +
+                      " have not started");
+    if (!now->over()) continue;
+    try {
+      now->finish();
+    } catch (...) {
+      for (auto& other : resident)
+        if (other && other.get() != now) other->abandon();
+      throw;
+    }
+    --live;
+    start(slot);
+  }
+  if (grid.races)
+    if (const auto line = grid.races->races.never_written()) throw KernelError(*line);
+}
+
+}  // namespace attn::emulator
