@@ -61,7 +61,7 @@ struct AsyncWork {
   AsyncQueue products;            // wgmma
   bool registers_fenced = false;  // wgmma.fence since the last wait
   std::size_t issued = 0;         // wgmma so far: as many as every other thread of the warpgroup
-  bool shared_fenced = false;     // fence.proxy.async since the last group of TMA stores
+  std::size_t fences = 0;         // of the block, when its last group of TMA stores was committed
   struct Held {                   // registers that a product in flight reads or writes
     const std::byte* at;
     std::size_t bytes;
@@ -83,7 +83,7 @@ class MBarrier {
       : count_(count), missing_(count), initialiser_(initialiser) {}
   /// Its copies' number among those who do things (order.h).
   std::size_t who = AsyncQueue::kNobody;
-  Meeting meeting;          ///< of those who have arrived
+  Meeting meeting;  ///< of those who have arrived
   std::shared_ptr<const Epochs> ended =
       std::make_shared<const Epochs>();  ///< what is known when the last phase ended
 

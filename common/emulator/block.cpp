@@ -205,6 +205,7 @@ void Block::wait_block(const char* what, Place place) {
 void Block::named_barrier(const char* what, Place place, std::size_t id, std::size_t count,
                           bool wait) {
   leave_if_failed();
+  if (id == 0) fail(what, place, "with barrier 0, which is __syncthreads's: 1 to 15 are free");
   if (id >= named_.size() || count % kWarpSize != 0 || count == 0 || count > round_up_to_warps())
     fail(what, place,
          "with barrier " + std::to_string(id) + " and " + std::to_string(count) +
@@ -235,6 +236,7 @@ void Block::mbarrier_init(const char* what, Place place, const void* at, std::si
   if (reinterpret_cast<std::uintptr_t>(at) % 8 != 0 || count == 0)
     fail(what, place,
          "for " + std::to_string(count) + " threads: at least one, at a multiple of 8 bytes");
+  access(Kind::write, what, place, at, sizeof(std::uint64_t));
   mbarriers_.insert_or_assign(at, MBarrier(count, running_));
 }
 
@@ -245,6 +247,7 @@ void Block::mbarrier_init_fence() {
 void Block::mbarrier_arrive(const char* what, Place place, const void* at, std::size_t bytes) {
   leave_if_failed();
   MBarrier& barrier = mbarrier_of(what, place, at);
+  access(Kind::atomic, what, place, at, sizeof(std::uint64_t));
   if (barrier.all_arrived()) end_phase(barrier);
   if (barrier.all_arrived()) fail(what, place, "once more than the barrier counts in a phase");
   arrive(barrier.meeting, running_);
@@ -258,6 +261,7 @@ void Block::mbarrier_copy(const char* what, Place place, const void* at, void* t
   MBarrier& barrier = mbarrier_of(what, place, at);
   if (!barrier.known_to_copies())
     fail(what, place, "on a barrier without mbarrier_init_fence since its mbarrier_init");
+  access(Kind::atomic, what, place, at, sizeof(std::uint64_t));
   // While it is in flight nobody knows what is there: whoever still reads, or reads too early, gets
   // NaN.
   if (!early_copies) std::memset(to, 0xFF, bytes);
@@ -273,6 +277,7 @@ void Block::mbarrier_copy(const char* what, Place place, const void* at, void* t
 void Block::mbarrier_wait(const char* what, Place place, const void* at, unsigned parity) {
   leave_if_failed();
   MBarrier& barrier = mbarrier_of(what, place, at);
+  access(Kind::atomic_read, what, place, at, sizeof(std::uint64_t));
   while (barrier.phase() % 2 == parity) {
     end_phase(barrier);
     if (barrier.phase() % 2 != parity) break;
@@ -312,7 +317,7 @@ void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine,
   // Lanes of a smaller mask may meet while the rest already waits for them further on. What can
   // never end is two lanes that wait for each other in different places.
   auto it = std::find_if(open.begin(), open.end(), [&](const Collective& c) {
-    return c.mask == mask && c.place == place && std::strcmp(c.what, what) == 0;
+    return c.mask == mask && c.place == place && (c.what == what || std::strcmp(c.what, what) == 0);
   });
   if (it == open.end()) {
     for (const Collective& c : open)

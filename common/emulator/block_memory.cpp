@@ -55,6 +55,11 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
     if (!grid_.variables.empty())
       if (const auto byte = shared_byte(at)) return access_shared(kind, what, where, *byte, bytes);
     if (!threads_[running_].work.held.empty()) check_registers(kind, where, at, bytes);
+    if (kind != Kind::read && grid_.statics.hold(at))
+      if (const std::string variable = local_variable(at); !variable.empty())
+        return fail_later(running_name() + " writes to " + variable + " at " + where.text() +
+                          ", a __shared__ variable of a function that the kernel calls: it has to "
+                          "be one of the kernel");
     const bool pauses = kind == Kind::write && random_.below(8) == 0;
     if (!pauses && !grid_.races) return;
     GlobalBuffer* const buffer = GlobalBuffer::find(at);
@@ -151,7 +156,9 @@ void Block::copy_wait(std::size_t pending) {
 void Block::store_async(const char* what, Place place, std::function<void()> work,
                         const std::function<void(const Read&)>& operands) {
   AsyncWork& mine = threads_[running_].work;
-  if (!mine.shared_fenced)
+  // Who wrote has to fence, then a barrier, then this thread may store: races_ knows. Else, at
+  // least somebody has to.
+  if (!races_ && mine.fences == fences_)
     fail(what, place, "without shared_write_fence since the last group of stores");
   if (races_)
     operands([&](const void* first, std::size_t bytes) {
@@ -163,7 +170,7 @@ void Block::store_async(const char* what, Place place, std::function<void()> wor
 }
 void Block::store_commit() {
   threads_[running_].work.stores.commit();
-  threads_[running_].work.shared_fenced = false;
+  threads_[running_].work.fences = fences_;
 }
 void Block::store_wait(std::size_t pending) {
   AsyncQueue& stores = threads_[running_].work.stores;
@@ -174,7 +181,7 @@ void Block::store_wait(std::size_t pending) {
 }
 
 void Block::fence_proxy() {
-  threads_[running_].work.shared_fenced = true;
+  ++fences_;
   if (races_) races_->fence_proxy(number(running_));
 }
 
@@ -197,7 +204,7 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
   if (races_ && a.at)
     mine.held.push_back({static_cast<const std::byte*>(a.at), a.bytes, false, group, place});
   ++mine.issued;
-  if (running_ % kWarpgroupSize == 0) {  // one instruction of all four warps
+  if (lane() == 0) {  // one instruction of all four warps: each has to know what was written
     const std::size_t who =
         races_ ? number_of(product_numbers_[running_ / kWarpgroupSize]) : AsyncQueue::kNobody;
     operands([&](const void* first, std::size_t bytes) {

@@ -18,7 +18,7 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
     throw KernelError("a launch of " + std::to_string(threads) +
                       " threads a block: __launch_bounds__ of the kernel says " +
                       std::to_string(most));
-  Grid grid{kernel, static_shared(kernel.function), nullptr, stacks};
+  Grid grid{kernel, static_shared(kernel.function), thread_variables(), nullptr, stacks};
   std::size_t bytes = 0;
   std::string variables;
   for (const StaticShared& v : grid.variables) {
@@ -50,7 +50,7 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
     resident[slot].reset();
     if (started == order.size()) return;
     const std::uint32_t b = order[started++];
-    if (grid.races) grid.races->races.start_block(slot * threads, threads, b);
+    if (grid.races) grid.races->start_block(slot * threads, threads, b);
     resident[slot] = std::make_unique<Block>(index_in(extent, b), block, shared_bytes,
                                              random.next(), grid, slot);
     ++live;

@@ -70,6 +70,8 @@ struct GridRaces {
   // Of each thread: what it knew at its last fence.
   std::vector<std::shared_ptr<const Epochs>> fenced;
   std::vector<Meeting> seen;  // what it will know at its next one
+  /// From here on threads `first` and on are those of another block.
+  void start_block(std::size_t first, std::size_t count, std::uint32_t block);
   void fence(std::size_t t);
   /// Thread t reads and changes `at` in one go. `releases`, `acquires`: without a fence of its own.
   /// What only acquires is a load, what only releases a store.

@@ -32,14 +32,24 @@ struct Meeting {
 class Order {
  public:
   explicit Order(std::size_t threads)
-      : threads_(threads), next_(threads), own_(threads, 1), known_(threads, start()) {}
+      : threads_(threads),
+        next_(threads),
+        own_(threads, 1),
+        first_(threads, 1),
+        known_(threads, start()) {}
 
   /// A number for somebody more.
   std::size_t add(std::size_t count = 1) { return std::exchange(next_, next_ + count); }
   /// The epoch of what thread t does now.
   std::uint32_t now(std::size_t t) const { return own_[t]; }
+  /// From here on thread t is another one, that knows nothing, not even of its predecessor.
+  /// Whoever learns of its epochs is taken to know of its predecessor's, too.
+  void start_again(std::size_t t) {
+    first_[t] = ++own_[t];
+    known_[t] = start();
+  }
   bool knows(std::size_t t, std::size_t who, std::uint32_t epoch) const {
-    if (who == t) return true;
+    if (who == t && epoch >= first_[t]) return true;
     const Epochs& e = *known_[t];
     return who < e.size() && e[who] >= epoch;
   }
@@ -102,7 +112,8 @@ class Order {
   }
 
   std::size_t threads_, next_;
-  Epochs own_;  // the epoch of what each thread does now
+  Epochs own_;    // the epoch of what each thread does now
+  Epochs first_;  // the first that is not a predecessor's
   // Of each thread, but for its own; often one for all.
   std::vector<std::shared_ptr<const Epochs>> known_;
 };

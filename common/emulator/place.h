@@ -15,7 +15,7 @@ struct Place {
   std::string text()
       const;  ///< "04_flash_v2/v4_cp_async.cu:120": the folder and the file are enough to find it
   bool operator==(const Place& other) const {
-    return line == other.line && std::strcmp(file, other.file) == 0;
+    return line == other.line && (file == other.file || std::strcmp(file, other.file) == 0);
   }
 };
 

@@ -38,7 +38,7 @@ struct WgmmaPart {
   std::uint64_t a, b;  // matrix descriptors
   // Those of the quad's four lanes, or null: A lies in shared memory.
   const std::uint32_t* const* registers;
-  int row;        // of A, the first of this thread's two; the other is 8 on
+  int row;  // of A, the first of this thread's two; the other is 8 on
 };
 void wgmma(const WgmmaPart& part);
 

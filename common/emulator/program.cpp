@@ -23,13 +23,17 @@ namespace {
 struct Loaded {
   std::uintptr_t base = 0;
   std::byte* variables = nullptr;
+  std::size_t bytes = 0;
 };
 Loaded loaded() {
   Loaded found;
   dl_iterate_phdr(
       [](dl_phdr_info* info, std::size_t, void* out) {
-        *static_cast<Loaded*>(out) = {info->dlpi_addr,
-                                      static_cast<std::byte*>(info->dlpi_tls_data)};
+        std::size_t bytes = 0;
+        for (int i = 0; i < info->dlpi_phnum; ++i)
+          if (info->dlpi_phdr[i].p_type == PT_TLS) bytes = info->dlpi_phdr[i].p_memsz;
+        *static_cast<Loaded*>(out) = {info->dlpi_addr, static_cast<std::byte*>(info->dlpi_tls_data),
+                                      bytes};
         return 1;  // the program itself is the first
       },
       &found);
@@ -110,6 +114,25 @@ std::vector<StaticShared> static_shared(const void* function) {
     if (!found.empty()) break;  // other names of the same code
   }
   return found;
+}
+
+ThreadVariables thread_variables() {
+  const Loaded program = loaded();
+  return {program.variables, program.bytes};
+}
+
+std::string local_variable(const void* at) {
+  const auto offset =
+      static_cast<std::uintptr_t>(static_cast<const std::byte*>(at) - loaded().variables);
+  for (const auto& [name, variable] : symbols().variables) {
+    if (offset - variable.offset >= variable.bytes || name.rfind("_ZZ", 0) != 0) continue;
+    // _ZZ<encoding>E<length><name>: the last part is the variable's.
+    for (std::size_t e = name.rfind('E'); e != name.npos && e > 0; e = name.rfind('E', e - 1))
+      if (const std::string last = variable_name(std::string_view(name).substr(e + 1));
+          !last.empty())
+        return last;
+  }
+  return "";
 }
 
 // __launch_bounds__(n) puts n instructions that do nothing before the kernel (cuda_names.h); the

@@ -20,6 +20,18 @@ struct StaticShared {
 /// been stripped.
 std::vector<StaticShared> static_shared(const void* function);
 
+/// What the program has of its own for the calling thread of the host.
+struct ThreadVariables {
+  const std::byte* first = nullptr;
+  std::size_t bytes = 0;
+  bool hold(const void* at) const {
+    return static_cast<std::size_t>(static_cast<const std::byte*>(at) - first) < bytes;
+  }
+};
+ThreadVariables thread_variables();
+/// The name of the one that holds `at`, if it is a function's: "tile"; else nothing.
+std::string local_variable(const void* at);
+
 /// The most threads that `__launch_bounds__` of the kernel at `function` allows, or 0: it has none.
 std::size_t launch_bounds(const void* function);
 

@@ -99,6 +99,14 @@ inline void Races::note_write(Shadow::Cell& cell, const Touch& now) {
   cell.readers = static_cast<std::uint8_t>(left);
 }
 
+// An atomic right after a plain write by its thread: who knows of one knows of the other, and the
+// plain write is the one that other atomics may race with.
+inline bool Races::stands_for(const Shadow::Cell& cell, const Touch& now) const {
+  if (now.kind != Kind::atomic || cell.mixed || cell.writer[0] == 0) return false;
+  const Event &before = event(cell.writer[0]), &atomic = event(now.number);
+  return before.kind == Kind::write && before.who == atomic.who && before.epoch == atomic.epoch;
+}
+
 const std::string* Races::touch(std::uint32_t number, const Memory& memory, std::size_t first,
                                 std::size_t bytes) {
   constexpr std::size_t kBytes = Shadow::Cell::kBytes;
@@ -115,23 +123,22 @@ const std::string* Races::touch(std::uint32_t number, const Memory& memory, std:
       error_ = text(event(before), event(number), memory.name(std::max(first, begin)));
       return &error_;
     }
-    if (!reads_only(kind)) {
-      note_write(cell, now);
-      continue;
-    }
-    if (!memory.starts_written)
+    if (!memory.starts_written && kind != Kind::write)
       for (std::size_t b = 0; b < kBytes && !never_written_; ++b)
         if ((mask >> b & 1) && cell.writer[cell.mixed ? b : 0] == 0)
           never_written_ =
               memory.name(begin + b) + " was " + done(event(number)) + ", where nobody had written";
-    note_read(cell, now);
+    if (reads_only(kind))
+      note_read(cell, now);
+    else if (!stands_for(cell, now))
+      note_write(cell, now);
   }
   return nullptr;
 }
 
 // "read by thread (0,0,0) at v1_a.cu:5", "written by cp_async_16 of thread (0,0,0) at v1_a.cu:5".
 std::string Races::done(const Event& event) const {
-  std::string s = reads_only(event.kind)        ? "read by "
+  std::string s = reads_only(event.kind)      ? "read by "
                   : event.kind == Kind::write ? "written by "
                                               : "changed by ";
   if (event.what) s.append(event.what).append(" of ");

@@ -68,6 +68,7 @@ class Races {
   /// From here on these threads are those of another block.
   void start_block(std::size_t first, std::size_t count, std::uint32_t block) {
     std::fill_n(block_.begin() + static_cast<std::ptrdiff_t>(first), count, block);
+    for (std::size_t t = first; t < first + count; ++t) order_.start_again(t);
   }
 
   struct Memory {
@@ -95,7 +96,7 @@ class Races {
     return touch(event_of({who, epoch, t, kind, what, where}), memory, first, bytes);
   }
 
-  /// The first read of shared memory that nobody had written, or nothing. A write that comes after
+  /// The first read, or atomic, of shared memory that nobody had written, or nothing. A write that comes after
   /// it is a race, or not.
   std::optional<std::string> never_written() const { return never_written_; }
 
@@ -147,6 +148,7 @@ class Races {
   const Event& event(std::uint32_t number) const { return events_[number & ~kAsync]; }
   std::uint32_t conflict(const Shadow::Cell& cell, const Touch& now) const;
   bool conflicts_with(std::uint32_t before, const Touch& now) const;
+  bool stands_for(const Shadow::Cell& cell, const Touch& now) const;
   void note_read(Shadow::Cell& cell, const Touch& now);
   static void note_write(Shadow::Cell& cell, const Touch& now);
   std::uint32_t event_of(const Event& event);

@@ -29,9 +29,9 @@
 ///   - the proxies of memory, but for the fence before TMA and wgmma read what ordinary code wrote
 ///     to shared memory;
 ///   - clusters and distributed shared memory;
-///   - the static shared memory of functions that a kernel calls, and of a program without symbols
-///     (`strip`): it starts as 0, all resident blocks share one copy, and its races are not
-///     found.
+///   - `__shared__` variables of functions that a kernel calls: they are refused at the first write;
+///   - the static shared memory of a program without symbols (`strip`): it starts as 0, all
+///     resident blocks share one copy, and its races are not found.
 ///
 /// The names of CUDA (`threadIdx`, `__syncthreads`, ...) are in cuda_names.h; this file is the
 /// machine below them.
@@ -125,6 +125,7 @@ class Block;
 struct Grid {
   const Kernel& kernel;
   std::vector<StaticShared> variables;  ///< the kernel's `__shared__` variables
+  ThreadVariables statics;              ///< all of the program's
   /// Of all resident blocks, if those in global memory are looked for.
   std::unique_ptr<GridRaces> races;
   Stacks& stacks;
@@ -378,6 +379,7 @@ class Block {
   std::vector<std::size_t> ready_, late_;    // threads that can go on, and those of the late warp
   std::vector<std::size_t> polling_;         // threads that wait for global memory
   std::size_t running_ = 0, exited_ = 0;
+  std::size_t fences_ = 0;            // of the proxy, by any thread
   const std::byte* stack_ = nullptr;  // of the thread that runs
   std::exception_ptr failure_;
 
@@ -386,11 +388,11 @@ class Block {
   const Members* members_ = nullptr;
   std::vector<std::size_t> product_numbers_;  // of each warpgroup's products (order.h)
   static constexpr unsigned kMostAtomicYields = 256;
-  unsigned atomic_yields_ = 0;                // since the late warp last ran
-  bool paused_ = false;                       // the thread that ran last has let others run
-  bool internal_ = false;                     // the machine itself copies or multiplies
-  bool looks_closer_ = false;                 // reads outside of dynamic shared memory may matter
-  Races* races_ = nullptr;  // the block's, or the grid's; null: nobody looks for them
+  unsigned atomic_yields_ = 0;  // since the late warp last ran
+  bool paused_ = false;         // the thread that ran last has let others run
+  bool internal_ = false;       // the machine itself copies or multiplies
+  bool looks_closer_ = false;   // reads outside of dynamic shared memory may matter
+  Races* races_ = nullptr;      // the block's, or the grid's; null: nobody looks for them
   std::unique_ptr<Races> own_races_;
   Races::Name shared_name_;
   Shadow shadow_;  // of the variables, then of dynamic shared memory

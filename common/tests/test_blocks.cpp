@@ -163,6 +163,80 @@ TEST_CASE("a block that waits for one that is not resident is a deadlock", "[emu
   }
 }
 
+__global__ void wait_for_another(unsigned* flags) {
+  flag_wait(&flags[1 - blockIdx.x], 1);
+  flag_store(&flags[blockIdx.x], 1);
+}
+
+TEST_CASE("two resident blocks that wait for each other, or for those behind them, are a deadlock",
+          "[emulator][blocks]") {
+  const Setting two(2);
+  int behind = 0;
+  for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    std::vector<unsigned> flags(4, 0), found(4, 0);
+    const std::string both = message(seed, 2, 1, wait_for_another, flags.data());
+    INFO(both);
+    CHECK(has(both, "waits in flag_wait at "));
+    CHECK(has(both, "; all 2 resident blocks wait, 0 have not started"));
+    const std::string said = message(seed, 4, 32, pass_on, flags.data(), found.data());
+    if (said.empty()) continue;
+    INFO(said);
+    CHECK(has(said, "; all 2 resident blocks wait, "));
+    behind += has(said, "wait, 2 have not started") || has(said, "wait, 1 have not started");
+  }
+  CHECK(behind > static_cast<int>(kSeeds) / 4);
+}
+
+__global__ void write_one_place(float* at) { *at = static_cast<float>(blockIdx.x); }
+// Blocks in the order in which they start: each adds to what the one before has found.
+__global__ void pass_in_order(unsigned* started, unsigned* flags, unsigned* found) {
+  __shared__ unsigned mine;
+  if (threadIdx.x == 0) {
+    mine = atomicAdd(started, 1u);
+    if (mine > 0) flag_wait(&flags[mine - 1], 1);
+    found[mine] = mine + (mine > 0 ? found[mine - 1] : 0);
+    flag_store(&flags[mine], 1);
+  }
+}
+
+TEST_CASE("a block knows nothing of the one that ended in its place", "[emulator][blocks]") {
+  float value = 0;
+  unsigned started = 0;
+  std::vector<unsigned> flags(6), found(6);
+  const GlobalBuffer v("value", &value, 4), c("started", &started, 4), f("flags", flags.data(), 24),
+      o("found", found.data(), 24);
+  for (const std::size_t resident : {1, 2, 3})
+    for (std::uint64_t seed = 1; seed <= kSeeds; ++seed) {
+      const Setting some(resident, true);
+      const std::string said = message(seed, 6, 1, write_one_place, &value);
+      INFO(resident << " resident: " << said);
+      CHECK(has(said, "race: byte 0 of value was written by thread (0,0,0) of block ("));
+      CHECK(has(said, " with no release and acquire between"));
+      started = 0;
+      flags.assign(6, 0);
+      CHECK(message(seed, 6, 32, pass_in_order, &started, flags.data(), found.data()) == "");
+      CHECK(found == std::vector<unsigned>{0, 1, 3, 6, 10, 15});
+    }
+}
+
+__device__ int last_of(const int* in) {
+  __shared__ int tile[32];
+  tile[threadIdx.x] = in[threadIdx.x];
+  __syncthreads();
+  return tile[31];
+}
+constexpr int kWritesInFunction = __LINE__ - 4;
+__global__ void calls_with_shared(const int* in, int* out) { out[threadIdx.x] = last_of(in); }
+
+TEST_CASE("__shared__ variables of a function that a kernel calls are refused",
+          "[emulator][blocks]") {
+  int in[32] = {}, out[32];
+  const std::string said = message(1, 1, 32, calls_with_shared, in, out);
+  INFO(said);
+  CHECK(has(said, " writes to tile at " + place(kWritesInFunction)));
+  CHECK(has(said, ", a __shared__ variable of a function that the kernel calls"));
+}
+
 TEST_CASE("a race between blocks is found: a fence or a barrier before the counter is missing",
           "[emulator][blocks]") {
   std::vector<float> partial(3 * 64);

@@ -7,6 +7,7 @@
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
+#include "ptx/named_barrier.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
 #include "tests/catch.h"
@@ -83,6 +84,39 @@ __global__ void multiply_in_flight(int fault, float* out) {
   if (fault == 3) a[threadIdx.x % 4] = 7;
   wgmma_wait<0>(d);
   out[threadIdx.x] = d[1][2] + static_cast<float>(a[threadIdx.x % 4]);
+}
+// The same where only warp 0 waits for what all have written, or all do.
+__global__ void multiply_what_others_wrote(bool all_wait, float* out) {
+  auto& smem = dynamic_shared<Storage>();
+  float d[8][4] = {};
+  for (int i = 0; i < 128; ++i) smem.bytes[128 * i + threadIdx.x] = 0;
+  shared_write_fence();
+  if (all_wait || threadIdx.x < 32)
+    named_barrier_sync(1, 128);
+  else
+    named_barrier_arrive(1, 128);
+  const WgmmaOperand tile = wgmma_operand(smem.bytes);
+  wgmma_fence();
+  wgmma<__half, false>(d, tile, tile, false);
+  wgmma_commit();
+  wgmma_wait<0>(d);
+  out[threadIdx.x] = d[1][2];
+}
+// Warp 0 writes a box, warp 1 stores it. Who fences: those who write, who stores (before they meet
+// there, in vain), or who stores, afterwards.
+enum Fences { kWriters, kStorerBefore, kStorerAfter };
+__global__ void store_what_others_wrote(Fences fences, const TensorMap map) {
+  auto& smem = dynamic_shared<Storage>();
+  if (threadIdx.x < 32)
+    for (int i = 0; i < 256; ++i) smem.bytes[32 * i + threadIdx.x] = 0;
+  const unsigned first = fences == kWriters ? 0 : 32;
+  if (fences != kStorerAfter && threadIdx.x / 32 == first / 32) shared_write_fence();
+  __syncthreads();
+  if (threadIdx.x != 32) return;
+  if (fences == kStorerAfter) shared_write_fence();
+  tma_store(map, smem.bytes, {0, 0, 0});
+  tma_store_commit();
+  tma_store_wait<0>();
 }
 __global__ void load_vector(int offset, const float* global, float* out) {
   auto* const shared = reinterpret_cast<float*>(dynamic_shared<Storage>().bytes);
@@ -183,6 +217,33 @@ TEST_CASE("what a product in flight has is not touched before its wait", "[emula
       has(message(multiply_in_flight, 128, 3, out.data()), " writes a register of an operand at "));
 }
 
+TEST_CASE("each warp of a wgmma has to know of what it reads", "[emulator][refusals]") {
+  std::vector<float> out(128);
+  CHECK(message(multiply_what_others_wrote, 128, true, out.data()) == "");
+  const std::string said = message(multiply_what_others_wrote, 128, false, out.data());
+  INFO(said);
+  CHECK(has(said, "and then read by wgmma of thread ("));
+  CHECK_FALSE(has(said, "and then read by wgmma of thread (0,0,0)"));
+  CHECK(has(said, "with no barrier between"));
+}
+
+TEST_CASE("a TMA store needs a fence between what was written and its reads, by whomever",
+          "[emulator][refusals]") {
+  alignas(16) static __half tensor[64 * 64] = {};
+  TensorMap map;
+  REQUIRE(
+      make_tensor_map<3>(map, tensor, {64, 64, 1}, {128, 8192}, {64, 64, 1}, Swizzle::kNone).ok());
+  for (int seed = 1; seed <= 20; ++seed) {
+    emulator::schedule_seed = static_cast<std::uint64_t>(seed);
+    CHECK(message(store_what_others_wrote, 64, kWriters, map) == "");
+    CHECK(message(store_what_others_wrote, 64, kStorerAfter, map) == "");
+    const std::string said = message(store_what_others_wrote, 64, kStorerBefore, map);
+    INFO(said);
+    CHECK(has(said, "and then read by tma_store of thread (32,0,0) "));
+    CHECK(has(said, "with no shared_write_fence between"));
+  }
+}
+
 #ifndef ATTN_ASAN  // UBSan says it there
 TEST_CASE("a vector is loaded and stored at whole multiples of its size", "[emulator][refusals]") {
   alignas(16) float global[32] = {}, out[64] = {};
@@ -235,4 +296,23 @@ TEST_CASE("more shared memory than an SM has is refused", "[emulator][refusals]"
   const Status status = launch_kernel(at_most_64, dim3(1), dim3(32), 228 * 1024, nullptr, out);
   CHECK(status.code == Status::Code::kUnsupported);
   CHECK(has(status.message, "233472 bytes of shared memory a block: the limit is 232448"));
+  // The same of a kernel that comes without a launch, and of variables and dynamic memory together.
+  const auto said = [](std::size_t bytes) -> std::string {
+    try {
+      emulator::run_grid(1, 32, bytes, {[] {}});
+    } catch (const emulator::KernelError& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(said(227 * 1024) == "");
+  CHECK(has(said(227 * 1024 + 1),
+            "232449 of dynamic shared memory: a block has at most 49152 of "
+            "the first, 232448 in all"));
+  int first = 0;
+  float fresh = 0;
+  const Status both = launch_kernel(in_variables<1024>, dim3(1), dim3(32), 227 * 1024 - 1024,
+                                    nullptr, &first, &fresh);
+  CHECK(has(both.message, "1040 bytes of __shared__ variables ("));
+  CHECK(has(both.message, "232448 in all"));
 }
