@@ -39,8 +39,8 @@ TEST_CASE("forward steps are right on short problems", "[emulated]") {
 }
 
 TEST_CASE("forward steps are right on long problems", "[emulated]") {
-  for (const int64_t n : {239, 799, 1000, 1023, 1024})
-    check_steps("forward", problem(n, n, 64, DType::bf16, InputKind::needle), Backend::emulated);
+  for (const int64_t n : {239, 511, 512, 799})
+    check_steps("forward", one_head(problem(n, n, 64, DType::bf16, InputKind::needle)), Backend::emulated);
   Problem wide = problem(5, 3000, 256, DType::fp16, InputKind::peaked);
   check_steps("forward", wide, Backend::emulated);
 }

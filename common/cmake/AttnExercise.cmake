@@ -309,6 +309,7 @@ function(attn_judge_program chapter judge step)
   if(NOT TARGET attn_judge)  # main() and what it calls, compiled once for all chapters
     add_library(attn_judge OBJECT ${sources}/judge_main.cpp ${sources}/exercise.cpp ${sources}/speed.cpp
                                   ${sources}/pipe.cpp)
+    target_compile_options(attn_judge PRIVATE $<$<CONFIG:Release>:-O1>)
     target_link_libraries(attn_judge PRIVATE attn attn_warnings CLI11::CLI11)
   endif()
   if(NOT TARGET judge_${chapter})
@@ -328,6 +329,7 @@ function(attn_child_program name table objects)
   set(sources ${PROJECT_SOURCE_DIR}/common/exercise)
   if(NOT TARGET attn_child)
     add_library(attn_child OBJECT ${sources}/child.cpp ${sources}/pipe.cpp)
+    target_compile_options(attn_child PRIVATE $<$<CONFIG:Release>:-O1>)
     target_link_libraries(attn_child PRIVATE attn attn_warnings)
   endif()
   add_executable(${name} $<TARGET_OBJECTS:attn_child> ${table} ${objects})
@@ -361,6 +363,7 @@ function(attn_add_quiz chapter letter)
   if(NOT TARGET attn_quiz)  # one for all chapters
     add_library(attn_quiz OBJECT ${PROJECT_SOURCE_DIR}/common/exercise/quiz_main.cpp
                                  ${PROJECT_SOURCE_DIR}/common/exercise/quiz_answers.cpp)
+    target_compile_options(attn_quiz PRIVATE $<$<CONFIG:Release>:-O1>)
     target_link_libraries(attn_quiz PRIVATE attn attn_warnings CLI11::CLI11)
   endif()
   if(NOT TARGET quiz_${chapter})

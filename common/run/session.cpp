@@ -85,7 +85,7 @@ Status Session::prepare(const Step& step) {
       give(plan_, tensor.spec, tensor);
   if (!step.prepare) return Status::success();
   const InUse in_use(device_);
-  const Status status = step.prepare.on(device_.backend)(arguments_);
+  const Status status = call(step.prepare);
   if (status.ok()) synchronize(device_);
   return status;
 }
@@ -112,9 +112,15 @@ void Session::poison() {
 Status Session::launch() {
   poison();
   const InUse in_use(device_);
-  const Status status = step_->launch.on(device_.backend)(arguments_);
+  const Status status = call(step_->launch);
   if (status.ok()) synchronize(device_);
   return status;
+}
+
+// A program built without CUDA has no kernels for a GPU.
+Status Session::call(const Launch& launch) const {
+  const LaunchFunction function = launch.on(device_.backend);
+  return function ? function(arguments_) : Status::device_error("not built for this device");
 }
 
 DeviceBuffer& Session::output(const std::string& name) {
@@ -195,7 +201,7 @@ Status Session::time(GpuTimer& timer, Sample& sample) {
 Status Session::profile() {
   const InUse in_use(device_);
   profiler_range(device_, true);
-  const Status status = step_->launch.on(device_.backend)(arguments_);
+  const Status status = call(step_->launch);
   if (status.ok()) synchronize(device_);
   profiler_range(device_, false);
   return status;

@@ -66,6 +66,7 @@ class Session {
     bool in_out = false;
     std::vector<int64_t> may_change = {};  // rows of an in-out tensor
   };
+  Status call(const Launch&) const;
   void give(std::vector<Given>&, const TensorSpec&, const HostTensor&);
   void restore(Given&);
   std::optional<std::string> change_of(const Given&) const;

@@ -176,6 +176,12 @@ inline Problem problem(int64_t seqlen_q, int64_t seqlen_k, int64_t head_dim, DTy
   return p;
 }
 
+/// The same of one head: a long problem costs the emulator what it does a head.
+inline Problem one_head(Problem p) {
+  p.heads = p.kv_heads = 1;
+  return p;
+}
+
 /// A small problem of five sequences, and how many numbers may be drawn so that three of them are repeated.
 inline Problem small_repeated_problem() {
   Problem p = problem(70, 90, 64, DType::bf16);

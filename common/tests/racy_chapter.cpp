@@ -1,0 +1,71 @@
+/// \file
+/// A chapter of two steps whose numbers are right. One of them has a race all the same, which only
+/// `--races` sees.
+#include "attn/kernel.h"
+#include "check/operation.h"
+
+namespace {
+using namespace attn;
+
+// Neighbours tell each other that they are there. One thread a row, dot products as the formula says them.
+template <bool kBarrier>
+__global__ void attention(const float* gQ, const float* gK, const float* gV, float* gO, float* gLse,
+                          Shape shape) {
+  __shared__ int here[32];
+  here[threadIdx.x] = 1;
+  if (kBarrier) __syncthreads();
+  const int neighbours = here[threadIdx.x] + here[threadIdx.x ^ 1];
+  const int i = static_cast<int>(blockIdx.x * 32 + threadIdx.x);
+  if (i >= shape.seqlen_q) return;
+  const int64_t row = int64_t{blockIdx.y} * shape.seqlen_q + i,
+                first = int64_t{blockIdx.y} * shape.seqlen_k;
+  const auto score = [&](int j) {
+    float dot = 0;
+    for (int c = 0; c < shape.head_dim; ++c)
+      dot += gQ[row * shape.head_dim + c] * gK[(first + j) * shape.head_dim + c];
+    return dot * shape.softmax_scale;
+  };
+  float row_max = -INFINITY, row_sum = 0;
+  for (int j = 0; j < shape.seqlen_k; ++j) row_max = fmaxf(row_max, score(j));
+  for (int j = 0; j < shape.seqlen_k; ++j) row_sum += __expf(score(j) - row_max);
+  for (int c = 0; c < shape.head_dim; ++c) {
+    float sum = 0;
+    for (int j = 0; j < shape.seqlen_k; ++j)
+      sum += __expf(score(j) - row_max) * gV[(first + j) * shape.head_dim + c];
+    gO[row * shape.head_dim + c] = sum / row_sum;
+  }
+  gLse[row] = row_max + logf(row_sum) + (neighbours < 0 ? 1.0f : 0.0f);
+}
+
+template <bool kBarrier>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const dim3 grid(static_cast<unsigned>(ceil_div(p.seqlen_q, int64_t{32})),
+                  static_cast<unsigned>(p.batch * p.heads));
+  return launch_kernel(attention<kBarrier>, grid, dim3(32), 0, args.stream, args.in<float>("q"),
+                       args.in<float>("k"), args.in<float>("v"), args.out<float>("o"),
+                       args.out<float>("lse"), shape_of(p));
+}
+
+Step step(const char* name, LaunchFunction function) {
+  return {.name = name,
+          .operation = &forward(),
+          .idea = "a row a thread",
+          .support = "fp32 without a mask",
+          .refuses = [](const Problem& p) -> std::optional<std::string> {
+            if (p.dtype == DType::fp32 && !p.causal && p.heads == p.kv_heads) return std::nullopt;
+            return "fp32 without a mask only";
+          },
+          .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
+          .cost = [](const Problem&) { return Cost{Phase{.name = "attention"}}; },
+          .launch = {nullptr, function}};
+}
+
+}  // namespace
+
+const attn::Chapter& attn::chapter() {
+  static const Chapter c{"racy",
+                         "right numbers, and a race",
+                         {step("v1_barrier", launch<true>), step("v2_no_barrier", launch<false>)}};
+  return c;
+}
