@@ -186,23 +186,24 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
                                           const int* gCuSeqlensK, const Shape& shape,
                                           const Tiles& tiles) {
   PipelineState<Config::kQStages> q;
-  PipelineState<2> ring;
-  PipelineState<1> prefetch;
+  // One count for three rings.
+  const auto ring = [&] { return PipelineState<2>{q.count}; };
+  const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
     const Work work =
         work_of<Config>(shape, tiles.at<Config::kBlockM>(index), gCuSeqlensQ, gCuSeqlensK);
     if (work.row0 >= work.seqlen_q) continue;  // of a batch with longer sequences
     smem.work[q.count % kWorkRing] = work;
-    mbarrier_arrive(&smem.work_full[ring.index()]);
+    mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
     mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()],
              {0, work.q_token + work.row0, 0, work.q_head});
-    mbarrier_wait(&smem.prefetch, prefetch.phase());
-    q.advance(), ring.advance(), prefetch.advance();
+    mbarrier_wait(&smem.prefetch, prefetch().phase());
+    q.advance();
   }
   smem.work[q.count % kWorkRing] = Work{};  // there is no more
-  mbarrier_arrive(&smem.work_full[ring.index()]);
+  mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
