@@ -273,6 +273,9 @@ function(attn_add_exercise chapter letter)
     endif()
     # A mutant that begins with "// race: A | B", two lines of code, is reported as a race.
     set(race)
+    if(variant STREQUAL "stub")
+      set(race -DSTUB=ON)  # of a bughunt: its race is the student's to find, so no line names it
+    endif()
     if(EXISTS ${folder}/${letter}.mutant.${variant}.inc)
       file(READ ${folder}/${letter}.mutant.${variant}.inc text LIMIT 200)
       if(text MATCHES "^// race: ([^\n]*)")
