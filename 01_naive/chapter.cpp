@@ -10,7 +10,8 @@ ATTN_DECLARE_STEP(v1_global);
 ATTN_DECLARE_STEP(v2_coalesced);
 ATTN_DECLARE_STEP(v3_tiled);
 ATTN_DECLARE_STEP(v4_tensor_core);
-ATTN_DECLARE_STEP(v5_cublas);
+ATTN_DECLARE_STEP(v5_cp_async);
+ATTN_DECLARE_STEP(v6_cublas);
 ATTN_DECLARE_STEP(b1_global);
 ATTN_DECLARE_STEP(b2_cublas);
 
@@ -147,7 +148,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v4_tensor_core",
       .operation = &forward(),
-      .idea = "mma.sync for both products, fed by cp.async; P in 16 bits",
+      .idea = "mma.sync for both products; tiles of 16-bit elements, P in 16 bits",
       .support = "fp16, bf16; head dims that are a multiple of 8; any lengths, masks, GQA",
       .refuses = [](const Problem& p) -> Reason {
         if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
@@ -166,8 +167,12 @@ Chapter make_chapter() {
       .launch = ATTN_LAUNCH(v4_tensor_core),
       .needs = kAmpere,
   });
+  c.steps.push_back(c.steps[3]);
+  c.steps.back().name = "v5_cp_async";
+  c.steps.back().idea = "cp.async: copies in flight while tensor cores multiply; 16 bytes a store";
+  c.steps.back().launch = ATTN_LAUNCH(v5_cp_async);
   c.steps.push_back({
-      .name = "v5_cublas",
+      .name = "v6_cublas",
       .operation = &forward(),
       .idea = "cuBLAS for both products: what a library gives without fusing",
       .support = kAnything,
@@ -177,7 +182,7 @@ Chapter make_chapter() {
         return forward_cost(p, 8, double(size_of(p.dtype)), p.seqlen_k * 4 <= 224 * 1024 ? 1 : 3,
                             on_tensor_cores(p));
       },
-      .launch = ATTN_LAUNCH(v5_cublas),
+      .launch = ATTN_LAUNCH(v6_cublas),
   });
   c.steps.push_back({
       .name = "b1_global",
@@ -213,7 +218,7 @@ Chapter make_chapter() {
         return backward_cost(p, 8, e, e, 2, on_tensor_cores(p));
       },
       .launch = ATTN_LAUNCH(b2_cublas),
-      .prepare = ATTN_LAUNCH(v5_cublas),
+      .prepare = ATTN_LAUNCH(v6_cublas),
   });
   return c;
 }

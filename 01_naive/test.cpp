@@ -27,7 +27,7 @@ Eigen::MatrixXd head(const HostTensor& t, int64_t b, int64_t h) {
 
 // Every step takes every head dim, type, mask and length of these tests, but for the tensor cores.
 bool attn::tests::promised(const Step& step, const Problem& p) {
-  return plain(p) && (step.name != "v4_tensor_core" || (p.dtype != DType::fp32 && p.head_dim % 8 == 0));
+  return plain(p) && (!one_of_steps(step, {"v4_tensor_core", "v5_cp_async"}) || (p.dtype != DType::fp32 && p.head_dim % 8 == 0));
 }
 
 TEST_CASE("forward steps are right on short problems", "[emulated]") {
@@ -35,7 +35,8 @@ TEST_CASE("forward steps are right on short problems", "[emulated]") {
   covering_problems(kShort, kHeadDims, kDTypes,
                     [&](Problem p) { ran += check_steps("forward", p, Backend::emulated); });
   CHECK(ran.text() ==
-        "v1_global 80, v2_coalesced 80, v3_tiled 80, v4_tensor_core 41, v5_cublas 80");
+        "v1_global 80, v2_coalesced 80, v3_tiled 80, v4_tensor_core 41, v5_cp_async 41, "
+        "v6_cublas 80");
 }
 
 TEST_CASE("forward steps are right on long problems", "[emulated]") {
@@ -148,7 +149,7 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
   });
   CHECK(ran.text() ==
         "b1_global 110, b2_cublas 110, v1_global 110, v2_coalesced 110, v3_tiled 110, "
-        "v4_tensor_core 56, v5_cublas 110");
+        "v4_tensor_core 56, v5_cp_async 56, v6_cublas 110");
   check_steps("forward", problem(2, 60001, 8, DType::bf16, InputKind::needle), Backend::gpu);
 }
 
@@ -202,7 +203,7 @@ TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
   const HostTensors inputs = draw_inputs(p, op.inputs(p));
   Session session(p, op, Backend::gpu, inputs);
   const auto expected = op.reference(p, inputs, {.full = false, .budget = 1e7});
-  for (const char* name : {"v3_tiled", "v4_tensor_core", "v5_cublas"}) {
+  for (const char* name : {"v3_tiled", "v4_tensor_core", "v5_cp_async", "v6_cublas"}) {
     INFO(name);
     const Step& step = step_named(name);
     if (memory_need(p, op, step).total() > static_cast<double>(free_bytes(Backend::gpu))) continue;

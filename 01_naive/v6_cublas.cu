@@ -1,17 +1,19 @@
-// v5_cublas: the products by the library, the softmax ours.
+// v6_cublas: the products by the library, the softmax ours.
 //
-// parent    v4_tensor_core
-// idea      cuBLAS does both products: the best GEMM there is, *without* fusing. All query heads that
-//           share a K/V head are one matrix of group * seqlen_q rows, because they lie side by side.
-// expect    the time that no faster product can shorten: S is written and read, P is written and read.
-// supports  fp32, fp16, bf16; any lengths, head dims, masks, GQA; dimensions below 2^31
-//           (in the emulator Eigen stands in for cuBLAS; the softmax is the kernel below)
+// parent    v5_cp_async
+// idea      cuBLAS does both products: the best GEMM there is, *without* fusing. All query heads
+//           that share a K/V head are one matrix of group * seqlen_q rows, because they lie side by
+//           side.
+// expect    the time that no faster product can shorten: S is written and read, P is written and
+//           read.
+// supports  fp32, fp16, bf16; any lengths, head dims, masks, GQA; dimensions below 2^31 (in the
+//           emulator Eigen stands in for cuBLAS; the softmax is the kernel below)
 #include "attn/blas.h"
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
 #include "ptx/mma.h"
 
-namespace ATTN_BACKEND::v5_cublas {
+namespace ATTN_BACKEND::v6_cublas {
 using namespace attn;
 
 struct Config {
@@ -28,8 +30,8 @@ __device__ __forceinline__ void store4(Element* to, float a, float b, float c, f
     *reinterpret_cast<uint2*>(to) = make_uint2(pack2<Element>(a, b), pack2<Element>(c, d));
 }
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp a row. The warp
-// is a block of its own, so that rows of any length share the shared memory of an SM well.
+// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp a row. The
+// warp is a block of its own, so that rows of any length share the shared memory of an SM well.
 //! [softmax]
 template <class Element>
 __global__ void __launch_bounds__(32)
@@ -57,10 +59,10 @@ __global__ void __launch_bounds__(32)
     };
     return make_float4(masked(x.x, j), masked(x.y, j + 1), masked(x.z, j + 2), masked(x.w, j + 3));
   };
-  const auto kept = [&](int j) -> float4& { return *reinterpret_cast<float4*>(sRow + j); };
+  const auto in_row = [&](int j) -> float4& { return *reinterpret_cast<float4*>(sRow + j); };
   const int first = begin / 4 * 4 + 4 * lane_id;  // this lane's keys: first, first + 128, ...
 
-  if (row_fits) {  // the whole row is under way at once, each lane's part for that lane alone
+  if (row_fits) {  // the whole row is in flight at once, each lane's part for that lane only
     for (int j = first; j < end; j += 128) cp_async_16(sRow + j, s + j);
     cp_async_commit();
     cp_async_wait<0>();
@@ -70,7 +72,7 @@ __global__ void __launch_bounds__(32)
   for (int j = first; j < end; j += 128) {
     const float4 x = scores_at(row_fits ? sRow : s, j);
     row_max = fmaxf(row_max, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
-    if (row_fits) kept(j) = x;
+    if (row_fits) in_row(j) = x;
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
@@ -83,18 +85,17 @@ __global__ void __launch_bounds__(32)
   float row_sum = 0;
 #pragma unroll 4
   for (int j = first; j < end; j += 128) {
-    const float4 e = exp_of(row_fits ? kept(j) : scores_at(s, j));
+    const float4 e = exp_of(row_fits ? in_row(j) : scores_at(s, j));
     row_sum += (e.x + e.y) + (e.z + e.w);
-    if (row_fits) kept(j) = e;
+    if (row_fits) in_row(j) = e;
   }
-  for (int offset = 16; offset > 0; offset /= 2)
-    row_sum += __shfl_xor_sync(~0u, row_sum, offset);
+  for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
   // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
   const float inverse_sum = row_sum > 0 ? 1 / row_sum : 0;
 #pragma unroll 4
   for (int j = first % 128; j < row_stride; j += 128) {
     float4 e = make_float4(0, 0, 0, 0);
-    if (first <= j && j < end) e = row_fits ? kept(j) : exp_of(scores_at(s, j));
+    if (first <= j && j < end) e = row_fits ? in_row(j) : exp_of(scores_at(s, j));
     store4(p + j, e.x * inverse_sum, e.y * inverse_sum, e.z * inverse_sum, e.w * inverse_sum);
   }
   if (lane_id == 0)
@@ -113,36 +114,56 @@ Status launch(const Arguments& args) {
   const int64_t rows = p.group() * p.seqlen_q;  // of the query heads of one K/V head together
 
   args.phase("scores");  // (1) S [rows, seqlen_k] = Q [rows, d] * K [seqlen_k, d]^T
-  Status status = gemm_strided_batched(
-      args.backend, args.stream,
-      {.batch = p.batch * p.kv_heads, .m = rows, .n = p.seqlen_k, .k = p.head_dim,
-       .a = args.in<Element>("q"), .a_type = p.dtype, .a_transposed = false, .lda = p.head_dim,
-       .stride_a = rows * p.head_dim,
-       .b = args.in<Element>("k"), .b_type = p.dtype, .b_transposed = true, .ldb = p.head_dim,
-       .stride_b = p.seqlen_k * p.head_dim,
-       .c = args.out<float>("S"), .c_type = DType::fp32, .ldc = row_stride,
-       .stride_c = rows * row_stride});
+  Status status = gemm_strided_batched(args.backend, args.stream,
+                                       {.batch = p.batch * p.kv_heads,
+                                        .m = rows,
+                                        .n = p.seqlen_k,
+                                        .k = p.head_dim,
+                                        .a = args.in<Element>("q"),
+                                        .a_type = p.dtype,
+                                        .a_transposed = false,
+                                        .lda = p.head_dim,
+                                        .stride_a = rows * p.head_dim,
+                                        .b = args.in<Element>("k"),
+                                        .b_type = p.dtype,
+                                        .b_transposed = true,
+                                        .ldb = p.head_dim,
+                                        .stride_b = p.seqlen_k * p.head_dim,
+                                        .c = args.out<float>("S"),
+                                        .c_type = DType::fp32,
+                                        .ldc = row_stride,
+                                        .stride_c = rows * row_stride});
   if (!status.ok()) return status;
   args.phase("softmax");
-  status = launch_kernel(softmax_kernel<Element>, dim3(static_cast<unsigned>(shape.seqlen_q), 1, heads),
-                         dim3(32), row_fits ? row_bytes : 0, args.stream, args.in<float>("S"),
-                         args.out<Element>("P"), args.out<float>("lse"), shape, row_stride, row_fits);
+  status =
+      launch_kernel(softmax_kernel<Element>, dim3(static_cast<unsigned>(shape.seqlen_q), 1, heads),
+                    dim3(32), row_fits ? row_bytes : 0, args.stream, args.in<float>("S"),
+                    args.out<Element>("P"), args.out<float>("lse"), shape, row_stride, row_fits);
   if (!status.ok()) return status;
   args.phase("output");  // (3) O [rows, d] = P [rows, seqlen_k] * V [seqlen_k, d]
-  return gemm_strided_batched(
-      args.backend, args.stream,
-      {.batch = p.batch * p.kv_heads, .m = rows, .n = p.head_dim, .k = p.seqlen_k,
-       .a = args.in<Element>("P"), .a_type = p.dtype, .a_transposed = false, .lda = row_stride,
-       .stride_a = rows * row_stride,
-       .b = args.in<Element>("v"), .b_type = p.dtype, .b_transposed = false, .ldb = p.head_dim,
-       .stride_b = p.seqlen_k * p.head_dim,
-       .c = args.out<Element>("o"), .c_type = p.dtype, .ldc = p.head_dim,
-       .stride_c = rows * p.head_dim});
+  return gemm_strided_batched(args.backend, args.stream,
+                              {.batch = p.batch * p.kv_heads,
+                               .m = rows,
+                               .n = p.head_dim,
+                               .k = p.seqlen_k,
+                               .a = args.in<Element>("P"),
+                               .a_type = p.dtype,
+                               .a_transposed = false,
+                               .lda = row_stride,
+                               .stride_a = rows * row_stride,
+                               .b = args.in<Element>("v"),
+                               .b_type = p.dtype,
+                               .b_transposed = false,
+                               .ldb = p.head_dim,
+                               .stride_b = p.seqlen_k * p.head_dim,
+                               .c = args.out<Element>("o"),
+                               .c_type = p.dtype,
+                               .ldc = p.head_dim,
+                               .stride_c = rows * p.head_dim});
 }
 
 Status launch(const Arguments& args) {
-  return dispatch_dtype(args.problem.dtype,
-                        [&]<class Element>() { return launch<Element>(args); });
+  return dispatch_dtype(args.problem.dtype, [&]<class Element>() { return launch<Element>(args); });
 }
 
-}  // namespace ATTN_BACKEND::v5_cublas
+}  // namespace ATTN_BACKEND::v6_cublas
