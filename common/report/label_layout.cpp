@@ -64,7 +64,7 @@ void place_labels(std::vector<Label>& labels, const Box& page, std::vector<Box> 
         cost += 100 * kCovered;
       for (const Box& o : obstacles) cost += overlap(b, o) ? kCovered : 0;
       if (cost >= least) return;
-      for (const Segment& s : lines) cost += crosses(s, b) ? 40 : 0;
+      for (const Segment& s : lines) cost += crosses(s, b) ? 90 : 0;
       if (distance > kNear) {
         const Segment leader = leader_to(l, b);
         for (const Box& o : obstacles) cost += !around(o, l) && crosses(leader, o) ? 60 : 0;

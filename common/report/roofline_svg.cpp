@@ -238,12 +238,12 @@ class Picture {
                 (source_text(*roof("hbm_copy")).empty()
                      ? fmt::format("; roofs: {}", roof("hbm_copy")->source)
                      : "")));
-    add("<circle class=\"hollow\" cx=\"30\" cy=\"72\" r=\"6\"/><text x=\"42\" "
+    add("<circle class=\"hollow\" cx=\"30\" cy=\"72\" r=\"7\"/><text x=\"42\" "
         "y=\"77\">predicted</text>");
     const bool any_measured =
         std::any_of(points_.begin(), points_.end(), [](auto& p) { return p.measured > 0; });
     if (any_measured)
-      add("<circle class=\"filled\" cx=\"130\" cy=\"72\" r=\"6\"/><text x=\"142\" "
+      add("<circle class=\"filled\" cx=\"130\" cy=\"72\" r=\"4.5\"/><text x=\"142\" "
           "y=\"77\">measured</text>"
           "<path class=\"arrow\" d=\"M220 72 L250 72\" marker-end=\"url(#{}-a)\"/>"
           "<text x=\"260\" y=\"77\">from step to step</text>",
@@ -381,9 +381,13 @@ class Picture {
     std::stable_sort(markers.begin(), markers.end(),
                      [](auto& a, auto& b) { return a.filled > b.filled; });
     std::vector<Label> labels;
+    // A dot inside a ring is both: what was measured is what was predicted.
+    for (const bool filled : {false, true})
+      for (const Marker& m : markers)
+        if (m.filled == filled)
+          add("<circle class=\"{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\"/>",
+              filled ? "filled" : "hollow", m.x, m.y, filled ? 4.5 : 7.0);
     for (const Marker& m : markers) {
-      add("<circle class=\"{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"6\"/>",
-          m.filled ? "filled" : "hollow", m.x, m.y);
       obstacles_.push_back({m.x - 7, m.y - 7, m.x + 7, m.y + 7});
       labels.push_back({m.x, m.y, kCharacter * static_cast<double>(m.text.size()), 17, {}, false});
     }

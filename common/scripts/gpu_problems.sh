@@ -122,10 +122,10 @@ tokens() { echo "--batch $((16384 / $2)) --heads $((2048 / $1)) --head-dim $1 --
 # One of those above, so that the model in its JSON stands beside what ncu counted.
 profiled_problem() {  # CHAPTER STEP
   case $1/$2 in
-    01_naive/*) echo "--batch 4 --heads 16 --head-dim 128 --seqlen 2048" ;;
+    01_naive/*) tokens 128 2048 ;;
     02_online_softmax/v5_*) echo "--rows 8 --cols 16777216" ;;
     02_online_softmax/v6_*) echo "--rows 8192 --cols 8192 --top-k 8" ;;
-    02_online_softmax/v7_*) echo "--batch 4 --heads 16 --head-dim 128 --seqlen 1024" ;;
+    02_online_softmax/v7_*) tokens 128 2048 ;;
     02_online_softmax/*) echo "--rows 4096 --cols 65536" ;;
     03_flash_v1/v1_*|03_flash_v1/b1_*) echo "$kScalar" ;;
     03_flash_v1/*) tokens 128 2048 ;;
