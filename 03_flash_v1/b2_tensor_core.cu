@@ -29,20 +29,20 @@ struct Config {
   static_assert(kQueryRows % 16 == 0 && kQueryCols % 16 == 0 && kGradCols % 16 == 0, "warps own whole products");
 };
 
-// Place of element (row, col) of a tile with rows of kWidth elements: its pieces of 16 bytes are exchanged
+// The swizzled offset of element (row, col) of a tile with rows of kWidth elements: its 16-byte chunks are exchanged
 // among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
 //! [swizzle]
 template <int kWidth>
-__host__ __device__ constexpr int place(int row, int col) {
-  constexpr int kPieces = kWidth / 8;  // 4, 8 or 16 a row
-  const int turn = kPieces >= 8 ? row % 8 : row / 2 % 4;
-  return row * kWidth + ((col / 8) ^ turn) * 8 + col % 8;
+__host__ __device__ constexpr int swizzled_offset(int row, int col) {
+  constexpr int kChunks = kWidth / 8;  // 4, 8 or 16 a row
+  const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
+  return row * kWidth + ((col / 8) ^ phase) * 8 + col % 8;
 }
 template <int kWidth>
 constexpr bool free_of_conflicts() {  // of the two ways in which product() reads
   for (int col = 0; col < kWidth; col += 16)
-    if (ldmatrix_access([=](int l) { return 2 * place<kWidth>(l % 16, col + l / 16 * 8); }, 4).conflicts() > 0 ||
-        ldmatrix_access([=](int l) { return 2 * place<kWidth>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8); }, 4)
+    if (ldmatrix_access([=](int l) { return 2 * swizzled_offset<kWidth>(l % 16, col + l / 16 * 8); }, 4).conflicts() > 0 ||
+        ldmatrix_access([=](int l) { return 2 * swizzled_offset<kWidth>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8); }, 4)
                 .conflicts() > 0)
       return false;
   return true;
@@ -69,7 +69,7 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
   for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
     const int r = i / kVectors, c = i % kVectors * 8;
     const bool inside = row0 + r < rows;
-    cp_async_16(tile + place<Config::kHeadDim>(r, c),
+    cp_async_16(tile + swizzled_offset<Config::kHeadDim>(r, c),
                 inside ? g + int64_t{row0 + r} * Config::kHeadDim + c : g, inside ? 16 : 0);
   }
 }
@@ -101,16 +101,16 @@ __device__ __forceinline__ void product(float (&c)[kTilesM][kTilesN][4], const E
 #pragma unroll
     for (int m = 0; m < kTilesM; ++m)
       if constexpr (kTransposedA)
-        ldmatrix_x4_trans(a[m], sA + place<kWidthA>(k + lane_id / 16 * 8 + lane_id % 8,
+        ldmatrix_x4_trans(a[m], sA + swizzled_offset<kWidthA>(k + lane_id / 16 * 8 + lane_id % 8,
                                                     row0 + 16 * m + lane_id / 8 % 2 * 8));
       else
-        ldmatrix_x4(a[m], sA + place<kWidthA>(row0 + 16 * m + lane_id % 16, k + lane_id / 16 * 8));
+        ldmatrix_x4(a[m], sA + swizzled_offset<kWidthA>(row0 + 16 * m + lane_id % 16, k + lane_id / 16 * 8));
 #pragma unroll
     for (int n = 0; n < kTilesN; n += 2) {
       if constexpr (kTransposedB)
-        ldmatrix_x4(b, sB + place<kWidthB>(col0 + 8 * n + lane_id / 16 * 8 + lane_id % 8, k + lane_id / 8 % 2 * 8));
+        ldmatrix_x4(b, sB + swizzled_offset<kWidthB>(col0 + 8 * n + lane_id / 16 * 8 + lane_id % 8, k + lane_id / 8 % 2 * 8));
       else
-        ldmatrix_x4_trans(b, sB + place<kWidthB>(k + lane_id % 16, col0 + 8 * n + lane_id / 16 * 8));
+        ldmatrix_x4_trans(b, sB + swizzled_offset<kWidthB>(k + lane_id % 16, col0 + 8 * n + lane_id / 16 * 8));
 #pragma unroll
       for (int m = 0; m < kTilesM; ++m) {
         mma_m16n8k16<Element>(c[m][n], a[m], {b[0], b[1]}, c[m][n]);
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(Config::kThreads)
               ds[c] = p[c] * (dp[m][n][i] * z - row_dot[m][r]);
               if (z == 0) p[c] = 0;  // the factor comes at the end: a P of 1 is rounded to 1
             }
-            const int at = place<kBlockN>(row, score_key + 8 * n + quad_col);
+            const int at = swizzled_offset<kBlockN>(row, score_key + 8 * n + quad_col);
             *reinterpret_cast<uint32_t*>(smem.sP + at) = pack2<Element>(p[0], p[1]);
             *reinterpret_cast<uint32_t*>(smem.sdS + at) = pack2<Element>(ds[0], ds[1]);
           }

@@ -29,20 +29,20 @@ struct Config {
   static_assert(kWarpKeys % 16 == 0 && kSlice % 8 == 0, "warps own whole products");
 };
 
-// Place of element (row, col) of a tile [rows, kHeadDim]: its pieces of 16 bytes are exchanged among
+// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are exchanged among
 // themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
 //! [swizzle]
 template <int kHeadDim>
-__host__ __device__ constexpr int place(int row, int col) {
-  constexpr int kPieces = kHeadDim / 8;  // 4, 8 or 16 a row
-  const int turn = kPieces >= 8 ? row % 8 : row / 2 % 4;
-  return row * kHeadDim + ((col / 8) ^ turn) * 8 + col % 8;
+__host__ __device__ constexpr int swizzled_offset(int row, int col) {
+  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 a row
+  const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
+  return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
 }
 template <int kHeadDim>
 constexpr bool free_of_conflicts() {
   for (int col = 0; col < kHeadDim; col += 16)
-    if (ldmatrix_access([=](int l) { return 2 * place<kHeadDim>(l % 16, col + l / 16 * 8); }, 4).conflicts() > 0 ||
-        ldmatrix_access([=](int l) { return 2 * place<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8); }, 4)
+    if (ldmatrix_access([=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4).conflicts() > 0 ||
+        ldmatrix_access([=](int l) { return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8); }, 4)
                 .conflicts() > 0)
       return false;
   return true;
@@ -79,7 +79,7 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
   for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
     const int r = i / kVectors, c = i % kVectors * 8;
     const bool inside = row0 + r < rows;
-    cp_async_16(tile + place<Config::kHeadDim>(r, c),
+    cp_async_16(tile + swizzled_offset<Config::kHeadDim>(r, c),
                 inside ? g + int64_t{row0 + r} * Config::kHeadDim + c : g, inside ? 16 : 0);
   }
 }
@@ -115,10 +115,10 @@ __device__ __forceinline__ void scores(float (&s)[Config::kWarpKeys / 8][4], con
 #pragma unroll
   for (int k = 0; k < Config::kHeadDim; k += 16) {
     uint32_t a[4], b[4];
-    ldmatrix_x4(a, sQ + place<Config::kHeadDim>(lane_id % 16, k + lane_id / 16 * 8));
+    ldmatrix_x4(a, sQ + swizzled_offset<Config::kHeadDim>(lane_id % 16, k + lane_id / 16 * 8));
 #pragma unroll
     for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two products of 8 keys at once
-      ldmatrix_x4(b, sK + place<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8, k + lane_id / 8 % 2 * 8));
+      ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8, k + lane_id / 8 % 2 * 8));
       mma_m16n8k16<Element>(s[n], a, {b[0], b[1]}, s[n]);
       mma_m16n8k16<Element>(s[n + 1], a, {b[2], b[3]}, s[n + 1]);
     }
@@ -139,7 +139,7 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 #pragma unroll
     for (int n = 0; n < Config::kHeadDim / 8; n += 2) {
       uint32_t b[4];
-      ldmatrix_x4_trans(b, sV + place<Config::kHeadDim>(8 * k + lane_id % 16, 8 * n + lane_id / 16 * 8));
+      ldmatrix_x4_trans(b, sV + swizzled_offset<Config::kHeadDim>(8 * k + lane_id % 16, 8 * n + lane_id / 16 * 8));
       mma_m16n8k16<Element>(o[n], a, {b[0], b[1]}, o[n]);
       mma_m16n8k16<Element>(o[n + 1], a, {b[2], b[3]}, o[n + 1]);
     }

@@ -77,11 +77,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   };
   const int64_t head_step = packing.cu_seqlens_q == nullptr ? int64_t{seqlen_q} * kHeadDim : kHeadDim;
   const auto tile_of = [&](const Visit& visit) { return visit.head * packing.num_tiles + visit.m_block; };
-  const int copy_row = threadIdx.x / kSpan, piece = threadIdx.x % kSpan * 8;  // this thread's first of every tile
+  const int copy_row = threadIdx.x / kSpan, chunk = threadIdx.x % kSpan * 8;  // this thread's first of every tile
   const auto load_rows = [&](const Visit& visit, int stage) {
     const int row0 = visit.m_block * kBlockM;
     const int64_t first =
-        sequence.q + visit.head * head_step + int64_t{row0 + copy_row} * packing.q_step + piece;
+        sequence.q + visit.head * head_step + int64_t{row0 + copy_row} * packing.q_step + chunk;
     load_tile<kBlockM, Config>(smem.sQ[stage], gQ + first, packing.q_step, seqlen_q - row0);
     load_tile<kBlockM, Config>(smem.sdO[stage], gdO + first, packing.q_step, seqlen_q - row0);
     const float* const numbers = gRows + (sequence.tile + tile_of(visit)) * (2 * kBlockM);
@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
   // (2) load K_j, V_j and the first rows
   Visit visit{0, first_block}, next = visit;
-  const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_step + piece;
+  const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_step + chunk;
   load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_step, seqlen_k - key0);
   load_tile<kBlockN, Config>(smem.sV, gV + first, packing.kv_step, seqlen_k - key0);
   for (int stage = 0; stage < Config::kStages; ++stage) {
@@ -98,11 +98,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     cp_async_commit();
   }
   float grad[kKeyTiles][kHeadDim / 8][4] = {};  // dV or dK
-  // This lane's pieces: of a row and of a column of operands, and of dS^T.
-  const int by_rows = 2 * place<kHeadDim>(lane_id % 16, lane_id / 16 * 8);
-  const int by_cols = 2 * place<kHeadDim>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
-  const int ds_load = 2 * place<kBlockM>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
-  const int ds_store = 2 * (warp_key * kBlockM + place<kBlockM>(quad_row, quad_col));
+  // This lane's chunks: of a row and of a column of operands, and of dS^T.
+  const int by_rows = 2 * swizzled_offset<kHeadDim>(lane_id % 16, lane_id / 16 * 8);
+  const int by_cols = 2 * swizzled_offset<kHeadDim>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
+  const int ds_load = 2 * swizzled_offset<kBlockM>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
+  const int ds_store = 2 * (warp_key * kBlockM + swizzled_offset<kBlockM>(quad_row, quad_col));
   uint4* const sP = &smem.sP[pair][0][lane_id];
   const int query_row = warp_id % Config::kQueryWarpsM * Config::kQueryRows;
   const int query_col = warp_id / Config::kQueryWarpsM * Config::kQueryCols;
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const float* const numbers = smem.sRow[stage][owns_p ? 0 : 1] + quad_col;
     if (owns_p) {
       const int row = visit.m_block * kBlockM + quad_col, key = key0 + warp_key;  // of this lane, of this warp
-      if (visit.m_block < seen.plain_begin || visit.m_block >= seen.plain_end)
+      if (visit.m_block < seen.unmasked_begin || visit.m_block >= seen.unmasked_end)
         hide<Config>(s, shape, row + seqlen_k - seqlen_q - key - quad_row, seqlen_k - key - quad_row);
       probabilities<Element, Config, kFeatures>(operand, s, numbers, sP, shape, seed, first_bh + visit.head, row, key);
       named_barrier_sync(1 + pair, 64);  // the other warp may take P
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        *reinterpret_cast<uint32_t*>(sGrad + along_row<kHeadDim>(2 * place<kHeadDim>(quad_row, quad_col), 8 * n) +
+        *reinterpret_cast<uint32_t*>(sGrad + along_row<kHeadDim>(2 * swizzled_offset<kHeadDim>(quad_row, quad_col), 8 * n) +
                                      (16 * m + 8 * r) * Config::kRowBytes) =
             pack2<Element>(grad[m][n][2 * r] * factor, grad[m][n][2 * r + 1] * factor);
   __syncwarp();  // all of the warp's rows are there
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     for (int c = lane_id % kSpan * 8; c < kHeadDim; c += 8 * kSpan)
       if (key0 + warp_key + r < own.seqlen_k)
         *reinterpret_cast<uint4*>(g + own.kv + int64_t{key0 + warp_key + r} * packing.kv_step + c) =
-            *reinterpret_cast<const uint4*>(sGrad + 2 * place<kHeadDim>(r, c));
+            *reinterpret_cast<const uint4*>(sGrad + 2 * swizzled_offset<kHeadDim>(r, c));
 }
 
 #ifndef ATTN_SWEEP  // sweep_backward.cu tries others

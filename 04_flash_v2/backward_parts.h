@@ -54,13 +54,13 @@ __global__ void __launch_bounds__(256)
 }
 //! [dot]
 
-// Starts to copy kRows rows, of which `rows` exist; the others become 0. `g` is this thread's first piece of them, of
-// row tid / kSpan and piece tid % kSpan.
+// Starts to copy kRows rows, of which `rows` exist; the others become 0. `g` is this thread's first chunk of them, of
+// row tid / kSpan and chunk tid % kSpan.
 template <int kRows, class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int step, int rows) {
   constexpr int kSpan = Config::kSpan, kCopyRows = Config::kCopyRows, kHeadDim = Config::kHeadDim;
   const int row = threadIdx.x / kSpan;
-  Element* const to = tile + place<kHeadDim>(row, threadIdx.x % kSpan * 8);
+  Element* const to = tile + swizzled_offset<kHeadDim>(row, threadIdx.x % kSpan * 8);
 #pragma unroll
   for (int r = 0; r < kRows; r += kCopyRows) {
     if (r + kCopyRows > kRows && row + r >= kRows) break;

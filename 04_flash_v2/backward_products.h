@@ -9,7 +9,7 @@
 
 namespace ATTN_BACKEND::backward_tiles {
 
-// (3) C = A B^T for the keys of this warp and all rows of the tile: K Q^T or V dO^T. `a`, `b`: this lane's piece in the
+// (3) C = A B^T for the keys of this warp and all rows of the tile: K Q^T or V dO^T. `a`, `b`: this lane's chunk in the
 // first 16 columns. Fragments are loaded one product ahead.
 //! [scores]
 template <class Element, class Config>
@@ -73,7 +73,7 @@ __device__ __forceinline__ void gradient(float (&c)[Config::kKeyTiles][Config::k
 }
 //! [gradient]
 
-// (6) dQ = dS K for the rows from `row0` and the columns from `col0` on, from dS^T. `a`, `b`: this lane's piece in the
+// (6) dQ = dS K for the rows from `row0` and the columns from `col0` on, from dS^T. `a`, `b`: this lane's chunk in the
 // first 16 rows or columns of the first 16 keys.
 //! [dq]
 template <class Element, class Config>

@@ -30,8 +30,8 @@ struct Tile {
   static constexpr int kQueryRows = kBlockM / kQueryWarpsM, kQueryCols = kHeadDim * kQueryWarpsM / kNumWarps;
   static constexpr int kFragments = kQueryRows / 16 * (kQueryCols / 8);  // of dQ, a thread
   static constexpr int kRowBytes = 2 * kHeadDim;
-  static constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4;  // pieces of 16 bytes that a row exchanges
-  static constexpr int kCopyRows = kThreads / kSpan;        // rows that the block copies at once, of kSpan pieces
+  static constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4;  // 16-byte chunks that a row exchanges
+  static constexpr int kCopyRows = kThreads / kSpan;        // rows that the block copies at once, of kSpan chunks
   static_assert(kWarpKeys % 16 == 0 && kBlockM % 16 == 0, "warps own whole products");
   static_assert(kQueryRows % 16 == 0 && kQueryCols % 16 == 0 && kQueryCols > 0, "warps own whole products of dQ");
   static_assert(kCopyRows % 8 == 0, "every row of a thread has the same exchange");
@@ -54,15 +54,15 @@ template <> struct WithFeatures<64> : Tile<64, 64, 128, 32, 2, 2, 1, true, true>
 template <> struct WithFeatures<128> : Tile<128, 32, 128, 32, 2, 2, 1, true, true> {};
 //! [tiles]
 
-// Place of element (row, col) of a tile with rows of kWidth elements: pieces of 16 bytes are exchanged among kSpan
+// The swizzled offset of element (row, col) of a tile with rows of kWidth elements: 16-byte chunks are exchanged among kSpan
 // neighbours, so that those of 8 rows in one column lie in 8 groups of 4 banks.
 //! [swizzle]
 template <int kWidth>
-__host__ __device__ constexpr int place(int row, int col) {
-  const int turn = kWidth % 64 == 0 ? row % 8 : row / 2 % 4;
-  return row * kWidth + ((col / 8) ^ turn) * 8 + col % 8;
+__host__ __device__ constexpr int swizzled_offset(int row, int col) {
+  const int phase = kWidth % 64 == 0 ? row % 8 : row / 2 % 4;
+  return row * kWidth + ((col / 8) ^ phase) * 8 + col % 8;
 }
-// The byte offset `cols` columns further in the same row, from an even column of pieces: see v7_tuned.
+// The byte offset `cols` columns further in the same row, from an even column of chunks: see v7_tuned.
 template <int kWidth>
 __host__ __device__ constexpr int along_row(int offset, int cols) {
   constexpr int kSpan = kWidth % 64 == 0 ? 8 : 4;
@@ -71,14 +71,14 @@ __host__ __device__ constexpr int along_row(int offset, int cols) {
 template <int kWidth>
 constexpr bool free_of_conflicts() {
   for (int col = 0; col < kWidth; col += 16) {
-    const auto rows = [=](int l) { return 2 * place<kWidth>(l % 16, col + l / 16 * 8); };
-    const auto cols = [=](int l) { return 2 * place<kWidth>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8); };
-    const auto pairs = [=](int l) { return 2 * place<kWidth>(l / 4, col + 2 * (l % 4)); };
+    const auto rows = [=](int l) { return 2 * swizzled_offset<kWidth>(l % 16, col + l / 16 * 8); };
+    const auto cols = [=](int l) { return 2 * swizzled_offset<kWidth>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8); };
+    const auto pairs = [=](int l) { return 2 * swizzled_offset<kWidth>(l / 4, col + 2 * (l % 4)); };
     if (ldmatrix_access(rows, 4).conflicts() + ldmatrix_access(cols, 4).conflicts() +
             shared_access(pairs, 4).conflicts() > 0)
       return false;
     for (int l = 0; l < 32; ++l)  // along_row gives the very same addresses
-      if (along_row<kWidth>(2 * place<kWidth>(l % 16, l / 16 * 8), col) != rows(l)) return false;
+      if (along_row<kWidth>(2 * swizzled_offset<kWidth>(l % 16, l / 16 * 8), col) != rows(l)) return false;
   }
   return true;
 }
@@ -126,11 +126,11 @@ __device__ __forceinline__ Sequence sequence_of(const Shape& shape, const Packin
 }
 //! [sequence]
 
-// Blocks of rows: some row of [begin, end) sees a key of [key0, key0 + keys), and every row of [plain_begin, plain_end)
+// Blocks of rows: some row of [begin, end) sees a key of [key0, key0 + keys), and every row of [unmasked_begin, unmasked_end)
 // sees all of them.
 //! [ranges]
 struct BlockRanges {
-  int begin, plain_begin, plain_end, end;
+  int begin, unmasked_begin, unmasked_end, end;
 };
 __device__ __forceinline__ BlockRanges blocks_that_see(const Shape& shape, int seqlen_q, int seqlen_k, int key0,
                                                        int keys, int block_m) {
@@ -142,10 +142,10 @@ __device__ __forceinline__ BlockRanges blocks_that_see(const Shape& shape, int s
   const int all_end = min(seqlen_q, key0 - shift + shape.window_left + 1);  // ... to the last that sees the first
   BlockRanges seen{begin / block_m, ceil_div(all_begin, block_m), 0, ceil_div(end, block_m)};
   // Rows behind the last have P = 0, so that a block which they cut is plain all the same; keys are another matter.
-  seen.plain_end = all_end == seqlen_q ? seen.end : max(0, all_end) / block_m;
-  if (key0 + keys > seqlen_k) seen.plain_end = 0;
-  seen.plain_begin = min(seen.plain_begin, seen.end);
-  seen.plain_end = max(seen.plain_begin, seen.plain_end);
+  seen.unmasked_end = all_end == seqlen_q ? seen.end : max(0, all_end) / block_m;
+  if (key0 + keys > seqlen_k) seen.unmasked_end = 0;
+  seen.unmasked_begin = min(seen.unmasked_begin, seen.end);
+  seen.unmasked_end = max(seen.unmasked_begin, seen.unmasked_end);
   return seen;
 }
 //! [ranges]

@@ -106,7 +106,7 @@ Chapter make_chapter() {
                                false, ATTN_LAUNCH(v1_loop_swap)));
   c.steps.push_back(first_step("v2_split_q", "every warp its own rows: nothing is exchanged, P stays in registers",
                                false, ATTN_LAUNCH(v2_split_q)));
-  c.steps.push_back(first_step("v3_swizzle", "pieces of 16 bytes change places: ldmatrix without bank conflicts", false,
+  c.steps.push_back(first_step("v3_swizzle", "16-byte chunks change places: ldmatrix without bank conflicts", false,
                                ATTN_LAUNCH(v3_swizzle)));
   c.steps.push_back(first_step("v4_cp_async", "K and V each on their way during the other product", false,
                                ATTN_LAUNCH(v4_cp_async)));

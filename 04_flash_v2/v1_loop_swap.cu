@@ -31,9 +31,9 @@ struct Config {
   static_assert(kWarpsN == 2, "one other warp");
 };
 
-// Place of element (row, col) of a tile [rows, kHeadDim].
+// The offset of element (row, col) of a tile [rows, kHeadDim].
 template <int kHeadDim>
-__host__ __device__ constexpr int place(int row, int col) {
+__host__ __device__ constexpr int swizzled_offset(int row, int col) {
   return row * kHeadDim + col;
 }
 
@@ -54,7 +54,7 @@ struct SharedStorage {
 
 // Place of a pair (row, col) of sO: 32 bytes of 4 lanes stay together, those of 8 rows go to other banks.
 template <class Config>
-__device__ int exchange_place(int row, int col) {
+__device__ int exchange_offset(int row, int col) {
   return row * Config::kSlice + ((col / 8) ^ (row % (Config::kSlice / 8))) * 8 + col % 8;
 }
 
@@ -65,7 +65,7 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
 #pragma unroll
   for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
     const int r = i / kVectors, c = i % kVectors * 8;
-    *reinterpret_cast<uint4*>(tile + place<Config::kHeadDim>(r, c)) =
+    *reinterpret_cast<uint4*>(tile + swizzled_offset<Config::kHeadDim>(r, c)) =
         row0 + r < rows ? *reinterpret_cast<const uint4*>(g + int64_t{row0 + r} * Config::kHeadDim + c)
                         : make_uint4(0, 0, 0, 0);
   }
@@ -91,10 +91,10 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kWarpK
     uint32_t a[Config::kTiles][4], b[4];
 #pragma unroll
     for (int m = 0; m < Config::kTiles; ++m)
-      ldmatrix_x4(a[m], sQ + place<Config::kHeadDim>(16 * m + lane_id % 16, k + lane_id / 16 * 8));
+      ldmatrix_x4(a[m], sQ + swizzled_offset<Config::kHeadDim>(16 * m + lane_id % 16, k + lane_id / 16 * 8));
 #pragma unroll
     for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two products of 8 keys at once
-      ldmatrix_x4(b, sK + place<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8, k + lane_id / 8 % 2 * 8));
+      ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8, k + lane_id / 8 % 2 * 8));
 #pragma unroll
       for (int m = 0; m < Config::kTiles; ++m) {
         mma_m16n8k16<Element>(s[m][n], a[m], {b[0], b[1]}, s[m][n]);
@@ -118,7 +118,7 @@ __device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kSlice
 #pragma unroll
     for (int n = 0; n < Config::kSlice / 8; n += 2) {
       uint32_t b[4];
-      ldmatrix_x4_trans(b, sV + place<Config::kHeadDim>(8 * k + lane_id % 16, col0 + 8 * n + lane_id / 16 * 8));
+      ldmatrix_x4_trans(b, sV + swizzled_offset<Config::kHeadDim>(8 * k + lane_id % 16, col0 + 8 * n + lane_id / 16 * 8));
 #pragma unroll
       for (int m = 0; m < Config::kTiles; ++m) {
         const uint32_t a[4] = {p[m][k][0], p[m][k][1], p[m][k + 1][0], p[m][k + 1][1]};
@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int n = 0; n < kSlice / 8; ++n)
 #pragma unroll
           for (int r = 0; r < 2; ++r)
-            *reinterpret_cast<float2*>(to + exchange_place<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col)) =
+            *reinterpret_cast<float2*>(to + exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col)) =
                 make_float2(theirs[m][n][2 * r], theirs[m][n][2 * r + 1]);
     }
     output<Config>(o, p, v_tile, warp_n * kSlice);
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           const float2 part = *reinterpret_cast<const float2*>(
-              from + exchange_place<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col));
+              from + exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col));
           o[m][n][2 * r] += part.x, o[m][n][2 * r + 1] += part.y;
         }
     //! [exchange]

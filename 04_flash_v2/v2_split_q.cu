@@ -25,9 +25,9 @@ struct Config {
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole products");
 };
 
-// Place of element (row, col) of a tile [rows, kHeadDim].
+// The offset of element (row, col) of a tile [rows, kHeadDim].
 template <int kHeadDim>
-__host__ __device__ constexpr int place(int row, int col) {
+__host__ __device__ constexpr int swizzled_offset(int row, int col) {
   return row * kHeadDim + col;
 }
 
@@ -49,7 +49,7 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
 #pragma unroll
   for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
     const int r = i / kVectors, c = i % kVectors * 8;
-    *reinterpret_cast<uint4*>(tile + place<Config::kHeadDim>(r, c)) =
+    *reinterpret_cast<uint4*>(tile + swizzled_offset<Config::kHeadDim>(r, c)) =
         row0 + r < rows ? *reinterpret_cast<const uint4*>(g + int64_t{row0 + r} * Config::kHeadDim + c)
                         : make_uint4(0, 0, 0, 0);
   }
@@ -72,10 +72,10 @@ __device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4], const
 #pragma unroll
   for (int k = 0; k < Config::kHeadDim; k += 16) {
     uint32_t a[4], b[4];
-    ldmatrix_x4(a, sQ + place<Config::kHeadDim>(lane_id % 16, k + lane_id / 16 * 8));
+    ldmatrix_x4(a, sQ + swizzled_offset<Config::kHeadDim>(lane_id % 16, k + lane_id / 16 * 8));
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; n += 2) {  // two products of 8 keys at once
-      ldmatrix_x4(b, sK + place<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8, k + lane_id / 8 % 2 * 8));
+      ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8, k + lane_id / 8 % 2 * 8));
       mma_m16n8k16<Element>(s[n], a, {b[0], b[1]}, s[n]);
       mma_m16n8k16<Element>(s[n + 1], a, {b[2], b[3]}, s[n + 1]);
     }
@@ -97,7 +97,7 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 #pragma unroll
     for (int n = 0; n < Config::kHeadDim / 8; n += 2) {
       uint32_t b[4];
-      ldmatrix_x4_trans(b, sV + place<Config::kHeadDim>(8 * k + lane_id % 16, 8 * n + lane_id / 16 * 8));
+      ldmatrix_x4_trans(b, sV + swizzled_offset<Config::kHeadDim>(8 * k + lane_id % 16, 8 * n + lane_id / 16 * 8));
       mma_m16n8k16<Element>(o[n], a, {b[0], b[1]}, o[n]);
       mma_m16n8k16<Element>(o[n + 1], a, {b[2], b[3]}, o[n + 1]);
     }

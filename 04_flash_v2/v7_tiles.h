@@ -23,8 +23,8 @@ struct Tile {
   static constexpr int kWarpRows = kBlockM / kNumWarps, kTiles = kWarpRows / 16;  // products of 16 rows by a warp
   static constexpr int kSlack = 8;  // log2 of how far a maximum may grow before O is rescaled
   static constexpr int kRowBytes = 2 * kHeadDim;
-  static constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4;  // pieces of 16 bytes that a row exchanges
-  static constexpr int kCopyRows = kThreads / kSpan;        // rows that the block copies at once, of kSpan pieces
+  static constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4;  // 16-byte chunks that a row exchanges
+  static constexpr int kCopyRows = kThreads / kSpan;        // rows that the block copies at once, of kSpan chunks
   static_assert(kWarpRows % 16 == 0 && kBlockN % 16 == 0, "warps own whole products");
   static_assert(kBlockM % kCopyRows == 0 && kBlockN % kCopyRows == 0, "no thread copies less than another");
   static_assert(kKept <= kHeadDim / 16, "there are no more columns");
@@ -47,17 +47,17 @@ template <> struct WithFeatures<128> : Tile<128, 64, 64, 4, 0, 1, 3> {};
 template <> struct WithFeatures<256> : Tile<256, 64, 64, 4, 0, 1, 2> {};
 //! [tiles]
 
-// Place of element (row, col) of a tile [rows, kHeadDim]: pieces of 16 bytes are exchanged among kSpan neighbours, so
+// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: 16-byte chunks are exchanged among kSpan neighbours, so
 // that those of 8 rows in one column lie in 8 groups of 4 banks. Rows of 32 and 96 elements begin in two banks by
 // turns.
 //! [swizzle]
 template <int kHeadDim>
-__host__ __device__ constexpr int place(int row, int col) {
-  const int turn = kHeadDim % 64 == 0 ? row % 8 : row / 2 % 4;
-  return row * kHeadDim + ((col / 8) ^ turn) * 8 + col % 8;
+__host__ __device__ constexpr int swizzled_offset(int row, int col) {
+  const int phase = kHeadDim % 64 == 0 ? row % 8 : row / 2 % 4;
+  return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
 }
-// The byte offset `cols` columns further in the same row, from an even column of pieces: bits 4 to 6 of the start of a
-// row are 0 (bits 4 and 5 where kSpan is 4), so that a piece changes place by an XOR, and kSpan pieces by a sum.
+// The byte offset `cols` columns further in the same row, from an even column of chunks: bits 4 to 6 of the start of a
+// row are 0 (bits 4 and 5 where kSpan is 4), so that a chunk changes place by an XOR, and kSpan chunks by a sum.
 template <int kSpan>
 __host__ __device__ constexpr int along_row(int offset, int cols) {
   return (offset ^ (2 * (cols % (8 * kSpan)))) + cols / (8 * kSpan) * (16 * kSpan);
@@ -68,13 +68,13 @@ template <int kHeadDim>
 constexpr bool free_of_conflicts() {
   constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4;
   for (int col = 0; col < kHeadDim; col += 16) {
-    const auto q_or_v = [=](int l) { return 2 * place<kHeadDim>(l % 16, col + l / 16 * 8); };
-    const auto k = [=](int l) { return 2 * place<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8); };
-    const auto o = [=](int l) { return 2 * place<kHeadDim>(l / 4, col + 2 * (l % 4)); };
+    const auto q_or_v = [=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); };
+    const auto k = [=](int l) { return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8); };
+    const auto o = [=](int l) { return 2 * swizzled_offset<kHeadDim>(l / 4, col + 2 * (l % 4)); };
     if (ldmatrix_access(q_or_v, 4).conflicts() + ldmatrix_access(k, 4).conflicts() > 0) return false;
     if (shared_access(o, 4).conflicts() > 0) return false;
     for (int l = 0; l < 32; ++l)  // along_row gives the very same addresses
-      if (along_row<kSpan>(2 * place<kHeadDim>(l % 16, l / 16 * 8), col) != q_or_v(l)) return false;
+      if (along_row<kSpan>(2 * swizzled_offset<kHeadDim>(l % 16, l / 16 * 8), col) != q_or_v(l)) return false;
   }
   return true;
 }
@@ -106,10 +106,10 @@ __device__ __forceinline__ Sequence sequence_of(const Shape& shape, const Packin
 //! [sequence]
 
 // Blocks of keys: some row of [row0, row0 + rows) sees something of [begin, end), and every row sees all of
-// [plain_begin, plain_end).
+// [unmasked_begin, unmasked_end).
 //! [ranges]
 struct BlockRanges {
-  int begin, plain_begin, plain_end, end;
+  int begin, unmasked_begin, unmasked_end, end;
 };
 __device__ __forceinline__ BlockRanges blocks_seen(const Shape& shape, int seqlen_q, int seqlen_k, int row0, int rows,
                                                    int block_n) {
@@ -120,8 +120,8 @@ __device__ __forceinline__ BlockRanges blocks_seen(const Shape& shape, int seqle
   const int all_begin = max(0, last + shift - shape.window_left);  // what the last row sees first ...
   const int all_end = min(seqlen_k, row0 + shift + shape.window_right + 1);  // ... and the first row last
   BlockRanges seen{begin / block_n, ceil_div(all_begin, block_n), all_end / block_n, ceil_div(end, block_n)};
-  seen.plain_begin = min(seen.plain_begin, seen.end);
-  seen.plain_end = max(seen.plain_begin, seen.plain_end);
+  seen.unmasked_begin = min(seen.unmasked_begin, seen.end);
+  seen.unmasked_end = max(seen.unmasked_begin, seen.unmasked_end);
   return seen;
 }
 //! [ranges]

@@ -44,14 +44,14 @@ __device__ __forceinline__ int thread_index() {
 #endif
 }
 
-// Starts to copy kRows rows, of which `rows` exist; the others become 0. `g` is this thread's first piece of them, of
-// row tid / kSpan and piece tid % kSpan; `step`: elements from a row to the next.
+// Starts to copy kRows rows, of which `rows` exist; the others become 0. `g` is this thread's first chunk of them, of
+// row tid / kSpan and chunk tid % kSpan; `step`: elements from a row to the next.
 //! [copy]
 template <int kRows, class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int step, int rows) {
   constexpr int kSpan = Config::kSpan, kCopyRows = Config::kCopyRows, kHeadDim = Config::kHeadDim;
   const int tid = thread_index(), row = tid / kSpan;
-  Element* const to = tile + place<kHeadDim>(row, tid % kSpan * 8);
+  Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSpan * 8);
   const auto copy = [&](auto cut) {
 #pragma unroll
     for (int r = 0; r < kRows; r += kCopyRows)
@@ -75,12 +75,12 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 // (3) S = Q K^T for the rows of this warp. Fragments are loaded one product ahead. Offsets are those, in bytes, of this
-// lane's piece in the first 16 columns.
+// lane's chunk in the first 16 columns.
 //! [scores]
 template <class Config>
 __device__ __forceinline__ int q_offset() {
   const int tid = thread_index();
-  return 2 * place<Config::kHeadDim>(tid / 32 * Config::kWarpRows + tid % 16, tid / 16 % 2 * 8);
+  return 2 * swizzled_offset<Config::kHeadDim>(tid / 32 * Config::kWarpRows + tid % 16, tid / 16 % 2 * 8);
 }
 template <class Config>
 __device__ __forceinline__ void load_q(uint32_t (&a)[Config::kTiles][4], const char* sQ, int q, int col) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlock
   constexpr int kPairs = Config::kBlockN / 16, kSteps = Config::kHeadDim / 16;  // two products of 8 keys at once
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index(), q = q_offset<Config>();
-  const int k = 2 * place<Config::kHeadDim>(tid / 16 % 2 * 8 + tid % 8, tid / 8 % 2 * 8);
+  const int k = 2 * swizzled_offset<Config::kHeadDim>(tid / 16 % 2 * 8 + tid % 8, tid / 8 % 2 * 8);
   const auto load_k = [&](int i) {
     ldmatrix_x4(b[i % 2], sK + along_row<Config::kSpan>(k, i / kPairs * 16) + i % kPairs * 16 * Config::kRowBytes);
   };
@@ -130,7 +130,7 @@ __device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadD
                                        const char* sV) {
   constexpr int kPairs = Config::kHeadDim / 16, kSteps = Config::kBlockN / 16 * kPairs;
   uint32_t a[2][Config::kTiles][4], b[2][4];
-  const int tid = thread_index(), v = 2 * place<Config::kHeadDim>(tid % 16, tid / 16 % 2 * 8);
+  const int tid = thread_index(), v = 2 * swizzled_offset<Config::kHeadDim>(tid % 16, tid / 16 % 2 * 8);
   const auto load_v = [&](int i) {
     const char* const row = sV + i / kPairs * 16 * Config::kRowBytes;
     ldmatrix_x4_trans(b[i % 2], row + along_row<Config::kSpan>(v, i % kPairs * 16));
@@ -220,10 +220,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   if (row0 >= sequence.seqlen_q) return;  // of a batch with longer sequences
   const int seqlen_k = sequence.seqlen_k, shift = seqlen_k - sequence.seqlen_q;
   const BlockRanges seen = blocks_seen(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
-  // This thread's first piece of every tile that it copies.
-  const int copy_row = threadIdx.x / kSpan, piece = threadIdx.x % kSpan * 8;
-  const Element* const q = gQ + sequence.q + int64_t{row0 + copy_row} * packing.q_step + piece;
-  const int64_t kv = sequence.kv + copy_row * packing.kv_step + piece;
+  // This thread's first chunk of every tile that it copies.
+  const int copy_row = threadIdx.x / kSpan, chunk = threadIdx.x % kSpan * 8;
+  const Element* const q = gQ + sequence.q + int64_t{row0 + copy_row} * packing.q_step + chunk;
+  const int64_t kv = sequence.kv + copy_row * packing.kv_step + chunk;
   const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
   const auto load_k_or_v = [&](auto& tiles, const Element* g, int n_block) {
     load_tile<kBlockN, Config>(tiles[n_block % kStages], g + kv + int64_t{n_block * kBlockN} * packing.kv_step,
@@ -368,7 +368,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     output<Element, Config>(o, probabilities, bytes(smem.sV[stage]));
   };
   for (int n_block = seen.begin; n_block < seen.end; ++n_block)
-    if (n_block >= seen.plain_begin && n_block < seen.plain_end)
+    if (n_block >= seen.unmasked_begin && n_block < seen.unmasked_end)
       visit(n_block, std::false_type{});
     else  // left edge of the window; diagonal, right edge, last keys
       visit(n_block, std::true_type{});
@@ -380,7 +380,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const Sequence own = smem.sequence;
   const int first_row = smem.row0 + warp_rows;  // of this warp
   const float inverse_kept = kFeatures ? 1 / (1 - float(shape.dropped) / 256) : 1;
-  const int o_lane = 2 * place<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
+  const int o_lane = 2 * swizzled_offset<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
   __syncwarp();  // all lanes are done with Q
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
@@ -403,7 +403,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #pragma unroll
     for (int c = lane_id % kSpan * 8; c < kHeadDim; c += 8 * kSpan)
       *reinterpret_cast<uint4*>(gO + own.q + int64_t{first_row + r} * packing.q_step + c) =
-          *reinterpret_cast<const uint4*>(sO + 2 * place<kHeadDim>(r, c));
+          *reinterpret_cast<const uint4*>(sO + 2 * swizzled_offset<kHeadDim>(r, c));
   }
   //! [finish]
 }

@@ -3,11 +3,11 @@
 /// "cp.async.bulk.tensor" (sm_90). The tensor is described on the host, by a TensorMap, which a kernel takes as
 /// `const __grid_constant__ TensorMap`.
 ///
-/// A box arrives row after row. With a swizzle of 128 bytes the pieces of 16 bytes of a row of 128 bytes are exchanged
-/// among themselves: piece p of row r lies at p ^ (r % 8), where wgmma reads it without bank conflicts. In general bits
+/// A box arrives row after row. With a swizzle of 128 bytes the 16-byte chunks of a row of 128 bytes are exchanged
+/// among themselves: chunk p of row r lies at p ^ (r % 8), where wgmma reads it without bank conflicts. In general bits
 /// 4 to 6 of an address are replaced by their XOR with bits 7 to 9, so a box begins at a multiple of 1024 bytes.
 ///
-///     row 0   0 1 2 3 4 5 6 7      a number: the piece of 8 elements of 16 bits
+///     row 0   0 1 2 3 4 5 6 7      a number: the chunk of 8 elements of 16 bits
 ///     row 1   1 0 3 2 5 4 7 6
 ///     row 2   2 3 0 1 6 7 4 5      what lies outside of the tensor arrives as 0, and is not written
 #pragma once
@@ -40,7 +40,7 @@ struct alignas(128) TensorMap {
 #endif
 };
 
-/// How rows of a box lie in shared memory: as they are, or with pieces exchanged in rows of 64 or 128 bytes.
+/// How rows of a box lie in shared memory: as they are, or with chunks exchanged in rows of 64 or 128 bytes.
 enum class Swizzle { kNone = 0, k64 = 64, k128 = 128 };
 
 /// Describes elements of 2 bytes at `base`, a multiple of 16 bytes. `strides` in bytes, multiples of 16, from the
@@ -97,7 +97,7 @@ template <std::size_t kRank, class Element>
 }
 
 #ifdef ATTN_EMULATED
-// Calls `each(shared, global)` for every piece of 16 bytes of a box; global is null outside of the tensor.
+// Calls `each(shared, global)` for every 16-byte chunk of a box; global is null outside of the tensor.
 template <std::size_t kRank, class Each>
 void each_piece(const TensorMap& map, std::byte* shared, const std::array<int, kRank>& first, Each each) {
   const auto base = reinterpret_cast<std::uintptr_t>(emulator::Block::current().shared());

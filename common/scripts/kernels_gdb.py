@@ -4,7 +4,7 @@
 #
 # - bf16 and fp16 print as numbers, threadIdx and the like as (x, y, z)
 # - tile EXPRESSION ROWS COLUMNS prints a tile; EXPRESSION has $row and $col in it:
-#       tile smem.sQ[place<64>($row, $col)] 4 8
+#       tile smem.sQ[swizzled_offset<64>($row, $col)] 4 8
 # - bt ends at the kernel; below it is the emulator (bt -no-filters shows that too)
 import itertools
 import re
