@@ -1,11 +1,13 @@
 // v2_tensor_core: both products by mma.sync; the warps split the keys.
 //
 // parent    v1_scalar
-// idea      a warp owns a part of the keys of the tile, for all its rows. Scores and probabilities stay in
-//           registers: the accumulator of the first product is the operand of the second. But every warp ends
-//           with a partial O of its own keys, and these are added up through shared memory.
-// expect    the products leave the FP32 units. What is left: traffic of O, and the exchange between warps (two
-//           barriers a visit), which chapter 04 removes. ncu: sm__ops_path_tensor_src_bf16_dst_fp32
+// idea      a warp owns a part of the keys of the tile, for all its rows. Scores and probabilities
+//           stay in registers: the accumulator of the first product is the operand of the second.
+//           But every warp ends with a partial O of its own keys, and these are added up through
+//           shared memory.
+// expect    the products leave the FP32 units. What is left: traffic of O, and the exchange between
+//           warps (two barriers a visit), which chapter 04 removes. ncu:
+//           sm__ops_path_tensor_src_bf16_dst_fp32
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "attn/philox.h"
@@ -18,13 +20,15 @@ using namespace attn;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kWarpsM = 1, kWarpsN = 4;  // warps along the rows and along the keys of a tile
+  // warps along the rows and along the keys of a tile
+  static constexpr int kWarpsM = 1, kWarpsN = 4;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kBlockM = 16 * kWarpsM, kBlockN = 128;  // B_r, B_c
   static constexpr int kWarpKeys = kBlockN / kWarpsN;          // keys of a warp
   static constexpr int kSlice = kHeadDim / kWarpsN;            // columns of O that a warp adds up
-  static constexpr int kStride = kHeadDim + 8;  // elements: 8 rows of ldmatrix begin in 8 groups of banks
-  static_assert(kWarpKeys % 16 == 0 && kSlice % 8 == 0, "warps own whole products");
+  // elements: 8 rows of ldmatrix begin in 8 groups of banks
+  static constexpr int kStride = kHeadDim + 8;
+  static_assert(kWarpKeys % 16 == 0 && kSlice % 8 == 0, "warps own whole MMAs");
 };
 
 //! [maxsum]
@@ -51,10 +55,10 @@ struct SharedStorage {
 // Copies rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end becomes 0.
 template <int kRows, class Config, class Element>
 __device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
-  constexpr int kVectors = Config::kHeadDim / 8;  // of 16 bytes, a row
+  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, a row
 #pragma unroll
-  for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
-    const int r = i / kVectors, c = i % kVectors * 8;
+  for (int i = threadIdx.x; i < kRows * kChunks; i += Config::kThreads) {
+    const int r = i / kChunks, c = i % kChunks * 8;
     const bool inside = row0 + r < rows;
     *reinterpret_cast<uint4*>(tile + r * Config::kStride + c) =
         inside ? *reinterpret_cast<const uint4*>(g + int64_t{row0 + r} * Config::kHeadDim + c)
@@ -62,8 +66,8 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
   }
 }
 
-// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the first one is
-// visited all the same, so that the rows get their O = 0 and lse = -inf.
+// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
+// first one is visited all the same, so that the rows get their O = 0 and lse = -inf.
 struct BlockRange {
   int begin, end;
 };
@@ -95,8 +99,9 @@ __device__ __forceinline__ void scores(float (&s)[Config::kWarpKeys / 8][4], con
     uint32_t a[4], b[4];
     ldmatrix_x4(a, sQ + lane_id % 16 * Config::kStride + k + lane_id / 16 * 8);
 #pragma unroll
-    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two products of 8 keys at once
-      ldmatrix_x4(b, sK + (8 * n + lane_id / 16 * 8 + lane_id % 8) * Config::kStride + k + lane_id / 8 % 2 * 8);
+    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two MMAs of 8 keys at once
+      ldmatrix_x4(b, sK + (8 * n + lane_id / 16 * 8 + lane_id % 8) * Config::kStride + k +
+                         lane_id / 8 % 2 * 8);
       mma_m16n8k16<Element>(s[n], a, {b[0], b[1]}, s[n]);
       mma_m16n8k16<Element>(s[n + 1], a, {b[2], b[3]}, s[n + 1]);
     }
@@ -104,12 +109,13 @@ __device__ __forceinline__ void scores(float (&s)[Config::kWarpKeys / 8][4], con
 }
 //! [scores]
 
-// (5) O = P V for 16 rows and the keys of this warp. Two neighbouring accumulators of the first product, rounded
-// in pairs, are an operand of the second.
+// (5) O = P V for 16 rows and the keys of this warp. Two neighbouring accumulators of the first
+// product, rounded in pairs, are an operand of the second.
 //! [output]
 template <class Config, class Element>
 __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
-                                       const uint32_t (&p)[Config::kWarpKeys / 8][2], const Element* sV) {
+                                       const uint32_t (&p)[Config::kWarpKeys / 8][2],
+                                       const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kWarpKeys / 8; k += 2) {  // 16 keys
@@ -117,7 +123,8 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 #pragma unroll
     for (int n = 0; n < Config::kHeadDim / 8; n += 2) {
       uint32_t b[4];
-      ldmatrix_x4_trans(b, sV + (8 * k + lane_id % 16) * Config::kStride + 8 * n + lane_id / 16 * 8);
+      ldmatrix_x4_trans(b,
+                        sV + (8 * k + lane_id % 16) * Config::kStride + 8 * n + lane_id / 16 * 8);
       mma_m16n8k16<Element>(o[n], a, {b[0], b[1]}, o[n]);
       mma_m16n8k16<Element>(o[n + 1], a, {b[2], b[3]}, o[n + 1]);
     }
@@ -125,17 +132,20 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [output]
 
-// Sets to 0 what dropout drops of row `row`, half `r` of the accumulators: 16 bytes of Philox for 64 keys.
+// Sets to 0 what dropout drops of row `row`, half `r` of the accumulators: 16 bytes of Philox for
+// 64 keys.
 template <class Config>
-__device__ __forceinline__ void drop(float (&s)[Config::kWarpKeys / 8][4], int r, uint64_t seed, int64_t bh, int row,
-                                     int key0, int dropped) {
+__device__ __forceinline__ void drop(float (&s)[Config::kWarpKeys / 8][4], int r, uint64_t seed,
+                                     int64_t bh, int row, int key0, int dropped) {
 #pragma unroll
   for (int first = 0; first < Config::kWarpKeys; first += 64) {
     const PhiloxBits bits = dropout_bits(seed, bh, row, (key0 + first) / 64, threadIdx.x % 4);
-    const int skipped = Config::kWarpKeys % 64 == 0 ? 0 : key0 % 64 / 4;  // bytes of the keys before
+    // bytes of the keys before
+    const int skipped = Config::kWarpKeys % 64 == 0 ? 0 : key0 % 64 / 4;
 #pragma unroll
     for (int i = 0; i < 16 && first + i * 4 < Config::kWarpKeys; ++i)
-      if (bits.byte(skipped + i) < static_cast<uint32_t>(dropped)) s[first / 8 + i / 2][2 * r + i % 2] = 0;
+      if (bits.byte(skipped + i) < static_cast<uint32_t>(dropped))
+        s[first / 8 + i / 2][2 * r + i % 2] = 0;
   }
 }
 
@@ -152,7 +162,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kWarpsN = Config::kWarpsN, kWarpKeys = Config::kWarpKeys, kSlice = Config::kSlice;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  const int lane_id = threadIdx.x % 32, warp_m = threadIdx.x / 32 / kWarpsN, warp_n = threadIdx.x / 32 % kWarpsN;
+  const int lane_id = threadIdx.x % 32, warp_m = threadIdx.x / 32 / kWarpsN,
+            warp_n = threadIdx.x / 32 % kWarpsN;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // place in an accumulator
   const int64_t bh = blockIdx.x, bh_kv = bh / (shape.heads / shape.kv_heads);
   const int64_t q0 = bh * shape.seqlen_q;  // first row of this head
@@ -177,27 +188,33 @@ __global__ void __launch_bounds__(Config::kThreads)
 
       // (3) S = scale Q K^T, -inf where a query does not see a key.
       float s[kWarpKeys / 8][4] = {};
-      scores<Config>(s, smem.sQ + warp_m * 16 * Config::kStride, smem.sK + warp_n * kWarpKeys * Config::kStride);
+      scores<Config>(s, smem.sQ + warp_m * 16 * Config::kStride,
+                     smem.sK + warp_n * kWarpKeys * Config::kStride);
       const int key0 = n_block * kBlockN + warp_n * kWarpKeys;
       const int row[2] = {row0 + warp_m * 16 + quad_row, row0 + warp_m * 16 + quad_row + 8};
 #pragma unroll
       for (int n = 0; n < kWarpKeys / 8; ++n)
         for (int i = 0; i < 4; ++i) s[n][i] *= shape.softmax_scale;
-      // Most tiles are seen whole: what the last of the 16 rows sees begins, and what the first sees ends, outside.
-      const int diagonal = row0 + warp_m * 16 + shift;  // the last key that a causal mask leaves to the first row
+      // Most tiles are seen whole: what the last of the 16 rows sees begins, and what the first
+      // sees ends, outside.
+      // the last key that a causal mask leaves to the first row
+      const int diagonal = row0 + warp_m * 16 + shift;
       if (key0 < diagonal + 15 - shape.window_left ||
           key0 + kWarpKeys > min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
 #pragma unroll
         for (int n = 0; n < kWarpKeys / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const int key = key0 + 8 * n + quad_col + i % 2, last_key = row[i / 2] + shift + shape.window_right;
-            if (key < row[i / 2] + shift - shape.window_left || key > last_key || key >= shape.seqlen_k)
+            const int key = key0 + 8 * n + quad_col + i % 2,
+                      last_key = row[i / 2] + shift + shape.window_right;
+            if (key < row[i / 2] + shift - shape.window_left || key > last_key ||
+                key >= shape.seqlen_k)
               s[n][i] = -INFINITY;
           }
       }
 
-      // (4) softmax: the maximum over this warp's keys, then over all warps and what was seen before.
+      // (4) softmax: the maximum over this warp's keys, then over all warps and what was seen
+      // before.
       //! [softmax]
       float row_max[2] = {MaxSum::kNothing, MaxSum::kNothing}, row_sum[2] = {};
       MaxSum old[2];
@@ -249,8 +266,10 @@ __global__ void __launch_bounds__(Config::kThreads)
             for (int i = 0; i < 4; ++i) sum[n][i] = part[i];
           } else {
             auto& to = smem.sO[warp_m][owner][warp_n - (warp_n > owner)];
-            *reinterpret_cast<float2*>(&to[quad_row][8 * n + quad_col]) = make_float2(part[0], part[1]);
-            *reinterpret_cast<float2*>(&to[quad_row + 8][8 * n + quad_col]) = make_float2(part[2], part[3]);
+            *reinterpret_cast<float2*>(&to[quad_row][8 * n + quad_col]) =
+                make_float2(part[0], part[1]);
+            *reinterpret_cast<float2*>(&to[quad_row + 8][8 * n + quad_col]) =
+                make_float2(part[2], part[3]);
           }
         }
       __syncthreads();  // parts and sums of all warps are there
@@ -260,8 +279,8 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int n = 0; n < kSlice / 8; ++n)
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
-            const float2 part =
-                *reinterpret_cast<const float2*>(&smem.sO[warp_m][warp_n][w][quad_row + 8 * r][8 * n + quad_col]);
+            const float2 part = *reinterpret_cast<const float2*>(
+                &smem.sO[warp_m][warp_n][w][quad_row + 8 * r][8 * n + quad_col]);
             sum[n][2 * r] += part.x, sum[n][2 * r + 1] += part.y;
           }
       //! [exchange]
@@ -279,7 +298,8 @@ __global__ void __launch_bounds__(Config::kThreads)
         const int64_t at = (q0 + row[r]) * kHeadDim + warp_n * kSlice + quad_col;
 #pragma unroll
         for (int n = 0; n < kSlice / 8; ++n) {
-          float2 x = first ? make_float2(0, 0) : *reinterpret_cast<const float2*>(gAccum + at + 8 * n);
+          float2 x =
+              first ? make_float2(0, 0) : *reinterpret_cast<const float2*>(gAccum + at + 8 * n);
           x.x = (x.x * old_sum + sum[n][2 * r] / kept) * inverse_sum;
           x.y = (x.y * old_sum + sum[n][2 * r + 1] / kept) * inverse_sum;
           if (last)
@@ -321,7 +341,7 @@ Status launch(const Arguments& args) {
       case 64: return launch<Element, 64>(args);
       case 128: return launch<Element, 128>(args);
     }
-    return Status::unsupported("head dims 32, 64 and 128 alone");
+    return Status::unsupported("only head dims 32, 64 and 128");
   });
 }
 

@@ -1,10 +1,12 @@
 // v3_async: copies under way while the warps compute; swizzled shared memory.
 //
 // parent    v2_tensor_core
-// idea      cp.async brings the next tile of Q while this one is worked on, and V while S is; O of the last
-//           visit is asked for before it is needed. Rows in shared memory are not padded: the 16-byte
-//           chunks of a row change places (exclusive or with the row), which is free of conflicts too.
-// expect    fewer stalls on loads. ncu: smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active
+// idea      cp.async brings the next tile of Q while this one is worked on, and V while S is; O of
+//           the last visit is asked for before it is needed. Rows in shared memory are not padded:
+//           the 16-byte chunks of a row change places (exclusive or with the row), which is free of
+//           conflicts too.
+// expect    fewer stalls on loads. ncu:
+//           smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "attn/philox.h"
@@ -19,16 +21,17 @@ using namespace attn;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kWarpsM = 1, kWarpsN = 4;  // warps along the rows and along the keys of a tile
+  // warps along the rows and along the keys of a tile
+  static constexpr int kWarpsM = 1, kWarpsN = 4;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kBlockM = 16 * kWarpsM, kBlockN = 128;  // B_r, B_c
   static constexpr int kWarpKeys = kBlockN / kWarpsN;          // keys of a warp
   static constexpr int kSlice = kHeadDim / kWarpsN;            // columns of O that a warp adds up
-  static_assert(kWarpKeys % 16 == 0 && kSlice % 8 == 0, "warps own whole products");
+  static_assert(kWarpKeys % 16 == 0 && kSlice % 8 == 0, "warps own whole MMAs");
 };
 
-// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are exchanged among
-// themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
+// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
 //! [swizzle]
 //! [ex03b]
 template <int kHeadDim>
@@ -40,8 +43,14 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
 template <int kHeadDim>
 constexpr bool free_of_conflicts() {
   for (int col = 0; col < kHeadDim; col += 16)
-    if (ldmatrix_access([=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4).conflicts() > 0 ||
-        ldmatrix_access([=](int l) { return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8); }, 4)
+    if (ldmatrix_access(
+            [=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4)
+                .conflicts() > 0 ||
+        ldmatrix_access(
+            [=](int l) {
+              return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8);
+            },
+            4)
                 .conflicts() > 0)
       return false;
   return true;
@@ -61,31 +70,32 @@ struct MaxSum {
 
 template <class Element, class Config>
 struct SharedStorage {
-  alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];     // [kBlockN, d]
-  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];     // [kBlockN, d]
+  alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  float sMax[Config::kWarpsN][Config::kBlockM];               // of each warp's keys
+  float sMax[Config::kWarpsN][Config::kBlockM];                 // of each warp's keys
   float sSum[Config::kWarpsN][Config::kBlockM];
   // Partial O, for the warp that adds up these columns, from each other one.
   float sO[Config::kWarpsM][Config::kWarpsN][Config::kWarpsN - 1][16][Config::kSlice + 8];
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, sO)
 };
 
-// Starts to copy rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end becomes 0.
+// Issues the copies of rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end
+// becomes 0.
 template <int kRows, class Config, class Element>
 __device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
-  constexpr int kVectors = Config::kHeadDim / 8;  // of 16 bytes, a row
+  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, a row
 #pragma unroll
-  for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
-    const int r = i / kVectors, c = i % kVectors * 8;
+  for (int i = threadIdx.x; i < kRows * kChunks; i += Config::kThreads) {
+    const int r = i / kChunks, c = i % kChunks * 8;
     const bool inside = row0 + r < rows;
     cp_async_16(tile + swizzled_offset<Config::kHeadDim>(r, c),
                 inside ? g + int64_t{row0 + r} * Config::kHeadDim + c : g, inside ? 16 : 0);
   }
 }
 
-// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the first one is
-// visited all the same, so that the rows get their O = 0 and lse = -inf.
+// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
+// first one is visited all the same, so that the rows get their O = 0 and lse = -inf.
 struct BlockRange {
   int begin, end;
 };
@@ -117,8 +127,9 @@ __device__ __forceinline__ void scores(float (&s)[Config::kWarpKeys / 8][4], con
     uint32_t a[4], b[4];
     ldmatrix_x4(a, sQ + swizzled_offset<Config::kHeadDim>(lane_id % 16, k + lane_id / 16 * 8));
 #pragma unroll
-    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two products of 8 keys at once
-      ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8, k + lane_id / 8 % 2 * 8));
+    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two MMAs of 8 keys at once
+      ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8,
+                                                            k + lane_id / 8 % 2 * 8));
       mma_m16n8k16<Element>(s[n], a, {b[0], b[1]}, s[n]);
       mma_m16n8k16<Element>(s[n + 1], a, {b[2], b[3]}, s[n + 1]);
     }
@@ -126,12 +137,13 @@ __device__ __forceinline__ void scores(float (&s)[Config::kWarpKeys / 8][4], con
 }
 //! [scores]
 
-// (5) O = P V for 16 rows and the keys of this warp. Two neighbouring accumulators of the first product, rounded
-// in pairs, are an operand of the second.
+// (5) O = P V for 16 rows and the keys of this warp. Two neighbouring accumulators of the first
+// product, rounded in pairs, are an operand of the second.
 //! [output]
 template <class Config, class Element>
 __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
-                                       const uint32_t (&p)[Config::kWarpKeys / 8][2], const Element* sV) {
+                                       const uint32_t (&p)[Config::kWarpKeys / 8][2],
+                                       const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kWarpKeys / 8; k += 2) {  // 16 keys
@@ -139,7 +151,8 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 #pragma unroll
     for (int n = 0; n < Config::kHeadDim / 8; n += 2) {
       uint32_t b[4];
-      ldmatrix_x4_trans(b, sV + swizzled_offset<Config::kHeadDim>(8 * k + lane_id % 16, 8 * n + lane_id / 16 * 8));
+      ldmatrix_x4_trans(b, sV + swizzled_offset<Config::kHeadDim>(8 * k + lane_id % 16,
+                                                                  8 * n + lane_id / 16 * 8));
       mma_m16n8k16<Element>(o[n], a, {b[0], b[1]}, o[n]);
       mma_m16n8k16<Element>(o[n + 1], a, {b[2], b[3]}, o[n + 1]);
     }
@@ -147,17 +160,20 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [output]
 
-// Sets to 0 what dropout drops of row `row`, half `r` of the accumulators: 16 bytes of Philox for 64 keys.
+// Sets to 0 what dropout drops of row `row`, half `r` of the accumulators: 16 bytes of Philox for
+// 64 keys.
 template <class Config>
-__device__ __forceinline__ void drop(float (&s)[Config::kWarpKeys / 8][4], int r, uint64_t seed, int64_t bh, int row,
-                                     int key0, int dropped) {
+__device__ __forceinline__ void drop(float (&s)[Config::kWarpKeys / 8][4], int r, uint64_t seed,
+                                     int64_t bh, int row, int key0, int dropped) {
 #pragma unroll
   for (int first = 0; first < Config::kWarpKeys; first += 64) {
     const PhiloxBits bits = dropout_bits(seed, bh, row, (key0 + first) / 64, threadIdx.x % 4);
-    const int skipped = Config::kWarpKeys % 64 == 0 ? 0 : key0 % 64 / 4;  // bytes of the keys before
+    // bytes of the keys before
+    const int skipped = Config::kWarpKeys % 64 == 0 ? 0 : key0 % 64 / 4;
 #pragma unroll
     for (int i = 0; i < 16 && first + i * 4 < Config::kWarpKeys; ++i)
-      if (bits.byte(skipped + i) < static_cast<uint32_t>(dropped)) s[first / 8 + i / 2][2 * r + i % 2] = 0;
+      if (bits.byte(skipped + i) < static_cast<uint32_t>(dropped))
+        s[first / 8 + i / 2][2 * r + i % 2] = 0;
   }
 }
 
@@ -174,7 +190,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kWarpsN = Config::kWarpsN, kWarpKeys = Config::kWarpKeys, kSlice = Config::kSlice;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  const int lane_id = threadIdx.x % 32, warp_m = threadIdx.x / 32 / kWarpsN, warp_n = threadIdx.x / 32 % kWarpsN;
+  const int lane_id = threadIdx.x % 32, warp_m = threadIdx.x / 32 / kWarpsN,
+            warp_n = threadIdx.x / 32 % kWarpsN;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // place in an accumulator
   const int64_t bh = blockIdx.x, bh_kv = bh / (shape.heads / shape.kv_heads);
   const int64_t q0 = bh * shape.seqlen_q;  // first row of this head
@@ -218,8 +235,8 @@ __global__ void __launch_bounds__(Config::kThreads)
         old[r] = gState[q0 + row[r]];
 #pragma unroll
         for (int n = 0; n < kSlice / 8; ++n)
-          old_o[r][n] = *reinterpret_cast<const float2*>(gAccum + (q0 + row[r]) * kHeadDim + warp_n * kSlice +
-                                                         quad_col + 8 * n);
+          old_o[r][n] = *reinterpret_cast<const float2*>(gAccum + (q0 + row[r]) * kHeadDim +
+                                                         warp_n * kSlice + quad_col + 8 * n);
       }
 
       // (3) S = scale Q K^T, -inf where a query does not see a key.
@@ -229,21 +246,26 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
       for (int n = 0; n < kWarpKeys / 8; ++n)
         for (int i = 0; i < 4; ++i) s[n][i] *= shape.softmax_scale;
-      // Most tiles are seen whole: what the last of the 16 rows sees begins, and what the first sees ends, outside.
-      const int diagonal = row0 + warp_m * 16 + shift;  // the last key that a causal mask leaves to the first row
+      // Most tiles are seen whole: what the last of the 16 rows sees begins, and what the first
+      // sees ends, outside.
+      // the last key that a causal mask leaves to the first row
+      const int diagonal = row0 + warp_m * 16 + shift;
       if (key0 < diagonal + 15 - shape.window_left ||
           key0 + kWarpKeys > min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
 #pragma unroll
         for (int n = 0; n < kWarpKeys / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const int key = key0 + 8 * n + quad_col + i % 2, last_key = row[i / 2] + shift + shape.window_right;
-            if (key < row[i / 2] + shift - shape.window_left || key > last_key || key >= shape.seqlen_k)
+            const int key = key0 + 8 * n + quad_col + i % 2,
+                      last_key = row[i / 2] + shift + shape.window_right;
+            if (key < row[i / 2] + shift - shape.window_left || key > last_key ||
+                key >= shape.seqlen_k)
               s[n][i] = -INFINITY;
           }
       }
 
-      // (4) softmax: the maximum over this warp's keys, then over all warps and what was seen before.
+      // (4) softmax: the maximum over this warp's keys, then over all warps and what was seen
+      // before.
       //! [softmax]
       float row_max[2] = {MaxSum::kNothing, MaxSum::kNothing}, row_sum[2] = {};
 #pragma unroll
@@ -258,7 +280,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       cp_async_wait<0>();  // V
       __syncthreads();     // V and the maxima of all warps are there; all are done with Q
       following = next_rows(row0 + kBlockM, n_block);
-      if (following < shape.seqlen_q) load_tile<kBlockM, Config>(smem.sQ, q, following, shape.seqlen_q);
+      if (following < shape.seqlen_q)
+        load_tile<kBlockM, Config>(smem.sQ, q, following, shape.seqlen_q);
       cp_async_commit();
       //! [ex03c]
 #pragma unroll
@@ -299,8 +322,10 @@ __global__ void __launch_bounds__(Config::kThreads)
             for (int i = 0; i < 4; ++i) sum[n][i] = part[i];
           } else {
             auto& to = smem.sO[warp_m][owner][warp_n - (warp_n > owner)];
-            *reinterpret_cast<float2*>(&to[quad_row][8 * n + quad_col]) = make_float2(part[0], part[1]);
-            *reinterpret_cast<float2*>(&to[quad_row + 8][8 * n + quad_col]) = make_float2(part[2], part[3]);
+            *reinterpret_cast<float2*>(&to[quad_row][8 * n + quad_col]) =
+                make_float2(part[0], part[1]);
+            *reinterpret_cast<float2*>(&to[quad_row + 8][8 * n + quad_col]) =
+                make_float2(part[2], part[3]);
           }
         }
       __syncthreads();  // parts and sums of all warps are there
@@ -310,8 +335,8 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int n = 0; n < kSlice / 8; ++n)
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
-            const float2 part =
-                *reinterpret_cast<const float2*>(&smem.sO[warp_m][warp_n][w][quad_row + 8 * r][8 * n + quad_col]);
+            const float2 part = *reinterpret_cast<const float2*>(
+                &smem.sO[warp_m][warp_n][w][quad_row + 8 * r][8 * n + quad_col]);
             sum[n][2 * r] += part.x, sum[n][2 * r + 1] += part.y;
           }
       //! [exchange]
@@ -329,8 +354,9 @@ __global__ void __launch_bounds__(Config::kThreads)
         const int64_t at = (q0 + row[r]) * kHeadDim + warp_n * kSlice + quad_col;
 #pragma unroll
         for (int n = 0; n < kSlice / 8; ++n) {
-          const float2 x = make_float2((old_o[r][n].x * old_sum + sum[n][2 * r] / kept) * inverse_sum,
-                                       (old_o[r][n].y * old_sum + sum[n][2 * r + 1] / kept) * inverse_sum);
+          const float2 x =
+              make_float2((old_o[r][n].x * old_sum + sum[n][2 * r] / kept) * inverse_sum,
+                          (old_o[r][n].y * old_sum + sum[n][2 * r + 1] / kept) * inverse_sum);
           if (last)
             *reinterpret_cast<uint32_t*>(gO + at + 8 * n) = pack2<Element>(x.x, x.y);
           else
@@ -371,7 +397,7 @@ Status launch(const Arguments& args) {
       case 64: return launch<Element, 64>(args);
       case 128: return launch<Element, 128>(args);
     }
-    return Status::unsupported("head dims 32, 64 and 128 alone");
+    return Status::unsupported("only head dims 32, 64 and 128");
   });
 }
 

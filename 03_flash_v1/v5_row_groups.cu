@@ -1,9 +1,10 @@
 // v5_row_groups: larger tiles; pairs of warps that wait for nobody else.
 //
 // parent    v4_grid
-// idea      traffic of O falls as tiles of keys grow, and the exchange as fewer warps share a row: 256 keys, 8
-//           warps in 4 groups of 16 rows, 2 warps a row. Groups meet when K and V change, and else never: each
-//           loads its own rows of Q and has a barrier of its own, so that one group computes while another waits.
+// idea      traffic of O falls as tiles of keys grow, and the exchange as fewer warps share a row:
+//           256 keys, 8 warps in 4 groups of 16 rows, 2 warps a row. Groups meet when K and V
+//           change, and else never: each loads its own rows of Q and has a barrier of its own, so
+//           that one group computes while another waits.
 // expect    half the L2 bytes, a third of the exchange; stalls on barriers fall.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include <algorithm>
@@ -22,17 +23,18 @@ using namespace attn;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kWarpsM = 4, kWarpsN = 2;  // warps along the rows and along the keys of a tile
+  // warps along the rows and along the keys of a tile
+  static constexpr int kWarpsM = 4, kWarpsN = 2;
   static constexpr int kGroupThreads = 32 * kWarpsN;  // of 16 rows
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kBlockM = 16 * kWarpsM, kBlockN = 256;  // B_r, B_c
   static constexpr int kWarpKeys = kBlockN / kWarpsN;          // keys of a warp
   static constexpr int kSlice = kHeadDim / kWarpsN;            // columns of O that a warp adds up
-  static_assert(kWarpKeys % 16 == 0 && kSlice % 8 == 0, "warps own whole products");
+  static_assert(kWarpKeys % 16 == 0 && kSlice % 8 == 0, "warps own whole MMAs");
 };
 
-// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are exchanged among
-// themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
+// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
@@ -43,8 +45,14 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
 template <int kHeadDim>
 constexpr bool free_of_conflicts() {
   for (int col = 0; col < kHeadDim; col += 16)
-    if (ldmatrix_access([=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4).conflicts() > 0 ||
-        ldmatrix_access([=](int l) { return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8); }, 4)
+    if (ldmatrix_access(
+            [=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4)
+                .conflicts() > 0 ||
+        ldmatrix_access(
+            [=](int l) {
+              return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8);
+            },
+            4)
                 .conflicts() > 0)
       return false;
   return true;
@@ -63,32 +71,32 @@ struct MaxSum {
 
 template <class Element, class Config>
 struct SharedStorage {
-  alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];     // [kBlockN, d]
-  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];     // [kBlockN, d]
+  alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  float sMax[Config::kWarpsN][Config::kBlockM];               // of each warp's keys
+  float sMax[Config::kWarpsN][Config::kBlockM];                 // of each warp's keys
   float sSum[Config::kWarpsN][Config::kBlockM];
   // Partial O, for the warp that adds up these columns, from each other one.
   float sO[Config::kWarpsM][Config::kWarpsN][Config::kWarpsN - 1][16][Config::kSlice + 8];
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, sO)
 };
 
-// Starts to copy rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end becomes 0.
-// `tid` is one of kThreads threads that share the work.
+// Issues the copies of rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end
+// becomes 0. `tid` is one of kThreads threads that share the work.
 template <int kRows, int kThreads, class Config, class Element>
 __device__ void load_tile(Element* tile, const Element* g, int row0, int rows, int tid) {
-  constexpr int kVectors = Config::kHeadDim / 8;  // of 16 bytes, a row
+  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, a row
 #pragma unroll
-  for (int i = tid; i < kRows * kVectors; i += kThreads) {
-    const int r = i / kVectors, c = i % kVectors * 8;
+  for (int i = tid; i < kRows * kChunks; i += kThreads) {
+    const int r = i / kChunks, c = i % kChunks * 8;
     const bool inside = row0 + r < rows;
     cp_async_16(tile + swizzled_offset<Config::kHeadDim>(r, c),
                 inside ? g + int64_t{row0 + r} * Config::kHeadDim + c : g, inside ? 16 : 0);
   }
 }
 
-// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the first one is
-// visited all the same, so that the rows get their O = 0 and lse = -inf.
+// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
+// first one is visited all the same, so that the rows get their O = 0 and lse = -inf.
 struct BlockRange {
   int begin, end;
 };
@@ -120,8 +128,9 @@ __device__ __forceinline__ void scores(float (&s)[Config::kWarpKeys / 8][4], con
     uint32_t a[4], b[4];
     ldmatrix_x4(a, sQ + swizzled_offset<Config::kHeadDim>(lane_id % 16, k + lane_id / 16 * 8));
 #pragma unroll
-    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two products of 8 keys at once
-      ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8, k + lane_id / 8 % 2 * 8));
+    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two MMAs of 8 keys at once
+      ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8,
+                                                            k + lane_id / 8 % 2 * 8));
       mma_m16n8k16<Element>(s[n], a, {b[0], b[1]}, s[n]);
       mma_m16n8k16<Element>(s[n + 1], a, {b[2], b[3]}, s[n + 1]);
     }
@@ -129,12 +138,13 @@ __device__ __forceinline__ void scores(float (&s)[Config::kWarpKeys / 8][4], con
 }
 //! [scores]
 
-// (5) O = P V for 16 rows and the keys of this warp. Two neighbouring accumulators of the first product, rounded
-// in pairs, are an operand of the second.
+// (5) O = P V for 16 rows and the keys of this warp. Two neighbouring accumulators of the first
+// product, rounded in pairs, are an operand of the second.
 //! [output]
 template <class Config, class Element>
 __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
-                                       const uint32_t (&p)[Config::kWarpKeys / 8][2], const Element* sV) {
+                                       const uint32_t (&p)[Config::kWarpKeys / 8][2],
+                                       const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kWarpKeys / 8; k += 2) {  // 16 keys
@@ -142,7 +152,8 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 #pragma unroll
     for (int n = 0; n < Config::kHeadDim / 8; n += 2) {
       uint32_t b[4];
-      ldmatrix_x4_trans(b, sV + swizzled_offset<Config::kHeadDim>(8 * k + lane_id % 16, 8 * n + lane_id / 16 * 8));
+      ldmatrix_x4_trans(b, sV + swizzled_offset<Config::kHeadDim>(8 * k + lane_id % 16,
+                                                                  8 * n + lane_id / 16 * 8));
       mma_m16n8k16<Element>(o[n], a, {b[0], b[1]}, o[n]);
       mma_m16n8k16<Element>(o[n + 1], a, {b[2], b[3]}, o[n + 1]);
     }
@@ -150,17 +161,20 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [output]
 
-// Sets to 0 what dropout drops of row `row`, half `r` of the accumulators: 16 bytes of Philox for 64 keys.
+// Sets to 0 what dropout drops of row `row`, half `r` of the accumulators: 16 bytes of Philox for
+// 64 keys.
 template <class Config>
-__device__ __forceinline__ void drop(float (&s)[Config::kWarpKeys / 8][4], int r, uint64_t seed, int64_t bh, int row,
-                                     int key0, int dropped) {
+__device__ __forceinline__ void drop(float (&s)[Config::kWarpKeys / 8][4], int r, uint64_t seed,
+                                     int64_t bh, int row, int key0, int dropped) {
 #pragma unroll
   for (int first = 0; first < Config::kWarpKeys; first += 64) {
     const PhiloxBits bits = dropout_bits(seed, bh, row, (key0 + first) / 64, threadIdx.x % 4);
-    const int skipped = Config::kWarpKeys % 64 == 0 ? 0 : key0 % 64 / 4;  // bytes of the keys before
+    // bytes of the keys before
+    const int skipped = Config::kWarpKeys % 64 == 0 ? 0 : key0 % 64 / 4;
 #pragma unroll
     for (int i = 0; i < 16 && first + i * 4 < Config::kWarpKeys; ++i)
-      if (bits.byte(skipped + i) < static_cast<uint32_t>(dropped)) s[first / 8 + i / 2][2 * r + i % 2] = 0;
+      if (bits.byte(skipped + i) < static_cast<uint32_t>(dropped))
+        s[first / 8 + i / 2][2 * r + i % 2] = 0;
   }
 }
 
@@ -177,7 +191,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kWarpsN = Config::kWarpsN, kWarpKeys = Config::kWarpKeys, kSlice = Config::kSlice;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  const int lane_id = threadIdx.x % 32, warp_m = threadIdx.x / 32 / kWarpsN, warp_n = threadIdx.x / 32 % kWarpsN;
+  const int lane_id = threadIdx.x % 32, warp_m = threadIdx.x / 32 / kWarpsN,
+            warp_n = threadIdx.x / 32 % kWarpsN;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // place in an accumulator
   const int64_t bh = blockIdx.x, bh_kv = bh / (shape.heads / shape.kv_heads);
   const int64_t q0 = bh * shape.seqlen_q;  // first row of this head
@@ -210,10 +225,12 @@ __global__ void __launch_bounds__(Config::kThreads)
     int row0 = next_rows(first_row, n_block);
     if (row0 >= end_row) continue;
     __syncthreads();  // all are done with the tiles before
-    load_tile<kBlockN, kThreads, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k, threadIdx.x);
+    load_tile<kBlockN, kThreads, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k,
+                                         threadIdx.x);
     load_tile<16, kGroupThreads, Config>(group_q, q, row0 + group_row, shape.seqlen_q, group_tid);
     cp_async_commit();
-    load_tile<kBlockN, kThreads, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k, threadIdx.x);
+    load_tile<kBlockN, kThreads, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k,
+                                         threadIdx.x);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();  // K and V are there: until they change, groups need not meet again
@@ -232,8 +249,8 @@ __global__ void __launch_bounds__(Config::kThreads)
         old[r] = gState[q0 + row[r]];
 #pragma unroll
         for (int n = 0; n < kSlice / 8; ++n)
-          old_o[r][n] = *reinterpret_cast<const float2*>(gAccum + (q0 + row[r]) * kHeadDim + warp_n * kSlice +
-                                                         quad_col + 8 * n);
+          old_o[r][n] = *reinterpret_cast<const float2*>(gAccum + (q0 + row[r]) * kHeadDim +
+                                                         warp_n * kSlice + quad_col + 8 * n);
       }
 
       // (3) S = scale Q K^T, -inf where a query does not see a key.
@@ -243,21 +260,26 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
       for (int n = 0; n < kWarpKeys / 8; ++n)
         for (int i = 0; i < 4; ++i) s[n][i] *= shape.softmax_scale;
-      // Most tiles are seen whole: what the last of the 16 rows sees begins, and what the first sees ends, outside.
-      const int diagonal = row0 + warp_m * 16 + shift;  // the last key that a causal mask leaves to the first row
+      // Most tiles are seen whole: what the last of the 16 rows sees begins, and what the first
+      // sees ends, outside.
+      // the last key that a causal mask leaves to the first row
+      const int diagonal = row0 + warp_m * 16 + shift;
       if (key0 < diagonal + 15 - shape.window_left ||
           key0 + kWarpKeys > min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
 #pragma unroll
         for (int n = 0; n < kWarpKeys / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const int key = key0 + 8 * n + quad_col + i % 2, last_key = row[i / 2] + shift + shape.window_right;
-            if (key < row[i / 2] + shift - shape.window_left || key > last_key || key >= shape.seqlen_k)
+            const int key = key0 + 8 * n + quad_col + i % 2,
+                      last_key = row[i / 2] + shift + shape.window_right;
+            if (key < row[i / 2] + shift - shape.window_left || key > last_key ||
+                key >= shape.seqlen_k)
               s[n][i] = -INFINITY;
           }
       }
 
-      // (4) softmax: the maximum over this warp's keys, then over all warps and what was seen before.
+      // (4) softmax: the maximum over this warp's keys, then over all warps and what was seen
+      // before.
       //! [softmax]
       float row_max[2] = {MaxSum::kNothing, MaxSum::kNothing}, row_sum[2] = {};
 #pragma unroll
@@ -271,7 +293,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       group_sync();  // the maxima of both warps are there; both are done with Q
       following = next_rows(row0 + kBlockM, n_block);
       if (following < end_row)
-        load_tile<16, kGroupThreads, Config>(group_q, q, following + group_row, shape.seqlen_q, group_tid);
+        load_tile<16, kGroupThreads, Config>(group_q, q, following + group_row, shape.seqlen_q,
+                                             group_tid);
       cp_async_commit();
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -311,8 +334,10 @@ __global__ void __launch_bounds__(Config::kThreads)
             for (int i = 0; i < 4; ++i) sum[n][i] = part[i];
           } else {
             auto& to = smem.sO[warp_m][owner][warp_n - (warp_n > owner)];
-            *reinterpret_cast<float2*>(&to[quad_row][8 * n + quad_col]) = make_float2(part[0], part[1]);
-            *reinterpret_cast<float2*>(&to[quad_row + 8][8 * n + quad_col]) = make_float2(part[2], part[3]);
+            *reinterpret_cast<float2*>(&to[quad_row][8 * n + quad_col]) =
+                make_float2(part[0], part[1]);
+            *reinterpret_cast<float2*>(&to[quad_row + 8][8 * n + quad_col]) =
+                make_float2(part[2], part[3]);
           }
         }
       group_sync();  // parts and sums of both warps are there
@@ -322,8 +347,8 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int n = 0; n < kSlice / 8; ++n)
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
-            const float2 part =
-                *reinterpret_cast<const float2*>(&smem.sO[warp_m][warp_n][w][quad_row + 8 * r][8 * n + quad_col]);
+            const float2 part = *reinterpret_cast<const float2*>(
+                &smem.sO[warp_m][warp_n][w][quad_row + 8 * r][8 * n + quad_col]);
             sum[n][2 * r] += part.x, sum[n][2 * r + 1] += part.y;
           }
       //! [exchange]
@@ -341,8 +366,9 @@ __global__ void __launch_bounds__(Config::kThreads)
         const int64_t at = (q0 + row[r]) * kHeadDim + warp_n * kSlice + quad_col;
 #pragma unroll
         for (int n = 0; n < kSlice / 8; ++n) {
-          const float2 x = make_float2((old_o[r][n].x * old_sum + sum[n][2 * r] / kept) * inverse_sum,
-                                       (old_o[r][n].y * old_sum + sum[n][2 * r + 1] / kept) * inverse_sum);
+          const float2 x =
+              make_float2((old_o[r][n].x * old_sum + sum[n][2 * r] / kept) * inverse_sum,
+                          (old_o[r][n].y * old_sum + sum[n][2 * r + 1] / kept) * inverse_sum);
           if (last)
             *reinterpret_cast<uint32_t*>(gO + at + 8 * n) = pack2<Element>(x.x, x.y);
           else
@@ -358,12 +384,14 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 }
 
-// Rows of a block: so many that their O between visits stays in L2 (256 KiB), or fewer until there are two blocks an SM of an H200 (132).
+// Rows of a block: so many that their O between visits stays in L2 (256 KiB), or fewer until there
+// are two blocks an SM of an H200 (132).
 //! [rows]
 int64_t rows_a_block(const Problem& p, int64_t block_m) {
   int64_t rows = 64 * 1024 / p.head_dim;
   while (rows > block_m && p.batch * p.heads * ceil_div(p.seqlen_q, rows) < 264) rows /= 2;
-  return std::max(rows, ceil_div(ceil_div(p.seqlen_q, int64_t{65535}), block_m) * block_m);  // grid.y ends there
+  // grid.y ends there
+  return std::max(rows, ceil_div(ceil_div(p.seqlen_q, int64_t{65535}), block_m) * block_m);
 }
 //! [rows]
 
@@ -375,11 +403,10 @@ Status launch(const Arguments& args) {
   return launch_kernel(attention_kernel<Element, Config, kDropout>,
                        dim3(static_cast<unsigned>(p.batch * p.heads),
                             static_cast<unsigned>(ceil_div(p.seqlen_q, rows))),
-                       dim3(Config::kThreads),
-                       sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
-                       args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"),
-                       args.out<float>("lse"), args.out<float>("accum"), args.out<MaxSum>("state"),
-                       shape_of(p), p.seed, static_cast<int>(rows));
+                       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+                       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
+                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("accum"),
+                       args.out<MaxSum>("state"), shape_of(p), p.seed, static_cast<int>(rows));
 }
 
 template <class Element, int kHeadDim>
@@ -395,7 +422,7 @@ Status launch(const Arguments& args) {
       case 64: return launch<Element, 64>(args);
       case 128: return launch<Element, 128>(args);
     }
-    return Status::unsupported("head dims 32, 64 and 128 alone");
+    return Status::unsupported("only head dims 32, 64 and 128");
   });
 }
 

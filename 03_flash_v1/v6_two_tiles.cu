@@ -1,10 +1,11 @@
 // v6_two_tiles: 32 rows a warp, so that a fragment of K or V feeds two products of 16 rows.
 //
 // parent    v5_row_groups
-// idea      ldmatrix of K and V is what v5 issues most besides products, and its latency is all that a warp
-//           waits for. Two tiles of 16 rows share every fragment: half the reads, twice as many products to
-//           issue while one is on its way. O is then too large for the registers at once: first come the
-//           columns that the other warp adds up, then the own ones. A warp whose keys no row sees does nothing.
+// idea      ldmatrix of K and V is what v5 issues most besides products, and its latency is all
+//           that a warp waits for. Two tiles of 16 rows share every fragment: half the reads, twice
+//           as many products to issue while one is on its way. O is then too large for the
+//           registers at once: first come the columns that the other warp adds up, then the own
+//           ones. A warp whose keys no row sees does nothing.
 // expect    half the shared-memory reads a product; stalls on short scoreboards fall.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include <algorithm>
@@ -23,19 +24,20 @@ using namespace attn;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kWarpsM = 4, kWarpsN = 2;  // warps along the rows and along the keys of a tile
-  static constexpr int kGroupThreads = 32 * kWarpsN;  // of kGroupRows rows
-  static constexpr int kTiles = 2, kGroupRows = 16 * kTiles;  // products of 16 rows by a warp
+  // warps along the rows and along the keys of a tile
+  static constexpr int kWarpsM = 4, kWarpsN = 2;
+  static constexpr int kGroupThreads = 32 * kWarpsN;          // of kGroupRows rows
+  static constexpr int kTiles = 2, kGroupRows = 16 * kTiles;  // MMAs of 16 rows by a warp
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kBlockM = kGroupRows * kWarpsM, kBlockN = 256;  // B_r, B_c
-  static constexpr int kWarpKeys = kBlockN / kWarpsN;          // keys of a warp
-  static constexpr int kSlice = kHeadDim / kWarpsN;            // columns of O that a warp adds up
-  static_assert(kWarpKeys % 16 == 0 && kSlice % 16 == 0, "warps own whole products");
+  static constexpr int kWarpKeys = kBlockN / kWarpsN;                  // keys of a warp
+  static constexpr int kSlice = kHeadDim / kWarpsN;  // columns of O that a warp adds up
+  static_assert(kWarpKeys % 16 == 0 && kSlice % 16 == 0, "warps own whole MMAs");
   static_assert(kWarpsN == 2, "one other warp");
 };
 
-// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are exchanged among
-// themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
+// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
@@ -46,8 +48,14 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
 template <int kHeadDim>
 constexpr bool free_of_conflicts() {
   for (int col = 0; col < kHeadDim; col += 16)
-    if (ldmatrix_access([=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4).conflicts() > 0 ||
-        ldmatrix_access([=](int l) { return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8); }, 4)
+    if (ldmatrix_access(
+            [=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4)
+                .conflicts() > 0 ||
+        ldmatrix_access(
+            [=](int l) {
+              return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8);
+            },
+            4)
                 .conflicts() > 0)
       return false;
   return true;
@@ -66,38 +74,39 @@ struct MaxSum {
 
 template <class Element, class Config>
 struct SharedStorage {
-  alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];     // [kBlockN, d]
-  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];     // [kBlockN, d]
+  alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  float sMax[Config::kWarpsN][Config::kBlockM];               // of each warp's keys
+  float sMax[Config::kWarpsN][Config::kBlockM];                 // of each warp's keys
   float sSum[Config::kWarpsN][Config::kBlockM];
   // Partial O from the other warp of a row group, for the warp that adds up these columns.
   float sO[Config::kWarpsM][Config::kWarpsN][Config::kGroupRows * Config::kSlice];
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, sO)
 };
 
-// Place of a pair (row, col) of sO: 32 bytes of 4 lanes stay together, those of 8 rows go to other banks.
+// Place of a pair (row, col) of sO: 32 bytes of 4 lanes stay together, those of 8 rows go to other
+// banks.
 template <class Config>
 __device__ int exchange_offset(int row, int col) {
   return row * Config::kSlice + ((col / 8) ^ (row % (Config::kSlice / 8))) * 8 + col % 8;
 }
 
-// Starts to copy rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end becomes 0.
-// `tid` is one of kThreads threads that share the work.
+// Issues the copies of rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end
+// becomes 0. `tid` is one of kThreads threads that share the work.
 template <int kRows, int kThreads, class Config, class Element>
 __device__ void load_tile(Element* tile, const Element* g, int row0, int rows, int tid) {
-  constexpr int kVectors = Config::kHeadDim / 8;  // of 16 bytes, a row
+  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, a row
 #pragma unroll
-  for (int i = tid; i < kRows * kVectors; i += kThreads) {
-    const int r = i / kVectors, c = i % kVectors * 8;
+  for (int i = tid; i < kRows * kChunks; i += kThreads) {
+    const int r = i / kChunks, c = i % kChunks * 8;
     const bool inside = row0 + r < rows;
     cp_async_16(tile + swizzled_offset<Config::kHeadDim>(r, c),
                 inside ? g + int64_t{row0 + r} * Config::kHeadDim + c : g, inside ? 16 : 0);
   }
 }
 
-// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the first one is
-// visited all the same, so that the rows get their O = 0 and lse = -inf.
+// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
+// first one is visited all the same, so that the rows get their O = 0 and lse = -inf.
 struct BlockRange {
   int begin, end;
 };
@@ -121,18 +130,20 @@ __device__ __forceinline__ float quad_sum(float x) {
 // (3) S = Q K^T for 32 rows and the keys of this warp.
 //! [scores]
 template <class Config, class Element>
-__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kWarpKeys / 8][4], const Element* sQ,
-                                       const Element* sK) {
+__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kWarpKeys / 8][4],
+                                       const Element* sQ, const Element* sK) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kHeadDim; k += 16) {
     uint32_t a[Config::kTiles][4], b[4];
 #pragma unroll
     for (int m = 0; m < Config::kTiles; ++m)
-      ldmatrix_x4(a[m], sQ + swizzled_offset<Config::kHeadDim>(16 * m + lane_id % 16, k + lane_id / 16 * 8));
+      ldmatrix_x4(a[m], sQ + swizzled_offset<Config::kHeadDim>(16 * m + lane_id % 16,
+                                                               k + lane_id / 16 * 8));
 #pragma unroll
-    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two products of 8 keys at once
-      ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8, k + lane_id / 8 % 2 * 8));
+    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two MMAs of 8 keys at once
+      ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8,
+                                                            k + lane_id / 8 % 2 * 8));
 #pragma unroll
       for (int m = 0; m < Config::kTiles; ++m) {
         mma_m16n8k16<Element>(s[m][n], a[m], {b[0], b[1]}, s[m][n]);
@@ -143,20 +154,21 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kWarpK
 }
 //! [scores]
 
-// (5) O = P V for 32 rows, the keys of this warp and kSlice columns from `col0` on. Two neighbouring accumulators
-// of the first product, rounded in pairs, are an operand of the second.
+// (5) O = P V for 32 rows, the keys of this warp and kSlice columns from `col0` on. Two
+// neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the second.
 //! [output]
 template <class Config, class Element>
-__device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kSlice / 8][4],
-                                       const uint32_t (&p)[Config::kTiles][Config::kWarpKeys / 8][2],
-                                       const Element* sV, int col0) {
+__device__ __forceinline__ void output(
+    float (&o)[Config::kTiles][Config::kSlice / 8][4],
+    const uint32_t (&p)[Config::kTiles][Config::kWarpKeys / 8][2], const Element* sV, int col0) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kWarpKeys / 8; k += 2) {  // 16 keys
 #pragma unroll
     for (int n = 0; n < Config::kSlice / 8; n += 2) {
       uint32_t b[4];
-      ldmatrix_x4_trans(b, sV + swizzled_offset<Config::kHeadDim>(8 * k + lane_id % 16, col0 + 8 * n + lane_id / 16 * 8));
+      ldmatrix_x4_trans(b, sV + swizzled_offset<Config::kHeadDim>(8 * k + lane_id % 16,
+                                                                  col0 + 8 * n + lane_id / 16 * 8));
 #pragma unroll
       for (int m = 0; m < Config::kTiles; ++m) {
         const uint32_t a[4] = {p[m][k][0], p[m][k][1], p[m][k + 1][0], p[m][k + 1][1]};
@@ -168,17 +180,20 @@ __device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kSlice
 }
 //! [output]
 
-// Sets to 0 what dropout drops of row `row`, half `r` of the accumulators: 16 bytes of Philox for 64 keys.
+// Sets to 0 what dropout drops of row `row`, half `r` of the accumulators: 16 bytes of Philox for
+// 64 keys.
 template <class Config>
-__device__ __forceinline__ void drop(float (&s)[Config::kWarpKeys / 8][4], int r, uint64_t seed, int64_t bh, int row,
-                                     int key0, int dropped) {
+__device__ __forceinline__ void drop(float (&s)[Config::kWarpKeys / 8][4], int r, uint64_t seed,
+                                     int64_t bh, int row, int key0, int dropped) {
 #pragma unroll
   for (int first = 0; first < Config::kWarpKeys; first += 64) {
     const PhiloxBits bits = dropout_bits(seed, bh, row, (key0 + first) / 64, threadIdx.x % 4);
-    const int skipped = Config::kWarpKeys % 64 == 0 ? 0 : key0 % 64 / 4;  // bytes of the keys before
+    // bytes of the keys before
+    const int skipped = Config::kWarpKeys % 64 == 0 ? 0 : key0 % 64 / 4;
 #pragma unroll
     for (int i = 0; i < 16 && first + i * 4 < Config::kWarpKeys; ++i)
-      if (bits.byte(skipped + i) < static_cast<uint32_t>(dropped)) s[first / 8 + i / 2][2 * r + i % 2] = 0;
+      if (bits.byte(skipped + i) < static_cast<uint32_t>(dropped))
+        s[first / 8 + i / 2][2 * r + i % 2] = 0;
   }
 }
 
@@ -196,7 +211,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr int kWarpsN = Config::kWarpsN, kWarpKeys = Config::kWarpKeys, kSlice = Config::kSlice;
   constexpr int kTiles = Config::kTiles, kGroupRows = Config::kGroupRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  const int lane_id = threadIdx.x % 32, warp_m = threadIdx.x / 32 / kWarpsN, warp_n = threadIdx.x / 32 % kWarpsN;
+  const int lane_id = threadIdx.x % 32, warp_m = threadIdx.x / 32 / kWarpsN,
+            warp_n = threadIdx.x / 32 % kWarpsN;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // place in an accumulator
   const int64_t bh = blockIdx.x, bh_kv = bh / (shape.heads / shape.kv_heads);
   const int64_t q0 = bh * shape.seqlen_q;  // first row of this head
@@ -227,10 +243,13 @@ __global__ void __launch_bounds__(Config::kThreads)
     int row0 = next_rows(first_row, n_block);
     if (row0 >= end_row) continue;
     __syncthreads();  // all are done with the tiles before
-    load_tile<kBlockN, kThreads, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k, threadIdx.x);
-    load_tile<kGroupRows, kGroupThreads, Config>(group_q, q, row0 + group_row, shape.seqlen_q, group_tid);
+    load_tile<kBlockN, kThreads, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k,
+                                         threadIdx.x);
+    load_tile<kGroupRows, kGroupThreads, Config>(group_q, q, row0 + group_row, shape.seqlen_q,
+                                                 group_tid);
     cp_async_commit();
-    load_tile<kBlockN, kThreads, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k, threadIdx.x);
+    load_tile<kBlockN, kThreads, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k,
+                                         threadIdx.x);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();  // K and V are there: until they change, groups need not meet again
@@ -246,7 +265,8 @@ __global__ void __launch_bounds__(Config::kThreads)
 
       // (3) S = scale Q K^T, -inf where a query does not see a key.
       const int key0 = n_block * kBlockN + warp_n * kWarpKeys;
-      const int diagonal = group_row0 + shift;  // the last key that a causal mask leaves to the first row
+      // the last key that a causal mask leaves to the first row
+      const int diagonal = group_row0 + shift;
       // What the first row sees ends first, what the last one sees begins last.
       const bool none = key0 >= min(shape.seqlen_k, diagonal + kGroupRows + shape.window_right) ||
                         key0 + kWarpKeys <= diagonal - shape.window_left;
@@ -267,12 +287,14 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const int key = key0 + 8 * n + quad_col + i % 2, own = row(m, i / 2) + shift;
-              if (key < own - shape.window_left || key > own + shape.window_right || key >= shape.seqlen_k)
+              if (key < own - shape.window_left || key > own + shape.window_right ||
+                  key >= shape.seqlen_k)
                 s[m][n][i] = -INFINITY;
             }
       }
 
-      // (4) softmax: the maximum over this warp's keys, then over both warps and what was seen before.
+      // (4) softmax: the maximum over this warp's keys, then over both warps and what was seen
+      // before.
       //! [softmax]
       float row_max[kTiles][2];
       MaxSum old[kTiles][2];
@@ -280,10 +302,12 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          old[m][r] = {};  // not by the declaration: nvcc 13.0 sets the first row of such an array alone
+          // not by the declaration: nvcc 13.0 sets the first row of such an array alone
+          old[m][r] = {};
           float& max = row_max[m][r] = MaxSum::kNothing;
 #pragma unroll
-          for (int n = 0; n < kWarpKeys / 8; ++n) max = fmaxf(max, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+          for (int n = 0; n < kWarpKeys / 8; ++n)
+            max = fmaxf(max, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
           max = quad_max(max);
           if (quad_col == 0) smem.sMax[warp_n][local_row(m, r)] = max;
           if (!first && row(m, r) < shape.seqlen_q) old[m][r] = gState[q0 + row(m, r)];
@@ -291,7 +315,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       group_sync();  // the maxima of both warps are there; both are done with Q
       following = next_rows(row0 + kBlockM, n_block);
       if (following < end_row)
-        load_tile<kGroupRows, kGroupThreads, Config>(group_q, q, following + group_row, shape.seqlen_q, group_tid);
+        load_tile<kGroupRows, kGroupThreads, Config>(group_q, q, following + group_row,
+                                                     shape.seqlen_q, group_tid);
       cp_async_commit();
 #pragma unroll
       for (int m = 0; m < kTiles; ++m)
@@ -319,7 +344,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
         for (int n = 0; n < kWarpKeys / 8; ++n)
-          p[m][n][0] = pack2<Element>(s[m][n][0], s[m][n][1]), p[m][n][1] = pack2<Element>(s[m][n][2], s[m][n][3]);
+          p[m][n][0] = pack2<Element>(s[m][n][0], s[m][n][1]),
+          p[m][n][1] = pack2<Element>(s[m][n][2], s[m][n][3]);
 
       // (5) O = P V over this warp's keys, (6) first the columns that the other warp adds up.
       //! [exchange]
@@ -334,7 +360,8 @@ __global__ void __launch_bounds__(Config::kThreads)
           for (int n = 0; n < kSlice / 8; ++n)
 #pragma unroll
             for (int r = 0; r < 2; ++r)
-              *reinterpret_cast<float2*>(to + exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col)) =
+              *reinterpret_cast<float2*>(
+                  to + exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col)) =
                   make_float2(theirs[m][n][2 * r], theirs[m][n][2 * r + 1]);
       }
       // What the last visit left of O is on its way during the own columns.
@@ -363,7 +390,8 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int r = 0; r < 2; ++r) {
           if (row(m, r) >= shape.seqlen_q) continue;
           const float max = row_max[m][r], old_sum = old[m][r].sum * __expf(old[m][r].max - max);
-          const MaxSum now{max, old_sum + smem.sSum[0][local_row(m, r)] + smem.sSum[1][local_row(m, r)]};
+          const MaxSum now{max,
+                           old_sum + smem.sSum[0][local_row(m, r)] + smem.sSum[1][local_row(m, r)]};
           const float inverse_sum = now.sum > 0 ? 1 / now.sum : 0;
           const float old_factor = old_sum * inverse_sum, factor = inverse_kept * inverse_sum;
           const int64_t at = (q0 + row(m, r)) * kHeadDim + warp_n * kSlice + quad_col;
@@ -371,8 +399,9 @@ __global__ void __launch_bounds__(Config::kThreads)
           for (int n = 0; n < kSlice / 8; ++n) {
             const float2 part = *reinterpret_cast<const float2*>(
                 from + exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col));
-            const float2 x = make_float2(old_o[m][r][n].x * old_factor + (o[m][n][2 * r] + part.x) * factor,
-                                         old_o[m][r][n].y * old_factor + (o[m][n][2 * r + 1] + part.y) * factor);
+            const float2 x =
+                make_float2(old_o[m][r][n].x * old_factor + (o[m][n][2 * r] + part.x) * factor,
+                            old_o[m][r][n].y * old_factor + (o[m][n][2 * r + 1] + part.y) * factor);
             if (last)
               *reinterpret_cast<uint32_t*>(gO + at + 8 * n) = pack2<Element>(x.x, x.y);
             else
@@ -388,12 +417,14 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 }
 
-// Rows of a block: so many that their O between visits stays in L2 (256 KiB), or fewer until there are two blocks an SM of an H200 (132).
+// Rows of a block: so many that their O between visits stays in L2 (256 KiB), or fewer until there
+// are two blocks an SM of an H200 (132).
 //! [rows]
 int64_t rows_a_block(const Problem& p, int64_t block_m) {
   int64_t rows = 64 * 1024 / p.head_dim;
   while (rows > block_m && p.batch * p.heads * ceil_div(p.seqlen_q, rows) < 264) rows /= 2;
-  return std::max(rows, ceil_div(ceil_div(p.seqlen_q, int64_t{65535}), block_m) * block_m);  // grid.y ends there
+  // grid.y ends there
+  return std::max(rows, ceil_div(ceil_div(p.seqlen_q, int64_t{65535}), block_m) * block_m);
 }
 //! [rows]
 
@@ -405,11 +436,10 @@ Status launch(const Arguments& args) {
   return launch_kernel(attention_kernel<Element, Config, kDropout>,
                        dim3(static_cast<unsigned>(p.batch * p.heads),
                             static_cast<unsigned>(ceil_div(p.seqlen_q, rows))),
-                       dim3(Config::kThreads),
-                       sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
-                       args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"),
-                       args.out<float>("lse"), args.out<float>("accum"), args.out<MaxSum>("state"),
-                       shape_of(p), p.seed, static_cast<int>(rows));
+                       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+                       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
+                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("accum"),
+                       args.out<MaxSum>("state"), shape_of(p), p.seed, static_cast<int>(rows));
 }
 
 template <class Element, int kHeadDim>
@@ -425,7 +455,7 @@ Status launch(const Arguments& args) {
       case 64: return launch<Element, 64>(args);
       case 128: return launch<Element, 128>(args);
     }
-    return Status::unsupported("head dims 32, 64 and 128 alone");
+    return Status::unsupported("only head dims 32, 64 and 128");
   });
 }
 

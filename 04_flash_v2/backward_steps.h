@@ -8,7 +8,7 @@
 
 #include "check/operation.h"
 
-ATTN_DECLARE_STEP(v7_tuned);
+ATTN_DECLARE_STEP(v13_tuned);
 ATTN_DECLARE_STEP(b1_kv_parallel);
 ATTN_DECLARE_STEP(b2_tuned);
 ATTN_DECLARE_STEP(b3_deterministic);
@@ -100,7 +100,7 @@ inline Step first_step() {
             return Cost{dot_phase(p), gradient_phase(p, first_tiles(p.head_dim)), convert_phase(p)};
           },
       .launch = ATTN_LAUNCH(b1_kv_parallel),
-      .prepare = ATTN_LAUNCH(v7_tuned),
+      .prepare = ATTN_LAUNCH(v13_tuned),
       .deterministic = false,
       .needs = kAmpere,
       .takes = {"dropout"},
@@ -156,7 +156,7 @@ inline Step tuned_step(std::string name, std::string idea, int64_t (*slices)(con
             return Cost{dot_phase(p, n), gradient_phase(p, tuned_tiles(p)), convert_phase(p, n)};
           },
       .launch = launch,
-      .prepare = ATTN_LAUNCH(v7_tuned),
+      .prepare = ATTN_LAUNCH(v13_tuned),
       .deterministic = false,
       .needs = kAmpere,
       .takes = {"dropout", "softcap", "varlen"},

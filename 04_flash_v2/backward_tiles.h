@@ -62,7 +62,7 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
   const int phase = kWidth % 64 == 0 ? row % 8 : row / 2 % 4;
   return row * kWidth + ((col / 8) ^ phase) * 8 + col % 8;
 }
-// The byte offset `cols` columns further in the same row, from an even column of chunks: see v7_tuned.
+// The byte offset `cols` columns further in the same row, from an even column of chunks: see v13_tuned.
 template <int kWidth>
 __host__ __device__ constexpr int along_row(int offset, int cols) {
   constexpr int kSpan = kWidth % 64 == 0 ? 8 : 4;

@@ -1,69 +1,72 @@
-// sweep_04_flash_v2: the kernel of v7_tuned with other tiles, timed; v7's own are chosen from what this prints.
+// sweep_04_flash_v2: the kernel of v13_tuned with other tiles, timed; v13's own are chosen so.
 //
 //     sweep_04_flash_v2 [--head-dim D] [--causal] [--repeat R]
 //
-// A row: B_r, B_c, warps, of how many times 16 columns of Q the fragments stay in registers, stages, blocks an SM; the
-// rest is in attn/sweep.h.
+// A row: B_r, B_c, warps, of how many times 16 columns of Q the fragments stay in registers,
+// stages, blocks an SM; the rest is in attn/sweep.h.
 #define ATTN_SWEEP
-#include "v7_tuned.cu"
+#include "v13_tuned.cu"
 
 #include "attn/sweep.h"
 
-namespace gpu::v7_tuned {
+namespace gpu::v13_tuned {
 
-template <int... kTile>
+template <int kHeadDim, Tuning kTuning>
 attn::sweep::Row row() {
-  using T = Tile<kTile...>;
+  using T = Tuned<kHeadDim, kTuning>;
   char tile[64];
-  std::snprintf(tile, sizeof tile, "%4d %3d %5d %4d %6d %3d", T::kBlockM, T::kBlockN, T::kNumWarps, T::kKept,
-                T::kStages, T::kBlocksPerSm);
-  return {T::kHeadDim, tile, launch<__nv_bfloat16, T, false>,
+  std::snprintf(tile, sizeof tile, "%4d %3d %5d %7d %6d %3d", T::kBlockM, T::kBlockN, T::kNumWarps,
+                T::kQSteps, T::kStages, T::kBlocksPerSm);
+  return {kHeadDim, tile, launch<__nv_bfloat16, T, false>,
           reinterpret_cast<const void*>(&attention_kernel<__nv_bfloat16, T, false>)};
 }
-//                                             d    M    N  warps kept, stages, blocks an SM
-const std::vector<attn::sweep::Row> kRows{row<64, 128, 128, 4, 0, 1, 2>(),  // FlashAttention-2's
-                                          row<64, 128, 128, 4, 0, 2, 2>(),
-                                          row<64, 128, 64, 4, 0, 2, 2>(),
-                                          row<64, 128, 64, 4, 4, 2, 2>(),
-                                          row<64, 128, 64, 4, 0, 2, 3>(),
-                                          row<64, 128, 64, 4, 0, 1, 3>(),
-                                          row<64, 128, 32, 4, 4, 2, 3>(),
-                                          row<64, 64, 64, 4, 4, 2, 4>(),
-                                          row<64, 128, 64, 8, 4, 2, 2>(),
-                                          row<64, 64, 64, 2, 4, 2, 4>(),
-                                          row<128, 128, 64, 4, 0, 1, 2>(),  // FlashAttention-2's
-                                          row<128, 128, 64, 4, 0, 2, 2>(),
-                                          row<128, 128, 32, 4, 0, 1, 2>(),
-                                          row<128, 128, 32, 4, 0, 2, 2>(),
-                                          row<128, 64, 64, 4, 8, 2, 2>(),
-                                          row<128, 64, 64, 4, 0, 1, 3>(),
-                                          row<128, 64, 32, 4, 8, 2, 3>(),
-                                          row<128, 128, 64, 8, 8, 2, 1>(),
-                                          row<128, 64, 64, 2, 0, 1, 4>(),
-                                          row<256, 64, 64, 4, 0, 1, 2>(),  // FlashAttention-2's
-                                          row<256, 64, 64, 4, 4, 1, 2>(),
-                                          row<256, 64, 64, 4, 8, 1, 2>(),
-                                          row<256, 64, 64, 4, 10, 1, 2>(),
-                                          row<256, 64, 32, 4, 8, 2, 2>(),
-                                          row<256, 64, 48, 4, 8, 1, 2>(),
-                                          row<256, 128, 64, 8, 0, 2, 1>(),
-                                          row<256, 128, 64, 8, 4, 2, 1>(),
-                                          row<256, 128, 64, 8, 8, 2, 1>(),
-                                          row<256, 128, 64, 8, 8, 1, 1>(),
-                                          row<32, 128, 128, 4, 2, 2, 2>(),
-                                          row<32, 128, 64, 4, 2, 2, 2>(),
-                                          row<32, 128, 64, 4, 2, 2, 3>(),
-                                          row<96, 128, 64, 4, 0, 1, 2>(),
-                                          row<96, 128, 64, 4, 0, 2, 2>(),
-                                          row<96, 128, 64, 4, 2, 1, 2>(),
-                                          row<192, 64, 64, 4, 0, 1, 2>(),
-                                          row<192, 64, 64, 4, 6, 1, 2>(),
-                                          row<192, 64, 64, 4, 12, 1, 2>(),
-                                          row<192, 64, 32, 4, 12, 2, 2>(),
-                                          row<192, 128, 64, 8, 6, 2, 1>()};
+// What is not said is as in Tuning: 128 x 64, 4 warps, no Q in registers, 1 stage, 2 blocks an SM.
+const std::vector<attn::sweep::Row> kRows{
+    row<64, Tuning{.block_n = 128}>(),  // FlashAttention-2's
+    row<64, Tuning{.block_n = 128, .stages = 2}>(),
+    row<64, Tuning{.stages = 2}>(),
+    row<64, Tuning{.q_steps = 4, .stages = 2}>(),
+    row<64, Tuning{.stages = 2, .blocks_per_sm = 3}>(),
+    row<64, Tuning{.blocks_per_sm = 3}>(),
+    row<64, Tuning{.block_n = 32, .q_steps = 4, .stages = 2, .blocks_per_sm = 3}>(),
+    row<64, Tuning{.block_m = 64, .q_steps = 4, .stages = 2, .blocks_per_sm = 4}>(),
+    row<64, Tuning{.num_warps = 8, .q_steps = 4, .stages = 2}>(),
+    row<64, Tuning{.block_m = 64, .num_warps = 2, .q_steps = 4, .stages = 2, .blocks_per_sm = 4}>(),
+    row<128, Tuning{}>(),  // FlashAttention-2's
+    row<128, Tuning{.stages = 2}>(),
+    row<128, Tuning{.block_n = 32}>(),
+    row<128, Tuning{.block_n = 32, .stages = 2}>(),
+    row<128, Tuning{.block_m = 64, .q_steps = 8, .stages = 2}>(),
+    row<128, Tuning{.block_m = 64, .blocks_per_sm = 3}>(),
+    row<128, Tuning{.block_m = 64, .block_n = 32, .q_steps = 8, .stages = 2, .blocks_per_sm = 3}>(),
+    row<128, Tuning{.num_warps = 8, .q_steps = 8, .stages = 2, .blocks_per_sm = 1}>(),
+    row<128, Tuning{.block_m = 64, .num_warps = 2, .blocks_per_sm = 4}>(),
+    row<256, Tuning{.block_m = 64}>(),  // FlashAttention-2's
+    row<256, Tuning{.block_m = 64, .q_steps = 4}>(),
+    row<256, Tuning{.block_m = 64, .q_steps = 8}>(),
+    row<256, Tuning{.block_m = 64, .q_steps = 10}>(),
+    row<256, Tuning{.block_m = 64, .block_n = 32, .q_steps = 8, .stages = 2}>(),
+    row<256, Tuning{.block_m = 64, .block_n = 48, .q_steps = 8}>(),
+    row<256, Tuning{.num_warps = 8, .stages = 2, .blocks_per_sm = 1}>(),
+    row<256, Tuning{.num_warps = 8, .q_steps = 4, .stages = 2, .blocks_per_sm = 1}>(),
+    row<256, Tuning{.num_warps = 8, .q_steps = 8, .stages = 2, .blocks_per_sm = 1}>(),
+    row<256, Tuning{.num_warps = 8, .q_steps = 8, .blocks_per_sm = 1}>(),
+    row<32, Tuning{.block_n = 128, .q_steps = 2, .stages = 2}>(),
+    row<32, Tuning{.q_steps = 2, .stages = 2}>(),
+    row<32, Tuning{.q_steps = 2, .stages = 2, .blocks_per_sm = 3}>(),
+    row<96, Tuning{}>(),
+    row<96, Tuning{.stages = 2}>(),
+    row<96, Tuning{.q_steps = 2}>(),
+    row<192, Tuning{.block_m = 64}>(),
+    row<192, Tuning{.block_m = 64, .q_steps = 6}>(),
+    row<192, Tuning{.block_m = 64, .q_steps = 12}>(),
+    row<192, Tuning{.block_m = 64, .block_n = 32, .q_steps = 12, .stages = 2}>(),
+    row<192, Tuning{.num_warps = 8, .q_steps = 6, .stages = 2, .blocks_per_sm = 1}>(),
+};
 
-}  // namespace gpu::v7_tuned
+}  // namespace gpu::v13_tuned
 
 int main(int argc, char** argv) {
-  return attn::sweep::main("sweep_04_flash_v2", gpu::v7_tuned::kRows, "   M   N warps kept stages /SM", argc, argv);
+  return attn::sweep::main("sweep_04_flash_v2", gpu::v13_tuned::kRows,
+                           "   M   N warps q_steps stages /SM", argc, argv);
 }

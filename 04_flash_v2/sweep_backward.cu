@@ -17,7 +17,7 @@ int64_t kSectionBytes = 24 << 20;
 
 #include "attn/sweep.h"
 
-ATTN_DECLARE_STEP(v7_tuned);
+ATTN_DECLARE_STEP(v13_tuned);
 ATTN_DECLARE_STEP(b1_kv_parallel);
 
 namespace gpu::b2_sweep {
@@ -90,7 +90,7 @@ const sweep::Pass kBackward{{"q", "k", "v", "o", "do"},
                              {"dot", sweep::kMostRows * 4},
                              {"accum", sweep::kTokens * sweep::kWidth * 4}},
                             10,
-                            ::gpu::v7_tuned::launch};
+                            ::gpu::v13_tuned::launch};
 
 }  // namespace gpu::b2_sweep
 

@@ -1,15 +1,17 @@
 // v1_loop_swap: queries outside, keys inside.
 //
 // parent    03_flash_v1/v7_exp2
-// idea      A block takes a tile of queries and walks over all keys. O, m and l of its rows never leave the chip: no
-//           workspace, O is divided once, at the end. FlashAttention-2 (arXiv 2307.08691), section 3.1.
-//           The warps still split the keys and exchange, as in chapter 03. What chapter 03 won with other ideas
-//           (swizzle, cp.async, exp2, skipped tiles) is put aside, and comes back in v3 to v6, each alone.
-// expect    HBM bytes: those of O and its state between visits are gone (dram__bytes_read.sum). L2 bytes: K and V once
-//           for 128 queries, Q and O once (lts__t_bytes.sum). Instructions that rescale: no division in the loop.
-// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
+// idea      A block takes a tile of queries and walks over all keys that they see. O, m and l of
+//           its rows never leave the chip: no workspace, no visit that is the first or the last; O
+//           is divided once, at the end, and only then the lanes of a row add up l.
+//           FlashAttention-2 (arXiv 2307.08691), section 3.1. The warps still split the keys and
+//           exchange, as in chapter 03. Dropout comes back in v12_features.
+// expect    HBM bytes: those of O and its state between visits are gone (dram__bytes_read.sum). L2
+//           bytes: K and V once for 128 queries, Q and O once (lts__t_bytes.sum)
+// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37
 #include "attn/kernel.h"
-#include "attn/philox.h"
+#include "emulator/warp_access.h"
+#include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
 #include "ptx/named_barrier.h"
@@ -20,25 +22,48 @@ using namespace attn;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kWarpsM = 4, kWarpsN = 2;  // warps along the rows and along the keys of a tile
-  static constexpr int kGroupThreads = 32 * kWarpsN;  // of kGroupRows rows
-  static constexpr int kTiles = 2, kGroupRows = 16 * kTiles;  // products of 16 rows by a warp
+  // warps along the rows and along the keys of a tile
+  static constexpr int kWarpsM = 4, kWarpsN = 2;
+  static constexpr int kGroupThreads = 32 * kWarpsN;          // of kGroupRows rows
+  static constexpr int kTiles = 2, kGroupRows = 16 * kTiles;  // MMAs of 16 rows by a warp
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
-  static constexpr int kBlockM = kGroupRows * kWarpsM, kBlockN = 64;  // B_r, B_c: K and V pass, Q stays
-  static constexpr int kWarpKeys = kBlockN / kWarpsN;          // keys of a warp
-  static constexpr int kSlice = kHeadDim / kWarpsN;            // columns of O that a warp adds up
-  static_assert(kWarpKeys % 16 == 0 && kSlice % 16 == 0, "warps own whole products");
+  static constexpr int kBlockM = kGroupRows * kWarpsM, kBlockN = 64;  // B_r, B_c
+  static constexpr int kWarpKeys = kBlockN / kWarpsN;                 // keys of a warp
+  static constexpr int kSlice = kHeadDim / kWarpsN;  // columns of O that a warp adds up
+  static_assert(kWarpKeys % 16 == 0 && kSlice % 16 == 0, "warps own whole MMAs");
   static_assert(kWarpsN == 2, "one other warp");
 };
 
-// The offset of element (row, col) of a tile [rows, kHeadDim].
+// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
+// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+//! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
-  return row * kHeadDim + col;
+  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 a row
+  const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
+  return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
 }
+template <int kHeadDim>
+constexpr bool free_of_conflicts() {
+  for (int col = 0; col < kHeadDim; col += 16)
+    if (ldmatrix_access(
+            [=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4)
+                .conflicts() > 0 ||
+        ldmatrix_access(
+            [=](int l) {
+              return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8);
+            },
+            4)
+                .conflicts() > 0)
+      return false;
+  return true;
+}
+static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<128>());
+//! [swizzle]
 
+constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
-constexpr float kNothing = -3.4028234e38f;
+constexpr float kLowest = -3.4028234e38f;
 
 template <class Element, class Config>
 struct SharedStorage {
@@ -52,23 +77,37 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, sO)
 };
 
-// Place of a pair (row, col) of sO: 32 bytes of 4 lanes stay together, those of 8 rows go to other banks.
+// Place of a pair (row, col) of sO: 32 bytes of 4 lanes stay together, those of 8 rows go to other
+// banks.
 template <class Config>
 __device__ int exchange_offset(int row, int col) {
   return row * Config::kSlice + ((col / 8) ^ (row % (Config::kSlice / 8))) * 8 + col % 8;
 }
 
-// Copies rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end becomes 0.
-template <int kRows, class Config, class Element>
-__device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
-  constexpr int kVectors = Config::kHeadDim / 8;  // of 16 bytes, a row
+// Issues the copies of rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end
+// becomes 0. `tid` is one of kThreads threads that share the work.
+template <int kRows, int kThreads, class Config, class Element>
+__device__ void load_tile(Element* tile, const Element* g, int row0, int rows, int tid) {
+  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, a row
 #pragma unroll
-  for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
-    const int r = i / kVectors, c = i % kVectors * 8;
-    *reinterpret_cast<uint4*>(tile + swizzled_offset<Config::kHeadDim>(r, c)) =
-        row0 + r < rows ? *reinterpret_cast<const uint4*>(g + int64_t{row0 + r} * Config::kHeadDim + c)
-                        : make_uint4(0, 0, 0, 0);
+  for (int i = tid; i < kRows * kChunks; i += kThreads) {
+    const int r = i / kChunks, c = i % kChunks * 8;
+    const bool inside = row0 + r < rows;
+    cp_async_16(tile + swizzled_offset<Config::kHeadDim>(r, c),
+                inside ? g + int64_t{row0 + r} * Config::kHeadDim + c : g, inside ? 16 : 0);
   }
+}
+
+// The blocks of keys that some query of rows [row0, row0 + rows) sees.
+struct BlockRange {
+  int begin, end;
+};
+__device__ BlockRange blocks_seen(const Shape& shape, int row0, int rows, int block_n) {
+  const int last = min(row0 + rows, shape.seqlen_q) - 1, shift = shape.seqlen_k - shape.seqlen_q;
+  const int begin = max(0, row0 + shift - shape.window_left);
+  const int end = min(shape.seqlen_k, last + shift + shape.window_right + 1);
+  if (end <= begin) return {0, 0};  // O = 0 and lse = -inf for all
+  return {begin / block_n, ceil_div(end, block_n)};
 }
 
 __device__ __forceinline__ float quad_max(float x) {  // over the 4 lanes that share a row
@@ -83,18 +122,20 @@ __device__ __forceinline__ float quad_sum(float x) {
 // (3) S = Q K^T for 32 rows and the keys of this warp.
 //! [scores]
 template <class Config, class Element>
-__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kWarpKeys / 8][4], const Element* sQ,
-                                       const Element* sK) {
+__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kWarpKeys / 8][4],
+                                       const Element* sQ, const Element* sK) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kHeadDim; k += 16) {
     uint32_t a[Config::kTiles][4], b[4];
 #pragma unroll
     for (int m = 0; m < Config::kTiles; ++m)
-      ldmatrix_x4(a[m], sQ + swizzled_offset<Config::kHeadDim>(16 * m + lane_id % 16, k + lane_id / 16 * 8));
+      ldmatrix_x4(a[m], sQ + swizzled_offset<Config::kHeadDim>(16 * m + lane_id % 16,
+                                                               k + lane_id / 16 * 8));
 #pragma unroll
-    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two products of 8 keys at once
-      ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8, k + lane_id / 8 % 2 * 8));
+    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two MMAs of 8 keys at once
+      ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8,
+                                                            k + lane_id / 8 % 2 * 8));
 #pragma unroll
       for (int m = 0; m < Config::kTiles; ++m) {
         mma_m16n8k16<Element>(s[m][n], a[m], {b[0], b[1]}, s[m][n]);
@@ -105,20 +146,21 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kWarpK
 }
 //! [scores]
 
-// (5) O += P V for 32 rows, the keys of this warp and kSlice columns from `col0` on. Two neighbouring accumulators
-// of the first product, rounded in pairs, are an operand of the second.
+// (5) O += P V for 32 rows, the keys of this warp and kSlice columns from `col0` on. Two
+// neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the second.
 //! [output]
 template <class Config, class Element>
-__device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kSlice / 8][4],
-                                       const uint32_t (&p)[Config::kTiles][Config::kWarpKeys / 8][2],
-                                       const Element* sV, int col0) {
+__device__ __forceinline__ void output(
+    float (&o)[Config::kTiles][Config::kSlice / 8][4],
+    const uint32_t (&p)[Config::kTiles][Config::kWarpKeys / 8][2], const Element* sV, int col0) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kWarpKeys / 8; k += 2) {  // 16 keys
 #pragma unroll
     for (int n = 0; n < Config::kSlice / 8; n += 2) {
       uint32_t b[4];
-      ldmatrix_x4_trans(b, sV + swizzled_offset<Config::kHeadDim>(8 * k + lane_id % 16, col0 + 8 * n + lane_id / 16 * 8));
+      ldmatrix_x4_trans(b, sV + swizzled_offset<Config::kHeadDim>(8 * k + lane_id % 16,
+                                                                  col0 + 8 * n + lane_id / 16 * 8));
 #pragma unroll
       for (int m = 0; m < Config::kTiles; ++m) {
         const uint32_t a[4] = {p[m][k][0], p[m][k][1], p[m][k + 1][0], p[m][k + 1][1]};
@@ -130,71 +172,67 @@ __device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kSlice
 }
 //! [output]
 
-// Sets to 0 what dropout drops of row `row`, half `r` of the accumulators: 16 bytes of Philox for 64 keys.
-template <class Config>
-__device__ __forceinline__ void drop(float (&s)[Config::kWarpKeys / 8][4], int r, uint64_t seed, int64_t bh, int row,
-                                     int key0, int dropped) {
-#pragma unroll
-  for (int first = 0; first < Config::kWarpKeys; first += 64) {
-    const PhiloxBits bits = dropout_bits(seed, bh, row, (key0 + first) / 64, threadIdx.x % 4);
-    const int skipped = Config::kWarpKeys % 64 == 0 ? 0 : key0 % 64 / 4;  // bytes of the keys before
-#pragma unroll
-    for (int i = 0; i < 16 && first + i * 4 < Config::kWarpKeys; ++i)
-      if (bits.byte(skipped + i) < static_cast<uint32_t>(dropped)) s[first / 8 + i / 2][2 * r + i % 2] = 0;
-  }
-}
-
-template <class Element, class Config, bool kDropout>
+template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads)
     attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
                      const Element* gK,  // [B, Hkv, seqlen_k, d]
                      const Element* gV,  // [B, Hkv, seqlen_k, d]
                      Element* gO,        // [B, Hq, seqlen_q, d]
                      float* gLse,        // [B, Hq, seqlen_q]
-                     Shape shape, uint64_t seed, int num_m_blocks) {
+                     Shape shape, int num_m_blocks, int num_heads) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kWarpsN = Config::kWarpsN, kWarpKeys = Config::kWarpKeys, kSlice = Config::kSlice;
   constexpr int kTiles = Config::kTiles, kGroupRows = Config::kGroupRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  const int lane_id = threadIdx.x % 32, warp_m = threadIdx.x / 32 / kWarpsN, warp_n = threadIdx.x / 32 % kWarpsN;
+  const int lane_id = threadIdx.x % 32, warp_m = threadIdx.x / 32 / kWarpsN,
+            warp_n = threadIdx.x / 32 % kWarpsN;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // place in an accumulator
-  const int m_block = blockIdx.x % num_m_blocks;
-  const int64_t bh = blockIdx.x / num_m_blocks, bh_kv = bh / (shape.heads / shape.kv_heads);
+  // The tiles of queries with the most keys begin first, those of all heads.
+  const int row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
+  const int64_t bh = blockIdx.x % num_heads, bh_kv = bh / (shape.heads / shape.kv_heads);
   const int64_t q0 = bh * shape.seqlen_q;  // first row of this head
   const Element* q = gQ + q0 * kHeadDim;
   const Element* k = gK + bh_kv * shape.seqlen_k * kHeadDim;
   const Element* v = gV + bh_kv * shape.seqlen_k * kHeadDim;
   const int shift = shape.seqlen_k - shape.seqlen_q;
+  const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   // The group: kWarpsN warps that share kGroupRows rows of the tile.
-  const int row0 = m_block * kBlockM, group_row = kGroupRows * warp_m;
+  constexpr int kThreads = Config::kThreads;
+  const int group_row = kGroupRows * warp_m, group_row0 = row0 + group_row;
+  Element* const group_q = smem.sQ + group_row * kHeadDim;  // [kGroupRows, d]
   const auto group_sync = [&] { named_barrier_sync(1 + warp_m, Config::kGroupThreads); };
   // Row of this thread: its half r of the accumulators of tile m.
   const auto local_row = [&](int m, int r) { return group_row + 16 * m + 8 * r + quad_row; };
   const auto row = [&](int m, int r) { return row0 + local_row(m, r); };
+  const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
 
   // (1) load Q_i, which stays
-  load_tile<kBlockM, Config>(smem.sQ, q, row0, shape.seqlen_q);
+  if (seen.begin < seen.end)
+    load_tile<kBlockM, kThreads, Config>(smem.sQ, q, row0, shape.seqlen_q, threadIdx.x);
   float o[kTiles][kSlice / 8][4] = {};  // the columns that this warp adds up, not divided by l yet
-  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // of both warps' keys; of this warp's keys
-  for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kNothing;
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // of both warps' keys; of this lane's keys
+  for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
-  for (int n_block = 0; n_block * kBlockN < shape.seqlen_k; ++n_block) {
+  for (int n_block = seen.begin; n_block < seen.end; ++n_block) {
     // (2) load K_j and V_j
     __syncthreads();  // all are done with the tiles before
-    load_tile<kBlockN, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k);
-    load_tile<kBlockN, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k);
+    load_tile<kBlockN, kThreads, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k,
+                                         threadIdx.x);
+    load_tile<kBlockN, kThreads, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k,
+                                         threadIdx.x);
+    cp_async_commit();
+    cp_async_wait<0>();
     __syncthreads();  // they are there, and so is Q
 
-    // (3) S = scale Q K^T, -inf where a query does not see a key.
+    // (3) S = Q K^T, -inf where a query does not see a key.
     const int key0 = n_block * kBlockN + warp_n * kWarpKeys;
-    const int diagonal = row0 + group_row + shift;  // the last key that a causal mask leaves to the first row
+    // the last key that a causal mask leaves to the first row
+    const int diagonal = group_row0 + shift;
+    // What the first row sees ends first, what the last one sees begins last.
+    const bool none = key0 >= min(shape.seqlen_k, diagonal + kGroupRows + shape.window_right) ||
+                      key0 + kWarpKeys <= diagonal - shape.window_left;
     float s[kTiles][kWarpKeys / 8][4] = {};
-    scores<Config>(s, smem.sQ + group_row * kHeadDim, smem.sK + warp_n * kWarpKeys * kHeadDim);
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m)
-#pragma unroll
-      for (int n = 0; n < kWarpKeys / 8; ++n)
-        for (int i = 0; i < 4; ++i) s[m][n][i] *= shape.softmax_scale;
+    if (!none) scores<Config>(s, group_q, smem.sK + warp_n * kWarpKeys * kHeadDim);
     // Most tiles are seen whole.
     if (key0 < diagonal + kGroupRows - 1 - shape.window_left ||
         key0 + kWarpKeys > min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
@@ -205,31 +243,34 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int key = key0 + 8 * n + quad_col + i % 2, own = row(m, i / 2) + shift;
-            if (key < own - shape.window_left || key > own + shape.window_right || key >= shape.seqlen_k)
+            if (key < own - shape.window_left || key > own + shape.window_right ||
+                key >= shape.seqlen_k)
               s[m][n][i] = -INFINITY;
           }
     }
 
-    // (4) softmax: the maximum over this warp's keys, then over both warps and what was seen before.
+    // (4) softmax: the maximum over this warp's keys, then over both and what was seen before.
     //! [softmax]
-    float max[kTiles][2];
+    float old_max[kTiles][2];
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        max[m][r] = row_max[m][r];
+        old_max[m][r] = row_max[m][r];
+        float& max = row_max[m][r] = -INFINITY;
 #pragma unroll
         for (int n = 0; n < kWarpKeys / 8; ++n)
-          max[m][r] = fmaxf(max[m][r], fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
-        max[m][r] = quad_max(max[m][r]);
-        if (quad_col == 0) smem.sMax[warp_n][local_row(m, r)] = max[m][r];
+          max = fmaxf(max, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+        max = fmaxf(quad_max(max) * softmax_scale_log2, kLowest);
+        if (quad_col == 0) smem.sMax[warp_n][local_row(m, r)] = max;
       }
     group_sync();  // the maxima of both warps are there
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        max[m][r] = fmaxf(max[m][r], smem.sMax[1 - warp_n][local_row(m, r)]);
+        float& max = row_max[m][r];
+        max = fmaxf(old_max[m][r], fmaxf(max, smem.sMax[1 - warp_n][local_row(m, r)]));
         //! [ex04a]
         float sum = 0;
 #pragma unroll
@@ -237,16 +278,14 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
             float& p = s[m][n][2 * r + c];
-            p = __expf(p - max[m][r]);
+            p = exp2f(fmaf(p, softmax_scale_log2, -max));
             sum += p;
           }
-        const float rescale = __expf(row_max[m][r] - max[m][r]);
-        row_max[m][r] = max[m][r];
-        row_sum[m][r] = row_sum[m][r] * rescale + quad_sum(sum);
+        const float rescale = exp2f(old_max[m][r] - max);
+        row_sum[m][r] = row_sum[m][r] * rescale + sum;
 #pragma unroll
-        for (int n = 0; n < kSlice / 8; ++n) o[m][n][2 * r] *= rescale, o[m][n][2 * r + 1] *= rescale;
-        if constexpr (kDropout)  // the sum keeps what O loses
-          drop<Config>(s[m], r, seed, bh, row(m, r), key0, shape.dropped);
+        for (int n = 0; n < kSlice / 8; ++n)
+          o[m][n][2 * r] *= rescale, o[m][n][2 * r + 1] *= rescale;
         //! [ex04a]
       }
     //! [softmax]
@@ -255,14 +294,15 @@ __global__ void __launch_bounds__(Config::kThreads)
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
       for (int n = 0; n < kWarpKeys / 8; ++n)
-        p[m][n][0] = pack2<Element>(s[m][n][0], s[m][n][1]), p[m][n][1] = pack2<Element>(s[m][n][2], s[m][n][3]);
+        p[m][n][0] = pack2<Element>(s[m][n][0], s[m][n][1]),
+        p[m][n][1] = pack2<Element>(s[m][n][2], s[m][n][3]);
 
     // (5) O += P V over this warp's keys, (6) first the columns that the other warp adds up.
     //! [exchange]
     const Element* const v_tile = smem.sV + warp_n * kWarpKeys * kHeadDim;
     {
       float theirs[kTiles][kSlice / 8][4] = {};
-      output<Config>(theirs, p, v_tile, (1 - warp_n) * kSlice);
+      if (!none) output<Config>(theirs, p, v_tile, (1 - warp_n) * kSlice);
       float* const to = smem.sO[warp_m][1 - warp_n];
 #pragma unroll
       for (int m = 0; m < kTiles; ++m)
@@ -270,18 +310,19 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int n = 0; n < kSlice / 8; ++n)
 #pragma unroll
           for (int r = 0; r < 2; ++r)
-            *reinterpret_cast<float2*>(to + exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col)) =
+            *reinterpret_cast<float2*>(
+                to + exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col)) =
                 make_float2(theirs[m][n][2 * r], theirs[m][n][2 * r + 1]);
     }
-    output<Config>(o, p, v_tile, warp_n * kSlice);
+    if (!none) output<Config>(o, p, v_tile, warp_n * kSlice);
     group_sync();  // the other warp's part is there
     const float* const from = smem.sO[warp_m][warp_n];
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
-      for (int n = 0; n < kSlice / 8; ++n)
+      for (int r = 0; r < 2; ++r)
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
+        for (int n = 0; n < kSlice / 8; ++n) {
           const float2 part = *reinterpret_cast<const float2*>(
               from + exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col));
           o[m][n][2 * r] += part.x, o[m][n][2 * r + 1] += part.y;
@@ -294,55 +335,52 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
 #pragma unroll
-    for (int r = 0; r < 2; ++r)
+    for (int r = 0; r < 2; ++r) {
+      row_sum[m][r] = quad_sum(row_sum[m][r]);
       if (quad_col == 0) smem.sSum[warp_n][local_row(m, r)] = row_sum[m][r];
+    }
   group_sync();  // the sums of both warps are there
-  const float inverse_kept = kDropout ? 1 / (1 - float(shape.dropped) / 256) : 1;
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (row(m, r) >= shape.seqlen_q) continue;
       const float sum = smem.sSum[0][local_row(m, r)] + smem.sSum[1][local_row(m, r)];
-      const float factor = sum > 0 ? inverse_kept / sum : 0;  // a row that sees nothing: O = 0
-      Element* const to = gO + (q0 + row(m, r)) * kHeadDim + warp_n * kSlice + quad_col;
+      const float factor = sum > 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
+      const int64_t at = (q0 + row(m, r)) * kHeadDim + warp_n * kSlice + quad_col;
 #pragma unroll
       for (int n = 0; n < kSlice / 8; ++n)
-        *reinterpret_cast<uint32_t*>(to + 8 * n) =
+        *reinterpret_cast<uint32_t*>(gO + at + 8 * n) =
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       if (warp_n == 0 && quad_col == 0)
-        gLse[q0 + row(m, r)] = sum > 0 ? row_max[m][r] + logf(sum) : -INFINITY;
+        gLse[q0 + row(m, r)] = sum > 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
     }
   //! [finish]
 }
 
-template <class Element, class Config, bool kDropout>
+template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
-  if (args.plans({Config::kBlockM, Config::kBlockN})) return Status::success();
-  const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM);
+  const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
+  if (args.plans({Config::kBlockM, Config::kBlockN, num_heads, 1, Config::kGroupRows}))
+    return Status::success();
   args.phase("attention");
-  return launch_kernel(attention_kernel<Element, Config, kDropout>,
-                       dim3(static_cast<unsigned>(num_m_blocks * p.heads * p.batch)), dim3(Config::kThreads),
-                       sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
-                       args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"),
-                       args.out<float>("lse"), shape_of(p), p.seed, static_cast<int>(num_m_blocks));
-}
-
-template <class Element, int kHeadDim>
-Status launch(const Arguments& args) {
-  return args.problem.dropout > 0 ? launch<Element, Config<kHeadDim>, true>(args)
-                                  : launch<Element, Config<kHeadDim>, false>(args);
+  return launch_kernel(attention_kernel<Element, Config>,
+                       dim3(static_cast<unsigned>(num_m_blocks * num_heads)),
+                       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+                       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
+                       args.out<Element>("o"), args.out<float>("lse"), shape_of(p),
+                       static_cast<int>(num_m_blocks), static_cast<int>(num_heads));
 }
 
 Status launch(const Arguments& args) {
   return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
     switch (args.problem.head_dim) {
-      case 32: return launch<Element, 32>(args);
-      case 64: return launch<Element, 64>(args);
-      case 128: return launch<Element, 128>(args);
+      case 32: return launch<Element, Config<32>>(args);
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
     }
-    return Status::unsupported("head dims 32, 64 and 128 alone");
+    return Status::unsupported("only head dims 32, 64 and 128");
   });
 }
 

@@ -13,7 +13,7 @@ struct Place {
   const char* file = "";
   int line = 0;
   std::string text()
-      const;  ///< "04_flash_v2/v4_cp_async.cu:120": the folder and the file are enough to find it
+      const;  ///< "04_flash_v2/v3_prefetch.cu:120": the folder and the file are enough to find it
   bool operator==(const Place& other) const {
     return line == other.line && (file == other.file || std::strcmp(file, other.file) == 0);
   }
@@ -30,7 +30,7 @@ struct Where {
   std::uintptr_t key() const { return at ^ reinterpret_cast<std::uintptr_t>(file); }
 };
 
-/// "04_flash_v2/v4_cp_async.cu:120" of the last folder and the file of a path.
+/// "04_flash_v2/v3_prefetch.cu:120" of the last folder and the file of a path.
 std::string place_text(const std::string& path, long line);
 
 }  // namespace attn::emulator

@@ -11,7 +11,7 @@ namespace attn::report {
 /// Grows when keys are made in another way: then those of one way are not compared with those of another.
 inline constexpr int kKeyVersion = 1;
 
-/// Steps as "04_flash_v2/v7_tuned".
+/// Steps as "04_flash_v2/v13_tuned".
 using Keys = std::map<std::string, std::string>;
 
 /// The key of every step file in the chapters below `root`: 16 hexadecimal digits over what nvcc makes of the step's

@@ -9,7 +9,7 @@
 
 namespace attn {
 
-/// From construction to destruction, after the first second: "v4_cp_async: the reference, 12 s". On standard error, and
+/// From construction to destruction, after the first second: "v3_prefetch: the reference, 12 s". On standard error, and
 /// only if that is a terminal: a file or a pipe holds results and nothing else.
 class Progress {
  public:

@@ -81,7 +81,7 @@ problems_of() {
           done
         done
       done
-      features_of v7_tuned ;;
+      features_of v13_tuned ;;
     06_flash_v3_hopper)
       for d in 64 128 256; do
         for mask in "" causal; do
@@ -99,7 +99,7 @@ features_of() {  # STEP
   echo "forward_plain_n4096 --step $1 $(tokens 128 4096)"
   echo "forward_gqa_n4096 --step $1 $(tokens 128 4096) --kv-heads 2"  # 8 query heads share one of K and V
   echo "forward_plain_n16384 --step $1 $(tokens 128 16384)"
-  case $1 in v7_tuned|v11_tuned) echo "forward_window_n16384 --step $1 $(tokens 128 16384) --window 1024,0" ;; esac
+  case $1 in v13_tuned|v11_tuned) echo "forward_window_n16384 --step $1 $(tokens 128 16384) --window 1024,0" ;; esac
   # 16384 tokens in sequences of one length, and of 8 lengths of which the longest has half.
   echo "forward_fixed_n2048 --step $1 $(tokens 128 2048)"
   echo "forward_varlen_n8192 --step $1 --varlen 128,4096,256,1024,8192,512,2048,128 --heads 16 --head-dim 128"
@@ -143,7 +143,7 @@ peers_of() {
       echo "peers.$1.forward --steps v7_exp2 --backends 01_naive:v6_cublas,math,flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends 01_naive:b2_cublas,flash,cudnn --repeat 5" ;;
     04_flash_v2)
-      echo "peers.$1.forward --steps v7_tuned --backends flash,cudnn --repeat 5"
+      echo "peers.$1.forward --steps v13_tuned --backends flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends flash,cudnn --repeat 5" ;;
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v11_tuned --backends cudnn,flash --repeat 5" ;;

@@ -1,6 +1,6 @@
 # For gdb on kernels in the emulator:
 #
-#     gdb -x common/scripts/kernels_gdb.py --args build/debug/bin/04_flash_v2 --step v4_cp_async
+#     gdb -x common/scripts/kernels_gdb.py --args build/debug/bin/04_flash_v2 --step v3_prefetch
 #
 # - bf16 and fp16 print as numbers, threadIdx and the like as (x, y, z)
 # - tile EXPRESSION ROWS COLUMNS prints a tile; EXPRESSION has $row and $col in it:

@@ -1,0 +1,50 @@
+// Where an element of a tile lies in shared memory, and how a lane goes along a row: as v7_xor_addresses
+// has it. The same for all steps after it.
+#pragma once
+
+#include "attn/kernel.h"
+#include "emulator/warp_access.h"
+
+namespace ATTN_BACKEND::flash2 {
+using namespace attn;
+
+// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks change
+// places, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+template <int kHeadDim>
+__host__ __device__ constexpr int swizzled_offset(int row, int col) {
+  const int phase = kHeadDim % 64 == 0 ? row % 8 : row / 2 % 4;
+  return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
+}
+// The byte offset `cols` columns further in the same row, from an even column of chunks: bits 4 to
+// 6 of the start of a row are 0 (4 and 5 where kSpan is 4), so that a chunk changes place by an
+// XOR, and kSpan chunks by a sum.
+template <int kSpan>
+__host__ __device__ constexpr int along_row(int offset, int cols) {
+  return (offset ^ (2 * (cols % (8 * kSpan)))) + cols / (8 * kSpan) * (16 * kSpan);
+}
+
+// The very addresses of the three ldmatrix below: Q and V, K; and those of O.
+template <int kHeadDim>
+constexpr bool free_of_conflicts() {
+  constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4;
+  for (int col = 0; col < kHeadDim; col += 16) {
+    const auto q_or_v = [=](int l) {
+      return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8);
+    };
+    const auto k = [=](int l) {
+      return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8);
+    };
+    const auto o = [=](int l) { return 2 * swizzled_offset<kHeadDim>(l / 4, col + 2 * (l % 4)); };
+    if (ldmatrix_access(q_or_v, 4).conflicts() + ldmatrix_access(k, 4).conflicts() > 0)
+      return false;
+    if (shared_access(o, 4).conflicts() > 0) return false;
+    for (int l = 0; l < 32; ++l)  // along_row gives the very same addresses
+      if (along_row<kSpan>(2 * swizzled_offset<kHeadDim>(l % 16, l / 16 * 8), col) != q_or_v(l))
+        return false;
+  }
+  return true;
+}
+static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<96>() &&
+              free_of_conflicts<128>() && free_of_conflicts<192>() && free_of_conflicts<256>());
+
+}  // namespace ATTN_BACKEND::flash2

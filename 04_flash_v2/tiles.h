@@ -1,0 +1,85 @@
+// What a block of the grid works on: a tile of queries of one head, where it lies in memory, and the
+// blocks of keys that it sees. The same for all forward steps of this chapter.
+#pragma once
+
+#include <algorithm>
+
+#include "attn/kernel.h"
+
+namespace ATTN_BACKEND::flash2 {
+using namespace attn;
+
+// Blocks of keys: some row of [row0, row0 + rows) sees something of [begin, end), and every row
+// sees all of [unmasked_begin, unmasked_end).
+//! [ranges]
+struct BlockRanges {
+  int begin, unmasked_begin, unmasked_end, end;
+};
+__device__ __forceinline__ BlockRanges blocks_seen(const Shape& shape, int seqlen_q, int seqlen_k,
+                                                   int row0, int rows, int block_n) {
+  const int last = min(row0 + rows, seqlen_q) - 1, shift = seqlen_k - seqlen_q;
+  const int begin = max(0, row0 + shift - shape.window_left);
+  const int end = min(seqlen_k, last + shift + shape.window_right + 1);
+  if (end <= begin) return {0, 0, 0, 0};  // O = 0 and lse = -inf for all
+  // What the last row sees first, and the first row last.
+  const int all_begin = max(0, last + shift - shape.window_left);
+  const int all_end = min(seqlen_k, row0 + shift + shape.window_right + 1);
+  BlockRanges seen{begin / block_n, ceil_div(all_begin, block_n), all_end / block_n,
+                   ceil_div(end, block_n)};
+  seen.unmasked_begin = min(seen.unmasked_begin, seen.end);
+  seen.unmasked_end = max(seen.unmasked_begin, seen.unmasked_end);
+  return seen;
+}
+//! [ranges]
+
+// Heads of a section: so many that their K and V take 24 MB of an H200's L2 (60 MB), or one group
+// that shares them.
+//! [section]
+inline int64_t heads_of_section(const Problem& p) {
+  const int64_t kv_bytes = 2 * p.seqlen_k * p.head_dim * 2;
+  return static_cast<int>(
+      std::min(p.heads * p.batch, std::max<int64_t>(1, (24 << 20) / kv_bytes) * p.group()));
+}
+//! [section]
+
+// Where the rows of a head lie: elements before the first one, and how many there are.
+struct Sequence {
+  int64_t q, kv, lse;  // of Q and O, of K and V, of lse
+  int seqlen_q, seqlen_k;
+};
+__device__ __forceinline__ Sequence sequence_of(const Shape& shape, int bh, int head_dim) {
+  const int b = bh / shape.heads, hkv = bh % shape.heads / (shape.heads / shape.kv_heads);
+  return {int64_t{bh} * shape.seqlen_q * head_dim,
+          (int64_t{b} * shape.kv_heads + hkv) * shape.seqlen_k * head_dim,
+          int64_t{bh} * shape.seqlen_q, shape.seqlen_q, shape.seqlen_k};
+}
+
+// Sequences of several lengths are packed, [tokens, H, d]; cu_seqlens[b] is the first token of
+// sequence b. Else the pointers are null.
+struct Packing {
+  const int *cu_seqlens_q, *cu_seqlens_k;  // [B + 1]
+  int q_step, kv_step;                     // elements from a row to the next
+  explicit Packing(const Arguments& args)
+      : cu_seqlens_q(args.in_or_null<int>("cu_seqlens_q")),
+        cu_seqlens_k(args.in_or_null<int>("cu_seqlens_k")) {
+    const Problem& p = args.problem;
+    q_step = static_cast<int>(p.head_dim * (p.varlen() ? p.heads : 1));
+    kv_step = static_cast<int>(p.head_dim * (p.varlen() ? p.kv_heads : 1));
+  }
+};
+//! [sequence]
+__device__ __forceinline__ Sequence sequence_of(const Shape& shape, const Packing& packing, int bh,
+                                                int head_dim) {
+  const int b = bh / shape.heads, hq = bh % shape.heads, hkv = hq / (shape.heads / shape.kv_heads);
+  if (packing.cu_seqlens_q == nullptr)
+    return {int64_t{bh} * shape.seqlen_q * head_dim,
+            (int64_t{b} * shape.kv_heads + hkv) * shape.seqlen_k * head_dim,
+            int64_t{bh} * shape.seqlen_q, shape.seqlen_q, shape.seqlen_k};
+  const int64_t q = packing.cu_seqlens_q[b], k = packing.cu_seqlens_k[b];
+  return {q * packing.q_step + hq * head_dim, k * packing.kv_step + hkv * head_dim,
+          int64_t{hq} * shape.tokens_q + q, static_cast<int>(packing.cu_seqlens_q[b + 1] - q),
+          static_cast<int>(packing.cu_seqlens_k[b + 1] - k)};
+}
+//! [sequence]
+
+}  // namespace ATTN_BACKEND::flash2

@@ -1,0 +1,54 @@
+// v13_tuned's tiles for each head dim, from a sweep (sweep.cu).
+#pragma once
+
+#include "attn/kernel.h"
+
+namespace ATTN_BACKEND::v13_tuned {
+
+//! [config]
+struct Tuning {
+  int block_m = 128, block_n = 64;  // B_r, B_c
+  int num_warps = 4;
+  int q_steps = 0;  // of every 16 columns of Q, how many stay in registers
+  int stages = 1;  // 1: K and V each in flight during the other MMA; 2: both, a block of keys ahead
+  int blocks_per_sm = 2;
+};
+template <int kHeadDim_, Tuning kTuning>
+struct Tuned {
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = kTuning.block_m, kBlockN = kTuning.block_n;  // B_r, B_c
+  static constexpr int kNumWarps = kTuning.num_warps, kThreads = 32 * kNumWarps;
+  static constexpr int kWarpRows = kBlockM / kNumWarps, kTiles = kWarpRows / 16;  // MMAs' rows
+  static constexpr int kQSteps = kTuning.q_steps, kStages = kTuning.stages;
+  static constexpr int kBlocksPerSm = kTuning.blocks_per_sm;
+  static constexpr int kRowBytes = 2 * kHeadDim;
+  static constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4;  // chunks that change places in a row
+  static constexpr int kCopyRows = kThreads / kSpan;        // rows that the block copies at once
+  static_assert(kWarpRows % 16 == 0 && kBlockN % 16 == 0, "warps own whole MMAs");
+  static_assert(kBlockM % kCopyRows == 0 && kBlockN % kCopyRows == 0, "threads copy alike");
+  static_assert(kQSteps <= kHeadDim / 16, "there are no more columns");
+};
+template <int kHeadDim>
+struct Config : Tuned<kHeadDim, Tuning{}> {};
+template <>
+struct Config<32> : Tuned<32, Tuning{.q_steps = 2, .stages = 2}> {};
+template <>
+struct Config<64> : Tuned<64, Tuning{.q_steps = 4, .stages = 2}> {};
+template <>
+struct Config<192> : Tuned<192, Tuning{.block_m = 64}> {};
+template <>
+struct Config<256> : Tuned<256, Tuning{.block_m = 64, .q_steps = 8}> {};
+// The same for softcap, ALiBi and dropout, which need registers themselves.
+template <int kHeadDim>
+struct WithFeatures : Config<kHeadDim> {};
+template <>
+struct WithFeatures<64> : Tuned<64, Tuning{.stages = 2}> {};
+template <>
+struct WithFeatures<96> : Tuned<96, Tuning{.block_m = 64, .blocks_per_sm = 3}> {};
+template <>
+struct WithFeatures<128> : Tuned<128, Tuning{.block_m = 64, .blocks_per_sm = 3}> {};
+template <>
+struct WithFeatures<256> : Tuned<256, Tuning{.block_m = 64}> {};
+//! [config]
+
+}  // namespace ATTN_BACKEND::v13_tuned

@@ -1,0 +1,413 @@
+// v13_tuned: tiles for each head dim, from a sweep.
+//
+// parent    v12_features
+// idea      Nothing new about attention. For each head dim tile sizes, warps, how much of Q stays in
+//           registers and how many blocks an SM has come from a sweep (sweep.cu), and so does the
+//           number of stages: with two, K and V are in flight a block ahead, and one barrier per
+//           block of keys is enough.
+// expect    gpu__time_duration.sum at d=32 and 64; head dims that were not there: 96, 192, 256
+// supports  fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks,
+//           GQA, softcap, ALiBi, dropout
+#include <algorithm>
+
+#include "attn/kernel.h"
+#include "ptx/cp_async.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/mma.h"
+#include "fragments.h"
+#include "score_features.h"
+#include "swizzle.h"
+#include "tiles.h"
+#include "v13_tiles.h"
+
+namespace ATTN_BACKEND::v13_tuned {
+using namespace attn;
+using namespace flash2;
+
+constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
+
+template <class Element, class Config>
+struct SharedStorage {
+  alignas(128) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];                   // [kBlockM, d]
+  Sequence sequence;  // both wait here for the end of the loop: registers have no room for them
+  int row0;
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
+};
+
+// Issues the copies of kRows rows, of which `rows` exist; the others become 0. `g` is this thread's
+// first chunk of them, of row tid / kSpan and chunk tid % kSpan; `step`: elements from a row to the
+// next.
+//! [copy]
+template <int kRows, class Config, class Element>
+__device__ __forceinline__ void load_tile(Element* tile, const Element* g, int step, int rows) {
+  constexpr int kSpan = Config::kSpan, kHeadDim = Config::kHeadDim;
+  const int tid = thread_index(), row = tid / kSpan;
+  Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSpan * 8);
+  const auto copy = [&](auto compares) {
+#pragma unroll
+    for (int r = 0; r < kRows; r += Config::kCopyRows)
+#pragma unroll
+      for (int c = 0; c < kHeadDim; c += 8 * kSpan) {
+        const bool inside = !compares.value || row + r < rows;
+        cp_async_16(to + r * kHeadDim + c, g + (inside ? r : -row) * step + c, inside ? 16 : 0);
+      }
+  };
+  rows >= kRows ? copy(std::false_type{}) : copy(std::true_type{});
+}
+//! [copy]
+
+// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead, those of Q for the
+// first kQSteps times 16 columns are in registers. Offsets are those, in bytes, of this lane's
+// chunk in the first 16 columns.
+//! [scores]
+template <class Config>
+__device__ __forceinline__ int q_offset() {
+  const int tid = thread_index();
+  return 2 * swizzled_offset<Config::kHeadDim>(tid / 32 * Config::kWarpRows + tid % 16,
+                                               tid / 16 % 2 * 8);
+}
+template <class Config>
+__device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4], const char* sQ,
+                                                 int q, int col) {
+#pragma unroll
+  for (int m = 0; m < Config::kTiles; ++m)
+    ldmatrix_x4(a[m], sQ + along_row<Config::kSpan>(q, col) + 16 * m * Config::kRowBytes);
+}
+template <class Element, class Config, int kCount>
+__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
+                                       const uint32_t (&rQ)[kCount][Config::kTiles][4],
+                                       const char* sQ, const char* sK) {
+  constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
+  uint32_t a[2][Config::kTiles][4], b[2][4];
+  const int tid = thread_index(), q = q_offset<Config>();
+  const int k = 2 * swizzled_offset<Config::kHeadDim>(tid / 16 % 2 * 8 + tid % 8, tid / 8 % 2 * 8);
+  const auto load_k = [&](int i) {
+    const char* const rows = sK + i % kKeySteps * 16 * Config::kRowBytes;
+    ldmatrix_x4(b[i % 2], rows + along_row<Config::kSpan>(k, i / kKeySteps * 16));
+  };
+  const auto load_q = [&](int step) {
+    if (step >= Config::kQSteps && step < kColSteps)
+      load_q_fragments<Config>(a[step % 2], sQ, q, 16 * step);
+  };
+  load_q(0);
+  load_k(0);
+#pragma unroll
+  for (int step = 0; step < kColSteps; ++step) {
+    load_q(step + 1);
+    const auto& rows = step < Config::kQSteps ? rQ[step % kCount] : a[step % 2];
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; n += 2) {
+      const int i = step * kKeySteps + n / 2;
+      if (i + 1 < kColSteps * kKeySteps) load_k(i + 1);
+#pragma unroll
+      for (int m = 0; m < Config::kTiles; ++m) {
+        mma_m16n8k16<Element>(s[m][n], rows[m], {b[i % 2][0], b[i % 2][1]}, s[m][n]);
+        mma_m16n8k16<Element>(s[m][n + 1], rows[m], {b[i % 2][2], b[i % 2][3]}, s[m][n + 1]);
+      }
+    }
+  }
+}
+//! [scores]
+
+// (4) The maxima of the rows, all of it in the quad of lanes that share a row. O and l are rescaled
+// only where a maximum has grown by more than the threshold.
+//! [rescale]
+template <class Config, int kTiles>
+__device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&row_sum)[kTiles][2],
+                                           float (&o)[kTiles][Config::kHeadDim / 8][4],
+                                           const float (&s)[kTiles][Config::kBlockN / 8][4],
+                                           float softmax_scale_log2) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
+  float max[kTiles][2];
+  bool grown = false;
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      max[m][r] = fmaxf(s[m][0][2 * r], s[m][0][2 * r + 1]);
+#pragma unroll
+      for (int n = 1; n < kBlockN / 8; ++n)
+        max[m][r] = fmaxf(max[m][r], fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+      max[m][r] = fmaxf(row_max[m][r], quad_max(max[m][r]) * softmax_scale_log2);
+      grown = grown || max[m][r] > row_max[m][r] + kRescaleThreshold;
+    }
+  if (__any_sync(~0u, grown)) {  // of the warp: rare after the first blocks
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float rescale = exp2f(row_max[m][r] - max[m][r]);
+        row_max[m][r] = max[m][r];
+        row_sum[m][r] *= rescale;
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; ++n)
+          o[m][n][2 * r] *= rescale, o[m][n][2 * r + 1] *= rescale;
+      }
+  }
+}
+//! [rescale]
+
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys:
+// one step ahead, so that its exponentials overlap with the MMAs.
+//! [output]
+template <class Element, class Config, class Probabilities>
+__device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
+                                       Probabilities probabilities, const char* sV) {
+  constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
+  uint32_t a[2][Config::kTiles][4], b[2][4];
+  const int tid = thread_index();
+  const int v = 2 * swizzled_offset<Config::kHeadDim>(tid % 16, tid / 16 % 2 * 8);
+  const auto load_v = [&](int i) {
+    const char* const rows = sV + i / kColSteps * 16 * Config::kRowBytes;
+    ldmatrix_x4_trans(b[i % 2], rows + along_row<Config::kSpan>(v, i % kColSteps * 16));
+  };
+  load_v(0);
+  probabilities(0, a[0]);
+#pragma unroll
+  for (int k = 0; k < kKeySteps; ++k) {
+    if (k + 1 < kKeySteps) probabilities(k + 1, a[(k + 1) % 2]);
+#pragma unroll
+    for (int n = 0; n < Config::kHeadDim / 8; n += 2) {
+      const int i = k * kColSteps + n / 2;
+      if (i + 1 < kKeySteps * kColSteps) load_v(i + 1);
+#pragma unroll
+      for (int m = 0; m < Config::kTiles; ++m) {
+        mma_m16n8k16<Element>(o[m][n], a[k % 2][m], {b[i % 2][0], b[i % 2][1]}, o[m][n]);
+        mma_m16n8k16<Element>(o[m][n + 1], a[k % 2][m], {b[i % 2][2], b[i % 2][3]}, o[m][n + 1]);
+      }
+    }
+  }
+}
+//! [output]
+
+template <class Element, class Config, bool kFeatures>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d], or packed: see Packing
+                     const Element* gK,     // [B, Hkv, seqlen_k, d]
+                     const Element* gV,     // [B, Hkv, seqlen_k, d]
+                     Element* gO,           // [B, Hq, seqlen_q, d]
+                     float* gLse,           // [B, Hq, seqlen_q]
+                     const float* gSlopes,  // [Hq]: of ALiBi; null: none
+                     Shape shape, Packing packing, uint64_t seed, int num_m_blocks, int num_heads,
+                     int section) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows; 
+  constexpr int kSpan = Config::kSpan, kStages = Config::kStages;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
+  // Heads come in sections. In one, the tiles of queries with the most keys begin first, those of
+  // all its heads.
+  //! [order]
+  const int first_head = blockIdx.x / (section * num_m_blocks) * section;
+  const int heads = min(section, num_heads - first_head);
+  const int in_section = blockIdx.x - first_head * num_m_blocks;
+  const int row0 = (num_m_blocks - 1 - in_section / heads) * kBlockM;
+  const int bh = first_head + in_section % heads;
+  //! [order]
+  const Sequence sequence = sequence_of(shape, packing, bh, kHeadDim);
+  if (row0 >= sequence.seqlen_q) return;  // of a batch with longer sequences
+  const int seqlen_k = sequence.seqlen_k, shift = seqlen_k - sequence.seqlen_q;
+  const BlockRanges seen = blocks_seen(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
+  // This thread's first chunk of every tile that it copies.
+  const int copy_row = threadIdx.x / kSpan, chunk = threadIdx.x % kSpan * 8;
+  const Element* const q = gQ + sequence.q + int64_t{row0 + copy_row} * packing.q_step + chunk;
+  const int64_t kv = sequence.kv + copy_row * packing.kv_step + chunk;
+  const auto load_kv = [&](auto& tiles, const Element* g, int n_block) {
+    load_tile<kBlockN, Config>(tiles[n_block % kStages],
+                               g + kv + int64_t{n_block * kBlockN} * packing.kv_step,
+                               packing.kv_step, seqlen_k - n_block * kBlockN);
+  };
+  // c: what scores are still multiplied by
+  const float softmax_scale_log2 = kFeatures ? 1 : shape.softmax_scale * kLog2e;
+  const float slope_log2 = kFeatures && gSlopes != nullptr ? gSlopes[bh % shape.heads] * kLog2e : 0;
+
+  if (threadIdx.x == 0) smem.sequence = sequence, smem.row0 = row0;
+  // (1) load Q_i, which stays, and the first K_j (of two stages: and V_j)
+  uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
+  if (seen.begin < seen.end) {
+    load_tile<kBlockM, Config>(smem.sQ, q, packing.q_step, sequence.seqlen_q - row0);
+    if (Config::kQSteps > 0) cp_async_commit();
+    load_kv(smem.sK, gK, seen.begin);
+    if (kStages == 2) load_kv(smem.sV, gV, seen.begin);
+    cp_async_commit();
+  }
+  if (Config::kQSteps > 0) cp_async_wait<1>();
+  __syncthreads();  // smem.sequence is there, and for rQ all threads' Q
+  if (seen.begin < seen.end) {
+#pragma unroll
+    for (int step = 0; step < Config::kQSteps; ++step)
+      load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
+  }
+  float o[kTiles][kHeadDim / 8][4] = {};              // not divided by l yet
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
+  for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
+
+  // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
+  const auto visit = [&](int n_block, auto masked) {
+    const int key0 = n_block * kBlockN, stage = n_block % kStages;
+    // Of a block with a mask a warp may see nothing.
+    const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
+    const bool idle =
+        masked.value && (key0 > warp_row0 + kWarpRows - 1 + shift + shape.window_right ||
+                         key0 + kBlockN <= warp_row0 + shift - shape.window_left);
+    // (2) V_j is in flight during Q K^T, or K_j+1 and V_j+1 all the time. Of the groups of copies
+    // only the newest one is ever in flight, so that every wait is for all of them.
+    cp_async_wait<0>();
+    __syncthreads();  // K_j (and V_j) of all threads is there; all are done with V_j-1 (and K_j-1)
+    if (kStages == 1) {
+      load_kv(smem.sV, gV, n_block);
+    } else if (n_block + 1 < seen.end) {
+      load_kv(smem.sK, gK, n_block + 1);
+      load_kv(smem.sV, gV, n_block + 1);
+    }
+    cp_async_commit();
+
+    // (3) S = Q K^T, -inf where a query does not see a key.
+    float s[kTiles][kBlockN / 8][4] = {};
+    if (!idle) {
+      scores<Element, Config>(s, rQ, bytes(smem.sQ), bytes(smem.sK[stage]));
+      const int lane_id = thread_index() % 32;
+      const int own = warp_row0 + lane_id / 4 + shift - key0 - lane_id % 4 * 2;
+      if constexpr (kFeatures) apply_softcap_and_alibi(s, shape, slope_log2, own);
+      if constexpr (masked.value) apply_mask(s, shape, own, seqlen_k - key0);
+    }
+
+    if (kStages == 1) {  // K_j+1 is in flight during softmax and P V
+      cp_async_wait<0>();
+      __syncthreads();  // V_j of all threads is there; all are done with K_j
+      if (n_block + 1 < seen.end) load_kv(smem.sK, gK, n_block + 1);
+      cp_async_commit();
+    }
+    if (idle) return;
+
+    // (4) softmax
+    //! [softmax]
+    update_max<Config>(row_max, row_sum, o, s, softmax_scale_log2);
+    const auto exponentials = [&](int m, int step) {
+#pragma unroll
+      for (int n = 2 * step; n < 2 * step + 2; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[m][n][i] = exp2f(fmaf(s[m][n][i], softmax_scale_log2, -row_max[m][i / 2]));
+          row_sum[m][i / 2] += s[m][n][i];
+        }
+    };
+    if constexpr (kFeatures) {
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+        for (int step = 0; step < kBlockN / 16; ++step) exponentials(m, step);
+        for (int r = 0; r < 2 && shape.dropped > 0; ++r)  // the sum keeps what O loses
+          apply_dropout(s[m], r, seed, bh, warp_row0 + 16 * m + 8 * r + thread_index() % 32 / 4,
+                        key0, shape.dropped);
+      }
+    }
+    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the
+    // second.
+    const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        if constexpr (!kFeatures) exponentials(m, step);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float(&p)[4] = s[m][2 * step + i / 2];
+          a[m][i] = pack2<Element>(p[2 * (i % 2)], p[2 * (i % 2) + 1]);
+        }
+      }
+    };
+    //! [softmax]
+
+    // (5) O += P V
+    output<Element, Config>(o, probabilities, bytes(smem.sV[stage]));
+  };
+  //! [loops]
+  for (int n_block = seen.begin; n_block < seen.end; ++n_block)
+    if (n_block >= seen.unmasked_begin && n_block < seen.unmasked_end)
+      visit(n_block, std::false_type{});
+    else  // left edge of the window; diagonal, right edge, last keys
+      visit(n_block, std::true_type{});
+  //! [loops]
+
+  // (7) O = O / l, once; (8) store O, through the rows of sQ that only this warp reads, and lse
+  //! [finish]
+  const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
+  char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]
+  const Sequence own = smem.sequence;
+  const int first_row = smem.row0 + warp_rows, rows = own.seqlen_q - first_row;  // of this warp
+  const float inverse_kept = kFeatures ? 1 / (1 - float(shape.dropped) / 256) : 1;
+  const int o_lane = 2 * swizzled_offset<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
+  __syncwarp();  // all lanes are done with Q
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = quad_sum(row_sum[m][r]);
+      const float factor = sum > 0 ? inverse_kept / sum : 0;  // a row that sees nothing: O = 0
+      char* const to = sO + (16 * m + 8 * r) * Config::kRowBytes;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n)
+        *reinterpret_cast<uint32_t*>(to + along_row<kSpan>(o_lane, 8 * n)) =
+            pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
+      const int row = 16 * m + 8 * r + lane_id / 4;
+      if (lane_id % 4 == 0 && row < rows)
+        gLse[own.lse + first_row + row] = sum > 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
+    }
+  __syncwarp();  // all of the warp's rows are there
+#pragma unroll
+  for (int i = 0; i < kWarpRows; i += 32 / kSpan) {
+    const int r = i + lane_id / kSpan;
+    if (r >= rows) break;
+#pragma unroll
+    for (int c = lane_id % kSpan * 8; c < kHeadDim; c += 8 * kSpan)
+      *reinterpret_cast<uint4*>(gO + own.q + int64_t{first_row + r} * packing.q_step + c) =
+          *reinterpret_cast<const uint4*>(sO + 2 * swizzled_offset<kHeadDim>(r, c));
+  }
+  //! [finish]
+}
+
+template <class Element, class Config, bool kFeatures>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
+  const int64_t section = heads_of_section(p);
+  if (args.plans(
+          {Config::kBlockM, Config::kBlockN, section, Config::kBlocksPerSm, Config::kWarpRows}))
+    return Status::success();
+  args.phase("attention");
+  return launch_kernel(
+      attention_kernel<Element, Config, kFeatures>,
+      dim3(static_cast<unsigned>(num_m_blocks * num_heads)), dim3(Config::kThreads),
+      sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
+      args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"), args.out<float>("lse"),
+      args.in_or_null<float>("alibi"), shape_of(p), Packing(args), p.seed,
+      static_cast<int>(num_m_blocks), static_cast<int>(num_heads), static_cast<int>(section));
+}
+
+#ifndef ATTN_SWEEP  // sweep.cu has its own tiles
+template <class Element, int kHeadDim>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  // A scale that is 0 as a float, or denormal and taken for 0, would make c times -inf no number.
+  if (p.dropout > 0 || p.softcap > 0 || p.alibi || p.softmax_scale < 1e-37)
+    return launch<Element, WithFeatures<kHeadDim>, true>(args);
+  return launch<Element, Config<kHeadDim>, false>(args);
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 32: return launch<Element, 32>(args);
+      case 64: return launch<Element, 64>(args);
+      case 96: return launch<Element, 96>(args);
+      case 128: return launch<Element, 128>(args);
+      case 192: return launch<Element, 192>(args);
+      case 256: return launch<Element, 256>(args);
+    }
+    return Status::unsupported("only head dims 32, 64, 96, 128, 192 and 256");
+  });
+}
+#endif
+
+}  // namespace ATTN_BACKEND::v13_tuned

@@ -1,0 +1,328 @@
+// v3_prefetch: each tile is in flight during the other MMA.
+//
+// parent    v2_split_q
+// idea      V_j is issued before Q K^T and needed after it; K_j+1 is issued as soon as nobody reads
+//           K_j any more, and needed for the next block: it is in flight during softmax and P V.
+//           One buffer for K and one for V are enough.
+// expect    stalls on long_scoreboard fall (smsp__average_warps_issue_stalled_long_scoreboard...)
+// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37
+#include "attn/kernel.h"
+#include "emulator/warp_access.h"
+#include "ptx/cp_async.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/mma.h"
+
+namespace ATTN_BACKEND::v3_prefetch {
+using namespace attn;
+
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = 128, kBlockN = 64;  // B_r, B_c
+  static constexpr int kNumWarps = 8, kThreads = 32 * kNumWarps, kBlocksPerSm = 1;
+  static constexpr int kWarpRows = kBlockM / kNumWarps;
+  static constexpr int kTiles = kWarpRows / 16;  // MMAs of 16 rows by a warp
+  static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
+};
+
+// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
+// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+//! [swizzle]
+template <int kHeadDim>
+__host__ __device__ constexpr int swizzled_offset(int row, int col) {
+  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 a row
+  const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
+  return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
+}
+template <int kHeadDim>
+constexpr bool free_of_conflicts() {
+  for (int col = 0; col < kHeadDim; col += 16)
+    if (ldmatrix_access(
+            [=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4)
+                .conflicts() > 0 ||
+        ldmatrix_access(
+            [=](int l) {
+              return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8);
+            },
+            4)
+                .conflicts() > 0)
+      return false;
+  return true;
+}
+static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<128>());
+//! [swizzle]
+
+constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
+// Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+constexpr float kLowest = -3.4028234e38f;
+
+template <class Element, class Config>
+struct SharedStorage {
+  alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ)
+};
+
+// Issues the copies of rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end
+// becomes 0. `tid` is one of kThreads threads that share the work.
+template <int kRows, int kThreads, class Config, class Element>
+__device__ void load_tile(Element* tile, const Element* g, int row0, int rows, int tid) {
+  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, a row
+#pragma unroll
+  for (int i = tid; i < kRows * kChunks; i += kThreads) {
+    const int r = i / kChunks, c = i % kChunks * 8;
+    const bool inside = row0 + r < rows;
+    cp_async_16(tile + swizzled_offset<Config::kHeadDim>(r, c),
+                inside ? g + int64_t{row0 + r} * Config::kHeadDim + c : g, inside ? 16 : 0);
+  }
+}
+
+// The blocks of keys that some query of rows [row0, row0 + rows) sees.
+struct BlockRange {
+  int begin, end;
+};
+__device__ BlockRange blocks_seen(const Shape& shape, int row0, int rows, int block_n) {
+  const int last = min(row0 + rows, shape.seqlen_q) - 1, shift = shape.seqlen_k - shape.seqlen_q;
+  const int begin = max(0, row0 + shift - shape.window_left);
+  const int end = min(shape.seqlen_k, last + shift + shape.window_right + 1);
+  if (end <= begin) return {0, 0};  // O = 0 and lse = -inf for all
+  return {begin / block_n, ceil_div(end, block_n)};
+}
+
+__device__ __forceinline__ float quad_max(float x) {  // over the 4 lanes that share a row
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// (3) S = Q K^T for the rows of this warp.
+//! [scores]
+template <class Config, class Element>
+__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
+                                       const Element* sQ, const Element* sK) {
+  const int lane_id = threadIdx.x % 32, row = threadIdx.x / 32 * Config::kWarpRows;
+#pragma unroll
+  for (int k = 0; k < Config::kHeadDim; k += 16) {
+    uint32_t a[Config::kTiles][4], b[4];
+#pragma unroll
+    for (int m = 0; m < Config::kTiles; ++m)
+      ldmatrix_x4(a[m], sQ + swizzled_offset<Config::kHeadDim>(row + 16 * m + lane_id % 16,
+                                                               k + lane_id / 16 * 8));
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; n += 2) {  // two MMAs of 8 keys at once
+      ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8,
+                                                            k + lane_id / 8 % 2 * 8));
+#pragma unroll
+      for (int m = 0; m < Config::kTiles; ++m) {
+        mma_m16n8k16<Element>(s[m][n], a[m], {b[0], b[1]}, s[m][n]);
+        mma_m16n8k16<Element>(s[m][n + 1], a[m], {b[2], b[3]}, s[m][n + 1]);
+      }
+    }
+  }
+}
+//! [scores]
+
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys.
+//! [output]
+template <class Config, class Element, class Probabilities>
+__device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
+                                       Probabilities probabilities, const Element* sV) {
+  const int lane_id = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < Config::kBlockN; k += 16) {
+    uint32_t a[Config::kTiles][4], b[4];
+    probabilities(k / 16, a);
+#pragma unroll
+    for (int n = 0; n < Config::kHeadDim / 8; n += 2) {
+      ldmatrix_x4_trans(
+          b, sV + swizzled_offset<Config::kHeadDim>(k + lane_id % 16, 8 * n + lane_id / 16 * 8));
+#pragma unroll
+      for (int m = 0; m < Config::kTiles; ++m) {
+        mma_m16n8k16<Element>(o[m][n], a[m], {b[0], b[1]}, o[m][n]);
+        mma_m16n8k16<Element>(o[m][n + 1], a[m], {b[2], b[3]}, o[m][n + 1]);
+      }
+    }
+  }
+}
+//! [output]
+
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
+                     const Element* gK,  // [B, Hkv, seqlen_k, d]
+                     const Element* gV,  // [B, Hkv, seqlen_k, d]
+                     Element* gO,        // [B, Hq, seqlen_q, d]
+                     float* gLse,        // [B, Hq, seqlen_q]
+                     Shape shape, int num_m_blocks, int num_heads) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  const int lane_id = threadIdx.x % 32, warp_rows = threadIdx.x / 32 * kWarpRows;
+  const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // place in an accumulator
+  // The tiles of queries with the most keys begin first, those of all heads.
+  const int row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
+  const int64_t bh = blockIdx.x % num_heads, bh_kv = bh / (shape.heads / shape.kv_heads);
+  const int64_t q0 = bh * shape.seqlen_q;  // first row of this head
+  const Element* q = gQ + q0 * kHeadDim;
+  const Element* k = gK + bh_kv * shape.seqlen_k * kHeadDim;
+  const Element* v = gV + bh_kv * shape.seqlen_k * kHeadDim;
+  const int shift = shape.seqlen_k - shape.seqlen_q;
+  const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
+  constexpr int kThreads = Config::kThreads;
+  // Row of this thread: its half r of the accumulators of tile m.
+  const int warp_row0 = row0 + warp_rows;
+  const auto row = [&](int m, int r) { return warp_row0 + 16 * m + 8 * r + quad_row; };
+  const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
+
+  // (1) load Q_i, which stays, and the first K_j
+  if (seen.begin < seen.end) {
+    load_tile<kBlockM, kThreads, Config>(smem.sQ, q, row0, shape.seqlen_q, threadIdx.x);
+    load_tile<kBlockN, kThreads, Config>(smem.sK, k, seen.begin * kBlockN, shape.seqlen_k,
+                                         threadIdx.x);
+    cp_async_commit();
+  }
+  float o[kTiles][kHeadDim / 8][4] = {};              // not divided by l yet
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
+  for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
+
+  for (int n_block = seen.begin; n_block < seen.end; ++n_block) {
+    // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
+    // flight, so that both waits are for all of them.
+    //! [pipeline]
+    cp_async_wait<0>();
+    __syncthreads();  // K_j of all threads is there; all are done with V_j-1
+    load_tile<kBlockN, kThreads, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k,
+                                         threadIdx.x);
+    cp_async_commit();
+    //! [pipeline]
+
+    // (3) S = Q K^T, -inf where a query does not see a key.
+    const int key0 = n_block * kBlockN;
+    // the last key that a causal mask leaves to the first row
+    const int diagonal = warp_row0 + shift;
+    float s[kTiles][kBlockN / 8][4] = {};
+    scores<Config>(s, smem.sQ, smem.sK);
+    // Most tiles are seen whole.
+    if (key0 < diagonal + kWarpRows - 1 - shape.window_left ||
+        key0 + kBlockN > min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+        for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int key = key0 + 8 * n + quad_col + i % 2, own = row(m, i / 2) + shift;
+            if (key < own - shape.window_left || key > own + shape.window_right ||
+                key >= shape.seqlen_k)
+              s[m][n][i] = -INFINITY;
+          }
+    }
+
+    // K_j+1 is in flight during softmax and P V.
+    //! [pipeline_k]
+    //! [ex04c]
+    cp_async_wait<0>();
+    __syncthreads();  // V_j of all threads is there; all are done with K_j
+    if (n_block + 1 < seen.end)
+      load_tile<kBlockN, kThreads, Config>(smem.sK, k, (n_block + 1) * kBlockN, shape.seqlen_k,
+                                           threadIdx.x);
+    cp_async_commit();
+    //! [ex04c]
+    //! [pipeline_k]
+
+    // (4) softmax, all of it in the quad of lanes that share a row.
+    //! [softmax]
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float max = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < kBlockN / 8; ++n)
+          max = fmaxf(max, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+        max = fmaxf(row_max[m][r], quad_max(max) * softmax_scale_log2);
+        const float rescale = exp2f(row_max[m][r] - max);
+        row_max[m][r] = max;
+        row_sum[m][r] *= rescale;
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; ++n)
+          o[m][n][2 * r] *= rescale, o[m][n][2 * r + 1] *= rescale;
+      }
+    const auto exponentials = [&](int m, int step) {
+#pragma unroll
+      for (int n = 2 * step; n < 2 * step + 2; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[m][n][i] = exp2f(fmaf(s[m][n][i], softmax_scale_log2, -row_max[m][i / 2]));
+          row_sum[m][i / 2] += s[m][n][i];
+        }
+    };
+    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the
+    // second.
+    const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        exponentials(m, step);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float(&p)[4] = s[m][2 * step + i / 2];
+          a[m][i] = pack2<Element>(p[2 * (i % 2)], p[2 * (i % 2) + 1]);
+        }
+      }
+    };
+    //! [softmax]
+
+    // (5) O += P V
+    output<Config>(o, probabilities, smem.sV);
+  }
+
+  // (7) O = O / l, once; (8) store O and lse
+  //! [finish]
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = quad_sum(row_sum[m][r]);
+      const float factor = sum > 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
+      if (row(m, r) >= shape.seqlen_q) continue;
+      const int64_t at = (q0 + row(m, r)) * kHeadDim + quad_col;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n)
+        *reinterpret_cast<uint32_t*>(gO + at + 8 * n) =
+            pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
+      if (quad_col == 0)
+        gLse[q0 + row(m, r)] = sum > 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
+    }
+  //! [finish]
+}
+
+template <class Element, class Config>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
+  if (args.plans({Config::kBlockM, Config::kBlockN, num_heads})) return Status::success();
+  args.phase("attention");
+  return launch_kernel(attention_kernel<Element, Config>,
+                       dim3(static_cast<unsigned>(num_m_blocks * num_heads)),
+                       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+                       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
+                       args.out<Element>("o"), args.out<float>("lse"), shape_of(p),
+                       static_cast<int>(num_m_blocks), static_cast<int>(num_heads));
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 32: return launch<Element, Config<32>>(args);
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
+    }
+    return Status::unsupported("only head dims 32, 64 and 128");
+  });
+}
+
+}  // namespace ATTN_BACKEND::v3_prefetch

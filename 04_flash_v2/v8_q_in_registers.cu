@@ -1,0 +1,385 @@
+// v8_q_in_registers: fragments of Q are loaded once.
+//
+// parent    v7_xor_addresses
+// idea      Q_i stays for the whole loop, and with every block of keys a warp loads the same
+//           fragments of it again. Where registers are left they are loaded once, before the loop.
+//           O of 32 rows takes d of the 255 registers of a thread, Q d / 2: both fit up to d=64.
+//           (v13 has 16 rows per warp at d=256, and half of Q.)
+// expect    at d=32 and 64 loads from shared memory
+//           (l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum): a fifth less
+// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37
+#include <algorithm>
+
+#include "attn/kernel.h"
+#include "emulator/warp_access.h"
+#include "ptx/cp_async.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/mma.h"
+#include "fragments.h"
+#include "tiles.h"
+
+namespace ATTN_BACKEND::v8_q_in_registers {
+using namespace attn;
+using namespace flash2;
+
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = 128, kBlockN = 64;  // B_r, B_c
+  static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
+  static constexpr int kWarpRows = kBlockM / kNumWarps;
+  static constexpr int kTiles = kWarpRows / 16;  // MMAs of 16 rows by a warp
+  // Steps of 16 columns of Q that stay in registers; at d=128 there are none left for them.
+  static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 16 : 0;
+  static constexpr int kRowBytes = 2 * kHeadDim;
+  static constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4;  // chunks that change places in a row
+  static constexpr int kCopyRows = kThreads / kSpan;        // rows that the block copies at once
+  static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
+};
+
+// The byte offset `cols` columns further in the same row, from an even column of chunks: a chunk
+// changes place by an XOR (the bits of its number are 0 where a row begins), kSpan by a sum.
+template <int kSpan>
+__host__ __device__ constexpr int along_row(int offset, int cols) {
+  return (offset ^ (2 * (cols % (8 * kSpan)))) + cols / (8 * kSpan) * (16 * kSpan);
+}
+
+// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
+// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+//! [swizzle]
+template <int kHeadDim>
+__host__ __device__ constexpr int swizzled_offset(int row, int col) {
+  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 a row
+  const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
+  return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
+}
+template <int kHeadDim>
+constexpr bool free_of_conflicts() {
+  for (int col = 0; col < kHeadDim; col += 16)
+    if (ldmatrix_access(
+            [=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4)
+                .conflicts() > 0 ||
+        ldmatrix_access(
+            [=](int l) {
+              return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8);
+            },
+            4)
+                .conflicts() > 0)
+      return false;
+  for (int col = 0; col < kHeadDim; col += 16)
+    for (int l = 0; l < 32; ++l)  // along_row gives the very same addresses
+      if (const int at = 2 * swizzled_offset<kHeadDim>(l % 16, l / 16 * 8);
+          along_row<Config<kHeadDim>::kSpan>(at, col) !=
+          2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8))
+        return false;
+  return true;
+}
+static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<128>());
+//! [swizzle]
+
+template <class Element, class Config>
+struct SharedStorage {
+  alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
+  Sequence sequence;  // both wait here for the end of the loop: registers have no room for them
+  int row0;
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
+};
+
+// Issues the copies of kRows rows, of which `rows` exist; the others become 0. `g` is this thread's
+// first chunk of them, of row tid / kSpan and chunk tid % kSpan.
+//! [copy]
+template <int kRows, class Config, class Element>
+__device__ __forceinline__ void load_tile(Element* tile, const Element* g, int rows) {
+  constexpr int kSpan = Config::kSpan, kHeadDim = Config::kHeadDim;
+  const int tid = thread_index(), row = tid / kSpan;
+  Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSpan * 8);
+  const auto copy = [&](auto compares) {
+#pragma unroll
+    for (int r = 0; r < kRows; r += Config::kCopyRows)
+#pragma unroll
+      for (int c = 0; c < kHeadDim; c += 8 * kSpan) {
+        const bool inside = !compares.value || row + r < rows;
+        cp_async_16(to + r * kHeadDim + c, g + (inside ? r : -row) * kHeadDim + c, inside ? 16 : 0);
+      }
+  };
+  rows >= kRows ? copy(std::false_type{}) : copy(std::true_type{});
+}
+//! [copy]
+
+// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead, those of Q for the
+// first kQSteps times 16 columns are in registers. Offsets are those, in bytes, of this lane's
+// chunk in the first 16 columns.
+//! [scores]
+template <class Config>
+__device__ __forceinline__ int q_offset() {
+  const int tid = thread_index();
+  return 2 * swizzled_offset<Config::kHeadDim>(tid / 32 * Config::kWarpRows + tid % 16,
+                                               tid / 16 % 2 * 8);
+}
+template <class Config>
+__device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4], const char* sQ,
+                                                 int q, int col) {
+#pragma unroll
+  for (int m = 0; m < Config::kTiles; ++m)
+    ldmatrix_x4(a[m], sQ + along_row<Config::kSpan>(q, col) + 16 * m * Config::kRowBytes);
+}
+template <class Element, class Config, int kCount>
+__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
+                                       const uint32_t (&rQ)[kCount][Config::kTiles][4],
+                                       const char* sQ, const char* sK) {
+  constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
+  uint32_t a[2][Config::kTiles][4], b[2][4];
+  const int tid = thread_index(), q = q_offset<Config>();
+  const int k = 2 * swizzled_offset<Config::kHeadDim>(tid / 16 % 2 * 8 + tid % 8, tid / 8 % 2 * 8);
+  const auto load_k = [&](int i) {
+    const char* const rows = sK + i % kKeySteps * 16 * Config::kRowBytes;
+    ldmatrix_x4(b[i % 2], rows + along_row<Config::kSpan>(k, i / kKeySteps * 16));
+  };
+  const auto load_q = [&](int step) {
+    if (step >= Config::kQSteps && step < kColSteps)
+      load_q_fragments<Config>(a[step % 2], sQ, q, 16 * step);
+  };
+  load_q(0);
+  load_k(0);
+#pragma unroll
+  for (int step = 0; step < kColSteps; ++step) {
+    load_q(step + 1);
+    const auto& rows = step < Config::kQSteps ? rQ[step % kCount] : a[step % 2];
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; n += 2) {
+      const int i = step * kKeySteps + n / 2;
+      if (i + 1 < kColSteps * kKeySteps) load_k(i + 1);
+#pragma unroll
+      for (int m = 0; m < Config::kTiles; ++m) {
+        mma_m16n8k16<Element>(s[m][n], rows[m], {b[i % 2][0], b[i % 2][1]}, s[m][n]);
+        mma_m16n8k16<Element>(s[m][n + 1], rows[m], {b[i % 2][2], b[i % 2][3]}, s[m][n + 1]);
+      }
+    }
+  }
+}
+//! [scores]
+
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys:
+// one step ahead, so that its exponentials overlap with the MMAs.
+//! [output]
+template <class Element, class Config, class Probabilities>
+__device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
+                                       Probabilities probabilities, const char* sV) {
+  constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
+  uint32_t a[2][Config::kTiles][4], b[2][4];
+  const int tid = thread_index();
+  const int v = 2 * swizzled_offset<Config::kHeadDim>(tid % 16, tid / 16 % 2 * 8);
+  const auto load_v = [&](int i) {
+    const char* const rows = sV + i / kColSteps * 16 * Config::kRowBytes;
+    ldmatrix_x4_trans(b[i % 2], rows + along_row<Config::kSpan>(v, i % kColSteps * 16));
+  };
+  load_v(0);
+  probabilities(0, a[0]);
+#pragma unroll
+  for (int k = 0; k < kKeySteps; ++k) {
+    if (k + 1 < kKeySteps) probabilities(k + 1, a[(k + 1) % 2]);
+#pragma unroll
+    for (int n = 0; n < Config::kHeadDim / 8; n += 2) {
+      const int i = k * kColSteps + n / 2;
+      if (i + 1 < kKeySteps * kColSteps) load_v(i + 1);
+#pragma unroll
+      for (int m = 0; m < Config::kTiles; ++m) {
+        mma_m16n8k16<Element>(o[m][n], a[k % 2][m], {b[i % 2][0], b[i % 2][1]}, o[m][n]);
+        mma_m16n8k16<Element>(o[m][n + 1], a[k % 2][m], {b[i % 2][2], b[i % 2][3]}, o[m][n + 1]);
+      }
+    }
+  }
+}
+//! [output]
+
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
+                     const Element* gK,  // [B, Hkv, seqlen_k, d]
+                     const Element* gV,  // [B, Hkv, seqlen_k, d]
+                     Element* gO,        // [B, Hq, seqlen_q, d]
+                     float* gLse,        // [B, Hq, seqlen_q]
+                     Shape shape, int num_m_blocks, int num_heads) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
+  constexpr int kSpan = Config::kSpan;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
+  // The tiles of queries with the most keys begin first, those of all heads.
+  const int row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
+  const int bh = blockIdx.x % num_heads;
+  const Sequence sequence = sequence_of(shape, bh, kHeadDim);
+  const int seqlen_k = sequence.seqlen_k, shift = seqlen_k - sequence.seqlen_q;
+  const BlockRanges seen = blocks_seen(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
+  // This thread's first chunk of every tile that it copies.
+  const int copy_row = threadIdx.x / kSpan, chunk = threadIdx.x % kSpan * 8;
+  const Element* const q = gQ + sequence.q + int64_t{row0 + copy_row} * kHeadDim + chunk;
+  const int64_t kv = sequence.kv + copy_row * kHeadDim + chunk;
+  const auto load_kv = [&](Element* to, const Element* g, int n_block) {
+    load_tile<kBlockN, Config>(to, g + kv + int64_t{n_block * kBlockN} * kHeadDim,
+                               seqlen_k - n_block * kBlockN);
+  };
+  const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
+
+  if (threadIdx.x == 0) smem.sequence = sequence, smem.row0 = row0;
+  // (1) load Q_i, which stays, and the first K_j
+  uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
+  if (seen.begin < seen.end) {
+    load_tile<kBlockM, Config>(smem.sQ, q, sequence.seqlen_q - row0);
+    if (Config::kQSteps > 0) cp_async_commit();
+    load_kv(smem.sK, gK, seen.begin);
+    cp_async_commit();
+  }
+  if (Config::kQSteps > 0) cp_async_wait<1>();
+  __syncthreads();  // smem.sequence is there, and for rQ all threads' Q
+  if (seen.begin < seen.end) {
+#pragma unroll
+    for (int step = 0; step < Config::kQSteps; ++step)
+      load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
+  }
+  float o[kTiles][kHeadDim / 8][4] = {};              // not divided by l yet
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
+  for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
+
+  // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
+  const auto visit = [&](int n_block, auto masked) {
+    const int key0 = n_block * kBlockN;
+    // Of a block with a mask a warp may see nothing.
+    const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
+    const bool idle =
+        masked.value && (key0 > warp_row0 + kWarpRows - 1 + shift + shape.window_right ||
+                         key0 + kBlockN <= warp_row0 + shift - shape.window_left);
+    // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
+    // flight, so that both waits are for all of them.
+    //! [pipeline]
+    cp_async_wait<0>();
+    __syncthreads();  // K_j of all threads is there; all are done with V_j-1
+    load_kv(smem.sV, gV, n_block);
+    cp_async_commit();
+    //! [pipeline]
+
+    // (3) S = Q K^T, -inf where a query does not see a key.
+    float s[kTiles][kBlockN / 8][4] = {};
+    if (!idle) {
+      scores<Element, Config>(s, rQ, bytes(smem.sQ), bytes(smem.sK));
+      const int lane_id = thread_index() % 32;
+      const int own = warp_row0 + lane_id / 4 + shift - key0 - lane_id % 4 * 2;
+      if constexpr (masked.value) apply_mask(s, shape, own, seqlen_k - key0);
+    }
+
+    // K_j+1 is in flight during softmax and P V.
+    //! [pipeline_k]
+    cp_async_wait<0>();
+    __syncthreads();  // V_j of all threads is there; all are done with K_j
+    if (n_block + 1 < seen.end) load_kv(smem.sK, gK, n_block + 1);
+    cp_async_commit();
+    //! [pipeline_k]
+    if (idle) return;
+
+    // (4) softmax, all of it in the quad of lanes that share a row.
+    //! [softmax]
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        float max = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < kBlockN / 8; ++n)
+          max = fmaxf(max, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+        max = fmaxf(row_max[m][r], quad_max(max) * softmax_scale_log2);
+        const float rescale = exp2f(row_max[m][r] - max);
+        row_max[m][r] = max;
+        row_sum[m][r] *= rescale;
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; ++n)
+          o[m][n][2 * r] *= rescale, o[m][n][2 * r + 1] *= rescale;
+      }
+    const auto exponentials = [&](int m, int step) {
+#pragma unroll
+      for (int n = 2 * step; n < 2 * step + 2; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[m][n][i] = exp2f(fmaf(s[m][n][i], softmax_scale_log2, -row_max[m][i / 2]));
+          row_sum[m][i / 2] += s[m][n][i];
+        }
+    };
+    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the
+    // second.
+    const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        exponentials(m, step);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float(&p)[4] = s[m][2 * step + i / 2];
+          a[m][i] = pack2<Element>(p[2 * (i % 2)], p[2 * (i % 2) + 1]);
+        }
+      }
+    };
+    //! [softmax]
+
+    // (5) O += P V
+    output<Element, Config>(o, probabilities, bytes(smem.sV));
+  };
+  //! [loops]
+  for (int n_block = seen.begin; n_block < seen.end; ++n_block)
+    if (n_block >= seen.unmasked_begin && n_block < seen.unmasked_end)
+      visit(n_block, std::false_type{});
+    else  // left edge of the window; diagonal, right edge, last keys
+      visit(n_block, std::true_type{});
+  //! [loops]
+
+  // (7) O = O / l, once; (8) store O and lse
+  //! [finish]
+  const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
+  const Sequence own = smem.sequence;
+  const int first_row = smem.row0 + warp_rows, rows = own.seqlen_q - first_row;  // of this warp
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = quad_sum(row_sum[m][r]);
+      const float factor = sum > 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
+      const int row = 16 * m + 8 * r + lane_id / 4;
+      if (row >= rows) continue;
+      Element* const to = gO + own.q + int64_t{first_row + row} * kHeadDim + lane_id % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n)
+        *reinterpret_cast<uint32_t*>(to + 8 * n) =
+            pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
+      if (lane_id % 4 == 0)
+        gLse[own.lse + first_row + row] = sum > 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
+    }
+  //! [finish]
+}
+
+template <class Element, class Config>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
+  if (args.plans(
+          {Config::kBlockM, Config::kBlockN, num_heads, Config::kBlocksPerSm, Config::kWarpRows}))
+    return Status::success();
+  args.phase("attention");
+  return launch_kernel(attention_kernel<Element, Config>,
+                       dim3(static_cast<unsigned>(num_m_blocks * num_heads)),
+                       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+                       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
+                       args.out<Element>("o"), args.out<float>("lse"), shape_of(p),
+                       static_cast<int>(num_m_blocks), static_cast<int>(num_heads));
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 32: return launch<Element, Config<32>>(args);
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
+    }
+    return Status::unsupported("only head dims 32, 64 and 128");
+  });
+}
+
+}  // namespace ATTN_BACKEND::v8_q_in_registers
