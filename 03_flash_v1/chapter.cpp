@@ -205,15 +205,15 @@ Chapter make_chapter() {
   Chapter c{"03_flash_v1", "FlashAttention-1: tiles in shared memory, nothing of size N^2 anywhere", {}};
   c.steps.push_back(scalar_step("v1_scalar", "Algorithm 1 line by line: K/V outside, Q inside, O in HBM; M = 64 KiB",
                                 16 * 1024, ATTN_LAUNCH(v1_scalar)));
-  c.steps.push_back(tensor_step("v2_tensor_core", "mma.sync for both products; warps split the keys and add up their O",
+  c.steps.push_back(tensor_step("v2_tensor_core", "mma.sync for both MMAs; warps split the keys and add up their O",
                                 {16, 128}, {16, 128}, false, ATTN_LAUNCH(v2_tensor_core)));
-  c.steps.push_back(tensor_step("v3_async", "cp.async ahead of the products; swizzled shared memory", {16, 128},
+  c.steps.push_back(tensor_step("v3_async", "cp.async ahead of the MMAs; swizzled shared memory", {16, 128},
                                 {16, 128}, false, ATTN_LAUNCH(v3_async)));
   c.steps.push_back(tensor_step("v4_grid", "a block takes a range of queries: more blocks than heads", {16, 128},
                                 {16, 128}, true, ATTN_LAUNCH(v4_grid)));
   c.steps.push_back(tensor_step("v5_row_groups", "256 keys a tile; pairs of warps that wait for nobody else", {64, 256},
                                 {64, 256}, true, ATTN_LAUNCH(v5_row_groups)));
-  c.steps.push_back(tensor_step("v6_two_tiles", "32 rows a warp: a fragment of K or V feeds two products", {128, 256},
+  c.steps.push_back(tensor_step("v6_two_tiles", "32 rows per warp: a fragment of K or V feeds two MMAs", {128, 256},
                                 {32, 128}, true, ATTN_LAUNCH(v6_two_tiles)));
   c.steps.push_back(tensor_step("v7_exp2", "softmax scale and base of the exponential in one multiply-add", {128, 256},
                                 {32, 128}, true, ATTN_LAUNCH(v7_exp2)));

@@ -1,11 +1,11 @@
-// v2_tensor_core: both products by mma.sync; the warps split the keys.
+// v2_tensor_core: both MMAs by mma.sync; the warps split the keys.
 //
 // parent    v1_scalar
 // idea      a warp owns a part of the keys of the tile, for all its rows. Scores and probabilities
-//           stay in registers: the accumulator of the first product is the operand of the second.
+//           stay in registers: the accumulator of the first MMA is the operand of the second.
 //           But every warp ends with a partial O of its own keys, and these are added up through
 //           shared memory.
-// expect    the products leave the FP32 units. What is left: traffic of O, and the exchange between
+// expect    the MMAs leave the FP32 units. What is left: traffic of O, and the exchange between
 //           warps (two barriers a visit), which chapter 04 removes. ncu:
 //           sm__ops_path_tensor_src_bf16_dst_fp32
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
@@ -110,7 +110,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kWarpKeys / 8][4], con
 //! [scores]
 
 // (5) O = P V for 16 rows and the keys of this warp. Two neighbouring accumulators of the first
-// product, rounded in pairs, are an operand of the second.
+// MMA, rounded in pairs, are an operand of the second.
 //! [output]
 template <class Config, class Element>
 __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],

@@ -1,8 +1,8 @@
-// v3_async: copies under way while the warps compute; swizzled shared memory.
+// v3_async: copies in flight while the warps compute; swizzled shared memory.
 //
 // parent    v2_tensor_core
 // idea      cp.async brings the next tile of Q while this one is worked on, and V while S is; O of
-//           the last visit is asked for before it is needed. Rows in shared memory are not padded:
+//           the last visit is issued before it is needed. Rows in shared memory are not padded:
 //           the 16-byte chunks of a row change places (exclusive or with the row), which is free of
 //           conflicts too.
 // expect    fewer stalls on loads. ncu:
@@ -138,7 +138,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kWarpKeys / 8][4], con
 //! [scores]
 
 // (5) O = P V for 16 rows and the keys of this warp. Two neighbouring accumulators of the first
-// product, rounded in pairs, are an operand of the second.
+// MMA, rounded in pairs, are an operand of the second.
 //! [output]
 template <class Config, class Element>
 __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
     load_tile<kBlockN, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k);
     cp_async_commit();
-    cp_async_wait<1>();  // K and Q; V may be under way
+    cp_async_wait<1>();  // K and Q; V may be in flight
     for (int following; row0 < shape.seqlen_q; row0 = following) {
       const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
       const bool first = n_block == seen.begin, last = n_block + 1 == seen.end;

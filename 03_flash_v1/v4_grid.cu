@@ -2,7 +2,7 @@
 //
 // parent    v3_async
 // idea      with a block a head, 16 heads leave 116 of 132 SMs idle. Queries do not depend on each
-//           other: give a block a range of them, and let it walk over all keys for these alone, as
+//           other: give a block a range of them, and let it walk over all keys only for these, as
 //           later releases of FlashAttention-1 did. K and V are read once a range instead of once a
 //           head.
 // expect    time at B=1 falls by the share of SMs that were idle; O of the rows at work fits in L2.
@@ -137,7 +137,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kWarpKeys / 8][4], con
 //! [scores]
 
 // (5) O = P V for 16 rows and the keys of this warp. Two neighbouring accumulators of the first
-// product, rounded in pairs, are an operand of the second.
+// MMA, rounded in pairs, are an operand of the second.
 //! [output]
 template <class Config, class Element>
 __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
     load_tile<kBlockN, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k);
     cp_async_commit();
-    cp_async_wait<1>();  // K and Q; V may be under way
+    cp_async_wait<1>();  // K and Q; V may be in flight
     for (int following; row0 < end_row; row0 = following) {
       const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
       const bool first = n_block == seen.begin, last = n_block + 1 == seen.end;

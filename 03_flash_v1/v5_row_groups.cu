@@ -139,7 +139,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kWarpKeys / 8][4], con
 //! [scores]
 
 // (5) O = P V for 16 rows and the keys of this warp. Two neighbouring accumulators of the first
-// product, rounded in pairs, are an operand of the second.
+// MMA, rounded in pairs, are an operand of the second.
 //! [output]
 template <class Config, class Element>
 __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],

@@ -1,12 +1,12 @@
-// v6_two_tiles: 32 rows a warp, so that a fragment of K or V feeds two products of 16 rows.
+// v6_two_tiles: 32 rows per warp, so that a fragment of K or V feeds two MMAs of 16 rows.
 //
 // parent    v5_row_groups
-// idea      ldmatrix of K and V is what v5 issues most besides products, and its latency is all
+// idea      ldmatrix of K and V is what v5 issues most besides MMAs, and its latency is all
 //           that a warp waits for. Two tiles of 16 rows share every fragment: half the reads, twice
-//           as many products to issue while one is on its way. O is then too large for the
+//           as many MMAs to issue while one is in flight. O is then too large for the
 //           registers at once: first come the columns that the other warp adds up, then the own
 //           ones. A warp whose keys no row sees does nothing.
-// expect    half the shared-memory reads a product; stalls on short scoreboards fall.
+// expect    half the shared-memory reads per MMA; stalls on short scoreboards fall.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include <algorithm>
 
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          // not by the declaration: nvcc 13.0 sets the first row of such an array alone
+          // not by the declaration: nvcc 13.0 sets only the first row of such an array
           old[m][r] = {};
           float& max = row_max[m][r] = MaxSum::kNothing;
 #pragma unroll
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                   to + exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col)) =
                   make_float2(theirs[m][n][2 * r], theirs[m][n][2 * r + 1]);
       }
-      // What the last visit left of O is on its way during the own columns.
+      // What the last visit left of O is in flight during the own columns.
       float2 old_o[kTiles][2][kSlice / 8] = {};
 #pragma unroll
       for (int m = 0; m < kTiles; ++m)

@@ -3,7 +3,7 @@
 // parent    v6_two_tiles
 // idea      exp(scale s - m) = exp2(s c - m') with c = scale log2(e) and m' = m log2(e): one FFMA
 //           and one EX2 for each score, where v6 multiplies by scale, subtracts, and multiplies by
-//           log2(e) inside __expf. The maximum is taken over scores as the product left them, and
+//           log2(e) inside __expf. The maximum is taken over scores as the MMA left them, and
 //           multiplied by c once a row.
 // expect    two instructions of about 20 a score less; 3 to 5 % of the time.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          // not by the declaration: nvcc 13.0 sets the first row of such an array alone
+          // not by the declaration: nvcc 13.0 sets only the first row of such an array
           old[m][r] = {};
           float& max = row_max[m][r] = -INFINITY;
 #pragma unroll
@@ -359,7 +359,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                   to + exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col)) =
                   make_float2(theirs[m][n][2 * r], theirs[m][n][2 * r + 1]);
       }
-      // What the last visit left of O is on its way during the own columns.
+      // What the last visit left of O is in flight during the own columns.
       float2 old_o[kTiles][2][kSlice / 8] = {};
 #pragma unroll
       for (int m = 0; m < kTiles; ++m)

@@ -22,16 +22,16 @@ struct Result {
 };
 
 /// How the keys [key0, key0 + block_n) stand to the queries [row0, row0 + block_m).
-enum class BlockClass { skipped, masked, plain };
+enum class BlockClass { skipped, masked, unmasked };
 
 //! [classify]
 /// Causal: query i sees keys up to i + seqlen_k - seqlen_q. A block that no row sees is skipped, one that all
-/// rows see whole needs no mask. (A block that is not full is cut when it is taken, so it may be plain.)
+/// rows see whole needs no mask. (A block that is not full ends where the keys end when it is taken, so it may be unmasked.)
 inline BlockClass classify(Index row0, Index rows, Index key0, Index keys, Index shift, bool causal) {
-  if (!causal) return BlockClass::plain;
+  if (!causal) return BlockClass::unmasked;
   const Index first_sees = row0 + shift, last_sees = row0 + rows - 1 + shift;  // each one's last key
   if (key0 > last_sees) return BlockClass::skipped;
-  return key0 + keys - 1 > first_sees ? BlockClass::masked : BlockClass::plain;
+  return key0 + keys - 1 > first_sees ? BlockClass::masked : BlockClass::unmasked;
 }
 //! [classify]
 

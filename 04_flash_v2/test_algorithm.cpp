@@ -66,10 +66,10 @@ TEST_CASE("a block's class says what its elements say", "[algorithm]") {
         for (Index i = row0; i < row0 + 4; ++i)
           for (Index j = key0; j < key0 + 8; ++j) seen += j <= i + shift;
         const BlockClass expected = seen == 0    ? BlockClass::skipped
-                                    : seen == 32 ? BlockClass::plain
+                                    : seen == 32 ? BlockClass::unmasked
                                                  : BlockClass::masked;
         CHECK(flash2::classify(row0, 4, key0, 8, shift, true) == expected);
-        CHECK(flash2::classify(row0, 4, key0, 8, shift, false) == BlockClass::plain);
+        CHECK(flash2::classify(row0, 4, key0, 8, shift, false) == BlockClass::unmasked);
       }
 }
 

@@ -119,7 +119,7 @@ Status dispatch_dtype(DType dtype, Body body) {
   }
   return Status::unsupported("the elements must be fp32, fp16 or bf16");
 }
-/// The same for steps that take 16-bit types alone.
+/// The same for steps that take only 16-bit types.
 template <class Body>
 Status dispatch_16bit(DType dtype, Body body) {
   switch (dtype) {

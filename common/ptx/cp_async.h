@@ -4,7 +4,7 @@
 ///
 ///     cp_async_16(...)  cp_async_16(...)  cp_async_commit()    <- group 0
 ///     cp_async_16(...)  cp_async_16(...)  cp_async_commit()    <- group 1
-///     cp_async_wait<1>()     group 0 has landed, group 1 may still be under way
+///     cp_async_wait<1>()     group 0 has landed, group 1 may still be in flight
 ///     __syncthreads()        now the copies of *other* threads' group 0 are visible too
 #pragma once
 
@@ -43,7 +43,7 @@ __device__ __forceinline__ void cp_async_commit() {
 #endif
 }
 
-/// Waits until at most the newest `kPending` groups of this thread are under way. A barrier must
+/// Waits until at most the newest `kPending` groups of this thread are in flight. A barrier must
 /// follow before other threads read what was copied.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
