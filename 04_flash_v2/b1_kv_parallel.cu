@@ -1,381 +1,297 @@
 // b1_kv_parallel: the backward pass of FlashAttention-2: a block for each tile of keys.
 //
 // parent    03_flash_v1/b3_grid
-// idea      Algorithm 2 of the paper: K_j and V_j stay in shared memory, dK_j and dV_j in registers; the block walks
-//           the rows that see its keys. Only lse is kept of the forward pass; dQ, which all blocks of a head add to,
-//           is atomic (section 3.2). Against chapter 03: the rows of a tile of keys come as a range, in three parts. In
-//           the middle nothing is masked and nothing compared; tiles of rows that see none of the keys are not asked.
-// expect    the instructions of a tile fall where no mask cuts, and the time of short columns under a causal mask.
-// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout; no negative scale
+// idea      Algorithm 2 of the paper: K_j and V_j stay in shared memory, dK_j and dV_j in
+//           registers; the block walks the rows that see its keys. Of the forward pass only lse
+//           remains; dQ, which all blocks of a head add to, is atomic (section 3.2). Against
+//           chapter 03: the rows of a tile of keys come as a range, in three parts. In the middle
+//           nothing is masked and nothing compared; tiles of rows that see none of the keys are not
+//           visited.
+// expect    smsp__inst_executed.sum falls where no mask cuts, gpu__time_duration.sum with short
+//           columns under a causal mask
+// supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
 #include "attn/kernel.h"
-#include "attn/philox.h"
-#include "emulator/warp_access.h"
+#include "backward_tiles.h"
 #include "ptx/cp_async.h"
-#include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
 #include "ptx/reduce_add.h"
 
 namespace ATTN_BACKEND::b1_kv_parallel {
-using namespace attn;
+using namespace backward_tiles;
 
-template <int kHeadDim_>
-struct Config {
-  static constexpr int kHeadDim = kHeadDim_, kWarps = 8, kThreads = 32 * kWarps;
-  static constexpr int kBlockM = kHeadDim == 128 ? 64 : 128, kBlockN = 128;  // B_r, B_c
-  // Each product has its own share of warps: rows x columns of its result.
-  static constexpr int kScoreRows = kBlockM / 2, kScoreKeys = kBlockN / 4;  // S, dP: 2 x 4 warps
-  static constexpr int kGradKeys = kBlockN / 4, kGradCols = kHeadDim / 2;   // dV, dK: 4 x 2 warps
-  static constexpr int kQueryWarpsN = kHeadDim == 32 ? 2 : 4;               // dQ: the others along the rows
-  static constexpr int kQueryRows = kBlockM * kQueryWarpsN / kWarps, kQueryCols = kHeadDim / kQueryWarpsN;
-  static_assert(kQueryRows % 16 == 0 && kQueryCols % 16 == 0 && kGradCols % 16 == 0, "warps own whole products");
+//! [config]
+template <int kHeadDim>
+struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
+  // A warp's part of S and dP (2 x 4 warps), and of dV and dK (4 x 2 warps): rows x columns.
+  static constexpr int kScoreRows = Config::kBlockM / 2, kScoreKeys = Config::kBlockN / 4;
+  static constexpr int kGradKeys = Config::kBlockN / 4, kGradCols = kHeadDim / 2;
+  static constexpr int kScoreTiles = kScoreRows / 16;
+  static constexpr int kStages = 2;  // of Q and dO: one tile ahead
 };
-
-// The swizzled offset of element (row, col) of a tile with rows of kWidth elements: its 16-byte chunks are exchanged
-// among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
-//! [swizzle]
-template <int kWidth>
-__host__ __device__ constexpr int swizzled_offset(int row, int col) {
-  constexpr int kChunks = kWidth / 8;  // 4, 8 or 16 a row
-  const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
-  return row * kWidth + ((col / 8) ^ phase) * 8 + col % 8;
-}
-template <int kWidth>
-constexpr bool free_of_conflicts() {  // of the two ways in which product() reads
-  for (int col = 0; col < kWidth; col += 16)
-    if (ldmatrix_access([=](int l) { return 2 * swizzled_offset<kWidth>(l % 16, col + l / 16 * 8); }, 4).conflicts() > 0 ||
-        ldmatrix_access([=](int l) { return 2 * swizzled_offset<kWidth>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8); }, 4)
-                .conflicts() > 0)
-      return false;
-  return true;
-}
-static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<128>());
-//! [swizzle]
+//! [config]
 
 template <class Element, class Config>
 struct SharedStorage {
-  alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];      // [kBlockN, d]
-  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];      // [kBlockN, d]
-  alignas(128) Element sQ[2][Config::kBlockM * Config::kHeadDim];   // [kBlockM, d], in turns
-  alignas(128) Element sdO[2][Config::kBlockM * Config::kHeadDim];  // [kBlockM, d], in turns
-  alignas(128) Element sP[Config::kBlockM * Config::kBlockN];       // [kBlockM, kBlockN]
-  alignas(128) Element sdS[Config::kBlockM * Config::kBlockN];      // [kBlockM, kBlockN]
-  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sP, sdS)
+  alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];                    // [kBlockN, d]
+  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];                    // [kBlockN, d]
+  alignas(128) Element sQ[Config::kStages][Config::kBlockM * Config::kHeadDim];   // [kBlockM, d]
+  alignas(128) Element sdO[Config::kStages][Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
+  alignas(128) Element sP[Config::kBlockM * Config::kBlockN];                     // P
+  alignas(128) Element sdS[Config::kBlockM * Config::kBlockN];                    // dS
+  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // of a row: lse / log(2), and D
+  Sequence sequence;  // here, where it costs no registers
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sP, sdS, sRow, sequence)
 };
 
-// Starts to copy rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end becomes 0.
-template <int kRows, class Config, class Element>
-__device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
-  constexpr int kVectors = Config::kHeadDim / 8;  // of 16 bytes, a row
+// (4) -inf where a query does not see a key. `own`: position of this lane's first row from its
+// first key; `keys`: how many there are from that one on.
+//! [mask]
+template <class Config>
+__device__ __forceinline__ void apply_mask(
+    float (&s)[Config::kScoreTiles][Config::kScoreKeys / 8][4], const Shape& shape, int own,
+    int keys) {
 #pragma unroll
-  for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
-    const int r = i / kVectors, c = i % kVectors * 8;
-    const bool inside = row0 + r < rows;
-    cp_async_16(tile + swizzled_offset<Config::kHeadDim>(r, c),
-                inside ? g + int64_t{row0 + r} * Config::kHeadDim + c : g, inside ? 16 : 0);
-  }
-}
-
-// Blocks of rows: some row of [begin, end) sees a key of [key0, key0 + keys), and every row of [unmasked_begin, unmasked_end)
-// sees all of them.
-//! [ranges]
-struct BlockRanges {
-  int begin, unmasked_begin, unmasked_end, end;
-};
-__device__ BlockRanges blocks_that_see(const Shape& shape, int key0, int keys, int block_m) {
-  const int last = min(key0 + keys, shape.seqlen_k) - 1, shift = shape.seqlen_k - shape.seqlen_q;
-  const int begin = max(0, key0 - shift - shape.window_right);  // the first row that sees the first key ...
-  const int end = min(shape.seqlen_q, last - shift + shape.window_left + 1);  // ... to the last that sees the last
-  if (end <= begin) return {0, 0, 0, 0};  // dK = dV = 0 for all
-  const int all_begin = max(0, last - shift - shape.window_right);  // the first row that sees the last key ...
-  const int all_end = min(shape.seqlen_q, key0 - shift + shape.window_left + 1);  // ... to the last that sees the first
-  BlockRanges seen{begin / block_m, ceil_div(all_begin, block_m), 0, ceil_div(end, block_m)};
-  // Rows behind the last have P = 0, so that a block which they cut is plain all the same; keys are another matter.
-  seen.unmasked_end = all_end == shape.seqlen_q ? seen.end : max(0, all_end) / block_m;
-  if (key0 + keys > shape.seqlen_k) seen.unmasked_end = 0;
-  seen.unmasked_begin = min(seen.unmasked_begin, seen.end);
-  seen.unmasked_end = max(seen.unmasked_begin, seen.unmasked_end);
-  return seen;
-}
-//! [ranges]
-
-// C += A B for one warp: rows from `row0`, columns from `col0` on. A is [rows, kK] in shared memory, or its
-// transpose [kK, rows]; B is [kK, columns], or its transpose. Widths are those of the rows as they are stored.
-//! [product]
-template <int kK, bool kTransposedA, bool kTransposedB, int kWidthA, int kWidthB, int kTilesM, int kTilesN,
-          class Element>
-__device__ __forceinline__ void product(float (&c)[kTilesM][kTilesN][4], const Element* sA, int row0,
-                                        const Element* sB, int col0) {
-  const int lane_id = threadIdx.x % 32;
+  for (int m = 0; m < Config::kScoreTiles; ++m)
 #pragma unroll
-  for (int k = 0; k < kK; k += 16) {
-    uint32_t a[kTilesM][4], b[4];
+    for (int n = 0; n < Config::kScoreKeys / 8; ++n)
 #pragma unroll
-    for (int m = 0; m < kTilesM; ++m)
-      if constexpr (kTransposedA)
-        ldmatrix_x4_trans(a[m], sA + swizzled_offset<kWidthA>(k + lane_id / 16 * 8 + lane_id % 8,
-                                                    row0 + 16 * m + lane_id / 8 % 2 * 8));
-      else
-        ldmatrix_x4(a[m], sA + swizzled_offset<kWidthA>(row0 + 16 * m + lane_id % 16, k + lane_id / 16 * 8));
-#pragma unroll
-    for (int n = 0; n < kTilesN; n += 2) {
-      if constexpr (kTransposedB)
-        ldmatrix_x4(b, sB + swizzled_offset<kWidthB>(col0 + 8 * n + lane_id / 16 * 8 + lane_id % 8, k + lane_id / 8 % 2 * 8));
-      else
-        ldmatrix_x4_trans(b, sB + swizzled_offset<kWidthB>(k + lane_id % 16, col0 + 8 * n + lane_id / 16 * 8));
-#pragma unroll
-      for (int m = 0; m < kTilesM; ++m) {
-        mma_m16n8k16<Element>(c[m][n], a[m], {b[0], b[1]}, c[m][n]);
-        mma_m16n8k16<Element>(c[m][n + 1], a[m], {b[2], b[3]}, c[m][n + 1]);
+      for (int e = 0; e < 4; ++e) {
+        const int key = 8 * n + e % 2, row = 16 * m + 8 * (e / 2);  // from this lane's first
+        if (key - row < own - shape.window_left || key - row > own + shape.window_right ||
+            key >= keys)
+          s[m][n][e] = -INFINITY;
       }
-    }
-  }
 }
-//! [product]
+//! [mask]
 
-// (1) D = rowsum(dO . O), eight numbers a lane; and dQ begins at 0.
-//! [dot]
-template <class Element, int kHeadDim>
-__global__ void dot_kernel(const Element* gO,   // [rows, d]
-                           const Element* gdO,  // [rows, d]
-                           float* gD,           // [rows]
-                           float4* gAccum,      // [accums]
-                           int64_t rows, int64_t accums) {
-  constexpr int kLanes = kHeadDim / 8;  // of a row
-  const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, row = thread / kLanes;
-  for (int64_t i = thread; i < accums; i += int64_t{gridDim.x} * blockDim.x) gAccum[i] = float4{};
-  float sum = 0;
-  if (row < rows) {
-    const uint4 o = reinterpret_cast<const uint4*>(gO)[thread], d_o = reinterpret_cast<const uint4*>(gdO)[thread];
-    const uint32_t a[4] = {o.x, o.y, o.z, o.w}, b[4] = {d_o.x, d_o.y, d_o.z, d_o.w};
+// (4) P = exp(scale S - lse), rounded, for dV. `own`: byte offset of this lane's first one in P.
+//! [recompute]
+template <class Element, class Config>
+__device__ __forceinline__ void probabilities(
+    uint32_t (&p)[Config::kScoreTiles][Config::kScoreKeys / 8][2],
+    const float (&s)[Config::kScoreTiles][Config::kScoreKeys / 8][4], const float* sLse,
+    const Shape& shape, char* sP, int own) {
+  const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sum += unpack<Element>(a[i / 2], i % 2) * unpack<Element>(b[i / 2], i % 2);
-  }
+  for (int m = 0; m < Config::kScoreTiles; ++m)
 #pragma unroll
-  for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
-  if (row < rows && thread % kLanes == 0) gD[row] = sum;
+    for (int n = 0; n < Config::kScoreKeys / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const float lse_log2 = sLse[16 * m + 8 * e];
+        const float* const x = s[m][n] + 2 * e;
+        p[m][n][e] = pack2<Element>(exp2f(fmaf(x[0], softmax_scale_log2, -lse_log2)),
+                                    exp2f(fmaf(x[1], softmax_scale_log2, -lse_log2)));
+        *reinterpret_cast<uint32_t*>(sP + along_row<Config::kBlockN>(own, 8 * n) +
+                                     (16 * m + 8 * e) * 2 * Config::kBlockN) = p[m][n][e];
+      }
 }
-//! [dot]
 
-template <class Element, class Config, bool kDropout>
+// dS = P (dP - D), rounded, for dK and dQ. `own`: as above.
+template <class Element, class Config>
+__device__ __forceinline__ void score_gradients(
+    const float (&dp)[Config::kScoreTiles][Config::kScoreKeys / 8][4], const float* sDot,
+    const uint32_t (&p)[Config::kScoreTiles][Config::kScoreKeys / 8][2], char* sdS, int own) {
+#pragma unroll
+  for (int m = 0; m < Config::kScoreTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < Config::kScoreKeys / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float ds[2];
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+          ds[c] = unpack<Element>(p[m][n][e], c) * (dp[m][n][2 * e + c] - sDot[16 * m + 8 * e]);
+        *reinterpret_cast<uint32_t*>(sdS + along_row<Config::kBlockN>(own, 8 * n) +
+                                     (16 * m + 8 * e) * 2 * Config::kBlockN) =
+            pack2<Element>(ds[0], ds[1]);
+      }
+}
+//! [recompute]
+
+template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads)
-    attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen_q, d]
+    attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen_q, d], or packed: see Packing
                               const Element* gK,   // [B, Hkv, seqlen_k, d]
                               const Element* gV,   // [B, Hkv, seqlen_k, d]
                               const Element* gdO,  // [B, Hq, seqlen_q, d]
-                              const float* gLse,   // [B, Hq, seqlen_q]
-                              const float* gD,     // [B, Hq, seqlen_q]
+                              const float* gRows,  // [tiles, 2, kBlockM]: lse / log(2), D
                               Element* gdK,        // [B, Hkv, seqlen_k, d]
                               Element* gdV,        // [B, Hkv, seqlen_k, d]
-                              float4* gAccum,      // [B, Hq, num_m_blocks, fragments, threads]: dQ
-                              Shape shape, uint64_t seed, int num_kv_heads) {
+                              float4* gAccum,      // [tiles, fragments, threads]: dQ
+                              Shape shape, Packing packing, int num_kv_heads) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  constexpr int kSpan = Config::kSpan, kStages = Config::kStages;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
-  const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // place in an accumulator
-  // This warp's parts of the products.
-  const int score_row = warp_id / 4 * Config::kScoreRows, score_key = warp_id % 4 * Config::kScoreKeys;
+  const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
+  // Where this warp's parts of S and dP, and of dV and dK begin.
+  const int score_row = warp_id / 4 * Config::kScoreRows;
+  const int score_key = warp_id % 4 * Config::kScoreKeys;
   const int grad_key = warp_id / 2 * Config::kGradKeys, grad_col = warp_id % 2 * Config::kGradCols;
-  const int query_row = warp_id / Config::kQueryWarpsN * Config::kQueryRows;
-  const int query_col = warp_id % Config::kQueryWarpsN * Config::kQueryCols;
-  const int n_block = blockIdx.x / num_kv_heads, key0 = n_block * kBlockN;
-  const int64_t bh_kv = blockIdx.x % num_kv_heads, k0 = bh_kv * shape.seqlen_k;
-  const int group = shape.heads / shape.kv_heads, shift = shape.seqlen_k - shape.seqlen_q;
-  const int num_m_blocks = ceil_div(shape.seqlen_q, kBlockM);
-  const float softmax_scale_log2 = shape.softmax_scale * 1.44269504f;  // log2(e)
-  const float inverse_kept = kDropout ? 1 / (1 - float(shape.dropped) / 256) : 1;
+  const int key0 = blockIdx.x / num_kv_heads * kBlockN, group = shape.heads / shape.kv_heads;
+  const int64_t first_bh = int64_t{blockIdx.x % num_kv_heads} * group;
+  Sequence sequence = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
+  const int seqlen_q = sequence.seqlen_q, seqlen_k = sequence.seqlen_k;
+  if (key0 >= seqlen_k) return;  // of a batch with longer sequences
 
   // The visits: of each head that shares these keys, the blocks of rows that see one of them.
-  const BlockRanges seen = blocks_that_see(shape, key0, kBlockN, kBlockM);
+  const BlockRanges seen = blocks_that_see(shape, seqlen_q, seqlen_k, key0, kBlockN, kBlockM);
   const int blocks = seen.end - seen.begin, visits = group * blocks;
-  const auto load_rows = [&](int visit, int stage) {
-    const int64_t q0 = (bh_kv * group + visit / blocks) * shape.seqlen_q;
-    const int row0 = (seen.begin + visit % blocks) * kBlockM;
-    load_tile<kBlockM, Config>(smem.sQ[stage], gQ + q0 * kHeadDim, row0, shape.seqlen_q);
-    load_tile<kBlockM, Config>(smem.sdO[stage], gdO + q0 * kHeadDim, row0, shape.seqlen_q);
+  struct Visit {
+    int head, m_block;  // of the group
+  };
+  const auto advance = [&](Visit& visit) {
+    if (++visit.m_block == seen.end) visit.m_block = seen.begin, ++visit.head;
+  };
+  const int64_t head_step =
+      packing.cu_seqlens_q == nullptr ? int64_t{seqlen_q} * kHeadDim : kHeadDim;
+  const auto tile_of = [&](const Visit& visit) {
+    return visit.head * packing.num_tiles + visit.m_block;
+  };
+  // This thread's first chunk of every tile.
+  const int copy_row = threadIdx.x / kSpan, chunk = threadIdx.x % kSpan * 8;
+  const auto load_rows = [&](const Visit& visit, int stage) {
+    const int row0 = visit.m_block * kBlockM;
+    const int64_t first = sequence.q + visit.head * head_step +
+                          int64_t{row0 + copy_row} * packing.q_step + chunk;
+    load_tile<kBlockM, Config>(smem.sQ[stage], gQ + first, packing.q_step, seqlen_q - row0);
+    load_tile<kBlockM, Config>(smem.sdO[stage], gdO + first, packing.q_step, seqlen_q - row0);
+    const float* const rows = gRows + (sequence.tile + tile_of(visit)) * (2 * kBlockM);
+    if (threadIdx.x < kBlockM / 2)
+      cp_async_16(&smem.sRow[stage][0][0] + 4 * threadIdx.x, rows + 4 * threadIdx.x);
   };
 
   // (2) load K_j, V_j and the first rows
-  load_tile<kBlockN, Config>(smem.sK, gK + k0 * kHeadDim, key0, shape.seqlen_k);
-  load_tile<kBlockN, Config>(smem.sV, gV + k0 * kHeadDim, key0, shape.seqlen_k);
-  if (visits > 0) load_rows(0, 0);
-  cp_async_commit();
+  Visit visit{0, seen.begin}, next = visit;
+  const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_step + chunk;
+  load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_step, seqlen_k - key0);
+  load_tile<kBlockN, Config>(smem.sV, gV + first, packing.kv_step, seqlen_k - key0);
+  for (int stage = 0; stage < kStages; ++stage) {
+    if (stage < visits) load_rows(next, stage), advance(next);
+    cp_async_commit();
+  }
   float dk[Config::kGradKeys / 16][Config::kGradCols / 8][4] = {};
   float dv[Config::kGradKeys / 16][Config::kGradCols / 8][4] = {};
-
-  for (int visit = 0; visit < visits; ++visit) {
-    const int stage = visit % 2, m_block = seen.begin + visit % blocks, row0 = m_block * kBlockM;
-    const int64_t bh = bh_kv * group + visit / blocks, q0 = bh * shape.seqlen_q;
-    constexpr int kTiles = Config::kScoreRows / 16;
-    float lse_log2[kTiles][2], row_dot[kTiles][2];
+  // This lane's chunks: of a row and of a column of operands, and of P and dS.
+  const int by_rows = 2 * swizzled_offset<kHeadDim>(lane_id % 16, lane_id / 16 * 8);
+  const int by_cols =
+      2 * swizzled_offset<kHeadDim>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
+  const int ds_rows = 2 * swizzled_offset<kBlockN>(lane_id % 16, lane_id / 16 * 8);
+  const int ds_cols =
+      2 * swizzled_offset<kBlockN>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
+  const int ds_store =
+      2 * (score_row * kBlockN + swizzled_offset<kBlockN>(quad_row, score_key + quad_col));
+  const int query_row = warp_id % Config::kQueryWarpsM * Config::kQueryRows;
+  const int query_col = warp_id / Config::kQueryWarpsM * Config::kQueryCols;
+  char* const sK = reinterpret_cast<char*>(smem.sK);
+  char* const sV = reinterpret_cast<char*>(smem.sV);
+  char* const sP = reinterpret_cast<char*>(smem.sP);
+  char* const sdS = reinterpret_cast<char*>(smem.sdS);
+  // (6) dQ += dS K
+  //! [dq]
+  const auto add_dq = [&](int tile) {
+    float dq[Config::kQueryRows / 16][Config::kQueryCols / 8][4] = {};
+    multiply_ab<Element, kBlockN, false, kBlockN, kHeadDim>(dq, sdS, ds_rows, query_row, sK,
+                                                            by_rows, query_col);
+    float4* const accum =
+        gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
 #pragma unroll
-    for (int m = 0; m < kTiles; ++m)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = row0 + score_row + 16 * m + 8 * r + quad_row;
-        const float lse = row < shape.seqlen_q ? gLse[q0 + row] : -INFINITY;
-        lse_log2[m][r] = lse == -INFINITY ? INFINITY : lse * 1.44269504f;  // P = 0 where nothing is seen
-        row_dot[m][r] = row < shape.seqlen_q ? gD[q0 + row] : 0;
-      }
-    cp_async_wait<0>();
-    __syncthreads();  // the rows are there; all are done with P, dS and the other stage
-    if (visit + 1 < visits) load_rows(visit + 1, stage ^ 1);
-    cp_async_commit();
-
-    // (3) S = Q K^T, dP = dO V^T
-    float s[kTiles][Config::kScoreKeys / 8][4] = {}, dp[kTiles][Config::kScoreKeys / 8][4] = {};
-    product<kHeadDim, false, true, kHeadDim, kHeadDim>(s, smem.sQ[stage], score_row, smem.sK, score_key);
-    product<kHeadDim, false, true, kHeadDim, kHeadDim>(dp, smem.sdO[stage], score_row, smem.sV, score_key);
-
-    // (4) P = exp(scale S - lse), dS = P (dP - D)
-    //! [recompute]
-    if (m_block < seen.unmasked_begin || m_block >= seen.unmasked_end) {
-      const int diagonal = row0 + score_row + shift;  // the last key that a causal mask leaves to the first row
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m)
-#pragma unroll
-        for (int n = 0; n < Config::kScoreKeys / 8; ++n)
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            const int key = key0 + score_key + 8 * n + quad_col + i % 2;
-            const int own = diagonal + 16 * m + 8 * (i / 2) + quad_row;
-            if (key < own - shape.window_left || key > own + shape.window_right || key >= shape.seqlen_k)
-              s[m][n][i] = -INFINITY;
-          }
+    for (int f = 0; f < Config::kFragments; ++f) {
+      const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];
+      reduce_add(accum + f * Config::kThreads, make_float4(x[0], x[1], x[2], x[3]));
     }
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const int row = score_row + 16 * m + 8 * r + quad_row;
-        // Dropout: the bytes of the forward pass again; those of the keys before this warp's are skipped.
-        PhiloxBits bits{};
-        if constexpr (kDropout)
-          bits = dropout_bits(seed, bh, row0 + row, (key0 + score_key) / 64, lane_id % 4);
-#pragma unroll
-        for (int n = 0; n < Config::kScoreKeys / 8; ++n) {
-          float p[2], ds[2];
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            const int i = 2 * r + c;
-            p[c] = exp2f(fmaf(s[m][n][i], softmax_scale_log2, -lse_log2[m][r]));
-            float z = inverse_kept;
-            if constexpr (kDropout)
-              if (bits.byte(score_key % 64 / 4 + 2 * n + c) < static_cast<uint32_t>(shape.dropped)) z = 0;
-            ds[c] = p[c] * (dp[m][n][i] * z - row_dot[m][r]);
-            if (z == 0) p[c] = 0;  // the factor comes at the end: a P of 1 is rounded to 1
-          }
-          const int at = swizzled_offset<kBlockN>(row, score_key + 8 * n + quad_col);
-          *reinterpret_cast<uint32_t*>(smem.sP + at) = pack2<Element>(p[0], p[1]);
-          *reinterpret_cast<uint32_t*>(smem.sdS + at) = pack2<Element>(ds[0], ds[1]);
-        }
-      }
-    //! [recompute]
+  };
+  //! [dq]
+  if (threadIdx.x == 0) smem.sequence = sequence;
+  cp_async_wait<kStages - 1>();
+  __syncthreads();  // K, V and the first rows are there
+
+  for (int i = 0; i < visits; ++i, advance(visit)) {
+    const int stage = i % kStages;
+    const char* const sQ = reinterpret_cast<const char*>(smem.sQ[stage]);
+    const char* const sdO = reinterpret_cast<const char*>(smem.sdO[stage]);
+    // (3) S = Q K^T
+    float s[Config::kScoreTiles][Config::kScoreKeys / 8][4] = {};
+    float dp[Config::kScoreTiles][Config::kScoreKeys / 8][4] = {};
+    const int first_row = score_row * Config::kRowBytes, first_key = score_key * Config::kRowBytes;
+    multiply_abt<Element, kHeadDim>(s, sQ + first_row, by_rows, sK + first_key, by_cols);
+
+    // (4) P = exp(scale S - lse), dP = dO V^T, dS = P (dP - D)
+    const int row = visit.m_block * kBlockM + score_row + quad_row;
+    const int key = key0 + score_key + quad_col;
+    if (visit.m_block < seen.unmasked_begin || visit.m_block >= seen.unmasked_end)
+      apply_mask<Config>(s, shape, row + seqlen_k - seqlen_q - key, seqlen_k - key);
+    uint32_t p[Config::kScoreTiles][Config::kScoreKeys / 8][2];
+    const float* const rows = smem.sRow[stage][0] + score_row + quad_row;
+    probabilities<Element, Config>(p, s, rows, shape, sP, ds_store);
+    multiply_abt<Element, kHeadDim>(dp, sdO + first_row, by_rows, sV + first_key, by_cols);
+    score_gradients<Element, Config>(dp, rows + kBlockM, p, sdS, ds_store);
     __syncthreads();  // P and dS are there, of all warps
 
     // (5) dV += P^T dO, dK += dS^T Q
-    product<kBlockM, true, false, kBlockN, kHeadDim>(dv, smem.sP, grad_key, smem.sdO[stage], grad_col);
-    product<kBlockM, true, false, kBlockN, kHeadDim>(dk, smem.sdS, grad_key, smem.sQ[stage], grad_col);
-
-    // (6) dQ += dS K
-    //! [dq]
-    constexpr int kFragments = Config::kQueryRows / 16 * (Config::kQueryCols / 8);
-    float4* const accum = gAccum + (bh * num_m_blocks + m_block) * kFragments * Config::kThreads + threadIdx.x;
-    float dq[Config::kQueryRows / 16][Config::kQueryCols / 8][4] = {};
-    product<kBlockN, false, false, kBlockN, kHeadDim>(dq, smem.sdS, query_row, smem.sK, query_col);
-#pragma unroll
-    for (int m = 0; m < Config::kQueryRows / 16; ++m)
-#pragma unroll
-      for (int n = 0; n < Config::kQueryCols / 8; ++n)
-        reduce_add(accum + (m * (Config::kQueryCols / 8) + n) * Config::kThreads,
-                   make_float4(dq[m][n][0], dq[m][n][1], dq[m][n][2], dq[m][n][3]));
-    //! [dq]
-  }
-
-  // (7) store dK_j, dV_j
-#pragma unroll
-  for (int m = 0; m < Config::kGradKeys / 16; ++m)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int key = key0 + grad_key + 16 * m + 8 * r + quad_row;
-      if (key >= shape.seqlen_k) continue;
-#pragma unroll
-      for (int n = 0; n < Config::kGradCols / 8; ++n) {
-        const int64_t at = (k0 + key) * kHeadDim + grad_col + 8 * n + quad_col;
-        *reinterpret_cast<uint32_t*>(gdV + at) =
-            pack2<Element>(dv[m][n][2 * r] * inverse_kept, dv[m][n][2 * r + 1] * inverse_kept);
-        *reinterpret_cast<uint32_t*>(gdK + at) =
-            pack2<Element>(dk[m][n][2 * r] * shape.softmax_scale, dk[m][n][2 * r + 1] * shape.softmax_scale);
-      }
+    multiply_ab<Element, kBlockM, true, kBlockN, kHeadDim>(dv, sP, ds_cols, grad_key, sdO, by_rows,
+                                                           grad_col);
+    multiply_ab<Element, kBlockM, true, kBlockN, kHeadDim>(dk, sdS, ds_cols, grad_key, sQ, by_rows,
+                                                           grad_col);
+    add_dq(tile_of(visit));
+    cp_async_wait<kStages - 2>();
+    __syncthreads();  // the next rows are there; all are done with these, with P and with dS
+    if (i + kStages < visits) {
+      Visit coming = visit;
+      sequence = smem.sequence;
+      for (int ahead = 0; ahead < kStages; ++ahead) advance(coming);
+      load_rows(coming, stage);
     }
-}
-
-// (8) dQ, rounded: the same threads and fragments as in the product.
-//! [convert]
-template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-    convert_kernel(const float4* gAccum,  // [B, Hq, num_m_blocks, fragments, threads]
-                   Element* gdQ,          // [B, Hq, seqlen_q, d]
-                   Shape shape) {
-  const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
-  const int num_m_blocks = ceil_div(shape.seqlen_q, Config::kBlockM);
-  const int64_t bh = blockIdx.x / num_m_blocks;
-  const int row0 = blockIdx.x % num_m_blocks * Config::kBlockM + warp_id / Config::kQueryWarpsN * Config::kQueryRows;
-  const int col0 = warp_id % Config::kQueryWarpsN * Config::kQueryCols + 2 * (lane_id % 4);
-  constexpr int kTilesN = Config::kQueryCols / 8, kFragments = Config::kQueryRows / 16 * kTilesN;
-#pragma unroll
-  for (int f = 0; f < kFragments; ++f) {
-    const float4 x = gAccum[(int64_t{blockIdx.x} * kFragments + f) * Config::kThreads + threadIdx.x];
-    const int row = row0 + f / kTilesN * 16 + lane_id / 4;
-    Element* const dq = gdQ + (bh * shape.seqlen_q + row) * Config::kHeadDim + col0 + f % kTilesN * 8;
-    const float scale = shape.softmax_scale;
-    if (row < shape.seqlen_q) *reinterpret_cast<uint32_t*>(dq) = pack2<Element>(x.x * scale, x.y * scale);
-    if (row + 8 < shape.seqlen_q)
-      *reinterpret_cast<uint32_t*>(dq + 8 * Config::kHeadDim) = pack2<Element>(x.z * scale, x.w * scale);
+    cp_async_commit();
   }
-}
-//! [convert]
 
-template <class Element, class Config, bool kDropout>
+  // (7) store dK_j, dV_j through the tiles of K and V
+  cp_async_wait<0>();
+  __syncthreads();  // all are done with K
+  const Sequence own = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
+  const int64_t keys = own.kv + int64_t{key0 + grad_key} * packing.kv_step;
+  const int count = own.seqlen_k - key0 - grad_key;
+  store_gradient<Element, Config>(gdK + keys, packing.kv_step, count, dk, shape.softmax_scale,
+                                  sK + grad_key * Config::kRowBytes, grad_col);
+  store_gradient<Element, Config>(gdV + keys, packing.kv_step, count, dv, 1,
+                                  sV + grad_key * Config::kRowBytes, grad_col);
+}
+
+template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
-  const int64_t rows = p.batch * p.heads * p.seqlen_q;
-  const int64_t m_blocks = p.batch * p.heads * ceil_div(p.seqlen_q, int64_t{Config::kBlockM});
+  const Packing packing = packing_of<Config>(args);
+  const dim3 all_rows(static_cast<unsigned>(packing.num_m_blocks * p.batch * p.heads));
+  const dim3 grid(static_cast<unsigned>(packing.num_n_blocks * p.batch * p.kv_heads));
   args.phase("dot");
   Status status = launch_kernel(
-      dot_kernel<Element, Config::kHeadDim>,
-      dim3(static_cast<unsigned>(ceil_div(rows * Config::kHeadDim, int64_t{8 * 256}))), dim3(256), 0, args.stream,
-      args.in<Element>("o"), args.in<Element>("do"), args.out<float>("dot"), args.out<float4>("accum"), rows,
-      m_blocks * Config::kBlockM * Config::kHeadDim / 4);
+      dot_kernel<Element, Config>, all_rows, dim3(256), 0, args.stream, args.in<Element>("o"),
+      args.in<Element>("do"), args.in<float>("lse"), args.out<float>("rows"),
+      args.out<float4>("accum"), shape_of(p), packing);
   if (!status.ok()) return status;
   args.phase("attention_backward");
-  status = launch_kernel(attention_backward_kernel<Element, Config, kDropout>,
-                         dim3(static_cast<unsigned>(p.batch * p.kv_heads * ceil_div(p.seqlen_k, Config::kBlockN))),
-                         dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-                         args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
-                         args.in<Element>("do"), args.in<float>("lse"), args.in<float>("dot"),
-                         args.out<Element>("dk"), args.out<Element>("dv"), args.out<float4>("accum"),
-                         shape_of(p), p.seed, static_cast<int>(p.batch * p.kv_heads));
+  status = launch_kernel(
+      attention_backward_kernel<Element, Config>, grid, dim3(Config::kThreads),
+      sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
+      args.in<Element>("k"), args.in<Element>("v"), args.in<Element>("do"), args.in<float>("rows"),
+      args.out<Element>("dk"), args.out<Element>("dv"), args.out<float4>("accum"), shape_of(p),
+      packing, static_cast<int>(p.batch * p.kv_heads));
   if (!status.ok()) return status;
   args.phase("convert");
-  return launch_kernel(convert_kernel<Element, Config>, dim3(static_cast<unsigned>(m_blocks)),
-                       dim3(Config::kThreads), 0, args.stream, args.in<float4>("accum"), args.out<Element>("dq"),
-                       shape_of(p));
-}
-
-template <class Element, int kHeadDim>
-Status launch(const Arguments& args) {
-  return args.problem.dropout > 0 ? launch<Element, Config<kHeadDim>, true>(args)
-                                  : launch<Element, Config<kHeadDim>, false>(args);
+  return launch_kernel(convert_kernel<Element, Config>, all_rows, dim3(Config::kThreads), 0,
+                       args.stream, args.in<float4>("accum"), args.out<Element>("dq"), shape_of(p),
+                       packing);
 }
 
 Status launch(const Arguments& args) {
   return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
     switch (args.problem.head_dim) {
-      case 32: return launch<Element, 32>(args);
-      case 64: return launch<Element, 64>(args);
-      case 128: return launch<Element, 128>(args);
+      case 32: return launch<Element, Config<32>>(args);
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
     }
-    return Status::unsupported("head dims 32, 64 and 128 alone");
+    return Status::unsupported("head dims 32, 64 and 128 only");
   });
 }
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "backward_steps.h"
+#include "backward_host.h"
 #include "check/operation.h"
 #include "attn/tiling.h"
 
@@ -148,7 +148,7 @@ Chapter make_chapter() {
   c.steps.push_back(featured_step("v13_tuned",
                                   "tiles, stages and registers for each head dim, from a sweep",
                                   {32, 64, 96, 128, 192, 256}, ATTN_LAUNCH(v13_tuned)));
-  backward_steps::add_steps(c);
+  backward_host::add_steps(c);
   return c;
 }
 

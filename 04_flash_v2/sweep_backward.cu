@@ -1,26 +1,26 @@
-// sweep_backward_04_flash_v2: the kernel of b2_tuned with other tiles, timed; b2's own are chosen from this.
+// sweep_backward_04_flash_v2: the kernel of b7_tuned with other tiles, timed; its own come from this.
 //
 //     sweep_backward_04_flash_v2 [--head-dim D] [--causal] [--repeat R]
 //
-// The first row of a head dim is b1_kv_parallel where it has that head dim. The others are tiles: B_r, B_c, keys a
-// warp, stages of Q and dO, buffers of dS, blocks an SM, whether blocks begin at different rows, whether the warps that
-// own P add dQ later, MiB of a section of heads (0: no sections); warps. Times are those of all three kernels; the rest
-// is in attn/sweep.h.
+// The first row of a head dim is b1_kv_parallel where it has that head dim. The others are tiles:
+// B_r, B_c, keys of a pair of warps, stages of Q and dO, buffers of dS, blocks an SM, whether
+// blocks begin at different rows, whether the warps that own P add dQ later, MiB of a section of
+// heads (0: no sections); warps. Times are those of all three kernels; the rest is in attn/sweep.h.
 #include <cstdint>
 namespace {
 int64_t kSectionBytes = 24 << 20;
 }
 #define ATTN_SWEEP
-#define b2_tuned b2_sweep  // beside the b2_tuned of the chapter
-#include "b2_tuned.cu"
-#undef b2_tuned
+#define b7_tuned b7_sweep  // the chapter has its own b7_tuned
+#include "b7_tuned.cu"
+#undef b7_tuned
 
 #include "attn/sweep.h"
 
 ATTN_DECLARE_STEP(v13_tuned);
 ATTN_DECLARE_STEP(b1_kv_parallel);
 
-namespace gpu::b2_sweep {
+namespace gpu::b7_sweep {
 using sweep::Row;
 
 template <class T, int kSectionMb>
@@ -28,13 +28,13 @@ Status launch_in_sections(const Arguments& args) {
   kSectionBytes = kSectionMb == 0 ? INT64_MAX : int64_t{kSectionMb} << 20;
   return launch<__nv_bfloat16, T, false>(args);
 }
-template <int d, int M, int N, int keys, int stages, int buffers, int blocks, bool rotate, bool stagger = false>
-Row row(int section_mb) {  // 24, or 0 for none
-  using T = Tile<d, M, N, keys, stages, buffers, blocks, rotate, stagger>;
-  static_assert(blocks * (sizeof(SharedStorage<__nv_bfloat16, T>) + 1024) <= 228 * 1024);
+template <int d, int M, int N, int keys, Tuning t = Tuning{}>
+Row row(int section_mb = 24) {  // 24, or 0 for none
+  using T = Tuned<d, M, N, keys, t>;
+  static_assert(t.blocks_per_sm * (sizeof(SharedStorage<__nv_bfloat16, T>) + 1024) <= 228 * 1024);
   char text[80];
-  std::snprintf(text, sizeof text, "%4d %3d %4d %6d %7d %3d %6d %7d %7d %5d", M, N, keys, stages, buffers, blocks,
-                rotate, stagger, section_mb == 0 ? 0 : 24, T::kNumWarps);
+  std::snprintf(text, sizeof text, "%4d %3d %4d %6d %7d %3d %6d %7d %7d %5d", M, N, keys, t.stages,
+                t.buffers, t.blocks_per_sm, t.rotate, t.stagger, section_mb, T::kNumWarps);
   return {d, text, section_mb == 0 ? launch_in_sections<T, 0> : launch_in_sections<T, 24>,
           reinterpret_cast<const void*>(&attention_backward_kernel<__nv_bfloat16, T, false>)};
 }
@@ -44,58 +44,57 @@ Row parent(int d) {
   return {d, text, ::gpu::b1_kv_parallel::launch, nullptr};
 }
 
-//                                d    M    N  keys a warp, stages, buffers, blocks an SM, rotate, stagger
-const std::vector<Row> kRows{parent(128),
-                             row<128, 64, 128, 32, 2, 2, 1, true>(24),
-                             row<128, 64, 128, 32, 2, 2, 1, true, true>(24),
-                             row<128, 64, 128, 32, 2, 2, 1, false>(24),
-                             row<128, 64, 128, 32, 2, 2, 1, true>(0),
-                             row<128, 64, 128, 32, 2, 2, 1, false>(0),
-                             row<128, 64, 128, 32, 2, 1, 1, true>(24),
-                             row<128, 64, 128, 32, 1, 1, 1, true>(24),
-                             row<128, 32, 128, 32, 2, 2, 1, true>(24),
-                             row<128, 32, 64, 32, 2, 2, 2, true>(24),
-                             row<128, 64, 128, 16, 2, 2, 1, true>(24),
-                             parent(64),
-                             row<64, 128, 128, 32, 2, 2, 1, true>(24),
-                             row<64, 128, 128, 32, 2, 2, 1, true, true>(24),
-                             row<64, 64, 128, 32, 2, 2, 1, true, true>(24),
-                             row<64, 64, 64, 32, 2, 2, 2, true, true>(24),
-                             row<64, 64, 64, 32, 2, 2, 3, true>(24),
-                             row<64, 64, 64, 32, 2, 2, 3, true, true>(24),
-                             row<64, 32, 128, 32, 2, 2, 2, true>(24),
-                             row<64, 32, 64, 32, 2, 2, 3, true, true>(24),
-                             row<64, 32, 64, 32, 2, 2, 4, true, true>(24),
-                             row<64, 64, 64, 16, 2, 2, 2, true, true>(24),
-                             row<64, 128, 128, 16, 2, 2, 1, true, true>(24),
-                             row<256, 64, 64, 16, 2, 1, 1, true>(24),
-                             row<256, 64, 64, 16, 2, 1, 1, true>(0),
-                             row<256, 64, 64, 16, 1, 1, 1, true>(24),
-                             row<256, 32, 64, 16, 2, 2, 1, true>(24),
-                             row<256, 32, 64, 16, 2, 2, 1, true, true>(24),
-                             row<32, 128, 128, 32, 2, 2, 1, true>(24),
-                             row<32, 64, 128, 32, 2, 2, 2, true>(24),
-                             row<32, 64, 64, 32, 2, 2, 3, true>(24),
-                             row<32, 128, 128, 16, 2, 1, 1, true>(24),
-                             row<96, 64, 128, 32, 2, 2, 1, true>(24),
-                             row<96, 64, 64, 32, 2, 2, 2, true>(24),
-                             row<192, 64, 64, 16, 2, 2, 1, true>(24),
-                             row<192, 64, 64, 16, 2, 2, 1, true, true>(24),
-                             row<192, 64, 96, 16, 2, 2, 1, true>(24)};
-// "dot" is b1's.
+//      d, M, N, keys of a pair of warps; what differs from Tuning{}
+const std::vector<Row> kRows{
+    parent(128),
+    row<128, 64, 128, 32, Tuning{.stagger = false}>(),
+    row<128, 64, 128, 32>(),
+    row<128, 64, 128, 32, Tuning{.rotate = false, .stagger = false}>(),
+    row<128, 64, 128, 32, Tuning{.stagger = false}>(0),
+    row<128, 64, 128, 32, Tuning{.rotate = false, .stagger = false}>(0),
+    row<128, 64, 128, 32, Tuning{.buffers = 1, .stagger = false}>(),
+    row<128, 64, 128, 32, Tuning{.stages = 1, .buffers = 1, .stagger = false}>(),
+    row<128, 32, 128, 32, Tuning{.stagger = false}>(),
+    row<128, 32, 64, 32, Tuning{.blocks_per_sm = 2, .stagger = false}>(),
+    row<128, 64, 128, 16, Tuning{.stagger = false}>(),
+    parent(64),
+    row<64, 128, 128, 32, Tuning{.stagger = false}>(),
+    row<64, 128, 128, 32>(),
+    row<64, 64, 128, 32>(),
+    row<64, 64, 64, 32, Tuning{.blocks_per_sm = 2}>(),
+    row<64, 64, 64, 32, Tuning{.blocks_per_sm = 3, .stagger = false}>(),
+    row<64, 64, 64, 32, Tuning{.blocks_per_sm = 3}>(),
+    row<64, 32, 128, 32, Tuning{.blocks_per_sm = 2, .stagger = false}>(),
+    row<64, 32, 64, 32, Tuning{.blocks_per_sm = 3}>(),
+    row<64, 32, 64, 32, Tuning{.blocks_per_sm = 4}>(),
+    row<64, 64, 64, 16, Tuning{.blocks_per_sm = 2}>(),
+    row<64, 128, 128, 16>(),
+    row<256, 64, 64, 16, Tuning{.buffers = 1, .stagger = false}>(),
+    row<256, 64, 64, 16, Tuning{.buffers = 1, .stagger = false}>(0),
+    row<256, 64, 64, 16, Tuning{.stages = 1, .buffers = 1, .stagger = false}>(),
+    row<256, 32, 64, 16, Tuning{.stagger = false}>(),
+    row<256, 32, 64, 16>(),
+    row<32, 128, 128, 32, Tuning{.stagger = false}>(),
+    row<32, 64, 128, 32, Tuning{.blocks_per_sm = 2, .stagger = false}>(),
+    row<32, 64, 64, 32, Tuning{.blocks_per_sm = 3, .stagger = false}>(),
+    row<32, 128, 128, 16, Tuning{.buffers = 1, .stagger = false}>(),
+    row<96, 64, 128, 32, Tuning{.stagger = false}>(),
+    row<96, 64, 64, 32, Tuning{.blocks_per_sm = 2, .stagger = false}>(),
+    row<192, 64, 64, 16, Tuning{.stagger = false}>(),
+    row<192, 64, 64, 16>(),
+    row<192, 64, 96, 16, Tuning{.stagger = false}>()};
 const sweep::Pass kBackward{{"q", "k", "v", "o", "do"},
                             {"dq", "dk", "dv"},
                             {{"lse", sweep::kMostRows * 4},
                              {"rows", sweep::kMostRows * 8},
-                             {"dot", sweep::kMostRows * 4},
                              {"accum", sweep::kTokens * sweep::kWidth * 4}},
                             10,
                             ::gpu::v13_tuned::launch};
 
-}  // namespace gpu::b2_sweep
+}  // namespace gpu::b7_sweep
 
 int main(int argc, char** argv) {
-  return attn::sweep::main("sweep_backward_04_flash_v2", gpu::b2_sweep::kRows,
-                           "   M   N keys stages buffers /SM rotate stagger section warps", argc, argv,
-                           gpu::b2_sweep::kBackward);
+  return attn::sweep::main("sweep_backward_04_flash_v2", gpu::b7_sweep::kRows,
+                           "   M   N keys stages buffers /SM rotate stagger section warps", argc,
+                           argv, gpu::b7_sweep::kBackward);
 }

@@ -110,16 +110,22 @@ void packed_problems(Body body) {
 
 }  // namespace
 
-// 16 bits everywhere. The last two forward and the last two backward steps have softcap, packed
-// sequences, dropout and any scale, forward ALiBi, too; all of these but v12 have six head dims in
-// place of three. The other backward step has dropout; no other step takes a scale below 1e-37.
+// 16 bits everywhere. The last two steps of each ladder have softcap, packed sequences, dropout and
+// any scale, forward ALiBi, too; v13, b7 and b8 have six head dims instead of three. Backward all
+// have packed sequences, and b6 has softcap and dropout. No other step takes a scale below 1e-37.
 bool attn::tests::promised(const Step& step, const Problem& p) {
+  const bool three = one_of(p.head_dim, {32, 64, 128}), six = three || one_of(p.head_dim, {96, 192, 256});
   if (p.dtype == DType::fp32) return false;
-  if (one_of_steps(step, {"v12_features"})) return one_of(p.head_dim, {32, 64, 128});
-  if (one_of_steps(step, {"v13_tuned", "b2_tuned", "b3_deterministic"}))
-    return one_of(p.head_dim, {32, 64, 96, 128, 192, 256}) && (step.operation == &forward() || !p.alibi);
-  if (p.softcap != 0 || p.alibi || p.varlen() || !one_of(p.head_dim, {32, 64, 128})) return false;
-  return p.softmax_scale >= 1e-37 && (p.dropout == 0 || step.operation != &forward());
+  if (step.operation == &backward()) {
+    if (p.alibi) return false;
+    if (one_of_steps(step, {"b7_tuned", "b8_deterministic"})) return six;
+    return three && (one_of_steps(step, {"b6_features"}) ||
+                     (p.softcap == 0 && p.dropout == 0 && p.softmax_scale >= 1e-37));
+  }
+  if (one_of_steps(step, {"v13_tuned"})) return six;
+  if (one_of_steps(step, {"v12_features"})) return three;
+  if (p.softcap != 0 || p.alibi || p.varlen() || !three) return false;
+  return p.softmax_scale >= 1e-37 && p.dropout == 0;
 }
 
 TEST_CASE("steps drop the same probabilities as the reference, bit for bit", "[emulated]") {

@@ -13,7 +13,7 @@ namespace {
 const std::vector<int64_t> kShort{1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 113, 127, 128, 129, 203};
 const std::vector<int64_t> kHeadDims{64, 128, 32, 64, 96, 128, 192, 256};  // not every step has the last ones
 const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
-const char* const kTuned[] = {"b2_tuned", "b3_deterministic"};  // those that have every feature
+const char* const kTuned[] = {"b7_tuned", "b8_deterministic"};  // those that have every feature
 
 const Step& step_named(const std::string& name) {
   for (const Step& s : chapter().steps)
@@ -109,7 +109,9 @@ TEST_CASE("backward steps are right on short problems", "[emulated]") {
     if (n++ % 3 == 0) p.dropout = n % 2 == 0 ? 0.25 : 0.1;
     ran += check_steps("backward", p, Backend::emulated);
   });
-  CHECK(ran.text() == "b1_kv_parallel 50, b2_tuned 80, b3_deterministic 80");
+  CHECK(ran.text() ==
+        "b1_kv_parallel 33, b2_transposed 33, b3_warp_pairs 33, b4_staggered_dq 33, b5_l2_order 33, b6_features 50, "
+        "b7_tuned 80, b8_deterministic 80");
 }
 
 TEST_CASE("backward: shapes with pairs of all features", "[emulated]") {
@@ -117,7 +119,16 @@ TEST_CASE("backward: shapes with pairs of all features", "[emulated]") {
 }
 
 TEST_CASE("backward: packed sequences, empty ones among them", "[emulated]") {
-  packed_problems(12, [](const Problem& p) { check_tuned(p, Backend::emulated); });
+  Counts ran;
+  packed_problems(12, [&](Problem p) {
+    ran += check_steps("backward", p, Backend::emulated);
+    if (p.softcap == 0 && p.dropout == 0) return;
+    p.softcap = p.dropout = 0;  // for the steps that have neither
+    ran += check_steps("backward", p, Backend::emulated);
+  });
+  CHECK(ran.text() ==
+        "b1_kv_parallel 8, b2_transposed 8, b3_warp_pairs 8, b4_staggered_dq 8, b5_l2_order 8, b6_features 14, "
+        "b7_tuned 21, b8_deterministic 21");
 }
 
 TEST_CASE("backward: scales of any sign and size", "[emulated]") {
@@ -188,16 +199,16 @@ TEST_CASE("backward: keys that do not exist have no weight, however small that o
   }
 }
 
-TEST_CASE("b3 adds several tiles of keys to a slice", "[emulated]") {
-  // 44 heads: three slices for six tiles of keys, in two turns. 132 heads: one slice.
+TEST_CASE("b8 adds several tiles of keys to a slice", "[emulated]") {
+  // 44 heads: three slices for six tiles of keys, twice each. 132 heads: one slice.
   for (const auto& [heads, keys] : {std::pair<int64_t, int64_t>{44, 700}, {132, 260}}) {
     Problem p = problem(20, keys, 32, DType::bf16);
     p.heads = p.kv_heads = heads;
     p.causal = true;
     p.finish();
     const int64_t slices = heads == 44 ? 3 : 1;
-    CHECK(step_named("b3_deterministic").workspaces(p).at(0).bytes == slices * heads * 128 * 32 * 4);
-    CHECK(run_step(step_named("b3_deterministic"), p, Backend::emulated) == "");
+    CHECK(step_named("b8_deterministic").workspaces(p).at(0).bytes == slices * heads * 128 * 32 * 4);
+    CHECK(run_step(step_named("b8_deterministic"), p, Backend::emulated) == "");
   }
 }
 
@@ -210,13 +221,13 @@ TEST_CASE("backward steps refuse what they cannot do, with the reason", "[emulat
   Problem p = problem(8, 8, 96, DType::bf16);
   CHECK(has(reason("b1_kv_parallel", p), "32, 64 and 128"));
   p.head_dim = 48;
-  CHECK(has(reason("b2_tuned", p), "32, 64, 96, 128, 192 and 256"));
+  CHECK(has(reason("b7_tuned", p), "32, 64, 96, 128, 192 and 256"));
   p = problem(8, 8, 64, DType::fp32);
-  CHECK(has(reason("b2_tuned", p), "fp16 or bf16"));
+  CHECK(has(reason("b7_tuned", p), "fp16 or bf16"));
   p = problem(8, 8, 64, DType::bf16);
   p.softmax_scale = -1;
   CHECK(has(reason("b1_kv_parallel", p), "--scale below 1e-37"));
-  CHECK(reason("b2_tuned", p) == "");
+  CHECK(reason("b7_tuned", p) == "");
   p = problem(8, 8, 64, DType::bf16);
   p.alibi = true;
   for (const char* step : kTuned) CHECK(reason(step, p) == "--alibi: this step has no ALiBi");
@@ -228,19 +239,19 @@ TEST_CASE("backward steps refuse what they cannot do, with the reason", "[emulat
 TEST_CASE("the model of the backward pass counts what a step does", "[emulated]") {
   Problem p = problem(1024, 1024, 128, DType::bf16);
   p.finish();
-  const Cost cost = step_named("b2_tuned").cost(p);
+  const Cost cost = step_named("b7_tuned").cost(p);
   REQUIRE(cost.size() == 3);
   CHECK(cost[1].exp == 2.0 * 1024 * 1024);
   CHECK(cost[1].tensor_flop == 10.0 * 128 * cost[1].exp);
   // 8 tiles of keys: each brings all of Q, dO, lse and D, and adds all of dQ; K, V, dK and dV pass once.
   CHECK(cost[1].l2_bytes == 2 * (8 * 1024 * (2 * 128 * 2 + 8 + 128 * 4) + 4 * 1024 * 128 * 2));
-  CHECK(step_named("b3_deterministic").cost(p)[2].hbm_read == 8 * cost[2].hbm_read);
+  CHECK(step_named("b8_deterministic").cost(p)[2].hbm_read == 8 * cost[2].hbm_read);
   p.causal = true;  // of 16 x 8 tiles of 64 rows and 128 keys
-  CHECK(step_named("b2_tuned").cost(p)[1].exp == 2.0 * 64 * 128 * (2 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8)));
+  CHECK(step_named("b7_tuned").cost(p)[1].exp == 2.0 * 64 * 128 * (2 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8)));
 }
 
 TEST_CASE("dK and dV have the same bits under every schedule, dQ nearly", "[emulated]") {
-  for (const char* name : {"b1_kv_parallel", "b2_tuned"}) {
+  for (const char* name : {"b1_kv_parallel", "b4_staggered_dq", "b7_tuned"}) {
     Problem p = problem(140, 300, 64, DType::bf16, InputKind::needle);
     p.causal = true;
     p.finish();
@@ -261,7 +272,7 @@ TEST_CASE("dK and dV have the same bits under every schedule, dQ nearly", "[emul
   }
 }
 
-// b3 with every feature, several tiles of keys a slice among them: the same bits every time.
+// b8 with every feature, several tiles of keys a slice among them: the same bits every time.
 void check_repeats(Backend backend, uint64_t repeats) {
   Problem p = problem(1, 1, 32, DType::bf16);
   p.varlen_q = {50, 0, 70, 140}, p.varlen_k = {420, 5, 90, 20};
@@ -270,7 +281,7 @@ void check_repeats(Backend backend, uint64_t repeats) {
   p.finish();
   const Operation& op = backward();
   Session session(p, op, backend, draw_inputs(p, op.inputs(p)));
-  REQUIRE(session.prepare(step_named("b3_deterministic")).ok());
+  REQUIRE(session.prepare(step_named("b8_deterministic")).ok());
   HostTensors first;
   for (uint64_t n = 0; n < repeats; ++n) {
     emulator::schedule_seed = 100 + n;
@@ -283,10 +294,10 @@ void check_repeats(Backend backend, uint64_t repeats) {
     }
   }
 }
-TEST_CASE("b3 with every feature gives the same bits under every schedule", "[emulated]") {
+TEST_CASE("b8 with every feature gives the same bits under every schedule", "[emulated]") {
   check_repeats(Backend::emulated, 5);
 }
-TEST_CASE("b3 with every feature gives the same bits 1000 times", "[gpu]") { check_repeats(Backend::gpu, 1000); }
+TEST_CASE("b8 with every feature gives the same bits 1000 times", "[gpu]") { check_repeats(Backend::gpu, 1000); }
 
 TEST_CASE("all backward steps on the GPU", "[gpu]") {
   int n = 0;
@@ -295,7 +306,9 @@ TEST_CASE("all backward steps on the GPU", "[gpu]") {
     if (n++ % 3 == 0) p.dropout = n % 2 == 0 ? 0.25 : 0.1;
     ran += check_steps("backward", p, Backend::gpu);
   });
-  CHECK(ran.text() == "b1_kv_parallel 70, b2_tuned 110, b3_deterministic 110");
+  CHECK(ran.text() ==
+        "b1_kv_parallel 47, b2_transposed 47, b3_warp_pairs 47, b4_staggered_dq 47, b5_l2_order 47, b6_features 70, "
+        "b7_tuned 110, b8_deterministic 110");
   CHECK(official_problems(6, 2000, [](const Problem& p) { check_tuned(p, Backend::gpu); }) == kAllPairs);
   packed_problems(24, [](const Problem& p) { check_tuned(p, Backend::gpu); });
   for (int set = 0; set < 4; ++set) {

@@ -144,7 +144,7 @@ peers_of() {
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends 01_naive:b2_cublas,flash,cudnn --repeat 5" ;;
     04_flash_v2)
       echo "peers.$1.forward --steps v13_tuned --backends flash,cudnn --repeat 5"
-      echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends flash,cudnn --repeat 5" ;;
+      echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[78]') --backends flash,cudnn --repeat 5" ;;
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v11_tuned --backends cudnn,flash --repeat 5" ;;
   esac
@@ -212,7 +212,7 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--varlen 0,70,1,130 --varlen-k 9,140,0,265 --head-dim 128 --heads 4 --kv-heads 2 --causal"
       echo "--varlen 33,200 --head-dim 256 --softcap 50"
       echo "--varlen 200,33 --varlen-k 150,90 --head-dim 64 --dtype fp16 --window 60,20" ;;
-    # Each tile of v7 and of b2, masks and features; packed sequences. Backward steps refuse ALiBi.
+    # Each tile of v7 and of b7, masks and features; packed sequences. Backward steps refuse ALiBi.
     04_flash_v2/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"
       echo "--seqlen 65 --head-dim 64 --dtype fp16 --window 17,3 --dropout 0.25"
@@ -234,7 +234,7 @@ sanitizer_problems() {  # CHAPTER OPERATION
 tool_cannot() {  # CHAPTER OPERATION TOOL
   case $1/$2/$3 in
     04_flash_v2/backward/synccheck)
-      echo "b2_tuned,b3_deterministic the two warps of a pair come to one named barrier from two places in the code," \
-        "which PTX allows; synccheck takes it for divergence" ;;
+      echo "b3_warp_pairs,b4_staggered_dq,b5_l2_order,b6_features,b7_tuned,b8_deterministic the two warps of a pair come" \
+        "to one named barrier from two places in the code, which PTX allows; synccheck takes it for divergence" ;;
   esac
 }

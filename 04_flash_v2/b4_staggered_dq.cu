@@ -1,0 +1,305 @@
+// b4_staggered_dq: half of the warps add to dQ a tile later than the others.
+//
+// parent    b3_warp_pairs
+// idea      With two tiles of dS in shared memory, dS K may wait until the next tile: one barrier
+//           of the block a tile instead of two. The warps that own dS add to dQ at once, those that
+//           own P a tile later, after dV. The two halves of the block then want different units at
+//           one time: exponentials of one overlap with MMAs of the other.
+// expect    smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio falls,
+//           sm__inst_executed_pipe_tensor.sum a cycle rises
+// supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
+#include "attn/kernel.h"
+#include "backward_tiles.h"
+#include "ptx/cp_async.h"
+#include "ptx/mma.h"
+#include "ptx/named_barrier.h"
+#include "ptx/reduce_add.h"
+
+namespace ATTN_BACKEND::b4_staggered_dq {
+using namespace backward_tiles;
+
+//! [config]
+template <int kHeadDim>
+struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
+  static constexpr int kWarpKeys = 32, kKeyTiles = kWarpKeys / 16;
+  static constexpr int kNumPairs = Config::kBlockN / kWarpKeys;  // of warps that have the same keys
+  static constexpr int kStages = 2;   // of Q and dO: one tile ahead
+  static constexpr int kBuffers = 2;  // of dS: that of a tile is read while the next one is written
+  static_assert(2 * kNumPairs == Config::kNumWarps && kNumPairs <= 15, "a barrier a pair");
+};
+//! [config]
+
+template <class Element, class Config>
+struct SharedStorage {
+  alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];                    // [kBlockN, d]
+  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];                    // [kBlockN, d]
+  alignas(128) Element sQ[Config::kStages][Config::kBlockM * Config::kHeadDim];   // [kBlockM, d]
+  alignas(128) Element sdO[Config::kStages][Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
+  alignas(128) Element sdS[Config::kBuffers][Config::kBlockN * Config::kBlockM];  // dS^T
+  // P^T of a pair: operands, as lanes hold them.
+  alignas(128) uint4 sP[Config::kNumPairs][Config::kKeyTiles * Config::kRowSteps][32];
+  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // of a row: lse / log(2), and D
+  Sequence sequence;  // here, where it costs no registers
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sdS, sP, sRow, sequence)
+};
+
+// (4) -inf where a query does not see a key. `own`: position of this lane's first row from its
+// first key; `keys`: how many there are from that one on.
+//! [mask]
+template <class Config>
+__device__ __forceinline__ void apply_mask(
+    float (&s)[Config::kKeyTiles][Config::kBlockM / 8][4], const Shape& shape, int own, int keys) {
+#pragma unroll
+  for (int m = 0; m < Config::kKeyTiles; ++m)
+#pragma unroll
+    for (int n = 0; n < Config::kBlockM / 8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int key = 16 * m + 8 * (e / 2), row = 8 * n + e % 2;  // from this lane's first
+        if (key - row < own - shape.window_left || key - row > own + shape.window_right ||
+            key >= keys)
+          s[m][n][e] = -INFINITY;
+      }
+}
+//! [mask]
+
+// (4) P^T = exp(scale S^T - lse), rounded: the operand of dV, and for the other warp of the pair.
+//! [recompute]
+template <class Element, class Config>
+__device__ __forceinline__ void probabilities(
+    uint32_t (&operand)[Config::kKeyTiles][Config::kRowSteps][4],
+    const float (&s)[Config::kKeyTiles][Config::kBlockM / 8][4], const float* sLse, uint4* sP,
+    const Shape& shape) {
+  const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
+#pragma unroll
+  for (int k = 0; k < Config::kRowSteps; ++k)
+#pragma unroll
+    for (int m = 0; m < Config::kKeyTiles; ++m) {
+      uint32_t(&p)[4] = operand[m][k];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float2 lse_log2 = *reinterpret_cast<const float2*>(sLse + 16 * k + 8 * (e / 2));
+        const float* const x = s[m][2 * k + e / 2] + 2 * (e % 2);
+        p[e] = pack2<Element>(exp2f(fmaf(x[0], softmax_scale_log2, -lse_log2.x)),
+                              exp2f(fmaf(x[1], softmax_scale_log2, -lse_log2.y)));
+      }
+      sP[(m * Config::kRowSteps + k) * 32] = uint4{p[0], p[1], p[2], p[3]};
+    }
+}
+
+// dS^T = P^T (dP^T - D), rounded: the operand of dK, and through shared memory of dQ. `own`: byte
+// offset of this lane's first one in dS^T.
+template <class Element, class Config>
+__device__ __forceinline__ void score_gradients(
+    uint32_t (&operand)[Config::kKeyTiles][Config::kRowSteps][4],
+    const float (&dp)[Config::kKeyTiles][Config::kBlockM / 8][4], const float* sDot,
+    const uint4* sP, char* sdS, int own) {
+#pragma unroll
+  for (int k = 0; k < Config::kRowSteps; ++k)
+#pragma unroll
+    for (int m = 0; m < Config::kKeyTiles; ++m) {
+      const uint4 four = sP[(m * Config::kRowSteps + k) * 32];
+      const uint32_t p[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float2 dot = *reinterpret_cast<const float2*>(sDot + 16 * k + 8 * (e / 2));
+        float ds[2];
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const float x = dp[m][2 * k + e / 2][2 * (e % 2) + c], d = c == 0 ? dot.x : dot.y;
+          ds[c] = unpack<Element>(p[e], c) * (x - d);
+        }
+        operand[m][k][e] = pack2<Element>(ds[0], ds[1]);
+        *reinterpret_cast<uint32_t*>(sdS + along_row<Config::kBlockM>(own, 16 * k + 8 * (e / 2)) +
+                                     (16 * m + 8 * (e % 2)) * 2 * Config::kBlockM) =
+            operand[m][k][e];
+      }
+    }
+}
+//! [recompute]
+
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen_q, d], or packed: see Packing
+                              const Element* gK,   // [B, Hkv, seqlen_k, d]
+                              const Element* gV,   // [B, Hkv, seqlen_k, d]
+                              const Element* gdO,  // [B, Hq, seqlen_q, d]
+                              const float* gRows,  // [tiles, 2, kBlockM]: lse / log(2), D
+                              Element* gdK,        // [B, Hkv, seqlen_k, d]
+                              Element* gdV,        // [B, Hkv, seqlen_k, d]
+                              float4* gAccum,      // [tiles, fragments, threads]: dQ
+                              Shape shape, Packing packing, int num_kv_heads) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  constexpr int kKeyTiles = Config::kKeyTiles, kSpan = Config::kSpan, kStages = Config::kStages;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
+  const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
+  // A pair of warps has the same keys. The first of them owns P and dV, the second dS and dK.
+  const int pair = warp_id % Config::kNumPairs, warp_key = pair * Config::kWarpKeys;
+  const bool owns_p = warp_id < Config::kNumPairs;
+  const int key0 = blockIdx.x / num_kv_heads * kBlockN, group = shape.heads / shape.kv_heads;
+  const int64_t first_bh = int64_t{blockIdx.x % num_kv_heads} * group;
+  Sequence sequence = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
+  const int seqlen_q = sequence.seqlen_q, seqlen_k = sequence.seqlen_k;
+  if (key0 >= seqlen_k) return;  // of a batch with longer sequences
+
+  // The visits: of each head that shares these keys, the blocks of rows that see one of them.
+  const BlockRanges seen = blocks_that_see(shape, seqlen_q, seqlen_k, key0, kBlockN, kBlockM);
+  const int blocks = seen.end - seen.begin, visits = group * blocks;
+  struct Visit {
+    int head, m_block;  // of the group
+  };
+  const auto advance = [&](Visit& visit) {
+    if (++visit.m_block == seen.end) visit.m_block = seen.begin, ++visit.head;
+  };
+  const int64_t head_step =
+      packing.cu_seqlens_q == nullptr ? int64_t{seqlen_q} * kHeadDim : kHeadDim;
+  const auto tile_of = [&](const Visit& visit) {
+    return visit.head * packing.num_tiles + visit.m_block;
+  };
+  // This thread's first chunk of every tile.
+  const int copy_row = threadIdx.x / kSpan, chunk = threadIdx.x % kSpan * 8;
+  const auto load_rows = [&](const Visit& visit, int stage) {
+    const int row0 = visit.m_block * kBlockM;
+    const int64_t first = sequence.q + visit.head * head_step +
+                          int64_t{row0 + copy_row} * packing.q_step + chunk;
+    load_tile<kBlockM, Config>(smem.sQ[stage], gQ + first, packing.q_step, seqlen_q - row0);
+    load_tile<kBlockM, Config>(smem.sdO[stage], gdO + first, packing.q_step, seqlen_q - row0);
+    const float* const rows = gRows + (sequence.tile + tile_of(visit)) * (2 * kBlockM);
+    if (threadIdx.x < kBlockM / 2)
+      cp_async_16(&smem.sRow[stage][0][0] + 4 * threadIdx.x, rows + 4 * threadIdx.x);
+  };
+
+  // (2) load K_j, V_j and the first rows
+  Visit visit{0, seen.begin}, next = visit;
+  const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_step + chunk;
+  load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_step, seqlen_k - key0);
+  load_tile<kBlockN, Config>(smem.sV, gV + first, packing.kv_step, seqlen_k - key0);
+  for (int stage = 0; stage < kStages; ++stage) {
+    if (stage < visits) load_rows(next, stage), advance(next);
+    cp_async_commit();
+  }
+  float grad[kKeyTiles][kHeadDim / 8][4] = {};  // dV or dK
+  // This lane's chunks: of a row and of a column of operands, and of dS^T.
+  const int by_rows = 2 * swizzled_offset<kHeadDim>(lane_id % 16, lane_id / 16 * 8);
+  const int by_cols =
+      2 * swizzled_offset<kHeadDim>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
+  const int ds_load =
+      2 * swizzled_offset<kBlockM>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
+  const int ds_store = 2 * (warp_key * kBlockM + swizzled_offset<kBlockM>(quad_row, quad_col));
+  uint4* const sP = &smem.sP[pair][0][lane_id];
+  const int query_row = warp_id % Config::kQueryWarpsM * Config::kQueryRows;
+  const int query_col = warp_id / Config::kQueryWarpsM * Config::kQueryCols;
+  char* const sKeys =
+      reinterpret_cast<char*>(owns_p ? smem.sK : smem.sV) + warp_key * Config::kRowBytes;
+  // (6) dQ += dS K
+  //! [dq]
+  const auto add_dq = [&](int tile, int buffer) {
+    float dq[Config::kQueryRows / 16][Config::kQueryCols / 8][4] = {};
+    multiply_ab<Element, kBlockN, true, kBlockM, kHeadDim>(
+        dq, reinterpret_cast<const char*>(smem.sdS[buffer]), ds_load, query_row,
+        reinterpret_cast<const char*>(smem.sK), by_rows, query_col);
+    float4* const accum =
+        gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+#pragma unroll
+    for (int f = 0; f < Config::kFragments; ++f) {
+      const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];
+      reduce_add(accum + f * Config::kThreads, make_float4(x[0], x[1], x[2], x[3]));
+    }
+  };
+  //! [dq]
+  int tile_before = 0;
+  if (threadIdx.x == 0) smem.sequence = sequence;
+  cp_async_wait<kStages - 1>();
+  __syncthreads();  // K, V and the first rows are there
+
+  for (int i = 0; i < visits; ++i, advance(visit)) {
+    const int stage = i % kStages;
+    const char* const sQ = reinterpret_cast<const char*>(smem.sQ[stage]);
+    const char* const sdO = reinterpret_cast<const char*>(smem.sdO[stage]);
+    char* const sdS = reinterpret_cast<char*>(smem.sdS[i % Config::kBuffers]);
+    // (3) S^T = K Q^T or dP^T = V dO^T
+    float s[kKeyTiles][kBlockM / 8][4] = {};
+    multiply_abt<Element, kHeadDim>(s, sKeys, by_rows, owns_p ? sQ : sdO, by_cols);
+
+    // (4) P^T = exp(scale S^T - lse), dS^T = P^T (dP^T - D), as operands
+    uint32_t operand[kKeyTiles][Config::kRowSteps][4];
+    const float* const rows = smem.sRow[stage][owns_p ? 0 : 1] + quad_col;
+    if (owns_p) {
+      const int row = visit.m_block * kBlockM + quad_col, key = key0 + warp_key + quad_row;
+      if (visit.m_block < seen.unmasked_begin || visit.m_block >= seen.unmasked_end)
+        apply_mask<Config>(s, shape, row + seqlen_k - seqlen_q - key, seqlen_k - key);
+      probabilities<Element, Config>(operand, s, rows, sP, shape);
+      named_barrier_sync(1 + pair, 64);  // the other warp may take P
+    } else {
+      named_barrier_sync(1 + pair, 64);  // P is there
+      score_gradients<Element, Config>(operand, s, rows, sP, sdS, ds_store);
+    }
+
+    // (5) dV += P^T dO or dK += dS^T Q
+    multiply_ab<Element>(grad, operand, owns_p ? sdO : sQ, by_rows);
+    if (owns_p && i > 0)  // overlapped with dK of the others
+      add_dq(tile_before, (i - 1) % Config::kBuffers);
+    cp_async_wait<kStages - 2>();
+    // dS and the next rows are there; all are done with these rows and with the dQ before
+    __syncthreads();
+    if (i + kStages < visits) {
+      Visit coming = visit;
+      sequence = smem.sequence;
+      for (int ahead = 0; ahead < kStages; ++ahead) advance(coming);
+      load_rows(coming, stage);
+    }
+    cp_async_commit();
+
+    if (!owns_p) add_dq(tile_of(visit), i % Config::kBuffers);
+    tile_before = tile_of(visit);
+  }
+  if (owns_p && visits > 0) add_dq(tile_before, (visits - 1) % Config::kBuffers);
+
+  // (7) store dK_j, dV_j through the rows of K or V that were this warp's
+  cp_async_wait<0>();
+  __syncthreads();  // all are done with K
+  const Sequence own = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
+  store_gradient<Element, Config>(
+      (owns_p ? gdV : gdK) + own.kv + int64_t{key0 + warp_key} * packing.kv_step, packing.kv_step,
+      own.seqlen_k - key0 - warp_key, grad, owns_p ? 1 : shape.softmax_scale, sKeys);
+}
+
+template <class Element, class Config>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const Packing packing = packing_of<Config>(args);
+  const dim3 all_rows(static_cast<unsigned>(packing.num_m_blocks * p.batch * p.heads));
+  const dim3 grid(static_cast<unsigned>(packing.num_n_blocks * p.batch * p.kv_heads));
+  args.phase("dot");
+  Status status = launch_kernel(
+      dot_kernel<Element, Config>, all_rows, dim3(256), 0, args.stream, args.in<Element>("o"),
+      args.in<Element>("do"), args.in<float>("lse"), args.out<float>("rows"),
+      args.out<float4>("accum"), shape_of(p), packing);
+  if (!status.ok()) return status;
+  args.phase("attention_backward");
+  status = launch_kernel(
+      attention_backward_kernel<Element, Config>, grid, dim3(Config::kThreads),
+      sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
+      args.in<Element>("k"), args.in<Element>("v"), args.in<Element>("do"), args.in<float>("rows"),
+      args.out<Element>("dk"), args.out<Element>("dv"), args.out<float4>("accum"), shape_of(p),
+      packing, static_cast<int>(p.batch * p.kv_heads));
+  if (!status.ok()) return status;
+  args.phase("convert");
+  return launch_kernel(convert_kernel<Element, Config>, all_rows, dim3(Config::kThreads), 0,
+                       args.stream, args.in<float4>("accum"), args.out<Element>("dq"), shape_of(p),
+                       packing);
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 32: return launch<Element, Config<32>>(args);
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
+    }
+    return Status::unsupported("head dims 32, 64 and 128 only");
+  });
+}
+
+}  // namespace ATTN_BACKEND::b4_staggered_dq

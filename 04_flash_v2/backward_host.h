@@ -1,0 +1,211 @@
+// The backward steps of chapter 04: what each costs and what each refuses. For chapter.cpp only.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "check/operation.h"
+
+ATTN_DECLARE_STEP(v13_tuned);
+ATTN_DECLARE_STEP(b1_kv_parallel);
+ATTN_DECLARE_STEP(b2_transposed);
+ATTN_DECLARE_STEP(b3_warp_pairs);
+ATTN_DECLARE_STEP(b4_staggered_dq);
+ATTN_DECLARE_STEP(b5_l2_order);
+ATTN_DECLARE_STEP(b6_features);
+ATTN_DECLARE_STEP(b7_tuned);
+ATTN_DECLARE_STEP(b8_deterministic);
+
+namespace attn::backward_host {
+
+using Reason = std::optional<std::string>;
+
+struct Tiles {
+  int64_t block_m, block_n;  // B_r, B_c
+  int64_t row_tiles(const Problem& p) const { return (p.seqlen_q + block_m - 1) / block_m; }
+  int64_t key_tiles(const Problem& p) const { return (p.seqlen_k + block_n - 1) / block_n; }
+};
+
+// Tiles of S of one head of which some query sees something.
+inline double visits(const Problem& p, Tiles t) {
+  double count = 0;
+  for (int64_t row = 0; row < p.seqlen_q; row += t.block_m) {
+    const int64_t begin = p.visible(row).begin,
+                  end = p.visible(std::min(row + t.block_m, p.seqlen_q) - 1).end;
+    if (end > begin) count += double((end + t.block_n - 1) / t.block_n - begin / t.block_n);
+  }
+  return count;
+}
+
+// D = rowsum(dO . O). The sums of dQ begin at 0 here, too.
+inline Phase dot_phase(const Problem& p, double slices = 1) {
+  const double rows = double(p.batch * p.heads * p.seqlen_q), d = double(p.head_dim);
+  Phase phase{.name = "dot", .fp32_flop = 2 * rows * d};
+  phase.hbm_read = 2 * rows * d * double(size_of(p.dtype));
+  phase.hbm_write = rows * (4 + slices * 4 * d);
+  return phase;
+}
+
+// Five GEMMs. A visit brings tiles of Q and dO with lse and D, and adds a tile to dQ; K, V, dK and
+// dV pass once.
+inline Phase gradient_phase(const Problem& p, Tiles t) {
+  const double heads = double(p.batch * p.heads), d = double(p.head_dim),
+               element = double(size_of(p.dtype));
+  const double q_rows = heads * double(p.seqlen_q),
+               kv = 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
+  const double pairs = heads * visits(p, t), rows = double(t.block_m);
+  Phase phase{.name = "attention_backward", .exp = pairs * rows * double(t.block_n)};
+  phase.tensor_flop = 10 * d * phase.exp;
+  phase.hbm_read = q_rows * (2 * d * element + 8) + kv;
+  phase.hbm_write = q_rows * d * 4 + kv;
+  phase.l2_bytes = pairs * rows * (2 * d * element + 8 + 4 * d) + 2 * kv;
+  return phase;
+}
+
+// dQ from its sums to its own type.
+inline Phase convert_phase(const Problem& p, double slices = 1) {
+  const double numbers = double(p.batch * p.heads * p.seqlen_q * p.head_dim);
+  Phase phase{.name = "convert"};
+  phase.hbm_read = slices * 4 * numbers;
+  phase.hbm_write = double(size_of(p.dtype)) * numbers;
+  return phase;
+}
+
+inline Reason refuse(const Problem& p, Tiles t) {
+  if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
+  const int64_t most = (int64_t{1} << 31) - 1, heads = p.batch * p.heads;
+  const int64_t tiles = std::max(t.row_tiles(p), t.key_tiles(p));
+  if (heads > most / tiles)
+    return fmt::format("{} heads of {} tiles: at most 2^31 - 1 blocks fit in a grid", heads, tiles);
+  return std::nullopt;
+}
+
+// Tiles of b1 to b6, as in their Config.
+inline Tiles first_tiles(const Problem& p) { return {p.head_dim == 128 ? 64 : 128, 128}; }
+
+// Tiles of b7 and b8.
+inline Tiles tuned_tiles(const Problem& p) {
+  const bool features = p.dropout > 0 || p.softcap > 0 || p.softmax_scale < 1e-37;
+  if (p.head_dim > 128 || (p.head_dim == 64 && !features)) return {64, 64};
+  if (p.head_dim == 128) return {features ? 32 : 64, 128};
+  return {p.head_dim == 96 || features ? 64 : 128, 128};
+}
+
+// b8: sums of dQ a head, as in its file.
+inline int64_t slices_of(const Problem& p) {
+  constexpr int64_t kMost = 8;
+  const bool three_blocks = p.head_dim == 64 && tuned_tiles(p).block_n == 64;  // an SM
+  const int64_t at_once = 132 * (three_blocks ? 3 : 1);
+  const int64_t heads = p.batch * p.kv_heads, tiles = tuned_tiles(p).key_tiles(p);
+  const auto waves = [=](int64_t slices) { return (slices * heads + at_once - 1) / at_once; };
+  int64_t best = 1;
+  for (int64_t n = 2; n <= std::min(tiles, std::max(kMost, at_once / heads)); ++n)
+    if (waves(n) * best < waves(best) * n) best = n;
+  return best;
+}
+inline int64_t one_slice(const Problem&) { return 1; }
+
+// Sums of dQ, and lse and D of the rows, in tiles; each of several sequences begins a tile.
+inline std::vector<Workspace> workspaces(const Problem& p, Tiles t, int64_t slices) {
+  const int64_t tiles = p.varlen() ? p.tokens_q() / t.block_m + p.batch : p.batch * t.row_tiles(p);
+  const int64_t rows = p.heads * tiles * t.block_m;
+  return {{"accum", slices * rows * p.head_dim * 4}, {"rows", rows * 8}};
+}
+
+inline Step step(std::string name, std::string idea, Tiles (*tiles)(const Problem&),
+                 int64_t (*slices)(const Problem&), Launch launch) {
+  return {
+      .name = std::move(name),
+      .operation = &backward(),
+      .idea = std::move(idea),
+      .support = {},
+      .refuses = {},
+      .workspaces = [tiles,
+                     slices](const Problem& p) { return workspaces(p, tiles(p), slices(p)); },
+      .cost =
+          [tiles, slices](const Problem& p) {
+            const auto n = double(slices(p));
+            return Cost{dot_phase(p, n), gradient_phase(p, tiles(p)), convert_phase(p, n)};
+          },
+      .launch = launch,
+      .prepare = ATTN_LAUNCH(v13_tuned),
+      .deterministic = slices != one_slice,
+      .needs = kAmpere,
+  };
+}
+
+// b1 to b6.
+inline Step first_step(std::string name, std::string idea, Launch launch) {
+  Step first = step(std::move(name), std::move(idea), first_tiles, one_slice, launch);
+  first.support =
+      "fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA; scales from "
+      "1e-37";
+  first.takes = {"varlen"};
+  first.refuses = [](const Problem& p) -> Reason {
+    if (p.head_dim != 32 && p.head_dim != 64 && p.head_dim != 128)
+      return fmt::format("--head-dim {}: this step has 32, 64 and 128", p.head_dim);
+    if (p.softmax_scale < 1e-37)
+      return "--scale below 1e-37: this step scales scores that a mask made -inf";
+    return refuse(p, first_tiles(p));
+  };
+  return first;
+}
+
+inline Step features_step(std::string name, std::string idea, Launch launch) {
+  Step features = step(std::move(name), std::move(idea), first_tiles, one_slice, launch);
+  features.support =
+      "fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA, softcap, "
+      "dropout";
+  features.takes = {"dropout", "softcap", "varlen"};
+  features.refuses = [](const Problem& p) -> Reason {
+    if (p.head_dim != 32 && p.head_dim != 64 && p.head_dim != 128)
+      return fmt::format("--head-dim {}: this step has 32, 64 and 128", p.head_dim);
+    return refuse(p, first_tiles(p));
+  };
+  return features;
+}
+
+// b7 and b8.
+inline Step tuned_step(std::string name, std::string idea, int64_t (*slices)(const Problem&),
+                       Launch launch) {
+  Step tuned = step(std::move(name), std::move(idea), tuned_tiles, slices, launch);
+  tuned.support =
+      "fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks, GQA, "
+      "softcap, dropout";
+  tuned.takes = {"dropout", "softcap", "varlen"};
+  tuned.refuses = [](const Problem& p) -> Reason {
+    constexpr int64_t kDims[] = {32, 64, 96, 128, 192, 256};
+    if (std::find(std::begin(kDims), std::end(kDims), p.head_dim) == std::end(kDims))
+      return fmt::format("--head-dim {}: this step has 32, 64, 96, 128, 192 and 256", p.head_dim);
+    return refuse(p, tuned_tiles(p));
+  };
+  return tuned;
+}
+
+inline void add_steps(Chapter& c) {
+  c.steps.push_back(
+      first_step("b1_kv_parallel",
+                 "a block for each tile of keys; its rows as a range: unseen, masked, unmasked",
+                 ATTN_LAUNCH(b1_kv_parallel)));
+  c.steps.push_back(first_step("b2_transposed", "S transposed: P and dS are operands in registers",
+                               ATTN_LAUNCH(b2_transposed)));
+  c.steps.push_back(first_step("b3_warp_pairs",
+                               "pairs of warps: one owns P and dV, the other dS and dK",
+                               ATTN_LAUNCH(b3_warp_pairs)));
+  c.steps.push_back(first_step("b4_staggered_dq",
+                               "half of the warps add to dQ a tile later: one barrier a tile",
+                               ATTN_LAUNCH(b4_staggered_dq)));
+  c.steps.push_back(first_step("b5_l2_order",
+                               "heads in sections; blocks of a head begin at different rows",
+                               ATTN_LAUNCH(b5_l2_order)));
+  c.steps.push_back(features_step("b6_features", "softcap and dropout", ATTN_LAUNCH(b6_features)));
+  c.steps.push_back(tuned_step("b7_tuned", "tiles for each head dim, from a sweep", one_slice,
+                               ATTN_LAUNCH(b7_tuned)));
+  c.steps.push_back(tuned_step("b8_deterministic",
+                               "sums of dQ that are a block's own, added up in order", slices_of,
+                               ATTN_LAUNCH(b8_deterministic)));
+}
+
+}  // namespace attn::backward_host
