@@ -1,10 +1,11 @@
 // b1_scalar: the backward pass of FlashAttention-1 as published, line by line, in fp32.
 //
 // parent    v1_scalar (its tiles and its loops)
-// idea      P is not kept: one number a row, lse, is enough to compute any tile of it again from Q and K.
-//           Keys outside, queries inside, as in the forward pass: dK and dV of a tile of keys stay on the chip
-//           while all queries pass by; dQ is added to in HBM. Dao et al. (arXiv 2205.14135), Algorithm 4.
-// expect    five products in place of four, and memory linear in N; dQ moves twice at each visit.
+// idea      P is not stored: one number a row, lse, is enough to compute any tile of it again from
+//           Q and K. Keys outside, queries inside, as in the forward pass: dK and dV of a tile of
+//           keys stay on the chip while all queries pass by; dQ is added to in HBM. Dao et al.
+//           (arXiv 2205.14135), Algorithm 4.
+// expect    five GEMMs in place of four, and memory linear in N; dQ moves twice at each visit.
 // supports  fp32, fp16, bf16; head dims up to 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "attn/philox.h"
@@ -19,21 +20,23 @@ struct Config {
 
 // Tile sizes as in the forward pass; shared memory in the order of bytes().
 struct Tiles {
-  int block_m, block_n, stride;  // B_r, B_c; floats from row to row, odd so that columns lie in all banks
+  // B_r, B_c; floats from row to row, odd so that columns lie in all banks.
+  int block_m, block_n, stride;
   Tiles(int floats, int d) : block_n(floats / (4 * d)) {
     if (block_n < 1) block_n = 1;
     block_m = block_n < d ? block_n : d;
     stride = d + 1;
   }
-  // sK, sV, sdK, sdV [block_n, d], sQ, sO, sdO [block_m, d], sP, sdS [block_m, block_n], two numbers a row.
+  // sK, sV, sdK, sdV [block_n, d], sQ, sO, sdO [block_m, d], sP, sdS [block_m, block_n], two
+  // numbers a row.
   std::size_t bytes() const {
     return sizeof(float) * (std::size_t(4 * block_n + 3 * block_m) * stride +
                             std::size_t(2 * block_m) * (block_n + 1) + std::size_t(2 * block_m));
   }
 };
 
-// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the first one is
-// visited all the same, so that the rows get their dQ = 0.
+// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
+// first one is visited all the same, so that the rows get their dQ = 0.
 struct BlockRange {
   int begin, end;
 };
@@ -47,7 +50,8 @@ __device__ BlockRange blocks_seen(const Shape& shape, int row0, int rows, int bl
 
 // Rows [row0, row0 + count) of a [rows, d] matrix; 0 beyond its end.
 template <class Element>
-__device__ void load_tile(float* tile, const Element* g, int row0, int count, int rows, int d, int stride) {
+__device__ void load_tile(float* tile, const Element* g, int row0, int count, int rows, int d,
+                          int stride) {
   for (int i = threadIdx.x; i < count * d; i += Config::kThreads) {
     const int row = i / d, col = i % d;
     tile[row * stride + col] = row0 + row < rows ? to_float(g[int64_t{row0 + row} * d + col]) : 0;
@@ -64,20 +68,21 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
                                           Element* gdQ,        // [B, Hq, seqlen_q, d]
                                           Element* gdK,        // [B, Hkv, seqlen_k, d]
                                           Element* gdV,        // [B, Hkv, seqlen_k, d]
-                                          float* gAccum,       // [B, Hq, seqlen_q, d]: dQ between visits
+                                          float* gAccum,  // [B, Hq, seqlen_q, d]: dQ between visits
                                           Shape shape, Tiles tiles, uint64_t seed) {
-  const int d = shape.head_dim, stride = tiles.stride, block_m = tiles.block_m, block_n = tiles.block_n;
-  float* sK = &dynamic_shared<float>();        // [block_n, d]
-  float* sV = sK + block_n * stride;           // [block_n, d]
-  float* sdK = sV + block_n * stride;          // [block_n, d]
-  float* sdV = sdK + block_n * stride;         // [block_n, d]
-  float* sQ = sdV + block_n * stride;          // [block_m, d]
-  float* sO = sQ + block_m * stride;           // [block_m, d]
-  float* sdO = sO + block_m * stride;          // [block_m, d]
-  float* sP = sdO + block_m * stride;          // [block_m, block_n]: what met V: dropped and scaled
-  float* sdS = sP + block_m * (block_n + 1);   // [block_m, block_n]
+  const int d = shape.head_dim, stride = tiles.stride, block_m = tiles.block_m,
+            block_n = tiles.block_n;
+  float* sK = &dynamic_shared<float>();       // [block_n, d]
+  float* sV = sK + block_n * stride;          // [block_n, d]
+  float* sdK = sV + block_n * stride;         // [block_n, d]
+  float* sdV = sdK + block_n * stride;        // [block_n, d]
+  float* sQ = sdV + block_n * stride;         // [block_m, d]
+  float* sO = sQ + block_m * stride;          // [block_m, d]
+  float* sdO = sO + block_m * stride;         // [block_m, d]
+  float* sP = sdO + block_m * stride;         // [block_m, block_n]: what met V: dropped and scaled
+  float* sdS = sP + block_m * (block_n + 1);  // [block_m, block_n]
   float* sLse = sdS + block_m * (block_n + 1);  // [block_m]
-  float* sD = sLse + block_m;                  // [block_m]: rowsum(dO . O)
+  float* sD = sLse + block_m;                   // [block_m]: rowsum(dO . O)
   const int tid = threadIdx.x;
   const int64_t bh_kv = blockIdx.x, k0 = bh_kv * shape.seqlen_k;
   const int group = shape.heads / shape.kv_heads;
@@ -85,21 +90,22 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
 
   for (int n_block = 0; n_block * block_n < shape.seqlen_k; ++n_block) {  // line 6
     const int key0 = n_block * block_n;
-    __syncthreads();  // all are done with the tile before
+    __syncthreads();  // all are done with the tiles before
     load_tile(sK, gK + k0 * d, key0, block_n, shape.seqlen_k, d, stride);  // line 7: load K_j, V_j
     load_tile(sV, gV + k0 * d, key0, block_n, shape.seqlen_k, d, stride);
-    for (int i = tid; i < 2 * block_n * stride; i += Config::kThreads) sdK[i] = 0;  // line 8: and sdV behind it
+    // Line 8: and sdV after it.
+    for (int i = tid; i < 2 * block_n * stride; i += Config::kThreads) sdK[i] = 0;
     for (int64_t bh = bh_kv * group; bh < (bh_kv + 1) * group; ++bh) {  // the heads that share K_j
       const int64_t q0 = bh * shape.seqlen_q;
       for (int row0 = 0; row0 < shape.seqlen_q; row0 += block_m) {  // line 9
         const BlockRange seen = blocks_seen(shape, row0, block_m, block_n);
         if (n_block < seen.begin || n_block >= seen.end) continue;
         const bool first = n_block == seen.begin, last = n_block + 1 == seen.end;
-        __syncthreads();  // K, V and zeros are there; all are done with the rows before
+        __syncthreads();  // all are done with P, dS and the rows before
         load_tile(sQ, gQ + q0 * d, row0, block_m, shape.seqlen_q, d, stride);  // line 10
         load_tile(sO, gO + q0 * d, row0, block_m, shape.seqlen_q, d, stride);
         load_tile(sdO, gdO + q0 * d, row0, block_m, shape.seqlen_q, d, stride);
-        __syncthreads();  // Q, O and dO are there
+        __syncthreads();  // the rows are there, and K and V
         if (tid < block_m) {  // line 19: D = rowsum(dO . O), a thread a row
           float sum = 0;
           for (int x = 0; x < d; ++x) sum += sdO[tid * stride + x] * sO[tid * stride + x];
@@ -113,10 +119,11 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
           const int row = i / block_n, key = i % block_n, at = row * (block_n + 1) + key;
           const int diagonal = row0 + row + shape.seqlen_k - shape.seqlen_q;
           const bool visible = key0 + key >= diagonal - shape.window_left &&
-                               key0 + key <= diagonal + shape.window_right && key0 + key < shape.seqlen_k;
+                               key0 + key <= diagonal + shape.window_right &&
+                               key0 + key < shape.seqlen_k;
           float score = 0, dp = 0;
           for (int x = 0; x < d; ++x) {
-            score += sQ[row * stride + x] * sK[key * stride + x];  // lines 11 and 12: S = scale Q K^T
+            score += sQ[row * stride + x] * sK[key * stride + x];  // lines 11, 12: S = scale Q K^T
             dp += sdO[row * stride + x] * sV[key * stride + x];    // line 17: dP = dO V^T
           }
           // Line 13: P, from lse where the paper keeps l and m apart.
@@ -124,11 +131,11 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
           float z = 1;  // line 14: the dropout mask of the forward pass, drawn again
           if (shape.dropped > 0)
             z = dropout_keeps(seed, bh, row0 + row, key0 + key, shape.dropped) ? 1 / kept : 0;
-          sP[at] = p * z;                      // line 15
-          sdS[at] = p * (dp * z - sD[row]);    // lines 18 and 20
+          sP[at] = p * z;                    // line 15
+          sdS[at] = p * (dp * z - sD[row]);  // lines 18 and 20
         }
         //! [recompute]
-        __syncthreads();  // P and dS are there
+        __syncthreads();  // P and dS are there, of all warps
         for (int i = tid; i < block_n * d; i += Config::kThreads) {
           const int key = i / d, col = i % d;
           float dv = 0, dk = 0;
@@ -139,12 +146,14 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
           sdV[key * stride + col] += dv;
           sdK[key * stride + col] += dk;
         }
-        for (int i = tid; i < block_m * d; i += Config::kThreads) {  // line 21: dQ += scale dS K, in HBM
+        // Line 21: dQ += scale dS K, in HBM.
+        for (int i = tid; i < block_m * d; i += Config::kThreads) {
           const int row = i / d, col = i % d;
           if (row0 + row >= shape.seqlen_q) continue;
           const int64_t at = (q0 + row0 + row) * d + col;
           float dq = 0;
-          for (int key = 0; key < block_n; ++key) dq += sdS[row * (block_n + 1) + key] * sK[key * stride + col];
+          for (int key = 0; key < block_n; ++key)
+            dq += sdS[row * (block_n + 1) + key] * sK[key * stride + col];
           dq = dq * shape.softmax_scale + (first ? 0 : gAccum[at]);
           if (last)
             gdQ[at] = from_float<Element>(dq);
@@ -157,7 +166,8 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
     for (int i = tid; i < block_n * d; i += Config::kThreads) {  // line 24: store dK_j, dV_j
       const int key = i / d, col = i % d;
       if (key0 + key >= shape.seqlen_k) continue;
-      gdK[(k0 + key0 + key) * d + col] = from_float<Element>(sdK[key * stride + col] * shape.softmax_scale);
+      gdK[(k0 + key0 + key) * d + col] =
+          from_float<Element>(sdK[key * stride + col] * shape.softmax_scale);
       gdV[(k0 + key0 + key) * d + col] = from_float<Element>(sdV[key * stride + col]);
     }
   }
@@ -169,12 +179,12 @@ Status launch(const Arguments& args) {
   const Shape shape = shape_of(p);
   const Tiles tiles(Config::kFloats, shape.head_dim);
   args.phase("attention_backward");
-  return launch_kernel(attention_backward_kernel<Element>, dim3(static_cast<unsigned>(p.batch * p.kv_heads)),
-                       dim3(Config::kThreads), tiles.bytes(), args.stream, args.in<Element>("q"),
-                       args.in<Element>("k"), args.in<Element>("v"), args.in<Element>("o"),
-                       args.in<Element>("do"), args.in<float>("lse"), args.out<Element>("dq"),
-                       args.out<Element>("dk"), args.out<Element>("dv"), args.out<float>("accum"), shape,
-                       tiles, p.seed);
+  return launch_kernel(attention_backward_kernel<Element>,
+                       dim3(static_cast<unsigned>(p.batch * p.kv_heads)), dim3(Config::kThreads),
+                       tiles.bytes(), args.stream, args.in<Element>("q"), args.in<Element>("k"),
+                       args.in<Element>("v"), args.in<Element>("o"), args.in<Element>("do"),
+                       args.in<float>("lse"), args.out<Element>("dq"), args.out<Element>("dk"),
+                       args.out<Element>("dv"), args.out<float>("accum"), shape, tiles, p.seed);
 }
 
 Status launch(const Arguments& args) {

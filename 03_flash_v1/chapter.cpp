@@ -14,8 +14,12 @@ ATTN_DECLARE_STEP(v5_row_groups);
 ATTN_DECLARE_STEP(v6_two_tiles);
 ATTN_DECLARE_STEP(v7_exp2);
 ATTN_DECLARE_STEP(b1_scalar);
-ATTN_DECLARE_STEP(b2_tensor_core);
-ATTN_DECLARE_STEP(b3_grid);
+ATTN_DECLARE_STEP(b2_saved_dot);
+ATTN_DECLARE_STEP(b3_constant_tiles);
+ATTN_DECLARE_STEP(b4_score_mma);
+ATTN_DECLARE_STEP(b5_tensor_core);
+ATTN_DECLARE_STEP(b6_async);
+ATTN_DECLARE_STEP(b7_grid);
 ATTN_DECLARE_LAUNCH(v1_scalar, launch_half);
 ATTN_DECLARE_LAUNCH(v1_scalar, launch_double);
 
@@ -66,16 +70,17 @@ Cost forward_cost(const Problem& p, Tiles t, Tiles warp, double blocks_a_head, b
   return {phase};
 }
 
-// As in the forward pass: a visit brings tiles of Q and dO, and takes dQ there and back. Five products.
-Phase backward_phase(const Problem& p, Tiles t, bool tensor) {
+// As in the forward pass: a visit brings tiles of Q and dO, and takes dQ there and back. Five GEMMs, of which `mma` run on
+// tensor cores. Where D is not there yet, a visit brings O, too.
+Phase backward_phase(const Problem& p, Tiles t, int mma, bool saved_dot = true) {
   const double heads = double(p.batch * p.heads), d = double(p.head_dim), element = double(size_of(p.dtype));
   const double q_rows = heads * double(p.seqlen_q), kv = 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
   const double pairs = visits(p, t), rows = double(t.block_m);
   const double row_tiles = double((p.seqlen_q + t.block_m - 1) / t.block_m);
   Phase phase{.name = "attention_backward", .exp = heads * pairs * rows * double(t.block_n)};
-  (tensor ? phase.tensor_flop : phase.fp32_flop) = 10 * d * phase.exp;
-  const double row_tensors = tensor ? 2 : 3;  // Q and dO; D needs O where it is not there yet
-  const double row_numbers = tensor ? 8 : 4;  // lse; D
+  phase.tensor_flop = mma * 2 * d * phase.exp;
+  phase.fp32_flop = (5 - mma) * 2 * d * phase.exp;
+  const double row_tensors = saved_dot ? 2 : 3, row_numbers = saved_dot ? 8 : 4;  // lse; D
   phase.hbm_read = q_rows * (row_tensors * d * element + row_numbers) + kv;
   phase.hbm_write = q_rows * d * element + kv;
   const double accum = 2 * std::max(0.0, pairs - row_tiles) * rows * d * 4;
@@ -91,7 +96,7 @@ Phase dot_phase(const Problem& p) {
   return phase;
 }
 
-// b3: dQ from the accumulators to its final type.
+// b7: dQ from the accumulators to its final type.
 Phase convert_phase(const Problem& p) {
   const double numbers = double(p.batch * p.heads * p.seqlen_q * p.head_dim);
   Phase phase{.name = "convert"};
@@ -175,10 +180,11 @@ Step tensor_step(std::string name, std::string idea, Tiles tiles, Tiles warp, bo
   };
 }
 
-// b2: tiles of rows and keys.
+// b3 on: tiles of rows and keys.
 Tiles backward_tiles(const Problem& p) { return {p.head_dim == 128 ? 64 : 128, 128}; }
 
-Step backward_step(std::string name, std::string idea, std::vector<Phase> (*cost)(const Problem&), Launch launch) {
+// b3 on. `mma`: of the five GEMMs those on tensor cores.
+Step backward_step(std::string name, std::string idea, int mma, Launch launch) {
   return {
       .name = std::move(name),
       .operation = &backward(),
@@ -193,7 +199,8 @@ Step backward_step(std::string name, std::string idea, std::vector<Phase> (*cost
                                           {"state", heads * p.seqlen_q * 8},
                                           {"dot", heads * p.seqlen_q * 4}};
           },
-      .cost = cost,
+      .cost =
+          [mma](const Problem& p) { return Cost{dot_phase(p), backward_phase(p, backward_tiles(p), mma)}; },
       .launch = launch,
       .prepare = ATTN_LAUNCH(v7_exp2),
       .needs = kAmpere,
@@ -225,19 +232,35 @@ Chapter make_chapter() {
   Step b1 = scalar_step("b1_scalar", "Algorithm 4 line by line: P computed again, dQ added to in HBM", 16 * 1024,
                         ATTN_LAUNCH(b1_scalar));
   b1.operation = &backward();
-  b1.cost = [](const Problem& p) { return Cost{backward_phase(p, scalar_tiles(p, 16 * 1024), false)}; };
+  b1.cost = [](const Problem& p) { return Cost{backward_phase(p, scalar_tiles(p, 16 * 1024), 0, false)}; };
   b1.prepare = ATTN_LAUNCH(v1_scalar);
   c.steps.push_back(std::move(b1));
-  c.steps.push_back(backward_step(
-      "b2_tensor_core", "mma.sync for all five products; dK, dV in registers, dQ in HBM",
-      [](const Problem& p) { return Cost{dot_phase(p), backward_phase(p, backward_tiles(p), true)}; },
-      ATTN_LAUNCH(b2_tensor_core)));
-  c.steps.push_back(backward_step(
-      "b3_grid", "a block for each tile of keys; dQ by additions that are atomic",
-      [](const Problem& p) {
-        return Cost{dot_phase(p), backward_phase(p, backward_tiles(p), true), convert_phase(p)};
-      },
-      ATTN_LAUNCH(b3_grid)));
+  Step b2 = scalar_step("b2_saved_dot", "D = rowsum(dO . O) once, by a kernel of its own", 16 * 1024,
+                        ATTN_LAUNCH(b2_saved_dot));
+  b2.operation = &backward();
+  b2.cost = [](const Problem& p) {
+    return Cost{dot_phase(p), backward_phase(p, scalar_tiles(p, 16 * 1024), 0)};
+  };
+  b2.workspaces = [](const Problem& p) {
+    std::vector<Workspace> all = state_of_rows(p);
+    all.push_back({"dot", p.batch * p.heads * p.seqlen_q * 4});
+    return all;
+  };
+  b2.prepare = ATTN_LAUNCH(v1_scalar);
+  c.steps.push_back(std::move(b2));
+  c.steps.push_back(backward_step("b3_constant_tiles", "tiles of 16 bits and constant size; dK, dV in registers", 0,
+                                  ATTN_LAUNCH(b3_constant_tiles)));
+  c.steps.push_back(
+      backward_step("b4_score_mma", "mma.sync for S and dP, two of five GEMMs", 2, ATTN_LAUNCH(b4_score_mma)));
+  c.steps.push_back(
+      backward_step("b5_tensor_core", "mma.sync for all five GEMMs", 5, ATTN_LAUNCH(b5_tensor_core)));
+  c.steps.push_back(
+      backward_step("b6_async", "cp.async: the next rows are copied during these MMAs", 5, ATTN_LAUNCH(b6_async)));
+  c.steps.push_back(backward_step("b7_grid", "a block for each tile of keys; dQ by additions that are atomic", 5,
+                                  ATTN_LAUNCH(b7_grid)));
+  c.steps.back().cost = [](const Problem& p) {
+    return Cost{dot_phase(p), backward_phase(p, backward_tiles(p), 5), convert_phase(p)};
+  };
   c.steps.back().deterministic = false;
   c.steps.back().refuses = [](const Problem& p) -> Reason {
     if ((p.seqlen_k + 127) / 128 > 65535)

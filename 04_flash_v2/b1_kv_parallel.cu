@@ -1,6 +1,6 @@
 // b1_kv_parallel: the backward pass of FlashAttention-2: a block for each tile of keys.
 //
-// parent    03_flash_v1/b3_grid
+// parent    03_flash_v1/b7_grid
 // idea      Algorithm 2 of the paper: K_j and V_j stay in shared memory, dK_j and dV_j in
 //           registers; the block walks the rows that see its keys. Of the forward pass only lse
 //           remains; dQ, which all blocks of a head add to, is atomic (section 3.2). Against

@@ -49,7 +49,7 @@ problems_of() {
       echo "decode_n16384 --operation forward --batch 16 --heads 16 --head-dim 128 --seqlen-q 1 --seqlen-k 16384" ;;
     03_flash_v1)
       # 16384 tokens and 2048 / d heads, whatever the length.
-      backward=$(steps_like "$1" '^b[2-9]')
+      backward=$(steps_like "$1" '^b[5-9]')  # the others are a hundred times slower
       for d in 64 128; do
         for mask in "" causal; do
           for n in 1024 2048 4096 8192 16384; do
@@ -65,7 +65,8 @@ problems_of() {
       done
       # One thread an element of S: a hundred times slower.
       echo "forward_scalar_n1024 --step $(steps_like "$1" '^v1') $kScalar"
-      echo "backward_scalar_n1024 --operation backward --step $(steps_like "$1" '^b1') $kScalar"
+      echo "backward_scalar_n1024 --operation backward --step $(steps_like "$1" '^b[12]') $kScalar"
+      echo "backward_fp32_gemms_n1024 --operation backward --step $(steps_like "$1" '^b[345]') $kScalar16"
       # What chapter 01 cannot do at all.
       echo "forward_n131072 --step v7_exp2 --heads 16 --head-dim 128 --seqlen 131072 --warmup 1 --repeat 3"
       for n in $kMemoryLengths; do
@@ -116,6 +117,7 @@ check_of() {  # CHAPTER.PROBLEM
 }
 kMemoryLengths="1024 2048 4096 8192 16384 32768 65536 131072"
 kScalar="--heads 16 --head-dim 64 --seqlen 1024 --dtype fp32"
+kScalar16="--heads 16 --head-dim 64 --seqlen 1024"
 tokens() { echo "--batch $((16384 / $2)) --heads $((2048 / $1)) --head-dim $1 --seqlen $2"; }  # D N
 
 # ---- counters: the problem that a step is profiled with ---------------------------------------
@@ -127,7 +129,8 @@ profiled_problem() {  # CHAPTER STEP
     02_online_softmax/v6_*) echo "--rows 8192 --cols 8192 --top-k 8" ;;
     02_online_softmax/v7_*) tokens 128 2048 ;;
     02_online_softmax/*) echo "--rows 4096 --cols 65536" ;;
-    03_flash_v1/v1_*|03_flash_v1/b1_*) echo "$kScalar" ;;
+    03_flash_v1/v1_*|03_flash_v1/b[12]_*) echo "$kScalar" ;;
+    03_flash_v1/b[34]_*) echo "$kScalar16" ;;
     03_flash_v1/*) tokens 128 2048 ;;
     04_flash_v2/*) echo "$(tokens 128 2048) --causal" ;;
     06_flash_v3_hopper/*) tokens 128 2048 ;;
@@ -141,7 +144,7 @@ peers_of() {
     02_online_softmax) echo "peers.$1 --operation softmax --steps v4_one_read,v5_split_row --repeat 5" ;;
     03_flash_v1)
       echo "peers.$1.forward --steps v7_exp2 --backends 01_naive:v6_cublas,math,flash,cudnn --repeat 5"
-      echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[2-9]') --backends 01_naive:b2_cublas,flash,cudnn --repeat 5" ;;
+      echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[67]') --backends 01_naive:b2_cublas,flash,cudnn --repeat 5" ;;
     04_flash_v2)
       echo "peers.$1.forward --steps v13_tuned --backends flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[78]') --backends flash,cudnn --repeat 5" ;;

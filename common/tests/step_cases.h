@@ -152,11 +152,13 @@ struct Counts {
 };
 
 /// Runs every step of `operation` that is promised for the problem.
-inline Counts check_steps(const std::string& operation, Problem problem, Backend backend) {
+inline Counts check_steps(const std::string& operation, Problem problem, Backend backend,
+                          bool (*which)(const Step&, int) = nullptr, int number = 0) {
   problem.finish();
   std::optional<Case> all;  // one for all steps: on a GPU the reference is what takes time
   Counts ran;
   for (const Step* step : steps_for(operation, problem)) {
+    if (which != nullptr && !which(*step, number)) continue;
     if (!all) all.emplace(problem, *step->operation);
     INFO(step->name << ": " << operation << " " << problem.text());
     CHECK(run_step(*step, *all, backend) == "");

@@ -31,7 +31,7 @@ program='device="NVIDIA H200 (sm_90)"
 steps() { printf "v1_first forward an idea\n supports all\nb2_second backward an idea\n" ; }
 case $0 in
   *02_*) steps() { printf "v1_three_pass softmax x\nv4_one_read softmax x\nv6_softmax_topk softmax_topk x\n"; } ;;
-  *03_*) steps() { printf "v1_scalar forward x\nv7_exp2 forward x\nb1_scalar backward x\nb2_tensor_core backward x\nb3_grid backward x\n"; } ;;
+  *03_*) steps() { printf "v1_scalar forward x\nv7_exp2 forward x\nb1_scalar backward x\nb3_constant_tiles backward x\nb6_async backward x\nb7_grid backward x\n"; } ;;
 esac
 if [[ $1 == --list ]]; then echo "a chapter"; steps; exit; fi
 operation=forward
@@ -108,7 +108,7 @@ mv "$work/saved" "$bin/02_online_softmax"
 run times 03_flash_v1
 exits 0
 has "03_flash_v1 --step v4_grid,v5_row_groups,v6_two_tiles,v7_exp2 --batch 1 --heads 32 --head-dim 64 --seqlen 16384 --causal --time" "$calls"
-has "--operation backward --step b2_tensor_core,b3_grid --batch 8 --heads 16 --head-dim 128" "$calls"
+has "--operation backward --step b6_async,b7_grid --batch 8 --heads 16 --head-dim 128" "$calls"
 has "--step v7_exp2 --heads 16 --head-dim 128 --seqlen 131072 --check off --require-gpu" "$calls"
 grep -v -e '--seqlen 8 ' -e --list <<<"$calls" | grep -q '01_naive\|02_online' && fail "another chapter"
 [[ -s $reports/03_flash_v1.forward_d128_causal_n2048.json ]] || fail "no result"
@@ -132,7 +132,7 @@ exits 0
 has "ncu --clock-control none --profile-from-start off --csv" "$calls"
 has "bin/01_naive --batch 4 --heads 16 --head-dim 128 --seqlen 2048 --profile v1_first --require-gpu" "$calls"
 has "bin/03_flash_v1 --heads 16 --head-dim 64 --seqlen 1024 --dtype fp32 --profile b1_scalar --require-gpu" "$calls"
-has "bin/03_flash_v1 --batch 8 --heads 16 --head-dim 128 --seqlen 2048 --profile b3_grid --require-gpu" "$calls"
+has "bin/03_flash_v1 --batch 8 --heads 16 --head-dim 128 --seqlen 2048 --profile b7_grid --require-gpu" "$calls"
 csv=$reports/01_naive.v1_first.ncu.csv
 [[ $(head -n 1 "$csv") == "==profile.sh== clocks: none" ]] || fail "no clocks in $(head -n 3 "$csv")"
 [[ $(sed -n 2p "$csv") == "==profile.sh== problem: forward B=4 "*" seed=1" ]] || fail "no problem"
@@ -154,7 +154,7 @@ has_not "test_check [gpu]" "$calls"
 run sanitizer peers compiler
 exits 0
 has "--rows 8 --cols 16777216 --dtype fp32" "$calls"
-has "--steps b2_tensor_core,b3_grid --backends 01_naive:b2_cublas,flash,cudnn" "$calls"
+has "--steps b6_async,b7_grid --backends 01_naive:b2_cublas,flash,cudnn" "$calls"
 [[ -s $reports/peers.03_flash_v1.backward.json ]] || fail "no peers"
 run --out "$reports" manifest
 exits 0
@@ -216,12 +216,12 @@ exits 1
 has "clean: v1_scalar (refused: v7_exp2) [" "$output"
 has "03_flash_v1 forward: no problem reaches v7_exp2" "$output"
 # What a tool cannot judge is left out there and named.
-sed -i 's,04_flash_v2/backward/synccheck),03_flash_v1/backward/synccheck),; s/b3_warp_pairs,.*,b8_deterministic the/b2_tensor_core,b3_grid the/' \
+sed -i 's,04_flash_v2/backward/synccheck),03_flash_v1/backward/synccheck),; s/b3_warp_pairs,.*,b8_deterministic the/b6_async,b7_grid the/' \
   "$tree/common/scripts/gpu_problems.sh"
 run build/release/bin/03_flash_v1
 exits 0
-has "03_flash_v1        backward     synccheck left out: b2_tensor_core,b3_grid: the two warps" "$output"
-has "--dropout 0.25 --step b1_scalar --require-gpu" "$calls"
+has "03_flash_v1        backward     synccheck left out: b6_async,b7_grid: the two warps" "$output"
+has "--dropout 0.25 --step b1_scalar,b3_constant_tiles --require-gpu" "$calls"
 [[ $(grep -c '^03_.*--step all' <<<"$calls") -eq 28 ]] || fail "not 28 runs of all steps"
 run --help
 exits 0
