@@ -130,7 +130,7 @@ grep -q '^counters 01_naive  failed' "$reports/parts.txt" || fail "recorded as p
 run counters
 exits 0
 has "ncu --clock-control none --profile-from-start off --csv" "$calls"
-has "bin/01_naive --batch 4 --heads 16 --head-dim 128 --seqlen 2048 --profile v1_first --require-gpu" "$calls"
+has "bin/01_naive --batch 8 --heads 16 --head-dim 128 --seqlen 2048 --profile v1_first --require-gpu" "$calls"
 has "bin/03_flash_v1 --heads 16 --head-dim 64 --seqlen 1024 --dtype fp32 --profile b1_scalar --require-gpu" "$calls"
 has "bin/03_flash_v1 --batch 8 --heads 16 --head-dim 128 --seqlen 2048 --profile b7_grid --require-gpu" "$calls"
 csv=$reports/01_naive.v1_first.ncu.csv
