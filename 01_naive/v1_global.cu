@@ -2,8 +2,9 @@
 //
 // parent    none: this is where the story begins
 // idea      three kernels: S = Q K^T, P = softmax(S), O = P V. S and P are whole matrices in HBM.
-// expect    right, and slow: neighbouring threads work on neighbouring *rows*, so the 32 addresses of
-//           one load lie in 32 different 32-byte sectors. ncu: sectors/request near 32 in
+// expect    right, and slow: neighbouring threads work on neighbouring *rows*, so the 32 addresses
+//           of one load lie in 32 different 32-byte sectors. ncu: 32 sectors a request in the
+//           softmax, 16.5 in the products, whose other operand is one address:
 //           l1tex__t_sectors_pipe_lsu_mem_global_op_ld / l1tex__t_requests_...
 // supports  fp32, fp16, bf16 (arithmetic in fp32); any lengths, head dims, masks, GQA
 #include "attn/kernel.h"

@@ -1,12 +1,13 @@
 // v3_tiled: what is used again waits on the chip.
 //
 // parent    v2_coalesced
-// idea      a block computes a tile of 64 x 64 results from tiles of its operands in shared memory: each
-//           value fetched from L2 is used 64 times, and each value fetched from shared memory 4 times,
-//           because a thread owns 4 x 4 results in registers. Softmax: a warp a row, the row read
-//           once and kept in shared memory.
-// expect    L2 traffic of the products falls 64-fold and they become bound by shared memory and FMA;
-//           all global accesses are whole sectors, shared loads have no bank conflicts.
+// idea      a block computes a tile of 64 x 64 results from tiles of its operands in shared memory:
+//           each value fetched from L2 is used 64 times, and each value fetched from shared memory
+//           4 times, because a thread owns 4 x 4 results in registers. Softmax: a warp a row, the
+//           row read once and kept in shared memory.
+// expect    load requests of the products fall 64-fold, L2 bytes to a half or less, and they become
+//           bound by shared memory and FMA; all global accesses are whole sectors, shared loads
+//           have no bank conflicts.
 // supports  as v1_global
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"

@@ -2,9 +2,9 @@
 //
 // parent    v4_tensor_core
 // idea      A unit this fast starves unless copies go on while it computes: cp.async brings the
-//           next two tiles, and the whole row of a softmax. What is stored goes 16 bytes at a time:
-//           results change their layout in shared memory first, and the softmax works on four keys
-//           at once.
+//           next two tiles, and the whole row of a softmax. Results are stored 16 bytes at a time:
+//           they change their layout in shared memory first; P 8 bytes, since the softmax works on
+//           four keys at once.
 // expect    the products wait neither for tiles nor for stores; what remains is the traffic of S
 //           and P. ncu: long scoreboard stalls fall, store sectors a request rise, dram__bytes near
 //           the model.

@@ -7,7 +7,7 @@
 //           chapter 03: the rows of a tile of keys come as a range, in three parts. In the middle
 //           nothing is masked and nothing compared; tiles of rows that see none of the keys are not
 //           visited.
-// expect    smsp__inst_executed.sum falls where no mask cuts, gpu__time_duration.sum with short
+// expect    sm__inst_executed.sum falls where no mask cuts, gpu__time_duration.sum with short
 //           columns under a causal mask
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
 #include "attn/kernel.h"

@@ -5,8 +5,8 @@
 //           the operands P^T and dS^T that dV = P^T dO and dK = dS^T Q want. So a warp owns 16 keys
 //           from beginning to end: S^T, P^T, dV and dK of them. P never leaves its registers; only
 //           dS is shared, for dQ, whose rows are of all keys.
-// expect    l1tex__data_pipe_lsu_wavefronts_mem_shared.sum: P is neither stored nor loaded, nor dS
-//           for dK; but every warp now loads all of Q and dO
+// expect    l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum halves: P is not stored; loads
+//           grow, by a quarter at d=128: every warp now loads all of Q and dO
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
 #include "attn/kernel.h"
 #include "backward_tiles.h"

@@ -4,9 +4,9 @@
 // idea      With two tiles of dS in shared memory, dS K may wait until the next tile: one barrier
 //           of the block a tile instead of two. The warps that own dS add to dQ at once, those that
 //           own P a tile later, after dV. The two halves of the block then want different units at
-//           one time: exponentials of one overlap with MMAs of the other.
+//           the same time: exponentials of one overlap with MMAs of the other.
 // expect    smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio falls,
-//           sm__inst_executed_pipe_tensor.sum a cycle rises
+//           sm__ops_path_tensor_src_bf16_dst_fp32.sum over the time rises
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
 #include "attn/kernel.h"
 #include "backward_tiles.h"

@@ -1,7 +1,7 @@
 // b5_l2_order: which tile of keys a block takes, and with which rows it begins.
 //
 // parent    b4_staggered_dq
-// idea      Blocks that run at once shall share Q, dO and the sums of dQ in L2: heads come in
+// idea      Blocks that run at once should share Q, dO and the sums of dQ in L2: heads come in
 //           sections, so many that theirs fit. In a section the longest tiles of a causal mask
 //           begin first, those of all heads. And blocks of a head begin at different rows: those
 //           that walk them in step would add to the same rows of dQ at the same time.

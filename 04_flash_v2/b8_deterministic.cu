@@ -2,10 +2,10 @@
 //
 // parent    b7_tuned
 // idea      A sum of floats depends on their order, and blocks that add to the same rows come in
-//           any. Here a block adds to sums of its own, a slice: one of num_slices of its head, each
-//           with every num_slices-th tile of keys, one after the other. What a thread adds to one
-//           address happens in the order of its program. The last kernel adds up the slices in
-//           order. How many there are is a rule about the problem, not about the GPU.
+//           any order. Here a block adds to sums of its own, a slice: one of num_slices of its
+//           head, each with every num_slices-th tile of keys, one after the other. What a thread
+//           adds to one address happens in the order of its program. The last kernel adds up the
+//           slices in order. How many there are is a rule about the problem, not about the GPU.
 // expect    Memory: 4 d bytes a query head, query and slice, set to 0 and read once
 //           (dram__bytes_write.sum of dot_kernel). Time: that traffic, and fewer blocks than tiles,
 //           so that at the end multiprocessors idle.

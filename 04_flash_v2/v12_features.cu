@@ -5,7 +5,8 @@
 //           probabilities where they are made. They are a template argument, so that the kernel
 //           without them has no trace of them; which of them there are is looked up at run time.
 //           Packed sequences change where rows lie and how many there are: every kernel has them.
-// expect    nothing where no feature is used: gpu__time_duration.sum stays
+// expect    nothing where no feature is used: hardly anything where no feature is used: packed
+//           sequences cost 4 % of gpu__time_duration.sum at d=128
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA, softcap,
 //           ALiBi, dropout
 #include <algorithm>

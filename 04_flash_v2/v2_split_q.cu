@@ -7,8 +7,8 @@
 //           of one MMA to the operand of the next in registers. FlashAttention-2 (arXiv
 //           2307.08691), section 3.3.
 // expect    stores to shared memory (l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum) fall to
-//           those of the copies, stalls at barriers with them; but every fragment of K and V is
-//           read by eight warps in place of four
+//           0, since those of cp.async are not counted; instructions fall by a third; but every
+//           fragment of K and V is read by eight warps in place of four
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"

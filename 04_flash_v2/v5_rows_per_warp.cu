@@ -6,7 +6,7 @@
 //           fragment feeds two MMAs. Two blocks share an SM. Accumulators take most registers now:
 //           what is needed only at the end waits in shared memory, and what follows from
 //           threadIdx.x is computed anew.
-// expect    l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum: half
+// expect    l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum: 44 % less
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"

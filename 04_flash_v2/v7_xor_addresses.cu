@@ -4,8 +4,7 @@
 // idea      A swizzle is an XOR, so a step along a row is an XOR with a constant, and 16 rows
 //           further down are a constant sum: a lane computes one offset for Q, one for K and one
 //           for V, and reaches all fragments from them. Copies do the same with rows: a thread
-//           copies one column of chunks, and a tile that is there to its last row without
-//           comparing.
+//           copies one column of chunks, and compares no rows where the tile is whole.
 // expect    sm__inst_executed.sum: integer operations between the MMAs
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37
 #include "attn/kernel.h"

@@ -5,7 +5,7 @@
 //           its old one until a new one is larger by a factor of more than 2^8: P is at most 256 in
 //           place of 1, l counts the same numbers, and O / l is what it was. After the first blocks
 //           of keys hardly a warp multiplies its O any more.
-// expect    sm__inst_executed.sum: d multiplications less per row and block of keys
+// expect    sm__inst_executed.sum: d multiplications fewer per row and block of keys
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37
 #include <algorithm>
 

@@ -24,6 +24,12 @@
 ///   - time slices: a loop that spins on a plain or volatile word never ends. Spin on an atomic, or
 ///     use flag_wait (ptx/global_flag.h), or an mbarrier inside a block;
 ///   - threads that have left: __syncthreads waits for them, too, unlike GPUs from sm_70 on;
+///   - what copies in flight do to global memory, where races are looked for there; and the fence
+///     that wgmma needs after cp.async;
+///   - atomics and fences that put accesses to shared memory in order: barriers alone do;
+///   - all readers of a byte: of those since the last write four are remembered, and a write that
+///     comes too early for another one goes unnoticed in some schedules;
+///   - a deadlock of blocks that spin on an atomic: it never ends. flag_wait reports it;
 ///   - accesses under AddressSanitizer: no races, lost updates or misaligned accesses are found;
 ///   - rounding of the fast functions (__expf and so on): they are as exact as the host's;
 ///   - the proxies of memory, but for the fence before TMA and wgmma read what ordinary code wrote
