@@ -121,7 +121,7 @@ TEST_CASE("the order of tiles and the size of L2 say what is read from HBM", "[m
     double model = 0;
     for (const Phase& phase : cost_of(step, c->problem)) model += phase.hbm_read;
     INFO(step.name << ": " << c->problem.text() << ": modelled " << model << ", counted " << c->bytes);
-    // Where all heads are at work at once, K and V come again and again, and how often is up to which
+    // Where all heads are at work at once, K and V come again and again. How often is up to which
     // blocks drift apart: the model is right to 30 % there.
     const Problem& p = c->problem;
     const double once = 2.0 * static_cast<double>(p.batch * p.head_dim) *
