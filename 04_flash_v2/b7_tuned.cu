@@ -330,13 +330,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 }
 
 #ifndef ATTN_SWEEP  // sweep_backward.cu tries others
-constexpr int64_t kSectionBytes = 24 << 20;  // of the 60 MB of an H200's L2
+constexpr int64_t kSectionBytes = 32 << 20;  // of the 60 MB of an H200's L2
 #endif
-// Key heads of a section: so many that their Q, dO and sums of dQ take `bytes` of L2.
+// Key heads of a section: as many as have Q, dO and sums of dQ of `bytes`. Sections are of equal
+// size: a last one of few heads would begin its longest tiles when the others are done.
 //! [section]
 inline int64_t heads_of_section(const Problem& p, int64_t bytes) {
-  const int64_t head = p.group() * p.seqlen_q * p.head_dim * (2 + 2 + 4);
-  return std::min(p.kv_heads * p.batch, std::max<int64_t>(1, bytes / head));
+  const int64_t heads = p.kv_heads * p.batch;
+  const int64_t head_bytes = p.group() * p.seqlen_q * p.head_dim * (2 + 2 + 4);
+  return ceil_div(heads, ceil_div(heads, std::max<int64_t>(1, bytes / head_bytes)));
 }
 //! [section]
 

@@ -17,8 +17,9 @@ attn::sweep::Row row() {
   char tile[64];
   std::snprintf(tile, sizeof tile, "%4d %3d %5d %7d %6d %3d", T::kBlockM, T::kBlockN, T::kNumWarps,
                 T::kQSteps, T::kStages, T::kBlocksPerSm);
-  return {kHeadDim, tile, launch<__nv_bfloat16, T, false>,
-          reinterpret_cast<const void*>(&attention_kernel<__nv_bfloat16, T, false>)};
+  return {kHeadDim, tile, launch<__nv_bfloat16, T, Contiguous<kHeadDim>, false>,
+          reinterpret_cast<const void*>(
+              &attention_kernel<__nv_bfloat16, T, Contiguous<kHeadDim>, false>)};
 }
 // What is not said is as in Tuning: 128 x 64, 4 warps, no Q in registers, 1 stage, 2 blocks an SM.
 const std::vector<attn::sweep::Row> kRows{

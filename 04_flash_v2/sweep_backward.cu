@@ -8,7 +8,7 @@
 // heads (0: no sections); warps. Times are those of all three kernels; the rest is in attn/sweep.h.
 #include <cstdint>
 namespace {
-int64_t kSectionBytes = 24 << 20;
+int64_t kSectionBytes = 32 << 20;
 }
 #define ATTN_SWEEP
 #define b7_tuned b7_sweep  // the chapter has its own b7_tuned
@@ -29,13 +29,13 @@ Status launch_in_sections(const Arguments& args) {
   return launch<__nv_bfloat16, T, false>(args);
 }
 template <int d, int M, int N, int keys, Tuning t = Tuning{}>
-Row row(int section_mb = 24) {  // 24, or 0 for none
+Row row(int section_mb = 32) {  // 32, or 0 for none
   using T = Tuned<d, M, N, keys, t>;
   static_assert(t.blocks_per_sm * (sizeof(SharedStorage<__nv_bfloat16, T>) + 1024) <= 228 * 1024);
   char text[80];
   std::snprintf(text, sizeof text, "%4d %3d %4d %6d %7d %3d %6d %7d %7d %5d", M, N, keys, t.stages,
                 t.buffers, t.blocks_per_sm, t.rotate, t.stagger, section_mb, T::kNumWarps);
-  return {d, text, section_mb == 0 ? launch_in_sections<T, 0> : launch_in_sections<T, 24>,
+  return {d, text, section_mb == 0 ? launch_in_sections<T, 0> : launch_in_sections<T, 32>,
           reinterpret_cast<const void*>(&attention_backward_kernel<__nv_bfloat16, T, false>)};
 }
 Row parent(int d) {

@@ -32,13 +32,14 @@ __device__ __forceinline__ BlockRanges blocks_seen(const Shape& shape, int seqle
 }
 //! [ranges]
 
-// Heads of a section: so many that their K and V take 24 MB of an H200's L2 (60 MB), or one group
-// that shares them.
+// Heads of a section: as many as have K and V of 16 MB, of an H200's L2 of 60 MB, or one group that
+// shares them. Sections are of equal size: a last one of few heads would begin its longest tiles
+// when the others are done, on few SMs.
 //! [section]
 inline int64_t heads_of_section(const Problem& p) {
-  const int64_t kv_bytes = 2 * p.seqlen_k * p.head_dim * 2;
-  return static_cast<int>(
-      std::min(p.heads * p.batch, std::max<int64_t>(1, (24 << 20) / kv_bytes) * p.group()));
+  const int64_t heads = p.heads * p.batch, kv_bytes = 2 * p.seqlen_k * p.head_dim * 2;
+  const int64_t most = std::max<int64_t>(1, (16 << 20) / kv_bytes) * p.group();
+  return ceil_div(heads, ceil_div(heads, most));
 }
 //! [section]
 
@@ -54,12 +55,19 @@ __device__ __forceinline__ Sequence sequence_of(const Shape& shape, int bh, int 
           int64_t{bh} * shape.seqlen_q, shape.seqlen_q, shape.seqlen_k};
 }
 
+// How rows lie one after the other, a template argument of the kernel. [B, H, seqlen, d]: known to
+// the compiler, as if there were no other way.
+template <int kHeadDim>
+struct Contiguous {
+  static constexpr int q_step = kHeadDim, kv_step = kHeadDim;  // elements from a row to the next
+  explicit Contiguous(const Arguments&) {}
+};
 // Sequences of several lengths are packed, [tokens, H, d]; cu_seqlens[b] is the first token of
 // sequence b. Else the pointers are null.
-struct Packing {
+struct Packed {
   const int *cu_seqlens_q, *cu_seqlens_k;  // [B + 1]
   int q_step, kv_step;                     // elements from a row to the next
-  explicit Packing(const Arguments& args)
+  explicit Packed(const Arguments& args)
       : cu_seqlens_q(args.in_or_null<int>("cu_seqlens_q")),
         cu_seqlens_k(args.in_or_null<int>("cu_seqlens_k")) {
     const Problem& p = args.problem;
@@ -68,17 +76,19 @@ struct Packing {
   }
 };
 //! [sequence]
-__device__ __forceinline__ Sequence sequence_of(const Shape& shape, const Packing& packing, int bh,
+template <int kHeadDim>
+__device__ __forceinline__ Sequence sequence_of(const Shape& shape, Contiguous<kHeadDim>, int bh,
                                                 int head_dim) {
+  return sequence_of(shape, bh, head_dim);
+}
+__device__ __forceinline__ Sequence sequence_of(const Shape& shape, const Packed& rows, int bh,
+                                                int head_dim) {
+  if (rows.cu_seqlens_q == nullptr) return sequence_of(shape, bh, head_dim);
   const int b = bh / shape.heads, hq = bh % shape.heads, hkv = hq / (shape.heads / shape.kv_heads);
-  if (packing.cu_seqlens_q == nullptr)
-    return {int64_t{bh} * shape.seqlen_q * head_dim,
-            (int64_t{b} * shape.kv_heads + hkv) * shape.seqlen_k * head_dim,
-            int64_t{bh} * shape.seqlen_q, shape.seqlen_q, shape.seqlen_k};
-  const int64_t q = packing.cu_seqlens_q[b], k = packing.cu_seqlens_k[b];
-  return {q * packing.q_step + hq * head_dim, k * packing.kv_step + hkv * head_dim,
-          int64_t{hq} * shape.tokens_q + q, static_cast<int>(packing.cu_seqlens_q[b + 1] - q),
-          static_cast<int>(packing.cu_seqlens_k[b + 1] - k)};
+  const int64_t q = rows.cu_seqlens_q[b], k = rows.cu_seqlens_k[b];
+  return {q * rows.q_step + hq * head_dim, k * rows.kv_step + hkv * head_dim,
+          int64_t{hq} * shape.tokens_q + q, static_cast<int>(rows.cu_seqlens_q[b + 1] - q),
+          static_cast<int>(rows.cu_seqlens_k[b + 1] - k)};
 }
 //! [sequence]
 

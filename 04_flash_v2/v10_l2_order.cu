@@ -4,7 +4,8 @@
 // idea      Blocks that run at the same time should read the same keys. With the longest tiles of
 //           all heads first, they are of all heads, and K and V of all heads are more than L2
 //           holds: each wave of blocks brings them from HBM anew. So heads come in sections whose K
-//           and V fit into L2, and inside a section the longest tiles come first.
+//           and V fit into L2, and inside a section the longest tiles come first. Sections are of
+//           equal size, or the last one's longest tiles would be a tail.
 // expect    dram__bytes_read.sum falls to the inputs, once; time where HBM binds
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37
 #include <algorithm>

@@ -4,9 +4,9 @@
 // idea      What a kernel in use has to do besides. Softcap, ALiBi and dropout change scores or
 //           probabilities where they are made. They are a template argument, so that the kernel
 //           without them has no trace of them; which of them there are is looked up at run time.
-//           Packed sequences change where rows lie and how many there are: every kernel has them.
-// expect    nothing where no feature is used: hardly anything where no feature is used: packed
-//           sequences cost 4 % of gpu__time_duration.sum at d=128
+//           Packed sequences change where rows lie and how many there are; rows that are not packed
+//           keep a kernel whose addresses the compiler knows.
+// expect    nothing where no feature is used
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA, softcap,
 //           ALiBi, dropout
 #include <algorithm>
@@ -197,15 +197,15 @@ __device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadD
 }
 //! [output]
 
-template <class Element, class Config, bool kFeatures>
+template <class Element, class Config, class Layout, bool kFeatures>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-    attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d], or packed: see Packing
+    attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d], or packed: see Packed
                      const Element* gK,     // [B, Hkv, seqlen_k, d]
                      const Element* gV,     // [B, Hkv, seqlen_k, d]
                      Element* gO,           // [B, Hq, seqlen_q, d]
                      float* gLse,           // [B, Hq, seqlen_q]
                      const float* gSlopes,  // [Hq]: of ALiBi; null: none
-                     Shape shape, Packing packing, uint64_t seed, int num_m_blocks, int num_heads,
+                     Shape shape, Layout layout, uint64_t seed, int num_m_blocks, int num_heads,
                      int section) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
@@ -221,17 +221,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int row0 = (num_m_blocks - 1 - in_section / heads) * kBlockM;
   const int bh = first_head + in_section % heads;
   //! [order]
-  const Sequence sequence = sequence_of(shape, packing, bh, kHeadDim);
+  const Sequence sequence = sequence_of(shape, layout, bh, kHeadDim);
   if (row0 >= sequence.seqlen_q) return;  // of a batch with longer sequences
   const int seqlen_k = sequence.seqlen_k, shift = seqlen_k - sequence.seqlen_q;
   const BlockRanges seen = blocks_seen(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
   // This thread's first chunk of every tile that it copies.
   const int copy_row = threadIdx.x / kSpan, chunk = threadIdx.x % kSpan * 8;
-  const Element* const q = gQ + sequence.q + int64_t{row0 + copy_row} * packing.q_step + chunk;
-  const int64_t kv = sequence.kv + copy_row * packing.kv_step + chunk;
+  const Element* const q = gQ + sequence.q + int64_t{row0 + copy_row} * layout.q_step + chunk;
+  const int64_t kv = sequence.kv + copy_row * layout.kv_step + chunk;
   const auto load_kv = [&](Element* to, const Element* g, int n_block) {
-    load_tile<kBlockN, Config>(to, g + kv + int64_t{n_block * kBlockN} * packing.kv_step,
-                               packing.kv_step, seqlen_k - n_block * kBlockN);
+    load_tile<kBlockN, Config>(to, g + kv + int64_t{n_block * kBlockN} * layout.kv_step,
+                               layout.kv_step, seqlen_k - n_block * kBlockN);
   };
   // c: what scores are still multiplied by
   const float softmax_scale_log2 = kFeatures ? 1 : shape.softmax_scale * kLog2e;
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   // (1) load Q_i, which stays, and the first K_j
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   if (seen.begin < seen.end) {
-    load_tile<kBlockM, Config>(smem.sQ, q, packing.q_step, sequence.seqlen_q - row0);
+    load_tile<kBlockM, Config>(smem.sQ, q, layout.q_step, sequence.seqlen_q - row0);
     if (Config::kQSteps > 0) cp_async_commit();
     load_kv(smem.sK, gK, seen.begin);
     cp_async_commit();
@@ -372,13 +372,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (r >= rows) break;
 #pragma unroll
     for (int c = lane_id % kSpan * 8; c < kHeadDim; c += 8 * kSpan)
-      *reinterpret_cast<uint4*>(gO + own.q + int64_t{first_row + r} * packing.q_step + c) =
+      *reinterpret_cast<uint4*>(gO + own.q + int64_t{first_row + r} * layout.q_step + c) =
           *reinterpret_cast<const uint4*>(sO + 2 * swizzled_offset<kHeadDim>(r, c));
   }
   //! [finish]
 }
 
-template <class Element, class Config, bool kFeatures>
+template <class Element, class Config, class Layout, bool kFeatures>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
@@ -388,11 +388,11 @@ Status launch(const Arguments& args) {
     return Status::success();
   args.phase("attention");
   return launch_kernel(
-      attention_kernel<Element, Config, kFeatures>,
+      attention_kernel<Element, Config, Layout, kFeatures>,
       dim3(static_cast<unsigned>(num_m_blocks * num_heads)), dim3(Config::kThreads),
       sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
       args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"), args.out<float>("lse"),
-      args.in_or_null<float>("alibi"), shape_of(p), Packing(args), p.seed,
+      args.in_or_null<float>("alibi"), shape_of(p), Layout(args), p.seed,
       static_cast<int>(num_m_blocks), static_cast<int>(num_heads), static_cast<int>(section));
 }
 
@@ -401,8 +401,9 @@ Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   // A scale that is 0 as a float, or denormal and taken for 0, would make c times -inf no number.
   if (p.dropout > 0 || p.softcap > 0 || p.alibi || p.softmax_scale < 1e-37)
-    return launch<Element, Config<kHeadDim>, true>(args);
-  return launch<Element, Config<kHeadDim>, false>(args);
+    return launch<Element, Config<kHeadDim>, Packed, true>(args);
+  if (p.varlen()) return launch<Element, Config<kHeadDim>, Packed, false>(args);
+  return launch<Element, Config<kHeadDim>, Contiguous<kHeadDim>, false>(args);
 }
 
 Status launch(const Arguments& args) {

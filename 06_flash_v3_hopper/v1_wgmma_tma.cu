@@ -1,6 +1,6 @@
 // v1_wgmma_tma: FlashAttention-2's loop with Hopper's instructions.
 //
-// parent    04_flash_v2/v13_tuned (its loops, masks and order of tiles)
+// parent    04_flash_v2/v4_unmasked_blocks (its loops and masks; v10_l2_order's order of tiles)
 // idea      mma.sync does not reach a Hopper tensor core's rate. wgmma is made for it: four warps
 //           multiply as one, operands come straight from shared memory, and the MMA is
 //           asynchronous. TMA loads tiles: one thread issues the copy, no thread computes an
