@@ -5,14 +5,18 @@
 #include <string>
 
 #include "check/operation.h"
+#include "row_ranges.h"
 
 ATTN_DECLARE_STEP(v1_scalar);
-ATTN_DECLARE_STEP(v2_tensor_core);
-ATTN_DECLARE_STEP(v3_async);
-ATTN_DECLARE_STEP(v4_grid);
-ATTN_DECLARE_STEP(v5_row_groups);
-ATTN_DECLARE_STEP(v6_two_tiles);
-ATTN_DECLARE_STEP(v7_exp2);
+ATTN_DECLARE_STEP(v2_constant_tiles);
+ATTN_DECLARE_STEP(v3_register_scores);
+ATTN_DECLARE_STEP(v4_split_keys);
+ATTN_DECLARE_STEP(v5_tensor_core);
+ATTN_DECLARE_STEP(v6_async);
+ATTN_DECLARE_STEP(v7_grid);
+ATTN_DECLARE_STEP(v8_row_groups);
+ATTN_DECLARE_STEP(v9_two_tiles);
+ATTN_DECLARE_STEP(v10_exp2);
 ATTN_DECLARE_STEP(b1_scalar);
 ATTN_DECLARE_STEP(b2_saved_dot);
 ATTN_DECLARE_STEP(b3_constant_tiles);
@@ -54,12 +58,14 @@ double visits(const Problem& p, Tiles t) {
 // Of HBM only what cannot be avoided is counted: whether the rest gets that far is up to the size of L2.
 // `warp`: rows and keys of a tile that are left out together where no row sees a key.
 Cost forward_cost(const Problem& p, Tiles t, Tiles warp, double blocks_a_head, bool tensor) {
-  const double heads = double(p.batch * p.heads), d = double(p.head_dim), element = double(size_of(p.dtype));
+  const double heads = double(p.batch * p.heads), d = double(p.head_dim),
+               element = double(size_of(p.dtype));
   const double q_rows = double(p.seqlen_q), kv = double(p.seqlen_k) * d * element;
   const double pairs = visits(p, t), rows = double(t.block_m);
   const double row_tiles = double((p.seqlen_q + t.block_m - 1) / t.block_m);
   const double accum = 2 * std::max(0.0, pairs - row_tiles) * rows * (4 * d + 8);
-  const double exp = visits(p, warp) * double(warp.block_m * warp.block_n) * heads, flop = 4 * d * exp;
+  const double exp = visits(p, warp) * double(warp.block_m * warp.block_n) * heads,
+               flop = 4 * d * exp;
   const double compulsory = heads * q_rows * d * element;
   Phase phase{.name = "attention", .exp = exp};
   (tensor ? phase.tensor_flop : phase.fp32_flop) = flop;
@@ -73,8 +79,10 @@ Cost forward_cost(const Problem& p, Tiles t, Tiles warp, double blocks_a_head, b
 // As in the forward pass: a visit brings tiles of Q and dO, and takes dQ there and back. Five GEMMs, of which `mma` run on
 // tensor cores. Where D is not there yet, a visit brings O, too.
 Phase backward_phase(const Problem& p, Tiles t, int mma, bool saved_dot = true) {
-  const double heads = double(p.batch * p.heads), d = double(p.head_dim), element = double(size_of(p.dtype));
-  const double q_rows = heads * double(p.seqlen_q), kv = 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
+  const double heads = double(p.batch * p.heads), d = double(p.head_dim),
+               element = double(size_of(p.dtype));
+  const double q_rows = heads * double(p.seqlen_q),
+               kv = 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
   const double pairs = visits(p, t), rows = double(t.block_m);
   const double row_tiles = double((p.seqlen_q + t.block_m - 1) / t.block_m);
   Phase phase{.name = "attention_backward", .exp = heads * pairs * rows * double(t.block_n)};
@@ -107,11 +115,13 @@ Phase convert_phase(const Problem& p) {
 
 Reason refuse_heads(const Problem& p) {
   if (p.batch * p.heads >= int64_t{1} << 31)
-    return fmt::format("--batch times --heads is {}: at most 2^31 - 1 blocks fit in a grid", p.batch * p.heads);
+    return fmt::format("--batch times --heads is {}: at most 2^31 - 1 blocks fit in a grid",
+                       p.batch * p.heads);
   return std::nullopt;
 }
 Reason refuse_scalar(const Problem& p) {
-  if (p.head_dim > 128) return fmt::format("--head-dim {}: at most 128 (shared memory)", p.head_dim);
+  if (p.head_dim > 128)
+    return fmt::format("--head-dim {}: at most 128 (shared memory)", p.head_dim);
   return refuse_heads(p);
 }
 Reason refuse_tensor(const Problem& p) {
@@ -133,8 +143,10 @@ std::vector<Workspace> state_of_rows(const Problem& p) {
   return {{"accum", rows * p.head_dim * 4}, {"state", rows * 8}};
 }
 
-const char* const kScalarSupport = "fp32, fp16, bf16; head dims up to 128; any lengths, masks, GQA, dropout";
-const char* const kTensorSupport = "fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout";
+const char* const kScalarSupport =
+    "fp32, fp16, bf16; head dims up to 128; any lengths, masks, GQA, dropout";
+const char* const kTensorSupport =
+    "fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout";
 
 Step scalar_step(std::string name, std::string idea, int64_t floats, Launch launch) {
   return {
@@ -154,14 +166,21 @@ Step scalar_step(std::string name, std::string idea, int64_t floats, Launch laun
   };
 }
 
-// Rows of a block from v4 on: 256 KiB of O, or fewer until there are 264 blocks.
-int64_t rows_a_block(const Problem& p, int64_t block_m) {
-  int64_t rows = 64 * 1024 / p.head_dim;
-  while (rows > block_m && p.batch * p.heads * ((p.seqlen_q + rows - 1) / rows) < 264) rows /= 2;
-  return rows;
-}
+// v2 to v7: tiles of 16 rows; from v4 on, of their keys a warp has a quarter, or half. Then v8; then v9 and v10.
+Tiles small_tiles(const Problem&) { return {16, 128}; }
+Tiles small_warp(const Problem& p) { return {16, p.head_dim == 32 ? 64 : 32}; }
+Tiles group_tiles(const Problem&) { return {64, 256}; }
+Tiles group_warp(const Problem&) { return {16, 128}; }
+Tiles large_tiles(const Problem&) { return {128, 256}; }
+Tiles large_warp(const Problem&) { return {32, 128}; }
 
-Step tensor_step(std::string name, std::string idea, Tiles tiles, Tiles warp, bool split_rows, Launch launch) {
+// `warp`: see forward_cost. `split_rows`: more blocks than heads.
+struct Work {
+  Tiles (*tiles)(const Problem&);
+  Tiles (*warp)(const Problem&);
+  bool split_rows, tensor;
+};
+Step tile_step(std::string name, std::string idea, Work work, Launch launch) {
   return {
       .name = std::move(name),
       .operation = &forward(),
@@ -170,9 +189,12 @@ Step tensor_step(std::string name, std::string idea, Tiles tiles, Tiles warp, bo
       .refuses = refuse_tensor,
       .workspaces = state_of_rows,
       .cost =
-          [tiles, warp, split_rows](const Problem& p) {
+          [work](const Problem& p) {
+            const Tiles tiles = work.tiles(p);
             const int64_t rows = rows_a_block(p, tiles.block_m);
-            return forward_cost(p, tiles, warp, split_rows ? double((p.seqlen_q + rows - 1) / rows) : 1, true);
+            return forward_cost(p, tiles, work.warp(p),
+                                work.split_rows ? double((p.seqlen_q + rows - 1) / rows) : 1,
+                                work.tensor);
           },
       .launch = launch,
       .needs = kAmpere,
@@ -200,43 +222,68 @@ Step backward_step(std::string name, std::string idea, int mma, Launch launch) {
                                           {"dot", heads * p.seqlen_q * 4}};
           },
       .cost =
-          [mma](const Problem& p) { return Cost{dot_phase(p), backward_phase(p, backward_tiles(p), mma)}; },
+          [mma](const Problem& p) {
+            return Cost{dot_phase(p), backward_phase(p, backward_tiles(p), mma)};
+          },
       .launch = launch,
-      .prepare = ATTN_LAUNCH(v7_exp2),
+      .prepare = ATTN_LAUNCH(v10_exp2),
       .needs = kAmpere,
       .takes = {"dropout"},
   };
 }
 
 Chapter make_chapter() {
-  Chapter c{"03_flash_v1", "FlashAttention-1: tiles in shared memory, nothing of size N^2 anywhere", {}};
-  c.steps.push_back(scalar_step("v1_scalar", "Algorithm 1 line by line: K/V outside, Q inside, O in HBM; M = 64 KiB",
-                                16 * 1024, ATTN_LAUNCH(v1_scalar)));
-  c.steps.push_back(tensor_step("v2_tensor_core", "mma.sync for both MMAs; warps split the keys and add up their O",
-                                {16, 128}, {16, 128}, false, ATTN_LAUNCH(v2_tensor_core)));
-  c.steps.push_back(tensor_step("v3_async", "cp.async ahead of the MMAs; swizzled shared memory", {16, 128},
-                                {16, 128}, false, ATTN_LAUNCH(v3_async)));
-  c.steps.push_back(tensor_step("v4_grid", "a block takes a range of queries: more blocks than heads", {16, 128},
-                                {16, 128}, true, ATTN_LAUNCH(v4_grid)));
-  c.steps.push_back(tensor_step("v5_row_groups", "256 keys a tile; pairs of warps that wait for nobody else", {64, 256},
-                                {64, 256}, true, ATTN_LAUNCH(v5_row_groups)));
-  c.steps.push_back(tensor_step("v6_two_tiles", "32 rows per warp: a fragment of K or V feeds two MMAs", {128, 256},
-                                {32, 128}, true, ATTN_LAUNCH(v6_two_tiles)));
-  c.steps.push_back(tensor_step("v7_exp2", "softmax scale and base of the exponential in one multiply-add", {128, 256},
-                                {32, 128}, true, ATTN_LAUNCH(v7_exp2)));
+  Chapter c{
+      "03_flash_v1", "FlashAttention-1: tiles in shared memory, nothing of size N^2 anywhere", {}};
+  c.steps.push_back(scalar_step(
+      "v1_scalar", "Algorithm 1 line by line: K/V outside, Q inside, O in HBM; M = 64 KiB",
+      16 * 1024, ATTN_LAUNCH(v1_scalar)));
+  const Work whole{small_tiles, small_tiles, false, false},
+      split{small_tiles, small_warp, false, false};
+  const Work mma{small_tiles, small_warp, false, true}, grid{small_tiles, small_warp, true, true};
+  const Work groups{group_tiles, group_warp, true, true}, two{large_tiles, large_warp, true, true};
+  c.steps.push_back(tile_step("v2_constant_tiles",
+                              "tiles of 16 bits and constant size; four lanes a row of softmax",
+                              whole, ATTN_LAUNCH(v2_constant_tiles)));
+  c.steps.push_back(tile_step("v3_register_scores",
+                              "scores in registers: a lane has 2 x 2 of each 16 x 8", whole,
+                              ATTN_LAUNCH(v3_register_scores)));
+  c.steps.push_back(tile_step("v4_split_keys",
+                              "P in registers, too: warps split the keys and add up their O", split,
+                              ATTN_LAUNCH(v4_split_keys)));
+  c.steps.push_back(
+      tile_step("v5_tensor_core", "mma.sync for both MMAs", mma, ATTN_LAUNCH(v5_tensor_core)));
+  c.steps.push_back(
+      tile_step("v6_async", "cp.async ahead of the MMAs", mma, ATTN_LAUNCH(v6_async)));
+  c.steps.push_back(tile_step("v7_grid", "a block takes a range of queries: more blocks than heads",
+                              grid, ATTN_LAUNCH(v7_grid)));
+  c.steps.push_back(tile_step("v8_row_groups",
+                              "256 keys a tile; pairs of warps that wait for nobody else", groups,
+                              ATTN_LAUNCH(v8_row_groups)));
+  c.steps.push_back(tile_step("v9_two_tiles",
+                              "32 rows per warp: a fragment of K or V feeds two MMAs", two,
+                              ATTN_LAUNCH(v9_two_tiles)));
+  c.steps.push_back(tile_step("v10_exp2",
+                              "softmax scale and base of the exponential in one multiply-add", two,
+                              ATTN_LAUNCH(v10_exp2)));
   c.steps.back().refuses = refuse_small_scale;
-  c.steps.push_back(scalar_step("v1_half_m", "v1_scalar with M = 32 KiB: smaller tiles, more traffic", 8 * 1024,
+  c.steps.push_back(scalar_step("v1_half_m",
+                                "v1_scalar with M = 32 KiB: smaller tiles, more traffic", 8 * 1024,
                                 ATTN_LAUNCH_OF(v1_scalar, launch_half)));
-  c.steps.push_back(scalar_step("v1_double_m", "v1_scalar with M = 128 KiB: larger tiles, less traffic", 32 * 1024,
+  c.steps.push_back(scalar_step("v1_double_m",
+                                "v1_scalar with M = 128 KiB: larger tiles, less traffic", 32 * 1024,
                                 ATTN_LAUNCH_OF(v1_scalar, launch_double)));
-  Step b1 = scalar_step("b1_scalar", "Algorithm 4 line by line: P computed again, dQ added to in HBM", 16 * 1024,
-                        ATTN_LAUNCH(b1_scalar));
+  Step b1 =
+      scalar_step("b1_scalar", "Algorithm 4 line by line: P computed again, dQ added to in HBM",
+                  16 * 1024, ATTN_LAUNCH(b1_scalar));
   b1.operation = &backward();
-  b1.cost = [](const Problem& p) { return Cost{backward_phase(p, scalar_tiles(p, 16 * 1024), 0, false)}; };
+  b1.cost = [](const Problem& p) {
+    return Cost{backward_phase(p, scalar_tiles(p, 16 * 1024), 0, false)};
+  };
   b1.prepare = ATTN_LAUNCH(v1_scalar);
   c.steps.push_back(std::move(b1));
-  Step b2 = scalar_step("b2_saved_dot", "D = rowsum(dO . O) once, by a kernel of its own", 16 * 1024,
-                        ATTN_LAUNCH(b2_saved_dot));
+  Step b2 = scalar_step("b2_saved_dot", "D = rowsum(dO . O) once, by a kernel of its own",
+                        16 * 1024, ATTN_LAUNCH(b2_saved_dot));
   b2.operation = &backward();
   b2.cost = [](const Problem& p) {
     return Cost{dot_phase(p), backward_phase(p, scalar_tiles(p, 16 * 1024), 0)};
@@ -248,23 +295,27 @@ Chapter make_chapter() {
   };
   b2.prepare = ATTN_LAUNCH(v1_scalar);
   c.steps.push_back(std::move(b2));
-  c.steps.push_back(backward_step("b3_constant_tiles", "tiles of 16 bits and constant size; dK, dV in registers", 0,
+  c.steps.push_back(backward_step("b3_constant_tiles",
+                                  "tiles of 16 bits and constant size; dK, dV in registers", 0,
                                   ATTN_LAUNCH(b3_constant_tiles)));
-  c.steps.push_back(
-      backward_step("b4_score_mma", "mma.sync for S and dP, two of five GEMMs", 2, ATTN_LAUNCH(b4_score_mma)));
-  c.steps.push_back(
-      backward_step("b5_tensor_core", "mma.sync for all five GEMMs", 5, ATTN_LAUNCH(b5_tensor_core)));
-  c.steps.push_back(
-      backward_step("b6_async", "cp.async: the next rows are copied during these MMAs", 5, ATTN_LAUNCH(b6_async)));
-  c.steps.push_back(backward_step("b7_grid", "a block for each tile of keys; dQ by additions that are atomic", 5,
-                                  ATTN_LAUNCH(b7_grid)));
+  c.steps.push_back(backward_step("b4_score_mma", "mma.sync for S and dP, two of five GEMMs", 2,
+                                  ATTN_LAUNCH(b4_score_mma)));
+  c.steps.push_back(backward_step("b5_tensor_core", "mma.sync for all five GEMMs", 5,
+                                  ATTN_LAUNCH(b5_tensor_core)));
+  c.steps.push_back(backward_step("b6_async",
+                                  "cp.async: the next rows are copied during these MMAs", 5,
+                                  ATTN_LAUNCH(b6_async)));
+  c.steps.push_back(backward_step("b7_grid",
+                                  "a block for each tile of keys; dQ by additions that are atomic",
+                                  5, ATTN_LAUNCH(b7_grid)));
   c.steps.back().cost = [](const Problem& p) {
     return Cost{dot_phase(p), backward_phase(p, backward_tiles(p), 5), convert_phase(p)};
   };
   c.steps.back().deterministic = false;
   c.steps.back().refuses = [](const Problem& p) -> Reason {
     if ((p.seqlen_k + 127) / 128 > 65535)
-      return fmt::format("--seqlen-k {}: at most {} (65535 blocks of 128 keys in a grid)", p.seqlen_k, 65535 * 128);
+      return fmt::format("--seqlen-k {}: at most {} (65535 blocks of 128 keys in a grid)",
+                         p.seqlen_k, 65535 * 128);
     return refuse_small_scale(p);
   };
   return c;

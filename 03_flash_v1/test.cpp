@@ -36,8 +36,11 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
   if (p.softcap != 0 || p.alibi || p.varlen()) return false;
   if (one_of_steps(step, {"v1_scalar", "v1_half_m", "v1_double_m", "b1_scalar", "b2_saved_dot"}))
     return p.head_dim <= 128;
-  const bool any_scale = one_of_steps(step, {"v2_tensor_core", "v3_async", "v4_grid", "v5_row_groups", "v6_two_tiles"});
-  return p.dtype != DType::fp32 && one_of(p.head_dim, {32, 64, 128}) && (any_scale || p.softmax_scale >= 1e-37);
+  const bool any_scale = one_of_steps(
+      step, {"v2_constant_tiles", "v3_register_scores", "v4_split_keys", "v5_tensor_core",
+             "v6_async", "v7_grid", "v8_row_groups", "v9_two_tiles"});
+  return p.dtype != DType::fp32 && one_of(p.head_dim, {32, 64, 128}) &&
+         (any_scale || p.softmax_scale >= 1e-37);
 }
 
 TEST_CASE("Philox gives the published numbers", "[philox]") {
@@ -58,7 +61,8 @@ TEST_CASE("dropout drops what it says, and every place on its own", "[philox]") 
   CHECK(dropped == Approx(128 * 512 / 4).margin(500));  // 4.5 standard deviations
   // The 16 bytes of a call belong to 16 columns, and the columns of 64 to 4 calls.
   std::vector<int> uses(64);
-  for (int col = 0; col < 64; ++col) ++uses[static_cast<std::size_t>(dropout_quad(col) * 16 + dropout_byte(col))];
+  for (int col = 0; col < 64; ++col)
+    ++uses[static_cast<std::size_t>(dropout_quad(col) * 16 + dropout_byte(col))];
   CHECK(uses == std::vector<int>(64, 1));
 }
 
@@ -94,8 +98,10 @@ TEST_CASE("forward steps are right on short problems", "[emulated]") {
   Counts ran;
   problems(kShort, [&](Problem p) { ran += check_steps("forward", p, Backend::emulated); });
   CHECK(ran.text() ==
-        "v1_double_m 80, v1_half_m 80, v1_scalar 80, v2_tensor_core 60, v3_async 60, "
-        "v4_grid 60, v5_row_groups 60, v6_two_tiles 60, v7_exp2 60");
+        "v10_exp2 60, v1_double_m 80, v1_half_m 80, v1_scalar 80, v2_constant_tiles 60, "
+        "v3_register_scores 60, "
+        "v4_split_keys 60, v5_tensor_core 60, v6_async 60, v7_grid 60, v8_row_groups 60, "
+        "v9_two_tiles 60");
 }
 
 // Backward steps between the first and the last share the most of their code: each has every third problem.
@@ -106,15 +112,18 @@ bool in_turn(const Step& step, int problem) {
 TEST_CASE("backward steps are right on short problems", "[emulated]") {
   int n = 0;
   Counts ran;
-  problems(kShort, [&](Problem p) { ran += check_steps("backward", p, Backend::emulated, in_turn, n++); });
+  problems(kShort,
+           [&](Problem p) { ran += check_steps("backward", p, Backend::emulated, in_turn, n++); });
   CHECK(ran.text() ==
-        "b1_scalar 80, b2_saved_dot 27, b3_constant_tiles 20, b4_score_mma 20, b5_tensor_core 20, b6_async 20, "
+        "b1_scalar 80, b2_saved_dot 27, b3_constant_tiles 20, b4_score_mma 20, b5_tensor_core 20, "
+        "b6_async 20, "
         "b7_grid 60");
 }
 
 TEST_CASE("backward steps are right on long problems", "[emulated]") {
   for (const int64_t n : {239, 511, 512, 799})
-    check_steps("backward", one_head(problem(n, n, n % 2 == 0 ? 64 : 32, DType::bf16, InputKind::needle)),
+    check_steps("backward",
+                one_head(problem(n, n, n % 2 == 0 ? 64 : 32, DType::bf16, InputKind::needle)),
                 Backend::emulated);
   Problem causal = problem(300, 260, 128, DType::fp16, InputKind::peaked);
   causal.causal = true;
@@ -132,7 +141,8 @@ TEST_CASE("gradients that are all rounding errors are allowed as much", "[emulat
 
 TEST_CASE("forward steps are right on long problems", "[emulated]") {
   for (const int64_t n : {239, 511, 512, 799})
-    check_steps("forward", one_head(problem(n, n, n % 2 == 0 ? 64 : 32, DType::bf16, InputKind::needle)),
+    check_steps("forward",
+                one_head(problem(n, n, n % 2 == 0 ? 64 : 32, DType::bf16, InputKind::needle)),
                 Backend::emulated);
   Problem causal = problem(300, 500, 128, DType::fp16, InputKind::peaked);
   causal.causal = true;
@@ -164,11 +174,12 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
 TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   Problem p = problem(8, 8, 96, DType::bf16);
   p.finish();
-  CHECK(refusal(step_named("v2_tensor_core"), p).value().find("32, 64 and 128") != std::string::npos);
+  CHECK(refusal(step_named("v5_tensor_core"), p).value().find("32, 64 and 128") !=
+        std::string::npos);
   CHECK_FALSE(refusal(step_named("v1_scalar"), p));
   p = problem(8, 8, 64, DType::fp32);
   p.finish();
-  CHECK(refusal(step_named("v5_row_groups"), p).value().find("fp16 or bf16") != std::string::npos);
+  CHECK(refusal(step_named("v8_row_groups"), p).value().find("fp16 or bf16") != std::string::npos);
   p = problem(8, 8, 129, DType::fp32);
   p.finish();
   CHECK(refusal(step_named("v1_scalar"), p).value().find("at most 128") != std::string::npos);
@@ -193,10 +204,12 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
     ran += check_steps("backward", p, Backend::gpu);
   });
   CHECK(ran.text() ==
-        "b1_scalar 110, b2_saved_dot 110, b3_constant_tiles 83, b4_score_mma 83, b5_tensor_core 83, b6_async 83, "
-        "b7_grid 83, v1_double_m 110, v1_half_m 110, "
-        "v1_scalar 110, v2_tensor_core 83, v3_async 83, v4_grid 83, v5_row_groups 83, "
-        "v6_two_tiles 83, v7_exp2 83");
+        "b1_scalar 110, b2_saved_dot 110, b3_constant_tiles 83, b4_score_mma 83, b5_tensor_core "
+        "83, b6_async 83, "
+        "b7_grid 83, v10_exp2 83, v1_double_m 110, v1_half_m 110, "
+        "v1_scalar 110, v2_constant_tiles 83, v3_register_scores 83, v4_split_keys 83, "
+        "v5_tensor_core 83, v6_async 83, "
+        "v7_grid 83, v8_row_groups 83, v9_two_tiles 83");
   Problem p = problem(2100, 4000, 128, DType::bf16, InputKind::needle);
   p.causal = true;
   check_steps("forward", p, Backend::gpu);
@@ -252,5 +265,6 @@ TEST_CASE("what tests of large tensors do, on small ones", "[emulated]") {
 
 TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
   for (const Problem& p : large_problems())
-    for (const char* operation : {"forward", "backward"}) check_large_steps(operation, p, Backend::gpu);
+    for (const char* operation : {"forward", "backward"})
+      check_large_steps(operation, p, Backend::gpu);
 }

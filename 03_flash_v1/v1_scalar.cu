@@ -1,11 +1,12 @@
 // v1_scalar: FlashAttention-1 as published, line by line, in fp32.
 //
 // parent    02_online_softmax/v7_attention_row
-// idea      tiles. A block of keys and values waits in shared memory while all queries pass by; each visit
-//           brings the state of its rows (O, sum, maximum) from HBM, merges a tile into it, and takes it back.
-//           Dao et al. (arXiv 2205.14135), Algorithm 1; the line numbers below are the paper's.
-// expect    nothing of size N^2 in memory. Each tile of keys moves Q once and O twice, so larger tiles mean
-//           less traffic: N^2 d^2 / M accesses. ncu: lts__t_bytes.sum
+// idea      tiles. A block of keys and values waits in shared memory while all queries pass by; each
+//           visit brings the state of its rows (O, sum, maximum) from HBM, merges a tile into it,
+//           and takes it back. Dao et al. (arXiv 2205.14135), Algorithm 1; the line numbers below
+//           are the paper's.
+// expect    nothing of size N^2 in memory. Each tile of keys moves Q once and O twice, so larger
+//           tiles mean less traffic: N^2 d^2 / M accesses. ncu: lts__t_bytes.sum
 // supports  fp32, fp16, bf16; head dims up to 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "attn/philox.h"
@@ -33,7 +34,8 @@ __device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
 
 // Line 1: tile sizes from the floats M that fit on the chip; shared memory in that order.
 struct Tiles {
-  int block_m, block_n, stride;  // B_r, B_c; floats from row to row, odd so that columns lie in all banks
+  int block_m, block_n,
+      stride;  // B_r, B_c; floats from row to row, odd so that columns lie in all banks
   Tiles(int floats, int d) : block_n(floats / (4 * d)) {
     if (block_n < 1) block_n = 1;
     block_m = block_n < d ? block_n : d;
@@ -46,8 +48,8 @@ struct Tiles {
   }
 };
 
-// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the first one is
-// visited all the same, so that the rows get their O = 0 and lse = -inf.
+// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
+// first one is visited all the same, so that the rows get their O = 0 and lse = -inf.
 struct BlockRange {
   int begin, end;
 };
@@ -60,88 +62,107 @@ __device__ BlockRange blocks_seen(const Shape& shape, int row0, int rows, int bl
 }
 
 template <class Element>
-__global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
-                                 const Element* gK,  // [B, Hkv, seqlen_k, d]
-                                 const Element* gV,  // [B, Hkv, seqlen_k, d]
-                                 Element* gO,        // [B, Hq, seqlen_q, d]
-                                 float* gLse,        // [B, Hq, seqlen_q]
-                                 float* gAccum,      // [B, Hq, seqlen_q, d]: O between visits
-                                 MaxSum* gState,     // [B, Hq, seqlen_q]: m and l between visits
-                                 Shape shape, Tiles tiles, uint64_t seed) {
-  const int d = shape.head_dim, stride = tiles.stride, block_m = tiles.block_m, block_n = tiles.block_n;
-  float* sK = &dynamic_shared<float>();     // [block_n, d]
-  float* sV = sK + block_n * stride;        // [block_n, d]
-  float* sQ = sV + block_n * stride;        // [block_m, d]
-  float* sO = sQ + block_m * stride;        // [block_m, d]
-  float* sS = sO + block_m * stride;        // [block_m, block_n]: S, then P
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
+                     const Element* gK,  // [B, Hkv, seqlen_k, d]
+                     const Element* gV,  // [B, Hkv, seqlen_k, d]
+                     Element* gO,        // [B, Hq, seqlen_q, d]
+                     float* gLse,        // [B, Hq, seqlen_q]
+                     float* gAccum,      // [B, Hq, seqlen_q, d]: O between visits
+                     MaxSum* gState,     // [B, Hq, seqlen_q]: m and l between visits
+                     Shape shape, Tiles tiles, uint64_t seed) {
+  const int d = shape.head_dim, block_m = tiles.block_m, block_n = tiles.block_n;
+  const int stride = tiles.stride;             // of a row
+  float* sK = &dynamic_shared<float>();        // [block_n, d]
+  float* sV = sK + block_n * stride;           // [block_n, d]
+  float* sQ = sV + block_n * stride;           // [block_m, d]
+  float* sO = sQ + block_m * stride;           // [block_m, d]
+  float* sS = sO + block_m * stride;           // [block_m, block_n]: S, then P
   float* sOld = sS + block_m * (block_n + 1);  // [block_m]: what O is multiplied by
   const int tid = threadIdx.x;
   const int64_t bh = blockIdx.x, bh_kv = bh / (shape.heads / shape.kv_heads);
-  const int64_t q0 = bh * shape.seqlen_q, k0 = bh_kv * shape.seqlen_k;  // first rows of this head
+  const int64_t q0 = bh * shape.seqlen_q;  // first row of this head
+  const Element* q = gQ + q0 * d;
+  const Element* k = gK + bh_kv * shape.seqlen_k * d;
+  const Element* v = gV + bh_kv * shape.seqlen_k * d;
+  const int shift = shape.seqlen_k - shape.seqlen_q;
   const float kept = 1 - float(shape.dropped) / 256;
 
   for (int n_block = 0; n_block * block_n < shape.seqlen_k; ++n_block) {  // line 5
+    // (1) load K_j and V_j
     const int key0 = n_block * block_n;
-    __syncthreads();  // all are done with the tile before
-    for (int i = tid; i < block_n * d; i += Config::kThreads) {  // line 6: load K_j, V_j
+    __syncthreads();  // all are done with the tiles before
+    for (int i = tid; i < block_n * d; i += Config::kThreads) {  // line 6
       const int key = i / d, col = i % d;
       const bool inside = key0 + key < shape.seqlen_k;
-      sK[key * stride + col] = inside ? to_float(gK[(k0 + key0 + key) * d + col]) : 0;
-      sV[key * stride + col] = inside ? to_float(gV[(k0 + key0 + key) * d + col]) : 0;
+      sK[key * stride + col] = inside ? to_float(k[int64_t{key0 + key} * d + col]) : 0;
+      sV[key * stride + col] = inside ? to_float(v[int64_t{key0 + key} * d + col]) : 0;
     }
     for (int row0 = 0; row0 < shape.seqlen_q; row0 += block_m) {  // line 7
       const BlockRange seen = blocks_seen(shape, row0, block_m, block_n);
       if (n_block < seen.begin || n_block >= seen.end) continue;
       const bool first = n_block == seen.begin, last = n_block + 1 == seen.end;
+
+      // (2) load Q_i and O_i
       __syncthreads();  // K and V are there; all are done with the rows before
-      for (int i = tid; i < block_m * d; i += Config::kThreads) {  // line 8: load Q_i, O_i
+      for (int i = tid; i < block_m * d; i += Config::kThreads) {  // line 8
         const int row = i / d, col = i % d;
         const bool inside = row0 + row < shape.seqlen_q;
-        sQ[row * stride + col] = inside ? to_float(gQ[(q0 + row0 + row) * d + col]) : 0;
+        sQ[row * stride + col] = inside ? to_float(q[int64_t{row0 + row} * d + col]) : 0;
         sO[row * stride + col] = inside && !first ? gAccum[(q0 + row0 + row) * d + col] : 0;
       }
       __syncthreads();  // Q and O are there
-      for (int i = tid; i < block_m * block_n; i += Config::kThreads) {  // line 9: S = scale Q K^T
+
+      // (3) S = scale Q K^T, -inf where a query does not see a key.
+      for (int i = tid; i < block_m * block_n; i += Config::kThreads) {  // line 9
         const int row = i / block_n, key = i % block_n;
-        const int diagonal = row0 + row + shape.seqlen_k - shape.seqlen_q;
+        const int diagonal = row0 + row + shift;
         float score = 0;
         for (int x = 0; x < d; ++x) score += sQ[row * stride + x] * sK[key * stride + x];
         const bool visible = key0 + key >= diagonal - shape.window_left &&
-                             key0 + key <= diagonal + shape.window_right && key0 + key < shape.seqlen_k;
+                             key0 + key <= diagonal + shape.window_right &&
+                             key0 + key < shape.seqlen_k;
         sS[row * (block_n + 1) + key] = visible ? score * shape.softmax_scale : -INFINITY;
       }
       __syncthreads();  // S is there
-      if (tid < block_m && row0 + tid < shape.seqlen_q) {  // lines 10, 11, 13: a thread a row
-        float* s = sS + tid * (block_n + 1);
+
+      // (4) softmax: a thread a row
+      if (tid < block_m && row0 + tid < shape.seqlen_q) {  // lines 10, 11, 13
+        const int row = tid;
+        float* s = sS + row * (block_n + 1);
         //! [ex03a]
         MaxSum tile, state;
         for (int key = 0; key < block_n; ++key) tile.max = fmaxf(tile.max, s[key]);
         for (int key = 0; key < block_n; ++key) tile.sum += __expf(s[key] - tile.max);
-        if (!first) state = gState[q0 + row0 + tid];
+        if (!first) state = gState[q0 + row0 + row];
         const MaxSum now = merge(state, tile);
         // Line 12 in one factor for O and one exponential for P: both are divided by the new sum.
         const float inverse_sum = now.sum > 0 ? 1 / now.sum : 0;
-        sOld[tid] = state.sum * __expf(state.max - now.max) * inverse_sum;
+        sOld[row] = state.sum * __expf(state.max - now.max) * inverse_sum;
         for (int key = 0; key < block_n; ++key) {
           float p = __expf(s[key] - now.max) * inverse_sum;
           if (shape.dropped > 0)
-            p = dropout_keeps(seed, bh, row0 + tid, key0 + key, shape.dropped) ? p / kept : 0;
+            p = dropout_keeps(seed, bh, row0 + row, key0 + key, shape.dropped) ? p / kept : 0;
           s[key] = p;
         }
         //! [ex03a]
-        gState[q0 + row0 + tid] = now;
-        if (last) gLse[q0 + row0 + tid] = now.sum > 0 ? now.max + logf(now.sum) : -INFINITY;
+        gState[q0 + row0 + row] = now;
+        if (last) gLse[q0 + row0 + row] = now.sum > 0 ? now.max + logf(now.sum) : -INFINITY;
       }
       __syncthreads();  // P and the factors are there
-      for (int i = tid; i < block_m * d; i += Config::kThreads) {  // line 12: O_i
+
+      // (5) O = P V, (7) merged with what was there, and stored.
+      for (int i = tid; i < block_m * d; i += Config::kThreads) {  // line 12
         const int row = i / d, col = i % d;
         if (row0 + row >= shape.seqlen_q) continue;
+        const int64_t at = (q0 + row0 + row) * d + col;
         float o = sOld[row] * sO[row * stride + col];
-        for (int key = 0; key < block_n; ++key) o += sS[row * (block_n + 1) + key] * sV[key * stride + col];
+        for (int key = 0; key < block_n; ++key)
+          o += sS[row * (block_n + 1) + key] * sV[key * stride + col];
         if (last)
-          gO[(q0 + row0 + row) * d + col] = from_float<Element>(o);
+          gO[at] = from_float<Element>(o);
         else
-          gAccum[(q0 + row0 + row) * d + col] = o;
+          gAccum[at] = o;
       }
     }
   }
@@ -156,8 +177,8 @@ Status launch(const Arguments& args, int floats) {
   return launch_kernel(attention_kernel<Element>, dim3(static_cast<unsigned>(p.batch * p.heads)),
                        dim3(Config::kThreads), tiles.bytes(), args.stream, args.in<Element>("q"),
                        args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"),
-                       args.out<float>("lse"), args.out<float>("accum"), args.out<MaxSum>("state"), shape,
-                       tiles, p.seed);
+                       args.out<float>("lse"), args.out<float>("accum"), args.out<MaxSum>("state"),
+                       shape, tiles, p.seed);
 }
 
 Status launch(const Arguments& args, int floats) {

@@ -1,6 +1,6 @@
 // v1_loop_swap: queries outside, keys inside.
 //
-// parent    03_flash_v1/v7_exp2
+// parent    03_flash_v1/v10_exp2
 // idea      A block takes a tile of queries and walks over all keys that they see. O, m and l of
 //           its rows never leave the chip: no workspace, no visit that is the first or the last; O
 //           is divided once, at the end, and only then the lanes of a row add up l.

@@ -53,9 +53,9 @@ problems_of() {
       for d in 64 128; do
         for mask in "" causal; do
           for n in 1024 2048 4096 8192 16384; do
-            steps=v4_grid,v5_row_groups,v6_two_tiles,v7_exp2
+            steps=v7_grid,v8_row_groups,v9_two_tiles,v10_exp2
             # One block a head: far slower, and at two lengths that shows.
-            case $n in 2048|8192) steps=v2_tensor_core,v3_async,$steps ;; esac
+            case $n in 2048|8192) steps=v5_tensor_core,v6_async,$steps ;; esac
             echo "forward_d$d${mask:+_$mask}_n$n --step $steps $(tokens $d $n) ${mask:+--$mask}"
             case $n in
               2048|8192) echo "backward_d$d${mask:+_$mask}_n$n --operation backward --step $backward $(tokens $d $n) ${mask:+--$mask}" ;;
@@ -64,13 +64,14 @@ problems_of() {
         done
       done
       # One thread an element of S: a hundred times slower.
-      echo "forward_scalar_n1024 --step $(steps_like "$1" '^v1') $kScalar"
+      echo "forward_scalar_n1024 --step $(steps_like "$1" '^v1_') $kScalar"
+      echo "forward_fp32_gemms_n1024 --step $(steps_like "$1" '^v[2345]_') $kScalar16"
       echo "backward_scalar_n1024 --operation backward --step $(steps_like "$1" '^b[12]') $kScalar"
       echo "backward_fp32_gemms_n1024 --operation backward --step $(steps_like "$1" '^b[345]') $kScalar16"
       # What chapter 01 cannot do at all.
-      echo "forward_n131072 --step v7_exp2 --heads 16 --head-dim 128 --seqlen 131072 --warmup 1 --repeat 3"
+      echo "forward_n131072 --step v10_exp2 --heads 16 --head-dim 128 --seqlen 131072 --warmup 1 --repeat 3"
       for n in $kMemoryLengths; do
-        echo "memory_n$n --step v7_exp2 --heads 16 --head-dim 128 --seqlen $n"
+        echo "memory_n$n --step v10_exp2 --heads 16 --head-dim 128 --seqlen $n"
       done ;;
     04_flash_v2)
       # 16384 tokens and 2048 / d heads, whatever the length. All lengths, and d=256, are in the peers' list.
@@ -130,7 +131,7 @@ profiled_problem() {  # CHAPTER STEP
     02_online_softmax/v7_*) tokens 128 2048 ;;
     02_online_softmax/*) echo "--rows 4096 --cols 65536" ;;
     03_flash_v1/v1_*|03_flash_v1/b[12]_*) echo "$kScalar" ;;
-    03_flash_v1/b[34]_*) echo "$kScalar16" ;;
+    03_flash_v1/v[234]_*|03_flash_v1/b[34]_*) echo "$kScalar16" ;;
     03_flash_v1/*) tokens 128 2048 ;;
     04_flash_v2/*) echo "$(tokens 128 2048) --causal" ;;
     06_flash_v3_hopper/*) tokens 128 2048 ;;
@@ -143,7 +144,7 @@ peers_of() {
     01_naive) echo "peers.$1 --steps v5_cp_async,v6_cublas --backends math,flash,cudnn" ;;
     02_online_softmax) echo "peers.$1 --operation softmax --steps v4_one_read,v5_split_row --repeat 5" ;;
     03_flash_v1)
-      echo "peers.$1.forward --steps v7_exp2 --backends 01_naive:v6_cublas,math,flash,cudnn --repeat 5"
+      echo "peers.$1.forward --steps v10_exp2 --backends 01_naive:v6_cublas,math,flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[67]') --backends 01_naive:b2_cublas,flash,cudnn --repeat 5" ;;
     04_flash_v2)
       echo "peers.$1.forward --steps v13_tuned --backends flash,cudnn --repeat 5"

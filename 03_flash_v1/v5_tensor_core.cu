@@ -1,38 +1,35 @@
-// v7_exp2: the softmax scale and the base of the exponential in one multiply-add.
+// v5_tensor_core: both MMAs by mma.sync.
 //
-// parent    v6_two_tiles
-// idea      exp(scale s - m) = exp2(s c - m') with c = scale log2(e) and m' = m log2(e): one FFMA
-//           and one EX2 for each score, where v6 multiplies by scale, subtracts, and multiplies by
-//           log2(e) inside __expf. The maximum is taken over scores as the MMA left them, and
-//           multiplied by c once a row.
-// expect    two instructions of about 20 a score less; 3 to 5 % of the time.
+// parent    v4_split_keys
+// idea      a lane's scores lie as the accumulators of mma.m16n8k16 do: 16 x 8 scores are one
+//           instruction for each 16 columns. And two neighbouring accumulators of the first MMA,
+//           rounded in pairs, are an operand of the second: P does not leave its lane.
+// expect    the MMAs leave the FP32 units. What is left: traffic of O, and the exchange between
+//           warps (two barriers a visit), which chapter 04 removes. ncu:
+//           sm__ops_path_tensor_src_bf16_dst_fp32
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
-#include <algorithm>
-
 #include "attn/kernel.h"
-#include "attn/philox.h"
-#include "emulator/warp_access.h"
-#include "ptx/cp_async.h"
+#include "bank_conflicts.h"
+#include "dropout.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "ptx/named_barrier.h"
 
-namespace ATTN_BACKEND::v7_exp2 {
+namespace ATTN_BACKEND::v5_tensor_core {
 using namespace attn;
+using namespace flash1;
 
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
   // warps along the rows and along the keys of a tile
-  static constexpr int kWarpsM = 4, kWarpsN = 2;
-  static constexpr int kGroupThreads = 32 * kWarpsN;          // of kGroupRows rows
-  static constexpr int kTiles = 2, kGroupRows = 16 * kTiles;  // MMAs of 16 rows by a warp
+  static constexpr int kWarpsM = 1, kWarpsN = kHeadDim == 32 ? 2 : 4;
+  static constexpr int kTiles = 1, kGroupRows = 16 * kTiles;  // MMAs of 16 rows by a warp
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
-  static constexpr int kBlockM = kGroupRows * kWarpsM, kBlockN = 256;  // B_r, B_c
+  static constexpr int kBlockM = kGroupRows * kWarpsM, kBlockN = 128;  // B_r, B_c
   static constexpr int kWarpKeys = kBlockN / kWarpsN;                  // keys of a warp
   static constexpr int kSlice = kHeadDim / kWarpsN;  // columns of O that a warp adds up
   static_assert(kWarpKeys % 16 == 0 && kSlice % 16 == 0, "warps own whole MMAs");
-  static_assert(kWarpsN == 2, "one other warp");
+  static_assert((kWarpsN & (kWarpsN - 1)) == 0, "warp_n ^ w is another warp");
 };
 
 // The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
@@ -44,26 +41,14 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
   const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
   return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
 }
-template <int kHeadDim>
-constexpr bool free_of_conflicts() {
-  for (int col = 0; col < kHeadDim; col += 16)
-    if (ldmatrix_access(
-            [=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4)
-                .conflicts() > 0 ||
-        ldmatrix_access(
-            [=](int l) {
-              return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8);
-            },
-            4)
-                .conflicts() > 0)
-      return false;
-  return true;
-}
-static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<128>());
+static_assert(free_of_conflicts(swizzled_offset<32>, 32) &&
+                  free_of_conflicts(swizzled_offset<64>, 64) &&
+                  free_of_conflicts(swizzled_offset<128>, 128),
+              "ldmatrix reads without conflicts");
 //! [swizzle]
 
 //! [maxsum]
-// The maximum of some numbers, times log2(e), and the sum of exp(number - maximum).
+// The maximum of some numbers and the sum of exp(number - maximum).
 struct MaxSum {
   float max = kNothing, sum = 0;
   // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
@@ -78,8 +63,9 @@ struct SharedStorage {
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
   float sMax[Config::kWarpsN][Config::kBlockM];                 // of each warp's keys
   float sSum[Config::kWarpsN][Config::kBlockM];
-  // Partial O from the other warp of a row group, for the warp that adds up these columns.
-  float sO[Config::kWarpsM][Config::kWarpsN][Config::kGroupRows * Config::kSlice];
+  // Partial O, for the warp that adds up these columns, from each other one.
+  float sO[Config::kWarpsM][Config::kWarpsN][Config::kWarpsN - 1]
+          [Config::kGroupRows * Config::kSlice];
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, sO)
 };
 
@@ -90,17 +76,17 @@ __device__ int exchange_offset(int row, int col) {
   return row * Config::kSlice + ((col / 8) ^ (row % (Config::kSlice / 8))) * 8 + col % 8;
 }
 
-// Issues the copies of rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end
-// becomes 0. `tid` is one of kThreads threads that share the work.
-template <int kRows, int kThreads, class Config, class Element>
-__device__ void load_tile(Element* tile, const Element* g, int row0, int rows, int tid) {
+// Copies rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end becomes 0.
+template <int kRows, class Config, class Element>
+__device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
   constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, a row
 #pragma unroll
-  for (int i = tid; i < kRows * kChunks; i += kThreads) {
+  for (int i = threadIdx.x; i < kRows * kChunks; i += Config::kThreads) {
     const int r = i / kChunks, c = i % kChunks * 8;
     const bool inside = row0 + r < rows;
-    cp_async_16(tile + swizzled_offset<Config::kHeadDim>(r, c),
-                inside ? g + int64_t{row0 + r} * Config::kHeadDim + c : g, inside ? 16 : 0);
+    *reinterpret_cast<uint4*>(tile + swizzled_offset<Config::kHeadDim>(r, c)) =
+        inside ? *reinterpret_cast<const uint4*>(g + int64_t{row0 + r} * Config::kHeadDim + c)
+               : make_uint4(0, 0, 0, 0);
   }
 }
 
@@ -126,7 +112,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// (3) S = Q K^T for 32 rows and the keys of this warp.
+// (3) S = Q K^T for the rows and the keys of this warp.
 //! [scores]
 template <class Config, class Element>
 __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kWarpKeys / 8][4],
@@ -153,7 +139,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kWarpK
 }
 //! [scores]
 
-// (5) O = P V for 32 rows, the keys of this warp and kSlice columns from `col0` on. Two
+// (5) O = P V for the rows, the keys of this warp and kSlice columns from `col0` on. Two
 // neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the second.
 //! [output]
 template <class Config, class Element>
@@ -179,23 +165,6 @@ __device__ __forceinline__ void output(
 }
 //! [output]
 
-// Sets to 0 what dropout drops of row `row`, half `r` of the accumulators: 16 bytes of Philox for
-// 64 keys.
-template <class Config>
-__device__ __forceinline__ void drop(float (&s)[Config::kWarpKeys / 8][4], int r, uint64_t seed,
-                                     int64_t bh, int row, int key0, int dropped) {
-#pragma unroll
-  for (int first = 0; first < Config::kWarpKeys; first += 64) {
-    const PhiloxBits bits = dropout_bits(seed, bh, row, (key0 + first) / 64, threadIdx.x % 4);
-    // bytes of the keys before
-    const int skipped = Config::kWarpKeys % 64 == 0 ? 0 : key0 % 64 / 4;
-#pragma unroll
-    for (int i = 0; i < 16 && first + i * 4 < Config::kWarpKeys; ++i)
-      if (bits.byte(skipped + i) < static_cast<uint32_t>(dropped))
-        s[first / 8 + i / 2][2 * r + i % 2] = 0;
-  }
-}
-
 template <class Element, class Config, bool kDropout>
 __global__ void __launch_bounds__(Config::kThreads)
     attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
@@ -205,7 +174,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                      float* gLse,        // [B, Hq, seqlen_q]
                      float* gAccum,      // [B, Hq, seqlen_q, d]: O between visits
                      MaxSum* gState,     // [B, Hq, seqlen_q]: m and l between visits
-                     Shape shape, uint64_t seed, int rows_a_block) {
+                     Shape shape, uint64_t seed) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kWarpsN = Config::kWarpsN, kWarpKeys = Config::kWarpKeys, kSlice = Config::kSlice;
   constexpr int kTiles = Config::kTiles, kGroupRows = Config::kGroupRows;
@@ -219,51 +188,29 @@ __global__ void __launch_bounds__(Config::kThreads)
   const Element* k = gK + bh_kv * shape.seqlen_k * kHeadDim;
   const Element* v = gV + bh_kv * shape.seqlen_k * kHeadDim;
   const int shift = shape.seqlen_k - shape.seqlen_q;
-  const float softmax_scale_log2 = shape.softmax_scale * 1.44269504f;  // log2(e)
-  // The group: kWarpsN warps that share kGroupRows rows of a tile.
-  constexpr int kThreads = Config::kThreads, kGroupThreads = Config::kGroupThreads;
-  const int group_tid = threadIdx.x % kGroupThreads, group_row = kGroupRows * warp_m;
+  const int group_row = kGroupRows * warp_m;                // the rows that kWarpsN warps share
   Element* const group_q = smem.sQ + group_row * kHeadDim;  // [kGroupRows, d]
-  const auto group_sync = [&] { named_barrier_sync(1 + warp_m, kGroupThreads); };
-
-  // This block's rows. With a causal mask the last ones have the most keys: they begin first.
-  const int first_row = (gridDim.y - 1 - blockIdx.y) * rows_a_block;
-  const int end_row = min(first_row + rows_a_block, shape.seqlen_q);
-  // The first of them from `row0` on that see something of a block of keys.
-  const auto next_rows = [&](int row0, int n_block) {
-    for (; row0 < end_row; row0 += kBlockM) {
-      const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
-      if (seen.begin <= n_block && n_block < seen.end) break;
-    }
-    return row0;
-  };
+  // Row of this thread: its half r of the accumulators of tile m.
+  const auto local_row = [&](int m, int r) { return group_row + 16 * m + 8 * r + quad_row; };
 
   for (int n_block = 0; n_block * kBlockN < shape.seqlen_k; ++n_block) {
-    // (1) load K_j with the first Q_i, then V_j
-    int row0 = next_rows(first_row, n_block);
-    if (row0 >= end_row) continue;
+    // (1) load K_j and V_j
     __syncthreads();  // all are done with the tiles before
-    load_tile<kBlockN, kThreads, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k,
-                                         threadIdx.x);
-    load_tile<kGroupRows, kGroupThreads, Config>(group_q, q, row0 + group_row, shape.seqlen_q,
-                                                 group_tid);
-    cp_async_commit();
-    load_tile<kBlockN, kThreads, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k,
-                                         threadIdx.x);
-    cp_async_commit();
-    cp_async_wait<0>();
-    __syncthreads();  // K and V are there: until they change, groups need not meet again
-    for (int following; row0 < end_row; row0 = following) {
+    load_tile<kBlockN, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k);
+    load_tile<kBlockN, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k);
+    for (int row0 = 0; row0 < shape.seqlen_q; row0 += kBlockM) {
       const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
+      if (n_block < seen.begin || n_block >= seen.end) continue;
       const bool first = n_block == seen.begin, last = n_block + 1 == seen.end;
-      group_sync();  // Q is there; the group is done with the sums of the rows before
 
-      // Row of this thread: its half r of the accumulators of tile m.
+      // (2) load Q_i. The rows before were read from sQ two barriers ago.
+      load_tile<kBlockM, Config>(smem.sQ, q, row0, shape.seqlen_q);
+      __syncthreads();  // Q, K and V are there; all are done with the sums of the rows before
+
       const int group_row0 = row0 + group_row;
-      const auto local_row = [&](int m, int r) { return group_row + 16 * m + 8 * r + quad_row; };
       const auto row = [&](int m, int r) { return row0 + local_row(m, r); };
 
-      // (3) S = Q K^T, -inf where a query does not see a key.
+      // (3) S = scale Q K^T, -inf where a query does not see a key.
       const int key0 = n_block * kBlockN + warp_n * kWarpKeys;
       // the last key that a causal mask leaves to the first row
       const int diagonal = group_row0 + shift;
@@ -272,6 +219,11 @@ __global__ void __launch_bounds__(Config::kThreads)
                         key0 + kWarpKeys <= diagonal - shape.window_left;
       float s[kTiles][kWarpKeys / 8][4] = {};
       if (!none) scores<Config>(s, group_q, smem.sK + warp_n * kWarpKeys * kHeadDim);
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+        for (int n = 0; n < kWarpKeys / 8; ++n)
+          for (int i = 0; i < 4; ++i) s[m][n][i] *= shape.softmax_scale;
       // Most tiles are seen whole.
       if (key0 < diagonal + kGroupRows - 1 - shape.window_left ||
           key0 + kWarpKeys > min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
@@ -288,8 +240,7 @@ __global__ void __launch_bounds__(Config::kThreads)
             }
       }
 
-      // (4) softmax: the maximum over this warp's keys, then over both warps and what was seen
-      // before.
+      // (4) softmax: the maximum over this warp's keys, then over all and what was seen before.
       //! [softmax]
       float row_max[kTiles][2];
       MaxSum old[kTiles][2];
@@ -299,39 +250,37 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int r = 0; r < 2; ++r) {
           // not by the declaration: nvcc 13.0 sets only the first row of such an array
           old[m][r] = {};
-          float& max = row_max[m][r] = -INFINITY;
+          float& max = row_max[m][r] = MaxSum::kNothing;
 #pragma unroll
           for (int n = 0; n < kWarpKeys / 8; ++n)
             max = fmaxf(max, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
-          max = fmaxf(quad_max(max) * softmax_scale_log2, MaxSum::kNothing);
+          max = quad_max(max);
           if (quad_col == 0) smem.sMax[warp_n][local_row(m, r)] = max;
           if (!first && row(m, r) < shape.seqlen_q) old[m][r] = gState[q0 + row(m, r)];
         }
-      group_sync();  // the maxima of both warps are there; both are done with Q
-      following = next_rows(row0 + kBlockM, n_block);
-      if (following < end_row)
-        load_tile<kGroupRows, kGroupThreads, Config>(group_q, q, following + group_row,
-                                                     shape.seqlen_q, group_tid);
-      cp_async_commit();
+      __syncthreads();  // the maxima of all warps are there
 #pragma unroll
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           float& max = row_max[m][r];
-          max = fmaxf(old[m][r].max, fmaxf(max, smem.sMax[1 - warp_n][local_row(m, r)]));
+#pragma unroll
+          for (int w = 1; w < kWarpsN; ++w)
+            max = fmaxf(max, smem.sMax[warp_n ^ w][local_row(m, r)]);
+          max = fmaxf(old[m][r].max, max);
           float sum = 0;
 #pragma unroll
           for (int n = 0; n < kWarpKeys / 8; ++n)
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
               float& p = s[m][n][2 * r + c];
-              p = exp2f(fmaf(p, softmax_scale_log2, -max));
+              p = __expf(p - max);
               sum += p;
             }
           sum = quad_sum(sum);
           if (quad_col == 0) smem.sSum[warp_n][local_row(m, r)] = sum;
           if constexpr (kDropout)  // the sum keeps what O loses
-            drop<Config>(s[m], r, seed, bh, row(m, r), key0, shape.dropped);
+            drop<kWarpKeys>(s[m], r, seed, bh, row(m, r), key0, shape.dropped);
         }
       //! [softmax]
       uint32_t p[kTiles][kWarpKeys / 8][2];
@@ -342,13 +291,15 @@ __global__ void __launch_bounds__(Config::kThreads)
           p[m][n][0] = pack2<Element>(s[m][n][0], s[m][n][1]),
           p[m][n][1] = pack2<Element>(s[m][n][2], s[m][n][3]);
 
-      // (5) O = P V over this warp's keys, (6) first the columns that the other warp adds up.
+      // (5) O = P V over this warp's keys, (6) first the columns that others add up.
       //! [exchange]
       const Element* const v_tile = smem.sV + warp_n * kWarpKeys * kHeadDim;
-      {
+#pragma unroll
+      for (int w = 1; w < kWarpsN; ++w) {
+        const int owner = warp_n ^ w;
         float theirs[kTiles][kSlice / 8][4] = {};
-        if (!none) output<Config>(theirs, p, v_tile, (1 - warp_n) * kSlice);
-        float* const to = smem.sO[warp_m][1 - warp_n];
+        if (!none) output<Config>(theirs, p, v_tile, owner * kSlice);
+        float* const to = smem.sO[warp_m][owner][w - 1];
 #pragma unroll
         for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -359,44 +310,39 @@ __global__ void __launch_bounds__(Config::kThreads)
                   to + exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col)) =
                   make_float2(theirs[m][n][2 * r], theirs[m][n][2 * r + 1]);
       }
-      // What the last visit left of O is in flight during the own columns.
-      float2 old_o[kTiles][2][kSlice / 8] = {};
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m)
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          if (first || row(m, r) >= shape.seqlen_q) continue;
-#pragma unroll
-          for (int n = 0; n < kSlice / 8; ++n)
-            old_o[m][r][n] = *reinterpret_cast<const float2*>(gAccum + (q0 + row(m, r)) * kHeadDim +
-                                                              warp_n * kSlice + quad_col + 8 * n);
-        }
       float o[kTiles][kSlice / 8][4] = {};
       if (!none) output<Config>(o, p, v_tile, warp_n * kSlice);
-      group_sync();  // parts and sums of both warps are there
+      __syncthreads();  // parts and sums of all warps are there
       //! [exchange]
 
       // (7) O_i, l_i, m_i: merged with what was there, and stored.
       const float inverse_kept = kDropout ? 1 / (1 - float(shape.dropped) / 256) : 1;
-      const float* const from = smem.sO[warp_m][warp_n];
 #pragma unroll
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           if (row(m, r) >= shape.seqlen_q) continue;
-          const float max = row_max[m][r], old_sum = old[m][r].sum * exp2f(old[m][r].max - max);
-          const MaxSum now{max,
-                           old_sum + smem.sSum[0][local_row(m, r)] + smem.sSum[1][local_row(m, r)]};
+          const float max = row_max[m][r], old_sum = old[m][r].sum * __expf(old[m][r].max - max);
+          MaxSum now{max, old_sum};
+#pragma unroll
+          for (int w = 0; w < kWarpsN; ++w) now.sum += smem.sSum[w][local_row(m, r)];
           const float inverse_sum = now.sum > 0 ? 1 / now.sum : 0;
           const float old_factor = old_sum * inverse_sum, factor = inverse_kept * inverse_sum;
           const int64_t at = (q0 + row(m, r)) * kHeadDim + warp_n * kSlice + quad_col;
 #pragma unroll
           for (int n = 0; n < kSlice / 8; ++n) {
-            const float2 part = *reinterpret_cast<const float2*>(
-                from + exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col));
-            const float2 x =
-                make_float2(old_o[m][r][n].x * old_factor + (o[m][n][2 * r] + part.x) * factor,
-                            old_o[m][r][n].y * old_factor + (o[m][n][2 * r + 1] + part.y) * factor);
+            float2 sum = make_float2(o[m][n][2 * r], o[m][n][2 * r + 1]);
+#pragma unroll
+            for (int w = 0; w < kWarpsN - 1; ++w) {
+              const float2 part = *reinterpret_cast<const float2*>(
+                  smem.sO[warp_m][warp_n][w] +
+                  exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col));
+              sum.x += part.x, sum.y += part.y;
+            }
+            const float2 old_o =
+                first ? float2{} : *reinterpret_cast<const float2*>(gAccum + at + 8 * n);
+            const float2 x = make_float2(old_o.x * old_factor + sum.x * factor,
+                                         old_o.y * old_factor + sum.y * factor);
             if (last)
               *reinterpret_cast<uint32_t*>(gO + at + 8 * n) = pack2<Element>(x.x, x.y);
             else
@@ -404,55 +350,40 @@ __global__ void __launch_bounds__(Config::kThreads)
           }
           if (warp_n == 0 && quad_col == 0) {
             gState[q0 + row(m, r)] = now;
-            if (last)
-              gLse[q0 + row(m, r)] = now.sum > 0 ? 0.693147181f * max + logf(now.sum) : -INFINITY;
+            if (last) gLse[q0 + row(m, r)] = now.sum > 0 ? max + logf(now.sum) : -INFINITY;
           }
         }
-      cp_async_wait<0>();  // the next Q
     }
   }
 }
 
-// Rows of a block: so many that their O between visits stays in L2 (256 KiB), or fewer until there
-// are two blocks an SM of an H200 (132).
-//! [rows]
-int64_t rows_a_block(const Problem& p, int64_t block_m) {
-  int64_t rows = 64 * 1024 / p.head_dim;
-  while (rows > block_m && p.batch * p.heads * ceil_div(p.seqlen_q, rows) < 264) rows /= 2;
-  // grid.y ends there
-  return std::max(rows, ceil_div(ceil_div(p.seqlen_q, int64_t{65535}), block_m) * block_m);
-}
-//! [rows]
-
 template <class Element, class Config, bool kDropout>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
-  const int64_t rows = rows_a_block(p, Config::kBlockM);
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config, kDropout>,
-                       dim3(static_cast<unsigned>(p.batch * p.heads),
-                            static_cast<unsigned>(ceil_div(p.seqlen_q, rows))),
-                       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-                       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
-                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("accum"),
-                       args.out<MaxSum>("state"), shape_of(p), p.seed, static_cast<int>(rows));
+                       dim3(static_cast<unsigned>(p.batch * p.heads)), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
+                       args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"),
+                       args.out<float>("lse"), args.out<float>("accum"), args.out<MaxSum>("state"),
+                       shape_of(p), p.seed);
 }
 
-template <class Element, int kHeadDim>
+template <class Element, class Config>
 Status launch(const Arguments& args) {
-  return args.problem.dropout > 0 ? launch<Element, Config<kHeadDim>, true>(args)
-                                  : launch<Element, Config<kHeadDim>, false>(args);
+  return args.problem.dropout > 0 ? launch<Element, Config, true>(args)
+                                  : launch<Element, Config, false>(args);
 }
 
 Status launch(const Arguments& args) {
   return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
     switch (args.problem.head_dim) {
-      case 32: return launch<Element, 32>(args);
-      case 64: return launch<Element, 64>(args);
-      case 128: return launch<Element, 128>(args);
+      case 32: return launch<Element, Config<32>>(args);
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
     }
     return Status::unsupported("only head dims 32, 64 and 128");
   });
 }
 
-}  // namespace ATTN_BACKEND::v7_exp2
+}  // namespace ATTN_BACKEND::v5_tensor_core

@@ -1,0 +1,433 @@
+// v8_row_groups: larger tiles; pairs of warps that wait for nobody else.
+//
+// parent    v7_grid
+// idea      traffic of O falls as tiles of keys grow, and the exchange as fewer warps share a row:
+//           256 keys, 8 warps in 4 groups of 16 rows, 2 warps a row. Groups meet when K and V
+//           change, and else never: each loads its own rows of Q and has a barrier of its own, so
+//           that one group computes while another waits.
+// expect    half the L2 bytes, a third of the exchange; stalls on barriers fall.
+// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
+#include "attn/kernel.h"
+#include "bank_conflicts.h"
+#include "dropout.h"
+#include "ptx/cp_async.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/mma.h"
+#include "ptx/named_barrier.h"
+#include "row_ranges.h"
+
+namespace ATTN_BACKEND::v8_row_groups {
+using namespace attn;
+using namespace flash1;
+
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_;
+  // warps along the rows and along the keys of a tile
+  static constexpr int kWarpsM = 4, kWarpsN = 2;
+  static constexpr int kGroupThreads = 32 * kWarpsN;          // of kGroupRows rows
+  static constexpr int kTiles = 1, kGroupRows = 16 * kTiles;  // MMAs of 16 rows by a warp
+  static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
+  static constexpr int kBlockM = kGroupRows * kWarpsM, kBlockN = 256;  // B_r, B_c
+  static constexpr int kWarpKeys = kBlockN / kWarpsN;                  // keys of a warp
+  static constexpr int kSlice = kHeadDim / kWarpsN;  // columns of O that a warp adds up
+  static_assert(kWarpKeys % 16 == 0 && kSlice % 16 == 0, "warps own whole MMAs");
+  static_assert((kWarpsN & (kWarpsN - 1)) == 0, "warp_n ^ w is another warp");
+};
+
+// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
+// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+//! [swizzle]
+template <int kHeadDim>
+__host__ __device__ constexpr int swizzled_offset(int row, int col) {
+  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 a row
+  const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
+  return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
+}
+static_assert(free_of_conflicts(swizzled_offset<32>, 32) &&
+                  free_of_conflicts(swizzled_offset<64>, 64) &&
+                  free_of_conflicts(swizzled_offset<128>, 128),
+              "ldmatrix reads without conflicts");
+//! [swizzle]
+
+//! [maxsum]
+// The maximum of some numbers and the sum of exp(number - maximum).
+struct MaxSum {
+  float max = kNothing, sum = 0;
+  // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+  static constexpr float kNothing = -3.4028234e38f;
+};
+//! [maxsum]
+
+template <class Element, class Config>
+struct SharedStorage {
+  alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
+  float sMax[Config::kWarpsN][Config::kBlockM];                 // of each warp's keys
+  float sSum[Config::kWarpsN][Config::kBlockM];
+  // Partial O, for the warp that adds up these columns, from each other one.
+  float sO[Config::kWarpsM][Config::kWarpsN][Config::kWarpsN - 1]
+          [Config::kGroupRows * Config::kSlice];
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, sO)
+};
+
+// Place of a pair (row, col) of sO: 32 bytes of 4 lanes stay together, those of 8 rows go to other
+// banks.
+template <class Config>
+__device__ int exchange_offset(int row, int col) {
+  return row * Config::kSlice + ((col / 8) ^ (row % (Config::kSlice / 8))) * 8 + col % 8;
+}
+
+// Issues the copies of rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end
+// becomes 0. `tid` is one of kThreads threads that share the work.
+template <int kRows, int kThreads, class Config, class Element>
+__device__ void load_tile(Element* tile, const Element* g, int row0, int rows, int tid) {
+  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, a row
+#pragma unroll
+  for (int i = tid; i < kRows * kChunks; i += kThreads) {
+    const int r = i / kChunks, c = i % kChunks * 8;
+    const bool inside = row0 + r < rows;
+    cp_async_16(tile + swizzled_offset<Config::kHeadDim>(r, c),
+                inside ? g + int64_t{row0 + r} * Config::kHeadDim + c : g, inside ? 16 : 0);
+  }
+}
+
+// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
+// first one is visited all the same, so that the rows get their O = 0 and lse = -inf.
+struct BlockRange {
+  int begin, end;
+};
+__device__ BlockRange blocks_seen(const Shape& shape, int row0, int rows, int block_n) {
+  const int last = min(row0 + rows, shape.seqlen_q) - 1, shift = shape.seqlen_k - shape.seqlen_q;
+  const int begin = max(0, row0 + shift - shape.window_left);
+  const int end = min(shape.seqlen_k, last + shift + shape.window_right + 1);
+  if (end <= begin) return {0, 1};
+  return {begin / block_n, ceil_div(end, block_n)};
+}
+
+__device__ __forceinline__ float quad_max(float x) {  // over the 4 lanes that share a row
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// (3) S = Q K^T for the rows and the keys of this warp.
+//! [scores]
+template <class Config, class Element>
+__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kWarpKeys / 8][4],
+                                       const Element* sQ, const Element* sK) {
+  const int lane_id = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < Config::kHeadDim; k += 16) {
+    uint32_t a[Config::kTiles][4], b[4];
+#pragma unroll
+    for (int m = 0; m < Config::kTiles; ++m)
+      ldmatrix_x4(a[m], sQ + swizzled_offset<Config::kHeadDim>(16 * m + lane_id % 16,
+                                                               k + lane_id / 16 * 8));
+#pragma unroll
+    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two MMAs of 8 keys at once
+      ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8,
+                                                            k + lane_id / 8 % 2 * 8));
+#pragma unroll
+      for (int m = 0; m < Config::kTiles; ++m) {
+        mma_m16n8k16<Element>(s[m][n], a[m], {b[0], b[1]}, s[m][n]);
+        mma_m16n8k16<Element>(s[m][n + 1], a[m], {b[2], b[3]}, s[m][n + 1]);
+      }
+    }
+  }
+}
+//! [scores]
+
+// (5) O = P V for the rows, the keys of this warp and kSlice columns from `col0` on. Two
+// neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the second.
+//! [output]
+template <class Config, class Element>
+__device__ __forceinline__ void output(
+    float (&o)[Config::kTiles][Config::kSlice / 8][4],
+    const uint32_t (&p)[Config::kTiles][Config::kWarpKeys / 8][2], const Element* sV, int col0) {
+  const int lane_id = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < Config::kWarpKeys / 8; k += 2) {  // 16 keys
+#pragma unroll
+    for (int n = 0; n < Config::kSlice / 8; n += 2) {
+      uint32_t b[4];
+      ldmatrix_x4_trans(b, sV + swizzled_offset<Config::kHeadDim>(8 * k + lane_id % 16,
+                                                                  col0 + 8 * n + lane_id / 16 * 8));
+#pragma unroll
+      for (int m = 0; m < Config::kTiles; ++m) {
+        const uint32_t a[4] = {p[m][k][0], p[m][k][1], p[m][k + 1][0], p[m][k + 1][1]};
+        mma_m16n8k16<Element>(o[m][n], a, {b[0], b[1]}, o[m][n]);
+        mma_m16n8k16<Element>(o[m][n + 1], a, {b[2], b[3]}, o[m][n + 1]);
+      }
+    }
+  }
+}
+//! [output]
+
+template <class Element, class Config, bool kDropout>
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
+                     const Element* gK,  // [B, Hkv, seqlen_k, d]
+                     const Element* gV,  // [B, Hkv, seqlen_k, d]
+                     Element* gO,        // [B, Hq, seqlen_q, d]
+                     float* gLse,        // [B, Hq, seqlen_q]
+                     float* gAccum,      // [B, Hq, seqlen_q, d]: O between visits
+                     MaxSum* gState,     // [B, Hq, seqlen_q]: m and l between visits
+                     Shape shape, uint64_t seed, int rows_a_block) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  constexpr int kWarpsN = Config::kWarpsN, kWarpKeys = Config::kWarpKeys, kSlice = Config::kSlice;
+  constexpr int kTiles = Config::kTiles, kGroupRows = Config::kGroupRows;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  const int lane_id = threadIdx.x % 32, warp_m = threadIdx.x / 32 / kWarpsN,
+            warp_n = threadIdx.x / 32 % kWarpsN;
+  const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // place in an accumulator
+  const int64_t bh = blockIdx.x, bh_kv = bh / (shape.heads / shape.kv_heads);
+  const int64_t q0 = bh * shape.seqlen_q;  // first row of this head
+  const Element* q = gQ + q0 * kHeadDim;
+  const Element* k = gK + bh_kv * shape.seqlen_k * kHeadDim;
+  const Element* v = gV + bh_kv * shape.seqlen_k * kHeadDim;
+  const int shift = shape.seqlen_k - shape.seqlen_q;
+  //! [groups]
+  // The group: kWarpsN warps that share kGroupRows rows of the tile.
+  constexpr int kThreads = Config::kThreads;
+  const int group_row = kGroupRows * warp_m, group_tid = threadIdx.x % Config::kGroupThreads;
+  Element* const group_q = smem.sQ + group_row * kHeadDim;  // [kGroupRows, d]
+  const auto group_sync = [&] { named_barrier_sync(1 + warp_m, Config::kGroupThreads); };
+  // Row of this thread: its half r of the accumulators of tile m.
+  const auto local_row = [&](int m, int r) { return group_row + 16 * m + 8 * r + quad_row; };
+  //! [groups]
+
+  // This block's rows. With a causal mask the last ones have the most keys: they begin first.
+  const int first_row = (gridDim.y - 1 - blockIdx.y) * rows_a_block;
+  const int end_row = min(first_row + rows_a_block, shape.seqlen_q);
+  // The first of them from `row0` on that see something of a block of keys.
+  const auto next_rows = [&](int row0, int n_block) {
+    for (; row0 < end_row; row0 += kBlockM) {
+      const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
+      if (seen.begin <= n_block && n_block < seen.end) break;
+    }
+    return row0;
+  };
+
+  for (int n_block = 0; n_block * kBlockN < shape.seqlen_k; ++n_block) {
+    // (1) load K_j with the first Q_i, then V_j
+    int row0 = next_rows(first_row, n_block);
+    if (row0 >= end_row) continue;
+    __syncthreads();  // all are done with the tiles before
+    load_tile<kBlockN, kThreads, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k,
+                                         threadIdx.x);
+    load_tile<kGroupRows, Config::kGroupThreads, Config>(group_q, q, row0 + group_row,
+                                                         shape.seqlen_q, group_tid);
+    cp_async_commit();
+    load_tile<kBlockN, kThreads, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k,
+                                         threadIdx.x);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();  // K and V are there: until they change, groups need not meet again
+    for (int following; row0 < end_row; row0 = following) {
+      const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
+      const bool first = n_block == seen.begin, last = n_block + 1 == seen.end;
+      group_sync();  // Q is there; the group is done with the sums of the rows before
+
+      const int group_row0 = row0 + group_row;
+      const auto row = [&](int m, int r) { return row0 + local_row(m, r); };
+
+      // (3) S = scale Q K^T, -inf where a query does not see a key.
+      const int key0 = n_block * kBlockN + warp_n * kWarpKeys;
+      // the last key that a causal mask leaves to the first row
+      const int diagonal = group_row0 + shift;
+      // What the first row sees ends first, what the last one sees begins last.
+      const bool none = key0 >= min(shape.seqlen_k, diagonal + kGroupRows + shape.window_right) ||
+                        key0 + kWarpKeys <= diagonal - shape.window_left;
+      float s[kTiles][kWarpKeys / 8][4] = {};
+      if (!none) scores<Config>(s, group_q, smem.sK + warp_n * kWarpKeys * kHeadDim);
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+        for (int n = 0; n < kWarpKeys / 8; ++n)
+          for (int i = 0; i < 4; ++i) s[m][n][i] *= shape.softmax_scale;
+      // Most tiles are seen whole.
+      if (key0 < diagonal + kGroupRows - 1 - shape.window_left ||
+          key0 + kWarpKeys > min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+          for (int n = 0; n < kWarpKeys / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              const int key = key0 + 8 * n + quad_col + i % 2, own = row(m, i / 2) + shift;
+              if (key < own - shape.window_left || key > own + shape.window_right ||
+                  key >= shape.seqlen_k)
+                s[m][n][i] = -INFINITY;
+            }
+      }
+
+      // (4) softmax: the maximum over this warp's keys, then over both and what was seen before.
+      //! [softmax]
+      float row_max[kTiles][2];
+      MaxSum old[kTiles][2];
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          // not by the declaration: nvcc 13.0 sets only the first row of such an array
+          old[m][r] = {};
+          float& max = row_max[m][r] = MaxSum::kNothing;
+#pragma unroll
+          for (int n = 0; n < kWarpKeys / 8; ++n)
+            max = fmaxf(max, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+          max = quad_max(max);
+          if (quad_col == 0) smem.sMax[warp_n][local_row(m, r)] = max;
+          if (!first && row(m, r) < shape.seqlen_q) old[m][r] = gState[q0 + row(m, r)];
+        }
+      group_sync();  // the maxima of both warps are there; both are done with Q
+      following = next_rows(row0 + kBlockM, n_block);
+      if (following < end_row)
+        load_tile<kGroupRows, Config::kGroupThreads, Config>(group_q, q, following + group_row,
+                                                             shape.seqlen_q, group_tid);
+      cp_async_commit();
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          float& max = row_max[m][r];
+#pragma unroll
+          for (int w = 1; w < kWarpsN; ++w)
+            max = fmaxf(max, smem.sMax[warp_n ^ w][local_row(m, r)]);
+          max = fmaxf(old[m][r].max, max);
+          float sum = 0;
+#pragma unroll
+          for (int n = 0; n < kWarpKeys / 8; ++n)
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+              float& p = s[m][n][2 * r + c];
+              p = __expf(p - max);
+              sum += p;
+            }
+          sum = quad_sum(sum);
+          if (quad_col == 0) smem.sSum[warp_n][local_row(m, r)] = sum;
+          if constexpr (kDropout)  // the sum keeps what O loses
+            drop<kWarpKeys>(s[m], r, seed, bh, row(m, r), key0, shape.dropped);
+        }
+      //! [softmax]
+      uint32_t p[kTiles][kWarpKeys / 8][2];
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+        for (int n = 0; n < kWarpKeys / 8; ++n)
+          p[m][n][0] = pack2<Element>(s[m][n][0], s[m][n][1]),
+          p[m][n][1] = pack2<Element>(s[m][n][2], s[m][n][3]);
+
+      // (5) O = P V over this warp's keys, (6) first the columns that others add up.
+      //! [exchange]
+      const Element* const v_tile = smem.sV + warp_n * kWarpKeys * kHeadDim;
+#pragma unroll
+      for (int w = 1; w < kWarpsN; ++w) {
+        const int owner = warp_n ^ w;
+        float theirs[kTiles][kSlice / 8][4] = {};
+        if (!none) output<Config>(theirs, p, v_tile, owner * kSlice);
+        float* const to = smem.sO[warp_m][owner][w - 1];
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+          for (int n = 0; n < kSlice / 8; ++n)
+#pragma unroll
+            for (int r = 0; r < 2; ++r)
+              *reinterpret_cast<float2*>(
+                  to + exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col)) =
+                  make_float2(theirs[m][n][2 * r], theirs[m][n][2 * r + 1]);
+      }
+      // What the last visit left of O is in flight during the own columns.
+      float2 old_o[kTiles][2][kSlice / 8] = {};
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          if (first || row(m, r) >= shape.seqlen_q) continue;
+#pragma unroll
+          for (int n = 0; n < kSlice / 8; ++n)
+            old_o[m][r][n] = *reinterpret_cast<const float2*>(gAccum + (q0 + row(m, r)) * kHeadDim +
+                                                              warp_n * kSlice + quad_col + 8 * n);
+        }
+      float o[kTiles][kSlice / 8][4] = {};
+      if (!none) output<Config>(o, p, v_tile, warp_n * kSlice);
+      group_sync();  // parts and sums of both warps are there
+      //! [exchange]
+
+      // (7) O_i, l_i, m_i: merged with what was there, and stored.
+      const float inverse_kept = kDropout ? 1 / (1 - float(shape.dropped) / 256) : 1;
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          if (row(m, r) >= shape.seqlen_q) continue;
+          const float max = row_max[m][r], old_sum = old[m][r].sum * __expf(old[m][r].max - max);
+          MaxSum now{max, old_sum};
+#pragma unroll
+          for (int w = 0; w < kWarpsN; ++w) now.sum += smem.sSum[w][local_row(m, r)];
+          const float inverse_sum = now.sum > 0 ? 1 / now.sum : 0;
+          const float old_factor = old_sum * inverse_sum, factor = inverse_kept * inverse_sum;
+          const int64_t at = (q0 + row(m, r)) * kHeadDim + warp_n * kSlice + quad_col;
+#pragma unroll
+          for (int n = 0; n < kSlice / 8; ++n) {
+            float2 sum = make_float2(o[m][n][2 * r], o[m][n][2 * r + 1]);
+#pragma unroll
+            for (int w = 0; w < kWarpsN - 1; ++w) {
+              const float2 part = *reinterpret_cast<const float2*>(
+                  smem.sO[warp_m][warp_n][w] +
+                  exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col));
+              sum.x += part.x, sum.y += part.y;
+            }
+            const float2 x = make_float2(old_o[m][r][n].x * old_factor + sum.x * factor,
+                                         old_o[m][r][n].y * old_factor + sum.y * factor);
+            if (last)
+              *reinterpret_cast<uint32_t*>(gO + at + 8 * n) = pack2<Element>(x.x, x.y);
+            else
+              *reinterpret_cast<float2*>(gAccum + at + 8 * n) = x;
+          }
+          if (warp_n == 0 && quad_col == 0) {
+            gState[q0 + row(m, r)] = now;
+            if (last) gLse[q0 + row(m, r)] = now.sum > 0 ? max + logf(now.sum) : -INFINITY;
+          }
+        }
+      cp_async_wait<0>();  // the next Q
+    }
+  }
+}
+
+template <class Element, class Config, bool kDropout>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const int64_t rows = rows_a_block(p, Config::kBlockM);
+  args.phase("attention");
+  return launch_kernel(attention_kernel<Element, Config, kDropout>,
+                       dim3(static_cast<unsigned>(p.batch * p.heads),
+                            static_cast<unsigned>(ceil_div(p.seqlen_q, rows))),
+                       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+                       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
+                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("accum"),
+                       args.out<MaxSum>("state"), shape_of(p), p.seed, static_cast<int>(rows));
+}
+
+template <class Element, class Config>
+Status launch(const Arguments& args) {
+  return args.problem.dropout > 0 ? launch<Element, Config, true>(args)
+                                  : launch<Element, Config, false>(args);
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 32: return launch<Element, Config<32>>(args);
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
+    }
+    return Status::unsupported("only head dims 32, 64 and 128");
+  });
+}
+
+}  // namespace ATTN_BACKEND::v8_row_groups
