@@ -1,6 +1,6 @@
 // b2_cublas: the four products of the backward pass by the library.
 //
-// parent    b1_global, with the products as v6_cublas does them
+// parent    v6_cublas: four more products like its two; b1_global has the same order
 // idea      cuBLAS for dV, dP, dQ and dK; one kernel of our own for dS, a warp a row. The sum over the
 //           query heads of a group is part of the product: P^T dO over group * seqlen_q rows.
 // expect    bound by the traffic of P, dP and dS: 16-bit P and dS, fp32 dP.

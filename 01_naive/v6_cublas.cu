@@ -114,25 +114,17 @@ Status launch(const Arguments& args) {
   const int64_t rows = p.group() * p.seqlen_q;  // of the query heads of one K/V head together
 
   args.phase("scores");  // (1) S [rows, seqlen_k] = Q [rows, d] * K [seqlen_k, d]^T
-  Status status = gemm_strided_batched(args.backend, args.stream,
-                                       {.batch = p.batch * p.kv_heads,
-                                        .m = rows,
-                                        .n = p.seqlen_k,
-                                        .k = p.head_dim,
-                                        .a = args.in<Element>("q"),
-                                        .a_type = p.dtype,
-                                        .a_transposed = false,
-                                        .lda = p.head_dim,
-                                        .stride_a = rows * p.head_dim,
-                                        .b = args.in<Element>("k"),
-                                        .b_type = p.dtype,
-                                        .b_transposed = true,
-                                        .ldb = p.head_dim,
-                                        .stride_b = p.seqlen_k * p.head_dim,
-                                        .c = args.out<float>("S"),
-                                        .c_type = DType::fp32,
-                                        .ldc = row_stride,
-                                        .stride_c = rows * row_stride});
+  // clang-format off
+  Status status = gemm_strided_batched(
+      args.backend, args.stream,
+      {.batch = p.batch * p.kv_heads, .m = rows, .n = p.seqlen_k, .k = p.head_dim,
+       .a = args.in<Element>("q"), .a_type = p.dtype, .a_transposed = false, .lda = p.head_dim,
+       .stride_a = rows * p.head_dim,
+       .b = args.in<Element>("k"), .b_type = p.dtype, .b_transposed = true, .ldb = p.head_dim,
+       .stride_b = p.seqlen_k * p.head_dim,
+       .c = args.out<float>("S"), .c_type = DType::fp32, .ldc = row_stride,
+       .stride_c = rows * row_stride});
+  // clang-format on
   if (!status.ok()) return status;
   args.phase("softmax");
   status =
@@ -141,25 +133,17 @@ Status launch(const Arguments& args) {
                     args.out<Element>("P"), args.out<float>("lse"), shape, row_stride, row_fits);
   if (!status.ok()) return status;
   args.phase("output");  // (3) O [rows, d] = P [rows, seqlen_k] * V [seqlen_k, d]
-  return gemm_strided_batched(args.backend, args.stream,
-                              {.batch = p.batch * p.kv_heads,
-                               .m = rows,
-                               .n = p.head_dim,
-                               .k = p.seqlen_k,
-                               .a = args.in<Element>("P"),
-                               .a_type = p.dtype,
-                               .a_transposed = false,
-                               .lda = row_stride,
-                               .stride_a = rows * row_stride,
-                               .b = args.in<Element>("v"),
-                               .b_type = p.dtype,
-                               .b_transposed = false,
-                               .ldb = p.head_dim,
-                               .stride_b = p.seqlen_k * p.head_dim,
-                               .c = args.out<Element>("o"),
-                               .c_type = p.dtype,
-                               .ldc = p.head_dim,
-                               .stride_c = rows * p.head_dim});
+  // clang-format off
+  return gemm_strided_batched(
+      args.backend, args.stream,
+      {.batch = p.batch * p.kv_heads, .m = rows, .n = p.head_dim, .k = p.seqlen_k,
+       .a = args.in<Element>("P"), .a_type = p.dtype, .a_transposed = false, .lda = row_stride,
+       .stride_a = rows * row_stride,
+       .b = args.in<Element>("v"), .b_type = p.dtype, .b_transposed = false, .ldb = p.head_dim,
+       .stride_b = p.seqlen_k * p.head_dim,
+       .c = args.out<Element>("o"), .c_type = p.dtype, .ldc = p.head_dim,
+       .stride_c = rows * p.head_dim});
+  // clang-format on
 }
 
 Status launch(const Arguments& args) {

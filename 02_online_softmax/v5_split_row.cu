@@ -8,10 +8,11 @@
 //           backwards: it begins with what the first one left in L2. ncu: dram__bytes_read.sum
 // supports  fp32, fp16, bf16; any number of rows and columns
 #include "attn/kernel.h"
-#include "ptx/mma.h"  // pack2, unpack
+#include "vectors.h"
 
 namespace ATTN_BACKEND::v5_split_row {
 using namespace attn;
+using namespace softmax_vectors;
 
 struct Config {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;
@@ -52,43 +53,6 @@ __device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
   return warp_merge(lane_id < Config::kWarps ? partial[lane_id] : MaxSum{});
 }
 
-// 16 bytes of a row, as registers hold them.
-template <class Element>
-struct Vector {
-  static constexpr int kSize = 16 / sizeof(Element);
-  uint4 bits;
-
-  __device__ __forceinline__ void to_floats(float (&x)[kSize]) const {
-    const uint32_t word[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) {
-      if constexpr (kSize == 4)
-        x[i] = __uint_as_float(word[i]);
-      else
-        x[i] = unpack<Element>(word[i / 2], i % 2);
-    }
-  }
-  __device__ __forceinline__ static Vector from_floats(const float (&x)[kSize]) {
-    uint32_t word[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (kSize == 4)
-        word[i] = __float_as_uint(x[i]);
-      else
-        word[i] = pack2<Element>(x[2 * i], x[2 * i + 1]);
-    }
-    return {make_uint4(word[0], word[1], word[2], word[3])};
-  }
-};
-template <class Element>
-__device__ __forceinline__ Vector<Element> load(const Element* g) {
-  return {*reinterpret_cast<const uint4*>(g)};
-}
-template <class Element>
-__device__ __forceinline__ void store(Element* g, const Vector<Element>& v) {
-  *reinterpret_cast<uint4*>(g) = v.bits;
-}
-
 // A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
 // The elements before its first and behind its last whole vector are read and written one by one.
 template <class Element>
@@ -122,20 +86,6 @@ __device__ __forceinline__ MaxSum take(MaxSum seen, const Vector<Element>& vecto
 #pragma unroll
   for (const float value : x) sum += __expf(value - max);
   return {max, sum};
-}
-
-// exp(x - max) / sum for the numbers of a vector.
-template <class Element>
-__device__ __forceinline__ Vector<Element> quotients(const Vector<Element>& vector, float max, float inverse_sum) {
-  float x[Vector<Element>::kSize];
-  vector.to_floats(x);
-#pragma unroll
-  for (float& value : x) value = __expf(value - max) * inverse_sum;
-  return Vector<Element>::from_floats(x);
-}
-template <class Element>
-__device__ __forceinline__ Element quotient(Element x, float max, float inverse_sum) {
-  return from_float<Element>(__expf(to_float(x) - max) * inverse_sum);
 }
 
 // Calls body(column, vector) for the whole vectors of a chunk that this thread owns, kUnroll loads at a time.

@@ -7,10 +7,12 @@
 // expect    1 read; 5 times fewer accesses than a safe softmax followed by a search.
 // supports  fp32, fp16, bf16; any number of rows and columns; --top-k up to 32
 #include "attn/kernel.h"
-#include "ptx/mma.h"  // pack2, unpack
+#include "entry.h"
+#include "vectors.h"
 
 namespace ATTN_BACKEND::v6_softmax_topk {
 using namespace attn;
+using namespace softmax_vectors;
 
 struct Config {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;
@@ -31,24 +33,25 @@ __device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
 }
 //! [maxsum]
 
-// A number and its column.
-struct Entry {
-  float value = -INFINITY;
-  int column = -1;
-};
-// Whether `a` comes before `b`: the larger number, of equals the smaller column. -inf comes before nothing.
-__device__ __forceinline__ bool before(Entry a, Entry b) {
-  return a.value > b.value || (a.value == b.value && a.value > -INFINITY && a.column < b.column);
-}
-__device__ __forceinline__ Entry entry_of_lane(Entry e, int lane) {
-  return {__shfl_sync(~0u, e.value, lane), __shfl_sync(~0u, e.column, lane)};
-}
-
 struct SharedStorage {
   MaxSum partial[Config::kWarps];           // one pair a warp
   Entry best[Config::kWarps][Config::kMaxK];  // and its list
   ATTN_MEMBERS(SharedStorage, partial, best)
 };
+
+// Merges the pairs of all threads: first the lanes of each warp, then the warps.
+__device__ MaxSum warp_merge(MaxSum value) {
+  for (int distance = 16; distance > 0; distance /= 2)
+    value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
+  return value;
+}
+__device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  value = warp_merge(value);
+  if (lane_id == 0) partial[warp_id] = value;
+  __syncthreads();  // the pairs of all warps are there
+  return warp_merge(lane_id < Config::kWarps ? partial[lane_id] : MaxSum{});
+}
 
 //! [insert]
 // `mine` of lane i is number i of a list in order. Inserts the candidates of all lanes that come before number
@@ -67,35 +70,6 @@ __device__ void insert(Entry& mine, Entry candidate, int k) {
   }
 }
 //! [insert]
-
-// Merges the pairs of all threads: first the lanes of each warp, then the warps.
-__device__ MaxSum warp_merge(MaxSum value) {
-  for (int distance = 16; distance > 0; distance /= 2)
-    value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
-  return value;
-}
-
-// 16 bytes of a row, as registers hold them.
-template <class Element>
-struct Vector {
-  static constexpr int kSize = 16 / sizeof(Element);
-  uint4 bits;
-
-  __device__ __forceinline__ void to_floats(float (&x)[kSize]) const {
-    const uint32_t word[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) {
-      if constexpr (kSize == 4)
-        x[i] = __uint_as_float(word[i]);
-      else
-        x[i] = unpack<Element>(word[i / 2], i % 2);
-    }
-  }
-};
-template <class Element>
-__device__ __forceinline__ Vector<Element> load(const Element* g) {
-  return {*reinterpret_cast<const uint4*>(g)};
-}
 
 // A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
 // The elements before its first and behind its last whole vector are read and written one by one.
@@ -137,11 +111,11 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
                                     Element* gValues,   // [rows, k]
                                     int* gIndices,      // [rows, k]
                                     int cols, int k) {
-  constexpr int kSize = Vector<Element>::kSize;
   auto& smem = dynamic_shared<SharedStorage>();
-  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const Row<Element> row(blockIdx.x, cols);
-  const Element* x = gX + row.begin;
+  const Element* __restrict__ x = gX + row.begin;
+  const int tid = threadIdx.x;
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
 
   // (1) one pass: pair and list of each warp.
   MaxSum seen;
@@ -150,7 +124,7 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
   for (int v0 = warp_id * 32; v0 < row.vectors; v0 += Config::kThreads) {
     const int v = v0 + lane_id;
     float largest = -INFINITY;
-    float part[kSize];
+    float part[Vector<Element>::kSize];
     if (v < row.vectors) {
       const Vector<Element> vector = load(x + row.vector(v));
       seen = take(seen, vector);
@@ -162,26 +136,20 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
     const float worst = __shfl_sync(~0u, best.value, k - 1);
     if (!__any_sync(~0u, largest > -INFINITY && largest >= worst)) continue;
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) {
-      Entry candidate;
-      if (v < row.vectors) candidate = {part[i], row.vector(v) + i};
-      insert(best, candidate, k);
-    }
+    for (int i = 0; i < Vector<Element>::kSize; ++i)
+      insert(best, v < row.vectors ? Entry{part[i], row.vector(v) + i} : Entry{}, k);
   }
+  if (tid < row.edges) seen = merge(seen, {to_float(x[row.edge(tid)]), 1});
   if (warp_id == 0) {  // the edges of the row, at most one a lane
     Entry candidate;
-    if (lane_id < row.edges) candidate = {to_float(x[row.edge(lane_id)]), row.edge(lane_id)};
+    if (tid < row.edges) candidate = {to_float(x[row.edge(tid)]), row.edge(tid)};
     insert(best, candidate, k);
-    if (lane_id < row.edges) seen = merge(seen, {candidate.value, 1});
   }
-  seen = warp_merge(seen);
-  if (lane_id == 0) smem.partial[warp_id] = seen;
-  smem.best[warp_id][lane_id] = best;
-  __syncthreads();  // pairs and lists of all warps are there
+  smem.best[warp_id][lane_id] = best;  // for the first warp, after the barrier of block_merge
+  seen = block_merge(seen, smem.partial);
   if (warp_id > 0) return;
 
   // (2) the first warp merges them.
-  seen = warp_merge(lane_id < Config::kWarps ? smem.partial[lane_id] : MaxSum{});
   for (int w = 1; w < Config::kWarps; ++w) insert(best, lane_id < k ? smem.best[w][lane_id] : Entry{}, k);
 
   // (3) probabilities of the list alone. A row of -inf alone has an empty list.

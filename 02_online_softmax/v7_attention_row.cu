@@ -1,6 +1,6 @@
 // v7_attention_row: the recurrence carries a row of the output.
 //
-// parent    v3_warp
+// parent    v2_online
 // idea      what is summed need not be a number. With the pair (maximum, sum) goes the sum of exp(score - max) *
 //           value, a row of d numbers: attention of one query in one pass over K and V. No score is stored.
 //           Rabe and Staats (arXiv 2112.05682), section 2. Chapter 03 does this for tiles of queries.

@@ -1,4 +1,4 @@
-// A check at compile time: ldmatrix reads a tile of 16 bits in shared memory without bank conflicts.
+// A check at compile time: ldmatrix reads a tile of 16-bit elements without bank conflicts.
 #pragma once
 
 #include "emulator/warp_access.h"

@@ -6,6 +6,7 @@
 
 #include "check/operation.h"
 #include "row_ranges.h"
+#include "scalar_tiles.h"
 
 ATTN_DECLARE_STEP(v1_scalar);
 ATTN_DECLARE_STEP(v2_constant_tiles);
@@ -37,9 +38,9 @@ struct Tiles {
 };
 
 // v1: Algorithm 1, line 1, with M floats.
-Tiles scalar_tiles(const Problem& p, int64_t floats) {
-  const int64_t n = std::max<int64_t>(1, floats / (4 * p.head_dim));
-  return {std::min(n, p.head_dim), n};
+Tiles scalar_tiles(const Problem& p, int floats) {
+  const ScalarTiles tiles(floats, static_cast<int>(p.head_dim));
+  return {tiles.block_m, tiles.block_n};
 }
 
 // Tiles of S that are visited: with their blocks of rows, and with their blocks of keys.
@@ -148,7 +149,7 @@ const char* const kScalarSupport =
 const char* const kTensorSupport =
     "fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout";
 
-Step scalar_step(std::string name, std::string idea, int64_t floats, Launch launch) {
+Step scalar_step(std::string name, std::string idea, int floats, Launch launch) {
   return {
       .name = std::move(name),
       .operation = &forward(),

@@ -10,6 +10,7 @@
 // supports  fp32, fp16, bf16; head dims up to 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "attn/philox.h"
+#include "scalar_tiles.h"
 
 namespace ATTN_BACKEND::v1_scalar {
 using namespace attn;
@@ -32,22 +33,6 @@ __device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
 }
 //! [maxsum]
 
-// Line 1: tile sizes from the floats M that fit on the chip; shared memory in that order.
-struct Tiles {
-  int block_m, block_n,
-      stride;  // B_r, B_c; floats from row to row, odd so that columns lie in all banks
-  Tiles(int floats, int d) : block_n(floats / (4 * d)) {
-    if (block_n < 1) block_n = 1;
-    block_m = block_n < d ? block_n : d;
-    stride = d + 1;
-  }
-  // sK, sV [block_n, d], sQ, sO [block_m, d], sS [block_m, block_n], then a number a row.
-  std::size_t bytes() const {
-    return sizeof(float) * (std::size_t(2 * block_n + 2 * block_m) * stride +
-                            std::size_t(block_m) * (block_n + 1) + std::size_t(block_m));
-  }
-};
-
 // The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
 // first one is visited all the same, so that the rows get their O = 0 and lse = -inf.
 struct BlockRange {
@@ -62,15 +47,14 @@ __device__ BlockRange blocks_seen(const Shape& shape, int row0, int rows, int bl
 }
 
 template <class Element>
-__global__ void __launch_bounds__(Config::kThreads)
-    attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
-                     const Element* gK,  // [B, Hkv, seqlen_k, d]
-                     const Element* gV,  // [B, Hkv, seqlen_k, d]
-                     Element* gO,        // [B, Hq, seqlen_q, d]
-                     float* gLse,        // [B, Hq, seqlen_q]
-                     float* gAccum,      // [B, Hq, seqlen_q, d]: O between visits
-                     MaxSum* gState,     // [B, Hq, seqlen_q]: m and l between visits
-                     Shape shape, Tiles tiles, uint64_t seed) {
+__global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
+                                 const Element* gK,  // [B, Hkv, seqlen_k, d]
+                                 const Element* gV,  // [B, Hkv, seqlen_k, d]
+                                 Element* gO,        // [B, Hq, seqlen_q, d]
+                                 float* gLse,        // [B, Hq, seqlen_q]
+                                 float* gAccum,      // [B, Hq, seqlen_q, d]: O between visits
+                                 MaxSum* gState,     // [B, Hq, seqlen_q]: m and l between visits
+                                 Shape shape, ScalarTiles tiles, uint64_t seed) {
   const int d = shape.head_dim, block_m = tiles.block_m, block_n = tiles.block_n;
   const int stride = tiles.stride;             // of a row
   float* sK = &dynamic_shared<float>();        // [block_n, d]
@@ -80,19 +64,19 @@ __global__ void __launch_bounds__(Config::kThreads)
   float* sS = sO + block_m * stride;           // [block_m, block_n]: S, then P
   float* sOld = sS + block_m * (block_n + 1);  // [block_m]: what O is multiplied by
   const int tid = threadIdx.x;
-  const int64_t bh = blockIdx.x, bh_kv = bh / (shape.heads / shape.kv_heads);
+  const int64_t bh = blockIdx.x;
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);
   const int64_t q0 = bh * shape.seqlen_q;  // first row of this head
   const Element* q = gQ + q0 * d;
-  const Element* k = gK + bh_kv * shape.seqlen_k * d;
-  const Element* v = gV + bh_kv * shape.seqlen_k * d;
+  const Element* k = gK + bh_kv * shape.seqlen_k * shape.head_dim;  // [seqlen_k, d]
+  const Element* v = gV + bh_kv * shape.seqlen_k * shape.head_dim;  // [seqlen_k, d]
   const int shift = shape.seqlen_k - shape.seqlen_q;
   const float kept = 1 - float(shape.dropped) / 256;
 
   for (int n_block = 0; n_block * block_n < shape.seqlen_k; ++n_block) {  // line 5
-    // (1) load K_j and V_j
     const int key0 = n_block * block_n;
     __syncthreads();  // all are done with the tiles before
-    for (int i = tid; i < block_n * d; i += Config::kThreads) {  // line 6
+    for (int i = tid; i < block_n * d; i += Config::kThreads) {  // line 6: load K_j, V_j
       const int key = i / d, col = i % d;
       const bool inside = key0 + key < shape.seqlen_k;
       sK[key * stride + col] = inside ? to_float(k[int64_t{key0 + key} * d + col]) : 0;
@@ -102,19 +86,15 @@ __global__ void __launch_bounds__(Config::kThreads)
       const BlockRange seen = blocks_seen(shape, row0, block_m, block_n);
       if (n_block < seen.begin || n_block >= seen.end) continue;
       const bool first = n_block == seen.begin, last = n_block + 1 == seen.end;
-
-      // (2) load Q_i and O_i
       __syncthreads();  // K and V are there; all are done with the rows before
-      for (int i = tid; i < block_m * d; i += Config::kThreads) {  // line 8
+      for (int i = tid; i < block_m * d; i += Config::kThreads) {  // line 8: load Q_i, O_i
         const int row = i / d, col = i % d;
         const bool inside = row0 + row < shape.seqlen_q;
         sQ[row * stride + col] = inside ? to_float(q[int64_t{row0 + row} * d + col]) : 0;
         sO[row * stride + col] = inside && !first ? gAccum[(q0 + row0 + row) * d + col] : 0;
       }
-      __syncthreads();  // Q and O are there
-
-      // (3) S = scale Q K^T, -inf where a query does not see a key.
-      for (int i = tid; i < block_m * block_n; i += Config::kThreads) {  // line 9
+      __syncthreads();                                                   // Q and O are there
+      for (int i = tid; i < block_m * block_n; i += Config::kThreads) {  // line 9: S = scale Q K^T
         const int row = i / block_n, key = i % block_n;
         const int diagonal = row0 + row + shift;
         float score = 0;
@@ -124,10 +104,8 @@ __global__ void __launch_bounds__(Config::kThreads)
                              key0 + key < shape.seqlen_k;
         sS[row * (block_n + 1) + key] = visible ? score * shape.softmax_scale : -INFINITY;
       }
-      __syncthreads();  // S is there
-
-      // (4) softmax: a thread a row
-      if (tid < block_m && row0 + tid < shape.seqlen_q) {  // lines 10, 11, 13
+      __syncthreads();                                     // S is there
+      if (tid < block_m && row0 + tid < shape.seqlen_q) {  // lines 10, 11, 13: a thread a row
         const int row = tid;
         float* s = sS + row * (block_n + 1);
         //! [ex03a]
@@ -149,10 +127,8 @@ __global__ void __launch_bounds__(Config::kThreads)
         gState[q0 + row0 + row] = now;
         if (last) gLse[q0 + row0 + row] = now.sum > 0 ? now.max + logf(now.sum) : -INFINITY;
       }
-      __syncthreads();  // P and the factors are there
-
-      // (5) O = P V, (7) merged with what was there, and stored.
-      for (int i = tid; i < block_m * d; i += Config::kThreads) {  // line 12
+      __syncthreads();                                             // P and the factors are there
+      for (int i = tid; i < block_m * d; i += Config::kThreads) {  // line 12: O_i
         const int row = i / d, col = i % d;
         if (row0 + row >= shape.seqlen_q) continue;
         const int64_t at = (q0 + row0 + row) * d + col;
@@ -171,14 +147,13 @@ __global__ void __launch_bounds__(Config::kThreads)
 template <class Element>
 Status launch(const Arguments& args, int floats) {
   const Problem& p = args.problem;
-  const Shape shape = shape_of(p);
-  const Tiles tiles(floats, shape.head_dim);
+  const ScalarTiles tiles(floats, static_cast<int>(p.head_dim));  // line 1
   args.phase("attention");
   return launch_kernel(attention_kernel<Element>, dim3(static_cast<unsigned>(p.batch * p.heads)),
                        dim3(Config::kThreads), tiles.bytes(), args.stream, args.in<Element>("q"),
                        args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"),
                        args.out<float>("lse"), args.out<float>("accum"), args.out<MaxSum>("state"),
-                       shape, tiles, p.seed);
+                       shape_of(p), tiles, p.seed);
 }
 
 Status launch(const Arguments& args, int floats) {
