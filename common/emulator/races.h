@@ -3,7 +3,8 @@
 /// and reads of shared memory that nobody has written.
 ///
 /// Accesses of ordinary code come from the compiler (accesses.cpp); instructions report their own.
-/// Each byte's cell remembers who wrote it last, and some of those who have read it since.
+/// Each byte's cell remembers who wrote it last, who changed it last by an atomic since, and all who
+/// have read it since.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,17 +30,28 @@ inline bool is_atomic(Kind kind) { return kind == Kind::atomic || kind == Kind::
 /// The cells of one piece of memory, a page of them at a time.
 class Shadow {
  public:
-  /// Four bytes of memory. Numbers are those of events; 0 is none. Of the readers since the last
-  /// write, and since the last barrier of the whole block, there are some.
+  /// Lanes of one warp that have read the same bytes in one epoch, at one place; or, alone, an
+  /// instruction that goes on by itself.
+  struct Reader {
+    std::uint32_t number;         // of an event: one of the lanes'
+    std::uint32_t first, lanes;   // the number of lane 0 among those who do things, and a bit each
+    std::uint32_t epoch, place;   // places that differ have, but for luck, different numbers
+    std::uint8_t bytes;           // which of the cell's, a bit each
+    bool operator==(const Reader& other) const {
+      return first == other.first && epoch == other.epoch && place == other.place &&
+             bytes == other.bytes;
+    }
+  };
+  /// Four bytes of memory. Numbers are those of events; 0 is none.
   struct Cell {
-    static constexpr std::size_t kBytes = 4, kReaders = 4;
+    static constexpr std::size_t kBytes = 4;
     static constexpr unsigned kWhole = 0xF;
     std::array<std::uint32_t, kBytes>
-        writer{};  // of each byte if they are mixed; else the first is all bytes'
-    std::array<std::uint32_t, kReaders> reader{};
-    std::array<std::uint8_t, kReaders> read{};  // which of the bytes, a bit each
-    std::uint32_t since = 0;                    // the readers' barrier of the whole block
-    std::uint8_t readers = 0;
+        writer{};                // of each byte if they are mixed; else the first is all bytes'
+    std::uint32_t atomic = 0;    // the last one since that write: it has seen those before it
+    std::uint32_t since = 0;     // the readers' barrier of the whole block
+    std::vector<Reader> readers;  // since the last write, and since that barrier
+    std::uint8_t atomic_bytes = 0;
     bool mixed = false;
   };
   Cell& at(std::size_t cell) {
@@ -76,28 +89,31 @@ class Races {
     const Name& name;     // of a byte
     bool starts_written;  // shared memory holds nothing in the beginning
   };
-  /// A line of what is wrong, if this access of thread t is, or null. `what`: an instruction, or
-  /// null of ordinary code.
-  const std::string* access(std::size_t t, Kind kind, const char* what, const Where& where,
-                            const Memory& memory, std::size_t first, std::size_t bytes) {
-    if (kind == Kind::read && one_more(memory.shadow, first, bytes)) return nullptr;
-    const std::uint32_t epoch = order_.now(t);
-    const std::uintptr_t key = where.key() * 4 + static_cast<std::uintptr_t>(kind);
-    Recent& recent = recent_[t][(key ^ key >> 6) % Recents::kNumber];
-    if (recent.key != key || recent.epoch != epoch)
-      recent = {key, epoch, event_of({t, epoch, t, kind, what, where})};
-    return touch(recent.event, memory, first, bytes);
+  /// One access, or what an instruction does piece by piece.
+  struct Access {
+    std::size_t who;     // does it: the thread, or a number of the instruction's (order.h)
+    std::size_t thread;  // has issued it
+    std::uint32_t epoch;
+    Kind kind;
+    const char* what;  // an instruction, or null: ordinary code
+    Where where;
+    bool proxy = false;      // reads by itself what ordinary code may have written: after a fence
+    bool unwaited = false;   // no wait says that it is done
+    std::uint32_t number = 0;  // of its event, once there is one
+  };
+  /// Of thread t.
+  Access by_thread(std::size_t t, Kind kind, const char* what, const Where& where) const {
+    return {t, t, order_.now(t), kind, what, where};
   }
-  /// The same by an instruction that goes on by itself, as number `who` and in its epoch `epoch`,
-  /// issued by thread t.
-  const std::string* async(std::size_t t, std::size_t who, std::uint32_t epoch, Kind kind,
-                           const char* what, const Where& where, const Memory& memory,
-                           std::size_t first, std::size_t bytes) {
-    return touch(event_of({who, epoch, t, kind, what, where}), memory, first, bytes);
-  }
+  /// A line of what is wrong, if it is, or null.
+  const std::string* touch(Access& now, const Memory& memory, std::size_t first,
+                           std::size_t bytes);
+  /// Thread t has waited for its cp.async, number `who`, up to group `done`. They count as ordinary
+  /// code of that moment.
+  void copies_done(std::size_t t, std::size_t who, std::uint32_t done);
 
-  /// The first read, or atomic, of shared memory that nobody had written, or nothing. A write that comes after
-  /// it is a race, or not.
+  /// The first read, or atomic, of shared memory that nobody had written, or nothing. A write that
+  /// comes after it is a race, or not.
   std::optional<std::string> never_written() const { return never_written_; }
 
   /// All threads have met: whatever threads did before is in order before all that follows.
@@ -110,13 +126,9 @@ class Races {
   void fence_proxy(std::size_t t);
 
  private:
-  struct Event {
-    std::size_t who;
-    std::uint32_t epoch;
-    std::size_t thread;
-    Kind kind;
-    const char* what;  // an instruction, or nullptr: ordinary code
-    Where where;
+  using Cell = Shadow::Cell;
+  using Reader = Shadow::Reader;
+  struct Event : Access {
     std::uint32_t block = 0;
   };
   struct Recent {
@@ -130,30 +142,21 @@ class Races {
   // Numbers of events of instructions that go on by themselves have this bit: `all_know_` says
   // nothing of them.
   static constexpr std::uint32_t kAsync = 1u << 31;
-  struct Touch {
-    std::uint32_t number;
-    Kind kind;
-    unsigned bytes;  // which of the cell's, a bit each
-  };
-  const std::string* touch(std::uint32_t number, const Memory& memory, std::size_t first,
-                           std::size_t bytes);
-  // Fast path: all threads know of the write, and the reader slots are full; one reader in eight
-  // takes another's slot.
-  bool one_more(Shadow& shadow, std::size_t first, std::size_t bytes) {
-    if (first % Shadow::Cell::kBytes + bytes > Shadow::Cell::kBytes) return false;
-    const Shadow::Cell& cell = shadow.at(first / Shadow::Cell::kBytes);
-    return !cell.mixed && cell.writer[0] - 1 < all_know_ - 1 && cell.since == barriers_ &&
-           cell.readers == Shadow::Cell::kReaders && ++passed_ % 8 != 0;
-  }
+  static constexpr std::uint32_t kLanes = 32;
+
+  bool by_itself(const Access& a) const { return a.who >= threads_; }
   const Event& event(std::uint32_t number) const { return events_[number & ~kAsync]; }
-  std::uint32_t conflict(const Shadow::Cell& cell, const Touch& now) const;
-  bool conflicts_with(std::uint32_t before, const Touch& now) const;
-  bool stands_for(const Shadow::Cell& cell, const Touch& now) const;
-  void note_read(Shadow::Cell& cell, const Touch& now);
-  static void note_write(Shadow::Cell& cell, const Touch& now);
-  std::uint32_t event_of(const Event& event);
-  bool ordered(const Event& before, const Event& now) const;
-  bool unfenced(const Event& before, const Event& now) const;
+  std::uint32_t number_of(Access& now);
+  Reader reader_of(const Access& now, unsigned bytes) const;
+  bool all_know(std::uint32_t number) const { return number - 1 < all_know_ - 1; }
+  bool conflicts_with(std::uint32_t before, const Access& now) const;
+  std::optional<Event> conflict(const Cell& cell, const Access& now, unsigned& bytes) const;
+  std::optional<Event> reading(const Cell& cell, const Access& now, unsigned& bytes) const;
+  bool read_before(Cell& cell, const Access& now, const Reader& reader) const;
+  void note_read(Cell& cell, Access& now, Reader reader);
+  static void note_write(Cell& cell, std::uint32_t number, unsigned bytes);
+  bool ordered(const Access& before, const Access& now) const;
+  bool unfenced(const Access& before, const Access& now) const;
   std::string done(const Event& event) const;
   std::string text(const Event& before, const Event& now, const std::string& where) const;
 
@@ -168,8 +171,8 @@ class Races {
   std::vector<Recents> recent_;
   std::optional<std::string> never_written_;
   std::string error_;
-  std::uint32_t replaced_ = 0;  // which reader makes room next
-  std::uint32_t passed_ = 0;    // readers that did not have to be remembered, and some that had
+  // Of cp.async by number: in which epoch of its thread each group was waited for.
+  std::map<std::size_t, std::vector<std::uint32_t>> copies_;
 };
 
 }  // namespace attn::emulator
