@@ -207,7 +207,7 @@ void Block::wait_block(const char* what, Place place) {
     make_ready(t);
   }
   go_on(known, running_);
-  if (own_races_) own_races_->all_met();
+  if (races_) races_->all_met(shadow_);
   barrier_.clear();
 }
 

@@ -39,6 +39,8 @@ void Block::access_shared(Kind kind, const char* what, const Where& where, std::
                           std::size_t bytes) noexcept {
   if (!races_ || internal_ || failure_) return;
   try {
+    if (kind == Kind::read && races_->read_before(number(running_), where, shadow_, byte, bytes))
+      return;
     const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - byte);
     Races::Access now = races_->by_thread(number(running_), kind, what, where);
     if (const std::string* race = races_->touch(now, {shadow_, shared_name_, false}, byte, size))
@@ -64,9 +66,13 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
     GlobalBuffer* const buffer = GlobalBuffer::find(at);
     if (!buffer) return;
     if (grid_.races) {
+      const std::size_t first = buffer->offset(at);
+      if (kind == Kind::read &&
+          races_->read_before(number(running_), where, buffer->shadow(), first, bytes))
+        return;
       Races::Access now = races_->by_thread(number(running_), kind, what, where);
       if (const std::string* race = races_->touch(
-              now, {buffer->shadow(), buffer->byte_name(), true}, buffer->offset(at), bytes))
+              now, {buffer->shadow(), buffer->byte_name(), true}, first, bytes))
         fail_later(*race);
     }
     // Drawn for stores to global memory alone: what else is watched does not change the schedule.

@@ -40,14 +40,6 @@ std::uint32_t Races::number_of(Access& now) {
   return now.number;
 }
 
-inline Shadow::Reader Races::reader_of(const Access& now, unsigned bytes) const {
-  const std::uintptr_t key = now.where.key() * 4 + static_cast<std::uintptr_t>(now.kind);
-  const auto who = static_cast<std::uint32_t>(now.who);
-  const std::uint32_t lane = by_itself(now) ? 0 : who % kLanes;
-  return {0, who - lane, 1u << lane, now.epoch, static_cast<std::uint32_t>(key),
-          static_cast<std::uint8_t>(bytes)};
-}
-
 bool Races::ordered(const Access& before, const Access& now) const {
   return order_.knows(now.thread, before.who, before.epoch);
 }
@@ -67,130 +59,122 @@ bool Races::unfenced(const Access& before, const Access& now) const {
   return proxies_ == 0 || !order_.knows(now.thread, proxies_ + who, epoch);
 }
 
-inline bool Races::conflicts_with(std::uint32_t number, const Access& now) const {
+inline bool Races::conflicts_with(std::uint32_t number, const Access& now,
+                                  const Shadow& shadow) const {
   if (number == 0 || number == now.number) return false;
-  if (number < all_know_ && !by_itself(now)) return false;  // most of them
+  if (number <= shadow.all_know && !by_itself(now)) return false;  // most of them
   return !ordered(event(number), now) || unfenced(event(number), now);
 }
 
 // The access before this one that nothing puts in order with it, or nothing; and to which of `bytes`.
-inline std::optional<Races::Event> Races::conflict(const Cell& cell, const Access& now,
-                                                   unsigned& bytes) const {
-  if (!cell.mixed) {
-    if (conflicts_with(cell.writer[0], now)) return event(cell.writer[0]);
+inline std::optional<Races::Event> Races::conflict(const Shadow& shadow, const Cell& cell,
+                                                   const Access& now, unsigned& bytes) const {
+  if (!cell.writers) {
+    if (conflicts_with(cell.writer, now, shadow)) return event(cell.writer);
   } else {
     for (std::size_t b = 0; b < Cell::kBytes; ++b)
-      if ((bytes >> b & 1) && conflicts_with(cell.writer[b], now)) {
+      if ((bytes >> b & 1) && conflicts_with(cell.writer_of(b), now, shadow)) {
         bytes = 1u << b;
-        return event(cell.writer[b]);
+        return event(cell.writer_of(b));
       }
   }
-  if ((cell.atomic_bytes & bytes) && !is_atomic(now.kind) && conflicts_with(cell.atomic, now)) {
+  if ((cell.atomic_bytes & bytes) && !is_atomic(now.kind) && conflicts_with(cell.atomic, now, shadow)) {
     bytes &= cell.atomic_bytes;
     return event(cell.atomic);
   }
-  return reads_only(now.kind) ? std::nullopt : reading(cell, now, bytes);
+  return reads_only(now.kind) ? std::nullopt : reading(shadow, cell, now, bytes);
 }
 
 // The read before this write that nothing puts in order with it.
-std::optional<Races::Event> Races::reading(const Cell& cell, const Access& now,
-                                           unsigned& bytes) const {
+std::optional<Races::Event> Races::reading(const Shadow& shadow, const Cell& cell,
+                                           const Access& now, unsigned& bytes) const {
   for (const Reader& r : cell.readers) {
-    if (!(r.bytes & bytes) || (r.number < all_know_ && !by_itself(now))) continue;
+    if (!(r.bytes() & bytes) || (r.number <= shadow.all_know && !by_itself(now))) continue;
     Event before = event(r.number);
     if (is_atomic(before.kind) && is_atomic(now.kind)) continue;
-    for (std::uint32_t lanes = r.lanes; lanes != 0; lanes &= lanes - 1) {
-      before.who = r.first + static_cast<std::uint32_t>(std::countr_zero(lanes));
-      if (!by_itself(before)) before.thread = before.who;
-      if (ordered(before, now)) continue;
-      bytes &= r.bytes;
-      return before;
-    }
+    for (std::uint32_t half = 0; half < 2; ++half)
+      for (std::uint64_t bits = r.threads.bits[half]; bits != 0; bits &= bits - 1) {
+        before.who = r.first + 64 * half + static_cast<std::uint32_t>(std::countr_zero(bits));
+        if (!by_itself(before)) before.thread = before.who;
+        if (ordered(before, now)) continue;
+        bytes &= r.bytes();
+        return before;
+      }
   }
   return std::nullopt;
 }
 
-// Whether nothing is to be done: in this epoch the thread has read these bytes at this place
-// before, or another lane of its warp has, and all know of what was written.
-inline bool Races::read_before(Cell& cell, const Access& now, const Reader& reader) const {
-  for (Reader& r : cell.readers) {
-    if (!(r == reader)) continue;
-    if (r.lanes & reader.lanes) return true;
-    if (by_itself(now) || cell.since != barriers_ || cell.mixed || cell.atomic != 0 ||
-        !all_know(cell.writer[0]))
-      return false;
-    r.lanes |= reader.lanes;
-    return true;
-  }
-  return false;
-}
-
-inline void Races::note_read(Cell& cell, Access& now, Reader reader) {
-  if (cell.since != barriers_) {
+inline void Races::note_read(const Shadow& shadow, Cell& cell, Access& now, Reader reader) {
+  if (cell.readers.since != shadow.meetings) {
     // The threads' reads are known to all; a read by an instruction that goes on by itself is not.
-    std::erase_if(cell.readers, [](const Reader& r) { return !(r.number & kAsync); });
-    cell.since = barriers_;
+    cell.readers.remove([](const Reader& r) { return !(r.number & kAsync); });
+    cell.readers.since = shadow.meetings;
   }
+  bool gone = false;
   for (Reader& r : cell.readers) {
-    if (r == reader) {
-      r.lanes |= reader.lanes;
+    if (r == reader && (!by_itself(now) || r.threads.any(reader.threads))) {
+      r.threads.add(reader.threads);
       return;
     }
     // Who knows of a thread's last read knows of those before.
-    if (r.first == reader.first && r.bytes == reader.bytes && event(r.number).kind == now.kind)
-      r.lanes &= ~reader.lanes;
+    if (r.first == reader.first && r.bytes() == reader.bytes() &&
+        r.threads.any(reader.threads) && event(r.number).kind == now.kind)
+      r.threads.remove(reader.threads), gone |= r.threads.none();
   }
-  std::erase_if(cell.readers, [](const Reader& r) { return r.lanes == 0; });
+  if (gone) cell.readers.remove([](const Reader& r) { return r.threads.none(); });
   reader.number = number_of(now);
-  cell.readers.push_back(reader);
+  cell.readers.add(reader);
 }
 
 inline void Races::note_write(Cell& cell, std::uint32_t number, unsigned bytes) {
   if (bytes == Cell::kWhole) {
-    cell.writer[0] = number;
-    cell.mixed = false;
+    cell.writer = number;
+    cell.writers = nullptr;
     cell.atomic = cell.atomic_bytes = 0;
     cell.readers.clear();
     return;
   }
-  if (!cell.mixed) cell.writer.fill(cell.writer[0]);
-  cell.mixed = true;
+  if (!cell.writers) {
+    cell.writers = std::make_unique<std::array<std::uint32_t, Cell::kBytes>>();
+    cell.writers->fill(cell.writer);
+  }
   for (std::size_t b = 0; b < Cell::kBytes; ++b)
-    if (bytes >> b & 1) cell.writer[b] = number;
-  cell.atomic_bytes = static_cast<std::uint8_t>(cell.atomic_bytes & ~bytes);
-  for (Reader& r : cell.readers) r.bytes = static_cast<std::uint8_t>(r.bytes & ~bytes);
-  std::erase_if(cell.readers, [](const Reader& r) { return r.bytes == 0; });
+    if (bytes >> b & 1) (*cell.writers)[b] = number;
+  cell.atomic_bytes &= ~bytes & Cell::kWhole;
+  for (Reader& r : cell.readers) r.place_and_bytes &= ~bytes;
+  cell.readers.remove([](const Reader& r) { return r.bytes() == 0; });
 }
 
 const std::string* Races::touch(Access& now, const Memory& memory, std::size_t first,
                                 std::size_t bytes) {
   constexpr std::size_t kBytes = Cell::kBytes;
   const std::size_t end = first + bytes;
-  Reader reader = reader_of(now, Cell::kWhole);
+  const Reader anywhere =
+      reader_at(static_cast<std::uint32_t>(now.who), now.epoch, now.kind, now.where, 0);
   for (std::size_t at = first / kBytes; at * kBytes < end; ++at) {
     Cell& cell = memory.shadow.at(at);
     const std::size_t begin = at * kBytes;
     unsigned mask = Cell::kWhole;
     if (begin < first) mask &= mask << (first - begin);
     if (begin + kBytes > end) mask &= Cell::kWhole >> (begin + kBytes - end);
-    reader.bytes = static_cast<std::uint8_t>(mask);
-    if (reads_only(now.kind) && read_before(cell, now, reader)) continue;
     unsigned both = mask;
-    if (const auto before = conflict(cell, now, both)) {
+    if (const auto before = conflict(memory.shadow, cell, now, both)) {
       error_ = text(*before, {now, block_[now.thread]},
                     memory.name(begin + static_cast<std::size_t>(std::countr_zero(both))));
       return &error_;
     }
     if (!memory.starts_written && now.kind != Kind::write)
       for (std::size_t b = 0; b < kBytes && !never_written_; ++b)
-        if ((mask >> b & 1) && cell.writer[cell.mixed ? b : 0] == 0)
+        if ((mask >> b & 1) && cell.writer_of(b) == 0)
           never_written_ = memory.name(begin + b) + " was " + done({now, block_[now.thread]}) +
                            ", where nobody had written";
     if (reads_only(now.kind)) {
-      note_read(cell, now, reader);
+      Reader reader = anywhere;
+      reader.place_and_bytes |= mask;
+      note_read(memory.shadow, cell, now, reader);
     } else if (is_atomic(now.kind)) {
-      cell.atomic = number_of(now);
-      cell.atomic_bytes = static_cast<std::uint8_t>(mask);
+      cell.atomic = number_of(now) & Cell::kMostEvents;
+      cell.atomic_bytes = mask & Cell::kWhole;
     } else {
       note_write(cell, number_of(now), mask);
     }

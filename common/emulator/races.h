@@ -30,29 +30,73 @@ inline bool is_atomic(Kind kind) { return kind == Kind::atomic || kind == Kind::
 /// The cells of one piece of memory, a page of them at a time.
 class Shadow {
  public:
-  /// Lanes of one warp that have read the same bytes in one epoch, at one place; or, alone, an
-  /// instruction that goes on by itself.
+  /// Threads of one warpgroup, a bit each.
+  struct Threads {
+    static constexpr std::uint32_t kNumber = 128;
+    std::array<std::uint64_t, 2> bits{};
+    static Threads one(std::uint32_t t) {
+      Threads threads;
+      threads.bits[t / 64] = std::uint64_t{1} << t % 64;
+      return threads;
+    }
+    bool any(const Threads& of) const {
+      return ((bits[0] & of.bits[0]) | (bits[1] & of.bits[1])) != 0;
+    }
+    bool none() const { return (bits[0] | bits[1]) == 0; }
+    void add(const Threads& more) { bits[0] |= more.bits[0], bits[1] |= more.bits[1]; }
+    void remove(const Threads& some) { bits[0] &= ~some.bits[0], bits[1] &= ~some.bits[1]; }
+  };
+  /// Threads that have read the same bytes in one epoch, at one place; or, alone, an instruction that
+  /// goes on by itself.
   struct Reader {
-    std::uint32_t number;         // of an event: one of the lanes'
-    std::uint32_t first, lanes;   // the number of lane 0 among those who do things, and a bit each
-    std::uint32_t epoch, place;   // places that differ have, but for luck, different numbers
-    std::uint8_t bytes;           // which of the cell's, a bit each
+    std::uint32_t number = 0;  // of an event: one of the threads'
+    std::uint32_t first = 0;   // the number of the first bit (order.h)
+    std::uint32_t epoch = 0;
+    std::uint32_t place_and_bytes = 0;  // places that differ have, but for luck, other numbers
+    Threads threads;
+    unsigned bytes() const { return place_and_bytes & 0xF; }  // which of the cell's, a bit each
     bool operator==(const Reader& other) const {
-      return first == other.first && epoch == other.epoch && place == other.place &&
-             bytes == other.bytes;
+      return first == other.first && epoch == other.epoch &&
+             place_and_bytes == other.place_and_bytes;
     }
   };
-  /// Four bytes of memory. Numbers are those of events; 0 is none.
+  /// Mostly one or two, which lie in the cell.
+  class Readers {
+   public:
+    Reader* begin() { return more_ ? more_->data() : few_.data(); }
+    Reader* end() { return begin() + count_; }
+    const Reader* begin() const { return more_ ? more_->data() : few_.data(); }
+    const Reader* end() const { return begin() + count_; }
+    void add(const Reader& reader) {
+      if (!more_ && count_ == few_.size())
+        more_ = std::make_unique<std::vector<Reader>>(few_.begin(), few_.end());
+      if (more_ && count_ == more_->size()) more_->resize(2 * count_);
+      begin()[count_++] = reader;
+    }
+    template <class Which>
+    void remove(Which which) {
+      count_ = static_cast<std::uint32_t>(std::remove_if(begin(), end(), which) - begin());
+    }
+    void clear() { count_ = 0; }
+    std::uint32_t since = 0;  ///< the meeting of all before them
+
+   private:
+    std::uint32_t count_ = 0;
+    std::unique_ptr<std::vector<Reader>> more_;
+    std::array<Reader, 2> few_;
+  };
+  /// Four bytes of memory. Numbers are those of events; 0 is none. To load cells is what takes time:
+  /// they are small.
   struct Cell {
     static constexpr std::size_t kBytes = 4;
-    static constexpr unsigned kWhole = 0xF;
-    std::array<std::uint32_t, kBytes>
-        writer{};                // of each byte if they are mixed; else the first is all bytes'
-    std::uint32_t atomic = 0;    // the last one since that write: it has seen those before it
-    std::uint32_t since = 0;     // the readers' barrier of the whole block
-    std::vector<Reader> readers;  // since the last write, and since that barrier
-    std::uint8_t atomic_bytes = 0;
-    bool mixed = false;
+    static constexpr unsigned kWhole = 0xF, kMostEvents = (1u << 28) - 1;
+    /// Who wrote them last; null if it is one for all, `writer`.
+    std::unique_ptr<std::array<std::uint32_t, kBytes>> writers;
+    std::uint32_t writer = 0;
+    std::uint32_t atomic : 28 = 0;        // the last one since that write has seen those before it
+    std::uint32_t atomic_bytes : 4 = 0;   // a bit each
+    Readers readers;                      // since the last write, and since all have met
+    std::uint32_t writer_of(std::size_t byte) const { return writers ? (*writers)[byte] : writer; }
   };
   Cell& at(std::size_t cell) {
     const std::size_t page = cell / kPage;
@@ -60,9 +104,13 @@ class Shadow {
     if (!pages_[page]) pages_[page] = std::make_unique<std::array<Cell, kPage>>();
     return (*pages_[page])[cell % kPage];
   }
+  /// The last event before the threads that use this memory have all met, but for that of an
+  /// instruction that goes on by itself; and how often they have.
+  std::uint32_t all_know = 0, meetings = 0;
+
   void clear() {
     for (auto& page : pages_)
-      if (page) page->fill(Cell{});
+      if (page) page = std::make_unique<std::array<Cell, kPage>>();
   }
 
  private:
@@ -105,6 +153,28 @@ class Races {
   Access by_thread(std::size_t t, Kind kind, const char* what, const Where& where) const {
     return {t, t, order_.now(t), kind, what, where};
   }
+  /// Whether a read by thread t needs no more than this: in this epoch it has read these bytes at
+  /// this place before, or another thread has, and all know of what was written.
+  bool read_before(std::size_t t, const Where& where, Shadow& shadow, std::size_t first,
+                   std::size_t bytes) const {
+    const std::size_t past = first % Shadow::Cell::kBytes;
+    if (past + bytes > Shadow::Cell::kBytes) return false;
+    Shadow::Cell& cell = shadow.at(first / Shadow::Cell::kBytes);
+    const auto who = static_cast<std::uint32_t>(t);
+    const unsigned mask = ((1u << bytes) - 1) << past;
+    const Shadow::Reader reader = reader_at(who, order_.now(t), Kind::read, where, mask);
+    for (Shadow::Reader& r : cell.readers) {
+      if (!(r == reader)) continue;
+      if (!r.threads.any(reader.threads)) {
+        if (cell.readers.since != shadow.meetings || cell.writers || cell.atomic != 0 ||
+            cell.writer - 1 >= shadow.all_know)
+          return false;
+        r.threads.add(reader.threads);
+      }
+      return true;
+    }
+    return false;
+  }
   /// A line of what is wrong, if it is, or null.
   const std::string* touch(Access& now, const Memory& memory, std::size_t first,
                            std::size_t bytes);
@@ -116,10 +186,11 @@ class Races {
   /// comes after it is a race, or not.
   std::optional<std::string> never_written() const { return never_written_; }
 
-  /// All threads have met: whatever threads did before is in order before all that follows.
-  void all_met() {
-    all_know_ = static_cast<std::uint32_t>(events_.size());
-    ++barriers_;
+  /// All threads have met that use this memory: whatever they did before is in order before all that
+  /// follows.
+  void all_met(Shadow& shadow) const {
+    shadow.all_know = static_cast<std::uint32_t>(events_.size() - 1);
+    ++shadow.meetings;
   }
   /// `fence.proxy.async` of thread t: what it knows of, instructions that go on by themselves may
   /// read.
@@ -139,21 +210,26 @@ class Races {
       : std::array<Recent, 16> {  // a thread's last events: a loop comes by the same places again
     static constexpr std::size_t kNumber = 16;
   };
-  // Numbers of events of instructions that go on by themselves have this bit: `all_know_` says
-  // nothing of them.
+  // Numbers of events of instructions that go on by themselves have this bit: `all_know` says nothing
+  // of them.
   static constexpr std::uint32_t kAsync = 1u << 31;
-  static constexpr std::uint32_t kLanes = 32;
 
   bool by_itself(const Access& a) const { return a.who >= threads_; }
   const Event& event(std::uint32_t number) const { return events_[number & ~kAsync]; }
   std::uint32_t number_of(Access& now);
-  Reader reader_of(const Access& now, unsigned bytes) const;
-  bool all_know(std::uint32_t number) const { return number - 1 < all_know_ - 1; }
-  bool conflicts_with(std::uint32_t before, const Access& now) const;
-  std::optional<Event> conflict(const Cell& cell, const Access& now, unsigned& bytes) const;
-  std::optional<Event> reading(const Cell& cell, const Access& now, unsigned& bytes) const;
-  bool read_before(Cell& cell, const Access& now, const Reader& reader) const;
-  void note_read(Cell& cell, Access& now, Reader reader);
+  static Reader reader_at(std::uint32_t who, std::uint32_t epoch, Kind kind, const Where& where,
+                          unsigned bytes) {
+    const std::uint32_t bit = who % Shadow::Threads::kNumber;
+    const std::uintptr_t place = where.key() * 4 + static_cast<std::uintptr_t>(kind);
+    return {0, who - bit, epoch, static_cast<std::uint32_t>(place) << 4 | bytes,
+            Shadow::Threads::one(bit)};
+  }
+  bool conflicts_with(std::uint32_t before, const Access& now, const Shadow& shadow) const;
+  std::optional<Event> conflict(const Shadow& shadow, const Cell& cell, const Access& now,
+                                unsigned& bytes) const;
+  std::optional<Event> reading(const Shadow& shadow, const Cell& cell, const Access& now,
+                               unsigned& bytes) const;
+  void note_read(const Shadow& shadow, Cell& cell, Access& now, Reader reader);
   static void note_write(Cell& cell, std::uint32_t number, unsigned bytes);
   bool ordered(const Access& before, const Access& now) const;
   bool unfenced(const Access& before, const Access& now) const;
@@ -166,8 +242,6 @@ class Races {
   std::size_t threads_;
   std::size_t proxies_ = 0;  // the number of thread 0's proxy, once there is one
   std::vector<Event> events_;
-  // Events before this one, of threads; barriers of the whole block.
-  std::uint32_t all_know_ = 1, barriers_ = 0;
   std::vector<Recents> recent_;
   std::optional<std::string> never_written_;
   std::string error_;
