@@ -331,8 +331,8 @@ void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine,
   if (!(mask >> lane() & 1)) fail(what, place, "with a mask that does not name its lane");
   std::vector<Collective>& open = warps_[warp];
   // Lanes of a smaller mask may meet while the rest already waits for them further on. What can
-  // never end is two lanes that wait for each other in different places. Only __syncwarp may stand in
-  // several.
+  // never end is two lanes that wait for each other in different places. Only __syncwarp may stand
+  // in several.
   auto it = std::find_if(open.begin(), open.end(), [&](const Collective& c) {
     return c.mask == mask && (orders || c.place == place) &&
            (c.what == what || std::strcmp(c.what, what) == 0);

@@ -71,8 +71,8 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
           races_->read_before(number(running_), where, buffer->shadow(), first, bytes))
         return;
       Races::Access now = races_->by_thread(number(running_), kind, what, where);
-      if (const std::string* race = races_->touch(
-              now, {buffer->shadow(), buffer->byte_name(), true}, first, bytes))
+      if (const std::string* race =
+              races_->touch(now, {buffer->shadow(), buffer->byte_name(), true}, first, bytes))
         fail_later(*race);
     }
     // Drawn for stores to global memory alone: what else is watched does not change the schedule.
@@ -171,8 +171,8 @@ void Block::check_shared_guard() const {
 
 // ---- copies -----------------------------------------------------------------------------------
 
-void Block::copy_async(const char* what, Place place, void* to, const void* from,
-                       std::size_t bytes, std::function<void()> work) {
+void Block::copy_async(const char* what, Place place, void* to, const void* from, std::size_t bytes,
+                       std::function<void()> work) {
   require_shared(what, place, "a destination", to, 16);
   AsyncQueue& copies = threads_[running_].work.copies;
   if (races_) {
@@ -235,8 +235,7 @@ void Block::fence_proxy() {
 void Block::product_fence() { threads_[running_].work.registers_fenced = true; }
 
 void Block::product_async(Place place, Registers d, bool accumulate, Registers a,
-                          std::function<void()> work,
-                          const Visits& operands) {
+                          std::function<void()> work, const Visits& operands) {
   leave_if_failed();
   AsyncWork& mine = threads_[running_].work;
   if (!mine.registers_fenced) fail("wgmma", place, "without wgmma_fence since the last wait");

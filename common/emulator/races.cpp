@@ -66,7 +66,8 @@ inline bool Races::conflicts_with(std::uint32_t number, const Access& now,
   return !ordered(event(number), now) || unfenced(event(number), now);
 }
 
-// The access before this one that nothing puts in order with it, or nothing; and to which of `bytes`.
+// The access before this one that nothing puts in order with it, or nothing; and which of `bytes`
+// both are to.
 inline std::optional<Races::Event> Races::conflict(const Shadow& shadow, const Cell& cell,
                                                    const Access& now, unsigned& bytes) const {
   if (!cell.writers) {
@@ -78,7 +79,8 @@ inline std::optional<Races::Event> Races::conflict(const Shadow& shadow, const C
         return event(cell.writer_of(b));
       }
   }
-  if ((cell.atomic_bytes & bytes) && !is_atomic(now.kind) && conflicts_with(cell.atomic, now, shadow)) {
+  if ((cell.atomic_bytes & bytes) && !is_atomic(now.kind) &&
+      conflicts_with(cell.atomic, now, shadow)) {
     bytes &= cell.atomic_bytes;
     return event(cell.atomic);
   }
@@ -117,8 +119,8 @@ inline void Races::note_read(const Shadow& shadow, Cell& cell, Access& now, Read
       return;
     }
     // Who knows of a thread's last read knows of those before.
-    if (r.first == reader.first && r.bytes() == reader.bytes() &&
-        r.threads.any(reader.threads) && event(r.number).kind == now.kind)
+    if (r.first == reader.first && r.bytes() == reader.bytes() && r.threads.any(reader.threads) &&
+        event(r.number).kind == now.kind)
       r.threads.remove(reader.threads), gone |= r.threads.none();
   }
   if (gone) cell.readers.remove([](const Reader& r) { return r.threads.none(); });

@@ -3,8 +3,8 @@
 /// and reads of shared memory that nobody has written.
 ///
 /// Accesses of ordinary code come from the compiler (accesses.cpp); instructions report their own.
-/// Each byte's cell remembers who wrote it last, who changed it last by an atomic since, and all who
-/// have read it since.
+/// Each byte's cell remembers who wrote it last, who changed it last by an atomic since, and all
+/// who have read it since.
 #pragma once
 
 #include <algorithm>
@@ -46,8 +46,8 @@ class Shadow {
     void add(const Threads& more) { bits[0] |= more.bits[0], bits[1] |= more.bits[1]; }
     void remove(const Threads& some) { bits[0] &= ~some.bits[0], bits[1] &= ~some.bits[1]; }
   };
-  /// Threads that have read the same bytes in one epoch, at one place; or, alone, an instruction that
-  /// goes on by itself.
+  /// Threads that have read the same bytes in one epoch, at one place; or, alone, an instruction
+  /// that goes on by itself.
   struct Reader {
     std::uint32_t number = 0;  // of an event: one of the threads'
     std::uint32_t first = 0;   // the number of the first bit (order.h)
@@ -85,17 +85,17 @@ class Shadow {
     std::unique_ptr<std::vector<Reader>> more_;
     std::array<Reader, 2> few_;
   };
-  /// Four bytes of memory. Numbers are those of events; 0 is none. To load cells is what takes time:
-  /// they are small.
+  /// Four bytes of memory. Numbers are those of events; 0 is none. To load cells takes most of the
+  /// time: they are small.
   struct Cell {
     static constexpr std::size_t kBytes = 4;
     static constexpr unsigned kWhole = 0xF, kMostEvents = (1u << 28) - 1;
     /// Who wrote them last; null if it is one for all, `writer`.
     std::unique_ptr<std::array<std::uint32_t, kBytes>> writers;
     std::uint32_t writer = 0;
-    std::uint32_t atomic : 28 = 0;        // the last one since that write has seen those before it
-    std::uint32_t atomic_bytes : 4 = 0;   // a bit each
-    Readers readers;                      // since the last write, and since all have met
+    std::uint32_t atomic : 28 = 0;       // the last one since that write has seen those before it
+    std::uint32_t atomic_bytes : 4 = 0;  // a bit each
+    Readers readers;                     // since the last write, and since all have met
     std::uint32_t writer_of(std::size_t byte) const { return writers ? (*writers)[byte] : writer; }
   };
   Cell& at(std::size_t cell) {
@@ -145,8 +145,8 @@ class Races {
     Kind kind;
     const char* what;  // an instruction, or null: ordinary code
     Where where;
-    bool proxy = false;      // reads by itself what ordinary code may have written: after a fence
-    bool unwaited = false;   // no wait says that it is done
+    bool proxy = false;        // reads by itself what ordinary code may have written: after a fence
+    bool unwaited = false;     // no wait says that it is done
     std::uint32_t number = 0;  // of its event, once there is one
   };
   /// Of thread t.
@@ -176,8 +176,7 @@ class Races {
     return false;
   }
   /// A line of what is wrong, if it is, or null.
-  const std::string* touch(Access& now, const Memory& memory, std::size_t first,
-                           std::size_t bytes);
+  const std::string* touch(Access& now, const Memory& memory, std::size_t first, std::size_t bytes);
   /// Thread t has waited for its cp.async, number `who`, up to group `done`. They count as ordinary
   /// code of that moment.
   void copies_done(std::size_t t, std::size_t who, std::uint32_t done);
@@ -186,8 +185,8 @@ class Races {
   /// comes after it is a race, or not.
   std::optional<std::string> never_written() const { return never_written_; }
 
-  /// All threads have met that use this memory: whatever they did before is in order before all that
-  /// follows.
+  /// All threads have met that use this memory: whatever they did before is in order before all
+  /// that follows.
   void all_met(Shadow& shadow) const {
     shadow.all_know = static_cast<std::uint32_t>(events_.size() - 1);
     ++shadow.meetings;
@@ -210,8 +209,8 @@ class Races {
       : std::array<Recent, 16> {  // a thread's last events: a loop comes by the same places again
     static constexpr std::size_t kNumber = 16;
   };
-  // Numbers of events of instructions that go on by themselves have this bit: `all_know` says nothing
-  // of them.
+  // Numbers of events of instructions that go on by themselves have this bit: `all_know` says
+  // nothing of them.
   static constexpr std::uint32_t kAsync = 1u << 31;
 
   bool by_itself(const Access& a) const { return a.who >= threads_; }

@@ -24,16 +24,18 @@
 ///   - time slices: a loop that spins on a plain or volatile word never ends. Spin on an atomic, or
 ///     use flag_wait (ptx/global_flag.h), or an mbarrier inside a block;
 ///   - threads that have left: __syncthreads waits for them, too, unlike GPUs from sm_70 on;
-///   - what copies in flight do to global memory, where races are looked for there; and the fence
-///     that wgmma needs after cp.async;
+///   - the fence that TMA needs where it reads global memory that ordinary code of the same launch
+///     has written, and a wait until a TMA store has been written;
+///   - registers of wgmma that ordinary code writes between wgmma_fence and wgmma;
 ///   - atomics and fences that put accesses to shared memory in order: barriers alone do;
-///   - all readers of a byte: of those since the last write four are remembered, and a write that
-///     comes too early for another one goes unnoticed in some schedules;
-///   - a deadlock of blocks that spin on an atomic: it never ends. flag_wait reports it;
+///   - where races between blocks are looked for, whoever knows of a block is taken to know of
+///     those that were resident in its place before;
+///   - a deadlock of blocks that spin on an atomic and meet at barriers between: it never ends.
+///     flag_wait reports it, and so does a plain loop around an atomic;
 ///   - accesses under AddressSanitizer: no races, lost updates or misaligned accesses are found;
 ///   - rounding of the fast functions (__expf and so on): they are as exact as the host's;
-///   - the proxies of memory, but for the fence before TMA and wgmma read what ordinary code wrote
-///     to shared memory;
+///   - the proxies of memory, but for the fence before TMA and wgmma read what ordinary code or
+///     cp.async wrote to shared memory;
 ///   - clusters and distributed shared memory;
 ///   - `__shared__` variables of functions that a kernel calls: they are refused at the first write;
 ///   - the static shared memory of a program without symbols (`strip`): it starts as 0, all

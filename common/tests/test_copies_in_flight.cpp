@@ -67,8 +67,9 @@ __global__ void write_what_is_copied(bool wait, float* data) {
   if (!wait) cp_async_wait<0>();
 }
 // A box of 64 x 64: block 0 writes its last element, block 1 loads it by TMA.
-constexpr int kLoads = __LINE__ + 10;
-__global__ void load_what_is_written(bool flag, const TensorMap map, __half* data, unsigned* ready) {
+constexpr int kLoads = __LINE__ + 11;
+__global__ void load_what_is_written(bool flag, const TensorMap map, __half* data,
+                                     unsigned* ready) {
   auto& smem = dynamic_shared<Storage>();
   if (blockIdx.x == 0) {
     data[64 * 64 - 1] = __float2half_rn(1);
@@ -104,8 +105,8 @@ __global__ void read_what_is_stored(const TensorMap map, const unsigned char* da
 
 // ---- shared memory ------------------------------------------------------------------------------
 
-// A product of what cp.async has brought: all wait and meet; they fence before they meet, or do not,
-// or fence before they wait.
+// A product of what cp.async has brought: all wait and meet; they fence before they meet, or do
+// not, or fence before they wait.
 enum Fence { kFenced, kNoFence, kFencedTooEarly };
 constexpr int kBrings = __LINE__ + 5, kMultiplies = __LINE__ + 13;
 __global__ void multiply_copies(Fence fence, const unsigned char* data, float* out) {
@@ -126,7 +127,8 @@ __global__ void multiply_copies(Fence fence, const unsigned char* data, float* o
   out[threadIdx.x] = d[0][0];
 }
 
-// A box of 8 KiB to `offset` of the 16 KiB that there are, or 16 bytes by cp.async, or a box from there.
+// A box of 8 KiB to `offset` of the 16 KiB that there are, or 16 bytes by cp.async; or a box from
+// there.
 enum Way { kByTma, kByCpAsync, kStore };
 __global__ void reach(Way way, int offset, const TensorMap map, const unsigned char* data) {
   auto& smem = dynamic_shared<Storage>();
@@ -149,8 +151,8 @@ __global__ void reach(Way way, int offset, const TensorMap map, const unsigned c
   mbarrier_wait(&smem.barrier, 0);
 }
 
-// A warpgroup multiplies what warp 4 writes over as soon as it is told that it may: by each warp that
-// has waited, or by warp 0 for all.
+// A warpgroup multiplies what warp 4 writes over as soon as it is told that it may: by each warp
+// that has waited, or by warp 0 for all.
 constexpr int kInFlight = __LINE__ + 11, kOverwrites = __LINE__ + 18;
 __global__ void overwrite_operand(bool each, float* out) {
   auto& smem = dynamic_shared<Storage>();
@@ -219,10 +221,12 @@ TEST_CASE("what TMA reads and writes of global memory is an access", "[emulator]
     CHECK(message(seed, 2, 32, store_boxes, false, map) == "");
     const std::string stored = message(seed, 2, 32, store_boxes, true, map);
     INFO(stored);
-    CHECK(has(stored, "race: byte 0 of data was written by tma_store of thread (0,0,0) of block ("));
-    CHECK(has(stored, ") at " + place(kStores) + " and then written by tma_store of thread (0,0,0)"));
-    const std::string read =
-        message(seed, 1, 1, read_what_is_stored, map, reinterpret_cast<const unsigned char*>(data), &out);
+    CHECK(
+        has(stored, "race: byte 0 of data was written by tma_store of thread (0,0,0) of block ("));
+    CHECK(
+        has(stored, ") at " + place(kStores) + " and then written by tma_store of thread (0,0,0)"));
+    const std::string read = message(seed, 1, 1, read_what_is_stored, map,
+                                     reinterpret_cast<const unsigned char*>(data), &out);
     INFO(read);
     CHECK(has(read, "race: byte 4 of data was written by tma_store of thread (0,0,0) of block "));
     CHECK(has(read, ": tma_store_wait waits until shared memory has been read, and no longer"));
@@ -249,14 +253,19 @@ TEST_CASE("copies stay inside of shared memory", "[emulator][refusals]") {
   const auto* const bytes = reinterpret_cast<const unsigned char*>(data);
   const TensorMap map = box_map(data);
   const int all = static_cast<int>(sizeof(Storage));
-  const auto says = [&](Way way, int offset) { return message(1, 1, 1, reach, way, offset, map, bytes); };
+  const auto says = [&](Way way, int offset) {
+    return message(1, 1, 1, reach, way, offset, map, bytes);
+  };
   CHECK(says(kByTma, 8192) == "");
   CHECK(says(kByCpAsync, all - 16) == "");
   CHECK(says(kStore, 8192) == "");
   CHECK(has(says(kByTma, all - 8192 + 128),
-            " with a destination of 8192 bytes at byte 9344 of the block's 17408 bytes of shared memory"));
-  CHECK(has(says(kByCpAsync, all), " with a destination of 16 bytes at byte 17408 of the block's 17408 "));
-  CHECK(has(says(kStore, all - 128), " with a source of 8192 bytes at byte 17280 of the block's 17408 "));
+            " with a destination of 8192 bytes at byte 9344 of the block's 17408 bytes of shared "
+            "memory"));
+  CHECK(has(says(kByCpAsync, all),
+            " with a destination of 16 bytes at byte 17408 of the block's 17408 "));
+  CHECK(has(says(kStore, all - 128),
+            " with a source of 8192 bytes at byte 17280 of the block's 17408 "));
 }
 
 TEST_CASE("each warp of a warpgroup has to wait for its part of a product", "[emulator][races]") {

@@ -44,8 +44,9 @@ struct Race {
 Race race(const std::string& line) {
   static const std::string access =
       R"((written|read) by (?:(\w+) of )?thread \((\d+),0,0\) at (\S+))";
-  static const std::regex whole(R"(race: byte \d+ of shared memory of block \(0,0,0\) \((\S+)\) was )" +
-                                access + " and then " + access + " (.*)");
+  static const std::regex whole(
+      R"(race: byte \d+ of shared memory of block \(0,0,0\) \((\S+)\) was )" + access +
+      " and then " + access + " (.*)");
   std::smatch m;
   Race r;
   if (!std::regex_match(line, m, whole) || m[2] == m[6]) return r;
@@ -186,8 +187,8 @@ __global__ void count_on_nothing(int* out) {
   if (threadIdx.x == 0) *out = count;
 }
 __global__ void meet_at(int id) { named_barrier_sync(id, 64); }
-// Thread 0 stores plainly, goes on to another epoch, and adds; so does thread 32, that knows of it or
-// not.
+// Thread 0 stores plainly, goes on to another epoch, and adds; so does thread 32, which knows of it
+// or not.
 __global__ void add_to_what_is_stored(bool all_meet) {
   __shared__ int count;
   if (threadIdx.x == 0) count = 0;
@@ -405,7 +406,8 @@ TEST_CASE("all readers are remembered, however many", "[emulator][races]") {
   float out[256];
   for (std::uint64_t seed = 1; seed <= 40; ++seed)
     for (const unsigned threads : {64, 256}) {
-      CHECK(message(seed, sizeof(Storage), dim3(1), dim3(threads), write_what_all_read, true, out) == "");
+      CHECK(message(seed, sizeof(Storage), dim3(1), dim3(threads), write_what_all_read, true,
+                    out) == "");
       const std::string said =
           message(seed, sizeof(Storage), dim3(1), dim3(threads), write_what_all_read, false, out);
       INFO(said);
