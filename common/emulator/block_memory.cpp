@@ -43,7 +43,7 @@ void Block::access_shared(Kind kind, const char* what, const Where& where, std::
       return;
     const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - byte);
     Races::Access now = races_->by_thread(number(running_), kind, what, where);
-    if (const std::string* race = races_->touch(now, {shadow_, shared_name_, false}, byte, size))
+    if (const std::string* race = races_->touch(now, {shadow_, shared_name_}, byte, size))
       fail_later(*race);
   } catch (const std::exception& e) {
     fail_later(e.what());
@@ -72,7 +72,7 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
         return;
       Races::Access now = races_->by_thread(number(running_), kind, what, where);
       if (const std::string* race =
-              races_->touch(now, {buffer->shadow(), buffer->byte_name(), true}, first, bytes))
+              races_->touch(now, {buffer->shadow(), buffer->byte_name()}, first, bytes))
         fail_later(*race);
     }
     // Drawn for stores to global memory alone: what else is watched does not change the schedule.
@@ -96,11 +96,11 @@ void Block::async_access(Races::Access& access, const void* at, std::size_t byte
   const std::string* race = nullptr;
   if (const auto byte = shared_byte(at)) {
     const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - *byte);
-    race = races_->touch(access, {shadow_, shared_name_, false}, *byte, size);
+    race = races_->touch(access, {shadow_, shared_name_}, *byte, size);
   } else if (grid_.races) {
     if (GlobalBuffer* const buffer = GlobalBuffer::find(at))
-      race = races_->touch(access, {buffer->shadow(), buffer->byte_name(), true},
-                           buffer->offset(at), bytes);
+      race =
+          races_->touch(access, {buffer->shadow(), buffer->byte_name()}, buffer->offset(at), bytes);
   }
   if (race) throw KernelError(*race);
 }

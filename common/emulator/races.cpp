@@ -125,7 +125,10 @@ inline void Races::note_read(const Shadow& shadow, Cell& cell, Access& now, Read
   }
   if (gone) cell.readers.remove([](const Reader& r) { return r.threads.none(); });
   reader.number = number_of(now);
-  cell.readers.add(reader);
+  if (shadow.global && cell.readers.size() == Shadow::kMostGlobal)
+    cell.readers.begin()[replaced_++ % Shadow::kMostGlobal] = reader;
+  else
+    cell.readers.add(reader);
 }
 
 inline void Races::note_write(Cell& cell, std::uint32_t number, unsigned bytes) {
@@ -165,7 +168,7 @@ const std::string* Races::touch(Access& now, const Memory& memory, std::size_t f
                     memory.name(begin + static_cast<std::size_t>(std::countr_zero(both))));
       return &error_;
     }
-    if (!memory.starts_written && now.kind != Kind::write)
+    if (!memory.shadow.global && now.kind != Kind::write)
       for (std::size_t b = 0; b < kBytes && !never_written_; ++b)
         if ((mask >> b & 1) && cell.writer_of(b) == 0)
           never_written_ = memory.name(begin + b) + " was " + done({now, block_[now.thread]}) +

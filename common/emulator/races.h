@@ -78,6 +78,7 @@ class Shadow {
       count_ = static_cast<std::uint32_t>(std::remove_if(begin(), end(), which) - begin());
     }
     void clear() { count_ = 0; }
+    std::size_t size() const { return count_; }
     std::uint32_t since = 0;  ///< the meeting of all before them
 
    private:
@@ -104,6 +105,12 @@ class Shadow {
     if (!pages_[page]) pages_[page] = std::make_unique<std::array<Cell, kPage>>();
     return (*pages_[page])[cell % kPage];
   }
+  /// Global memory holds something in the beginning, shared memory nothing. And of the entries of
+  /// global memory's readers, of whom there is no end, some are remembered.
+  static constexpr std::size_t kMostGlobal = 8;
+  const bool global = false;
+  explicit Shadow(bool is_global) : global(is_global) {}
+
   /// The last event before the threads that use this memory have all met, but for that of an
   /// instruction that goes on by itself; and how often they have.
   std::uint32_t all_know = 0, meetings = 0;
@@ -134,8 +141,7 @@ class Races {
 
   struct Memory {
     Shadow& shadow;
-    const Name& name;     // of a byte
-    bool starts_written;  // shared memory holds nothing in the beginning
+    const Name& name;  // of a byte
   };
   /// One access, or what an instruction does piece by piece.
   struct Access {
@@ -167,7 +173,7 @@ class Races {
       if (!(r == reader)) continue;
       if (!r.threads.any(reader.threads)) {
         if (cell.readers.since != shadow.meetings || cell.writers || cell.atomic != 0 ||
-            cell.writer - 1 >= shadow.all_know)
+            (cell.writer - 1 >= shadow.all_know && !(shadow.global && cell.writer == 0)))
           return false;
         r.threads.add(reader.threads);
       }
@@ -244,6 +250,7 @@ class Races {
   std::vector<Recents> recent_;
   std::optional<std::string> never_written_;
   std::string error_;
+  std::size_t replaced_ = 0;  // which reader of global memory makes room next
   // Of cp.async by number: in which epoch of its thread each group was waited for.
   std::map<std::size_t, std::vector<std::uint32_t>> copies_;
 };

@@ -29,7 +29,8 @@
 ///   - registers of wgmma that ordinary code writes between wgmma_fence and wgmma;
 ///   - atomics and fences that put accesses to shared memory in order: barriers alone do;
 ///   - where races between blocks are looked for, whoever knows of a block is taken to know of
-///     those that were resident in its place before;
+///     those that were resident in its place before; and of the readers of a byte of global memory
+///     some are remembered, of shared memory all;
 ///   - a deadlock of blocks that spin on an atomic and meet at barriers between: it never ends.
 ///     flag_wait reports it, and so does a plain loop around an atomic;
 ///   - accesses under AddressSanitizer: no races, lost updates or misaligned accesses are found;
@@ -414,7 +415,7 @@ class Block {
   Races* races_ = nullptr;      // the block's, or the grid's; null: nobody looks for them
   std::unique_ptr<Races> own_races_;
   Races::Name shared_name_;
-  Shadow shadow_;  // of the variables, then of dynamic shared memory
+  Shadow shadow_{false};  // of the variables, then of dynamic shared memory
 };
 
 /// Runs `kernel` once for every thread of every block. Throws KernelError.
