@@ -154,17 +154,20 @@ TEST_CASE("where races are looked for, what is left out is named as one", "[hopp
       emulator::early_copies = early;
       for (uint64_t seed = 1; seed <= 4; ++seed) {
         emulator::schedule_seed = seed;
-        const std::string said = product(Backend::emulated, DType::bf16, 64, registers, false, 5, fault);
+        const std::string said =
+            product(Backend::emulated, DType::bf16, 64, registers, false, 5, fault);
         INFO("fault " << fault << ", seed " << seed << (early ? " early: " : " late: ") << said);
         CHECK(said != "");
-        count += said.find("race: ") == 0 && said.find(first) != said.npos && said.find(second) != said.npos;
+        count += said.find("race: ") == 0 && said.find(first) != said.npos &&
+                 said.find(second) != said.npos;
       }
     }
     emulator::early_copies = false;
     return count;
   };
   CHECK(named(kNoWaitForCopy, "written by tma_load of ", "read by wgmma of ") == 8);
-  CHECK(named(kNoWaitForReader, "was written by tma_load of ", "and then written by tma_load of ") == 8);
+  CHECK(named(kNoWaitForReader, "was written by tma_load of ",
+              "and then written by tma_load of ") == 8);
   CHECK(named(kWrongPhase, "written by tma_load of ", "read by wgmma of ") == 8);
   CHECK(named(kReleasedTooEarly, "written by tma_load of ", "read by wgmma of ") == 8);
   CHECK(named(kNoSharedFence, "read by tma_store of ", "with no shared_write_fence between") == 8);
