@@ -35,10 +35,30 @@ inline int64_t splits_that_fill(const Problem& p, int64_t block_rows, int64_t le
   return std::clamp<int64_t>(wanted, 1, std::min(most, kMostSplits));
 }
 //! [fill]
+// Seconds of a launch with `num_splits`, from a sweep on an H200 (sweep.cu): a start, the stream of
+// K and V, and the merge. A block alone reads kBlockRate; all SMs together read kRoof, and the launch
+// takes as long as the SM with the most blocks.
+//! [model]
+inline double modelled_seconds(const Problem& p, int64_t block_rows, int64_t num_splits) {
+  constexpr double kStart = 8e-6, kBlockRate = 52e9, kRoof = 4.3e12, kMergeOfARow = 0.04e-6;
+  constexpr int64_t kTile = 64;
+  const int64_t share = (p.seqlen_k + num_splits * kTile - 1) / (num_splits * kTile) * kTile;
+  const int64_t blocks = row_blocks(p, block_rows) * num_splits,
+                busiest = (blocks + kSms - 1) / kSms;
+  const double bytes = 2.0 * double(share * p.head_dim * size_of(p.dtype));
+  const double stream =
+      std::max(bytes / kBlockRate, double(busiest * std::min(blocks, kSms)) * bytes / kRoof);
+  const double rows = double(std::min(block_rows, p.group() * p.seqlen_q));
+  return kStart + stream + (num_splits > 1 ? kMergeOfARow * rows * double(num_splits) : 0);
+}
 inline int64_t best_splits(const Problem& p, int64_t block_rows) {
   if (const auto given = p.own.find("num_splits"); given != p.own.end())
     return std::clamp<int64_t>(static_cast<int64_t>(given->second[0]), 1, kMostSplits);
-  return splits_that_fill(p, block_rows);
+  int64_t best = 1;
+  for (int64_t n = 2; n <= std::min(kMostSplits, (p.seqlen_k + 63) / 64); ++n)
+    if (modelled_seconds(p, block_rows, n) < modelled_seconds(p, block_rows, best)) best = n;
+  return best;
 }
+//! [model]
 
 }  // namespace attn::splits
