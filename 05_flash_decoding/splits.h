@@ -36,20 +36,22 @@ inline int64_t splits_that_fill(const Problem& p, int64_t block_rows, int64_t le
 }
 //! [fill]
 // Seconds of a launch with `num_splits`, from a sweep on an H200 (sweep.cu): a start, the stream of
-// K and V, and the merge. A block alone reads kBlockRate; all SMs together read kRoof, and the launch
-// takes as long as the SM with the most blocks.
+// K and V, the merge, and what each block costs besides. A block alone reads at kBlockRate, all SMs
+// together at kRoof. While all blocks are resident, the SM with the most of them is the last one.
 //! [model]
 inline double modelled_seconds(const Problem& p, int64_t block_rows, int64_t num_splits) {
-  constexpr double kStart = 8e-6, kBlockRate = 52e9, kRoof = 4.3e12, kMergeOfARow = 0.04e-6;
-  constexpr int64_t kTile = 64;
+  constexpr double kStart = 8e-6, kBlockRate = 45e9, kRoof = 4.3e12;
+  constexpr double kMergeOfARow = 0.03e-6, kBlock = 0.5e-6;
+  constexpr int64_t kTile = 64, kResident = kSms * kBlocksPerSm;
   const int64_t share = (p.seqlen_k + num_splits * kTile - 1) / (num_splits * kTile) * kTile;
-  const int64_t blocks = row_blocks(p, block_rows) * num_splits,
-                busiest = (blocks + kSms - 1) / kSms;
+  const int64_t blocks = row_blocks(p, block_rows) * num_splits;
+  const int64_t busiest = (blocks + kSms - 1) / kSms * std::min(blocks, kSms);
   const double bytes = 2.0 * double(share * p.head_dim * size_of(p.dtype));
   const double stream =
-      std::max(bytes / kBlockRate, double(busiest * std::min(blocks, kSms)) * bytes / kRoof);
+      std::max(bytes / kBlockRate, double(blocks <= kResident ? busiest : blocks) * bytes / kRoof);
   const double rows = double(std::min(block_rows, p.group() * p.seqlen_q));
-  return kStart + stream + (num_splits > 1 ? kMergeOfARow * rows * double(num_splits) : 0);
+  return kStart + stream + (num_splits > 1 ? kMergeOfARow * rows * double(num_splits) : 0) +
+         kBlock * double(blocks) / double(kResident);
 }
 inline int64_t best_splits(const Problem& p, int64_t block_rows) {
   if (const auto given = p.own.find("num_splits"); given != p.own.end())
