@@ -7,12 +7,11 @@
 //
 // Two other ways to see accesses were weighed. *Page protection* needs nothing of the compiler:
 // shared memory is not accessible, each access faults, is noted, and one instruction runs with the
-// page open. That is two signals and two system calls an access, tens of microseconds, where a call
-// from compiled code takes tens of nanoseconds, its book-keeping included; a small problem makes
-// 100 million accesses. *References that record* (a `Shared<float>` in place of `float`) cost about
-// what the compiler's calls do, but kernels would have to be written in them: they do not convert
-// to the `const Element*` that helpers and instructions take. So the compiler does it, and a kernel
-// stays what a GPU's reader expects.
+// page open: two signals and two system calls, in place of a call from compiled code, for every
+// element that a kernel touches in shared memory. *References that record* (a `Shared<float>` in
+// place of `float`) need no more than a call, either, but kernels would have to be written in them:
+// they do not convert to the `const Element*` that helpers and instructions take. So the compiler
+// does it, and a kernel stays what a GPU's reader expects.
 #include <cstring>
 #include <string>
 

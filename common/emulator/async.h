@@ -61,8 +61,10 @@ struct AsyncWork {
   AsyncQueue products;            // wgmma
   bool registers_fenced = false;  // wgmma.fence since the last wait
   std::size_t issued = 0;         // wgmma so far: as many as every other thread of the warpgroup
-  std::size_t fences = 0;         // of the block, when its last group of TMA stores was committed
-  struct Held {                   // registers that a product in flight reads or writes
+  // Number of what its TMA stores write (order.h): that it is done, no wait says.
+  std::size_t written = AsyncQueue::kNobody;
+  std::size_t fences = 0;  // of the block, when its last group of TMA stores was committed
+  struct Held {            // registers that a product in flight reads or writes
     const std::byte* at;
     std::size_t bytes;
     bool written;

@@ -5,6 +5,12 @@
 #include "emulator/simt.h"
 
 namespace attn::emulator {
+namespace {
+
+// Turns of threads in a row that end before an atomic: more than that is a deadlock.
+constexpr std::size_t kMostSpins = 1'000'000;
+
+}  // namespace
 
 std::string Index3::text() const {
   std::string s = "(";  // "(" + std::string makes GCC 12 warn of memory it does not touch
@@ -22,7 +28,7 @@ Block::Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_
       threads_(extent.count()),
       warps_((extent.count() + kWarpSize - 1) / kWarpSize),
       registers_((extent.count() + kWarpgroupSize - 1) / kWarpgroupSize),
-      product_numbers_(registers_.size(), AsyncQueue::kNobody) {
+      product_numbers_(warps_.size(), AsyncQueue::kNobody) {
   // Fresh shared memory holds whatever the last block left: NaN bytes stand for "anything".
   const std::size_t bytes = shared_bytes + kGuardBytes;
   shared_.reset(new (std::align_val_t{kSharedAlignment}) std::byte[bytes]);
@@ -79,6 +85,8 @@ bool Block::step(std::size_t threads) {
     const std::size_t next = ready.back();
     ready.pop_back();
     resume(next);
+    grid_.spins = spins_ ? grid_.spins + 1 : 0;
+    if (grid_.spins > kMostSpins) fail_later(spin_text(next));
     if (std::exchange(paused_, false) && random_.below(2) == 0) return true;  // other blocks first
   }
   return any;
@@ -122,6 +130,7 @@ void Block::resume(std::size_t t) {
   blockDim = extent_;
   running_block = this;
   reading_block = races_ ? this : nullptr;
+  spins_ = false;
   threads_[t].fiber.resume();
   running_block = reading_block = nullptr;
 }
@@ -198,7 +207,7 @@ void Block::wait_block(const char* what, Place place) {
     make_ready(t);
   }
   go_on(known, running_);
-  if (own_races_) own_races_->all_met();
+  if (races_) races_->all_met(shadow_);
   barrier_.clear();
 }
 
@@ -256,8 +265,9 @@ void Block::mbarrier_arrive(const char* what, Place place, const void* at, std::
 }
 
 void Block::mbarrier_copy(const char* what, Place place, const void* at, void* to,
-                          std::size_t bytes, std::function<void()> work) {
+                          std::size_t bytes, std::function<void()> work, const Visits& source) {
   leave_if_failed();
+  require_shared(what, place, "a destination", to, bytes);
   MBarrier& barrier = mbarrier_of(what, place, at);
   if (!barrier.known_to_copies())
     fail(what, place, "on a barrier without mbarrier_init_fence since its mbarrier_init");
@@ -265,8 +275,14 @@ void Block::mbarrier_copy(const char* what, Place place, const void* at, void* t
   // While it is in flight nobody knows what is there: whoever still reads, or reads too early, gets
   // NaN.
   if (!early_copies) std::memset(to, 0xFF, bytes);
-  if (races_)
-    async_access(number_of(barrier.who), barrier.phase() + 1, Kind::write, what, place, to, bytes);
+  if (races_) {
+    const std::uint32_t epoch = barrier.phase() + 1;
+    Races::Access writes = async(barrier.who, epoch, Kind::write, what, place);
+    async_access(writes, to, bytes);
+    Races::Access reads = async(barrier.who, epoch, Kind::read, what, place);
+    if (grid_.races)
+      source([&](const void* first, std::size_t n) { async_access(reads, first, n); });
+  }
   const bool ends = [&] {
     const Internal internal(internal_);
     return barrier.copy(bytes, std::move(work));
@@ -315,9 +331,11 @@ void Block::meet_warp(const char* what, Place place, unsigned mask, void* mine,
   if (!(mask >> lane() & 1)) fail(what, place, "with a mask that does not name its lane");
   std::vector<Collective>& open = warps_[warp];
   // Lanes of a smaller mask may meet while the rest already waits for them further on. What can
-  // never end is two lanes that wait for each other in different places.
+  // never end is two lanes that wait for each other in different places. Only __syncwarp may stand
+  // in several.
   auto it = std::find_if(open.begin(), open.end(), [&](const Collective& c) {
-    return c.mask == mask && c.place == place && (c.what == what || std::strcmp(c.what, what) == 0);
+    return c.mask == mask && (orders || c.place == place) &&
+           (c.what == what || std::strcmp(c.what, what) == 0);
   });
   if (it == open.end()) {
     for (const Collective& c : open)
@@ -366,6 +384,13 @@ void Block::fail(const char* what, Place place, const std::string& why) const {
 
 void Block::fail_later(const std::string& line) noexcept {
   if (!failure_) failure_ = std::make_exception_ptr(KernelError(line));
+}
+
+std::string Block::spin_text(std::size_t t) const {
+  return "deadlock: " + thread_name(t) + " spins on " + threads_[t].what + " at " +
+         threads_[t].place.text() + ", and in " + std::to_string(kMostSpins) +
+         " turns no thread has come to anything else; " + std::to_string(grid_.waiting) +
+         " blocks have not started";
 }
 
 std::string Block::deadlock_text() const {

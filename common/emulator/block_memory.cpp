@@ -39,9 +39,11 @@ void Block::access_shared(Kind kind, const char* what, const Where& where, std::
                           std::size_t bytes) noexcept {
   if (!races_ || internal_ || failure_) return;
   try {
+    if (kind == Kind::read && races_->read_before(number(running_), where, shadow_, byte, bytes))
+      return;
     const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - byte);
-    if (const std::string* race = races_->access(number(running_), kind, what, where,
-                                                 {shadow_, shared_name_, false}, byte, size))
+    Races::Access now = races_->by_thread(number(running_), kind, what, where);
+    if (const std::string* race = races_->touch(now, {shadow_, shared_name_}, byte, size))
       fail_later(*race);
   } catch (const std::exception& e) {
     fail_later(e.what());
@@ -60,17 +62,21 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
         return fail_later(running_name() + " writes to " + variable + " at " + where.text() +
                           ", a __shared__ variable of a function that the kernel calls: it has to "
                           "be one of the kernel");
-    const bool pauses = kind == Kind::write && random_.below(8) == 0;
-    if (!pauses && !grid_.races) return;
+    if (on_stack(at) || (kind != Kind::write && !grid_.races)) return;
     GlobalBuffer* const buffer = GlobalBuffer::find(at);
     if (!buffer) return;
     if (grid_.races) {
-      const Races::Name& name = buffer->byte_name();
+      const std::size_t first = buffer->offset(at);
+      if (kind == Kind::read &&
+          races_->read_before(number(running_), where, buffer->shadow(), first, bytes))
+        return;
+      Races::Access now = races_->by_thread(number(running_), kind, what, where);
       if (const std::string* race =
-              races_->access(number(running_), kind, what, where, {buffer->shadow(), name, true},
-                             buffer->offset(at), bytes))
+              races_->touch(now, {buffer->shadow(), buffer->byte_name()}, first, bytes))
         fail_later(*race);
     }
+    // Drawn for stores to global memory alone: what else is watched does not change the schedule.
+    const bool pauses = kind == Kind::write && random_.below(8) == 0;
     // What this thread has loaded may be old when it stores.
     if (pauses && !failure_) pause();
   } catch (const std::exception& e) {
@@ -78,19 +84,25 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
   }
 }
 
-void Block::async_access(std::size_t who, std::uint32_t epoch, Kind kind, const char* what,
-                         Place place, const void* at, std::size_t bytes) {
-  const auto byte = shared_byte(at);
-  if (!byte || failure_) return;
-  const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - *byte);
-  if (const std::string* race = races_->async(number(running_), who, epoch, kind, what, place,
-                                              {shadow_, shared_name_, false}, *byte, size))
-    throw KernelError(*race);
+// What an instruction does that goes on by itself, as number `who` and in its epoch `epoch`.
+Races::Access Block::async(std::size_t& who, std::uint32_t epoch, Kind kind, const char* what,
+                           Place place) {
+  if (who == AsyncQueue::kNobody) who = races_->order().add();
+  return {who, number(running_), epoch, kind, what, place};
 }
 
-std::size_t Block::number_of(std::size_t& who) {
-  if (who == AsyncQueue::kNobody) who = races_->order().add();
-  return who;
+void Block::async_access(Races::Access& access, const void* at, std::size_t bytes) {
+  if (failure_) return;
+  const std::string* race = nullptr;
+  if (const auto byte = shared_byte(at)) {
+    const std::size_t size = std::min(bytes, variables_.size() + shared_bytes_ - *byte);
+    race = races_->touch(access, {shadow_, shared_name_}, *byte, size);
+  } else if (grid_.races) {
+    if (GlobalBuffer* const buffer = GlobalBuffer::find(at))
+      race =
+          races_->touch(access, {buffer->shadow(), buffer->byte_name()}, buffer->offset(at), bytes);
+  }
+  if (race) throw KernelError(*race);
 }
 
 // Registers of a product in flight: its accumulators are nobody's, its operands may be read.
@@ -112,11 +124,33 @@ void Block::require_aligned(const char* what, Place place, const char* which, co
              std::to_string(bytes));
 }
 
+void Block::require_shared(const char* what, Place place, const char* which, const void* at,
+                           std::size_t bytes) const {
+  std::size_t size = shared_bytes_;
+  auto offset = static_cast<std::size_t>(static_cast<const std::byte*>(at) - shared_.get());
+  for (const StaticShared& v : grid_.variables)
+    if (const auto inside = static_cast<std::size_t>(static_cast<const std::byte*>(at) - v.data);
+        inside < v.bytes)
+      offset = inside, size = v.bytes;
+  if (offset < size && bytes <= size - offset) return;
+  if (offset >= size && grid_.statics.hold(at)) return;  // nobody knows where variables end
+  const bool near = offset < size + kGuardBytes;
+  fail(what, place,
+       std::string("with ") + which + " of " + std::to_string(bytes) + " bytes " +
+           (near ? "at byte " + std::to_string(offset) : std::string("outside")) +
+           " of the block's " + std::to_string(size) + " bytes of shared memory");
+}
+
 bool Block::is_kernels(const void* at) const { return shared_byte(at) || GlobalBuffer::find(at); }
 
 void Block::atomic(const char* what, Place place, const void* at, std::size_t bytes, bool releases,
                    bool acquires) {
-  if (random_.below(4) == 0) ++atomic_yields_, let_others_run(what, place);
+  if (random_.below(4) == 0) {
+    ++atomic_yields_;
+    spins_ = true;
+    let_others_run(what, place);
+    spins_ = false;
+  }
   const bool loads = acquires && !releases;
   access(loads ? Kind::atomic_read : Kind::atomic, what, place, at, bytes);
   if (grid_.races && !shared_byte(at))
@@ -137,10 +171,16 @@ void Block::check_shared_guard() const {
 
 // ---- copies -----------------------------------------------------------------------------------
 
-void Block::copy_async(const char* what, Place place, void* to, std::function<void()> work) {
+void Block::copy_async(const char* what, Place place, void* to, const void* from, std::size_t bytes,
+                       std::function<void()> work) {
+  require_shared(what, place, "a destination", to, 16);
   AsyncQueue& copies = threads_[running_].work.copies;
-  if (races_)
-    async_access(number_of(copies.who), copies.open_group(), Kind::write, what, place, to, 16);
+  if (races_) {
+    Races::Access writes = async(copies.who, copies.open_group(), Kind::write, what, place);
+    async_access(writes, to, 16);
+    Races::Access reads = async(copies.who, copies.open_group(), Kind::read, what, place);
+    if (grid_.races && bytes > 0) async_access(reads, from, bytes);
+  }
   const Internal internal(internal_);
   copies.add(std::move(work));
 }
@@ -150,21 +190,26 @@ void Block::copy_wait(std::size_t pending) {
   const Internal internal(internal_);
   const std::uint32_t done = copies.wait(pending);
   if (races_ && copies.who != AsyncQueue::kNobody)
-    races_->order().learn(number(running_), copies.who, done);
+    races_->copies_done(number(running_), copies.who, done);
 }
 
 void Block::store_async(const char* what, Place place, std::function<void()> work,
-                        const std::function<void(const Read&)>& operands) {
+                        const Visits& operands, const Visits& results) {
   AsyncWork& mine = threads_[running_].work;
   // Who wrote has to fence, then a barrier, then this thread may store: races_ knows. Else, at
   // least somebody has to.
   if (!races_ && mine.fences == fences_)
     fail(what, place, "without shared_write_fence since the last group of stores");
-  if (races_)
-    operands([&](const void* first, std::size_t bytes) {
-      async_access(number_of(mine.stores.who), mine.stores.open_group(), Kind::read, what, place,
-                   first, bytes);
-    });
+  if (races_) {
+    const std::uint32_t group = mine.stores.open_group();
+    Races::Access reads = async(mine.stores.who, group, Kind::read, what, place);
+    reads.proxy = true;
+    operands([&](const void* first, std::size_t bytes) { async_access(reads, first, bytes); });
+    Races::Access writes = async(mine.written, group, Kind::write, what, place);
+    writes.unwaited = true;
+    if (grid_.races)
+      results([&](const void* first, std::size_t bytes) { async_access(writes, first, bytes); });
+  }
   const Internal internal(internal_);
   mine.stores.add(std::move(work));
 }
@@ -190,8 +235,7 @@ void Block::fence_proxy() {
 void Block::product_fence() { threads_[running_].work.registers_fenced = true; }
 
 void Block::product_async(Place place, Registers d, bool accumulate, Registers a,
-                          std::function<void()> work,
-                          const std::function<void(const Read&)>& operands) {
+                          std::function<void()> work, const Visits& operands) {
   leave_if_failed();
   AsyncWork& mine = threads_[running_].work;
   if (!mine.registers_fenced) fail("wgmma", place, "without wgmma_fence since the last wait");
@@ -205,10 +249,13 @@ void Block::product_async(Place place, Registers d, bool accumulate, Registers a
     mine.held.push_back({static_cast<const std::byte*>(a.at), a.bytes, false, group, place});
   ++mine.issued;
   if (lane() == 0) {  // one instruction of all four warps: each has to know what was written
-    const std::size_t who =
-        races_ ? number_of(product_numbers_[running_ / kWarpgroupSize]) : AsyncQueue::kNobody;
+    std::optional<Races::Access> reads;
+    if (races_) {
+      reads = async(product_numbers_[running_ / kWarpSize], group, Kind::read, "wgmma", place);
+      reads->proxy = true;
+    }
     operands([&](const void* first, std::size_t bytes) {
-      if (races_) async_access(who, group, Kind::read, "wgmma", place, first, bytes);
+      if (reads) async_access(*reads, first, bytes);
     });
   }
   const Internal internal(internal_);
@@ -224,7 +271,7 @@ void Block::product_wait(std::size_t pending, Place place) {
     return mine.products.wait(pending);
   }();
   std::erase_if(mine.held, [&](const AsyncWork::Held& h) { return h.group <= done; });
-  const std::size_t who = product_numbers_[running_ / kWarpgroupSize];
+  const std::size_t who = product_numbers_[running_ / kWarpSize];
   if (races_ && who != AsyncQueue::kNobody) races_->order().learn(number(running_), who, done);
   mine.registers_fenced = false;  // from here on ordinary code may write them
   meet_warp("wgmma_wait", place, ~0u, this, [](const auto&) {});

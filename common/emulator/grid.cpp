@@ -54,6 +54,8 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
     resident[slot] = std::make_unique<Block>(index_in(extent, b), block, shared_bytes,
                                              random.next(), grid, slot);
     ++live;
+    grid.waiting = order.size() - started;
+    grid.spins = 0;
   };
   for (std::size_t slot = 0; slot < resident.size(); ++slot) start(slot);
   std::size_t idle = 0;  // steps in a row in which nobody could go on

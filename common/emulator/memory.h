@@ -55,7 +55,7 @@ class GlobalBuffer {
   std::string name_;
   const std::byte* data_;
   std::size_t bytes_;
-  Shadow shadow_;
+  Shadow shadow_{true};
   Races::Name byte_name_;
 };
 

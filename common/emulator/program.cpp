@@ -41,13 +41,19 @@ Loaded loaded() {
 }
 
 // The symbols of the program's file: functions by address, variables of threads by mangled name.
+// Those of anonymous namespaces may be there several times, of several source files.
 struct Symbols {
+  struct Function {
+    std::string name;
+    int file;  // 0: the program has one of this name
+  };
   struct Variable {
     std::uintptr_t offset;
     std::size_t bytes;
+    int file;
   };
-  std::multimap<std::uintptr_t, std::string> functions;
-  std::map<std::string, Variable, std::less<>> variables;
+  std::multimap<std::uintptr_t, Function> functions;
+  std::multimap<std::string, Variable, std::less<>> variables;
 
   Symbols() {
     const int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
@@ -65,19 +71,23 @@ struct Symbols {
   }
 
  private:
-  void read(const char* file) {
-    const auto& head = *reinterpret_cast<const ElfW(Ehdr)*>(file);
-    const auto* sections = reinterpret_cast<const ElfW(Shdr)*>(file + head.e_shoff);
+  void read(const char* program) {
+    const auto& head = *reinterpret_cast<const ElfW(Ehdr)*>(program);
+    const auto* sections = reinterpret_cast<const ElfW(Shdr)*>(program + head.e_shoff);
     for (int s = 0; s < head.e_shnum; ++s) {
       if (sections[s].sh_type != SHT_SYMTAB) continue;
-      const char* const names = file + sections[sections[s].sh_link].sh_offset;
-      const auto* symbol = reinterpret_cast<const ElfW(Sym)*>(file + sections[s].sh_offset);
+      const char* const names = program + sections[sections[s].sh_link].sh_offset;
+      int files = 0;
+      const auto* symbol = reinterpret_cast<const ElfW(Sym)*>(program + sections[s].sh_offset);
       for (const auto* end = symbol + sections[s].sh_size / sizeof *symbol; symbol < end;
            ++symbol) {
         const int type = symbol->st_info & 0xF;
-        if (type == STT_FUNC) functions.emplace(symbol->st_value, names + symbol->st_name);
+        if (type == STT_FILE) ++files;  // of the local symbols that follow
+        const int file = symbol->st_info >> 4 == STB_LOCAL ? files : 0;
+        const char* const name = names + symbol->st_name;
+        if (type == STT_FUNC) functions.emplace(symbol->st_value, Function{name, file});
         if (type == STT_TLS)
-          variables.emplace(names + symbol->st_name, Variable{symbol->st_value, symbol->st_size});
+          variables.emplace(name, Variable{symbol->st_value, symbol->st_size, file});
       }
     }
   }
@@ -105,12 +115,15 @@ std::vector<StaticShared> static_shared(const void* function) {
   for (auto f = first; f != last; ++f) {
     // Itanium C++ ABI, 5.1.2 and 5.1.6: of function _Z<encoding> the local variable is
     // _ZZ<encoding>E<name>.
-    if (f->second.rfind("_Z", 0) != 0) continue;
-    const std::string local = "_ZZ" + f->second.substr(2) + "E";
+    const auto& [name, file] = f->second;
+    if (name.rfind("_Z", 0) != 0) continue;
+    const std::string local = "_ZZ" + name.substr(2) + "E";
     for (auto v = symbols().variables.lower_bound(local);
-         v != symbols().variables.end() && v->first.rfind(local, 0) == 0; ++v)
+         v != symbols().variables.end() && v->first.rfind(local, 0) == 0; ++v) {
+      if (file != 0 && v->second.file != 0 && v->second.file != file) continue;
       found.push_back({variable_name(std::string_view(v->first).substr(local.size())),
                        program.variables + v->second.offset, v->second.bytes});
+    }
     if (!found.empty()) break;  // other names of the same code
   }
   return found;

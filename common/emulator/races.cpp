@@ -1,6 +1,7 @@
 #include "emulator/races.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace attn::emulator {
 
@@ -17,121 +18,171 @@ void Races::fence_proxy(std::size_t t) {
   order_.repeat(t, proxies_);
 }
 
-std::uint32_t Races::event_of(const Event& event) {
-  events_.push_back(event);
-  events_.back().block = block_[event.thread];
-  return static_cast<std::uint32_t>(events_.size() - 1) | (event.who >= threads_ ? kAsync : 0);
+void Races::copies_done(std::size_t t, std::size_t who, std::uint32_t done) {
+  order_.learn(t, who, done);
+  auto& epochs = copies_[who];
+  if (epochs.size() < done) epochs.resize(done, order_.now(t));
 }
 
-bool Races::ordered(const Event& before, const Event& now) const {
+// The number of its event, which threads that come by the same place again have already.
+std::uint32_t Races::number_of(Access& now) {
+  if (now.number != 0) return now.number;
+  Recent* recent = nullptr;
+  if (!by_itself(now)) {
+    const std::uintptr_t key = now.where.key() * 4 + static_cast<std::uintptr_t>(now.kind);
+    recent = &recent_[now.thread][(key ^ key >> 6) % Recents::kNumber];
+    if (recent->key == key && recent->epoch == now.epoch) return now.number = recent->event;
+    *recent = {key, now.epoch, 0};
+  }
+  events_.push_back({now, block_[now.thread]});
+  now.number = static_cast<std::uint32_t>(events_.size() - 1) | (by_itself(now) ? kAsync : 0);
+  if (recent) recent->event = now.number;
+  return now.number;
+}
+
+bool Races::ordered(const Access& before, const Access& now) const {
   return order_.knows(now.thread, before.who, before.epoch);
 }
 
-// Instructions that go on by themselves see what ordinary code has written after a fence only. PTX
-// ISA, "Async proxy".
-bool Races::unfenced(const Event& before, const Event& now) const {
-  const bool by_itself = now.who >= threads_ && now.kind == Kind::read;
-  return by_itself && before.who < threads_ &&
-         (proxies_ == 0 || !order_.knows(now.thread, proxies_ + before.who, before.epoch));
+// Instructions that go on by themselves see what ordinary code and cp.async have written after a
+// fence only. PTX ISA, "Async proxy".
+bool Races::unfenced(const Access& before, const Access& now) const {
+  if (!now.proxy) return false;
+  std::size_t who = before.who;
+  std::uint32_t epoch = before.epoch;
+  if (by_itself(before)) {
+    const auto copies = copies_.find(who);
+    if (copies == copies_.end() || epoch > copies->second.size()) return false;
+    who = before.thread;
+    epoch = copies->second[epoch - 1];
+  }
+  return proxies_ == 0 || !order_.knows(now.thread, proxies_ + who, epoch);
 }
 
-inline bool Races::conflicts_with(std::uint32_t number, const Touch& now) const {
+inline bool Races::conflicts_with(std::uint32_t number, const Access& now,
+                                  const Shadow& shadow) const {
   if (number == 0 || number == now.number) return false;
-  if (number < all_know_ && !(now.number & kAsync)) return false;  // most of them
-  const Event& before = event(number);
-  if (is_atomic(before.kind) && is_atomic(now.kind)) return false;
-  return !ordered(before, event(now.number)) || unfenced(before, event(now.number));
+  if (number <= shadow.all_know && !by_itself(now)) return false;  // most of them
+  return !ordered(event(number), now) || unfenced(event(number), now);
 }
 
-// The access before this one that nothing puts in order with it, or 0.
-inline std::uint32_t Races::conflict(const Shadow::Cell& cell, const Touch& now) const {
-  if (!cell.mixed) {
-    if (conflicts_with(cell.writer[0], now)) return cell.writer[0];
+// The access before this one that nothing puts in order with it, or nothing; and which of `bytes`
+// both are to.
+inline std::optional<Races::Event> Races::conflict(const Shadow& shadow, const Cell& cell,
+                                                   const Access& now, unsigned& bytes) const {
+  if (!cell.writers) {
+    if (conflicts_with(cell.writer, now, shadow)) return event(cell.writer);
   } else {
-    for (std::size_t b = 0; b < Shadow::Cell::kBytes; ++b)
-      if ((now.bytes >> b & 1) && conflicts_with(cell.writer[b], now)) return cell.writer[b];
+    for (std::size_t b = 0; b < Cell::kBytes; ++b)
+      if ((bytes >> b & 1) && conflicts_with(cell.writer_of(b), now, shadow)) {
+        bytes = 1u << b;
+        return event(cell.writer_of(b));
+      }
   }
-  if (!reads_only(now.kind))
-    for (std::size_t r = 0; r < cell.readers; ++r)
-      if ((cell.read[r] & now.bytes) && conflicts_with(cell.reader[r], now)) return cell.reader[r];
-  return 0;
+  if ((cell.atomic_bytes & bytes) && !is_atomic(now.kind) &&
+      conflicts_with(cell.atomic, now, shadow)) {
+    bytes &= cell.atomic_bytes;
+    return event(cell.atomic);
+  }
+  return reads_only(now.kind) ? std::nullopt : reading(shadow, cell, now, bytes);
 }
 
-inline void Races::note_read(Shadow::Cell& cell, const Touch& now) {
-  if (cell.since != barriers_) {
+// The read before this write that nothing puts in order with it.
+std::optional<Races::Event> Races::reading(const Shadow& shadow, const Cell& cell,
+                                           const Access& now, unsigned& bytes) const {
+  for (const Reader& r : cell.readers) {
+    if (!(r.bytes() & bytes) || (r.number <= shadow.all_know && !by_itself(now))) continue;
+    Event before = event(r.number);
+    if (is_atomic(before.kind) && is_atomic(now.kind)) continue;
+    for (std::uint32_t half = 0; half < 2; ++half)
+      for (std::uint64_t bits = r.threads.bits[half]; bits != 0; bits &= bits - 1) {
+        before.who = r.first + 64 * half + static_cast<std::uint32_t>(std::countr_zero(bits));
+        if (!by_itself(before)) before.thread = before.who;
+        if (ordered(before, now)) continue;
+        bytes &= r.bytes();
+        return before;
+      }
+  }
+  return std::nullopt;
+}
+
+inline void Races::note_read(const Shadow& shadow, Cell& cell, Access& now, Reader reader) {
+  if (cell.readers.since != shadow.meetings) {
     // The threads' reads are known to all; a read by an instruction that goes on by itself is not.
-    std::size_t left = 0;
-    for (std::size_t r = 0; r < cell.readers; ++r)
-      if (cell.reader[r] & kAsync)
-        cell.read[left] = cell.read[r], cell.reader[left++] = cell.reader[r];
-    cell.readers = static_cast<std::uint8_t>(left);
-    cell.since = barriers_;
+    cell.readers.remove([](const Reader& r) { return !(r.number & kAsync); });
+    cell.readers.since = shadow.meetings;
   }
-  std::size_t slot = 0;
-  while (slot < cell.readers && cell.reader[slot] != now.number) ++slot;
-  if (slot < cell.readers) {
-    cell.read[slot] = static_cast<std::uint8_t>(cell.read[slot] | now.bytes);
-    return;
+  bool gone = false;
+  for (Reader& r : cell.readers) {
+    if (r == reader && (!by_itself(now) || r.threads.any(reader.threads))) {
+      r.threads.add(reader.threads);
+      return;
+    }
+    // Who knows of a thread's last read knows of those before.
+    if (r.first == reader.first && r.bytes() == reader.bytes() && r.threads.any(reader.threads) &&
+        event(r.number).kind == now.kind)
+      r.threads.remove(reader.threads), gone |= r.threads.none();
   }
-  if (slot == Shadow::Cell::kReaders)
-    slot = replaced_++ % Shadow::Cell::kReaders;
+  if (gone) cell.readers.remove([](const Reader& r) { return r.threads.none(); });
+  reader.number = number_of(now);
+  if (shadow.global && cell.readers.size() == Shadow::kMostGlobal)
+    cell.readers.begin()[replaced_++ % Shadow::kMostGlobal] = reader;
   else
-    ++cell.readers;
-  cell.reader[slot] = now.number;
-  cell.read[slot] = static_cast<std::uint8_t>(now.bytes);
+    cell.readers.add(reader);
 }
 
-inline void Races::note_write(Shadow::Cell& cell, const Touch& now) {
-  if (now.bytes == Shadow::Cell::kWhole) {
-    cell.writer[0] = now.number;
-    cell.mixed = false;
-    cell.readers = 0;
+inline void Races::note_write(Cell& cell, std::uint32_t number, unsigned bytes) {
+  if (bytes == Cell::kWhole) {
+    cell.writer = number;
+    cell.writers = nullptr;
+    cell.atomic = cell.atomic_bytes = 0;
+    cell.readers.clear();
     return;
   }
-  if (!cell.mixed) cell.writer.fill(cell.writer[0]);
-  cell.mixed = true;
-  for (std::size_t b = 0; b < Shadow::Cell::kBytes; ++b)
-    if (now.bytes >> b & 1) cell.writer[b] = now.number;
-  std::size_t left = 0;
-  for (std::size_t r = 0; r < cell.readers; ++r)
-    if (const unsigned others = cell.read[r] & ~now.bytes)
-      cell.read[left] = static_cast<std::uint8_t>(others), cell.reader[left++] = cell.reader[r];
-  cell.readers = static_cast<std::uint8_t>(left);
+  if (!cell.writers) {
+    cell.writers = std::make_unique<std::array<std::uint32_t, Cell::kBytes>>();
+    cell.writers->fill(cell.writer);
+  }
+  for (std::size_t b = 0; b < Cell::kBytes; ++b)
+    if (bytes >> b & 1) (*cell.writers)[b] = number;
+  cell.atomic_bytes &= ~bytes & Cell::kWhole;
+  for (Reader& r : cell.readers) r.place_and_bytes &= ~bytes;
+  cell.readers.remove([](const Reader& r) { return r.bytes() == 0; });
 }
 
-// An atomic right after a plain write by its thread: who knows of one knows of the other, and the
-// plain write is the one that other atomics may race with.
-inline bool Races::stands_for(const Shadow::Cell& cell, const Touch& now) const {
-  if (now.kind != Kind::atomic || cell.mixed || cell.writer[0] == 0) return false;
-  const Event &before = event(cell.writer[0]), &atomic = event(now.number);
-  return before.kind == Kind::write && before.who == atomic.who && before.epoch == atomic.epoch;
-}
-
-const std::string* Races::touch(std::uint32_t number, const Memory& memory, std::size_t first,
+const std::string* Races::touch(Access& now, const Memory& memory, std::size_t first,
                                 std::size_t bytes) {
-  constexpr std::size_t kBytes = Shadow::Cell::kBytes;
+  constexpr std::size_t kBytes = Cell::kBytes;
   const std::size_t end = first + bytes;
-  const Kind kind = event(number).kind;
+  const Reader anywhere =
+      reader_at(static_cast<std::uint32_t>(now.who), now.epoch, now.kind, now.where, 0);
   for (std::size_t at = first / kBytes; at * kBytes < end; ++at) {
-    Shadow::Cell& cell = memory.shadow.at(at);
+    Cell& cell = memory.shadow.at(at);
     const std::size_t begin = at * kBytes;
-    unsigned mask = Shadow::Cell::kWhole;
+    unsigned mask = Cell::kWhole;
     if (begin < first) mask &= mask << (first - begin);
-    if (begin + kBytes > end) mask &= Shadow::Cell::kWhole >> (begin + kBytes - end);
-    const Touch now{number, kind, mask};
-    if (const std::uint32_t before = conflict(cell, now)) {
-      error_ = text(event(before), event(number), memory.name(std::max(first, begin)));
+    if (begin + kBytes > end) mask &= Cell::kWhole >> (begin + kBytes - end);
+    unsigned both = mask;
+    if (const auto before = conflict(memory.shadow, cell, now, both)) {
+      error_ = text(*before, {now, block_[now.thread]},
+                    memory.name(begin + static_cast<std::size_t>(std::countr_zero(both))));
       return &error_;
     }
-    if (!memory.starts_written && kind != Kind::write)
+    if (!memory.shadow.global && now.kind != Kind::write)
       for (std::size_t b = 0; b < kBytes && !never_written_; ++b)
-        if ((mask >> b & 1) && cell.writer[cell.mixed ? b : 0] == 0)
-          never_written_ =
-              memory.name(begin + b) + " was " + done(event(number)) + ", where nobody had written";
-    if (reads_only(kind))
-      note_read(cell, now);
-    else if (!stands_for(cell, now))
-      note_write(cell, now);
+        if ((mask >> b & 1) && cell.writer_of(b) == 0)
+          never_written_ = memory.name(begin + b) + " was " + done({now, block_[now.thread]}) +
+                           ", where nobody had written";
+    if (reads_only(now.kind)) {
+      Reader reader = anywhere;
+      reader.place_and_bytes |= mask;
+      note_read(memory.shadow, cell, now, reader);
+    } else if (is_atomic(now.kind)) {
+      cell.atomic = number_of(now) & Cell::kMostEvents;
+      cell.atomic_bytes = mask & Cell::kWhole;
+    } else {
+      note_write(cell, number_of(now), mask);
+    }
   }
   return nullptr;
 }
@@ -148,6 +199,8 @@ std::string Races::done(const Event& event) const {
 std::string Races::text(const Event& before, const Event& now, const std::string& where) const {
   std::string s = "race: " + where + " was " + done(before) + " and then " + done(now);
   if (ordered(before, now)) return s + " with no shared_write_fence between";
+  if (before.unwaited)
+    return s + ": tma_store_wait waits until shared memory has been read, and no longer";
   // Who issued it goes on at once, and knows that it is done after a wait.
   if (before.who >= threads_ && !order_.knows(before.thread, before.who, before.epoch))
     return s + " before a wait for it";

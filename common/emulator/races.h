@@ -3,7 +3,8 @@
 /// and reads of shared memory that nobody has written.
 ///
 /// Accesses of ordinary code come from the compiler (accesses.cpp); instructions report their own.
-/// Each byte's cell remembers who wrote it last, and some of those who have read it since.
+/// Each byte's cell remembers who wrote it last, who changed it last by an atomic since, and all
+/// who have read it since.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -28,18 +30,74 @@ inline bool is_atomic(Kind kind) { return kind == Kind::atomic || kind == Kind::
 /// The cells of one piece of memory, a page of them at a time.
 class Shadow {
  public:
-  /// Four bytes of memory. Numbers are those of events; 0 is none. Of the readers since the last
-  /// write, and since the last barrier of the whole block, there are some.
+  /// Threads of one warpgroup, a bit each.
+  struct Threads {
+    static constexpr std::uint32_t kNumber = 128;
+    std::array<std::uint64_t, 2> bits{};
+    static Threads one(std::uint32_t t) {
+      Threads threads;
+      threads.bits[t / 64] = std::uint64_t{1} << t % 64;
+      return threads;
+    }
+    bool any(const Threads& of) const {
+      return ((bits[0] & of.bits[0]) | (bits[1] & of.bits[1])) != 0;
+    }
+    bool none() const { return (bits[0] | bits[1]) == 0; }
+    void add(const Threads& more) { bits[0] |= more.bits[0], bits[1] |= more.bits[1]; }
+    void remove(const Threads& some) { bits[0] &= ~some.bits[0], bits[1] &= ~some.bits[1]; }
+  };
+  /// Threads that have read the same bytes in one epoch, at one place; or, alone, an instruction
+  /// that goes on by itself.
+  struct Reader {
+    std::uint32_t number = 0;  // of an event: one of the threads'
+    std::uint32_t first = 0;   // the number of the first bit (order.h)
+    std::uint32_t epoch = 0;
+    std::uint32_t place_and_bytes = 0;  // places that differ have, but for luck, other numbers
+    Threads threads;
+    unsigned bytes() const { return place_and_bytes & 0xF; }  // which of the cell's, a bit each
+    bool operator==(const Reader& other) const {
+      return first == other.first && epoch == other.epoch &&
+             place_and_bytes == other.place_and_bytes;
+    }
+  };
+  /// Mostly one or two, which lie in the cell.
+  class Readers {
+   public:
+    Reader* begin() { return more_ ? more_->data() : few_.data(); }
+    Reader* end() { return begin() + count_; }
+    const Reader* begin() const { return more_ ? more_->data() : few_.data(); }
+    const Reader* end() const { return begin() + count_; }
+    void add(const Reader& reader) {
+      if (!more_ && count_ == few_.size())
+        more_ = std::make_unique<std::vector<Reader>>(few_.begin(), few_.end());
+      if (more_ && count_ == more_->size()) more_->resize(2 * count_);
+      begin()[count_++] = reader;
+    }
+    template <class Which>
+    void remove(Which which) {
+      count_ = static_cast<std::uint32_t>(std::remove_if(begin(), end(), which) - begin());
+    }
+    void clear() { count_ = 0; }
+    std::size_t size() const { return count_; }
+    std::uint32_t since = 0;  ///< the meeting of all before them
+
+   private:
+    std::uint32_t count_ = 0;
+    std::unique_ptr<std::vector<Reader>> more_;
+    std::array<Reader, 2> few_;
+  };
+  /// Four bytes of memory. Numbers are those of events; 0 is none. To load cells takes most of the
+  /// time: they are small.
   struct Cell {
-    static constexpr std::size_t kBytes = 4, kReaders = 4;
-    static constexpr unsigned kWhole = 0xF;
-    std::array<std::uint32_t, kBytes>
-        writer{};  // of each byte if they are mixed; else the first is all bytes'
-    std::array<std::uint32_t, kReaders> reader{};
-    std::array<std::uint8_t, kReaders> read{};  // which of the bytes, a bit each
-    std::uint32_t since = 0;                    // the readers' barrier of the whole block
-    std::uint8_t readers = 0;
-    bool mixed = false;
+    static constexpr std::size_t kBytes = 4;
+    static constexpr unsigned kWhole = 0xF, kMostEvents = (1u << 28) - 1;
+    /// Who wrote them last; null if it is one for all, `writer`.
+    std::unique_ptr<std::array<std::uint32_t, kBytes>> writers;
+    std::uint32_t writer = 0;
+    std::uint32_t atomic : 28 = 0;       // the last one since that write has seen those before it
+    std::uint32_t atomic_bytes : 4 = 0;  // a bit each
+    Readers readers;                     // since the last write, and since all have met
+    std::uint32_t writer_of(std::size_t byte) const { return writers ? (*writers)[byte] : writer; }
   };
   Cell& at(std::size_t cell) {
     const std::size_t page = cell / kPage;
@@ -47,9 +105,19 @@ class Shadow {
     if (!pages_[page]) pages_[page] = std::make_unique<std::array<Cell, kPage>>();
     return (*pages_[page])[cell % kPage];
   }
+  /// Global memory holds something in the beginning, shared memory nothing. And of the entries of
+  /// global memory's readers, of whom there is no end, some are remembered.
+  static constexpr std::size_t kMostGlobal = 8;
+  const bool global = false;
+  explicit Shadow(bool is_global) : global(is_global) {}
+
+  /// The last event before the threads that use this memory have all met, but for that of an
+  /// instruction that goes on by itself; and how often they have.
+  std::uint32_t all_know = 0, meetings = 0;
+
   void clear() {
     for (auto& page : pages_)
-      if (page) page->fill(Cell{});
+      if (page) page = std::make_unique<std::array<Cell, kPage>>();
   }
 
  private:
@@ -73,50 +141,70 @@ class Races {
 
   struct Memory {
     Shadow& shadow;
-    const Name& name;     // of a byte
-    bool starts_written;  // shared memory holds nothing in the beginning
+    const Name& name;  // of a byte
   };
-  /// A line of what is wrong, if this access of thread t is, or null. `what`: an instruction, or
-  /// null of ordinary code.
-  const std::string* access(std::size_t t, Kind kind, const char* what, const Where& where,
-                            const Memory& memory, std::size_t first, std::size_t bytes) {
-    if (kind == Kind::read && one_more(memory.shadow, first, bytes)) return nullptr;
-    const std::uint32_t epoch = order_.now(t);
-    const std::uintptr_t key = where.key() * 4 + static_cast<std::uintptr_t>(kind);
-    Recent& recent = recent_[t][(key ^ key >> 6) % Recents::kNumber];
-    if (recent.key != key || recent.epoch != epoch)
-      recent = {key, epoch, event_of({t, epoch, t, kind, what, where})};
-    return touch(recent.event, memory, first, bytes);
+  /// One access, or what an instruction does piece by piece.
+  struct Access {
+    std::size_t who;     // does it: the thread, or a number of the instruction's (order.h)
+    std::size_t thread;  // has issued it
+    std::uint32_t epoch;
+    Kind kind;
+    const char* what;  // an instruction, or null: ordinary code
+    Where where;
+    bool proxy = false;        // reads by itself what ordinary code may have written: after a fence
+    bool unwaited = false;     // no wait says that it is done
+    std::uint32_t number = 0;  // of its event, once there is one
+  };
+  /// Of thread t.
+  Access by_thread(std::size_t t, Kind kind, const char* what, const Where& where) const {
+    return {t, t, order_.now(t), kind, what, where};
   }
-  /// The same by an instruction that goes on by itself, as number `who` and in its epoch `epoch`,
-  /// issued by thread t.
-  const std::string* async(std::size_t t, std::size_t who, std::uint32_t epoch, Kind kind,
-                           const char* what, const Where& where, const Memory& memory,
-                           std::size_t first, std::size_t bytes) {
-    return touch(event_of({who, epoch, t, kind, what, where}), memory, first, bytes);
+  /// Whether a read by thread t needs no more than this: in this epoch it has read these bytes at
+  /// this place before, or another thread has, and all know of what was written.
+  bool read_before(std::size_t t, const Where& where, Shadow& shadow, std::size_t first,
+                   std::size_t bytes) const {
+    const std::size_t past = first % Shadow::Cell::kBytes;
+    if (past + bytes > Shadow::Cell::kBytes) return false;
+    Shadow::Cell& cell = shadow.at(first / Shadow::Cell::kBytes);
+    const auto who = static_cast<std::uint32_t>(t);
+    const unsigned mask = ((1u << bytes) - 1) << past;
+    const Shadow::Reader reader = reader_at(who, order_.now(t), Kind::read, where, mask);
+    for (Shadow::Reader& r : cell.readers) {
+      if (!(r == reader)) continue;
+      if (!r.threads.any(reader.threads)) {
+        if (cell.readers.since != shadow.meetings || cell.writers || cell.atomic != 0 ||
+            (cell.writer - 1 >= shadow.all_know && !(shadow.global && cell.writer == 0)))
+          return false;
+        r.threads.add(reader.threads);
+      }
+      return true;
+    }
+    return false;
   }
+  /// A line of what is wrong, if it is, or null.
+  const std::string* touch(Access& now, const Memory& memory, std::size_t first, std::size_t bytes);
+  /// Thread t has waited for its cp.async, number `who`, up to group `done`. They count as ordinary
+  /// code of that moment.
+  void copies_done(std::size_t t, std::size_t who, std::uint32_t done);
 
-  /// The first read, or atomic, of shared memory that nobody had written, or nothing. A write that comes after
-  /// it is a race, or not.
+  /// The first read, or atomic, of shared memory that nobody had written, or nothing. A write that
+  /// comes after it is a race, or not.
   std::optional<std::string> never_written() const { return never_written_; }
 
-  /// All threads have met: whatever threads did before is in order before all that follows.
-  void all_met() {
-    all_know_ = static_cast<std::uint32_t>(events_.size());
-    ++barriers_;
+  /// All threads have met that use this memory: whatever they did before is in order before all
+  /// that follows.
+  void all_met(Shadow& shadow) const {
+    shadow.all_know = static_cast<std::uint32_t>(events_.size() - 1);
+    ++shadow.meetings;
   }
   /// `fence.proxy.async` of thread t: what it knows of, instructions that go on by themselves may
   /// read.
   void fence_proxy(std::size_t t);
 
  private:
-  struct Event {
-    std::size_t who;
-    std::uint32_t epoch;
-    std::size_t thread;
-    Kind kind;
-    const char* what;  // an instruction, or nullptr: ordinary code
-    Where where;
+  using Cell = Shadow::Cell;
+  using Reader = Shadow::Reader;
+  struct Event : Access {
     std::uint32_t block = 0;
   };
   struct Recent {
@@ -127,33 +215,29 @@ class Races {
       : std::array<Recent, 16> {  // a thread's last events: a loop comes by the same places again
     static constexpr std::size_t kNumber = 16;
   };
-  // Numbers of events of instructions that go on by themselves have this bit: `all_know_` says
+  // Numbers of events of instructions that go on by themselves have this bit: `all_know` says
   // nothing of them.
   static constexpr std::uint32_t kAsync = 1u << 31;
-  struct Touch {
-    std::uint32_t number;
-    Kind kind;
-    unsigned bytes;  // which of the cell's, a bit each
-  };
-  const std::string* touch(std::uint32_t number, const Memory& memory, std::size_t first,
-                           std::size_t bytes);
-  // Fast path: all threads know of the write, and the reader slots are full; one reader in eight
-  // takes another's slot.
-  bool one_more(Shadow& shadow, std::size_t first, std::size_t bytes) {
-    if (first % Shadow::Cell::kBytes + bytes > Shadow::Cell::kBytes) return false;
-    const Shadow::Cell& cell = shadow.at(first / Shadow::Cell::kBytes);
-    return !cell.mixed && cell.writer[0] - 1 < all_know_ - 1 && cell.since == barriers_ &&
-           cell.readers == Shadow::Cell::kReaders && ++passed_ % 8 != 0;
-  }
+
+  bool by_itself(const Access& a) const { return a.who >= threads_; }
   const Event& event(std::uint32_t number) const { return events_[number & ~kAsync]; }
-  std::uint32_t conflict(const Shadow::Cell& cell, const Touch& now) const;
-  bool conflicts_with(std::uint32_t before, const Touch& now) const;
-  bool stands_for(const Shadow::Cell& cell, const Touch& now) const;
-  void note_read(Shadow::Cell& cell, const Touch& now);
-  static void note_write(Shadow::Cell& cell, const Touch& now);
-  std::uint32_t event_of(const Event& event);
-  bool ordered(const Event& before, const Event& now) const;
-  bool unfenced(const Event& before, const Event& now) const;
+  std::uint32_t number_of(Access& now);
+  static Reader reader_at(std::uint32_t who, std::uint32_t epoch, Kind kind, const Where& where,
+                          unsigned bytes) {
+    const std::uint32_t bit = who % Shadow::Threads::kNumber;
+    const std::uintptr_t place = where.key() * 4 + static_cast<std::uintptr_t>(kind);
+    return {0, who - bit, epoch, static_cast<std::uint32_t>(place) << 4 | bytes,
+            Shadow::Threads::one(bit)};
+  }
+  bool conflicts_with(std::uint32_t before, const Access& now, const Shadow& shadow) const;
+  std::optional<Event> conflict(const Shadow& shadow, const Cell& cell, const Access& now,
+                                unsigned& bytes) const;
+  std::optional<Event> reading(const Shadow& shadow, const Cell& cell, const Access& now,
+                               unsigned& bytes) const;
+  void note_read(const Shadow& shadow, Cell& cell, Access& now, Reader reader);
+  static void note_write(Cell& cell, std::uint32_t number, unsigned bytes);
+  bool ordered(const Access& before, const Access& now) const;
+  bool unfenced(const Access& before, const Access& now) const;
   std::string done(const Event& event) const;
   std::string text(const Event& before, const Event& now, const std::string& where) const;
 
@@ -163,13 +247,12 @@ class Races {
   std::size_t threads_;
   std::size_t proxies_ = 0;  // the number of thread 0's proxy, once there is one
   std::vector<Event> events_;
-  // Events before this one, of threads; barriers of the whole block.
-  std::uint32_t all_know_ = 1, barriers_ = 0;
   std::vector<Recents> recent_;
   std::optional<std::string> never_written_;
   std::string error_;
-  std::uint32_t replaced_ = 0;  // which reader makes room next
-  std::uint32_t passed_ = 0;    // readers that did not have to be remembered, and some that had
+  std::size_t replaced_ = 0;  // which reader of global memory makes room next
+  // Of cp.async by number: in which epoch of its thread each group was waited for.
+  std::map<std::size_t, std::vector<std::uint32_t>> copies_;
 };
 
 }  // namespace attn::emulator

@@ -24,16 +24,19 @@
 ///   - time slices: a loop that spins on a plain or volatile word never ends. Spin on an atomic, or
 ///     use flag_wait (ptx/global_flag.h), or an mbarrier inside a block;
 ///   - threads that have left: __syncthreads waits for them, too, unlike GPUs from sm_70 on;
-///   - what copies in flight do to global memory, where races are looked for there; and the fence
-///     that wgmma needs after cp.async;
+///   - the fence that TMA needs where it reads global memory that ordinary code of the same launch
+///     has written, and a wait until a TMA store has been written;
+///   - registers of wgmma that ordinary code writes between wgmma_fence and wgmma;
 ///   - atomics and fences that put accesses to shared memory in order: barriers alone do;
-///   - all readers of a byte: of those since the last write four are remembered, and a write that
-///     comes too early for another one goes unnoticed in some schedules;
-///   - a deadlock of blocks that spin on an atomic: it never ends. flag_wait reports it;
+///   - where races between blocks are looked for, whoever knows of a block is taken to know of
+///     those that were resident in its place before; and of the readers of a byte of global memory
+///     some are remembered, of shared memory all;
+///   - a deadlock of blocks that spin on an atomic and meet at barriers between: it never ends.
+///     flag_wait reports it, and so does a plain loop around an atomic;
 ///   - accesses under AddressSanitizer: no races, lost updates or misaligned accesses are found;
 ///   - rounding of the fast functions (__expf and so on): they are as exact as the host's;
-///   - the proxies of memory, but for the fence before TMA and wgmma read what ordinary code wrote
-///     to shared memory;
+///   - the proxies of memory, but for the fence before TMA and wgmma read what ordinary code or
+///     cp.async wrote to shared memory;
 ///   - clusters and distributed shared memory;
 ///   - `__shared__` variables of functions that a kernel calls: they are refused at the first write;
 ///   - the static shared memory of a program without symbols (`strip`): it starts as 0, all
@@ -136,6 +139,8 @@ struct Grid {
   std::unique_ptr<GridRaces> races;
   Stacks& stacks;
   Block* inside = nullptr;  ///< whose bytes the variables hold
+  std::size_t spins = 0;    ///< turns in a row that ended before an atomic, and nowhere else
+  std::size_t waiting = 0;  ///< blocks that have not started
 };
 
 /// The block that runs now, or null; and the same if somebody wants to know what its threads read.
@@ -163,6 +168,8 @@ class Block {
   void abandon();
   /// "deadlock: thread (0,0,0) of block (0,0,0) waits in ... at ..."
   std::string deadlock_text() const;
+  /// "deadlock: ... spins on atomicAdd at ..."
+  std::string spin_text(std::size_t t) const;
 
   void* shared() { return shared_.get(); }
   std::size_t shared_bytes() const { return shared_bytes_; }
@@ -185,8 +192,11 @@ class Block {
   void mbarrier_arrive(const char* what, Place place, const void* at, std::size_t bytes);
   /// A copy of `bytes` bytes to `to` in shared memory that the barrier is told of when it is done.
   /// It is done when the phase could end and somebody waits for that: as late as possible.
+  /// `source(visit)` calls visit(first, bytes) for what it reads of global memory.
+  using Visit = std::function<void(const void* first, std::size_t bytes)>;
+  using Visits = std::function<void(const Visit&)>;
   void mbarrier_copy(const char* what, Place place, const void* at, void* to, std::size_t bytes,
-                     std::function<void()> work);
+                     std::function<void()> work, const Visits& source);
   /// `mbarrier.try_wait.parity` until it says yes: waits for the end of the last phase that has
   /// this parity.
   void mbarrier_wait(const char* what, Place place, const void* at, unsigned parity);
@@ -208,28 +218,28 @@ class Block {
   unsigned full_mask() const;
 
   // ---- work in flight ---------------------------------------------------------------------------
-  /// `cp.async` of 16 bytes to `to`; `work` does it. Then `commit` and `wait` as of the
-  /// instructions.
-  void copy_async(const char* what, Place place, void* to, std::function<void()> work);
+  /// `cp.async` of 16 bytes to `to`, of which the first `bytes` come from `from`; `work` does it.
+  /// Then `commit` and `wait` as of the instructions.
+  void copy_async(const char* what, Place place, void* to, const void* from, std::size_t bytes,
+                  std::function<void()> work);
   void copy_commit();
   void copy_wait(std::size_t pending);
-  /// A TMA store. `operands(read)` calls read(first, bytes) for what it reads of shared memory.
-  using Read = std::function<void(const void* first, std::size_t bytes)>;
+  /// A TMA store: what it reads of shared memory, and what it writes to global memory.
   void store_async(const char* what, Place place, std::function<void()> work,
-                   const std::function<void(const Read&)>& operands);
+                   const Visits& operands, const Visits& results);
   void store_commit();
   void store_wait(std::size_t pending);
   /// `fence.proxy.async`
   void fence_proxy();
   /// `wgmma`, this thread's part of it: `work` multiplies. It writes the accumulators `d`, adding
-  /// to them or not, and reads the registers `a`, if any. `operands` as above, of the whole
-  /// warpgroup.
+  /// to them or not, and reads the registers `a`, if any. `operands`: what the whole warpgroup's
+  /// reads of shared memory.
   struct Registers {
     void* at = nullptr;
     std::size_t bytes = 0;
   };
   void product_async(Place place, Registers d, bool accumulate, Registers a,
-                     std::function<void()> work, const std::function<void(const Read&)>& operands);
+                     std::function<void()> work, const Visits& operands);
   void product_fence();
   void product_commit();
   void product_wait(std::size_t pending, Place place);
@@ -253,6 +263,9 @@ class Block {
   /// An instruction that takes addresses of whole `bytes` only: a GPU faults, or reads elsewhere.
   void require_aligned(const char* what, Place place, const char* which, const void* at,
                        std::size_t bytes) const;
+  /// Shared memory has to hold all of it.
+  void require_shared(const char* what, Place place, const char* which, const void* at,
+                      std::size_t bytes) const;
   /// Whether it is memory of the kernel: shared, or a buffer.
   bool is_kernels(const void* at) const;
   /// Before an atomic access: others may come first. `releases`, `acquires`: as of the instructions
@@ -353,9 +366,9 @@ class Block {
                     std::size_t bytes) noexcept;
   std::string shared_name(std::size_t byte) const;
   std::optional<std::size_t> shared_byte(const void* at) const;
-  void async_access(std::size_t who, std::uint32_t epoch, Kind kind, const char* what, Place place,
-                    const void* at, std::size_t bytes);
-  std::size_t number_of(std::size_t& who);
+  Races::Access async(std::size_t& who, std::uint32_t epoch, Kind kind, const char* what,
+                      Place place);
+  void async_access(Races::Access& access, const void* at, std::size_t bytes);
   void check_registers(Kind kind, const Where& where, const void* at, std::size_t bytes);
   // Among all resident threads.
   std::size_t global_number(std::size_t t) const { return slot_ * threads_.size() + t; }
@@ -392,16 +405,17 @@ class Block {
   // Of this block's __shared__ variables, while another one runs.
   std::vector<std::byte> variables_;
   const Members* members_ = nullptr;
-  std::vector<std::size_t> product_numbers_;  // of each warpgroup's products (order.h)
+  std::vector<std::size_t> product_numbers_;  // of each warp's products (order.h)
   static constexpr unsigned kMostAtomicYields = 256;
   unsigned atomic_yields_ = 0;  // since the late warp last ran
   bool paused_ = false;         // the thread that ran last has let others run
+  bool spins_ = false;          // it has come back from an atomic to no barrier
   bool internal_ = false;       // the machine itself copies or multiplies
   bool looks_closer_ = false;   // reads outside of dynamic shared memory may matter
   Races* races_ = nullptr;      // the block's, or the grid's; null: nobody looks for them
   std::unique_ptr<Races> own_races_;
   Races::Name shared_name_;
-  Shadow shadow_;  // of the variables, then of dynamic shared memory
+  Shadow shadow_{false};  // of the variables, then of dynamic shared memory
 };
 
 /// Runs `kernel` once for every thread of every block. Throws KernelError.

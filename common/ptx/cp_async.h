@@ -23,10 +23,12 @@ __device__ __forceinline__ void cp_async_16(void* shared, const void* global, in
 #ifdef ATTN_EMULATED
   emulator::Block::current().require_aligned("cp_async_16", caller, "a destination", shared, 16);
   if (valid_bytes > 0) emulator::Block::current().require_aligned("cp_async_16", caller, "a source", global, 16);
-  emulator::Block::current().copy_async("cp_async_16", caller, shared, [=] {  // at the wait, as late as it may be
+  const auto bytes = static_cast<std::size_t>(valid_bytes);
+  const auto copy = [=] {  // at the wait, as late as it may be
     std::memset(shared, 0, 16);
-    if (valid_bytes > 0) std::memcpy(shared, global, static_cast<std::size_t>(valid_bytes));
-  });
+    if (bytes > 0) std::memcpy(shared, global, bytes);
+  };
+  emulator::Block::current().copy_async("cp_async_16", caller, shared, global, bytes, copy);
 #else
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(shared)),
                "l"(global), "r"(valid_bytes)

@@ -135,11 +135,18 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, uin
   std::copy_n(first, kRank, at.begin());
   std::byte* const to = static_cast<std::byte*>(shared);
   emulator::Block::current().require_aligned("tma_load", caller, "a destination", shared, 128);
-  emulator::Block::current().mbarrier_copy("tma_load", caller, barrier, to, bytes, [=] {
-    each_piece(map, to, at, [](std::byte* s, const std::byte* g) {
-      g ? std::memcpy(s, g, 16) : std::memset(s, 0, 16);
-    });
-  });
+  emulator::Block::current().mbarrier_copy(
+      "tma_load", caller, barrier, to, bytes,
+      [=] {
+        each_piece(map, to, at, [](std::byte* s, const std::byte* g) {
+          g ? std::memcpy(s, g, 16) : std::memset(s, 0, 16);
+        });
+      },
+      [&](const emulator::Block::Visit& reads) {
+        each_piece(map, to, at, [&](std::byte*, const std::byte* g) {
+          if (g) reads(g, 16);
+        });
+      });
 #else
   static_assert(kRank == 3 || kRank == 4, "ranks in use");
   if constexpr (kRank == 3)
@@ -173,7 +180,10 @@ __device__ __forceinline__ void tma_store(const TensorMap& map, const void* shar
                                           const int (&first)[kRank] ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block& block = emulator::Block::current();
+  std::size_t bytes = static_cast<std::size_t>(map.element_bytes);
+  for (std::size_t i = 0; i < kRank; ++i) bytes *= static_cast<std::size_t>(map.box[i]);
   block.require_aligned("tma_store", caller, "a source", shared, 128);
+  block.require_shared("tma_store", caller, "a source", shared, bytes);
   std::array<int, kRank> at;
   std::copy_n(first, kRank, at.begin());
   const auto from = static_cast<std::byte*>(const_cast<void*>(shared));
@@ -184,9 +194,14 @@ __device__ __forceinline__ void tma_store(const TensorMap& map, const void* shar
           if (g) std::memcpy(const_cast<std::byte*>(g), s, 16);
         });
       },
-      [&](const emulator::Block::Read& read) {
+      [&](const emulator::Block::Visit& reads) {
         each_piece(map, from, at, [&](std::byte* s, const std::byte* g) {
-          if (g) read(s, 16);
+          if (g) reads(s, 16);
+        });
+      },
+      [&](const emulator::Block::Visit& writes) {
+        each_piece(map, from, at, [&](std::byte*, const std::byte* g) {
+          if (g) writes(g, 16);
         });
       });
 #else

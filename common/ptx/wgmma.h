@@ -114,7 +114,7 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kTiles][4], float (&e)[kMo
 #ifdef ATTN_EMULATED
 // Calls read(address, 16) for every 16-byte chunk of an operand of `rows` x 16.
 inline void each_chunk(WgmmaOperand operand, bool mn_major, int rows, emulator::Place caller,
-                       const emulator::Block::Read& read) {
+                       const emulator::Block::Visit& read) {
   emulator::Block& block = emulator::Block::current();
   for (int row = 0; row < rows; row += mn_major ? 8 : 1)
     for (int k = 0; k < 16; k += mn_major ? 1 : 8) {
@@ -141,7 +141,7 @@ void wgmma_later(float (&d)[kTiles][4], WgmmaOperand a, Quad quad, WgmmaOperand 
                      .accumulate = accumulate, .mn_major = kTransposedB, .shared = shared, .a = a.bits, .b = b.bits,
                      .registers = quad.own ? quad.lanes : nullptr, .row = thread / 32 * 16 + thread % 32 / 4});
   };
-  const auto operands = [&](const emulator::Block::Read& read) {
+  const auto operands = [&](const emulator::Block::Visit& read) {
     if (!quad.own) each_chunk(a, false, 64, caller, read);
     each_chunk(b, kTransposedB, 8 * kTiles, caller, read);
   };

@@ -107,6 +107,13 @@ __global__ void reverse_often(const int* in, int* out) {
   out[blockIdx.x * 64 + threadIdx.x] = mine;
 }
 
+// test_races.cpp has one of this name, too.
+__global__ void own_variable(void** at) {
+  __shared__ int variable[40];
+  variable[threadIdx.x] = 1;
+  *at = variable;
+}
+
 }  // namespace
 
 TEST_CASE("plain additions of two blocks, or of two threads, are lost; atomic ones are not",
@@ -347,4 +354,12 @@ TEST_CASE("interleaved blocks keep their own __shared__ variables", "[emulator][
     for (std::size_t i = 0; i < in.size(); ++i)
       REQUIRE(out[i] == static_cast<int>(i / 64 * 64 + 63 - i % 64));
   }
+}
+
+TEST_CASE("kernels of one name in two files have their own variables", "[emulator][blocks]") {
+  void* at = nullptr;
+  CHECK(message(1, 1, 40, own_variable, &at) == "");
+  const auto found = emulator::static_shared(reinterpret_cast<const void*>(own_variable));
+  REQUIRE(found.size() == 1);
+  CHECK((found[0].data == at && found[0].bytes == 40 * sizeof(int)));
 }

@@ -75,6 +75,12 @@ std::string product(Backend backend, DType dtype, int columns, bool registers, b
   return "";
 }
 
+// The emulator looks for races, in global memory as well, or does not.
+struct FindRaces {
+  explicit FindRaces(bool find) { emulator::find_races = emulator::find_global_races = find; }
+  ~FindRaces() { emulator::find_races = emulator::find_global_races = false; }
+};
+
 constexpr int kShapes[] = {64, 80, 96, 112, 128, 144, 160, 176, 192, 256};
 
 TEST_CASE("wgmma multiplies what TMA brings (emulated)", "[hopper]") {
@@ -84,6 +90,7 @@ TEST_CASE("wgmma multiplies what TMA brings (emulated)", "[hopper]") {
         INFO(columns << " columns, A in " << (registers ? "registers" : "shared memory") << ", B "
                      << (transposed_b ? "[k, n]" : "[n, k]"));
         emulator::schedule_seed = static_cast<uint64_t>(columns);
+        const FindRaces find(true);
         const DType dtype = registers ? DType::fp16 : DType::bf16;
         CHECK(product(Backend::emulated, dtype, columns, registers, transposed_b, 2) == "");
       }
@@ -95,6 +102,7 @@ TEST_CASE("two stages between a producer and a consumer hold in every schedule",
     for (uint64_t seed = 1; seed <= 6; ++seed) {
       emulator::schedule_seed = seed;
       INFO("seed " << seed << (early ? ", copies at once" : ", copies as late as possible"));
+      const FindRaces find(seed > 3);
       CHECK(product(Backend::emulated, DType::bf16, 64, seed % 2, seed % 3 == 0, 5) == "");
     }
   }
@@ -134,6 +142,36 @@ TEST_CASE("what keeps copies and products apart is missed when it is left out", 
   CHECK(found(kTooFewBytes, {"deadlock: thread (0,0,0) of block (0,0,0) waits in mbarrier_wait"}) == 8);
   CHECK(found(kNoBarrierBeforeStore, {""}) >= 2);
   CHECK(found(kNoWaitForStore, {""}) >= 4);
+}
+
+TEST_CASE("where races are looked for, what is left out is named as one", "[hopper]") {
+  // Of eight runs: how many say that `first` and `second` are a race, in this order or the other.
+  const auto named = [](HopperFault fault, const std::string& first, const std::string& second,
+                        bool registers = false) {
+    int count = 0;
+    const FindRaces find(true);
+    for (const bool early : {false, true}) {
+      emulator::early_copies = early;
+      for (uint64_t seed = 1; seed <= 4; ++seed) {
+        emulator::schedule_seed = seed;
+        const std::string said =
+            product(Backend::emulated, DType::bf16, 64, registers, false, 5, fault);
+        INFO("fault " << fault << ", seed " << seed << (early ? " early: " : " late: ") << said);
+        CHECK(said != "");
+        count += said.find("race: ") == 0 && said.find(first) != said.npos &&
+                 said.find(second) != said.npos;
+      }
+    }
+    emulator::early_copies = false;
+    return count;
+  };
+  CHECK(named(kNoWaitForCopy, "written by tma_load of ", "read by wgmma of ") == 8);
+  CHECK(named(kNoWaitForReader, "was written by tma_load of ",
+              "and then written by tma_load of ") == 8);
+  CHECK(named(kWrongPhase, "written by tma_load of ", "read by wgmma of ") == 8);
+  CHECK(named(kReleasedTooEarly, "written by tma_load of ", "read by wgmma of ") == 8);
+  CHECK(named(kNoSharedFence, "read by tma_store of ", "with no shared_write_fence between") == 8);
+  CHECK(named(kNoBarrierBeforeStore, "written by thread (", "read by tma_store of ") == 8);
 }
 
 TEST_CASE("a block whose warpgroups take more registers than it has is missed", "[hopper]") {

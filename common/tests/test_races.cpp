@@ -1,6 +1,8 @@
 /// \file
 /// Races: that they are reported as such, with both lines and what lies there; and that what is in
 /// order is not.
+#include <cstring>
+#include <regex>
 #include <string>
 #include <vector>
 
@@ -29,6 +31,32 @@ std::string message(std::uint64_t seed, std::size_t shared, dim3 grid, dim3 bloc
   CHECK_FALSE(has(status.message, "\n"));
   return status.message;
 }
+
+// A line about a byte of shared memory, taken apart: who wrote, who read, in which order.
+struct Race {
+  std::string element, why;
+  struct Access {
+    int thread = -1;
+    std::string at, what;
+  } written, read;
+  bool found = false, written_first = false;
+};
+Race race(const std::string& line) {
+  static const std::string access =
+      R"((written|read) by (?:(\w+) of )?thread \((\d+),0,0\) at (\S+))";
+  static const std::regex whole(
+      R"(race: byte \d+ of shared memory of block \(0,0,0\) \((\S+)\) was )" + access +
+      " and then " + access + " (.*)");
+  std::smatch m;
+  Race r;
+  if (!std::regex_match(line, m, whole) || m[2] == m[6]) return r;
+  r.found = true, r.element = m[1], r.why = m[10], r.written_first = m[2] == "written";
+  const int w = r.written_first ? 2 : 6, other = 8 - w;
+  r.written = {std::stoi(m[w + 2]), m[w + 3], m[w + 1]};
+  r.read = {std::stoi(m[other + 2]), m[other + 3], m[other + 1]};
+  return r;
+}
+std::string row(int i) { return "row[" + std::to_string(i) + "]"; }
 
 struct Storage {
   float row[64];
@@ -74,6 +102,7 @@ __global__ void copy_and_read(bool wait, bool barrier, unsigned other, const flo
 }
 
 // Two warps of four meet at a named barrier before all four read.
+constexpr int kWritesOne = __LINE__ + 4, kReadsOther = __LINE__ + 6;
 __global__ void too_few_meet(int warps, float* out) {
   auto& smem = dynamic_shared<Storage>();
   const int warp = static_cast<int>(threadIdx.x / 32);
@@ -158,6 +187,43 @@ __global__ void count_on_nothing(int* out) {
   if (threadIdx.x == 0) *out = count;
 }
 __global__ void meet_at(int id) { named_barrier_sync(id, 64); }
+// Thread 0 stores plainly, goes on to another epoch, and adds; so does thread 32, which knows of it
+// or not.
+__global__ void add_to_what_is_stored(bool all_meet) {
+  __shared__ int count;
+  if (threadIdx.x == 0) count = 0;
+  if (threadIdx.x < 32) __syncwarp();
+  if (all_meet) __syncthreads();
+  if (threadIdx.x % 32 == 0) atomicAdd(&count, 1);
+}
+// All read one element, which thread 0 then writes: after a barrier of all, or of its warp alone.
+constexpr int kAllRead = __LINE__ + 5, kOneWrites = __LINE__ + 10;
+__global__ void write_what_all_read(bool all_meet, float* out) {
+  auto& smem = dynamic_shared<Storage>();
+  if (threadIdx.x == 0) smem.row[0] = 1;
+  __syncthreads();
+  out[threadIdx.x] = smem.row[0];
+  if (all_meet)
+    __syncthreads();
+  else
+    __syncwarp();
+  if (threadIdx.x == 0) smem.row[0] = 2;
+}
+__global__ void meet_in_two_places(float* out) {
+  auto& smem = dynamic_shared<Storage>();
+  smem.row[threadIdx.x] = static_cast<float>(threadIdx.x);
+  if (threadIdx.x % 4 == 0)
+    __syncwarp();
+  else
+    __syncwarp();
+  out[threadIdx.x] = smem.row[threadIdx.x ^ 1];
+}
+// test_blocks.cpp has one of this name, too.
+__global__ void own_variable(void** at) {
+  __shared__ int variable[24];
+  variable[threadIdx.x] = 1;
+  *at = variable;
+}
 
 }  // namespace
 
@@ -200,13 +266,15 @@ TEST_CASE("a race names what lies there, both threads and both lines", "[emulato
     CHECK(run(sum<true, true>) == "");
     const std::string first = run(sum<false, true>), second = run(sum<true, false>);
     INFO(first << "\n" << second);
-    CHECK(has(first, "race: byte "));
-    CHECK(has(first, "(row["));
-    CHECK(has(first, place(kWrites)));
-    CHECK(has(first, "with no barrier between"));
-    CHECK(has(first, place(kReads)));
-    CHECK(has(second, place(kReads)));
-    CHECK(has(second, place(kWritesAgain)));
+    for (const bool again : {false, true}) {
+      const Race r = race(again ? second : first);
+      CHECK(r.found);
+      CHECK(r.element == row(r.written.thread));
+      CHECK(r.read.thread == (r.written.thread ^ 32));
+      CHECK(r.written.at == place(again ? kWritesAgain : kWrites));
+      CHECK(r.read.at == place(kReads));
+      CHECK(r.why == "with no barrier between");
+    }
   }
 }
 
@@ -255,10 +323,19 @@ TEST_CASE("a copy is there for its thread after a wait, for others after a barri
       CHECK(run(true, false, 0) == "");
       const std::string no_barrier = run(true, false, 1), no_wait = run(false, true, 1);
       INFO(no_barrier << "\n" << no_wait);
-      CHECK(has(no_barrier, "with no barrier between"));
-      CHECK(has(no_wait, " was written by cp_async_16 of thread ("));
-      CHECK(has(no_wait, "at " + place(kCopies)));
-      CHECK(has(no_wait, "at " + place(kReadsCopy) + " before a wait for it"));
+      for (const std::string& said : {no_barrier, no_wait}) {
+        const Race r = race(said);
+        CHECK(r.found);
+        CHECK(r.element == row(4 * r.written.thread));
+        CHECK(r.read.thread == (r.written.thread ^ 1));
+        CHECK(r.written.what == "cp_async_16");
+        CHECK(r.written.at == place(kCopies));
+        CHECK(r.read.at == place(kReadsCopy));
+      }
+      CHECK(race(no_wait).written_first);
+      CHECK(race(no_wait).why == "before a wait for it");
+      CHECK((race(no_barrier).why == "with no barrier between" ||
+             race(no_barrier).why == "before a wait for it"));
       emulator::early_copies = false;
     }
 }
@@ -268,7 +345,17 @@ TEST_CASE("barriers of some threads put in order what those threads do", "[emula
   int races = 0;
   for (std::uint64_t seed = 1; seed <= 20; ++seed) {
     CHECK(message(seed, sizeof(Storage), dim3(1), dim3(128), too_few_meet, 4, out) == "");
-    CHECK(has(message(seed, sizeof(Storage), dim3(1), dim3(128), too_few_meet, 2, out), "(row["));
+    const std::string few =
+        message(seed, sizeof(Storage), dim3(1), dim3(128), too_few_meet, 2, out);
+    INFO(few);
+    const Race r = race(few);
+    CHECK(r.found);
+    CHECK((r.written.thread == 64 || r.written.thread == 96));
+    CHECK(r.element == row(r.written.thread / 32));
+    CHECK(r.read.thread / 32 == (r.written.thread / 32 ^ 1));
+    CHECK(r.written.at == place(kWritesOne));
+    CHECK(r.read.at == place(kReadsOther));
+    CHECK(r.why == "with no barrier between");
     CHECK(message(seed, 64, dim3(1), dim3(64), fill_and_read, true, out) == "");
     const std::string twice = message(seed, 64, dim3(1), dim3(64), fill_and_read, false, out);
     races += has(twice, "(value) was ");
@@ -305,4 +392,47 @@ TEST_CASE("atomic additions in shared memory are no race, plain ones are", "[emu
     CHECK(has(plain, "race: byte 0 of count of block (0,0,0) was "));
     CHECK(has(plain, place(kAddsPlainly + 1)));
   }
+}
+
+TEST_CASE("an atomic does not hide the plain store before it", "[emulator][races]") {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    CHECK(message(seed, 0, dim3(1), dim3(64), add_to_what_is_stored, true) == "");
+    CHECK(has(message(seed, 0, dim3(1), dim3(64), add_to_what_is_stored, false),
+              "race: byte 0 of count of block (0,0,0) was "));
+  }
+}
+
+TEST_CASE("all readers are remembered, however many", "[emulator][races]") {
+  float out[256];
+  for (std::uint64_t seed = 1; seed <= 40; ++seed)
+    for (const unsigned threads : {64, 256}) {
+      CHECK(message(seed, sizeof(Storage), dim3(1), dim3(threads), write_what_all_read, true,
+                    out) == "");
+      const std::string said =
+          message(seed, sizeof(Storage), dim3(1), dim3(threads), write_what_all_read, false, out);
+      INFO(said);
+      const Race r = race(said);
+      CHECK(r.found);
+      CHECK(r.element == "row[0]");
+      CHECK((r.written.thread == 0 && r.read.thread >= 32));
+      CHECK(r.written.at == place(kOneWrites));
+      CHECK(r.read.at == place(kAllRead));
+    }
+}
+
+TEST_CASE("lanes of a warp meet in __syncwarp wherever it stands", "[emulator][races]") {
+  float out[32];
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    CHECK(message(seed, sizeof(Storage), dim3(1), dim3(32), meet_in_two_places, out) == "");
+    for (int i = 0; i < 32; ++i) CHECK(out[i] == static_cast<float>(i ^ 1));
+  }
+}
+
+TEST_CASE("kernels of one name in two files have their own __shared__ variables",
+          "[emulator][races]") {
+  void* at = nullptr;
+  CHECK(message(1, 0, dim3(1), dim3(24), own_variable, &at) == "");
+  const auto found = emulator::static_shared(reinterpret_cast<const void*>(own_variable));
+  REQUIRE(found.size() == 1);
+  CHECK((found[0].data == at && found[0].bytes == 24 * sizeof(int)));
 }

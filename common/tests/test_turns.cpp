@@ -1,0 +1,92 @@
+/// \file
+/// Whose turn it is: a seed gives the same order whether races are looked for or not; and blocks
+/// that spin on an atomic for one that never comes are a deadlock.
+#include <string>
+#include <vector>
+
+#include "attn/kernel.h"
+#include "emulator/simt.h"
+#include "tests/catch.h"
+
+namespace {
+
+using namespace attn;
+using emulator::GlobalBuffer;
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != text.npos; }
+
+template <class... Parameters, class... Values>
+std::string message(std::uint64_t seed, unsigned grid, unsigned block,
+                    void (*kernel)(Parameters...), Values... values) {
+  emulator::schedule_seed = seed;
+  const Status status = launch_kernel(kernel, dim3(grid), dim3(block), 256, nullptr, values...);
+  CHECK((status.ok() || status.code == Status::Code::kKernelError));
+  return status.message;
+}
+
+[[gnu::noinline]] __device__ void fill(float* numbers, unsigned first) {
+  for (unsigned i = 0; i < 8; ++i) numbers[(first + i) % 8] = static_cast<float>(i);
+}
+// Who comes when, by an atomic counter. Between: stores to global memory, to shared memory, and to
+// an array of the thread's own, which lies in memory.
+__global__ void take_numbers(unsigned* next, unsigned* order, float* out) {
+  auto* const row = &dynamic_shared<float>();
+  float own[8];
+  const unsigned thread = blockIdx.x * blockDim.x + threadIdx.x;
+  fill(own, thread);
+  for (unsigned i = 0; i < 4; ++i) {
+    order[atomicAdd(next, 1u)] = thread;
+    row[threadIdx.x] = own[(thread * i) % 8];
+    own[i] += row[threadIdx.x];
+    out[thread] = own[(thread + i) % 8];
+    __syncthreads();
+  }
+}
+
+// Every block waits for the last one, and none goes on.
+constexpr int kSpins = __LINE__ + 4;
+__global__ void spin_for_all(unsigned* arrived) {
+  if (threadIdx.x == 0) {
+    atomicAdd(arrived, 1u);
+    while (atomicAdd(arrived, 0u) < gridDim.x) {
+    }
+  }
+  __syncthreads();
+}
+
+}  // namespace
+
+TEST_CASE("a seed gives one order of threads, whether races are looked for or not",
+          "[emulator][schedules]") {
+  unsigned next = 0;
+  std::vector<unsigned> order(3 * 32 * 4);
+  std::vector<float> out(3 * 32);
+  const GlobalBuffer n("next", &next, 4), o("order", order.data(), 4 * order.size()),
+      f("out", out.data(), 4 * out.size());
+  for (std::uint64_t seed = 1; seed <= 20; ++seed) {
+    std::vector<std::vector<unsigned>> orders;
+    for (int races = 0; races < 3; ++races) {
+      emulator::find_races = races > 0, emulator::find_global_races = races > 1;
+      next = 0;
+      CHECK(message(seed, 3, 32, take_numbers, &next, order.data(), out.data()) == "");
+      orders.push_back(order);
+    }
+    CHECK(orders[0] == orders[1]);
+    CHECK(orders[0] == orders[2]);
+  }
+  emulator::find_races = emulator::find_global_races = false;
+}
+
+TEST_CASE("blocks that spin on an atomic for one that is not resident are a deadlock",
+          "[emulator][blocks]") {
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) {
+    unsigned arrived = 0;
+    CHECK(message(seed, 4, 32, spin_for_all, &arrived) == "");
+    arrived = 0;
+    const std::string said = message(seed, 6, 32, spin_for_all, &arrived);
+    INFO(said);
+    CHECK(has(said, "deadlock: thread (0,0,0) of block ("));
+    CHECK(has(said, " spins on atomicAdd at tests/test_turns.cpp:" + std::to_string(kSpins)));
+    CHECK(has(said, "; 2 blocks have not started"));
+  }
+}
