@@ -7,9 +7,9 @@
 
 namespace ATTN_BACKEND::flash_decoding {
 
-// O of a row is the mean of the splits' O with the weights 2^lse, and its lse the logarithm of their
-// sum; a split without keys has lse = -inf and weight 0. First a warp works out the weights of a
-// row, a split a lane; then a thread adds up four columns, in the order of the splits, whoever
+// O of a row is the mean of the splits' O with the weights 2^lse, and its lse the logarithm of
+// their sum; a split without keys has lse = -inf and weight 0. First a warp works out the weights
+// of a row, a split a lane; then a thread adds up four columns, in the order of the splits, whoever
 // stored them when. `part_of(r, n)`: where split n of row r lies.
 //! [combine]
 template <class Element, int kHeadDim, int kThreads, class PartOf>

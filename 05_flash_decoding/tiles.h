@@ -1,7 +1,7 @@
 // Which rows a block has, and which keys they see. The same for all steps of this chapter.
 //
-// The queries of all heads that share a K/V head lie one after the other in Q, O [B, Hq, seqlen_q, d]
-// and lse: they are the rows of a matrix [group * seqlen_q, d]. A block takes some rows of one.
+// The queries of all heads that share a K/V head lie one after the other in Q, O [B, Hq, seqlen_q,
+// d] and lse: they are the rows of a matrix [group * seqlen_q, d]. A block takes some rows of one.
 #pragma once
 
 #include "attn/kernel.h"
@@ -34,7 +34,8 @@ __device__ __forceinline__ Keys keys_of_query(const Shape& shape, int used, int 
   const int diagonal = i + used - shape.seqlen_q;
   return {max(0, diagonal - shape.window_left), min(used, diagonal + shape.window_right + 1)};
 }
-// What some query of these rows sees; if they are of one head, those between the first and the last.
+// What some query of these rows sees; if they are of one head, those between the first and the
+// last.
 __device__ __forceinline__ Keys keys_seen(const Shape& shape, int used, const Rows& rows) {
   const int last_row = rows.row0 + rows.count - 1;
   const bool one_head = rows.row0 / shape.seqlen_q == last_row / shape.seqlen_q;

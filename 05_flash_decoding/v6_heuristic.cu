@@ -1,10 +1,10 @@
 // v6_heuristic: how many splits, from a model of their time.
 //
 // parent    v5_packed_rows
-// idea      Too few splits leave SMs idle, too many cost a start and a merge each, and a number that
-//           does not divide the SMs leaves a last wave half empty. The time of a launch is modelled
-//           for each number of splits, and the least taken. A row that is not split is stored as it
-//           is: nothing is merged.
+// idea      Too few splits leave SMs idle, too many cost a start and a merge each, and a number
+//           that does not divide the SMs leaves a last wave half empty. The time of a launch is
+//           modelled for each number of splits, and the least taken. A row that is not split is
+//           stored as it is: nothing is merged.
 // expect    gpu__time_duration.sum close to that of the best number in an exhaustive sweep
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include "attn/kernel.h"
