@@ -42,9 +42,11 @@ TEST_CASE("no step has a race in any of many schedules of the emulator", "[emula
     p.finish();
     std::map<const Operation*, Case> cases;  // one for all steps of an operation
     for (const Step& step : chapter().steps) {
-      if (refusal(step, p)) continue;
-      const auto found = cases.try_emplace(step.operation, p, *step.operation).first;
-      INFO(step.name << ", schedule " << schedule << ": " << p.text());
+      Problem few = p;
+      if (step.operation->few_queries > 0) few.seqlen_q = large ? 16 : 3;
+      if (refusal(step, few)) continue;
+      const auto found = cases.try_emplace(step.operation, few, *step.operation).first;
+      INFO(step.name << ", schedule " << schedule << ": " << few.text());
       CHECK(run_step(step, found->second, Backend::emulated) == "");
     }
   }
