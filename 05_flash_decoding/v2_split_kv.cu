@@ -171,11 +171,13 @@ __global__ void __launch_bounds__(Config::kThreads)
                    Element* gO,               // [B, Hq, seqlen_q, d]
                    float* gLse,               // [B, Hq, seqlen_q]
                    Shape shape, int num_splits) {
+  //! [ex05a]
   auto& sWeight = dynamic_shared<SplitWeights<Config>>();
   const Rows rows = rows_of(shape, blockIdx.x, Config::kRows);
   combine<Element, Config::kHeadDim, Config::kThreads>(
       &sWeight[0][0], gOPartial, gLsePartial, gO, gLse, rows, num_splits,
       [&](int r, int n) { return (rows.first + r) * num_splits + n; });
+  //! [ex05a]
 }
 
 template <class Element, class Config>

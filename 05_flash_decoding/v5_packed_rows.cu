@@ -129,6 +129,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const Keys keys = part_of(keys_seen(shape, used, rows), split, num_splits, kBlockN);
   const int64_t kv = int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + lane_id % Config::kLanes * 8;
 
+  //! [ex05b]
   // (1) load Q, which stays: operands of the first MMA. Rows that are not there are 0.
   uint32_t q[kHeadDim / 16][4];
 #pragma unroll
@@ -146,6 +147,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + quad_row) % shape.seqlen_q),
                         keys_of_query(shape, used, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
+  //! [ex05b]
 
   // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
   //! [pipeline]

@@ -251,6 +251,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 
   // (9) the last one merges
   //! [arrive]
+  //! [ex05c]
   if (num_splits == 1) return;
   __syncthreads();  // this block's part is stored
   if (threadIdx.x == 0) smem.last = flag_add(&gArrived[blockIdx.x], 1) == num_splits - 1u;
@@ -261,6 +262,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       &sWeight[0][0], gOPartial, gLsePartial, gO, gLse, rows, num_splits,
       [&](int r, int n) { return (rows.first + r) * num_splits + n; });
   if (threadIdx.x == 0) gArrived[blockIdx.x] = 0;  // for the next launch
+  //! [ex05c]
   //! [arrive]
 }
 
