@@ -41,11 +41,15 @@ Reply answer(const Request& r) {
   step.name = v->name;
   step.workspaces = [&](const Problem&) { return r.workspaces; };
   step.launch = v->launch;
+  step.prepare = v->prepare;
   if (!step.launch.on(r.backend)) return Reply::failure("this program has no kernel for a GPU");
 
   emulator::schedule_seed = r.schedule;
   emulator::early_copies = r.early_copies;
   emulator::find_races = true;
+  // What one launch leaves for the next, blocks hand to each other.
+  const bool kept = std::ranges::any_of(r.workspaces, &Workspace::saved);
+  emulator::find_global_races = kept;
   Session session(r.problem, operation, r.backend, r.inputs);
   Status status = session.prepare(step);
   if (status.ok() && r.what == Request::What::profile) {
@@ -54,6 +58,7 @@ Reply answer(const Request& r) {
   }
   // Before a time is taken: it loads the kernel.
   if (status.ok()) status = session.launch();
+  if (status.ok() && kept) status = session.launch();
   if (status.ok() && r.what == Request::What::time) {
     GpuTimer timer;
     Sample sample;

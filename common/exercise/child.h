@@ -17,6 +17,7 @@ struct Variant {
   /// What the judge of an index exercise wants to know of it (places, products), as numbers; may be
   /// null. Throws std::runtime_error where it cannot be found out.
   std::vector<float> (*probe)() = nullptr;
+  Launch prepare = {};  ///< the step's own: shipped, run once before
 };
 
 /// Defined by the file that CMake generates.

@@ -81,7 +81,34 @@ std::vector<Problem> row_cases(const Step& step, uint64_t seed) {
   return all;
 }
 
+// A few queries of caches of which some are in use in part or not at all: splits that are empty.
+// The rows that share keys are fewer than a tile of 16, and more.
+std::vector<Problem> decode_cases(const Step& step, uint64_t seed) {
+  constexpr int64_t kHeads[][2] = {{4, 1}, {2, 2}, {6, 2}, {8, 1}, {3, 1}};
+  constexpr int64_t kQueries[] = {1, 3, 2, 5};
+  constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked};
+  std::vector<Problem> all;
+  uint64_t n = 0;
+  for (const int64_t room : {1, 15, 17, 64, 65, 113, 129, 203, 391, 580, 700})
+    for (const int64_t in_use : {room, room / 2, int64_t{0}}) {
+      Problem p;
+      p.head_dim = 64;
+      p.heads = kHeads[n % 5][0], p.kv_heads = kHeads[n % 5][1];
+      p.seqlen_q = kQueries[n % 4], p.seqlen_k = room;
+      if (n % 3 == 1) p.causal = true;
+      if (n % 7 == 3) p.window_left = 70, p.window_right = 0;
+      if (in_use < room) p.batch = 2, p.seqused_k = {in_use, room - room / 3};
+      if (n == 5) p.seqused_k = {0, 0};
+      p.inputs = kInputs[n % 3];
+      p.seed = seed + n++;
+      p.finish();
+      if (!refusal(step, p)) all.push_back(p);
+    }
+  return all;
+}
+
 std::vector<Problem> cases(const Step& step, uint64_t seed) {
+  if (step.operation->few_queries > 0) return decode_cases(step, seed);
   return step.operation->matrix ? row_cases(step, seed) : attention_cases(step, seed);
 }
 

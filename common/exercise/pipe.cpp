@@ -79,7 +79,7 @@ std::string encoded(const Request& r) {
             {"inputs", json::array()},
             {"outputs", json::array()}};
   for (const Workspace& w : r.workspaces)
-    head["workspaces"].push_back({{"name", w.name}, {"bytes", w.bytes}});
+    head["workspaces"].push_back({{"name", w.name}, {"bytes", w.bytes}, {"saved", w.saved}});
   for (const TensorSpec& t : r.input_specs) head["inputs"].push_back(to_json(t));
   for (const TensorSpec& t : r.output_specs) head["outputs"].push_back(to_json(t));
   const std::string text = head.dump();
@@ -176,7 +176,8 @@ std::optional<Request> read_request(int file) {
   head.at("schedule").get_to(r.schedule);
   head.at("early_copies").get_to(r.early_copies);
   r.problem = problem(head.at("problem"));
-  for (const json& w : head.at("workspaces")) r.workspaces.push_back({w.at("name"), w.at("bytes")});
+  for (const json& w : head.at("workspaces")) 
+    r.workspaces.push_back({w.at("name"), w.at("bytes"), w.at("saved")});
   for (const json& t : head.at("outputs")) r.output_specs.push_back(tensor_spec(t));
   for (const json& t : head.at("inputs")) {
     const TensorSpec spec = r.input_specs.emplace_back(tensor_spec(t));

@@ -109,6 +109,33 @@ std::vector<double> overlap_truth(const Problem& p, const Cost& cost, const GpuS
           100 * (1 - tiles / (rounds * sms))};
 }
 
+// "ask = decode": of the step "against" the splits and their partial results; how many SMs are busy
+// with a block a query; what an SM must have under way to read at the datasheet's rate when a load
+// takes `latency_ns`; and how many rows of a K/V head CUDA cores serve in the time in which its
+// keys and values are read.
+const std::vector<std::string> kDecodeNames{"l2_ratio", "num_splits", "partial_bytes",
+                                            "busy",     "in_flight",  "rows"};
+std::vector<double> decode_truth(const Problem& p, const Step& step, const Step& against,
+                                 const GpuSpec& gpu, double latency_ns) {
+  const auto l2_bytes = [&](const Step& s) {
+    double all = 0;
+    for (const Phase& phase : s.cost(p)) all += phase.l2_bytes;
+    return all;
+  };
+  const double sms = gpu.num_sms, blocks = double(p.batch * p.heads * p.seqlen_q);
+  double partial = 0, splits = 0;
+  for (const Workspace& w : against.workspaces(p)) {
+    partial += double(w.bytes);
+    if (w.name == "lse_partial") splits = double(w.bytes) / (4 * blocks);
+  }
+  return {l2_bytes(step) / l2_bytes(against),
+          splits,
+          partial,
+          100 * std::min(1.0, blocks / sms),
+          gpu.hbm_bytes_per_s * latency_ns * 1e-9 / sms,
+          gpu.fp32_flops / gpu.hbm_bytes_per_s * double(size_of(p.dtype)) / 2};
+}
+
 int predict_exercise(const std::string& answers_path, const std::string& task_path,
                      const std::string& seal) {
   const Answers task = read_answers(task_path);
@@ -128,7 +155,8 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
   const auto step = step_of("step"), against = step_of("against");
   const GpuSpec* gpu = find_gpu(answer_to(task, "gpu"));
   if (step == steps.end() || gpu == nullptr ||
-      (against == steps.end() && !answer_to(task, "against").empty()))
+      (against == steps.end() &&
+       (!answer_to(task, "against").empty() || answer_to(task, "ask") == "decode")))
     throw InputError(task_path + ": names a step or a GPU that there is not");
   const bool rows = step->operation->matrix;
   p.matrix = rows;
@@ -138,6 +166,8 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
   } else {
     p.batch = integer("batch"), p.heads = integer("heads"), p.kv_heads = p.heads;
     p.seqlen_q = p.seqlen_k = integer("seqlen"), p.head_dim = integer("head_dim");
+    if (!answer_to(task, "kv_heads").empty()) p.kv_heads = integer("kv_heads");
+    if (step->operation->few_queries > 0) p.seqlen_q = step->operation->few_queries;
   }
   Problem full = p;
   p.causal = answer_to(task, "causal") == "yes";
@@ -149,6 +179,8 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
   if (p.causal) compared = {step->cost(full), step->cost(p)};
   // A softmax has no products: its work is the exponentials.
   std::vector<std::string> names{rows ? "exponentials" : "operations", "hbm_bytes", "bound", "milliseconds"};
+  const bool decoding = answer_to(task, "ask") == "decode";
+  if (decoding) compared.reset();
   if (compared) names.push_back("speedup");
   // "ask = l2_bytes": where a step's tiles decide what passes between L2 and the SMs. "ask = tiles": that, and how many
   // tiles of S (`tile_rows` x `tile_keys`) a head has, and what a warp multiplies, of `warps` a block, on average.
@@ -158,6 +190,7 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
   if (tiles) names.push_back("tiles"), names.push_back("warp_operations");
   const bool overlap = answer_to(task, "ask") == "overlap";
   if (overlap) names.insert(names.end(), kOverlapNames.begin(), kOverlapNames.end());
+  if (decoding) names.insert(names.end(), kDecodeNames.begin(), kDecodeNames.end());
   std::vector<Question> questions;
   for (const std::string& name : names)
     questions.push_back(name == "bound" ? Question{name, Question::Kind::choice, {"HBM", "L2", "FP32", "tensor", "exp"}}
@@ -197,6 +230,10 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
   }
   if (overlap)
     for (const double value : overlap_truth(p, cost, *gpu, task, task_path)) truth.push_back(value);
+  if (decoding)
+    for (const double value :
+         decode_truth(p, *step, *against, *gpu, number(task, "latency_ns", task_path)))
+      truth.push_back(value);
   fmt::print("{} on {}, {}\n", step->name, gpu->full_name, p.text());
   double score = 0;
   bool passed = true;

@@ -24,6 +24,9 @@ Problem speed_problem(const Step& step, uint64_t seed) {
     p.heads = p.kv_heads = 1;
     p.seqlen_q = 8192, p.seqlen_k = 8192;
     p.matrix = true;
+  } else if (step.operation->few_queries > 0) {
+    p.batch = 16, p.heads = 32, p.kv_heads = 8, p.head_dim = 64;
+    p.seqlen_q = step.operation->few_queries, p.seqlen_k = 8192;
   } else {
     p.heads = p.kv_heads = 16, p.head_dim = 64, p.seqlen_q = p.seqlen_k = 1024;
   }

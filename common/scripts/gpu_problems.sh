@@ -84,6 +84,13 @@ problems_of() {
         done
       done
       features_of v13_tuned ;;
+    05_flash_decoding)
+      # Steps one by one where they differ most; the last ones at all the peers' problems, in the peers' list.
+      echo "decode_b1_n8192 $(cache 1 8192 32 8)"
+      echo "decode_b1_n65536 $(cache 1 65536 32 8)"
+      echo "decode_b16_n8192 $(cache 16 8192 32 8)"
+      echo "decode_mha_b16_n1024 $(cache 16 1024 32 32)"
+      echo "decode_g8_b16_n8192 $(cache 16 8192 64 8)" ;;
     06_flash_v3_hopper)
       for d in 64 128 256; do
         for mask in "" causal; do
@@ -112,13 +119,14 @@ check_of() {  # CHAPTER.PROBLEM
   case $1 in
     01_naive.forward_n1024|01_naive.backward_n1024|02_*_c1024|02_*_topk_*|02_*.forward_*) echo sample ;;
     03_flash_v1.forward_d128_n1024|03_flash_v1.backward_d64_n2048|03_*_scalar_*) echo sample ;;
-    0[46]_*.forward_d128_causal_n512|0[46]_*.forward_d128_n2048|04_*.backward_d128_causal_n2048) echo sample ;;
+    05_*.decode_b1_n8192|0[46]_*.forward_d128_causal_n512|0[46]_*.forward_d128_n2048|04_*.backward_d128_causal_n2048) echo sample ;;
     *) echo off ;;
   esac
 }
 kMemoryLengths="1024 2048 4096 8192 16384 32768 65536 131072"
 kScalar="--heads 16 --head-dim 64 --seqlen 1024 --dtype fp32"
 kScalar16="--heads 16 --head-dim 64 --seqlen 1024"
+cache() { echo "--batch $1 --heads $3 --kv-heads $4 --head-dim 128 --seqlen-k $2"; }  # BATCH LENGTH HEADS KV_HEADS
 tokens() { echo "--batch $((16384 / $2)) --heads $((2048 / $1)) --head-dim $1 --seqlen $2"; }  # D N
 
 # ---- counters: the problem that a step is profiled with ---------------------------------------
@@ -134,6 +142,7 @@ profiled_problem() {  # CHAPTER STEP
     03_flash_v1/v[234]_*|03_flash_v1/b[34]_*) echo "$kScalar16" ;;
     03_flash_v1/*) tokens 128 2048 ;;
     04_flash_v2/*) echo "$(tokens 128 2048) --causal" ;;
+    05_flash_decoding/*) cache 16 8192 32 8 ;;
     06_flash_v3_hopper/*) tokens 128 2048 ;;
   esac
 }
@@ -149,6 +158,8 @@ peers_of() {
     04_flash_v2)
       echo "peers.$1.forward --steps v13_tuned --backends flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[78]') --backends flash,cudnn --repeat 5" ;;
+    05_flash_decoding)
+      echo "peers.$1 --operation decode --steps v7_one_launch,v8_stream_k --backends cudnn,flash --repeat 5" ;;
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v11_tuned --backends cudnn,flash --repeat 5" ;;
   esac
@@ -170,6 +181,20 @@ peer_problems() {  # FILE, as peers_of calls it
           done
         done
       done ;;
+    peers.05_flash_decoding)
+      for n in 1024 8192 65536 262144; do cache 1 $n 32 8; done
+      cache 16 1024 32 8
+      cache 16 8192 32 8
+      cache 64 4096 32 8
+      for n in 1024 8192 65536; do cache 1 $n 32 32; done
+      cache 16 1024 32 32
+      cache 16 8192 32 32
+      cache 1 8192 64 8
+      cache 16 1024 64 8
+      cache 64 4096 64 8
+      cache 1 1024 32 4
+      cache 1 8192 32 4
+      cache 16 8192 32 4 ;;
     peers.04_flash_v2.*|peers.06_*)
       for d in 64 128 256; do
         for mask in "" --causal; do
@@ -206,6 +231,11 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen 65 --head-dim 64 --dtype fp16 --window 17,3 --dropout 0.25"
       echo "--seqlen-q 150 --seqlen-k 33 --head-dim 32"
       echo "--seqlen-q 70 --seqlen-k 33 --head-dim 40 --dtype fp32 --causal" ;;
+    # Each head dim, several queries, splits without keys, an empty sequence.
+    05_flash_decoding/*)
+      echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128 --inputs needle"
+      echo "--seqlen-q 5 --seqlen-k 300 --heads 8 --kv-heads 2 --head-dim 64 --causal --dtype fp16"
+      echo "--seqlen-k 1000 --heads 3 --kv-heads 1 --head-dim 256 --window 130,0" ;;
     06_flash_v3_hopper/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"
       echo "--seqlen 165 --head-dim 64 --dtype fp16 --window 17,3"

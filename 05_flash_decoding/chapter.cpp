@@ -1,0 +1,174 @@
+// The table of chapter 05: its steps, what each costs and what each refuses.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <string>
+
+#include "check/operation.h"
+#include "splits.h"
+
+ATTN_DECLARE_STEP(v1_one_block);
+ATTN_DECLARE_STEP(v2_split_kv);
+ATTN_DECLARE_STEP(v3_bytes_in_flight);
+ATTN_DECLARE_STEP(v4_gqa);
+ATTN_DECLARE_STEP(v5_packed_rows);
+ATTN_DECLARE_STEP(v6_heuristic);
+ATTN_DECLARE_STEP(v7_one_launch);
+ATTN_DECLARE_STEP(v8_stream_k);
+ATTN_DECLARE_STEP(arrived);
+
+namespace attn {
+namespace {
+
+using namespace splits;
+using Reason = std::optional<std::string>;
+
+Reason refuse(const Problem& p) {
+  if (p.dtype == DType::fp32) return "the elements must be fp16 or bf16";
+  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
+    return fmt::format("--head-dim {}: only 64, 128 and 256", p.head_dim);
+  if (p.seqlen_q > 16) return fmt::format("--seqlen-q {}: at most 16 queries", p.seqlen_q);
+  if (p.seqlen_k > 1 << 30) return fmt::format("--seqlen-k {}: at most 2^30", p.seqlen_k);
+  if (row_blocks(p, 1) >= int64_t{1} << 31)
+    return fmt::format("{} blocks: at most 2^31 - 1 fit in a grid", row_blocks(p, 1));
+  return std::nullopt;
+}
+
+int64_t rows_of(const Problem& p) { return p.batch * p.heads * p.seqlen_q; }
+// Keys in use of all sequences.
+double keys_of(const Problem& p) {
+  double keys = 0;
+  for (int64_t b = 0; b < p.batch; ++b) keys += double(p.sequence(b).seqlen_k);
+  return keys;
+}
+
+// K and V come from HBM once, and from L2 for each block that reads them: one for each `block_rows`
+// rows of a K/V head. Steps on CUDA cores have two multiply-adds for each number and row.
+Phase attention(const Problem& p, int64_t block_rows) {
+  const double element = double(size_of(p.dtype)), d = double(p.head_dim);
+  const double kv = 2 * keys_of(p) * double(p.kv_heads) * d * element;
+  const double q = double(rows_of(p)) * d * element;
+  const double readers = double(row_blocks(p, block_rows)) / double(p.batch * p.kv_heads);
+  const double pairs = p.total_pairs();
+  return {.name = "attention",
+          .fp32_flop = 4 * d * pairs,
+          .exp = pairs,
+          .hbm_read = kv + q,
+          .hbm_write = q + 4 * double(rows_of(p)),
+          .l2_bytes = readers * kv + 2 * q};
+}
+
+std::vector<Workspace> no_workspace(const Problem&) { return {}; }
+std::vector<Workspace> partials(const Problem& p, int64_t num_splits) {
+  return {{"o_partial", rows_of(p) * num_splits * p.head_dim * 4},
+          {"lse_partial", rows_of(p) * num_splits * 4}};
+}
+// Partial results are written and read again, most of it in L2.
+Cost split_cost(const Problem& p, int64_t block_rows, int64_t num_splits) {
+  Phase main = attention(p, block_rows);
+  const double rows = double(rows_of(p)),
+               partial = rows * double(num_splits * (p.head_dim + 1)) * 4;
+  const double out = main.hbm_write;
+  main.hbm_write = 0, main.l2_bytes += partial - out;
+  return {main,
+          {.name = "combine",
+           .fp32_flop = 2 * rows * double(num_splits * p.head_dim),
+           .exp = rows * double(num_splits * p.head_dim),
+           .hbm_write = out,
+           .l2_bytes = partial + out}};
+}
+
+const char* const kSupport =
+    "fp16, bf16; head dims 64, 128, 256; up to 16 queries, causal, windows, GQA";
+
+int64_t one_row(const Problem&) { return 1; }
+int64_t mma_rows(const Problem&) { return kMmaRows; }
+int64_t filling(const Problem& p, int64_t block_rows) { return splits_that_fill(p, block_rows); }
+
+Step split_step(std::string name, std::string idea, int64_t (*block_rows)(const Problem&),
+                Launch launch, int64_t (*splits_of)(const Problem&, int64_t) = filling) {
+  const auto splits = [=](const Problem& p) { return splits_of(p, block_rows(p)); };
+  return {.name = std::move(name),
+          .operation = &decode(),
+          .idea = std::move(idea),
+          .support = kSupport,
+          .refuses = refuse,
+          .workspaces = [=](const Problem& p) { return partials(p, splits(p)); },
+          .cost = [=](const Problem& p) { return split_cost(p, block_rows(p), splits(p)); },
+          .launch = launch,
+          .needs = kAmpere,
+          .takes = {"seqused"}};
+}
+
+// The counters lie beside the partial results, and the merge is part of the launch.
+Step one_launch(Step step) {
+  step.workspaces = [partial = step.workspaces](const Problem& p) {
+    std::vector<Workspace> all = partial(p);
+    all.push_back({"arrived", row_blocks(p, kMmaRows) * 4, true});
+    return all;
+  };
+  step.cost = [parts = step.cost](const Problem& p) {
+    const Cost cost = parts(p);
+    Phase both = cost[0];
+    both += cost[1];
+    both.name = "attention";
+    return Cost{both};
+  };
+  step.prepare = ATTN_LAUNCH(arrived);
+  return step;
+}
+
+// Two parts a resident block, whatever the lengths.
+Step stream_k(std::string name, std::string idea, Launch launch) {
+  Step step = one_launch(split_step(std::move(name), std::move(idea), mma_rows, launch));
+  step.workspaces = [](const Problem& p) {
+    const int64_t rows = int64_t{kMostRuns} * 2 * kMmaRows;
+    return std::vector<Workspace>{{"o_partial", rows * p.head_dim * 4},
+                                  {"lse_partial", rows * 4},
+                                  {"arrived", row_blocks(p, kMmaRows) * 4, true}};
+  };
+  return step;
+}
+
+Chapter make_chapter() {
+  Chapter c{"05_flash_decoding", "one query, a long cache, the whole GPU", {}};
+  c.steps.push_back({
+      .name = "v1_one_block",
+      .operation = &decode(),
+      .idea = "a block for each query, which reads all keys",
+      .support = kSupport,
+      .refuses = refuse,
+      .workspaces = no_workspace,
+      .cost = [](const Problem& p) { return Cost{attention(p, 1)}; },
+      .launch = ATTN_LAUNCH(v1_one_block),
+      .needs = kAmpere,
+      .takes = {"seqused"},
+  });
+  c.steps.push_back(split_step(
+      "v2_split_kv", "the keys of a sequence split among blocks, and a kernel that merges", one_row,
+      ATTN_LAUNCH(v2_split_kv)));
+  c.steps.push_back(split_step("v3_bytes_in_flight", "copies that run ahead, without a barrier",
+                               one_row, ATTN_LAUNCH(v3_bytes_in_flight)));
+  c.steps.push_back(split_step("v4_gqa", "a block serves all query heads of a K/V head",
+                               rows_of_a_block, ATTN_LAUNCH(v4_gqa)));
+  c.steps.push_back(split_step("v5_packed_rows", "the rows that share keys are those of an MMA",
+                               mma_rows, ATTN_LAUNCH(v5_packed_rows)));
+  c.steps.push_back(split_step("v6_heuristic", "how many splits, from a model of their time",
+                               mma_rows, ATTN_LAUNCH(v6_heuristic), best_splits));
+  c.steps.push_back(
+      one_launch(split_step("v7_one_launch", "the last block of a row to arrive merges its splits",
+                            mma_rows, ATTN_LAUNCH(v7_one_launch), best_splits)));
+  c.steps.push_back(stream_k("v8_stream_k",
+                             "every block gets the same number of tiles, wherever they are",
+                             ATTN_LAUNCH(v8_stream_k)));
+  return c;
+}
+
+}  // namespace
+
+const Chapter& chapter() {
+  static const Chapter c = make_chapter();
+  return c;
+}
+
+}  // namespace attn

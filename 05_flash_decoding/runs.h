@@ -1,0 +1,90 @@
+// Runs of tiles of equal length, across heads and sequences: what a block of v8_stream_k works on.
+#pragma once
+
+#include "attn/kernel.h"
+#include "tiles.h"
+
+namespace ATTN_BACKEND::flash_decoding {
+
+// The tiles of a block, counted through the heads of all sequences.
+//! [runs]
+struct Run {
+  int64_t begin, end, length;  // length: of each block's run but the last
+  // Where `begin` is: its sequence, and the first tile of that.
+  int b;
+  int64_t first;
+};
+// The keys that some query of a sequence sees; and tiles of them. Without keys there is one, which
+// stores O = 0.
+__device__ __forceinline__ Keys keys_of_sequence(const Shape& shape, int used) {
+  return {keys_of_query(shape, used, 0).begin, keys_of_query(shape, used, shape.seqlen_q - 1).end};
+}
+__device__ __forceinline__ int tiles_of(const Shape& shape, int used, int tile_keys) {
+  const Keys keys = keys_of_sequence(shape, used);
+  return max(1, ceil_div(max(0, keys.end - keys.begin), tile_keys));
+}
+// Every warp adds up the sequences for itself, 32 at a time. `heads`: row tiles of a sequence.
+__device__ __forceinline__ Run run_of(const Shape& shape, const int* gSeqused, int batch, int heads,
+                                      int tile_keys) {
+  const int lane_id = threadIdx.x % 32;
+  const auto tiles = [&](int b) {
+    return b < batch ? int64_t{heads} * tiles_of(shape, gSeqused[b], tile_keys) : 0;
+  };
+  const auto sum_up_to_lane = [&](int64_t n) {
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int64_t before = __shfl_up_sync(~0u, n, distance);
+      if (lane_id >= distance) n += before;
+    }
+    return n;
+  };
+  int64_t total = 0;
+  for (int b = 0; b < batch; b += 32)
+    total += __shfl_sync(~0u, sum_up_to_lane(tiles(b + lane_id)), 31);
+  Run run{0, 0, ceil_div(total, gridDim.x), 0, 0};
+  run.begin = min(total, blockIdx.x * run.length), run.end = min(total, run.begin + run.length);
+  for (; run.b < batch; run.b += 32) {
+    const int64_t sum = sum_up_to_lane(tiles(run.b + lane_id));
+    const int before = __popc(__ballot_sync(~0u, run.first + sum <= run.begin));  // sequences
+    const int64_t tiles_before = __shfl_sync(~0u, sum, (before + 31) % 32);
+    if (before > 0) run.first += tiles_before;
+    if (before < 32) {
+      run.b += before;
+      break;
+    }
+  }
+  return run;
+}
+//! [runs]
+
+// A head's rows, as far as they are in a run: tiles [tile, tile + count) of `tiles`.
+//! [segment]
+struct Segment {
+  int used, row_block, tile, count, tiles;
+  int first_block, num_splits, split;  // of the blocks that share the head; which of them this is
+};
+// The first segment of what is left of a run, and takes it off.
+__device__ __forceinline__ Segment next_segment(Run& run, const Shape& shape, const int* gSeqused,
+                                                int heads, int tile_keys) {
+  Segment s;
+  s.used = gSeqused[run.b], s.tiles = tiles_of(shape, s.used, tile_keys);
+  const int head = static_cast<int>((run.begin - run.first) / s.tiles);
+  const int64_t first_tile = run.first + int64_t{head} * s.tiles;
+  s.row_block = run.b * heads + head;
+  s.tile = static_cast<int>(run.begin - first_tile);
+  s.count = static_cast<int>(min(int64_t{s.tiles} - s.tile, run.end - run.begin));
+  s.first_block = static_cast<int>(first_tile / run.length);
+  s.num_splits = static_cast<int>((first_tile + s.tiles - 1) / run.length) - s.first_block + 1;
+  s.split = blockIdx.x - s.first_block;
+  run.begin += s.count;
+  if (head + 1 == heads && s.tile + s.count == s.tiles)
+    run.first += int64_t{heads} * s.tiles, ++run.b;
+  return s;
+}
+// Where a block leaves its part of a head: it has two places, for the head that it begins with and
+// for the head that it ends with. `n`: how many blocks after the first one of the head.
+__device__ __forceinline__ int64_t slot_of(int first_block, int n) {
+  return 2 * int64_t{first_block + n} + (n == 0);
+}
+//! [segment]
+
+}  // namespace ATTN_BACKEND::flash_decoding

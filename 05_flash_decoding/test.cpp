@@ -1,0 +1,161 @@
+// What chapter 05 promises: every step right for every cache that it accepts, on both back ends.
+#include <cmath>
+
+#include "tests/step_cases.h"
+
+using namespace attn;
+using namespace attn::tests;
+
+namespace {
+
+const std::vector<int64_t> kLengths05{1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 257, 1000};
+
+// The query heads of a K/V head: every group size that is a tile, and those that are not.
+constexpr int64_t kHeads[][2] = {{1, 1}, {3, 1}, {4, 1}, {7, 1}, {8, 1}, {16, 1}, {2, 2}, {6, 2}};
+constexpr int64_t kQueries[] = {1, 1, 2, 1, 4, 1, 8, 16};
+
+// Problems of decoding in which every length meets every mask, and pairs of all else occur.
+template <class Body>
+void decode_problems(const std::vector<int64_t>& lengths, Body body) {
+  constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked,
+                                   InputKind::outlier, InputKind::needle};
+  constexpr int64_t kDims[] = {128, 64, 128, 256, 64, 128, 256};
+  std::size_t n = 0;
+  for (const int64_t room : lengths)
+    for (int mask = 0; mask < 3; ++mask, ++n) {
+      Problem p = problem(kQueries[n % 8], room, kDims[n % 7],
+                          n % 2 == 0 ? DType::bf16 : DType::fp16, kInputs[n % 5]);
+      p.heads = kHeads[n * 5 % 8][0], p.kv_heads = kHeads[n * 5 % 8][1];
+      p.causal = mask == 1;
+      if (mask == 2) p.window_left = static_cast<int64_t>(n * 37 % 150), p.window_right = 0;
+      if (n % 3 != 0) {  // used in part: NaN lies behind; one sequence may be empty
+        p.batch = 3;
+        p.seqused_k = {room, room / 2, static_cast<int64_t>(n) % (room + 1)};
+        if (n % 5 == 0) p.seqused_k[1] = 0;
+      }
+      p.seed = n + 1;
+      body(p);
+    }
+}
+
+}  // namespace
+
+// 16 bits, three head dims, up to 16 queries; masks by position; no other feature.
+bool attn::tests::promised(const Step&, const Problem& p) {
+  return p.dtype != DType::fp32 && one_of(p.head_dim, {64, 128, 256}) && p.seqlen_q <= 16 &&
+         !p.varlen() && p.dropout == 0 && p.softcap == 0 && !p.alibi && !p.mask;
+}
+
+TEST_CASE("steps are right for caches of any length", "[emulated]") {
+  Counts ran;
+  decode_problems(kLengths05,
+                  [&](const Problem& p) { ran += check_steps("decode", p, Backend::emulated); });
+  for (const Step& step : chapter().steps) CHECK(ran.of[step.name] == 39);
+}
+
+TEST_CASE("a batch of empty caches gives O = 0 and lse = -inf", "[emulated]") {
+  Problem p = problem(2, 100, 64, DType::bf16);
+  p.batch = 3, p.heads = 4, p.kv_heads = 2;
+  p.seqused_k = {0, 0, 0};
+  p.finish();
+  for (const Step& step : chapter().steps) {
+    HostTensors out;
+    INFO(step.name);
+    CHECK(run_step(step, p, Backend::emulated, &out) == "");
+    for (const float x : out.at("o").data) CHECK(x == 0);
+    for (const float x : out.at("lse").data) CHECK((std::isinf(x) && x < 0));
+  }
+}
+
+TEST_CASE("a cache with room for more than is in use is read as far as it is used", "[emulated]") {
+  for (const int64_t used : {1, 17, 129}) {
+    Problem p = problem(1, 3000, 128, DType::bf16);
+    p.heads = 4, p.kv_heads = 1;
+    p.seqused_k = {used};
+    p.seed = static_cast<uint64_t>(used);
+    check_steps("decode", p, Backend::emulated);  // most splits have no keys
+  }
+}
+
+TEST_CASE("every schedule gives the same bits", "[emulated]") {
+  for (const Step& step : chapter().steps) {
+    if (!step.deterministic) continue;
+    Problem p = problem(2, 700, 64, DType::bf16);
+    p.batch = 2, p.heads = 4, p.kv_heads = 2, p.causal = true;
+    p.seqused_k = {700, 333};
+    p.finish();
+    HostTensors first;
+    CHECK(run_step(step, p, Backend::emulated, &first) == "");
+    Session session(p, *step.operation, Backend::emulated, draw(*step.operation, p).tensors);
+    for (uint64_t seed = 100; seed < 105; ++seed) {
+      emulator::schedule_seed = seed;
+      CHECK(session.prepare(step).ok());
+      CHECK(session.launch().ok());
+      for (const auto& [name, t] : session.outputs()) {
+        INFO(step.name << " " << name << " under schedule " << seed);
+        CHECK(same(t, first.at(name)));
+      }
+    }
+  }
+}
+
+TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+  const auto refused = [](Problem p, const char* why) {
+    p.finish();
+    for (const Step& step : chapter().steps) {
+      const auto reason = refusal(step, p);
+      REQUIRE(reason);
+      INFO(step.name << ": " << *reason);
+      CHECK(reason->find(why) != std::string::npos);
+    }
+  };
+  refused(problem(1, 64, 96, DType::bf16), "--head-dim 96: only 64, 128 and 256");
+  refused(problem(17, 64, 64, DType::bf16), "--seqlen-q 17: at most 16 queries");
+  refused(problem(1, 64, 64, DType::fp32), "must be fp16 or bf16");
+  Problem p = problem(1, 64, 64, DType::bf16);
+  p.softcap = 30;
+  refused(p, "--softcap 30: this step has no softcap");
+}
+
+TEST_CASE("all steps on the GPU", "[gpu]") {
+  std::vector<int64_t> lengths = kLengths05;
+  lengths.insert(lengths.end(), {4096, 32789});
+  Counts ran;
+  decode_problems(lengths,
+                  [&](const Problem& p) { ran += check_steps("decode", p, Backend::gpu); });
+  for (const Step& step : chapter().steps) CHECK(ran.of[step.name] == 45);
+  for (const int64_t used : {131072, 1}) {
+    Problem p = problem(1, 131072, 128, DType::bf16, InputKind::needle);
+    p.batch = 2, p.heads = 8, p.kv_heads = 2;
+    p.seqused_k = {used, 77777};
+    check_steps("decode", p, Backend::gpu);
+  }
+}
+
+TEST_CASE("1000 repeats give the same bits", "[gpu]") {
+  for (const Step& step : chapter().steps) {
+    if (!step.deterministic) continue;
+    Problem p = problem(1, 5000, 128, DType::bf16);
+    p.batch = 3, p.heads = 8, p.kv_heads = 2;
+    p.seqused_k = {5000, 1, 3333};
+    p.finish();
+    Session session(p, *step.operation, Backend::gpu, draw(*step.operation, p).tensors);
+    REQUIRE(session.prepare(step).ok());
+    HostTensors first;
+    for (int n = 0; n < 1000; ++n) {
+      REQUIRE(session.launch().ok());
+      const HostTensors now = session.outputs();
+      if (n == 0) first = now;
+      for (const auto& [name, t] : now) {
+        INFO(step.name << " " << name << " run " << n);
+        REQUIRE(same(t, first.at(name)));
+      }
+    }
+  }
+}
+
+TEST_CASE("K and V past 2^31 elements", "[gpu][large]") {
+  Problem p = problem(1, 131072, 128, DType::bf16);
+  p.batch = 129, p.heads = 4, p.kv_heads = 1;
+  check_large_steps("decode", p, Backend::gpu);
+}

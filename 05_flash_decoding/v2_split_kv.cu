@@ -1,0 +1,214 @@
+// v2_split_kv: the keys of a sequence are split among blocks.
+//
+// parent    v1_one_block
+// idea      Flash-Decoding (Dao, Haziza, Massa, Sizov 2023): a long cache is as much work as a
+//           large batch, so it is cut into splits, a block each. A split gives an O of its own keys
+//           in fp32 and its lse; a second kernel merges them, as chapter 02 merges pairs (maximum,
+//           sum). A split without keys gives lse = -inf, and nothing of its O is read.
+// expect    gpu__time_duration.sum at batch 1 falls by the number of SMs that had no block
+// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
+#include "attn/kernel.h"
+#include "combine.h"
+#include "splits.h"
+#include "tiles.h"
+
+namespace ATTN_BACKEND::v2_split_kv {
+using namespace attn;
+using namespace flash_decoding;
+using namespace splits;
+
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_, kRows = 1;
+  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
+  static constexpr int kLanes = kHeadDim / 8;             // that share a key: 16 bytes each
+  static constexpr int kKeysAtOnce = 32 / kLanes;         // of a warp
+  static constexpr int kKeys = kBlockN / kKeysAtOnce;     // of a lane, in a tile
+  static constexpr int kParts = kNumWarps * kKeysAtOnce;  // lanes with keys of their own
+  static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp reads whole rows");
+};
+
+template <class Config>
+struct SharedStorage {
+  float sO[Config::kRows][Config::kParts][Config::kHeadDim];  // [kRows, kParts, d]
+  float sMax[Config::kRows][Config::kParts];                  // to base 2
+  float sSum[Config::kRows][Config::kParts];
+  ATTN_MEMBERS(SharedStorage, sO, sMax, sSum)
+};
+template <class Config>
+using SplitWeights = float[Config::kRows][kMostSplits];
+
+// This lane's chunks of a tile of keys, of which `count` are there; the others are 0. `g`: the
+// lane's chunk of the tile's first row.
+//! [load]
+template <class Config, class Element>
+__device__ __forceinline__ void load_tile(uint4 (&tile)[Config::kKeys], const Element* g,
+                                          int count) {
+  const int key = threadIdx.x % 32 / Config::kLanes;
+#pragma unroll
+  for (int n = 0; n < Config::kKeys; ++n) {
+    const int row = n * Config::kKeysAtOnce + key;
+    tile[n] = row < count ? *reinterpret_cast<const uint4*>(g + row * Config::kHeadDim) : uint4{};
+  }
+}
+//! [load]
+
+// The scores of a row with this lane's keys, to base 2: the lanes that share a key add up.
+template <class Element, class Config>
+__device__ __forceinline__ void scores(float (&s)[Config::kKeys], const float (&q)[8],
+                                       const uint4 (&k)[Config::kKeys]) {
+#pragma unroll
+  for (int n = 0; n < Config::kKeys; ++n) {
+    s[n] = dot<Element>(q, k[n]);
+#pragma unroll
+    for (int distance = 1; distance < Config::kLanes; distance *= 2)
+      s[n] += __shfl_xor_sync(~0u, s[n], distance);
+  }
+}
+
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
+                     const Element* gK,    // [B, Hkv, seqlen_k, d]
+                     const Element* gV,    // [B, Hkv, seqlen_k, d]
+                     const int* gSeqused,  // [B]: keys of each sequence
+                     float* gOPartial,     // [B, Hq, seqlen_q, num_splits, d]
+                     float* gLsePartial,   // [B, Hq, seqlen_q, num_splits], to base 2
+                     Shape shape) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
+  auto& smem = dynamic_shared<SharedStorage<Config>>();
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  const int key = lane_id / Config::kLanes, chunk = lane_id % Config::kLanes * 8;
+  const int part = warp_id * Config::kKeysAtOnce + key;
+  const Rows rows = rows_of(shape, blockIdx.x, kRows);
+  const int used = gSeqused[rows.bh_kv / shape.kv_heads];
+  const int split = blockIdx.y, num_splits = gridDim.y;
+  const Keys keys = part_of(keys_seen(shape, used, rows), split, num_splits, kBlockN);
+  const int64_t kv = int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + chunk;
+
+  // (1) load Q, which stays
+  float q[kRows][8], o[kRows][8] = {};        // O is not divided by l yet
+  float row_max[kRows], row_sum[kRows] = {};  // to base 2; of this lane's keys
+  Keys seen[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = min(r, rows.count - 1);
+    const uint4 chunk_of_q =
+        *reinterpret_cast<const uint4*>(gQ + (rows.first + row) * kHeadDim + chunk);
+    const uint32_t pairs[4] = {chunk_of_q.x, chunk_of_q.y, chunk_of_q.z, chunk_of_q.w};
+    for (int i = 0; i < 8; ++i)
+      q[r][i] = unpack<Element>(pairs[i / 2], i % 2) * (shape.softmax_scale * kLog2e);
+    seen[r] = keys_of_query(shape, used, (rows.row0 + row) % shape.seqlen_q);
+    row_max[r] = kLowest;
+  }
+
+  for (int key0 = keys.begin + warp_id * kBlockN; key0 < keys.end;
+       key0 += Config::kNumWarps * kBlockN) {
+    // (2) load K_j and V_j
+    uint4 k[Config::kKeys], v[Config::kKeys];
+    load_tile<Config>(k, gK + kv + int64_t{key0} * kHeadDim, keys.end - key0);
+    load_tile<Config>(v, gV + kv + int64_t{key0} * kHeadDim, keys.end - key0);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      // (3) S = q K^T, -inf where the query does not see a key
+      float s[Config::kKeys];
+      scores<Element, Config>(s, q[r], k);
+      // (4) softmax
+      //! [softmax]
+      float max = row_max[r];
+#pragma unroll
+      for (int n = 0; n < Config::kKeys; ++n) {
+        const int j = key0 + n * Config::kKeysAtOnce + key;
+        if (j < seen[r].begin || j >= seen[r].end) s[n] = -INFINITY;
+        max = fmaxf(max, s[n]);
+      }
+      const float rescale = exp2f(row_max[r] - max);
+      row_max[r] = max;
+      row_sum[r] *= rescale;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) o[r][i] *= rescale;
+        //! [softmax]
+        // (5) O += P V
+#pragma unroll
+      for (int n = 0; n < Config::kKeys; ++n) {
+        const float p = exp2f(s[n] - max);
+        row_sum[r] += p;
+        add<Element>(o[r], p, v[n]);
+      }
+    }
+  }
+
+  // (6) merge the lanes' parts
+  //! [merge]
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < 8; ++i) smem.sO[r][part][chunk + i] = o[r][i];
+    if (chunk == 0) smem.sMax[r][part] = row_max[r], smem.sSum[r][part] = row_sum[r];
+  }
+  __syncthreads();  // the parts of all lanes are there
+  for (int at = threadIdx.x; at < rows.count * kHeadDim; at += Config::kThreads) {
+    const int r = at / kHeadDim, col = at % kHeadDim;
+    float max = kLowest, sum = 0, out = 0;
+    for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[r][n]);
+    for (int n = 0; n < Config::kParts; ++n) {
+      const float weight = exp2f(smem.sMax[r][n] - max);
+      sum += weight * smem.sSum[r][n];
+      out += weight * smem.sO[r][n][col];
+    }
+    //! [merge]
+    // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+    const int64_t to = (rows.first + r) * num_splits + split;
+    gOPartial[to * kHeadDim + col] = sum > 0 ? out / sum : 0;
+    if (col == 0) gLsePartial[to] = sum > 0 ? max + log2f(sum) : -INFINITY;
+  }
+}
+
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    combine_kernel(const float* gOPartial,    // [B, Hq, seqlen_q, num_splits, d]
+                   const float* gLsePartial,  // [B, Hq, seqlen_q, num_splits], to base 2
+                   Element* gO,               // [B, Hq, seqlen_q, d]
+                   float* gLse,               // [B, Hq, seqlen_q]
+                   Shape shape, int num_splits) {
+  //! [ex05a]
+  auto& sWeight = dynamic_shared<SplitWeights<Config>>();
+  const Rows rows = rows_of(shape, blockIdx.x, Config::kRows);
+  combine<Element, Config::kHeadDim, Config::kThreads>(
+      &sWeight[0][0], gOPartial, gLsePartial, gO, gLse, rows, num_splits,
+      [&](int r, int n) { return (rows.first + r) * num_splits + n; });
+  //! [ex05a]
+}
+
+template <class Element, class Config>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const int64_t num_splits = splits_that_fill(p, Config::kRows);
+  args.phase("attention");
+  const Status status = launch_kernel(
+      attention_kernel<Element, Config>,
+      dim3(static_cast<unsigned>(row_blocks(p, Config::kRows)), static_cast<unsigned>(num_splits)),
+      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, args.in<Element>("q"),
+      args.in<Element>("k"), args.in<Element>("v"), args.in<int>("seqused_k"),
+      args.out<float>("o_partial"), args.out<float>("lse_partial"), shape_of(p));
+  if (!status.ok()) return status;
+  args.phase("combine");
+  return launch_kernel(
+      combine_kernel<Element, Config>, dim3(static_cast<unsigned>(row_blocks(p, Config::kRows))),
+      dim3(Config::kThreads), sizeof(SplitWeights<Config>), args.stream,
+      args.out<float>("o_partial"), args.out<float>("lse_partial"), args.out<Element>("o"),
+      args.out<float>("lse"), shape_of(p), static_cast<int>(num_splits));
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
+      case 256: return launch<Element, Config<256>>(args);
+    }
+    return Status::unsupported("only head dims 64, 128 and 256");
+  });
+}
+
+}  // namespace ATTN_BACKEND::v2_split_kv

@@ -1,0 +1,241 @@
+// v3_bytes_in_flight: copies that run ahead, without a barrier.
+//
+// parent    v2_split_kv
+// idea      Little's law: bytes in flight = bandwidth x latency. An SM's share of HBM needs some 30
+//           KB on their way at all times, and registers of waiting lanes hold less. So tiles come
+//           by cp.async into a ring in shared memory, kStages - 1 tiles ahead. A lane copies the
+//           very chunks that it reads: it waits for its own copies, and for nobody else's.
+// expect    dram__bytes_read.sum.per_second rises with the bytes in flight until HBM binds
+// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
+#include "attn/kernel.h"
+#include "ptx/cp_async.h"
+#include "combine.h"
+#include "splits.h"
+#include "tiles.h"
+
+namespace ATTN_BACKEND::v3_bytes_in_flight {
+using namespace attn;
+using namespace flash_decoding;
+using namespace splits;
+
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_, kRows = 1;
+  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
+  static constexpr int kLanes = kHeadDim / 8;              // that share a key: 16 bytes each
+  static constexpr int kKeysAtOnce = 32 / kLanes;          // of a warp
+  static constexpr int kKeys = kBlockN / kKeysAtOnce;      // of a lane, in a tile
+  static constexpr int kParts = kNumWarps * kKeysAtOnce;   // lanes with keys of their own
+  static constexpr int kStages = kHeadDim <= 128 ? 3 : 2;  // tiles of K and V of a warp
+  static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp reads whole rows");
+};
+
+template <class Element, class Config>
+struct SharedStorage {
+  alignas(16) Element sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
+  alignas(16) Element sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
+  float sO[Config::kRows][Config::kParts][Config::kHeadDim];  // [kRows, kParts, d]
+  float sMax[Config::kRows][Config::kParts];                  // to base 2
+  float sSum[Config::kRows][Config::kParts];
+  ATTN_MEMBERS(SharedStorage, sK, sV, sO, sMax, sSum)
+};
+template <class Config>
+using SplitWeights = float[Config::kRows][kMostSplits];
+
+// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
+// become 0. `g` and `tile`: the lane's chunk of the tile's first row.
+//! [load]
+template <class Config, class Element>
+__device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
+  const int key = threadIdx.x % 32 / Config::kLanes;
+#pragma unroll
+  for (int n = 0; n < Config::kKeys; ++n) {
+    const int row = n * Config::kKeysAtOnce + key;
+    const bool inside = row < count;
+    cp_async_16(tile + row * Config::kHeadDim, g + (inside ? row : 0) * Config::kHeadDim,
+                inside ? 16 : 0);
+  }
+}
+template <class Config, class Element>
+__device__ __forceinline__ void read_tile(uint4 (&r)[Config::kKeys], const Element* tile) {
+  const int key = threadIdx.x % 32 / Config::kLanes;
+#pragma unroll
+  for (int n = 0; n < Config::kKeys; ++n)
+    r[n] =
+        *reinterpret_cast<const uint4*>(tile + (n * Config::kKeysAtOnce + key) * Config::kHeadDim);
+}
+//! [load]
+
+// The scores of a row with this lane's keys, to base 2: the lanes that share a key add up.
+template <class Element, class Config>
+__device__ __forceinline__ void scores(float (&s)[Config::kKeys], const float (&q)[8],
+                                       const uint4 (&k)[Config::kKeys]) {
+#pragma unroll
+  for (int n = 0; n < Config::kKeys; ++n) {
+    s[n] = dot<Element>(q, k[n]);
+#pragma unroll
+    for (int distance = 1; distance < Config::kLanes; distance *= 2)
+      s[n] += __shfl_xor_sync(~0u, s[n], distance);
+  }
+}
+
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
+                     const Element* gK,    // [B, Hkv, seqlen_k, d]
+                     const Element* gV,    // [B, Hkv, seqlen_k, d]
+                     const int* gSeqused,  // [B]: keys of each sequence
+                     float* gOPartial,     // [B, Hq, seqlen_q, num_splits, d]
+                     float* gLsePartial,   // [B, Hq, seqlen_q, num_splits], to base 2
+                     Shape shape) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  const int key = lane_id / Config::kLanes, chunk = lane_id % Config::kLanes * 8;
+  const int part = warp_id * Config::kKeysAtOnce + key;
+  const Rows rows = rows_of(shape, blockIdx.x, kRows);
+  const int used = gSeqused[rows.bh_kv / shape.kv_heads];
+  const int split = blockIdx.y, num_splits = gridDim.y;
+  const Keys keys = part_of(keys_seen(shape, used, rows), split, num_splits, kBlockN);
+  const int64_t kv = int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + chunk;
+
+  // (1) load Q, which stays
+  float q[kRows][8], o[kRows][8] = {};        // O is not divided by l yet
+  float row_max[kRows], row_sum[kRows] = {};  // to base 2; of this lane's keys
+  Keys seen[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = min(r, rows.count - 1);
+    const uint4 chunk_of_q =
+        *reinterpret_cast<const uint4*>(gQ + (rows.first + row) * kHeadDim + chunk);
+    const uint32_t pairs[4] = {chunk_of_q.x, chunk_of_q.y, chunk_of_q.z, chunk_of_q.w};
+    for (int i = 0; i < 8; ++i)
+      q[r][i] = unpack<Element>(pairs[i / 2], i % 2) * (shape.softmax_scale * kLog2e);
+    seen[r] = keys_of_query(shape, used, (rows.row0 + row) % shape.seqlen_q);
+    row_max[r] = kLowest;
+  }
+
+  // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+  //! [pipeline]
+  constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
+  const int first = keys.begin + warp_id * kBlockN;
+  const auto load_kv = [&](int key0, int stage) {
+    if (key0 < keys.end) {
+      const int64_t from = kv + int64_t{key0} * kHeadDim;
+      load_tile<Config>(&smem.sK[warp_id][stage][0][chunk], gK + from, keys.end - key0);
+      load_tile<Config>(&smem.sV[warp_id][stage][0][chunk], gV + from, keys.end - key0);
+    }
+    cp_async_commit();
+  };
+  for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
+  int stage = 0;
+  for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
+    load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);  // read one tile ago
+    cp_async_wait<kStages - 1>();
+    uint4 k[Config::kKeys], v[Config::kKeys];
+    read_tile<Config>(k, &smem.sK[warp_id][stage][0][chunk]);
+    read_tile<Config>(v, &smem.sV[warp_id][stage][0][chunk]);
+    //! [pipeline]
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      // (3) S = q K^T, -inf where the query does not see a key
+      float s[Config::kKeys];
+      scores<Element, Config>(s, q[r], k);
+      // (4) softmax
+      //! [softmax]
+      float max = row_max[r];
+#pragma unroll
+      for (int n = 0; n < Config::kKeys; ++n) {
+        const int j = key0 + n * Config::kKeysAtOnce + key;
+        if (j < seen[r].begin || j >= seen[r].end) s[n] = -INFINITY;
+        max = fmaxf(max, s[n]);
+      }
+      const float rescale = exp2f(row_max[r] - max);
+      row_max[r] = max;
+      row_sum[r] *= rescale;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) o[r][i] *= rescale;
+        //! [softmax]
+        // (5) O += P V
+#pragma unroll
+      for (int n = 0; n < Config::kKeys; ++n) {
+        const float p = exp2f(s[n] - max);
+        row_sum[r] += p;
+        add<Element>(o[r], p, v[n]);
+      }
+    }
+  }
+
+  // (6) merge the lanes' parts
+  //! [merge]
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < 8; ++i) smem.sO[r][part][chunk + i] = o[r][i];
+    if (chunk == 0) smem.sMax[r][part] = row_max[r], smem.sSum[r][part] = row_sum[r];
+  }
+  __syncthreads();  // the parts of all lanes are there
+  for (int at = threadIdx.x; at < rows.count * kHeadDim; at += Config::kThreads) {
+    const int r = at / kHeadDim, col = at % kHeadDim;
+    float max = kLowest, sum = 0, out = 0;
+    for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[r][n]);
+    for (int n = 0; n < Config::kParts; ++n) {
+      const float weight = exp2f(smem.sMax[r][n] - max);
+      sum += weight * smem.sSum[r][n];
+      out += weight * smem.sO[r][n][col];
+    }
+    //! [merge]
+    // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+    const int64_t to = (rows.first + r) * num_splits + split;
+    gOPartial[to * kHeadDim + col] = sum > 0 ? out / sum : 0;
+    if (col == 0) gLsePartial[to] = sum > 0 ? max + log2f(sum) : -INFINITY;
+  }
+}
+
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    combine_kernel(const float* gOPartial,    // [B, Hq, seqlen_q, num_splits, d]
+                   const float* gLsePartial,  // [B, Hq, seqlen_q, num_splits], to base 2
+                   Element* gO,               // [B, Hq, seqlen_q, d]
+                   float* gLse,               // [B, Hq, seqlen_q]
+                   Shape shape, int num_splits) {
+  auto& sWeight = dynamic_shared<SplitWeights<Config>>();
+  const Rows rows = rows_of(shape, blockIdx.x, Config::kRows);
+  combine<Element, Config::kHeadDim, Config::kThreads>(
+      &sWeight[0][0], gOPartial, gLsePartial, gO, gLse, rows, num_splits,
+      [&](int r, int n) { return (rows.first + r) * num_splits + n; });
+}
+
+template <class Element, class Config>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const int64_t num_splits = splits_that_fill(p, Config::kRows);
+  args.phase("attention");
+  const Status status = launch_kernel(
+      attention_kernel<Element, Config>,
+      dim3(static_cast<unsigned>(row_blocks(p, Config::kRows)), static_cast<unsigned>(num_splits)),
+      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+      args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
+      args.in<int>("seqused_k"), args.out<float>("o_partial"), args.out<float>("lse_partial"),
+      shape_of(p));
+  if (!status.ok()) return status;
+  args.phase("combine");
+  return launch_kernel(
+      combine_kernel<Element, Config>, dim3(static_cast<unsigned>(row_blocks(p, Config::kRows))),
+      dim3(Config::kThreads), sizeof(SplitWeights<Config>), args.stream,
+      args.out<float>("o_partial"), args.out<float>("lse_partial"), args.out<Element>("o"),
+      args.out<float>("lse"), shape_of(p), static_cast<int>(num_splits));
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
+      case 256: return launch<Element, Config<256>>(args);
+    }
+    return Status::unsupported("only head dims 64, 128 and 256");
+  });
+}
+
+}  // namespace ATTN_BACKEND::v3_bytes_in_flight
