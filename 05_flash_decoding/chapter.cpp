@@ -35,24 +35,32 @@ Reason refuse(const Problem& p) {
 }
 
 int64_t rows_of(const Problem& p) { return p.batch * p.heads * p.seqlen_q; }
-// Keys in use of all sequences.
-double keys_of(const Problem& p) {
+// Keys that some query sees, of all sequences; in whole tiles of `tile`.
+double keys_of(const Problem& p, int64_t tile = 1) {
   double keys = 0;
-  for (int64_t b = 0; b < p.batch; ++b) keys += double(p.sequence(b).seqlen_k);
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Problem one = p.sequence(b);
+    const int64_t seen = one.visible(one.seqlen_q - 1).end - one.visible(0).begin;
+    keys += double((std::max<int64_t>(0, seen) + tile - 1) / tile * tile);
+  }
   return keys;
 }
 
 // K and V come from HBM once, and from L2 for each block that reads them: one for each `block_rows`
-// rows of a K/V head. Steps on CUDA cores have two multiply-adds for each number and row.
+// rows of a K/V head. Steps on CUDA cores have two multiply-adds for each number and row, those on
+// tensor cores for each number and 16 rows, there or not.
 Phase attention(const Problem& p, int64_t block_rows) {
   const double element = double(size_of(p.dtype)), d = double(p.head_dim);
   const double kv = 2 * keys_of(p) * double(p.kv_heads) * d * element;
   const double q = double(rows_of(p)) * d * element;
   const double readers = double(row_blocks(p, block_rows)) / double(p.batch * p.kv_heads);
+  const bool mma = block_rows == kMmaRows;
   const double pairs = p.total_pairs();
+  const double mma_pairs = keys_of(p, 16) * double(row_blocks(p, block_rows) / p.batch * kMmaRows);
   return {.name = "attention",
-          .fp32_flop = 4 * d * pairs,
-          .exp = pairs,
+          .tensor_flop = mma ? 4 * d * mma_pairs : 0,
+          .fp32_flop = mma ? 0 : 4 * d * pairs,
+          .exp = mma ? mma_pairs : pairs,
           .hbm_read = kv + q,
           .hbm_write = q + 4 * double(rows_of(p)),
           .l2_bytes = readers * kv + 2 * q};
@@ -73,7 +81,7 @@ Cost split_cost(const Problem& p, int64_t block_rows, int64_t num_splits) {
   return {main,
           {.name = "combine",
            .fp32_flop = 2 * rows * double(num_splits * p.head_dim),
-           .exp = rows * double(num_splits * p.head_dim),
+           .exp = rows * double(num_splits),
            .hbm_write = out,
            .l2_bytes = partial + out}};
 }

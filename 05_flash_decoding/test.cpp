@@ -89,7 +89,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
     Session session(p, *step.operation, Backend::emulated, draw(*step.operation, p).tensors);
     for (uint64_t seed = 100; seed < 105; ++seed) {
       emulator::schedule_seed = seed;
-      CHECK(session.prepare(step).ok());
+      if (seed % 2 == 0) CHECK(session.prepare(step).ok());  // else with the counters of the launch before
       CHECK(session.launch().ok());
       for (const auto& [name, t] : session.outputs()) {
         INFO(step.name << " " << name << " under schedule " << seed);

@@ -176,7 +176,7 @@ std::optional<Request> read_request(int file) {
   head.at("schedule").get_to(r.schedule);
   head.at("early_copies").get_to(r.early_copies);
   r.problem = problem(head.at("problem"));
-  for (const json& w : head.at("workspaces")) 
+  for (const json& w : head.at("workspaces"))
     r.workspaces.push_back({w.at("name"), w.at("bytes"), w.at("saved")});
   for (const json& t : head.at("outputs")) r.output_specs.push_back(tensor_spec(t));
   for (const json& t : head.at("inputs")) {
