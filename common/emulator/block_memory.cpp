@@ -133,7 +133,14 @@ void Block::require_shared(const char* what, Place place, const char* which, con
         inside < v.bytes)
       offset = inside, size = v.bytes;
   if (offset < size && bytes <= size - offset) return;
-  if (offset >= size && grid_.statics.hold(at)) return;  // nobody knows where variables end
+  if (offset >= size && grid_.statics.hold(at)) {
+    const std::string variable = local_variable(at);
+    if (variable.empty()) return;  // of a program without symbols: nobody knows where it ends
+    fail(what, place,
+         std::string("with ") + which + " in " + variable +
+             ", a __shared__ variable of a function that the kernel calls: it has to be one of "
+             "the kernel");
+  }
   const bool near = offset < size + kGuardBytes;
   fail(what, place,
        std::string("with ") + which + " of " + std::to_string(bytes) + " bytes " +

@@ -13,8 +13,8 @@
 /// can.
 ///
 /// Some blocks are resident at a time, and run interleaved; another one starts when one has ended.
-/// Before a plain store to global memory the scheduler may switch threads, so that concurrent
-/// updates are lost, as on a GPU. Before an atomic it may switch as well.
+/// Before a plain store to global memory (a GlobalBuffer) the scheduler may switch threads, so that
+/// concurrent updates are lost, as on a GPU; before an atomic, and at an arrival, as well.
 ///
 /// Not modelled:
 ///   - time, caches, occupancy, and how many registers a thread needs;
@@ -26,17 +26,17 @@
 ///   - threads that have left: __syncthreads waits for them, too, unlike GPUs from sm_70 on;
 ///   - the fence that TMA needs where it reads global memory that ordinary code of the same launch
 ///     has written, and a wait until a TMA store has been written;
-///   - registers of wgmma that ordinary code writes between wgmma_fence and wgmma;
+///   - registers of wgmma written between wgmma_fence and wgmma; warps at two different wgmma;
 ///   - atomics and fences that put accesses to shared memory in order: barriers alone do;
 ///   - where races between blocks are looked for, whoever knows of a block is taken to know of
 ///     those that were resident in its place before; and of the readers of a byte of global memory
-///     some are remembered, of shared memory all;
+///     some are remembered, of shared memory all, of its atomics the last;
 ///   - a deadlock of blocks that spin on an atomic and meet at barriers between: it never ends.
 ///     flag_wait reports it, and so does a plain loop around an atomic;
-///   - accesses under AddressSanitizer: no races, lost updates or misaligned accesses are found;
+///   - races and lost updates under AddressSanitizer; `__launch_bounds__` with Clang;
 ///   - rounding of the fast functions (__expf and so on): they are as exact as the host's;
-///   - the proxies of memory, but for the fence before TMA and wgmma read what ordinary code or
-///     cp.async wrote to shared memory;
+///   - the proxies of memory, but for the fence before TMA and, where races are looked for, wgmma
+///     read what ordinary code or cp.async wrote to shared memory;
 ///   - clusters and distributed shared memory;
 ///   - `__shared__` variables of functions that a kernel calls: they are refused at the first write;
 ///   - the static shared memory of a program without symbols (`strip`): it starts as 0, all
@@ -96,8 +96,8 @@ inline thread_local constinit std::uint64_t schedule_seed = 0;
 /// Blocks that run interleaved. A kernel that waits for more blocks than that deadlocks, as on a
 /// GPU.
 inline thread_local constinit std::size_t resident_blocks = 4;
-/// Whether races are looked for: those of shared memory, those of global memory between blocks as
-/// well.
+/// Whether races are looked for: in shared memory; then also in global memory, within a block and
+/// between blocks.
 inline thread_local constinit bool find_races = false, find_global_races = false;
 /// Operations of all tensor-core products so far on this thread of the host: what a step's model is
 /// compared with.

@@ -8,6 +8,7 @@
 
 #include "attn/kernel.h"
 #include "emulator/simt.h"
+#include "ptx/cp_async.h"
 #include "ptx/global_flag.h"
 #include "tests/catch.h"
 
@@ -116,7 +117,7 @@ __global__ void own_variable(void** at) {
 
 }  // namespace
 
-TEST_CASE("plain additions of two blocks, or of two threads, are lost; atomic ones are not",
+TEST_CASE("plain additions of two blocks, or of two threads, are lost, atomic ones are not",
           "[emulator][blocks]") {
   int sum = 0;
   const GlobalBuffer buffer("sum", &sum, sizeof sum);
@@ -234,6 +235,15 @@ __device__ int last_of(const int* in) {
 }
 constexpr int kWritesInFunction = __LINE__ - 4;
 __global__ void calls_with_shared(const int* in, int* out) { out[threadIdx.x] = last_of(in); }
+inline int copied(const int* in) {
+  alignas(16) __shared__ int tile[32];
+  cp_async_16(tile, in);
+  cp_async_commit();
+  cp_async_wait<0>();
+  return tile[0];
+}
+constexpr int kCopiesInFunction = __LINE__ - 5;
+__global__ void calls_with_copies(const int* in, int* out) { out[threadIdx.x] = copied(in); }
 
 TEST_CASE("__shared__ variables of a function that a kernel calls are refused",
           "[emulator][blocks]") {
@@ -242,6 +252,11 @@ TEST_CASE("__shared__ variables of a function that a kernel calls are refused",
   INFO(said);
   CHECK(has(said, " writes to tile at " + place(kWritesInFunction)));
   CHECK(has(said, ", a __shared__ variable of a function that the kernel calls"));
+  alignas(16) int source[32] = {};
+  const std::string copy = message(1, 1, 1, calls_with_copies, source, out);
+  INFO(copy);
+  CHECK(has(copy, "cp_async_16 at " + place(kCopiesInFunction)));
+  CHECK(has(copy, "tile, a __shared__ variable of a function that the kernel calls"));
 }
 
 TEST_CASE("a race between blocks is found: a fence or a barrier before the counter is missing",

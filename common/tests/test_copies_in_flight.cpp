@@ -93,6 +93,18 @@ __global__ void store_boxes(bool same, const TensorMap map) {
   tma_store_wait<0>();
 }
 // What a thread has stored by TMA it reads, after a wait for shared memory to have been read.
+// Fills the tile again, after a wait or before it.
+__global__ void fill_what_is_stored(bool wait, const TensorMap map) {
+  auto& smem = dynamic_shared<Storage>();
+  for (int i = 0; i < 8192; ++i) smem.bytes[i] = 1;
+  shared_write_fence();
+  tma_store(map, smem.bytes, {0, 0, 0});
+  tma_store_commit();
+  if (wait) tma_store_wait<0>();
+  smem.bytes[100] = 2;
+  if (!wait) tma_store_wait<0>();
+}
+constexpr int kReadsTile = __LINE__ - 6, kFillsAgain = __LINE__ - 3;
 __global__ void read_what_is_stored(const TensorMap map, const unsigned char* data, int* out) {
   auto& smem = dynamic_shared<Storage>();
   for (int i = 0; i < 64 * 64 * 2; ++i) smem.bytes[i] = 0;
@@ -218,6 +230,12 @@ TEST_CASE("what TMA reads and writes of global memory is an access", "[emulator]
     INFO(loaded);
     CHECK(has(loaded, "race: byte 8190 of data was "));
     CHECK(has(loaded, "read by tma_load of thread (0,0,0) of block (1,0,0) at " + place(kLoads)));
+    CHECK(message(seed, 1, 1, fill_what_is_stored, true, map) == "");
+    const std::string filled = message(seed, 1, 1, fill_what_is_stored, false, map);
+    INFO(filled);
+    CHECK(has(filled, "read by tma_store of thread (0,0,0) of block (0,0,0) at " + place(kReadsTile)));
+    CHECK(has(filled, "written by thread (0,0,0) of block (0,0,0) at " + place(kFillsAgain)));
+    CHECK(has(filled, " before a wait for it"));
     CHECK(message(seed, 2, 32, store_boxes, false, map) == "");
     const std::string stored = message(seed, 2, 32, store_boxes, true, map);
     INFO(stored);

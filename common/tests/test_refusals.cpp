@@ -150,6 +150,13 @@ __global__ void in_variables(int* first, float* fresh) {
   numbers[threadIdx.x % 4] = 1;
 }
 
+__global__ void in_blocks(float* fresh) {
+  __shared__ float numbers[32];
+  if (threadIdx.x == 0) fresh[blockIdx.x] = numbers[31];
+  __syncthreads();
+  numbers[threadIdx.x] = 1;
+}
+
 bool looks_for_races = true;
 template <class... Parameters, class... Values>
 std::string message(void (*kernel)(Parameters...), unsigned threads, Values... values) {
@@ -255,7 +262,9 @@ TEST_CASE("a vector is loaded and stored at whole multiples of its size", "[emul
   CHECK(has(message(load_vector, 32, 8, global, out),
             "4 bytes past a multiple of 16: a misaligned access"));
   CHECK(message(store_vector, 32, 2, out) == "");
-  CHECK(has(message(store_vector, 32, 1, out), " stores at tests/test_refusals.cpp:"));
+  const std::string stored = message(store_vector, 32, 1, out);
+  CHECK(has(stored, " stores at tests/test_refusals.cpp:"));
+  CHECK(has(stored, " to an address "));
 }
 #endif
 
@@ -283,8 +292,14 @@ TEST_CASE("__shared__ variables begin as NaN bytes, in every block, and end at 4
     CHECK(first == 0xFF);
     CHECK(std::isnan(fresh));
   }
+  CHECK(message(in_variables<48 * 1024 - 16>, 32, &first, &fresh) == "");
+  CHECK(has(message(in_variables<48 * 1024 - 15>, 32, &first, &fresh), "49153 bytes of __shared__"));
+  // Those of blocks that begin where others have ended, and of their neighbours.
+  std::vector<float> of_blocks(9);
+  const Status status = launch_kernel(in_blocks, dim3(9), dim3(32), 0, nullptr, of_blocks.data());
+  CHECK(status.message == "");
+  for (const float of_block : of_blocks) CHECK(std::isnan(of_block));
   looks_for_races = true;
-  CHECK(message(in_variables<48 * 1024 - 16>, 32, &first, &fresh) != "");
   const std::string large = message(in_variables<100000>, 32, &first, &fresh);
   CHECK(has(large, "100016 bytes of __shared__ variables ("));
   CHECK(has(large, "bytes 100000"));
