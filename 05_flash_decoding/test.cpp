@@ -89,7 +89,8 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
     Session session(p, *step.operation, Backend::emulated, draw(*step.operation, p).tensors);
     for (uint64_t seed = 100; seed < 105; ++seed) {
       emulator::schedule_seed = seed;
-      if (seed % 2 == 0) CHECK(session.prepare(step).ok());  // else with the counters of the launch before
+      // Every other time with the counters that the launch before has left.
+      if (seed % 2 == 0) CHECK(session.prepare(step).ok());
       CHECK(session.launch().ok());
       for (const auto& [name, t] : session.outputs()) {
         INFO(step.name << " " << name << " under schedule " << seed);

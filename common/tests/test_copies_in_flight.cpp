@@ -233,7 +233,8 @@ TEST_CASE("what TMA reads and writes of global memory is an access", "[emulator]
     CHECK(message(seed, 1, 1, fill_what_is_stored, true, map) == "");
     const std::string filled = message(seed, 1, 1, fill_what_is_stored, false, map);
     INFO(filled);
-    CHECK(has(filled, "read by tma_store of thread (0,0,0) of block (0,0,0) at " + place(kReadsTile)));
+    CHECK(has(filled,
+              "read by tma_store of thread (0,0,0) of block (0,0,0) at " + place(kReadsTile)));
     CHECK(has(filled, "written by thread (0,0,0) of block (0,0,0) at " + place(kFillsAgain)));
     CHECK(has(filled, " before a wait for it"));
     CHECK(message(seed, 2, 32, store_boxes, false, map) == "");
