@@ -126,8 +126,9 @@ void __ubsan_handle_type_mismatch_v1(const MisalignedData* data, std::uintptr_t 
   const std::uintptr_t bytes = std::uintptr_t{1} << data->log_alignment;
   const attn::emulator::Place place{data->file, static_cast<int>(data->line)};
   block->fail_later(block->running_name() + (data->kind == 0 ? " loads" : " stores") + " at " +
-                    place.text() + (data->kind == 0 ? " from" : " to") + " an address " + std::to_string(pointer % bytes) +
-                    " bytes past a multiple of " + std::to_string(bytes) + ": a misaligned access");
+                    place.text() + (data->kind == 0 ? " from" : " to") + " an address " +
+                    std::to_string(pointer % bytes) + " bytes past a multiple of " +
+                    std::to_string(bytes) + ": a misaligned access");
 }
 }  // extern "C"
 

@@ -293,7 +293,8 @@ TEST_CASE("__shared__ variables begin as NaN bytes, in every block, and end at 4
     CHECK(std::isnan(fresh));
   }
   CHECK(message(in_variables<48 * 1024 - 16>, 32, &first, &fresh) == "");
-  CHECK(has(message(in_variables<48 * 1024 - 15>, 32, &first, &fresh), "49153 bytes of __shared__"));
+  CHECK(
+      has(message(in_variables<48 * 1024 - 15>, 32, &first, &fresh), "49153 bytes of __shared__"));
   // Those of blocks that begin where others have ended, and of their neighbours.
   std::vector<float> of_blocks(9);
   const Status status = launch_kernel(in_blocks, dim3(9), dim3(32), 0, nullptr, of_blocks.data());
