@@ -28,7 +28,7 @@ Reason refuse(const Problem& p) {
   if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
     return fmt::format("--head-dim {}: only 64, 128 and 256", p.head_dim);
   if (p.seqlen_q > 16) return fmt::format("--seqlen-q {}: at most 16 queries", p.seqlen_q);
-  if (p.seqlen_k > 1 << 30) return fmt::format("--seqlen-k {}: at most 2^30", p.seqlen_k);
+  if (p.seqlen_k >= 1 << 30) return fmt::format("--seqlen-k {}: at most 2^30 - 1", p.seqlen_k);
   if (row_blocks(p, 1) >= int64_t{1} << 31)
     return fmt::format("{} blocks: at most 2^31 - 1 fit in a grid", row_blocks(p, 1));
   return std::nullopt;
@@ -89,12 +89,19 @@ Cost split_cost(const Problem& p, int64_t block_rows, int64_t num_splits) {
 const char* const kSupport =
     "fp16, bf16; head dims 64, 128, 256; up to 16 queries, causal, windows, GQA";
 
+// A single split is stored as it is: no merge is launched.
+Cost stored_or_split_cost(const Problem& p, int64_t block_rows, int64_t num_splits) {
+  if (num_splits == 1) return {attention(p, block_rows)};
+  return split_cost(p, block_rows, num_splits);
+}
+
 int64_t one_row(const Problem&) { return 1; }
 int64_t mma_rows(const Problem&) { return kMmaRows; }
 int64_t filling(const Problem& p, int64_t block_rows) { return splits_that_fill(p, block_rows); }
 
 Step split_step(std::string name, std::string idea, int64_t (*block_rows)(const Problem&),
-                Launch launch, int64_t (*splits_of)(const Problem&, int64_t) = filling) {
+                Launch launch, int64_t (*splits_of)(const Problem&, int64_t) = filling,
+                Cost (*cost)(const Problem&, int64_t, int64_t) = split_cost) {
   const auto splits = [=](const Problem& p) { return splits_of(p, block_rows(p)); };
   return {.name = std::move(name),
           .operation = &decode(),
@@ -102,7 +109,7 @@ Step split_step(std::string name, std::string idea, int64_t (*block_rows)(const 
           .support = kSupport,
           .refuses = refuse,
           .workspaces = [=](const Problem& p) { return partials(p, splits(p)); },
-          .cost = [=](const Problem& p) { return split_cost(p, block_rows(p), splits(p)); },
+          .cost = [=](const Problem& p) { return cost(p, block_rows(p), splits(p)); },
           .launch = launch,
           .needs = kAmpere,
           .takes = {"seqused"}};
@@ -117,10 +124,10 @@ Step one_launch(Step step) {
   };
   step.cost = [parts = step.cost](const Problem& p) {
     const Cost cost = parts(p);
-    Phase both = cost[0];
-    both += cost[1];
-    both.name = "attention";
-    return Cost{both};
+    Phase all = cost[0];
+    if (cost.size() > 1) all += cost[1];
+    all.name = "attention";
+    return Cost{all};
   };
   step.prepare = ATTN_LAUNCH(arrived);
   return step;
@@ -134,6 +141,12 @@ Step stream_k(std::string name, std::string idea, Launch launch) {
     return std::vector<Workspace>{{"o_partial", rows * p.head_dim * 4},
                                   {"lse_partial", rows * 4},
                                   {"arrived", row_blocks(p, kMmaRows) * 4, true}};
+  };
+  step.cost = [](const Problem& p) {
+    Phase all = attention(p, kMmaRows);
+    const double parts = double(std::min(2 * kSms * blocks_per_sm(p), row_blocks(p, kMmaRows)));
+    all.l2_bytes += 2 * parts * double(kMmaRows * (p.head_dim + 1)) * 4;
+    return Cost{all};
   };
   return step;
 }
@@ -157,15 +170,16 @@ Chapter make_chapter() {
       ATTN_LAUNCH(v2_split_kv)));
   c.steps.push_back(split_step("v3_bytes_in_flight", "copies that run ahead, without a barrier",
                                one_row, ATTN_LAUNCH(v3_bytes_in_flight)));
-  c.steps.push_back(split_step("v4_gqa", "a block serves all query heads of a K/V head",
+  c.steps.push_back(split_step("v4_gqa", "a block serves several query heads of a K/V head",
                                rows_of_a_block, ATTN_LAUNCH(v4_gqa)));
   c.steps.push_back(split_step("v5_packed_rows", "the rows that share keys are those of an MMA",
                                mma_rows, ATTN_LAUNCH(v5_packed_rows)));
   c.steps.push_back(split_step("v6_heuristic", "how many splits, from a model of their time",
-                               mma_rows, ATTN_LAUNCH(v6_heuristic), best_splits));
-  c.steps.push_back(
-      one_launch(split_step("v7_one_launch", "the last block of a row to arrive merges its splits",
-                            mma_rows, ATTN_LAUNCH(v7_one_launch), best_splits)));
+                               mma_rows, ATTN_LAUNCH(v6_heuristic), best_splits,
+                               stored_or_split_cost));
+  c.steps.push_back(one_launch(
+      split_step("v7_one_launch", "the last block of a row to arrive merges its splits", mma_rows,
+                 ATTN_LAUNCH(v7_one_launch), best_splits, stored_or_split_cost)));
   c.steps.push_back(stream_k("v8_stream_k",
                              "every block gets the same number of tiles, wherever they are",
                              ATTN_LAUNCH(v8_stream_k)));

@@ -10,21 +10,21 @@ namespace ATTN_BACKEND::flash_decoding {
 // O of a row is the mean of the splits' O with the weights 2^lse, and its lse the logarithm of
 // their sum; a split without keys has lse = -inf and weight 0. First a warp works out the weights
 // of a row, a split a lane; then a thread adds up four columns, in the order of the splits, whoever
-// stored them when. `part_of(r, n)`: where split n of row r lies.
+// stored them when. `place_of(r, n)`: where split n of row r lies.
 //! [combine]
-template <class Element, int kHeadDim, int kThreads, class PartOf>
+template <class Element, int kHeadDim, int kThreads, class PlaceOf>
 __device__ __forceinline__ void combine(float* sWeight,            // [rows, num_splits]
                                         const float* gOPartial,    // [parts, d]
                                         const float* gLsePartial,  // [parts], to base 2
                                         Element* gO,               // [B, Hq, seqlen_q, d]
                                         float* gLse,               // [B, Hq, seqlen_q]
-                                        const Rows& rows, int num_splits, PartOf part_of) {
+                                        const Rows& rows, int num_splits, PlaceOf place_of) {
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   for (int r = warp_id; r < rows.count; r += kThreads / 32) {
     float* const weight = sWeight + r * num_splits;
     float max = kLowest, sum = 0;
     for (int n = lane_id; n < num_splits; n += 32) {
-      weight[n] = gLsePartial[part_of(r, n)];
+      weight[n] = gLsePartial[place_of(r, n)];
       max = fmaxf(max, weight[n]);
     }
     for (int distance = 16; distance > 0; distance /= 2)
@@ -42,7 +42,8 @@ __device__ __forceinline__ void combine(float* sWeight,            // [rows, num
 #pragma unroll 8
     for (int n = 0; n < num_splits; ++n) {
       const float weight = sWeight[r * num_splits + n];
-      const float4 o = *reinterpret_cast<const float4*>(gOPartial + part_of(r, n) * kHeadDim + col);
+      const float4 o =
+          *reinterpret_cast<const float4*>(gOPartial + place_of(r, n) * kHeadDim + col);
       out[0] = fmaf(weight, o.x, out[0]), out[1] = fmaf(weight, o.y, out[1]);
       out[2] = fmaf(weight, o.z, out[2]), out[3] = fmaf(weight, o.w, out[3]);
     }

@@ -8,7 +8,7 @@
 
 namespace attn::splits {
 
-constexpr int64_t kMostSplits = 128, kSms = 132, kBlocksPerSm = 2;
+constexpr int64_t kMostSplits = 128, kSms = 132;
 constexpr int kMostRuns = 512;    // resident blocks of v8 and later
 constexpr int kEmulatedSms = 3;   // so few that a run has several heads, and a head several runs
 constexpr int64_t kMmaRows = 16;  // of a block of v5 and later
@@ -27,37 +27,47 @@ inline int64_t rows_of_a_block(const Problem& p) {
   return rows;
 }
 
-// As many as fill an H200's 132 SMs with two blocks each, of at least `least` keys.
+// Keys that the queries of a sequence see at most; its length lies on the device.
+inline int64_t most_keys(const Problem& p) {
+  if (p.window_left < 0 || (p.window_right < 0 && !p.causal)) return p.seqlen_k;
+  return std::min(p.seqlen_k, p.window_left + p.seqlen_q + (p.causal ? 0 : p.window_right));
+}
+// Resident ones of v3 and later, by their shared memory.
+inline int64_t blocks_per_sm(const Problem& p) { return p.head_dim <= 128 ? 2 : 1; }
+
+// As many as fill an H200's 132 SMs with their blocks, of at least `least` keys.
 //! [fill]
 inline int64_t splits_that_fill(const Problem& p, int64_t block_rows, int64_t least = 64) {
-  const int64_t wanted = kSms * kBlocksPerSm / row_blocks(p, block_rows);
-  const int64_t most = (p.seqlen_k + least - 1) / least;
+  const int64_t wanted = kSms * blocks_per_sm(p) / row_blocks(p, block_rows);
+  const int64_t most = std::max<int64_t>(1, most_keys(p) / least);
   return std::clamp<int64_t>(wanted, 1, std::min(most, kMostSplits));
 }
 //! [fill]
 // Seconds of a launch with `num_splits`, from a sweep on an H200 (sweep.cu): a start, the stream of
 // K and V, the merge, and what each block costs besides. A block alone reads at kBlockRate, all SMs
-// together at kRoof. While all blocks are resident, the SM with the most of them is the last one.
+// together at kRoof. While all blocks are resident, the SM with the most of them is the last one:
+// an upper bound, since its blocks use bandwidth that others leave.
 //! [model]
 inline double modelled_seconds(const Problem& p, int64_t block_rows, int64_t num_splits) {
   constexpr double kStart = 8e-6, kBlockRate = 45e9, kRoof = 4.3e12;
   constexpr double kMergeOfARow = 0.03e-6, kBlock = 0.5e-6;
-  constexpr int64_t kTile = 64, kResident = kSms * kBlocksPerSm;
-  const int64_t share = (p.seqlen_k + num_splits * kTile - 1) / (num_splits * kTile) * kTile;
+  constexpr int64_t kTile = 64;
+  const int64_t resident = kSms * blocks_per_sm(p), keys = most_keys(p);
+  const int64_t share = (keys + num_splits * kTile - 1) / (num_splits * kTile) * kTile;
   const int64_t blocks = row_blocks(p, block_rows) * num_splits;
   const int64_t busiest = (blocks + kSms - 1) / kSms * std::min(blocks, kSms);
   const double bytes = 2.0 * double(share * p.head_dim * size_of(p.dtype));
   const double stream =
-      std::max(bytes / kBlockRate, double(blocks <= kResident ? busiest : blocks) * bytes / kRoof);
+      std::max(bytes / kBlockRate, double(blocks <= resident ? busiest : blocks) * bytes / kRoof);
   const double rows = double(std::min(block_rows, p.group() * p.seqlen_q));
   return kStart + stream + (num_splits > 1 ? kMergeOfARow * rows * double(num_splits) : 0) +
-         kBlock * double(blocks) / double(kResident);
+         kBlock * double(blocks) / double(resident);
 }
 inline int64_t best_splits(const Problem& p, int64_t block_rows) {
   if (const auto given = p.own.find("num_splits"); given != p.own.end())
     return std::clamp<int64_t>(static_cast<int64_t>(given->second[0]), 1, kMostSplits);
   int64_t best = 1;
-  for (int64_t n = 2; n <= std::min(kMostSplits, (p.seqlen_k + 63) / 64); ++n)
+  for (int64_t n = 2; n <= std::min(kMostSplits, (most_keys(p) + 63) / 64); ++n)
     if (modelled_seconds(p, block_rows, n) < modelled_seconds(p, block_rows, best)) best = n;
   return best;
 }

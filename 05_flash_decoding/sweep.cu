@@ -1,4 +1,4 @@
-// sweep_05_flash_decoding: the last steps at the problems of the README, with every number of
+// sweep_05_flash_decoding: all steps at the problems of the README, with every number of
 // splits.
 //
 //     sweep_05_flash_decoding [STEP ...]

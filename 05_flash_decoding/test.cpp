@@ -67,6 +67,13 @@ TEST_CASE("a batch of empty caches gives O = 0 and lse = -inf", "[emulated]") {
   }
 }
 
+TEST_CASE("more sequences than a warp has lanes", "[emulated]") {
+  Problem p = problem(1, 300, 64, DType::bf16);
+  p.batch = 70, p.heads = 2, p.kv_heads = 1;
+  for (int64_t b = 0; b < 70; ++b) p.seqused_k.push_back(b % 5 == 0 ? 0 : b * 37 % 301);
+  check_steps("decode", p, Backend::emulated);
+}
+
 TEST_CASE("a cache with room for more than is in use is read as far as it is used", "[emulated]") {
   for (const int64_t used : {1, 17, 129}) {
     Problem p = problem(1, 3000, 128, DType::bf16);

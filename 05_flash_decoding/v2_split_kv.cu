@@ -4,8 +4,8 @@
 // idea      Flash-Decoding (Dao, Haziza, Massa, Sizov 2023): a long cache is as much work as a
 //           large batch, so it is cut into splits, a block each. A split gives an O of its own keys
 //           in fp32 and its lse; a second kernel merges them, as chapter 02 merges pairs (maximum,
-//           sum). A split without keys gives lse = -inf, and nothing of its O is read.
-// expect    gpu__time_duration.sum at batch 1 falls by the number of SMs that had no block
+//           sum). A split without keys gives O = 0 and lse = -inf: its weight is 0.
+// expect    gpu__time_duration.sum at batch 1 falls as more SMs have blocks
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include "attn/kernel.h"
 #include "combine.h"

@@ -1,10 +1,11 @@
 // v3_bytes_in_flight: copies that run ahead, without a barrier.
 //
 // parent    v2_split_kv
-// idea      Little's law: bytes in flight = bandwidth x latency. An SM's share of HBM needs some 30
-//           KB on their way at all times, and registers of waiting lanes hold less. So tiles come
-//           by cp.async into a ring in shared memory, kStages - 1 tiles ahead. A lane copies the
-//           very chunks that it reads: it waits for its own copies, and for nobody else's.
+// idea      Little's law: bytes in flight = bandwidth x latency. An SM's share of HBM needs some 23
+//           KB in flight at all times. A block of v2 asks for 32 KB, but then waits for them, and
+//           has nothing in flight while it computes. So tiles come by cp.async into a ring in
+//           shared memory, kStages - 1 tiles ahead. A lane copies the very chunks that it reads: it
+//           waits for its own copies, and for nobody else's.
 // expect    dram__bytes_read.sum.per_second rises with the bytes in flight until HBM binds
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include "attn/kernel.h"

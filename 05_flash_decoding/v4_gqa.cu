@@ -1,10 +1,10 @@
-// v4_gqa: a block serves all query heads of a K/V head.
+// v4_gqa: a block serves several query heads of a K/V head.
 //
 // parent    v3_bytes_in_flight
 // idea      With grouped heads, every block of a group read the same K and V: from HBM once, from
 //           L2 once a query head. Now a block has up to four rows, queries of all heads that share
 //           the keys, and each number that is read serves all of them.
-// expect    lts__t_bytes.sum falls by the size of the group. Two multiply-adds a number and row,
+// expect    lts__t_bytes.sum falls by the rows of a block. Two multiply-adds a number and row,
 //           and the conversion of 16-bit numbers, become what binds: time grows with the group
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include "attn/kernel.h"

@@ -48,8 +48,8 @@ struct SharedStorage {
   bool last;  // whether this block merges
   ATTN_MEMBERS(SharedStorage, sK, sV, sMax, sSum, last)
 };
-// The warps' parts of O, where K and V were. The padding keeps eight rows of a column in different
-// banks.
+// The warps' parts of O, where K and V were. The padding puts four rows of 8 floats into
+// all 32 banks: what half a warp stores at once, 8 bytes a lane.
 template <class Config>
 using OutputParts = float[Config::kNumWarps][Config::kRows][Config::kHeadDim + 8];
 template <class Config>
@@ -270,6 +270,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     __syncthreads();  // what the others stored before they counted themselves is known
     if (!smem.last) continue;
     auto& sWeight = reinterpret_cast<SplitWeights<Config>&>(smem);
+    static_assert(sizeof sWeight <= sizeof smem.sK + sizeof smem.sV, "the weights lie there, too");
     combine<Element, Config::kHeadDim, Config::kThreads>(
         &sWeight[0][0], gOPartial, gLsePartial, gO, gLse, rows, num_splits,
         [&](int r, int n) { return slot_of(first_block, n) * kRows + r; });
