@@ -39,8 +39,8 @@ struct SharedStorage {
   float sSum[Config::kNumWarps][Config::kRows];
   ATTN_MEMBERS(SharedStorage, sK, sV, sMax, sSum)
 };
-// The warps' parts of O, where K and V were. The padding puts four rows of 8 floats into
-// all 32 banks: what half a warp stores at once, 8 bytes a lane.
+// The warps' parts of O, where K and V were. The padding puts four rows of 8 floats into all 32
+// banks: what half a warp stores at once, 8 bytes a lane.
 template <class Config>
 using OutputParts = float[Config::kNumWarps][Config::kRows][Config::kHeadDim + 8];
 template <class Config>

@@ -2,8 +2,8 @@
 //
 // parent    v6_heuristic
 // idea      A second kernel begins when the first has ended, and costs a few microseconds: as much
-//           as a short cache. So every block counts itself when its part is stored. Who finds that
-//           all others have arrived merges: in the order of the splits, so that the bits do not
+//           as a short cache. So every block counts itself when its part is stored. A block that
+//           finds all others arrived merges: in the order of the splits, so that the bits do not
 //           depend on who was last. It sets the counter back to 0 for the next launch.
 // expect    one kernel in place of two; gpu__time_duration.sum at batch 1 and short caches
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
@@ -41,8 +41,8 @@ struct SharedStorage {
   bool last;  // whether this block merges
   ATTN_MEMBERS(SharedStorage, sK, sV, sMax, sSum, last)
 };
-// The warps' parts of O, where K and V were. The padding puts four rows of 8 floats into
-// all 32 banks: what half a warp stores at once, 8 bytes a lane.
+// The warps' parts of O, where K and V were. The padding puts four rows of 8 floats into all 32
+// banks: what half a warp stores at once, 8 bytes a lane.
 template <class Config>
 using OutputParts = float[Config::kNumWarps][Config::kRows][Config::kHeadDim + 8];
 template <class Config>
