@@ -15,6 +15,8 @@ ATTN_DECLARE_STEP(v5_packed_rows);
 ATTN_DECLARE_STEP(v6_heuristic);
 ATTN_DECLARE_STEP(v7_one_launch);
 ATTN_DECLARE_STEP(v8_stream_k);
+ATTN_DECLARE_STEP(v9_wide_blocks);
+ATTN_DECLARE_STEP(v10_short_merge);
 ATTN_DECLARE_STEP(arrived);
 
 namespace attn {
@@ -183,6 +185,10 @@ Chapter make_chapter() {
   c.steps.push_back(stream_k("v8_stream_k",
                              "every block gets the same number of tiles, wherever they are",
                              ATTN_LAUNCH(v8_stream_k)));
+  c.steps.push_back(stream_k("v9_wide_blocks", "one block an SM, of twice as many warps",
+                             ATTN_LAUNCH(v9_wide_blocks)));
+  c.steps.push_back(
+      stream_k("v10_short_merge", "both merges without a detour", ATTN_LAUNCH(v10_short_merge)));
   return c;
 }
 

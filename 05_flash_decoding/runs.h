@@ -1,4 +1,4 @@
-// Runs of tiles of equal length, across heads and sequences: what a block of v8_stream_k works on.
+// Runs of tiles of equal length, across heads and sequences: what a block of v8_stream_k and later works on.
 #pragma once
 
 #include "attn/kernel.h"
@@ -6,13 +6,11 @@
 
 namespace ATTN_BACKEND::flash_decoding {
 
-// The tiles of a block, counted through the heads of all sequences.
+// The tiles of a block, counted through the heads of all sequences: fewer than 2^31 in all.
 //! [runs]
 struct Run {
-  int64_t begin, end, length;  // length: of each block's run but the last
-  // Where `begin` is: its sequence, and the first tile of that.
-  int b;
-  int64_t first;
+  int begin, end, length;  // length: of each block's run but the last
+  int b, first;            // where `begin` is: its sequence, and the first tile of that
 };
 // The keys that some query of a sequence sees; and tiles of them. Without keys there is one, which
 // stores O = 0.
@@ -24,28 +22,39 @@ __device__ __forceinline__ int tiles_of(const Shape& shape, int used, int tile_k
   return max(1, ceil_div(max(0, keys.end - keys.begin), tile_keys));
 }
 // Every warp adds up the sequences for itself, 32 at a time. `heads`: row tiles of a sequence.
+// Where all sequences have as many tiles, runs are made a little longer, so that heads end where runs
+// do: then a block rarely begins a second head, whose first keys nobody has fetched ahead.
 __device__ __forceinline__ Run run_of(const Shape& shape, const int* gSeqused, int batch, int heads,
                                       int tile_keys) {
-  const int lane_id = threadIdx.x % 32;
-  const auto tiles = [&](int b) {
-    return b < batch ? int64_t{heads} * tiles_of(shape, gSeqused[b], tile_keys) : 0;
-  };
-  const auto sum_up_to_lane = [&](int64_t n) {
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int64_t before = __shfl_up_sync(~0u, n, distance);
-      if (lane_id >= distance) n += before;
-    }
-    return n;
-  };
-  int64_t total = 0;
-  for (int b = 0; b < batch; b += 32)
-    total += __shfl_sync(~0u, sum_up_to_lane(tiles(b + lane_id)), 31);
-  Run run{0, 0, ceil_div(total, gridDim.x), 0, 0};
-  run.begin = min(total, blockIdx.x * run.length), run.end = min(total, run.begin + run.length);
+  const int lane_id = threadIdx.x % 32, block = blockIdx.x, blocks = gridDim.x;
+  const auto tiles = [&](int b) { return b < batch ? tiles_of(shape, gSeqused[b], tile_keys) : 0; };
+  int total = 0, most = 0;  // of a row tile of each sequence
+  for (int b = lane_id; b < batch; b += 32) total += tiles(b), most = max(most, tiles(b));
+  for (int distance = 16; distance > 0; distance /= 2) {
+    total += __shfl_xor_sync(~0u, total, distance);
+    most = max(most, __shfl_xor_sync(~0u, most, distance));
+  }
+  const bool equal = total == batch * most;
+  total *= heads;
+  Run run{0, 0, ceil_div(total, blocks), 0, 0};
+  if (equal) {
+    const int whole = run.length < most ? ceil_div(most, most / run.length)  // a part of a head
+                                        : round_up(run.length, most);
+    if (whole - run.length <= run.length / 16) run.length = whole;
+  }
+  run.begin = min(total, block * run.length), run.end = min(total, run.begin + run.length);
+  if (equal) {
+    run.b = run.begin / (heads * most), run.first = run.b * heads * most;
+    return run;
+  }
   for (; run.b < batch; run.b += 32) {
-    const int64_t sum = sum_up_to_lane(tiles(run.b + lane_id));
+    int sum = heads * tiles(run.b + lane_id);  // up to this lane's sequence
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int before = __shfl_up_sync(~0u, sum, distance);
+      if (lane_id >= distance) sum += before;
+    }
     const int before = __popc(__ballot_sync(~0u, run.first + sum <= run.begin));  // sequences
-    const int64_t tiles_before = __shfl_sync(~0u, sum, (before + 31) % 32);
+    const int tiles_before = __shfl_sync(~0u, sum, (before + 31) % 32);
     if (before > 0) run.first += tiles_before;
     if (before < 32) {
       run.b += before;
@@ -67,17 +76,16 @@ __device__ __forceinline__ Segment next_segment(Run& run, const Shape& shape, co
                                                 int heads, int tile_keys) {
   Segment s;
   s.used = gSeqused[run.b], s.tiles = tiles_of(shape, s.used, tile_keys);
-  const int head = static_cast<int>((run.begin - run.first) / s.tiles);
-  const int64_t first_tile = run.first + int64_t{head} * s.tiles;
+  const int head = (run.begin - run.first) / s.tiles;
+  const int first_tile = run.first + head * s.tiles;
   s.row_block = run.b * heads + head;
-  s.tile = static_cast<int>(run.begin - first_tile);
-  s.count = static_cast<int>(min(int64_t{s.tiles} - s.tile, run.end - run.begin));
-  s.first_block = static_cast<int>(first_tile / run.length);
-  s.num_splits = static_cast<int>((first_tile + s.tiles - 1) / run.length) - s.first_block + 1;
+  s.tile = run.begin - first_tile;
+  s.count = min(s.tiles - s.tile, run.end - run.begin);
+  s.first_block = first_tile / run.length;
+  s.num_splits = (first_tile + s.tiles - 1) / run.length - s.first_block + 1;
   s.split = blockIdx.x - s.first_block;
   run.begin += s.count;
-  if (head + 1 == heads && s.tile + s.count == s.tiles)
-    run.first += int64_t{heads} * s.tiles, ++run.b;
+  if (head + 1 == heads && s.tile + s.count == s.tiles) run.first += heads * s.tiles, ++run.b;
   return s;
 }
 // Where a block leaves its part of a head: it has two places, for the head that it begins with and

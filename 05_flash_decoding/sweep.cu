@@ -23,6 +23,8 @@ ATTN_DECLARE_STEP(v5_packed_rows);
 ATTN_DECLARE_STEP(v6_heuristic);
 ATTN_DECLARE_STEP(v7_one_launch);
 ATTN_DECLARE_STEP(v8_stream_k);
+ATTN_DECLARE_STEP(v9_wide_blocks);
+ATTN_DECLARE_STEP(v10_short_merge);
 ATTN_DECLARE_STEP(arrived);
 
 namespace {
@@ -41,11 +43,16 @@ struct Named {
   LaunchFunction launch;
   bool takes_splits;
 };
-const Named kSteps[] = {
-    {"v1", ::gpu::v1_one_block::launch, false},       {"v2", ::gpu::v2_split_kv::launch, false},
-    {"v3", ::gpu::v3_bytes_in_flight::launch, false}, {"v4", ::gpu::v4_gqa::launch, false},
-    {"v5", ::gpu::v5_packed_rows::launch, false},     {"v6", ::gpu::v6_heuristic::launch, true},
-    {"v7", ::gpu::v7_one_launch::launch, true},       {"v8", ::gpu::v8_stream_k::launch, false}};
+const Named kSteps[] = {{"v1", ::gpu::v1_one_block::launch, false},
+                        {"v2", ::gpu::v2_split_kv::launch, false},
+                        {"v3", ::gpu::v3_bytes_in_flight::launch, false},
+                        {"v4", ::gpu::v4_gqa::launch, false},
+                        {"v5", ::gpu::v5_packed_rows::launch, false},
+                        {"v6", ::gpu::v6_heuristic::launch, true},
+                        {"v7", ::gpu::v7_one_launch::launch, true},
+                        {"v8", ::gpu::v8_stream_k::launch, false},
+                        {"v9", ::gpu::v9_wide_blocks::launch, false},
+                        {"v10", ::gpu::v10_short_merge::launch, false}};
 constexpr int64_t kSplits[] = {1, 2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 88, 128};
 
 double microseconds(GpuTimer& timer, Arguments& args, LaunchFunction launch, int repeat) {

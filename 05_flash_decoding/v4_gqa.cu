@@ -28,16 +28,16 @@ struct Config {
   static constexpr int kKeys = kBlockN / kKeysAtOnce;      // of a lane, in a tile
   static constexpr int kParts = kNumWarps * kKeysAtOnce;   // lanes with keys of their own
   static constexpr int kStages = kHeadDim <= 128 ? 3 : 2;  // tiles of K and V of a warp
-  static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp reads whole rows");
+  static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
 
 template <class Element, class Config>
 struct SharedStorage {
   alignas(16) Element sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(16) Element sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
-  float sO[Config::kRows][Config::kParts][Config::kHeadDim];  // [kRows, kParts, d]
-  float sMax[Config::kRows][Config::kParts];                  // to base 2
-  float sSum[Config::kRows][Config::kParts];
+  float sO[Config::kParts][Config::kRows][Config::kHeadDim];
+  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sSum[Config::kParts][Config::kRows];
   ATTN_MEMBERS(SharedStorage, sK, sV, sO, sMax, sSum)
 };
 template <class Config>
@@ -167,22 +167,22 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
   }
 
-  // (6) merge the lanes' parts
+  // (6) merge the parts
   //! [merge]
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
-    for (int i = 0; i < 8; ++i) smem.sO[r][part][chunk + i] = o[r][i];
-    if (chunk == 0) smem.sMax[r][part] = row_max[r], smem.sSum[r][part] = row_sum[r];
+    for (int i = 0; i < 8; ++i) smem.sO[part][r][chunk + i] = o[r][i];
+    if (chunk == 0) smem.sMax[part][r] = row_max[r], smem.sSum[part][r] = row_sum[r];
   }
-  __syncthreads();  // the parts of all lanes are there
+  __syncthreads();  // the parts are there
   for (int at = threadIdx.x; at < rows.count * kHeadDim; at += Config::kThreads) {
     const int r = at / kHeadDim, col = at % kHeadDim;
     float max = kLowest, sum = 0, out = 0;
-    for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[r][n]);
+    for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[n][r]);
     for (int n = 0; n < Config::kParts; ++n) {
-      const float weight = exp2f(smem.sMax[r][n] - max);
-      sum += weight * smem.sSum[r][n];
-      out += weight * smem.sO[r][n][col];
+      const float weight = exp2f(smem.sMax[n][r] - max);
+      sum += weight * smem.sSum[n][r];
+      out += weight * smem.sO[n][r][col];
     }
     //! [merge]
     // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none

@@ -27,6 +27,7 @@ struct Config {
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
   static constexpr int kLanes = kHeadDim / 8;              // that copy a row: 16 bytes each
   static constexpr int kKeysAtOnce = 32 / kLanes;          // rows that a warp copies at once
+  static constexpr int kParts = kNumWarps;                 // of a row
   static constexpr int kStages = kHeadDim <= 128 ? 3 : 2;  // tiles of K and V of a warp
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
@@ -35,14 +36,14 @@ template <class Element, class Config>
 struct SharedStorage {
   alignas(16) Element sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(16) Element sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
-  float sMax[Config::kNumWarps][Config::kRows];  // to base 2
-  float sSum[Config::kNumWarps][Config::kRows];
+  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sSum[Config::kParts][Config::kRows];
   ATTN_MEMBERS(SharedStorage, sK, sV, sMax, sSum)
 };
 // The warps' parts of O, where K and V were. The padding puts four rows of 8 floats into all 32
 // banks: what half a warp stores at once, 8 bytes a lane.
 template <class Config>
-using OutputParts = float[Config::kNumWarps][Config::kRows][Config::kHeadDim + 8];
+using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim + 8];
 template <class Config>
 using SplitWeights = float[Config::kRows][kMostSplits];
 
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     output<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
   }
 
-  // (6) merge the warps' parts
+  // (6) merge the parts
   //! [merge]
   auto& sO = reinterpret_cast<OutputParts<Config>&>(smem);
   static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV, "the parts lie where K and V were");
@@ -224,12 +225,12 @@ __global__ void __launch_bounds__(Config::kThreads)
     const float sum = quad_sum(row_sum[r]);
     if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
   }
-  __syncthreads();  // the parts of all warps are there
+  __syncthreads();  // the parts are there
   for (int at = threadIdx.x; at < rows.count * kHeadDim; at += Config::kThreads) {
     const int r = at / kHeadDim, col = at % kHeadDim;
     float max = kLowest, sum = 0, out = 0;
-    for (int n = 0; n < Config::kNumWarps; ++n) max = fmaxf(max, smem.sMax[n][r]);
-    for (int n = 0; n < Config::kNumWarps; ++n) {
+    for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[n][r]);
+    for (int n = 0; n < Config::kParts; ++n) {
       const float weight = exp2f(smem.sMax[n][r] - max);
       sum += weight * smem.sSum[n][r];
       out += weight * sO[n][r][col];

@@ -300,13 +300,14 @@ Status GpuTimer::time(Arguments& arguments, LaunchFunction launch, Sample& sampl
     if (const Status status = spin(arguments.stream, spin_s); !status.ok()) return status;
     std::vector<std::string> names;
     arguments.on_phase = [&](std::string_view phase) {
-      cuda(cudaEventRecord(impl_->event(names.size() + 1), stream), "recording an event");
+      if (!names.empty())  // the first one begins with the launch: an event takes time, too
+        cuda(cudaEventRecord(impl_->event(names.size()), stream), "recording an event");
       names.emplace_back(phase);
     };
     cuda(cudaEventRecord(impl_->event(0), stream), "recording an event");
     const Status status = launch(arguments);
     arguments.on_phase = nullptr;
-    const std::size_t last = names.size() + 1;
+    const std::size_t last = std::max<std::size_t>(1, names.size());
     cuda(cudaEventRecord(impl_->event(last), stream), "recording an event");
     if (!status.ok()) return status;
     const bool hidden = cudaEventQuery(impl_->event(0)) == cudaErrorNotReady;
@@ -320,7 +321,7 @@ Status GpuTimer::time(Arguments& arguments, LaunchFunction launch, Sample& sampl
     };
     sample = {seconds(0, last), hidden, {}};
     for (std::size_t n = 0; n < names.size(); ++n)
-      sample.phases.emplace_back(names[n], seconds(n + 1, n + 2));
+      sample.phases.emplace_back(names[n], seconds(n, n + 1));
     return status;
   }
 }

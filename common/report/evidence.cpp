@@ -262,7 +262,8 @@ std::string state_of(const fs::path& folder, const std::vector<std::string>& fil
   const Manifest m = read_manifest(folder);
   const Keys now = kernel_keys(root);
   std::set<std::string> changed;
-  bool timed = false, older = false, launched = false;
+  bool timed = false, launched = false;
+  int oldest = kTimingMethod;
   for (const std::string& name : files) {
     const auto found = m.files.find(name);
     if (found == m.files.end()) return fmt::format("State: {} is in no manifest.", name);
@@ -270,13 +271,14 @@ std::string state_of(const fs::path& folder, const std::vector<std::string>& fil
     launched |= !f.keys.empty();
     for (const std::string& step : changed_steps(f, now)) changed.insert(code(step));
     timed |= f.timing_method != 0;
-    older |= f.timing_method != 0 && f.timing_method != kTimingMethod;
+    if (f.timing_method != 0) oldest = std::min(oldest, f.timing_method);
   }
   if (!launched) return "State: computed; nothing was launched.";
   std::string text = changed.empty() ? std::string("State: measured on the kernels as they are")
                                      : fmt::format("State: {} {} changed since", fmt::join(changed, ", "),
                                                    changed.size() == 1 ? "has" : "have");
-  if (older) text += "; by an earlier method, in which the host's time to launch counts";
+  if (oldest == 1) text += "; by timing method 1, in which the host's time to launch counts";
+  else if (oldest < kTimingMethod) text += fmt::format("; by timing method {}, with an event more before the kernel", oldest);
   else if (timed) text += fmt::format(", timing method {}", kTimingMethod);
   return text + ".";
 }

@@ -47,7 +47,7 @@ class Project {
     write("01_first/chapter.cpp", "");
     write("01_first/v1_one.cu", kKernel);
     write("01_first/v2_two.cu", with(kKernel, "v1_one", "v2_two"));
-    write_report("01_first.n64.json", 2);
+    write_report("01_first.n64.json", 3);
     report("tests.01_first.txt", "All tests passed\n");
     record(reports, root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
     record(reports, root, "tests", "01_first", "passed", 3, {"tests.01_first.txt"});
@@ -119,12 +119,12 @@ TEST_CASE("what is as it was measured passes, what was edited does not", "[evide
   Project p;
   CHECK(p.wrong() == "");
   // A figure, its file alone.
-  p.write_report("01_first.n64.json", 2, "1.2");
+  p.write_report("01_first.n64.json", 3, "1.2");
   CHECK(p.wrong() == "01_first.n64.json: not as it was measured\n");
   // ... and the checksum as well: the part did not pass with this.
   Manifest m = read_manifest(p.reports);
   Project other;
-  other.write_report("01_first.n64.json", 2, "1.2");
+  other.write_report("01_first.n64.json", 3, "1.2");
   record(other.reports, other.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
   m.files["01_first.n64.json"].sha256 = read_manifest(other.reports).files["01_first.n64.json"].sha256;
   write_manifest(p.reports, m);
@@ -147,22 +147,22 @@ TEST_CASE("what is as it was measured passes, what was edited does not", "[evide
 
 TEST_CASE("a kernel that changed is told, and needs a reason", "[evidence]") {
   Project p;
-  CHECK(p.state("01_first.n64.json") == "State: measured on the kernels as they are, timing method 2.");
+  CHECK(p.state("01_first.n64.json") == "State: measured on the kernels as they are, timing method 3.");
   CHECK(p.state("tests.01_first.txt") == "State: measured on the kernels as they are.");
   p.write("01_first/v1_one.cu", with(kKernel, "// who I am", "// nobody"));
   CHECK(p.wrong() == "");
   p.write("01_first/v1_one.cu", with(kKernel, "n < 4", "n < 5"));
   CHECK(p.wrong() == "01_first/v1_one: changed since it was measured, and not listed as unverified\n");
-  CHECK(p.state("01_first.n64.json") == "State: `v1_one` has changed since, timing method 2.");
+  CHECK(p.state("01_first.n64.json") == "State: `v1_one` has changed since, timing method 3.");
   CHECK(has(evidence_summary(p.reports, p.root), "01_first: changed since: v1_one"));
   Manifest m = read_manifest(p.reports);
   m.unverified["01_first/v1_one"] = "one more number a thread";
   write_manifest(p.reports, m);
   CHECK(p.wrong() == "");
-  CHECK(p.state("01_first.n64.json") == "State: `v1_one` has changed since, timing method 2.");
+  CHECK(p.state("01_first.n64.json") == "State: `v1_one` has changed since, timing method 3.");
   // Measured again in part: the reason stays as long as a file is of the old kernel.
   record(p.reports, p.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
-  CHECK(p.state("01_first.n64.json") == "State: measured on the kernels as they are, timing method 2.");
+  CHECK(p.state("01_first.n64.json") == "State: measured on the kernels as they are, timing method 3.");
   CHECK(read_manifest(p.reports).unverified.size() == 1);
   record(p.reports, p.root, "tests", "01_first", "passed", 7, {"tests.01_first.txt"});
   CHECK(read_manifest(p.reports).unverified.empty());
@@ -201,7 +201,7 @@ TEST_CASE("older methods are told, and the stalest part comes first", "[evidence
   p.write_report("01_first.n64.json", 1);
   record(p.reports, p.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
   CHECK(p.state("01_first.n64.json") ==
-        "State: measured on the kernels as they are; by an earlier method, in which the host's time to launch counts.");
+        "State: measured on the kernels as they are; by timing method 1, in which the host's time to launch counts.");
   const std::vector<std::string> units{"tests 01_first", "times 01_first", "counters 01_first"};
   CHECK(stalest_first(p.reports, p.root, units, false) ==
         std::vector<std::string>{"counters 01_first", "times 01_first"});

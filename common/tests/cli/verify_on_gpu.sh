@@ -47,7 +47,7 @@ steps | while read -r name its rest; do
   [[ $its == "$operation" ]] || continue
   case $name in $refuses*) echo "$name  unsupported  the reason" ;; *) echo "$name  pass  row error" ;; esac
 done
-result="{\"timing_method\": 2, \"steps\": [{\"name\": \"v1_first\", \"outcome\": \"pass\", \"time\": {}}]}"
+result="{\"timing_method\": 3, \"steps\": [{\"name\": \"v1_first\", \"outcome\": \"pass\", \"time\": {}}]}"
 while [[ $# -gt 0 ]]; do [[ $1 != --json ]] || echo "$result" >"$2"; shift; done
 exit "${PROGRAM_EXIT:-0}"'
 for chapter in 01_naive 02_online_softmax 03_flash_v1; do
@@ -59,7 +59,7 @@ stand_in "$bin/test_check" 'echo "0 cases"'  # has none for a GPU
 stand_in "$tree/common/scripts/check_warp_access.sh" 'echo "33 of 33 patterns as predicted"'
 stand_in "$tree/common/scripts/compiler_report.sh" 'echo "registers  kernel"'
 stand_in "$work/with/python3" 'while [[ $# -gt 0 ]]; do
-  case $1 in --out) echo "{\"timing_method\": 2, \"problems\": []}" >"$2" ;; --problems) cat "$2" >>"$CALLS" ;; esac; shift; done'
+  case $1 in --out) echo "{\"timing_method\": 3, \"problems\": []}" >"$2" ;; --problems) cat "$2" >>"$CALLS" ;; esac; shift; done'
 stand_in "$work/with/ncu" '[[ -z ${NCU_EXIT:-} ]] || exit $NCU_EXIT
 while [[ $1 != */bin/* ]]; do shift; done
 echo "==PROF== a message"; "$@" | grep "^problem"; cat "$EXPORT"'
