@@ -1,26 +1,24 @@
-// v2_warp_specialised: a warp that copies, and warpgroups that compute.
+// v4_tma: TMA and mbarriers in place of cp.async.
 //
-// parent    v1_wgmma_tma
-// idea      In v1 the thread that issues the next copy is one of those that compute, and two
-//           barriers a block of keys keep all threads in step. Now a producer runs ahead of the
-//           consumers by two stages of K and V; mbarriers tell it when a stage is empty, and the
-//           consumers when one is full. It needs few registers and releases the others
-//           (setmaxnreg). The two consumer warpgroups never wait for each other.
-// expect    stalls on barriers disappear; the warpgroups drift apart, so that by chance one
-//           computes its softmax while the other's MMAs run.
+// parent    v3_wgmma
+// idea      In v3 all threads copy: 16 bytes an instruction, each with its address, and two
+//           barriers a tile, one when the copies of all have arrived, one when nobody reads it any
+//           more. TMA loads tiles: one thread issues the copy, no thread computes an address, and
+//           an mbarrier says when the bytes are there.
+// expect    sm__inst_executed.sum falls again, and with it the registers of addresses. Between MMAs
+//           the tensor cores still wait for the softmax, and the softmax for them.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
 #include "ptx/mma.h"
-#include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
 #include "fragments.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v2_warp_specialised {
+namespace ATTN_BACKEND::v4_tma {
 using namespace attn;
 using namespace hopper;
 
@@ -28,18 +26,12 @@ using namespace hopper;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kNumConsumers = 2;                            // warpgroups that compute
-  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
-  static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
-  static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;         // B_c
-  static constexpr int kStages = 2;                                  // tiles of K, and of V
-  static constexpr int kQStages = 1;                                 // tiles of Q
-  // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads. Whoever requests more than the others released deadlocks.
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-  static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
-                    (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
-                "more registers than a block of so many threads has");
+  static constexpr int kNumConsumers = 2;  // warpgroups that compute
+  static constexpr int kThreads = kWarpgroup * kNumConsumers;
+  static constexpr int kBlockM = 64 * kNumConsumers;          // B_r
+  static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;  // B_c
+  static constexpr int kStages = 1;                           // tiles of K, and of V
+  static constexpr int kQStages = 1;                          // tiles of Q
 };
 //! [config]
 
@@ -51,9 +43,7 @@ struct SharedStorage {
   alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
   // mbarriers: the bytes are there
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
-  // mbarriers: all consumer warps are done with them
-  uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty)
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full)
 };
 
 // One tile of queries for each block.
@@ -68,6 +58,7 @@ using Tiles = SingleTile;
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
+//! [ex06b]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
                                          const Element* sK) {
@@ -96,6 +87,7 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
     wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
   wgmma_commit();
 }
+//! [ex06b]
 //! [issue_pv]
 
 // (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. O is to be
@@ -126,46 +118,11 @@ __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4
 }
 //! [softmax]
 
-// One thread copies. (1) It loads Q_i when the consumers are done with the one before, then K_j and
-// V_j as stages become free.
-//! [producer]
-template <class Element, class Config>
-__device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, const TensorMap& mapQ,
-                                        const TensorMap& mapK, const TensorMap& mapV,
-                                        const Shape& shape, const Tiles& tiles) {
-  constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim * 2;
-  PipelineState<Config::kQStages> q;
-  PipelineState<Config::kStages> kv;
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const Work work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
-    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
-    mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
-    tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
-    q.advance();
-    //! [ex06a]
-    for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, kv.advance()) {
-      const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
-        mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
-        mbarrier_arrive_expect(full, kTileBytes);
-        tma_load(tile, map, full, {0, n_block * kBlockN, 0, work.kv_head});
-      };
-      const int stage = kv.index();
-      load(smem.sK[stage], mapK, &smem.k_full[stage], &smem.k_empty[stage]);
-      load(smem.sV[stage], mapV, &smem.v_full[stage], &smem.v_empty[stage]);
-    }
-    //! [ex06a]
-  }
-}
-//! [producer]
-
 template <class Element, class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // one lane of each says that it is done
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
-  for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
     mbarrier_init(&smem.k_full[i], 1), mbarrier_init(&smem.v_full[i], 1);
-    mbarrier_init(&smem.k_empty[i], kWarps), mbarrier_init(&smem.v_empty[i], kWarps);
   }
   mbarrier_init_fence();
 }
@@ -187,14 +144,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) init_barriers(smem);
   __syncthreads();  // the barriers are there
 
-  if (warpgroup == Config::kNumConsumers) {
-    setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0)
-      produce<Element, Config>(smem, mapQ, mapK, mapV, shape, tiles);
-    return;
-  }
-  setmaxnreg_inc<Config::kConsumerRegisters>();
-
   // The tile of queries that is worked on, which of this block's it is, and the next one.
   PipelineState<Config::kQStages> q{-1};
   unsigned index = tiles.first();
@@ -204,7 +153,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto take_tile = [&] {
     if (index >= tiles.count()) return false;
     q.advance();
-    mbarrier_wait(&smem.q_full[q.index()], q.phase());
     work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
     index = tiles.next(index);
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
@@ -212,17 +160,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     seen = work.seen;
     return true;
   };
-  const auto release_q = [&] {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
-  };
   // The tile of keys that is worked on, counted from the block's first one.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   const auto wait_full = [&](uint64_t* full, KvState at) {
     mbarrier_wait(full + at.index(), at.phase());
   };
-  const auto release = [&](uint64_t* empty, KvState at) {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
+  const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, int n_block) {
+    mbarrier_arrive_expect(full, kBlockN * kHeadDim * 2);
+    tma_load(tile, map, full, {0, n_block * kBlockN, 0, work.kv_head});
   };
 
   float o[kHeadDim / 8][4] = {};                           // not divided by l yet
@@ -244,15 +190,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_full(smem.k_full, kv);
     issue_s();
     wgmma_wait<0>(s);
-    release(smem.k_empty, kv);
-    if (n_block + 1 == seen.end) release_q();
+    __syncthreads();  // both warpgroups are done with K_j
+    if (threadIdx.x == 0 && n_block + 1 < seen.end)
+      load(smem.sK[0], mapK, &smem.k_full[0], n_block + 1);
     softmax(n_block, masked);
     rescale_rows<kHeadDim>(o, rescale);
     round_p<Element, kBlockN>(p, s);
     wait_full(smem.v_full, kv);
     issue_o(kv);
     wgmma_wait<0>(o);
-    release(smem.v_empty, kv);
+    __syncthreads();  // both warpgroups are done with V_j
+    if (threadIdx.x == 0 && n_block + 1 < seen.end)
+      load(smem.sV[0], mapV, &smem.v_full[0], n_block + 1);
     kv.advance();
   };
   //! [mmas]
@@ -260,6 +209,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [loops]
   if (!take_tile()) return;
   do {
+    // (1) load Q_i, which stays, and the first K_j and V_j
+    if (threadIdx.x == 0) {
+      mbarrier_arrive_expect(&smem.q_full[0], Config::kBlockM * kHeadDim * 2);
+      tma_load(smem.sQ[0], mapQ, &smem.q_full[0], {0, work.row0, 0, work.q_head});
+      load(smem.sK[0], mapK, &smem.k_full[0], seen.begin);
+      load(smem.sV[0], mapV, &smem.v_full[0], seen.begin);
+    }
+    mbarrier_wait(&smem.q_full[0], q.phase());
     int n_block = seen.begin;
     // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
     for (; n_block < seen.unmasked_begin; ++n_block) visit(n_block, std::true_type{});
@@ -301,4 +258,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v2_warp_specialised
+}  // namespace ATTN_BACKEND::v4_tma

@@ -1,34 +1,28 @@
-// v5_persistent: as many blocks as SMs, each of which takes one tile of queries after the other.
+// v5_warp_specialised: a warp that copies, and warpgroups that compute.
 //
-// parent    v4_overlap
-// idea      A block of v4 begins with empty stages and ends with an epilogue that overlaps with
-//           nothing. Now a block stays: while its consumers store O, its producer loads Q, K and V
-//           of the next tile. Tiles are assigned beforehand by a static persistent scheduler,
-//           longest first, in snake order: whoever got the longest tile of a round gets the
-//           shortest one of the next.
-// expect    most at short lengths, where a tile is little work: N = 512 has four blocks of keys for
-//           one tile.
+// parent    v4_tma
+// idea      In v4 the thread that issues the next copy is one of those that compute, and two
+//           barriers a block of keys keep all threads in step. Now a producer runs ahead of the
+//           consumers by two stages of K and V; mbarriers tell it when a stage is empty, and the
+//           consumers when one is full. It needs few registers and releases the others
+//           (setmaxnreg). The two consumer warpgroups never wait for each other.
+// expect    stalls on barriers disappear; the warpgroups drift apart, so that by chance one
+//           computes its softmax while the other's MMAs run.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
-#include "device/device.h"
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
 #include "ptx/mma.h"
-#include "ptx/named_barrier.h"
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
 #include "fragments.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v5_persistent {
+namespace ATTN_BACKEND::v5_warp_specialised {
 using namespace attn;
 using namespace hopper;
-
-// Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
-// MMAs.
-enum NamedBarrier { kBlock = 0, kPingPong = 1 };
 
 //! [config]
 template <int kHeadDim_>
@@ -62,18 +56,14 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty)
 };
 
-// Static persistent: in every round the blocks take the next gridDim.x tiles, in snake order, from
-// the first block on and from the last one.
+// One tile of queries for each block.
 //! [tiles]
-struct StaticPersistent : TileOrder {
+struct SingleTile : TileOrder {
   using TileOrder::TileOrder;
   __device__ unsigned first() const { return blockIdx.x; }
-  __device__ unsigned next(unsigned tile) const {
-    const unsigned round = tile / gridDim.x, column = tile % gridDim.x;
-    return (round + 1) * gridDim.x + (gridDim.x - 1 - column);
-  }
+  __device__ unsigned next(unsigned) const { return count(); }
 };
-using Tiles = StaticPersistent;
+using Tiles = SingleTile;
 //! [tiles]
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
@@ -152,6 +142,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
     mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     q.advance();
+    //! [ex06a]
     for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, kv.advance()) {
       const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
         mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
@@ -162,6 +153,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
       load(smem.sK[stage], mapK, &smem.k_full[stage], &smem.k_empty[stage]);
       load(smem.sV[stage], mapV, &smem.v_full[stage], &smem.v_empty[stage]);
     }
+    //! [ex06a]
   }
 }
 //! [producer]
@@ -202,15 +194,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     return;
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
-
-  //! [pingpong]
-  // This warpgroup may issue its MMAs when the one before has issued its own.
-  const auto pingpong_wait = [&] { named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup); };
-  const auto pingpong_pass_on = [&] {
-    named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
-  };
-  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
-  //! [pingpong]
 
   // The tile of queries that is worked on, which of this block's it is, and the next one.
   PipelineState<Config::kQStages> q{-1};
@@ -257,25 +240,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
-  // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
-  const auto mmas = [&](int n_block) {
+  const auto visit = [&](int n_block, auto masked) {
     wait_full(smem.k_full, kv);
-    pingpong_wait();
     issue_s();
-    wait_full(smem.v_full, kv.previous());
-    issue_o(kv.previous());
-    pingpong_pass_on();
-    wgmma_wait<1>(s);  // S is there, P V in flight
+    wgmma_wait<0>(s);
     release(smem.k_empty, kv);
     if (n_block + 1 == seen.end) release_q();
-  };
-  const auto visit = [&](int n_block, auto masked) {
-    mmas(n_block);
     softmax(n_block, masked);
-    wgmma_wait<0>(o);  // and O of the block before
-    release(smem.v_empty, kv.previous());
-    round_p<Element, kBlockN>(p, s);
     rescale_rows<kHeadDim>(o, rescale);
+    round_p<Element, kBlockN>(p, s);
+    wait_full(smem.v_full, kv);
+    issue_o(kv);
+    wgmma_wait<0>(o);
+    release(smem.v_empty, kv);
     kv.advance();
   };
   //! [mmas]
@@ -283,28 +260,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [loops]
   if (!take_tile()) return;
   do {
-    // The first S has no P V before it.
-    wait_full(smem.k_full, kv);
-    pingpong_wait();
-    issue_s();
-    pingpong_pass_on();
-    wgmma_wait<0>(s);
-    release(smem.k_empty, kv);
-    if (seen.begin + 1 == seen.end) release_q();
-    softmax(seen.begin, std::true_type{});
-    round_p<Element, kBlockN>(p, s);
-    kv.advance();
-    int n_block = seen.begin + 1;
+    int n_block = seen.begin;
     // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
     for (; n_block < seen.unmasked_begin; ++n_block) visit(n_block, std::true_type{});
     for (; n_block < seen.unmasked_end; ++n_block) visit(n_block, std::false_type{});
     for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});
-    wait_full(smem.v_full, kv.previous());
-    pingpong_wait();
-    issue_o(kv.previous());
-    pingpong_pass_on();
-    wgmma_wait<0>(o);
-    release(smem.v_empty, kv.previous());
     store_o<Element, kHeadDim>(gO, gLse, work, kHeadDim, o, row_max, row_sum);
 #pragma unroll
     for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
@@ -323,12 +283,11 @@ Status launch(const Arguments& args) {
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
-  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Element, Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.k,
-      maps.v, args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem), tiles);
+  return launch_kernel(attention_kernel<Element, Config>, dim3(tiles.count()),
+                       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+                       maps.q, maps.k, maps.v, args.out<Element>("o"), args.out<float>("lse"),
+                       shape_of(args.problem), tiles);
 }
 
 Status launch(const Arguments& args) {
@@ -342,4 +301,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v5_persistent
+}  // namespace ATTN_BACKEND::v5_warp_specialised

@@ -1,6 +1,6 @@
-// v10_features: softcap, and packed sequences of several lengths.
+// v13_features: softcap, and packed sequences of several lengths.
 //
-// parent    v9_lazy_rescale
+// parent    v12_lazy_rescale
 // idea      What models need besides masks. Softcap is a few instructions for each score, in a
 //           kernel of its own. Packed sequences cost a few loads for each tile of queries: the
 //           scheduling thread looks up where its sequence begins, and skips tiles whose rows the
@@ -20,7 +20,7 @@
 #include "fragments.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v10_features {
+namespace ATTN_BACKEND::v13_features {
 using namespace attn;
 using namespace hopper;
 
@@ -415,4 +415,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v10_features
+}  // namespace ATTN_BACKEND::v13_features

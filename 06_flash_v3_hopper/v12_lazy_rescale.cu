@@ -1,7 +1,7 @@
-// v9_lazy_rescale: O is rescaled only where a maximum has grown by more than 2^8.
+// v12_lazy_rescale: O is rescaled only where a maximum has grown by more than 2^8.
 //
-// parent    v8_cross_tile
-// idea      v8 multiplies O by the rescale of its rows after each block of keys, though it is 1 in
+// parent    v11_cross_tile
+// idea      v11 multiplies O by the rescale of its rows after each block of keys, though it is 1 in
 //           most of them. But P need not be relative to the maximum: any number will do that l and
 //           O agree on, as long as P stays small. So the number that it is relative to lags behind
 //           the maximum, until P could be more than 2^8 = 256. A warp decides for its rows at once,
@@ -21,7 +21,7 @@
 #include "fragments.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v9_lazy_rescale {
+namespace ATTN_BACKEND::v12_lazy_rescale {
 using namespace attn;
 using namespace hopper;
 
@@ -399,4 +399,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v9_lazy_rescale
+}  // namespace ATTN_BACKEND::v12_lazy_rescale

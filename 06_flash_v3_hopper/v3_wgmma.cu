@@ -1,24 +1,24 @@
-// v1_wgmma_tma: FlashAttention-2's loop with Hopper's instructions.
+// v3_wgmma: wgmma in place of mma.sync and ldmatrix.
 //
-// parent    04_flash_v2/v4_unmasked_blocks (its loops and masks; v10_l2_order's order of tiles)
+// parent    v2_phases
 // idea      mma.sync does not reach a Hopper tensor core's rate. wgmma is made for it: four warps
 //           multiply as one, operands come straight from shared memory, and the MMA is
-//           asynchronous. TMA loads tiles: one thread issues the copy, no thread computes an
-//           address, and an mbarrier says when the bytes are there.
-// expect    no ldmatrix, no address arithmetic: sm__inst_executed.sum falls to a fraction. Between
-//           MMAs the tensor cores still wait for the softmax, and the softmax for them.
+//           asynchronous. It reads tiles as panels of 128-byte rows, and it reads them through the
+//           async proxy: what threads have copied is fenced first.
+// expect    no ldmatrix: sm__inst_executed.sum falls. Threads still copy tiles, and compute an
+//           address for every 16 bytes.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
 #include "attn/kernel.h"
-#include "ptx/mbarrier.h"
+#include "ptx/cp_async.h"
 #include "ptx/mma.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
 #include "fragments.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v1_wgmma_tma {
+namespace ATTN_BACKEND::v3_wgmma {
 using namespace attn;
 using namespace hopper;
 
@@ -35,15 +35,21 @@ struct Config {
 };
 //! [config]
 
+// Swizzled offset of (row, col): the 16-byte chunks of a panel's row change places with each other.
+//! [swizzle]
+template <int kRows>
+__host__ __device__ constexpr int swizzled_offset(int row, int col) {
+  return (col / 64 * kRows + row) * 64 + ((col / 8) ^ row) % 8 * 8 + col % 8;
+}
+//! [swizzle]
+
 // Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's swizzle of 128 bytes.
 template <class Element, class Config>
 struct SharedStorage {
   alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
   alignas(1024) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  // mbarriers: the bytes are there
-  uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
-  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full)
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV)
 };
 
 // One tile of queries for each block.
@@ -55,6 +61,17 @@ struct SingleTile : TileOrder {
 };
 using Tiles = SingleTile;
 //! [tiles]
+
+// Issues the copies of kRows rows of a [heads, rows, d] tensor; what is not there becomes zeros.
+template <int kRows, class Config, class Element>
+__device__ void load_tile(Element* tile, const Element* g, int head, int row0, int rows) {
+#pragma unroll
+  for (int i = 8 * thread_index(); i < kRows * Config::kHeadDim; i += 8 * Config::kThreads) {
+    const int r = i / Config::kHeadDim, c = i % Config::kHeadDim, row = min(row0 + r, rows - 1);
+    cp_async_16(tile + swizzled_offset<kRows>(r, c),
+                g + (int64_t{head} * rows + row) * Config::kHeadDim + c, row0 + r < rows ? 16 : 0);
+  }
+}
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
@@ -119,21 +136,12 @@ __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4
 //! [softmax]
 
 template <class Element, class Config>
-__device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
-  for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
-  for (int i = 0; i < Config::kStages; ++i) {
-    mbarrier_init(&smem.k_full[i], 1), mbarrier_init(&smem.v_full[i], 1);
-  }
-  mbarrier_init_fence();
-}
-
-template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    attention_kernel(const __grid_constant__ TensorMap mapQ,  // [B Hq, d / 64, seqlen_q, 64]
-                     const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 64, seqlen_k, 64]
-                     const __grid_constant__ TensorMap mapV,  // as K
-                     Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
-                     float* __restrict__ gLse,                // [B, Hq, seqlen_q]
+    attention_kernel(const Element* gQ,         // [B, Hq, seqlen_q, d]
+                     const Element* gK,         // [B, Hkv, seqlen_k, d]
+                     const Element* gV,         // [B, Hkv, seqlen_k, d]
+                     Element* __restrict__ gO,  // [B, Hq, seqlen_q, d]
+                     float* __restrict__ gLse,  // [B, Hq, seqlen_q]
                      Shape shape, Tiles tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
@@ -141,8 +149,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // of tiles in uniform registers, as wgmma takes them.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-  if (threadIdx.x == 0) init_barriers(smem);
-  __syncthreads();  // the barriers are there
 
   // The tile of queries that is worked on, which of this block's it is, and the next one.
   PipelineState<Config::kQStages> q{-1};
@@ -163,12 +169,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // The tile of keys that is worked on, counted from the block's first one.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
-  const auto wait_full = [&](uint64_t* full, KvState at) {
-    mbarrier_wait(full + at.index(), at.phase());
+  //! [wait]
+  const auto wait_full = [] {
+    cp_async_wait<1>();    // the newest group of copies, a tile, may be in flight
+    shared_write_fence();  // wgmma reads by itself, and what threads have copied only after this
+    __syncthreads();       // the copies of all threads are there
   };
-  const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, int n_block) {
-    mbarrier_arrive_expect(full, kBlockN * kHeadDim * 2);
-    tma_load(tile, map, full, {0, n_block * kBlockN, 0, work.kv_head});
+  //! [wait]
+  const auto load = [&](Element* tile, const Element* g, int n_block) {
+    if (n_block < seen.end)
+      load_tile<kBlockN, Config>(tile, g, work.kv_head, n_block * kBlockN, work.seqlen_k);
+    cp_async_commit();
   };
 
   float o[kHeadDim / 8][4] = {};                           // not divided by l yet
@@ -187,21 +198,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
   const auto visit = [&](int n_block, auto masked) {
-    wait_full(smem.k_full, kv);
+    wait_full();
     issue_s();
     wgmma_wait<0>(s);
     __syncthreads();  // both warpgroups are done with K_j
-    if (threadIdx.x == 0 && n_block + 1 < seen.end)
-      load(smem.sK[0], mapK, &smem.k_full[0], n_block + 1);
+    load(smem.sK[0], gK, n_block + 1);
     softmax(n_block, masked);
     rescale_rows<kHeadDim>(o, rescale);
     round_p<Element, kBlockN>(p, s);
-    wait_full(smem.v_full, kv);
+    wait_full();
     issue_o(kv);
     wgmma_wait<0>(o);
     __syncthreads();  // both warpgroups are done with V_j
-    if (threadIdx.x == 0 && n_block + 1 < seen.end)
-      load(smem.sV[0], mapV, &smem.v_full[0], n_block + 1);
+    load(smem.sV[0], gV, n_block + 1);
     kv.advance();
   };
   //! [mmas]
@@ -210,13 +219,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (!take_tile()) return;
   do {
     // (1) load Q_i, which stays, and the first K_j and V_j
-    if (threadIdx.x == 0) {
-      mbarrier_arrive_expect(&smem.q_full[0], Config::kBlockM * kHeadDim * 2);
-      tma_load(smem.sQ[0], mapQ, &smem.q_full[0], {0, work.row0, 0, work.q_head});
-      load(smem.sK[0], mapK, &smem.k_full[0], seen.begin);
-      load(smem.sV[0], mapV, &smem.v_full[0], seen.begin);
-    }
-    mbarrier_wait(&smem.q_full[0], q.phase());
+    load_tile<Config::kBlockM, Config>(smem.sQ[0], gQ, work.q_head, work.row0, work.seqlen_q);
+    load(smem.sK[0], gK, seen.begin);
+    load(smem.sV[0], gV, seen.begin);
     int n_block = seen.begin;
     // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
     for (; n_block < seen.unmasked_begin; ++n_block) visit(n_block, std::true_type{});
@@ -237,14 +242,12 @@ template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Tiles tiles(args.problem, Config::kBlockM);
   if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
-  TensorMaps maps;
-  if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
-    return made;
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config>, dim3(tiles.count()),
                        dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-                       maps.q, maps.k, maps.v, args.out<Element>("o"), args.out<float>("lse"),
-                       shape_of(args.problem), tiles);
+                       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
+                       args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem),
+                       tiles);
 }
 
 Status launch(const Arguments& args) {
@@ -258,4 +261,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v1_wgmma_tma
+}  // namespace ATTN_BACKEND::v3_wgmma

@@ -1,7 +1,7 @@
-// v4_overlap: a warpgroup's softmax overlaps with its own P V of the block before.
+// v7_overlap: a warpgroup's softmax overlaps with its own P V of the block before.
 //
-// parent    v3_pingpong
-// idea      In v3 a warpgroup waits for both of its MMAs before its softmax. But S of a block does
+// parent    v6_pingpong
+// idea      In v6 a warpgroup waits for both of its MMAs before its softmax. But S of a block does
 //           not need P V of the one before. Now S is issued first, and P V of the block before
 //           after it; the softmax waits for S only, and runs while P V is in flight
 //           (intra-warpgroup overlap).
@@ -19,7 +19,7 @@
 #include "fragments.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v4_overlap {
+namespace ATTN_BACKEND::v7_overlap {
 using namespace attn;
 using namespace hopper;
 
@@ -336,4 +336,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v4_overlap
+}  // namespace ATTN_BACKEND::v7_overlap
