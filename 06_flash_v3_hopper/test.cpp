@@ -104,7 +104,7 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
 
 namespace {
 // What share of the time 132 SMs work, if a tile of queries takes as long as it sees blocks of keys and
-// nothing else takes time: what README.md says of the two schedulers. Causal, 16384 tokens, 2048 / d heads.
+// nothing else takes time: what RESULTS.md says of the two schedulers. Causal, 16384 tokens, 2048 / d heads.
 //! [idle]
 struct Balance {
   double fixed, dynamic, fixed_in_one_section;

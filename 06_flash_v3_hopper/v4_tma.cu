@@ -58,7 +58,6 @@ using Tiles = SingleTile;
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
-//! [ex06b]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
                                          const Element* sK) {
@@ -87,7 +86,6 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
     wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
   wgmma_commit();
 }
-//! [ex06b]
 //! [issue_pv]
 
 // (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. O is to be
