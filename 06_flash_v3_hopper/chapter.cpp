@@ -35,7 +35,8 @@ Cost forward_cost(const Problem& p, const Tiling& t) {
   const double q_rows = heads * double(p.seqlen_q), pairs = heads * visits(p, t);
   Tiling computed = t;  // where warps skip what none of their rows sees, less than is loaded
   if (t.rows_together > 0) computed.block_m = t.rows_together;
-  Phase phase{.name = "attention", .exp = heads * visits(p, computed) * double(computed.block_m * t.block_n)};
+  Phase phase{.name = "attention"};
+  phase.exp = heads * visits(p, computed) * double(computed.block_m * t.block_n);
   phase.tensor_flop = 4 * d * phase.exp;
   phase.hbm_read = q_rows * d * element + 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
   phase.hbm_write = q_rows * (d * element + 4);
@@ -96,10 +97,12 @@ Chapter make_chapter() {
             "FlashAttention-3: asynchronous MMAs, and a softmax that overlaps with them",
             {}};
   c.steps = {
-      forward_step("v1_sections", "chapter 04's loop on tiles in sections, which share K and V in L2",
+      forward_step("v1_sections", "chapter 04's loop, on tiles in sections that share L2",
                    ATTN_LAUNCH(v1_sections)),
-      forward_step("v2_phases", "S, the softmax and P V are phases, each of a whole tile", ATTN_LAUNCH(v2_phases)),
-      forward_step("v3_wgmma", "wgmma: MMAs of four warps, operands from shared memory", ATTN_LAUNCH(v3_wgmma)),
+      forward_step("v2_phases", "S, the softmax and P V are phases, each of a whole tile",
+                   ATTN_LAUNCH(v2_phases)),
+      forward_step("v3_wgmma", "wgmma: MMAs of four warps, operands from shared memory",
+                   ATTN_LAUNCH(v3_wgmma)),
       forward_step("v4_tma", "TMA and mbarriers in place of cp.async", ATTN_LAUNCH(v4_tma)),
       forward_step("v5_warp_specialised", "a producer warp, two stages ahead of the consumers",
                    ATTN_LAUNCH(v5_warp_specialised)),
