@@ -277,7 +277,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Tiles tiles(args.problem, Config::kBlockM);
-  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section, 1, 16}))
+  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section, 1, 16}))  // rows of a warp
     return Status::success();
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config>, dim3(tiles.count()),

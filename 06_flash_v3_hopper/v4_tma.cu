@@ -5,8 +5,8 @@
 //           barriers a tile, one when the copies of all have arrived, one when nobody reads it any
 //           more. TMA loads tiles: one thread issues the copy, no thread computes an address, and
 //           an mbarrier says when the bytes are there.
-// expect    sm__inst_executed.sum falls again, and with it the registers of addresses. Between MMAs
-//           the tensor cores still wait for the softmax, and the softmax for them.
+// expect    sm__inst_executed.sum falls again; no thread needs registers for addresses. Between
+//           MMAs the tensor cores still wait for the softmax, and the softmax for them.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
