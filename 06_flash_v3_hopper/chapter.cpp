@@ -7,17 +7,20 @@
 #include "check/operation.h"
 #include "attn/tiling.h"
 
-ATTN_DECLARE_STEP(v1_wgmma_tma);
-ATTN_DECLARE_STEP(v2_warp_specialised);
-ATTN_DECLARE_STEP(v3_pingpong);
-ATTN_DECLARE_STEP(v4_overlap);
-ATTN_DECLARE_STEP(v5_persistent);
-ATTN_DECLARE_STEP(v6_dynamic_scheduler);
-ATTN_DECLARE_STEP(v7_double_buffered_q);
-ATTN_DECLARE_STEP(v8_cross_tile);
-ATTN_DECLARE_STEP(v9_lazy_rescale);
-ATTN_DECLARE_STEP(v10_features);
-ATTN_DECLARE_STEP(v11_tuned);
+ATTN_DECLARE_STEP(v1_sections);
+ATTN_DECLARE_STEP(v2_phases);
+ATTN_DECLARE_STEP(v3_wgmma);
+ATTN_DECLARE_STEP(v4_tma);
+ATTN_DECLARE_STEP(v5_warp_specialised);
+ATTN_DECLARE_STEP(v6_pingpong);
+ATTN_DECLARE_STEP(v7_overlap);
+ATTN_DECLARE_STEP(v8_persistent);
+ATTN_DECLARE_STEP(v9_dynamic_scheduler);
+ATTN_DECLARE_STEP(v10_double_buffered_q);
+ATTN_DECLARE_STEP(v11_cross_tile);
+ATTN_DECLARE_STEP(v12_lazy_rescale);
+ATTN_DECLARE_STEP(v13_features);
+ATTN_DECLARE_STEP(v14_tuned);
 ATTN_DECLARE_STEP(tile_counter);
 
 namespace attn {
@@ -30,7 +33,10 @@ using Reason = std::optional<std::string>;
 Cost forward_cost(const Problem& p, const Tiling& t) {
   const double heads = double(p.batch * p.heads), d = double(p.head_dim), element = double(size_of(p.dtype));
   const double q_rows = heads * double(p.seqlen_q), pairs = heads * visits(p, t);
-  Phase phase{.name = "attention", .exp = pairs * double(t.block_m * t.block_n)};
+  Tiling computed = t;  // where warps skip what none of their rows sees, less than is loaded
+  if (t.rows_together > 0) computed.block_m = t.rows_together;
+  Phase phase{.name = "attention"};
+  phase.exp = heads * visits(p, computed) * double(computed.block_m * t.block_n);
   phase.tensor_flop = 4 * d * phase.exp;
   phase.hbm_read = q_rows * d * element + 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
   phase.hbm_write = q_rows * (d * element + 4);
@@ -91,27 +97,32 @@ Chapter make_chapter() {
             "FlashAttention-3: asynchronous MMAs, and a softmax that overlaps with them",
             {}};
   c.steps = {
-      forward_step("v1_wgmma_tma", "FlashAttention-2's loop with Hopper's instructions: wgmma and TMA",
-                   ATTN_LAUNCH(v1_wgmma_tma)),
-      forward_step("v2_warp_specialised", "a producer warp, two stages ahead of the consumers",
-                   ATTN_LAUNCH(v2_warp_specialised)),
-      forward_step("v3_pingpong", "ping-pong: one warpgroup's MMAs during the other's softmax",
-                   ATTN_LAUNCH(v3_pingpong)),
-      forward_step("v4_overlap", "a warpgroup's softmax overlaps with its own P V of the block before",
-                   ATTN_LAUNCH(v4_overlap)),
-      forward_step("v5_persistent", "static persistent scheduler: a block an SM, tiles in snake order",
-                   ATTN_LAUNCH(v5_persistent)),
-      dynamic_step("v6_dynamic_scheduler", "dynamic tile scheduler: the next tile from a counter",
-                   ATTN_LAUNCH(v6_dynamic_scheduler)),
-      dynamic_step("v7_double_buffered_q", "double-buffered Q: that of the next tile is prefetched",
-                   ATTN_LAUNCH(v7_double_buffered_q)),
-      dynamic_step("v8_cross_tile", "cross-tile overlap: a tile's first S before the last P V of the one before",
-                   ATTN_LAUNCH(v8_cross_tile)),
-      dynamic_step("v9_lazy_rescale", "O is rescaled only where a maximum has grown by more than 2^8",
-                   ATTN_LAUNCH(v9_lazy_rescale)),
-      featured_step("v10_features", "softcap, and packed sequences of several lengths",
-                    ATTN_LAUNCH(v10_features)),
-      featured_step("v11_tuned", "tiles for each head dim, from a sweep", ATTN_LAUNCH(v11_tuned)),
+      forward_step("v1_sections", "chapter 04's loop, on tiles in sections that share L2",
+                   ATTN_LAUNCH(v1_sections)),
+      forward_step("v2_phases", "S, the softmax and P V are phases, each of a whole tile",
+                   ATTN_LAUNCH(v2_phases)),
+      forward_step("v3_wgmma", "wgmma: MMAs of four warps, operands from shared memory",
+                   ATTN_LAUNCH(v3_wgmma)),
+      forward_step("v4_tma", "TMA and mbarriers in place of cp.async", ATTN_LAUNCH(v4_tma)),
+      forward_step("v5_warp_specialised", "a producer warp, two stages ahead of the consumers",
+                   ATTN_LAUNCH(v5_warp_specialised)),
+      forward_step("v6_pingpong", "ping-pong: one warpgroup's MMAs during the other's softmax",
+                   ATTN_LAUNCH(v6_pingpong)),
+      forward_step("v7_overlap", "a warpgroup's softmax overlaps with its own P V of the block before",
+                   ATTN_LAUNCH(v7_overlap)),
+      forward_step("v8_persistent", "static persistent scheduler: a block an SM, tiles in snake order",
+                   ATTN_LAUNCH(v8_persistent)),
+      dynamic_step("v9_dynamic_scheduler", "dynamic tile scheduler: the next tile from a counter",
+                   ATTN_LAUNCH(v9_dynamic_scheduler)),
+      dynamic_step("v10_double_buffered_q", "double-buffered Q: that of the next tile is prefetched",
+                   ATTN_LAUNCH(v10_double_buffered_q)),
+      dynamic_step("v11_cross_tile", "cross-tile overlap: a tile's first S before the last P V of the one before",
+                   ATTN_LAUNCH(v11_cross_tile)),
+      dynamic_step("v12_lazy_rescale", "O is rescaled only where a maximum has grown by more than 2^8",
+                   ATTN_LAUNCH(v12_lazy_rescale)),
+      featured_step("v13_features", "softcap, and packed sequences of several lengths",
+                    ATTN_LAUNCH(v13_features)),
+      featured_step("v14_tuned", "tiles for each head dim, from a sweep", ATTN_LAUNCH(v14_tuned)),
   };
   return c;
 }

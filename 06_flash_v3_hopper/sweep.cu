@@ -1,15 +1,15 @@
-// sweep_06_flash_v3_hopper: v11_tuned's kernel with other tiles, timed. v11's are chosen so.
+// sweep_06_flash_v3_hopper: v14_tuned's kernel with other tiles, timed. v14's are chosen so.
 //
 //     sweep_06_flash_v3_hopper [--head-dim D] [--causal] [--repeat R]
 //
 // A row: consumer warpgroups, B_c, stages of K and V, of Q, whether warpgroups alternate
 // (ping-pong), whether O is rescaled lazily; the rest is in attn/sweep.h.
 #define ATTN_SWEEP
-#include "v11_tuned.cu"
+#include "v14_tuned.cu"
 
 #include "attn/sweep.h"
 
-namespace gpu::v11_tuned {
+namespace gpu::v14_tuned {
 
 template <int kHeadDim, Tuning kTuning>
 attn::sweep::Row row() {
@@ -41,9 +41,9 @@ const std::vector<attn::sweep::Row> kRows{
     row<256, Tuning{.block_n = 64, .q_stages = 1, .pingpong = false, .lazy_rescale = false}>(),
     row<256, Tuning{.block_n = 80, .q_stages = 1, .pingpong = false}>()};
 
-}  // namespace gpu::v11_tuned
+}  // namespace gpu::v14_tuned
 
 int main(int argc, char** argv) {
-  return attn::sweep::main("sweep_06_flash_v3_hopper", gpu::v11_tuned::kRows,
+  return attn::sweep::main("sweep_06_flash_v3_hopper", gpu::v14_tuned::kRows,
                            "WGs B_c stages Qs pingpong lazy", argc, argv);
 }

@@ -21,7 +21,7 @@ const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
 // 16 bits, three head dims, scales from 1e-37; softcap and packed sequences only in the last two steps.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (p.dtype == DType::fp32 || !one_of(p.head_dim, {64, 128, 256}) || p.softmax_scale < 1e-37) return false;
-  return plain(p) || (one_of_steps(step, {"v10_features", "v11_tuned"}) && p.dropout == 0 && !p.alibi);
+  return plain(p) || (one_of_steps(step, {"v13_features", "v14_tuned"}) && p.dropout == 0 && !p.alibi);
 }
 
 TEST_CASE("steps are right on short problems", "[emulated]") {
@@ -32,9 +32,10 @@ TEST_CASE("steps are right on short problems", "[emulated]") {
     ran += check_steps("forward", p, Backend::emulated);
   });
   CHECK(ran.text() ==
-        "v10_features 34, v11_tuned 34, v1_wgmma_tma 34, v2_warp_specialised 34, v3_pingpong 34, "
-        "v4_overlap 34, v5_persistent 34, v6_dynamic_scheduler 34, v7_double_buffered_q 34, "
-        "v8_cross_tile 34, v9_lazy_rescale 34");
+        "v10_double_buffered_q 34, v11_cross_tile 34, v12_lazy_rescale 34, v13_features 34, "
+        "v14_tuned 34, v1_sections 34, v2_phases 34, v3_wgmma 34, v4_tma 34, "
+        "v5_warp_specialised 34, v6_pingpong 34, v7_overlap 34, v8_persistent 34, "
+        "v9_dynamic_scheduler 34");
 }
 
 TEST_CASE("steps are right on several blocks of queries and of keys", "[emulated]") {
@@ -47,7 +48,7 @@ TEST_CASE("steps are right on several blocks of queries and of keys", "[emulated
 }
 
 namespace {
-// Softcap and packed sequences, which only v10 and v11 have: in pairs with masks, head dims, groups and types.
+// Softcap and packed sequences, which only v13 and v14 have: in pairs with masks, head dims, groups and types.
 template <class Check>
 void features(Check check_one) {
   const std::vector<std::vector<int64_t>> lengths{{70, 0, 130, 1}, {200}, {129, 64, 65}, {0, 300}};
@@ -76,13 +77,13 @@ void features(Check check_one) {
 TEST_CASE("softcap and packed sequences", "[emulated]") {
   Counts ran;
   features([&](const Problem& p) { ran += check_steps("forward", p, Backend::emulated); });
-  CHECK(ran.text() == "v10_features 15, v11_tuned 15");
+  CHECK(ran.text() == "v13_features 15, v14_tuned 15");
 }
 
 TEST_CASE("softcap and packed sequences on the GPU", "[gpu]") {
   Counts ran;
   features([&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
-  CHECK(ran.text() == "v10_features 15, v11_tuned 15");
+  CHECK(ran.text() == "v13_features 15, v14_tuned 15");
 }
 
 TEST_CASE("all steps on the GPU", "[gpu]") {
@@ -90,9 +91,10 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
   covering_problems(kLengths, kHeadDims, kDTypes,
                     [&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
   CHECK(ran.text() ==
-        "v10_features 110, v11_tuned 110, v1_wgmma_tma 110, v2_warp_specialised 110, "
-        "v3_pingpong 110, v4_overlap 110, v5_persistent 110, v6_dynamic_scheduler 110, "
-        "v7_double_buffered_q 110, v8_cross_tile 110, v9_lazy_rescale 110");
+        "v10_double_buffered_q 110, v11_cross_tile 110, v12_lazy_rescale 110, "
+        "v13_features 110, v14_tuned 110, v1_sections 110, v2_phases 110, v3_wgmma 110, "
+        "v4_tma 110, v5_warp_specialised 110, v6_pingpong 110, v7_overlap 110, "
+        "v8_persistent 110, v9_dynamic_scheduler 110");
   for (const int64_t d : {64, 128, 256}) {
     Problem p = problem(2100, 4000, d, DType::bf16, InputKind::needle);
     p.causal = true;
@@ -102,7 +104,7 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
 
 namespace {
 // What share of the time 132 SMs work, if a tile of queries takes as long as it sees blocks of keys and
-// nothing else takes time: what README.md says of the two schedulers. Causal, 16384 tokens, 2048 / d heads.
+// nothing else takes time: what RESULTS.md says of the two schedulers. Causal, 16384 tokens, 2048 / d heads.
 //! [idle]
 struct Balance {
   double fixed, dynamic, fixed_in_one_section;

@@ -99,8 +99,8 @@ problems_of() {
           done
         done
       done
-      features_of v11_tuned
-      echo "forward_fp16_n4096 --step v11_tuned $(tokens 128 4096) --dtype fp16" ;;
+      features_of v14_tuned
+      echo "forward_fp16_n4096 --step v14_tuned $(tokens 128 4096) --dtype fp16" ;;
   esac
 }
 # What a feature costs: each beside the same without it.
@@ -108,7 +108,7 @@ features_of() {  # STEP
   echo "forward_plain_n4096 --step $1 $(tokens 128 4096)"
   echo "forward_gqa_n4096 --step $1 $(tokens 128 4096) --kv-heads 2"  # 8 query heads share one of K and V
   echo "forward_plain_n16384 --step $1 $(tokens 128 16384)"
-  case $1 in v13_tuned|v11_tuned) echo "forward_window_n16384 --step $1 $(tokens 128 16384) --window 1024,0" ;; esac
+  case $1 in v13_tuned|v14_tuned) echo "forward_window_n16384 --step $1 $(tokens 128 16384) --window 1024,0" ;; esac
   # 16384 tokens in sequences of one length, and of 8 lengths of which the longest has half.
   echo "forward_fixed_n2048 --step $1 $(tokens 128 2048)"
   echo "forward_varlen_n8192 --step $1 --varlen 128,4096,256,1024,8192,512,2048,128 --heads 16 --head-dim 128"
@@ -161,7 +161,7 @@ peers_of() {
     05_flash_decoding)
       echo "peers.$1 --operation decode --steps v7_one_launch,v8_stream_k --backends cudnn,flash --repeat 5" ;;
     06_flash_v3_hopper)
-      echo "peers.$1.forward --steps v11_tuned --backends cudnn,flash --repeat 5" ;;
+      echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5" ;;
   esac
 }
 peer_problems() {  # FILE, as peers_of calls it
@@ -240,7 +240,7 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"
       echo "--seqlen 165 --head-dim 64 --dtype fp16 --window 17,3"
       echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256"
-      # Each tile of v11, and what it alone has: softcap, packed sequences.
+      # Each tile of v14, and what it alone has: softcap, packed sequences.
       echo "--seqlen-q 200 --seqlen-k 150 --head-dim 64 --heads 3 --kv-heads 1"
       echo "--seqlen-q 130 --seqlen-k 250 --head-dim 64 --causal --softcap 15"
       echo "--varlen 0,70,1,130 --varlen-k 9,140,0,265 --head-dim 128 --heads 4 --kv-heads 2 --causal"

@@ -1,8 +1,8 @@
 // Runs one version of a step (broken_step.h) in the emulator, looking for races, under twelve schedules, in half of which
 // copies are early.
 //
-//     broken_v5_persistent 3   exits with 0 if the first schedule that fails says the declared reason
-//     broken_v5_persistent 0   the step unchanged: exits with 0 if all schedules pass
+//     broken_v8_persistent 3   exits with 0 if the first schedule that fails says the declared reason
+//     broken_v8_persistent 0   the step unchanged: exits with 0 if all schedules pass
 //
 // What is said begins with "mismatch" or "damage" (a guard band, an input), or it is the emulator's own
 // line: "race: ...", "deadlock: ...", "... calls wgmma at ... without wgmma_fence since the last wait".
@@ -50,7 +50,7 @@ std::string run(const Step& step, const Problem& problem, Session& session, cons
   return "";
 }
 
-// The lines of code that a message names in a version's file: "v5_persistent/3.cu:120" is one.
+// The lines of code that a message names in a version's file: "v8_persistent/3.cu:120" is one.
 std::vector<std::string> lines_named(const std::string& said, unsigned long number) {
   const std::string name = fmt::format("/{}.cu:", number);
   std::vector<std::string> named;

@@ -1,13 +1,13 @@
-// v8_cross_tile: the epilogue of a tile of queries overlaps with the beginning of the next one.
+// v8_persistent: as many blocks as SMs, each of which takes one tile of queries after the other.
 //
-// parent    v7_double_buffered_q
-// idea      A tile of v7 begins with an S that overlaps with nothing, and ends with a P V that no
-//           softmax overlaps. Now the first S of the next tile is issued before the last P V of
-//           this one, as within a tile: the loop goes on. Its Q is there already, where there are
-//           two places. The two tiles have maxima and sums of their own; O is stored when the last
-//           P V is done, and is set to 0.
-// expect    gpu__time_duration.sum: most at short lengths, as of v5; fewer instructions
-//           (sm__inst_executed.sum)
+// parent    v7_overlap
+// idea      A block of v7 begins with empty stages and ends with an epilogue that overlaps with
+//           nothing. Now a block stays: while its consumers store O, its producer loads Q, K and V
+//           of the next tile. Tiles are assigned beforehand by a static persistent scheduler,
+//           longest first, in snake order: whoever got the longest tile of a round gets the
+//           shortest one of the next.
+// expect    most at short lengths, where a tile is little work: N = 512 has four blocks of keys for
+//           one tile.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
@@ -22,13 +22,9 @@
 #include "fragments.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v8_cross_tile {
+namespace ATTN_BACKEND::v8_persistent {
 using namespace attn;
 using namespace hopper;
-
-constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
-// The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
-constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
 // MMAs.
@@ -43,7 +39,7 @@ struct Config {
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;         // B_c
   static constexpr int kStages = 2;                                  // tiles of K, and of V
-  static constexpr int kQStages = kHeadDim == 256 ? 1 : 2;           // tiles of Q
+  static constexpr int kQStages = 1;                                 // tiles of Q
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
   // 8: 168 for each of 384 threads. Whoever requests more than the others released deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -63,23 +59,21 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps are done with them
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
-  Work work[kWorkRing];
-  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
-               work_full, prefetch, work)
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty)
 };
 
-// Dynamic persistent: a block begins with the tile of its own number. The next ones come from a
-// counter in device memory, so that a block with short tiles gets more of them.
+// Static persistent: in every round the blocks take the next gridDim.x tiles, in snake order, from
+// the first block on and from the last one.
 //! [tiles]
-struct DynamicPersistent : TileOrder {
-  unsigned* counter = nullptr;  // 0 before the first launch, and after each one
+struct StaticPersistent : TileOrder {
   using TileOrder::TileOrder;
   __device__ unsigned first() const { return blockIdx.x; }
-  // Whoever has had a tile counts once, so that it is counted count() times in all, and is 0 again.
-  __device__ unsigned next(unsigned) const { return gridDim.x + atomicInc(counter, count() - 1); }
+  __device__ unsigned next(unsigned tile) const {
+    const unsigned round = tile / gridDim.x, column = tile % gridDim.x;
+    return (round + 1) * gridDim.x + (gridDim.x - 1 - column);
+  }
 };
-using Tiles = DynamicPersistent;
+using Tiles = StaticPersistent;
 //! [tiles]
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
@@ -142,46 +136,23 @@ __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4
 }
 //! [softmax]
 
-// One thread takes tiles of queries and (1) loads Q_i. It takes the next one when it must, not
-// earlier: a block with long tiles would keep it from others that are idle already.
+// One thread copies. (1) It loads Q_i when the consumers are done with the one before, then K_j and
+// V_j as stages become free.
 //! [producer]
 template <class Element, class Config>
-__device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
-                                          const TensorMap& mapQ, const Shape& shape,
-                                          const Tiles& tiles) {
+__device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, const TensorMap& mapQ,
+                                        const TensorMap& mapK, const TensorMap& mapV,
+                                        const Shape& shape, const Tiles& tiles) {
+  constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim * 2;
   PipelineState<Config::kQStages> q;
-  // One count for three rings.
-  const auto ring = [&] { return PipelineState<2>{q.count}; };
-  const auto prefetch = [&] { return PipelineState<1>{q.count}; };
+  PipelineState<Config::kStages> kv;
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
     const Work work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
-    smem.work[q.count % kWorkRing] = work;
-    mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
     mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
-    mbarrier_wait(&smem.prefetch, prefetch().phase());
     q.advance();
-  }
-  smem.work[q.count % kWorkRing] = Work{};  // there is no more
-  mbarrier_arrive(&smem.work_full[ring().index()]);
-  mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
-  mbarrier_arrive(&smem.q_full[q.index()]);
-}
-
-// Another one loads K_j and V_j as stages become free.
-template <class Element, class Config>
-__device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
-                                           const TensorMap& mapK, const TensorMap& mapV) {
-  constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim * 2;
-  PipelineState<Config::kStages> kv;
-  for (PipelineState<2> ring;; ring.advance()) {
-    mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
-    const Work& work = smem.work[ring.count % kWorkRing];
-    if (work.row0 < 0) break;
     for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, kv.advance()) {
-      if (n_block == max(work.seen.begin, work.seen.end - kPrefetchBlocks))
-        mbarrier_arrive(&smem.prefetch);
       const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
         mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
         mbarrier_arrive_expect(full, kTileBytes);
@@ -204,8 +175,6 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& sm
     mbarrier_init(&smem.k_full[i], 1), mbarrier_init(&smem.v_full[i], 1);
     mbarrier_init(&smem.k_empty[i], kWarps), mbarrier_init(&smem.v_empty[i], kWarps);
   }
-  mbarrier_init(&smem.work_full[0], 1), mbarrier_init(&smem.work_full[1], 1);
-  mbarrier_init(&smem.prefetch, 1);
   mbarrier_init_fence();
 }
 
@@ -228,8 +197,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0) produce_q<Element, Config>(smem, mapQ, shape, tiles);
-    if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Element, Config>(smem, mapK, mapV);
+    if (threadIdx.x % kWarpgroup == 0)
+      produce<Element, Config>(smem, mapQ, mapK, mapV, shape, tiles);
     return;
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
@@ -243,27 +212,27 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
   //! [pingpong]
 
-  // The tile of queries that is worked on, and which of this block's it is.
+  // The tile of queries that is worked on, which of this block's it is, and the next one.
   PipelineState<Config::kQStages> q{-1};
+  unsigned index = tiles.first();
+  Work work{};
   int row0 = 0, last_key = 0;
   BlockRanges seen{};
   const auto take_tile = [&] {
+    if (index >= tiles.count()) return false;
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
-    const Work& work = smem.work[q.count % kWorkRing];
+    work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
+    index = tiles.next(index);
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
     last_key = work.seqlen_k - 1;
     seen = work.seen;
-    const bool more = work.row0 >= 0;
-    __syncwarp();  // all lanes have read it, before one says so
-    return more;
+    return true;
   };
   const auto release_q = [&] {  // this warp is done with it
     if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
   };
-  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that
-  // it is the same in all lanes as long as no `if` changes it and no consumer returns from the
-  // loop. If not, every operand of wgmma is moved to uniform registers first.
+  // The tile of keys that is worked on, counted from the block's first one.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   const auto wait_full = [&](uint64_t* full, KvState at) {
@@ -313,58 +282,44 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   //! [loops]
   if (!take_tile()) return;
-  // The first S of all has no P V before it.
-  wait_full(smem.k_full, kv);
-  pingpong_wait();
-  issue_s();
-  pingpong_pass_on();
-  wgmma_wait<0>(s);
-  release(smem.k_empty, kv);
-  if (seen.begin + 1 == seen.end) release_q();
-  softmax(seen.begin, std::true_type{});
-  round_p<Element, kBlockN>(p, s);
-  kv.advance();
-  bool more = true;
-  int n_block = seen.begin + 1;
   do {
+    // The first S has no P V before it.
+    wait_full(smem.k_full, kv);
+    pingpong_wait();
+    issue_s();
+    pingpong_pass_on();
+    wgmma_wait<0>(s);
+    release(smem.k_empty, kv);
+    if (seen.begin + 1 == seen.end) release_q();
+    softmax(seen.begin, std::true_type{});
+    round_p<Element, kBlockN>(p, s);
+    kv.advance();
+    int n_block = seen.begin + 1;
     // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
     for (; n_block < seen.unmasked_begin; ++n_block) visit(n_block, std::true_type{});
     for (; n_block < seen.unmasked_end; ++n_block) visit(n_block, std::false_type{});
     for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});
-    const Work& last = smem.work[q.count % kWorkRing];
-    const float last_max[2] = {row_max[0], row_max[1]};
-    float last_sum[2] = {row_sum[0], row_sum[1]};
-    more = take_tile();
-    if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
-      mmas(seen.begin);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
-      softmax(seen.begin, std::true_type{});
-      n_block = seen.begin + 1;
-    } else {
-      wait_full(smem.v_full, kv.previous());
-      pingpong_wait();
-      issue_o(kv.previous());
-      pingpong_pass_on();
-    }
+    wait_full(smem.v_full, kv.previous());
+    pingpong_wait();
+    issue_o(kv.previous());
+    pingpong_pass_on();
     wgmma_wait<0>(o);
     release(smem.v_empty, kv.previous());
-    round_p<Element, kBlockN>(p, s);
-    kv.advance();
-    store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum);
+    store_o<Element, kHeadDim>(gO, gLse, work, kHeadDim, o, row_max, row_sum);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) o[n][i] = 0;
-  } while (more);
+  } while (take_tile());
   //! [loops]
 }
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
-  Tiles tiles(args.problem, Config::kBlockM);
+  const Tiles tiles(args.problem, Config::kBlockM);
   if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
-  tiles.counter = args.out<unsigned>("tile_counter");
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
@@ -387,4 +342,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v8_cross_tile
+}  // namespace ATTN_BACKEND::v8_persistent

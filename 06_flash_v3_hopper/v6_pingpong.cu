@@ -1,28 +1,31 @@
-// v2_warp_specialised: a warp that copies, and warpgroups that compute.
+// v6_pingpong: while one warpgroup's MMAs run, the other one computes its softmax.
 //
-// parent    v1_wgmma_tma
-// idea      In v1 the thread that issues the next copy is one of those that compute, and two
-//           barriers a block of keys keep all threads in step. Now a producer runs ahead of the
-//           consumers by two stages of K and V; mbarriers tell it when a stage is empty, and the
-//           consumers when one is full. It needs few registers and releases the others
-//           (setmaxnreg). The two consumer warpgroups never wait for each other.
-// expect    stalls on barriers disappear; the warpgroups drift apart, so that by chance one
-//           computes its softmax while the other's MMAs run.
+// parent    v5_warp_specialised
+// idea      Tensor cores and exponentials are different units. In v5 both warpgroups often want the
+//           same one at once. Now they alternate (ping-pong): P V of one block and Q K^T of the
+//           next are issued together, by one warpgroup; then the other one may issue its own, and
+//           the first has its softmax to do. Two named barriers say who may.
+// expect    the tensor pipe is busy for more of the time, at best all of it.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
 #include "ptx/mma.h"
+#include "ptx/named_barrier.h"
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
 #include "fragments.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v2_warp_specialised {
+namespace ATTN_BACKEND::v6_pingpong {
 using namespace attn;
 using namespace hopper;
+
+// Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
+// MMAs.
+enum NamedBarrier { kBlock = 0, kPingPong = 1 };
 
 //! [config]
 template <int kHeadDim_>
@@ -142,7 +145,6 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
     mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     q.advance();
-    //! [ex06a]
     for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, kv.advance()) {
       const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
         mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
@@ -153,7 +155,6 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
       load(smem.sK[stage], mapK, &smem.k_full[stage], &smem.k_empty[stage]);
       load(smem.sV[stage], mapV, &smem.v_full[stage], &smem.v_empty[stage]);
     }
-    //! [ex06a]
   }
 }
 //! [producer]
@@ -194,6 +195,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     return;
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
+
+  //! [pingpong]
+  // This warpgroup may issue its MMAs when the one before has issued its own.
+  const auto pingpong_wait = [&] { named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup); };
+  const auto pingpong_pass_on = [&] {
+    named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
+  };
+  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
+  //! [pingpong]
 
   // The tile of queries that is worked on, which of this block's it is, and the next one.
   PipelineState<Config::kQStages> q{-1};
@@ -240,19 +250,24 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
+  // The block's S is there. After its softmax (5) its P V and (3) S of the next block, issued
+  // together.
   const auto visit = [&](int n_block, auto masked) {
-    wait_full(smem.k_full, kv);
-    issue_s();
-    wgmma_wait<0>(s);
-    release(smem.k_empty, kv);
-    if (n_block + 1 == seen.end) release_q();
     softmax(n_block, masked);
     rescale_rows<kHeadDim>(o, rescale);
     round_p<Element, kBlockN>(p, s);
-    wait_full(smem.v_full, kv);
-    issue_o(kv);
-    wgmma_wait<0>(o);
-    release(smem.v_empty, kv);
+    const bool more = n_block + 1 < seen.end;
+    wait_full(smem.v_full, kv.previous());
+    if (more) wait_full(smem.k_full, kv);
+    pingpong_wait();
+    issue_o(kv.previous());
+    if (more) issue_s();
+    pingpong_pass_on();
+    wgmma_wait<0>(o, s);
+    release(smem.v_empty, kv.previous());
+    if (!more) return;
+    release(smem.k_empty, kv);
+    if (n_block + 2 == seen.end) release_q();
     kv.advance();
   };
   //! [mmas]
@@ -260,6 +275,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [loops]
   if (!take_tile()) return;
   do {
+    // The first S has no P V before it.
+    wait_full(smem.k_full, kv);
+    pingpong_wait();
+    issue_s();
+    pingpong_pass_on();
+    wgmma_wait<0>(s);
+    release(smem.k_empty, kv);
+    if (seen.begin + 1 == seen.end) release_q();
+    kv.advance();
     int n_block = seen.begin;
     // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
     for (; n_block < seen.unmasked_begin; ++n_block) visit(n_block, std::true_type{});
@@ -301,4 +325,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v2_warp_specialised
+}  // namespace ATTN_BACKEND::v6_pingpong

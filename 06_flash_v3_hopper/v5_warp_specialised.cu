@@ -1,37 +1,28 @@
-// v6_dynamic_scheduler: whichever block is done takes the next tile of queries.
+// v5_warp_specialised: a warp that copies, and warpgroups that compute.
 //
-// parent    v5_persistent
-// idea      v5 assigns tiles to blocks beforehand, as if those of a round took equally long. With a
-//           mask they do not, and an SM with the shorter ones is idle at the end. Now a counter in
-//           device memory says which tile is next. The thread that copies reads it when it has
-//           issued the last K and V of a tile, and passes the tile to the consumers through shared
-//           memory, together with Q.
-// expect    with a mask: SMs that end together. Without one all tiles are alike, and little
-//           changes.
+// parent    v4_tma
+// idea      In v4 the thread that issues the next copy is one of those that compute, and two
+//           barriers a block of keys keep all threads in step. Now a producer runs ahead of the
+//           consumers by two stages of K and V; mbarriers tell it when a stage is empty, and the
+//           consumers when one is full. It needs few registers and releases the others
+//           (setmaxnreg). The two consumer warpgroups never wait for each other.
+// expect    stalls on barriers disappear; the warpgroups drift apart, so that by chance one
+//           computes its softmax while the other's MMAs run.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
-#include "device/device.h"
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
 #include "ptx/mma.h"
-#include "ptx/named_barrier.h"
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
 #include "fragments.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v6_dynamic_scheduler {
+namespace ATTN_BACKEND::v5_warp_specialised {
 using namespace attn;
 using namespace hopper;
-
-// The newest tiles of queries. Up to two are in use, the one worked on and the next one.
-constexpr int kWorkRing = 8;
-
-// Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
-// MMAs.
-enum NamedBarrier { kBlock = 0, kPingPong = 1 };
 
 //! [config]
 template <int kHeadDim_>
@@ -62,21 +53,17 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps are done with them
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  Work work[kWorkRing];  // q_full and q_empty are about it, too
-  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty, work)
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty)
 };
 
-// Dynamic persistent: a block begins with the tile of its own number. The next ones come from a
-// counter in device memory, so that a block with short tiles gets more of them.
+// One tile of queries for each block.
 //! [tiles]
-struct DynamicPersistent : TileOrder {
-  unsigned* counter = nullptr;  // 0 before the first launch, and after each one
+struct SingleTile : TileOrder {
   using TileOrder::TileOrder;
   __device__ unsigned first() const { return blockIdx.x; }
-  // Whoever has had a tile counts once, so that it is counted count() times in all, and is 0 again.
-  __device__ unsigned next(unsigned) const { return gridDim.x + atomicInc(counter, count() - 1); }
+  __device__ unsigned next(unsigned) const { return count(); }
 };
-using Tiles = DynamicPersistent;
+using Tiles = SingleTile;
 //! [tiles]
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
@@ -139,8 +126,8 @@ __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4
 }
 //! [softmax]
 
-// One thread takes tiles of queries. (1) It loads Q_i when the consumers are done with the one
-// before, then K_j and V_j as stages become free.
+// One thread copies. (1) It loads Q_i when the consumers are done with the one before, then K_j and
+// V_j as stages become free.
 //! [producer]
 template <class Element, class Config>
 __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, const TensorMap& mapQ,
@@ -152,10 +139,10 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
     const Work work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
-    smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     q.advance();
+    //! [ex06a]
     for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, kv.advance()) {
       const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
         mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
@@ -166,10 +153,8 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
       load(smem.sK[stage], mapK, &smem.k_full[stage], &smem.k_empty[stage]);
       load(smem.sV[stage], mapV, &smem.v_full[stage], &smem.v_empty[stage]);
     }
+    //! [ex06a]
   }
-  mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
-  smem.work[q.count % kWorkRing] = Work{};  // there is no more
-  mbarrier_arrive(&smem.q_full[q.index()]);
 }
 //! [producer]
 
@@ -210,29 +195,22 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
-  //! [pingpong]
-  // This warpgroup may issue its MMAs when the one before has issued its own.
-  const auto pingpong_wait = [&] { named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup); };
-  const auto pingpong_pass_on = [&] {
-    named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
-  };
-  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
-  //! [pingpong]
-
-  // The tile of queries that is worked on, and which of this block's it is.
+  // The tile of queries that is worked on, which of this block's it is, and the next one.
   PipelineState<Config::kQStages> q{-1};
+  unsigned index = tiles.first();
+  Work work{};
   int row0 = 0, last_key = 0;
   BlockRanges seen{};
   const auto take_tile = [&] {
+    if (index >= tiles.count()) return false;
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
-    const Work& work = smem.work[q.count % kWorkRing];
+    work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
+    index = tiles.next(index);
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
     last_key = work.seqlen_k - 1;
     seen = work.seen;
-    const bool more = work.row0 >= 0;
-    __syncwarp();  // all lanes have read it, before one says so
-    return more;
+    return true;
   };
   const auto release_q = [&] {  // this warp is done with it
     if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
@@ -262,25 +240,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
-  // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
-  const auto mmas = [&](int n_block) {
+  const auto visit = [&](int n_block, auto masked) {
     wait_full(smem.k_full, kv);
-    pingpong_wait();
     issue_s();
-    wait_full(smem.v_full, kv.previous());
-    issue_o(kv.previous());
-    pingpong_pass_on();
-    wgmma_wait<1>(s);  // S is there, P V in flight
+    wgmma_wait<0>(s);
     release(smem.k_empty, kv);
     if (n_block + 1 == seen.end) release_q();
-  };
-  const auto visit = [&](int n_block, auto masked) {
-    mmas(n_block);
     softmax(n_block, masked);
-    wgmma_wait<0>(o);  // and O of the block before
-    release(smem.v_empty, kv.previous());
-    round_p<Element, kBlockN>(p, s);
     rescale_rows<kHeadDim>(o, rescale);
+    round_p<Element, kBlockN>(p, s);
+    wait_full(smem.v_full, kv);
+    issue_o(kv);
+    wgmma_wait<0>(o);
+    release(smem.v_empty, kv);
     kv.advance();
   };
   //! [mmas]
@@ -288,29 +260,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [loops]
   if (!take_tile()) return;
   do {
-    // The first S has no P V before it.
-    wait_full(smem.k_full, kv);
-    pingpong_wait();
-    issue_s();
-    pingpong_pass_on();
-    wgmma_wait<0>(s);
-    release(smem.k_empty, kv);
-    if (seen.begin + 1 == seen.end) release_q();
-    softmax(seen.begin, std::true_type{});
-    round_p<Element, kBlockN>(p, s);
-    kv.advance();
-    int n_block = seen.begin + 1;
+    int n_block = seen.begin;
     // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
     for (; n_block < seen.unmasked_begin; ++n_block) visit(n_block, std::true_type{});
     for (; n_block < seen.unmasked_end; ++n_block) visit(n_block, std::false_type{});
     for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});
-    wait_full(smem.v_full, kv.previous());
-    pingpong_wait();
-    issue_o(kv.previous());
-    pingpong_pass_on();
-    wgmma_wait<0>(o);
-    release(smem.v_empty, kv.previous());
-    const Work& work = smem.work[q.count % kWorkRing];
     store_o<Element, kHeadDim>(gO, gLse, work, kHeadDim, o, row_max, row_sum);
 #pragma unroll
     for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
@@ -324,18 +278,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
-  Tiles tiles(args.problem, Config::kBlockM);
+  const Tiles tiles(args.problem, Config::kBlockM);
   if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
-  tiles.counter = args.out<unsigned>("tile_counter");
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
-  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Element, Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.k,
-      maps.v, args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem), tiles);
+  return launch_kernel(attention_kernel<Element, Config>, dim3(tiles.count()),
+                       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+                       maps.q, maps.k, maps.v, args.out<Element>("o"), args.out<float>("lse"),
+                       shape_of(args.problem), tiles);
 }
 
 Status launch(const Arguments& args) {
@@ -349,4 +301,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v6_dynamic_scheduler
+}  // namespace ATTN_BACKEND::v5_warp_specialised

@@ -1,13 +1,13 @@
-// v5_persistent: as many blocks as SMs, each of which takes one tile of queries after the other.
+// v9_dynamic_scheduler: whichever block is done takes the next tile of queries.
 //
-// parent    v4_overlap
-// idea      A block of v4 begins with empty stages and ends with an epilogue that overlaps with
-//           nothing. Now a block stays: while its consumers store O, its producer loads Q, K and V
-//           of the next tile. Tiles are assigned beforehand by a static persistent scheduler,
-//           longest first, in snake order: whoever got the longest tile of a round gets the
-//           shortest one of the next.
-// expect    most at short lengths, where a tile is little work: N = 512 has four blocks of keys for
-//           one tile.
+// parent    v8_persistent
+// idea      v8 assigns tiles to blocks beforehand, as if those of a round took equally long. With a
+//           mask they do not, and an SM with the shorter ones is idle at the end. Now a counter in
+//           device memory says which tile is next. The thread that copies reads it when it has
+//           issued the last K and V of a tile, and passes the tile to the consumers through shared
+//           memory, together with Q.
+// expect    with a mask: SMs that end together. Without one all tiles are alike, and little
+//           changes.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
@@ -22,9 +22,12 @@
 #include "fragments.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v5_persistent {
+namespace ATTN_BACKEND::v9_dynamic_scheduler {
 using namespace attn;
 using namespace hopper;
+
+// The newest tiles of queries. Up to two are in use, the one worked on and the next one.
+constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
 // MMAs.
@@ -59,21 +62,21 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps are done with them
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty)
+  Work work[kWorkRing];  // q_full and q_empty are about it, too
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty, work)
 };
 
-// Static persistent: in every round the blocks take the next gridDim.x tiles, in snake order, from
-// the first block on and from the last one.
+// Dynamic persistent: a block begins with the tile of its own number. The next ones come from a
+// counter in device memory, so that a block with short tiles gets more of them.
 //! [tiles]
-struct StaticPersistent : TileOrder {
+struct DynamicPersistent : TileOrder {
+  unsigned* counter = nullptr;  // 0 before the first launch, and after each one
   using TileOrder::TileOrder;
   __device__ unsigned first() const { return blockIdx.x; }
-  __device__ unsigned next(unsigned tile) const {
-    const unsigned round = tile / gridDim.x, column = tile % gridDim.x;
-    return (round + 1) * gridDim.x + (gridDim.x - 1 - column);
-  }
+  // Whoever has had a tile counts once, so that it is counted count() times in all, and is 0 again.
+  __device__ unsigned next(unsigned) const { return gridDim.x + atomicInc(counter, count() - 1); }
 };
-using Tiles = StaticPersistent;
+using Tiles = DynamicPersistent;
 //! [tiles]
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
@@ -136,8 +139,8 @@ __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4
 }
 //! [softmax]
 
-// One thread copies. (1) It loads Q_i when the consumers are done with the one before, then K_j and
-// V_j as stages become free.
+// One thread takes tiles of queries. (1) It loads Q_i when the consumers are done with the one
+// before, then K_j and V_j as stages become free.
 //! [producer]
 template <class Element, class Config>
 __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, const TensorMap& mapQ,
@@ -149,6 +152,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
     const Work work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
+    smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     q.advance();
@@ -163,6 +167,9 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
       load(smem.sV[stage], mapV, &smem.v_full[stage], &smem.v_empty[stage]);
     }
   }
+  mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
+  smem.work[q.count % kWorkRing] = Work{};  // there is no more
+  mbarrier_arrive(&smem.q_full[q.index()]);
 }
 //! [producer]
 
@@ -212,22 +219,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
   //! [pingpong]
 
-  // The tile of queries that is worked on, which of this block's it is, and the next one.
+  // The tile of queries that is worked on, and which of this block's it is.
   PipelineState<Config::kQStages> q{-1};
-  unsigned index = tiles.first();
-  Work work{};
   int row0 = 0, last_key = 0;
   BlockRanges seen{};
   const auto take_tile = [&] {
-    if (index >= tiles.count()) return false;
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
-    work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
-    index = tiles.next(index);
+    const Work& work = smem.work[q.count % kWorkRing];
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
     last_key = work.seqlen_k - 1;
     seen = work.seen;
-    return true;
+    const bool more = work.row0 >= 0;
+    __syncwarp();  // all lanes have read it, before one says so
+    return more;
   };
   const auto release_q = [&] {  // this warp is done with it
     if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
@@ -305,6 +310,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     pingpong_pass_on();
     wgmma_wait<0>(o);
     release(smem.v_empty, kv.previous());
+    const Work& work = smem.work[q.count % kWorkRing];
     store_o<Element, kHeadDim>(gO, gLse, work, kHeadDim, o, row_max, row_sum);
 #pragma unroll
     for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
@@ -318,8 +324,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
-  const Tiles tiles(args.problem, Config::kBlockM);
+  Tiles tiles(args.problem, Config::kBlockM);
   if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
+  tiles.counter = args.out<unsigned>("tile_counter");
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
@@ -342,4 +349,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v5_persistent
+}  // namespace ATTN_BACKEND::v9_dynamic_scheduler

@@ -1,10 +1,11 @@
-// v11_tuned: tiles for each head dim, from a sweep.
+// v13_features: softcap, and packed sequences of several lengths.
 //
-// parent    v10_features
-// idea      Nothing new about attention. Tile sizes, warpgroups and stages for each head dim come
-//           from a sweep (sweep.cu). So do the answers to two questions: does ping-pong pay here,
-//           and does the lazy rescale?
-// expect    gpu__time_duration.sum at every head dim, most at d=64 and d=256
+// parent    v12_lazy_rescale
+// idea      What models need besides masks. Softcap is a few instructions for each score, in a
+//           kernel of its own. Packed sequences cost a few loads for each tile of queries: the
+//           scheduling thread looks up where its sequence begins, and skips tiles whose rows the
+//           sequence does not have.
+// expect    nothing where neither is used: gpu__time_duration.sum
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap
 #include <algorithm>
 
@@ -19,7 +20,7 @@
 #include "fragments.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v11_tuned {
+namespace ATTN_BACKEND::v13_features {
 using namespace attn;
 using namespace hopper;
 
@@ -33,47 +34,22 @@ constexpr int kWorkRing = 8;
 enum NamedBarrier { kBlock = 0, kPingPong = 1 };
 
 //! [config]
-struct Tuning {
-  int num_consumers = 2;  // warpgroups that compute; one more copies
-  int block_n;            // B_c
-  int stages = 2;         // tiles of K, and of V, in shared memory
-  int q_stages = 2;       // tiles of Q there
-  bool pingpong = true;
-  bool lazy_rescale = true;
-};
-template <int kHeadDim_, Tuning kTuning>
-struct Tuned {
-  static constexpr int kHeadDim = kHeadDim_, kNumConsumers = kTuning.num_consumers;
-  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);
-  static constexpr int kBlockM = 64 * kNumConsumers, kBlockN = kTuning.block_n;  // B_r, B_c
-  static constexpr int kStages = kTuning.stages, kQStages = kTuning.q_stages;
-  static constexpr bool kUsesPingPong = kTuning.pingpong, kLazyRescale = kTuning.lazy_rescale;
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kNumConsumers = 2;                            // warpgroups that compute
+  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
+  static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
+  static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;         // B_c
+  static constexpr int kStages = 2;                                  // tiles of K, and of V
+  static constexpr int kQStages = kHeadDim == 256 ? 1 : 2;           // tiles of Q
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads, 128 of 512. Whoever requests more than the others released
-  // deadlocks.
-  static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 232;
+  // 8: 168 for each of 384 threads. Whoever requests more than the others released deadlocks.
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "more registers than a block of so many threads has");
 };
-// kShort: up to 1024 keys and a mask. Smaller tiles of queries leave fewer SMs idle.
-template <int kHeadDim, bool kShort>
-struct Config;
-template <bool kShort>
-struct Config<64, kShort> : Tuned<64, Tuning{.num_consumers = 3, .block_n = 128}> {};
-template <>
-struct Config<64, true>
-    : Tuned<64, Tuning{.block_n = 128, .stages = 3, .pingpong = false, .lazy_rescale = false}> {};
-template <bool kShort>
-struct Config<128, kShort> : Tuned<128, Tuning{.block_n = 128}> {};
-template <bool kShort>
-struct Config<256, kShort> : Tuned<256, Tuning{.block_n = 64, .q_stages = 1, .pingpong = false}> {};
-// The same for softcap, which needs registers itself.
-template <int kHeadDim>
-struct WithSoftcap : Config<kHeadDim, false> {};
-template <>
-struct WithSoftcap<64> : Tuned<64, Tuning{.block_n = 128, .lazy_rescale = false}> {};
 //! [config]
 
 // Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's swizzle of 128 bytes.
@@ -138,15 +114,14 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 //! [issue_pv]
 
 // (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
-// is to be multiplied by `rescale`: with the lazy rescale, only where a maximum has grown by more
-// than the threshold.
+// is to be multiplied by `rescale`: only where a maximum has grown by more than the threshold.
 //! [softmax]
 template <class Config>
 __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
                                                float (&row_max)[2], float (&row_sum)[2],
                                                float (&rescale)[2], float softmax_scale_log2) {
   float max[2];
-  bool grown = !Config::kLazyRescale;
+  bool grown = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     max[r] = s[0][2 * r];
@@ -157,7 +132,7 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
     grown = grown || max[r] > row_max[r] + kRescaleThreshold;
   }
   // A warp decides for all of its rows, as branches are its own.
-  const bool rescaled = Config::kLazyRescale ? __any_sync(~0u, grown) : true;
+  const bool rescaled = __any_sync(~0u, grown);
   if (rescaled) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -279,12 +254,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   //! [pingpong]
   // This warpgroup may issue its MMAs when the one before has issued its own.
-  const auto pingpong_wait = [&] {
-    if (Config::kUsesPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
-  };
+  const auto pingpong_wait = [&] { named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup); };
   const auto pingpong_pass_on = [&] {
-    if (Config::kUsesPingPong)
-      named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
+    named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
   };
   if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
   //! [pingpong]
@@ -426,13 +398,10 @@ Status launch(const Arguments& args) {
       args.in_or_null<int>("cu_seqlens_k"), shape_of(args.problem), tiles);
 }
 
-#ifndef ATTN_SWEEP  // sweep.cu has its own tiles
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
-  if (args.problem.softcap > 0) return launch<Element, WithSoftcap<kHeadDim>, true>(args);
-  const bool is_short = kHeadDim == 64 && args.problem.masked() && args.problem.seqlen_k <= 1024;
-  return is_short ? launch<Element, Config<kHeadDim, kHeadDim == 64>, false>(args)
-                  : launch<Element, Config<kHeadDim, false>, false>(args);
+  return args.problem.softcap > 0 ? launch<Element, Config<kHeadDim>, true>(args)
+                                  : launch<Element, Config<kHeadDim>, false>(args);
 }
 
 Status launch(const Arguments& args) {
@@ -445,6 +414,5 @@ Status launch(const Arguments& args) {
     return Status::unsupported("only head dims 64, 128 and 256");
   });
 }
-#endif
 
-}  // namespace ATTN_BACKEND::v11_tuned
+}  // namespace ATTN_BACKEND::v13_features

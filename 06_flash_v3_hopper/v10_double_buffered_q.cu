@@ -1,12 +1,14 @@
-// v10_features: softcap, and packed sequences of several lengths.
+// v10_double_buffered_q: Q of the next tile of queries is loaded while this one is worked on.
 //
-// parent    v9_lazy_rescale
-// idea      What models need besides masks. Softcap is a few instructions for each score, in a
-//           kernel of its own. Packed sequences cost a few loads for each tile of queries: the
-//           scheduling thread looks up where its sequence begins, and skips tiles whose rows the
-//           sequence does not have.
-// expect    nothing where neither is used: gpu__time_duration.sum
-// supports  fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap
+// parent    v9_dynamic_scheduler
+// idea      In v9 one thread copies everything, and Q has one place. The thread takes the next tile
+//           when it has issued the last K and V, and Q waits for the last S of this tile. Now a
+//           second thread takes tiles and loads Q. It is told to prefetch when the other one is at
+//           the fourth block of keys from the end; and Q has two places (one at d=256, where there
+//           is no room for two). So Q is there when the tile begins.
+// expect    a shorter wait between two tiles of queries: gpu__time_duration.sum at short lengths.
+//           The consumers' loop still ends with each of them
+// supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
 #include "device/device.h"
@@ -20,13 +22,12 @@
 #include "fragments.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v10_features {
+namespace ATTN_BACKEND::v10_double_buffered_q {
 using namespace attn;
 using namespace hopper;
 
-constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
-// The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
+// The newest tiles of queries. Up to three are in use, from the one worked on to the next one.
 constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
@@ -113,33 +114,23 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [issue_pv]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
-// is to be multiplied by `rescale`: only where a maximum has grown by more than the threshold.
+// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. O is to be
+// multiplied by `rescale`.
 //! [softmax]
 template <class Config>
-__device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
+__device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4],
                                                float (&row_max)[2], float (&row_sum)[2],
                                                float (&rescale)[2], float softmax_scale_log2) {
-  float max[2];
-  bool grown = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    max[r] = s[0][2 * r];
+    float max = s[0][2 * r];
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; ++n)
-      max[r] = fmaxf(max[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-    max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
-    grown = grown || max[r] > row_max[r] + kRescaleThreshold;
-  }
-  // A warp decides for all of its rows, as branches are its own.
-  const bool rescaled = __any_sync(~0u, grown);
-  if (rescaled) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      rescale[r] = exp2f(row_max[r] - max[r]);
-      row_max[r] = max[r];
-      row_sum[r] *= rescale[r];
-    }
+      max = fmaxf(max, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+    max = fmaxf(row_max[r], quad_max(max) * softmax_scale_log2);
+    rescale[r] = exp2f(row_max[r] - max);
+    row_max[r] = max;
+    row_sum[r] *= rescale[r];
   }
 #pragma unroll
   for (int n = 0; n < Config::kBlockN / 8; ++n)
@@ -148,7 +139,6 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
       s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, -row_max[i / 2]));
       row_sum[i / 2] += s[n][i];
     }
-  return rescaled;
 }
 //! [softmax]
 
@@ -157,23 +147,19 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 //! [producer]
 template <class Element, class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
-                                          const TensorMap& mapQ, const int* gCuSeqlensQ,
-                                          const int* gCuSeqlensK, const Shape& shape,
+                                          const TensorMap& mapQ, const Shape& shape,
                                           const Tiles& tiles) {
   PipelineState<Config::kQStages> q;
   // One count for three rings.
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const Work work =
-        work_of<Config>(shape, tiles.at<Config::kBlockM>(index), gCuSeqlensQ, gCuSeqlensK);
-    if (work.row0 >= work.seqlen_q) continue;  // of a batch with longer sequences
+    const Work work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
     mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
-    tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()],
-             {0, work.q_token + work.row0, 0, work.q_head});
+    tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     mbarrier_wait(&smem.prefetch, prefetch().phase());
     q.advance();
   }
@@ -199,7 +185,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
       const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
         mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
         mbarrier_arrive_expect(full, kTileBytes);
-        tma_load(tile, map, full, {0, work.kv_token + n_block * kBlockN, 0, work.kv_head});
+        tma_load(tile, map, full, {0, n_block * kBlockN, 0, work.kv_head});
       };
       const int stage = kv.index();
       load(smem.sK[stage], mapK, &smem.k_full[stage], &smem.k_empty[stage]);
@@ -223,30 +209,26 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& sm
   mbarrier_init_fence();
 }
 
-template <class Element, class Config, bool kSoftcap>
+template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     attention_kernel(const __grid_constant__ TensorMap mapQ,  // [B Hq, d / 64, seqlen_q, 64]
                      const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 64, seqlen_k, 64]
                      const __grid_constant__ TensorMap mapV,  // as K
-                     Element* __restrict__ gO,  // [B, Hq, seqlen_q, d] or [tokens, Hq, d]
-                     float* __restrict__ gLse,  // [B, Hq, seqlen_q] or [Hq, tokens]
-                     const int* __restrict__ gCuSeqlensQ,  // [B + 1], or null: not packed
-                     const int* __restrict__ gCuSeqlensK,  // [B + 1]
+                     Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
+                     float* __restrict__ gLse,                // [B, Hq, seqlen_q]
                      Shape shape, Tiles tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
   // of tiles in uniform registers, as wgmma takes them.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-  // What scores are still multiplied by: log2(e) is in it.
-  const float softmax_scale_log2 = kSoftcap ? kLog2e : shape.softmax_scale * kLog2e;
+  const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   if (threadIdx.x == 0) init_barriers(smem);
   __syncthreads();  // the barriers are there
 
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0)
-      produce_q<Element, Config>(smem, mapQ, gCuSeqlensQ, gCuSeqlensK, shape, tiles);
+    if (threadIdx.x % kWarpgroup == 0) produce_q<Element, Config>(smem, mapQ, shape, tiles);
     if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Element, Config>(smem, mapK, mapV);
     return;
   }
@@ -279,9 +261,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto release_q = [&] {  // this warp is done with it
     if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
   };
-  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that
-  // it is the same in all lanes as long as no `if` changes it and no consumer returns from the
-  // loop. If not, every operand of wgmma is moved to uniform registers first.
+  // The tile of keys that is worked on, counted from the block's first one.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   const auto wait_full = [&](uint64_t* full, KvState at) {
@@ -296,12 +276,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];
   float rescale[2];
-  bool rescaled;
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](int n_block, auto masked) {
-    if constexpr (kSoftcap) apply_softcap<Config>(s, shape);
     if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
-    rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
+    online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
   };
   //! [mmas]
   const auto issue_s = [&] {
@@ -326,62 +304,49 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wgmma_wait<0>(o);  // and O of the block before
     release(smem.v_empty, kv.previous());
     round_p<Element, kBlockN>(p, s);
-    if (rescaled) rescale_rows<kHeadDim>(o, rescale);
+    rescale_rows<kHeadDim>(o, rescale);
     kv.advance();
   };
   //! [mmas]
 
   //! [loops]
   if (!take_tile()) return;
-  // The first S of all has no P V before it.
-  wait_full(smem.k_full, kv);
-  pingpong_wait();
-  issue_s();
-  pingpong_pass_on();
-  wgmma_wait<0>(s);
-  release(smem.k_empty, kv);
-  if (seen.begin + 1 == seen.end) release_q();
-  softmax(seen.begin, std::true_type{});
-  round_p<Element, kBlockN>(p, s);
-  kv.advance();
-  bool more = true;
-  int n_block = seen.begin + 1;
   do {
+    // The first S has no P V before it.
+    wait_full(smem.k_full, kv);
+    pingpong_wait();
+    issue_s();
+    pingpong_pass_on();
+    wgmma_wait<0>(s);
+    release(smem.k_empty, kv);
+    if (seen.begin + 1 == seen.end) release_q();
+    softmax(seen.begin, std::true_type{});
+    round_p<Element, kBlockN>(p, s);
+    kv.advance();
+    int n_block = seen.begin + 1;
     // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
     for (; n_block < seen.unmasked_begin; ++n_block) visit(n_block, std::true_type{});
     for (; n_block < seen.unmasked_end; ++n_block) visit(n_block, std::false_type{});
     for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});
-    const Work& last = smem.work[q.count % kWorkRing];
-    const float last_max[2] = {row_max[0], row_max[1]};
-    float last_sum[2] = {row_sum[0], row_sum[1]};
-    more = take_tile();
-    if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
-      mmas(seen.begin);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
-      softmax(seen.begin, std::true_type{});
-      n_block = seen.begin + 1;
-    } else {
-      wait_full(smem.v_full, kv.previous());
-      pingpong_wait();
-      issue_o(kv.previous());
-      pingpong_pass_on();
-    }
+    wait_full(smem.v_full, kv.previous());
+    pingpong_wait();
+    issue_o(kv.previous());
+    pingpong_pass_on();
     wgmma_wait<0>(o);
     release(smem.v_empty, kv.previous());
-    round_p<Element, kBlockN>(p, s);
-    kv.advance();
-    const int64_t row_stride = gCuSeqlensQ == nullptr ? kHeadDim : int64_t{shape.heads} * kHeadDim;
-    store_o<Element, kHeadDim>(gO, gLse, last, row_stride, o, last_max, last_sum);
+    const Work& work = smem.work[q.count % kWorkRing];
+    store_o<Element, kHeadDim>(gO, gLse, work, kHeadDim, o, row_max, row_sum);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) o[n][i] = 0;
-  } while (more);
+  } while (take_tile());
   //! [loops]
 }
 
-template <class Element, class Config, bool kSoftcap>
+template <class Element, class Config>
 Status launch(const Arguments& args) {
   Tiles tiles(args.problem, Config::kBlockM);
   if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
@@ -392,27 +357,20 @@ Status launch(const Arguments& args) {
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
   return launch_kernel(
-      attention_kernel<Element, Config, kSoftcap>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
+      attention_kernel<Element, Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.k,
-      maps.v, args.out<Element>("o"), args.out<float>("lse"), args.in_or_null<int>("cu_seqlens_q"),
-      args.in_or_null<int>("cu_seqlens_k"), shape_of(args.problem), tiles);
-}
-
-template <class Element, int kHeadDim>
-Status launch(const Arguments& args) {
-  return args.problem.softcap > 0 ? launch<Element, Config<kHeadDim>, true>(args)
-                                  : launch<Element, Config<kHeadDim>, false>(args);
+      maps.v, args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem), tiles);
 }
 
 Status launch(const Arguments& args) {
   return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
     switch (args.problem.head_dim) {
-      case 64: return launch<Element, 64>(args);
-      case 128: return launch<Element, 128>(args);
-      case 256: return launch<Element, 256>(args);
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
+      case 256: return launch<Element, Config<256>>(args);
     }
     return Status::unsupported("only head dims 64, 128 and 256");
   });
 }
 
-}  // namespace ATTN_BACKEND::v10_features
+}  // namespace ATTN_BACKEND::v10_double_buffered_q

@@ -1,14 +1,16 @@
-// v3_pingpong: while one warpgroup's MMAs run, the other one computes its softmax.
+// v12_lazy_rescale: O is rescaled only where a maximum has grown by more than 2^8.
 //
-// parent    v2_warp_specialised
-// idea      Tensor cores and exponentials are different units. In v2 both warpgroups often want the
-//           same one at once. Now they alternate (ping-pong): P V of one block and Q K^T of the
-//           next are issued together, by one warpgroup; then the other one may issue its own, and
-//           the first has its softmax to do. Two named barriers say who may.
-// expect    the tensor pipe is busy for more of the time, at best all of it.
+// parent    v11_cross_tile
+// idea      v11 multiplies O by the rescale of its rows after each block of keys, though it is 1 in
+//           most of them. But P need not be relative to the maximum: any number will do that l and
+//           O agree on, as long as P stays small. So the number that it is relative to lags behind
+//           the maximum, until P could be more than 2^8 = 256. A warp decides for its rows at once,
+//           as branches are its own.
+// expect    fewer multiplications between MMAs: sm__inst_executed.sum
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
+#include "device/device.h"
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
 #include "ptx/mma.h"
@@ -19,9 +21,14 @@
 #include "fragments.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v3_pingpong {
+namespace ATTN_BACKEND::v12_lazy_rescale {
 using namespace attn;
 using namespace hopper;
+
+constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
+constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
+// The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
+constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
 // MMAs.
@@ -36,7 +43,7 @@ struct Config {
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;         // B_c
   static constexpr int kStages = 2;                                  // tiles of K, and of V
-  static constexpr int kQStages = 1;                                 // tiles of Q
+  static constexpr int kQStages = kHeadDim == 256 ? 1 : 2;           // tiles of Q
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
   // 8: 168 for each of 384 threads. Whoever requests more than the others released deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -56,17 +63,23 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps are done with them
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty)
+  uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
+  Work work[kWorkRing];
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
+               work_full, prefetch, work)
 };
 
-// One tile of queries for each block.
+// Dynamic persistent: a block begins with the tile of its own number. The next ones come from a
+// counter in device memory, so that a block with short tiles gets more of them.
 //! [tiles]
-struct SingleTile : TileOrder {
+struct DynamicPersistent : TileOrder {
+  unsigned* counter = nullptr;  // 0 before the first launch, and after each one
   using TileOrder::TileOrder;
   __device__ unsigned first() const { return blockIdx.x; }
-  __device__ unsigned next(unsigned) const { return count(); }
+  // Whoever has had a tile counts once, so that it is counted count() times in all, and is 0 again.
+  __device__ unsigned next(unsigned) const { return gridDim.x + atomicInc(counter, count() - 1); }
 };
-using Tiles = SingleTile;
+using Tiles = DynamicPersistent;
 //! [tiles]
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
@@ -101,23 +114,33 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [issue_pv]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. O is to be
-// multiplied by `rescale`.
+// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
+// is to be multiplied by `rescale`: only where a maximum has grown by more than the threshold.
 //! [softmax]
 template <class Config>
-__device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4],
+__device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
                                                float (&row_max)[2], float (&row_sum)[2],
                                                float (&rescale)[2], float softmax_scale_log2) {
+  float max[2];
+  bool grown = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float max = s[0][2 * r];
+    max[r] = s[0][2 * r];
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; ++n)
-      max = fmaxf(max, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-    max = fmaxf(row_max[r], quad_max(max) * softmax_scale_log2);
-    rescale[r] = exp2f(row_max[r] - max);
-    row_max[r] = max;
-    row_sum[r] *= rescale[r];
+      max[r] = fmaxf(max[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+    max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
+    grown = grown || max[r] > row_max[r] + kRescaleThreshold;
+  }
+  // A warp decides for all of its rows, as branches are its own.
+  const bool rescaled = __any_sync(~0u, grown);
+  if (rescaled) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rescale[r] = exp2f(row_max[r] - max[r]);
+      row_max[r] = max[r];
+      row_sum[r] *= rescale[r];
+    }
   }
 #pragma unroll
   for (int n = 0; n < Config::kBlockN / 8; ++n)
@@ -126,26 +149,50 @@ __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4
       s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, -row_max[i / 2]));
       row_sum[i / 2] += s[n][i];
     }
+  return rescaled;
 }
 //! [softmax]
 
-// One thread copies. (1) It loads Q_i when the consumers are done with the one before, then K_j and
-// V_j as stages become free.
+// One thread takes tiles of queries and (1) loads Q_i. It takes the next one when it must, not
+// earlier: a block with long tiles would keep it from others that are idle already.
 //! [producer]
 template <class Element, class Config>
-__device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, const TensorMap& mapQ,
-                                        const TensorMap& mapK, const TensorMap& mapV,
-                                        const Shape& shape, const Tiles& tiles) {
-  constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim * 2;
+__device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
+                                          const TensorMap& mapQ, const Shape& shape,
+                                          const Tiles& tiles) {
   PipelineState<Config::kQStages> q;
-  PipelineState<Config::kStages> kv;
+  // One count for three rings.
+  const auto ring = [&] { return PipelineState<2>{q.count}; };
+  const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
     const Work work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
+    smem.work[q.count % kWorkRing] = work;
+    mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
     mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
+    mbarrier_wait(&smem.prefetch, prefetch().phase());
     q.advance();
+  }
+  smem.work[q.count % kWorkRing] = Work{};  // there is no more
+  mbarrier_arrive(&smem.work_full[ring().index()]);
+  mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
+  mbarrier_arrive(&smem.q_full[q.index()]);
+}
+
+// Another one loads K_j and V_j as stages become free.
+template <class Element, class Config>
+__device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
+                                           const TensorMap& mapK, const TensorMap& mapV) {
+  constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim * 2;
+  PipelineState<Config::kStages> kv;
+  for (PipelineState<2> ring;; ring.advance()) {
+    mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
+    const Work& work = smem.work[ring.count % kWorkRing];
+    if (work.row0 < 0) break;
     for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, kv.advance()) {
+      if (n_block == max(work.seen.begin, work.seen.end - kPrefetchBlocks))
+        mbarrier_arrive(&smem.prefetch);
       const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
         mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
         mbarrier_arrive_expect(full, kTileBytes);
@@ -168,6 +215,8 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& sm
     mbarrier_init(&smem.k_full[i], 1), mbarrier_init(&smem.v_full[i], 1);
     mbarrier_init(&smem.k_empty[i], kWarps), mbarrier_init(&smem.v_empty[i], kWarps);
   }
+  mbarrier_init(&smem.work_full[0], 1), mbarrier_init(&smem.work_full[1], 1);
+  mbarrier_init(&smem.prefetch, 1);
   mbarrier_init_fence();
 }
 
@@ -190,8 +239,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0)
-      produce<Element, Config>(smem, mapQ, mapK, mapV, shape, tiles);
+    if (threadIdx.x % kWarpgroup == 0) produce_q<Element, Config>(smem, mapQ, shape, tiles);
+    if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Element, Config>(smem, mapK, mapV);
     return;
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
@@ -205,27 +254,27 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
   //! [pingpong]
 
-  // The tile of queries that is worked on, which of this block's it is, and the next one.
+  // The tile of queries that is worked on, and which of this block's it is.
   PipelineState<Config::kQStages> q{-1};
-  unsigned index = tiles.first();
-  Work work{};
   int row0 = 0, last_key = 0;
   BlockRanges seen{};
   const auto take_tile = [&] {
-    if (index >= tiles.count()) return false;
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
-    work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
-    index = tiles.next(index);
+    const Work& work = smem.work[q.count % kWorkRing];
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
     last_key = work.seqlen_k - 1;
     seen = work.seen;
-    return true;
+    const bool more = work.row0 >= 0;
+    __syncwarp();  // all lanes have read it, before one says so
+    return more;
   };
   const auto release_q = [&] {  // this warp is done with it
     if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
   };
-  // The tile of keys that is worked on, counted from the block's first one.
+  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that
+  // it is the same in all lanes as long as no `if` changes it and no consumer returns from the
+  // loop. If not, every operand of wgmma is moved to uniform registers first.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   const auto wait_full = [&](uint64_t* full, KvState at) {
@@ -240,78 +289,103 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];
   float rescale[2];
+  bool rescaled;
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](int n_block, auto masked) {
     if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
-    online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
+    rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
   };
   //! [mmas]
   const auto issue_s = [&] {
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
-  // The block's S is there. After its softmax (5) its P V and (3) S of the next block, issued
-  // together.
-  const auto visit = [&](int n_block, auto masked) {
-    softmax(n_block, masked);
-    rescale_rows<kHeadDim>(o, rescale);
-    round_p<Element, kBlockN>(p, s);
-    const bool more = n_block + 1 < seen.end;
-    wait_full(smem.v_full, kv.previous());
-    if (more) wait_full(smem.k_full, kv);
+  // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
+  const auto mmas = [&](int n_block) {
+    wait_full(smem.k_full, kv);
     pingpong_wait();
+    issue_s();
+    wait_full(smem.v_full, kv.previous());
     issue_o(kv.previous());
-    if (more) issue_s();
     pingpong_pass_on();
-    wgmma_wait<0>(o, s);
-    release(smem.v_empty, kv.previous());
-    if (!more) return;
+    wgmma_wait<1>(s);  // S is there, P V in flight
     release(smem.k_empty, kv);
-    if (n_block + 2 == seen.end) release_q();
+    if (n_block + 1 == seen.end) release_q();
+  };
+  const auto visit = [&](int n_block, auto masked) {
+    mmas(n_block);
+    softmax(n_block, masked);
+    wgmma_wait<0>(o);  // and O of the block before
+    release(smem.v_empty, kv.previous());
+    round_p<Element, kBlockN>(p, s);
+    if (rescaled) rescale_rows<kHeadDim>(o, rescale);
     kv.advance();
   };
   //! [mmas]
 
   //! [loops]
   if (!take_tile()) return;
+  // The first S of all has no P V before it.
+  wait_full(smem.k_full, kv);
+  pingpong_wait();
+  issue_s();
+  pingpong_pass_on();
+  wgmma_wait<0>(s);
+  release(smem.k_empty, kv);
+  if (seen.begin + 1 == seen.end) release_q();
+  softmax(seen.begin, std::true_type{});
+  round_p<Element, kBlockN>(p, s);
+  kv.advance();
+  bool more = true;
+  int n_block = seen.begin + 1;
   do {
-    // The first S has no P V before it.
-    wait_full(smem.k_full, kv);
-    pingpong_wait();
-    issue_s();
-    pingpong_pass_on();
-    wgmma_wait<0>(s);
-    release(smem.k_empty, kv);
-    if (seen.begin + 1 == seen.end) release_q();
-    kv.advance();
-    int n_block = seen.begin;
     // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
     for (; n_block < seen.unmasked_begin; ++n_block) visit(n_block, std::true_type{});
     for (; n_block < seen.unmasked_end; ++n_block) visit(n_block, std::false_type{});
     for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});
-    store_o<Element, kHeadDim>(gO, gLse, work, kHeadDim, o, row_max, row_sum);
+    const Work& last = smem.work[q.count % kWorkRing];
+    const float last_max[2] = {row_max[0], row_max[1]};
+    float last_sum[2] = {row_sum[0], row_sum[1]};
+    more = take_tile();
+    if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
+      mmas(seen.begin);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
+      for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
+      softmax(seen.begin, std::true_type{});
+      n_block = seen.begin + 1;
+    } else {
+      wait_full(smem.v_full, kv.previous());
+      pingpong_wait();
+      issue_o(kv.previous());
+      pingpong_pass_on();
+    }
+    wgmma_wait<0>(o);
+    release(smem.v_empty, kv.previous());
+    round_p<Element, kBlockN>(p, s);
+    kv.advance();
+    store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum);
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) o[n][i] = 0;
-  } while (take_tile());
+  } while (more);
   //! [loops]
 }
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
-  const Tiles tiles(args.problem, Config::kBlockM);
+  Tiles tiles(args.problem, Config::kBlockM);
   if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
+  tiles.counter = args.out<unsigned>("tile_counter");
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
+  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
-  return launch_kernel(attention_kernel<Element, Config>, dim3(tiles.count()),
-                       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-                       maps.q, maps.k, maps.v, args.out<Element>("o"), args.out<float>("lse"),
-                       shape_of(args.problem), tiles);
+  return launch_kernel(
+      attention_kernel<Element, Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
+      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.k,
+      maps.v, args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem), tiles);
 }
 
 Status launch(const Arguments& args) {
@@ -325,4 +399,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v3_pingpong
+}  // namespace ATTN_BACKEND::v12_lazy_rescale

@@ -1,11 +1,11 @@
-// v1_wgmma_tma: FlashAttention-2's loop with Hopper's instructions.
+// v4_tma: TMA and mbarriers in place of cp.async.
 //
-// parent    04_flash_v2/v4_unmasked_blocks (its loops and masks; v10_l2_order's order of tiles)
-// idea      mma.sync does not reach a Hopper tensor core's rate. wgmma is made for it: four warps
-//           multiply as one, operands come straight from shared memory, and the MMA is
-//           asynchronous. TMA loads tiles: one thread issues the copy, no thread computes an
-//           address, and an mbarrier says when the bytes are there.
-// expect    no ldmatrix, no address arithmetic: sm__inst_executed.sum falls to a fraction. Between
+// parent    v3_wgmma
+// idea      In v3 all threads copy: 16 bytes an instruction, each with its address, and two
+//           barriers a tile, one when the copies of all have arrived, one when nobody reads it any
+//           more. TMA loads tiles: one thread issues the copy, no thread computes an address, and
+//           an mbarrier says when the bytes are there.
+// expect    sm__inst_executed.sum falls again; no thread needs registers for addresses. Between
 //           MMAs the tensor cores still wait for the softmax, and the softmax for them.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
@@ -18,7 +18,7 @@
 #include "fragments.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v1_wgmma_tma {
+namespace ATTN_BACKEND::v4_tma {
 using namespace attn;
 using namespace hopper;
 
@@ -58,7 +58,6 @@ using Tiles = SingleTile;
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
-//! [ex06b]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
                                          const Element* sK) {
@@ -87,7 +86,6 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
     wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
   wgmma_commit();
 }
-//! [ex06b]
 //! [issue_pv]
 
 // (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. O is to be
@@ -258,4 +256,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v1_wgmma_tma
+}  // namespace ATTN_BACKEND::v4_tma

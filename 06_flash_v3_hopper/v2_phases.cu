@@ -1,0 +1,284 @@
+// v2_phases: S, the softmax and P V are phases, each of a whole tile.
+//
+// parent    v1_sections
+// idea      In v1 a warp's exponentials stand between its MMAs, 16 keys at a time, and a warp skips
+//           a block of which it sees nothing. Neither is possible with an instruction that
+//           multiplies a whole tile for four warps. So the loop is cut where such an MMA is issued
+//           and where it is awaited: S of all keys of a block, its softmax, P rounded as a whole,
+//           then P V. K and V have a wait each, right before they are read.
+// expect    gpu__time_duration.sum: no gain, for mma.sync is synchronous; P takes registers of its
+//           own, and MMAs and exponentials overlap only where two warps are in different phases
+// supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
+#include "attn/kernel.h"
+#include "emulator/warp_access.h"
+#include "ptx/cp_async.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/mma.h"
+#include "fragments.h"
+#include "tiles.h"
+
+namespace ATTN_BACKEND::v2_phases {
+using namespace attn;
+using namespace hopper;
+
+//! [config]
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kNumConsumers = 2;  // warpgroups that compute
+  static constexpr int kThreads = kWarpgroup * kNumConsumers;
+  static constexpr int kBlockM = 64 * kNumConsumers;          // B_r
+  static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;  // B_c
+  static constexpr int kStages = 1;                           // tiles of K, and of V
+  static constexpr int kQStages = 1;                          // tiles of Q
+  static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
+};
+//! [config]
+
+// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
+// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+//! [swizzle]
+template <int kHeadDim>
+__host__ __device__ constexpr int swizzled_offset(int row, int col) {
+  return row * kHeadDim + ((col / 8) ^ row % 8) * 8 + col % 8;
+}
+template <int kHeadDim>
+constexpr bool free_of_conflicts() {
+  for (int col = 0; col < kHeadDim; col += 16)
+    if (ldmatrix_access(
+            [=](int l) { return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8); }, 4)
+                .conflicts() > 0 ||
+        ldmatrix_access(
+            [=](int l) {
+              return 2 * swizzled_offset<kHeadDim>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8);
+            },
+            4)
+                .conflicts() > 0)
+      return false;
+  return true;
+}
+static_assert(free_of_conflicts<64>() && free_of_conflicts<128>() && free_of_conflicts<256>());
+//! [swizzle]
+
+template <class Element, class Config>
+struct SharedStorage {
+  alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
+  alignas(1024) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
+  alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV)
+};
+
+// One tile of queries for each block.
+//! [tiles]
+struct SingleTile : TileOrder {
+  using TileOrder::TileOrder;
+  __device__ unsigned first() const { return blockIdx.x; }
+  __device__ unsigned next(unsigned) const { return count(); }
+};
+using Tiles = SingleTile;
+//! [tiles]
+
+// Issues the copies of kRows rows of a [heads, rows, d] tensor; what is not there becomes zeros.
+template <int kRows, class Config, class Element>
+__device__ void load_tile(Element* tile, const Element* g, int head, int row0, int rows) {
+#pragma unroll
+  for (int i = 8 * thread_index(); i < kRows * Config::kHeadDim; i += 8 * Config::kThreads) {
+    const int r = i / Config::kHeadDim, c = i % Config::kHeadDim, row = min(row0 + r, rows - 1);
+    cp_async_16(tile + swizzled_offset<Config::kHeadDim>(r, c),
+                g + (int64_t{head} * rows + row) * Config::kHeadDim + c, row0 + r < rows ? 16 : 0);
+  }
+}
+
+// (3) S = Q K^T for the rows of this warp.
+//! [issue_qk]
+template <class Config, class Element>
+__device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
+                                         const Element* sK) {
+  const int lane_id = thread_index() % 32;
+  float zero[4] = {};
+#pragma unroll
+  for (int k = 0; k < Config::kHeadDim; k += 16) {
+    uint32_t a[4], b[4];
+    ldmatrix_x4(a, sQ + swizzled_offset<Config::kHeadDim>(lane_id % 16, k + lane_id / 16 * 8));
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; n += 2) {  // two MMAs of 8 keys at once
+      ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8,
+                                                            k + lane_id / 8 % 2 * 8));
+      mma_m16n8k16<Element>(s[n], a, {b[0], b[1]}, k > 0 ? s[n] : zero);
+      mma_m16n8k16<Element>(s[n + 1], a, {b[2], b[3]}, k > 0 ? s[n + 1] : zero);
+    }
+  }
+}
+//! [issue_qk]
+
+// (5) O += P V for the rows of this warp.
+//! [issue_pv]
+template <class Config, class Element>
+__device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
+                                         const uint32_t (&p)[Config::kBlockN / 16][4],
+                                         const Element* sV) {
+  const int lane_id = thread_index() % 32;
+#pragma unroll
+  for (int k = 0; k < Config::kBlockN; k += 16) {
+    uint32_t b[4];
+#pragma unroll
+    for (int n = 0; n < Config::kHeadDim / 8; n += 2) {
+      ldmatrix_x4_trans(
+          b, sV + swizzled_offset<Config::kHeadDim>(k + lane_id % 16, 8 * n + lane_id / 16 * 8));
+      mma_m16n8k16<Element>(o[n], p[k / 16], {b[0], b[1]}, o[n]);
+      mma_m16n8k16<Element>(o[n + 1], p[k / 16], {b[2], b[3]}, o[n + 1]);
+    }
+  }
+}
+//! [issue_pv]
+
+// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. O is to be
+// multiplied by `rescale`.
+//! [softmax]
+template <class Config>
+__device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4],
+                                               float (&row_max)[2], float (&row_sum)[2],
+                                               float (&rescale)[2], float softmax_scale_log2) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float max = s[0][2 * r];
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; ++n)
+      max = fmaxf(max, fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+    max = fmaxf(row_max[r], quad_max(max) * softmax_scale_log2);
+    rescale[r] = exp2f(row_max[r] - max);
+    row_max[r] = max;
+    row_sum[r] *= rescale[r];
+  }
+#pragma unroll
+  for (int n = 0; n < Config::kBlockN / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, -row_max[i / 2]));
+      row_sum[i / 2] += s[n][i];
+    }
+}
+//! [softmax]
+
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    attention_kernel(const Element* gQ,         // [B, Hq, seqlen_q, d]
+                     const Element* gK,         // [B, Hkv, seqlen_k, d]
+                     const Element* gV,         // [B, Hkv, seqlen_k, d]
+                     Element* __restrict__ gO,  // [B, Hq, seqlen_q, d]
+                     float* __restrict__ gLse,  // [B, Hq, seqlen_q]
+                     Shape shape, Tiles tiles) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
+
+  // The tile of queries that is worked on, which of this block's it is, and the next one.
+  PipelineState<Config::kQStages> q{-1};
+  unsigned index = tiles.first();
+  Work work{};
+  int row0 = 0, last_key = 0;
+  BlockRanges seen{};
+  const auto take_tile = [&] {
+    if (index >= tiles.count()) return false;
+    q.advance();
+    work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
+    index = tiles.next(index);
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
+    last_key = work.seqlen_k - 1;
+    seen = work.seen;
+    return true;
+  };
+  // The tile of keys that is worked on, counted from the block's first one.
+  using KvState = PipelineState<Config::kStages>;
+  KvState kv;
+  //! [wait]
+  const auto wait_full = [] {
+    cp_async_wait<1>();  // the newest group of copies, a tile, may be in flight
+    __syncthreads();     // the copies of all threads are there
+  };
+  //! [wait]
+  const auto load = [&](Element* tile, const Element* g, int n_block) {
+    if (n_block < seen.end)
+      load_tile<kBlockN, Config>(tile, g, work.kv_head, n_block * kBlockN, work.seqlen_k);
+    cp_async_commit();
+  };
+
+  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
+  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float s[kBlockN / 8][4];
+  uint32_t p[kBlockN / 16][4];
+  float rescale[2];
+  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
+  const auto softmax = [&](int n_block, auto masked) {
+    if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
+    online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
+  };
+  //! [mmas]
+  const auto issue_s = [&] {
+    issue_qk<Config>(s, smem.sQ[q.index()] + thread_index() / 32 * 16 * kHeadDim,
+                     smem.sK[kv.index()]);
+  };
+  const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
+  const auto visit = [&](int n_block, auto masked) {
+    wait_full();
+    issue_s();
+    __syncthreads();  // both warpgroups are done with K_j
+    load(smem.sK[0], gK, n_block + 1);
+    softmax(n_block, masked);
+    rescale_rows<kHeadDim>(o, rescale);
+    round_p<Element, kBlockN>(p, s);
+    wait_full();
+    issue_o(kv);
+    __syncthreads();  // both warpgroups are done with V_j
+    load(smem.sV[0], gV, n_block + 1);
+    kv.advance();
+  };
+  //! [mmas]
+
+  //! [loops]
+  if (!take_tile()) return;
+  do {
+    // (1) load Q_i, which stays, and the first K_j and V_j
+    load_tile<Config::kBlockM, Config>(smem.sQ[0], gQ, work.q_head, work.row0, work.seqlen_q);
+    load(smem.sK[0], gK, seen.begin);
+    load(smem.sV[0], gV, seen.begin);
+    int n_block = seen.begin;
+    // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
+    for (; n_block < seen.unmasked_begin; ++n_block) visit(n_block, std::true_type{});
+    for (; n_block < seen.unmasked_end; ++n_block) visit(n_block, std::false_type{});
+    for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});
+    store_o<Element, kHeadDim>(gO, gLse, work, kHeadDim, o, row_max, row_sum);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[n][i] = 0;
+  } while (take_tile());
+  //! [loops]
+}
+
+template <class Element, class Config>
+Status launch(const Arguments& args) {
+  const Tiles tiles(args.problem, Config::kBlockM);
+  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
+  args.phase("attention");
+  return launch_kernel(attention_kernel<Element, Config>, dim3(tiles.count()),
+                       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+                       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
+                       args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem),
+                       tiles);
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
+      case 256: return launch<Element, Config<256>>(args);
+    }
+    return Status::unsupported("only head dims 64, 128 and 256");
+  });
+}
+
+}  // namespace ATTN_BACKEND::v2_phases
