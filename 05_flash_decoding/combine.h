@@ -7,6 +7,17 @@
 
 namespace ATTN_BACKEND::flash_decoding {
 
+// o += weight x of four columns; and a row's four columns of O, times `factor`, in 16 bits.
+__device__ __forceinline__ void add_scaled(float (&o)[4], float weight, const float4& x) {
+  o[0] = fmaf(weight, x.x, o[0]), o[1] = fmaf(weight, x.y, o[1]);
+  o[2] = fmaf(weight, x.z, o[2]), o[3] = fmaf(weight, x.w, o[3]);
+}
+template <class Element>
+__device__ __forceinline__ void store_row_part(Element* to, const float (&o)[4], float factor) {
+  *reinterpret_cast<uint2*>(to) = make_uint2(pack2<Element>(o[0] * factor, o[1] * factor),
+                                             pack2<Element>(o[2] * factor, o[3] * factor));
+}
+
 // O of a row is the mean of the splits' O with the weights 2^lse, and its lse the logarithm of
 // their sum; a split without keys has lse = -inf and weight 0. First a warp works out the weights
 // of a row, a split a lane; then a thread adds up four columns, in the order of the splits, whoever
@@ -44,11 +55,9 @@ __device__ __forceinline__ void combine(float* sWeight,            // [rows, num
       const float weight = sWeight[r * num_splits + n];
       const float4 o =
           *reinterpret_cast<const float4*>(gOPartial + place_of(r, n) * kHeadDim + col);
-      out[0] = fmaf(weight, o.x, out[0]), out[1] = fmaf(weight, o.y, out[1]);
-      out[2] = fmaf(weight, o.z, out[2]), out[3] = fmaf(weight, o.w, out[3]);
+      add_scaled(out, weight, o);
     }
-    *reinterpret_cast<uint2*>(gO + (rows.first + r) * kHeadDim + col) =
-        make_uint2(pack2<Element>(out[0], out[1]), pack2<Element>(out[2], out[3]));
+    store_row_part(gO + (rows.first + r) * kHeadDim + col, out, 1);
   }
 }
 //! [combine]

@@ -16,6 +16,7 @@
 #include "ptx/global_flag.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
+#include "combine.h"
 #include "runs.h"
 #include "splits.h"
 #include "tiles.h"
@@ -117,17 +118,6 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
   }
 }
 //! [mma]
-
-// o += weight x of four columns; and a row's four columns of O, times `factor`, in 16 bits.
-__device__ __forceinline__ void add_scaled(float (&o)[4], float weight, const float4& x) {
-  o[0] = fmaf(weight, x.x, o[0]), o[1] = fmaf(weight, x.y, o[1]);
-  o[2] = fmaf(weight, x.z, o[2]), o[3] = fmaf(weight, x.w, o[3]);
-}
-template <class Element>
-__device__ __forceinline__ void store_row_part(Element* to, const float (&o)[4], float factor) {
-  *reinterpret_cast<uint2*>(to) = make_uint2(pack2<Element>(o[0] * factor, o[1] * factor),
-                                             pack2<Element>(o[2] * factor, o[3] * factor));
-}
 
 // The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
 // every 32nd part. `place_of(n)`: where part n lies.

@@ -89,10 +89,13 @@ if [ ${#units[@]} -eq 0 ] && [ "${parts[*]}" != manifest ]; then
 fi
 
 if [ ${#units[@]} -gt 0 ]; then
-  for chapter in "${all_chapters[@]}" attn_report; do
+  needed=()
+  for chapter in "${chapters[@]}"; do [ "$chapter" = common ] || needed+=("$chapter"); done
+  [ ${#needed[@]} -gt 0 ] || needed=("${all_chapters[0]}")  # some program has to say which GPU there is
+  for chapter in "${needed[@]}" attn_report; do
     [ -x "$bin/$chapter" ] || die 2 "$bin/$chapter: not built; common/scripts/start.sh build"
   done
-  device=$("$bin/${all_chapters[0]}" --seqlen 8 --require-gpu | sed -n 's/^device: //p') || true
+  device=$("$bin/${needed[0]}" --seqlen 8 --require-gpu | sed -n 's/^device: //p') || true
   case $device in
     none*|'') echo "${device:-no device}"; exit 77 ;;
   esac
