@@ -250,7 +250,7 @@ std::string evidence_summary(const fs::path& folder, const fs::path& root) {
   for (const auto& [chapter, names] : changed)
     text += fmt::format("  {}: changed since: {}\n", chapter, fmt::join(names, ", "));
   for (const auto& [chapter, parts] : older)
-    text += fmt::format("  {}: timing method 1: {}\n", chapter, fmt::join(parts, ", "));
+    text += fmt::format("  {}: an earlier timing method: {}\n", chapter, fmt::join(parts, ", "));
   if (changed.empty() && older.empty()) text += "  all of the kernels as they are, timing method " + std::to_string(kTimingMethod) + "\n";
   return text;
 }
