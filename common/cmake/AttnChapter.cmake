@@ -248,7 +248,7 @@ const std::vector<attn::tests::Version> attn::tests::kVersions{
   endif()
   set(target broken_${step})
   add_executable(${target} ${folder}/versions.cpp $<TARGET_OBJECTS:attn_broken_step>)
-  attn_emulated(${target} -O1)
+  attn_emulated(${target})
   target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR}
                              ${PROJECT_SOURCE_DIR}/common)
   target_link_libraries(${target} PRIVATE attn)
