@@ -115,7 +115,8 @@ bool is_evidence(const std::string& name) {
 
 fs::path root_of(const fs::path& folder) { return fs::weakly_canonical(fs::absolute(folder) / "../../.."); }
 
-// Of the project that a folder lies in, once: they take a quarter of a second, and a page has many tables.
+// Of the project that a folder lies in, once: they take a quarter of a second, and a page has many
+// tables.
 const Keys& keys_around(const fs::path& folder) {
   static std::map<fs::path, Keys> known;
   const fs::path root = root_of(folder);
