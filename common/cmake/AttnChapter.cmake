@@ -4,9 +4,9 @@
 # alone, 10 s together.
 set(ATTN_TOGETHER 1 CACHE STRING "steps of a chapter that are one compile unit")
 
-# attn_together(<out units> <out alone> <extension> <file> ...): writes files that include ATTN_TOGETHER
-# of <file> each. Those whose names are not a step's, v3_tiled.cu or b1_global.cu, stay alone: programs
-# link them by their names.
+# attn_together(<out units> <out alone> <extension> <file> ...): writes files that include
+# ATTN_TOGETHER of <file> each. Those whose names are not a step's, v3_tiled.cu or b1_global.cu, stay
+# alone: programs link them by their names.
 function(attn_together out_units out_alone extension)
   set(steps ${ARGN})
   set(alone ${ARGN})
@@ -86,7 +86,8 @@ function(attn_test_settings target library)
     ATTN_FIXTURES="${PROJECT_SOURCE_DIR}/common/tests/fixtures"
     ATTN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)  # compiled more often than it is run
+  # Compiled more often than it is run.
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
   target_link_libraries(${target} PRIVATE ${library} attn_warnings Catch2::Catch2)
 endfunction()
 
