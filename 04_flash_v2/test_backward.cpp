@@ -129,11 +129,13 @@ TEST_CASE("backward: packed sequences, empty ones among them", "[emulated]") {
     ran += check_steps("backward", p, Backend::emulated);
     if (p.softcap == 0 && p.dropout == 0) return;
     p.softcap = p.dropout = 0;  // for the steps that have neither
-    ran += check_steps("backward", p, Backend::emulated);
+    ran += check_steps("backward", p, Backend::emulated, [](const Step& step, int) {
+      return !one_of_steps(step, {"b6_features", "b7_tuned", "b8_deterministic"});
+    });
   });
   CHECK(ran.text() ==
-        "b1_kv_parallel 8, b2_transposed 8, b3_warp_pairs 8, b4_staggered_dq 8, b5_l2_order 8, b6_features 14, "
-        "b7_tuned 21, b8_deterministic 21");
+        "b1_kv_parallel 8, b2_transposed 8, b3_warp_pairs 8, b4_staggered_dq 8, b5_l2_order 8, "
+        "b6_features 8, b7_tuned 12, b8_deterministic 12");
 }
 
 TEST_CASE("backward: scales of any sign and size", "[emulated]") {
@@ -173,13 +175,16 @@ TEST_CASE("backward: rows that see nothing, keys that nobody sees", "[emulated]"
 
 TEST_CASE("backward: query heads meet in the sums of their key head", "[emulated]") {
   // One and several tiles of rows for each.
-  for (const int64_t d : {32, 64, 128})
+  int problems = 0;
+  for (const int64_t d : {32, 64, 128}) {
     for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{7, 1}, {4, 2}, {3, 3}})
       for (const int64_t n : {40, 150}) {
         Problem p = problem(n, 20, d, DType::bf16);
         p.heads = heads, p.kv_heads = kv_heads, p.batch = heads == 3 ? 2 : 1;
-        check_steps("backward", p, Backend::emulated);
+        check_steps("backward", p, Backend::emulated, in_turn, problems++);
       }
+    ++problems;  // other heads for the next head dim
+  }
 }
 
 TEST_CASE("backward: keys that do not exist have no weight, however small that of the others", "[emulated]") {

@@ -1,13 +1,52 @@
 # Targets of a chapter, of a test, of kernels that exist on both back ends.
 
+# For all steps at once, not for who edits one: four steps of 04 take nvcc 25 s of processor time
+# alone, 10 s together.
+set(ATTN_TOGETHER 1 CACHE STRING "steps of a chapter that are one compile unit")
+
+# attn_together(<out units> <out alone> <extension> <file> ...): writes files that include
+# ATTN_TOGETHER of <file> each. Those whose names are not a step's, v3_tiled.cu or b1_global.cu, stay
+# alone: programs link them by their names.
+function(attn_together out_units out_alone extension)
+  set(steps ${ARGN})
+  set(alone ${ARGN})
+  list(FILTER steps INCLUDE REGEX "/[vb][0-9]+_[a-z0-9_]+\\.cu$")
+  list(FILTER alone EXCLUDE REGEX "/[vb][0-9]+_[a-z0-9_]+\\.cu$")
+  set(units)
+  while(steps)
+    list(SUBLIST steps 0 ${ATTN_TOGETHER} some)
+    list(REMOVE_ITEM steps ${some})
+    set(text)
+    foreach(file ${some})
+      file(RELATIVE_PATH file ${PROJECT_SOURCE_DIR} ${file})
+      string(APPEND text "#include \"${file}\"\n")
+    endforeach()
+    list(GET some 0 first)
+    get_filename_component(first ${first} NAME_WE)
+    set(unit ${CMAKE_CURRENT_BINARY_DIR}/together/from_${first}.${extension})
+    file(CONFIGURE OUTPUT ${unit} CONTENT "${text}" @ONLY)
+    list(APPEND units ${unit})
+  endwhile()
+  set(${out_units} "${units}" PARENT_SCOPE)
+  set(${out_alone} "${alone}" PARENT_SCOPE)
+endfunction()
+
 # attn_add_kernels(<target> FILES <a.cu> ... [HOPPER]): an object library with every file compiled twice: by the
 # host compiler for the emulator, and by nvcc if there is one. HOPPER: for sm_90a alone.
 function(attn_add_kernels target)
   cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "" "FILES")
-  set(emulated)
+  set(files)
   foreach(file ${arg_FILES})
     get_filename_component(path ${file} ABSOLUTE)
-    get_filename_component(name ${file} NAME_WE)
+    list(APPEND files ${path})
+  endforeach()
+  set(emulated)
+  set(alone ${files})
+  if(ATTN_TOGETHER GREATER 1)
+    attn_together(emulated alone cpp ${files})
+  endif()
+  foreach(path ${alone})
+    get_filename_component(name ${path} NAME_WE)
     set(wrapper ${CMAKE_CURRENT_BINARY_DIR}/emulated/${name}.cpp)
     # A path from the root, so that a compiler cache knows the file in another clone again.
     file(RELATIVE_PATH path ${PROJECT_SOURCE_DIR} ${path})
@@ -20,7 +59,11 @@ function(attn_add_kernels target)
   target_link_libraries(${target}_emulated PRIVATE attn_device attn_warnings)
   set(objects $<TARGET_OBJECTS:${target}_emulated>)
   if(ATTN_HAVE_CUDA)
-    add_library(${target}_gpu OBJECT ${arg_FILES})
+    if(ATTN_TOGETHER GREATER 1)
+      attn_together(files alone cu ${files})
+      list(APPEND files ${alone})
+    endif()
+    add_library(${target}_gpu OBJECT ${files})
     # Denormal floats are 0: keeping them costs __expf three instructions more.
     target_compile_options(${target}_gpu PRIVATE
       $<$<COMPILE_LANGUAGE:CUDA>:-ftz=true --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall>)
@@ -28,10 +71,24 @@ function(attn_add_kernels target)
       set_target_properties(${target}_gpu PROPERTIES CUDA_ARCHITECTURES 90a-real)
     endif()
     target_include_directories(${target}_gpu PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
+    if(ATTN_TOGETHER GREATER 1)
+      target_include_directories(${target}_gpu PRIVATE ${PROJECT_SOURCE_DIR})
+    endif()
     target_link_libraries(${target}_gpu PRIVATE attn_device)
     list(APPEND objects $<TARGET_OBJECTS:${target}_gpu>)
   endif()
   set(${target}_OBJECTS ${objects} PARENT_SCOPE)
+endfunction()
+
+# attn_test_settings(<target> <attn>): how a test is compiled.
+function(attn_test_settings target library)
+  target_compile_definitions(${target} PRIVATE
+    ATTN_FIXTURES="${PROJECT_SOURCE_DIR}/common/tests/fixtures"
+    ATTN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
+  # Compiled more often than it is run.
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+  target_link_libraries(${target} PRIVATE ${library} attn_warnings Catch2::Catch2)
 endfunction()
 
 # attn_add_test(<name> SOURCES ... [OBJECTS ...] [LIBRARY <attn>]): a Catch2 program. Its cases become ctests one by one;
@@ -49,19 +106,19 @@ function(attn_add_test name)
     endif()
   endif()
   add_executable(${name} ${arg_SOURCES} ${arg_OBJECTS} $<TARGET_OBJECTS:attn_test_main>)
-  target_compile_definitions(${name} PRIVATE
-    ATTN_FIXTURES="${PROJECT_SOURCE_DIR}/common/tests/fixtures"
-    ATTN_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)  # compiled more often than it is run
-  target_link_libraries(${name} PRIVATE ${arg_LIBRARY} attn_warnings Catch2::Catch2)
+  attn_test_settings(${name} ${arg_LIBRARY})
   catch_discover_tests(${name} TEST_SPEC "~[gpu]" TEST_PREFIX "${name}: "
                        TEST_LIST ${name}_CASES PROPERTIES TIMEOUT 600)
-  # Catch's script takes a list of labels apart: they are set when ctest has read what it wrote.
+  # Catch's script takes a list of labels apart: they are set when ctest has read what it wrote. The
+  # tests of a chapter come first, for they are the long ones: at the end short ones fill all cores.
   set(labels ${CMAKE_CURRENT_BINARY_DIR}/${name}_labels.cmake)
+  set(cost 0)
+  if(name MATCHES "^test_0[0-9]_")
+    set(cost 100)
+  endif()
   file(CONFIGURE OUTPUT ${labels} @ONLY CONTENT
 "foreach(case IN LISTS @name@_CASES)
-  set_tests_properties(\"\${case}\" PROPERTIES LABELS \"cpu;@arg_LABELS@\")
+  set_tests_properties(\"\${case}\" PROPERTIES LABELS \"cpu;@arg_LABELS@\" COST @cost@)
 endforeach()
 ")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels})
@@ -99,13 +156,22 @@ function(attn_add_chapter chapter)
   set(${chapter}_OBJECTS ${${chapter}_OBJECTS} PARENT_SCOPE)  # for attn_add_exercise
   set(${chapter}_HOPPER "${hopper}" PARENT_SCOPE)
 
-  add_executable(${chapter} ${PROJECT_SOURCE_DIR}/common/run/main.cpp ${objects})
+  if(NOT TARGET attn_chapter_main)  # what all chapters have alike, compiled once
+    set(common ${PROJECT_SOURCE_DIR}/common)
+    add_library(attn_chapter_main OBJECT ${common}/run/main.cpp)
+    target_link_libraries(attn_chapter_main PRIVATE attn attn_warnings)
+    add_library(attn_bench_main OBJECT ${common}/run/bench_main.cpp)
+    target_link_libraries(attn_bench_main PRIVATE attn attn_warnings benchmark::benchmark)
+    add_library(attn_chapter_tests OBJECT ${common}/tests/test_model.cpp
+                                          ${common}/tests/test_schedules.cpp)
+    attn_test_settings(attn_chapter_tests attn)
+  endif()
+  add_executable(${chapter} $<TARGET_OBJECTS:attn_chapter_main> ${objects})
   target_link_libraries(${chapter} PRIVATE attn attn_warnings)
-  add_executable(bench_${chapter} ${PROJECT_SOURCE_DIR}/common/run/bench_main.cpp ${objects})
+  add_executable(bench_${chapter} $<TARGET_OBJECTS:attn_bench_main> ${objects})
   target_link_libraries(bench_${chapter} PRIVATE attn attn_warnings benchmark::benchmark)
-  set(tests ${PROJECT_SOURCE_DIR}/common/tests)
-  attn_add_test(test_${chapter} SOURCES test.cpp ${arg_TESTS} ${tests}/test_model.cpp
-                ${tests}/test_schedules.cpp OBJECTS ${objects} LABELS ${chapter})
+  attn_add_test(test_${chapter} SOURCES test.cpp ${arg_TESTS}
+                OBJECTS $<TARGET_OBJECTS:attn_chapter_tests> ${objects} LABELS ${chapter})
 
   # diff_01_v1_v2 and so on: the lesson of a step is its difference from its parent, which its header declares.
   string(SUBSTRING ${chapter} 0 2 number)
@@ -248,7 +314,7 @@ const std::vector<attn::tests::Version> attn::tests::kVersions{
   endif()
   set(target broken_${step})
   add_executable(${target} ${folder}/versions.cpp $<TARGET_OBJECTS:attn_broken_step>)
-  attn_emulated(${target} -O1)
+  attn_emulated(${target})
   target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR}
                              ${PROJECT_SOURCE_DIR}/common)
   target_link_libraries(${target} PRIVATE attn)

@@ -29,18 +29,16 @@ if(ATTN_SANITIZE)
   add_link_options(-fsanitize=address,undefined)
 endif()
 
-# attn_emulated(<target>): its sources are kernels for the emulator, with the optimisation given, or -O2. Kernels read
-# vectors from arrays of elements, as CUDA allows; #pragma unroll is nvcc's; GCC's note on how it passes an over-aligned
-# parameter (a tensor map) says nothing about a kernel. The compiler reports what they do to memory, and the emulator
-# listens (emulator/accesses.cpp); lines are for its messages. No library of a sanitizer is linked.
+# attn_emulated(<target>): its sources are kernels for the emulator. -O1: they run as fast as with -O2,
+# for the emulator is what takes time, and compile in half the time. Kernels read vectors from arrays
+# of elements, as CUDA allows; #pragma unroll is nvcc's; GCC's note on how it passes an over-aligned
+# parameter (a tensor map) says nothing about a kernel. The compiler reports what they do to memory,
+# and the emulator listens (emulator/accesses.cpp); lines are for its messages. No library of a
+# sanitizer is linked.
 function(attn_emulated target)
-  set(optimise -O2)
-  if(ARGC GREATER 1)
-    set(optimise ${ARGV1})
-  endif()
   target_compile_definitions(${target} PRIVATE ATTN_EMULATED)
   target_compile_options(${target} PRIVATE
-    $<$<NOT:$<CONFIG:Debug>>:${optimise}> -fno-strict-aliasing -Wno-unknown-pragmas -Wno-psabi)
+    $<$<NOT:$<CONFIG:Debug>>:-O1> -fno-strict-aliasing -Wno-unknown-pragmas -Wno-psabi)
   if(NOT ATTN_SANITIZE)
     target_compile_options(${target} PRIVATE
       -fsanitize=thread,alignment -Wno-tsan $<$<NOT:$<CONFIG:Debug>>:-g1>)

@@ -115,6 +115,15 @@ bool is_evidence(const std::string& name) {
 
 fs::path root_of(const fs::path& folder) { return fs::weakly_canonical(fs::absolute(folder) / "../../.."); }
 
+// Of the project that a folder lies in, once: they take a quarter of a second, and a page has many
+// tables.
+const Keys& keys_around(const fs::path& folder) {
+  static std::map<fs::path, Keys> known;
+  const fs::path root = root_of(folder);
+  const auto found = known.find(root);
+  return found != known.end() ? found->second : known[root] = kernel_keys(root);
+}
+
 }  // namespace
 
 Manifest read_manifest(const fs::path& folder) {
@@ -257,10 +266,11 @@ std::string evidence_summary(const fs::path& folder, const fs::path& root) {
 
 std::string state_of(const fs::path& folder, const std::vector<std::string>& files, fs::path root) {
   if (!fs::exists(folder / "manifest.txt")) return "";
-  if (root.empty()) root = root_of(folder);
+  const bool around = root.empty();
+  if (around) root = root_of(folder);
   if (!fs::exists(root / "common/attn/kernel.h")) return "";
   const Manifest m = read_manifest(folder);
-  const Keys now = kernel_keys(root);
+  const Keys now = around ? keys_around(folder) : kernel_keys(root);
   std::set<std::string> changed;
   bool timed = false, launched = false;
   int oldest = kTimingMethod;
@@ -285,9 +295,8 @@ std::string state_of(const fs::path& folder, const std::vector<std::string>& fil
 
 std::string state_table(const fs::path& folder, fs::path root) {
   if (!fs::exists(folder / "manifest.txt")) throw NotMeasured(fmt::format("{}: no manifest yet", folder.string()));
-  if (root.empty()) root = root_of(folder);
   const Manifest m = read_manifest(folder);
-  const Keys now = kernel_keys(root);
+  const Keys now = root.empty() ? keys_around(folder) : kernel_keys(root);
   struct Row {
     std::size_t files = 0;
     std::set<std::string> changed;

@@ -36,7 +36,7 @@ TEXT
 packages=(g++ cmake ninja-build git libeigen3-dev catch2 libbenchmark-dev libcli11-dev
           nlohmann-json3-dev libfmt-dev libboost-context-dev libmd4c-dev libmd4c-html0-dev)
 docs_packages=(doxygen libjs-mathjax)
-# Nice to have: installed beside missing ones, never asked for alone.
+# Nice to have: installed beside missing ones, asked for alone by `install`.
 extra_packages=(ccache python3-numpy)
 tools=(g++ cmake ninja git)
 
@@ -93,7 +93,9 @@ install_missing() {  # PACKAGE...
   local missing
   mapfile -t missing < <(missing_packages "$@")
   [[ ${#missing[@]} -gt 0 ]] || return 0
-  mapfile -t -O "${#missing[@]}" missing < <(missing_packages "${extra_packages[@]}")
+  if [[ " $* " != *" ${extra_packages[0]} "* ]]; then
+    mapfile -t -O "${#missing[@]}" missing < <(missing_packages "${extra_packages[@]}")
+  fi
 
   local as_root=()
   if [[ $(id -u) -ne 0 ]]; then
@@ -382,7 +384,7 @@ case $command in
     [[ $# -eq 0 ]] || die "install takes no $1" 2
     mkdir -p "$build"
     : >"$log"
-    install_missing "${packages[@]}" "${docs_packages[@]}"
+    install_missing "${packages[@]}" "${docs_packages[@]}" "${extra_packages[@]}"
     ;;
   docs)
     [[ $# -eq 0 ]] || die "docs takes no $1" 2
