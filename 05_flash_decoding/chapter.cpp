@@ -135,9 +135,15 @@ Step one_launch(Step step) {
   return step;
 }
 
-// Two parts a resident block, whatever the lengths.
+// Two parts a resident block, whatever the lengths. Tiles are counted in 32 bits.
 Step stream_k(std::string name, std::string idea, Launch launch) {
   Step step = one_launch(split_step(std::move(name), std::move(idea), mma_rows, launch));
+  step.refuses = [](const Problem& p) -> Reason {
+    if (Reason reason = refuse(p)) return reason;
+    const double tiles = double(row_blocks(p, kMmaRows)) * double(p.seqlen_k / 64 + 1);
+    if (tiles >= 0x1p31) return fmt::format("{:.0f} tiles of keys: at most 2^31 - 1", tiles);
+    return std::nullopt;
+  };
   step.workspaces = [](const Problem& p) {
     const int64_t rows = int64_t{kMostRuns} * 2 * kMmaRows;
     return std::vector<Workspace>{{"o_partial", rows * p.head_dim * 4},

@@ -1,4 +1,5 @@
-// Runs of tiles of equal length, across heads and sequences: what a block of v8_stream_k and later works on.
+// Runs of tiles of equal length, across heads and sequences: what a block of v8_stream_k and later
+// works on.
 #pragma once
 
 #include "attn/kernel.h"
@@ -22,8 +23,8 @@ __device__ __forceinline__ int tiles_of(const Shape& shape, int used, int tile_k
   return max(1, ceil_div(max(0, keys.end - keys.begin), tile_keys));
 }
 // Every warp adds up the sequences for itself, 32 at a time. `heads`: row tiles of a sequence.
-// Where all sequences have as many tiles, runs are made a little longer, so that heads end where runs
-// do: then a block rarely begins a second head, whose first keys nobody has fetched ahead.
+// Where all sequences have as many tiles, runs are made a little longer, so that heads end where
+// runs do: then a block rarely begins a second head, whose first keys nobody has fetched ahead.
 __device__ __forceinline__ Run run_of(const Shape& shape, const int* gSeqused, int batch, int heads,
                                       int tile_keys) {
   const int lane_id = threadIdx.x % 32, block = blockIdx.x, blocks = gridDim.x;

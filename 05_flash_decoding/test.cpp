@@ -87,9 +87,9 @@ TEST_CASE("a cache with room for more than is in use is read as far as it is use
 TEST_CASE("every schedule gives the same bits", "[emulated]") {
   for (const Step& step : chapter().steps) {
     if (!step.deterministic) continue;
-    Problem p = problem(2, 700, 64, DType::bf16);
-    p.batch = 2, p.heads = 4, p.kv_heads = 2, p.causal = true;
-    p.seqused_k = {700, 333};
+    Problem p = problem(2, 900, 64, DType::bf16);
+    p.batch = 2, p.heads = 4, p.kv_heads = 1, p.causal = true;
+    p.seqused_k = {900, 333};
     p.finish();
     HostTensors first;
     CHECK(run_step(step, p, Backend::emulated, &first) == "");
@@ -105,6 +105,42 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
       }
     }
   }
+}
+
+namespace {
+// A launch that was captured once finds other lengths on the device each time it is replayed, and
+// the counters as the launch before left them.
+void replay(Backend backend) {
+  for (const Step& step : chapter().steps) {
+    // In the emulator's three blocks, so that some head is in several runs, twice with each lengths.
+    Problem p = problem(1, 900, 128, DType::bf16);
+    p.batch = 3, p.heads = 4, p.kv_heads = 1;
+    p.seqused_k = {900, 900, 900};
+    p.finish();
+    Session session(p, *step.operation, backend, draw(*step.operation, p).tensors);
+    REQUIRE(session.prepare(step).ok());
+    for (const auto& lengths : std::vector<std::vector<int64_t>>{{900, 250, 0},
+                                                                 {900, 250, 0},
+                                                                 {0, 0, 0},
+                                                                 {3, 800, 130},
+                                                                 {3, 800, 130},
+                                                                 {900, 900, 900}}) {
+      p.seqused_k = lengths;
+      HostTensors expected;
+      INFO(step.name << " with lengths " << lengths[0] << ", " << lengths[1] << ", " << lengths[2]);
+      CHECK(run_step(step, p, backend, &expected) == "");
+      session.replace(draw(*step.operation, p).tensors);
+      CHECK(session.launch().ok());
+      for (const auto& [name, t] : session.outputs()) CHECK(same(t, expected.at(name)));
+      CHECK(!session.damage());
+    }
+  }
+}
+}  // namespace
+
+TEST_CASE("a launch is right again with other lengths", "[emulated]") { replay(Backend::emulated); }
+TEST_CASE("a launch is right again with other lengths on the GPU", "[gpu]") {
+  replay(Backend::gpu);
 }
 
 TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
@@ -123,6 +159,20 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   Problem p = problem(1, 64, 64, DType::bf16);
   p.softcap = 30;
   refused(p, "--softcap 30: this step has no softcap");
+}
+
+TEST_CASE("runs count their tiles in 32 bits", "[emulated]") {
+  Problem p = problem(1, (1 << 30) - 1, 64, DType::bf16);
+  p.batch = 127, p.heads = p.kv_heads = 1;
+  p.finish();
+  for (const Step& step : chapter().steps) {
+    const bool runs = one_of_steps(step, {"v8_stream_k", "v9_wide_blocks", "v10_short_merge"});
+    INFO(step.name);
+    CHECK(!refusal(step, p));
+    p.batch = 128;
+    CHECK(refusal(step, p).has_value() == runs);
+    p.batch = 127;
+  }
 }
 
 TEST_CASE("all steps on the GPU", "[gpu]") {

@@ -1,11 +1,10 @@
 // v10_short_merge: both merges without a detour.
 //
 // parent    v9_wide_blocks
-// idea      With a short cache most of the time is latency, one after the other: of the merge of the
-//           warps, of the count, of the merge of the parts. A thread merges four columns of the warps
-//           at once, and not one after the other. Parts of a head are merged by a warp a row, without
-//           shared memory and barriers, and the first of them are in flight while the weights are
-//           worked out.
+// idea      With a short cache most of the time is latency, one after the other: the merge of the
+//           warps, the count, the merge of the parts. Now a thread merges four columns of the
+//           warps at once. The parts of a row are merged by one warp, without shared memory and
+//           barriers, and the first of them are in flight while the weights are worked out.
 // expect    gpu__time_duration.sum at short caches
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include <algorithm>

@@ -1,11 +1,11 @@
 // v9_wide_blocks: one block an SM, of twice as many warps.
 //
 // parent    v8_stream_k
-// idea      What a block does once costs the same however many keys it has: the look at the lengths,
-//           Q, the merge of its warps, the part that it stores. Eight warps in place of four, and one
-//           block an SM in place of two, halve the parts of a head and double the keys in flight of
-//           each. Q comes once a block, through shared memory, ahead of the keys: behind them it
-//           would wait for all of them.
+// idea      What a block does once costs the same however many keys it has: the look at the
+//           lengths, Q, the merge of its warps, the part that it stores. Eight warps in place of
+//           four, and one block an SM in place of two, halve the parts of a head and double the
+//           keys in flight of each. Q comes once a block, through shared memory, and is issued
+//           before the keys: after them it would arrive after them.
 // expect    half as many parts; gpu__time_duration.sum at short caches
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include <algorithm>

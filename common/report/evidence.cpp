@@ -288,7 +288,8 @@ std::string state_of(const fs::path& folder, const std::vector<std::string>& fil
                                      : fmt::format("State: {} {} changed since", fmt::join(changed, ", "),
                                                    changed.size() == 1 ? "has" : "have");
   if (oldest == 1) text += "; by timing method 1, in which the host's time to launch counts";
-  else if (oldest < kTimingMethod) text += fmt::format("; by timing method {}, with an event more before the kernel", oldest);
+  else if (oldest < kTimingMethod)
+    text += fmt::format("; by timing method {}, with an event more before the kernel", oldest);
   else if (timed) text += fmt::format(", timing method {}", kTimingMethod);
   return text + ".";
 }

@@ -70,6 +70,15 @@ Session::Session(const Problem& problem, const Operation& operation, Device devi
     for (const DeviceBuffer& b : *buffers) arguments_.bind(b.name(), b.data());
 }
 
+void Session::replace(const HostTensors& inputs) {
+  const std::vector<TensorSpec> specs = operation_.inputs(problem_);
+  for (std::size_t n = 0; n < inputs_.size(); ++n) {
+    const HostTensor& tensor = inputs.at(specs[n].name);
+    inputs_[n].bytes = to_bytes({specs[n], tensor.data, tensor.numbers});
+    restore(inputs_[n]);
+  }
+}
+
 Status Session::prepare(const Step& step) {
   step_ = &step;
   workspaces_.clear();

@@ -33,6 +33,9 @@ class Session {
 
   /// Gives `step` its workspaces, poisoned, and what it plans; runs its `prepare`.
   Status prepare(const Step&);
+  /// Gives the inputs other values of the same shapes, as when a launch that was captured once is
+  /// replayed: nothing is prepared or planned anew.
+  void replace(const HostTensors& inputs);
   /// Works out the prepared step's plan once more: the seconds that took, or nothing where it has
   /// none.
   std::optional<double> time_plan() const;
