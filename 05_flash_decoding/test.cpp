@@ -112,7 +112,7 @@ namespace {
 // the counters as the launch before left them.
 void replay(Backend backend) {
   for (const Step& step : chapter().steps) {
-    // In the emulator's three blocks, so that some head is in several runs, twice with each lengths.
+    // Some head is in several runs of the emulator's three blocks; each set of lengths comes twice.
     Problem p = problem(1, 900, 128, DType::bf16);
     p.batch = 3, p.heads = 4, p.kv_heads = 1;
     p.seqused_k = {900, 900, 900};

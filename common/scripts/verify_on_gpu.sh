@@ -91,7 +91,7 @@ fi
 if [ ${#units[@]} -gt 0 ]; then
   needed=()
   for chapter in "${chapters[@]}"; do [ "$chapter" = common ] || needed+=("$chapter"); done
-  [ ${#needed[@]} -gt 0 ] || needed=("${all_chapters[0]}")  # some program has to say which GPU there is
+  [ ${#needed[@]} -gt 0 ] || needed=("${all_chapters[0]}")  # it says which GPU there is
   for chapter in "${needed[@]}" attn_report; do
     [ -x "$bin/$chapter" ] || die 2 "$bin/$chapter: not built; common/scripts/start.sh build"
   done
