@@ -5,6 +5,7 @@
 #include <string>
 
 #include "check/operation.h"
+#include "row_tiles.h"
 #include "splits.h"
 
 ATTN_DECLARE_STEP(v1_one_block);
@@ -17,6 +18,8 @@ ATTN_DECLARE_STEP(v7_one_launch);
 ATTN_DECLARE_STEP(v8_stream_k);
 ATTN_DECLARE_STEP(v9_wide_blocks);
 ATTN_DECLARE_STEP(v10_short_merge);
+ATTN_DECLARE_STEP(v11_shared_p);
+ATTN_DECLARE_STEP(v12_more_rows);
 ATTN_DECLARE_STEP(arrived);
 
 namespace attn {
@@ -56,9 +59,10 @@ Phase attention(const Problem& p, int64_t block_rows) {
   const double kv = 2 * keys_of(p) * double(p.kv_heads) * d * element;
   const double q = double(rows_of(p)) * d * element;
   const double readers = double(row_blocks(p, block_rows)) / double(p.batch * p.kv_heads);
-  const bool mma = block_rows == kMmaRows;
+  const bool mma = block_rows % kMmaRows == 0;
   const double pairs = p.total_pairs();
-  const double mma_pairs = keys_of(p, 16) * double(row_blocks(p, block_rows) / p.batch * kMmaRows);
+  const double mma_pairs =
+      keys_of(p, 16) * double(row_blocks(p, block_rows) / p.batch * block_rows);
   return {.name = "attention",
           .tensor_flop = mma ? 4 * d * mma_pairs : 0,
           .fp32_flop = mma ? 0 : 4 * d * pairs,
@@ -99,6 +103,8 @@ Cost stored_or_split_cost(const Problem& p, int64_t block_rows, int64_t num_spli
 
 int64_t one_row(const Problem&) { return 1; }
 int64_t mma_rows(const Problem&) { return kMmaRows; }
+int64_t one_per_sm(const Problem&) { return 1; }
+int64_t more_rows(const Problem& p) { return kMmaRows * row_tiles_of_a_block(p); }
 int64_t filling(const Problem& p, int64_t block_rows) { return splits_that_fill(p, block_rows); }
 
 Step split_step(std::string name, std::string idea, int64_t (*block_rows)(const Problem&),
@@ -136,24 +142,29 @@ Step one_launch(Step step) {
 }
 
 // Two parts a resident block, whatever the lengths. Tiles are counted in 32 bits.
-Step stream_k(std::string name, std::string idea, Launch launch) {
+Step stream_k(std::string name, std::string idea, Launch launch,
+              int64_t (*resident)(const Problem&) = one_per_sm,
+              int64_t (*block_rows)(const Problem&) = mma_rows) {
   Step step = one_launch(split_step(std::move(name), std::move(idea), mma_rows, launch));
   step.refuses = [](const Problem& p) -> Reason {
     if (Reason reason = refuse(p)) return reason;
     const double tiles = double(row_blocks(p, kMmaRows)) * double(p.seqlen_k / 64 + 1);
-    if (tiles >= 0x1p31) return fmt::format("{:.0f} tiles of keys: at most 2^31 - 1", tiles);
+    if (tiles >= 0x1p30) return fmt::format("{:.0f} tiles of keys: at most 2^30 - 1", tiles);
     return std::nullopt;
   };
-  step.workspaces = [](const Problem& p) {
-    const int64_t rows = int64_t{kMostRuns} * 2 * kMmaRows;
+  step.workspaces = [=](const Problem& p) {
+    const int64_t rows = int64_t{kMostRuns} * 2 * block_rows(p);
     return std::vector<Workspace>{{"o_partial", rows * p.head_dim * 4},
                                   {"lse_partial", rows * 4},
                                   {"arrived", row_blocks(p, kMmaRows) * 4, true}};
   };
-  step.cost = [](const Problem& p) {
-    Phase all = attention(p, kMmaRows);
-    const double parts = double(std::min(2 * kSms * blocks_per_sm(p), row_blocks(p, kMmaRows)));
-    all.l2_bytes += 2 * parts * double(kMmaRows * (p.head_dim + 1)) * 4;
+  step.cost = [=](const Problem& p) {
+    const int64_t heads = row_blocks(p, block_rows(p)), blocks = kSms * resident(p);
+    Phase all = attention(p, block_rows(p));
+    // Where a run ends a head is cut, if runs do not end where heads do.
+    const double parts = heads % blocks == 0 ? 0 : double(std::min(heads, blocks) + blocks);
+    const double rows = double(std::min(block_rows(p), p.group() * p.seqlen_q));
+    all.l2_bytes += 2 * parts * rows * double(p.head_dim + 1) * 4;
     return Cost{all};
   };
   return step;
@@ -190,11 +201,15 @@ Chapter make_chapter() {
                  ATTN_LAUNCH(v7_one_launch), best_splits, stored_or_split_cost)));
   c.steps.push_back(stream_k("v8_stream_k",
                              "every block gets the same number of tiles, wherever they are",
-                             ATTN_LAUNCH(v8_stream_k)));
+                             ATTN_LAUNCH(v8_stream_k), blocks_per_sm));
   c.steps.push_back(stream_k("v9_wide_blocks", "one block an SM, of twice as many warps",
                              ATTN_LAUNCH(v9_wide_blocks)));
   c.steps.push_back(
-      stream_k("v10_short_merge", "both merges without a detour", ATTN_LAUNCH(v10_short_merge)));
+      stream_k("v10_short_merge", "merges with less latency", ATTN_LAUNCH(v10_short_merge)));
+  c.steps.push_back(stream_k("v11_shared_p", "warps share P, and own columns of O in place of keys",
+                             ATTN_LAUNCH(v11_shared_p)));
+  c.steps.push_back(stream_k("v12_more_rows", "up to 64 rows in a block",
+                             ATTN_LAUNCH(v12_more_rows), one_per_sm, more_rows));
   return c;
 }
 

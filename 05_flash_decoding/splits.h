@@ -44,9 +44,10 @@ inline int64_t splits_that_fill(const Problem& p, int64_t block_rows, int64_t le
 }
 //! [fill]
 // Seconds of a launch with `num_splits`, from a sweep on an H200 (sweep.cu): a start, the stream of
-// K and V, the merge, and what each block costs besides. A block alone reads at kBlockRate, all SMs
-// together at kRoof. While all blocks are resident, the SM with the most of them is the last one:
-// an upper bound, since its blocks use bandwidth that others leave.
+// K and V, the merge, and what each block costs besides. All constants are fitted. A block alone
+// reads at kBlockRate (in the sweep 53 GB/s in v7, 65 in v6), all SMs together at kRoof. While all
+// blocks are resident, the SM with the most of them is the last one: an upper bound, since its
+// blocks use bandwidth that others leave.
 //! [model]
 inline double modelled_seconds(const Problem& p, int64_t block_rows, int64_t num_splits) {
   constexpr double kStart = 8e-6, kBlockRate = 45e9, kRoof = 4.3e12;

@@ -161,17 +161,18 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   refused(p, "--softcap 30: this step has no softcap");
 }
 
-TEST_CASE("runs count their tiles in 32 bits", "[emulated]") {
+TEST_CASE("runs count fewer than 2^30 tiles", "[emulated]") {
   Problem p = problem(1, (1 << 30) - 1, 64, DType::bf16);
-  p.batch = 127, p.heads = p.kv_heads = 1;
+  p.batch = 63, p.heads = p.kv_heads = 1;
   p.finish();
   for (const Step& step : chapter().steps) {
-    const bool runs = one_of_steps(step, {"v8_stream_k", "v9_wide_blocks", "v10_short_merge"});
+    const bool runs = one_of_steps(step, {"v8_stream_k", "v9_wide_blocks", "v10_short_merge",
+                                          "v11_shared_p", "v12_more_rows"});
     INFO(step.name);
     CHECK(!refusal(step, p));
-    p.batch = 128;
+    p.batch = 64;
     CHECK(refusal(step, p).has_value() == runs);
-    p.batch = 127;
+    p.batch = 63;
   }
 }
 
@@ -188,6 +189,14 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
     p.seqused_k = {used, 77777};
     check_steps("decode", p, Backend::gpu);
   }
+  // Heads of many parts, in several row tiles; and more sequences than a warp has lanes.
+  Problem p = problem(8, 60001, 128, DType::bf16);
+  p.heads = 12, p.kv_heads = 1, p.causal = true;
+  check_steps("decode", p, Backend::gpu);
+  p = problem(1, 3000, 64, DType::fp16);
+  p.batch = 70, p.heads = 4, p.kv_heads = 2;
+  for (int64_t b = 0; b < p.batch; ++b) p.seqused_k.push_back(b % 7 == 0 ? 0 : b * 1009 % 3001);
+  check_steps("decode", p, Backend::gpu);
 }
 
 TEST_CASE("1000 repeats give the same bits", "[gpu]") {

@@ -1,4 +1,4 @@
-// v10_short_merge: both merges without a detour.
+// v10_short_merge: merges with less latency.
 //
 // parent    v9_wide_blocks
 // idea      With a short cache most of the time is latency, one after the other: the merge of the
@@ -154,6 +154,7 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       const float of_part = __shfl_sync(~0u, weight, n0 % 32 + i);
+      if (n0 + i >= num_parts) continue;
 #pragma unroll
       for (int c = 0; c < kOwn; ++c) add_scaled(out[c], of_part, parts[i][c]);
     }
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                      const Element* gK,    // [B, Hkv, seqlen_k, d]
                      const Element* gV,    // [B, Hkv, seqlen_k, d]
                      const int* gSeqused,  // [B]: keys of each sequence
-                     Element* gO,          // [B, Hq, seqlen_q, d], of a single split
+                     Element* gO,          // [B, Hq, seqlen_q, d]
                      float* gLse,          // [B, Hq, seqlen_q]
                      float* gOPartial,     // [blocks, 2, kRows, d]
                      float* gLsePartial,   // [blocks, 2, kRows], to base 2
@@ -326,7 +327,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // what the others stored before they counted themselves is known
+    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,

@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Element* gK,    // [B, Hkv, seqlen_k, d]
     const Element* gV,    // [B, Hkv, seqlen_k, d]
     const int* gSeqused,  // [B]: keys of each sequence
-    Element* gO,          // [B, Hq, seqlen_q, d], of a single split
+    Element* gO,          // [B, Hq, seqlen_q, d]
     float* gLse,          // [B, Hq, seqlen_q]
     float* gOPartial,     // [B, Hq, seqlen_q, num_splits, d]
     float* gLsePartial,   // [B, Hq, seqlen_q, num_splits], to base 2
@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
   if (num_splits == 1) return;
   __syncthreads();  // this block's part is stored
   if (threadIdx.x == 0) smem.last = flag_add(&gArrived[blockIdx.x], 1) == num_splits - 1u;
-  __syncthreads();  // what the others stored before they counted themselves is known
+  __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
   if (!smem.last) return;
   auto& sWeight = reinterpret_cast<SplitWeights<Config>&>(smem);
   combine<Element, Config::kHeadDim, Config::kThreads>(

@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                      const Element* gK,    // [B, Hkv, seqlen_k, d]
                      const Element* gV,    // [B, Hkv, seqlen_k, d]
                      const int* gSeqused,  // [B]: keys of each sequence
-                     Element* gO,          // [B, Hq, seqlen_q, d], of a single split
+                     Element* gO,          // [B, Hq, seqlen_q, d]
                      float* gLse,          // [B, Hq, seqlen_q]
                      float* gOPartial,     // [blocks, 2, kRows, d]
                      float* gLsePartial,   // [blocks, 2, kRows], to base 2
@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // what the others stored before they counted themselves is known
+    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
     if (!smem.last) continue;
     auto& sWeight = reinterpret_cast<SplitWeights<Config>&>(smem);
     static_assert(sizeof sWeight <= sizeof smem.sK + sizeof smem.sV, "the weights lie there, too");

@@ -3,9 +3,11 @@
 // parent    v8_stream_k
 // idea      What a block does once costs the same however many keys it has: the look at the
 //           lengths, Q, the merge of its warps, the part that it stores. Eight warps in place of
-//           four, and one block an SM in place of two, halve the parts of a head and double the
-//           keys in flight of each. Q comes once a block, through shared memory, and is issued
-//           before the keys: after them it would arrive after them.
+//           four, and one block an SM in place of two, halve the parts of a head. Eight rings of
+//           two stages in place of three: as many keys in flight for a block, half as many for an
+//           SM, which is still enough. All warps need the same Q, which now comes once a block,
+//           through shared memory. With d=256 there is no room for more warps, and only the way
+//           of Q changes.
 // expect    half as many parts; gpu__time_duration.sum at short caches
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include <algorithm>
@@ -127,7 +129,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                      const Element* gK,    // [B, Hkv, seqlen_k, d]
                      const Element* gV,    // [B, Hkv, seqlen_k, d]
                      const int* gSeqused,  // [B]: keys of each sequence
-                     Element* gO,          // [B, Hq, seqlen_q, d], of a single split
+                     Element* gO,          // [B, Hq, seqlen_q, d]
                      float* gLse,          // [B, Hq, seqlen_q]
                      float* gOPartial,     // [blocks, 2, kRows, d]
                      float* gLsePartial,   // [blocks, 2, kRows], to base 2
@@ -274,7 +276,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // what the others stored before they counted themselves is known
+    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
     if (!smem.last) continue;
     auto& sWeight = reinterpret_cast<SplitWeights<Config>&>(smem);
     static_assert(sizeof sWeight <= sizeof smem.sK + sizeof smem.sV, "the weights lie there, too");

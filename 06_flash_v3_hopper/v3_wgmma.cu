@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [wait]
   const auto wait_full = [] {
     cp_async_wait<1>();    // the newest group of copies, a tile, may be in flight
-    shared_write_fence();  // wgmma reads by itself, and what threads have copied only after this
+    shared_write_fence();  // the async proxy, by which wgmma reads, knows of them
     __syncthreads();       // the copies of all threads are there
   };
   //! [wait]
