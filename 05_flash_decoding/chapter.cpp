@@ -51,14 +51,13 @@ double keys_of(const Problem& p, int64_t tile = 1) {
   return keys;
 }
 
-// K and V come from HBM once, and from L2 for each block that reads them: one for each `block_rows`
-// rows of a K/V head. Steps on CUDA cores have two multiply-adds for each number and row, those on
-// tensor cores for each number and 16 rows, there or not.
+// K and V come from HBM once, and from L2 at least once: blocks that read the same keys at the same
+// time may find them in L1, or share an answer of L2. Steps on CUDA cores have two multiply-adds
+// for each number and row, those on tensor cores for each number and 16 rows, there or not.
 Phase attention(const Problem& p, int64_t block_rows) {
   const double element = double(size_of(p.dtype)), d = double(p.head_dim);
   const double kv = 2 * keys_of(p) * double(p.kv_heads) * d * element;
   const double q = double(rows_of(p)) * d * element;
-  const double readers = double(row_blocks(p, block_rows)) / double(p.batch * p.kv_heads);
   const bool mma = block_rows % kMmaRows == 0;
   const double pairs = p.total_pairs();
   const double mma_pairs =
@@ -69,7 +68,7 @@ Phase attention(const Problem& p, int64_t block_rows) {
           .exp = mma ? mma_pairs : pairs,
           .hbm_read = kv + q,
           .hbm_write = q + 4 * double(rows_of(p)),
-          .l2_bytes = readers * kv + 2 * q};
+          .l2_bytes = kv + 2 * q};
 }
 
 std::vector<Workspace> no_workspace(const Problem&) { return {}; }

@@ -109,26 +109,23 @@ std::vector<double> overlap_truth(const Problem& p, const Cost& cost, const GpuS
           100 * (1 - tiles / (rounds * sms))};
 }
 
-// "ask = decode": of the step "against" the splits and their partial results; how many SMs are busy
-// with a block a query; what an SM must have under way to read at the datasheet's rate when a load
+// "ask = decode": how many blocks of one row ask for the same keys where one of 16 rows does; of the
+// step "against" the splits and their partial results; how many SMs are busy with a block a
+// query; what an SM must have under way to read at the datasheet's rate when a load
 // takes `latency_ns`; and how many rows of a K/V head CUDA cores serve in the time in which its
 // keys and values are read.
-const std::vector<std::string> kDecodeNames{"l2_ratio", "num_splits", "partial_bytes",
-                                            "busy",     "in_flight",  "rows"};
-std::vector<double> decode_truth(const Problem& p, const Step& step, const Step& against,
-                                 const GpuSpec& gpu, double latency_ns) {
-  const auto l2_bytes = [&](const Step& s) {
-    double all = 0;
-    for (const Phase& phase : s.cost(p)) all += phase.l2_bytes;
-    return all;
-  };
+const std::vector<std::string> kDecodeNames{"readers", "num_splits", "partial_bytes",
+                                            "busy",    "in_flight",  "rows"};
+std::vector<double> decode_truth(const Problem& p, const Step& against, const GpuSpec& gpu,
+                                 double latency_ns) {
+  const double rows = double(p.group() * p.seqlen_q);
   const double sms = gpu.num_sms, blocks = double(p.batch * p.heads * p.seqlen_q);
   double partial = 0, splits = 0;
   for (const Workspace& w : against.workspaces(p)) {
     partial += double(w.bytes);
     if (w.name == "lse_partial") splits = double(w.bytes) / (4 * blocks);
   }
-  return {l2_bytes(step) / l2_bytes(against),
+  return {rows / std::ceil(rows / 16),
           splits,
           partial,
           100 * std::min(1.0, blocks / sms),
@@ -232,7 +229,7 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
     for (const double value : overlap_truth(p, cost, *gpu, task, task_path)) truth.push_back(value);
   if (decoding)
     for (const double value :
-         decode_truth(p, *step, *against, *gpu, number(task, "latency_ns", task_path)))
+         decode_truth(p, *against, *gpu, number(task, "latency_ns", task_path)))
       truth.push_back(value);
   fmt::print("{} on {}, {}\n", step->name, gpu->full_name, p.text());
   double score = 0;

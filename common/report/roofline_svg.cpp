@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <map>
 #include <numbers>
@@ -348,8 +349,10 @@ class Picture {
 
   struct Marker {
     double x, y;
-    std::string text;
+    std::vector<std::string> names;
+    std::string rate;
     bool filled;
+    std::string text() const { return short_list(names) + ": " + rate; }
   };
 
   void draw_points() {
@@ -358,12 +361,11 @@ class Picture {
     const auto mark = [&](double x, double y, bool filled, const std::string& name, double rate) {
       for (Marker& m : markers)
         if (m.filled == filled && std::hypot(m.x - x, m.y - y) < 1.5) {
-          m.text = name_of_step(m.text) + ", " + name + m.text.substr(name_of_step(m.text).size());
+          m.names.push_back(name);
           return;
         }
-      markers.push_back(
-          {x, y, fmt::format("{}: {}{}", name, filled ? "" : "at most ", rate_text(rate, "FLOP/s")),
-           filled});
+      const std::string text = (filled ? "" : "at most ") + rate_text(rate, "FLOP/s");
+      markers.push_back({x, y, {name}, text, filled});
     };
     const Point* previous = nullptr;
     for (const Point& p : points_) {
@@ -389,7 +391,7 @@ class Picture {
               filled ? "filled" : "hollow", m.x, m.y, filled ? 4.5 : 7.0);
     for (const Marker& m : markers) {
       obstacles_.push_back({m.x - 7, m.y - 7, m.x + 7, m.y + 7});
-      labels.push_back({m.x, m.y, kCharacter * static_cast<double>(m.text.size()), 17, {}, false});
+      labels.push_back({m.x, m.y, kCharacter * static_cast<double>(m.text().size()), 17, {}, false});
     }
     place_labels(labels, kPlot, obstacles_, lines_);
     for (std::size_t i = 0; i < labels.size(); ++i) {
@@ -399,13 +401,40 @@ class Picture {
     for (std::size_t i = 0; i < labels.size(); ++i) {
       const Box& b = labels[i].box;
       add("<text class=\"c halo\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", (b.left + b.right) / 2,
-          b.bottom - 4, escaped(markers[i].text));
+          b.bottom - 4, escaped(markers[i].text()));
       out_.labels.push_back(b);
     }
   }
 
-  static std::string name_of_step(const std::string& text) {
-    return text.substr(0, text.find(": "));
+  // Of several steps the numbers: "v1 to v4, v6" for v1_global, v2_coalesced ...
+  static std::string short_list(const std::vector<std::string>& names) {
+    if (names.size() == 1) return names[0];
+    struct Range {
+      char letter;
+      int first, last;
+    };
+    std::vector<Range> ranges;
+    for (const std::string& name : names) {
+      int n = 0;
+      const char* const end = name.data() + name.find('_');
+      if (name.find('_') == name.npos || std::from_chars(name.data() + 1, end, n).ptr != end)
+        return fmt::format("{}", fmt::join(names, ", "));
+      const bool next = !ranges.empty() && ranges.back().letter == name[0];
+      if (next && ranges.back().last + 1 == n)
+        ranges.back().last = n;
+      else if (next && ranges.back().last >= n)
+        return fmt::format("{}", fmt::join(names, ", "));  // of two chapters
+      else
+        ranges.push_back({name[0], n, n});
+    }
+    std::string text;
+    for (const Range& r : ranges) {
+      if (!text.empty()) text += ", ";
+      text += fmt::format("{}{}", r.letter, r.first);
+      if (r.last > r.first)
+        text += fmt::format("{} {}{}", r.last > r.first + 1 ? " to" : ",", r.letter, r.last);
+    }
+    return text;
   }
 
   // From one marker to the next, ending where the marker begins.
