@@ -391,7 +391,8 @@ class Picture {
               filled ? "filled" : "hollow", m.x, m.y, filled ? 4.5 : 7.0);
     for (const Marker& m : markers) {
       obstacles_.push_back({m.x - 7, m.y - 7, m.x + 7, m.y + 7});
-      labels.push_back({m.x, m.y, kCharacter * static_cast<double>(m.text().size()), 17, {}, false});
+      const double width = kCharacter * static_cast<double>(m.text().size());
+      labels.push_back({m.x, m.y, width, 17, {}, false});
     }
     place_labels(labels, kPlot, obstacles_, lines_);
     for (std::size_t i = 0; i < labels.size(); ++i) {
