@@ -210,9 +210,8 @@ prepare() {  # PACKAGE...
   read -r -a arguments <<<"${ATTN_CMAKE_ARGS:-}"
   [[ -z $own ]] || arguments+=("$own")
   # With few cores several steps of a chapter are one compile unit: their headers are parsed once.
-  if [[ $own != *ARCHITECTURES* && $jobs -le 4 && ! ${ATTN_CMAKE_ARGS:-} =~ CUDA|ATTN_TOGETHER ]]; then
+  [[ $own == *ARCHITECTURES* || $jobs -gt 4 || ${ATTN_CMAKE_ARGS:-} =~ CUDA|ATTN_TOGETHER ]] ||
     arguments+=(-DATTN_TOGETHER=4)
-  fi
   if [[ -f $remembered && $(<"$remembered") != "${arguments[*]}" ]]; then
     rm -f "$build/CMakeCache.txt"
   fi
