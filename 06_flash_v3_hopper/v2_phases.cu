@@ -222,14 +222,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto visit = [&](int n_block, auto masked) {
     wait_full();
     issue_s();
-    __syncthreads();  // both warpgroups are done with K_j
+    __syncthreads();  // all warps are done with K_j
     load(smem.sK[0], gK, n_block + 1);
     softmax(n_block, masked);
     rescale_rows<kHeadDim>(o, rescale);
     round_p<Element, kBlockN>(p, s);
     wait_full();
     issue_o(kv);
-    __syncthreads();  // both warpgroups are done with V_j
+    __syncthreads();  // all warps are done with V_j
     load(smem.sV[0], gV, n_block + 1);
     kv.advance();
   };

@@ -201,7 +201,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_full();
     issue_s();
     wgmma_wait<0>(s);
-    __syncthreads();  // both warpgroups are done with K_j
+    __syncthreads();  // all warps are done with K_j
     load(smem.sK[0], gK, n_block + 1);
     softmax(n_block, masked);
     rescale_rows<kHeadDim>(o, rescale);
@@ -209,7 +209,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_full();
     issue_o(kv);
     wgmma_wait<0>(o);
-    __syncthreads();  // both warpgroups are done with V_j
+    __syncthreads();  // all warps are done with V_j
     load(smem.sV[0], gV, n_block + 1);
     kv.advance();
   };

@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_full(smem.k_full, kv);
     issue_s();
     wgmma_wait<0>(s);
-    __syncthreads();  // both warpgroups are done with K_j
+    __syncthreads();  // all warps are done with K_j
     if (threadIdx.x == 0 && n_block + 1 < seen.end)
       load(smem.sK[0], mapK, &smem.k_full[0], n_block + 1);
     softmax(n_block, masked);
@@ -197,7 +197,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_full(smem.v_full, kv);
     issue_o(kv);
     wgmma_wait<0>(o);
-    __syncthreads();  // both warpgroups are done with V_j
+    __syncthreads();  // all warps are done with V_j
     if (threadIdx.x == 0 && n_block + 1 < seen.end)
       load(smem.sV[0], mapV, &smem.v_full[0], n_block + 1);
     kv.advance();
