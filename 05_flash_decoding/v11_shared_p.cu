@@ -237,9 +237,10 @@ __global__ void __launch_bounds__(Config::kThreads)
       //! [pipeline]
       // (3) S = Q K^T, -inf where a query does not see a key
       float s[kBlockN / 8][4] = {};
-      if (key0 + first < keys.end)  // this warp has keys
+      if (key0 + first < keys.end) {  // this warp has keys
         scores<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
-      // (4) softmax
+      }
+      // (4) softmax: maxima of each warp's keys, then of all
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
 #pragma unroll

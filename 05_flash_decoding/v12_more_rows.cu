@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
     //! [load_q]
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-    struct RowTile {
+    struct RowTile {                                           // what a thread keeps of 16 rows
       float o[Config::kColumns / 8][4] = {};                   // not divided by l yet
       float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
       Keys seen[2];
@@ -244,10 +244,11 @@ __global__ void __launch_bounds__(Config::kThreads)
       //! [pipeline]
       // (3) S = Q K^T, -inf where a query does not see a key
       float s_of[Config::kRowTiles][kBlockN / 8][4] = {};
-      if (key0 + first < keys.end)  // this warp has keys
+      if (key0 + first < keys.end) {  // this warp has keys
         scores<Element, Config>(s_of, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
-        // (4) softmax
-        //! [softmax]
+      }
+      // (4) softmax: maxima of each warp's keys, then of all
+      //! [softmax]
 #pragma unroll
       for (int m = 0; m < Config::kRowTiles; ++m) {
         auto& s = s_of[m];

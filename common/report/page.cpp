@@ -11,6 +11,7 @@
 #include "report/markup.h"
 #include "report/roofline_svg.h"
 #include "report/sha256.h"
+#include "report/table_text.h"
 
 namespace attn::report {
 namespace {
@@ -89,15 +90,6 @@ std::string table(const std::vector<std::string>& titles, const std::string& row
   std::string head;
   for (const std::string& t : titles) head += fmt::format("<th>{}</th>", escaped(t));
   return fmt::format("<div class=\"scroll\"><table>\n<tr>{}</tr>\n{}</table></div>\n", head, rows);
-}
-
-std::string milliseconds(double s) {
-  const double ms = s * 1e3;
-  return ms < 0.1 ? fmt::format("{:.3g}", ms)
-                  : fmt::format("{:.{}f}", ms,
-                                ms < 10    ? 3
-                                : ms < 100 ? 2
-                                           : 1);
 }
 
 std::string section_title(const ResultFile& r) {

@@ -36,6 +36,17 @@ std::string versions(const json& j) {
                      j.at("cudnn").get<int>());
 }
 
+// What a kernel that only reads reached. Roofs are measured once a file; other runs have those of a
+// datasheet.
+double measured_read(const json& file) {
+  for (const json& p : file.at("problems")) {
+    const json& read = p.at("runs").at(0).at("roofs").at("hbm_read");
+    if (!read.is_null() && read.at("source") == "measured")
+      return read.at("per_second").get<double>();
+  }
+  return 0;
+}
+
 Words split(const std::string& text) {
   Words words;
   std::istringstream stream(text);
@@ -91,19 +102,6 @@ std::string peers_table(const fs::path& path) {
   }
   return fmt::format("{}; `x name`: how many times faster than that peer.\n\n{}", versions(j), grid.markdown());
 }
-
-namespace {
-// What a kernel that only reads reached. Roofs are measured once a file; other runs have those of a
-// datasheet.
-double measured_read(const json& file) {
-  for (const json& p : file.at("problems")) {
-    const json& read = p.at("runs").at(0).at("roofs").at("hbm_read");
-    if (!read.is_null() && read.at("source") == "measured")
-      return read.at("per_second").get<double>();
-  }
-  return 0;
-}
-}  // namespace
 
 std::string ratios_table(const fs::path& folder, const Words& words) {
   const auto [names, steps, peers] = wish_of("ratios", words);

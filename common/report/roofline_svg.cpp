@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <map>
 #include <numbers>
@@ -11,6 +10,7 @@
 #include "attn/error.h"
 #include "report/json_object.h"
 #include "report/markup.h"
+#include "report/short_list.h"
 
 namespace attn::report {
 namespace {
@@ -405,37 +405,6 @@ class Picture {
           b.bottom - 4, escaped(markers[i].text()));
       out_.labels.push_back(b);
     }
-  }
-
-  // Of several steps the numbers: "v1 to v4, v6" for v1_global, v2_coalesced ...
-  static std::string short_list(const std::vector<std::string>& names) {
-    if (names.size() == 1) return names[0];
-    struct Range {
-      char letter;
-      int first, last;
-    };
-    std::vector<Range> ranges;
-    for (const std::string& name : names) {
-      int n = 0;
-      const char* const end = name.data() + name.find('_');
-      if (name.find('_') == name.npos || std::from_chars(name.data() + 1, end, n).ptr != end)
-        return fmt::format("{}", fmt::join(names, ", "));
-      const bool next = !ranges.empty() && ranges.back().letter == name[0];
-      if (next && ranges.back().last + 1 == n)
-        ranges.back().last = n;
-      else if (next && ranges.back().last >= n)
-        return fmt::format("{}", fmt::join(names, ", "));  // of two chapters
-      else
-        ranges.push_back({name[0], n, n});
-    }
-    std::string text;
-    for (const Range& r : ranges) {
-      if (!text.empty()) text += ", ";
-      text += fmt::format("{}{}", r.letter, r.first);
-      if (r.last > r.first)
-        text += fmt::format("{} {}{}", r.last > r.first + 1 ? " to" : ",", r.letter, r.last);
-    }
-    return text;
   }
 
   // From one marker to the next, ending where the marker begins.

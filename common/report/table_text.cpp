@@ -48,7 +48,8 @@ std::string Grid::markdown() const {
 
 std::string milliseconds(double s) {
   const double ms = s * 1e3;
-  return fmt::format("{:.{}f}", ms, ms < 0.1 ? 4 : ms < 10 ? 3 : ms < 100 ? 2 : 1);
+  if (ms < 0.1) return fmt::format("{:.3g}", ms);
+  return fmt::format("{:.{}f}", ms, ms < 10 ? 3 : ms < 100 ? 2 : 1);
 }
 std::string rate(double flop_per_s) {
   const double tera = flop_per_s * 1e-12;

@@ -6,6 +6,7 @@
 
 #include "report/markup.h"
 #include "report/roofline_svg.h"
+#include "report/short_list.h"
 #include "report/test_files.h"
 #include "tests/catch.h"
 
@@ -102,6 +103,15 @@ TEST_CASE("labels overlap nowhere, whatever is drawn") {
     CHECK(well_formed(svg.text));
     check_labels(svg);
   }
+}
+
+TEST_CASE("names of several steps are numbers, where that says which") {
+  CHECK(short_list({"v1_global"}) == "v1_global");
+  CHECK(short_list({"v1_global", "v2_coalesced"}) == "v1, v2");
+  CHECK(short_list({"v1_a", "v2_b", "v3_c", "v9_d", "v10_e", "b1_f"}) == "v1 to v3, v9, v10, b1");
+  CHECK(short_list({"v1_a", "v3_b", "v3_c"}) == "v1_a, v3_b, v3_c");  // of two chapters
+  CHECK(short_list({"v2_a", "v1_b"}) == "v2_a, v1_b");
+  CHECK(short_list({"v1_a", "flash"}) == "v1_a, flash");
 }
 
 TEST_CASE("what nobody measured has no filled marker, and the head says so") {

@@ -159,7 +159,7 @@ peers_of() {
       echo "peers.$1.forward --steps v13_tuned --backends flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[78]') --backends flash,cudnn --repeat 5" ;;
     05_flash_decoding)
-      echo "peers.$1 --operation decode --steps v7_one_launch,v10_short_merge --backends cudnn,flash --repeat 5" ;;
+      echo "peers.$1 --operation decode --steps v7_one_launch,v10_short_merge,v12_more_rows --backends cudnn,flash --repeat 5" ;;
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5" ;;
   esac
@@ -231,11 +231,14 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen 65 --head-dim 64 --dtype fp16 --window 17,3 --dropout 0.25"
       echo "--seqlen-q 150 --seqlen-k 33 --head-dim 32"
       echo "--seqlen-q 70 --seqlen-k 33 --head-dim 40 --dtype fp32 --causal" ;;
-    # Each head dim, several queries, splits without keys, an empty sequence.
+    # Each head dim, several queries, splits without keys, an empty sequence; several row tiles, more
+    # sequences than a warp has lanes.
     05_flash_decoding/*)
       echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128 --inputs needle"
       echo "--seqlen-q 5 --seqlen-k 300 --heads 8 --kv-heads 2 --head-dim 64 --causal --dtype fp16"
-      echo "--seqlen-k 1000 --heads 3 --kv-heads 1 --head-dim 256 --window 130,0" ;;
+      echo "--seqlen-k 1000 --heads 3 --kv-heads 1 --head-dim 256 --window 130,0"
+      echo "--seqlen-q 10 --seqlen-k 1500 --heads 8 --kv-heads 1 --head-dim 128 --causal"
+      echo "--batch 40 --seqlen-k 130 --heads 2 --kv-heads 2 --head-dim 64" ;;
     06_flash_v3_hopper/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"
       echo "--seqlen 165 --head-dim 64 --dtype fp16 --window 17,3"
