@@ -159,7 +159,8 @@ peers_of() {
       echo "peers.$1.forward --steps v13_tuned --backends flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[78]') --backends flash,cudnn --repeat 5" ;;
     05_flash_decoding)
-      echo "peers.$1 --operation decode --steps v7_one_launch,v10_short_merge,v12_more_rows --backends cudnn,flash --repeat 5" ;;
+      echo "peers.$1 --operation decode --steps v7_one_launch,v10_short_merge,v12_more_rows" \
+        "--backends cudnn,flash --repeat 5" ;;
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5" ;;
   esac
