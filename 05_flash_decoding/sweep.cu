@@ -2,11 +2,17 @@
 // splits.
 //
 //     sweep_05_flash_decoding [STEP ...]
+//     sweep_05_flash_decoding --regret [N]
 //
 // A row is a problem: microseconds of the median launch with the number of splits that the step
 // takes, that number, and then the time with others. bf16, d=128, one query; L2 flushed.
+// --regret: N random problems, 200 if not given, for v7: how much longer the model's number of
+// splits takes than the best of the search; and the same number measured a second time, which says
+// how much of that is noise.
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
@@ -25,6 +31,8 @@ ATTN_DECLARE_STEP(v7_one_launch);
 ATTN_DECLARE_STEP(v8_stream_k);
 ATTN_DECLARE_STEP(v9_wide_blocks);
 ATTN_DECLARE_STEP(v10_short_merge);
+ATTN_DECLARE_STEP(v11_shared_p);
+ATTN_DECLARE_STEP(v12_more_rows);
 ATTN_DECLARE_STEP(arrived);
 
 namespace {
@@ -52,7 +60,9 @@ const Named kSteps[] = {{"v1", ::gpu::v1_one_block::launch, false},
                         {"v7", ::gpu::v7_one_launch::launch, true},
                         {"v8", ::gpu::v8_stream_k::launch, false},
                         {"v9", ::gpu::v9_wide_blocks::launch, false},
-                        {"v10", ::gpu::v10_short_merge::launch, false}};
+                        {"v10", ::gpu::v10_short_merge::launch, false},
+                        {"v11", ::gpu::v11_shared_p::launch, false},
+                        {"v12", ::gpu::v12_more_rows::launch, false}};
 constexpr int64_t kSplits[] = {1, 2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 88, 128};
 
 double microseconds(GpuTimer& timer, Arguments& args, LaunchFunction launch, int repeat) {
@@ -91,6 +101,66 @@ int main(int argc, char** argv) {
   v.upload(all.data());
   q.upload(all.data());
   GpuTimer timer;
+  const auto problem = [](const Point& at) {
+    Problem p;
+    p.batch = at.batch, p.heads = at.heads, p.kv_heads = at.kv_heads, p.head_dim = 128;
+    p.seqlen_q = at.queries, p.seqlen_k = at.keys;
+    p.dtype = DType::bf16;
+    p.finish();
+    return p;
+  };
+  const auto arguments = [&](const Problem& p) {
+    const std::vector<int> lengths(1024, static_cast<int>(p.seqlen_k));
+    used.upload(lengths.data());
+    Arguments args(p, Backend::gpu);
+    args.bind("q", q.data()), args.bind("k", k.data()), args.bind("v", v.data());
+    args.bind("o", o.data()), args.bind("lse", lse.data()), args.bind("seqused_k", used.data());
+    args.bind("o_partial", o_partial.data()), args.bind("lse_partial", lse_partial.data());
+    args.bind("arrived", arrived.data());
+    if (!::gpu::arrived::launch(args).ok()) std::exit(4);
+    return args;
+  };
+  if (argc > 1 && std::string(argv[1]) == "--regret") {
+    const int count = argc > 2 ? std::atoi(argv[2]) : 200;
+    std::mt19937_64 draw(7);
+    const auto log_uniform = [&](double from, double to) {
+      return std::exp(std::uniform_real_distribution(std::log(from), std::log(to))(draw));
+    };
+    double sum = 0, worst = 0, noise = 0;
+    std::printf("                    model: us splits   best: us splits   regret  again\n");
+    for (int n = 0; n < count;) {
+      const int64_t kv_heads = int64_t{1} << draw() % 6, group = int64_t{1} << draw() % 4;
+      const Point at{static_cast<int64_t>(log_uniform(1, 65)),
+                     static_cast<int64_t>(log_uniform(256, 131073)), kv_heads * group, kv_heads};
+      if (at.batch * at.keys * kv_heads * 128 * 2 > kMost) continue;
+      ++n;
+      Problem p = problem(at);
+      Arguments args = arguments(p);
+      const int64_t model = splits::best_splits(p, splits::kMmaRows);
+      int64_t best_splits = model;
+      p.own["num_splits"] = {double(model)};
+      const double us = microseconds(timer, args, ::gpu::v7_one_launch::launch, 15);
+      double best = us;
+      for (const int64_t splits : kSplits) {
+        if (splits == model || splits > (at.keys + 63) / 64 ||
+            at.batch * at.heads * splits > 32 * 1024)
+          continue;
+        p.own["num_splits"] = {double(splits)};
+        const double with = microseconds(timer, args, ::gpu::v7_one_launch::launch, 9);
+        if (with < best) best = with, best_splits = splits;
+      }
+      p.own["num_splits"] = {double(model)};
+      const double again = microseconds(timer, args, ::gpu::v7_one_launch::launch, 15);
+      const double regret = us / best - 1;
+      sum += regret, worst = std::max(worst, regret), noise += std::abs(again / us - 1);
+      std::printf("B%-3d L%-6d %2d/%-2d  %10.1f %6d %10.1f %6d  %6.1f %% %5.1f %%\n", int(at.batch),
+                  int(at.keys), int(at.heads), int(at.kv_heads), us, int(model), best,
+                  int(best_splits), 100 * regret, 100 * (again / us - 1));
+    }
+    std::printf("%d problems: mean regret %.2f %%, worst %.1f %%; the same again: %.2f %%\n", count,
+                100 * sum / count, 100 * worst, 100 * noise / count);
+    return 0;
+  }
   for (const auto& [name, launch, takes_splits] : kSteps) {
     if (argc > 1 && std::find(argv + 1, argv + argc, std::string(name)) == argv + argc) continue;
     std::printf("%s                        us splits |", name);
@@ -98,19 +168,8 @@ int main(int argc, char** argv) {
       for (const int64_t n : kSplits) std::printf(" %6d", static_cast<int>(n));
     std::printf("\n");
     for (const Point& at : kPoints) {
-      Problem p;
-      p.batch = at.batch, p.heads = at.heads, p.kv_heads = at.kv_heads, p.head_dim = 128;
-      p.seqlen_q = at.queries, p.seqlen_k = at.keys;
-      p.dtype = DType::bf16;
-      p.finish();
-      const std::vector<int> lengths(1024, static_cast<int>(at.keys));
-      used.upload(lengths.data());
-      Arguments args(p, Backend::gpu);
-      args.bind("q", q.data()), args.bind("k", k.data()), args.bind("v", v.data());
-      args.bind("o", o.data()), args.bind("lse", lse.data()), args.bind("seqused_k", used.data());
-      args.bind("o_partial", o_partial.data()), args.bind("lse_partial", lse_partial.data());
-      args.bind("arrived", arrived.data());
-      if (!::gpu::arrived::launch(args).ok()) return 4;
+      Problem p = problem(at);
+      Arguments args = arguments(p);
       const double us = microseconds(timer, args, launch, 15);
       const double bytes = 2.0 * double(at.batch * at.keys * at.kv_heads) * 128 * 2;
       std::printf("B%-3d L%-6d %2d/%-2d  %8.1f %4.2f TB/s %4d |", int(at.batch), int(at.keys),
