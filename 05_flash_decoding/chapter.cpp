@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "check/operation.h"
@@ -20,6 +21,8 @@ ATTN_DECLARE_STEP(v9_wide_blocks);
 ATTN_DECLARE_STEP(v10_short_merge);
 ATTN_DECLARE_STEP(v11_shared_p);
 ATTN_DECLARE_STEP(v12_more_rows);
+ATTN_DECLARE_STEP(v13_even_splits);
+ATTN_DECLARE_STEP(v14_wgmma);
 ATTN_DECLARE_STEP(arrived);
 
 namespace attn {
@@ -104,6 +107,7 @@ int64_t one_row(const Problem&) { return 1; }
 int64_t mma_rows(const Problem&) { return kMmaRows; }
 int64_t one_per_sm(const Problem&) { return 1; }
 int64_t more_rows(const Problem& p) { return kMmaRows * row_tiles_of_a_block(p); }
+int64_t wgmma_rows(const Problem&) { return 64; }
 int64_t filling(const Problem& p, int64_t block_rows) { return splits_that_fill(p, block_rows); }
 
 Step split_step(std::string name, std::string idea, int64_t (*block_rows)(const Problem&),
@@ -169,6 +173,37 @@ Step stream_k(std::string name, std::string idea, Launch launch,
   return step;
 }
 
+// Even splits or runs. With --split-keys there may be more splits than blocks are resident.
+Step even_or_runs(std::string name, std::string idea, Launch launch,
+                  int64_t (*block_rows)(const Problem&), int64_t tile_keys) {
+  Step step = stream_k(std::move(name), std::move(idea), launch, one_per_sm, block_rows);
+  step.takes.push_back("split_keys");
+  const auto even = [=](const Problem& p) {
+    return even_splits(p, block_rows(p), p.head_dim == 256 ? 64 : tile_keys, kSms);
+  };
+  step.refuses = [=, of_runs = step.refuses](const Problem& p) -> Reason {
+    if (Reason reason = of_runs(p)) return reason;
+    if (const auto given = p.own.find("split_keys"); given != p.own.end()) {
+      if (std::fmod(given->second[0], 128) != 0)
+        return fmt::format("--split-keys {}: must be a multiple of 128", given->second[0]);
+      if (even(p).blocks >= int64_t{1} << 31)
+        return fmt::format("{} splits: at most 2^31 - 1 fit in a grid", even(p).blocks);
+    }
+    return std::nullopt;
+  };
+  step.workspaces = [=, of_runs = step.workspaces](const Problem& p) {
+    std::vector<Workspace> all = of_runs(p);
+    if (p.own.contains("split_keys"))
+      for (auto& w : all) {
+        const int64_t rows = even(p).blocks * block_rows(p);
+        if (w.name == "o_partial") w.bytes = std::max(w.bytes, rows * p.head_dim * 4);
+        if (w.name == "lse_partial") w.bytes = std::max(w.bytes, rows * 4);
+      }
+    return all;
+  };
+  return step;
+}
+
 Chapter make_chapter() {
   Chapter c{"05_flash_decoding", "one query, a long cache, the whole GPU", {}};
   c.steps.push_back({
@@ -209,6 +244,11 @@ Chapter make_chapter() {
                              ATTN_LAUNCH(v11_shared_p)));
   c.steps.push_back(stream_k("v12_more_rows", "up to 64 rows in a block",
                              ATTN_LAUNCH(v12_more_rows), one_per_sm, more_rows));
+  c.steps.push_back(even_or_runs("v13_even_splits", "even splits where all lengths are the same",
+                                 ATTN_LAUNCH(v13_even_splits), mma_rows, 128));
+  c.steps.push_back(even_or_runs("v14_wgmma", "up to 64 rows by wgmma, a tile for a warpgroup",
+                                 ATTN_LAUNCH(v14_wgmma), wgmma_rows, 64));
+  c.steps.back().needs = kHopper;
   return c;
 }
 

@@ -43,26 +43,28 @@ inline int64_t splits_that_fill(const Problem& p, int64_t block_rows, int64_t le
   return std::clamp<int64_t>(wanted, 1, std::min(most, kMostSplits));
 }
 //! [fill]
-// Seconds of a launch with `num_splits`, from a sweep on an H200 (sweep.cu): a start, the stream of
-// K and V, the merge, and what each block costs besides. All constants are fitted. A block alone
-// reads at kBlockRate (in the sweep 53 GB/s in v7, 65 in v6), all SMs together at kRoof. While all
-// blocks are resident, the SM with the most of them is the last one: an upper bound, since its
-// blocks use bandwidth that others leave.
+// Seconds of a launch with `num_splits`: a start, the stream of K and V, the merge, and what each
+// block costs besides. All constants are fitted to a search over 200 random problems on an H200
+// (sweep.cu). A block alone reads at kBlockRate, all SMs together at kRoof; the SM with the most
+// blocks is the last one. combine() adds up eight parts at a time, and what is left over one by
+// one: a single part takes as long as eight.
 //! [model]
 inline double modelled_seconds(const Problem& p, int64_t block_rows, int64_t num_splits) {
-  constexpr double kStart = 8e-6, kBlockRate = 45e9, kRoof = 4.3e12;
-  constexpr double kMergeOfARow = 0.03e-6, kBlock = 0.5e-6;
+  constexpr double kStart = 8e-6, kBlockRate = 51e9, kRoof = 5.1e12, kBlocks = 2.5e-6;
+  constexpr double kMerge = 2.5e-6, kEightParts = 0.6e-6, kPart = 1e-6;
   constexpr int64_t kTile = 64;
   const int64_t resident = kSms * blocks_per_sm(p), keys = most_keys(p);
   const int64_t share = (keys + num_splits * kTile - 1) / (num_splits * kTile) * kTile;
   const int64_t blocks = row_blocks(p, block_rows) * num_splits;
   const int64_t busiest = (blocks + kSms - 1) / kSms * std::min(blocks, kSms);
+  const int64_t waves = (blocks + resident - 1) / resident;
   const double bytes = 2.0 * double(share * p.head_dim * size_of(p.dtype));
   const double stream =
-      std::max(bytes / kBlockRate, double(blocks <= resident ? busiest : blocks) * bytes / kRoof);
-  const double rows = double(std::min(block_rows, p.group() * p.seqlen_q));
-  return kStart + stream + (num_splits > 1 ? kMergeOfARow * rows * double(num_splits) : 0) +
-         kBlock * double(blocks) / double(resident);
+      std::max(double(waves) * bytes / kBlockRate, double(busiest) * bytes / kRoof);
+  const double merge =
+      kMerge + kEightParts * double(num_splits / 8) + kPart * double(num_splits % 8);
+  return kStart + stream + (num_splits > 1 ? merge : 0) +
+         kBlocks * double(blocks) / double(resident);
 }
 inline int64_t best_splits(const Problem& p, int64_t block_rows) {
   if (const auto given = p.own.find("num_splits"); given != p.own.end())  // sweep.cu's
@@ -73,5 +75,34 @@ inline int64_t best_splits(const Problem& p, int64_t block_rows) {
   return best;
 }
 //! [model]
+
+// Splits that follow from the room of the cache, if all sequences fill it: tiles of keys of each,
+// how many of them a head has, and the blocks.
+//! [even]
+struct EvenSplits {
+  int64_t share, splits, blocks;
+  bool full;  // whether they keep the SMs as busy as runs of equal length, but for a sixteenth
+};
+inline EvenSplits even_splits(const Problem& p, int64_t block_rows, int64_t tile_keys,
+                              int64_t num_sms) {
+  const int64_t tiles = std::max<int64_t>(1, (most_keys(p) + tile_keys - 1) / tile_keys);
+  const int64_t heads = row_blocks(p, block_rows);
+  const int64_t wanted = std::clamp<int64_t>(num_sms / heads, 1, tiles);
+  EvenSplits even{(tiles + wanted - 1) / wanted, 0, 0, false};
+  if (const auto given = p.own.find("split_keys"); given != p.own.end())
+    even.share = static_cast<int64_t>(given->second[0]) / tile_keys;
+  even.splits = (tiles + even.share - 1) / even.share;
+  even.blocks = heads * even.splits;
+  const int64_t busiest = (even.blocks + num_sms - 1) / num_sms * even.share;
+  const int64_t of_runs = (heads * tiles + num_sms - 1) / num_sms;
+  even.full = busiest <= of_runs + of_runs / 16;
+  return even;
+}
+// Whether a launch has splits of the same length for all: where that was asked for, and where no
+// lengths are given and they keep the SMs busy.
+inline bool splits_evenly(const Problem& p, const EvenSplits& even) {
+  return p.own.contains("split_keys") || (p.seqused_k.empty() && even.full);
+}
+//! [even]
 
 }  // namespace attn::splits

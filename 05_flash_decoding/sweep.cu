@@ -33,6 +33,8 @@ ATTN_DECLARE_STEP(v9_wide_blocks);
 ATTN_DECLARE_STEP(v10_short_merge);
 ATTN_DECLARE_STEP(v11_shared_p);
 ATTN_DECLARE_STEP(v12_more_rows);
+ATTN_DECLARE_STEP(v13_even_splits);
+ATTN_DECLARE_STEP(v14_wgmma);
 ATTN_DECLARE_STEP(arrived);
 
 namespace {
@@ -62,7 +64,9 @@ const Named kSteps[] = {{"v1", ::gpu::v1_one_block::launch, false},
                         {"v9", ::gpu::v9_wide_blocks::launch, false},
                         {"v10", ::gpu::v10_short_merge::launch, false},
                         {"v11", ::gpu::v11_shared_p::launch, false},
-                        {"v12", ::gpu::v12_more_rows::launch, false}};
+                        {"v12", ::gpu::v12_more_rows::launch, false},
+                        {"v13", ::gpu::v13_even_splits::launch, false},
+                        {"v14", ::gpu::v14_wgmma::launch, false}};
 constexpr int64_t kSplits[] = {1, 2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 88, 128};
 
 double microseconds(GpuTimer& timer, Arguments& args, LaunchFunction launch, int repeat) {

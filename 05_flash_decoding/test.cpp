@@ -41,7 +41,9 @@ void decode_problems(const std::vector<int64_t>& lengths, Body body) {
 }  // namespace
 
 // 16 bits, three head dims, up to 16 queries; masks by position; no other feature.
-bool attn::tests::promised(const Step&, const Problem& p) {
+bool attn::tests::promised(const Step& step, const Problem& p) {
+  if (p.own.contains("split_keys") && !one_of_steps(step, {"v13_even_splits", "v14_wgmma"}))
+    return false;
   return p.dtype != DType::fp32 && one_of(p.head_dim, {64, 128, 256}) && p.seqlen_q <= 16 &&
          !p.varlen() && p.dropout == 0 && p.softcap == 0 && !p.alibi && !p.mask;
 }
@@ -143,6 +145,67 @@ TEST_CASE("a launch is right again with other lengths on the GPU", "[gpu]") {
   replay(Backend::gpu);
 }
 
+namespace {
+// A sequence alone, and among others, with splits of 128 keys.
+void same_bits_in_any_batch(Backend backend) {
+  int steps = 0;
+  for (const Step& step : chapter().steps) {
+    if (std::ranges::find(step.takes, "split_keys") == step.takes.end()) continue;
+    ++steps;
+    for (const int64_t d : {64, 128, 256}) {
+      Problem all = problem(2, 900, d, DType::bf16);
+      all.batch = 3, all.heads = 4, all.kv_heads = 2, all.causal = true;
+      all.seqused_k = {900, 250, 517};
+      all.own["split_keys"] = {128};
+      all.finish();
+      const HostTensors drawn = draw(*step.operation, all).tensors;
+      Session together(all, *step.operation, backend, drawn);
+      REQUIRE(together.prepare(step).ok());
+      REQUIRE(together.launch().ok());
+      const HostTensors expected = together.outputs();
+      for (int64_t b = 0; b < all.batch; ++b) {
+        Problem one = all;
+        one.batch = 1, one.seqused_k = {all.seqused_k[static_cast<std::size_t>(b)]};
+        one.finish();
+        const auto share = [&](HostTensor& mine, const HostTensor& of_all) {
+          const auto n = static_cast<std::ptrdiff_t>(mine.data.size());
+          mine.data.assign(of_all.data.begin() + b * n, of_all.data.begin() + (b + 1) * n);
+        };
+        HostTensors inputs = draw(*step.operation, one).tensors;
+        for (const char* name : {"q", "k", "v"}) share(inputs.at(name), drawn.at(name));
+        Session alone(one, *step.operation, backend, inputs);
+        REQUIRE(alone.prepare(step).ok());
+        REQUIRE(alone.launch().ok());
+        for (auto& [name, t] : alone.outputs()) {
+          HostTensor part = t;
+          share(part, expected.at(name));
+          INFO(step.name << " " << name << " of sequence " << b << ", d=" << d);
+          CHECK(same(t, part));
+        }
+      }
+    }
+  }
+  CHECK(steps == 2);
+}
+}  // namespace
+
+TEST_CASE("with splits of so many keys a sequence has the same bits in any batch", "[emulated]") {
+  same_bits_in_any_batch(Backend::emulated);
+}
+TEST_CASE("a sequence has the same bits in any batch on the GPU", "[gpu]") {
+  same_bits_in_any_batch(Backend::gpu);
+}
+
+TEST_CASE("splits of so many keys are right", "[emulated]") {
+  for (const int64_t keys : {128, 384, 1 << 20}) {
+    Problem p = problem(3, 1000, keys == 384 ? 256 : 128, DType::bf16);
+    p.batch = 3, p.heads = 8, p.kv_heads = 2, p.causal = true;
+    p.seqused_k = {1000, 0, 129};
+    p.own["split_keys"] = {static_cast<double>(keys)};
+    check_steps("decode", p, Backend::emulated);
+  }
+}
+
 TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   const auto refused = [](Problem p, const char* why) {
     p.finish();
@@ -159,6 +222,9 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   Problem p = problem(1, 64, 64, DType::bf16);
   p.softcap = 30;
   refused(p, "--softcap 30: this step has no softcap");
+  p = problem(1, 1024, 64, DType::bf16);
+  p.own["split_keys"] = {192};
+  refused(p, "--split-keys 192: ");  // no multiple of 128; or none of it
 }
 
 TEST_CASE("runs count fewer than 2^30 tiles", "[emulated]") {
@@ -166,8 +232,9 @@ TEST_CASE("runs count fewer than 2^30 tiles", "[emulated]") {
   p.batch = 63, p.heads = p.kv_heads = 1;
   p.finish();
   for (const Step& step : chapter().steps) {
-    const bool runs = one_of_steps(step, {"v8_stream_k", "v9_wide_blocks", "v10_short_merge",
-                                          "v11_shared_p", "v12_more_rows"});
+    const bool runs =
+        one_of_steps(step, {"v8_stream_k", "v9_wide_blocks", "v10_short_merge", "v11_shared_p",
+                            "v12_more_rows", "v13_even_splits", "v14_wgmma"});
     INFO(step.name);
     CHECK(!refusal(step, p));
     p.batch = 64;

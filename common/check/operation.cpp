@@ -112,6 +112,13 @@ const Operation& decode() {
       .flop = forward_flop,
       .reference = forward_reference,
       .few_queries = 1,
+      .own = {{.name = "split_keys",
+               .lacking = "splits of so many keys",
+               .help = "N keys to a split, whatever else is in the batch (a multiple of 128)",
+               .kind = Feature::Kind::number,
+               .least = 128,
+               .most = 1 << 30,
+               .whole = true}},
       // Each key and value in use once, whatever room the cache has.
       .useful_bytes =
           [](const Problem& p) {

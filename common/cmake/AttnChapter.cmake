@@ -136,20 +136,29 @@ endforeach()
 endfunction()
 
 # attn_add_chapter(<chapter> STEPS <step> ... [KERNELS <more.cu> ...] [HOPPER] [PARENT <chapter>/<step>]
-#                  [TABLE <more.cpp> ...] [TESTS <more.cpp> ...]): the program, its benchmark and its tests, from
-# <step>.cu, chapter.cpp, test.cpp and those named: beside the steps kernels that prepare them, beside the table the
-# operations that the chapter declares.
+#                  [TABLE <more.cpp> ...] [TESTS <more.cpp> ...] [HOPPER_STEPS <step> ...]): the program, its benchmark
+# and its tests, from <step>.cu, chapter.cpp, test.cpp and those named: beside the steps kernels that prepare them,
+# beside the table the operations that the chapter declares. HOPPER_STEPS: those of STEPS that are for sm_90a alone.
 function(attn_add_chapter chapter)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;KERNELS;TABLE;TESTS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;KERNELS;TABLE;TESTS;HOPPER_STEPS")
   set(files)
+  set(hopper_files)
   foreach(step ${arg_STEPS})
-    list(APPEND files ${step}.cu)
+    if(step IN_LIST arg_HOPPER_STEPS)
+      list(APPEND hopper_files ${step}.cu)
+    else()
+      list(APPEND files ${step}.cu)
+    endif()
   endforeach()
   set(hopper)
   if(arg_HOPPER)
     set(hopper HOPPER)
   endif()
   attn_add_kernels(${chapter} ${hopper} FILES ${files} ${arg_KERNELS})
+  if(hopper_files)
+    attn_add_kernels(${chapter}_hopper HOPPER FILES ${hopper_files})
+    list(APPEND ${chapter}_OBJECTS ${${chapter}_hopper_OBJECTS})
+  endif()
   add_library(${chapter}_table OBJECT chapter.cpp ${arg_TABLE})
   target_link_libraries(${chapter}_table PRIVATE attn attn_warnings)
   set(objects ${${chapter}_OBJECTS} $<TARGET_OBJECTS:${chapter}_table>)

@@ -357,6 +357,19 @@ Tokens flags_of(const fs::path& root, bool hopper) {
   return all;
 }
 
+// The steps that a chapter compiles for Hopper's architecture: those after HOPPER_STEPS; "*": HOPPER, all of them.
+std::set<std::string> hopper_steps(const std::string& cmake) {
+  std::set<std::string> steps;
+  bool listed = false;
+  for (const std::string& word : lex(cmake)) {
+    if (word == "HOPPER") steps.insert("*");
+    if (std::isupper(static_cast<unsigned char>(word[0]))) listed = word == "HOPPER_STEPS";
+    if (listed && std::islower(static_cast<unsigned char>(word[0]))) steps.insert(word);
+    if (word == ")") listed = false;
+  }
+  return steps;
+}
+
 std::string number_of(const std::string& step) { return step.substr(0, step.find('_')); }
 
 }  // namespace
@@ -366,13 +379,14 @@ Keys kernel_keys(const fs::path& root) {
   for (const auto& folder : fs::directory_iterator(root)) {
     const std::string chapter = folder.path().filename().string();
     if (!fs::exists(folder.path() / "chapter.cpp")) continue;
-    const Tokens flags = flags_of(root, read(folder.path() / "CMakeLists.txt").find("HOPPER") != std::string::npos);
+    const std::set<std::string> hopper = hopper_steps(read(folder.path() / "CMakeLists.txt"));
     for (const auto& entry : fs::directory_iterator(folder.path())) {
       const std::string step = entry.path().stem().string();
       const bool is_step = step.size() > 1 && std::isdigit(static_cast<unsigned char>(step[1]));  // no sweep, no preparation
       if (entry.path().extension() != ".cu" || !is_step) continue;
       Tokens tokens = tokens_of(root, entry.path());
-      tokens.insert(tokens.end(), flags.begin(), flags.end());
+      const bool for_hopper = hopper.contains(step) || hopper.contains("*");
+      std::ranges::copy(flags_of(root, for_hopper), std::back_inserter(tokens));
       keys[chapter + "/" + step] = hash(std::move(tokens), step);
     }
   }

@@ -1,0 +1,334 @@
+// v14_wgmma: 64 rows by wgmma.
+//
+// parent    v13_even_splits
+// idea      Hopper's MMA has 64 rows, and four warps multiply as one: the rows of a group and of
+//           several queries are those of a single MMA. A warpgroup has all of a tile's keys, so
+//           that nothing is left to merge in the block. Tiles lie in panels of 128-byte rows.
+// expect    time flat up to 64 rows; gpu__time_duration.sum at short caches
+// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
+#include <algorithm>
+
+#include "device/device.h"
+#include "attn/kernel.h"
+#include "ptx/cp_async.h"
+#include "ptx/global_flag.h"
+#include "ptx/mma.h"
+#include "ptx/tma.h"
+#include "ptx/wgmma.h"
+#include "combine.h"
+#include "schedules.h"
+#include "splits.h"
+#include "tiles.h"
+
+namespace ATTN_BACKEND::v14_wgmma {
+using namespace attn;
+using namespace flash_decoding;
+using namespace splits;
+
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_, kRows = 64;
+  static constexpr int kBlockN = 64, kTile = kBlockN;             // keys of a tile
+  static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;  // a warpgroup
+  static constexpr int kLanes = kHeadDim / 8;                     // that copy a row: 16 bytes each
+  static constexpr int kKeysAtOnce = kThreads / kLanes;  // rows that the block copies at once
+  static constexpr int kStages = kHeadDim == 64 ? 8 : kHeadDim == 128 ? 6 : 3;  // tiles of K and V
+  static constexpr int kBlocksPerSm = 1;
+};
+
+// Tiles are panels of 64 columns, [d / 64][rows, 64], as in chapter 06.
+template <class Element, class Config>
+struct SharedStorage {
+  alignas(1024) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
+  alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
+  alignas(1024) Element sQ[Config::kRows * Config::kHeadDim];
+  bool last;  // whether this block merges
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, last)
+};
+// The swizzled offset of element (row, col) of a tile of 64 rows.
+//! [swizzle]
+__device__ __forceinline__ int swizzled_offset(int row, int col) {
+  return (col / 64 * 64 + row) * 64 + ((col / 8) ^ row) % 8 * 8 + col % 8;
+}
+//! [swizzle]
+
+// Issues the copies of this thread's chunks of a tile of 64 rows, of which `count` are there; the
+// others become 0. `g`: the thread's chunk of the tile's first row.
+//! [load]
+template <class Config, class Element>
+__device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
+  const int first = threadIdx.x / Config::kLanes, chunk = threadIdx.x % Config::kLanes * 8;
+#pragma unroll
+  for (int n = 0; n < 64; n += Config::kKeysAtOnce) {
+    const int row = n + first;
+    const bool inside = row < count;
+    cp_async_16(tile + swizzled_offset(row, chunk), g + (inside ? row : 0) * Config::kHeadDim,
+                inside ? 16 : 0);
+  }
+}
+//! [load]
+
+// (3) S = Q K^T, and (5) O += P V, of 64 rows and 64 keys. They are issued, and not waited for.
+//! [mma]
+template <class Element, class Config>
+__device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
+                                       const Element* sK) {
+  const WgmmaOperand q = wgmma_operand(sQ), k = wgmma_operand(sK);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < Config::kHeadDim / 16; ++step) {  // 64 columns a panel
+    const int at = step / 4 * 64 * 128 + step % 4 * 32;       // bytes
+    wgmma<Element, false>(s, q + at, k + at, step > 0);
+  }
+  wgmma_commit();
+}
+template <class Element, class Config>
+__device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
+                                       const uint32_t (&p)[Config::kBlockN / 16][4],
+                                       const Element* sV) {
+  const WgmmaOperand v = wgmma_operand(sV, 64 * 128);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < Config::kBlockN / 16; ++k)  // 16 keys are 16 rows of 128 bytes
+    wgmma<Element, true>(o, p[k], v + 16 * 128 * k, true);
+  wgmma_commit();
+}
+//! [mma]
+
+// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
+// every 32nd part. `place_of(n)`: where part n lies.
+//! [merge_row]
+template <class Element, class Config, class PlaceOf>
+__device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
+                                          Element* gO, float* gLse, int64_t row, int num_parts,
+                                          PlaceOf place_of) {
+  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
+  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  const int lane_id = threadIdx.x % 32;
+  const bool owner = 4 * lane_id < kHeadDim;  // with d = 64 half of the lanes have no columns
+  float4 parts[kAtOnce][kOwn] = {};
+  const auto load = [&](int n0) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c)
+        if (owner && n0 + i < num_parts)
+          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
+                                                         128 * c + 4 * lane_id);
+  };
+  load(0);
+  float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int distance = 16; distance > 0; distance /= 2)
+    max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
+  for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
+    if (n0 > 0) load(n0);
+    if (n0 % 32 == 0) {
+      const int n = n0 + lane_id;
+      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
+      sum += weight;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float of_part = __shfl_sync(~0u, weight, n0 % 32 + i);
+      if (n0 + i >= num_parts) continue;
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c) add_scaled(out[c], of_part, parts[i][c]);
+    }
+  }
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+#pragma unroll
+  for (int c = 0; c < kOwn; ++c)
+    if (owner)
+      store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum > 0 ? 1 / sum : 0);
+  if (lane_id == 0) gLse[row] = sum > 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
+}
+//! [merge_row]
+
+template <class Element, class Config, class Schedule>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
+                     const Element* gK,    // [B, Hkv, seqlen_k, d]
+                     const Element* gV,    // [B, Hkv, seqlen_k, d]
+                     const int* gSeqused,  // [B]: keys of each sequence
+                     Element* gO,          // [B, Hq, seqlen_q, d]
+                     float* gLse,          // [B, Hq, seqlen_q]
+                     float* gOPartial,     // [blocks, 2, kRows, d]
+                     float* gLsePartial,   // [blocks, 2, kRows], to base 2
+                     unsigned* gArrived,  // [row blocks]: parts that are stored; 0 between launches
+                     Shape shape, Schedule schedule, int row_tiles) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  // Position in an accumulator: its first row is one of 16 of this warp.
+  const int first_row = 16 * warp_id + lane_id / 4, quad_col = lane_id % 4 * 2;
+  const int heads = shape.kv_heads * row_tiles;
+  schedule.begin(shape, gSeqused, heads, Config::kTile);
+  for (Segment segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
+    const auto [used, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
+    const Rows rows = rows_of(shape, row_block, kRows);
+    const Keys all = keys_of_sequence(shape, used);
+    const Keys keys{all.begin + tile * Config::kTile,
+                    min(all.end, all.begin + (tile + count) * Config::kTile)};
+    const int chunk = threadIdx.x % Config::kLanes * 8;
+    const int64_t kv = int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + chunk;
+
+    // (1) load Q, which stays. Rows that are not there become 0.
+    //! [load_q]
+    load_tile<Config>(smem.sQ, gQ + rows.first * kHeadDim + chunk, rows.count);
+    cp_async_commit();
+    //! [load_q]
+    float o[kHeadDim / 8][4] = {};                           // not divided by l yet
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+    const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
+    const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + first_row) % shape.seqlen_q),
+                          keys_of_query(shape, used, (rows.row0 + first_row + 8) % shape.seqlen_q)};
+
+    // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+    //! [pipeline]
+    constexpr int kStages = Config::kStages;
+    const auto load_kv = [&](int key0, int stage) {
+      if (key0 < keys.end) {
+        const int64_t from = kv + int64_t{key0} * kHeadDim;
+        load_tile<Config>(smem.sK[stage], gK + from, keys.end - key0);
+        load_tile<Config>(smem.sV[stage], gV + from, keys.end - key0);
+      }
+      cp_async_commit();
+    };
+    for (int n = 0; n < kStages - 1; ++n) load_kv(keys.begin + n * kBlockN, n);
+    int stage = 0;
+    for (int key0 = keys.begin; key0 < keys.end; key0 += kBlockN, stage = (stage + 1) % kStages) {
+      cp_async_wait<kStages - 2>();
+      shared_write_fence();  // the async proxy, by which wgmma reads, knows of this thread's copies
+      __syncthreads();       // this tile is there; all are done with the one before
+      load_kv(key0 + (kStages - 1) * kBlockN, (stage + kStages - 1) % kStages);
+      //! [pipeline]
+      // (3) S = Q K^T
+      float s[kBlockN / 8][4];
+      scores<Element, Config>(s, smem.sQ, smem.sK[stage]);
+      wgmma_wait<0>(s);
+      // (4) softmax; -inf where a query does not see a key. Warps without rows have nothing to do.
+      //! [softmax]
+      uint32_t p[kBlockN / 16][4] = {};
+      if (16 * warp_id < rows.count) {
+        float max[2] = {row_max[0], row_max[1]};
+#pragma unroll
+        for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            const int j = key0 + 8 * n + quad_col + i % 2;
+            s[n][i] = j < seen[i / 2].begin || j >= seen[i / 2].end ? -INFINITY
+                                                                    : s[n][i] * softmax_scale_log2;
+            max[i / 2] = fmaxf(max[i / 2], s[n][i]);
+          }
+        float rescale[2];
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          max[r] = quad_max(max[r]);
+          rescale[r] = exp2f(row_max[r] - max[r]);
+          row_max[r] = max[r];
+          row_sum[r] *= rescale[r];
+        }
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
+#pragma unroll
+        for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            s[n][i] = exp2f(s[n][i] - max[i / 2]);
+            row_sum[i / 2] += s[n][i];
+          }
+#pragma unroll
+        for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+          for (int r = 0; r < 2; ++r)
+            p[n / 2][n % 2 * 2 + r] = pack2<Element>(s[n][2 * r], s[n][2 * r + 1]);
+      }
+      //! [softmax]
+      // (5) O += P V
+      output<Element, Config>(o, p, smem.sV[stage]);
+      wgmma_wait<0>(o);
+    }
+
+    // (6) O = O / l of these keys; (7) store it and its lse, -inf where there are none
+    //! [store]
+    cp_async_wait<0>();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = first_row + 8 * r;
+      const float sum = quad_sum(row_sum[r]);
+      if (row >= rows.count) continue;
+      const float factor = sum > 0 ? 1 / sum : 0;
+      const float lse = sum > 0 ? row_max[r] + log2f(sum) : -INFINITY;
+      const int64_t to =
+          num_splits == 1 ? rows.first + row : Schedule::slot(segment, split) * kRows + row;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n) {
+        const float o0 = o[n][2 * r] * factor, o1 = o[n][2 * r + 1] * factor;
+        const int64_t at = to * kHeadDim + 8 * n + quad_col;
+        if (num_splits == 1)
+          *reinterpret_cast<uint32_t*>(gO + at) = pack2<Element>(o0, o1);
+        else
+          *reinterpret_cast<float2*>(gOPartial + at) = make_float2(o0, o1);
+      }
+      if (quad_col == 0)
+        (num_splits == 1 ? gLse : gLsePartial)[to] = num_splits == 1 ? kLn2 * lse : lse;
+    }
+    //! [store]
+
+    // (8) the last one merges
+    //! [arrive]
+    __syncthreads();  // this block's part is stored; nobody reads Q any more
+    if (num_splits == 1) continue;
+    if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
+    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    if (!smem.last) continue;
+    for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
+      merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
+                                 [&](int n) { return Schedule::slot(segment, n) * kRows + r; });
+    if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
+    //! [arrive]
+  }
+}
+
+template <class Element, class Config, class Schedule>
+Status launch(const Arguments& args, const Schedule& schedule, int64_t blocks) {
+  const Problem& p = args.problem;
+  args.phase("attention");
+  return launch_kernel(attention_kernel<Element, Config, Schedule>,
+                       dim3(static_cast<unsigned>(blocks)), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
+                       args.in<Element>("k"), args.in<Element>("v"), args.in<int>("seqused_k"),
+                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("o_partial"),
+                       args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
+                       schedule, static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)));
+}
+
+//! [choice]
+template <class Element, class Config>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
+  const EvenSplits even = even_splits(p, Config::kRows, Config::kTile, num_sms);
+  if (splits_evenly(p, even))
+    return launch<Element, Config>(
+        args, Even{static_cast<int>(even.share), static_cast<int>(even.splits)}, even.blocks);
+  return launch<Element, Config>(args, Runs{static_cast<int>(p.batch)},
+                                 std::min(kMostRuns, num_sms * Config::kBlocksPerSm));
+}
+//! [choice]
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
+      case 256: return launch<Element, Config<256>>(args);
+    }
+    return Status::unsupported("only head dims 64, 128 and 256");
+  });
+}
+
+}  // namespace ATTN_BACKEND::v14_wgmma
