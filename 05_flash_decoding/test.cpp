@@ -40,12 +40,14 @@ void decode_problems(const std::vector<int64_t>& lengths, Body body) {
 
 }  // namespace
 
-// 16 bits, three head dims, up to 16 queries; masks by position; no other feature.
+// 16 bits, three head dims, up to 16 queries; masks by position; softcap and ALiBi in v16.
 bool attn::tests::promised(const Step& step, const Problem& p) {
-  if (p.own.contains("split_keys") && !one_of_steps(step, {"v13_even_splits", "v14_wgmma"}))
+  const bool features = one_of_steps(step, {"v16_features"});
+  if (p.own.contains("split_keys") && !features &&
+      !one_of_steps(step, {"v13_even_splits", "v14_rows_together", "v15_wgmma"}))
     return false;
   return p.dtype != DType::fp32 && one_of(p.head_dim, {64, 128, 256}) && p.seqlen_q <= 16 &&
-         !p.varlen() && p.dropout == 0 && p.softcap == 0 && !p.alibi && !p.mask;
+         !p.varlen() && p.dropout == 0 && !p.mask && (features || (p.softcap == 0 && !p.alibi));
 }
 
 TEST_CASE("steps are right for caches of any length", "[emulated]") {
@@ -54,6 +56,23 @@ TEST_CASE("steps are right for caches of any length", "[emulated]") {
                   [&](const Problem& p) { ran += check_steps("decode", p, Backend::emulated); });
   for (const Step& step : chapter().steps) CHECK(ran.of[step.name] == 39);
 }
+
+namespace {
+// Softcap and ALiBi with every mask and head dim, up to scores that the cap flattens.
+void features(Backend backend, const std::vector<int64_t>& lengths) {
+  Counts ran;
+  std::size_t n = 0;
+  decode_problems(lengths, [&](Problem p) {
+    p.softcap = n % 3 == 0 ? 0 : n % 3 == 1 ? 15 : 0.5f;
+    p.alibi = n % 3 != 1;
+    ++n;
+    ran += check_steps("decode", p, backend);
+  });
+  CHECK(ran.of["v16_features"] == 3 * static_cast<int>(lengths.size()));
+}
+}  // namespace
+TEST_CASE("softcap and ALiBi", "[emulated]") { features(Backend::emulated, kLengths05); }
+TEST_CASE("softcap and ALiBi on the GPU", "[gpu]") { features(Backend::gpu, {17, 1000, 32789}); }
 
 TEST_CASE("a batch of empty caches gives O = 0 and lse = -inf", "[emulated]") {
   Problem p = problem(2, 100, 64, DType::bf16);
@@ -185,7 +204,7 @@ void same_bits_in_any_batch(Backend backend) {
       }
     }
   }
-  CHECK(steps == 2);
+  CHECK(steps == 4);
 }
 }  // namespace
 
@@ -210,6 +229,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   const auto refused = [](Problem p, const char* why) {
     p.finish();
     for (const Step& step : chapter().steps) {
+      if (promised(step, p)) continue;
       const auto reason = refusal(step, p);
       REQUIRE(reason);
       INFO(step.name << ": " << *reason);
@@ -232,9 +252,9 @@ TEST_CASE("runs count fewer than 2^30 tiles", "[emulated]") {
   p.batch = 63, p.heads = p.kv_heads = 1;
   p.finish();
   for (const Step& step : chapter().steps) {
-    const bool runs =
-        one_of_steps(step, {"v8_stream_k", "v9_wide_blocks", "v10_short_merge", "v11_shared_p",
-                            "v12_more_rows", "v13_even_splits", "v14_wgmma"});
+    const bool runs = one_of_steps(
+        step, {"v8_stream_k", "v9_wide_blocks", "v10_short_merge", "v11_shared_p", "v12_more_rows",
+               "v13_even_splits", "v14_rows_together", "v15_wgmma", "v16_features"});
     INFO(step.name);
     CHECK(!refusal(step, p));
     p.batch = 64;

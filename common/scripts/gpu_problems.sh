@@ -12,6 +12,9 @@ steps_like() {  # CHAPTER PATTERN
 all_steps() { steps_like "$1" . | tr , '\n'; }
 operation_of() { "$bin/$1" --list | awk -v step="$2" '$1 == step { print $2; exit }'; }  # CHAPTER STEP
 
+# 33 lengths, uniform from 4096 to 16384.
+kRaggedLengths=10370,7782,6486,13951,12221,14678,14311,10350,7728,10296,11876,4569,4644,10989,12049,7585,11360,11728,8756,5986,13560,9109,7735,7644,13211,5516,10823,8859,16281,13866,5447,14907,10459
+
 # ---- times: a name for the file, then options, a line each ------------------------------------
 # Problems called memory_* are not launched: what each step needs is said before that.
 problems_of() {
@@ -90,7 +93,15 @@ problems_of() {
       echo "decode_b1_n65536 $(cache 1 65536 32 8)"
       echo "decode_b16_n8192 $(cache 16 8192 32 8)"
       echo "decode_mha_b16_n1024 $(cache 16 1024 32 32)"
-      echo "decode_g8_b16_n8192 $(cache 16 8192 64 8)" ;;
+      echo "decode_g8_b16_n8192 $(cache 16 8192 64 8)"
+      # More rows; lengths that differ, and as many tokens in equal ones; features.
+      steps=$(steps_like "$1" '^v(7|10|1[2-9])_')
+      for n in 4 8; do echo "decode_q$n --step $steps $(cache 16 8192 64 8) --seqlen-q $n --causal"; done
+      echo "decode_ragged --step $(steps_like "$1" '^v([7-9]|1[0-9])_') $(cache 33 16281 32 8) --seqused $kRaggedLengths"
+      echo "decode_as_many --step $(steps_like "$1" '^v([7-9]|1[0-9])_') $(cache 33 10156 32 8)"
+      echo "decode_split_keys --step $(steps_like "$1" '^v1[3-9]_') $(cache 16 8192 32 8) --split-keys 2048"
+      steps=$(steps_like "$1" '^v1[6-9]_')
+      echo "decode_features --step $steps $(cache 16 8192 32 8) --softcap 30 --alibi" ;;
     06_flash_v3_hopper)
       for d in 64 128 256; do
         for mask in "" causal; do
@@ -159,7 +170,7 @@ peers_of() {
       echo "peers.$1.forward --steps v13_tuned --backends flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[78]') --backends flash,cudnn --repeat 5" ;;
     05_flash_decoding)
-      echo "peers.$1 --operation decode --steps v7_one_launch,v10_short_merge,v12_more_rows" \
+      echo "peers.$1 --operation decode --steps v7_one_launch,v10_short_merge,v14_rows_together" \
         "--backends cudnn,flash --repeat 5" ;;
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5" ;;
@@ -240,7 +251,9 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen-q 5 --seqlen-k 300 --heads 8 --kv-heads 2 --head-dim 64 --causal --dtype fp16"
       echo "--seqlen-k 1000 --heads 3 --kv-heads 1 --head-dim 256 --window 130,0"
       echo "--seqlen-q 10 --seqlen-k 1500 --heads 8 --kv-heads 1 --head-dim 128 --causal"
-      echo "--batch 40 --seqlen-k 130 --heads 2 --kv-heads 2 --head-dim 64" ;;
+      echo "--batch 40 --seqlen-k 130 --heads 2 --kv-heads 2 --head-dim 64"
+      echo "--seqlen-q 3 --seqlen-k 900 --heads 4 --kv-heads 1 --head-dim 128 --softcap 15 --alibi"
+      echo "--batch 2 --seqlen-k 700 --heads 8 --kv-heads 2 --head-dim 128 --split-keys 256" ;;
     06_flash_v3_hopper/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"
       echo "--seqlen 165 --head-dim 64 --dtype fp16 --window 17,3"

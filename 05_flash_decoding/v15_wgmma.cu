@@ -1,12 +1,13 @@
-// v14_wgmma: 64 rows by wgmma.
+// v15_wgmma: 64 rows by wgmma.
 //
-// parent    v13_even_splits
+// parent    v14_rows_together
 // idea      Hopper's MMA has 64 rows, and four warps multiply as one: the rows of a group and of
 //           several queries are those of a single MMA. A warpgroup has all of a tile's keys, so
 //           that nothing is left to merge in the block. Tiles lie in panels of 128-byte rows.
 // expect    time flat up to 64 rows; gpu__time_duration.sum at short caches
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include <algorithm>
+#include <type_traits>
 
 #include "device/device.h"
 #include "attn/kernel.h"
@@ -20,7 +21,7 @@
 #include "splits.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v14_wgmma {
+namespace ATTN_BACKEND::v15_wgmma {
 using namespace attn;
 using namespace flash_decoding;
 using namespace splits;
@@ -53,15 +54,15 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 }
 //! [swizzle]
 
-// Issues the copies of this thread's chunks of a tile of 64 rows, of which `count` are there; the
-// others become 0. `g`: the thread's chunk of the tile's first row.
+// Issues the copies of this thread's chunks of 64 rows, of which `count` are there; the others
+// become 0. `g`: the thread's chunk of the tile's first row.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
-  const int first = threadIdx.x / Config::kLanes, chunk = threadIdx.x % Config::kLanes * 8;
+  const int key = threadIdx.x / Config::kLanes, chunk = threadIdx.x % Config::kLanes * 8;
 #pragma unroll
-  for (int n = 0; n < 64; n += Config::kKeysAtOnce) {
-    const int row = n + first;
+  for (int n = 0; n < Config::kBlockN; n += Config::kKeysAtOnce) {
+    const int row = n + key;
     const bool inside = row < count;
     cp_async_16(tile + swizzled_offset(row, chunk), g + (inside ? row : 0) * Config::kHeadDim,
                 inside ? 16 : 0);
@@ -167,7 +168,7 @@ __device__ __forceinline__ void merge_rows(const float* gOPartial, const float* 
 //! [merge_rows]
 
 template <class Element, class Config, class Schedule>
-__global__ void __launch_bounds__(Config::kThreads, 1)
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
                      const Element* gK,    // [B, Hkv, seqlen_k, d]
                      const Element* gV,    // [B, Hkv, seqlen_k, d]
@@ -181,8 +182,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
-  // Position in an accumulator: its first row is one of 16 of this warp.
-  const int first_row = 16 * warp_id + lane_id / 4, quad_col = lane_id % 4 * 2;
+  const int quad_row = 16 * warp_id + lane_id / 4, quad_col = lane_id % 4 * 2;  // of this lane
   const int heads = shape.kv_heads * row_tiles;
   schedule.begin(shape, gSeqused, heads, Config::kTile);
   for (Segment segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
@@ -202,8 +202,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     float o[kHeadDim / 8][4] = {};                           // not divided by l yet
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-    const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + first_row) % shape.seqlen_q),
-                          keys_of_query(shape, used, (rows.row0 + first_row + 8) % shape.seqlen_q)};
+    const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + quad_row) % shape.seqlen_q),
+                          keys_of_query(shape, used, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
     // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
     //! [pipeline]
@@ -217,17 +217,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       cp_async_commit();
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(keys.begin + n * kBlockN, n);
-    int stage = 0;
-    for (int key0 = keys.begin; key0 < keys.end; key0 += kBlockN, stage = (stage + 1) % kStages) {
-      cp_async_wait<kStages - 2>();
+    const auto wait_full = [&](auto pending) {
+      cp_async_wait<pending.value>();
       shared_write_fence();  // the async proxy, by which wgmma reads, knows of this thread's copies
-      __syncthreads();       // this tile is there; all are done with the one before
-      load_kv(key0 + (kStages - 1) * kBlockN, (stage + kStages - 1) % kStages);
-      //! [pipeline]
-      // (3) S = Q K^T
-      float s[kBlockN / 8][4];
-      scores<Element, Config>(s, smem.sQ, smem.sK[stage]);
+      __syncthreads();       // the tile is there; all are done with P V of the one before
+    };
+    //! [pipeline]
+    // (3) S = Q K^T, of the next tile together with P V of this one
+    float s[kBlockN / 8][4];
+    if (keys.begin < keys.end) {
+      wait_full(std::integral_constant<int, kStages - 2>());
+      scores<Element, Config>(s, smem.sQ, smem.sK[0]);
       wgmma_wait<0>(s);
+    }
+    int stage = 0;
+    for (int key0 = keys.begin; key0 < keys.end; key0 += kBlockN) {
       // (4) softmax; -inf where a query does not see a key. Warps without rows have nothing to do.
       //! [softmax]
       uint32_t p[kBlockN / 16][4] = {};
@@ -269,16 +273,26 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       }
       //! [softmax]
       // (5) O += P V
-      output<Element, Config>(o, p, smem.sV[stage]);
-      wgmma_wait<0>(o);
+      const int next = (stage + 1) % kStages;
+      if (key0 + kBlockN < keys.end) {
+        wait_full(std::integral_constant<int, kStages - 3>());
+        load_kv(key0 + (kStages - 1) * kBlockN, (stage + kStages - 1) % kStages);
+        scores<Element, Config>(s, smem.sQ, smem.sK[next]);
+        output<Element, Config>(o, p, smem.sV[stage]);
+        wgmma_wait<0>(s, o);
+      } else {
+        output<Element, Config>(o, p, smem.sV[stage]);
+        wgmma_wait<0>(o);
+      }
+      stage = next;
     }
 
-    // (6) O = O / l of these keys; (7) store it and its lse, -inf where there are none
+    // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
     //! [store]
     cp_async_wait<0>();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = first_row + 8 * r;
+      const int row = quad_row + 8 * r;
       const float sum = quad_sum(row_sum[r]);
       if (row >= rows.count) continue;
       const float factor = sum > 0 ? 1 / sum : 0;
@@ -299,15 +313,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     //! [store]
 
-    // (8) the last one merges
+    // (9) the last one merges
     //! [arrive]
     __syncthreads();  // this block's part is stored; nobody reads Q any more
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
     __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
     if (!smem.last) continue;
-    constexpr int kStep = Config::kNumWarps * Config::kRowsTogether;
-    for (int r = warp_id; r < rows.count; r += kStep)
+    constexpr int kRowsAtOnce = Config::kNumWarps * Config::kRowsTogether;
+    for (int r = warp_id; r < rows.count; r += kRowsAtOnce)
       merge_rows<Element, Config>(
           gOPartial, gLsePartial, gO, gLse, rows, r, num_splits,
           [&](int row, int n) { return Schedule::slot(segment, n) * kRows + row; });
@@ -354,4 +368,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v14_wgmma
+}  // namespace ATTN_BACKEND::v15_wgmma
