@@ -31,6 +31,7 @@ done < <(grep -v '^#' "$list")
 
 while read -r budget parent step; do
   [[ -n $budget ]] || continue
+  [[ -f $root/$parent.cu && -f $root/$step.cu ]] || { complain "$parent to $step: no such files"; continue; }
   count=$(diff <(text "$parent") <(text "$step") | grep -c '^[<>]' || true)
   [[ -z ${budget_of[$step]:-} || $count -gt $budget ]] || complain "$step: $count lines need no budget of their own"
   budget=${budget_of[$step]:-$budget}
