@@ -41,7 +41,7 @@ inline Result forward(const Matrix& q, const Matrix& k, const Matrix& v, double 
                       Index block_n) {
   Result result{Matrix::Zero(q.rows(), v.cols()), Vector::Constant(q.rows(), -kInfinity)};
   const Index shift = k.rows() - q.rows();
-  for (Index row0 = 0; row0 < q.rows(); row0 += block_m) {  // line 3: Q outside; each turn is a block of the grid
+  for (Index row0 = 0; row0 < q.rows(); row0 += block_m) {  // line 3: Q outside; each iteration is a block
     const Index rows = std::min(block_m, q.rows() - row0);
     const Matrix q_i = q.middleRows(row0, rows);  // line 4
     Matrix o = Matrix::Zero(rows, v.cols());      // line 5: on the chip until the end

@@ -138,7 +138,8 @@ endfunction()
 # attn_add_chapter(<chapter> STEPS <step> ... [KERNELS <more.cu> ...] [HOPPER] [PARENT <chapter>/<step>]
 #                  [TABLE <more.cpp> ...] [TESTS <more.cpp> ...] [HOPPER_STEPS <step> ...]): the program, its benchmark
 # and its tests, from <step>.cu, chapter.cpp, test.cpp and those named: beside the steps kernels that prepare them,
-# beside the table the operations that the chapter declares. HOPPER_STEPS: those of STEPS that are for sm_90a alone.
+# beside the table the operations that the chapter declares. HOPPER_STEPS: those of STEPS that are
+# only for sm_90a.
 function(attn_add_chapter chapter)
   cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;KERNELS;TABLE;TESTS;HOPPER_STEPS")
   set(files)

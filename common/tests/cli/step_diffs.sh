@@ -24,11 +24,21 @@ while read -r lines step reason; do
   [[ $lines -le $most_lines ]] || complain "$step: a budget of $lines lines, none may have more than $most_lines"
 done <"$budgets"
 [[ $named -le $most_named ]] || complain "$named steps have budgets of their own, at most $most_named may"
-while read -r lines step; do listed[$step]=$lines; done < <(grep -v '^#' "$list")
+while read -r lines step; do
+  listed[$step]=$lines
+  [[ $lines -le $most_lines ]] ||
+    complain "$step: on the list with $lines lines, none may have more than $most_lines"
+done < <(grep -v '^#' "$list")
 
 while read -r budget parent step; do
   [[ -n $budget ]] || continue
+  if [[ ! -f $root/$parent.cu || ! -f $root/$step.cu ]]; then
+    complain "$parent to $step: no such files"
+    continue
+  fi
   count=$(diff <(text "$parent") <(text "$step") | grep -c '^[<>]' || true)
+  [[ -z ${budget_of[$step]:-} || $count -gt $budget ]] ||
+    complain "$step: $count lines need no budget of their own"
   budget=${budget_of[$step]:-$budget}
   unset "budget_of[$step]"
   counted[$step]=$count

@@ -39,6 +39,15 @@ echo '100 01/v3_three' >>"$work/list"
 expect 0 '100 of 80'
 echo '30 01/v2_two' >>"$work/list"
 expect 1 'v2_two: fits its budget'
+printf '80 01/v8_none 01/v9_none\n' >>"$work/diffs"
+expect 1 'no such files'
+sed -i '$d' "$work/diffs"
+echo '300 01/v3_three' >"$work/list"
+expect 1 'on the list with 300 lines, none may have more than 220'
+echo '#' >"$work/list"
+echo '100 01/v2_two it has to' >"$work/budgets"
+expect 1 'v2_two: 0 lines need no budget of their own'
+: >"$work/budgets"
 # The ladder of chapter 06 as it was before it was retold would not pass; nor would a step that is far from its parent.
 printf '80 06_flash_v3_hopper/v5_warp_specialised 06_flash_v3_hopper/v14_tuned\n' >"$work/diffs"
 echo '#' >"$work/list"
