@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const Element* x = gX + row.begin;
   Element* y = gY + row.begin;
 
-  // (1) the only read: all loads are under way before the first number is used.
+  // (1) the only read: all loads are in flight before the first number is used.
   Vector<Element> rX[kVectors] = {};
 #pragma unroll
   for (int n = 0; n < kVectors; ++n)

@@ -17,7 +17,7 @@ using namespace softmax_vectors;
 struct Config {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;
   static constexpr int kChunk = 4096;  // vectors: 64 KiB of a row
-  static constexpr int kUnroll = 4;    // vectors of a thread that are under way together
+  static constexpr int kUnroll = 4;    // vectors of a thread in flight together
 };
 
 //! [maxsum]

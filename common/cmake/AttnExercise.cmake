@@ -284,6 +284,10 @@ function(attn_add_exercise chapter letter)
   target_compile_options(${exercise}_variants PRIVATE -Wno-unused)
   target_include_directories(${exercise}_variants PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(${exercise}_variants PRIVATE attn)
+  # What the shipped text and the stub call a student's may call, too.
+  add_test(NAME "${exercise}: its object passes the filter" COMMAND ${filter} object ${exercise}
+           $<TARGET_OBJECTS:${exercise}_variants> COMMAND_EXPAND_LISTS)
+  set_tests_properties("${exercise}: its object passes the filter" PROPERTIES LABELS "exercise")
   attn_child_program(check_${exercise} ${work}/variants_table.cpp
                      "$<TARGET_OBJECTS:${exercise}_variants>;${prepare}")
   foreach(variant ${variants})

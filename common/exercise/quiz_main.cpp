@@ -111,7 +111,7 @@ std::vector<double> overlap_truth(const Problem& p, const Cost& cost, const GpuS
 
 // "ask = decode": how many blocks of a row ask for the same keys where one of 16 rows does; of the
 // step "against" the splits and their partial results; how many SMs are busy with a block a query;
-// what an SM must have under way to read at the datasheet's rate when a load takes
+// what an SM must have in flight to read at the datasheet's rate when a load takes
 // `latency_ns`; and how many rows of a K/V head CUDA cores serve in the time in which its
 // keys and values are read.
 const std::vector<std::string> kDecodeNames{"readers", "num_splits", "partial_bytes",

@@ -215,6 +215,13 @@ prepare() {  # PACKAGE...
   if [[ -f $remembered && $(<"$remembered") != "${arguments[*]}" ]]; then
     rm -f "$build/CMakeCache.txt"
   fi
+  # CMake refuses the cache of a folder that was moved, or is mounted elsewhere in a container.
+  local home
+  home=$(sed -n 's/^CMAKE_HOME_DIRECTORY:INTERNAL=//p' "$build/CMakeCache.txt" 2>/dev/null || true)
+  if [[ -n $home && $home != "$root" ]]; then
+    say "built before as $home: begin again"
+    rm -rf "$build/CMakeCache.txt" "$build/CMakeFiles" "$build/_deps"
+  fi
   printf '%s\n' "${arguments[*]}" >"$remembered"
   say "configure"
   cd -- "$root"

@@ -147,7 +147,7 @@ Status copy_partial(const KernelArguments& args) {
                        static_cast<unsigned char*>(args.out));
 }
 
-// Copies `tiles` tiles of 32 x 16 bytes with two buffers: while one is read, the next is under way.
+// Copies `tiles` tiles of 32 x 16 bytes with two buffers: while one is read, the next is in flight.
 __global__ void copy_groups_kernel(const uint4* in, uint4* out, int tiles) {
   __shared__ __align__(16) uint4 buffers[2][32];
   const unsigned lane_id = threadIdx.x;
