@@ -1,8 +1,9 @@
 // v14_rows_together: a warp merges several rows at once.
 //
 // parent    v13_even_splits
-// idea      The block that merges has eight warps. With 16 rows each has two, and works on one after
-//           the other, although a row is little but latency. Now their loads are in flight together.
+// idea      The block that merges has eight warps. With 16 rows each has two, and works on one
+//           after the other, although a row is little but latency. Now their loads are in flight
+//           together.
 // expect    gpu__time_duration.sum at short caches with more rows than warps
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include <algorithm>

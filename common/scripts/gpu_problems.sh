@@ -13,7 +13,9 @@ all_steps() { steps_like "$1" . | tr , '\n'; }
 operation_of() { "$bin/$1" --list | awk -v step="$2" '$1 == step { print $2; exit }'; }  # CHAPTER STEP
 
 # 33 lengths, uniform from 4096 to 16384.
-kRaggedLengths=10370,7782,6486,13951,12221,14678,14311,10350,7728,10296,11876,4569,4644,10989,12049,7585,11360,11728,8756,5986,13560,9109,7735,7644,13211,5516,10823,8859,16281,13866,5447,14907,10459
+kRaggedLengths=10370,7782,6486,13951,12221,14678,14311,10350,7728,10296,11876,\
+4569,4644,10989,12049,7585,11360,11728,8756,5986,13560,9109,\
+7735,7644,13211,5516,10823,8859,16281,13866,5447,14907,10459
 
 # ---- times: a name for the file, then options, a line each ------------------------------------
 # Problems called memory_* are not launched: what each step needs is said before that.
@@ -96,10 +98,14 @@ problems_of() {
       echo "decode_g8_b16_n8192 $(cache 16 8192 64 8)"
       # More rows; lengths that differ, and as many tokens in equal ones; features.
       steps=$(steps_like "$1" '^v(7|10|1[2-9])_')
-      for n in 4 8; do echo "decode_q$n --step $steps $(cache 16 8192 64 8) --seqlen-q $n --causal"; done
-      echo "decode_ragged --step $(steps_like "$1" '^v([7-9]|1[0-9])_') $(cache 33 16281 32 8) --seqused $kRaggedLengths"
-      echo "decode_as_many --step $(steps_like "$1" '^v([7-9]|1[0-9])_') $(cache 33 10156 32 8)"
-      echo "decode_split_keys --step $(steps_like "$1" '^v1[3-9]_') $(cache 16 8192 32 8) --split-keys 2048"
+      for n in 4 8; do
+        echo "decode_q$n --step $steps $(cache 16 8192 64 8) --seqlen-q $n --causal"
+      done
+      steps=$(steps_like "$1" '^v([7-9]|1[0-9])_')
+      echo "decode_ragged --step $steps $(cache 33 16281 32 8) --seqused $kRaggedLengths"
+      echo "decode_as_many --step $steps $(cache 33 10156 32 8)"
+      steps=$(steps_like "$1" '^v1[3-9]_')
+      echo "decode_split_keys --step $steps $(cache 16 8192 32 8) --split-keys 2048"
       steps=$(steps_like "$1" '^v1[6-9]_')
       echo "decode_features --step $steps $(cache 16 8192 32 8) --softcap 30 --alibi" ;;
     06_flash_v3_hopper)
