@@ -7,7 +7,7 @@
 //           at 0 and a kernel that rounds it at the end; and the order of additions, so its last
 //           bits, differ from run to run.
 // expect    at B = 1 gpu__time_duration.sum falls with the number of tiles; where there are heads
-//           enough, nothing is lost
+//           enough, little is lost
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "attn/philox.h"

@@ -5,7 +5,7 @@
 //           other: give a block a range of them, and let it walk over all keys only for these, as
 //           later releases of FlashAttention-1 did. K and V are read once a range instead of once a
 //           head.
-// expect    time at B=1 falls by the share of SMs that were idle; O of the rows at work fits in L2.
+// expect    time at B=1 falls by the share of SMs that were idle.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "bank_conflicts.h"

@@ -5,7 +5,7 @@
 //           256 keys, 8 warps in 4 groups of 16 rows, 2 warps a row. Groups meet when K and V
 //           change, and else never: each loads its own rows of Q and has a barrier of its own, so
 //           that one group computes while another waits.
-// expect    half the L2 bytes, a third of the exchange; stalls on barriers fall.
+// expect    half the L2 bytes, a third of the exchange.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "bank_conflicts.h"
