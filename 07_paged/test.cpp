@@ -1,0 +1,279 @@
+// What chapter 07 promises: every step right for every batch and every page size that it accepts, on
+// both back ends.
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+
+#include "07_paged/paged.h"
+#include "attn/error.h"
+#include "files/tensor_files.h"
+#include "tests/step_cases.h"
+
+using namespace attn;
+using namespace attn::tests;
+
+namespace {
+
+// Of the batch; those at the ends of pages come besides.
+const std::vector<int64_t> kLengths07{1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257, 700};
+constexpr int64_t kPageSizes[] = {1, 5, 16, 64, 256};
+
+// The query heads of a K/V head: every group size that is a tile, and those that are not.
+constexpr int64_t kHeads[][2] = {{1, 1}, {3, 1}, {7, 1}, {8, 1}, {16, 1}, {2, 2}, {6, 2}};
+constexpr int64_t kQueries[] = {1, 1, 2, 1, 4, 1, 16, 3};
+
+Problem paged(int64_t queries, int64_t room, int64_t head_dim, int64_t page, DType dtype,
+              InputKind inputs = InputKind::random) {
+  Problem p = problem(queries, room, head_dim, dtype, inputs);
+  p.own["page_size"] = {static_cast<double>(page)};
+  return p;
+}
+
+// Problems in which every length meets every page size, and pairs of all else occur.
+template <class Body>
+void paged_problems(const std::vector<int64_t>& lengths, Body body) {
+  constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked,
+                                   InputKind::outlier};
+  constexpr int64_t kDims[] = {128, 64, 128, 256, 64, 128, 64};
+  std::size_t n = 0;
+  for (const int64_t length : lengths)
+    for (const int64_t page : kPageSizes) {
+      Problem p = paged(kQueries[n % 8], length, kDims[n % 7], page,
+                        n % 2 == 0 ? DType::bf16 : DType::fp16, kInputs[n % 4]);
+      p.heads = kHeads[n * 5 % 7][0], p.kv_heads = kHeads[n * 5 % 7][1];
+      p.causal = n % 3 == 1;
+      if (n % 3 == 2) p.window_left = static_cast<int64_t>(n * 37 % 150), p.window_right = 0;
+      // Beside the longest: an end of a page, before and behind it, or an empty sequence.
+      const int64_t whole = std::max<int64_t>(1, length / page / 2) * page;
+      const int64_t others[] = {whole, whole - 1, whole + 1, 0};
+      p.batch = 3;
+      p.seqused_k = {std::min(length, others[n % 4]), length, std::min(length, others[n / 4 % 4])};
+      p.seed = n + 1;
+      body(p);
+      ++n;
+    }
+}
+
+}  // namespace
+
+// 16 bits, three head dims, up to 16 queries, any page size; masks by position; no other feature.
+bool attn::tests::promised(const Step&, const Problem& p) {
+  return p.dtype != DType::fp32 && one_of(p.head_dim, {64, 128, 256}) && p.seqlen_q <= 16 &&
+         !p.varlen() && p.dropout == 0 && p.softcap == 0 && !p.alibi && !p.mask;
+}
+
+TEST_CASE("steps are right for batches of any lengths and pages of any size", "[emulated]") {
+  Counts ran;
+  paged_problems(kLengths07, [&](const Problem& p) {
+    ran += check_steps("paged_decode", p, Backend::emulated);
+  });
+  for (const Step& step : chapter().steps) CHECK(ran.of[step.name] == 60);
+}
+
+TEST_CASE("a batch of empty sequences gives O = 0 and lse = -inf", "[emulated]") {
+  Problem p = paged(2, 100, 64, 16, DType::bf16);
+  p.batch = 3, p.heads = 4, p.kv_heads = 2;
+  p.seqused_k = {0, 0, 0};
+  p.finish();
+  for (const Step& step : chapter().steps) {
+    HostTensors out;
+    INFO(step.name);
+    CHECK(run_step(step, p, Backend::emulated, &out) == "");
+    for (const float x : out.at("o").data) CHECK(x == 0);
+    for (const float x : out.at("lse").data) CHECK((std::isinf(x) && x < 0));
+  }
+}
+
+TEST_CASE("more sequences than a warp has lanes", "[emulated]") {
+  Problem p = paged(1, 300, 64, 16, DType::bf16);
+  p.batch = 70, p.heads = 2, p.kv_heads = 1;
+  for (int64_t b = 0; b < 70; ++b) p.seqused_k.push_back(b % 5 == 0 ? 0 : b * 37 % 301);
+  check_steps("paged_decode", p, Backend::emulated);
+}
+
+TEST_CASE("what no sequence has is poison", "[emulated]") {
+  Problem p = paged(1, 40, 64, 5, DType::bf16);
+  p.batch = 3, p.heads = 2, p.kv_heads = 1;
+  p.seqused_k = {7, 0, 40};
+  p.finish();
+  const HostTensors in = draw(paged_decode(), p).tensors;
+  int64_t numbers = 0, entries = 0, last = 0;
+  for (const float x : in.at("k").data) numbers += !std::isnan(x);
+  for (const int64_t page : in.at("page_table").numbers) {
+    entries += page != (int64_t{1} << 31) - 1;
+    last += page == num_pages_of(p) - 1;
+  }
+  CHECK(numbers == (7 + 40) * 64);
+  CHECK(entries == 2 + 8);
+  CHECK(last == 1);  // the pool's last page is somebody's
+  CHECK(num_pages_of(p) == 10 + 3);
+  p.own["num_pages"] = {9};
+  CHECK_THROWS_WITH(draw(paged_decode(), p), "--num-pages 9: the sequences need 10");
+}
+
+TEST_CASE("a table outside the pool is refused by its entry", "[emulated]") {
+  const std::string folder = "paged_files";
+  std::filesystem::remove_all(folder);
+  Problem p = paged(1, 20, 64, 5, DType::bf16);
+  p.batch = 2, p.seqused_k = {17, 7};
+  p.finish();
+  HostTensors in = draw(paged_decode(), p).tensors;
+  save_tensors(folder, in);
+  Problem loaded;
+  paged_decode().sizes_of_files(folder, loaded);
+  loaded.inputs = InputKind::files;
+  loaded.finish();
+  CHECK((loaded.batch == 2 && loaded.seqlen_k == 20 && loaded.head_dim == 64));
+  CHECK(loaded.own ==
+        std::map<std::string, std::vector<double>>{{"num_pages", {9}}, {"page_size", {5}}});
+  CHECK(load_inputs(folder, loaded, paged_decode()).tensors.at("page_table").numbers ==
+        in.at("page_table").numbers);
+  // Two sequences may share a page; one that is not there is nobody's.
+  in.at("page_table").numbers[4] = in.at("page_table").numbers[0];
+  save_tensors(folder, in);
+  CHECK_NOTHROW(load_inputs(folder, loaded, paged_decode()));
+  for (const int64_t wrong : {9, -1}) {
+    in.at("page_table").numbers[5] = wrong;
+    save_tensors(folder, in);
+    CHECK_THROWS_WITH(
+        load_inputs(folder, loaded, paged_decode()),
+        fmt::format("page_table: entry [1, 1] is page {}, must be from 0 to 8", wrong));
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("lengths are drawn as --lengths says", "[emulated]") {
+  CHECK(drawn_lengths("const:7", 3, 1) == std::vector<int64_t>{7, 7, 7});
+  // PyTorch's randint(4096, 16385) after manual_seed(7) begins like this.
+  const std::vector<int64_t> uniform = drawn_lengths("uniform:4096,16384", 33, 7);
+  for (const int64_t n : uniform) CHECK((n >= 4096 && n <= 16384));
+  CHECK(std::accumulate(uniform.begin(), uniform.end(), int64_t{0}) / 1000 == 335);
+  const std::vector<int64_t> zipf = drawn_lengths("zipf:1024", 64, 1);
+  CHECK(std::abs(std::accumulate(zipf.begin(), zipf.end(), int64_t{0}) - 64 * 1024) < 32);
+  CHECK(*std::ranges::max_element(zipf) > 60 * *std::ranges::min_element(zipf));
+  for (const char* text : {"", "uniform", "uniform:5", "uniform:5,4", "zipf:0", "const:1,2",
+                           "const:x", "const:-1", "poisson:4", "const:1x"})
+    CHECK_THROWS_AS(drawn_lengths(text, 4, 1), InputError);
+}
+
+TEST_CASE("every schedule gives the same bits", "[emulated]") {
+  for (const Step& step : chapter().steps) {
+    if (!step.deterministic) continue;
+    Problem p = paged(2, 900, 64, 16, DType::bf16);
+    p.batch = 2, p.heads = 4, p.kv_heads = 1, p.causal = true;
+    p.seqused_k = {900, 333};
+    p.finish();
+    HostTensors first;
+    CHECK(run_step(step, p, Backend::emulated, &first) == "");
+    Session session(p, *step.operation, Backend::emulated, draw(*step.operation, p).tensors);
+    for (uint64_t seed = 100; seed < 105; ++seed) {
+      emulator::schedule_seed = seed;
+      // Every other time with the counters that the launch before has left.
+      if (seed % 2 == 0) CHECK(session.prepare(step).ok());
+      CHECK(session.launch().ok());
+      for (const auto& [name, t] : session.outputs()) {
+        INFO(step.name << " " << name << " under schedule " << seed);
+        CHECK(same(t, first.at(name)));
+      }
+    }
+  }
+}
+
+namespace {
+// A launch that was captured once finds other lengths and other pages on the device each time it is
+// replayed, and the counters as the launch before left them. Steps with a plan plan anew.
+void replay(Backend backend) {
+  for (const Step& step : chapter().steps) {
+    if (step.plan) continue;
+    Problem p = paged(1, 900, 128, 16, DType::bf16);
+    p.batch = 3, p.heads = 4, p.kv_heads = 1;
+    p.own["num_pages"] = {200};
+    p.seqused_k = {900, 900, 900};
+    p.finish();
+    Session session(p, *step.operation, backend, draw(*step.operation, p).tensors);
+    REQUIRE(session.prepare(step).ok());
+    for (const auto& lengths : std::vector<std::vector<int64_t>>{
+             {900, 250, 0}, {900, 250, 0}, {0, 0, 0}, {3, 800, 130}, {900, 900, 900}}) {
+      p.seqused_k = lengths, ++p.seed;
+      HostTensors expected;
+      INFO(step.name << " with lengths " << lengths[0] << ", " << lengths[1] << ", " << lengths[2]);
+      CHECK(run_step(step, p, backend, &expected) == "");
+      session.replace(draw(*step.operation, p).tensors);
+      CHECK(session.launch().ok());
+      for (const auto& [name, t] : session.outputs()) CHECK(same(t, expected.at(name)));
+      CHECK(!session.damage());
+    }
+  }
+}
+}  // namespace
+
+TEST_CASE("a launch is right again with other pages", "[emulated]") { replay(Backend::emulated); }
+TEST_CASE("a launch is right again with other pages on the GPU", "[gpu]") { replay(Backend::gpu); }
+
+TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+  const auto refused = [](Problem p, const char* why) {
+    p.finish();
+    for (const Step& step : chapter().steps) {
+      const auto reason = refusal(step, p);
+      REQUIRE(reason);
+      INFO(step.name << ": " << *reason);
+      CHECK(reason->find(why) != std::string::npos);
+    }
+  };
+  refused(paged(1, 64, 96, 16, DType::bf16), "--head-dim 96: only 64, 128 and 256");
+  refused(paged(17, 64, 64, 16, DType::bf16), "--seqlen-q 17: at most 16 queries");
+  refused(paged(1, 64, 64, 16, DType::fp32), "must be fp16 or bf16");
+  Problem p = paged(1, 64, 64, 4096, DType::bf16);
+  p.own["num_pages"] = {1 << 19};
+  refused(p, "a pool holds at most 2^31 - 1 tokens");
+  p.own["num_pages"] = {(1 << 19) - 1};
+  for (const Step& step : chapter().steps) CHECK(!refusal(step, p));
+}
+
+TEST_CASE("all steps on the GPU", "[gpu]") {
+  std::vector<int64_t> lengths = kLengths07;
+  lengths.insert(lengths.end(), {4096, 32789});
+  Counts ran;
+  paged_problems(lengths,
+                 [&](const Problem& p) { ran += check_steps("paged_decode", p, Backend::gpu); });
+  for (const Step& step : chapter().steps) CHECK(ran.of[step.name] == 70);
+  for (const int64_t page : {1, 16}) {
+    Problem p = paged(1, 131072, 128, page, DType::bf16, InputKind::needle);
+    p.batch = 4, p.heads = 8, p.kv_heads = 2;
+    p.seqused_k = {1, 131072, 1000, 77777};
+    check_steps("paged_decode", p, Backend::gpu);
+  }
+  Problem p = paged(1, 3000, 64, 16, DType::fp16);
+  p.batch = 256, p.heads = 4, p.kv_heads = 2;
+  for (int64_t b = 0; b < p.batch; ++b) p.seqused_k.push_back(b % 7 == 0 ? 0 : b * 1009 % 3001);
+  check_steps("paged_decode", p, Backend::gpu);
+}
+
+TEST_CASE("1000 repeats give the same bits", "[gpu]") {
+  for (const Step& step : chapter().steps) {
+    if (!step.deterministic) continue;
+    Problem p = paged(1, 5000, 128, 16, DType::bf16);
+    p.batch = 3, p.heads = 8, p.kv_heads = 2;
+    p.seqused_k = {5000, 1, 3333};
+    p.finish();
+    Session session(p, *step.operation, Backend::gpu, draw(*step.operation, p).tensors);
+    REQUIRE(session.prepare(step).ok());
+    HostTensors first;
+    for (int n = 0; n < 1000; ++n) {
+      REQUIRE(session.launch().ok());
+      const HostTensors now = session.outputs();
+      if (n == 0) first = now;
+      for (const auto& [name, t] : now) {
+        INFO(step.name << " " << name << " run " << n);
+        REQUIRE(same(t, first.at(name)));
+      }
+    }
+  }
+}
+
+TEST_CASE("a pool past 2^32 elements, with live pages at its end", "[gpu][large]") {
+  Problem p = paged(1, 60000, 128, 16, DType::bf16);
+  p.batch = 3, p.heads = 8, p.kv_heads = 8;
+  p.own["num_pages"] = {(1 << 18) + 1};
+  check_large_steps("paged_decode", p, Backend::gpu);
+}
