@@ -84,4 +84,3 @@ __device__ __forceinline__ void store_row_part(Element* to, const float (&o)[4],
 }
 
 }  // namespace ATTN_BACKEND::paged
-
