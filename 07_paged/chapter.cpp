@@ -6,10 +6,13 @@
 
 #include "paged.h"
 #include "splits.h"
+#include "trace.h"
 
 ATTN_DECLARE_STEP(v1_block_table);
 ATTN_DECLARE_STEP(v2_page_table);
 ATTN_DECLARE_STEP(v3_prefetched_pages);
+ATTN_DECLARE_STEP(a1_append);
+ATTN_DECLARE_STEP(c1_copy);
 ATTN_DECLARE_STEP(arrived);
 
 namespace attn {
@@ -18,17 +21,22 @@ namespace {
 using namespace splits;
 using Reason = std::optional<std::string>;
 
-Reason refuse(const Problem& p) {
+// What no step of this chapter takes.
+Reason refuse_all(const Problem& p) {
   if (p.dtype == DType::fp32) return "the elements must be fp16 or bf16";
   if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
     return fmt::format("--head-dim {}: only 64, 128 and 256", p.head_dim);
-  if (p.seqlen_q > 16) return fmt::format("--seqlen-q {}: at most 16 queries", p.seqlen_q);
   if (p.seqlen_k >= 1 << 30) return fmt::format("--seqlen-k {}: at most 2^30 - 1", p.seqlen_k);
-  if (row_blocks(p, 1) >= int64_t{1} << 31)
-    return fmt::format("{} blocks: at most 2^31 - 1 fit in a grid", row_blocks(p, 1));
   if (num_pages_of(p) * page_size_of(p) >= int64_t{1} << 31)
     return fmt::format("--num-pages {}: of {} tokens each, a pool holds at most 2^31 - 1 tokens",
                        num_pages_of(p), page_size_of(p));
+  return std::nullopt;
+}
+Reason refuse(const Problem& p) {
+  if (Reason reason = refuse_all(p)) return reason;
+  if (p.seqlen_q > 16) return fmt::format("--seqlen-q {}: at most 16 queries", p.seqlen_q);
+  if (row_blocks(p, 1) >= int64_t{1} << 31)
+    return fmt::format("{} blocks: at most 2^31 - 1 fit in a grid", row_blocks(p, 1));
   return std::nullopt;
 }
 // Tiles of all row blocks are counted in 32 bits.
@@ -105,8 +113,32 @@ Step runs(std::string name, std::string idea, Launch launch) {
           .takes = {"seqused"}};
 }
 
+// What is written is read once before.
+Step copies(std::string name, std::string idea, const Operation& operation, const char* phase,
+            Launch launch) {
+  return {
+      .name = std::move(name),
+      .operation = &operation,
+      .idea = std::move(idea),
+      .support = "fp16, bf16; head dims 64, 128, 256; any page size",
+      .refuses = refuse_all,
+      .workspaces = [](const Problem&) { return std::vector<Workspace>(); },
+      .cost =
+          [&operation, phase](const Problem& p) {
+            const double bytes = operation.compulsory_bytes(p);
+            return Cost{
+                {.name = phase, .hbm_read = bytes / 2, .hbm_write = bytes / 2, .l2_bytes = bytes}};
+          },
+      .launch = launch,
+      .needs = kAmpere,
+      .takes = {"seqused"}};
+}
+
 Chapter make_chapter() {
   Chapter c{"07_paged", "K and V in pages: batches of any shape, shared prefixes", {}};
+  c.commands.push_back(
+      {"--trace", "[FILE] [--svg FILE] [--save FILE]: requests replayed with pages and without",
+       paged::trace_command});
   c.steps.push_back({
       .name = "v1_block_table",
       .operation = &paged_decode(),
@@ -123,6 +155,10 @@ Chapter make_chapter() {
                          ATTN_LAUNCH(v2_page_table)));
   c.steps.push_back(runs("v3_prefetched_pages", "a key is looked up once, a tile ahead",
                          ATTN_LAUNCH(v3_prefetched_pages)));
+  c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys turned on the way",
+                           paged_append(), "append", ATTN_LAUNCH(a1_append)));
+  c.steps.push_back(copies("c1_copy", "pages copied to others, all of a batch in one launch",
+                           page_copy(), "copy", ATTN_LAUNCH(c1_copy)));
   return c;
 }
 

@@ -59,6 +59,9 @@ void shuffled(const Problem& p, HostTensor& table) {
       table.numbers[static_cast<std::size_t>(b * max_pages_of(p) + n)] =
           n * page_size_of(p) < lengths[static_cast<std::size_t>(b)] ? *next++ : kNoPage;
 }
+
+}  // namespace
+
 TensorSpec table_of(const Problem& p) {
   return {"page_table", {1, 1, p.batch, max_pages_of(p)}, DType::int32, {}, shuffled, false, 2};
 }
@@ -72,9 +75,15 @@ TensorSpec in_pages(const Problem& p, const std::string& name, const HostTensor&
   return spec;
 }
 
-std::vector<TensorSpec> inputs(const Problem& p) {
+HostTensor drawn_table(const Problem& p) {
   HostTensor table = zeros(table_of(p));
   shuffled(p, table);
+  return table;
+}
+
+namespace {
+std::vector<TensorSpec> inputs(const Problem& p) {
+  const HostTensor table = drawn_table(p);
   std::vector<TensorSpec> specs = attention_inputs(p);
   for (TensorSpec& spec : specs)
     if (spec.name == "k" || spec.name == "v") spec = in_pages(p, spec.name, table);
@@ -83,8 +92,10 @@ std::vector<TensorSpec> inputs(const Problem& p) {
   return specs;
 }
 
+}  // namespace
+
 // The table that was loaded says where tokens lie; its unused entries are poison here, too.
-void place(const Problem& p, HostTensors& in) {
+void place_pages(const Problem& p, HostTensors& in) {
   HostTensor& table = in.at("page_table");
   for (const char* name : {"k", "v"}) in.at(name).spec = in_pages(p, name, table);
   const std::vector<int64_t> lengths = lengths_of(p);
@@ -94,32 +105,41 @@ void place(const Problem& p, HostTensors& in) {
         table.numbers[static_cast<std::size_t>(b * max_pages_of(p) + n)] = kNoPage;
 }
 
-void sizes_of_files(const std::string& folder, Problem& p) {
-  const std::filesystem::path root(folder);
-  const auto shape_of = [&](const char* file, std::size_t rank, const char* sides) {
-    const std::filesystem::path path = root / file;
-    const std::vector<int64_t> shape = read_npy_bytes(path, {"<f4", "<i4", "<i8"}).shape;
-    if (shape.size() != rank)
-      throw InputError(
-          fmt::format("{}: has rank {}, must be [{}]", path.string(), shape.size(), sides));
-    return shape;
-  };
-  const auto q = shape_of("q.npy", 4, "batch, heads, seqlen_q, head_dim");
-  const auto k = shape_of("k_pages.npy", 4, "num_pages, page_size, kv_heads, head_dim");
-  const auto table = shape_of("page_table.npy", 2, "batch, max_pages");
-  if (q[0] != table[0] || q[3] != k[3])
-    throw InputError(fmt::format(
-        "{}: q.npy [{}], k_pages.npy [{}] and page_table.npy [{}] must agree in batch and head_dim",
-        folder, fmt::join(q, ", "), fmt::join(k, ", "), fmt::join(table, ", ")));
-  p.batch = q[0], p.heads = q[1], p.seqlen_q = q[2], p.head_dim = q[3], p.kv_heads = k[2];
+std::vector<int64_t> shape_of_file(const std::string& folder, const char* file, std::size_t rank,
+                                   const char* sides) {
+  const std::filesystem::path path = std::filesystem::path(folder) / file;
+  const std::vector<int64_t> shape = read_npy_bytes(path, {"<f4", "<i4", "<i8"}).shape;
+  if (shape.size() != rank)
+    throw InputError(
+        fmt::format("{}: has rank {}, must be [{}]", path.string(), shape.size(), sides));
+  return shape;
+}
+
+void sizes_of_pages(const std::string& folder, Problem& p) {
+  const auto k =
+      shape_of_file(folder, "k_pages.npy", 4, "num_pages, page_size, kv_heads, head_dim");
+  const auto table = shape_of_file(folder, "page_table.npy", 2, "batch, max_pages");
+  p.batch = table[0], p.head_dim = k[3], p.kv_heads = k[2];
   p.own["num_pages"] = {static_cast<double>(k[0])};
   p.own["page_size"] = {static_cast<double>(k[1])};
   p.seqlen_k = table[1] * k[1];
-  const std::filesystem::path used = root / "seqused_k.npy";
+  const std::filesystem::path used = std::filesystem::path(folder) / "seqused_k.npy";
   if (!std::filesystem::exists(used)) return;
   if (!p.seqused_k.empty() || p.own.contains("lengths"))
     throw InputError(fmt::format("--seqused, --lengths: not together with {}", used.string()));
   p.seqused_k = load_lengths(used, p.batch);
+}
+
+namespace {
+
+void sizes_of_files(const std::string& folder, Problem& p) {
+  const auto q = shape_of_file(folder, "q.npy", 4, "batch, heads, seqlen_q, head_dim");
+  sizes_of_pages(folder, p);
+  if (q[0] != p.batch || q[3] != p.head_dim)
+    throw InputError(fmt::format(
+        "{}: q.npy [{}], k_pages.npy and page_table.npy must agree in batch ({}) and head_dim ({})",
+        folder, fmt::join(q, ", "), p.batch, p.head_dim));
+  p.heads = q[1], p.seqlen_q = q[2];
 }
 
 // ---- options of its own ------------------------------------------------------------------------
@@ -166,8 +186,10 @@ std::vector<int64_t> draw_lengths(const std::vector<double>& how, int64_t batch,
   return lengths;
 }
 
+}  // namespace
+
 // The lengths of --lengths; then the room is that of the longest.
-void complete(Problem& p, const std::set<std::string>& given) {
+void complete_lengths(Problem& p, const std::set<std::string>& given) {
   const auto how = p.own.find("lengths");
   if (how == p.own.end()) return;
   for (const char* other : {"--seqused", "--seqlen-k", "--seqlen"})
@@ -176,8 +198,6 @@ void complete(Problem& p, const std::set<std::string>& given) {
   p.seqused_k = draw_lengths(how->second, p.batch, p.seed);
   p.seqlen_k = std::max<int64_t>(1, *std::ranges::max_element(p.seqused_k));
 }
-
-}  // namespace
 
 int64_t num_pages_of(const Problem& p) {
   const int64_t given = own(p, "num_pages", 0), in_use = given > 0 ? 0 : pages_in_use(p);
@@ -188,37 +208,41 @@ std::vector<int64_t> drawn_lengths(const std::string& text, int64_t batch, uint6
   return draw_lengths(read_lengths(text), batch, seed);
 }
 
+std::vector<Feature> page_options() {
+  return {{.name = "page_size",
+           .lacking = "pages",
+           .help = "tokens a page (16)",
+           .kind = Feature::Kind::number,
+           .least = 1,
+           .most = 4096,
+           .whole = true,
+           .otherwise = 16,
+           .everywhere = true},
+          {.name = "num_pages",
+           .lacking = "pool",
+           .help = "pages of the pool (what the sequences need, and an eighth more)",
+           .kind = Feature::Kind::number,
+           .least = 1,
+           .most = 0x1p31 - 2,
+           .whole = true,
+           .everywhere = true},
+          {.name = "lengths",
+           .lacking = "lengths",
+           .help = "of the sequences, drawn: uniform:A,B, zipf:MEAN or const:N",
+           .kind = Feature::Kind::list,
+           .read = read_lengths,
+           .everywhere = true}};
+}
+
 const Operation& paged_decode() {
   static const Operation operation = [] {
     Operation op = decode();
     op.name = "paged_decode";
     op.inputs = inputs;
-    op.place = place;
+    op.place = place_pages;
     op.sizes_of_files = sizes_of_files;
-    op.complete = complete;
-    op.own = {{.name = "page_size",
-               .lacking = "pages",
-               .help = "tokens a page (16)",
-               .kind = Feature::Kind::number,
-               .least = 1,
-               .most = 4096,
-               .whole = true,
-               .otherwise = 16,
-               .everywhere = true},
-              {.name = "num_pages",
-               .lacking = "pool",
-               .help = "pages of the pool (what the sequences need, and an eighth more)",
-               .kind = Feature::Kind::number,
-               .least = 1,
-               .most = 0x1p31 - 2,
-               .whole = true,
-               .everywhere = true},
-              {.name = "lengths",
-               .lacking = "lengths",
-               .help = "of the sequences, drawn: uniform:A,B, zipf:MEAN or const:N",
-               .kind = Feature::Kind::list,
-               .read = read_lengths,
-               .everywhere = true}};
+    op.complete = complete_lengths;
+    op.own = page_options();
     return op;
   }();
   return operation;

@@ -57,17 +57,27 @@ void paged_problems(const std::vector<int64_t>& lengths, Body body) {
 }  // namespace
 
 // 16 bits, three head dims, up to 16 queries, any page size; masks by position; no other feature.
-bool attn::tests::promised(const Step&, const Problem& p) {
-  return p.dtype != DType::fp32 && one_of(p.head_dim, {64, 128, 256}) && p.seqlen_q <= 16 &&
-         !p.varlen() && p.dropout == 0 && p.softcap == 0 && !p.alibi && !p.mask;
+bool attn::tests::promised(const Step& step, const Problem& p) {
+  return p.dtype != DType::fp32 && one_of(p.head_dim, {64, 128, 256}) &&
+         (p.seqlen_q <= 16 || step.operation->name != "paged_decode") && !p.varlen() &&
+         p.dropout == 0 && p.softcap == 0 && !p.alibi && !p.mask;
 }
+
+namespace {
+std::vector<const Step*> decode_steps() {
+  std::vector<const Step*> steps;
+  for (const Step& step : chapter().steps)
+    if (step.operation->name == "paged_decode") steps.push_back(&step);
+  return steps;
+}
+}  // namespace
 
 TEST_CASE("steps are right for batches of any lengths and pages of any size", "[emulated]") {
   Counts ran;
   paged_problems(kLengths07, [&](const Problem& p) {
     ran += check_steps("paged_decode", p, Backend::emulated);
   });
-  for (const Step& step : chapter().steps) CHECK(ran.of[step.name] == 60);
+  for (const Step* step : decode_steps()) CHECK(ran.of[step->name] == 60);
 }
 
 TEST_CASE("a batch of empty sequences gives O = 0 and lse = -inf", "[emulated]") {
@@ -75,10 +85,10 @@ TEST_CASE("a batch of empty sequences gives O = 0 and lse = -inf", "[emulated]")
   p.batch = 3, p.heads = 4, p.kv_heads = 2;
   p.seqused_k = {0, 0, 0};
   p.finish();
-  for (const Step& step : chapter().steps) {
+  for (const Step* step : decode_steps()) {
     HostTensors out;
-    INFO(step.name);
-    CHECK(run_step(step, p, Backend::emulated, &out) == "");
+    INFO(step->name);
+    CHECK(run_step(*step, p, Backend::emulated, &out) == "");
     for (const float x : out.at("o").data) CHECK(x == 0);
     for (const float x : out.at("lse").data) CHECK((std::isinf(x) && x < 0));
   }
@@ -157,22 +167,22 @@ TEST_CASE("lengths are drawn as --lengths says", "[emulated]") {
 }
 
 TEST_CASE("every schedule gives the same bits", "[emulated]") {
-  for (const Step& step : chapter().steps) {
-    if (!step.deterministic) continue;
+  for (const Step* step : decode_steps()) {
+    if (!step->deterministic) continue;
     Problem p = paged(2, 900, 64, 16, DType::bf16);
     p.batch = 2, p.heads = 4, p.kv_heads = 1, p.causal = true;
     p.seqused_k = {900, 333};
     p.finish();
     HostTensors first;
-    CHECK(run_step(step, p, Backend::emulated, &first) == "");
-    Session session(p, *step.operation, Backend::emulated, draw(*step.operation, p).tensors);
+    CHECK(run_step(*step, p, Backend::emulated, &first) == "");
+    Session session(p, *step->operation, Backend::emulated, draw(*step->operation, p).tensors);
     for (uint64_t seed = 100; seed < 105; ++seed) {
       emulator::schedule_seed = seed;
       // Every other time with the counters that the launch before has left.
-      if (seed % 2 == 0) CHECK(session.prepare(step).ok());
+      if (seed % 2 == 0) CHECK(session.prepare(*step).ok());
       CHECK(session.launch().ok());
       for (const auto& [name, t] : session.outputs()) {
-        INFO(step.name << " " << name << " under schedule " << seed);
+        INFO(step->name << " " << name << " under schedule " << seed);
         CHECK(same(t, first.at(name)));
       }
     }
@@ -183,22 +193,23 @@ namespace {
 // A launch that was captured once finds other lengths and other pages on the device each time it is
 // replayed, and the counters as the launch before left them. Steps with a plan plan anew.
 void replay(Backend backend) {
-  for (const Step& step : chapter().steps) {
-    if (step.plan) continue;
+  for (const Step* step : decode_steps()) {
+    if (step->plan) continue;
     Problem p = paged(1, 900, 128, 16, DType::bf16);
     p.batch = 3, p.heads = 4, p.kv_heads = 1;
     p.own["num_pages"] = {200};
     p.seqused_k = {900, 900, 900};
     p.finish();
-    Session session(p, *step.operation, backend, draw(*step.operation, p).tensors);
-    REQUIRE(session.prepare(step).ok());
+    Session session(p, *step->operation, backend, draw(*step->operation, p).tensors);
+    REQUIRE(session.prepare(*step).ok());
     for (const auto& lengths : std::vector<std::vector<int64_t>>{
              {900, 250, 0}, {900, 250, 0}, {0, 0, 0}, {3, 800, 130}, {900, 900, 900}}) {
       p.seqused_k = lengths, ++p.seed;
       HostTensors expected;
-      INFO(step.name << " with lengths " << lengths[0] << ", " << lengths[1] << ", " << lengths[2]);
-      CHECK(run_step(step, p, backend, &expected) == "");
-      session.replace(draw(*step.operation, p).tensors);
+      INFO(step->name << " with lengths " << lengths[0] << ", " << lengths[1] << ", "
+                      << lengths[2]);
+      CHECK(run_step(*step, p, backend, &expected) == "");
+      session.replace(draw(*step->operation, p).tensors);
       CHECK(session.launch().ok());
       for (const auto& [name, t] : session.outputs()) CHECK(same(t, expected.at(name)));
       CHECK(!session.damage());
@@ -213,10 +224,10 @@ TEST_CASE("a launch is right again with other pages on the GPU", "[gpu]") { repl
 TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   const auto refused = [](Problem p, const char* why) {
     p.finish();
-    for (const Step& step : chapter().steps) {
-      const auto reason = refusal(step, p);
+    for (const Step* step : decode_steps()) {
+      const auto reason = refusal(*step, p);
       REQUIRE(reason);
-      INFO(step.name << ": " << *reason);
+      INFO(step->name << ": " << *reason);
       CHECK(reason->find(why) != std::string::npos);
     }
   };
@@ -227,7 +238,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   p.own["num_pages"] = {1 << 19};
   refused(p, "a pool holds at most 2^31 - 1 tokens");
   p.own["num_pages"] = {(1 << 19) - 1};
-  for (const Step& step : chapter().steps) CHECK(!refusal(step, p));
+  for (const Step* step : decode_steps()) CHECK(!refusal(*step, p));
 }
 
 TEST_CASE("all steps on the GPU", "[gpu]") {
@@ -236,7 +247,7 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
   Counts ran;
   paged_problems(lengths,
                  [&](const Problem& p) { ran += check_steps("paged_decode", p, Backend::gpu); });
-  for (const Step& step : chapter().steps) CHECK(ran.of[step.name] == 70);
+  for (const Step* step : decode_steps()) CHECK(ran.of[step->name] == 70);
   for (const int64_t page : {1, 16}) {
     Problem p = paged(1, 131072, 128, page, DType::bf16, InputKind::needle);
     p.batch = 4, p.heads = 8, p.kv_heads = 2;
@@ -250,21 +261,21 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
 }
 
 TEST_CASE("1000 repeats give the same bits", "[gpu]") {
-  for (const Step& step : chapter().steps) {
-    if (!step.deterministic) continue;
+  for (const Step* step : decode_steps()) {
+    if (!step->deterministic) continue;
     Problem p = paged(1, 5000, 128, 16, DType::bf16);
     p.batch = 3, p.heads = 8, p.kv_heads = 2;
     p.seqused_k = {5000, 1, 3333};
     p.finish();
-    Session session(p, *step.operation, Backend::gpu, draw(*step.operation, p).tensors);
-    REQUIRE(session.prepare(step).ok());
+    Session session(p, *step->operation, Backend::gpu, draw(*step->operation, p).tensors);
+    REQUIRE(session.prepare(*step).ok());
     HostTensors first;
     for (int n = 0; n < 1000; ++n) {
       REQUIRE(session.launch().ok());
       const HostTensors now = session.outputs();
       if (n == 0) first = now;
       for (const auto& [name, t] : now) {
-        INFO(step.name << " " << name << " run " << n);
+        INFO(step->name << " " << name << " run " << n);
         REQUIRE(same(t, first.at(name)));
       }
     }
@@ -276,4 +287,46 @@ TEST_CASE("a pool past 2^32 elements, with live pages at its end", "[gpu][large]
   p.batch = 3, p.heads = 8, p.kv_heads = 8;
   p.own["num_pages"] = {(1 << 18) + 1};
   check_large_steps("paged_decode", p, Backend::gpu);
+}
+
+TEST_CASE("tokens are appended to their pages, turned where asked", "[emulated]") {
+  Counts ran;
+  std::size_t n = 0;
+  for (const int64_t page : kPageSizes)
+    for (const int64_t fresh : {1, 3, 40})
+      for (const bool rotary : {false, true}) {
+        Problem p = paged(fresh, 300,
+                          n % 3 == 0   ? 128
+                          : n % 3 == 1 ? 64
+                                       : 256,
+                          page, n % 2 == 0 ? DType::bf16 : DType::fp16);
+        p.batch = 4, p.heads = p.kv_heads = 1 + static_cast<int64_t>(n % 3);
+        p.seqused_k = {300, page, 0, fresh + 1};
+        if (rotary) p.own["rotary"] = {1};
+        p.seed = ++n;
+        ran += check_steps("paged_append", p, Backend::emulated);
+      }
+  CHECK(ran.of["a1_append"] == 30);
+}
+
+TEST_CASE("pages are copied, whole and in part", "[emulated]") {
+  for (const int64_t page : kPageSizes) {
+    Problem p = paged(1, 1, 128, page, DType::bf16);
+    p.batch = 20, p.heads = p.kv_heads = 3;
+    check_steps("page_copy", p, Backend::emulated);
+  }
+}
+
+TEST_CASE("append and copy on the GPU", "[gpu]") {
+  for (const int64_t page : kPageSizes) {
+    Problem p = paged(7, 3000, 128, page, DType::bf16);
+    p.batch = 70, p.heads = p.kv_heads = 8;
+    for (int64_t b = 0; b < p.batch; ++b)
+      p.seqused_k.push_back(b % 7 == 0 ? b / 7 : b * 1009 % 3001);
+    check_steps("paged_append", p, Backend::gpu);
+    p.own["rotary"] = {1};
+    check_steps("paged_append", p, Backend::gpu);
+    p.seqused_k.clear(), p.own.erase("rotary"), p.seqlen_k = 1;
+    check_steps("page_copy", p, Backend::gpu);
+  }
 }

@@ -1,8 +1,14 @@
-// The cache on the host: the pool, sequences and the radix tree, against a plain model.
+// The cache on the host: the pool, sequences and the radix tree, against a plain model; traces.
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
 #include "07_paged/cache_faults.h"
 #include "07_paged/page_pool.h"
 #include "07_paged/radix_tree.h"
 #include "07_paged/random_cache.h"
+#include "07_paged/trace.h"
+#include "attn/error.h"
 #include "tests/catch.h"
 
 using namespace attn::paged;
@@ -93,4 +99,51 @@ TEST_CASE("a fault in the cache is noticed", "[cache]") {
     CHECK(what != "");
   }
   CHECK(disagreement(1, 40, 3, 1000) == "");
+}
+
+namespace {
+std::string text_of(const std::string& file) {
+  std::ifstream in(std::string(ATTN_SOURCE_DIR) + "/" + file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+}  // namespace
+
+TEST_CASE("pages waste less than 4 % at 16 tokens", "[cache]") {
+  const Trace trace = drawn_trace(kDrawnRequests, 1);
+  const ReplayedRows rows = replay_all(trace);
+  for (const auto& [division, r] : rows) {
+    INFO(division.text());
+    if (division.kind == Division::Kind::longest) CHECK((r.useful > 0.2 && r.useful < 0.38));
+    if (division.kind == Division::Kind::pages && division.page_size <= 16) CHECK(r.useful > 0.96);
+    if (division.kind == Division::Kind::pages && division.page_size == 1)
+      CHECK((r.useful == 1 && r.copied == 0));
+  }
+  // What the chapter's page shows is what the program prints and draws.
+  CHECK(text_of("07_paged/README.md").find(table(rows)) != std::string::npos);
+  CHECK(text_of("docs/figures/07_trace.svg") == picture(rows));
+}
+
+TEST_CASE("a trace is read as it was written, and a wrong line is named", "[cache]") {
+  std::stringstream file;
+  write_trace(file, drawn_trace(50, 7));
+  CHECK(table(replay_all(read_trace(file, "f"))) == table(replay_all(drawn_trace(50, 7))));
+  const auto why = [](const std::string& text) -> std::string {
+    std::stringstream in(text);
+    try {
+      read_trace(in, "f.csv");
+    } catch (const attn::InputError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  const std::string header = "arrival,prompt,output,samples,beams,system,system_tokens\n";
+  CHECK(why("prompt\n").starts_with("f.csv: the first line must be arrival,prompt"));
+  CHECK(why(header) == "f.csv: no requests");
+  CHECK(why(header + "0,5,5,1,1,0,0\n") == "");
+  CHECK(why(header + "0,5,5,1,1,0\n") == "f.csv: line 2: 0,5,5,1,1,0: must be seven whole numbers");
+  for (const char* line :
+       {"0,5,5,1,1,0,0,", "0,5,5,1,1,0,x", "0,0,5,1,1,0,0", "0,5,5,2,2,0,0", "0,5,5,1,1,0,9",
+        "0,2000,49,1,1,0,0", "0,5,5,33,1,0,0", "-1,5,5,1,1,0,0"})
+    CHECK(why(header + line + "\n").starts_with("f.csv: line 2: "));
+  CHECK(why(header + "3,5,5,1,1,0,0\n2,5,5,1,1,0,0\n").ends_with("arrives before the line above"));
 }
