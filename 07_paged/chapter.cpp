@@ -5,12 +5,15 @@
 #include <string>
 
 #include "paged.h"
+#include "plan.h"
 #include "splits.h"
 #include "trace.h"
 
 ATTN_DECLARE_STEP(v1_block_table);
 ATTN_DECLARE_STEP(v2_page_table);
 ATTN_DECLARE_STEP(v3_prefetched_pages);
+ATTN_DECLARE_STEP(v4_ragged_plan);
+ATTN_DECLARE_STEP(v5_balanced_plan);
 ATTN_DECLARE_STEP(a1_append);
 ATTN_DECLARE_STEP(c1_copy);
 ATTN_DECLARE_STEP(arrived);
@@ -113,6 +116,31 @@ Step runs(std::string name, std::string idea, Launch launch) {
           .takes = {"seqused"}};
 }
 
+// What blocks work on is planned; parts of row blocks that several share, and counters.
+using MakePlan = plans::Plan (*)(const Problem&, const std::vector<int64_t>&, int64_t);
+Step planned(std::string name, std::string idea, Launch launch, MakePlan make,
+             HostTensors (*tensors)(const Problem&, const HostTensors&)) {
+  Step step = runs(std::move(name), std::move(idea), launch);
+  step.workspaces = [](const Problem& p) {
+    const int64_t rows = 2 * plans::planned_blocks(p) * kMmaRows;
+    return std::vector<Workspace>{{"o_partial", rows * p.head_dim * 4},
+                                  {"lse_partial", rows * 4},
+                                  {"arrived", row_blocks(p, kMmaRows) * 4, true}};
+  };
+  step.cost = [make](const Problem& p) {
+    const std::vector<int64_t> lengths =
+        p.seqused_k.empty() ? std::vector(static_cast<std::size_t>(p.batch), p.seqlen_k)
+                            : p.seqused_k;
+    const plans::Plan plan = make(p, lengths, plans::planned_blocks(p));
+    Phase all = attention(p, kMmaRows);
+    const double rows = double(std::min(kMmaRows, p.group() * p.seqlen_q));
+    all.l2_bytes += 2 * plan.parts * rows * double(p.head_dim + 1) * 4;
+    return Cost{all};
+  };
+  step.plan = tensors;
+  return step;
+}
+
 // What is written is read once before.
 Step copies(std::string name, std::string idea, const Operation& operation, const char* phase,
             Launch launch) {
@@ -155,6 +183,12 @@ Chapter make_chapter() {
                          ATTN_LAUNCH(v2_page_table)));
   c.steps.push_back(runs("v3_prefetched_pages", "a key is looked up once, a tile ahead",
                          ATTN_LAUNCH(v3_prefetched_pages)));
+  c.steps.push_back(
+      planned("v4_ragged_plan", "who works on which keys is planned before the launch",
+              ATTN_LAUNCH(v4_ragged_plan), plans::uniform_plan, plans::uniform_tensors));
+  c.steps.push_back(planned(
+      "v5_balanced_plan", "a block gets as much work as the others, in as many pieces as it takes",
+      ATTN_LAUNCH(v5_balanced_plan), plans::balanced_plan, plans::balanced_tensors));
   c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys turned on the way",
                            paged_append(), "append", ATTN_LAUNCH(a1_append)));
   c.steps.push_back(copies("c1_copy", "pages copied to others, all of a batch in one launch",

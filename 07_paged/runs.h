@@ -13,15 +13,6 @@ struct Run {
   int begin, end, length;  // length: of each block's run but the last
   int b, first;            // where `begin` is: its sequence, and the first tile of that
 };
-// The keys that some query of a sequence sees; and tiles of them. Without keys there is one, which
-// stores O = 0.
-__device__ __forceinline__ Keys keys_of_sequence(const Shape& shape, int used) {
-  return {keys_of_query(shape, used, 0).begin, keys_of_query(shape, used, shape.seqlen_q - 1).end};
-}
-__device__ __forceinline__ int tiles_of(const Shape& shape, int used, int tile_keys) {
-  const Keys keys = keys_of_sequence(shape, used);
-  return max(1, ceil_div(max(0, keys.end - keys.begin), tile_keys));
-}
 // Every warp adds up the sequences for itself, 32 at a time. `heads`: row tiles of a sequence.
 // Where all sequences have as many tiles, runs are made a little longer, so that heads end where
 // runs do: then a block rarely begins a second head, whose first keys nobody has fetched ahead.

@@ -18,6 +18,9 @@ inline int64_t row_blocks(const Problem& p, int64_t block_rows) {
   return p.batch * p.kv_heads * ((p.group() * p.seqlen_q + block_rows - 1) / block_rows);
 }
 
+// Keys of a block's tile, in v2 and later.
+constexpr int tile_keys(int64_t head_dim) { return head_dim <= 128 ? 128 : 64; }
+
 // Tokens of a page, and the pages that a sequence has room for.
 inline int64_t page_size_of(const Problem& p) {
   const auto given = p.own.find("page_size");

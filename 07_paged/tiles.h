@@ -5,10 +5,10 @@
 #pragma once
 
 #include "attn/kernel.h"
+#include "keys.h"
 #include "ptx/mma.h"
 
 namespace ATTN_BACKEND::paged {
-using namespace attn;
 
 constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
@@ -25,15 +25,6 @@ __device__ __forceinline__ Rows rows_of(const Shape& shape, int block, int block
   return {bh_kv, int64_t{bh_kv} * all + row0, row0, min(block_rows, all - row0)};
 }
 
-// Keys [begin, end). A query sees those up to the diagonal, which ends at the last key in use.
-//! [keys]
-struct Keys {
-  int begin, end;
-};
-__device__ __forceinline__ Keys keys_of_query(const Shape& shape, int used, int i) {
-  const int diagonal = i + used - shape.seqlen_q;
-  return {max(0, diagonal - shape.window_left), min(used, diagonal + shape.window_right + 1)};
-}
 // What some query of these rows sees; if they are of one head, those between the first and the
 // last.
 __device__ __forceinline__ Keys keys_seen(const Shape& shape, int used, const Rows& rows) {
@@ -43,7 +34,6 @@ __device__ __forceinline__ Keys keys_seen(const Shape& shape, int used, const Ro
   const int last = one_head ? last_row % shape.seqlen_q : shape.seqlen_q - 1;
   return {keys_of_query(shape, used, first).begin, keys_of_query(shape, used, last).end};
 }
-//! [keys]
 
 // Over the 4 lanes that share a row of an accumulator of mma.m16n8k16.
 __device__ __forceinline__ float quad_max(float x) {
