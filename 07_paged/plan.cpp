@@ -27,9 +27,12 @@ std::vector<int> tiles_of_all(const Problem& p, const std::vector<int64_t>& leng
 
 HostTensor work_tensor(const Plan& plan, int64_t most) {
   HostTensor t = zeros({"work", {1, 1, most, kWorkNumbers}, DType::int32, {}, nullptr, false, 2});
-  auto at = t.numbers.begin();
-  for (const Work& w : plan.work)
-    for (const int n : {w.row_block, w.tile, w.count, w.part, w.num_parts, w.first_part}) *at++ = n;
+  int64_t* at = t.numbers.data();
+  for (const Work& w : plan.work) {
+    at[0] = w.row_block, at[1] = w.tile, at[2] = w.count;
+    at[3] = w.part, at[4] = w.num_parts, at[5] = w.first_part;
+    at += kWorkNumbers;
+  }
   return t;
 }
 
@@ -114,6 +117,8 @@ Plan balanced_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_
   Plan plan;
   plan.budget = std::max(static_cast<int>((cost + blocks - 1) / blocks), kPieceTiles + 1);
   while (walk(tiles, heads, plan.budget, [](auto...) {}) > blocks) ++plan.budget;
+  plan.work.reserve(tiles.size() * static_cast<std::size_t>(heads) +
+                    static_cast<std::size_t>(blocks));
   walk(tiles, heads, plan.budget, [&](int64_t block, int row_block, int tile, int count) {
     while (static_cast<int64_t>(plan.begin.size()) <= block)
       plan.begin.push_back(static_cast<int>(plan.work.size()));
@@ -133,14 +138,19 @@ Plan balanced_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_
 
 HostTensors uniform_tensors(const Problem& p, const HostTensors& in) {
   const Plan plan = uniform_plan(p, in.at("seqused_k").numbers, planned_blocks(p));
-  return {{"work", work_tensor(plan, most_chunks(p))}};
+  HostTensors tensors;
+  tensors.emplace("work", work_tensor(plan, most_chunks(p)));
+  return tensors;
 }
 HostTensors balanced_tensors(const Problem& p, const HostTensors& in) {
   const Plan plan = balanced_plan(p, in.at("seqused_k").numbers, planned_blocks(p));
   HostTensor begin =
       zeros({"work_begin", {1, 1, 1, planned_blocks(p) + 1}, DType::int32, {}, nullptr, false, 1});
   std::ranges::copy(plan.begin, begin.numbers.begin());
-  return {{"work", work_tensor(plan, most_pieces(p))}, {"work_begin", begin}};
+  HostTensors tensors;
+  tensors.emplace("work", work_tensor(plan, most_pieces(p)));
+  tensors.emplace("work_begin", std::move(begin));
+  return tensors;
 }
 
 }  // namespace attn::plans
