@@ -1,6 +1,7 @@
 // The cache on the host: the pool, sequences and the radix tree, against a plain model; traces.
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <sstream>
 
 #include "07_paged/cache_faults.h"
@@ -12,6 +13,13 @@
 #include "tests/catch.h"
 
 using namespace attn::paged;
+
+namespace {
+std::string text_of(const std::string& file) {
+  std::ifstream in(std::string(ATTN_SOURCE_DIR) + "/" + file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+}  // namespace
 
 TEST_CASE("a cache does what a plain model does", "[cache]") {
   for (const uint64_t seed : {1, 2, 3}) {
@@ -64,6 +72,41 @@ TEST_CASE("who writes to a page that others have gets a copy", "[cache]") {
   CHECK_FALSE(append(pool, 4, c, 1).copy);
 }
 
+TEST_CASE("exercise b has the answers that the pool gives", "[cache]") {
+  PagePool pool(8);
+  std::map<std::string, Sequence> s;
+  std::map<std::string, int64_t> is;
+  const auto add = [&](const char* name, int64_t count) {
+    const Appended to = append(pool, 4, s[name], count);
+    if (to.copy) ++is["copies"], is["copied"] += to.copy->tokens;
+    return to.copy.has_value();
+  };
+  add("A", 10);
+  s["B"] = fork(pool, s["A"]), s["C"] = fork(pool, s["A"]);
+  add("B", 1);
+  is["owners_2"] = pool.owners(2);
+  add("A", 3);
+  is["owners_0"] = pool.owners(0);
+  const bool copied = add("C", 1);
+  drop(pool, s["B"]);
+  s["D"] = fork(pool, s["C"]);
+  add("D", 2);
+  for (const char* name : {"A", "C", "D"})
+    is["unshared"] += static_cast<int64_t>(s[name].pages.size());
+  is["free"] = pool.free_pages();
+  CHECK_THROWS_AS(add("C", 6), OutOfPages);
+  is["refused"] = 9;
+  drop(pool, s["A"]);
+  add("C", 6);
+  is["first"] = s["C"].pages[3], is["second"] = s["C"].pages[4];
+  const std::string answers = text_of("07_paged/exercises/b.solution.txt");
+  for (const auto& [name, value] : is) {
+    INFO(name << " = " << value);
+    CHECK(answers.find(name + " = " + std::to_string(value) + "\n") != std::string::npos);
+  }
+  CHECK(answers.find(copied ? "c_copies = yes" : "c_copies = no") != std::string::npos);
+}
+
 TEST_CASE("a radix tree splits where sequences part", "[cache]") {
   PagePool pool(8);
   for (int n = 0; n < 8; ++n) pool.take();  // of a sequence that holds them
@@ -100,13 +143,6 @@ TEST_CASE("a fault in the cache is noticed", "[cache]") {
   }
   CHECK(disagreement(1, 40, 3, 1000) == "");
 }
-
-namespace {
-std::string text_of(const std::string& file) {
-  std::ifstream in(std::string(ATTN_SOURCE_DIR) + "/" + file);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-}  // namespace
 
 TEST_CASE("pages waste less than 4 % at 16 tokens", "[cache]") {
   const Trace trace = drawn_trace(kDrawnRequests, 1);

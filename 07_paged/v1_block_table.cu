@@ -44,6 +44,7 @@ struct Pages {
   const int* gTable;  // [max_pages]: the sequence's row of the page table
   int page_size;
 };
+//! [ex07a]
 __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
   return pages.gTable[key / pages.page_size] * pages.page_size + key % pages.page_size;
 }
@@ -65,6 +66,7 @@ __device__ __forceinline__ void load_tile(uint4 (&tile)[Config::kKeys], const El
   }
 }
 //! [load]
+//! [ex07a]
 
 // The scores of a row with this lane's keys, to base 2: the lanes that share a key add up.
 template <class Element, class Config>
