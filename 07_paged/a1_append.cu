@@ -1,9 +1,9 @@
 // a1_append: new tokens go to their pages, keys turned on the way.
 //
-// idea      A projection leaves K and V of the new tokens one behind the other. Each goes to the slot
-//           that the page table says. With a rotary embedding a key is turned by its position first,
-//           columns c and c + d/2 by the angle of c: whoever reads it from the cache later finds it
-//           done, and K is not read and written once more for it.
+// idea      A projection leaves K and V of the new tokens one behind the other. Each goes to the
+//           slot that the page table says. With a rotary embedding a key is turned by its position
+//           first, columns c and c + d/2 by the angle of c: whoever reads it from the cache later
+//           finds it done, and K is not read and written once more for it.
 // expect    dram__throughput: a copy, at the rate of one
 // supports  fp16, bf16; head dims 64, 128, 256; any page size, any number of new tokens
 #include <algorithm>

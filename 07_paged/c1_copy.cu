@@ -1,8 +1,8 @@
 // c1_copy: pages copied to others, all of a batch in one launch.
 //
-// idea      Before a sequence writes to a page that others have, it needs its tokens in a page of its
-//           own (copy on write). Beams go on in two ways by the dozen, so that copies come in lists: a
-//           block a page and tensor, four chunks of 16 bytes in flight a thread.
+// idea      Before a sequence writes to a page that others have, it needs its tokens in a page of
+//           its own (copy on write). Beams go on in two ways by the dozen, so that copies come in
+//           lists: a block a page and tensor, four chunks of 16 bytes in flight a thread.
 // expect    dram__throughput: a copy, at the rate of one
 // supports  fp16, bf16; head dims 64, 128, 256; any page size
 #include "attn/kernel.h"

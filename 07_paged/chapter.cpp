@@ -63,8 +63,9 @@ double keys_of(const Problem& p, int64_t tile = 1) {
 }
 
 // K and V come from HBM once, and from L2 at least once: blocks that read the same keys at the same
-// time may find them in L1, or share an answer of L2. So do the entries of the page table. Steps on CUDA cores have two multiply-adds for each number and row, those on tensor
-// cores for each number and 16 rows, there or not.
+// time may find them in L1, or share an answer of L2. So do the entries of the page table. Steps on
+// CUDA cores have two multiply-adds for each number and row, those on tensor cores for each number
+// and 16 rows, there or not.
 Phase attention(const Problem& p, int64_t block_rows) {
   const double element = double(size_of(p.dtype)), d = double(p.head_dim);
   const double kv = 2 * keys_of(p) * double(p.kv_heads) * d * element;

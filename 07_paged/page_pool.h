@@ -15,8 +15,8 @@ struct OutOfPages : std::runtime_error {
   int64_t wanted, free;
 };
 
-// Pages 0 to num_pages - 1. Several may own a page, which is free when nobody does. What a free page
-// holds stays in it until it is taken, so the one that was freed first is taken first.
+// Pages 0 to num_pages - 1. Several may own a page, which is free when nobody does. What a free
+// page holds stays in it until it is taken, so the one that was freed first is taken first.
 class PagePool {
  public:
   explicit PagePool(int num_pages);
@@ -31,7 +31,8 @@ class PagePool {
   int num_pages() const { return static_cast<int>(owners_.size()); }
 
  private:
-  // The free pages in the order in which they are taken: a ring of links through a page that is none.
+  // The free pages in the order in which they are taken: a ring of links through a page that is
+  // none.
   struct Links {
     int before, after;
   };
@@ -65,8 +66,8 @@ struct Appended {
 Appended append(PagePool&, int page_size, Sequence&, int64_t count);
 // The same tokens once more, in the same pages.
 Sequence fork(PagePool&, const Sequence&);
-// Gives its pages back, the last one first: the beginning of a sequence, which others are likelier to
-// have, is overwritten last.
+// Gives its pages back, the last one first: the beginning of a sequence, which others are likelier
+// to have, is overwritten last.
 void drop(PagePool&, Sequence&);
 
 }  // namespace attn::paged

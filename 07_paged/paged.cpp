@@ -176,7 +176,8 @@ std::vector<int64_t> draw_lengths(const std::vector<double>& how, int64_t batch,
     if (how[0] == 2) n = a;
   }
   if (how[0] != 1) return lengths;
-  // Zipf: the n-th longest has 1/n of the longest, in any order. The mean is exact but for rounding.
+  // Zipf: the n-th longest has 1/n of the longest, in any order. The mean is exact but for
+  // rounding.
   double sum = 0;
   for (int64_t n = 1; n <= batch; ++n) sum += 1 / static_cast<double>(n);
   for (int64_t n = 1; n <= batch; ++n)

@@ -9,10 +9,12 @@ namespace attn {
 // page_size, Hkv, d]; page_table [B, max_pages]; seqused_k [B].
 const Operation& paged_decode();
 
-// The last seqlen_q tokens of each sequence, of the seqused_k that it has with them, from k_new, v_new
-// [B * seqlen_q, Hkv, d] into its pages; with --rotary the keys are turned by their positions.
+// The last seqlen_q tokens of each sequence, of the seqused_k that it has with them, from k_new,
+// v_new [B * seqlen_q, Hkv, d] into its pages; with --rotary the keys are turned by their
+// positions.
 const Operation& paged_append();
-// `--batch` pages copied to others, or their first tokens: page_copies [batch, 3] has from, to, tokens.
+// `--batch` pages copied to others, or their first tokens: page_copies [batch, 3] has from, to,
+// tokens.
 const Operation& page_copy();
 
 // How tokens lie in pages: the table of a problem, and K or V by it.

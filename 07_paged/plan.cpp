@@ -83,9 +83,9 @@ Plan uniform_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t
 
 namespace {
 
-// Goes through all row blocks and gives each block pieces that cost up to `budget`. Returns how many
-// blocks that takes; `piece(block, row_block, tile, count)` hears of each. For counting and for the
-// plan: both see the same pieces.
+// Goes through all row blocks and gives each block pieces that cost up to `budget`. Returns how
+// many blocks that takes; `piece(block, row_block, tile, count)` hears of each. For counting and
+// for the plan: both see the same pieces.
 //! [walk]
 template <class Piece>
 int64_t walk(const std::vector<int>& tiles, int heads, int budget, Piece piece) {

@@ -8,9 +8,9 @@
 
 namespace attn::plans {
 
-// Some tiles of the keys of a row block: [tile, tile + count) of all that its queries see. A row block
-// whose keys several pieces share has parts first_part to first_part + num_parts - 1 of the workspace,
-// one a piece, in the order of the keys.
+// Some tiles of the keys of a row block: [tile, tile + count) of all that its queries see. A row
+// block whose keys several pieces share has parts first_part to first_part + num_parts - 1 of the
+// workspace, one a piece, in the order of the keys.
 //! [work]
 struct Work {
   int row_block, tile, count;
@@ -30,8 +30,8 @@ struct Plan {
 // until a sweep on a GPU has said what it is.
 constexpr int kPieceTiles = 1;
 
-// One piece a block. All sequences are cut into chunks of one length: the smallest of which there are
-// no more than `blocks`. Where there are more row blocks than that, none is cut.
+// One piece a block. All sequences are cut into chunks of one length: the smallest of which there
+// are no more than `blocks`. Where there are more row blocks than that, none is cut.
 Plan uniform_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
 // Pieces of any length, several a block: runs through the row blocks that cost alike.
 Plan balanced_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
@@ -41,7 +41,8 @@ int64_t planned_blocks(const Problem&);
 // Blocks of a launch with a uniform plan; pieces that a balanced plan has at most.
 int64_t most_chunks(const Problem&);
 int64_t most_pieces(const Problem&);
-// What the two give a step (Step::plan): work [most, 6] and, of a balanced plan, work_begin [blocks + 1].
+// What the two give a step (Step::plan): work [most, 6] and, of a balanced plan, work_begin [blocks
+// + 1].
 HostTensors uniform_tensors(const Problem&, const HostTensors& inputs);
 HostTensors balanced_tensors(const Problem&, const HostTensors& inputs);
 

@@ -76,7 +76,8 @@ void RadixTree::split(Node* node, std::size_t pages) {
 }
 //! [split]
 
-// Down from `node` along `tokens`, as far as whole pages agree; a node that agrees in part is split.
+// Down from `node` along `tokens`, as far as whole pages agree; a node that agrees in part is
+// split.
 //! [walk]
 RadixTree::Node* RadixTree::walk(Node* node, std::span<const Token> tokens,
                                  std::vector<int>* pages) {

@@ -40,8 +40,8 @@ class RadixTree {
   // What lies between the root and a node is not evicted while it is locked.
   void lock(Node*);
   void unlock(Node*);
-  // Gives up pages until `count` more are free, or no leaf is left that is not locked: the end of the
-  // leaf that was not used for the longest time. Returns how many became free.
+  // Gives up pages until `count` more are free, or no leaf is left that is not locked: the end of
+  // the leaf that was not used for the longest time. Returns how many became free.
   int evict(int count);
 
   int pages() const { return pages_; }

@@ -156,8 +156,8 @@ class RandomCache {
     must(there == known, "insert: another number of pages that were there");
   }
 
-  // The model has a prefix for every page of the tree. A page may go when no longer prefix is there,
-  // and nobody has locked one that begins with it.
+  // The model has a prefix for every page of the tree. A page may go when no longer prefix is
+  // there, and nobody has locked one that begins with it.
   void evict(int count) {
     const int freed = tree_.evict(count);
     ++evictions_;
@@ -252,8 +252,8 @@ class RandomCache {
   int64_t now_ = 0;
 };
 
-// "" if `operations` random ones, and the end, agree with the model; else what did not. A cache that
-// does not agree is left as it is: it could not even be taken down.
+// "" if `operations` random ones, and the end, agree with the model; else what did not. A cache
+// that does not agree is left as it is: it could not even be taken down.
 inline std::string disagreement(uint64_t seed, int num_pages, int page_size, int operations) {
   static auto& left = *new std::vector<std::unique_ptr<RandomCache>>;
   left.push_back(std::make_unique<RandomCache>(seed, num_pages, page_size));

@@ -1,5 +1,5 @@
-// What chapter 07 promises: every step right for every batch and every page size that it accepts, on
-// both back ends.
+// What chapter 07 promises: every step right for every batch and every page size that it accepts,
+// on both back ends.
 #include <cmath>
 #include <filesystem>
 #include <numeric>
@@ -250,8 +250,8 @@ Batch random_batch(std::mt19937_64& random) {
   return {p, lengths, 1 + below(below(2) == 0 ? 8 : 264)};
 }
 
-// "" if every key that some query sees is in exactly one piece, no block has more than the budget, and
-// nobody writes behind the workspace; else what is wrong. Tiles are counted anew, from Problem.
+// "" if every key that some query sees is in exactly one piece, no block has more than the budget,
+// and nobody writes behind the workspace; else what is wrong. Tiles are counted anew, from Problem.
 std::string wrong_with(const Batch& batch, const plans::Plan& plan, bool balanced) {
   const Problem& p = batch.problem;
   const int64_t tile = p.head_dim <= 128 ? 128 : 64, rows = (p.group() * p.seqlen_q + 15) / 16;

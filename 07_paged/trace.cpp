@@ -345,7 +345,8 @@ std::string table(const ReplayedRows& rows) {
 std::string picture(const ReplayedRows& rows) {
   const int height = 74 + 30 * static_cast<int>(rows.size());
   std::string svg = fmt::format(
-      R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {0}" width="760" height="{0}" role="img" aria-labelledby="t d">
+      R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {0}" width="760" height="{0}"
+  role="img" aria-labelledby="t d">
   <title id="t">Share of the reserved memory that holds tokens</title>
   <desc id="d">A bar for each way to divide the cache: in one piece a sequence, and in pages.</desc>
   <style>
@@ -359,7 +360,7 @@ std::string picture(const ReplayedRows& rows) {
     }}
   </style>
   <rect class="bg" x="0.5" y="0.5" width="759" height="{1}" rx="6"/>
-  <text x="20" y="30" class="b">Of the memory that is reserved for sequences, the share that holds tokens</text>
+  <text x="20" y="30" class="b">The share of the reserved memory that holds tokens</text>
 )",
       height, height - 1);
   int y = 52;

@@ -1,5 +1,5 @@
-// What paging is good for: requests replayed on the cache of this chapter, and on one in which every
-// sequence has its room in one piece. No attention is computed.
+// What paging is good for: requests replayed on the cache of this chapter, and on one in which
+// every sequence has its room in one piece. No attention is computed.
 #pragma once
 
 #include <cstdint>

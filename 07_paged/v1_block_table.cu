@@ -2,12 +2,12 @@
 //
 // parent    05_flash_decoding/v1_one_block
 // idea      A cache in one piece a sequence has to be as long as the sequence might become. In
-//           pages a sequence has what it uses: page `key / page_size` of its row of the page
-//           table, and in it place `key % page_size`. vLLM's first kernel is like this one: a block
-//           for each query head and sequence, 128 threads, on CUDA cores.
+//           pages a sequence has what it uses: page `key / page_size` of its row of the page table,
+//           and in it place `key % page_size`. vLLM's first kernel is like this one: a block for
+//           each query head and sequence, 128 threads, on CUDA cores.
 // expect    lts__t_bytes.sum: K and V are read once for each query head of a group
-// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes, causal,
-//           windows, GQA
+// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
+//           causal, windows, GQA
 #include "attn/kernel.h"
 #include "splits.h"
 #include "tiles.h"
@@ -37,8 +37,8 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sO, sMax, sSum)
 };
 
-// Where the tokens of a sequence lie, and the place of one in the pool, counted in tokens: fewer than
-// 2^31. That times the numbers of a token may be more, so offsets have 64 bits.
+// Where the tokens of a sequence lie, and the place of one in the pool, counted in tokens: fewer
+// than 2^31. That times the numbers of a token may be more, so offsets have 64 bits.
 //! [slot]
 struct Pages {
   const int* gTable;  // [max_pages]: the sequence's row of the page table

@@ -6,8 +6,8 @@
 //           up the keys that it copies, all of a tile before the first copy, so that their loads
 //           are in flight together. One look-up serves K and V.
 // expect    what a page costs: gpu__time_duration.sum beside that of 05 on contiguous K and V
-// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes, causal,
-//           windows, GQA
+// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
+//           causal, windows, GQA
 #include <algorithm>
 
 #include "device/device.h"
@@ -62,8 +62,8 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 }
 //! [swizzle]
 
-// Where the tokens of a sequence lie, and the place of one in the pool, counted in tokens: fewer than
-// 2^31. That times the numbers of a token may be more, so offsets have 64 bits.
+// Where the tokens of a sequence lie, and the place of one in the pool, counted in tokens: fewer
+// than 2^31. That times the numbers of a token may be more, so offsets have 64 bits.
 //! [slot]
 struct Pages {
   const int* gTable;  // [max_pages]: the sequence's row of the page table

@@ -7,8 +7,8 @@
 //           registers, and a shuffle hands them to the lanes that copy.
 // expect    smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active falls; instructions
 //           fall, most of them divisions by the page size
-// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes, causal,
-//           windows, GQA
+// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
+//           causal, windows, GQA
 #include <algorithm>
 
 #include "device/device.h"
@@ -63,8 +63,8 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 }
 //! [swizzle]
 
-// Where the tokens of a sequence lie, and the place of one in the pool, counted in tokens: fewer than
-// 2^31. That times the numbers of a token may be more, so offsets have 64 bits.
+// Where the tokens of a sequence lie, and the place of one in the pool, counted in tokens: fewer
+// than 2^31. That times the numbers of a token may be more, so offsets have 64 bits.
 //! [slot]
 struct Pages {
   const int* gTable;  // [max_pages]: the sequence's row of the page table

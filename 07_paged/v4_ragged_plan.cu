@@ -2,13 +2,14 @@
 //
 // parent    v3_prefetched_pages
 // idea      Up to v3 every warp of every block adds up all lengths to find its run. A server knows
-//           them: it works out the chunks once a step, for all layers (FlashInfer: `plan` and `run`).
-//           A block reads which keys are its own. Chunks have one length, the smallest with which
-//           all of them are resident; where there are more row blocks than that, none is cut.
+//           them: it works out the chunks once a step, for all layers (FlashInfer: `plan` and
+//           `run`). A block reads which keys are its own. Chunks have one length, the smallest with
+//           which all of them are resident; where there are more row blocks than that, none is cut.
 // expect    short caches: gpu__time_duration.sum falls by the scan. Skewed batches: it rises, for a
-//           chunk that is the right one for long sequences is too long for the others, and the reverse
-// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes, causal,
-//           windows, GQA
+//           chunk that is the right one for long sequences is too long for the others, and the
+//           reverse
+// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
+//           causal, windows, GQA
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
 #include "ptx/global_flag.h"
@@ -61,8 +62,8 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 }
 //! [swizzle]
 
-// Where the tokens of a sequence lie, and the place of one in the pool, counted in tokens: fewer than
-// 2^31. That times the numbers of a token may be more, so offsets have 64 bits.
+// Where the tokens of a sequence lie, and the place of one in the pool, counted in tokens: fewer
+// than 2^31. That times the numbers of a token may be more, so offsets have 64 bits.
 //! [slot]
 struct Pages {
   const int* gTable;  // [max_pages]: the sequence's row of the page table

@@ -1,15 +1,15 @@
 // v5_balanced_plan: a block gets as much work as the others, in as many pieces as it takes.
 //
 // parent    v4_ragged_plan
-// idea      One chunk length cannot suit a batch of 128 thousand and of a thousand tokens, and where
-//           there are more sequences than blocks the longest of them has one block. A plan on the
-//           host may be cleverer: it walks through all row blocks and cuts where a block has its
-//           share, with a price for each piece besides its tiles. No atomics share the work out, so
-//           that the order of each merge is that of the plan.
+// idea      One chunk length cannot suit a batch of 128 thousand and of a thousand tokens, and
+//           where there are more sequences than blocks the longest of them has one block. A plan on
+//           the host may be cleverer: it walks through all row blocks and cuts where a block has
+//           its share, with a price for each piece besides its tiles. No atomics share the work
+//           out, so that the order of each merge is that of the plan.
 // expect    skewed batches: sm__warps_active rises, gpu__time_duration.sum falls to that of an
 //           equal batch
-// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes, causal,
-//           windows, GQA
+// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
+//           causal, windows, GQA
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
 #include "ptx/global_flag.h"
@@ -62,8 +62,8 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 }
 //! [swizzle]
 
-// Where the tokens of a sequence lie, and the place of one in the pool, counted in tokens: fewer than
-// 2^31. That times the numbers of a token may be more, so offsets have 64 bits.
+// Where the tokens of a sequence lie, and the place of one in the pool, counted in tokens: fewer
+// than 2^31. That times the numbers of a token may be more, so offsets have 64 bits.
 //! [slot]
 struct Pages {
   const int* gTable;  // [max_pages]: the sequence's row of the page table

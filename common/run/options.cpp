@@ -131,8 +131,8 @@ void take_shapes_of_files(const std::string& folder, const Operation& operation,
 }
 
 // The same for operations whose inputs have shapes of their own.
-void take_sizes_of_files(const std::string& folder, const Operation& operation, const std::set<std::string>& given,
-                         Problem& p) {
+void take_sizes_of_files(const std::string& folder, const Operation& operation,
+                         const std::set<std::string>& given, Problem& p) {
   if (!std::filesystem::is_directory(folder))
     throw InputError(fmt::format("--load {}: no such folder", folder));
   Problem found = p;
@@ -402,7 +402,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   if (!o.gpu.empty() && find_gpu(o.gpu) == nullptr)
     throw InputError(fmt::format("--gpu {}: must be one of {}", o.gpu, gpu_names()));
   if (!o.load.empty()) {
-    (o.operation->sizes_of_files ? take_sizes_of_files : take_shapes_of_files)(o.load, *o.operation, given, p);
+    const auto take = o.operation->sizes_of_files ? take_sizes_of_files : take_shapes_of_files;
+    take(o.load, *o.operation, given, p);
     p.inputs = InputKind::files;
   }
   if (o.operation->complete) o.operation->complete(p, given);
