@@ -7,8 +7,10 @@
 
 #include "07_paged/paged.h"
 #include "07_paged/plan.h"
+#include "07_paged/splits.h"
 #include "attn/error.h"
 #include "files/tensor_files.h"
+#include "run/runner.h"
 #include "tests/step_cases.h"
 
 using namespace attn;
@@ -169,6 +171,23 @@ TEST_CASE("lengths are drawn as --lengths says", "[emulated]") {
     CHECK_THROWS_AS(drawn_lengths(text, 4, 1), InputError);
 }
 
+TEST_CASE("the program says which options of pages it cannot take", "[emulated]") {
+  const auto status = [](std::vector<const char*> options) {
+    options.insert(options.begin(),
+                   {"07_paged", "--device", "emulated", "--step", "v3_prefetched_pages"});
+    return run_chapter(chapter(), static_cast<int>(options.size()), options.data());
+  };
+  CHECK(status({"--batch", "3", "--lengths", "zipf:40", "--page-size", "5"}) == 0);
+  CHECK(status({"--lengths", "zipf"}) == 2);
+  CHECK(status({"--lengths", "const:40", "--seqused", "3"}) == 2);
+  CHECK(status({"--lengths", "const:40", "--seqlen-k", "50"}) == 2);
+  CHECK(status({"--page-size", "0"}) == 2);
+  CHECK(status({"--num-pages", "2"}) == 2);
+  CHECK(status({"--rotary"}) == 2);  // of paged_append
+  const char* const trace[] = {"07_paged", "--trace", "no_such_file.csv"};
+  CHECK(run_chapter(chapter(), 3, trace) == 2);
+}
+
 TEST_CASE("every schedule gives the same bits", "[emulated]") {
   for (const Step* step : decode_steps()) {
     if (!step->deterministic) continue;
@@ -312,6 +331,34 @@ TEST_CASE("plans cover every tile of every sequence once", "[emulated]") {
     for (const plans::Work& w : balanced.work) cost += w.count;
     REQUIRE(balanced.budget <=
             (cost + batch.blocks - 1) / batch.blocks + 2 * plans::kPieceTiles + 1);
+  }
+}
+
+TEST_CASE("a wrong table and a wrong length are found", "[emulated]") {
+  for (const Step* step : decode_steps()) {
+    Problem p = paged(1, 200, 64, 16, DType::bf16);
+    p.batch = 3, p.heads = 4, p.kv_heads = 2;
+    p.seqused_k = {187, 187, 33};  // none fills its last page
+    p.finish();
+    const Case right(p, *step->operation);
+    Session session(p, *step->operation, Backend::emulated, right.inputs);
+    REQUIRE(session.prepare(*step).ok());
+    const auto passes = [&](const HostTensors& inputs) {
+      session.replace(inputs);
+      REQUIRE(session.launch().ok());
+      return check(session.outputs().at("o"), right.expected[0]).pass;
+    };
+    INFO(step->name);
+    CHECK(passes(right.inputs));
+    HostTensors wrong = right.inputs;  // the row of another sequence
+    std::vector<int64_t>& table = wrong.at("page_table").numbers;
+    std::copy_n(table.begin(), splits::max_pages_of(p), table.begin() + splits::max_pages_of(p));
+    CHECK(!passes(wrong));
+    for (const int64_t off : {-1, 1}) {  // the last page has a token less, or more
+      wrong = right.inputs;
+      wrong.at("seqused_k").numbers[1] += off;
+      CHECK(!passes(wrong));
+    }
   }
 }
 
