@@ -100,6 +100,7 @@ TEST_CASE("exercise b has the answers that the pool gives", "[cache]") {
   add("C", 6);
   is["first"] = s["C"].pages[3], is["second"] = s["C"].pages[4];
   const std::string answers = text_of("07_paged/exercises/b.solution.txt");
+  if (answers.empty()) return;  // the edition for students has none
   for (const auto& [name, value] : is) {
     INFO(name << " = " << value);
     CHECK(answers.find(name + " = " + std::to_string(value) + "\n") != std::string::npos);
