@@ -168,6 +168,8 @@ Chapter make_chapter() {
   c.commands.push_back(
       {"--trace", "[FILE] [--svg FILE] [--save FILE]: requests replayed with pages and without",
        paged::trace_command});
+  c.commands.push_back(
+      {"--plans", "[--svg FILE]: what plans make of batches of many kinds", plans::plans_command});
   c.steps.push_back({
       .name = "v1_block_table",
       .operation = &paged_decode(),

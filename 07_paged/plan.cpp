@@ -83,58 +83,65 @@ Plan uniform_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t
 
 namespace {
 
-// Goes through all row blocks and gives each block pieces that cost up to `budget`. Returns how
-// many blocks that takes; `piece(block, row_block, tile, count)` hears of each. For counting and
-// for the plan: both see the same pieces.
+// Goes through all row blocks and gives each block pieces that cost up to `budget`, each its tiles
+// and `price`. Returns how many blocks that takes; `piece(block, row_block, tile, count)` hears of
+// each. For counting and for the plan: both see the same pieces.
 //! [walk]
 template <class Piece>
-int64_t walk(const std::vector<int>& tiles, int heads, int budget, Piece piece) {
+int64_t walk(const std::vector<int>& tiles, int heads, int budget, int price, Piece piece) {
   int64_t block = 0;
   int left = budget;
   for (std::size_t b = 0; b < tiles.size(); ++b)
     for (int head = 0; head < heads; ++head)
       for (int tile = 0; tile < tiles[b];) {
-        if (left <= kPieceTiles) ++block, left = budget;
-        const int count = std::min(tiles[b] - tile, left - kPieceTiles);
+        if (left <= price) ++block, left = budget;
+        const int count = std::min(tiles[b] - tile, left - price);
         piece(block, static_cast<int>(b) * heads + head, tile, count);
-        tile += count, left -= count + kPieceTiles;
+        tile += count, left -= count + price;
       }
   return block + 1;
 }
 //! [walk]
 
-}  // namespace
-
-// The cost of all pieces is that of the tiles, and of a piece for each row block and each cut, of
-// which there is one a block at most; a block leaves at most kPieceTiles of its budget. So the
-// smallest budget is found within 2 kPieceTiles of the mean.
+// Runs of pieces, as many as there are blocks: the smallest budget that is enough.
 //! [balanced]
-Plan balanced_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks) {
+Plan runs_of_budget(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks,
+                    int price) {
   const std::vector<int> tiles = tiles_of_all(p, lengths);
   const int heads = row_blocks_of_a_sequence(p);
   int64_t cost = 0;
-  for (const int n : tiles) cost += int64_t{n + kPieceTiles} * heads;
+  for (const int n : tiles) cost += int64_t{n + price} * heads;
   Plan plan;
-  plan.budget = std::max(static_cast<int>((cost + blocks - 1) / blocks), kPieceTiles + 1);
-  while (walk(tiles, heads, plan.budget, [](auto...) {}) > blocks) ++plan.budget;
+  plan.budget = std::max(static_cast<int>((cost + blocks - 1) / blocks), price + 1);
+  while (walk(tiles, heads, plan.budget, price, [](auto...) {}) > blocks) ++plan.budget;
   plan.work.reserve(tiles.size() * static_cast<std::size_t>(heads) +
                     static_cast<std::size_t>(blocks));
-  walk(tiles, heads, plan.budget, [&](int64_t block, int row_block, int tile, int count) {
+  walk(tiles, heads, plan.budget, price, [&](int64_t block, int row_block, int tile, int count) {
     while (static_cast<int64_t>(plan.begin.size()) <= block)
       plan.begin.push_back(static_cast<int>(plan.work.size()));
-    const bool first = tile == 0;
-    const int part = first ? 0 : plan.work.back().part + 1;
+    const int part = tile == 0 ? 0 : plan.work.back().part + 1;
     plan.work.push_back({row_block, tile, count, part, 1, plan.parts});
-    if (tile + count < tiles[static_cast<std::size_t>(row_block / heads)] || first) return;
+    if (tile + count < tiles[static_cast<std::size_t>(row_block / heads)] || part == 0) return;
     // The last piece of a row block that is shared: now it is known how many there are.
-    for (int n = 0; n <= part; ++n)
-      plan.work[plan.work.size() - 1 - static_cast<std::size_t>(n)].num_parts = part + 1;
+    for (auto piece = plan.work.end() - part - 1; piece != plan.work.end(); ++piece)
+      piece->num_parts = part + 1;
     plan.parts += part + 1;
   });
   plan.begin.resize(static_cast<std::size_t>(blocks) + 1, static_cast<int>(plan.work.size()));
   return plan;
 }
 //! [balanced]
+
+}  // namespace
+
+// Each row block and each cut is a piece, and there is at most one cut a block; a block leaves at
+// most kPieceTiles of its budget. So the smallest budget is within 2 kPieceTiles of the mean.
+Plan balanced_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks) {
+  return runs_of_budget(p, lengths, blocks, kPieceTiles);
+}
+Plan runs_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks) {
+  return runs_of_budget(p, lengths, blocks, 0);
+}
 
 HostTensors uniform_tensors(const Problem& p, const HostTensors& in) {
   const Plan plan = uniform_plan(p, in.at("seqused_k").numbers, planned_blocks(p));

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "attn/step.h"
@@ -35,6 +36,8 @@ constexpr int kPieceTiles = 1;
 Plan uniform_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
 // Pieces of any length, several a block: runs through the row blocks that cost alike.
 Plan balanced_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
+// What the blocks of v2 and v3 find for themselves: as many tiles each, whatever the pieces cost.
+Plan runs_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
 
 // Resident blocks, one an SM: as many as --blocks says, or as the GPU has SMs; without one 132.
 int64_t planned_blocks(const Problem&);
@@ -45,5 +48,14 @@ int64_t most_pieces(const Problem&);
 // + 1].
 HostTensors uniform_tensors(const Problem&, const HostTensors& inputs);
 HostTensors balanced_tensors(const Problem&, const HostTensors& inputs);
+
+// The cost of each SM's pieces, in tiles, if a block runs where an SM is free first.
+std::vector<std::vector<int>> busy_tiles(const Plan&, int64_t sms);
+// What plans make of batches of many kinds on 132 SMs, as a table in Markdown and as a picture in
+// SVG: by the tiles that they count, without a GPU.
+std::string plan_table();
+std::string plan_picture();
+// `07_paged --plans [--svg FILE]`.
+int plans_command(const std::vector<std::string>& arguments);
 
 }  // namespace attn::plans

@@ -2,6 +2,8 @@
 // on both back ends.
 #include <cmath>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <numeric>
 #include <random>
 
@@ -331,6 +333,45 @@ TEST_CASE("plans cover every tile of every sequence once", "[emulated]") {
     for (const plans::Work& w : balanced.work) cost += w.count;
     REQUIRE(balanced.budget <=
             (cost + batch.blocks - 1) / batch.blocks + 2 * plans::kPieceTiles + 1);
+  }
+}
+
+namespace {
+std::string text_of(const std::string& file) {
+  std::ifstream in(std::string(ATTN_SOURCE_DIR) + "/" + file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+}  // namespace
+
+TEST_CASE("the chapter's page shows what plans make of batches", "[emulated]") {
+  CHECK(text_of("07_paged/README.md").find(plans::plan_table()) != std::string::npos);
+  CHECK(text_of("docs/figures/07_plans.svg") == plans::plan_picture());
+}
+
+TEST_CASE("exercise c has the answers that plans give", "[emulated]") {
+  Problem p = problem(1, 2500, 128, DType::bf16);
+  p.batch = 4, p.heads = p.kv_heads = 1;
+  p.finish();
+  std::vector<int64_t> lengths{1000, 100, 0, 2500};
+  const auto tiles_of = [&] {
+    int tiles = 0;
+    for (const plans::Work& w : plans::balanced_plan(p, lengths, 6).work) tiles += w.count;
+    return tiles;
+  };
+  const plans::Plan uniform = plans::uniform_plan(p, lengths, 6),
+                    balanced = plans::balanced_plan(p, lengths, 6);
+  std::map<std::string, std::size_t> is{
+      {"tiles", tiles_of()},           {"chunk", uniform.budget - plans::kPieceTiles},
+      {"chunks", uniform.work.size()}, {"longest", uniform.budget},
+      {"budget", balanced.budget},     {"pieces", balanced.work.size()},
+      {"parts", balanced.parts}};
+  for (const int planned = tiles_of(); tiles_of() == planned; ++is["step"])
+    for (int64_t& n : lengths) ++n;
+  const std::string answers = text_of("07_paged/exercises/c.solution.txt");
+  if (answers.empty()) return;  // the edition for students has none
+  for (const auto& [name, value] : is) {
+    INFO(name << " = " << value);
+    CHECK(answers.find(name + " = " + std::to_string(value) + "\n") != std::string::npos);
   }
 }
 

@@ -281,6 +281,7 @@ class Server {
   void look() {
     if (waiting_.empty()) return;  // memory is not what limits the batch
     ++looks_;
+    result_.waited = true;
     std::ranges::fill(seen_, 0);
     for (const Running& r : running_) {
       sequences_ += double(r.sequences.size());
@@ -334,10 +335,14 @@ std::string table(const ReplayedRows& rows) {
   std::string text =
       "| the cache is divided into | useful | sequences | shared | hits | copied | preempted | "
       "steps |\n|---|---:|---:|---:|---:|---:|---:|---:|\n";
-  for (const auto& [division, r] : rows)
-    text += fmt::format("| {} | {:.1f} % | {:.0f} | {:.1f} % | {:.1f} % | {} | {} | {} |\n",
-                        division.text(), 100 * r.useful, r.running, 100 * r.shared,
-                        100 * r.hit_rate, r.copied, r.preempted, r.steps);
+  for (const auto& [division, r] : rows) {
+    text += fmt::format("| {} | ", division.text());
+    text += r.waited ? fmt::format("{:.1f} % | {:.0f} | {:.1f} %", 100 * r.useful, r.running,
+                                   100 * r.shared)
+                     : "- | - | -";
+    text += fmt::format(" | {:.1f} % | {} | {} | {} |\n", 100 * r.hit_rate, r.copied, r.preempted,
+                        r.steps);
+  }
   return text;
 }
 
@@ -365,6 +370,7 @@ std::string picture(const ReplayedRows& rows) {
       height, height - 1);
   int y = 52;
   for (const auto& [division, r] : rows) {
+    if (!r.waited) continue;
     svg += fmt::format(
         "  <text x=\"200\" y=\"{}\" class=\"e\">{}</text>\n"
         "  <rect class=\"room\" x=\"212\" y=\"{}\" width=\"460\" height=\"20\"/>\n"

@@ -39,6 +39,7 @@ struct Division {
 constexpr int64_t kLongest = 2048;  // what `longest` reserves for a sequence: the model's limit
 
 struct Replayed {
+  bool waited = false;    // did requests, at some time? Else the next three say nothing
   double useful = 0;      // of the tokens that are reserved, the share that is there
   double running = 0;     // sequences at a time
   double shared = 0;      // of the tokens that sequences have, the share that another one stores
