@@ -6,8 +6,6 @@
 //           finds it done, and K is not read and written once more for it.
 // expect    dram__throughput: a copy, at the rate of one
 // supports  fp16, bf16; head dims 64, 128, 256; any page size, any number of new tokens
-#include <algorithm>
-
 #include "attn/kernel.h"
 #include "ptx/mma.h"
 #include "splits.h"
@@ -53,55 +51,51 @@ __global__ void __launch_bounds__(Config::kThreads)
                   const int* gSeqused,   // [B]: keys of each sequence, the new ones among them
                   Element* gK,           // [num_pages, page_size, Hkv, d]
                   Element* gV,           // [num_pages, page_size, Hkv, d]
-                  Shape shape, int64_t rows, int page_size, int max_pages) {
+                  Shape shape, unsigned rows, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kHalf = Config::kHalf, kLanes = Config::kLanes;
-  const int64_t step = int64_t{gridDim.x} * Config::kThreads;
-  for (int64_t at = blockIdx.x * int64_t{Config::kThreads} + threadIdx.x; at < rows * kLanes;
-       at += step) {
-    // (1) which token, which head
-    const int64_t row = at / kLanes, token = row / shape.kv_heads;
-    const int column = static_cast<int>(at % kLanes) * 8;
-    const int b = static_cast<int>(token / shape.seqlen_q);
-    const int position = gSeqused[b] - shape.seqlen_q + static_cast<int>(token % shape.seqlen_q);
-    if (position < 0) continue;  // the sequence has fewer tokens
-    // (2) its slot
-    const int slot =
-        gTable[int64_t{b} * max_pages + position / page_size] * page_size + position % page_size;
-    const int64_t from = row * kHeadDim + column;
-    const int64_t to = (int64_t{slot} * shape.kv_heads + row % shape.kv_heads) * kHeadDim + column;
-    // (3) copy
-    uint4 k[2], v[2];
+  const unsigned at = blockIdx.x * Config::kThreads + threadIdx.x, row = at / kLanes;
+  if (row >= rows) return;
+  // (1) which token, which head. Divisions of 32 bits: those of 64 would take longer than the copy.
+  const unsigned token = row / shape.kv_heads, head = row % shape.kv_heads;
+  const unsigned b = token / shape.seqlen_q;
+  const int position = gSeqused[b] - shape.seqlen_q + static_cast<int>(token % shape.seqlen_q);
+  if (position < 0) return;  // the sequence has fewer tokens
+  // (2) its slot
+  const int slot =
+      gTable[int64_t{b} * max_pages + position / page_size] * page_size + position % page_size;
+  const int column = static_cast<int>(at % kLanes) * 8;
+  const int64_t from = int64_t{row} * kHeadDim + column;
+  const int64_t to = (int64_t{slot} * shape.kv_heads + head) * kHeadDim + column;
+  // (3) copy
+  uint4 k[2], v[2];
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      k[n] = *reinterpret_cast<const uint4*>(gKNew + from + n * kHalf);
-      v[n] = *reinterpret_cast<const uint4*>(gVNew + from + n * kHalf);
-    }
-    if (gCosSin != nullptr) {
-      const float* const angle = gCosSin + int64_t{position} * kHeadDim + column;
-      rotate<Element>(k[0], k[1], angle, angle + kHalf);
-    }
+  for (int n = 0; n < 2; ++n) {
+    k[n] = *reinterpret_cast<const uint4*>(gKNew + from + n * kHalf);
+    v[n] = *reinterpret_cast<const uint4*>(gVNew + from + n * kHalf);
+  }
+  if (gCosSin != nullptr) {
+    const float* const angle = gCosSin + int64_t{position} * kHeadDim + column;
+    rotate<Element>(k[0], k[1], angle, angle + kHalf);
+  }
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      *reinterpret_cast<uint4*>(gK + to + n * kHalf) = k[n];
-      *reinterpret_cast<uint4*>(gV + to + n * kHalf) = v[n];
-    }
+  for (int n = 0; n < 2; ++n) {
+    *reinterpret_cast<uint4*>(gK + to + n * kHalf) = k[n];
+    *reinterpret_cast<uint4*>(gV + to + n * kHalf) = v[n];
   }
 }
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
-  constexpr int64_t kMostBlocks = 1 << 20;
   const int64_t rows = p.batch * p.seqlen_q * p.kv_heads;
   args.phase("append");
-  return launch_kernel(append_kernel<Element, Config>,
-                       dim3(static_cast<unsigned>(std::min(
-                           kMostBlocks, ceil_div(rows * Config::kLanes, Config::kThreads)))),
-                       dim3(Config::kThreads), 0, args.stream, args.in<Element>("k_new"),
-                       args.in<Element>("v_new"), args.in_or_null<float>("cos_sin"),
-                       args.in<int>("page_table"), args.in<int>("seqused_k"),
-                       args.out<Element>("k"), args.out<Element>("v"), shape_of(p), rows,
-                       static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
+  return launch_kernel(
+      append_kernel<Element, Config>,
+      dim3(static_cast<unsigned>(ceil_div(rows * Config::kLanes, Config::kThreads))),
+      dim3(Config::kThreads), 0, args.stream, args.in<Element>("k_new"), args.in<Element>("v_new"),
+      args.in_or_null<float>("cos_sin"), args.in<int>("page_table"), args.in<int>("seqused_k"),
+      args.out<Element>("k"), args.out<Element>("v"), shape_of(p), static_cast<unsigned>(rows),
+      static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
 }
 
 Status launch(const Arguments& args) {

@@ -142,15 +142,23 @@ Step planned(std::string name, std::string idea, Launch launch, MakePlan make,
   return step;
 }
 
+// New tokens, in chunks of 16 bytes, are counted in 32 bits.
+Reason refuse_append(const Problem& p) {
+  if (Reason reason = refuse_all(p)) return reason;
+  const double chunks = double(p.batch * p.seqlen_q * p.kv_heads) * double(p.head_dim / 16);
+  if (chunks >= 0x1p31) return fmt::format("{:.0f} chunks of new tokens: at most 2^31 - 1", chunks);
+  return std::nullopt;
+}
+
 // What is written is read once before.
 Step copies(std::string name, std::string idea, const Operation& operation, const char* phase,
-            Launch launch) {
+            Launch launch, Reason (*refuses)(const Problem&)) {
   return {
       .name = std::move(name),
       .operation = &operation,
       .idea = std::move(idea),
       .support = "fp16, bf16; head dims 64, 128, 256; any page size",
-      .refuses = refuse_all,
+      .refuses = refuses,
       .workspaces = [](const Problem&) { return std::vector<Workspace>(); },
       .cost =
           [&operation, phase](const Problem& p) {
@@ -193,9 +201,9 @@ Chapter make_chapter() {
       "v5_balanced_plan", "a block gets as much work as the others, in as many pieces as it takes",
       ATTN_LAUNCH(v5_balanced_plan), plans::balanced_plan, plans::balanced_tensors));
   c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys turned on the way",
-                           paged_append(), "append", ATTN_LAUNCH(a1_append)));
+                           paged_append(), "append", ATTN_LAUNCH(a1_append), refuse_append));
   c.steps.push_back(copies("c1_copy", "pages copied to others, all of a batch in one launch",
-                           page_copy(), "copy", ATTN_LAUNCH(c1_copy)));
+                           page_copy(), "copy", ATTN_LAUNCH(c1_copy), refuse_all));
   return c;
 }
 
