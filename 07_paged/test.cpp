@@ -215,14 +215,13 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
 }
 
 namespace {
-// A launch that was captured once finds other lengths and other pages on the device each time it is
-// replayed, and the counters as the launch before left them. Steps with a plan plan anew.
+// A launch that was captured once finds other lengths, other pages and another plan on the device
+// each time it is replayed, and the counters as the launch before left them.
 void replay(Backend backend) {
   for (const Step* step : decode_steps()) {
-    if (step->plan) continue;
     Problem p = paged(1, 900, 128, 16, DType::bf16);
     p.batch = 3, p.heads = 4, p.kv_heads = 1;
-    p.own["num_pages"] = {200};
+    p.own["num_pages"] = {200}, p.own["blocks"] = {5};
     p.seqused_k = {900, 900, 900};
     p.finish();
     Session session(p, *step->operation, backend, draw(*step->operation, p).tensors);
@@ -234,7 +233,9 @@ void replay(Backend backend) {
       INFO(step->name << " with lengths " << lengths[0] << ", " << lengths[1] << ", "
                       << lengths[2]);
       CHECK(run_step(*step, p, backend, &expected) == "");
-      session.replace(draw(*step->operation, p).tensors);
+      const HostTensors inputs = draw(*step->operation, p).tensors;
+      session.replace(inputs);
+      session.replan(inputs);
       CHECK(session.launch().ok());
       for (const auto& [name, t] : session.outputs()) CHECK(same(t, expected.at(name)));
       CHECK(!session.damage());

@@ -99,6 +99,18 @@ Status Session::prepare(const Step& step) {
   return status;
 }
 
+void Session::replan(const HostTensors& inputs) {
+  if (!step_->plan) return;
+  const HostTensors plan = step_->plan(problem_, inputs);
+  for (Given& g : plan_) {
+    std::vector<std::byte> bytes = to_bytes(plan.at(g.buffer.name()));
+    if (bytes.size() != g.bytes.size())
+      throw std::invalid_argument(g.buffer.name() + ": the plan has another size");
+    g.bytes = std::move(bytes);
+    restore(g);
+  }
+}
+
 std::optional<double> Session::time_plan() const {
   if (!step_->plan) return std::nullopt;
   const auto begin = std::chrono::steady_clock::now();
