@@ -69,6 +69,7 @@ class Session {
     DeviceBuffer buffer;
     std::vector<std::byte> bytes;
     int64_t row_bytes = 0;
+    Layout layout = {};  // of what was given: a table that was loaded says where its rows lie
     bool in_out = false;
     std::vector<int64_t> may_change = {};  // rows of an in-out tensor
   };
