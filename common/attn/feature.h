@@ -34,6 +34,9 @@ struct Feature {
   Kind kind = Kind::flag;
   double least = 0, most = 0;  ///< what its option accepts
   bool whole = false;          ///< whole numbers alone
+  /// Its numbers from the text of its option, where that has a grammar of its own. Throws
+  /// InputError.
+  std::function<std::vector<double>(const std::string& text)> read = {};
   /// Its numbers (1 of a flag); none where a problem has it not. Null: it lies in Problem::own.
   std::function<std::vector<double>(const Problem&)> get = {};
   std::function<void(Problem&, const std::vector<double>&)> set = {};

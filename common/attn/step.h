@@ -158,11 +158,20 @@ inline std::optional<std::string> lacks(const Step& step, std::string_view gpu, 
 /// step K and V count as often as the order of tiles and the L2 of `machine` make them come from HBM (tiling.h).
 Cost cost_of(const Step&, const Problem&, const Machine& machine = {});
 
+/// What a chapter's program does besides running steps, asked for by its first option.
+struct Command {
+  std::string option;  ///< "--trace"
+  std::string help;    ///< one line, for --help
+  /// Returns the exit status. Throws InputError.
+  int (*run)(const std::vector<std::string>& arguments);
+};
+
 /// The table of a chapter.
 struct Chapter {
   std::string name;     ///< as its folder: "01_naive"
   std::string summary;  ///< one line
   std::vector<Step> steps;
+  std::vector<Command> commands = {};
 };
 
 /// Defined by every chapter.cpp.

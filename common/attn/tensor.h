@@ -64,6 +64,7 @@ struct TensorSpec {
   void (*made)(const Problem&, HostTensor&) = nullptr;
   bool derived = false;  ///< made from the options alone: not loaded from a file
   int rank = 4;          ///< how many of its sides a file has: the last ones
+  std::string file = {};  ///< its name in --load and --save, without .npy; empty: `name`
   int64_t elements() const { return shape[0] * shape[1] * shape[2] * shape[3]; }
   int64_t bytes() const { return bytes_of(dtype, elements()); }
   int64_t rows() const { return shape[0] * shape[1] * shape[2]; }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,6 +39,12 @@ struct Operation {
   std::function<double(const Problem&)> useful_bytes = {};
   /// Of tables among the inputs (page tables) follow layouts of others: sets them.
   std::function<void(const Problem&, HostTensors& inputs)> place = {};
+  /// The sizes that the files of --load give, into a problem. Null: their shapes are those of q,
+  /// k, v.
+  std::function<void(const std::string& folder, Problem&)> sizes_of_files = {};
+  /// What follows from its own options, before Problem::finish. Null: nothing. `given`: the options
+  /// of the command line.
+  std::function<void(Problem&, const std::set<std::string>& given)> complete = {};
 
   // Inputs that are stored in another form than q, k, v: in fewer bits, by a rule of their own.
   /// What is drawn, or loaded, in place of the inputs; `store` makes these of it.

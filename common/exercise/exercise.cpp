@@ -87,6 +87,7 @@ std::vector<Problem> decode_cases(const Step& step, uint64_t seed) {
   constexpr int64_t kHeads[][2] = {{4, 1}, {2, 2}, {6, 2}, {8, 1}, {3, 1}};
   constexpr int64_t kQueries[] = {1, 3, 2, 5};
   constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked};
+  constexpr double kPageSizes[] = {16, 5, 1, 64};  // of a cache in pages
   std::vector<Problem> all;
   uint64_t n = 0;
   for (const int64_t room : {1, 15, 17, 64, 65, 113, 129, 203, 391, 580, 700})
@@ -99,6 +100,8 @@ std::vector<Problem> decode_cases(const Step& step, uint64_t seed) {
       if (n % 7 == 3) p.window_left = 70, p.window_right = 0;
       if (in_use < room) p.batch = 2, p.seqused_k = {in_use, room - room / 3};
       if (n == 5) p.seqused_k = {0, 0};
+      for (const Feature& f : step.operation->own)
+        if (f.name == "page_size") f.give(p, {kPageSizes[n % 4]});
       p.inputs = kInputs[n % 3];
       p.seed = seed + n++;
       p.finish();

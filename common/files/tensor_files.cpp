@@ -59,7 +59,7 @@ std::string_view note_on(DType t) {
 }
 
 std::filesystem::path file_of(const std::filesystem::path& folder, const TensorSpec& spec) {
-  return folder / (spec.name + ".npy");
+  return folder / ((spec.file.empty() ? spec.name : spec.file) + ".npy");
 }
 
 HostTensor load(const std::filesystem::path& path, const TensorSpec& spec) {

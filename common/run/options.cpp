@@ -130,6 +130,29 @@ void take_shapes_of_files(const std::string& folder, const Operation& operation,
   p.seqused_k = load_lengths(used, p.batch);
 }
 
+// The same for operations whose inputs have shapes of their own.
+void take_sizes_of_files(const std::string& folder, const Operation& operation,
+                         const std::set<std::string>& given, Problem& p) {
+  if (!std::filesystem::is_directory(folder))
+    throw InputError(fmt::format("--load {}: no such folder", folder));
+  Problem found = p;
+  operation.sizes_of_files(folder, found);
+  const auto same = [&](const std::string& option, const auto& said, const auto& there) {
+    if (given.contains(option) && said != there)
+      throw InputError(fmt::format("{} {}: the files in {} say {}", option, said, folder, there));
+  };
+  same("--batch", p.batch, found.batch);
+  same("--heads", p.heads, found.heads);
+  same("--kv-heads", p.kv_heads, found.kv_heads);
+  same("--seqlen-q", p.seqlen_q, found.seqlen_q);
+  same("--seqlen-k", p.seqlen_k, found.seqlen_k);
+  same("--head-dim", p.head_dim, found.head_dim);
+  for (const Feature& f : operation.own)
+    if (f.values(p).size() == 1 && f.values(found).size() == 1)
+      same(f.option(), f.values(p).front(), f.values(found).front());
+  p = std::move(found);
+}
+
 // `list` as --varlen gave it, or nothing. The other options that say lengths make no sense beside a list.
 void take_varlen(const std::string& list, const std::set<std::string>& given, Problem& p) {
   const auto not_given = [&](const char* option, std::initializer_list<const char*> others) {
@@ -219,6 +242,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
       return;
     }
     value(name, f.help, [&p, &f, name](const std::string& t) {
+      if (f.read) return f.give(p, f.read(t));
       std::vector<double> values;
       for (const std::string& part : f.kind == Feature::Kind::list ? split(t, ',') : std::vector{t})
         values.push_back(f.whole ? static_cast<double>(parse_number<int64_t>(
@@ -293,6 +317,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
           fmt::format("{}: there is no such option (--help lists them)", extras.front()));
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
+    for (const Command& command : chapter.commands)
+      fmt::print("{}, before all others: {}\n", command.option, command.help);
     return std::nullopt;
   } catch (const CLI::ParseError& e) {
     throw InputError(fmt::format("{} (--help lists the options)", e.what()));
@@ -376,9 +402,11 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   if (!o.gpu.empty() && find_gpu(o.gpu) == nullptr)
     throw InputError(fmt::format("--gpu {}: must be one of {}", o.gpu, gpu_names()));
   if (!o.load.empty()) {
-    take_shapes_of_files(o.load, *o.operation, given, p);
+    const auto take = o.operation->sizes_of_files ? take_sizes_of_files : take_shapes_of_files;
+    take(o.load, *o.operation, given, p);
     p.inputs = InputKind::files;
   }
+  if (o.operation->complete) o.operation->complete(p, given);
   p.finish();
   return o;
 }

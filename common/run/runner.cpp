@@ -419,6 +419,8 @@ class Run {
 
 int run_chapter(const Chapter& chapter, int argc, const char* const* argv) {
   try {
+    for (const Command& command : chapter.commands)
+      if (argc > 1 && argv[1] == command.option) return command.run({argv + 2, argv + argc});
     const std::optional<Options> options = parse_options(chapter, argc, argv);
     if (!options) return kPass;
     if (options->list) {

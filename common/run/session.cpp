@@ -41,7 +41,7 @@ void Session::restore(Given& g) {
 void Session::give(std::vector<Given>& all, const TensorSpec& spec, const HostTensor& tensor) {
   Given& g = all.emplace_back(DeviceBuffer(device_, spec.name, spec.bytes()),
                               to_bytes({spec, tensor.data, tensor.numbers}),
-                              bytes_of(spec.dtype, spec.columns()));
+                              bytes_of(spec.dtype, spec.columns()), tensor.spec.layout);
   restore(g);
   arguments_.bind(spec.name, g.buffer.data());
 }
@@ -75,6 +75,7 @@ void Session::replace(const HostTensors& inputs) {
   for (std::size_t n = 0; n < inputs_.size(); ++n) {
     const HostTensor& tensor = inputs.at(specs[n].name);
     inputs_[n].bytes = to_bytes({specs[n], tensor.data, tensor.numbers});
+    inputs_[n].layout = tensor.spec.layout;
     restore(inputs_[n]);
   }
 }
@@ -97,6 +98,18 @@ Status Session::prepare(const Step& step) {
   const Status status = call(step.prepare);
   if (status.ok()) synchronize(device_);
   return status;
+}
+
+void Session::replan(const HostTensors& inputs) {
+  if (!step_->plan) return;
+  const HostTensors plan = step_->plan(problem_, inputs);
+  for (Given& g : plan_) {
+    std::vector<std::byte> bytes = to_bytes(plan.at(g.buffer.name()));
+    if (bytes.size() != g.bytes.size())
+      throw std::invalid_argument(g.buffer.name() + ": the plan has another size");
+    g.bytes = std::move(bytes);
+    restore(g);
+  }
 }
 
 std::optional<double> Session::time_plan() const {
@@ -142,9 +155,11 @@ DeviceBuffer& Session::output(const std::string& name) {
 
 HostTensors Session::outputs() {
   HostTensors result;
-  for (const TensorSpec& spec : operation_.outputs(problem_)) {
+  for (TensorSpec spec : operation_.outputs(problem_)) {
     std::vector<std::byte> bytes(static_cast<std::size_t>(spec.bytes()));
     output(spec.name).download(bytes.data());
+    for (const Given& g : inputs_)
+      if (g.in_out && g.buffer.name() == spec.name) spec.layout = g.layout;
     result.emplace(spec.name, from_bytes(spec, bytes));
   }
   return result;

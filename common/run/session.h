@@ -36,6 +36,9 @@ class Session {
   /// Gives the inputs other values of the same shapes, as when a launch that was captured once is
   /// replayed: nothing is prepared or planned anew.
   void replace(const HostTensors& inputs);
+  /// Gives the prepared step, in the same place, the plan of other inputs: what a server does
+  /// before it replays what it has captured. Its tensors must be as large as they were.
+  void replan(const HostTensors& inputs);
   /// Works out the prepared step's plan once more: the seconds that took, or nothing where it has
   /// none.
   std::optional<double> time_plan() const;
@@ -66,6 +69,7 @@ class Session {
     DeviceBuffer buffer;
     std::vector<std::byte> bytes;
     int64_t row_bytes = 0;
+    Layout layout = {};  // of what was given: a table that was loaded says where rows lie
     bool in_out = false;
     std::vector<int64_t> may_change = {};  // rows of an in-out tensor
   };

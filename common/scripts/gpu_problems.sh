@@ -108,6 +108,18 @@ problems_of() {
       echo "decode_split_keys --step $steps $(cache 16 8192 32 8) --split-keys 2048"
       steps=$(steps_like "$1" '^v1[6-9]_')
       echo "decode_features --step $steps $(cache 16 8192 32 8) --softcap 30 --alibi" ;;
+    07_paged)
+      # Where pages cost most, and where lengths differ most.
+      echo "decode_b1_n1024 $(pages 1 const:1024 32 8)"
+      echo "decode_b16_n8192 $(pages 16 const:8192 32 8)"
+      for n in 1 64 256; do echo "decode_b16_n8192_page$n $(pages 16 const:8192 32 8) --page-size $n"; done
+      echo "decode_u4k16k_b33 $(pages 33 uniform:4096,16384 32 8) --seed 7"
+      echo "decode_1x128k_63x1k $(one_long 63 32 8)"
+      echo "decode_u16_512_b256 $(pages 256 uniform:16,512 32 8) --seed 7"
+      # 134 MB of new tokens, and of copied pages.
+      echo "append_128mb --operation paged_append --batch 16 --kv-heads 8 --heads 8 --head-dim 128 --seqlen-q 1024 --lengths const:8192"
+      echo "append_rotary_128mb --operation paged_append --batch 16 --kv-heads 8 --heads 8 --head-dim 128 --seqlen-q 1024 --lengths const:8192 --rotary"
+      echo "copy_128mb --operation page_copy --batch 2048 --kv-heads 8 --heads 8 --head-dim 128" ;;
     06_flash_v3_hopper)
       for d in 64 128 256; do
         for mask in "" causal; do
@@ -136,7 +148,7 @@ check_of() {  # CHAPTER.PROBLEM
   case $1 in
     01_naive.forward_n1024|01_naive.backward_n1024|02_*_c1024|02_*_topk_*|02_*.forward_*) echo sample ;;
     03_flash_v1.forward_d128_n1024|03_flash_v1.backward_d64_n2048|03_*_scalar_*) echo sample ;;
-    05_*.decode_b1_n8192|0[46]_*.forward_d128_causal_n512|0[46]_*.forward_d128_n2048|04_*.backward_d128_causal_n2048) echo sample ;;
+    05_*.decode_b1_n8192|07_*.decode_b1_n1024|07_*.append_128mb|0[46]_*.forward_d128_causal_n512|0[46]_*.forward_d128_n2048|04_*.backward_d128_causal_n2048) echo sample ;;
     *) echo off ;;
   esac
 }
@@ -144,6 +156,11 @@ kMemoryLengths="1024 2048 4096 8192 16384 32768 65536 131072"
 kScalar="--heads 16 --head-dim 64 --seqlen 1024 --dtype fp32"
 kScalar16="--heads 16 --head-dim 64 --seqlen 1024"
 cache() { echo "--batch $1 --heads $3 --kv-heads $4 --head-dim 128 --seqlen-k $2"; }  # BATCH LENGTH HEADS KV_HEADS
+pages() { echo "--batch $1 --lengths $2 --heads $3 --kv-heads $4 --head-dim 128"; }  # BATCH LENGTHS HEADS KV_HEADS
+# A sequence of 131072 tokens, and others of 1024.
+one_long() {  # OTHERS HEADS KV_HEADS
+  echo "--batch $(($1 + 1)) --seqlen-k 131072 --seqused 131072$(printf ',1024%.0s' $(seq "$1")) --heads $2 --kv-heads $3 --head-dim 128"
+}
 tokens() { echo "--batch $((16384 / $2)) --heads $((2048 / $1)) --head-dim $1 --seqlen $2"; }  # D N
 
 # ---- counters: the problem that a step is profiled with ---------------------------------------
@@ -161,6 +178,9 @@ profiled_problem() {  # CHAPTER STEP
     04_flash_v2/*) echo "$(tokens 128 2048) --causal" ;;
     05_flash_decoding/*) cache 16 8192 32 8 ;;
     06_flash_v3_hopper/*) tokens 128 2048 ;;
+    07_paged/a1_*) echo "--batch 16 --kv-heads 8 --heads 8 --head-dim 128 --seqlen-q 1024 --lengths const:8192" ;;
+    07_paged/c1_*) echo "--batch 2048 --kv-heads 8 --heads 8 --head-dim 128" ;;
+    07_paged/*) pages 16 const:8192 32 8 ;;
   esac
 }
 
@@ -180,6 +200,9 @@ peers_of() {
         "--backends cudnn,flash --repeat 5" ;;
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5" ;;
+    07_paged)  # on contiguous K and V, which is as good as pages can be
+      echo "peers.$1 --operation decode --steps v2_page_table,v3_prefetched_pages,v5_balanced_plan" \
+        "--backends cudnn,flash --repeat 5" ;;
   esac
 }
 peer_problems() {  # FILE, as peers_of calls it
@@ -213,6 +236,12 @@ peer_problems() {  # FILE, as peers_of calls it
       cache 1 1024 32 4
       cache 1 8192 32 4
       cache 16 8192 32 4 ;;
+    peers.07_paged)
+      for n in 1024 8192 65536; do cache 1 $n 32 8; done
+      cache 16 1024 32 8
+      cache 16 8192 32 8
+      cache 64 4096 32 8
+      cache 16 8192 64 8 ;;
     peers.04_flash_v2.*|peers.06_*)
       for d in 64 128 256; do
         for mask in "" --causal; do
@@ -260,6 +289,17 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--batch 40 --seqlen-k 130 --heads 2 --kv-heads 2 --head-dim 64"
       echo "--seqlen-q 3 --seqlen-k 900 --heads 4 --kv-heads 1 --head-dim 128 --softcap 15 --alibi"
       echo "--batch 2 --seqlen-k 700 --heads 8 --kv-heads 2 --head-dim 128 --split-keys 256" ;;
+    # Each head dim and several page sizes, plans for few blocks and many, empty sequences.
+    07_paged/paged_decode)
+      echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128 --inputs needle"
+      echo "--seqlen-q 5 --seqlen-k 300 --heads 8 --kv-heads 2 --head-dim 64 --causal --dtype fp16 --page-size 5 --blocks 3"
+      echo "--seqlen-k 1000 --heads 3 --kv-heads 1 --head-dim 256 --window 130,0 --page-size 64 --blocks 7"
+      echo "--batch 40 --lengths uniform:0,130 --heads 2 --kv-heads 2 --head-dim 64 --page-size 1" ;;
+    07_paged/paged_append)
+      echo "--batch 3 --seqused 70,2,0 --seqlen-k 70 --seqlen-q 5 --heads 3 --head-dim 128 --rotary"
+      echo "--batch 2 --lengths const:300 --seqlen-q 40 --heads 2 --head-dim 64 --page-size 5 --dtype fp16" ;;
+    07_paged/page_copy)
+      echo "--batch 20 --heads 3 --head-dim 128 --page-size 5" ;;
     06_flash_v3_hopper/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"
       echo "--seqlen 165 --head-dim 64 --dtype fp16 --window 17,3"

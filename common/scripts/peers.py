@@ -233,7 +233,7 @@ def steps_of(listed, p):
     """The steps of a problem, by name: all of its operation, or those asked for. Says how the program calls that."""
     p.program_operation = p.operation
     if p.operation == "decode" and "decode" not in listed.values():
-        p.program_operation = "forward"
+        p.program_operation = "paged_decode" if "paged_decode" in listed.values() else "forward"
     if p.steps != "all":
         return p.steps.split(",")
     return [step for step, operation in listed.items() if operation == p.program_operation]

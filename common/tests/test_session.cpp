@@ -184,6 +184,14 @@ TEST_CASE(
   const int before = plans;
   CHECK(session.time_plan().value() >= 0);
   CHECK(plans == before + 1);
+  // Other lengths, with the plan of before and with their own in the same place.
+  Problem other = p;
+  other.seqused_k = {5, 1, 2};
+  const HostTensors inputs = draw(append(), other).tensors;
+  session.replace(inputs);
+  CHECK(session.launch().message == "another plan");
+  session.replan(inputs);
+  CHECK(session.launch().ok());
   REQUIRE(session.prepare(host_step(append(), append_on_host)).ok());
   CHECK_FALSE(session.time_plan());
   // A row of its own in the JSON, in none of the other times.

@@ -1,0 +1,250 @@
+// What is done to pages besides reading them: tokens are appended, pages copied.
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+#include <random>
+
+#include "attn/error.h"
+#include "paged.h"
+#include "splits.h"
+
+namespace attn {
+namespace {
+
+using namespace splits;
+
+std::vector<TensorSpec> no_tensors(const Problem&) { return {}; }
+double no_flop(const Problem&) { return 0; }
+double bytes_of_rows(const Problem& p, double rows) {
+  return rows * static_cast<double>(p.kv_heads * bytes_of(p.dtype, p.head_dim));
+}
+bool rotary(const Problem& p) { return p.own.contains("rotary"); }
+
+// ---- append ------------------------------------------------------------------------------------
+
+// New token i of sequence b has this position; below 0 there is none: the sequence is shorter.
+int64_t position(const Problem& p, int64_t b, int64_t i) {
+  return p.sequence(b).seqlen_k - p.seqlen_q + i;
+}
+double new_tokens(const Problem& p) {
+  double tokens = 0;
+  for (int64_t b = 0; b < p.batch; ++b)
+    tokens += static_cast<double>(std::min(p.seqlen_q, p.sequence(b).seqlen_k));
+  return tokens;
+}
+
+TensorSpec fresh(const Problem& p, const char* name) {
+  const std::vector<int64_t> each(static_cast<std::size_t>(p.batch), p.seqlen_q);
+  return {name,    {1, p.batch * p.seqlen_q, p.kv_heads, p.head_dim},
+          p.dtype, Layout::packed(cumulative(each), p.kv_heads),
+          nullptr, false,
+          3};
+}
+
+// cos_sin [seqlen_k, d], fp32: of each position the d/2 cosines, then the sines. Of angles as large
+// as a position float32 has no digits left, so they are worked out on the host.
+constexpr double kRotaryBase = 10000;
+void angles(const Problem& p, HostTensor& t) {
+  const int64_t half = p.head_dim / 2;
+  for (int64_t i = 0; i < p.seqlen_k; ++i)
+    for (int64_t c = 0; c < half; ++c) {
+      const double angle =
+          static_cast<double>(i) *
+          std::pow(kRotaryBase, -static_cast<double>(c) / static_cast<double>(half));
+      const auto at = static_cast<std::size_t>(i * p.head_dim + c);
+      t.data[at] = static_cast<float>(std::cos(angle));
+      t.data[at + static_cast<std::size_t>(half)] = static_cast<float>(std::sin(angle));
+    }
+}
+
+std::vector<TensorSpec> append_inputs(const Problem& p) {
+  const HostTensor table = drawn_table(p);
+  std::vector<TensorSpec> specs{
+      in_pages(p, "k", table), in_pages(p, "v", table), table.spec,
+      seqused_of(p),           fresh(p, "k_new"),       fresh(p, "v_new")};
+  if (rotary(p))
+    specs.push_back({"cos_sin", {1, 1, p.seqlen_k, p.head_dim}, DType::fp32, {}, angles, true, 2});
+  return specs;
+}
+
+std::vector<int64_t> appended_rows(const Problem& p, const HostTensors& in, const std::string& k) {
+  std::vector<int64_t> rows;
+  const TensorSpec spec = in_pages(p, k, in.at("page_table"));
+  for (int64_t b = 0; b < p.batch; ++b)
+    for (int64_t i = 0; i < p.seqlen_q; ++i)
+      for (int64_t h = 0; h < p.kv_heads && position(p, b, i) >= 0; ++h)
+        rows.push_back(spec.row(b, h, position(p, b, i)));
+  std::ranges::sort(rows);
+  return rows;
+}
+
+std::vector<Expected> append_reference(const Problem& p, const HostTensors& in, Selection) {
+  std::vector<Expected> all;
+  const auto d = static_cast<std::size_t>(p.head_dim), half = d / 2;
+  for (const char* name : {"k", "v"}) {
+    const HostTensor& given = in.at(name == std::string("k") ? "k_new" : "v_new");
+    const bool turned = rotary(p) && name == std::string("k");
+    Expected e = expected_rows(
+        in.at(name).spec,
+        static_cast<std::size_t>(new_tokens(p)) * static_cast<std::size_t>(p.kv_heads),
+        turned ? 2e-3 : 0, false);
+    std::size_t at = 0;
+    for (int64_t b = 0; b < p.batch; ++b)
+      for (int64_t i = 0; i < p.seqlen_q; ++i)
+        for (int64_t h = 0; h < p.kv_heads && position(p, b, i) >= 0; ++h, ++at) {
+          const float* x = given.row(b, h, i);
+          e.rows[at] = {b, h, position(p, b, i)};
+          double norm2 = 0;
+          for (std::size_t c = 0; c < d; ++c) {
+            double value = x[c];
+            if (turned) {
+              const float* angle = in.at("cos_sin").row(0, 0, position(p, b, i));
+              const double cosine = angle[c % half], sine = angle[half + c % half];
+              value = c < half ? x[c] * cosine - x[c + half] * sine
+                               : x[c] * cosine + x[c - half] * sine;
+            }
+            norm2 += value * value;
+            e.reference[at * d + c] = value;
+            e.low[at * d + c] = round_to(p.dtype, static_cast<float>(value));
+          }
+          e.scale[at] = std::sqrt(norm2);
+        }
+    all.push_back(std::move(e));
+  }
+  return all;
+}
+
+// ---- copies ------------------------------------------------------------------------------------
+
+TensorSpec whole_pool(const Problem& p, const char* name) {
+  const int64_t pages =
+      std::max(p.own.contains("num_pages") ? num_pages_of(p) : 0, 2 * p.batch + 1);
+  TensorSpec spec{name, {pages, page_size_of(p), p.kv_heads, p.head_dim}, p.dtype};
+  spec.file = std::string(name) + "_pages";
+  return spec;
+}
+// From one half of the pages, in any order, to the other: whole pages, and every third one in part.
+void draw_copies(const Problem& p, HostTensor& t) {
+  std::vector<int64_t> pages(static_cast<std::size_t>(whole_pool(p, "k").shape[0]));
+  std::iota(pages.rbegin(), pages.rend(), 0);
+  std::mt19937_64 random(p.seed);
+  for (std::size_t n = 1; n < pages.size(); ++n)
+    std::swap(pages[n], pages[n + random() % (pages.size() - n)]);
+  for (int64_t n = 0; n < p.batch; ++n) {
+    const int64_t size = page_size_of(p);
+    const auto part = 1 + static_cast<int64_t>(random() % static_cast<uint64_t>(size));
+    const auto row = t.numbers.begin() + 3 * n;
+    row[0] = pages[static_cast<std::size_t>(2 * n + 1)];
+    row[1] = pages[static_cast<std::size_t>(2 * n)];
+    row[2] = n % 3 == 2 ? part : size;
+  }
+}
+TensorSpec copies_of(const Problem& p) {
+  return {"page_copies", {1, 1, p.batch, 3}, DType::int32, {}, draw_copies, true, 2};
+}
+std::vector<int64_t> copies_drawn(const Problem& p) {
+  HostTensor t = zeros(copies_of(p));
+  draw_copies(p, t);
+  return t.numbers;
+}
+template <class Body>  // body(page, token, head) of every row that is written, and where it is from
+void for_each_copied(const Problem& p, Body body) {
+  const std::vector<int64_t> copies = copies_drawn(p);
+  for (auto at = copies.begin(); at != copies.end(); at += 3)
+    for (int64_t i = 0; i < at[2]; ++i)
+      for (int64_t h = 0; h < p.kv_heads; ++h) body(at[0], at[1], i, h);
+}
+std::vector<int64_t> copied_rows(const Problem& p, const HostTensors& in, const std::string& k) {
+  std::vector<int64_t> rows;
+  for_each_copied(p, [&](int64_t, int64_t to, int64_t i, int64_t h) {
+    rows.push_back(in.at(k).spec.row(to, i, h));
+  });
+  std::ranges::sort(rows);
+  return rows;
+}
+std::vector<Expected> copy_reference(const Problem& p, const HostTensors& in, Selection) {
+  std::vector<Expected> all;
+  for (const char* name : {"k", "v"}) {
+    const HostTensor& t = in.at(name);
+    std::size_t rows = 0, at = 0;
+    for_each_copied(p, [&](int64_t, int64_t, int64_t, int64_t) { ++rows; });
+    Expected e = expected_rows(t.spec, rows, 0, false);
+    for_each_copied(p, [&](int64_t from, int64_t to, int64_t i, int64_t h) {
+      e.rows[at] = {to, i, h};
+      const auto first = static_cast<std::ptrdiff_t>(at) * p.head_dim;
+      std::copy_n(t.row(from, i, h), p.head_dim, e.reference.begin() + first);
+      std::copy_n(t.row(from, i, h), p.head_dim, e.low.begin() + first);
+      ++at;
+    });
+    all.push_back(std::move(e));
+  }
+  return all;
+}
+
+}  // namespace
+
+const Operation& paged_append() {
+  static const Operation operation = [] {
+    Operation op;
+    op.name = "paged_append";
+    op.inputs = append_inputs;
+    op.saved = no_tensors;
+    op.outputs = [](const Problem& p) {
+      const HostTensor table = drawn_table(p);
+      return std::vector{in_pages(p, "k", table), in_pages(p, "v", table)};
+    };
+    op.flop = no_flop;
+    op.reference = append_reference;
+    op.few_queries = 1;
+    op.own = page_options();
+    op.own.push_back({.name = "rotary",
+                      .lacking = "rotary embedding",
+                      .help = "keys are turned by their positions as they are appended",
+                      .everywhere = true});
+    op.changes = appended_rows;
+    op.useful_bytes = [](const Problem& p) { return 4 * bytes_of_rows(p, new_tokens(p)); };
+    op.place = place_pages;
+    op.complete = complete_lengths;
+    op.sizes_of_files = [](const std::string& folder, Problem& p) {
+      const auto k = shape_of_file(folder, "k_new.npy", 3, "batch * seqlen_q, kv_heads, head_dim");
+      sizes_of_pages(folder, p);
+      if (k[0] % p.batch != 0) throw InputError(folder + "/k_new.npy: as many tokens a sequence");
+      p.seqlen_q = k[0] / p.batch, p.heads = p.kv_heads;
+    };
+    return op;
+  }();
+  return operation;
+}
+
+const Operation& page_copy() {
+  static const Operation operation = [] {
+    Operation op;
+    op.name = "page_copy";
+    op.inputs = [](const Problem& p) {
+      return std::vector{whole_pool(p, "k"), whole_pool(p, "v"), copies_of(p)};
+    };
+    op.saved = no_tensors;
+    op.outputs = [](const Problem& p) {
+      return std::vector{whole_pool(p, "k"), whole_pool(p, "v")};
+    };
+    op.flop = no_flop;
+    op.reference = copy_reference;
+    op.few_queries = 1;
+    op.own = {page_options()[0], page_options()[1]};
+    op.changes = copied_rows;
+    op.useful_bytes = [](const Problem& p) {
+      double rows = 0;
+      const std::vector<int64_t> copies = copies_drawn(p);
+      for (std::size_t n = 2; n < copies.size(); n += 3) rows += static_cast<double>(copies[n]);
+      return 4 * bytes_of_rows(p, rows);
+    };
+    op.sizes_of_files = [](const std::string& folder, Problem&) {
+      throw InputError(folder + ": page_copy draws its pages");
+    };
+    return op;
+  }();
+  return operation;
+}
+
+}  // namespace attn

@@ -1,0 +1,260 @@
+#include "paged.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <numeric>
+#include <random>
+
+#include "attn/error.h"
+#include "files/npy.h"
+#include "files/tensor_files.h"
+#include "splits.h"
+
+namespace attn {
+namespace {
+
+using namespace splits;
+
+constexpr int64_t kNoPage = (int64_t{1} << 31) - 1;  // an entry of the table that is not in use
+constexpr int64_t kSparePages = 3;                   // pages of nobody, at least
+constexpr int64_t kLongest = 1 << 30;
+
+int64_t own(const Problem& p, const char* name, int64_t otherwise) {
+  const auto found = p.own.find(name);
+  return found == p.own.end() ? otherwise : static_cast<int64_t>(found->second.at(0));
+}
+std::vector<int64_t> lengths_of(const Problem& p) {
+  return p.seqused_k.empty() ? std::vector(static_cast<std::size_t>(p.batch), p.seqlen_k)
+                             : p.seqused_k;
+}
+int64_t pages_in_use(const Problem& p) {
+  int64_t pages = 0;
+  for (const int64_t n : lengths_of(p)) pages += (n + page_size_of(p) - 1) / page_size_of(p);
+  return pages;
+}
+
+// ---- the tensors -------------------------------------------------------------------------------
+
+// Sequences take pages from a shuffled pool. The last page of the pool is always among them, so
+// that a pool past 2^32 elements has live ones at its end.
+void shuffled(const Problem& p, HostTensor& table) {
+  if (p.inputs == InputKind::files) return;  // the file says which pages
+  const int64_t in_use = pages_in_use(p), all = num_pages_of(p);
+  if (in_use > all)
+    throw InputError(fmt::format("--num-pages {}: the sequences need {}", all, in_use));
+  std::vector<int64_t> pages(static_cast<std::size_t>(all));
+  std::iota(pages.rbegin(), pages.rend(), 0);
+  std::mt19937_64 random(p.seed);
+  for (std::size_t n = 1; n < static_cast<std::size_t>(in_use); ++n)
+    std::swap(pages[n], pages[n + random() % (pages.size() - n)]);
+  if (in_use > 1) std::swap(pages[0], pages[random() % static_cast<uint64_t>(in_use)]);
+  auto next = pages.begin();
+  const std::vector<int64_t> lengths = lengths_of(p);
+  for (int64_t b = 0; b < p.batch; ++b)
+    for (int64_t n = 0; n < max_pages_of(p); ++n)
+      table.numbers[static_cast<std::size_t>(b * max_pages_of(p) + n)] =
+          n * page_size_of(p) < lengths[static_cast<std::size_t>(b)] ? *next++ : kNoPage;
+}
+
+}  // namespace
+
+TensorSpec table_of(const Problem& p) {
+  return {"page_table", {1, 1, p.batch, max_pages_of(p)}, DType::int32, {}, shuffled, false, 2};
+}
+TensorSpec in_pages(const Problem& p, const std::string& name, const HostTensor& table) {
+  TensorSpec spec{
+      name,
+      {num_pages_of(p), page_size_of(p), p.kv_heads, p.head_dim},
+      p.dtype,
+      Layout::paged(table, lengths_of(p), num_pages_of(p), page_size_of(p), p.kv_heads)};
+  spec.file = name + "_pages";
+  return spec;
+}
+
+HostTensor drawn_table(const Problem& p) {
+  HostTensor table = zeros(table_of(p));
+  shuffled(p, table);
+  return table;
+}
+
+namespace {
+std::vector<TensorSpec> inputs(const Problem& p) {
+  const HostTensor table = drawn_table(p);
+  std::vector<TensorSpec> specs = attention_inputs(p);
+  for (TensorSpec& spec : specs)
+    if (spec.name == "k" || spec.name == "v") spec = in_pages(p, spec.name, table);
+  specs.push_back(table.spec);
+  specs.push_back(seqused_of(p));
+  return specs;
+}
+
+}  // namespace
+
+// The table that was loaded says where tokens lie; its unused entries are poison here, too.
+void place_pages(const Problem& p, HostTensors& in) {
+  HostTensor& table = in.at("page_table");
+  for (const char* name : {"k", "v"}) in.at(name).spec = in_pages(p, name, table);
+  const std::vector<int64_t> lengths = lengths_of(p);
+  for (int64_t b = 0; b < p.batch; ++b)
+    for (int64_t n = 0; n < max_pages_of(p); ++n)
+      if (n * page_size_of(p) >= lengths[static_cast<std::size_t>(b)])
+        table.numbers[static_cast<std::size_t>(b * max_pages_of(p) + n)] = kNoPage;
+}
+
+std::vector<int64_t> shape_of_file(const std::string& folder, const char* file, std::size_t rank,
+                                   const char* sides) {
+  const std::filesystem::path path = std::filesystem::path(folder) / file;
+  const std::vector<int64_t> shape = read_npy_bytes(path, {"<f4", "<i4", "<i8"}).shape;
+  if (shape.size() != rank)
+    throw InputError(
+        fmt::format("{}: has rank {}, must be [{}]", path.string(), shape.size(), sides));
+  return shape;
+}
+
+void sizes_of_pages(const std::string& folder, Problem& p) {
+  const auto k =
+      shape_of_file(folder, "k_pages.npy", 4, "num_pages, page_size, kv_heads, head_dim");
+  const auto table = shape_of_file(folder, "page_table.npy", 2, "batch, max_pages");
+  p.batch = table[0], p.head_dim = k[3], p.kv_heads = k[2];
+  p.own["num_pages"] = {static_cast<double>(k[0])};
+  p.own["page_size"] = {static_cast<double>(k[1])};
+  p.seqlen_k = table[1] * k[1];
+  const std::filesystem::path used = std::filesystem::path(folder) / "seqused_k.npy";
+  if (!std::filesystem::exists(used)) return;
+  if (!p.seqused_k.empty() || p.own.contains("lengths"))
+    throw InputError(fmt::format("--seqused, --lengths: not together with {}", used.string()));
+  p.seqused_k = load_lengths(used, p.batch);
+}
+
+namespace {
+
+void sizes_of_files(const std::string& folder, Problem& p) {
+  const auto q = shape_of_file(folder, "q.npy", 4, "batch, heads, seqlen_q, head_dim");
+  sizes_of_pages(folder, p);
+  if (q[0] != p.batch || q[3] != p.head_dim)
+    throw InputError(fmt::format(
+        "{}: q.npy [{}], k_pages.npy and page_table.npy must agree in batch ({}) and head_dim ({})",
+        folder, fmt::join(q, ", "), p.batch, p.head_dim));
+  p.heads = q[1], p.seqlen_q = q[2];
+}
+
+// ---- options of its own ------------------------------------------------------------------------
+
+// "uniform:16,512" as numbers: which of the three, and its numbers.
+std::vector<double> read_lengths(const std::string& text) {
+  const std::size_t colon = std::min(text.find(':'), text.size());
+  std::vector<double> values;
+  const char *at = text.data() + colon, *const end = text.data() + text.size();
+  while (at < end) {
+    int64_t n = -1;
+    const auto [stop, error] = std::from_chars(at + 1, end, n);
+    if (error != std::errc() || n < 0 || n > kLongest || (stop != end && *stop != ',')) break;
+    values.push_back(static_cast<double>(n)), at = stop;
+  }
+  const std::string kind = text.substr(0, colon);
+  const bool whole = at == end;
+  if (whole && kind == "uniform" && values.size() == 2 && values[0] <= values[1])
+    return {0, values[0], values[1]};
+  if (whole && kind == "zipf" && values.size() == 1 && values[0] >= 1) return {1, values[0]};
+  if (whole && kind == "const" && values.size() == 1) return {2, values[0]};
+  throw InputError(fmt::format(
+      "--lengths {}: must be uniform:A,B, zipf:MEAN or const:N, as uniform:16,512", text));
+}
+
+// A 32-bit generator that is seeded alike everywhere, and taken modulo: PyTorch's randint draws the
+// same numbers from the same seed.
+std::vector<int64_t> draw_lengths(const std::vector<double>& how, int64_t batch, uint64_t seed) {
+  std::mt19937 random(static_cast<uint32_t>(seed));
+  std::vector<int64_t> lengths(static_cast<std::size_t>(batch));
+  for (int64_t& n : lengths) {
+    const auto a = static_cast<int64_t>(how[1]);
+    if (how[0] == 0) n = a + random() % (static_cast<int64_t>(how[2]) - a + 1);
+    if (how[0] == 2) n = a;
+  }
+  if (how[0] != 1) return lengths;
+  // Zipf: the n-th longest has 1/n of the longest, in any order. The mean is exact but for
+  // rounding.
+  double sum = 0;
+  for (int64_t n = 1; n <= batch; ++n) sum += 1 / static_cast<double>(n);
+  for (int64_t n = 1; n <= batch; ++n)
+    lengths[static_cast<std::size_t>(n - 1)] = std::max<int64_t>(
+        1, std::llround(how[1] * static_cast<double>(batch) / sum / static_cast<double>(n)));
+  for (std::size_t n = lengths.size(); n > 1; --n) std::swap(lengths[n - 1], lengths[random() % n]);
+  return lengths;
+}
+
+}  // namespace
+
+// The lengths of --lengths; then the room is that of the longest.
+void complete_lengths(Problem& p, const std::set<std::string>& given) {
+  const auto how = p.own.find("lengths");
+  if (how == p.own.end()) return;
+  for (const char* other : {"--seqused", "--seqlen-k", "--seqlen"})
+    if (given.contains(other))
+      throw InputError(fmt::format("{}: not together with --lengths", other));
+  p.seqused_k = draw_lengths(how->second, p.batch, p.seed);
+  p.seqlen_k = std::max<int64_t>(1, *std::ranges::max_element(p.seqused_k));
+}
+
+int64_t num_pages_of(const Problem& p) {
+  const int64_t given = own(p, "num_pages", 0), in_use = given > 0 ? 0 : pages_in_use(p);
+  return given > 0 ? given : in_use + std::max(kSparePages, in_use / 8);
+}
+
+std::vector<int64_t> drawn_lengths(const std::string& text, int64_t batch, uint64_t seed) {
+  return draw_lengths(read_lengths(text), batch, seed);
+}
+
+std::vector<Feature> page_options() {
+  return {{.name = "page_size",
+           .lacking = "pages",
+           .help = "tokens a page (16)",
+           .kind = Feature::Kind::number,
+           .least = 1,
+           .most = 4096,
+           .whole = true,
+           .otherwise = 16,
+           .everywhere = true},
+          {.name = "num_pages",
+           .lacking = "pool",
+           .help = "pages of the pool (what the sequences need, and an eighth more)",
+           .kind = Feature::Kind::number,
+           .least = 1,
+           .most = 0x1p31 - 2,
+           .whole = true,
+           .everywhere = true},
+          {.name = "blocks",
+           .lacking = "plan",
+           .help = "for which a plan has work (as the GPU has SMs; 132 without one)",
+           .kind = Feature::Kind::number,
+           .least = 1,
+           .most = 1024,
+           .whole = true,
+           .everywhere = true},
+          {.name = "lengths",
+           .lacking = "lengths",
+           .help = "of the sequences, drawn: uniform:A,B, zipf:MEAN or const:N",
+           .kind = Feature::Kind::list,
+           .read = read_lengths,
+           .everywhere = true}};
+}
+
+const Operation& paged_decode() {
+  static const Operation operation = [] {
+    Operation op = decode();
+    op.name = "paged_decode";
+    op.inputs = inputs;
+    op.place = place_pages;
+    op.sizes_of_files = sizes_of_files;
+    op.complete = complete_lengths;
+    op.own = page_options();
+    return op;
+  }();
+  return operation;
+}
+
+}  // namespace attn

@@ -1,0 +1,61 @@
+// Plans: which block works on which keys, worked out on the host before a launch.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "attn/step.h"
+
+namespace attn::plans {
+
+// Some tiles of the keys of a row block: [tile, tile + count) of all that its queries see. A row
+// block whose keys several pieces share has parts first_part to first_part + num_parts - 1 of the
+// workspace, one a piece, in the order of the keys.
+//! [work]
+struct Work {
+  int row_block, tile, count;
+  int part, num_parts, first_part;
+};
+//! [work]
+constexpr int kWorkNumbers = 6;
+
+struct Plan {
+  std::vector<Work> work;
+  std::vector<int> begin;  // [blocks + 1]: block n has work[begin[n]] to work[begin[n + 1] - 1]
+  int parts = 0;           // of row blocks that are shared
+  int budget = 0;          // tiles of a block at most, each piece counted as kPieceTiles more
+};
+
+// What a piece costs besides its tiles: Q, the first copies and the merge, in tiles. It is a guess
+// until a sweep on a GPU has said what it is.
+constexpr int kPieceTiles = 1;
+
+// One piece a block. All sequences are cut into chunks of one length: the smallest of which there
+// are no more than `blocks`. Where there are more row blocks than that, none is cut.
+Plan uniform_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
+// Pieces of any length, several a block: runs through the row blocks that cost alike.
+Plan balanced_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
+// What the blocks of v2 and v3 find for themselves: as many tiles each, whatever the pieces cost.
+Plan runs_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
+
+// Resident blocks, one an SM: as many as --blocks says, or as the GPU has SMs; without one 132.
+int64_t planned_blocks(const Problem&);
+// Blocks of a launch with a uniform plan; pieces that a balanced plan has at most.
+int64_t most_chunks(const Problem&);
+int64_t most_pieces(const Problem&);
+// What the two give a step (Step::plan): work [most, 6] and, of a balanced plan, work_begin [blocks
+// + 1].
+HostTensors uniform_tensors(const Problem&, const HostTensors& inputs);
+HostTensors balanced_tensors(const Problem&, const HostTensors& inputs);
+
+// The cost of each SM's pieces, in tiles, if a block runs where an SM is free first.
+std::vector<std::vector<int>> busy_tiles(const Plan&, int64_t sms);
+// What plans make of batches of many kinds on 132 SMs, as a table in Markdown and as a picture in
+// SVG: by the tiles that they count, without a GPU.
+std::string plan_table();
+std::string plan_picture();
+// `07_paged --plans [--svg FILE]`.
+int plans_command(const std::vector<std::string>& arguments);
+
+}  // namespace attn::plans

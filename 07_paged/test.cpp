@@ -1,0 +1,558 @@
+// What chapter 07 promises: every step right for every batch and every page size that it accepts,
+// on both back ends.
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <numeric>
+#include <random>
+
+#include "07_paged/paged.h"
+#include "07_paged/plan.h"
+#include "07_paged/splits.h"
+#include "attn/error.h"
+#include "files/tensor_files.h"
+#include "run/runner.h"
+#include "tests/step_cases.h"
+
+using namespace attn;
+using namespace attn::tests;
+
+namespace {
+
+// Of the batch; those at the ends of pages come besides.
+const std::vector<int64_t> kLengths07{1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257, 700};
+constexpr int64_t kPageSizes[] = {1, 5, 16, 64, 256};
+
+// The query heads of a K/V head: every group size that is a tile, and those that are not.
+constexpr int64_t kHeads[][2] = {{1, 1}, {3, 1}, {7, 1}, {8, 1}, {16, 1}, {2, 2}, {6, 2}};
+constexpr int64_t kQueries[] = {1, 1, 2, 1, 4, 1, 16, 3};
+
+Problem paged(int64_t queries, int64_t room, int64_t head_dim, int64_t page, DType dtype,
+              InputKind inputs = InputKind::random) {
+  Problem p = problem(queries, room, head_dim, dtype, inputs);
+  p.own["page_size"] = {static_cast<double>(page)};
+  return p;
+}
+
+// Problems in which every length meets every page size, and pairs of all else occur.
+template <class Body>
+void paged_problems(const std::vector<int64_t>& lengths, Body body) {
+  constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked,
+                                   InputKind::outlier};
+  constexpr int64_t kDims[] = {128, 64, 128, 256, 64, 128, 64};
+  std::size_t n = 0;
+  for (const int64_t length : lengths)
+    for (const int64_t page : kPageSizes) {
+      Problem p = paged(kQueries[n % 8], length, kDims[n % 7], page,
+                        n % 2 == 0 ? DType::bf16 : DType::fp16, kInputs[n % 4]);
+      p.heads = kHeads[n * 5 % 7][0], p.kv_heads = kHeads[n * 5 % 7][1];
+      p.causal = n % 3 == 1;
+      if (n % 3 == 2) p.window_left = static_cast<int64_t>(n * 37 % 150), p.window_right = 0;
+      // Beside the longest: an end of a page, before and behind it, or an empty sequence.
+      const int64_t whole = std::max<int64_t>(1, length / page / 2) * page;
+      const int64_t others[] = {whole, whole - 1, whole + 1, 0};
+      p.batch = 3;
+      p.seqused_k = {std::min(length, others[n % 4]), length, std::min(length, others[n / 4 % 4])};
+      if (n % 4 != 0) p.own["blocks"] = {static_cast<double>(1 + n * 7 % 9)};  // of a plan
+      p.seed = n + 1;
+      body(p);
+      ++n;
+    }
+}
+
+}  // namespace
+
+// 16 bits, three head dims, up to 16 queries, any page size; masks by position; no other feature.
+bool attn::tests::promised(const Step& step, const Problem& p) {
+  return p.dtype != DType::fp32 && one_of(p.head_dim, {64, 128, 256}) &&
+         (p.seqlen_q <= 16 || step.operation->name != "paged_decode") && !p.varlen() &&
+         p.dropout == 0 && p.softcap == 0 && !p.alibi && !p.mask;
+}
+
+namespace {
+std::vector<const Step*> decode_steps() {
+  std::vector<const Step*> steps;
+  for (const Step& step : chapter().steps)
+    if (step.operation->name == "paged_decode") steps.push_back(&step);
+  return steps;
+}
+}  // namespace
+
+TEST_CASE("steps are right for batches of any lengths and pages of any size", "[emulated]") {
+  Counts ran;
+  paged_problems(kLengths07, [&](const Problem& p) {
+    ran += check_steps("paged_decode", p, Backend::emulated);
+  });
+  for (const Step* step : decode_steps()) CHECK(ran.of[step->name] == 60);
+}
+
+TEST_CASE("a batch of empty sequences gives O = 0 and lse = -inf", "[emulated]") {
+  Problem p = paged(2, 100, 64, 16, DType::bf16);
+  p.batch = 3, p.heads = 4, p.kv_heads = 2;
+  p.seqused_k = {0, 0, 0};
+  p.finish();
+  for (const Step* step : decode_steps()) {
+    HostTensors out;
+    INFO(step->name);
+    CHECK(run_step(*step, p, Backend::emulated, &out) == "");
+    for (const float x : out.at("o").data) CHECK(x == 0);
+    for (const float x : out.at("lse").data) CHECK((std::isinf(x) && x < 0));
+  }
+}
+
+TEST_CASE("more sequences than a warp has lanes", "[emulated]") {
+  Problem p = paged(1, 300, 64, 16, DType::bf16);
+  p.batch = 70, p.heads = 2, p.kv_heads = 1;
+  for (int64_t b = 0; b < 70; ++b) p.seqused_k.push_back(b % 5 == 0 ? 0 : b * 37 % 301);
+  check_steps("paged_decode", p, Backend::emulated);
+}
+
+TEST_CASE("what no sequence has is poison", "[emulated]") {
+  Problem p = paged(1, 40, 64, 5, DType::bf16);
+  p.batch = 3, p.heads = 2, p.kv_heads = 1;
+  p.seqused_k = {7, 0, 40};
+  p.finish();
+  const HostTensors in = draw(paged_decode(), p).tensors;
+  int64_t numbers = 0, entries = 0, last = 0;
+  for (const float x : in.at("k").data) numbers += !std::isnan(x);
+  for (const int64_t page : in.at("page_table").numbers) {
+    entries += page != (int64_t{1} << 31) - 1;
+    last += page == num_pages_of(p) - 1;
+  }
+  CHECK(numbers == (7 + 40) * 64);
+  CHECK(entries == 2 + 8);
+  CHECK(last == 1);  // the pool's last page is somebody's
+  CHECK(num_pages_of(p) == 10 + 3);
+  p.own["num_pages"] = {9};
+  CHECK_THROWS_WITH(draw(paged_decode(), p), "--num-pages 9: the sequences need 10");
+}
+
+TEST_CASE("a table outside the pool is refused by its entry", "[emulated]") {
+  const std::string folder = "paged_files";
+  std::filesystem::remove_all(folder);
+  Problem p = paged(1, 20, 64, 5, DType::bf16);
+  p.batch = 2, p.seqused_k = {17, 7};
+  p.finish();
+  HostTensors in = draw(paged_decode(), p).tensors;
+  save_tensors(folder, in);
+  Problem loaded;
+  paged_decode().sizes_of_files(folder, loaded);
+  loaded.inputs = InputKind::files;
+  loaded.finish();
+  CHECK((loaded.batch == 2 && loaded.seqlen_k == 20 && loaded.head_dim == 64));
+  CHECK(loaded.own ==
+        std::map<std::string, std::vector<double>>{{"num_pages", {9}}, {"page_size", {5}}});
+  CHECK(load_inputs(folder, loaded, paged_decode()).tensors.at("page_table").numbers ==
+        in.at("page_table").numbers);
+  // Two sequences may share a page; one that is not there is nobody's.
+  in.at("page_table").numbers[4] = in.at("page_table").numbers[0];
+  save_tensors(folder, in);
+  CHECK_NOTHROW(load_inputs(folder, loaded, paged_decode()));
+  for (const int64_t wrong : {9, -1}) {
+    in.at("page_table").numbers[5] = wrong;
+    save_tensors(folder, in);
+    CHECK_THROWS_WITH(
+        load_inputs(folder, loaded, paged_decode()),
+        fmt::format("page_table: entry [1, 1] is page {}, must be from 0 to 8", wrong));
+  }
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("lengths are drawn as --lengths says", "[emulated]") {
+  CHECK(drawn_lengths("const:7", 3, 1) == std::vector<int64_t>{7, 7, 7});
+  // PyTorch's randint(4096, 16385) after manual_seed(7) begins like this.
+  const std::vector<int64_t> uniform = drawn_lengths("uniform:4096,16384", 33, 7);
+  for (const int64_t n : uniform) CHECK((n >= 4096 && n <= 16384));
+  CHECK(std::accumulate(uniform.begin(), uniform.end(), int64_t{0}) / 1000 == 335);
+  const std::vector<int64_t> zipf = drawn_lengths("zipf:1024", 64, 1);
+  CHECK(std::abs(std::accumulate(zipf.begin(), zipf.end(), int64_t{0}) - 64 * 1024) < 32);
+  CHECK(*std::ranges::max_element(zipf) > 60 * *std::ranges::min_element(zipf));
+  for (const char* text : {"", "uniform", "uniform:5", "uniform:5,4", "zipf:0", "const:1,2",
+                           "const:x", "const:-1", "poisson:4", "const:1x"})
+    CHECK_THROWS_AS(drawn_lengths(text, 4, 1), InputError);
+}
+
+TEST_CASE("the program says which options of pages it cannot take", "[emulated]") {
+  const auto status = [](std::vector<const char*> options) {
+    options.insert(options.begin(),
+                   {"07_paged", "--device", "emulated", "--step", "v3_prefetched_pages"});
+    return run_chapter(chapter(), static_cast<int>(options.size()), options.data());
+  };
+  CHECK(status({"--batch", "3", "--lengths", "zipf:40", "--page-size", "5"}) == 0);
+  CHECK(status({"--lengths", "zipf"}) == 2);
+  CHECK(status({"--lengths", "const:40", "--seqused", "3"}) == 2);
+  CHECK(status({"--lengths", "const:40", "--seqlen-k", "50"}) == 2);
+  CHECK(status({"--page-size", "0"}) == 2);
+  CHECK(status({"--num-pages", "2"}) == 2);
+  CHECK(status({"--rotary"}) == 2);  // of paged_append
+  // Other pages than those that would be drawn: outputs lie where the table of the files says.
+  const auto run = [](std::vector<const char*> options) {
+    options.insert(options.begin(),
+                   {"07_paged", "--device", "emulated", "--rotary", "--operation", "paged_append"});
+    return run_chapter(chapter(), static_cast<int>(options.size()), options.data());
+  };
+  CHECK(run({"--batch", "3", "--seqlen-q", "4", "--seqused", "9,2,30", "--seqlen-k", "30", "--seed",
+             "5", "--save", "append_files"}) == 0);
+  CHECK(run({"--load", "append_files"}) == 0);
+  CHECK(run({"--load", "append_files", "--page-size", "5"}) == 2);
+  std::filesystem::remove_all("append_files");
+  const char* const trace[] = {"07_paged", "--trace", "no_such_file.csv"};
+  CHECK(run_chapter(chapter(), 3, trace) == 2);
+}
+
+TEST_CASE("every schedule gives the same bits", "[emulated]") {
+  for (const Step* step : decode_steps()) {
+    if (!step->deterministic) continue;
+    Problem p = paged(2, 900, 64, 16, DType::bf16);
+    p.batch = 2, p.heads = 4, p.kv_heads = 1, p.causal = true;
+    p.seqused_k = {900, 333};
+    p.own["blocks"] = {3};
+    p.finish();
+    HostTensors first;
+    CHECK(run_step(*step, p, Backend::emulated, &first) == "");
+    Session session(p, *step->operation, Backend::emulated, draw(*step->operation, p).tensors);
+    for (uint64_t seed = 100; seed < 105; ++seed) {
+      emulator::schedule_seed = seed;
+      // Every other time with the counters that the launch before has left.
+      if (seed % 2 == 0) CHECK(session.prepare(*step).ok());
+      CHECK(session.launch().ok());
+      for (const auto& [name, t] : session.outputs()) {
+        INFO(step->name << " " << name << " under schedule " << seed);
+        CHECK(same(t, first.at(name)));
+      }
+    }
+  }
+}
+
+namespace {
+// A launch that was captured once finds other lengths, other pages and another plan on the device
+// each time it is replayed, and the counters as the launch before left them.
+void replay(Backend backend) {
+  for (const Step* step : decode_steps()) {
+    Problem p = paged(1, 900, 128, 16, DType::bf16);
+    p.batch = 3, p.heads = 4, p.kv_heads = 1;
+    p.own["num_pages"] = {200}, p.own["blocks"] = {5};
+    p.seqused_k = {900, 900, 900};
+    p.finish();
+    Session session(p, *step->operation, backend, draw(*step->operation, p).tensors);
+    REQUIRE(session.prepare(*step).ok());
+    for (const auto& lengths : std::vector<std::vector<int64_t>>{
+             {900, 250, 0}, {900, 250, 0}, {0, 0, 0}, {3, 800, 130}, {900, 900, 900}}) {
+      p.seqused_k = lengths, ++p.seed;
+      HostTensors expected;
+      INFO(step->name << " with lengths " << lengths[0] << ", " << lengths[1] << ", "
+                      << lengths[2]);
+      CHECK(run_step(*step, p, backend, &expected) == "");
+      const HostTensors inputs = draw(*step->operation, p).tensors;
+      session.replace(inputs);
+      session.replan(inputs);
+      CHECK(session.launch().ok());
+      for (const auto& [name, t] : session.outputs()) CHECK(same(t, expected.at(name)));
+      CHECK(!session.damage());
+    }
+  }
+}
+}  // namespace
+
+TEST_CASE("a launch is right again with other pages", "[emulated]") { replay(Backend::emulated); }
+TEST_CASE("a launch is right again with other pages on the GPU", "[gpu]") { replay(Backend::gpu); }
+
+namespace {
+
+struct Batch {
+  Problem problem;
+  std::vector<int64_t> lengths;
+  int64_t blocks;
+};
+Batch random_batch(std::mt19937_64& random) {
+  const auto below = [&](int64_t n) {
+    return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
+  };
+  const int64_t most[] = {3, 200, 2000, 100000}, heads = 1 + below(8);
+  Problem p = problem(1 + below(3), 1, below(4) == 0 ? 256 : 128, DType::bf16);
+  p.batch = 1 + below(below(4) == 0 ? 300 : 20);
+  p.kv_heads = heads, p.heads = heads * (1 + below(17));
+  p.causal = below(2) == 0;
+  if (below(4) == 0) p.window_left = below(500), p.window_right = 0;
+  std::vector<int64_t> lengths;
+  for (int64_t b = 0; b < p.batch; ++b)
+    lengths.push_back(below(5) == 0 ? 0 : below(most[below(below(8) == 0 ? 4 : 3)]));
+  p.seqlen_k = std::max<int64_t>(1, *std::ranges::max_element(lengths));
+  p.finish();
+  return {p, lengths, 1 + below(below(2) == 0 ? 8 : 264)};
+}
+
+// "" if every key that some query sees is in exactly one piece, no block has more than the budget,
+// and nobody writes behind the workspace; else what is wrong. Tiles are counted anew, from Problem.
+std::string wrong_with(const Batch& batch, const plans::Plan& plan, bool balanced) {
+  const Problem& p = batch.problem;
+  const int64_t tile = p.head_dim <= 128 ? 128 : 64, rows = (p.group() * p.seqlen_q + 15) / 16;
+  std::vector<int> places(static_cast<std::size_t>(plan.parts));
+  std::size_t at = 0;
+  for (int64_t row_block = 0; row_block < p.batch * p.kv_heads * rows; ++row_block) {
+    Problem one = p;
+    one.seqused_k = batch.lengths;
+    one = one.sequence(row_block / (p.kv_heads * rows));
+    const int64_t keys = one.visible(one.seqlen_q - 1).end - one.visible(0).begin;
+    const int64_t tiles = std::max<int64_t>(1, (std::max<int64_t>(0, keys) + tile - 1) / tile);
+    int64_t covered = 0, first = -1, parts = 0;
+    for (; at < plan.work.size() && plan.work[at].row_block == row_block; ++at) {
+      const plans::Work& w = plan.work[at];
+      if (w.tile != covered || w.count < 1) return "a tile is in two pieces, or in none";
+      if (w.part != parts++) return "the parts are not in the order of the keys";
+      if (first >= 0 && w.first_part != first) return "the parts lie apart";
+      covered += w.count, first = w.first_part;
+      if (w.num_parts > 1) {
+        if (w.first_part + w.part >= plan.parts) return "a part behind the last one";
+        if (places[static_cast<std::size_t>(w.first_part + w.part)]++)
+          return "a place of two parts";
+      }
+      if (w.num_parts == 1 && w.count != tiles) return "a part that is taken for the whole";
+    }
+    if (covered != tiles) return "a row block is not covered";
+    if (parts != plan.work[at - 1].num_parts) return "another number of parts";
+  }
+  if (at != plan.work.size()) return "a piece of nobody";
+  if (plan.begin.front() != 0 || plan.begin.back() != static_cast<int>(at)) return "begins";
+  for (std::size_t n = 0; n + 1 < plan.begin.size(); ++n) {
+    int cost = 0;
+    for (int w = plan.begin[n]; w < plan.begin[n + 1]; ++w)
+      cost += plan.work[static_cast<std::size_t>(w)].count + plans::kPieceTiles;
+    if (cost > plan.budget) return "a block is over its budget";
+  }
+  const auto blocks = static_cast<int64_t>(plan.begin.size()) - 1;
+  if (balanced ? blocks != batch.blocks
+               : blocks > std::max(batch.blocks, p.batch * p.kv_heads * rows))
+    return "too many blocks";
+  return plan.parts <= 2 * batch.blocks ? "" : "more parts than the workspace has room for";
+}
+
+}  // namespace
+
+TEST_CASE("plans cover every tile of every sequence once", "[emulated]") {
+  std::mt19937_64 random(1);
+  for (int n = 0; n < 10'000; ++n) {
+    const Batch batch = random_batch(random);
+    INFO(n << ": " << batch.problem.text() << " in " << batch.blocks << " blocks");
+    const auto uniform = plans::uniform_plan(batch.problem, batch.lengths, batch.blocks);
+    const auto balanced = plans::balanced_plan(batch.problem, batch.lengths, batch.blocks);
+    REQUIRE(wrong_with(batch, uniform, false) == "");
+    REQUIRE(wrong_with(batch, balanced, true) == "");
+    // Never far from the mean: at most two pieces' price above it.
+    int64_t cost = 0;
+    for (const plans::Work& w : balanced.work) cost += w.part == 0 ? plans::kPieceTiles : 0;
+    for (const plans::Work& w : balanced.work) cost += w.count;
+    REQUIRE(balanced.budget <=
+            (cost + batch.blocks - 1) / batch.blocks + 2 * plans::kPieceTiles + 1);
+  }
+}
+
+namespace {
+std::string text_of(const std::string& file) {
+  std::ifstream in(std::string(ATTN_SOURCE_DIR) + "/" + file);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+}  // namespace
+
+TEST_CASE("the chapter's page shows what plans make of batches", "[emulated]") {
+  CHECK(text_of("07_paged/README.md").find(plans::plan_table()) != std::string::npos);
+  CHECK(text_of("docs/figures/07_plans.svg") == plans::plan_picture());
+}
+
+TEST_CASE("exercise c has the answers that plans give", "[emulated]") {
+  Problem p = problem(1, 2500, 128, DType::bf16);
+  p.batch = 4, p.heads = p.kv_heads = 1;
+  p.finish();
+  std::vector<int64_t> lengths{1000, 100, 0, 2500};
+  const auto tiles_of = [&] {
+    int tiles = 0;
+    for (const plans::Work& w : plans::balanced_plan(p, lengths, 6).work) tiles += w.count;
+    return tiles;
+  };
+  const plans::Plan uniform = plans::uniform_plan(p, lengths, 6),
+                    balanced = plans::balanced_plan(p, lengths, 6);
+  std::map<std::string, std::size_t> is{
+      {"tiles", tiles_of()},           {"chunk", uniform.budget - plans::kPieceTiles},
+      {"chunks", uniform.work.size()}, {"longest", uniform.budget},
+      {"budget", balanced.budget},     {"pieces", balanced.work.size()},
+      {"parts", balanced.parts}};
+  for (const int planned = tiles_of(); tiles_of() == planned; ++is["step"])
+    for (int64_t& n : lengths) ++n;
+  const std::string answers = text_of("07_paged/exercises/c.solution.txt");
+  if (answers.empty()) return;  // the edition for students has none
+  for (const auto& [name, value] : is) {
+    INFO(name << " = " << value);
+    CHECK(answers.find(name + " = " + std::to_string(value) + "\n") != std::string::npos);
+  }
+}
+
+TEST_CASE("a wrong table and a wrong length are found", "[emulated]") {
+  for (const Step* step : decode_steps()) {
+    Problem p = paged(1, 200, 64, 16, DType::bf16);
+    p.batch = 3, p.heads = 4, p.kv_heads = 2;
+    p.seqused_k = {187, 187, 33};  // none fills its last page
+    p.finish();
+    const Case right(p, *step->operation);
+    Session session(p, *step->operation, Backend::emulated, right.inputs);
+    REQUIRE(session.prepare(*step).ok());
+    const auto passes = [&](const HostTensors& inputs) {
+      session.replace(inputs);
+      REQUIRE(session.launch().ok());
+      return check(session.outputs().at("o"), right.expected[0]).pass;
+    };
+    INFO(step->name);
+    CHECK(passes(right.inputs));
+    HostTensors wrong = right.inputs;  // the row of another sequence
+    std::vector<int64_t>& table = wrong.at("page_table").numbers;
+    std::copy_n(table.begin(), splits::max_pages_of(p), table.begin() + splits::max_pages_of(p));
+    CHECK(!passes(wrong));
+    for (const int64_t off : {-1, 1}) {  // the last page has a token less, or more
+      wrong = right.inputs;
+      wrong.at("seqused_k").numbers[1] += off;
+      CHECK(!passes(wrong));
+    }
+  }
+}
+
+TEST_CASE("a plan of other lengths gives a wrong answer", "[emulated]") {
+  for (const Step* step : decode_steps()) {
+    if (!step->plan) continue;
+    Problem p = paged(1, 900, 64, 16, DType::bf16);
+    p.batch = 2, p.heads = 4, p.kv_heads = 1;
+    p.own["num_pages"] = {200}, p.own["blocks"] = {3};
+    p.seqused_k = {500, 300};
+    p.finish();
+    Session session(p, *step->operation, Backend::emulated, draw(*step->operation, p).tensors);
+    REQUIRE(session.prepare(*step).ok());
+    p.seqused_k = {900, 100};
+    const Case other(p, *step->operation);
+    session.replace(other.inputs);
+    CHECK(session.launch().ok());
+    INFO(step->name);
+    CHECK(!check(session.outputs().at("o"), other.expected[0]).pass);
+    // With the plan of these lengths the answer is right.
+    CHECK(run_step(*step, other, Backend::emulated) == "");
+  }
+}
+
+TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+  const auto refused = [](Problem p, const char* why) {
+    p.finish();
+    for (const Step* step : decode_steps()) {
+      const auto reason = refusal(*step, p);
+      REQUIRE(reason);
+      INFO(step->name << ": " << *reason);
+      CHECK(reason->find(why) != std::string::npos);
+    }
+  };
+  refused(paged(1, 64, 96, 16, DType::bf16), "--head-dim 96: only 64, 128 and 256");
+  refused(paged(17, 64, 64, 16, DType::bf16), "--seqlen-q 17: at most 16 queries");
+  refused(paged(1, 64, 64, 16, DType::fp32), "must be fp16 or bf16");
+  Problem p = paged(1, 64, 64, 4096, DType::bf16);
+  p.own["num_pages"] = {1 << 19};
+  refused(p, "a pool holds at most 2^31 - 1 tokens");
+  p.own["num_pages"] = {(1 << 19) - 1};
+  for (const Step* step : decode_steps()) CHECK(!refusal(*step, p));
+}
+
+TEST_CASE("all steps on the GPU", "[gpu]") {
+  std::vector<int64_t> lengths = kLengths07;
+  lengths.insert(lengths.end(), {4096, 32789});
+  Counts ran;
+  paged_problems(lengths,
+                 [&](const Problem& p) { ran += check_steps("paged_decode", p, Backend::gpu); });
+  for (const Step* step : decode_steps()) CHECK(ran.of[step->name] == 70);
+  for (const int64_t page : {1, 16}) {
+    Problem p = paged(1, 131072, 128, page, DType::bf16, InputKind::needle);
+    p.batch = 4, p.heads = 8, p.kv_heads = 2;
+    p.seqused_k = {1, 131072, 1000, 77777};
+    check_steps("paged_decode", p, Backend::gpu);
+  }
+  Problem p = paged(1, 3000, 64, 16, DType::fp16);
+  p.batch = 256, p.heads = 4, p.kv_heads = 2;
+  for (int64_t b = 0; b < p.batch; ++b) p.seqused_k.push_back(b % 7 == 0 ? 0 : b * 1009 % 3001);
+  check_steps("paged_decode", p, Backend::gpu);
+}
+
+TEST_CASE("1000 repeats give the same bits", "[gpu]") {
+  for (const Step* step : decode_steps()) {
+    if (!step->deterministic) continue;
+    Problem p = paged(1, 5000, 128, 16, DType::bf16);
+    p.batch = 3, p.heads = 8, p.kv_heads = 2;
+    p.seqused_k = {5000, 1, 3333};
+    p.finish();
+    Session session(p, *step->operation, Backend::gpu, draw(*step->operation, p).tensors);
+    REQUIRE(session.prepare(*step).ok());
+    HostTensors first;
+    for (int n = 0; n < 1000; ++n) {
+      REQUIRE(session.launch().ok());
+      const HostTensors now = session.outputs();
+      if (n == 0) first = now;
+      for (const auto& [name, t] : now) {
+        INFO(step->name << " " << name << " run " << n);
+        REQUIRE(same(t, first.at(name)));
+      }
+    }
+  }
+}
+
+namespace {
+// A pool of numbers that come again after a fourth of it: a multiple of four pages, so that a
+// period has whole rows, and no power of two.
+void large_pool(Backend backend, int64_t pages, int64_t length, int64_t most) {
+  Problem p = paged(1, length, 128, 16, DType::bf16);
+  p.batch = 4, p.heads = p.kv_heads = 8;
+  p.own["num_pages"] = {static_cast<double>(pages)};
+  check_large_steps("paged_decode", p, backend, most);
+}
+}  // namespace
+
+TEST_CASE("a pool whose numbers come again", "[emulated]") {
+  large_pool(Backend::emulated, 36, 130, 1000);
+}
+TEST_CASE("a pool past 2^32 elements, with live pages at its end", "[gpu][large]") {
+  large_pool(Backend::gpu, (1 << 18) + 4, 60000, int64_t{1} << 27);
+}
+
+TEST_CASE("tokens are appended to their pages, turned where asked", "[emulated]") {
+  Counts ran;
+  std::size_t n = 0;
+  for (const int64_t page : kPageSizes)
+    for (const int64_t fresh : {1, 3, 40})
+      for (const bool rotary : {false, true}) {
+        Problem p = paged(fresh, 300,
+                          n % 3 == 0   ? 128
+                          : n % 3 == 1 ? 64
+                                       : 256,
+                          page, n % 2 == 0 ? DType::bf16 : DType::fp16);
+        p.batch = 4, p.heads = p.kv_heads = 1 + static_cast<int64_t>(n % 3);
+        p.seqused_k = {300, page, 0, fresh + 1};
+        if (rotary) p.own["rotary"] = {1};
+        p.seed = ++n;
+        ran += check_steps("paged_append", p, Backend::emulated);
+      }
+  CHECK(ran.of["a1_append"] == 30);
+}
+
+TEST_CASE("pages are copied, whole and in part", "[emulated]") {
+  for (const int64_t page : kPageSizes) {
+    Problem p = paged(1, 1, 128, page, DType::bf16);
+    p.batch = 20, p.heads = p.kv_heads = 3;
+    check_steps("page_copy", p, Backend::emulated);
+  }
+}
+
+TEST_CASE("append and copy on the GPU", "[gpu]") {
+  for (const int64_t page : kPageSizes) {
+    Problem p = paged(7, 3000, 128, page, DType::bf16);
+    p.batch = 70, p.heads = p.kv_heads = 8;
+    for (int64_t b = 0; b < p.batch; ++b)
+      p.seqused_k.push_back(b % 7 == 0 ? b / 7 : b * 1009 % 3001);
+    check_steps("paged_append", p, Backend::gpu);
+    p.own["rotary"] = {1};
+    check_steps("paged_append", p, Backend::gpu);
+    p.seqused_k.clear(), p.own.erase("rotary"), p.seqlen_k = 1;
+    check_steps("page_copy", p, Backend::gpu);
+  }
+}

@@ -1,0 +1,205 @@
+// v1_block_table: a block for each query head, whose keys lie in pages.
+//
+// parent    05_flash_decoding/v1_one_block
+// idea      A cache in one piece a sequence has to be as long as the sequence might become. In
+//           pages a sequence has what it uses: page `key / page_size` of its row of the page table,
+//           and in it place `key % page_size`. vLLM's first kernel is like this one: a block for
+//           each query head and sequence, 128 threads, on CUDA cores.
+// expect    lts__t_bytes.sum: K and V are read once for each query head of a group
+// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
+//           causal, windows, GQA
+#include "attn/kernel.h"
+#include "splits.h"
+#include "tiles.h"
+
+namespace ATTN_BACKEND::v1_block_table {
+using namespace attn;
+using namespace paged;
+using namespace splits;
+
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_, kRows = 1;
+  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
+  static constexpr int kLanes = kHeadDim / 8;             // that share a key: 16 bytes each
+  static constexpr int kKeysAtOnce = 32 / kLanes;         // of a warp
+  static constexpr int kKeys = kBlockN / kKeysAtOnce;     // of a lane, in a tile
+  static constexpr int kParts = kNumWarps * kKeysAtOnce;  // lanes with keys of their own
+  static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp reads whole rows");
+};
+
+template <class Config>
+struct SharedStorage {
+  float sO[Config::kParts][Config::kRows][Config::kHeadDim];
+  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sSum[Config::kParts][Config::kRows];
+  ATTN_MEMBERS(SharedStorage, sO, sMax, sSum)
+};
+
+// Where the tokens of a sequence lie, and the place of one in the pool, counted in tokens: fewer
+// than 2^31. That times the numbers of a token may be more, so offsets have 64 bits.
+//! [slot]
+struct Pages {
+  const int* gTable;  // [max_pages]: the sequence's row of the page table
+  int page_size;
+};
+//! [ex07a]
+__device__ __forceinline__ int slot_of(const Pages& pages, int key) {
+  return pages.gTable[key / pages.page_size] * pages.page_size + key % pages.page_size;
+}
+//! [slot]
+
+// This lane's chunks of a tile of keys, of which `count` are there; the others are 0. `g`: the
+// lane's chunk of the pool's first token.
+//! [load]
+template <class Config, class Element>
+__device__ __forceinline__ void load_tile(uint4 (&tile)[Config::kKeys], const Element* g, int token,
+                                          const Pages& pages, int key0, int count) {
+  const int key = threadIdx.x % 32 / Config::kLanes;
+#pragma unroll
+  for (int n = 0; n < Config::kKeys; ++n) {
+    const int row = n * Config::kKeysAtOnce + key;
+    tile[n] = uint4{};
+    if (row < count)
+      tile[n] = *reinterpret_cast<const uint4*>(g + int64_t{slot_of(pages, key0 + row)} * token);
+  }
+}
+//! [load]
+//! [ex07a]
+
+// The scores of a row with this lane's keys, to base 2: the lanes that share a key add up.
+template <class Element, class Config>
+__device__ __forceinline__ void scores(float (&s)[Config::kKeys], const float (&q)[8],
+                                       const uint4 (&k)[Config::kKeys]) {
+#pragma unroll
+  for (int n = 0; n < Config::kKeys; ++n) {
+    s[n] = dot<Element>(q, k[n]);
+#pragma unroll
+    for (int distance = 1; distance < Config::kLanes; distance *= 2)
+      s[n] += __shfl_xor_sync(~0u, s[n], distance);
+  }
+}
+
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
+                     const Element* gK,    // [num_pages, page_size, Hkv, d]
+                     const Element* gV,    // [num_pages, page_size, Hkv, d]
+                     const int* gTable,    // [B, max_pages]: the pages of each sequence
+                     const int* gSeqused,  // [B]: keys of each sequence
+                     Element* gO,          // [B, Hq, seqlen_q, d]
+                     float* gLse,          // [B, Hq, seqlen_q]
+                     Shape shape, int page_size, int max_pages) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
+  auto& smem = dynamic_shared<SharedStorage<Config>>();
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  const int key = lane_id / Config::kLanes, chunk = lane_id % Config::kLanes * 8;
+  const int part = warp_id * Config::kKeysAtOnce + key;
+  const Rows rows = rows_of(shape, blockIdx.x, kRows);
+  const int b = rows.bh_kv / shape.kv_heads, used = gSeqused[b];
+  const Keys keys = keys_seen(shape, used, rows);
+  const Pages pages{gTable + int64_t{b} * max_pages, page_size};
+  const int token = shape.kv_heads * kHeadDim;  // numbers of a token
+  const int kv = rows.bh_kv % shape.kv_heads * kHeadDim + chunk;
+
+  // (1) load Q, which stays
+  float q[kRows][8], o[kRows][8] = {};        // O is not divided by l yet
+  float row_max[kRows], row_sum[kRows] = {};  // to base 2; of this lane's keys
+  Keys seen[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const int row = min(r, rows.count - 1);
+    const uint4 chunk_of_q =
+        *reinterpret_cast<const uint4*>(gQ + (rows.first + row) * kHeadDim + chunk);
+    const uint32_t pairs[4] = {chunk_of_q.x, chunk_of_q.y, chunk_of_q.z, chunk_of_q.w};
+    for (int i = 0; i < 8; ++i)
+      q[r][i] = unpack<Element>(pairs[i / 2], i % 2) * (shape.softmax_scale * kLog2e);
+    seen[r] = keys_of_query(shape, used, (rows.row0 + row) % shape.seqlen_q);
+    row_max[r] = kLowest;
+  }
+
+  for (int key0 = keys.begin + warp_id * kBlockN; key0 < keys.end;
+       key0 += Config::kNumWarps * kBlockN) {
+    // (2) load K_j and V_j
+    uint4 k[Config::kKeys], v[Config::kKeys];
+    load_tile<Config>(k, gK + kv, token, pages, key0, keys.end - key0);
+    load_tile<Config>(v, gV + kv, token, pages, key0, keys.end - key0);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      // (3) S = q K^T, -inf where the query does not see a key
+      float s[Config::kKeys];
+      scores<Element, Config>(s, q[r], k);
+      // (4) softmax
+      //! [softmax]
+      float max = row_max[r];
+#pragma unroll
+      for (int n = 0; n < Config::kKeys; ++n) {
+        const int j = key0 + n * Config::kKeysAtOnce + key;
+        if (j < seen[r].begin || j >= seen[r].end) s[n] = -INFINITY;
+        max = fmaxf(max, s[n]);
+      }
+      const float rescale = exp2f(row_max[r] - max);
+      row_max[r] = max;
+      row_sum[r] *= rescale;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) o[r][i] *= rescale;
+        //! [softmax]
+        // (5) O += P V
+#pragma unroll
+      for (int n = 0; n < Config::kKeys; ++n) {
+        const float p = exp2f(s[n] - max);
+        row_sum[r] += p;
+        add<Element>(o[r], p, v[n]);
+      }
+    }
+  }
+
+  // (6) merge the parts
+  //! [merge]
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < 8; ++i) smem.sO[part][r][chunk + i] = o[r][i];
+    if (chunk == 0) smem.sMax[part][r] = row_max[r], smem.sSum[part][r] = row_sum[r];
+  }
+  __syncthreads();  // the parts are there
+  for (int at = threadIdx.x; at < rows.count * kHeadDim; at += Config::kThreads) {
+    const int r = at / kHeadDim, col = at % kHeadDim;
+    float max = kLowest, sum = 0, out = 0;
+    for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[n][r]);
+    for (int n = 0; n < Config::kParts; ++n) {
+      const float weight = exp2f(smem.sMax[n][r] - max);
+      sum += weight * smem.sSum[n][r];
+      out += weight * smem.sO[n][r][col];
+    }
+    //! [merge]
+    // (7) O = O / l, once; (8) store O and lse. A row that sees nothing: O = 0, lse = -inf.
+    gO[(rows.first + r) * kHeadDim + col] = from_float<Element>(sum > 0 ? out / sum : 0);
+    if (col == 0) gLse[rows.first + r] = sum > 0 ? kLn2 * max + logf(sum) : -INFINITY;
+  }
+}
+
+template <class Element, class Config>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  args.phase("attention");
+  return launch_kernel(
+      attention_kernel<Element, Config>, dim3(static_cast<unsigned>(row_blocks(p, Config::kRows))),
+      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, args.in<Element>("q"),
+      args.in<Element>("k"), args.in<Element>("v"), args.in<int>("page_table"),
+      args.in<int>("seqused_k"), args.out<Element>("o"), args.out<float>("lse"), shape_of(p),
+      static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
+      case 256: return launch<Element, Config<256>>(args);
+    }
+    return Status::unsupported("only head dims 64, 128 and 256");
+  });
+}
+
+}  // namespace ATTN_BACKEND::v1_block_table
