@@ -235,6 +235,8 @@ Chapter make_chapter() {
   c.steps.push_back(one_launch(
       split_step("v7_one_launch", "the last block of a row to arrive merges its splits", mma_rows,
                  ATTN_LAUNCH(v7_one_launch), best_splits, stored_or_split_cost)));
+  for (std::size_t last = c.steps.size(), n = last - 2; n < last; ++n)  // v6 and v7
+    c.steps[n].takes.push_back("num_splits");
   c.steps.push_back(stream_k("v8_stream_k",
                              "every block gets the same number of tiles, wherever they are",
                              ATTN_LAUNCH(v8_stream_k), blocks_per_sm));

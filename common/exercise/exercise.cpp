@@ -102,6 +102,8 @@ std::vector<Problem> decode_cases(const Step& step, uint64_t seed) {
       if (n == 5) p.seqused_k = {0, 0};
       for (const Feature& f : step.operation->own)
         if (f.name == "page_size") f.give(p, {kPageSizes[n % 4]});
+      // Its own model would not split so few keys.
+      if (takes(step, "num_splits")) p.own["num_splits"] = {static_cast<double>(1 + n % 6)};
       p.inputs = kInputs[n % 3];
       p.seed = seed + n++;
       p.finish();
