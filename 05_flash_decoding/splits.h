@@ -67,7 +67,7 @@ inline double modelled_seconds(const Problem& p, int64_t block_rows, int64_t num
          kBlocks * double(blocks) / double(resident);
 }
 inline int64_t best_splits(const Problem& p, int64_t block_rows) {
-  if (const auto given = p.own.find("num_splits"); given != p.own.end())  // sweep.cu's
+  if (const auto given = p.own.find("num_splits"); given != p.own.end())
     return std::clamp<int64_t>(static_cast<int64_t>(given->second[0]), 1, kMostSplits);
   int64_t best = 1;
   for (int64_t n = 2; n <= std::min(kMostSplits, (most_keys(p) + 63) / 64); ++n)

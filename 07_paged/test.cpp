@@ -2,13 +2,9 @@
 // on both back ends.
 #include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <numeric>
-#include <random>
 
 #include "07_paged/paged.h"
-#include "07_paged/plan.h"
 #include "07_paged/splits.h"
 #include "attn/error.h"
 #include "files/tensor_files.h"
@@ -257,135 +253,6 @@ void replay(Backend backend) {
 
 TEST_CASE("a launch is right again with other pages", "[emulated]") { replay(Backend::emulated); }
 TEST_CASE("a launch is right again with other pages on the GPU", "[gpu]") { replay(Backend::gpu); }
-
-namespace {
-
-struct Batch {
-  Problem problem;
-  std::vector<int64_t> lengths;
-  int64_t blocks;
-};
-Batch random_batch(std::mt19937_64& random) {
-  const auto below = [&](int64_t n) {
-    return static_cast<int64_t>(random() % static_cast<uint64_t>(n));
-  };
-  const int64_t most[] = {3, 200, 2000, 100000}, heads = 1 + below(8);
-  Problem p = problem(1 + below(3), 1, below(4) == 0 ? 256 : 128, DType::bf16);
-  p.batch = 1 + below(below(4) == 0 ? 300 : 20);
-  p.kv_heads = heads, p.heads = heads * (1 + below(17));
-  p.causal = below(2) == 0;
-  if (below(4) == 0) p.window_left = below(500), p.window_right = 0;
-  std::vector<int64_t> lengths;
-  for (int64_t b = 0; b < p.batch; ++b)
-    lengths.push_back(below(5) == 0 ? 0 : below(most[below(below(8) == 0 ? 4 : 3)]));
-  p.seqlen_k = std::max<int64_t>(1, *std::ranges::max_element(lengths));
-  p.finish();
-  return {p, lengths, 1 + below(below(2) == 0 ? 8 : 264)};
-}
-
-// "" if every key that some query sees is in exactly one piece, no block has more than the budget,
-// and nobody writes behind the workspace; else what is wrong. Tiles are counted anew, from Problem.
-std::string wrong_with(const Batch& batch, const plans::Plan& plan, bool balanced) {
-  const Problem& p = batch.problem;
-  const int64_t tile = p.head_dim <= 128 ? 128 : 64, rows = (p.group() * p.seqlen_q + 15) / 16;
-  std::vector<int> places(static_cast<std::size_t>(plan.parts));
-  std::size_t at = 0;
-  for (int64_t row_block = 0; row_block < p.batch * p.kv_heads * rows; ++row_block) {
-    Problem one = p;
-    one.seqused_k = batch.lengths;
-    one = one.sequence(row_block / (p.kv_heads * rows));
-    const int64_t keys = one.visible(one.seqlen_q - 1).end - one.visible(0).begin;
-    const int64_t tiles = std::max<int64_t>(1, (std::max<int64_t>(0, keys) + tile - 1) / tile);
-    int64_t covered = 0, first = -1, parts = 0;
-    for (; at < plan.work.size() && plan.work[at].row_block == row_block; ++at) {
-      const plans::Work& w = plan.work[at];
-      if (w.tile != covered || w.count < 1) return "a tile is in two pieces, or in none";
-      if (w.part != parts++) return "the parts are not in the order of the keys";
-      if (first >= 0 && w.first_part != first) return "the parts lie apart";
-      covered += w.count, first = w.first_part;
-      if (w.num_parts > 1) {
-        if (w.first_part + w.part >= plan.parts) return "a part behind the last one";
-        if (places[static_cast<std::size_t>(w.first_part + w.part)]++)
-          return "a place of two parts";
-      }
-      if (w.num_parts == 1 && w.count != tiles) return "a part that is taken for the whole";
-    }
-    if (covered != tiles) return "a row block is not covered";
-    if (parts != plan.work[at - 1].num_parts) return "another number of parts";
-  }
-  if (at != plan.work.size()) return "a piece of nobody";
-  if (plan.begin.front() != 0 || plan.begin.back() != static_cast<int>(at)) return "begins";
-  for (std::size_t n = 0; n + 1 < plan.begin.size(); ++n) {
-    int cost = 0;
-    for (int w = plan.begin[n]; w < plan.begin[n + 1]; ++w)
-      cost += plan.work[static_cast<std::size_t>(w)].count + plans::kPieceTiles;
-    if (cost > plan.budget) return "a block is over its budget";
-  }
-  const auto blocks = static_cast<int64_t>(plan.begin.size()) - 1;
-  if (balanced ? blocks != batch.blocks
-               : blocks > std::max(batch.blocks, p.batch * p.kv_heads * rows))
-    return "too many blocks";
-  return plan.parts <= 2 * batch.blocks ? "" : "more parts than the workspace has room for";
-}
-
-}  // namespace
-
-TEST_CASE("plans cover every tile of every sequence once", "[emulated]") {
-  std::mt19937_64 random(1);
-  for (int n = 0; n < 10'000; ++n) {
-    const Batch batch = random_batch(random);
-    INFO(n << ": " << batch.problem.text() << " in " << batch.blocks << " blocks");
-    const auto uniform = plans::uniform_plan(batch.problem, batch.lengths, batch.blocks);
-    const auto balanced = plans::balanced_plan(batch.problem, batch.lengths, batch.blocks);
-    REQUIRE(wrong_with(batch, uniform, false) == "");
-    REQUIRE(wrong_with(batch, balanced, true) == "");
-    // Never far from the mean: at most two pieces' price above it.
-    int64_t cost = 0;
-    for (const plans::Work& w : balanced.work) cost += w.part == 0 ? plans::kPieceTiles : 0;
-    for (const plans::Work& w : balanced.work) cost += w.count;
-    REQUIRE(balanced.budget <=
-            (cost + batch.blocks - 1) / batch.blocks + 2 * plans::kPieceTiles + 1);
-  }
-}
-
-namespace {
-std::string text_of(const std::string& file) {
-  std::ifstream in(std::string(ATTN_SOURCE_DIR) + "/" + file);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-}  // namespace
-
-TEST_CASE("the chapter's page shows what plans make of batches", "[emulated]") {
-  CHECK(text_of("07_paged/README.md").find(plans::plan_table()) != std::string::npos);
-  CHECK(text_of("docs/figures/07_plans.svg") == plans::plan_picture());
-}
-
-TEST_CASE("exercise c has the answers that plans give", "[emulated]") {
-  Problem p = problem(1, 2500, 128, DType::bf16);
-  p.batch = 4, p.heads = p.kv_heads = 1;
-  p.finish();
-  std::vector<int64_t> lengths{1000, 100, 0, 2500};
-  const auto tiles_of = [&] {
-    int tiles = 0;
-    for (const plans::Work& w : plans::balanced_plan(p, lengths, 6).work) tiles += w.count;
-    return tiles;
-  };
-  const plans::Plan uniform = plans::uniform_plan(p, lengths, 6),
-                    balanced = plans::balanced_plan(p, lengths, 6);
-  std::map<std::string, std::size_t> is{
-      {"tiles", tiles_of()},           {"chunk", uniform.budget - plans::kPieceTiles},
-      {"chunks", uniform.work.size()}, {"longest", uniform.budget},
-      {"budget", balanced.budget},     {"pieces", balanced.work.size()},
-      {"parts", balanced.parts}};
-  for (const int planned = tiles_of(); tiles_of() == planned; ++is["step"])
-    for (int64_t& n : lengths) ++n;
-  const std::string answers = text_of("07_paged/exercises/c.solution.txt");
-  if (answers.empty()) return;  // the edition for students has none
-  for (const auto& [name, value] : is) {
-    INFO(name << " = " << value);
-    CHECK(answers.find(name + " = " + std::to_string(value) + "\n") != std::string::npos);
-  }
-}
 
 TEST_CASE("a wrong table and a wrong length are found", "[emulated]") {
   for (const Step* step : decode_steps()) {

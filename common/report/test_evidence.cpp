@@ -115,6 +115,36 @@ TEST_CASE("every step of the suite has a key of its own", "[evidence]") {
   CHECK(key_of(keys, "03_flash_v1", "v99_nosuch") == "-");
 }
 
+TEST_CASE("steps for Hopper alone have the key of its flags", "[evidence]") {
+  const fs::path root = fs::temp_directory_path() / "attn_hopper_steps";
+  const auto keys_with = [&](const std::string& cmake) {
+    fs::remove_all(root);
+    fs::create_directories(root / "05_some");
+    fs::create_directories(root / "common/cmake");
+    const auto write = [&](const std::string& file, const std::string& text) {
+      std::ofstream(root / file) << text;
+    };
+    write("common/cmake/AttnChapter.cmake",
+          "$<$<COMPILE_LANGUAGE:CUDA>:-ftz=true> CUDA_ARCHITECTURES 90a-real)");
+    write("05_some/CMakeLists.txt", "attn_add_chapter(05_some " + cmake + ")");
+    write("05_some/chapter.cpp", "");
+    for (const char* step : {"v1_a", "v2_b"})
+      write("05_some/" + std::string(step) + ".cu", "int x;");
+    return kernel_keys(root);
+  };
+  const Keys none = keys_with("STEPS v1_a v2_b"), all = keys_with("STEPS v1_a v2_b HOPPER"),
+             second = keys_with("STEPS v1_a v2_b HOPPER_STEPS v2_b KERNELS more.cu");
+  const auto key = [](const Keys& keys, const char* step) {
+    return keys.at(std::string("05_some/") + step);
+  };
+  CHECK(key(none, "v1_a") == key(none, "v2_b"));
+  CHECK(key(all, "v1_a") == key(all, "v2_b"));
+  CHECK(key(all, "v1_a") != key(none, "v1_a"));
+  CHECK(key(second, "v1_a") == key(none, "v1_a"));
+  CHECK(key(second, "v2_b") == key(all, "v2_b"));
+  fs::remove_all(root);
+}
+
 TEST_CASE("what is as it was measured passes, what was edited does not", "[evidence]") {
   Project p;
   CHECK(p.wrong() == "");
