@@ -95,6 +95,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
     return visit;
   };
+  float next_lse = 0, next_dot = 0;  // of row `tid` of the next visit, in flight during the MMAs
   const auto load_rows = [&](int visit, int stage) {
     const int64_t q0 = (bh_kv * group + visit / num_m_blocks) * shape.seqlen_q;
     const int row0 = visit % num_m_blocks * kBlockM;
@@ -102,9 +103,13 @@ __global__ void __launch_bounds__(Config::kThreads)
     load_tile_async<kBlockM, Config>(smem.sdO[stage], gdO + q0 * kHeadDim, row0, shape.seqlen_q);
     if (tid >= kBlockM) return;
     const bool inside = row0 + tid < shape.seqlen_q;
-    const float lse = inside ? gLse[q0 + row0 + tid] : -INFINITY;
-    smem.sLse[stage][tid] = lse == -INFINITY ? INFINITY : lse * kLog2e;  // P = 0: nothing is seen
-    smem.sD[stage][tid] = inside ? gD[q0 + row0 + tid] : 0;
+    next_lse = inside ? gLse[q0 + row0 + tid] : -INFINITY;
+    next_dot = inside ? gD[q0 + row0 + tid] : 0;
+  };
+  const auto store_lse_and_dot = [&](int stage) {
+    if (tid >= kBlockM) return;
+    smem.sLse[stage][tid] = next_lse == -INFINITY ? INFINITY : next_lse * kLog2e;  // P = 0
+    smem.sD[stage][tid] = next_dot;
   };
 
   // (2) load K_j, V_j and the first rows
@@ -113,6 +118,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   load_tile_async<kBlockN, Config>(smem.sV, gV + k0 * kHeadDim, key0, shape.seqlen_k);
   if (visit < group * num_m_blocks) load_rows(visit, stage);
   cp_async_commit();
+  store_lse_and_dot(stage);
   float dk[Config::kGradKeys / 16][Config::kGradCols / 8][4] = {};
   float dv[Config::kGradKeys / 16][Config::kGradCols / 8][4] = {};
 
@@ -183,6 +189,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         }
       }
     //! [recompute]
+    store_lse_and_dot(stage ^ 1);
     __syncthreads();  // P and dS are there, of all warps
 
     // (5) dV += P^T dO, dK += dS^T Q

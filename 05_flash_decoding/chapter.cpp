@@ -22,7 +22,7 @@ ATTN_DECLARE_STEP(v10_short_merge);
 ATTN_DECLARE_STEP(v11_shared_p);
 ATTN_DECLARE_STEP(v12_more_rows);
 ATTN_DECLARE_STEP(v13_even_splits);
-ATTN_DECLARE_STEP(v14_rows_together);
+ATTN_DECLARE_STEP(v14_unified_max);
 ATTN_DECLARE_STEP(v15_wgmma);
 ATTN_DECLARE_STEP(v16_features);
 ATTN_DECLARE_STEP(arrived);
@@ -250,8 +250,9 @@ Chapter make_chapter() {
                              ATTN_LAUNCH(v12_more_rows), one_per_sm, more_rows));
   c.steps.push_back(even_or_runs("v13_even_splits", "even splits where all lengths are the same",
                                  ATTN_LAUNCH(v13_even_splits), mma_rows, 128));
-  c.steps.push_back(even_or_runs("v14_rows_together", "a warp merges several rows at once",
-                                 ATTN_LAUNCH(v14_rows_together), mma_rows, 128));
+  c.steps.push_back(even_or_runs("v14_unified_max",
+                                 "one fixed number in place of the running maximum",
+                                 ATTN_LAUNCH(v14_unified_max), mma_rows, 128));
   c.steps.push_back(even_or_runs("v15_wgmma", "up to 64 rows by wgmma, a tile for a warpgroup",
                                  ATTN_LAUNCH(v15_wgmma), wgmma_rows, 64));
   c.steps.back().needs = kHopper;

@@ -34,7 +34,7 @@ ATTN_DECLARE_STEP(v10_short_merge);
 ATTN_DECLARE_STEP(v11_shared_p);
 ATTN_DECLARE_STEP(v12_more_rows);
 ATTN_DECLARE_STEP(v13_even_splits);
-ATTN_DECLARE_STEP(v14_rows_together);
+ATTN_DECLARE_STEP(v14_unified_max);
 ATTN_DECLARE_STEP(v15_wgmma);
 ATTN_DECLARE_STEP(v16_features);
 ATTN_DECLARE_STEP(arrived);
@@ -68,7 +68,7 @@ const Named kSteps[] = {{"v1", ::gpu::v1_one_block::launch, false},
                         {"v11", ::gpu::v11_shared_p::launch, false},
                         {"v12", ::gpu::v12_more_rows::launch, false},
                         {"v13", ::gpu::v13_even_splits::launch, false},
-                        {"v14", ::gpu::v14_rows_together::launch, false},
+                        {"v14", ::gpu::v14_unified_max::launch, false},
                         {"v15", ::gpu::v15_wgmma::launch, false},
                         {"v16", ::gpu::v16_features::launch, false}};
 constexpr int64_t kSplits[] = {1, 2, 3, 4, 6, 8, 11, 16, 22, 33, 44, 66, 88, 128};

@@ -1,9 +1,9 @@
 // v16_features: softcap and ALiBi.
 //
-// parent    v14_rows_together
+// parent    v13_even_splits
 // idea      What changes scores between Q K^T and the mask is arithmetic on registers. It is
 //           compiled in only where a problem asks for it.
-// expect    time within 1 % of v14 without them
+// expect    time within 1 % of v13 without them
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows,
 //           GQA, softcap, ALiBi
 #include <algorithm>
@@ -34,7 +34,6 @@ struct Config {
   static constexpr int kKeysAtOnce = 32 / kLanes;         // rows that a warp copies at once
   static constexpr int kParts = kNumWarps;                // of a row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
-  static constexpr int kRowsTogether = 2;                 // merged by a warp
   static constexpr int kBlocksPerSm = 1;
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
@@ -118,6 +117,7 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [mma]
 
+// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
 // Scores with softcap and ALiBi, to base 2. `slope_log2`: of the heads of this lane's rows; `own`:
 // where the diagonals of these rows are, counted from the lane's first key.
 //! [features]
@@ -147,78 +147,57 @@ __device__ __forceinline__ void apply_softcap_and_alibi(float (&s)[Config::kBloc
 }
 //! [features]
 
-// The merge of the parts of rows by a warp: kTogether rows at once, every kNumWarps-th from `row0`
-// on, or one row's latency would follow the other's. A lane has four columns of each 128 and the
-// weight of every 32nd part. `place_of(r, n)`: where part n of row r lies.
-//! [merge_rows]
+// every 32nd part. `place_of(n)`: where part n lies.
+//! [merge_row]
 template <class Element, class Config, class PlaceOf>
-__device__ __forceinline__ void merge_rows(const float* gOPartial, const float* gLsePartial,
-                                           Element* gO, float* gLse, const Rows& rows, int row0,
-                                           int num_parts, PlaceOf place_of) {
+__device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
+                                          Element* gO, float* gLse, int64_t row, int num_parts,
+                                          PlaceOf place_of) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
-  constexpr int kOwn = ceil_div(kHeadDim, 128), kTogether = Config::kRowsTogether;
+  constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
   const bool owner = 4 * lane_id < kHeadDim;  // with d = 64 half of the lanes have no columns
-  // Past the last row the last one is read again, and not stored.
-  const auto row = [&](int j) { return min(row0 + j * Config::kNumWarps, rows.count - 1); };
-  float4 parts[kTogether][kAtOnce][kOwn] = {};
+  float4 parts[kAtOnce][kOwn] = {};
   const auto load = [&](int n0) {
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j)
+    for (int i = 0; i < kAtOnce; ++i)
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-        for (int c = 0; c < kOwn; ++c)
-          if (owner && n0 + i < num_parts)
-            parts[j][i][c] = *reinterpret_cast<const float4*>(
-                gOPartial + place_of(row(j), n0 + i) * kHeadDim + 128 * c + 4 * lane_id);
+      for (int c = 0; c < kOwn; ++c)
+        if (owner && n0 + i < num_parts)
+          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
+                                                         128 * c + 4 * lane_id);
   };
   load(0);
-  float max[kTogether], sum[kTogether] = {}, weight[kTogether] = {}, out[kTogether][kOwn][4] = {};
-#pragma unroll
-  for (int j = 0; j < kTogether; ++j) {
-    max[j] = kLowest;
-    for (int n = lane_id; n < num_parts; n += 32)
-      max[j] = fmaxf(max[j], gLsePartial[place_of(row(j), n)]);
-    for (int distance = 16; distance > 0; distance /= 2)
-      max[j] = fmaxf(max[j], __shfl_xor_sync(~0u, max[j], distance));
-  }
+  float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int distance = 16; distance > 0; distance /= 2)
+    max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
   for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
     if (n0 > 0) load(n0);
+    if (n0 % 32 == 0) {
+      const int n = n0 + lane_id;
+      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
+      sum += weight;
+    }
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      if (n0 % 32 == 0) {
-        const int n = n0 + lane_id;
-        weight[j] = n < num_parts ? exp2f(gLsePartial[place_of(row(j), n)] - max[j]) : 0;
-        sum[j] += weight[j];
-      }
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float of_part = __shfl_sync(~0u, weight, n0 % 32 + i);
+      if (n0 + i >= num_parts) continue;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const float of_part = __shfl_sync(~0u, weight[j], n0 % 32 + i);
-        if (n0 + i >= num_parts) continue;
-#pragma unroll
-        for (int c = 0; c < kOwn; ++c) add_scaled(out[j][c], of_part, parts[j][i][c]);
-      }
+      for (int c = 0; c < kOwn; ++c) add_scaled(out[c], of_part, parts[i][c]);
     }
   }
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
 #pragma unroll
-  for (int j = 0; j < kTogether; ++j) {
-    for (int distance = 16; distance > 0; distance /= 2)
-      sum[j] += __shfl_xor_sync(~0u, sum[j], distance);
-    if (row0 + j * Config::kNumWarps >= rows.count) continue;
-    const int64_t to = rows.first + row(j);
-#pragma unroll
-    for (int c = 0; c < kOwn; ++c)
-      if (owner)
-        store_row_part(gO + to * kHeadDim + 128 * c + 4 * lane_id, out[j][c],
-                       sum[j] > 0 ? 1 / sum[j] : 0);
-    if (lane_id == 0) gLse[to] = sum[j] > 0 ? kLn2 * (max[j] + log2f(sum[j])) : -INFINITY;
-  }
+  for (int c = 0; c < kOwn; ++c)
+    if (owner)
+      store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum > 0 ? 1 / sum : 0);
+  if (lane_id == 0) gLse[row] = sum > 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
 }
-//! [merge_rows]
+//! [merge_row]
 
 template <class Element, class Config, class Schedule, bool kFeatures>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+__global__ void __launch_bounds__(Config::kThreads)
     attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
                      const Element* gK,     // [B, Hkv, seqlen_k, d]
                      const Element* gV,     // [B, Hkv, seqlen_k, d]
@@ -393,11 +372,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
     __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
     if (!smem.last) continue;
-    constexpr int kRowsAtOnce = Config::kNumWarps * Config::kRowsTogether;
-    for (int r = warp_id; r < rows.count; r += kRowsAtOnce)
-      merge_rows<Element, Config>(
-          gOPartial, gLsePartial, gO, gLse, rows, r, num_splits,
-          [&](int row, int n) { return Schedule::slot(segment, n) * kRows + row; });
+    for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
+      merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
+                                 [&](int n) { return Schedule::slot(segment, n) * kRows + r; });
     if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
     //! [arrive]
   }

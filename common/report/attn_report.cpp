@@ -132,6 +132,12 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
   record_command->add_option("SECONDS", a.seconds)->required();
   record_command->add_option("FILE", a.words);
   record_command->callback([&a] { record(a.folder, a.root, a.part, a.chapter, a.verdict, a.seconds, a.words); });
+  CLI::App* current = command("current", "the files of a PART and CHAPTER that need not be measured again");
+  current->add_option("PART CHAPTER", a.words)->required()->expected(2);
+  current->callback([&a] {
+    for (const std::string& name : current_files(a.folder, a.root, a.words[0], a.words[1]))
+      fmt::print("{}\n", name);
+  });
   CLI::App* stale = command("stale", "of \"PART CHAPTER\"s those that should be measured, the stalest first");
   stale->add_flag("--all", a.all, "the others after them");
   stale->add_option("UNIT", a.words)->required();

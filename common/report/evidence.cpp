@@ -185,12 +185,15 @@ void record(const fs::path& folder, const fs::path& root, const std::string& par
     if (part != "tried") read_steps(folder / name, keys, f);
     m.files[name] = f;
   }
-  // Reasons end where every file is of the step as it is.
+  // Reasons end where there are files of the step, all of the step as it is.
   std::erase_if(m.unverified, [&](const auto& entry) {
-    return std::ranges::none_of(m.files, [&](const auto& named) {
-      const auto changed = changed_steps(named.second, keys);
-      return std::ranges::any_of(changed, [&](const std::string& s) { return named.second.chapter + "/" + s == entry.first; });
-    });
+    bool measured = false, changed = false;
+    for (const auto& [name, f] : m.files) {
+      for (const auto& [step, key] : f.keys) measured |= f.chapter + "/" + step == entry.first;
+      for (const std::string& step : changed_steps(f, keys))
+        changed |= f.chapter + "/" + step == entry.first;
+    }
+    return measured && !changed;
   });
   write_manifest(folder, m);
   if (part == "tried") return;  // notes of versions that are no more
@@ -324,6 +327,27 @@ std::string state_table(const fs::path& folder, fs::path root) {
   for (const auto& [step, reason] : m.unverified)
     text += fmt::format("\n{}: not measured again: {}.\n", code(step), reason);
   return text;
+}
+
+std::vector<std::string> current_files(const fs::path& folder, const fs::path& root,
+                                       const std::string& part, const std::string& chapter) {
+  Manifest m;
+  if (fs::exists(folder / "manifest.txt")) m = read_manifest(folder);
+  const Keys now = kernel_keys(root);
+  std::vector<std::string> current;
+  std::set<std::string> measured;
+  for (const auto& [name, f] : m.files) {
+    if (f.chapter != chapter) continue;
+    for (const auto& [step, key] : f.keys) measured.insert(step);
+    if (f.part == part && fs::exists(folder / name) && sha256(read(folder / name)) == f.sha256 &&
+        changed_steps(f, now).empty())
+      current.push_back(name);
+  }
+  // A step that no file has belongs into any of them.
+  for (const auto& [step, key] : now)
+    if (step.starts_with(chapter + "/") && !measured.contains(step.substr(chapter.size() + 1)))
+      return {};
+  return current;
 }
 
 std::vector<std::string> stalest_first(const fs::path& folder, const fs::path& root, const std::vector<std::string>& units,

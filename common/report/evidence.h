@@ -49,6 +49,12 @@ std::string state_of(const std::filesystem::path& folder, const std::vector<std:
 /// A Markdown table of the same: a chapter and part, the steps that have changed since, the method of timing.
 std::string state_table(const std::filesystem::path& folder, std::filesystem::path root = {});
 
+/// The files of a part that are as they were measured, on kernels as they are: what need not be
+/// measured again. None where the chapter has a step that no file has.
+std::vector<std::string> current_files(const std::filesystem::path& folder,
+                                       const std::filesystem::path& root, const std::string& part,
+                                       const std::string& chapter);
+
 /// "PART CHAPTER" in the order in which they should be measured: never passed, changed since, older method; those that
 /// are as they should be come last if `all`, else not at all. `units` are all that there are.
 std::vector<std::string> stalest_first(const std::filesystem::path& folder, const std::filesystem::path& root,

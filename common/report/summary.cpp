@@ -14,14 +14,10 @@ namespace {
 struct Column {
   std::string title;
   std::vector<std::string> cells;
-
-  bool same_everywhere() const {
-    return !cells.empty() &&
-           std::all_of(cells.begin(), cells.end(), [&](const auto& x) { return x == cells[0]; });
-  }
 };
 
-std::string table_text(const std::vector<Column>& columns, std::size_t rows) {
+// A heading, where there is one, stands above its row.
+std::string table_text(const std::vector<Column>& columns, const std::vector<std::string>& headings) {
   std::vector<std::size_t> widths;
   for (const Column& c : columns) {
     widths.push_back(c.title.size());
@@ -30,32 +26,38 @@ std::string table_text(const std::vector<Column>& columns, std::size_t rows) {
   std::string text;
   const auto add_row = [&](auto&& cell_of) {
     for (std::size_t i = 0; i < columns.size(); ++i)
-      text += fmt::format("{:<{}}  ", cell_of(columns[i]), widths[i]);
+      text += fmt::format("  {:<{}}", cell_of(columns[i]), widths[i]);
     text.erase(text.find_last_not_of(' ') + 1);
     text += '\n';
   };
   add_row([](const Column& c) { return c.title; });
-  for (std::size_t row = 0; row < rows; ++row)
+  for (std::size_t row = 0; row < headings.size(); ++row) {
+    if (!headings[row].empty()) text += headings[row] + '\n';
     add_row([row](const Column& c) { return c.cells[row]; });
+  }
   return text;
 }
 
 }  // namespace
 
 std::string summary_text(const std::vector<ResultFile>& files) {
-  Column device{"device", {}}, problem{"problem", {}}, chapter{"chapter", {}}, step{"step", {}},
-      operation{"operation", {}}, verdict{"verdict", {}}, time{"time", {}}, roof{"% of roof", {}},
+  Column step{"step", {}}, verdict{"verdict", {}}, time{"time", {}}, roof{"% of roof", {}},
       reason{"reason", {}};
+  std::vector<std::string> headings;
+  std::string heading;
   bool reasons = false, measured = false;
-  std::set<std::string> predicted_for;
+  std::set<std::string> devices, predicted_for;
+  for (const ResultFile& file : files)
+    if (!file.steps.empty()) devices.insert(file.device);
   for (const ResultFile& file : files) {
     for (const StepRow& s : file.steps) {
       const bool ran = s.outcome != "unsupported" && s.outcome != "error";
-      device.cells.push_back(file.device);
-      problem.cells.push_back(problem_text(file));
-      chapter.cells.push_back(file.chapter);
+      const std::string now =
+          fmt::format("{} {}: {}{}", file.chapter, s.operation, problem_text(file),
+                      devices.size() > 1 ? fmt::format("; device: {}", file.device) : "");
+      headings.push_back(now == heading ? "" : now);
+      heading = now;
       step.cells.push_back(s.name);
-      operation.cells.push_back(s.operation);
       verdict.cells.push_back(s.outcome);
       if (s.median_s) {
         measured = true;
@@ -77,19 +79,14 @@ std::string summary_text(const std::vector<ResultFile>& files) {
   if (!measured) roof.title = "roof";
 
   std::string text;
-  std::vector<Column> columns{chapter, step, operation, verdict, time, roof};
-  for (const Column& c : {device, problem}) {
-    if (c.same_everywhere())
-      text += fmt::format("{}: {}\n", c.title, c.cells[0]);
-    else
-      columns.insert(columns.begin() + 1, c);
-  }
+  std::vector<Column> columns{step, verdict, time, roof};
+  if (devices.size() == 1) text += fmt::format("device: {}\n", *devices.begin());
   for (const std::string& gpu : predicted_for)
     text += fmt::format(
         "at least: not measured, but predicted for {}; --gpu NAME is for another: {}\n", gpu,
         gpu_names());
   if (reasons) columns.push_back(reason);
-  return text + table_text(columns, step.cells.size());
+  return text + table_text(columns, headings);
 }
 
 }  // namespace attn::report

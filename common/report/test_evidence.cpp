@@ -185,6 +185,8 @@ TEST_CASE("a kernel that changed is told, and needs a reason", "[evidence]") {
   CHECK(p.wrong() == "01_first/v1_one: changed since it was measured, and not listed as unverified\n");
   CHECK(p.state("01_first.n64.json") == "State: `v1_one` has changed since, timing method 3.");
   CHECK(has(evidence_summary(p.reports, p.root), "01_first: changed since: v1_one"));
+  // A file of another step would stay.
+  CHECK(current_files(p.reports, p.root, "times", "01_first").empty());
   Manifest m = read_manifest(p.reports);
   m.unverified["01_first/v1_one"] = "one more number a thread";
   write_manifest(p.reports, m);
@@ -194,8 +196,22 @@ TEST_CASE("a kernel that changed is told, and needs a reason", "[evidence]") {
   record(p.reports, p.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
   CHECK(p.state("01_first.n64.json") == "State: measured on the kernels as they are, timing method 3.");
   CHECK(read_manifest(p.reports).unverified.size() == 1);
+  const std::vector<std::string> measured{"01_first.n64.json"};
+  CHECK(current_files(p.reports, p.root, "times", "01_first") == measured);
+  CHECK(current_files(p.reports, p.root, "tests", "01_first").empty());
   record(p.reports, p.root, "tests", "01_first", "passed", 7, {"tests.01_first.txt"});
   CHECK(read_manifest(p.reports).unverified.empty());
+  p.write("01_first/v3_new.cu", with(kKernel, "v1_one", "v3_new"));  // a step that no file has may belong into any
+  m = read_manifest(p.reports);
+  m.unverified["01_first/v3_new"] = "never on a GPU";
+  write_manifest(p.reports, m);
+  record(p.reports, p.root, "times", "01_first", "passed", 7, measured);
+  CHECK(read_manifest(p.reports).unverified.size() == 1);  // it still was not
+  m = read_manifest(p.reports);
+  m.unverified.clear();
+  write_manifest(p.reports, m);
+  CHECK(current_files(p.reports, p.root, "times", "01_first").empty());
+  fs::remove(p.root / "01_first/v3_new.cu");
   CHECK(p.wrong() == "");
   m = read_manifest(p.reports);
   m.unverified["01_first/v1_one"] = "a reason for nothing";

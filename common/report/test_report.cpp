@@ -136,7 +136,11 @@ TEST_CASE("a summary has times, or predictions and the GPU that they are for") {
   const std::string time = fmt::format("{:.2f} ns", emulated.steps[0].predicted_s * 1e9);
   CHECK(predicted.ends_with(fmt::format("pass     at least {}  {}\n", time, binding)));
 
-  // Beside a run that was timed: each row has its own, and the device is a column.
+  // What its steps have in common is said once, above them.
+  CHECK(predicted.find(fmt::format("\n{} backward: B=", emulated.chapter)) != std::string::npos);
+  CHECK(predicted.find("B=") == predicted.rfind("B="));
+
+  // Beside a run that was timed: each has its own, and its device.
   const ResultFile timed = read_result_file(fixture("gpu_forward.json"));
   const std::string both = summary_text({emulated, timed});
   INFO(both);
@@ -144,7 +148,7 @@ TEST_CASE("a summary has times, or predictions and the GPU that they are for") {
   CHECK(both.find(fmt::format("{:.1f} % {}", 100 * *timed.steps[0].share_of_roof,
                               timed.steps[0].binding)) != std::string::npos);
   CHECK(both.find("predicted for NVIDIA H200 SXM") != std::string::npos);
-  CHECK(both.find("NVIDIA H200 (sm_90)  ") != std::string::npos);
+  CHECK(both.find("seed=1; device: NVIDIA H200 (sm_90)\n") != std::string::npos);
 
   CHECK(summary_text({timed}).find("at least") == std::string::npos);
   // What did not run has no time to predict.

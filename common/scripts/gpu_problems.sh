@@ -106,7 +106,10 @@ problems_of() {
       echo "decode_as_many --step $steps $(cache 33 10156 32 8)"
       steps=$(steps_like "$1" '^v1[3-9]_')
       echo "decode_split_keys --step $steps $(cache 16 8192 32 8) --split-keys 2048"
-      steps=$(steps_like "$1" '^v1[6-9]_')
+      # Scores in the range of the unified maximum above, and outside it.
+      steps=$(steps_like "$1" '^v1[34]_')
+      echo "decode_peaked --step $steps $(cache 16 8192 32 8) --inputs peaked"
+      steps=$(steps_like "$1" '^v1(3|[6-9])_')
       echo "decode_features --step $steps $(cache 16 8192 32 8) --softcap 30 --alibi" ;;
     07_paged)
       # Where pages cost most, and where lengths differ most.
@@ -196,7 +199,7 @@ peers_of() {
       echo "peers.$1.forward --steps v13_tuned --backends flash,cudnn --repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[78]') --backends flash,cudnn --repeat 5" ;;
     05_flash_decoding)
-      echo "peers.$1 --operation decode --steps v7_one_launch,v10_short_merge,v14_rows_together" \
+      echo "peers.$1 --operation decode --steps v10_short_merge,v13_even_splits,v14_unified_max" \
         "--backends cudnn,flash --repeat 5" ;;
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5" ;;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs on a GPU machine what CI cannot, and writes what it saw to docs/reports/<gpu>/.
 #
-#   common/scripts/verify_on_gpu.sh [--out DIR] [--seconds N] [PART...] [CHAPTER...]
+#   common/scripts/verify_on_gpu.sh [--out DIR] [--seconds N] [--changed] [PART...] [CHAPTER...]
 #   common/scripts/verify_on_gpu.sh times peers 03_flash_v1
 #   common/scripts/verify_on_gpu.sh --seconds 900      what is stalest first, for at most 15 minutes
 #
@@ -21,6 +21,8 @@
 # With --seconds only what is stale is measured: first what never passed, then what was measured on other kernels, then
 # what was measured by an older method of timing. A part begins only if it fits, going by how long it took the last
 # time. Called again, it goes on where it stopped.
+#
+# With --changed files stay that are of the kernels as they are: only what has changed since is measured.
 #
 # manifest.txt keeps the checksum of each file and the keys of the kernels in it, parts.txt for each part and chapter
 # whether it passed and how many seconds it took (attn_report evidence). The programs are expected in build/release:
@@ -46,6 +48,7 @@ for path in [0-9][0-9]_*/chapter.cpp; do
 done
 out=
 limit=
+changed=
 parts=()
 chapters=()
 while [ $# -gt 0 ]; do
@@ -55,6 +58,7 @@ while [ $# -gt 0 ]; do
       limit=${2:-}
       [[ $limit =~ ^[1-9][0-9]*$ ]] || die 2 "--seconds $limit: must be a whole number from 1"
       shift 2 ;;
+    --changed) changed=1; shift ;;
     --out) out=${2:-}; [ -n "$out" ] || die 2 "--out: its value is missing"; shift 2 ;;
     tests|large|sanitizer|access|times|peers|counters|compiler|manifest) parts+=("$1"); shift ;;
     common) chapters+=("$1"); shift ;;
@@ -62,7 +66,7 @@ while [ $# -gt 0 ]; do
       chapter=${1%/}
       case " ${all_chapters[*]} " in
         *" $chapter "*) ;;
-        *) die 2 "$1: must be --out DIR, --seconds N, a part (tests, large, sanitizer, access, times, peers, counters, compiler, manifest) or a \
+        *) die 2 "$1: must be --out DIR, --seconds N, --changed, a part (tests, large, sanitizer, access, times, peers, counters, compiler, manifest) or a \
 chapter (common, ${all_chapters[*]})" ;;
       esac
       chapters+=("$chapter"); shift ;;
@@ -105,12 +109,19 @@ if [ ${#units[@]} -gt 0 ]; then
   mkdir -p "$out"
 fi
 [ -d "$out" ] || die 2 "manifest: --out DIR is needed, the folder of the reports"
-if [ -n "$limit" ]; then
+if [ -n "$limit$changed" ]; then
   mapfile -t units < <("$bin/attn_report" evidence stale "$out" "${units[@]}")
 fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+# Whether a file can stay as it is: it counts as written by this run then.
+stays() {  # PART CHAPTER FILE
+  [ -n "$changed" ] || return 1
+  "$bin/attn_report" evidence current "$out" "$1" "$2" | grep -qxF -- "$3" || return 1
+  touch "$out/$3"
+  echo "$3: as it was"
+}
 # The files that a part writes for a chapter, those that are there.
 files_of() {  # PART CHAPTER
   (
@@ -168,6 +179,7 @@ times_of() {
   problems_of "$1" >"$work/problems"
   [ -s "$work/problems" ] || { echo "$1: gpu_problems.sh has no problem for it"; return 1; }
   while read -r name options; do
+    ! stays times "$1" "$1.$name.json" || continue
     case $name in
       memory_*) options="$options --check off" ;;
       *) options="$options --time --check $(check_of "$1.$name")" ;;
@@ -183,6 +195,7 @@ peers_of_chapter() {
   peers_of "$1" >"$work/peers"
   [ -s "$work/peers" ] || { echo "$1: gpu_problems.sh has no peers for it"; return 1; }
   while read -r name options; do
+    ! stays peers "$1" "$name.json" || continue
     peer_problems "$name" >"$work/problems"
     # shellcheck disable=SC2086
     python3 common/scripts/peers.py --program "$bin/$1" $options --problems "$work/problems" \
@@ -198,6 +211,7 @@ counters_of() {
   metrics=$(ncu_metrics common/scripts/metrics.txt)
   for step in $(all_steps "$1"); do
     csv=$out/$1.$step.ncu.csv
+    ! stays counters "$1" "$1.$step.ncu.csv" || continue
     options=$(profiled_problem "$1" "$step")
     [ -n "$options" ] || { echo "$1 $step: gpu_problems.sh has no problem for it"; status=1; continue; }
     # shellcheck disable=SC2086

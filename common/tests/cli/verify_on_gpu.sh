@@ -204,6 +204,22 @@ exits 0
 has "all of the kernels as they are, timing method 3" "$output"
 has "== access common: passed" "$output"
 
+# ---- what has changed, alone ------------------------------------------------------------------
+echo "__global__ void third() {}" >>"$tree/03_flash_v1/v1_first.cu"
+run --changed counters tests
+exits 0
+has "--profile v1_scalar" "$calls"
+has "03_flash_v1.b7_grid.ncu.csv: as it was" "$output"
+has_not "--profile b7_grid" "$calls"
+has "== tests 03_flash_v1: passed" "$output"
+has_not "== counters 01_naive" "$output"
+grep -q '03_flash_v1.b7_grid.ncu.csv  counters' "$reports/manifest.txt" || fail "gone from the manifest"
+run --changed counters
+exits 0
+has_not "== " "$output"
+run  # and the rest
+exits 0
+
 # ---- the sanitizer ----------------------------------------------------------------------------
 script=sanitize.sh
 run build/release/bin/02_online_softmax

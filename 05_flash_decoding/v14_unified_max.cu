@@ -1,12 +1,14 @@
-// v14_rows_together: a warp merges several rows at once.
+// v14_unified_max: one fixed number in place of the running maximum.
 //
 // parent    v13_even_splits
-// idea      The block that merges has eight warps. With 16 rows each has two, and works on one
-//           after the other, although a row is little but latency. Now their loads are in flight
-//           together.
-// expect    gpu__time_duration.sum at short caches with more rows than warps
+// idea      softmax is the same whatever is subtracted from the scores, as long as exponentials stay
+//           numbers. Hong and others, FlashDecoding++ (arXiv 2311.01282), section 3: subtract a
+//           constant. Then O is never rescaled, lanes agree on nothing in the loop, and parts merge
+//           by addition. Rows whose maximum is outside a range are worked out again, as in v13.
+// expect    wait: fixed latency, instructions; gpu__time_duration.sum where the loop is not hidden
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include <algorithm>
+#include <type_traits>
 
 #include "device/device.h"
 #include "attn/kernel.h"
@@ -19,7 +21,7 @@
 #include "splits.h"
 #include "tiles.h"
 
-namespace ATTN_BACKEND::v14_rows_together {
+namespace ATTN_BACKEND::v14_unified_max {
 using namespace attn;
 using namespace flash_decoding;
 using namespace splits;
@@ -34,10 +36,19 @@ struct Config {
   static constexpr int kKeysAtOnce = 32 / kLanes;         // rows that a warp copies at once
   static constexpr int kParts = kNumWarps;                // of a row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
-  static constexpr int kRowsTogether = 2;                 // merged by a warp
   static constexpr int kBlocksPerSm = 1;
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
+
+// What is subtracted from all scores (to base 2), and the maxima with which P stays a normal number
+// of its type: fp16 has 5 bits of exponent, bf16 8.
+//! [reference]
+constexpr float kReference = 0;
+template <class Element>
+constexpr float kLowestMax = std::is_same_v<Element, __half> ? -8 : -64;
+template <class Element>
+constexpr float kHighestMax = std::is_same_v<Element, __half> ? 15 : 64;
+//! [reference]
 
 template <class Element, class Config>
 struct SharedStorage {
@@ -118,78 +129,58 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [mma]
 
-// The merge of the parts of rows by a warp: kTogether rows at once, every kNumWarps-th from `row0`
-// on, or one row's latency would follow the other's. A lane has four columns of each 128 and the
-// weight of every 32nd part. `place_of(r, n)`: where part n of row r lies.
-//! [merge_rows]
+// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
+// every 32nd part. `place_of(n)`: where part n lies.
+//! [merge_row]
 template <class Element, class Config, class PlaceOf>
-__device__ __forceinline__ void merge_rows(const float* gOPartial, const float* gLsePartial,
-                                           Element* gO, float* gLse, const Rows& rows, int row0,
-                                           int num_parts, PlaceOf place_of) {
+__device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
+                                          Element* gO, float* gLse, int64_t row, int num_parts,
+                                          PlaceOf place_of) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
-  constexpr int kOwn = ceil_div(kHeadDim, 128), kTogether = Config::kRowsTogether;
+  constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
   const bool owner = 4 * lane_id < kHeadDim;  // with d = 64 half of the lanes have no columns
-  // Past the last row the last one is read again, and not stored.
-  const auto row = [&](int j) { return min(row0 + j * Config::kNumWarps, rows.count - 1); };
-  float4 parts[kTogether][kAtOnce][kOwn] = {};
+  float4 parts[kAtOnce][kOwn] = {};
   const auto load = [&](int n0) {
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j)
+    for (int i = 0; i < kAtOnce; ++i)
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-        for (int c = 0; c < kOwn; ++c)
-          if (owner && n0 + i < num_parts)
-            parts[j][i][c] = *reinterpret_cast<const float4*>(
-                gOPartial + place_of(row(j), n0 + i) * kHeadDim + 128 * c + 4 * lane_id);
+      for (int c = 0; c < kOwn; ++c)
+        if (owner && n0 + i < num_parts)
+          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
+                                                         128 * c + 4 * lane_id);
   };
   load(0);
-  float max[kTogether], sum[kTogether] = {}, weight[kTogether] = {}, out[kTogether][kOwn][4] = {};
-#pragma unroll
-  for (int j = 0; j < kTogether; ++j) {
-    max[j] = kLowest;
-    for (int n = lane_id; n < num_parts; n += 32)
-      max[j] = fmaxf(max[j], gLsePartial[place_of(row(j), n)]);
-    for (int distance = 16; distance > 0; distance /= 2)
-      max[j] = fmaxf(max[j], __shfl_xor_sync(~0u, max[j], distance));
-  }
+  float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int distance = 16; distance > 0; distance /= 2)
+    max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
   for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
     if (n0 > 0) load(n0);
+    if (n0 % 32 == 0) {
+      const int n = n0 + lane_id;
+      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
+      sum += weight;
+    }
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      if (n0 % 32 == 0) {
-        const int n = n0 + lane_id;
-        weight[j] = n < num_parts ? exp2f(gLsePartial[place_of(row(j), n)] - max[j]) : 0;
-        sum[j] += weight[j];
-      }
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float of_part = __shfl_sync(~0u, weight, n0 % 32 + i);
+      if (n0 + i >= num_parts) continue;
 #pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const float of_part = __shfl_sync(~0u, weight[j], n0 % 32 + i);
-        if (n0 + i >= num_parts) continue;
-#pragma unroll
-        for (int c = 0; c < kOwn; ++c) add_scaled(out[j][c], of_part, parts[j][i][c]);
-      }
+      for (int c = 0; c < kOwn; ++c) add_scaled(out[c], of_part, parts[i][c]);
     }
   }
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
 #pragma unroll
-  for (int j = 0; j < kTogether; ++j) {
-    for (int distance = 16; distance > 0; distance /= 2)
-      sum[j] += __shfl_xor_sync(~0u, sum[j], distance);
-    if (row0 + j * Config::kNumWarps >= rows.count) continue;
-    const int64_t to = rows.first + row(j);
-#pragma unroll
-    for (int c = 0; c < kOwn; ++c)
-      if (owner)
-        store_row_part(gO + to * kHeadDim + 128 * c + 4 * lane_id, out[j][c],
-                       sum[j] > 0 ? 1 / sum[j] : 0);
-    if (lane_id == 0) gLse[to] = sum[j] > 0 ? kLn2 * (max[j] + log2f(sum[j])) : -INFINITY;
-  }
+  for (int c = 0; c < kOwn; ++c)
+    if (owner)
+      store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum > 0 ? 1 / sum : 0);
+  if (lane_id == 0) gLse[row] = sum > 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
 }
-//! [merge_rows]
+//! [merge_row]
 
 template <class Element, class Config, class Schedule>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+__global__ void __launch_bounds__(Config::kThreads)
     attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
                      const Element* gK,    // [B, Hkv, seqlen_k, d]
                      const Element* gV,    // [B, Hkv, seqlen_k, d]
@@ -225,8 +216,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     }
     cp_async_commit();
     //! [load_q]
-    float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+    float o[kHeadDim / 8][4] = {};  // not divided by l yet
+    // To base 2; of this lane's keys. row_max: what is subtracted; largest: what has been seen.
+    float row_max[2] = {kReference, kReference}, row_sum[2] = {}, largest[2] = {kLowest, kLowest};
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + quad_row) % shape.seqlen_q),
                           keys_of_query(shape, used, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
@@ -251,50 +243,73 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     for (int step = 0; step < kHeadDim / 16; ++step)
       ldmatrix_x4(q[step], &smem.sQ[0][0] + swizzled_offset<kHeadDim>(
                                                 lane_id % 16, 16 * step + lane_id / 16 * 8));
-    int stage = 0;
-    for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
-      __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
-      load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
-      cp_async_wait<kStages - 1>();
-      __syncwarp();  // this tile of all lanes is there
-      //! [pipeline]
-      // (3) S = Q K^T, -inf where a query does not see a key
-      float s[kBlockN / 8][4] = {};
-      scores<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
-      // (4) softmax
-      //! [softmax]
-      float max[2] = {row_max[0], row_max[1]};
+    for (bool unified = true;; unified = false) {
+      int stage = 0;
+      for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
+        __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
+        load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
+        cp_async_wait<kStages - 1>();
+        __syncwarp();  // this tile of all lanes is there
+        //! [pipeline]
+        // (3) S = Q K^T, -inf where a query does not see a key
+        float s[kBlockN / 8][4] = {};
+        scores<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
+        // (4) softmax
+        //! [softmax]
 #pragma unroll
-      for (int n = 0; n < kBlockN / 8; ++n)
+        for (int n = 0; n < kBlockN / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int j = key0 + 8 * n + quad_col + i % 2;
-          s[n][i] = j < seen[i / 2].begin || j >= seen[i / 2].end ? -INFINITY
-                                                                  : s[n][i] * softmax_scale_log2;
-          max[i / 2] = fmaxf(max[i / 2], s[n][i]);
+          for (int i = 0; i < 4; ++i) {
+            const int j = key0 + 8 * n + quad_col + i % 2;
+            s[n][i] = j < seen[i / 2].begin || j >= seen[i / 2].end ? -INFINITY
+                                                                    : s[n][i] * softmax_scale_log2;
+            largest[i / 2] = fmaxf(largest[i / 2], s[n][i]);
+          }
+        if (!unified) {  // the running maximum, as in v13
+          float rescale[2];
+#pragma unroll
+          for (int r = 0; r < 2; ++r) {
+            largest[r] = quad_max(largest[r]);
+            rescale[r] = exp2f(row_max[r] - largest[r]);
+            row_max[r] = largest[r];
+            row_sum[r] *= rescale[r];
+          }
+#pragma unroll
+          for (int n = 0; n < kHeadDim / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
         }
-      float rescale[2];
+#pragma unroll
+        for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            s[n][i] = exp2f(s[n][i] - row_max[i / 2]);
+            row_sum[i / 2] += s[n][i];
+          }
+        //! [softmax]
+        // (5) O += P V
+        output<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
+      }
+      // A warp whose rows all have their maximum in the range, or see nothing, is done. The others
+      // begin again.
+      //! [fallback]
+      bool in_range = true;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        max[r] = quad_max(max[r]);
-        rescale[r] = exp2f(row_max[r] - max[r]);
-        row_max[r] = max[r];
-        row_sum[r] *= rescale[r];
+        const float max = quad_max(largest[r]);
+        in_range &= max == kLowest || (max >= kLowestMax<Element> && max <= kHighestMax<Element>);
       }
+      if (!unified || __ballot_sync(~0u, in_range) == ~0u) break;
+      cp_async_wait<0>();
+      __syncwarp();  // all lanes are done with their tiles
+      for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) row_max[r] = largest[r] = kLowest, row_sum[r] = 0;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
-#pragma unroll
-      for (int n = 0; n < kBlockN / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          s[n][i] = exp2f(s[n][i] - max[i / 2]);
-          row_sum[i / 2] += s[n][i];
-        }
-      //! [softmax]
-      // (5) O += P V
-      output<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
+        for (int i = 0; i < 4; ++i) o[n][i] = 0;
+      //! [fallback]
     }
 
     // (6) merge the parts
@@ -311,7 +326,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         *reinterpret_cast<float2*>(&sO[warp_id][row][8 * n + quad_col]) =
             make_float2(o[n][2 * r], o[n][2 * r + 1]);
       const float sum = quad_sum(row_sum[r]);
-      if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
+      if (lane_id % 4 == 0) {  // who has seen nothing has no maximum that others would bow to
+        smem.sMax[warp_id][row] = sum > 0 ? row_max[r] : kLowest;
+        smem.sSum[warp_id][row] = sum;
+      }
     }
     __syncthreads();                       // the parts are there
     constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
@@ -348,11 +366,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
     __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
     if (!smem.last) continue;
-    constexpr int kRowsAtOnce = Config::kNumWarps * Config::kRowsTogether;
-    for (int r = warp_id; r < rows.count; r += kRowsAtOnce)
-      merge_rows<Element, Config>(
-          gOPartial, gLsePartial, gO, gLse, rows, r, num_splits,
-          [&](int row, int n) { return Schedule::slot(segment, n) * kRows + row; });
+    for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
+      merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
+                                 [&](int n) { return Schedule::slot(segment, n) * kRows + r; });
     if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
     //! [arrive]
   }
@@ -396,4 +412,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v14_rows_together
+}  // namespace ATTN_BACKEND::v14_unified_max
