@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "attn/tiling.h"
 #include "paged.h"
 #include "plan.h"
 #include "splits.h"
@@ -15,6 +16,7 @@ ATTN_DECLARE_STEP(v3_prefetched_pages);
 ATTN_DECLARE_STEP(v4_ragged_plan);
 ATTN_DECLARE_STEP(v5_balanced_plan);
 ATTN_DECLARE_STEP(v6_device_plan);
+ATTN_DECLARE_STEP(v7_prefill);
 ATTN_DECLARE_STEP(a1_append);
 ATTN_DECLARE_STEP(c1_copy);
 ATTN_DECLARE_STEP(arrived);
@@ -170,6 +172,40 @@ Step device_planned(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
+// Of queries in tiles, as in chapter 04: a tile of K and one of V pass from L2 at each visit.
+Cost prefill_cost(const Problem& p) {
+  const int64_t rows = prefill_rows(p.head_dim);
+  const Tiling tiles{
+      .block_m = rows, .block_n = kPrefillKeys, .rows_together = rows / kPrefillWarps};
+  Tiling computed = tiles;
+  computed.block_m = tiles.rows_together;
+  const double element = double(size_of(p.dtype)), d = double(p.head_dim);
+  Phase all{.name = "attention"};
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Problem one = p.sequence(b);
+    if (one.seqlen_k == 0) continue;
+    const double heads = double(p.heads), keys = heads * visits(one, tiles) * double(kPrefillKeys);
+    all.exp += heads * visits(one, computed) * double(computed.block_m * computed.block_n);
+    all.l2_bytes += 2 * keys * d * element;
+    all.hbm_read += 2 * double(p.kv_heads * one.seqlen_k) * d * element;
+  }
+  const double q = double(rows_of(p)) * d * element, lse = double(rows_of(p)) * 4;
+  all.tensor_flop = 4 * d * all.exp;
+  all.hbm_read += q;
+  all.hbm_write += q + lse;
+  all.l2_bytes += 2 * q + lse;
+  return {all};
+}
+Reason refuse_prefill(const Problem& p) {
+  if (Reason reason = refuse_all(p)) return reason;
+  const int64_t rows = prefill_rows(p.head_dim);
+  const double blocks = double(p.batch * p.heads) * double((p.seqlen_q + rows - 1) / rows);
+  if (blocks >= 0x1p31) return fmt::format("{:.0f} blocks: at most 2^31 - 1 fit in a grid", blocks);
+  if (p.softmax_scale < 1e-37)
+    return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
+  return std::nullopt;
+}
+
 // New tokens, in chunks of 16 bytes, are counted in 32 bits.
 Reason refuse_append(const Problem& p) {
   if (Reason reason = refuse_all(p)) return reason;
@@ -230,6 +266,19 @@ Chapter make_chapter() {
       ATTN_LAUNCH(v5_balanced_plan), plans::balanced_plan, plans::balanced_tensors));
   c.steps.push_back(device_planned("v6_device_plan", "a kernel makes the plan, in closed form",
                                    ATTN_LAUNCH(v6_device_plan)));
+  c.steps.push_back({
+      .name = "v7_prefill",
+      .operation = &paged_prefill(),
+      .idea = "many queries of each sequence against its pages, ragged",
+      .support = "fp16, bf16; head dims 64, 128, 256; any page size; ragged batches, causal, "
+                 "windows, GQA",
+      .refuses = refuse_prefill,
+      .workspaces = [](const Problem&) { return std::vector<Workspace>(); },
+      .cost = prefill_cost,
+      .launch = ATTN_LAUNCH(v7_prefill),
+      .needs = kAmpere,
+      .takes = {"seqused", "varlen"},
+  });
   c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys turned on the way",
                            paged_append(), "append", ATTN_LAUNCH(a1_append), refuse_append));
   c.steps.push_back(copies("c1_copy", "pages copied to others, all of a batch in one launch",

@@ -28,6 +28,7 @@ int64_t own(const Problem& p, const char* name, int64_t otherwise) {
   return found == p.own.end() ? otherwise : static_cast<int64_t>(found->second.at(0));
 }
 std::vector<int64_t> lengths_of(const Problem& p) {
+  if (p.varlen()) return p.varlen_k;
   return p.seqused_k.empty() ? std::vector(static_cast<std::size_t>(p.batch), p.seqlen_k)
                              : p.seqused_k;
 }
@@ -87,6 +88,7 @@ std::vector<TensorSpec> inputs(const Problem& p) {
   std::vector<TensorSpec> specs = attention_inputs(p);
   for (TensorSpec& spec : specs)
     if (spec.name == "k" || spec.name == "v") spec = in_pages(p, spec.name, table);
+  std::erase_if(specs, [](const TensorSpec& spec) { return spec.name == "cu_seqlens_k"; });
   specs.push_back(table.spec);
   specs.push_back(seqused_of(p));
   return specs;
@@ -241,6 +243,47 @@ std::vector<Feature> page_options() {
            .kind = Feature::Kind::list,
            .read = read_lengths,
            .everywhere = true}};
+}
+
+namespace {
+// A ragged batch: cu_seqlens_q.npy says how many queries each sequence has, seqused_k.npy how many
+// keys. The table may have room for more.
+void sizes_of_ragged_files(const std::string& folder, Problem& p) {
+  const auto q = shape_of_file(folder, "q.npy", 3, "tokens, heads, head_dim");
+  sizes_of_pages(folder, p);
+  if (p.seqused_k.empty())
+    throw InputError(folder + "/seqused_k.npy: missing: the keys of each sequence");
+  const std::vector<int64_t> begins =
+      load_lengths(std::filesystem::path(folder) / "cu_seqlens_q.npy", p.batch + 1);
+  for (std::size_t b = 0; b + 1 < begins.size(); ++b)
+    p.varlen_q.push_back(begins[b + 1] - begins[b]);
+  if (begins.front() != 0 || begins.back() != q[0] || std::ranges::min(p.varlen_q) < 0)
+    throw InputError(fmt::format("{}: cu_seqlens_q.npy must rise from 0 to {}, the tokens of q.npy",
+                                 folder, q[0]));
+  if (q[2] != p.head_dim)
+    throw InputError(fmt::format("{}: q.npy [{}] and k_pages.npy must agree in head_dim ({})",
+                                 folder, fmt::join(q, ", "), p.head_dim));
+  p.own["max_pages"] = {static_cast<double>(max_pages_of(p))};
+  for (std::size_t b = 0; b < p.seqused_k.size(); ++b)
+    if (p.seqused_k[b] > p.seqlen_k)
+      throw InputError(fmt::format("{}: seqused_k.npy: a length of {}, must be from 0 to {}",
+                                   folder, p.seqused_k[b], p.seqlen_k));
+  p.varlen_k = std::move(p.seqused_k);
+  p.seqused_k.clear();
+  p.heads = q[1];
+}
+}  // namespace
+
+const Operation& paged_prefill() {
+  static const Operation operation = [] {
+    Operation op = paged_decode();
+    op.name = "paged_prefill";
+    op.few_queries = 0;
+    op.useful_bytes = nullptr;
+    op.sizes_of_files = sizes_of_ragged_files;
+    return op;
+  }();
+  return operation;
 }
 
 const Operation& paged_decode() {

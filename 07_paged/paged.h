@@ -9,6 +9,10 @@ namespace attn {
 // page_size, Hkv, d]; page_table [B, max_pages]; seqused_k [B].
 const Operation& paged_decode();
 
+// Any number of queries of each sequence against its pages: ragged, q [tokens, Hq, d] and
+// cu_seqlens_q [B + 1], or as many of each, as paged_decode has them.
+const Operation& paged_prefill();
+
 // The last seqlen_q tokens of each sequence, of the seqused_k that it has with them, from k_new,
 // v_new [B * seqlen_q, Hkv, d] into its pages; with --rotary the keys are turned by their
 // positions.

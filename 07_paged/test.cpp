@@ -59,11 +59,13 @@ void paged_problems(const std::vector<int64_t>& lengths, Body body) {
 
 }  // namespace
 
-// 16 bits, three head dims, up to 16 queries, any page size; masks by position; no other feature.
+// 16 bits, three head dims, up to 16 queries or prefill, which is ragged, any page size; masks by
+// position; no other feature.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   return p.dtype != DType::fp32 && one_of(p.head_dim, {64, 128, 256}) &&
-         (p.seqlen_q <= 16 || step.operation->name != "paged_decode") && !p.varlen() &&
-         p.dropout == 0 && p.softcap == 0 && !p.alibi && !p.mask;
+         (p.seqlen_q <= 16 || step.operation->name != "paged_decode") &&
+         (!p.varlen() || step.operation->name == "paged_prefill") && p.dropout == 0 &&
+         p.softcap == 0 && !p.alibi && !p.mask;
 }
 
 namespace {
