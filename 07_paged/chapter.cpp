@@ -7,6 +7,7 @@
 #include "attn/tiling.h"
 #include "paged.h"
 #include "plan.h"
+#include "prefix_plan.h"
 #include "splits.h"
 #include "trace.h"
 
@@ -17,6 +18,7 @@ ATTN_DECLARE_STEP(v4_ragged_plan);
 ATTN_DECLARE_STEP(v5_balanced_plan);
 ATTN_DECLARE_STEP(v6_device_plan);
 ATTN_DECLARE_STEP(v7_prefill);
+ATTN_DECLARE_STEP(v8_shared_prefix);
 ATTN_DECLARE_STEP(a1_append);
 ATTN_DECLARE_STEP(c1_copy);
 ATTN_DECLARE_STEP(arrived);
@@ -72,6 +74,8 @@ double keys_of(const Problem& p, int64_t tile = 1) {
 Phase attention(const Problem& p, int64_t block_rows) {
   const double element = double(size_of(p.dtype)), d = double(p.head_dim);
   const double kv = 2 * keys_of(p) * double(p.kv_heads) * d * element;
+  // A sequence(b) of a cost has no prefix in common with others.
+  const double shared = 2 * double(saved_tokens(p) * p.kv_heads) * d * element;
   const double table = 4 * keys_of(p, page_size_of(p)) / double(page_size_of(p));
   const double q = double(rows_of(p)) * d * element;
   const bool mma = block_rows % kMmaRows == 0;
@@ -82,7 +86,7 @@ Phase attention(const Problem& p, int64_t block_rows) {
           .tensor_flop = mma ? 4 * d * mma_pairs : 0,
           .fp32_flop = mma ? 0 : 4 * d * pairs,
           .exp = mma ? mma_pairs : pairs,
-          .hbm_read = kv + table + q,
+          .hbm_read = kv - shared + table + q,
           .hbm_write = q + 4 * double(rows_of(p)),
           .l2_bytes = kv + table + 2 * q};
 }
@@ -206,6 +210,56 @@ Reason refuse_prefill(const Problem& p) {
   return std::nullopt;
 }
 
+// A shared prefix in tiles of the queries of all that share it, once; what is behind it as v5 has
+// it; and parts that are stored, and read by a merge.
+plans::PrefixPlan prefixes_of(const Problem& p) {
+  const std::vector<int64_t> lengths =
+      p.seqused_k.empty() ? std::vector(static_cast<std::size_t>(p.batch), p.seqlen_k)
+                          : p.seqused_k;
+  const std::vector<int64_t> table =
+      p.own.contains("shared_prefix") ? drawn_table(p).numbers : std::vector<int64_t>();
+  Problem one = p;
+  if (table.empty()) one.window_left = 0;  // as with a window: nothing is shared
+  return plans::prefix_plan(one, table, lengths, plans::planned_blocks(p));
+}
+Cost shared_cost(const Step& suffix, const Problem& p) {
+  const plans::PrefixPlan plan = prefixes_of(p);
+  const double element = double(size_of(p.dtype)), d = double(p.head_dim);
+  const double rows = double(prefix_rows(p.head_dim)), partial = double(plan.places) * (d + 1) * 4;
+  Phase prefix{.name = "prefix"};
+  for (const plans::PrefixWork& w : plan.work) {
+    const double keys = double(w.end - w.begin) * double(kPrefillKeys);
+    prefix.exp += rows * keys;
+    prefix.l2_bytes += 2 * keys * d * element;
+    if (w.row0 == 0) prefix.hbm_read += 2 * keys * d * element;
+  }
+  prefix.tensor_flop = 4 * d * prefix.exp;
+  prefix.l2_bytes += partial;
+  Problem rest = p;
+  rest.own.erase("shared_prefix");
+  rest.seqused_k.resize(static_cast<std::size_t>(p.batch), p.seqlen_k);
+  for (std::size_t b = 0; b < rest.seqused_k.size(); ++b) rest.seqused_k[b] -= plan.keys[b];
+  return {prefix, suffix.cost(rest).front(), {.name = "merge", .l2_bytes = partial}};
+}
+Step shared(std::string name, std::string idea, Launch launch) {
+  Step step = planned(std::move(name), std::move(idea), launch, plans::balanced_plan,
+                      plans::prefix_tensors);
+  step.cost = [suffix = step](const Problem& p) { return shared_cost(suffix, p); };
+  step.workspaces = [of_parts = step.workspaces](const Problem& p) {
+    std::vector<Workspace> all = of_parts(p);
+    const int64_t places = plans::most_prefix_work(p) * prefix_rows(p.head_dim);
+    all.push_back({"prefix_o", places * p.head_dim * 4});
+    all.push_back({"prefix_lse", places * 4});
+    return all;
+  };
+  step.refuses = [](const Problem& p) -> Reason {
+    if (p.softmax_scale < 1e-37)
+      return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
+    return refuse_runs(p);
+  };
+  return step;
+}
+
 // New tokens, in chunks of 16 bytes, are counted in 32 bits.
 Reason refuse_append(const Problem& p) {
   if (Reason reason = refuse_all(p)) return reason;
@@ -279,6 +333,8 @@ Chapter make_chapter() {
       .needs = kAmpere,
       .takes = {"seqused", "varlen"},
   });
+  c.steps.push_back(shared("v8_shared_prefix", "a prefix that sequences share is read once for all",
+                           ATTN_LAUNCH(v8_shared_prefix)));
   c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys turned on the way",
                            paged_append(), "append", ATTN_LAUNCH(a1_append), refuse_append));
   c.steps.push_back(copies("c1_copy", "pages copied to others, all of a batch in one launch",

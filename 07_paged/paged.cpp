@@ -32,8 +32,29 @@ std::vector<int64_t> lengths_of(const Problem& p) {
   return p.seqused_k.empty() ? std::vector(static_cast<std::size_t>(p.batch), p.seqlen_k)
                              : p.seqused_k;
 }
+// --shared-prefix: the first of the sequences that sequence b shares pages with, and how many
+// pages: those that are full.
+int64_t leader_of(const Problem& p, int64_t b) {
+  const auto shared = p.own.find("shared_prefix");
+  if (shared == p.own.end()) return b;
+  return b - b % static_cast<int64_t>(shared->second.at(1));
+}
+int64_t shared_pages(const Problem& p, int64_t length) {
+  return std::min(own(p, "shared_prefix", 0), length) / page_size_of(p);
+}
+int64_t saved_pages(const Problem& p) {
+  const std::vector<int64_t> lengths = lengths_of(p);
+  std::vector<int64_t> of_group(lengths.size());
+  int64_t saved = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t pages = shared_pages(p, lengths[static_cast<std::size_t>(b)]);
+    int64_t& most = of_group[static_cast<std::size_t>(leader_of(p, b))];
+    saved += std::min(pages, most), most = std::max(pages, most);
+  }
+  return saved;
+}
 int64_t pages_in_use(const Problem& p) {
-  int64_t pages = 0;
+  int64_t pages = -saved_pages(p);
   for (const int64_t n : lengths_of(p)) pages += (n + page_size_of(p) - 1) / page_size_of(p);
   return pages;
 }
@@ -55,10 +76,22 @@ void shuffled(const Problem& p, HostTensor& table) {
   if (in_use > 1) std::swap(pages[0], pages[random() % static_cast<uint64_t>(in_use)]);
   auto next = pages.begin();
   const std::vector<int64_t> lengths = lengths_of(p);
-  for (int64_t b = 0; b < p.batch; ++b)
-    for (int64_t n = 0; n < max_pages_of(p); ++n)
-      table.numbers[static_cast<std::size_t>(b * max_pages_of(p) + n)] =
-          n * page_size_of(p) < lengths[static_cast<std::size_t>(b)] ? *next++ : kNoPage;
+  const int64_t room = max_pages_of(p);
+  std::vector<std::vector<int64_t>> prefixes(lengths.size());  // of groups, by their leaders
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t length = lengths[static_cast<std::size_t>(b)];
+    std::vector<int64_t>& prefix = prefixes[static_cast<std::size_t>(leader_of(p, b))];
+    for (int64_t n = 0; n < room; ++n) {
+      int64_t& entry = table.numbers[static_cast<std::size_t>(b * room + n)];
+      const bool shared = n < shared_pages(p, length);
+      if (shared && n < static_cast<int64_t>(prefix.size())) {
+        entry = prefix[static_cast<std::size_t>(n)];
+        continue;
+      }
+      entry = n * page_size_of(p) < length ? *next++ : kNoPage;
+      if (shared) prefix.push_back(entry);
+    }
+  }
 }
 
 }  // namespace
@@ -167,6 +200,23 @@ std::vector<double> read_lengths(const std::string& text) {
       "--lengths {}: must be uniform:A,B, zipf:MEAN or const:N, as uniform:16,512", text));
 }
 
+// "32768,8": tokens, and how many sequences share them; without the second all.
+std::vector<double> read_shared(const std::string& text) {
+  std::vector<double> values;
+  const char *at = text.data(), *const end = text.data() + text.size();
+  while (at <= end) {
+    int64_t n = -1;
+    const auto [stop, error] = std::from_chars(at, end, n);
+    if (error != std::errc() || n < 1 || n > kLongest || (stop != end && *stop != ',')) break;
+    values.push_back(static_cast<double>(n)), at = stop + 1;
+  }
+  if (at != end + 1 || values.empty() || values.size() > 2)
+    throw InputError(
+        fmt::format("--shared-prefix {}: must be TOKENS or TOKENS,SEQUENCES, as 1024,8", text));
+  if (values.size() == 1) values.push_back(static_cast<double>(kLongest));
+  return values;
+}
+
 // A 32-bit generator that is seeded alike everywhere, and taken modulo: PyTorch's randint draws the
 // same numbers from the same seed.
 std::vector<int64_t> draw_lengths(const std::vector<double>& how, int64_t batch, uint64_t seed) {
@@ -205,6 +255,10 @@ void complete_lengths(Problem& p, const std::set<std::string>& given) {
 int64_t num_pages_of(const Problem& p) {
   const int64_t given = own(p, "num_pages", 0), in_use = given > 0 ? 0 : pages_in_use(p);
   return given > 0 ? given : in_use + std::max(kSparePages, in_use / 8);
+}
+
+int64_t saved_tokens(const Problem& p) {
+  return p.inputs == InputKind::files ? 0 : saved_pages(p) * page_size_of(p);
 }
 
 std::vector<int64_t> drawn_lengths(const std::string& text, int64_t batch, uint64_t seed) {
@@ -295,6 +349,17 @@ const Operation& paged_decode() {
     op.sizes_of_files = sizes_of_files;
     op.complete = complete_lengths;
     op.own = page_options();
+    op.own.push_back({.name = "shared_prefix",
+                      .lacking = "shared prefix",
+                      .help = "N or N,G: of each G sequences (all) the first N tokens are the same",
+                      .kind = Feature::Kind::list,
+                      .read = read_shared,
+                      .everywhere = true});
+    op.useful_bytes = [](const Problem& p) {  // what is shared counts once
+      return decode().useful_bytes(p) -
+             2 * static_cast<double>(saved_tokens(p)) *
+                 static_cast<double>(bytes_of(p.dtype, p.kv_heads * p.head_dim));
+    };
     return op;
   }();
   return operation;

@@ -36,6 +36,9 @@ std::vector<Feature> page_options();
 void complete_lengths(Problem&, const std::set<std::string>& given);
 void place_pages(const Problem&, HostTensors&);
 
+// Tokens of the pool that --shared-prefix saves: those that several sequences have, but once.
+int64_t saved_tokens(const Problem&);
+
 // The pages of the pool.
 int64_t num_pages_of(const Problem&);
 

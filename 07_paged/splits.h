@@ -24,6 +24,8 @@ constexpr int tile_keys(int64_t head_dim) { return head_dim <= 128 ? 128 : 64; }
 // Queries of a tile of prefill, and of each of its warps; keys of a block.
 constexpr int prefill_rows(int64_t head_dim) { return head_dim <= 128 ? 128 : 64; }
 constexpr int kPrefillWarps = 4, kPrefillKeys = 64;
+// Of a shared prefix: the rows of a tile.
+constexpr int prefix_rows(int64_t head_dim) { return prefill_rows(head_dim); }
 
 // Tokens of a page, and the pages that a sequence has room for.
 inline int64_t page_size_of(const Problem& p) {

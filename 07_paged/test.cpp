@@ -269,6 +269,7 @@ TEST_CASE("a wrong table and a wrong length are found", "[emulated]") {
     REQUIRE(session.prepare(*step).ok());
     const auto passes = [&](const HostTensors& inputs) {
       session.replace(inputs);
+      session.replan(inputs);
       REQUIRE(session.launch().ok());
       return check(session.outputs().at("o"), right.expected[0]).pass;
     };
@@ -337,6 +338,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   p.own["num_pages"] = {1 << 19};
   refused(p, "a pool holds at most 2^31 - 1 tokens");
   p.own["num_pages"] = {(1 << 19) - 1};
+  p.finish();
   for (const Step* step : decode_steps()) CHECK(!refusal(*step, p));
 }
 

@@ -116,6 +116,9 @@ problems_of() {
       echo "decode_u4k16k_b33 $(pages 33 uniform:4096,16384 32 8) --seed 7"
       echo "decode_1x128k_63x1k $(one_long 63 32 8)"
       echo "decode_u16_512_b256 $(pages 256 uniform:16,512 32 8) --seed 7"
+      # A prefix of 32k, and its sequences as if they shared nothing.
+      echo "decode_prefix_32k_b64 --step v5_balanced_plan,v8_shared_prefix" \
+        "$(pages 64 const:32896 32 8) --shared-prefix 32768"
       # Prompts as chapter 04 has them; chunks behind long caches; one long prompt among short ones.
       echo "prefill_d128_causal_n2048 --operation paged_prefill $(tokens 128 2048) --causal"
       echo "prefill_d128_causal_n16384 --operation paged_prefill $(tokens 128 16384) --causal"
@@ -183,6 +186,7 @@ profiled_problem() {  # CHAPTER STEP
     04_flash_v2/*) echo "$(tokens 128 2048) --causal" ;;
     05_flash_decoding/*) cache 16 8192 32 8 ;;
     06_flash_v3_hopper/*) tokens 128 2048 ;;
+    07_paged/v8_*) echo "$(pages 64 const:32896 32 8) --shared-prefix 32768" ;;
     07_paged/v7_*) echo "$(tokens 128 2048) --causal" ;;
     07_paged/a1_*) echo "--batch 16 --kv-heads 8 --heads 8 --head-dim 128 --seqlen-q 1024 --lengths const:8192" ;;
     07_paged/c1_*) echo "--batch 2048 --kv-heads 8 --heads 8 --head-dim 128" ;;
@@ -300,7 +304,8 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128 --inputs needle"
       echo "--seqlen-q 5 --seqlen-k 300 --heads 8 --kv-heads 2 --head-dim 64 --causal --dtype fp16 --page-size 5 --blocks 3"
       echo "--seqlen-k 1000 --heads 3 --kv-heads 1 --head-dim 256 --window 130,0 --page-size 64 --blocks 7"
-      echo "--batch 40 --lengths uniform:0,130 --heads 2 --kv-heads 2 --head-dim 64 --page-size 1" ;;
+      echo "--batch 40 --lengths uniform:0,130 --heads 2 --kv-heads 2 --head-dim 64 --page-size 1"
+      echo "--batch 7 --seqused 301,700,310,600,420,200,500 --seqlen-k 700 --heads 10 --kv-heads 2 --head-dim 128 --shared-prefix 300,3 --blocks 3" ;;
     07_paged/paged_prefill)
       echo "--varlen 17,5,0,130 --varlen-k 40,5,4,300 --heads 4 --kv-heads 2 --head-dim 128 --causal --inputs needle --page-size 5"
       echo "--batch 2 --seqlen-q 70 --seqlen-k 150 --head-dim 64 --dtype fp16 --window 17,3 --page-size 1"
