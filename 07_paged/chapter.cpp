@@ -19,6 +19,7 @@ ATTN_DECLARE_STEP(v5_balanced_plan);
 ATTN_DECLARE_STEP(v6_device_plan);
 ATTN_DECLARE_STEP(v7_prefill);
 ATTN_DECLARE_STEP(v8_shared_prefix);
+ATTN_DECLARE_STEP(v9_tree_mask);
 ATTN_DECLARE_STEP(a1_append);
 ATTN_DECLARE_STEP(c1_copy);
 ATTN_DECLARE_STEP(arrived);
@@ -207,7 +208,28 @@ Reason refuse_prefill(const Problem& p) {
   if (blocks >= 0x1p31) return fmt::format("{:.0f} blocks: at most 2^31 - 1 fit in a grid", blocks);
   if (p.softmax_scale < 1e-37)
     return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
+  for (int64_t b = 0; p.own.contains("tree") && b < p.batch; ++b)
+    if (const Problem one = p.sequence(b); one.seqlen_k < one.seqlen_q)
+      return fmt::format("--tree: sequence {} has {} keys, fewer than its {} tokens", b,
+                         one.seqlen_k, one.seqlen_q);
   return std::nullopt;
+}
+
+Step prefill(std::string name, std::string idea, std::vector<std::string> takes, Launch launch) {
+  return {
+      .name = std::move(name),
+      .operation = &paged_prefill(),
+      .idea = std::move(idea),
+      .support =
+          "fp16, bf16; head dims 64, 128, 256; any page size; ragged batches, causal, "
+          "windows, GQA",
+      .refuses = refuse_prefill,
+      .workspaces = [](const Problem&) { return std::vector<Workspace>(); },
+      .cost = prefill_cost,
+      .launch = launch,
+      .needs = kAmpere,
+      .takes = std::move(takes),
+  };
 }
 
 // A shared prefix in tiles of the queries of all that share it, once; what is behind it as v5 has
@@ -320,21 +342,12 @@ Chapter make_chapter() {
       ATTN_LAUNCH(v5_balanced_plan), plans::balanced_plan, plans::balanced_tensors));
   c.steps.push_back(device_planned("v6_device_plan", "a kernel makes the plan, in closed form",
                                    ATTN_LAUNCH(v6_device_plan)));
-  c.steps.push_back({
-      .name = "v7_prefill",
-      .operation = &paged_prefill(),
-      .idea = "many queries of each sequence against its pages, ragged",
-      .support = "fp16, bf16; head dims 64, 128, 256; any page size; ragged batches, causal, "
-                 "windows, GQA",
-      .refuses = refuse_prefill,
-      .workspaces = [](const Problem&) { return std::vector<Workspace>(); },
-      .cost = prefill_cost,
-      .launch = ATTN_LAUNCH(v7_prefill),
-      .needs = kAmpere,
-      .takes = {"seqused", "varlen"},
-  });
+  c.steps.push_back(prefill("v7_prefill", "many queries of each sequence against its pages, ragged",
+                            {"seqused", "varlen"}, ATTN_LAUNCH(v7_prefill)));
   c.steps.push_back(shared("v8_shared_prefix", "a prefix that sequences share is read once for all",
                            ATTN_LAUNCH(v8_shared_prefix)));
+  c.steps.push_back(prefill("v9_tree_mask", "the queries of a sequence are a tree of tokens",
+                            {"seqused", "varlen", "tree"}, ATTN_LAUNCH(v9_tree_mask)));
   c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys turned on the way",
                            paged_append(), "append", ATTN_LAUNCH(a1_append), refuse_append));
   c.steps.push_back(copies("c1_copy", "pages copied to others, all of a batch in one launch",

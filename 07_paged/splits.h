@@ -27,6 +27,9 @@ constexpr int kPrefillWarps = 4, kPrefillKeys = 64;
 // Of a shared prefix: the rows of a tile.
 constexpr int prefix_rows(int64_t head_dim) { return prefill_rows(head_dim); }
 
+// Words of 32 bits of a query's row of a tree mask.
+inline int64_t tree_words(const Problem& p) { return (p.seqlen_q + 31) / 32; }
+
 // Tokens of a page, and the pages that a sequence has room for.
 inline int64_t page_size_of(const Problem& p) {
   const auto given = p.own.find("page_size");

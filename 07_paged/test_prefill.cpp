@@ -68,6 +68,73 @@ TEST_CASE("prompts and chunks of them see their pages on the GPU", "[gpu]") {
   ragged(Backend::gpu, batches);
 }
 
+namespace {
+// Trees of several sizes behind caches of several lengths, in blocks that begin anywhere in them.
+void trees(Backend backend) {
+  Counts ran;
+  int problems = 0;
+  std::size_t n = 0;
+  const std::vector<Lengths> batches{{{1, 1}, {16, 300}, {64, 64}},
+                                     {{33, 257}, {0, 5}, {64, 1000}},
+                                     {{130, 350}, {5, 131}},
+                                     {{31, 127}, {32, 128}, {63, 129}}};
+  for (const Lengths& lengths : batches)
+    for (const int64_t page : {5, 16})
+      for (int mask = 0; mask < 3; ++mask, ++n) {
+        Problem p = pages_of(page, n);
+        for (const auto& [queries, keys] : lengths) {
+          p.varlen_q.push_back(queries);
+          p.varlen_k.push_back(keys);
+        }
+        p.own["tree"] = {1};
+        p.causal = mask == 1;
+        if (mask == 2) p.window_left = 40, p.window_right = 3;
+        ran += check_steps("paged_prefill", p, backend);
+        ++problems;
+      }
+  Problem p = pages_of(16, n);
+  p.batch = 3, p.seqlen_q = 40, p.seqlen_k = 200, p.seqused_k = {40, 111, 200};
+  p.own["tree"] = {1};
+  ran += check_steps("paged_prefill", p, backend);
+  CHECK(ran.of == std::map<std::string, int>{{"v9_tree_mask", problems + 1}});
+}
+}  // namespace
+TEST_CASE("a token of a tree sees its ancestors", "[emulated]") { trees(Backend::emulated); }
+TEST_CASE("a token of a tree sees its ancestors on the GPU", "[gpu]") { trees(Backend::gpu); }
+
+// A chain is a tree, too: it gives the bits of a causal mask.
+TEST_CASE("a tree that is a chain is causal", "[emulated]") {
+  for (const Step& step : chapter().steps) {
+    if (!takes(step, "tree")) continue;
+    Problem p = pages_of(16, 1);  // its inputs do not depend on the mask
+    p.varlen_q = {70, 3}, p.varlen_k = {200, 3}, p.own["tree"] = {1};
+    p.finish();
+    HostTensors inputs = draw(paged_prefill(), p).tensors;
+    for (std::size_t at = 0; at < inputs.at("tree_mask").numbers.size(); ++at) {
+      const auto query = static_cast<int64_t>(at / 3), word = static_cast<int64_t>(at % 3);
+      const int64_t i = query < 70 ? query : query - 70;
+      const int64_t below = std::clamp<int64_t>(i + 1 - 32 * word, 0, 32);
+      inputs.at("tree_mask").numbers[at] = static_cast<int32_t>((int64_t{1} << below) - 1);
+    }
+    Session tree(p, paged_prefill(), Backend::emulated, inputs);
+    REQUIRE(tree.prepare(step).ok());
+    REQUIRE(tree.launch().ok());
+    p.own.erase("tree"), p.causal = true;
+    HostTensors causal;
+    CHECK(run_step(step, p, Backend::emulated, &causal) == "");
+    for (const auto& [name, t] : tree.outputs()) CHECK(same(t, causal.at(name)));
+  }
+}
+
+TEST_CASE("a tree that is not behind its cache is refused", "[emulated]") {
+  Problem p = pages_of(16, 0);
+  p.varlen_q = {70, 3}, p.varlen_k = {200, 2}, p.own["tree"] = {1};
+  p.finish();
+  for (const Step& step : chapter().steps)
+    if (takes(step, "tree"))
+      CHECK(refusal(step, p) == "--tree: sequence 1 has 2 keys, fewer than its 3 tokens");
+}
+
 TEST_CASE("prefill of equal lengths", "[emulated]") {
   for (const int64_t page : {5, 64}) {
     Problem p = pages_of(page, 1);
