@@ -198,9 +198,10 @@ __device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadD
 }
 //! [output]
 
+//! [tree]
+//! [ex07d]
 // 64 bits of a query's row of the mask, from bit `first` on: of keys before the tree they are 1,
 // behind it 0.
-//! [tree]
 __device__ __forceinline__ uint64_t tree_bits(const int* row, int words, int first) {
   const auto word = [&](int n) -> uint64_t {
     return n < 0 ? ~0u : n < words ? static_cast<unsigned>(row[n]) : 0u;
@@ -229,6 +230,7 @@ __device__ __forceinline__ void apply_tree(float (&s)[kTiles][kColumns][4], cons
           if ((bits >> (8 * n + i) & 1) == 0) s[m][n][2 * r + i] = -INFINITY;
     }
 }
+//! [ex07d]
 //! [tree]
 
 template <class Element, class Config>
