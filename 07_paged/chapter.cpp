@@ -20,6 +20,7 @@ ATTN_DECLARE_STEP(v6_device_plan);
 ATTN_DECLARE_STEP(v7_prefill);
 ATTN_DECLARE_STEP(v8_shared_prefix);
 ATTN_DECLARE_STEP(v9_tree_mask);
+ATTN_DECLARE_STEP(v10_variants);
 ATTN_DECLARE_STEP(a1_append);
 ATTN_DECLARE_STEP(c1_copy);
 ATTN_DECLARE_STEP(arrived);
@@ -348,6 +349,11 @@ Chapter make_chapter() {
                            ATTN_LAUNCH(v8_shared_prefix)));
   c.steps.push_back(prefill("v9_tree_mask", "the queries of a sequence are a tree of tokens",
                             {"seqused", "varlen", "tree"}, ATTN_LAUNCH(v9_tree_mask)));
+  Step variants = planned("v10_variants", "softcap and ALiBi, by one functor",
+                          ATTN_LAUNCH(v10_variants), plans::balanced_plan, plans::balanced_tensors);
+  variants.support += ", softcap, ALiBi";
+  variants.takes.insert(variants.takes.end(), {"softcap", "alibi"});
+  c.steps.push_back(std::move(variants));
   c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys turned on the way",
                            paged_append(), "append", ATTN_LAUNCH(a1_append), refuse_append));
   c.steps.push_back(copies("c1_copy", "pages copied to others, all of a batch in one launch",

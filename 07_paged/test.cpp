@@ -66,7 +66,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
          (p.seqlen_q <= 16 || step.operation->name != "paged_decode") &&
          (!p.varlen() || step.operation->name == "paged_prefill") &&
          (!p.own.contains("tree") || step.name == "v9_tree_mask") && p.dropout == 0 &&
-         p.softcap == 0 && !p.alibi && !p.mask;
+         ((p.softcap == 0 && !p.alibi) || step.name == "v10_variants") && !p.mask;
 }
 
 namespace {
@@ -84,6 +84,25 @@ TEST_CASE("steps are right for batches of any lengths and pages of any size", "[
     ran += check_steps("paged_decode", p, Backend::emulated);
   });
   for (const Step* step : decode_steps()) CHECK(ran.of[step->name] == 60);
+}
+
+TEST_CASE("variants of scores are right with masks and with many pieces", "[emulated]") {
+  Counts ran;
+  std::size_t n = 0;
+  paged_problems({16, 65, 257, 700}, [&](Problem p) {
+    if (++n % 2 == 0) p.softcap = n % 4 == 0 ? 30 : 0.5;
+    p.alibi = n % 4 != 0;
+    ran += check_steps("paged_decode", p, Backend::emulated);
+  });
+  CHECK(ran.of == std::map<std::string, int>{{"v10_variants", 20}});
+}
+TEST_CASE("variants of scores on the GPU", "[gpu]") {
+  std::size_t n = 0;
+  paged_problems({16, 65, 257, 700, 32789}, [&](Problem p) {
+    if (++n % 2 == 0) p.softcap = n % 4 == 0 ? 30 : 0.5;
+    p.alibi = n % 4 != 0;
+    check_steps("paged_decode", p, Backend::gpu);
+  });
 }
 
 TEST_CASE("a batch of empty sequences gives O = 0 and lse = -inf", "[emulated]") {

@@ -119,6 +119,10 @@ problems_of() {
       # A prefix of 32k, and its sequences as if they shared nothing.
       echo "decode_prefix_32k_b64 --step v5_balanced_plan,v8_shared_prefix" \
         "$(pages 64 const:32896 32 8) --shared-prefix 32768"
+      # What variants of scores cost.
+      echo "decode_plain --step v10_variants $(pages 16 const:8192 32 8)"
+      echo "decode_softcap --step v10_variants $(pages 16 const:8192 32 8) --softcap 30"
+      echo "decode_alibi --step v10_variants $(pages 16 const:8192 32 8) --alibi"
       # A tree of 64 tokens, and one token.
       for n in 1 64; do
         echo "prefill_tree_$n --operation paged_prefill --step v9_tree_mask" \
@@ -310,6 +314,7 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen-q 5 --seqlen-k 300 --heads 8 --kv-heads 2 --head-dim 64 --causal --dtype fp16 --page-size 5 --blocks 3"
       echo "--seqlen-k 1000 --heads 3 --kv-heads 1 --head-dim 256 --window 130,0 --page-size 64 --blocks 7"
       echo "--batch 40 --lengths uniform:0,130 --heads 2 --kv-heads 2 --head-dim 64 --page-size 1"
+      echo "--lengths const:300 --heads 8 --kv-heads 2 --head-dim 128 --softcap 15 --alibi"
       echo "--batch 7 --seqused 301,700,310,600,420,200,500 --seqlen-k 700 --heads 10 --kv-heads 2 --head-dim 128 --shared-prefix 300,3 --blocks 3" ;;
     07_paged/paged_prefill)
       echo "--varlen 17,5,0,130 --varlen-k 40,5,4,300 --heads 4 --kv-heads 2 --head-dim 128 --causal --inputs needle --page-size 5"
