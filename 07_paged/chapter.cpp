@@ -347,8 +347,10 @@ Chapter make_chapter() {
                             {"seqused", "varlen"}, ATTN_LAUNCH(v7_prefill)));
   c.steps.push_back(shared("v8_shared_prefix", "a prefix that sequences share is read once for all",
                            ATTN_LAUNCH(v8_shared_prefix)));
-  c.steps.push_back(prefill("v9_tree_mask", "the queries of a sequence are a tree of tokens",
-                            {"seqused", "varlen", "tree"}, ATTN_LAUNCH(v9_tree_mask)));
+  Step tree = prefill("v9_tree_mask", "the queries of a sequence are a tree of tokens",
+                      {"seqused", "varlen", "tree"}, ATTN_LAUNCH(v9_tree_mask));
+  tree.support += ", trees";
+  c.steps.push_back(std::move(tree));
   Step variants = planned("v10_variants", "softcap and ALiBi, by one functor",
                           ATTN_LAUNCH(v10_variants), plans::balanced_plan, plans::balanced_tensors);
   variants.support += ", softcap, ALiBi";
