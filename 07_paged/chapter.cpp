@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <string>
 
+#include "attn/tiling.h"
 #include "paged.h"
 #include "plan.h"
+#include "prefix_plan.h"
 #include "splits.h"
 #include "trace.h"
 
@@ -15,6 +17,10 @@ ATTN_DECLARE_STEP(v3_prefetched_pages);
 ATTN_DECLARE_STEP(v4_ragged_plan);
 ATTN_DECLARE_STEP(v5_balanced_plan);
 ATTN_DECLARE_STEP(v6_device_plan);
+ATTN_DECLARE_STEP(v7_prefill);
+ATTN_DECLARE_STEP(v8_shared_prefix);
+ATTN_DECLARE_STEP(v9_tree_mask);
+ATTN_DECLARE_STEP(v10_variants);
 ATTN_DECLARE_STEP(a1_append);
 ATTN_DECLARE_STEP(c1_copy);
 ATTN_DECLARE_STEP(arrived);
@@ -70,6 +76,8 @@ double keys_of(const Problem& p, int64_t tile = 1) {
 Phase attention(const Problem& p, int64_t block_rows) {
   const double element = double(size_of(p.dtype)), d = double(p.head_dim);
   const double kv = 2 * keys_of(p) * double(p.kv_heads) * d * element;
+  // A sequence(b) of a cost has no prefix in common with others.
+  const double shared = 2 * double(saved_tokens(p) * p.kv_heads) * d * element;
   const double table = 4 * keys_of(p, page_size_of(p)) / double(page_size_of(p));
   const double q = double(rows_of(p)) * d * element;
   const bool mma = block_rows % kMmaRows == 0;
@@ -80,7 +88,7 @@ Phase attention(const Problem& p, int64_t block_rows) {
           .tensor_flop = mma ? 4 * d * mma_pairs : 0,
           .fp32_flop = mma ? 0 : 4 * d * pairs,
           .exp = mma ? mma_pairs : pairs,
-          .hbm_read = kv + table + q,
+          .hbm_read = kv - shared + table + q,
           .hbm_write = q + 4 * double(rows_of(p)),
           .l2_bytes = kv + table + 2 * q};
 }
@@ -170,6 +178,111 @@ Step device_planned(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
+// Of queries in tiles, as in chapter 04: a tile of K and one of V pass from L2 at each visit.
+Cost prefill_cost(const Problem& p) {
+  const int64_t rows = prefill_rows(p.head_dim);
+  const Tiling tiles{
+      .block_m = rows, .block_n = kPrefillKeys, .rows_together = rows / kPrefillWarps};
+  Tiling computed = tiles;
+  computed.block_m = tiles.rows_together;
+  const double element = double(size_of(p.dtype)), d = double(p.head_dim);
+  Phase all{.name = "attention"};
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Problem one = p.sequence(b);
+    if (one.seqlen_k == 0) continue;
+    const double heads = double(p.heads), keys = heads * visits(one, tiles) * double(kPrefillKeys);
+    all.exp += heads * visits(one, computed) * double(computed.block_m * computed.block_n);
+    all.l2_bytes += 2 * keys * d * element;
+    all.hbm_read += 2 * double(p.kv_heads * one.seqlen_k) * d * element;
+  }
+  const double q = double(rows_of(p)) * d * element, lse = double(rows_of(p)) * 4;
+  all.tensor_flop = 4 * d * all.exp;
+  all.hbm_read += q;
+  all.hbm_write += q + lse;
+  all.l2_bytes += 2 * q + lse;
+  return {all};
+}
+Reason refuse_prefill(const Problem& p) {
+  if (Reason reason = refuse_all(p)) return reason;
+  const int64_t rows = prefill_rows(p.head_dim);
+  const double blocks = double(p.batch * p.heads) * double((p.seqlen_q + rows - 1) / rows);
+  if (blocks >= 0x1p31) return fmt::format("{:.0f} blocks: at most 2^31 - 1 fit in a grid", blocks);
+  if (p.softmax_scale < 1e-37)
+    return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
+  for (int64_t b = 0; p.own.contains("tree") && b < p.batch; ++b)
+    if (const Problem one = p.sequence(b); one.seqlen_k < one.seqlen_q)
+      return fmt::format("--tree: sequence {} has {} keys, fewer than its {} tokens", b,
+                         one.seqlen_k, one.seqlen_q);
+  return std::nullopt;
+}
+
+Step prefill(std::string name, std::string idea, std::vector<std::string> takes, Launch launch) {
+  return {
+      .name = std::move(name),
+      .operation = &paged_prefill(),
+      .idea = std::move(idea),
+      .support =
+          "fp16, bf16; head dims 64, 128, 256; any page size; ragged batches, causal, "
+          "windows, GQA",
+      .refuses = refuse_prefill,
+      .workspaces = [](const Problem&) { return std::vector<Workspace>(); },
+      .cost = prefill_cost,
+      .launch = launch,
+      .needs = kAmpere,
+      .takes = std::move(takes),
+  };
+}
+
+// A shared prefix in tiles of the queries of all that share it, once; what is behind it as v5 has
+// it; and parts that are stored, and read by a merge.
+plans::PrefixPlan prefixes_of(const Problem& p) {
+  const std::vector<int64_t> lengths =
+      p.seqused_k.empty() ? std::vector(static_cast<std::size_t>(p.batch), p.seqlen_k)
+                          : p.seqused_k;
+  const std::vector<int64_t> table =
+      p.own.contains("shared_prefix") ? drawn_table(p).numbers : std::vector<int64_t>();
+  Problem one = p;
+  if (table.empty()) one.window_left = 0;  // as with a window: nothing is shared
+  return plans::prefix_plan(one, table, lengths, plans::planned_blocks(p));
+}
+Cost shared_cost(const Step& suffix, const Problem& p) {
+  const plans::PrefixPlan plan = prefixes_of(p);
+  const double element = double(size_of(p.dtype)), d = double(p.head_dim);
+  const double rows = double(prefix_rows(p.head_dim)), partial = double(plan.places) * (d + 1) * 4;
+  Phase prefix{.name = "prefix"};
+  for (const plans::PrefixWork& w : plan.work) {
+    const double keys = double(w.end - w.begin) * double(kPrefillKeys);
+    prefix.exp += rows * keys;
+    prefix.l2_bytes += 2 * keys * d * element;
+    if (w.row0 == 0) prefix.hbm_read += 2 * keys * d * element;
+  }
+  prefix.tensor_flop = 4 * d * prefix.exp;
+  prefix.l2_bytes += partial;
+  Problem rest = p;
+  rest.own.erase("shared_prefix");
+  rest.seqused_k.resize(static_cast<std::size_t>(p.batch), p.seqlen_k);
+  for (std::size_t b = 0; b < rest.seqused_k.size(); ++b) rest.seqused_k[b] -= plan.keys[b];
+  return {prefix, suffix.cost(rest).front(), {.name = "merge", .l2_bytes = partial}};
+}
+Step shared(std::string name, std::string idea, Launch launch) {
+  Step step = planned(std::move(name), std::move(idea), launch, plans::balanced_plan,
+                      plans::prefix_tensors);
+  step.cost = [suffix = step](const Problem& p) { return shared_cost(suffix, p); };
+  step.workspaces = [of_parts = step.workspaces](const Problem& p) {
+    std::vector<Workspace> all = of_parts(p);
+    const int64_t places = plans::most_prefix_work(p) * prefix_rows(p.head_dim);
+    all.push_back({"prefix_o", places * p.head_dim * 4});
+    all.push_back({"prefix_lse", places * 4});
+    return all;
+  };
+  step.refuses = [](const Problem& p) -> Reason {
+    if (p.softmax_scale < 1e-37)
+      return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
+    return refuse_runs(p);
+  };
+  return step;
+}
+
 // New tokens, in chunks of 16 bytes, are counted in 32 bits.
 Reason refuse_append(const Problem& p) {
   if (Reason reason = refuse_all(p)) return reason;
@@ -230,6 +343,19 @@ Chapter make_chapter() {
       ATTN_LAUNCH(v5_balanced_plan), plans::balanced_plan, plans::balanced_tensors));
   c.steps.push_back(device_planned("v6_device_plan", "a kernel makes the plan, in closed form",
                                    ATTN_LAUNCH(v6_device_plan)));
+  c.steps.push_back(prefill("v7_prefill", "many queries of each sequence against its pages, ragged",
+                            {"seqused", "varlen"}, ATTN_LAUNCH(v7_prefill)));
+  c.steps.push_back(shared("v8_shared_prefix", "a prefix that sequences share is read once for all",
+                           ATTN_LAUNCH(v8_shared_prefix)));
+  Step tree = prefill("v9_tree_mask", "the queries of a sequence are a tree of tokens",
+                      {"seqused", "varlen", "tree"}, ATTN_LAUNCH(v9_tree_mask));
+  tree.support += ", trees";
+  c.steps.push_back(std::move(tree));
+  Step variants = planned("v10_variants", "softcap and ALiBi, by one functor",
+                          ATTN_LAUNCH(v10_variants), plans::balanced_plan, plans::balanced_tensors);
+  variants.support += ", softcap, ALiBi";
+  variants.takes.insert(variants.takes.end(), {"softcap", "alibi"});
+  c.steps.push_back(std::move(variants));
   c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys turned on the way",
                            paged_append(), "append", ATTN_LAUNCH(a1_append), refuse_append));
   c.steps.push_back(copies("c1_copy", "pages copied to others, all of a batch in one launch",

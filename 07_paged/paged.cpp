@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <numeric>
 #include <random>
 
@@ -28,11 +29,33 @@ int64_t own(const Problem& p, const char* name, int64_t otherwise) {
   return found == p.own.end() ? otherwise : static_cast<int64_t>(found->second.at(0));
 }
 std::vector<int64_t> lengths_of(const Problem& p) {
+  if (p.varlen()) return p.varlen_k;
   return p.seqused_k.empty() ? std::vector(static_cast<std::size_t>(p.batch), p.seqlen_k)
                              : p.seqused_k;
 }
+// --shared-prefix: the first of the sequences that sequence b shares pages with, and how many
+// pages: those that are full.
+int64_t leader_of(const Problem& p, int64_t b) {
+  const auto shared = p.own.find("shared_prefix");
+  if (shared == p.own.end()) return b;
+  return b - b % static_cast<int64_t>(shared->second.at(1));
+}
+int64_t shared_pages(const Problem& p, int64_t length) {
+  return std::min(own(p, "shared_prefix", 0), length) / page_size_of(p);
+}
+int64_t saved_pages(const Problem& p) {
+  const std::vector<int64_t> lengths = lengths_of(p);
+  std::vector<int64_t> of_group(lengths.size());
+  int64_t saved = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t pages = shared_pages(p, lengths[static_cast<std::size_t>(b)]);
+    int64_t& most = of_group[static_cast<std::size_t>(leader_of(p, b))];
+    saved += std::min(pages, most), most = std::max(pages, most);
+  }
+  return saved;
+}
 int64_t pages_in_use(const Problem& p) {
-  int64_t pages = 0;
+  int64_t pages = -saved_pages(p);
   for (const int64_t n : lengths_of(p)) pages += (n + page_size_of(p) - 1) / page_size_of(p);
   return pages;
 }
@@ -54,10 +77,22 @@ void shuffled(const Problem& p, HostTensor& table) {
   if (in_use > 1) std::swap(pages[0], pages[random() % static_cast<uint64_t>(in_use)]);
   auto next = pages.begin();
   const std::vector<int64_t> lengths = lengths_of(p);
-  for (int64_t b = 0; b < p.batch; ++b)
-    for (int64_t n = 0; n < max_pages_of(p); ++n)
-      table.numbers[static_cast<std::size_t>(b * max_pages_of(p) + n)] =
-          n * page_size_of(p) < lengths[static_cast<std::size_t>(b)] ? *next++ : kNoPage;
+  const int64_t room = max_pages_of(p);
+  std::vector<std::vector<int64_t>> prefixes(lengths.size());  // of groups, by their leaders
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t length = lengths[static_cast<std::size_t>(b)];
+    std::vector<int64_t>& prefix = prefixes[static_cast<std::size_t>(leader_of(p, b))];
+    for (int64_t n = 0; n < room; ++n) {
+      int64_t& entry = table.numbers[static_cast<std::size_t>(b * room + n)];
+      const bool shared = n < shared_pages(p, length);
+      if (shared && n < static_cast<int64_t>(prefix.size())) {
+        entry = prefix[static_cast<std::size_t>(n)];
+        continue;
+      }
+      entry = n * page_size_of(p) < length ? *next++ : kNoPage;
+      if (shared) prefix.push_back(entry);
+    }
+  }
 }
 
 }  // namespace
@@ -87,6 +122,7 @@ std::vector<TensorSpec> inputs(const Problem& p) {
   std::vector<TensorSpec> specs = attention_inputs(p);
   for (TensorSpec& spec : specs)
     if (spec.name == "k" || spec.name == "v") spec = in_pages(p, spec.name, table);
+  std::erase_if(specs, [](const TensorSpec& spec) { return spec.name == "cu_seqlens_k"; });
   specs.push_back(table.spec);
   specs.push_back(seqused_of(p));
   return specs;
@@ -165,6 +201,23 @@ std::vector<double> read_lengths(const std::string& text) {
       "--lengths {}: must be uniform:A,B, zipf:MEAN or const:N, as uniform:16,512", text));
 }
 
+// "32768,8": tokens, and how many sequences share them; without the second all.
+std::vector<double> read_shared(const std::string& text) {
+  std::vector<double> values;
+  const char *at = text.data(), *const end = text.data() + text.size();
+  while (at <= end) {
+    int64_t n = -1;
+    const auto [stop, error] = std::from_chars(at, end, n);
+    if (error != std::errc() || n < 1 || n > kLongest || (stop != end && *stop != ',')) break;
+    values.push_back(static_cast<double>(n)), at = stop + 1;
+  }
+  if (at != end + 1 || values.empty() || values.size() > 2)
+    throw InputError(
+        fmt::format("--shared-prefix {}: must be TOKENS or TOKENS,SEQUENCES, as 1024,8", text));
+  if (values.size() == 1) values.push_back(static_cast<double>(kLongest));
+  return values;
+}
+
 // A 32-bit generator that is seeded alike everywhere, and taken modulo: PyTorch's randint draws the
 // same numbers from the same seed.
 std::vector<int64_t> draw_lengths(const std::vector<double>& how, int64_t batch, uint64_t seed) {
@@ -205,6 +258,10 @@ int64_t num_pages_of(const Problem& p) {
   return given > 0 ? given : in_use + std::max(kSparePages, in_use / 8);
 }
 
+int64_t saved_tokens(const Problem& p) {
+  return p.inputs == InputKind::files ? 0 : saved_pages(p) * page_size_of(p);
+}
+
 std::vector<int64_t> drawn_lengths(const std::string& text, int64_t batch, uint64_t seed) {
   return draw_lengths(read_lengths(text), batch, seed);
 }
@@ -243,6 +300,106 @@ std::vector<Feature> page_options() {
            .everywhere = true}};
 }
 
+namespace {
+// A ragged batch: cu_seqlens_q.npy says how many queries each sequence has, seqused_k.npy how many
+// keys. The table may have room for more.
+void sizes_of_ragged_files(const std::string& folder, Problem& p) {
+  const auto q = shape_of_file(folder, "q.npy", 3, "tokens, heads, head_dim");
+  sizes_of_pages(folder, p);
+  if (p.seqused_k.empty())
+    throw InputError(folder + "/seqused_k.npy: missing: the keys of each sequence");
+  const std::vector<int64_t> begins =
+      load_lengths(std::filesystem::path(folder) / "cu_seqlens_q.npy", p.batch + 1);
+  for (std::size_t b = 0; b + 1 < begins.size(); ++b)
+    p.varlen_q.push_back(begins[b + 1] - begins[b]);
+  if (begins.front() != 0 || begins.back() != q[0] || std::ranges::min(p.varlen_q) < 0)
+    throw InputError(fmt::format("{}: cu_seqlens_q.npy must rise from 0 to {}, the tokens of q.npy",
+                                 folder, q[0]));
+  if (q[2] != p.head_dim)
+    throw InputError(fmt::format("{}: q.npy [{}] and k_pages.npy must agree in head_dim ({})",
+                                 folder, fmt::join(q, ", "), p.head_dim));
+  p.own["max_pages"] = {static_cast<double>(max_pages_of(p))};
+  for (std::size_t b = 0; b < p.seqused_k.size(); ++b)
+    if (p.seqused_k[b] > p.seqlen_k)
+      throw InputError(fmt::format("{}: seqused_k.npy: a length of {}, must be from 0 to {}",
+                                   folder, p.seqused_k[b], p.seqlen_k));
+  p.varlen_k = std::move(p.seqused_k);
+  p.seqused_k.clear();
+  p.heads = q[1];
+}
+}  // namespace
+
+namespace {
+// ---- trees -------------------------------------------------------------------------------------
+
+bool has_tree(const Problem& p) { return p.own.contains("tree"); }
+
+// Of each query the bits of its ancestors and of itself, bit c: query c of its sequence. Drawn: a
+// token's parent is one of the four before it, or the last token of the cache.
+void draw_trees(const Problem& p, HostTensor& t) {
+  const auto words = static_cast<std::size_t>(tree_words(p));
+  std::mt19937_64 random(p.seed);
+  auto row = t.numbers.begin();
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const auto first = row;
+    for (int64_t i = 0; i < p.sequence(b).seqlen_q; ++i, row += static_cast<int64_t>(words)) {
+      const int64_t up = 1 + static_cast<int64_t>(random() % 4);
+      if (up <= i) std::copy_n(first + (i - up) * static_cast<int64_t>(words), words, row);
+      int64_t& own = row[i / 32];
+      own = static_cast<int32_t>(static_cast<uint32_t>(own) | 1u << i % 32);
+    }
+  }
+}
+TensorSpec tree_of(const Problem& p) {
+  return {"tree_mask", {1, 1, p.tokens_q(), tree_words(p)}, DType::int32, {}, draw_trees, false, 2};
+}
+
+// Among the last seqlen_q keys a query sees its ancestors and itself.
+template <class Scalar>
+void hide(const ScoreRow<Scalar>& row) {
+  const Problem& p = row.problem;  // its sequence
+  const HostTensor& tree = row.inputs.at("tree_mask");
+  const auto cu_seqlens = row.inputs.find("cu_seqlens_q");
+  const int64_t first =
+      cu_seqlens == row.inputs.end()
+          ? p.first_sequence * p.seqlen_q
+          : cu_seqlens->second.numbers[static_cast<std::size_t>(p.first_sequence)];
+  const int64_t* const bits = tree.numbers.data() + (first + row.i) * tree.spec.columns();
+  for (std::size_t n = 0; n < row.scores.size(); ++n) {
+    const int64_t c = row.first_key + static_cast<int64_t>(n) - (p.seqlen_k - p.seqlen_q);
+    if (c >= 0 && (bits[c / 32] >> c % 32 & 1) == 0)
+      row.scores[n] = -std::numeric_limits<Scalar>::infinity();
+  }
+}
+}  // namespace
+
+const Operation& paged_prefill() {
+  static const Operation operation = [] {
+    Operation op = paged_decode();
+    op.name = "paged_prefill";
+    op.few_queries = 0;
+    op.useful_bytes = nullptr;
+    op.sizes_of_files = sizes_of_ragged_files;
+    op.own.push_back({.name = "tree",
+                      .lacking = "tree mask",
+                      .help =
+                          "the queries of a sequence are a tree: each sees the keys before, its "
+                          "ancestors and itself",
+                      .scores = hide<double>,
+                      .scores_low = hide<float>});
+    op.inputs = [](const Problem& p) {
+      std::vector<TensorSpec> specs = inputs(p);
+      if (has_tree(p)) specs.push_back(tree_of(p));
+      return specs;
+    };
+    op.reference = [own = op.own](const Problem& p, const HostTensors& in, Selection selection) {
+      return attention_reference(p, in, selection, own);
+    };
+    return op;
+  }();
+  return operation;
+}
+
 const Operation& paged_decode() {
   static const Operation operation = [] {
     Operation op = decode();
@@ -252,6 +409,17 @@ const Operation& paged_decode() {
     op.sizes_of_files = sizes_of_files;
     op.complete = complete_lengths;
     op.own = page_options();
+    op.own.push_back({.name = "shared_prefix",
+                      .lacking = "shared prefix",
+                      .help = "N or N,G: of each G sequences (all) the first N tokens are the same",
+                      .kind = Feature::Kind::list,
+                      .read = read_shared,
+                      .everywhere = true});
+    op.useful_bytes = [](const Problem& p) {  // what is shared counts once
+      return decode().useful_bytes(p) -
+             2 * static_cast<double>(saved_tokens(p)) *
+                 static_cast<double>(bytes_of(p.dtype, p.kv_heads * p.head_dim));
+    };
     return op;
   }();
   return operation;

@@ -9,6 +9,10 @@ namespace attn {
 // page_size, Hkv, d]; page_table [B, max_pages]; seqused_k [B].
 const Operation& paged_decode();
 
+// Any number of queries of each sequence against its pages: ragged, q [tokens, Hq, d] and
+// cu_seqlens_q [B + 1], or as many of each, as paged_decode has them.
+const Operation& paged_prefill();
+
 // The last seqlen_q tokens of each sequence, of the seqused_k that it has with them, from k_new,
 // v_new [B * seqlen_q, Hkv, d] into its pages; with --rotary the keys are turned by their
 // positions.
@@ -31,6 +35,9 @@ std::vector<Feature> page_options();
 // --lengths and the like, before Problem::finish; a loaded table, in its place.
 void complete_lengths(Problem&, const std::set<std::string>& given);
 void place_pages(const Problem&, HostTensors&);
+
+// Tokens of the pool that --shared-prefix saves: those that several sequences have, but once.
+int64_t saved_tokens(const Problem&);
 
 // The pages of the pool.
 int64_t num_pages_of(const Problem&);

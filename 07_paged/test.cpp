@@ -59,11 +59,14 @@ void paged_problems(const std::vector<int64_t>& lengths, Body body) {
 
 }  // namespace
 
-// 16 bits, three head dims, up to 16 queries, any page size; masks by position; no other feature.
+// 16 bits, three head dims, up to 16 queries or prefill, which is ragged, any page size; masks by
+// position; no other feature.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   return p.dtype != DType::fp32 && one_of(p.head_dim, {64, 128, 256}) &&
-         (p.seqlen_q <= 16 || step.operation->name != "paged_decode") && !p.varlen() &&
-         p.dropout == 0 && p.softcap == 0 && !p.alibi && !p.mask;
+         (p.seqlen_q <= 16 || step.operation->name != "paged_decode") &&
+         (!p.varlen() || step.operation->name == "paged_prefill") &&
+         (!p.own.contains("tree") || step.name == "v9_tree_mask") && p.dropout == 0 &&
+         ((p.softcap == 0 && !p.alibi) || step.name == "v10_variants") && !p.mask;
 }
 
 namespace {
@@ -81,6 +84,25 @@ TEST_CASE("steps are right for batches of any lengths and pages of any size", "[
     ran += check_steps("paged_decode", p, Backend::emulated);
   });
   for (const Step* step : decode_steps()) CHECK(ran.of[step->name] == 60);
+}
+
+TEST_CASE("variants of scores are right with masks and with many pieces", "[emulated]") {
+  Counts ran;
+  std::size_t n = 0;
+  paged_problems({16, 65, 257, 700}, [&](Problem p) {
+    if (++n % 2 == 0) p.softcap = n % 4 == 0 ? 30 : 0.5;
+    p.alibi = n % 4 != 0;
+    ran += check_steps("paged_decode", p, Backend::emulated);
+  });
+  CHECK(ran.of == std::map<std::string, int>{{"v10_variants", 20}});
+}
+TEST_CASE("variants of scores on the GPU", "[gpu]") {
+  std::size_t n = 0;
+  paged_problems({16, 65, 257, 700, 32789}, [&](Problem p) {
+    if (++n % 2 == 0) p.softcap = n % 4 == 0 ? 30 : 0.5;
+    p.alibi = n % 4 != 0;
+    check_steps("paged_decode", p, Backend::gpu);
+  });
 }
 
 TEST_CASE("a batch of empty sequences gives O = 0 and lse = -inf", "[emulated]") {
@@ -267,6 +289,7 @@ TEST_CASE("a wrong table and a wrong length are found", "[emulated]") {
     REQUIRE(session.prepare(*step).ok());
     const auto passes = [&](const HostTensors& inputs) {
       session.replace(inputs);
+      session.replan(inputs);
       REQUIRE(session.launch().ok());
       return check(session.outputs().at("o"), right.expected[0]).pass;
     };
@@ -335,6 +358,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   p.own["num_pages"] = {1 << 19};
   refused(p, "a pool holds at most 2^31 - 1 tokens");
   p.own["num_pages"] = {(1 << 19) - 1};
+  p.finish();
   for (const Step* step : decode_steps()) CHECK(!refusal(*step, p));
 }
 

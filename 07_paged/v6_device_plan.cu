@@ -4,8 +4,8 @@
 // idea      A plan on the host costs its time, a copy, and the lengths have to be known there. The
 //           walk of v5 goes from piece to piece and cannot be shared by threads. But if row blocks
 //           lie on a line and are cut at equal distances, then where a row block begins says all
-//           about its pieces, down to their places in the list: a prefix sum over the sequences, and
-//           divisions. One block does that for the whole batch, before the launch, in the same
+//           about its pieces, down to their places in the list: a prefix sum over the sequences,
+//           and divisions. One block does that for the whole batch, before the launch, in the same
 //           graph. A block of attention costs a piece more than the mean at most, as in v5.
 // expect    no plan on the host; phase "plan": microseconds, once for all layers of a model
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
@@ -184,25 +184,19 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 }
 //! [merge_row]
 
-// The plan, by one block, which sums up what sequences cost; then kLanes lanes go through the pieces
-// of a row block. From piece to piece the row block or the block grows: their sum is the piece's
-// place in the list. Where a block ends with a row block a place stays free.
+// The plan, by one block, which sums up what sequences cost; then kLanes lanes go through the
+// pieces of a row block. From piece to piece the row block or the block grows: their sum is the
+// piece's place in the list. Where a block ends with a row block a place stays free.
 //! [plan]
-struct Planner {
-  static constexpr int kThreads = 1024, kLanes = 4;
-};
-struct PlanStorage {
-  int sSum[32];  // of each warp
-  ATTN_MEMBERS(PlanStorage, sSum)
-};
-template <class Planner>
-__global__ void __launch_bounds__(Planner::kThreads)
+constexpr int kPlanThreads = 1024, kLanes = 4;
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads)
     plan_kernel(const int* gSeqused,  // [B]: keys of each sequence
                 Work* gWork,          // [blocks + row blocks]: what each block works on
                 int* gWorkRange,      // [blocks, 2]: the first piece of each block, and their end
                 Shape shape, int batch, int heads, int tile_keys, int blocks) {
-  auto& smem = dynamic_shared<PlanStorage>();
-  int* const sStart = reinterpret_cast<int*>(&smem + 1);  // [B]: where sequences begin on the line
+  auto& sCost = dynamic_shared<int[32]>();  // of each warp
+  int* const sStart = sCost + 32;           // [B]: where sequences begin on the line
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const auto sum_up = [&](int sum) {  // over the lanes up to this one
     for (int distance = 1; distance < 32; distance *= 2) {
@@ -211,33 +205,30 @@ __global__ void __launch_bounds__(Planner::kThreads)
     }
     return sum;
   };
-  const auto cost_of = [&](int b) { return tiles_of(shape, gSeqused[b], tile_keys) + kPieceTiles; };
+  const auto cost_of = [&](int b) { return kPieceTiles + tiles_of(shape, gSeqused[b], tile_keys); };
   int total = 0;
-  for (int b0 = 0; b0 < batch; b0 += Planner::kThreads) {
+  for (int b0 = 0; b0 < batch; b0 += kThreads) {
     const int b = b0 + threadIdx.x, cost = b < batch ? heads * cost_of(b) : 0, sum = sum_up(cost);
-    if (lane_id == 31) smem.sSum[warp_id] = sum;
+    if (lane_id == 31) sCost[warp_id] = sum;
     __syncthreads();  // the sums of all warps are there
-    const int warps = sum_up(smem.sSum[lane_id]);
-    const int before = __shfl_sync(~0u, warps, (warp_id + 31) % 32);
-    if (b < batch) sStart[b] = total + (warp_id > 0 ? before : 0) + sum - cost;
+    const int warps = sum_up(sCost[lane_id]), to_warp = __shfl_sync(~0u, warps, warp_id);
+    if (b < batch) sStart[b] = total + to_warp - sCost[warp_id] + sum - cost;
     total += __shfl_sync(~0u, warps, 31);
     __syncthreads();  // all have read the sums
   }
-  for (int n = threadIdx.x; n < 2 * blocks; n += Planner::kThreads) gWorkRange[n] = 0;
+  for (int n = threadIdx.x; n < 2 * blocks; n += kThreads) gWorkRange[n] = 0;
   __syncthreads();  // sStart is there; ranges are empty
   const int length = ceil_div(total, blocks);
-  for (int row_block = threadIdx.x / Planner::kLanes; row_block < batch * heads;
-       row_block += Planner::kThreads / Planner::kLanes) {
-    const int b = row_block / heads, cost = cost_of(b);
-    const int start = sStart[b] + row_block % heads * cost;
-    for (int part = threadIdx.x % Planner::kLanes;; part += Planner::kLanes) {
-      const Work work = piece_on_line(row_block, start, cost - kPieceTiles, length, part);
+  for (int n = threadIdx.x / kLanes; n < batch * heads; n += kThreads / kLanes) {  // row block n
+    const int cost = cost_of(n / heads), start = sStart[n / heads] + n % heads * cost;
+    for (int part = threadIdx.x % kLanes;; part += kLanes) {
+      const Work work = piece_on_line(n, start, cost - kPieceTiles, length, part);
       if (part >= work.num_parts) break;
-      const int block = work.first_part + part, at = row_block + block;
+      const int block = work.first_part + part, at = n + block;
       gWork[at] = work;
       // Whether the last tile before this row block is in another block, and the first one after.
       if (part > 0 || start == 0 || (start - 1) / length < block) gWorkRange[2 * block] = at;
-      if (part + 1 < work.num_parts || row_block + 1 == batch * heads ||
+      if (part + 1 < work.num_parts || n + 1 == batch * heads ||
           (start + cost + kPieceTiles) / length > block)
         gWorkRange[2 * block + 1] = at + 1;
     }
@@ -264,8 +255,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
-  const int end = gWorkRange[2 * blockIdx.x + 1];
-  for (int piece = gWorkRange[2 * blockIdx.x]; piece < end; ++piece) {
+  for (int piece = gWorkRange[2 * blockIdx.x]; piece < gWorkRange[2 * blockIdx.x + 1]; ++piece) {
     const auto [row_block, tile, count, split, num_splits, first_block] = gWork[piece];
     const int used = gSeqused[row_block / (shape.kv_heads * row_tiles)];
     const Rows rows = rows_of(shape, row_block, kRows);
@@ -426,9 +416,9 @@ __global__ void __launch_bounds__(Config::kThreads)
 Status plan(const Arguments& args) {
   const Problem& p = args.problem;
   args.phase("plan");
-  return launch_kernel(plan_kernel<Planner>, dim3(1), dim3(Planner::kThreads),
-                       sizeof(PlanStorage) + static_cast<std::size_t>(p.batch) * sizeof(int),
-                       args.stream, args.in<int>("seqused_k"), args.out<Work>("work"),
+  return launch_kernel(plan_kernel<kPlanThreads>, dim3(1), dim3(kPlanThreads),
+                       static_cast<std::size_t>(32 + p.batch) * sizeof(int), args.stream,
+                       args.in<int>("seqused_k"), args.out<Work>("work"),
                        args.out<int>("work_range"), shape_of(p), static_cast<int>(p.batch),
                        static_cast<int>(row_blocks(p, kMmaRows) / p.batch), tile_keys(p.head_dim),
                        static_cast<int>(planned_blocks(p)));

@@ -215,14 +215,18 @@ function(attn_diff_budget chapter step lines reason)
   set_property(GLOBAL APPEND_STRING PROPERTY ATTN_DIFF_BUDGETS "${lines} ${chapter}/${step} ${reason}\n")
 endfunction()
 
-# attn_diff_parent(<chapter> <step> <parent>): a later step whose parent, <chapter>/<step>, is in
-# another chapter.
+# attn_diff_parent(<chapter> <step> <parent> [FIRST]): a later step whose parent, <chapter>/<step>,
+# is in another chapter. FIRST: of an operation's steps, which may differ as a chapter's first may.
 function(attn_diff_parent chapter step parent)
   string(SUBSTRING ${chapter} 0 2 number)
   string(REGEX REPLACE "_.*" "" to ${step})
   attn_add_diff(diff_parent_${number}_${to} ${PROJECT_SOURCE_DIR}/${parent}.cu
                 ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
-  set_property(GLOBAL APPEND_STRING PROPERTY ATTN_DIFFS "80 ${parent} ${chapter}/${step}\n")
+  set(budget 80)
+  if("FIRST" IN_LIST ARGN)
+    set(budget 180)
+  endif()
+  set_property(GLOBAL APPEND_STRING PROPERTY ATTN_DIFFS "${budget} ${parent} ${chapter}/${step}\n")
 endfunction()
 
 # attn_inline_headers(<text>): puts the headers of this chapter that the step's text includes in their places.

@@ -34,6 +34,7 @@ std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
       p.dtype = n % 3 == 2 ? DType::fp32 : DType::bf16;
       p.inputs = inputs;
       if (takes(step, "dropout") && n % 5 == 2) p.dropout = 0.25;
+      if (takes(step, "tree")) p.own["tree"] = {1}, p.seqlen_k = std::max(p.seqlen_q, p.seqlen_k);
       p.seed = seed + n++;
       p.finish();
       for (const int64_t other : {32, 64})  // steps with a few head dims alone
@@ -50,6 +51,7 @@ std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
     if (n % 3 == 1) p.window_left = 300, p.window_right = 40;  // begins behind the first tile of keys
     p.inputs = n % 3 == 0 ? InputKind::needle : n % 3 == 1 ? InputKind::random : InputKind::peaked;
     p.seed = seed + n++;
+    if (takes(step, "tree")) p.own["tree"] = {1};
     p.finish();
     if (!refusal(step, p)) continue;
     p.head_dim = 64;

@@ -119,6 +119,23 @@ problems_of() {
       echo "decode_u4k16k_b33 $(pages 33 uniform:4096,16384 32 8) --seed 7"
       echo "decode_1x128k_63x1k $(one_long 63 32 8)"
       echo "decode_u16_512_b256 $(pages 256 uniform:16,512 32 8) --seed 7"
+      # A prefix of 32k, and its sequences as if they shared nothing.
+      echo "decode_prefix_32k_b64 --step v5_balanced_plan,v8_shared_prefix" \
+        "$(pages 64 const:32896 32 8) --shared-prefix 32768"
+      # What variants of scores cost.
+      echo "decode_plain --step v10_variants $(pages 16 const:8192 32 8)"
+      echo "decode_softcap --step v10_variants $(pages 16 const:8192 32 8) --softcap 30"
+      echo "decode_alibi --step v10_variants $(pages 16 const:8192 32 8) --alibi"
+      # A tree of 64 tokens, and one token.
+      for n in 1 64; do
+        echo "prefill_tree_$n --operation paged_prefill --step v9_tree_mask" \
+          "$(pages 64 const:4096 32 32) --seqlen-q $n --tree"
+      done
+      # Prompts as chapter 04 has them; chunks behind long caches; one long prompt among short ones.
+      echo "prefill_d128_causal_n2048 --operation paged_prefill $(tokens 128 2048) --causal"
+      echo "prefill_d128_causal_n16384 --operation paged_prefill $(tokens 128 16384) --causal"
+      for n in 1 64; do echo "prefill_d128_causal_n2048_page$n --operation paged_prefill $(tokens 128 2048) --causal --page-size $n"; done
+      echo "prefill_chunks --operation paged_prefill --heads 32 --kv-heads 8 --head-dim 128 --causal --varlen 2048,512,512,128 --varlen-k 16384,8192,4096,128"
       # 134 MB of new tokens, and of copied pages.
       echo "append_128mb --operation paged_append --batch 16 --kv-heads 8 --heads 8 --head-dim 128 --seqlen-q 1024 --lengths const:8192"
       echo "append_rotary_128mb --operation paged_append --batch 16 --kv-heads 8 --heads 8 --head-dim 128 --seqlen-q 1024 --lengths const:8192 --rotary"
@@ -181,6 +198,8 @@ profiled_problem() {  # CHAPTER STEP
     04_flash_v2/*) echo "$(tokens 128 2048) --causal" ;;
     05_flash_decoding/*) cache 16 8192 32 8 ;;
     06_flash_v3_hopper/*) tokens 128 2048 ;;
+    07_paged/v8_*) echo "$(pages 64 const:32896 32 8) --shared-prefix 32768" ;;
+    07_paged/v[79]_*) echo "$(tokens 128 2048) --causal" ;;
     07_paged/a1_*) echo "--batch 16 --kv-heads 8 --heads 8 --head-dim 128 --seqlen-q 1024 --lengths const:8192" ;;
     07_paged/c1_*) echo "--batch 2048 --kv-heads 8 --heads 8 --head-dim 128" ;;
     07_paged/*) pages 16 const:8192 32 8 ;;
@@ -297,7 +316,14 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128 --inputs needle"
       echo "--seqlen-q 5 --seqlen-k 300 --heads 8 --kv-heads 2 --head-dim 64 --causal --dtype fp16 --page-size 5 --blocks 3"
       echo "--seqlen-k 1000 --heads 3 --kv-heads 1 --head-dim 256 --window 130,0 --page-size 64 --blocks 7"
-      echo "--batch 40 --lengths uniform:0,130 --heads 2 --kv-heads 2 --head-dim 64 --page-size 1" ;;
+      echo "--batch 40 --lengths uniform:0,130 --heads 2 --kv-heads 2 --head-dim 64 --page-size 1"
+      echo "--lengths const:300 --heads 8 --kv-heads 2 --head-dim 128 --softcap 15 --alibi"
+      echo "--batch 7 --seqused 301,700,310,600,420,200,500 --seqlen-k 700 --heads 10 --kv-heads 2 --head-dim 128 --shared-prefix 300,3 --blocks 3" ;;
+    07_paged/paged_prefill)
+      echo "--varlen 17,5,0,130 --varlen-k 40,5,4,300 --heads 4 --kv-heads 2 --head-dim 128 --causal --inputs needle --page-size 5"
+      echo "--batch 2 --seqlen-q 70 --seqlen-k 150 --head-dim 64 --dtype fp16 --window 17,3 --page-size 1"
+      echo "--varlen 33,1 --varlen-k 133,64 --head-dim 256 --causal --page-size 64"
+      echo "--varlen 70,3,64 --varlen-k 200,3,300 --heads 2 --head-dim 128 --tree" ;;
     07_paged/paged_append)
       echo "--batch 3 --seqused 70,2,0 --seqlen-k 70 --seqlen-q 5 --heads 3 --head-dim 128 --rotary"
       echo "--batch 2 --lengths const:300 --seqlen-q 40 --heads 2 --head-dim 64 --page-size 5 --dtype fp16" ;;

@@ -8,7 +8,7 @@ set -euo pipefail
 export LC_ALL=C
 root=$1 diffs=$2 budgets=$3
 list=${STEP_DIFFS_LIST:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)/step_diffs.txt}
-most_named=18 most_lines=220
+most_named=19 most_lines=220
 
 text() {  # of a step, without what does not count
   sed -e '1,/^[^\/]/{/^\/\//d}' -e "s/${1##*/}/STEP/g" -e 's/[[:space:]]//g' "$root/$1.cu" | grep -v -e '^$' -e '^//!\['
