@@ -8,22 +8,25 @@ set -euo pipefail
 export LC_ALL=C
 root=$1 diffs=$2 budgets=$3
 list=${STEP_DIFFS_LIST:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)/step_diffs.txt}
-most_named=19 most_lines=220
+most_named=5 most_lines=220  # named: of a chapter
 
 text() {  # of a step, without what does not count
   sed -e '1,/^[^\/]/{/^\/\//d}' -e "s/${1##*/}/STEP/g" -e 's/[[:space:]]//g' "$root/$1.cu" | grep -v -e '^$' -e '^//!\['
 }
-declare -A budget_of=() listed=() counted=()
-bad=0 named=0
+declare -A budget_of=() listed=() counted=() named=()
+bad=0
 complain() { echo "$*"; bad=1; }
 while read -r lines step reason; do
   [[ -n $lines ]] || continue
   budget_of[$step]=$lines
-  named=$((named + 1))
+  named[${step%%/*}]=$((${named[${step%%/*}]:-0} + 1))
   [[ -n $reason ]] || complain "$step: a budget of $lines lines without a reason"
   [[ $lines -le $most_lines ]] || complain "$step: a budget of $lines lines, none may have more than $most_lines"
 done <"$budgets"
-[[ $named -le $most_named ]] || complain "$named steps have budgets of their own, at most $most_named may"
+for chapter in "${!named[@]}"; do
+  [[ ${named[$chapter]} -le $most_named ]] ||
+    complain "$chapter: ${named[$chapter]} steps have budgets of their own, at most $most_named may"
+done
 while read -r lines step; do
   listed[$step]=$lines
   [[ $lines -le $most_lines ]] ||
