@@ -90,7 +90,7 @@ int main(int argc, char** argv) {
   p.finish();
   const Operation& op = *step.operation;
   const HostTensors inputs = draw_inputs(p, op.inputs(p));
-  const std::vector<Expected> expected = op.reference(p, inputs, {});
+  const std::vector<Expected> expected = expected_of(step, p, inputs, {});
   for (uint64_t schedule = 1; schedule <= 12; ++schedule) {
     choose_schedule(schedule);
     emulator::find_races = emulator::find_global_races = true;

@@ -1,0 +1,15 @@
+// The FP8 steps' part of chapter 06's table: see FP8.md.
+#pragma once
+
+#include <vector>
+
+#include "attn/step.h"
+
+namespace attn {
+
+std::vector<Step> fp8_steps();
+
+/// The q, k, v that a step multiplies which stores each tensor in e4m3 with one scale.
+HostTensors in_tensor_scales(const Problem&, const HostTensors& inputs);
+
+}  // namespace attn
