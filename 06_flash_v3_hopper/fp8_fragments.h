@@ -43,7 +43,7 @@ struct ByteTensorMaps {
          {rows_of(q, "q8", p.batch * p.heads, p.seqlen_q, block_m),
           rows_of(k, "k8", p.batch * p.kv_heads, p.seqlen_k, block_n),
           make_byte_tensor_map<3>(v, args.out<uint8_t>("v8"), {padded, d, p.batch * p.kv_heads},
-                                  {padded, padded * d}, {128, static_cast<int>(d), 1})})
+                                  {padded, padded * d}, {std::min(block_n, 128), static_cast<int>(d), 1})})
       if (!status.ok()) return status;
     return Status::success();
   }
