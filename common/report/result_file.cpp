@@ -122,7 +122,7 @@ std::vector<RoofRow> read_roofs(const Object& o) {
   std::vector<RoofRow> roofs;
   for (const char* name :
        {"hbm_copy", "hbm_read", "l2", "fp32", "tensor_fp16", "tensor_bf16", "tensor_e4m3", "exp"})
-    if (o.has(name)) {
+    if (o.contains(name) && o.has(name)) {
       const Object roof = o.object(name);
       roofs.push_back({name, roof.positive("per_second"), roof.text("source")});
     }
