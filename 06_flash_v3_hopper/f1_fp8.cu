@@ -1,6 +1,6 @@
 // f1_fp8: both products on e4m3, 8 bits, at twice the rate.
 //
-// parent    f1_fp8
+// parent    v12_lazy_rescale
 // idea      Q, K and V are quantised by kernels before (quantise.h), with one scale for each
 //           tensor, and P is rounded to e4m3 in registers. wgmma takes 8-bit operands K-major
 //           alone, so V comes transposed; and its keys in an order in which accumulators of S are
@@ -24,7 +24,8 @@ namespace ATTN_BACKEND::f1_fp8 {
 using namespace attn;
 using namespace hopper;
 
-using Element = __nv_bfloat16;  // of what is given, and of O
+using Element = __nv_bfloat16;    // of what is given, and of O
+using Descales = TensorDescales;  // one scale for each tensor
 
 constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8, and e4m3 ends at 448
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
@@ -229,7 +230,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     attention_kernel(const __grid_constant__ TensorMap mapQ,  // [B Hq, d / 128, seqlen_q, 128]
                      const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 128, seqlen_k, 128]
                      const __grid_constant__ TensorMap mapV,  // [B Hkv, d, padded keys]
-                     const float* __restrict__ gDescale,      // of Q, K and V
+                     Descales descales,
                      Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
                      float* __restrict__ gLse,                // [B, Hq, seqlen_q]
                      Shape shape, Tiles tiles) {
@@ -238,7 +239,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
   // of tiles in uniform registers, as wgmma takes them.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-  const float softmax_scale_log2 = shape.softmax_scale * gDescale[kQ] * gDescale[kK] * kLog2e;
+  const float scale_log2 = shape.softmax_scale * kLog2e * descales.q(0, 0) * descales.k(0, 0);
   if (threadIdx.x == 0) init_barriers(smem);
   __syncthreads();  // the barriers are there
 
@@ -298,7 +299,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](int n_block, auto masked) {
     if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
-    rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
+    rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, scale_log2);
   };
   //! [mmas]
   const auto issue_s = [&] {
@@ -370,7 +371,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     round_p_e4m3<kBlockN>(p, s);
     kv.advance();
     // O has V's scale still, and lse has not: l gets its inverse, and gives it back.
-    const float v_descale = gDescale[kV];
+    const float v_descale = descales.v(0, 0);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       last_max[r] += __log2f(v_descale);
@@ -399,8 +400,8 @@ Status launch(const Arguments& args) {
   return launch_kernel(
       attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
       dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
-      args.out<float>("descale"), args.out<Element>("o"), args.out<float>("lse"),
-      shape_of(args.problem), tiles);
+      Descales(args), args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem),
+      tiles);
 }
 
 Status launch(const Arguments& args) {

@@ -3,9 +3,9 @@
 // parent    f2_p_scale
 // idea      wgmma keeps 13 bits behind the point of its sums on e4m3, and cuts off the rest: in f2 O
 //           grows with the number of keys, and what is added to it is cut ever shorter, always
-//           toward zero. Here the tensor core begins anew for each tile of keys, or for every
-//           kTilesPerSum, and O is a sum in float32. That takes registers: at d=256 P V comes in
-//           slices of 64 columns, and tiles have 64 keys.
+//           toward zero. Here the tensor core begins anew for each tile of keys, and O is a sum in
+//           float32. That takes registers: at d=256 P V comes in slices of 64 columns, and tiles have
+//           64 keys.
 // expect    error against an exact sum of the same products; more FADD, and at d=256 time
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
@@ -24,7 +24,8 @@ namespace ATTN_BACKEND::f3_two_level {
 using namespace attn;
 using namespace hopper;
 
-using Element = __nv_bfloat16;  // of what is given, and of O
+using Element = __nv_bfloat16;    // of what is given, and of O
+using Descales = TensorDescales;  // one scale for each tensor
 
 constexpr float kPScale = 8;              // to base 2: P is 256 times what it was
 constexpr float kRescaleThreshold = 0.8f;  // P is at most 2^8.8 = 446, and e4m3 ends at 448
@@ -44,10 +45,8 @@ struct Config {
   static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;         // B_c
-  static constexpr int kTilesPerSum = 1;  // so many tiles' P V are added up by the tensor core
   static constexpr int kSliceColumns = kHeadDim == 256 ? 64 : kHeadDim;  // of P V, at once
   static constexpr int kSlices = kHeadDim / kSliceColumns;
-  static_assert(kTilesPerSum == 1 || kSlices == 1);
   static constexpr int kStages = 2;                                  // tiles of K, and of V
   static constexpr int kQStages = 2;                                 // tiles of Q
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
@@ -113,13 +112,13 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
 template <class Config>
 __device__ __forceinline__ void issue_pv(float (&pv)[Config::kSliceColumns / 8][4],
                                          const uint32_t (&p)[Config::kBlockN / 32][4],
-                                         const uint8_t* sV, int slice, bool accumulate) {
+                                         const uint8_t* sV, int slice) {
   constexpr int kRow = Config::kBlockN < 128 ? 64 : 128;
   const WgmmaOperand v = wgmma_operand_e4m3<kRow>(sV + slice * Config::kSliceColumns * kRow);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 32; ++i)  // 32 keys are 32 bytes
-    wgmma_e4m3(pv, p[i], v + 32 * i, accumulate || i > 0);
+    wgmma_e4m3(pv, p[i], v + 32 * i, i > 0);
   wgmma_commit();
 }
 //! [issue_pv]
@@ -249,7 +248,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     attention_kernel(const __grid_constant__ TensorMap mapQ,  // [B Hq, d / 128, seqlen_q, 128]
                      const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 128, seqlen_k, 128]
                      const __grid_constant__ TensorMap mapV,  // [B Hkv, d, padded keys]
-                     const float* __restrict__ gDescale,      // of Q, K and V
+                     Descales descales,
                      Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
                      float* __restrict__ gLse,                // [B, Hq, seqlen_q]
                      Shape shape, Tiles tiles) {
@@ -258,7 +257,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
   // of tiles in uniform registers, as wgmma takes them.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-  const float softmax_scale_log2 = shape.softmax_scale * gDescale[kQ] * gDescale[kK] * kLog2e;
+  const float scale_log2 = shape.softmax_scale * kLog2e * descales.q(0, 0) * descales.k(0, 0);
   if (threadIdx.x == 0) init_barriers(smem);
   __syncthreads();  // the barriers are there
 
@@ -311,7 +310,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   float o[kHeadDim / 8][4] = {};                           // not divided by l yet
   float pv[Config::kSliceColumns / 8][4];                  // what is to be added to it
-  int in_sum = 0;                                          // so many tiles of keys are in pv
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 32][4];
@@ -320,7 +318,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](int n_block, auto masked) {
     if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
-    rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
+    rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, scale_log2);
   };
   //! [mmas]
   const auto issue_s = [&] {
@@ -328,18 +326,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState at, int slice = 0) {
-    issue_pv<Config>(pv, p, smem.sV[at.index()], slice, Config::kTilesPerSum > 1 && in_sum > 0);
+    issue_pv<Config>(pv, p, smem.sV[at.index()], slice);
   };
-  // Awaits P V of the block before, and adds it to O when it is time, or `last`.
-  const auto add_o = [&](bool last) {
-    const bool full = ++in_sum == Config::kTilesPerSum || last;
+  // Awaits P V of the block before, and adds it to O.
+  const auto add_o = [&] {
 #pragma unroll
     for (int slice = 0; slice < Config::kSlices; ++slice) {
       if (slice > 0) issue_o(kv.previous(), slice);
       wgmma_wait<0>(pv);
-      if (full) add_slice<Config>(o, pv, slice);
+      add_slice<Config>(o, pv, slice);
     }
-    if (full) in_sum = 0;
     release(smem.v_empty, kv.previous());
   };
   // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
@@ -357,10 +353,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto visit = [&](int n_block, auto masked) {
     mmas(n_block);
     softmax(n_block, masked);
-    add_o(false);
+    add_o();
     round_p_e4m3<kBlockN>(p, s);
     if (rescaled) rescale_rows<kHeadDim>(o, rescale);
-    if (rescaled && Config::kTilesPerSum > 1) rescale_rows<Config::kSliceColumns>(pv, rescale);
     kv.advance();
   };
   //! [mmas]
@@ -401,12 +396,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       issue_o(kv.previous());
       pingpong_pass_on();
     }
-    add_o(true);
+    add_o();
     round_p_e4m3<kBlockN>(p, s);
     kv.advance();
     // O has V's scale still, and lse has not: l gets its inverse, and gives it back. And what P is
     // times too much is in O and in l.
-    const float v_descale = gDescale[kV];
+    const float v_descale = descales.v(0, 0);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       last_max[r] += __log2f(v_descale) - kPScale;
@@ -435,8 +430,8 @@ Status launch(const Arguments& args) {
   return launch_kernel(
       attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
       dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
-      args.out<float>("descale"), args.out<Element>("o"), args.out<float>("lse"),
-      shape_of(args.problem), tiles);
+      Descales(args), args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem),
+      tiles);
 }
 
 Status launch(const Arguments& args) {

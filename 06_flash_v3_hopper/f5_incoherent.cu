@@ -25,7 +25,8 @@ namespace ATTN_BACKEND::f5_incoherent {
 using namespace attn;
 using namespace hopper;
 
-using Element = __nv_bfloat16;  // of what is given, and of O
+using Element = __nv_bfloat16;    // of what is given, and of O
+using Descales = TileDescales;    // a scale for each tile
 
 constexpr float kPScale = 8;              // to base 2: P is 256 times what it was
 constexpr float kRescaleThreshold = 0.8f;  // P is at most 2^8.8 = 446, and e4m3 ends at 448
@@ -89,12 +90,6 @@ struct DynamicPersistent : TileOrder {
 };
 using Tiles = DynamicPersistent;
 //! [tiles]
-
-// The scales of tiles: where they are in device memory.
-struct Descales {
-  const float *q, *k, *v;  // [B Hq, tiles_q], [B Hkv, tiles_k], as k
-  int tiles_q, tiles_k;
-};
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
@@ -202,8 +197,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
-    smem.q_descale[q.index()] =
-        descales.q[work.q_head * descales.tiles_q + work.row0 / kScaleRows];
+    smem.q_descale[q.index()] = descales.q(work.q_head, work.row0);
     mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     mbarrier_wait(&smem.prefetch, prefetch().phase());
@@ -231,15 +225,16 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
       if (n_block == min(work.seen.begin + kPrefetchBlocks, work.seen.end) - 1)
         mbarrier_arrive(&smem.prefetch);
       const int stage = kv.index(), key0 = n_block * kBlockN;
-      const int tile = work.kv_head * descales.tiles_k + key0 / kScaleRows;
-      const auto await = [&](uint64_t* full, uint64_t* empty, float& sDescale, const float* g) {
+      const auto await = [&](uint64_t* full, uint64_t* empty, float& sDescale, float descale) {
         mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
-        sDescale = g[tile];
+        sDescale = descale;
         mbarrier_arrive_expect(full, kTileBytes);
       };
-      await(&smem.k_full[stage], &smem.k_empty[stage], smem.k_descale[stage], descales.k);
+      await(&smem.k_full[stage], &smem.k_empty[stage], smem.k_descale[stage],
+            descales.k(work.kv_head, key0));
       tma_load(smem.sK[stage], mapK, &smem.k_full[stage], {0, key0, 0, work.kv_head});
-      await(&smem.v_full[stage], &smem.v_empty[stage], smem.v_descale[stage], descales.v);
+      await(&smem.v_full[stage], &smem.v_empty[stage], smem.v_descale[stage],
+            descales.v(work.kv_head, key0));
       tma_load(smem.sV[stage], mapV, &smem.v_full[stage], {key0, 0, work.kv_head});
     }
   }
@@ -445,17 +440,13 @@ Status launch(const Arguments& args) {
   if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
   if (const Status done = quantise_tiles<true, Config::kHeadDim>(args); !done.ok()) return done;
-  const auto tiles_of = [](int64_t rows) { return static_cast<int>(ceil_div(rows, kScaleRows)); };
-  const Descales descales{args.out<float>("q_descale"), args.out<float>("k_descale"),
-                          args.out<float>("v_descale"), tiles_of(args.problem.seqlen_q),
-                          tiles_of(args.problem.seqlen_k)};
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
   return launch_kernel(
       attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
       dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
-      descales, args.out<Element>("o"), args.out<float>("lse"),
-      shape_of(args.problem), tiles);
+      Descales(args), args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem),
+      tiles);
 }
 
 Status launch(const Arguments& args) {

@@ -172,6 +172,15 @@ __global__ void __launch_bounds__(Pass::kThreads)
 }
 //! [transpose]
 
+// What a code of the tile that begins at a row of a head means: what it is to be multiplied by.
+struct TensorDescales {
+  const float* g;  // [3]
+  TensorDescales(const Arguments& args) : g(args.out<float>("descale")) {}
+  __device__ float q(int, int) const { return g[kQ]; }
+  __device__ float k(int, int) const { return g[kK]; }
+  __device__ float v(int, int) const { return g[kV]; }
+};
+
 // One scale for each tensor: two passes, as the scale is known when all has been read.
 //! [launch]
 inline Status quantise_tensors(const Arguments& args) {

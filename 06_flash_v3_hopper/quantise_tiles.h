@@ -134,6 +134,20 @@ __global__ void __launch_bounds__(Pass::kThreads)
 }
 //! [transposed]
 
+struct TileDescales {
+  const float *gQ, *gK, *gV;  // [B Hq, tiles_q], [B Hkv, tiles_k], as gK
+  int tiles_q, tiles_k;
+  TileDescales(const Arguments& args)
+      : gQ(args.out<float>("q_descale")),
+        gK(args.out<float>("k_descale")),
+        gV(args.out<float>("v_descale")),
+        tiles_q(static_cast<int>(ceil_div(args.problem.seqlen_q, kScaleRows))),
+        tiles_k(static_cast<int>(ceil_div(args.problem.seqlen_k, kScaleRows))) {}
+  __device__ float q(int head, int row) const { return gQ[head * tiles_q + row / kScaleRows]; }
+  __device__ float k(int head, int key) const { return gK[head * tiles_k + key / kScaleRows]; }
+  __device__ float v(int head, int key) const { return gV[head * tiles_k + key / kScaleRows]; }
+};
+
 //! [launch_tiles]
 template <bool kRotated, int kHeadDim>
 Status quantise_tiles(const Arguments& args) {
