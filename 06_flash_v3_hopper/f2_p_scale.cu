@@ -44,7 +44,7 @@ struct Config {
   static constexpr int kNumConsumers = 2;                            // warpgroups that compute
   static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
-  static constexpr int kBlockN = 128;                                // B_c
+  static constexpr int kBlockN = kHeadDim == 256 ? 128 : 192;        // B_c
   static constexpr int kStages = 2;                                  // tiles of K, and of V
   static constexpr int kQStages = 2;                                 // tiles of Q
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
@@ -73,18 +73,7 @@ struct SharedStorage {
                work_full, prefetch, work)
 };
 
-// Dynamic persistent: a block begins with the tile of its own number. The next ones come from a
-// counter in device memory, so that a block with short tiles gets more of them.
-//! [tiles]
-struct DynamicPersistent : TileOrder {
-  unsigned* counter = nullptr;  // 0 before the first launch, and after each one
-  using TileOrder::TileOrder;
-  __device__ unsigned first() const { return blockIdx.x; }
-  // Whoever has had a tile counts once, so that it is counted count() times in all, and is 0 again.
-  __device__ unsigned next(unsigned) const { return gridDim.x + atomicInc(counter, count() - 1); }
-};
 using Tiles = DynamicPersistent;
-//! [tiles]
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
@@ -110,11 +99,14 @@ template <class Config>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
                                          const uint32_t (&p)[Config::kBlockN / 32][4],
                                          const uint8_t* sV) {
-  const WgmmaOperand v = wgmma_operand_e4m3<128>(sV);
+  constexpr int kKeys = kPanelKeys<Config::kBlockN>;
+  const WgmmaOperand v = wgmma_operand_e4m3<kKeys>(sV);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kBlockN / 32; ++i)  // 32 keys are 32 bytes
-    wgmma_e4m3(o, p[i], v + 32 * i, true);
+  for (int i = 0; i < Config::kBlockN / 32; ++i) {  // 32 keys are 32 bytes
+    const int panel = i * 32 / kKeys, inside = i * 32 % kKeys;
+    wgmma_e4m3(o, p[i], v + (panel * Config::kHeadDim * kKeys + inside), true);
+  }
   wgmma_commit();
 }
 //! [issue_pv]
@@ -206,7 +198,10 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
       await(&smem.k_full[stage], &smem.k_empty[stage]);
       tma_load(smem.sK[stage], mapK, &smem.k_full[stage], {0, key0, 0, work.kv_head});
       await(&smem.v_full[stage], &smem.v_empty[stage]);
-      tma_load(smem.sV[stage], mapV, &smem.v_full[stage], {key0, 0, work.kv_head});
+#pragma unroll
+      for (int key = 0; key < kBlockN; key += kPanelKeys<kBlockN>)  // panel after panel
+        tma_load(smem.sV[stage] + key * Config::kHeadDim, mapV, &smem.v_full[stage],
+                 {key0 + key, 0, work.kv_head});
     }
   }
 }
@@ -389,14 +384,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 template <class Config>
-Status launch(const Arguments& args) {
+Status launch_attention(const Arguments& args) {
   Tiles tiles(args.problem, Config::kBlockM);
   if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
   tiles.counter = args.out<unsigned>("tile_counter");
   ByteTensorMaps maps;
   if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
-  if (const Status done = quantise_tensors(args); !done.ok()) return done;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
   return launch_kernel(
@@ -404,6 +398,13 @@ Status launch(const Arguments& args) {
       dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
       Descales(args), args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem),
       tiles);
+}
+
+template <class Config>
+Status launch(const Arguments& args) {
+  if (!args.on_plan)
+    if (const Status done = quantise_tensors(args); !done.ok()) return done;
+  return launch_attention<Config>(args);
 }
 
 Status launch(const Arguments& args) {

@@ -14,6 +14,7 @@ ATTN_DECLARE_STEP(v2_page_table);
 ATTN_DECLARE_STEP(v3_prefetched_pages);
 ATTN_DECLARE_STEP(v4_ragged_plan);
 ATTN_DECLARE_STEP(v5_balanced_plan);
+ATTN_DECLARE_STEP(v6_device_plan);
 ATTN_DECLARE_STEP(a1_append);
 ATTN_DECLARE_STEP(c1_copy);
 ATTN_DECLARE_STEP(arrived);
@@ -42,10 +43,10 @@ Reason refuse(const Problem& p) {
     return fmt::format("{} blocks: at most 2^31 - 1 fit in a grid", row_blocks(p, 1));
   return std::nullopt;
 }
-// Tiles of all row blocks are counted in 32 bits.
+// Tiles of all row blocks are counted in 32 bits, in plans with one more for each.
 Reason refuse_runs(const Problem& p) {
   if (Reason reason = refuse(p)) return reason;
-  const double tiles = double(row_blocks(p, kMmaRows)) * double(p.seqlen_k / 64 + 1);
+  const double tiles = double(row_blocks(p, kMmaRows)) * double(p.seqlen_k / 64 + 2);
   if (tiles >= 0x1p30) return fmt::format("{:.0f} tiles of keys: at most 2^30 - 1", tiles);
   return std::nullopt;
 }
@@ -142,6 +143,33 @@ Step planned(std::string name, std::string idea, Launch launch, MakePlan make,
   return step;
 }
 
+constexpr int64_t kMostPlanned = 1 << 14;  // sequences whose beginnings fit into shared memory
+// The plan is the first phase of the launch, and lies in a workspace.
+Step device_planned(std::string name, std::string idea, Launch launch) {
+  Step step = planned(std::move(name), std::move(idea), launch, plans::line_plan, nullptr);
+  step.refuses = [](const Problem& p) -> Reason {
+    if (p.batch > kMostPlanned)
+      return fmt::format("--batch {}: this step plans for at most {} sequences", p.batch,
+                         kMostPlanned);
+    return refuse_runs(p);
+  };
+  step.workspaces = [of_parts = step.workspaces](const Problem& p) {
+    std::vector<Workspace> all = of_parts(p);
+    all.push_back({"work", plans::most_pieces(p) * plans::kWorkNumbers * 4});
+    all.push_back({"work_range", plans::planned_blocks(p) * 2 * 4});
+    return all;
+  };
+  step.cost = [attention = step.cost](const Problem& p) {
+    const double read = 4 * double(p.batch);
+    const double written =
+        4 * double(plans::kWorkNumbers * plans::most_pieces(p) + 2 * plans::planned_blocks(p));
+    Cost all{{.name = "plan", .hbm_read = read, .hbm_write = written, .l2_bytes = read + written}};
+    all.push_back(attention(p).front());
+    return all;
+  };
+  return step;
+}
+
 // New tokens, in chunks of 16 bytes, are counted in 32 bits.
 Reason refuse_append(const Problem& p) {
   if (Reason reason = refuse_all(p)) return reason;
@@ -200,6 +228,8 @@ Chapter make_chapter() {
   c.steps.push_back(planned(
       "v5_balanced_plan", "a block gets as much work as the others, in as many pieces as it takes",
       ATTN_LAUNCH(v5_balanced_plan), plans::balanced_plan, plans::balanced_tensors));
+  c.steps.push_back(device_planned("v6_device_plan", "a kernel makes the plan, in closed form",
+                                   ATTN_LAUNCH(v6_device_plan)));
   c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys turned on the way",
                            paged_append(), "append", ATTN_LAUNCH(a1_append), refuse_append));
   c.steps.push_back(copies("c1_copy", "pages copied to others, all of a batch in one launch",

@@ -6,6 +6,7 @@
 
 #include "device/device.h"
 #include "keys.h"
+#include "line.h"
 #include "splits.h"
 
 namespace attn::plans {
@@ -141,6 +142,29 @@ Plan balanced_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_
 }
 Plan runs_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks) {
   return runs_of_budget(p, lengths, blocks, 0);
+}
+
+Plan line_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks) {
+  const std::vector<int> tiles = tiles_of_all(p, lengths);
+  const int heads = row_blocks_of_a_sequence(p);
+  int total = 0;
+  for (const int n : tiles) total += heads * (n + kPieceTiles);
+  const int length = static_cast<int>((total + blocks - 1) / blocks);
+  Plan plan;
+  plan.budget = length + kPieceTiles;
+  int start = 0, row_block = 0;
+  for (const int n : tiles)
+    for (int head = 0; head < heads; ++head, ++row_block, start += n + kPieceTiles)
+      for (int part = 0, parts = 1; part < parts; ++part) {
+        const Work work = ::emulated::paged::piece_on_line(row_block, start, n, length, part);
+        while (static_cast<int>(plan.begin.size()) <= work.first_part + part)
+          plan.begin.push_back(static_cast<int>(plan.work.size()));
+        plan.work.push_back(work);
+        parts = work.num_parts;
+        if (parts > 1) ++plan.parts;
+      }
+  plan.begin.resize(static_cast<std::size_t>(blocks) + 1, static_cast<int>(plan.work.size()));
+  return plan;
 }
 
 HostTensors uniform_tensors(const Problem& p, const HostTensors& in) {

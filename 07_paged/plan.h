@@ -39,6 +39,10 @@ Plan balanced_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t 
 // What the blocks of v2 and v3 find for themselves: as many tiles each, whatever the pieces cost.
 Plan runs_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
 
+// Pieces of any length by the rule of line.h, as v6 makes them on the device: first_part is the
+// block of the first part.
+Plan line_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
+
 // Resident blocks, one an SM: as many as --blocks says, or as the GPU has SMs; without one 132.
 int64_t planned_blocks(const Problem&);
 // Blocks of a launch with a uniform plan; pieces that a balanced plan has at most.

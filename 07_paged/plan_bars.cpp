@@ -68,14 +68,15 @@ std::vector<std::vector<int>> busy_tiles(const Plan& plan, int64_t sms) {
 
 std::string plan_table() {
   std::string text =
-      "| sequences | runs (v2, v3) | one chunk length (v4) | balanced (v5) | pieces of v5 |\n"
-      "|---|---:|---:|---:|---:|\n";
+      "| sequences | runs (v2, v3) | one chunk length (v4) | balanced (v5) | pieces of v5 | "
+      "on a line (v6) |\n"
+      "|---|---:|---:|---:|---:|---:|\n";
   for (const Batch& batch : batches()) {
     const Plan balanced = planned(balanced_plan, batch);
-    text += fmt::format("| {} | {:.0f} % | {:.0f} % | {:.0f} % | {} |\n", batch.name,
+    text += fmt::format("| {} | {:.0f} % | {:.0f} % | {:.0f} % | {} | {:.0f} % |\n", batch.name,
                         100 * share(planned(runs_plan, batch)),
                         100 * share(planned(uniform_plan, batch)), 100 * share(balanced),
-                        balanced.work.size());
+                        balanced.work.size(), 100 * share(planned(line_plan, batch)));
   }
   return text;
 }

@@ -38,10 +38,15 @@ Batch random_batch(std::mt19937_64& random) {
 
 // "" if every key that some query sees is in exactly one piece, no block has more than the budget,
 // and nobody writes behind the workspace; else what is wrong. Tiles are counted anew, from Problem.
-std::string wrong_with(const Batch& batch, const plans::Plan& plan, bool balanced) {
+std::string wrong_with(const Batch& batch, const plans::Plan& plan, bool balanced,
+                       bool on_line = false) {
   const Problem& p = batch.problem;
   const int64_t tile = p.head_dim <= 128 ? 128 : 64, rows = (p.group() * p.seqlen_q + 15) / 16;
-  std::vector<int> places(static_cast<std::size_t>(plan.parts));
+  std::vector<int> places(static_cast<std::size_t>(on_line ? 2 * batch.blocks : plan.parts));
+  const auto place_of = [&](const plans::Work& w) {
+    const int place = on_line ? 2 * (w.first_part + w.part) + (w.part == 0) : w.first_part + w.part;
+    return static_cast<std::size_t>(place);
+  };
   std::size_t at = 0;
   for (int64_t row_block = 0; row_block < p.batch * p.kv_heads * rows; ++row_block) {
     Problem one = p;
@@ -57,9 +62,8 @@ std::string wrong_with(const Batch& batch, const plans::Plan& plan, bool balance
       if (first >= 0 && w.first_part != first) return "the parts lie apart";
       covered += w.count, first = w.first_part;
       if (w.num_parts > 1) {
-        if (w.first_part + w.part >= plan.parts) return "a part behind the last one";
-        if (places[static_cast<std::size_t>(w.first_part + w.part)]++)
-          return "a place of two parts";
+        if (place_of(w) >= places.size()) return "a part behind the last one";
+        if (places[place_of(w)]++) return "a place of two parts";
       }
       if (w.num_parts == 1 && w.count != tiles) return "a part that is taken for the whole";
     }
@@ -92,6 +96,9 @@ TEST_CASE("plans cover every tile of every sequence once", "[emulated]") {
     const auto balanced = plans::balanced_plan(batch.problem, batch.lengths, batch.blocks);
     REQUIRE(wrong_with(batch, uniform, false) == "");
     REQUIRE(wrong_with(batch, balanced, true) == "");
+    const auto line = plans::line_plan(batch.problem, batch.lengths, batch.blocks);
+    REQUIRE(wrong_with(batch, line, true, true) == "");
+    REQUIRE(line.budget <= balanced.budget + plans::kPieceTiles);
     // Never far from the mean: at most two pieces' price above it.
     int64_t cost = 0;
     for (const plans::Work& w : balanced.work) cost += w.part == 0 ? plans::kPieceTiles : 0;
@@ -99,6 +106,61 @@ TEST_CASE("plans cover every tile of every sequence once", "[emulated]") {
     REQUIRE(balanced.budget <=
             (cost + batch.blocks - 1) / batch.blocks + 2 * plans::kPieceTiles + 1);
   }
+}
+
+ATTN_DECLARE_LAUNCH(v6_device_plan, plan);
+
+namespace {
+// The plan that v6's kernel makes, block by block, is that of the host.
+void device_plans(Backend backend, int batches) {
+  std::mt19937_64 random(2);
+  for (int n = 0; n < batches; ++n) {
+    Batch batch = random_batch(random);
+    Problem& p = batch.problem;
+    p.seqused_k = batch.lengths;
+    p.own["blocks"] = {static_cast<double>(batch.blocks)};
+    INFO(n << ": " << p.text() << " in " << batch.blocks << " blocks");
+    const plans::Plan plan = plans::line_plan(p, batch.lengths, batch.blocks);
+    const HostTensor lengths = draw_inputs(p, std::vector{seqused_of(p)}).at("seqused_k");
+    DeviceBuffer seqused(backend, "seqused_k", lengths.spec.bytes());
+    seqused.upload(to_bytes(lengths).data());
+    std::vector<plans::Work> work(static_cast<std::size_t>(plans::most_pieces(p)));
+    std::vector<int> range(static_cast<std::size_t>(2 * batch.blocks));
+    DeviceBuffer works(backend, "work", static_cast<int64_t>(work.size() * sizeof(plans::Work)));
+    DeviceBuffer ranges(backend, "work_range", static_cast<int64_t>(range.size() * sizeof(int)));
+    works.poison(), ranges.poison();
+    Arguments arguments(p, backend);
+    arguments.bind("seqused_k", seqused.data());
+    arguments.bind("work", works.data());
+    arguments.bind("work_range", ranges.data());
+    choose_schedule(p.seed);
+    const Launch launch = ATTN_LAUNCH_OF(v6_device_plan, plan);
+    const Status status = launch.on(backend)(arguments);
+    REQUIRE(status.message == "");
+    synchronize(backend);
+    works.download(work.data()), ranges.download(range.data());
+    REQUIRE(!works.broken_guard());
+    REQUIRE(!ranges.broken_guard());
+    const auto numbers = [](const plans::Work& w) {
+      return std::vector{w.row_block, w.tile, w.count, w.part, w.num_parts, w.first_part};
+    };
+    std::vector<std::vector<int>> host, device;
+    for (std::size_t block = 0; block + 1 < plan.begin.size(); ++block) {
+      REQUIRE(range[2 * block + 1] - range[2 * block] == plan.begin[block + 1] - plan.begin[block]);
+      for (int w = range[2 * block]; w < range[2 * block + 1]; ++w)
+        device.push_back(numbers(work[static_cast<std::size_t>(w)]));
+    }
+    for (const plans::Work& w : plan.work) host.push_back(numbers(w));
+    REQUIRE(device == host);
+  }
+}
+}  // namespace
+
+TEST_CASE("the plan of the device is that of the host", "[emulated]") {
+  device_plans(Backend::emulated, 200);
+}
+TEST_CASE("the plan of the device is that of the host on the GPU", "[gpu]") {
+  device_plans(Backend::gpu, 2000);
 }
 
 namespace {

@@ -82,6 +82,7 @@ void Session::replace(const HostTensors& inputs) {
 
 Status Session::prepare(const Step& step) {
   step_ = &step;
+  captured_.reset();
   workspaces_.clear();
   workspace_saved_.clear();
   plan_.clear();
@@ -131,10 +132,21 @@ void Session::poison() {
     if (!workspace_saved_[i]) workspaces_[i].poison();
 }
 
+Status Session::capture() {
+  if (device_.backend != Backend::gpu) return Status::success();
+  const InUse in_use(device_);
+  const LaunchFunction function = step_->launch.on(device_.backend);
+  if (!function) return Status::device_error("not built for this device");
+  // The first launch loads the kernels, which a stream that records cannot do.
+  if (Status status = launch(); !status.ok()) return status;
+  captured_ = std::make_unique<CapturedLaunch>();
+  return captured_->capture(arguments_, function);
+}
+
 Status Session::launch() {
   poison();
   const InUse in_use(device_);
-  const Status status = call(step_->launch);
+  const Status status = captured_ ? captured_->replay() : call(step_->launch);
   if (status.ok()) synchronize(device_);
   return status;
 }

@@ -10,6 +10,7 @@
 
 #include "attn/step.h"
 #include "check/operation.h"
+#include "device/captured_launch.h"
 #include "device/device.h"
 
 namespace attn {
@@ -42,6 +43,10 @@ class Session {
   /// Works out the prepared step's plan once more: the seconds that took, or nothing where it has
   /// none.
   std::optional<double> time_plan() const;
+  /// Captures the prepared step's launch as a CUDA graph: from here on, until another step is
+  /// prepared, launch() replays it, and no host code of the step runs. The emulator has no graphs:
+  /// there nothing changes.
+  Status capture();
   /// Poisons outputs and workspaces (not what `prepare` saved), gives in-out tensors back their
   /// values, and launches the prepared step.
   Status launch();
@@ -88,6 +93,7 @@ class Session {
   std::vector<DeviceBuffer> saved_, outputs_, workspaces_;
   std::vector<bool> workspace_saved_;
   const Step* step_ = nullptr;
+  std::unique_ptr<CapturedLaunch> captured_;
 };
 
 }  // namespace attn

@@ -1,0 +1,464 @@
+// v6_device_plan: a kernel makes the plan.
+//
+// parent    v5_balanced_plan
+// idea      A plan on the host costs its time, a copy, and the lengths have to be known there. The
+//           walk of v5 goes from piece to piece and cannot be shared by threads. But if row blocks
+//           lie on a line and are cut at equal distances, then where a row block begins says all
+//           about its pieces, down to their places in the list: a prefix sum over the sequences, and
+//           divisions. One block does that for the whole batch, before the launch, in the same
+//           graph. A block of attention costs a piece more than the mean at most, as in v5.
+// expect    no plan on the host; phase "plan": microseconds, once for all layers of a model
+// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
+//           causal, windows, GQA; up to 16384 sequences
+#include "attn/kernel.h"
+#include "ptx/cp_async.h"
+#include "ptx/global_flag.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/mma.h"
+#include "line.h"
+#include "plan.h"
+#include "splits.h"
+#include "tiles.h"
+
+namespace ATTN_BACKEND::v6_device_plan {
+using namespace attn;
+using namespace paged;
+using namespace plans;
+using namespace splits;
+
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_, kRows = 16;
+  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
+  static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
+  static constexpr int kLanes = kHeadDim / 8;             // that copy a row: 16 bytes each
+  static constexpr int kKeysAtOnce = 32 / kLanes;         // rows that a warp copies at once
+  static constexpr int kParts = kNumWarps;                // of a row
+  static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
+  static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
+  static_assert(kTile == tile_keys(kHeadDim), "plans count other tiles");
+};
+
+template <class Element, class Config>
+struct SharedStorage {
+  alignas(16) Element sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
+  alignas(16) Element sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
+  alignas(16) Element sQ[Config::kRows][Config::kHeadDim];
+  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sSum[Config::kParts][Config::kRows];
+  bool last;  // whether this block merges
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, last)
+};
+// The warps' parts of O, where K and V were. The padding puts four rows of 8 floats into all 32
+// banks: what half a warp stores at once, 8 bytes a lane.
+template <class Config>
+using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim + 8];
+
+// The swizzled offset of element (row, col) of a tile [kBlockN, kHeadDim], as in chapter 04.
+//! [swizzle]
+template <int kHeadDim>
+__device__ __forceinline__ int swizzled_offset(int row, int col) {
+  return row * kHeadDim + ((col / 8) ^ (row % 8)) * 8 + col % 8;
+}
+//! [swizzle]
+
+// Where the tokens of a sequence lie, and the place of one in the pool, counted in tokens: fewer
+// than 2^31. That times the numbers of a token may be more, so offsets have 64 bits.
+//! [slot]
+struct Pages {
+  const int* gTable;  // [max_pages]: the sequence's row of the page table
+  int page_size;
+};
+__device__ __forceinline__ int slot_of(const Pages& pages, int key) {
+  return pages.gTable[key / pages.page_size] * pages.page_size + key % pages.page_size;
+}
+//! [slot]
+
+// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
+// become 0. `gK`, `gV`: the lane's chunk of the pool's first token, which has `token` numbers.
+// `slot`: of key `lane_id % kBlockN` of the tile, in each lane.
+//! [load]
+template <class Config, class Element>
+__device__ __forceinline__ void load_tile(Element* sK, Element* sV, const Element* gK,
+                                          const Element* gV, int token, int slot, int count) {
+  const int key = threadIdx.x % 32 / Config::kLanes, chunk = threadIdx.x % Config::kLanes * 8;
+#pragma unroll
+  for (int n = 0; n < Config::kBlockN; n += Config::kKeysAtOnce) {
+    const int row = n + key, bytes = row < count ? 16 : 0;
+    const int to = swizzled_offset<Config::kHeadDim>(row, chunk);
+    const int64_t from = int64_t{__shfl_sync(~0u, slot, row)} * token;
+    cp_async_16(sK + to, gK + from, bytes);
+    cp_async_16(sV + to, gV + from, bytes);
+  }
+}
+//! [load]
+
+// (3) S = Q K^T of a warp's tile, and (5) O += P V; fragments as in chapter 04.
+//! [mma]
+template <class Element, class Config>
+__device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4],
+                                       const uint32_t (&q)[Config::kHeadDim / 16][4],
+                                       const Element* sK) {
+  const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
+#pragma unroll
+  for (int step = 0; step < Config::kHeadDim / 16; ++step)
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; n += 2) {
+      uint32_t b[4];
+      ldmatrix_x4(
+          b, sK + swizzled_offset<Config::kHeadDim>(8 * n + row, 16 * step + lane_id / 8 % 2 * 8));
+      mma_m16n8k16<Element>(s[n], q[step], {b[0], b[1]}, s[n]);
+      mma_m16n8k16<Element>(s[n + 1], q[step], {b[2], b[3]}, s[n + 1]);
+    }
+}
+template <class Element, class Config>
+__device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
+                                       const float (&p)[Config::kBlockN / 8][4],
+                                       const Element* sV) {
+  const int lane_id = threadIdx.x % 32;
+#pragma unroll
+  for (int k = 0; k < Config::kBlockN / 16; ++k) {
+    const float(&low)[4] = p[2 * k], (&high)[4] = p[2 * k + 1];
+    const uint32_t a[4] = {pack2<Element>(low[0], low[1]), pack2<Element>(low[2], low[3]),
+                           pack2<Element>(high[0], high[1]), pack2<Element>(high[2], high[3])};
+#pragma unroll
+    for (int n = 0; n < Config::kHeadDim / 8; n += 2) {
+      uint32_t b[4];
+      ldmatrix_x4_trans(b, sV + swizzled_offset<Config::kHeadDim>(16 * k + lane_id % 16,
+                                                                  8 * n + lane_id / 16 * 8));
+      mma_m16n8k16<Element>(o[n], a, {b[0], b[1]}, o[n]);
+      mma_m16n8k16<Element>(o[n + 1], a, {b[2], b[3]}, o[n + 1]);
+    }
+  }
+}
+//! [mma]
+
+// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
+// every 32nd part. `place_of(n)`: where part n lies.
+//! [merge_row]
+template <class Element, class Config, class PlaceOf>
+__device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
+                                          Element* gO, float* gLse, int64_t row, int num_parts,
+                                          PlaceOf place_of) {
+  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
+  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  const int lane_id = threadIdx.x % 32;
+  const bool owner = 4 * lane_id < kHeadDim;  // with d = 64 half of the lanes have no columns
+  float4 parts[kAtOnce][kOwn] = {};
+  const auto load = [&](int n0) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c)
+        if (owner && n0 + i < num_parts)
+          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
+                                                         128 * c + 4 * lane_id);
+  };
+  load(0);
+  float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int distance = 16; distance > 0; distance /= 2)
+    max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
+  for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
+    if (n0 > 0) load(n0);
+    if (n0 % 32 == 0) {
+      const int n = n0 + lane_id;
+      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
+      sum += weight;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float of_part = __shfl_sync(~0u, weight, n0 % 32 + i);
+      if (n0 + i >= num_parts) continue;
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c) add_scaled(out[c], of_part, parts[i][c]);
+    }
+  }
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+#pragma unroll
+  for (int c = 0; c < kOwn; ++c)
+    if (owner)
+      store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum > 0 ? 1 / sum : 0);
+  if (lane_id == 0) gLse[row] = sum > 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
+}
+//! [merge_row]
+
+// The plan, by one block, which sums up what sequences cost; then kLanes lanes go through the pieces
+// of a row block. From piece to piece the row block or the block grows: their sum is the piece's
+// place in the list. Where a block ends with a row block a place stays free.
+//! [plan]
+struct Planner {
+  static constexpr int kThreads = 1024, kLanes = 4;
+};
+struct PlanStorage {
+  int sSum[32];  // of each warp
+  ATTN_MEMBERS(PlanStorage, sSum)
+};
+template <class Planner>
+__global__ void __launch_bounds__(Planner::kThreads)
+    plan_kernel(const int* gSeqused,  // [B]: keys of each sequence
+                Work* gWork,          // [blocks + row blocks]: what each block works on
+                int* gWorkRange,      // [blocks, 2]: the first piece of each block, and their end
+                Shape shape, int batch, int heads, int tile_keys, int blocks) {
+  auto& smem = dynamic_shared<PlanStorage>();
+  int* const sStart = reinterpret_cast<int*>(&smem + 1);  // [B]: where sequences begin on the line
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  const auto sum_up = [&](int sum) {  // over the lanes up to this one
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int before = __shfl_up_sync(~0u, sum, distance);
+      if (lane_id >= distance) sum += before;
+    }
+    return sum;
+  };
+  const auto cost_of = [&](int b) { return tiles_of(shape, gSeqused[b], tile_keys) + kPieceTiles; };
+  int total = 0;
+  for (int b0 = 0; b0 < batch; b0 += Planner::kThreads) {
+    const int b = b0 + threadIdx.x, cost = b < batch ? heads * cost_of(b) : 0, sum = sum_up(cost);
+    if (lane_id == 31) smem.sSum[warp_id] = sum;
+    __syncthreads();  // the sums of all warps are there
+    const int warps = sum_up(smem.sSum[lane_id]);
+    const int before = __shfl_sync(~0u, warps, (warp_id + 31) % 32);
+    if (b < batch) sStart[b] = total + (warp_id > 0 ? before : 0) + sum - cost;
+    total += __shfl_sync(~0u, warps, 31);
+    __syncthreads();  // all have read the sums
+  }
+  for (int n = threadIdx.x; n < 2 * blocks; n += Planner::kThreads) gWorkRange[n] = 0;
+  __syncthreads();  // sStart is there; ranges are empty
+  const int length = ceil_div(total, blocks);
+  for (int row_block = threadIdx.x / Planner::kLanes; row_block < batch * heads;
+       row_block += Planner::kThreads / Planner::kLanes) {
+    const int b = row_block / heads, cost = cost_of(b);
+    const int start = sStart[b] + row_block % heads * cost;
+    for (int part = threadIdx.x % Planner::kLanes;; part += Planner::kLanes) {
+      const Work work = piece_on_line(row_block, start, cost - kPieceTiles, length, part);
+      if (part >= work.num_parts) break;
+      const int block = work.first_part + part, at = row_block + block;
+      gWork[at] = work;
+      // Whether the last tile before this row block is in another block, and the first one after.
+      if (part > 0 || start == 0 || (start - 1) / length < block) gWorkRange[2 * block] = at;
+      if (part + 1 < work.num_parts || row_block + 1 == batch * heads ||
+          (start + cost + kPieceTiles) / length > block)
+        gWorkRange[2 * block + 1] = at + 1;
+    }
+  }
+}
+//! [plan]
+
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,      // [B, Hq, seqlen_q, d]
+                     const Element* gK,      // [num_pages, page_size, Hkv, d]
+                     const Element* gV,      // [num_pages, page_size, Hkv, d]
+                     const int* gTable,      // [B, max_pages]: the pages of each sequence
+                     const int* gSeqused,    // [B]: keys of each sequence
+                     const Work* gWork,      // [pieces]: what each block works on
+                     const int* gWorkRange,  // [blocks, 2]: first piece and end of each block
+                     Element* gO,            // [B, Hq, seqlen_q, d]
+                     float* gLse,            // [B, Hq, seqlen_q]
+                     float* gOPartial,       // [parts, kRows, d]
+                     float* gLsePartial,     // [parts, kRows], to base 2
+                     unsigned* gArrived,  // [row blocks]: parts that are stored; 0 between launches
+                     Shape shape, int row_tiles, int page_size, int max_pages) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
+  const int end = gWorkRange[2 * blockIdx.x + 1];
+  for (int piece = gWorkRange[2 * blockIdx.x]; piece < end; ++piece) {
+    const auto [row_block, tile, count, split, num_splits, first_block] = gWork[piece];
+    const int used = gSeqused[row_block / (shape.kv_heads * row_tiles)];
+    const Rows rows = rows_of(shape, row_block, kRows);
+    const Keys all = keys_of_sequence(shape, used);
+    const Keys keys{all.begin + tile * Config::kTile,
+                    min(all.end, all.begin + (tile + count) * Config::kTile)};
+    const Pages pages{gTable + int64_t{rows.bh_kv / shape.kv_heads} * max_pages, page_size};
+    const int token = shape.kv_heads * kHeadDim;  // numbers of a token
+    const int kv = rows.bh_kv % shape.kv_heads * kHeadDim + lane_id % Config::kLanes * 8;
+
+    // (1) load Q, which stays. Rows that are not there become 0.
+    //! [load_q]
+    for (int at = threadIdx.x; at < kRows * Config::kLanes; at += Config::kThreads) {
+      const int row = at / Config::kLanes, col = at % Config::kLanes * 8;
+      const bool inside = row < rows.count;
+      cp_async_16(&smem.sQ[0][0] + swizzled_offset<kHeadDim>(row, col),
+                  gQ + (rows.first + (inside ? row : 0)) * kHeadDim + col, inside ? 16 : 0);
+    }
+    cp_async_commit();
+    //! [load_q]
+    float o[kHeadDim / 8][4] = {};                           // not divided by l yet
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+    const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
+    const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + quad_row) % shape.seqlen_q),
+                          keys_of_query(shape, used, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
+
+    // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+    //! [pipeline]
+    constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
+    const int first = keys.begin + warp_id * kBlockN;
+    // The slots of the tile at key0, of keys behind the end that of the last one.
+    const auto look_up = [&](int key0) {
+      return key0 < keys.end ? slot_of(pages, min(key0 + lane_id % kBlockN, keys.end - 1)) : 0;
+    };
+    int slot = look_up(first);  // of the tile that is loaded next
+    const auto load_kv = [&](int key0, int stage) {
+      const int ahead = look_up(key0 + kStep);
+      if (key0 < keys.end)
+        load_tile<Config>(&smem.sK[warp_id][stage][0][0], &smem.sV[warp_id][stage][0][0], gK + kv,
+                          gV + kv, token, slot, keys.end - key0);
+      cp_async_commit();
+      slot = ahead;
+    };
+    for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
+    cp_async_wait<kStages - 1>();
+    __syncthreads();               // Q of all threads is there
+    uint32_t q[kHeadDim / 16][4];  // operands of the first MMA
+#pragma unroll
+    for (int step = 0; step < kHeadDim / 16; ++step)
+      ldmatrix_x4(q[step], &smem.sQ[0][0] + swizzled_offset<kHeadDim>(
+                                                lane_id % 16, 16 * step + lane_id / 16 * 8));
+    int stage = 0;
+    for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
+      __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
+      load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
+      cp_async_wait<kStages - 1>();
+      __syncwarp();  // this tile of all lanes is there
+      //! [pipeline]
+      // (3) S = Q K^T, -inf where a query does not see a key
+      float s[kBlockN / 8][4] = {};
+      scores<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
+      // (4) softmax
+      //! [softmax]
+      float max[2] = {row_max[0], row_max[1]};
+#pragma unroll
+      for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int j = key0 + 8 * n + quad_col + i % 2;
+          s[n][i] = j < seen[i / 2].begin || j >= seen[i / 2].end ? -INFINITY
+                                                                  : s[n][i] * softmax_scale_log2;
+          max[i / 2] = fmaxf(max[i / 2], s[n][i]);
+        }
+      float rescale[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        max[r] = quad_max(max[r]);
+        rescale[r] = exp2f(row_max[r] - max[r]);
+        row_max[r] = max[r];
+        row_sum[r] *= rescale[r];
+      }
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
+#pragma unroll
+      for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[n][i] = exp2f(s[n][i] - max[i / 2]);
+          row_sum[i / 2] += s[n][i];
+        }
+      //! [softmax]
+      // (5) O += P V
+      output<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
+    }
+
+    // (6) merge the parts
+    //! [merge]
+    auto& sO = reinterpret_cast<OutputParts<Config>&>(smem);
+    static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV, "the parts lie where K and V were");
+    cp_async_wait<0>();
+    __syncthreads();  // all are done with K and V
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = quad_row + 8 * r;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n)
+        *reinterpret_cast<float2*>(&sO[warp_id][row][8 * n + quad_col]) =
+            make_float2(o[n][2 * r], o[n][2 * r + 1]);
+      const float sum = quad_sum(row_sum[r]);
+      if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
+    }
+    __syncthreads();                       // the parts are there
+    constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
+    for (int at = threadIdx.x; at < rows.count * kChunks; at += Config::kThreads) {
+      const int r = at / kChunks, col = at % kChunks * 4;
+      float max = kLowest, sum = 0, out[4] = {};
+#pragma unroll
+      for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[n][r]);
+#pragma unroll
+      for (int n = 0; n < Config::kParts; ++n) {
+        const float weight = exp2f(smem.sMax[n][r] - max);
+        sum += weight * smem.sSum[n][r];
+        add_scaled(out, weight, *reinterpret_cast<const float4*>(&sO[n][r][col]));
+      }
+      //! [merge]
+      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      const float factor = sum > 0 ? 1 / sum : 0;
+      const float lse = sum > 0 ? max + log2f(sum) : -INFINITY;
+      if (num_splits == 1) {
+        store_row_part(gO + (rows.first + r) * kHeadDim + col, out, factor);
+        if (col == 0) gLse[rows.first + r] = kLn2 * lse;
+        continue;
+      }
+      const int64_t to = place_on_line(first_block, split) * kRows + r;
+      *reinterpret_cast<float4*>(gOPartial + to * kHeadDim + col) =
+          make_float4(out[0] * factor, out[1] * factor, out[2] * factor, out[3] * factor);
+      if (col == 0) gLsePartial[to] = lse;
+    }
+
+    // (9) the last one merges
+    //! [arrive]
+    __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
+    if (num_splits == 1) continue;
+    if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
+    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    if (!smem.last) continue;
+    for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
+      merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
+                                 [&](int n) { return place_on_line(first_block, n) * kRows + r; });
+    if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
+    //! [arrive]
+  }
+}
+
+// A model calls this once a step, and what follows once a layer.
+Status plan(const Arguments& args) {
+  const Problem& p = args.problem;
+  args.phase("plan");
+  return launch_kernel(plan_kernel<Planner>, dim3(1), dim3(Planner::kThreads),
+                       sizeof(PlanStorage) + static_cast<std::size_t>(p.batch) * sizeof(int),
+                       args.stream, args.in<int>("seqused_k"), args.out<Work>("work"),
+                       args.out<int>("work_range"), shape_of(p), static_cast<int>(p.batch),
+                       static_cast<int>(row_blocks(p, kMmaRows) / p.batch), tile_keys(p.head_dim),
+                       static_cast<int>(planned_blocks(p)));
+}
+
+template <class Element, class Config>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  if (const Status planned = plan(args); !planned.ok()) return planned;
+  args.phase("attention");
+  return launch_kernel(attention_kernel<Element, Config>,
+                       dim3(static_cast<unsigned>(planned_blocks(p))), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
+                       args.in<Element>("k"), args.in<Element>("v"), args.in<int>("page_table"),
+                       args.in<int>("seqused_k"), args.in<Work>("work"), args.in<int>("work_range"),
+                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("o_partial"),
+                       args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
+                       static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)),
+                       static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
+      case 256: return launch<Element, Config<256>>(args);
+    }
+    return Status::unsupported("only head dims 64, 128 and 256");
+  });
+}
+
+}  // namespace ATTN_BACKEND::v6_device_plan
