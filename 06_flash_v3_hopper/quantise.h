@@ -66,6 +66,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const __nv_bfloat16* const g = tensor == kQ ? gQ : tensor == kK ? gK : gV;
   const int64_t count = tensor == kQ ? eights_q : eights_k;
   float largest = 0;
+#pragma unroll 4  // so many loads in flight
   for (int64_t i = int64_t{blockIdx.x} * Pass::kThreads + threadIdx.x; i < count;
        i += kPartials * Pass::kThreads)
     largest = largest_of(load_eight(g + 8 * i), largest);

@@ -55,6 +55,19 @@ TEST_CASE("FP8 steps on the GPU", "[gpu]") {
   }
 }
 
+TEST_CASE("what FP8 tests of large tensors do, on small ones", "[emulated]") {
+  Problem p = small_repeated_problem();
+  p.dtype = DType::e4m3;
+  check_large_steps("forward", p, Backend::emulated, kThreeRepeated);
+}
+TEST_CASE("FP8 past 2^31 elements", "[gpu][large]") {
+  for (Problem p : large_problems()) {
+    if (p.varlen()) continue;
+    p.dtype = DType::e4m3;
+    check_large_steps("forward", p, Backend::gpu);
+  }
+}
+
 // What is checked against must not be what the kernel does: a scale of the largest number, and codes to nearest even.
 TEST_CASE("what an FP8 step multiplies, by hand", "[fp8]") {
   Problem p = problem(2, 3, 64, DType::e4m3);
