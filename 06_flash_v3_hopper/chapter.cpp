@@ -2,10 +2,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
 #include <string>
 
 #include "check/operation.h"
 #include "attn/tiling.h"
+#include "fp8.h"
 
 ATTN_DECLARE_STEP(v1_sections);
 ATTN_DECLARE_STEP(v2_phases);
@@ -124,6 +126,7 @@ Chapter make_chapter() {
                     ATTN_LAUNCH(v13_features)),
       featured_step("v14_tuned", "tiles for each head dim, from a sweep", ATTN_LAUNCH(v14_tuned)),
   };
+  std::ranges::move(fp8_steps(), std::back_inserter(c.steps));
   return c;
 }
 

@@ -14,7 +14,8 @@
 
 namespace attn {
 
-/// A problem is in one of the first three. int32 and int64 are for indices and lengths, the last four for what is
+/// A problem is in one of the first three, or in e4m3: then tensors are given and returned in bf16, and steps quantise
+/// them. int32 and int64 are for indices and lengths, the last four for what is
 /// stored in few bits: a number of int8, e4m3, e5m2 or int4 is one of a scale that lies beside it.
 enum class DType { fp32, fp16, bf16, int32, int64, int8, e4m3, e5m2, int4 };
 enum class InputKind { random, needle, peaked, outlier, files };

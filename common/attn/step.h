@@ -138,6 +138,9 @@ struct Step {
   /// the problem and of those inputs alone that are lengths, tables and masks (made, or of an index type); its time
   /// stands in a row of its own.
   std::function<HostTensors(const Problem&, const HostTensors& inputs)> plan = {};
+  /// Of a step that stores its inputs in fewer bits: the q, k, v that it multiplies then, exact. It is checked against the
+  /// reference of these (expected_of); how far it is from that of the inputs is said beside it. Null: the inputs.
+  std::function<HostTensors(const Problem&, const HostTensors& inputs)> logical = {};
 };
 
 /// The reason why a step cannot do a problem, or nothing.

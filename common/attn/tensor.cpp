@@ -59,11 +59,12 @@ void in_chunks(std::size_t count, Body body) {
 
 TensorSpec tokens(const Problem& p, std::string name, const std::vector<int64_t>& varlen,
                   int64_t heads, int64_t rows) {
-  if (!p.varlen()) return {std::move(name), {p.batch, heads, rows, p.head_dim}, p.dtype};
+  const DType dtype = p.dtype == DType::e4m3 ? DType::bf16 : p.dtype;  // the step quantises
+  if (!p.varlen()) return {std::move(name), {p.batch, heads, rows, p.head_dim}, dtype};
   const std::vector<int64_t> begins = cumulative(varlen);
   return {std::move(name),
           {1, begins.back(), heads, p.head_dim},
-          p.dtype,
+          dtype,
           Layout::packed(begins, heads),
           nullptr,
           false,

@@ -217,7 +217,17 @@ std::optional<std::string> refusal(const Step& step, const Problem& p) {
     if (auto reason = check(f)) return reason;
   for (const Feature& f : step.operation->own)
     if (auto reason = check(f)) return reason;
+  if (p.dtype == DType::e4m3 && !takes(step, "e4m3"))
+    return "--dtype e4m3: this step does not quantise what it is given";
+  if (p.dtype != DType::e4m3 && takes(step, "e4m3"))
+    return fmt::format("--dtype {}: this step quantises what it is given to e4m3", name(p.dtype));
   return step.refuses(p);
+}
+
+std::vector<Expected> expected_of(const Step& step, const Problem& p, const HostTensors& inputs,
+                                  Selection selection) {
+  if (!step.logical) return step.operation->reference(p, inputs, selection);
+  return step.operation->reference(p, step.logical(p, inputs), selection);
 }
 
 bool takes(const Step& step, std::string_view feature) {

@@ -79,6 +79,9 @@ struct Inputs {
 };
 Inputs draw(const Operation&, const Problem&);
 
+/// The rows that are expected of a step: of what it stores, if it stores its inputs in fewer bits (Step::logical).
+std::vector<Expected> expected_of(const Step&, const Problem&, const HostTensors& inputs, Selection);
+
 /// The operations of a chapter's steps, each once, in their order.
 std::vector<const Operation*> operations_of(const Chapter&);
 /// One of them by name; nullptr if there is none.

@@ -54,6 +54,22 @@ inline void round_all(DType t, MatrixF& m) {
   for (Eigen::Index i = 0; i < m.size(); ++i) m.data()[i] = round_to(t, m.data()[i]);
 }
 
+// Of e4m3, whose smallest normal number is 2^-6: P as a kernel has it, relative to the row's maximum, in 0 to 1. And for
+// the purpose of its rounding errors.
+inline void round_small(MatrixF& p) {
+  for (Eigen::Index r = 0; r < p.rows(); ++r) {
+    const float max = p.row(r).maxCoeff();
+    if (max > 0) p.row(r) = p.row(r).unaryExpr([max](float x) { return round_to(DType::e4m3, x / max) * max; });
+  }
+}
+inline Matrix coarse_small(Matrix p) {
+  for (Eigen::Index r = 0; r < p.rows(); ++r) {
+    const double least = 0x1p-6 * p.row(r).maxCoeff();
+    p.row(r) = p.row(r).unaryExpr([least](double x) { return x > 0 && x < least ? least : x; });
+  }
+  return p;
+}
+
 // The features that a problem has.
 using Active = std::vector<const Feature*>;
 inline Active active_features(const Problem& p, const std::vector<Feature>& own = {}) {
@@ -163,7 +179,10 @@ inline double rounding_error(DType t) {
 // add to that.
 inline double score_error(const Scoring& s, double norms) {
   const double largest = std::abs(s.p.softmax_scale) * norms;
+  // wgmma on e4m3 cuts off what its sum has no bits for, 13 behind the point, of each product. Where all have one sign, as
+  // with a needle, these errors add up: to an eighth of all that d products could lose, as the sum grows.
   double error = 4 * 0x1p-24 * largest;
+  if (s.p.dtype == DType::e4m3) error = static_cast<double>(s.p.head_dim) / 8 * 0x1p-13 * largest;
   for (const Feature* f : s.features)
     if (f->error) error += f->error(s.p, s.inputs, s.h, largest);
   return error;

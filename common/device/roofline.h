@@ -27,10 +27,12 @@ struct Roofs {
   Roof hbm_read;  ///< bytes read by a sum
   Roof l2;
   Roof fp32;
-  Roof tensor_fp16, tensor_bf16;
+  Roof tensor_fp16, tensor_bf16, tensor_e4m3;
   Roof exp;
   Machine machine;
-  const Roof& tensor(DType t) const { return t == DType::fp16 ? tensor_fp16 : tensor_bf16; }
+  const Roof& tensor(DType t) const {
+    return t == DType::fp16 ? tensor_fp16 : t == DType::e4m3 ? tensor_e4m3 : tensor_bf16;
+  }
 };
 
 /// Roofs as the vendor states them.

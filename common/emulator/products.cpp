@@ -1,10 +1,21 @@
 #include "emulator/products.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 
+#include "attn/small_types.h"
+
 namespace attn::emulator {
 namespace {
+
+// Every code of e4m3 as a float.
+const std::array<float, 256> kE4M3 = [] {
+  std::array<float, 256> all{};
+  for (std::size_t code = 0; code < all.size(); ++code)
+    all[code] = E4M3::decode(static_cast<std::uint8_t>(code));
+  return all;
+}();
 
 float half_to_float(bool bf16, std::uint16_t bits) {
   if (bf16) return static_cast<float>(std::bit_cast<BFloat16>(bits));
@@ -33,7 +44,61 @@ void along_k(const WgmmaPart& p, std::uint64_t descriptor, bool mn_major, int n,
   to_floats(p.bf16, bits, out);
 }
 
+// Column n of B, or row n of A, of e4m3: 32 floats along k.
+void along_k_e4m3(const WgmmaPart& p, std::uint64_t descriptor, int n, float (&out)[32]) {
+  for (int chunk = 0; chunk < 2; ++chunk) {
+    std::uint8_t codes[16];
+    std::memcpy(codes, p.shared + operand_offset(descriptor, false, n, 8 * chunk), 16);
+    for (int i = 0; i < 16; ++i) out[16 * chunk + i] = kE4M3[codes[i]];
+  }
+}
+
 }  // namespace
+
+float add_up_e4m3(float c, const float (&a)[32], const float (&b)[32]) {
+  constexpr int kBits = 13;  // behind the point
+  constexpr std::uint32_t kExponent = 0x7F800000;
+  float products[32];  // exact: 4 bits times 4 bits
+  std::uint32_t largest = std::bit_cast<std::uint32_t>(c) & kExponent;
+  for (int i = 0; i < 32; ++i) products[i] = a[i] * b[i];
+  for (int i = 0; i < 32; ++i)
+    largest = std::max(largest, std::bit_cast<std::uint32_t>(products[i]) & kExponent);
+  if (largest == kExponent) {  // NaN, or an infinity in c
+    for (const float x : products) c += x;
+    return c;
+  }
+  if (largest < (kBits + 1u) << 23) return c;  // all are 0, or far too small for e4m3
+  // Units of the last bit that is kept: 2^-13 of the largest power of 2.
+  const float unit = std::bit_cast<float>(largest - (static_cast<std::uint32_t>(kBits) << 23));
+  const float units = 1 / unit;
+  std::int32_t sum = static_cast<std::int32_t>(c * units);
+  for (int i = 0; i < 32; ++i) sum += static_cast<std::int32_t>(products[i] * units);
+  const float whole = static_cast<float>(sum) * unit;
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(whole) & ~((1u << (23 - kBits)) - 1));
+}
+
+void wgmma_e4m3(const WgmmaPart& p) {
+  float a[2][32];
+  for (int half = 0; half < 2; ++half) {
+    if (!p.registers) {
+      along_k_e4m3(p, p.a, p.row + 8 * half, a[half]);
+      continue;
+    }
+    for (int k = 0; k < 32; k += 4) {  // {row g, row g + 8} of k 0..15, then of k 16..31
+      const std::uint32_t four = p.registers[k % 16 / 4][half + k / 16 * 2];
+      for (int i = 0; i < 4; ++i) a[half][k + i] = kE4M3[four >> 8 * i & 0xFF];
+    }
+  }
+  for (int n = 0; n < p.columns / 8; ++n)
+    for (int j = 0; j < 2; ++j) {
+      float b[32];
+      along_k_e4m3(p, p.b, 8 * n + 2 * (p.lane % 4) + j, b);
+      for (int row = 0; row < 2; ++row) {
+        float& sum = p.d[n][2 * row + j];
+        sum = add_up_e4m3(p.accumulate ? sum : 0, a[row], b);
+      }
+    }
+}
 
 void to_floats(bool bf16, const std::uint16_t* elements, float (&out)[16]) {
   if (bf16)

@@ -1,6 +1,6 @@
 /// \file
-/// The arithmetic of tensor cores: products of 16-bit elements, sums in float32. Compiled once and
-/// optimised, since it is most of what an emulated kernel does.
+/// The arithmetic of tensor cores: products of 16-bit elements, sums in float32; of e4m3, sums of
+/// fewer bits. Compiled once and optimised, since it is most of what an emulated kernel does.
 #pragma once
 
 #include <array>
@@ -42,9 +42,21 @@ struct WgmmaPart {
 };
 void wgmma(const WgmmaPart& part);
 
+/// The same for e4m3, 32 columns of A and both operands K-major (ptx/wgmma_e4m3.h). `bf16` and
+/// `mn_major` are not looked at.
+void wgmma_e4m3(const WgmmaPart& part);
+
+/// What a tensor core makes of 32 products of e4m3 and the sum so far, c. It adds them up as whole
+/// numbers: all are aligned to the largest exponent among them, and what lies more than 13 bits
+/// behind its point is cut off, toward zero. So is what the sum then has behind its own 13 bits.
+/// Measured on an H200: 1 + 2^-13 is that, 1 + 2^-14 is 1. In which order, and whether a product
+/// counts by its own exponent or by those of its factors, is an assumption, made here alone; the test
+/// "wgmma of e4m3 (GPU)" compares.
+float add_up_e4m3(float c, const float (&a)[32], const float (&b)[32]);
+
 /// Where element (row, k) of a K-major operand, or (k, row) of an MN-major one, lies in shared
-/// memory, as the hardware finds it: the address without the swizzle of 128 bytes, then the
-/// swizzle.
+/// memory, as the hardware finds it: the address without the swizzle, then the swizzle, of rows of 128
+/// bytes or, K-major, of 64. `k` counts 2 bytes.
 inline std::uint64_t operand_offset(std::uint64_t descriptor, bool mn_major, int row, int k) {
   const std::uint64_t start = (descriptor & 0x3FFF) << 4;
   const std::uint64_t panel = (descriptor >> 16 & 0x3FFF) << 4, group = (descriptor >> 32 & 0x3FFF)
@@ -52,8 +64,9 @@ inline std::uint64_t operand_offset(std::uint64_t descriptor, bool mn_major, int
   const auto r = static_cast<std::uint64_t>(row), c = static_cast<std::uint64_t>(k);
   const std::uint64_t address =
       start + (mn_major ? r / 64 * panel + c / 8 * group + c % 8 * 128 + r % 64 * 2
-                        : r / 8 * group + r % 8 * 128 + c * 2);
-  return address ^ (address >> 7 & 7) << 4;
+                        : r / 8 * group + r % 8 * (group / 8) + c * 2);
+  constexpr std::uint64_t k64Bytes = 2;
+  return address ^ (address >> 7 & (descriptor >> 62 == k64Bytes ? 3 : 7)) << 4;
 }
 
 }  // namespace attn::emulator

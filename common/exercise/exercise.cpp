@@ -129,7 +129,7 @@ Varied answered(const Step& step, const Problem& p, Backend backend, StudentProc
   const Reply reply = student.ask(request);
   if (!reply.message.empty()) return {Varied::Outcome::stopped, reply.message};
   const HostTensors out = reply.outputs(request);
-  for (const Expected& e : op.reference(p, request.inputs, {}))
+  for (const Expected& e : expected_of(step, p, request.inputs, {}))
     if (const Verdict v = examine(out.at(e.spec.name), e, p, step); !v.pass)
       return {Varied::Outcome::fail, failure_text(v, "        ")};
   return {Varied::Outcome::pass, ""};

@@ -47,7 +47,7 @@ InputSet input_set(const Step& step, uint64_t seed) {
   const Operation& op = *step.operation;
   InputSet set{request_for(step, p, Backend::gpu), {}, nullptr};
   set.request.inputs = draw(op, p).tensors;
-  set.expected = op.reference(p, set.request.inputs, {.full = false, .budget = 2e7});
+  set.expected = expected_of(step, p, set.request.inputs, {.full = false, .budget = 2e7});
   return set;
 }
 

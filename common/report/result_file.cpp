@@ -60,8 +60,11 @@ Problem read_problem(const Object& o) {
   p.seqlen_q = o.integer("seqlen_q", 1);
   p.seqlen_k = o.integer("seqlen_k", 1);
   p.head_dim = o.integer("head_dim", 1);
-  const std::string dtype = o.choice("dtype", {"fp32", "fp16", "bf16"});
-  p.dtype = dtype == "fp32" ? DType::fp32 : dtype == "fp16" ? DType::fp16 : DType::bf16;
+  const std::string dtype = o.choice("dtype", {"fp32", "fp16", "bf16", "e4m3"});
+  p.dtype = dtype == "fp32"   ? DType::fp32
+            : dtype == "fp16" ? DType::fp16
+            : dtype == "e4m3" ? DType::e4m3
+                              : DType::bf16;
   p.causal = o.truth("causal");
   const json& window = o.array("window");
   if (window.size() != 2) o.fail(o.name("window"), "must be [left, right]");
@@ -118,8 +121,8 @@ PhaseRow read_phase(const Object& o) {
 std::vector<RoofRow> read_roofs(const Object& o) {
   std::vector<RoofRow> roofs;
   for (const char* name :
-       {"hbm_copy", "hbm_read", "l2", "fp32", "tensor_fp16", "tensor_bf16", "exp"})
-    if (o.has(name)) {
+       {"hbm_copy", "hbm_read", "l2", "fp32", "tensor_fp16", "tensor_bf16", "tensor_e4m3", "exp"})
+    if (o.contains(name) && o.has(name)) {
       const Object roof = o.object(name);
       roofs.push_back({name, roof.positive("per_second"), roof.text("source")});
     }

@@ -28,7 +28,7 @@ using Outcome = Varied::Outcome;
 
 Varied run(const Step& step, const Operation& op, const Problem& p, Backend backend, std::uint64_t schedule) {
   const HostTensors inputs = draw(op, p).tensors;
-  const std::vector<Expected> expected = op.reference(p, inputs, {});
+  const std::vector<Expected> expected = expected_of(step, p, inputs, {});
   for (std::uint64_t n = schedule; n < schedule + (backend == Backend::emulated ? 3 : 1); ++n) {
     choose_schedule(n);
     Session session(p, op, backend, inputs);

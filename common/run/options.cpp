@@ -220,9 +220,12 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   value("--varlen-k", "N,N,...: keys of each sequence (as --varlen)",
         [&](const std::string& t) { p.varlen_k = parse_lengths("--varlen-k", t); });
   integer("--head-dim", "d (64)", &p.head_dim);
-  value("--dtype", "fp32, fp16 or bf16 (bf16)", [&](const std::string& t) {
+  value("--dtype", "fp32, fp16, bf16, or e4m3: given in bf16, quantised by the step (bf16)", [&](const std::string& t) {
     p.dtype = parse_choice<DType>("--dtype", t,
-                                  {{"fp32", DType::fp32}, {"fp16", DType::fp16}, {"bf16", DType::bf16}});
+                                  {{"fp32", DType::fp32},
+                                   {"fp16", DType::fp16},
+                                   {"bf16", DType::bf16},
+                                   {"e4m3", DType::e4m3}});
   });
   value("--window", "LEFT,RIGHT: keys seen to each side; -1: no limit", [&](const std::string& t) {
     const auto parts = split(t, ',');
@@ -332,7 +335,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     for (const Operation* op : operations) names.push_back(op->name);
     throw InputError(fmt::format("--operation {}: this chapter has {}", operation, fmt::join(names, ", ")));
   }
-  // A step names its operation, so that `--step b1_global` needs no --operation beside it.
+  // A step names its operation, so that `--step b1_global` needs no --operation beside it; and e4m3, if it quantises.
   const auto take_step = [&](const char* from, const std::string& name) -> const Step& {
     std::vector<std::string> names;
     for (const Step& s : chapter.steps) {
@@ -363,6 +366,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     for (const std::string& name : o.steps) {
       const Step& step = take_step(option, name);
       if (!given.contains("--operation") && &name == &o.steps.front()) o.operation = step.operation;
+      if (!given.contains("--dtype") && &name == &o.steps.front() && takes(step, "e4m3")) p.dtype = DType::e4m3;
       if (step.operation != o.operation)
         throw InputError(fmt::format("{} {}: is a {} step, the operation is {}", option, name,
                                      step.operation->name, o.operation->name));

@@ -156,21 +156,22 @@ json to_json(const RunResult& r) {
                    {"memory_free_bytes", r.memory_free_bytes},
                    {"cuda_driver", gpu.driver_version},
                    {"cuda_runtime", gpu.runtime_version}});
+  json roofs = {{"gpu", r.roofs.gpu},
+                {"hbm_copy", to_json(r.roofs.hbm_copy)},
+                {"hbm_read", to_json(r.roofs.hbm_read)},
+                {"l2", to_json(r.roofs.l2)},
+                {"fp32", to_json(r.roofs.fp32)},
+                {"tensor_fp16", to_json(r.roofs.tensor_fp16)},
+                {"tensor_bf16", to_json(r.roofs.tensor_bf16)},
+                {"exp", to_json(r.roofs.exp)}};
+  if (r.problem.dtype == DType::e4m3) roofs["tensor_e4m3"] = to_json(r.roofs.tensor_e4m3);
   return {{"schema", "attn-results-1"},
           {"timing_method", kTimingMethod},
           {"chapter", r.chapter},
           {"device", device},
           {"operation", r.operation},
           {"problem", to_json(r.problem)},
-          {"roofs",
-           {{"gpu", r.roofs.gpu},
-            {"hbm_copy", to_json(r.roofs.hbm_copy)},
-            {"hbm_read", to_json(r.roofs.hbm_read)},
-            {"l2", to_json(r.roofs.l2)},
-            {"fp32", to_json(r.roofs.fp32)},
-            {"tensor_fp16", to_json(r.roofs.tensor_fp16)},
-            {"tensor_bf16", to_json(r.roofs.tensor_bf16)},
-            {"exp", to_json(r.roofs.exp)}}},
+          {"roofs", roofs},
           {"steps", steps}};
 }
 

@@ -214,9 +214,13 @@ class Run {
     result_.memory_free_bytes = free;
     double most = 0;
     std::string most_text;
+    // Not asked for by name, those that quantise are shown where the problem is in e4m3, and nowhere else.
+    const bool quantised = problem().dtype == DType::e4m3;
+    const bool some = std::ranges::any_of(chapter_.steps, [](const Step& s) { return takes(s, "e4m3"); });
     for (const Step& step : chapter_.steps) {
       const auto& asked = options_.steps;
       if (step.operation != options_.operation) continue;
+      if (asked.empty() && some && takes(step, "e4m3") != quantised) continue;
       if (!asked.empty() && std::find(asked.begin(), asked.end(), step.name) == asked.end()) continue;
       std::optional<std::string> reason = refusal(step, problem());
       if (!reason) reason = lacking(step);
@@ -272,10 +276,10 @@ class Run {
     return {.full = full};
   }
 
-  const std::vector<Expected>& expected() {
-    if (expected_.empty()) {
+  const std::vector<Expected>& expected(const Step& step) {
+    if (expected_.empty() || step.logical) {
       const Progress progress("the reference, in double precision");
-      expected_ = operation_.reference(problem(), inputs_, selection());
+      expected_ = expected_of(step, problem(), inputs_, selection());
     }
     return expected_;
   }
@@ -287,9 +291,9 @@ class Run {
   }
 
   // What is expected of the originals, where inputs are stored in fewer bits: to say how far off that takes outputs.
-  const std::vector<Expected>& expected_of_originals() {
-    if (expected_of_originals_.empty() && operation_.logical)
-      expected_of_originals_ = forward_reference(problem(), originals_, selection());
+  const std::vector<Expected>& expected_of_originals(const Step& step) {
+    if (expected_of_originals_.empty() && (operation_.logical || step.logical))
+      expected_of_originals_ = forward_reference(problem(), step.logical ? inputs_ : originals_, selection());
     return expected_of_originals_;
   }
 
@@ -314,9 +318,9 @@ class Run {
           if (!options_.save.empty())
             save_tensors(std::filesystem::path(options_.save) / step.name, outputs);
           s.outcome = Outcome::pass;
-          for (const Expected& e : expected()) {
+          for (const Expected& e : expected(step)) {
             s.verdicts.push_back(examine(outputs.at(e.spec.name), e, problem(), step));
-            for (const Expected& original : expected_of_originals())
+            for (const Expected& original : expected_of_originals(step))
               if (original.spec.name == e.spec.name)
                 s.verdicts.back().to_originals = distance(outputs.at(e.spec.name), original);
             if (!s.verdicts.back().pass && s.outcome == Outcome::pass)

@@ -149,7 +149,17 @@ problems_of() {
         done
       done
       features_of v14_tuned
-      echo "forward_fp16_n4096 --step v14_tuned $(tokens 128 4096) --dtype fp16" ;;
+      echo "forward_fp16_n4096 --step v14_tuned $(tokens 128 4096) --dtype fp16"
+      # FP8: all lengths, for the last steps alone but for two.
+      for d in 64 128 256; do
+        for mask in "" causal; do
+          for n in 512 1024 2048 4096 8192 16384; do
+            steps=$(steps_like "$1" '^f')
+            case $d/$n in 128/2048|128/16384) ;; *) steps=$(steps_like "$1" '^f[13-9]') ;; esac
+            echo "forward_e4m3_d$d${mask:+_$mask}_n$n --step $steps $(tokens $d $n) ${mask:+--$mask}"
+          done
+        done
+      done ;;
   esac
 }
 # What a feature costs: each beside the same without it.
@@ -338,7 +348,11 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen-q 130 --seqlen-k 250 --head-dim 64 --causal --softcap 15"
       echo "--varlen 0,70,1,130 --varlen-k 9,140,0,265 --head-dim 128 --heads 4 --kv-heads 2 --causal"
       echo "--varlen 33,200 --head-dim 256 --softcap 50"
-      echo "--varlen 200,33 --varlen-k 150,90 --head-dim 64 --dtype fp16 --window 60,20" ;;
+      echo "--varlen 200,33 --varlen-k 150,90 --head-dim 64 --dtype fp16 --window 60,20"
+      # FP8: each head dim, a tile of queries and of keys that is cut, masks.
+      echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --dtype e4m3"
+      echo "--seqlen 165 --head-dim 64 --window 17,3 --dtype e4m3"
+      echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256 --dtype e4m3" ;;
     # Each tile of v7 and of b7, masks and features; packed sequences. Backward steps refuse ALiBi.
     04_flash_v2/*)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"

@@ -18,5 +18,6 @@ struct Version {
 };
 extern const std::vector<Version> kVersions;
 extern const char* const kFolder;  ///< of their files: 1.cu, 2.cu, ...
+extern const char* const kStep;    ///< what is changed
 
 }  // namespace attn::tests

@@ -60,7 +60,9 @@ TEST_CASE("no step has a race in any of many schedules of the emulator", "[emula
     emulator::find_global_races = schedule % 3 != 0;
     Problem few = plain_problem(schedule);  // of queries, for steps that decode
     few.seqlen_q = few.seqlen_q > 100 ? 16 : 3;
-    Problem problems[] = {featured_problem(schedule), plain_problem(schedule), few};
+    Problem eight = plain_problem(schedule);  // bits
+    eight.dtype = DType::e4m3;
+    Problem problems[] = {featured_problem(schedule), plain_problem(schedule), few, eight};
     for (Problem& p : problems) p.finish();
     std::map<std::pair<const Operation*, const Problem*>, Case> cases;  // one for all their steps
     for (const Step& step : chapter().steps) {

@@ -1,0 +1,212 @@
+// The FP8 steps: what each costs and refuses, and what it stores, so that it is checked against the
+// reference of just that.
+#include "fp8.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attn/tiling.h"
+#include "check/operation.h"
+
+ATTN_DECLARE_STEP(f1_fp8);
+ATTN_DECLARE_STEP(f2_p_scale);
+ATTN_DECLARE_STEP(f3_two_level);
+ATTN_DECLARE_STEP(f4_block_scales);
+ATTN_DECLARE_STEP(f5_incoherent);
+ATTN_DECLARE_STEP(tile_counter);
+
+namespace attn {
+namespace {
+
+constexpr float kLargest = 448, kSmallestMax = 1e-10f;  // as in quantise.h
+constexpr const char* kQuantised[] = {"q", "k", "v"};
+constexpr int64_t kPartials = 256;
+
+// As in quantise_tiles.h.
+float random_sign(int column) {
+  auto x = static_cast<uint32_t>(column) * 0x9E3779B9u;
+  x = (x ^ x >> 15) * 0x85EBCA6Bu;
+  return ((x ^ x >> 13) & 1) != 0 ? -1.0f : 1.0f;
+}
+
+// Rounds `count` numbers to e4m3 with the scale of the largest of them; they mean `norm` of what they are.
+void round_together(float* x, std::size_t count, float norm = 1) {
+  float largest = kSmallestMax;
+  for (std::size_t i = 0; i < count; ++i) largest = std::max(largest, std::abs(x[i]));
+  const float scale = kLargest / largest, descale = largest / kLargest * norm;
+  for (std::size_t i = 0; i < count; ++i) x[i] *= scale;
+  round_to(DType::e4m3, x, count);
+  for (std::size_t i = 0; i < count; ++i) x[i] *= descale;
+}
+
+// Each tile of 128 rows of each head, with a scale of its own.
+void round_tiles(const Problem& p, HostTensor& t, float norm = 1) {
+  constexpr int64_t kTile = 128;
+  const int64_t rows = t.spec.shape[2], d = p.head_dim;
+  const int64_t heads = static_cast<int64_t>(t.data.size()) / (rows * d);  // that are there
+  for (int64_t head = 0; head < heads; ++head)
+    for (int64_t row = 0; row < rows; row += kTile)
+      round_together(t.data.data() + (head * rows + row) * d,
+                     static_cast<std::size_t>(std::min(kTile, rows - row) * d), norm);
+}
+
+// Random signs, then Hadamard's matrix: additions in the kernel's order.
+void rotate_rows(HostTensor& t, std::size_t d) {
+  for (std::size_t first = 0; first < t.data.size(); first += d) {
+    float* const x = t.data.data() + first;
+    for (std::size_t i = 0; i < d; ++i) x[i] *= random_sign(static_cast<int>(i));
+    for (std::size_t apart = 1; apart < d; apart *= 2)
+      for (std::size_t i = 0; i < d; ++i)
+        if ((i & apart) == 0) {
+          const float a = x[i], b = x[i + apart];
+          x[i] = a + b, x[i + apart] = a - b;
+        }
+  }
+}
+
+int64_t heads_q(const Problem& p) { return p.batch * p.heads; }
+int64_t heads_k(const Problem& p) { return p.batch * p.kv_heads; }
+int64_t padded_keys(const Problem& p) { return (p.seqlen_k + 15) / 16 * 16; }
+double elements_q(const Problem& p) { return double(heads_q(p) * p.seqlen_q * p.head_dim); }
+double elements_k(const Problem& p) { return double(heads_k(p) * p.seqlen_k * p.head_dim); }
+
+// As forward_cost of chapter.cpp, but for Q, K and V of a byte.
+Phase attention_phase(const Problem& p, const Tiling& t) {
+  const double heads = double(heads_q(p)), d = double(p.head_dim);
+  const double q_rows = heads * double(p.seqlen_q), pairs = heads * visits(p, t);
+  Phase phase{.name = "attention"};
+  phase.exp = pairs * double(t.block_m * t.block_n);
+  phase.tensor_flop = 4 * d * phase.exp;
+  phase.hbm_read = elements_q(p) + 2 * elements_k(p);
+  phase.hbm_write = q_rows * (2 * d + 4);
+  phase.l2_bytes = q_rows * (3 * d + 4) + pairs * 2 * double(t.block_n) * d;
+  return phase;
+}
+
+Cost tensor_scales_cost(const Problem& p, Launch launch) {
+  const double all = elements_q(p) + 2 * elements_k(p);
+  return {{.name = "scales", .hbm_read = 2 * all},
+          {.name = "quantise", .hbm_read = 2 * all, .hbm_write = all},
+          attention_phase(p, *tiling_of(launch, p))};
+}
+
+std::optional<std::string> refuse(const Problem& p, Launch launch) {
+  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
+    return fmt::format("--head-dim {}: this step has 64, 128 and 256", p.head_dim);
+  if (p.softmax_scale < 1e-10)
+    return "--scale below 1e-10: this step multiplies it by the scales of Q and of K";
+  const int64_t block_m = tiling_of(launch, p)->block_m;
+  const int64_t row_tiles = (p.seqlen_q + block_m - 1) / block_m;
+  if (heads_q(p) > ((int64_t{1} << 31) - 1) / row_tiles)
+    return fmt::format("{} heads of {} tiles of queries: at most 2^31 - 1 blocks fit in a grid",
+                       heads_q(p), row_tiles);
+  if (p.seqlen_k > 65535 * 128)
+    return fmt::format("--seqlen-k {}: V is transposed in a grid of up to 65535 x 128 keys",
+                       p.seqlen_k);
+  return std::nullopt;
+}
+
+std::vector<Workspace> tensor_scales_workspaces(const Problem& p) {
+  return {{"tile_counter", 4, true},
+          {"q8", heads_q(p) * p.seqlen_q * p.head_dim},
+          {"k8", heads_k(p) * p.seqlen_k * p.head_dim},
+          {"v8", heads_k(p) * p.head_dim * padded_keys(p)},
+          {"partial", 3 * kPartials * 4},
+          {"descale", 3 * 4}};
+}
+
+int64_t tiles_of(int64_t rows) { return (rows + 127) / 128; }
+
+std::vector<Workspace> tile_scales_workspaces(const Problem& p) {
+  std::vector<Workspace> all = tensor_scales_workspaces(p);
+  all.resize(all.size() - 2);  // no partial maxima, other scales
+  all.push_back({"q_descale", heads_q(p) * tiles_of(p.seqlen_q) * 4});
+  all.push_back({"k_descale", heads_k(p) * tiles_of(p.seqlen_k) * 4});
+  all.push_back({"v_descale", heads_k(p) * tiles_of(p.seqlen_k) * 4});
+  return all;
+}
+
+Cost tile_scales_cost(const Problem& p, Launch launch) {
+  Cost cost = tensor_scales_cost(p, launch);
+  cost.erase(cost.begin());  // one pass
+  return cost;
+}
+
+Step tensor_scales_step(std::string name, std::string idea, Launch launch) {
+  return {
+      .name = std::move(name),
+      .operation = &forward(),
+      .idea = std::move(idea),
+      .support = "sm_90a; e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; scales from 1e-10",
+      .refuses = [launch](const Problem& p) { return refuse(p, launch); },
+      .workspaces = tensor_scales_workspaces,
+      .cost = [launch](const Problem& p) { return tensor_scales_cost(p, launch); },
+      .launch = launch,
+      .prepare = ATTN_LAUNCH(tile_counter),
+      .needs = kHopper,
+      .tiled = true,
+      .takes = {"e4m3"},
+      .logical = in_tensor_scales,
+  };
+}
+
+Step tile_scales_step(std::string name, std::string idea, Launch launch,
+                      HostTensors (*logical)(const Problem&, const HostTensors&)) {
+  Step step = tensor_scales_step(std::move(name), std::move(idea), launch);
+  step.workspaces = tile_scales_workspaces;
+  step.cost = [launch](const Problem& p) { return tile_scales_cost(p, launch); };
+  step.logical = logical;
+  return step;
+}
+
+}  // namespace
+
+HostTensors in_tensor_scales(const Problem&, const HostTensors& inputs) {
+  HostTensors stored = inputs;
+  for (const char* name : kQuantised) {
+    HostTensor& t = stored.at(name);
+    t.spec.dtype = DType::fp32;
+    round_together(t.data.data(), t.data.size());
+  }
+  return stored;
+}
+
+HostTensors in_tile_scales(const Problem& p, const HostTensors& inputs) {
+  HostTensors stored = inputs;
+  for (const char* name : kQuantised) {
+    HostTensor& t = stored.at(name);
+    t.spec.dtype = DType::fp32;
+    round_tiles(p, t);
+  }
+  return stored;
+}
+
+HostTensors rotated_in_tile_scales(const Problem& p, const HostTensors& inputs) {
+  const auto norm = static_cast<float>(1 / std::sqrt(double(p.head_dim)));
+  HostTensors stored = inputs;
+  for (const char* name : kQuantised) {
+    HostTensor& t = stored.at(name);
+    t.spec.dtype = DType::fp32;
+    const bool rotated = name != std::string("v");
+    if (rotated) rotate_rows(t, static_cast<std::size_t>(p.head_dim));
+    round_tiles(p, t, rotated ? norm : 1);
+  }
+  return stored;
+}
+
+std::vector<Step> fp8_steps() {
+  return {tensor_scales_step("f1_fp8", "FP8: both products on e4m3, one scale for each tensor",
+                             ATTN_LAUNCH(f1_fp8)),
+          tensor_scales_step("f2_p_scale", "P times 2^8, and keys from the last to the first",
+                             ATTN_LAUNCH(f2_p_scale)),
+          tensor_scales_step("f3_two_level", "P V of a tile is added to O in float32, not by the tensor core",
+                             ATTN_LAUNCH(f3_two_level)),
+          tile_scales_step("f4_block_scales", "a scale for each tile of 128 rows of Q, K and V",
+                           ATTN_LAUNCH(f4_block_scales), in_tile_scales),
+          tile_scales_step("f5_incoherent", "Q and K are rotated before they are rounded",
+                           ATTN_LAUNCH(f5_incoherent), rotated_in_tile_scales)};
+}
+
+}  // namespace attn

@@ -1,0 +1,219 @@
+// From bf16 to e4m3: what runs before attention does. A scale maps the largest number of what it is
+// of to 448, the largest of e4m3; its inverse, the descale, is kept beside the codes.
+//
+//     q8  [B Hq, seqlen_q, d]    k8  [B Hkv, seqlen_k, d]    as the inputs lie
+//     v8  [B Hkv, d, padded]     transposed, since wgmma takes 8-bit operands K-major alone, its
+//                                keys in the order of e4m3_column in each 16 (ptx/wgmma_e4m3.h)
+#pragma once
+
+#include "attn/kernel.h"
+#include "ptx/tma_bytes.h"
+#include "ptx/wgmma_e4m3.h"
+
+namespace ATTN_BACKEND::hopper {
+using namespace attn;
+
+constexpr float kLargestE4M3 = 448;
+constexpr float kSmallestMax = 1e-10f;  // so that no descale is 0
+struct QuantisePass {
+  static constexpr int kThreads = 256, kWarps = kThreads / 32;
+};
+constexpr int kPartials = QuantisePass::kThreads;  // maxima of parts of a tensor
+enum Tensor { kQ, kK, kV, kTensors };
+
+// Where a key lies that is the tile's first but for `keys`: rows of v8 are whole 16 bytes.
+inline __host__ __device__ int64_t padded_keys(int64_t keys) { return round_up(keys, 16); }
+
+// Eight numbers of bf16, as floats.
+struct Eight {
+  float x[8];
+};
+__device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
+  const uint4 bits = *reinterpret_cast<const uint4*>(g);
+  const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
+  Eight e;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    e.x[2 * i] = __uint_as_float(pairs[i] << 16);
+    e.x[2 * i + 1] = __uint_as_float(pairs[i] & 0xFFFF0000u);
+  }
+  return e;
+}
+__device__ __forceinline__ float largest_of(const Eight& e, float so_far) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) so_far = fmaxf(so_far, fabsf(e.x[i]));
+  return so_far;
+}
+
+// The largest of all threads of a block, for all of them.
+__device__ __forceinline__ float block_max(float x, float (&sMax)[QuantisePass::kWarps]) {
+  for (int mask = 16; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, mask));
+  if (threadIdx.x % 32 == 0) sMax[threadIdx.x / 32] = x;
+  __syncthreads();  // all have written
+  for (int w = 0; w < QuantisePass::kWarps; ++w) x = fmaxf(x, sMax[w]);
+  __syncthreads();  // all have read
+  return x;
+}
+
+// The largest of each of kPartials parts of Q, of K and of V.
+//! [absmax]
+template <class Pass>
+__global__ void __launch_bounds__(Pass::kThreads)
+    absmax_kernel(const __nv_bfloat16* __restrict__ gQ, const __nv_bfloat16* __restrict__ gK,
+                  const __nv_bfloat16* __restrict__ gV, int64_t eights_q, int64_t eights_k,
+                  float* __restrict__ gPartial) {  // [3, kPartials]
+  const int tensor = static_cast<int>(blockIdx.y);
+  const __nv_bfloat16* const g = tensor == kQ ? gQ : tensor == kK ? gK : gV;
+  const int64_t count = tensor == kQ ? eights_q : eights_k;
+  float largest = 0;
+#pragma unroll 4  // so many loads in flight
+  for (int64_t i = int64_t{blockIdx.x} * Pass::kThreads + threadIdx.x; i < count;
+       i += kPartials * Pass::kThreads)
+    largest = largest_of(load_eight(g + 8 * i), largest);
+  __shared__ float sMax[Pass::kWarps];
+  largest = block_max(largest, sMax);
+  if (threadIdx.x == 0) gPartial[tensor * kPartials + blockIdx.x] = largest;
+}
+//! [absmax]
+
+// The largest of a tensor, by all threads of a block.
+__device__ __forceinline__ float tensor_max(const float* gPartial, int tensor,
+                                            float (&sMax)[QuantisePass::kWarps]) {
+  return fmaxf(block_max(gPartial[tensor * kPartials + threadIdx.x], sMax), kSmallestMax);
+}
+
+// Q and K: 16 numbers a thread. blockIdx.y: which of them.
+//! [rows]
+template <class Pass>
+__global__ void __launch_bounds__(Pass::kThreads)
+    quantise_rows_kernel(const __nv_bfloat16* __restrict__ gQ, const __nv_bfloat16* __restrict__ gK,
+                         int64_t count_q, int64_t count_k, const float* __restrict__ gPartial,
+                         uint8_t* __restrict__ gQ8, uint8_t* __restrict__ gK8,
+                         float* __restrict__ gDescale) {  // [3]
+  __shared__ float sMax[Pass::kWarps];
+  const int tensor = static_cast<int>(blockIdx.y);
+  const int64_t first = (int64_t{blockIdx.x} * Pass::kThreads + threadIdx.x) * 16;
+  const float largest = tensor_max(gPartial, tensor, sMax), scale = kLargestE4M3 / largest;
+  if (first == 0) gDescale[tensor] = largest / kLargestE4M3;
+  if (first >= (tensor == kQ ? count_q : count_k)) return;
+  uint32_t codes[4];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const Eight e = load_eight((tensor == kQ ? gQ : gK) + first + 8 * half);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      codes[2 * half + i] = pack4_e4m3(e.x[4 * i] * scale, e.x[4 * i + 1] * scale,
+                                       e.x[4 * i + 2] * scale, e.x[4 * i + 3] * scale);
+  }
+  *reinterpret_cast<uint4*>((tensor == kQ ? gQ8 : gK8) + first) =
+      make_uint4(codes[0], codes[1], codes[2], codes[3]);
+}
+//! [rows]
+
+// V: a block transposes 128 keys of 64 columns. A thread has 8 columns of the four keys that lie in
+// neighbouring slots: in shared memory they are a word of each column.
+//! [transpose]
+constexpr int kTransposedKeys = 128, kTransposedColumns = 64;
+struct TransposeStorage {
+  uint32_t sWords[kTransposedColumns][kTransposedKeys / 4 + 1];  // one more: fewer bank conflicts
+};
+// Loads the keys, 0 where there are none, multiplies them by `scale`, and stores the transposed
+// codes.
+__device__ __forceinline__ void load_keys(const __nv_bfloat16* gV, int64_t row_stride, int key0,
+                                          int keys, int group, Eight (&four)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int key = key0 + group / 4 * 16 + e4m3_column(group % 4 * 4 + i);
+    if (key < keys)
+      four[i] = load_eight(gV + key * row_stride);
+    else
+      four[i] = Eight{};
+  }
+}
+__device__ __forceinline__ void store_transposed(TransposeStorage& smem, const Eight (&four)[4],
+                                                 float scale, int group, int column) {
+#pragma unroll
+  for (int c = 0; c < 8; ++c)
+    smem.sWords[column + c][group] = pack4_e4m3(four[0].x[c] * scale, four[1].x[c] * scale,
+                                                four[2].x[c] * scale, four[3].x[c] * scale);
+}
+__device__ __forceinline__ void write_transposed(const TransposeStorage& smem, uint8_t* gV8,
+                                                 int64_t padded, int key0) {
+  const int word = static_cast<int>(threadIdx.x) % 32, first = static_cast<int>(threadIdx.x) / 32;
+  if (key0 + 4 * word >= padded) return;
+  for (int column = first; column < kTransposedColumns; column += QuantisePass::kWarps)
+    *reinterpret_cast<uint32_t*>(gV8 + column * padded + key0 + 4 * word) =
+        smem.sWords[column][word];
+}
+
+template <class Pass>
+__global__ void __launch_bounds__(Pass::kThreads)
+    quantise_transposed_kernel(const __nv_bfloat16* __restrict__ gV, int seqlen_k, int head_dim,
+                               const float* __restrict__ gPartial, uint8_t* __restrict__ gV8,
+                               float* __restrict__ gDescale) {
+  __shared__ TransposeStorage smem;
+  __shared__ float sMax[Pass::kWarps];
+  const int panels = head_dim / kTransposedColumns;
+  const int64_t head = blockIdx.x / panels;
+  const int column0 = static_cast<int>(blockIdx.x) % panels * kTransposedColumns;
+  const int key0 = static_cast<int>(blockIdx.y) * kTransposedKeys;
+  const int64_t padded = padded_keys(seqlen_k);
+  const float largest = tensor_max(gPartial, kV, sMax), scale = kLargestE4M3 / largest;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
+    gDescale[kV] = largest / kLargestE4M3;
+  // 8 threads have a row's 64 columns, 32 groups of four keys.
+  const int column = static_cast<int>(threadIdx.x) % 8 * 8;
+  const int group = static_cast<int>(threadIdx.x) / 8;
+  Eight four[4];
+  load_keys(gV + head * seqlen_k * head_dim + column0 + column, head_dim, key0, seqlen_k, group,
+            four);
+  store_transposed(smem, four, scale, group, column);
+  __syncthreads();  // all codes are there
+  write_transposed(smem, gV8 + (head * head_dim + column0) * padded, padded, key0);
+}
+//! [transpose]
+
+// What a code of the tile that begins at a row of a head means: what it is to be multiplied by.
+struct TensorDescales {
+  const float* g;  // [3]
+  TensorDescales(const Arguments& args) : g(args.out<float>("descale")) {}
+  __device__ float q(int, int) const { return g[kQ]; }
+  __device__ float k(int, int) const { return g[kK]; }
+  __device__ float v(int, int) const { return g[kV]; }
+};
+
+// One scale for each tensor: two passes, as the scale is known when all has been read.
+//! [launch]
+inline Status quantise_tensors(const Arguments& args) {
+  using Pass = QuantisePass;
+  const Problem& p = args.problem;
+  const auto *q = args.in<__nv_bfloat16>("q"), *k = args.in<__nv_bfloat16>("k"),
+             *v = args.in<__nv_bfloat16>("v");
+  float *const partial = args.out<float>("partial"), *const descale = args.out<float>("descale");
+  const int64_t heads_k = p.batch * p.kv_heads;
+  const int64_t count_q = p.batch * p.heads * p.seqlen_q * p.head_dim;
+  const int64_t count_k = heads_k * p.seqlen_k * p.head_dim;
+  args.phase("scales");
+  if (const Status status =
+          launch_kernel(absmax_kernel<Pass>, dim3(kPartials, kTensors), dim3(Pass::kThreads), 0,
+                        args.stream, q, k, v, count_q / 8, count_k / 8, partial);
+      !status.ok())
+    return status;
+  args.phase("quantise");
+  const int64_t blocks = ceil_div(std::max(count_q, count_k), 16 * Pass::kThreads);
+  if (const Status status = launch_kernel(
+          quantise_rows_kernel<Pass>, dim3(static_cast<unsigned>(blocks), 2), dim3(Pass::kThreads), 0,
+          args.stream, q, k, count_q, count_k, partial, args.out<uint8_t>("q8"),
+          args.out<uint8_t>("k8"), descale);
+      !status.ok())
+    return status;
+  return launch_kernel(
+      quantise_transposed_kernel<Pass>,
+      dim3(static_cast<unsigned>(heads_k * p.head_dim / kTransposedColumns),
+           static_cast<unsigned>(ceil_div(padded_keys(p.seqlen_k), kTransposedKeys))),
+      dim3(Pass::kThreads), 0, args.stream, v, static_cast<int>(p.seqlen_k),
+      static_cast<int>(p.head_dim), partial, args.out<uint8_t>("v8"), descale);
+}
+//! [launch]
+
+}  // namespace ATTN_BACKEND::hopper
