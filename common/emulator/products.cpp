@@ -1,3 +1,4 @@
+#include <cmath>
 #include "emulator/products.h"
 
 #include <algorithm>
@@ -61,8 +62,17 @@ float add_up_e4m3(float c, const float (&a)[32], const float (&b)[32]) {
   float products[32];  // exact: 4 bits times 4 bits
   std::uint32_t largest = std::bit_cast<std::uint32_t>(c) & kExponent;
   for (int i = 0; i < 32; ++i) products[i] = a[i] * b[i];
-  for (int i = 0; i < 32; ++i)
-    largest = std::max(largest, std::bit_cast<std::uint32_t>(products[i]) & kExponent);
+  for (int i = 0; i < 32; ++i) {
+    if (products[i] == 0) continue;
+    // 1.5 x 1.5 is 2.25 of the exponent 0. Subnormal numbers have the exponent of the smallest
+    // normal one.
+    const auto exponent_of = [](float x) {
+      return std::max(std::bit_cast<std::uint32_t>(x) & kExponent, (127u - 6) << 23);
+    };
+    largest = std::max(largest, std::isnan(products[i]) ? kExponent
+                                                        : exponent_of(a[i]) + exponent_of(b[i]) -
+                                                              (127u << 23));
+  }
   if (largest == kExponent) {  // NaN, or an infinity in c
     for (const float x : products) c += x;
     return c;

@@ -47,11 +47,10 @@ void wgmma(const WgmmaPart& part);
 void wgmma_e4m3(const WgmmaPart& part);
 
 /// What a tensor core makes of 32 products of e4m3 and the sum so far, c. It adds them up as whole
-/// numbers: all are aligned to the largest exponent among them, and what lies more than 13 bits
-/// behind its point is cut off, toward zero. So is what the sum then has behind its own 13 bits.
-/// Measured on an H200: 1 + 2^-13 is that, 1 + 2^-14 is 1. In which order, and whether a product
-/// counts by its own exponent or by those of its factors, is an assumption, made here alone; the test
-/// "wgmma of e4m3 (GPU)" compares.
+/// numbers: all are aligned to the largest exponent among them, that of a product being the sum of
+/// its factors', and what lies more than 13 bits behind its point is cut off, toward zero. So is
+/// what the sum then has behind its own 13 bits. An H200 gives the same bits for every sum of the
+/// test "wgmma of e4m3 (GPU)".
 float add_up_e4m3(float c, const float (&a)[32], const float (&b)[32]);
 
 /// Where element (row, k) of a K-major operand, or (k, row) of an MN-major one, lies in shared
