@@ -136,12 +136,13 @@ endforeach()
 endfunction()
 
 # attn_add_chapter(<chapter> STEPS <step> ... [KERNELS <more.cu> ...] [HOPPER] [PARENT <chapter>/<step>]
-#                  [TABLE <more.cpp> ...] [TESTS <more.cpp> ...] [HOPPER_STEPS <step> ...]): the program, its benchmark
+#                  [TABLE <more.cpp> ...] [TESTS <more.cpp> ...] [HOPPER_STEPS <step> ...] [FIRST_STEPS <step> ...]): the program, its benchmark
 # and its tests, from <step>.cu, chapter.cpp, test.cpp and those named: beside the steps kernels that prepare them,
 # beside the table the operations that the chapter declares. HOPPER_STEPS: those of STEPS that are
-# only for sm_90a.
+# only for sm_90a. FIRST_STEPS: those that are the first of an operation, and may differ from their parents as a
+# chapter's first step may.
 function(attn_add_chapter chapter)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;KERNELS;TABLE;TESTS;HOPPER_STEPS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;KERNELS;TABLE;TESTS;HOPPER_STEPS;FIRST_STEPS")
   set(files)
   set(hopper_files)
   foreach(step ${arg_STEPS})
@@ -198,7 +199,11 @@ function(attn_add_chapter chapter)
     string(REGEX REPLACE "[0-9]+$" "" from ${from})
     string(REGEX REPLACE "[0-9]+$" "" to ${to})
     if(from STREQUAL to)  # a backward pass is no step from a forward one
-      set_property(GLOBAL APPEND_STRING PROPERTY ATTN_DIFFS "80 ${chapter}/${parent} ${chapter}/${step}\n")
+      set(budget 80)
+      if(step IN_LIST arg_FIRST_STEPS)
+        set(budget 180)
+      endif()
+      set_property(GLOBAL APPEND_STRING PROPERTY ATTN_DIFFS "${budget} ${chapter}/${parent} ${chapter}/${step}\n")
     endif()
   endforeach()
   if(arg_PARENT)
