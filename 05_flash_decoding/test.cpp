@@ -245,6 +245,46 @@ TEST_CASE("a sequence has the same bits in any batch on the GPU", "[gpu]") {
   same_bits_in_any_batch(Backend::gpu);
 }
 
+namespace {
+// One key of each of the first tiles has a score (to base 2) of `high`, all others `low`: the many
+// weigh about as much as the few, and what P loses of them shows in O. V is -1 of the few, else 1.
+void few_above_many(Backend backend) {
+  for (const DType dtype : {DType::fp16, DType::bf16})
+    for (const float high : {-200.0f, -70.0f, -7.99f, -0.5f, 0.25f, 14.5f, 70.0f, 200.0f})
+      for (const std::size_t keys : {std::size_t{3}, std::size_t{8192}}) {  // 3: of one warp alone
+        Problem p = problem(1, static_cast<int64_t>(keys), 64, dtype);
+        p.heads = 3, p.kv_heads = 1;
+        p.softmax_scale = std::log(2.0);
+        p.finish();
+        Case c(p, decode());
+        auto& q = c.inputs.at("q").data;
+        for (std::size_t i = 0; i < q.size(); ++i) q[i] = i % 64 == 0;
+        for (std::size_t j = 0; j < keys; ++j) {
+          const bool few = j < 128 && j % 16 == 5;
+          for (std::size_t n = 0; n < 64; ++n) {
+            c.inputs.at("k").data[64 * j + n] = n > 0 ? 0 : few ? high : high - 10.5f;
+            c.inputs.at("v").data[64 * j + n] = few ? -1.0f : 1.0f;
+          }
+        }
+        for (const char* name : {"q", "k", "v"}) {
+          HostTensor& t = c.inputs.at(name);
+          round_to(t.spec.dtype, t.data.data(), t.data.size());
+        }
+        c.expected = c.operation.reference(p, c.inputs, {});
+        for (const Step& step : chapter().steps) {
+          if (refusal(step, p)) continue;
+          INFO(step.name << ": " << keys << " keys with maxima of " << high);
+          CHECK(run_step(step, c, backend) == "");
+        }
+      }
+}
+}  // namespace
+
+TEST_CASE("scores far below the maximum count for as much as they are", "[emulated]") {
+  few_above_many(Backend::emulated);
+}
+TEST_CASE("scores far below the maximum on the GPU", "[gpu]") { few_above_many(Backend::gpu); }
+
 // The rows, in percent, that v14 works out twice: those with a maximum outside the range of bf16.
 TEST_CASE("how many rows leave the range of the unified maximum") {
   const auto percent_outside = [](InputKind inputs) {

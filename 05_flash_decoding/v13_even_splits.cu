@@ -177,8 +177,8 @@ __global__ void __launch_bounds__(Config::kThreads)
                      const int* gSeqused,  // [B]: keys of each sequence
                      Element* gO,          // [B, Hq, seqlen_q, d]
                      float* gLse,          // [B, Hq, seqlen_q]
-                     float* gOPartial,     // [blocks, 2, kRows, d]
-                     float* gLsePartial,   // [blocks, 2, kRows], to base 2
+                     float* gOPartial,     // [slots, kRows, d]
+                     float* gLsePartial,   // [slots, kRows], to base 2
                      unsigned* gArrived,  // [row blocks]: parts that are stored; 0 between launches
                      Shape shape, Schedule schedule, int row_tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;

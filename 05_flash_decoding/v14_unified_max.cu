@@ -3,8 +3,9 @@
 // parent    v13_even_splits
 // idea      softmax is the same whatever is subtracted from the scores, as long as exponentials stay
 //           numbers. Hong and others, FlashDecoding++ (arXiv 2311.01282), section 3: subtract a
-//           constant. Then O is never rescaled, lanes agree on nothing in the loop, and parts merge
-//           by addition. Rows whose maximum is outside a range are worked out again, as in v13.
+//           constant. Then O is never rescaled, and lanes agree on nothing in the loop. Rows whose
+//           maximum is outside a range are worked out again, as in v13. (In the paper parts merge
+//           by addition then; here they are weighted as in v13, since one may have fallen back.)
 // expect    wait: fixed latency, instructions; gpu__time_duration.sum where the loop is not hidden
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include <algorithm>
@@ -40,12 +41,14 @@ struct Config {
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
 
-// What is subtracted from all scores (to base 2), and the maxima with which P stays a normal number
-// of its type: fp16 has 5 bits of exponent, bf16 8.
+// What is subtracted from all scores (to base 2), and the maxima of a row with which that is safe:
+// the largest P is finite in its type, and P of lower scores loses no more than in v13. fp16 ends
+// at 2^16 and loses bits below 2^-14, so its largest P must be 1 or more; bf16 has the exponents of
+// float.
 //! [reference]
 constexpr float kReference = 0;
 template <class Element>
-constexpr float kLowestMax = std::is_same_v<Element, __half> ? -8 : -64;
+constexpr float kLowestMax = std::is_same_v<Element, __half> ? 0 : -64;
 template <class Element>
 constexpr float kHighestMax = std::is_same_v<Element, __half> ? 15 : 64;
 //! [reference]
@@ -187,8 +190,8 @@ __global__ void __launch_bounds__(Config::kThreads)
                      const int* gSeqused,  // [B]: keys of each sequence
                      Element* gO,          // [B, Hq, seqlen_q, d]
                      float* gLse,          // [B, Hq, seqlen_q]
-                     float* gOPartial,     // [blocks, 2, kRows, d]
-                     float* gLsePartial,   // [blocks, 2, kRows], to base 2
+                     float* gOPartial,     // [slots, kRows, d]
+                     float* gLsePartial,   // [slots, kRows], to base 2
                      unsigned* gArrived,  // [row blocks]: parts that are stored; 0 between launches
                      Shape shape, Schedule schedule, int row_tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
@@ -326,7 +329,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         *reinterpret_cast<float2*>(&sO[warp_id][row][8 * n + quad_col]) =
             make_float2(o[n][2 * r], o[n][2 * r + 1]);
       const float sum = quad_sum(row_sum[r]);
-      if (lane_id % 4 == 0) {  // who has seen nothing has no maximum that others would bow to
+      if (lane_id % 4 == 0) {  // a warp that saw no key must not raise the common maximum
         smem.sMax[warp_id][row] = sum > 0 ? row_max[r] : kLowest;
         smem.sSum[warp_id][row] = sum;
       }

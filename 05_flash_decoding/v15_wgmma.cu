@@ -4,7 +4,8 @@
 // idea      Hopper's MMA has 64 rows, and four warps multiply as one: the rows of a group and of
 //           several queries are those of a single MMA. A warpgroup has all of a tile's keys, so
 //           that nothing is left to merge in the block. Tiles lie in panels of 128-byte rows.
-// expect    time flat up to 64 rows; gpu__time_duration.sum at short caches
+// expect    gpu__time_duration.sum flat up to 64 rows; up to 32 rows slower than v13, since an SM
+//           has a single warpgroup
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include <algorithm>
 #include <type_traits>
@@ -153,8 +154,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                      const int* gSeqused,  // [B]: keys of each sequence
                      Element* gO,          // [B, Hq, seqlen_q, d]
                      float* gLse,          // [B, Hq, seqlen_q]
-                     float* gOPartial,     // [blocks, 2, kRows, d]
-                     float* gLsePartial,   // [blocks, 2, kRows], to base 2
+                     float* gOPartial,     // [slots, kRows, d]
+                     float* gLsePartial,   // [slots, kRows], to base 2
                      unsigned* gArrived,  // [row blocks]: parts that are stored; 0 between launches
                      Shape shape, Schedule schedule, int row_tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;

@@ -3,8 +3,8 @@
 // parent    f4_block_scales
 // idea      A row with an outlier has one large number and many small ones, and a scale is that of the
 //           large one. Q and K are multiplied by an orthogonal matrix: random signs, then Hadamard's.
-//           Q K^T stays as it is, and each number becomes a mean of all d of its row, so that none is
-//           much larger than the rest. The kernels that quantise do it in registers and shuffles, as
+//           Q K^T stays as it is, and each number becomes a signed sum of all d of its row, so that
+//           none is much larger than the rest. Kernels that quantise do it in registers and shuffles, as
 //           they have whole rows there: d log2(d) additions a row, at the speed of memory.
 // expect    errors of inputs with outliers; no more time
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
@@ -73,7 +73,7 @@ struct SharedStorage {
   // mbarriers: all consumer warps are done with them
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
   uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
-  Work work[kWorkRing];
+  Work work[kWorkRing];  // the emulator names 14 members, and not this one
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, v_descale, q_full, k_full, v_full,
                q_empty, k_empty, v_empty, work_full, prefetch)
 };

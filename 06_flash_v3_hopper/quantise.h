@@ -117,8 +117,7 @@ constexpr int kTransposedKeys = 128, kTransposedColumns = 64;
 struct TransposeStorage {
   uint32_t sWords[kTransposedColumns][kTransposedKeys / 4 + 1];  // one more: fewer bank conflicts
 };
-// Loads the keys, 0 where there are none, multiplies them by `scale`, and stores the transposed
-// codes.
+// A thread's four keys, in the order of their slots; 0 where there are none.
 __device__ __forceinline__ void load_keys(const __nv_bfloat16* gV, int64_t row_stride, int key0,
                                           int keys, int group, Eight (&four)[4]) {
 #pragma unroll
@@ -130,6 +129,7 @@ __device__ __forceinline__ void load_keys(const __nv_bfloat16* gV, int64_t row_s
       four[i] = Eight{};
   }
 }
+// Multiplies them by `scale` and stores the codes, transposed, in shared memory.
 __device__ __forceinline__ void store_transposed(TransposeStorage& smem, const Eight (&four)[4],
                                                  float scale, int group, int column) {
 #pragma unroll

@@ -48,7 +48,7 @@ __device__ __forceinline__ void hadamard(Eight& e, int lane) {
 }
 //! [hadamard]
 
-// Q and K: a block has 128 rows of a head. blockIdx.z: which of them.
+// Q and K: a block has 128 rows of a head. blockIdx.y: which of them.
 //! [tiles]
 struct RowsOf {
   const __nv_bfloat16* g;  // [heads, rows, d]

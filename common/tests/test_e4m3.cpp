@@ -1,5 +1,5 @@
 // wgmma of e4m3 (ptx/wgmma_e4m3.h), on both back ends: operands, and how it adds up. The emulator's
-// assumption is in one function, add_up_e4m3; on a GPU it is compared with what the hardware does.
+// model is one function, add_up_e4m3; on a GPU it is compared with what the hardware does.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -109,6 +109,7 @@ std::vector<Sum> sums() {
       {"3.515625 then 2^-13", {{1.875f, 1.875f}}, {{s, s / 2}}},
       {"1.5^2 = 2.25 and 2^-13: the exponent of the product, or of its factors", {{1.5f, 1.5f}, {s, s / 2}}, {}},
       {"1.5^2 and 2^-12 + 2^-13", {{1.5f, 1.5f}, {s, 1.5f * s}}, {}},
+      {"1.5^2 and 2 of 2^-13, which remain by the exponents of the factors", {{1.5f, 1.5f}, {s, s / 2}, {s, s / 2}}, {}},
       {"32 of 448^2", times(32, 448, 448), {}},
       {"32 of 448^2 less 31 of them and a half", times(32, 448, 448), times(32, -448, 416)},
       {"1 - 1 and 2^-14: what is cancelled cuts too", {{1, 1}, {-1, 1}, {s / 2, s / 2}}, {}},
@@ -179,6 +180,9 @@ TEST_CASE("the model of e4m3 sums keeps 13 bits behind the point and cuts off th
   CHECK(sum(0, {0x1p-9f}) == 0x1p-9f);
   CHECK(sum(0, {}) == 0);
   CHECK(std::isnan(sum(0, {NAN})));
+  // 1.5 x 1.5 = 2.25 counts by the exponents of its factors: two of 2^-13 are not cut off.
+  const float a[32] = {1.5f, 0x1p-6f, 0x1p-6f}, b[32] = {1.5f, 0x1p-7f, 0x1p-7f};
+  CHECK(emulator::add_up_e4m3(0, a, b) == 2.25f + 0x1p-12f);
 }
 
 TEST_CASE("wgmma of e4m3 multiplies (emulated)", "[hopper]") {
