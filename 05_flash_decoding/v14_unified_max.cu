@@ -1,7 +1,7 @@
 // v14_unified_max: one fixed number in place of the running maximum.
 //
 // parent    v13_even_splits
-// idea      softmax is the same whatever is subtracted from the scores, as long as exponentials stay
+// idea      softmax is the same whatever is subtracted from the scores, if exponentials stay
 //           numbers. Hong and others, FlashDecoding++ (arXiv 2311.01282), section 3: subtract a
 //           constant. Then O is never rescaled, and lanes agree on nothing in the loop. Rows whose
 //           maximum is outside a range are worked out again, as in v13. (In the paper parts merge

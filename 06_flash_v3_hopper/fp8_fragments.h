@@ -42,7 +42,8 @@ struct DynamicPersistent : TileOrder {
 };
 //! [tiles]
 
-// Boxes are tiles of rows of Q and K, all their panels; of V^T panels of 128 keys, or 64, all columns.
+// Boxes are tiles of rows of Q and K, all their panels; of V^T panels of 128 keys, or 64, all
+// columns.
 //! [maps]
 struct ByteTensorMaps {
   TensorMap q, k, v;

@@ -132,7 +132,8 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
   record_command->add_option("SECONDS", a.seconds)->required();
   record_command->add_option("FILE", a.words);
   record_command->callback([&a] { record(a.folder, a.root, a.part, a.chapter, a.verdict, a.seconds, a.words); });
-  CLI::App* current = command("current", "the files of a PART and CHAPTER that need not be measured again");
+  CLI::App* current =
+      command("current", "the files of a PART and CHAPTER that need not be measured again");
   current->add_option("PART CHAPTER", a.words)->required()->expected(2);
   current->callback([&a] {
     for (const std::string& name : current_files(a.folder, a.root, a.words[0], a.words[1]))

@@ -17,7 +17,8 @@ struct Column {
 };
 
 // A heading, where there is one, stands above its row.
-std::string table_text(const std::vector<Column>& columns, const std::vector<std::string>& headings) {
+std::string table_text(const std::vector<Column>& columns,
+                       const std::vector<std::string>& headings) {
   std::vector<std::size_t> widths;
   for (const Column& c : columns) {
     widths.push_back(c.title.size());

@@ -22,7 +22,8 @@
 # what was measured by an older method of timing. A part begins only if it fits, going by how long it took the last
 # time. Called again, it goes on where it stopped.
 #
-# With --changed files stay that are of the kernels as they are: only what has changed since is measured.
+# With --changed files stay that are of the kernels as they are: only what has changed since is
+# measured.
 #
 # manifest.txt keeps the checksum of each file and the keys of the kernels in it, parts.txt for each part and chapter
 # whether it passed and how many seconds it took (attn_report evidence). The programs are expected in build/release:
