@@ -15,6 +15,7 @@
 #include <string_view>
 
 #include "emulator/place.h"
+#include "emulator/simt.h"
 
 namespace attn::emulator {
 namespace {
@@ -108,6 +109,9 @@ std::string variable_name(std::string_view mangled) {
 }  // namespace
 
 std::vector<StaticShared> static_shared(const void* function) {
+  // Without them blocks on a thread of the host would share what each should have for itself.
+  if (symbols().functions.empty())
+    throw KernelError("the program has no symbols (strip?), by which __shared__ is found");
   const Loaded program = loaded();
   std::vector<StaticShared> found;
   const auto [first, last] =
