@@ -40,15 +40,18 @@ enum NamedBarrier { kBlock = 0, kPingPong = 1 };
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kNumConsumers = 2;                            // warpgroups that compute
+  // Tiles are those of the sweep (sweep_fp8.cu).
+  static constexpr int kNumConsumers = kHeadDim == 64 ? 3 : 2;       // warpgroups that compute
   static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
-  static constexpr int kBlockN = kHeadDim == 256 ? 128 : 192;        // B_c
-  static constexpr int kStages = 2;                                  // tiles of K, and of V
+  static constexpr int kBlockN = 128;                                // B_c
+  static constexpr int kStages = kHeadDim == 256 ? 2 : 3;            // tiles of K, and of V
   static constexpr int kQStages = 2;                                 // tiles of Q
+  static constexpr bool kUsesPingPong = kHeadDim == 256;
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
   // 8: 168 for each of 384 threads. Whoever requests more than the others released deadlocks.
-  static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
+  static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 24;
+  static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 240;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "more registers than a block of so many threads has");
@@ -248,9 +251,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   //! [pingpong]
   // This warpgroup may issue its MMAs when the one before has issued its own.
-  const auto pingpong_wait = [&] { named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup); };
+  const auto pingpong_wait = [&] {
+    if (Config::kUsesPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
+  };
   const auto pingpong_pass_on = [&] {
-    named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
+    if (Config::kUsesPingPong)
+      named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
   };
   if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
   //! [pingpong]

@@ -49,6 +49,7 @@ struct Config {
   static constexpr int kSlices = kHeadDim / kSliceColumns;
   static constexpr int kStages = 2;                                  // tiles of K, and of V
   static constexpr int kQStages = 2;                                 // tiles of Q
+  static constexpr bool kUsesPingPong = kHeadDim != 128;
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
   // 8: 168 for each of 384 threads. Whoever requests more than the others released deadlocks.
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
@@ -265,9 +266,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   //! [pingpong]
   // This warpgroup may issue its MMAs when the one before has issued its own.
-  const auto pingpong_wait = [&] { named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup); };
+  const auto pingpong_wait = [&] {
+    if (Config::kUsesPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
+  };
   const auto pingpong_pass_on = [&] {
-    named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
+    if (Config::kUsesPingPong)
+      named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
   };
   if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
   //! [pingpong]

@@ -51,6 +51,7 @@ struct Config {
   static_assert(kBlockM == kScaleRows && kScaleRows % kBlockN == 0);
   static constexpr int kStages = 2;                                  // tiles of K, and of V
   static constexpr int kQStages = 2;                                 // tiles of Q
+  static constexpr bool kUsesPingPong = kHeadDim != 128;
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
   // 8: 168 for each of 384 threads. Whoever requests more than the others released deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -276,9 +277,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   //! [pingpong]
   // This warpgroup may issue its MMAs when the one before has issued its own.
-  const auto pingpong_wait = [&] { named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup); };
+  const auto pingpong_wait = [&] {
+    if (Config::kUsesPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
+  };
   const auto pingpong_pass_on = [&] {
-    named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
+    if (Config::kUsesPingPong)
+      named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
   };
   if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
   //! [pingpong]
@@ -347,10 +351,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     __syncwarp();  // all lanes have read the scale, before one says so
     release(smem.v_empty, kv.previous());
   };
-  // Waits for K of this block, and reads its scale: before a barrier, so before this warp is done.
+  // Waits for K of this block, and reads its scale.
   const auto wait_k = [&] {
     wait_full(smem.k_full, kv);
     scale_log2 = q_scale_log2 * smem.k_descale[kv.index()];
+    __syncwarp();  // all lanes have read it, before one says that this warp is done with K
   };
   // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
   const auto mmas = [&](int n_block) {

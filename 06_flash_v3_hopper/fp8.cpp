@@ -9,12 +9,14 @@
 
 #include "attn/tiling.h"
 #include "check/operation.h"
+#include "device/device.h"
 
 ATTN_DECLARE_STEP(f1_fp8);
 ATTN_DECLARE_STEP(f2_p_scale);
 ATTN_DECLARE_STEP(f3_two_level);
 ATTN_DECLARE_STEP(f4_block_scales);
 ATTN_DECLARE_STEP(f5_incoherent);
+ATTN_DECLARE_STEP(f6_windows);
 ATTN_DECLARE_STEP(tile_counter);
 
 namespace attn {
@@ -134,6 +136,35 @@ Cost tile_scales_cost(const Problem& p, Launch launch) {
   return cost;
 }
 
+// O of the windows before, and l and the maximum, of each block that runs: as in f6_windows.cu.
+constexpr int64_t kWindowKeys = 2048;
+int64_t windows_of(const Problem& p) { return (p.seqlen_k + kWindowKeys - 1) / kWindowKeys; }
+int64_t sums_bytes(const Problem& p, const Launch& launch) {
+  const int64_t rows = tiling_of(launch, p)->block_m, threads = 2 * rows;
+  const int64_t tiles = heads_q(p) * ((p.seqlen_q + rows - 1) / rows);
+  const int64_t sms = gpu_info().available ? gpu_info().num_sms : 132;
+  return std::min(tiles, sms) * (p.head_dim / 8 + 1) * threads * 16;
+}
+
+std::vector<Workspace> windows_workspaces(const Problem& p, const Launch& launch) {
+  std::vector<Workspace> all = tile_scales_workspaces(p);
+  all.pop_back();  // V has other scales
+  all.push_back({"v_window", heads_k(p) * windows_of(p) * p.head_dim * 8});
+  all.push_back({"sums", sums_bytes(p, launch)});
+  return all;
+}
+
+// V is read twice, and O of all windows of a tile but its first written and read once, in L2.
+Cost windows_cost(const Problem& p, Launch launch) {
+  const double windows = heads_k(p) * double(windows_of(p)) * double(p.head_dim) * 8;
+  Cost cost = tile_scales_cost(p, launch);
+  cost.back().l2_bytes += heads_q(p) * double(p.seqlen_q) * double(windows_of(p) - 1) *
+                          (8 * double(p.head_dim) + 32);
+  cost.insert(cost.begin(),
+              {.name = "windows", .hbm_read = 2 * elements_k(p), .hbm_write = windows});
+  return cost;
+}
+
 Step tensor_scales_step(std::string name, std::string idea, Launch launch) {
   return {
       .name = std::move(name),
@@ -196,6 +227,51 @@ HostTensors rotated_in_tile_scales(const Problem& p, const HostTensors& inputs) 
   return stored;
 }
 
+// V less the mean of a channel of a window, in codes of a scale that the channel has there; Q and K
+// as in f5.
+HostTensors rotated_in_windows(const Problem& p, const HostTensors& inputs) {
+  constexpr int64_t kRowsAtOnce = 32;  // of the kernel, whose order of additions this is
+  HostTensors stored = rotated_in_tile_scales(p, inputs);
+  const std::vector<float>& v = inputs.at("v").data;
+  std::vector<float>& out = stored.at("v").data;
+  const int64_t d = p.head_dim, heads = static_cast<int64_t>(v.size()) / (p.seqlen_k * d);
+  std::vector<float> codes(1);
+  for (int64_t head = 0; head < heads; ++head)
+    for (int64_t key0 = 0; key0 < p.seqlen_k; key0 += kWindowKeys)
+      for (int64_t c = 0; c < d; ++c) {
+        const auto at = [&](int64_t key) {
+          return static_cast<std::size_t>((head * p.seqlen_k + key) * d + c);
+        };
+        const int64_t end = std::min(p.seqlen_k, key0 + kWindowKeys);
+        float sum = 0, low = v[at(key0)], high = low;
+        for (int64_t own = 0; own < kRowsAtOnce; ++own) {
+          float part = 0;
+          for (int64_t key = key0 + own; key < end; key += kRowsAtOnce) {
+            part += v[at(key)];
+            low = std::min(low, v[at(key)]), high = std::max(high, v[at(key)]);
+          }
+          sum += part;
+        }
+        const float mean = sum / static_cast<float>(end - key0);
+        const float descale = std::max({high - mean, mean - low, kSmallestMax}) / kLargest;
+        for (int64_t key = key0; key < end; ++key) {
+          codes[0] = (v[at(key)] - mean) * (1 / descale);
+          round_to(DType::e4m3, codes.data(), 1);
+          out[at(key)] = mean + codes[0] * descale;
+        }
+      }
+  return stored;
+}
+
+static Step windows_step() {
+  const Launch launch = ATTN_LAUNCH(f6_windows);
+  Step step = tile_scales_step("f6_windows", "V less its mean of 2048 keys, and as many to a sum",
+                               launch, rotated_in_windows);
+  step.workspaces = [launch](const Problem& p) { return windows_workspaces(p, launch); };
+  step.cost = [launch](const Problem& p) { return windows_cost(p, launch); };
+  return step;
+}
+
 std::vector<Step> fp8_steps() {
   return {tensor_scales_step("f1_fp8", "FP8: both products on e4m3, one scale for each tensor",
                              ATTN_LAUNCH(f1_fp8)),
@@ -206,7 +282,8 @@ std::vector<Step> fp8_steps() {
           tile_scales_step("f4_block_scales", "a scale for each tile of 128 rows of Q, K and V",
                            ATTN_LAUNCH(f4_block_scales), in_tile_scales),
           tile_scales_step("f5_incoherent", "Q and K are rotated before they are rounded",
-                           ATTN_LAUNCH(f5_incoherent), rotated_in_tile_scales)};
+                           ATTN_LAUNCH(f5_incoherent), rotated_in_tile_scales),
+          windows_step()};
 }
 
 }  // namespace attn

@@ -134,24 +134,27 @@ __global__ void __launch_bounds__(Pass::kThreads)
 }
 //! [transposed]
 
-struct TileDescales {
-  const float *gQ, *gK, *gV;  // [B Hq, tiles_q], [B Hkv, tiles_k], as gK
+// Of Q and K: a scale for each tile.
+struct RowDescales {
+  const float *gQ, *gK;  // [B Hq, tiles_q], [B Hkv, tiles_k]
   int tiles_q, tiles_k;
-  TileDescales(const Arguments& args)
+  RowDescales(const Arguments& args)
       : gQ(args.out<float>("q_descale")),
         gK(args.out<float>("k_descale")),
-        gV(args.out<float>("v_descale")),
         tiles_q(static_cast<int>(ceil_div(args.problem.seqlen_q, kScaleRows))),
         tiles_k(static_cast<int>(ceil_div(args.problem.seqlen_k, kScaleRows))) {}
   __device__ float q(int head, int row) const { return gQ[head * tiles_q + row / kScaleRows]; }
   __device__ float k(int head, int key) const { return gK[head * tiles_k + key / kScaleRows]; }
+};
+struct TileDescales : RowDescales {  // and of V
+  const float* gV;  // as gK
+  TileDescales(const Arguments& args) : RowDescales(args), gV(args.out<float>("v_descale")) {}
   __device__ float v(int head, int key) const { return gV[head * tiles_k + key / kScaleRows]; }
 };
 
 //! [launch_tiles]
-template <bool kRotated, int kHeadDim>
-Status quantise_tiles(const Arguments& args) {
-  using Pass = QuantisePass;
+template <class Pass, bool kRotated, int kHeadDim>
+Status quantise_q_and_k(const Arguments& args) {
   const Problem& p = args.problem;
   const auto rows_of = [&](const std::string& name, int64_t heads, int64_t rows) {
     return RowsOf{args.in<__nv_bfloat16>(name), args.out<uint8_t>(name + "8"),
@@ -162,16 +165,22 @@ Status quantise_tiles(const Arguments& args) {
   const RowsOf k = rows_of("k", p.batch * p.kv_heads, p.seqlen_k);
   args.phase("quantise");
   const int64_t blocks = std::max(q.heads * q.tiles, k.heads * k.tiles);
-  if (const Status status =
-          launch_kernel(quantise_tiles_kernel<Pass, kHeadDim, kRotated>,
-                        dim3(static_cast<unsigned>(blocks), 2), dim3(Pass::kThreads), 0,
-                        args.stream, q, k);
-      !status.ok())
-    return status;
+  return launch_kernel(quantise_tiles_kernel<Pass, kHeadDim, kRotated>,
+                       dim3(static_cast<unsigned>(blocks), 2), dim3(Pass::kThreads), 0,
+                       args.stream, q, k);
+}
+
+template <bool kRotated, int kHeadDim>
+Status quantise_tiles(const Arguments& args) {
+  using Pass = QuantisePass;
+  const Problem& p = args.problem;
+  const Status status = quantise_q_and_k<Pass, kRotated, kHeadDim>(args);
+  if (!status.ok()) return status;
+  const int64_t blocks = p.batch * p.kv_heads * ceil_div(p.seqlen_k, kScaleRows);
   return launch_kernel(transpose_tiles_kernel<Pass, kHeadDim>,
-                       dim3(static_cast<unsigned>(k.heads * k.tiles)), dim3(Pass::kThreads), 0,
-                       args.stream, args.in<__nv_bfloat16>("v"), k.rows, args.out<uint8_t>("v8"),
-                       args.out<float>("v_descale"));
+                       dim3(static_cast<unsigned>(blocks)), dim3(Pass::kThreads), 0, args.stream,
+                       args.in<__nv_bfloat16>("v"), static_cast<int>(p.seqlen_k),
+                       args.out<uint8_t>("v8"), args.out<float>("v_descale"));
 }
 //! [launch_tiles]
 

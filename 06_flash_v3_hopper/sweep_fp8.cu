@@ -3,7 +3,8 @@
 //
 //     sweep_fp8_06_flash_v3_hopper [f1|f5] [--head-dim D] [--causal] [--repeat R]
 //
-// A row: B_c, stages of K and V, of Q; the rest is in attn/sweep.h.
+// A row: B_r, B_c, stages of K and V, of Q, whether warpgroups take turns; the rest is in
+// attn/sweep.h.
 #include "f1_fp8.cu"
 #include "f5_incoherent.cu"
 
@@ -11,37 +12,72 @@
 
 namespace gpu::fp8_sweep {
 
-template <class Base, int kKeys, int kKvStages, int kQs>
+struct Tile {
+  int keys, stages = 2, q_stages = 2;
+  bool pingpong = true;
+  int consumers = 2;
+};
+template <class Base, Tile kTile>
 struct Swept : Base {
-  static constexpr int kBlockN = kKeys, kStages = kKvStages, kQStages = kQs;
+  static constexpr int kBlockN = kTile.keys, kStages = kTile.stages, kQStages = kTile.q_stages;
+  static constexpr bool kUsesPingPong = kTile.pingpong;
+  static constexpr int kNumConsumers = kTile.consumers, kBlockM = 64 * kNumConsumers;
+  static constexpr int kThreads = 128 * (kNumConsumers + 1);
+  static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : Base::kProducerRegisters;
+  static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : Base::kConsumerRegisters;
 };
 template <class Config>
 std::string tile_of() {
   char tile[64];
-  std::snprintf(tile, sizeof tile, "%3d %6d %2d", Config::kBlockN, Config::kStages, Config::kQStages);
+  std::snprintf(tile, sizeof tile, "%3d %3d %6d %2d %s", Config::kBlockM, Config::kBlockN,
+                Config::kStages, Config::kQStages, Config::kUsesPingPong ? "pp" : "- ");
   return tile;
 }
 
-template <int kHeadDim, int kBlockN, int kStages = 2, int kQStages = 2>
+template <int kHeadDim, Tile kTile>
 attn::sweep::Row f1() {
-  using C = Swept<f1_fp8::Config<kHeadDim>, kBlockN, kStages, kQStages>;
+  using C = Swept<f1_fp8::Config<kHeadDim>, kTile>;
   return {kHeadDim, tile_of<C>(), f1_fp8::launch_attention<C>,
           reinterpret_cast<const void*>(&f1_fp8::attention_kernel<C>)};
 }
 const std::vector<attn::sweep::Row> kF1{
-    f1<64, 128>(),  f1<64, 128, 3>(), f1<64, 128, 4>(),    f1<64, 192>(),  f1<64, 192, 3>(),
-    f1<64, 256>(),  f1<128, 128>(),   f1<128, 128, 3>(),   f1<128, 192>(), f1<128, 192, 3>(),
-    f1<128, 192, 2, 1>(), f1<256, 64>(), f1<256, 64, 3, 1>(), f1<256, 128>(), f1<256, 128, 2, 1>()};
+    f1<64, Tile{128}>(),
+    f1<64, Tile{128, 3, 2, false}>(),
+    f1<64, Tile{192}>(),
+    f1<64, Tile{192, 2, 2, false}>(),
+    f1<64, Tile{256}>(),
+    f1<64, Tile{128, 3, 2, true, 3}>(),
+    f1<64, Tile{128, 3, 2, false, 3}>(),
+    f1<64, Tile{192, 3, 2, true, 3}>(),
+    f1<128, Tile{128, 3}>(),
+    f1<128, Tile{128, 3, 2, false}>(),
+    f1<128, Tile{192}>(),
+    f1<128, Tile{192, 2, 2, false}>(),
+    f1<256, Tile{64, 3, 1}>(),
+    f1<256, Tile{128}>(),
+    f1<256, Tile{128, 2, 2, false}>(),
+    f1<256, Tile{128, 2, 1, false}>(),
+};
 
-template <int kHeadDim, int kBlockN, int kStages = 2, int kQStages = 2>
+template <int kHeadDim, Tile kTile>
 attn::sweep::Row f5() {
-  using C = Swept<f5_incoherent::Config<kHeadDim>, kBlockN, kStages, kQStages>;
+  using C = Swept<f5_incoherent::Config<kHeadDim>, kTile>;
   return {kHeadDim, tile_of<C>(), f5_incoherent::launch_attention<C>,
           reinterpret_cast<const void*>(&f5_incoherent::attention_kernel<C>)};
 }
-const std::vector<attn::sweep::Row> kF5{f5<64, 128>(),     f5<64, 128, 3>(),  f5<64, 128, 4>(),
-                                  f5<128, 128>(),    f5<128, 128, 3>(), f5<128, 64, 4>(),
-                                  f5<128, 128, 3, 1>(), f5<256, 64>(),  f5<256, 64, 3, 1>()};
+const std::vector<attn::sweep::Row> kF5{
+    f5<64, Tile{128}>(),
+    f5<64, Tile{128, 3}>(),
+    f5<64, Tile{128, 3, 2, false}>(),
+    f5<64, Tile{64, 4, 2, false}>(),
+    f5<128, Tile{128}>(),
+    f5<128, Tile{128, 3, 1}>(),
+    f5<128, Tile{128, 2, 2, false}>(),
+    f5<128, Tile{64, 4, 2, false}>(),
+    f5<256, Tile{64}>(),
+    f5<256, Tile{64, 2, 2, false}>(),
+    f5<256, Tile{64, 3, 1, false}>(),
+};
 
 attn::Status quantise_f1(const attn::Arguments& args) { return gpu::hopper::quantise_tensors(args); }
 attn::Status quantise_f5(const attn::Arguments& args) {
@@ -69,6 +105,6 @@ int main(int argc, char** argv) {
   using namespace gpu::fp8_sweep;
   const bool last = argc > 1 && std::strcmp(argv[1], "f5") == 0;
   const bool named = last || (argc > 1 && std::strcmp(argv[1], "f1") == 0);
-  return attn::sweep::main("sweep_fp8_06_flash_v3_hopper [f1|f5]", last ? kF5 : kF1, "B_c stages Qs",
+  return attn::sweep::main("sweep_fp8_06_flash_v3_hopper [f1|f5]", last ? kF5 : kF1, "B_r B_c stages Qs ping-pong",
                            argc - named, argv + named, pass_of(last ? quantise_f5 : quantise_f1));
 }

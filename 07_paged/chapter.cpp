@@ -4,7 +4,8 @@
 #include <algorithm>
 #include <string>
 
-#include "attn/tiling.h"
+#include "costs.h"
+#include "mixed_plan.h"
 #include "paged.h"
 #include "plan.h"
 #include "prefix_plan.h"
@@ -21,15 +22,23 @@ ATTN_DECLARE_STEP(v7_prefill);
 ATTN_DECLARE_STEP(v8_shared_prefix);
 ATTN_DECLARE_STEP(v9_tree_mask);
 ATTN_DECLARE_STEP(v10_variants);
+ATTN_DECLARE_STEP(v11_mixed);
+ATTN_DECLARE_STEP(v12_mla);
+ATTN_DECLARE_STEP(v13_mla_wgmma);
+ATTN_DECLARE_STEP(v14_cross_piece);
 ATTN_DECLARE_STEP(a1_append);
 ATTN_DECLARE_STEP(c1_copy);
 ATTN_DECLARE_STEP(arrived);
+ATTN_DECLARE_LAUNCH(arrived, mixed);
 
 namespace attn {
 namespace {
 
 using namespace splits;
 using Reason = std::optional<std::string>;
+
+const char* const kUnscaledMaximum =
+    "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
 
 // What no step of this chapter takes.
 Reason refuse_all(const Problem& p) {
@@ -57,42 +66,6 @@ Reason refuse_runs(const Problem& p) {
   return std::nullopt;
 }
 
-int64_t rows_of(const Problem& p) { return p.batch * p.heads * p.seqlen_q; }
-// Keys that some query sees, of all sequences; in whole tiles of `tile`.
-double keys_of(const Problem& p, int64_t tile = 1) {
-  double keys = 0;
-  for (int64_t b = 0; b < p.batch; ++b) {
-    const Problem one = p.sequence(b);
-    const int64_t seen = one.visible(one.seqlen_q - 1).end - one.visible(0).begin;
-    keys += double((std::max<int64_t>(0, seen) + tile - 1) / tile * tile);
-  }
-  return keys;
-}
-
-// K and V come from HBM once, and from L2 at least once: blocks that read the same keys at the same
-// time may find them in L1, or share an answer of L2. So do the entries of the page table. Steps on
-// CUDA cores have two multiply-adds for each number and row, those on tensor cores for each number
-// and 16 rows, there or not.
-Phase attention(const Problem& p, int64_t block_rows) {
-  const double element = double(size_of(p.dtype)), d = double(p.head_dim);
-  const double kv = 2 * keys_of(p) * double(p.kv_heads) * d * element;
-  // A sequence(b) of a cost has no prefix in common with others.
-  const double shared = 2 * double(saved_tokens(p) * p.kv_heads) * d * element;
-  const double table = 4 * keys_of(p, page_size_of(p)) / double(page_size_of(p));
-  const double q = double(rows_of(p)) * d * element;
-  const bool mma = block_rows % kMmaRows == 0;
-  const double pairs = p.total_pairs();
-  const double mma_pairs =
-      keys_of(p, 16) * double(row_blocks(p, block_rows) / p.batch * block_rows);
-  return {.name = "attention",
-          .tensor_flop = mma ? 4 * d * mma_pairs : 0,
-          .fp32_flop = mma ? 0 : 4 * d * pairs,
-          .exp = mma ? mma_pairs : pairs,
-          .hbm_read = kv - shared + table + q,
-          .hbm_write = q + 4 * double(rows_of(p)),
-          .l2_bytes = kv + table + 2 * q};
-}
-
 const char* const kSupport =
     "fp16, bf16; head dims 64, 128, 256; any page size; up to 16 queries, causal, windows, GQA";
 
@@ -113,7 +86,7 @@ Step runs(std::string name, std::string idea, Launch launch) {
           .cost =
               [](const Problem& p) {
                 const int64_t heads = row_blocks(p, kMmaRows);
-                Phase all = attention(p, kMmaRows);
+                Phase all = decode_cost(p, kMmaRows);
                 // Where a run ends a head is cut, if runs do not end where heads do.
                 const double parts = heads % kSms == 0 ? 0 : double(std::min(heads, kSms) + kSms);
                 const double rows = double(std::min(kMmaRows, p.group() * p.seqlen_q));
@@ -142,7 +115,7 @@ Step planned(std::string name, std::string idea, Launch launch, MakePlan make,
         p.seqused_k.empty() ? std::vector(static_cast<std::size_t>(p.batch), p.seqlen_k)
                             : p.seqused_k;
     const plans::Plan plan = make(p, lengths, plans::planned_blocks(p));
-    Phase all = attention(p, kMmaRows);
+    Phase all = decode_cost(p, kMmaRows);
     const double rows = double(std::min(kMmaRows, p.group() * p.seqlen_q));
     all.l2_bytes += 2 * plan.parts * rows * double(p.head_dim + 1) * 4;
     return Cost{all};
@@ -178,37 +151,12 @@ Step device_planned(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-// Of queries in tiles, as in chapter 04: a tile of K and one of V pass from L2 at each visit.
-Cost prefill_cost(const Problem& p) {
-  const int64_t rows = prefill_rows(p.head_dim);
-  const Tiling tiles{
-      .block_m = rows, .block_n = kPrefillKeys, .rows_together = rows / kPrefillWarps};
-  Tiling computed = tiles;
-  computed.block_m = tiles.rows_together;
-  const double element = double(size_of(p.dtype)), d = double(p.head_dim);
-  Phase all{.name = "attention"};
-  for (int64_t b = 0; b < p.batch; ++b) {
-    const Problem one = p.sequence(b);
-    if (one.seqlen_k == 0) continue;
-    const double heads = double(p.heads), keys = heads * visits(one, tiles) * double(kPrefillKeys);
-    all.exp += heads * visits(one, computed) * double(computed.block_m * computed.block_n);
-    all.l2_bytes += 2 * keys * d * element;
-    all.hbm_read += 2 * double(p.kv_heads * one.seqlen_k) * d * element;
-  }
-  const double q = double(rows_of(p)) * d * element, lse = double(rows_of(p)) * 4;
-  all.tensor_flop = 4 * d * all.exp;
-  all.hbm_read += q;
-  all.hbm_write += q + lse;
-  all.l2_bytes += 2 * q + lse;
-  return {all};
-}
 Reason refuse_prefill(const Problem& p) {
   if (Reason reason = refuse_all(p)) return reason;
   const int64_t rows = prefill_rows(p.head_dim);
   const double blocks = double(p.batch * p.heads) * double((p.seqlen_q + rows - 1) / rows);
   if (blocks >= 0x1p31) return fmt::format("{:.0f} blocks: at most 2^31 - 1 fit in a grid", blocks);
-  if (p.softmax_scale < 1e-37)
-    return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
+  if (p.softmax_scale < 1e-37) return kUnscaledMaximum;
   for (int64_t b = 0; p.own.contains("tree") && b < p.batch; ++b)
     if (const Problem one = p.sequence(b); one.seqlen_k < one.seqlen_q)
       return fmt::format("--tree: sequence {} has {} keys, fewer than its {} tokens", b,
@@ -231,6 +179,38 @@ Step prefill(std::string name, std::string idea, std::vector<std::string> takes,
       .needs = kAmpere,
       .takes = std::move(takes),
   };
+}
+
+// Sequences with few queries decode, in 16 rows; of a batch each sequence costs what it does alone.
+// What parts cost is left out: they are a plan of all sequences.
+Step mixed(std::string name, std::string idea, Launch launch) {
+  Step step = prefill(std::move(name), std::move(idea), {"seqused", "varlen", "serial"}, launch);
+  step.support += "; --serial";
+  step.cost = [](const Problem& p) {
+    const bool decodes = p.seqlen_q <= plans::kMostDecoding;
+    Phase all = decodes ? decode_cost(p, kMmaRows) : prefill_cost(p).front();
+    if (!p.own.contains("serial")) return Cost{all};
+    Phase none;
+    all.name = decodes ? "decode" : "prefill", none.name = decodes ? "prefill" : "decode";
+    return decodes ? Cost{none, all} : Cost{all, none};
+  };
+  step.refuses = [](const Problem& p) -> Reason {
+    if (Reason reason = refuse_prefill(p)) return reason;
+    const double tiles = double(row_blocks(p, kMmaRows)) * double(p.seqlen_k / 64 + 2);
+    if (tiles >= 0x1p30) return fmt::format("{:.0f} tiles of keys: at most 2^30 - 1", tiles);
+    return std::nullopt;
+  };
+  step.workspaces = [](const Problem& p) {
+    const plans::MixedBounds most = plans::mixed_bounds(p);
+    const int64_t rows = most.parts * kMmaRows;
+    return std::vector<Workspace>{{"o_partial", rows * p.head_dim * 4},
+                                  {"lse_partial", rows * 4},
+                                  {"tickets", plans::kTickets * 4, true},
+                                  {"arrived", (most.row_blocks + 1) * 4, true}};
+  };
+  step.prepare = ATTN_LAUNCH_OF(arrived, mixed);
+  step.plan = plans::mixed_tensors;
+  return step;
 }
 
 // A shared prefix in tiles of the queries of all that share it, once; what is behind it as v5 has
@@ -276,11 +256,46 @@ Step shared(std::string name, std::string idea, Launch launch) {
     return all;
   };
   step.refuses = [](const Problem& p) -> Reason {
-    if (p.softmax_scale < 1e-37)
-      return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
+    if (p.softmax_scale < 1e-37) return kUnscaledMaximum;
     return refuse_runs(p);
   };
   return step;
+}
+
+// Latent attention. `rows`: of a block.
+Reason refuse_latent(const Problem& p) {
+  if (p.dtype == DType::fp32) return "the elements must be fp16 or bf16";
+  if (p.head_dim != kLatentDim)
+    return fmt::format("--head-dim {}: a token has {} numbers here, {} of them its value",
+                       p.head_dim, kLatentDim, kLatentValues);
+  if (p.kv_heads != 1) return fmt::format("--kv-heads {}: all query heads share one", p.kv_heads);
+  Problem other = p;
+  other.head_dim = 64;
+  return refuse_runs(other);
+}
+Step latent(std::string name, std::string idea, Launch launch, int64_t rows) {
+  return {.name = std::move(name),
+          .operation = &paged_mla(),
+          .idea = std::move(idea),
+          .support =
+              "fp16, bf16; head dim 576, of V 512; one K/V head; any page size; up to 16 "
+              "queries, causal, windows",
+          .refuses = refuse_latent,
+          .workspaces =
+              [rows](const Problem& p) {
+                const int64_t row_tiles = (p.heads * p.seqlen_q + rows - 1) / rows;
+                const int64_t parts = 2 * plans::teams(p, rows) * row_tiles * rows;
+                return std::vector<Workspace>{{"o_partial", parts * kLatentValues * 4},
+                                              {"lse_partial", parts * 4},
+                                              {"arrived", row_blocks(p, kMmaRows) * 4, true}};
+              },
+          .cost = [rows](const Problem& p) { return latent_cost(p, rows); },
+          .launch = launch,
+          .prepare = ATTN_LAUNCH(arrived),
+          .needs = kAmpere,
+          .takes = {"seqused"},
+          .plan = [rows](const Problem& p,
+                         const HostTensors& in) { return plans::team_tensors(p, in, rows); }};
 }
 
 // New tokens, in chunks of 16 bytes, are counted in 32 bits.
@@ -326,7 +341,7 @@ Chapter make_chapter() {
       .support = kSupport,
       .refuses = refuse,
       .workspaces = [](const Problem&) { return std::vector<Workspace>(); },
-      .cost = [](const Problem& p) { return Cost{attention(p, 1)}; },
+      .cost = [](const Problem& p) { return Cost{decode_cost(p, 1)}; },
       .launch = ATTN_LAUNCH(v1_block_table),
       .needs = kAmpere,
       .takes = {"seqused"},
@@ -351,11 +366,28 @@ Chapter make_chapter() {
                       {"seqused", "varlen", "tree"}, ATTN_LAUNCH(v9_tree_mask));
   tree.support += ", trees";
   c.steps.push_back(std::move(tree));
-  Step variants = planned("v10_variants", "softcap and ALiBi, by one functor",
+  Step variants = planned("v10_variants", "softcap and ALiBi by one functor, and attention sinks",
                           ATTN_LAUNCH(v10_variants), plans::balanced_plan, plans::balanced_tensors);
-  variants.support += ", softcap, ALiBi";
-  variants.takes.insert(variants.takes.end(), {"softcap", "alibi"});
+  variants.support += ", softcap, ALiBi, sinks";
+  variants.takes.insert(variants.takes.end(), {"softcap", "alibi", "sinks"});
   c.steps.push_back(std::move(variants));
+  c.steps.push_back(
+      mixed("v11_mixed", "prefill and decoding of a batch in one launch", ATTN_LAUNCH(v11_mixed)));
+  c.steps.push_back(latent("v12_mla",
+                           "latent attention: one K/V head, whose values are in its keys",
+                           ATTN_LAUNCH(v12_mla), kMmaRows));
+  Step wgmma = latent("v13_mla_wgmma", "latent attention of 64 rows by wgmma",
+                      ATTN_LAUNCH(v13_mla_wgmma), kWgmmaRows);
+  wgmma.needs = kHopper;
+  wgmma.refuses = [](const Problem& p) -> Reason {
+    if (p.softmax_scale < 1e-37) return kUnscaledMaximum;
+    return refuse_latent(p);
+  };
+  c.steps.push_back(std::move(wgmma));
+  c.steps.push_back(planned("v14_cross_piece",
+                            "the copies of the next piece begin while this one is merged",
+                            ATTN_LAUNCH(v14_cross_piece), plans::balanced_plan,
+                            plans::balanced_tensors));
   c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys turned on the way",
                            paged_append(), "append", ATTN_LAUNCH(a1_append), refuse_append));
   c.steps.push_back(copies("c1_copy", "pages copied to others, all of a batch in one launch",

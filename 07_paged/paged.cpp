@@ -11,6 +11,7 @@
 #include <random>
 
 #include "attn/error.h"
+#include "check/inputs.h"
 #include "files/npy.h"
 #include "files/tensor_files.h"
 #include "splits.h"
@@ -117,7 +118,41 @@ HostTensor drawn_table(const Problem& p) {
 }
 
 namespace {
-std::vector<TensorSpec> inputs(const Problem& p) {
+// ---- sinks -------------------------------------------------------------------------------------
+
+// A logit of each query head, large enough to matter beside thousands of keys.
+void draw_sinks(const Problem& p, HostTensor& t) {
+  for (int64_t h = 0; h < p.heads; ++h)
+    t.data[static_cast<std::size_t>(h)] = 4 + 2 * normal(p.seed, 81, static_cast<uint64_t>(h));
+}
+TensorSpec sinks_of(const Problem& p) {
+  return {"sinks", {1, 1, 1, p.heads}, DType::fp32, {}, draw_sinks, false, 1};
+}
+
+// A sink is in the denominator alone: with e^sink beside the sum of e^lse, O shrinks by the share
+// that the keys still have. The errors of scores are in both.
+std::vector<Expected> with_sinks(std::vector<Expected> expected, const HostTensors& in) {
+  Expected &o = expected.at(0), &lse = expected.at(1);
+  const auto columns = static_cast<std::size_t>(o.spec.columns());
+  for (std::size_t r = 0; r < o.rows.size(); ++r) {
+    const double sink = double{in.at("sinks").data[static_cast<std::size_t>(o.rows[r].h)]};
+    const auto joined = [&](double x) {
+      return std::max(x, sink) + std::log1p(std::exp(-std::abs(x - sink)));
+    };
+    const double share = std::exp(lse.reference[r] - joined(lse.reference[r]));
+    for (std::size_t c = r * columns; c < (r + 1) * columns; ++c)
+      o.reference[c] *= share, o.low[c] = static_cast<float>(o.low[c] * share);
+    o.scale[r] *= share, o.slack[r] *= 2 * share;
+    lse.reference[r] = joined(lse.reference[r]);
+    lse.low[r] = static_cast<float>(joined(double{lse.low[r]}));
+    lse.scale[r] = std::max(1.0, std::abs(lse.reference[r]));
+  }
+  return expected;
+}
+
+}  // namespace
+
+std::vector<TensorSpec> paged_inputs(const Problem& p) {
   const HostTensor table = drawn_table(p);
   std::vector<TensorSpec> specs = attention_inputs(p);
   for (TensorSpec& spec : specs)
@@ -125,15 +160,15 @@ std::vector<TensorSpec> inputs(const Problem& p) {
   std::erase_if(specs, [](const TensorSpec& spec) { return spec.name == "cu_seqlens_k"; });
   specs.push_back(table.spec);
   specs.push_back(seqused_of(p));
+  if (p.own.contains("sinks")) specs.push_back(sinks_of(p));
   return specs;
 }
-
-}  // namespace
 
 // The table that was loaded says where tokens lie; its unused entries are poison here, too.
 void place_pages(const Problem& p, HostTensors& in) {
   HostTensor& table = in.at("page_table");
-  for (const char* name : {"k", "v"}) in.at(name).spec = in_pages(p, name, table);
+  for (const char* name : {"k", "v"})
+    if (in.contains(name)) in.at(name).spec.layout = in_pages(p, name, table).layout;
   const std::vector<int64_t> lengths = lengths_of(p);
   for (int64_t b = 0; b < p.batch; ++b)
     for (int64_t n = 0; n < max_pages_of(p); ++n)
@@ -151,9 +186,8 @@ std::vector<int64_t> shape_of_file(const std::string& folder, const char* file, 
   return shape;
 }
 
-void sizes_of_pages(const std::string& folder, Problem& p) {
-  const auto k =
-      shape_of_file(folder, "k_pages.npy", 4, "num_pages, page_size, kv_heads, head_dim");
+void sizes_of_pages(const std::string& folder, Problem& p, const char* file) {
+  const auto k = shape_of_file(folder, file, 4, "num_pages, page_size, kv_heads, head_dim");
   const auto table = shape_of_file(folder, "page_table.npy", 2, "batch, max_pages");
   p.batch = table[0], p.head_dim = k[3], p.kv_heads = k[2];
   p.own["num_pages"] = {static_cast<double>(k[0])};
@@ -300,111 +334,11 @@ std::vector<Feature> page_options() {
            .everywhere = true}};
 }
 
-namespace {
-// A ragged batch: cu_seqlens_q.npy says how many queries each sequence has, seqused_k.npy how many
-// keys. The table may have room for more.
-void sizes_of_ragged_files(const std::string& folder, Problem& p) {
-  const auto q = shape_of_file(folder, "q.npy", 3, "tokens, heads, head_dim");
-  sizes_of_pages(folder, p);
-  if (p.seqused_k.empty())
-    throw InputError(folder + "/seqused_k.npy: missing: the keys of each sequence");
-  const std::vector<int64_t> begins =
-      load_lengths(std::filesystem::path(folder) / "cu_seqlens_q.npy", p.batch + 1);
-  for (std::size_t b = 0; b + 1 < begins.size(); ++b)
-    p.varlen_q.push_back(begins[b + 1] - begins[b]);
-  if (begins.front() != 0 || begins.back() != q[0] || std::ranges::min(p.varlen_q) < 0)
-    throw InputError(fmt::format("{}: cu_seqlens_q.npy must rise from 0 to {}, the tokens of q.npy",
-                                 folder, q[0]));
-  if (q[2] != p.head_dim)
-    throw InputError(fmt::format("{}: q.npy [{}] and k_pages.npy must agree in head_dim ({})",
-                                 folder, fmt::join(q, ", "), p.head_dim));
-  p.own["max_pages"] = {static_cast<double>(max_pages_of(p))};
-  for (std::size_t b = 0; b < p.seqused_k.size(); ++b)
-    if (p.seqused_k[b] > p.seqlen_k)
-      throw InputError(fmt::format("{}: seqused_k.npy: a length of {}, must be from 0 to {}",
-                                   folder, p.seqused_k[b], p.seqlen_k));
-  p.varlen_k = std::move(p.seqused_k);
-  p.seqused_k.clear();
-  p.heads = q[1];
-}
-}  // namespace
-
-namespace {
-// ---- trees -------------------------------------------------------------------------------------
-
-bool has_tree(const Problem& p) { return p.own.contains("tree"); }
-
-// Of each query the bits of its ancestors and of itself, bit c: query c of its sequence. Drawn: a
-// token's parent is one of the four before it, or the last token of the cache.
-void draw_trees(const Problem& p, HostTensor& t) {
-  const auto words = static_cast<std::size_t>(tree_words(p));
-  std::mt19937_64 random(p.seed);
-  auto row = t.numbers.begin();
-  for (int64_t b = 0; b < p.batch; ++b) {
-    const auto first = row;
-    for (int64_t i = 0; i < p.sequence(b).seqlen_q; ++i, row += static_cast<int64_t>(words)) {
-      const int64_t up = 1 + static_cast<int64_t>(random() % 4);
-      if (up <= i) std::copy_n(first + (i - up) * static_cast<int64_t>(words), words, row);
-      int64_t& own = row[i / 32];
-      own = static_cast<int32_t>(static_cast<uint32_t>(own) | 1u << i % 32);
-    }
-  }
-}
-TensorSpec tree_of(const Problem& p) {
-  return {"tree_mask", {1, 1, p.tokens_q(), tree_words(p)}, DType::int32, {}, draw_trees, false, 2};
-}
-
-// Among the last seqlen_q keys a query sees its ancestors and itself.
-template <class Scalar>
-void hide(const ScoreRow<Scalar>& row) {
-  const Problem& p = row.problem;  // its sequence
-  const HostTensor& tree = row.inputs.at("tree_mask");
-  const auto cu_seqlens = row.inputs.find("cu_seqlens_q");
-  const int64_t first =
-      cu_seqlens == row.inputs.end()
-          ? p.first_sequence * p.seqlen_q
-          : cu_seqlens->second.numbers[static_cast<std::size_t>(p.first_sequence)];
-  const int64_t* const bits = tree.numbers.data() + (first + row.i) * tree.spec.columns();
-  for (std::size_t n = 0; n < row.scores.size(); ++n) {
-    const int64_t c = row.first_key + static_cast<int64_t>(n) - (p.seqlen_k - p.seqlen_q);
-    if (c >= 0 && (bits[c / 32] >> c % 32 & 1) == 0)
-      row.scores[n] = -std::numeric_limits<Scalar>::infinity();
-  }
-}
-}  // namespace
-
-const Operation& paged_prefill() {
-  static const Operation operation = [] {
-    Operation op = paged_decode();
-    op.name = "paged_prefill";
-    op.few_queries = 0;
-    op.useful_bytes = nullptr;
-    op.sizes_of_files = sizes_of_ragged_files;
-    op.own.push_back({.name = "tree",
-                      .lacking = "tree mask",
-                      .help =
-                          "the queries of a sequence are a tree: each sees the keys before, its "
-                          "ancestors and itself",
-                      .scores = hide<double>,
-                      .scores_low = hide<float>});
-    op.inputs = [](const Problem& p) {
-      std::vector<TensorSpec> specs = inputs(p);
-      if (has_tree(p)) specs.push_back(tree_of(p));
-      return specs;
-    };
-    op.reference = [own = op.own](const Problem& p, const HostTensors& in, Selection selection) {
-      return attention_reference(p, in, selection, own);
-    };
-    return op;
-  }();
-  return operation;
-}
-
 const Operation& paged_decode() {
   static const Operation operation = [] {
     Operation op = decode();
     op.name = "paged_decode";
-    op.inputs = inputs;
+    op.inputs = paged_inputs;
     op.place = place_pages;
     op.sizes_of_files = sizes_of_files;
     op.complete = complete_lengths;
@@ -415,6 +349,13 @@ const Operation& paged_decode() {
                       .kind = Feature::Kind::list,
                       .read = read_shared,
                       .everywhere = true});
+    op.own.push_back({.name = "sinks",
+                      .lacking = "attention sinks",
+                      .help = "a logit of each query head in the denominator of softmax"});
+    op.reference = [](const Problem& p, const HostTensors& in, Selection selection) {
+      std::vector<Expected> expected = attention_reference(p, in, selection, {});
+      return p.own.contains("sinks") ? with_sinks(std::move(expected), in) : expected;
+    };
     op.useful_bytes = [](const Problem& p) {  // what is shared counts once
       return decode().useful_bytes(p) -
              2 * static_cast<double>(saved_tokens(p)) *

@@ -13,6 +13,12 @@ const Operation& paged_decode();
 // cu_seqlens_q [B + 1], or as many of each, as paged_decode has them.
 const Operation& paged_prefill();
 
+// Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1, as it decodes): all
+// query heads see one K/V head. q [B, Hq, seqlen_q, 576]; kv [num_pages, page_size, 1, 576], in the input
+// "k" and the file kv_pages.npy, whose first 512 numbers are V; page_table [B, max_pages];
+// seqused_k [B]. o [B, Hq, seqlen_q, 512], lse [B, Hq, seqlen_q].
+const Operation& paged_mla();
+
 // The last seqlen_q tokens of each sequence, of the seqused_k that it has with them, from k_new,
 // v_new [B * seqlen_q, Hkv, d] into its pages; with --rotary the keys are turned by their
 // positions.
@@ -24,10 +30,12 @@ const Operation& page_copy();
 // How tokens lie in pages: the table of a problem, and K or V by it.
 TensorSpec table_of(const Problem&);
 TensorSpec in_pages(const Problem&, const std::string& name, const HostTensor& table);
+// What the two have alike: q, k, v, the table, lengths, and what features bring.
+std::vector<TensorSpec> paged_inputs(const Problem&);
 // A page table of this problem: pages in any order, poison behind the end of a sequence.
 HostTensor drawn_table(const Problem&);
 // Sizes of k_pages.npy, page_table.npy and seqused_k.npy, into a problem; and the shape of a file.
-void sizes_of_pages(const std::string& folder, Problem&);
+void sizes_of_pages(const std::string& folder, Problem&, const char* file = "k_pages.npy");
 std::vector<int64_t> shape_of_file(const std::string& folder, const char* file, std::size_t rank,
                                    const char* sides);
 // The options of pages.

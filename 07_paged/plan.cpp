@@ -3,6 +3,7 @@
 #include "plan.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "device/device.h"
 #include "keys.h"
@@ -50,7 +51,8 @@ int64_t most_chunks(const Problem& p) {
 int64_t most_pieces(const Problem& p) { return planned_blocks(p) + row_blocks(p, kMmaRows); }
 
 //! [uniform]
-Plan uniform_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks) {
+Plan uniform_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks,
+                  int price) {
   const std::vector<int> tiles = tiles_of_all(p, lengths);
   const int heads = row_blocks_of_a_sequence(p);
   const auto chunks_of = [](int of, int chunk) { return (of + chunk - 1) / chunk; };
@@ -68,7 +70,7 @@ Plan uniform_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t
       chunk = middle + 1;
   }
   Plan plan;
-  plan.budget = chunk + kPieceTiles;
+  plan.budget = chunk + price;
   for (std::size_t b = 0; b < tiles.size(); ++b)
     for (int head = 0; head < heads; ++head) {
       const int parts = chunks_of(tiles[b], chunk);
@@ -106,10 +108,7 @@ int64_t walk(const std::vector<int>& tiles, int heads, int budget, int price, Pi
 
 // Runs of pieces, as many as there are blocks: the smallest budget that is enough.
 //! [balanced]
-Plan runs_of_budget(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks,
-                    int price) {
-  const std::vector<int> tiles = tiles_of_all(p, lengths);
-  const int heads = row_blocks_of_a_sequence(p);
+Plan runs_of_budget(const std::vector<int>& tiles, int heads, int64_t blocks, int price) {
   int64_t cost = 0;
   for (const int n : tiles) cost += int64_t{n + price} * heads;
   Plan plan;
@@ -133,20 +132,51 @@ Plan runs_of_budget(const Problem& p, const std::vector<int64_t>& lengths, int64
 }
 //! [balanced]
 
+// A plan for groups of `together` row blocks becomes one for each of them: block n of the k-th is
+// block k blocks + n of all, and has its places for parts `stride` behind those of the one before.
+//! [in_step]
+Plan in_step(const Plan& plan, int together, int stride) {
+  Plan all{.parts = plan.parts * together, .budget = plan.budget};
+  for (int k = 0; k < together; ++k) {
+    for (std::size_t n = 0; n + 1 < plan.begin.size(); ++n)
+      all.begin.push_back(plan.begin[n] + k * static_cast<int>(plan.work.size()));
+    for (Work work : plan.work) {
+      work.row_block = work.row_block * together + k;
+      work.first_part += k * stride;
+      all.work.push_back(work);
+    }
+  }
+  all.begin.push_back(static_cast<int>(all.work.size()));
+  return all;
+}
+//! [in_step]
+
 }  // namespace
+
+int in_step(const Problem& p, int64_t blocks) {
+  return static_cast<int>(std::gcd(int64_t{row_blocks_of_a_sequence(p)}, blocks));
+}
 
 // Each row block and each cut is a piece, and there is at most one cut a block; a block leaves at
 // most kPieceTiles of its budget. So the smallest budget is within 2 kPieceTiles of the mean.
-Plan balanced_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks) {
-  return runs_of_budget(p, lengths, blocks, kPieceTiles);
+Plan balanced_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks,
+                   int price) {
+  const int together = in_step(p, blocks);
+  const Plan plan = runs_of_budget(tiles_of_all(p, lengths), row_blocks_of_a_sequence(p) / together,
+                                   blocks / together, price);
+  return in_step(plan, together, plan.parts);
 }
 Plan runs_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks) {
-  return runs_of_budget(p, lengths, blocks, 0);
+  return runs_of_budget(tiles_of_all(p, lengths), row_blocks_of_a_sequence(p), blocks, 0);
+}
+Plan team_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t teams) {
+  return runs_of_budget(tiles_of_all(p, lengths), 1, teams, kPieceTiles);
 }
 
 Plan line_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks) {
   const std::vector<int> tiles = tiles_of_all(p, lengths);
-  const int heads = row_blocks_of_a_sequence(p);
+  const int together = in_step(p, blocks), heads = row_blocks_of_a_sequence(p) / together;
+  blocks /= together;
   int total = 0;
   for (const int n : tiles) total += heads * (n + kPieceTiles);
   const int length = static_cast<int>((total + blocks - 1) / blocks);
@@ -164,7 +194,7 @@ Plan line_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t bl
         if (parts > 1) ++plan.parts;
       }
   plan.begin.resize(static_cast<std::size_t>(blocks) + 1, static_cast<int>(plan.work.size()));
-  return plan;
+  return in_step(plan, together, static_cast<int>(blocks));
 }
 
 HostTensors uniform_tensors(const Problem& p, const HostTensors& in) {
@@ -173,15 +203,28 @@ HostTensors uniform_tensors(const Problem& p, const HostTensors& in) {
   tensors.emplace("work", work_tensor(plan, most_chunks(p)));
   return tensors;
 }
-HostTensors balanced_tensors(const Problem& p, const HostTensors& in) {
-  const Plan plan = balanced_plan(p, in.at("seqused_k").numbers, planned_blocks(p));
-  HostTensor begin =
-      zeros({"work_begin", {1, 1, 1, planned_blocks(p) + 1}, DType::int32, {}, nullptr, false, 1});
+namespace {
+HostTensors tensors_of(const Plan& plan, int64_t most) {
+  const auto begins = static_cast<int64_t>(plan.begin.size());
+  HostTensor begin = zeros({"work_begin", {1, 1, 1, begins}, DType::int32, {}, nullptr, false, 1});
   std::ranges::copy(plan.begin, begin.numbers.begin());
   HostTensors tensors;
-  tensors.emplace("work", work_tensor(plan, most_pieces(p)));
+  tensors.emplace("work", work_tensor(plan, most));
   tensors.emplace("work_begin", std::move(begin));
   return tensors;
+}
+}  // namespace
+HostTensors balanced_tensors(const Problem& p, const HostTensors& in) {
+  return tensors_of(balanced_plan(p, in.at("seqused_k").numbers, planned_blocks(p)),
+                    most_pieces(p));
+}
+int64_t teams(const Problem& p, int64_t rows) {
+  const int64_t row_tiles = (p.heads * p.seqlen_q + rows - 1) / rows;
+  return std::max<int64_t>(1, planned_blocks(p) / row_tiles);
+}
+HostTensors team_tensors(const Problem& p, const HostTensors& in, int64_t rows) {
+  const int64_t count = teams(p, rows);
+  return tensors_of(team_plan(p, in.at("seqused_k").numbers, count), count + p.batch);
 }
 
 }  // namespace attn::plans

@@ -27,21 +27,34 @@ struct Plan {
   int budget = 0;          // tiles of a block at most, each piece counted as kPieceTiles more
 };
 
-// What a piece costs besides its tiles: Q, the first copies and the merge, in tiles. It is a guess
-// until a sweep on a GPU has said what it is.
-constexpr int kPieceTiles = 1;
+// What a piece costs besides its tiles: Q, the first copies and the merge, in tiles. Of 0, 1 and 2
+// the best on an H200 for batches of short sequences; long ones do not care (RESULTS.md).
+constexpr int kPieceTiles = 2;
 
 // One piece a block. All sequences are cut into chunks of one length: the smallest of which there
 // are no more than `blocks`. Where there are more row blocks than that, none is cut.
-Plan uniform_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
-// Pieces of any length, several a block: runs through the row blocks that cost alike.
-Plan balanced_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
+Plan uniform_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks, int price);
+// Pieces of any length, several a block: runs through the row blocks that cost alike. Row blocks in
+// step are cut at the same tiles.
+Plan balanced_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks, int price);
+// The same at the price of kPieceTiles.
+inline Plan uniform_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks) {
+  return uniform_plan(p, lengths, blocks, kPieceTiles);
+}
+inline Plan balanced_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t blocks) {
+  return balanced_plan(p, lengths, blocks, kPieceTiles);
+}
 // What the blocks of v2 and v3 find for themselves: as many tiles each, whatever the pieces cost.
 Plan runs_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
 
 // Pieces of any length by the rule of line.h, as v6 makes them on the device: first_part is the
 // block of the first part.
 Plan line_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
+
+// Neighbouring row blocks of a sequence that are in step: as many blocks, one for each, go through
+// the same keys at the same time, so that a token is read in one stretch, heads side by side. The
+// most of which all blocks have some to do: on 132 SMs 4 of 8 heads.
+int in_step(const Problem&, int64_t blocks);
 
 // Resident blocks, one an SM: as many as --blocks says, or as the GPU has SMs; without one 132.
 int64_t planned_blocks(const Problem&);
@@ -52,6 +65,12 @@ int64_t most_pieces(const Problem&);
 // + 1].
 HostTensors uniform_tensors(const Problem&, const HostTensors& inputs);
 HostTensors balanced_tensors(const Problem&, const HostTensors& inputs);
+
+// Of latent attention: the blocks that have the rows of a sequence, `rows` each, are a team and
+// work on the same piece at a time. So a plan has pieces for teams, and Work::row_block is a sequence.
+int64_t teams(const Problem&, int64_t rows);
+Plan team_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t teams);
+HostTensors team_tensors(const Problem&, const HostTensors& inputs, int64_t rows);
 
 // The cost of each SM's pieces, in tiles, if a block runs where an SM is free first.
 std::vector<std::vector<int>> busy_tiles(const Plan&, int64_t sms);

@@ -32,7 +32,7 @@ std::vector<Batch> batches() {
           {"256 of 16 to 512", drawn_lengths("uniform:16,512", 256, 7)}};
 }
 
-Plan planned(decltype(&balanced_plan) make, const Batch& batch) {
+Plan planned(decltype(&runs_plan) make, const Batch& batch) {
   Problem p;
   p.batch = static_cast<int64_t>(batch.lengths.size());
   p.heads = 32, p.kv_heads = 8, p.head_dim = 128, p.seqlen_q = 1;

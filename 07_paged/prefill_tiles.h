@@ -93,6 +93,46 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTiles][kColumns][4], cons
     mask_where([&](int key, int) { return key >= keys; });
 }
 
+constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
+
+// The maxima of the rows, all of it in the quad of lanes that share a row. O and l are rescaled
+// only where a maximum has grown by more than the threshold.
+//! [rescale]
+template <class Config, int kTiles>
+__device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&row_sum)[kTiles][2],
+                                           float (&o)[kTiles][Config::kHeadDim / 8][4],
+                                           const float (&s)[kTiles][Config::kBlockN / 8][4],
+                                           float softmax_scale_log2) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
+  float max[kTiles][2];
+  bool grown = false;
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      max[m][r] = fmaxf(s[m][0][2 * r], s[m][0][2 * r + 1]);
+#pragma unroll
+      for (int n = 1; n < kBlockN / 8; ++n)
+        max[m][r] = fmaxf(max[m][r], fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+      max[m][r] = fmaxf(row_max[m][r], quad_max(max[m][r]) * softmax_scale_log2);
+      grown = grown || max[m][r] > row_max[m][r] + kRescaleThreshold;
+    }
+  if (__any_sync(~0u, grown)) {  // of the warp: rare after the first blocks
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float rescale = exp2f(row_max[m][r] - max[m][r]);
+        row_max[m][r] = max[m][r];
+        row_sum[m][r] *= rescale;
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; ++n)
+          o[m][n][2 * r] *= rescale, o[m][n][2 * r + 1] *= rescale;
+      }
+  }
+}
+//! [rescale]
+
 // The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: the 16-byte chunks of 8
 // rows in one column lie in 8 groups of 4 banks.
 template <int kHeadDim>

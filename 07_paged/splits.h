@@ -27,6 +27,10 @@ constexpr int kPrefillWarps = 4, kPrefillKeys = 64;
 // Of a shared prefix: the rows of a tile.
 constexpr int prefix_rows(int64_t head_dim) { return prefill_rows(head_dim); }
 
+// Of latent attention: numbers of a token, and of its value; rows of a block of v13_mla_wgmma.
+constexpr int kLatentDim = 576, kLatentValues = 512;
+constexpr int kWgmmaRows = 64;
+
 // Words of 32 bits of a query's row of a tree mask.
 inline int64_t tree_words(const Problem& p) { return (p.seqlen_q + 31) / 32; }
 

@@ -47,6 +47,8 @@ std::string wrong_with(const Batch& batch, const plans::Plan& plan, bool balance
     const int place = on_line ? 2 * (w.first_part + w.part) + (w.part == 0) : w.first_part + w.part;
     return static_cast<std::size_t>(place);
   };
+  std::vector<plans::Work> work = plan.work;
+  std::ranges::stable_sort(work, {}, &plans::Work::row_block);
   std::size_t at = 0;
   for (int64_t row_block = 0; row_block < p.batch * p.kv_heads * rows; ++row_block) {
     Problem one = p;
@@ -55,8 +57,8 @@ std::string wrong_with(const Batch& batch, const plans::Plan& plan, bool balance
     const int64_t keys = one.visible(one.seqlen_q - 1).end - one.visible(0).begin;
     const int64_t tiles = std::max<int64_t>(1, (std::max<int64_t>(0, keys) + tile - 1) / tile);
     int64_t covered = 0, first = -1, parts = 0;
-    for (; at < plan.work.size() && plan.work[at].row_block == row_block; ++at) {
-      const plans::Work& w = plan.work[at];
+    for (; at < work.size() && work[at].row_block == row_block; ++at) {
+      const plans::Work& w = work[at];
       if (w.tile != covered || w.count < 1) return "a tile is in two pieces, or in none";
       if (w.part != parts++) return "the parts are not in the order of the keys";
       if (first >= 0 && w.first_part != first) return "the parts lie apart";
@@ -68,9 +70,9 @@ std::string wrong_with(const Batch& batch, const plans::Plan& plan, bool balance
       if (w.num_parts == 1 && w.count != tiles) return "a part that is taken for the whole";
     }
     if (covered != tiles) return "a row block is not covered";
-    if (parts != plan.work[at - 1].num_parts) return "another number of parts";
+    if (parts != work[at - 1].num_parts) return "another number of parts";
   }
-  if (at != plan.work.size()) return "a piece of nobody";
+  if (at != work.size()) return "a piece of nobody";
   if (plan.begin.front() != 0 || plan.begin.back() != static_cast<int>(at)) return "begins";
   for (std::size_t n = 0; n + 1 < plan.begin.size(); ++n) {
     int cost = 0;
@@ -79,6 +81,19 @@ std::string wrong_with(const Batch& batch, const plans::Plan& plan, bool balance
     if (cost > plan.budget) return "a block is over its budget";
   }
   const auto blocks = static_cast<int64_t>(plan.begin.size()) - 1;
+  if (balanced) {  // blocks that are in step have the same tiles of neighbouring row blocks
+    const auto together = static_cast<std::size_t>(plans::in_step(p, batch.blocks));
+    const std::size_t pieces = plan.work.size() / together;
+    for (std::size_t n = pieces; n < plan.work.size(); ++n) {
+      const plans::Work &of = plan.work[n - pieces], &w = plan.work[n];
+      if (w.row_block != of.row_block + 1 || w.tile != of.tile || w.count != of.count)
+        return "row blocks out of step";
+    }
+    const auto slots = static_cast<std::size_t>(blocks) / together;
+    for (std::size_t n = slots; n < plan.begin.size(); ++n)
+      if (plan.begin[n] != plan.begin[n - slots] + static_cast<int>(pieces))
+        return "blocks out of step";
+  }
   if (balanced ? blocks != batch.blocks
                : blocks > std::max(batch.blocks, p.batch * p.kv_heads * rows))
     return "too many blocks";
@@ -182,13 +197,13 @@ TEST_CASE("exercise c has the answers that plans give", "[emulated]") {
   std::vector<int64_t> lengths{1000, 100, 0, 2500};
   const auto tiles_of = [&] {
     int tiles = 0;
-    for (const plans::Work& w : plans::balanced_plan(p, lengths, 6).work) tiles += w.count;
+    for (const plans::Work& w : plans::balanced_plan(p, lengths, 6, 1).work) tiles += w.count;
     return tiles;
   };
-  const plans::Plan uniform = plans::uniform_plan(p, lengths, 6),
-                    balanced = plans::balanced_plan(p, lengths, 6);
+  const plans::Plan uniform = plans::uniform_plan(p, lengths, 6, 1),
+                    balanced = plans::balanced_plan(p, lengths, 6, 1);
   std::map<std::string, std::size_t> is{
-      {"tiles", tiles_of()},           {"chunk", uniform.budget - plans::kPieceTiles},
+      {"tiles", tiles_of()},           {"chunk", uniform.budget - 1},
       {"chunks", uniform.work.size()}, {"longest", uniform.budget},
       {"budget", balanced.budget},     {"pieces", balanced.work.size()},
       {"parts", balanced.parts}};

@@ -45,6 +45,15 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+// The sum of a number over the lanes of a warp up to this one.
+__device__ __forceinline__ int sum_up(int sum) {
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int before = __shfl_up_sync(~0u, sum, distance);
+    if (static_cast<int>(threadIdx.x % 32) >= distance) sum += before;
+  }
+  return sum;
+}
+
 // q . k of 8 columns.
 template <class Element>
 __device__ __forceinline__ float dot(const float (&q)[8], const uint4& k) {

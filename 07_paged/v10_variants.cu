@@ -1,14 +1,15 @@
-// v10_variants: softcap and ALiBi, by one functor.
+// v10_variants: softcap and ALiBi by one functor, and attention sinks.
 //
 // parent    v5_balanced_plan
 // idea      Models differ in what they do to a score between Q K^T and softmax. All of it is
 //           arithmetic on one number, which knows its query, its key and its head: a function
 //           object that the kernel is compiled with. Where a model does nothing, it is the product
 //           with the scale that was there before. (A window is a range of keys and costs no
-//           arithmetic: all steps have it.)
+//           arithmetic: all steps have it.) A sink (StreamingLLM, arXiv 2309.17453; here learned, a
+//           logit a head) is a key without a value: softmax begins as if it had seen one.
 // expect    the time of v5 without, and with ALiBi; some more with softcap where MMAs wait for it
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
-//           causal, windows, GQA, softcap, ALiBi
+//           causal, windows, GQA, softcap, ALiBi, sinks
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
 #include "ptx/global_flag.h"
@@ -214,6 +215,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                      const Work* gWork,      // [pieces]: what each block works on, one by one
                      const int* gWorkBegin,  // [blocks + 1]: the first piece of each block
                      const float* gSlopes,   // [Hq], of ALiBi; or null
+                     const float* gSinks,    // [Hq]; or null
                      Element* gO,            // [B, Hq, seqlen_q, d]
                      float* gLse,            // [B, Hq, seqlen_q]
                      float* gOPartial,       // [parts, kRows, d]
@@ -255,8 +257,14 @@ __global__ void __launch_bounds__(Config::kThreads)
       const int row = rows.row0 + quad_row + 8 * r, group = shape.heads / shape.kv_heads;
       const int i = row % shape.seqlen_q, h = min(row / shape.seqlen_q, group - 1);
       seen[r] = keys_of_query(shape, used, i), diagonal[r] = i + used - shape.seqlen_q;
-      if (Variant::kHasSlopes)
-        slope_log2[r] = gSlopes[rows.bh_kv % shape.kv_heads * group + h] * kLog2e;
+      const int head = rows.bh_kv % shape.kv_heads * group + h;
+      if (Variant::kHasSlopes) slope_log2[r] = gSlopes[head] * kLog2e;
+      //! [sink]
+      if (gSinks != nullptr && split == 0 && warp_id == 0) {  // once a row: one warp of one part
+        row_max[r] = gSinks[head] * kLog2e;
+        row_sum[r] = lane_id % 4 == 0 ? 1 : 0;  // and one lane
+      }
+      //! [sink]
     }
 
     // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
@@ -401,8 +409,8 @@ Status launch(const Arguments& args) {
                        sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
                        args.in<Element>("k"), args.in<Element>("v"), args.in<int>("page_table"),
                        args.in<int>("seqused_k"), args.in<Work>("work"), args.in<int>("work_begin"),
-                       args.in_or_null<float>("alibi"), args.out<Element>("o"),
-                       args.out<float>("lse"), args.out<float>("o_partial"),
+                       args.in_or_null<float>("alibi"), args.in_or_null<float>("sinks"),
+                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("o_partial"),
                        args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
                        variant, static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)),
                        static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));

@@ -185,8 +185,9 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 // The plan, by one block, which sums up what sequences cost; then kLanes lanes go through the
-// pieces of a row block. From piece to piece the row block or the block grows: their sum is the
-// piece's place in the list. Where a block ends with a row block a place stays free.
+// pieces of a group of row blocks in step, `heads` of them a sequence, with `blocks` blocks for the
+// first row block of each. From piece to piece the group or the block grows: their sum is the
+// piece's place in the list. Where a block ends with a group a place stays free.
 //! [plan]
 constexpr int kPlanThreads = 1024, kLanes = 4;
 template <int kThreads>
@@ -194,17 +195,10 @@ __global__ void __launch_bounds__(kThreads)
     plan_kernel(const int* gSeqused,  // [B]: keys of each sequence
                 Work* gWork,          // [blocks + row blocks]: what each block works on
                 int* gWorkRange,      // [blocks, 2]: the first piece of each block, and their end
-                Shape shape, int batch, int heads, int tile_keys, int blocks) {
+                Shape shape, int batch, int heads, int tile_keys, int blocks, int together) {
   auto& sCost = dynamic_shared<int[32]>();  // of each warp
   int* const sStart = sCost + 32;           // [B]: where sequences begin on the line
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
-  const auto sum_up = [&](int sum) {  // over the lanes up to this one
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int before = __shfl_up_sync(~0u, sum, distance);
-      if (lane_id >= distance) sum += before;
-    }
-    return sum;
-  };
   const auto cost_of = [&](int b) { return kPieceTiles + tiles_of(shape, gSeqused[b], tile_keys); };
   int total = 0;
   for (int b0 = 0; b0 < batch; b0 += kThreads) {
@@ -216,21 +210,28 @@ __global__ void __launch_bounds__(kThreads)
     total += __shfl_sync(~0u, warps, 31);
     __syncthreads();  // all have read the sums
   }
-  for (int n = threadIdx.x; n < 2 * blocks; n += kThreads) gWorkRange[n] = 0;
+  for (int n = threadIdx.x; n < 2 * blocks * together; n += kThreads) gWorkRange[n] = 0;
   __syncthreads();  // sStart is there; ranges are empty
   const int length = ceil_div(total, blocks);
-  for (int n = threadIdx.x / kLanes; n < batch * heads; n += kThreads / kLanes) {  // row block n
+  const int groups = batch * heads;
+  for (int n = threadIdx.x / kLanes; n < groups; n += kThreads / kLanes) {  // group n
     const int cost = cost_of(n / heads), start = sStart[n / heads] + n % heads * cost;
     for (int part = threadIdx.x % kLanes;; part += kLanes) {
-      const Work work = piece_on_line(n, start, cost - kPieceTiles, length, part);
+      Work work = piece_on_line(n, start, cost - kPieceTiles, length, part);
       if (part >= work.num_parts) break;
-      const int block = work.first_part + part, at = n + block;
-      gWork[at] = work;
-      // Whether the last tile before this row block is in another block, and the first one after.
-      if (part > 0 || start == 0 || (start - 1) / length < block) gWorkRange[2 * block] = at;
-      if (part + 1 < work.num_parts || n + 1 == batch * heads ||
-          (start + cost + kPieceTiles) / length > block)
-        gWorkRange[2 * block + 1] = at + 1;
+      const int block = work.first_part + part;
+      // Whether the last tile before this group is in another block, and the first one after.
+      const bool first = part > 0 || start == 0 || (start - 1) / length < block;
+      const bool last = part + 1 < work.num_parts || n + 1 == groups ||
+                        (start + cost + kPieceTiles) / length > block;
+      for (int k = 0; k < together; ++k) {  // a row block of the group, in blocks of its own
+        const int at = k * (groups + blocks) + n + block;
+        work.row_block = n * together + k;
+        gWork[at] = work;
+        work.first_part += blocks;
+        if (first) gWorkRange[2 * (k * blocks + block)] = at;
+        if (last) gWorkRange[2 * (k * blocks + block) + 1] = at + 1;
+      }
     }
   }
 }
@@ -415,13 +416,15 @@ __global__ void __launch_bounds__(Config::kThreads)
 // A model calls this once a step, and what follows once a layer.
 Status plan(const Arguments& args) {
   const Problem& p = args.problem;
+  const int together = in_step(p, planned_blocks(p));
   args.phase("plan");
   return launch_kernel(plan_kernel<kPlanThreads>, dim3(1), dim3(kPlanThreads),
                        static_cast<std::size_t>(32 + p.batch) * sizeof(int), args.stream,
                        args.in<int>("seqused_k"), args.out<Work>("work"),
                        args.out<int>("work_range"), shape_of(p), static_cast<int>(p.batch),
-                       static_cast<int>(row_blocks(p, kMmaRows) / p.batch), tile_keys(p.head_dim),
-                       static_cast<int>(planned_blocks(p)));
+                       static_cast<int>(row_blocks(p, kMmaRows) / p.batch / together),
+                       tile_keys(p.head_dim), static_cast<int>(planned_blocks(p) / together),
+                       together);
 }
 
 template <class Element, class Config>

@@ -37,8 +37,6 @@ struct Config {
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
 
-constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
-
 template <class Element, class Config>
 struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
@@ -126,44 +124,6 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlock
   }
 }
 //! [scores]
-
-// (4) The maxima of the rows, all of it in the quad of lanes that share a row. O and l are rescaled
-// only where a maximum has grown by more than the threshold.
-//! [rescale]
-template <class Config, int kTiles>
-__device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&row_sum)[kTiles][2],
-                                           float (&o)[kTiles][Config::kHeadDim / 8][4],
-                                           const float (&s)[kTiles][Config::kBlockN / 8][4],
-                                           float softmax_scale_log2) {
-  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
-  float max[kTiles][2];
-  bool grown = false;
-#pragma unroll
-  for (int m = 0; m < kTiles; ++m)
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      max[m][r] = fmaxf(s[m][0][2 * r], s[m][0][2 * r + 1]);
-#pragma unroll
-      for (int n = 1; n < kBlockN / 8; ++n)
-        max[m][r] = fmaxf(max[m][r], fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
-      max[m][r] = fmaxf(row_max[m][r], quad_max(max[m][r]) * softmax_scale_log2);
-      grown = grown || max[m][r] > row_max[m][r] + kRescaleThreshold;
-    }
-  if (__any_sync(~0u, grown)) {  // of the warp: rare after the first blocks
-#pragma unroll
-    for (int m = 0; m < kTiles; ++m)
-#pragma unroll
-      for (int r = 0; r < 2; ++r) {
-        const float rescale = exp2f(row_max[m][r] - max[m][r]);
-        row_max[m][r] = max[m][r];
-        row_sum[m][r] *= rescale;
-#pragma unroll
-        for (int n = 0; n < kHeadDim / 8; ++n)
-          o[m][n][2 * r] *= rescale, o[m][n][2 * r + 1] *= rescale;
-      }
-  }
-}
-//! [rescale]
 
 // (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys:
 // one step ahead, so that its exponentials overlap with the MMAs.
@@ -292,7 +252,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int first_query = cu_seqlens_q != nullptr ? cu_seqlens_q[b] : b * shape.seqlen_q;
   if (threadIdx.x == 0) {
     smem.pages = pages, smem.sequence = sequence, smem.row0 = row0;
-    smem.tree = gTree + int64_t{first_query} * words;
+    smem.tree = gTree == nullptr ? nullptr : gTree + int64_t{first_query} * words;
   }
   // (1) load Q_i, which stays, and the first K_j
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];

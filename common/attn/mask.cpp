@@ -68,6 +68,11 @@ void BlockMask::for_each_range(int64_t b, int64_t h, int64_t i, KeyRange within,
       seen);
 }
 
+bool BlockMask::open(int64_t b, int64_t h, int64_t m_block, int64_t n_block) const {
+  const int64_t row = head_of_shape(shape_, b, h) * shape_[2] + m_block;
+  return blocks_[static_cast<std::size_t>(row * shape_[3] + n_block)];
+}
+
 void BlockMask::fits(const Problem& p) const {
   const auto blocks = [](int64_t length, int64_t block) { return (length + block - 1) / block; };
   must_be("block_mask", shape_, p, blocks(p.seqlen_q, block_m_), blocks(p.seqlen_k, block_n_));
@@ -84,26 +89,34 @@ std::vector<HostTensor> BlockMask::tensors() const {
 }
 
 ColumnIntervals::ColumnIntervals(std::vector<int64_t> shape, std::vector<int64_t> begin,
-                                 std::vector<int64_t> end)
-    : shape_(std::move(shape)), begin_(std::move(begin)), end_(std::move(end)) {
-  if (shape_.size() != 4 || shape_[2] != 1 ||
+                                 std::vector<int64_t> end, std::string name)
+    : shape_(std::move(shape)),
+      begin_(std::move(begin)),
+      end_(std::move(end)),
+      name_(std::move(name)) {
+  if (shape_.size() != 4 || shape_[2] < 1 || shape_[2] > 2 ||
       elements_of(shape_) != static_cast<int64_t>(begin_.size()) || begin_.size() != end_.size())
-    throw InputError(fmt::format("hidden_begin, hidden_end: {} and {} columns, must be [{}]",
-                                 begin_.size(), end_.size(), fmt::join(shape_, ", ")));
+    throw InputError(
+        fmt::format("hidden_begin, hidden_end: {} and {} numbers, must be [{}] with 1 or 2 "
+                    "intervals a column",
+                    begin_.size(), end_.size(), fmt::join(shape_, ", ")));
 }
 
 void ColumnIntervals::for_each_range(int64_t b, int64_t h, int64_t i, KeyRange within,
                                      const std::function<void(KeyRange)>& seen) const {
-  const int64_t first = head_of_shape(shape_, b, h) * shape_[3];
+  const int64_t first = head_of_shape(shape_, b, h) * shape_[2] * shape_[3];
   const auto open = [&](int64_t j) {
-    const auto at = static_cast<std::size_t>(first + j);
-    return i < begin_[at] || i >= end_[at];
+    for (int64_t interval = 0; interval < shape_[2]; ++interval) {
+      const auto at = static_cast<std::size_t>(first + interval * shape_[3] + j);
+      if (i >= begin_[at] && i < end_[at]) return false;
+    }
+    return true;
   };
   runs(within, 1, open, seen);
 }
 
 void ColumnIntervals::fits(const Problem& p) const {
-  must_be("hidden_begin", shape_, p, 1, p.seqlen_k);
+  must_be("hidden_begin", shape_, p, shape_[2], p.seqlen_k);
 }
 
 std::vector<HostTensor> ColumnIntervals::tensors() const {

@@ -41,26 +41,37 @@ class BlockMask : public KeyMask {
   std::string text() const override;
   std::vector<HostTensor> tensors() const override;
 
+  int64_t block_m() const { return block_m_; }
+  int64_t block_n() const { return block_n_; }
+  const std::vector<int64_t>& shape() const { return shape_; }
+  /// Whether the tiles with these numbers meet; `b` and `h` of the problem.
+  bool open(int64_t b, int64_t h, int64_t m_block, int64_t n_block) const;
+
  private:
   int64_t block_m_, block_n_;
   std::vector<int64_t> shape_;
   std::vector<bool> blocks_;
 };
 
-/// `hidden_begin`, `hidden_end` [B, Hq, 1, seqlen_k], int32: queries from begin to end do not see
-/// that key (FlashMask, arXiv 2410.01359, with one interval a column). Of batch 1 and head 1 as
-/// above.
+/// `hidden_begin`, `hidden_end` [B, Hq, 1 or 2, seqlen_k], int32: queries from begin to end do not
+/// see that key (FlashMask, arXiv 2410.01359, section 3.1: one or two intervals a column). Of batch
+/// 1 and head 1 as above.
 class ColumnIntervals : public KeyMask {
  public:
-  ColumnIntervals(std::vector<int64_t> shape, std::vector<int64_t> begin, std::vector<int64_t> end);
+  /// `name`: what text() calls it.
+  ColumnIntervals(std::vector<int64_t> shape, std::vector<int64_t> begin, std::vector<int64_t> end,
+                  std::string name = "columns");
   void for_each_range(int64_t b, int64_t h, int64_t i, KeyRange within,
                       const std::function<void(KeyRange)>& seen) const override;
   void fits(const Problem&) const override;
-  std::string text() const override { return "columns"; }
+  std::string text() const override { return name_; }
   std::vector<HostTensor> tensors() const override;
+
+  const std::vector<int64_t>& shape() const { return shape_; }
 
  private:
   std::vector<int64_t> shape_, begin_, end_;
+  std::string name_;
 };
 
 }  // namespace attn

@@ -221,8 +221,11 @@ std::string Problem::text() const {
   if (dropout > 0) s += fmt::format(" dropout={}", dropout);
   if (top_k > 0) s += fmt::format(" top_k={}", top_k);
   if (mask) s += " mask=" + mask->text();
-  for (const auto& [option, values] : own) s += fmt::format(" {}={}", option, fmt::join(values, ","));
-  s += fmt::format(" inputs={}", name(inputs));
+  for (const auto& [option, values] : own)
+    if (option != "field") s += fmt::format(" {}={}", option, fmt::join(values, ","));
+  const auto field = own.find("field");
+  s += fmt::format(" inputs={}", field == own.end() ? std::string(name(inputs))
+                                                    : fmt::format("field:{}", fmt::join(field->second, "x")));
   return inputs == InputKind::files ? s : s + fmt::format(" seed={}", seed);
 }
 

@@ -112,6 +112,8 @@ struct GpuNeeds {
 };
 inline constexpr GpuNeeds kAmpere{80, false, "mma.sync for bf16"};
 inline constexpr GpuNeeds kHopper{90, true, "wgmma"};
+/// Of a step that has none of these instructions, in a file compiled for sm_90a.
+inline constexpr GpuNeeds kHopperTarget{90, true, {}};
 
 struct Operation;  // check/operation.h
 
@@ -152,7 +154,9 @@ bool takes(const Step&, std::string_view feature);
 inline std::optional<std::string> lacks(const Step& step, std::string_view gpu, int compute_capability) {
   const auto& [needed, no_later, instructions] = step.needs;
   if (compute_capability >= needed && !(no_later && compute_capability > needed)) return std::nullopt;
-  return std::string(gpu) + " (sm_" + std::to_string(compute_capability) + ") has no " + std::string(instructions) +
+  const std::string name = std::string(gpu) + " (sm_" + std::to_string(compute_capability) + ")";
+  if (instructions.empty()) return name + " runs no code for sm_90a, which this step is compiled for";
+  return name + " has no " + std::string(instructions) +
          ": this step needs sm_" + std::to_string(needed) + (no_later ? "a" : " or later");
 }
 

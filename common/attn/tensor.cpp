@@ -59,7 +59,7 @@ void in_chunks(std::size_t count, Body body) {
 
 TensorSpec tokens(const Problem& p, std::string name, const std::vector<int64_t>& varlen,
                   int64_t heads, int64_t rows) {
-  const DType dtype = p.dtype == DType::e4m3 ? DType::bf16 : p.dtype;  // the step quantises
+  const DType dtype = bits_of(p.dtype) < 16 ? DType::bf16 : p.dtype;  // the step quantises
   if (!p.varlen()) return {std::move(name), {p.batch, heads, rows, p.head_dim}, dtype};
   const std::vector<int64_t> begins = cumulative(varlen);
   return {std::move(name),

@@ -4,8 +4,10 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
+#include <optional>
 
 #include "attn/parallel_for.h"
+#include "check/field.h"
 
 namespace attn {
 namespace {
@@ -91,6 +93,9 @@ HostTensors draw_inputs(const Problem& p, std::span<const TensorSpec> specs) {
     }
     const uint64_t stream = stream_of(spec.name);
     const int64_t columns = spec.columns();
+    std::optional<FieldWaves> waves;
+    if (has_field(p) && (spec.name == "q" || spec.name == "k" || spec.name == "v"))
+      waves.emplace(p, spec);
     parallel_for(spec.rows(), [&](int64_t r) {
       float* row = t.data.data() + r * columns;
       const uint64_t first = static_cast<uint64_t>(r * columns);
@@ -100,6 +105,7 @@ HostTensors draw_inputs(const Problem& p, std::span<const TensorSpec> specs) {
         if (p.inputs == InputKind::outlier && hash(p.seed, stream + 1, index) % 1000 == 0)
           row[c] += 10 * normal(p.seed, stream + 2, index);  // variance 100
       }
+      if (waves) waves->set(r, row);
       if (p.inputs == InputKind::peaked && (spec.name == "q" || spec.name == "x")) {
         const double u = uniform(hash(p.seed, stream + 3, static_cast<uint64_t>(r)));
         const float factor = static_cast<float>(0.25 * std::pow(8000.0, u));

@@ -1,6 +1,6 @@
 /// \file
-/// The four ways to draw the tensors of a problem. All are functions of the seed alone: the same on
-/// every machine, with any number of cores.
+/// How tensors of a problem are drawn; field.h has a fifth way. Functions of the seed alone, the
+/// same on every machine, with any number of cores.
 ///
 /// | kind | Q, K, V | what it finds |
 /// |---|---|---|

@@ -217,10 +217,12 @@ std::optional<std::string> refusal(const Step& step, const Problem& p) {
     if (auto reason = check(f)) return reason;
   for (const Feature& f : step.operation->own)
     if (auto reason = check(f)) return reason;
-  if (p.dtype == DType::e4m3 && !takes(step, "e4m3"))
-    return "--dtype e4m3: this step does not quantise what it is given";
-  if (p.dtype != DType::e4m3 && takes(step, "e4m3"))
-    return fmt::format("--dtype {}: this step quantises what it is given to e4m3", name(p.dtype));
+  const DType to = quantises_to(step);
+  if (bits_of(p.dtype) < 16 && to == DType::bf16)
+    return fmt::format("--dtype {}: this step does not quantise what it is given", name(p.dtype));
+  if (to != DType::bf16 && p.dtype != to)
+    return fmt::format("--dtype {}: this step quantises what it is given to {}", name(p.dtype),
+                       name(to));
   return step.refuses(p);
 }
 
@@ -228,6 +230,12 @@ std::vector<Expected> expected_of(const Step& step, const Problem& p, const Host
                                   Selection selection) {
   if (!step.logical) return step.operation->reference(p, inputs, selection);
   return step.operation->reference(p, step.logical(p, inputs), selection);
+}
+
+DType quantises_to(const Step& step) {
+  for (const DType type : {DType::int8, DType::e4m3, DType::int4})
+    if (takes(step, name(type))) return type;
+  return DType::bf16;
 }
 
 bool takes(const Step& step, std::string_view feature) {

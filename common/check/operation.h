@@ -82,6 +82,10 @@ Inputs draw(const Operation&, const Problem&);
 /// The rows that are expected of a step: of what it stores, if it stores its inputs in fewer bits (Step::logical).
 std::vector<Expected> expected_of(const Step&, const Problem&, const HostTensors& inputs, Selection);
 
+/// The type of `--dtype` that a step quantises its inputs to, which it names among its features;
+/// bf16 if it does not.
+DType quantises_to(const Step&);
+
 /// The operations of a chapter's steps, each once, in their order.
 std::vector<const Operation*> operations_of(const Chapter&);
 /// One of them by name; nullptr if there is none.

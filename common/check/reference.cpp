@@ -21,14 +21,15 @@ Bounds bounds_of(DType t) {
     case DType::fp32: return {2e-5, 2e-5, 1e-4};
     case DType::fp16: return {1e-3, 2e-5, 1.5e-3};
     case DType::bf16: return {6e-3, 2e-5, 1e-2};
+    // Of whole numbers products are exact, and P has 16 bits.
+    case DType::int8:
+    case DType::int4: return {6e-3, 2e-5, 0};
     // P has 3 bits behind the point: each is off by up to 2^-4 of itself. Where two keys have all the weight, both may
     // be, in one direction.
     case DType::e4m3: return {0.1, 2e-5, 0};
     case DType::int32:
     case DType::int64:
-    case DType::int8:
-    case DType::e5m2:
-    case DType::int4: break;
+    case DType::e5m2: break;
   }
   return {};  // of no problem
 }
@@ -116,7 +117,9 @@ std::vector<Expected> attention_reference(const Problem& batch, const HostTensor
   const std::vector<HeadRows> pieces = select_rows(batch, selection);
   const std::vector<std::size_t> first = first_rows(pieces);
   const Bounds bounds = bounds_of(batch.dtype);
-  Expected o = expected_rows(like_q(batch, "o"), first.back(), bounds.output, true);
+  TensorSpec like_o = like_q(batch, "o");
+  like_o.shape[3] = v.spec.columns();  // of latent attention fewer than Q has
+  Expected o = expected_rows(like_o, first.back(), bounds.output, true);
   Expected lse = expected_rows(lse_of(batch), first.back(), bounds.lse, false);
   const Active features = active_features(batch, own);
 
@@ -133,13 +136,15 @@ std::vector<Expected> attention_reference(const Problem& batch, const HostTensor
     const Probabilities<Matrix> exact(scoring, qf.cast<double>(), kd, piece.rows);
     const Matrix o_exact = with_dropout(exact.p, z) * vd;
     const bool small = p.dtype == DType::e4m3;
+    // What P is rounded to, where Q, K and V are whole numbers.
+    const DType p_type = bits_of(p.dtype) < 16 ? DType::bf16 : p.dtype;
     const Matrix squares =
-        with_dropout(small ? coarse_small(exact.p) : coarse(p.dtype, exact.p), z).cwiseAbs2() * vd.cwiseAbs2();
+        with_dropout(small ? coarse_small(exact.p) : coarse(p_type, exact.p), z).cwiseAbs2() * vd.cwiseAbs2();
     Probabilities<MatrixF> low(scoring, qf, kf, piece.rows);
     if (small)
       round_small(low.p);
     else
-      round_all(p.dtype, low.p);
+      round_all(p_type, low.p);
     MatrixF o_low = MatrixF::Zero(o_exact.rows(), o_exact.cols());
     multiply_in_order(with_dropout(low.p, z), vf, o_low);
     round_all(o.spec.dtype, o_low);

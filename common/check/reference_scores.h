@@ -57,12 +57,14 @@ inline void round_all(DType t, MatrixF& m) {
 // Of e4m3, whose smallest normal number is 2^-6: P as a kernel has it, relative to the row's maximum, in 0 to 1. And for
 // the purpose of its rounding errors.
 inline void round_small(MatrixF& p) {
+  if (p.cols() == 0) return;  // an empty sequence
   for (Eigen::Index r = 0; r < p.rows(); ++r) {
     const float max = p.row(r).maxCoeff();
     if (max > 0) p.row(r) = p.row(r).unaryExpr([max](float x) { return round_to(DType::e4m3, x / max) * max; });
   }
 }
 inline Matrix coarse_small(Matrix p) {
+  if (p.cols() == 0) return p;
   for (Eigen::Index r = 0; r < p.rows(); ++r) {
     const double least = 0x1p-6 * p.row(r).maxCoeff();
     p.row(r) = p.row(r).unaryExpr([least](double x) { return x > 0 && x < least ? least : x; });

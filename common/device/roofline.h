@@ -30,7 +30,10 @@ struct Roofs {
   Roof tensor_fp16, tensor_bf16, tensor_e4m3;
   Roof exp;
   Machine machine;
-  const Roof& tensor(DType t) const {
+  /// Of int8: Q K^T on whole numbers, at the rate of e4m3, and P V in bf16.
+  Roof tensor(DType t) const {
+    if (t == DType::int8 && tensor_e4m3.rate > 0 && tensor_bf16.rate > 0)
+      return {2 / (1 / tensor_e4m3.rate + 1 / tensor_bf16.rate), tensor_bf16.source};
     return t == DType::fp16 ? tensor_fp16 : t == DType::e4m3 ? tensor_e4m3 : tensor_bf16;
   }
 };

@@ -60,10 +60,12 @@ Problem read_problem(const Object& o) {
   p.seqlen_q = o.integer("seqlen_q", 1);
   p.seqlen_k = o.integer("seqlen_k", 1);
   p.head_dim = o.integer("head_dim", 1);
-  const std::string dtype = o.choice("dtype", {"fp32", "fp16", "bf16", "e4m3"});
+  const std::string dtype = o.choice("dtype", {"fp32", "fp16", "bf16", "int8", "e4m3", "int4"});
   p.dtype = dtype == "fp32"   ? DType::fp32
             : dtype == "fp16" ? DType::fp16
+            : dtype == "int8" ? DType::int8
             : dtype == "e4m3" ? DType::e4m3
+            : dtype == "int4" ? DType::int4
                               : DType::bf16;
   p.causal = o.truth("causal");
   const json& window = o.array("window");

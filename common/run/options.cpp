@@ -4,7 +4,6 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <limits>
@@ -12,27 +11,16 @@
 
 #include "attn/error.h"
 #include "device/gpus.h"
+#include "check/field.h"
 #include "check/inputs.h"
 #include "files/npy.h"
 #include "files/tensor_files.h"
 #include "check/operation.h"
+#include "run/mask_option.h"
+#include "run/parse.h"
 
 namespace attn {
 namespace {
-
-template <class T>
-T parse_number(const std::string& option, const std::string& text, T lowest, T highest) {
-  T value{};
-  const char* end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error == std::errc::invalid_argument || stop != end)
-    throw InputError(fmt::format("{} {}: not a {}number", option, text.empty() ? "''" : text,
-                                 std::is_integral_v<T> ? "whole " : ""));
-  if (error == std::errc::result_out_of_range || !(value >= lowest && value <= highest))
-    throw InputError(
-        fmt::format("{} {}: must be from {} to {}", option, text, lowest, highest));
-  return value;
-}
 
 template <class Choice>
 Choice parse_choice(const std::string& option, const std::string& text,
@@ -43,17 +31,6 @@ Choice parse_choice(const std::string& option, const std::string& text,
     accepted += (accepted.empty() ? "" : ", ") + std::string(name);
   }
   throw InputError(fmt::format("{} {}: must be one of {}", option, text, accepted));
-}
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts{""};
-  for (const char c : text) {
-    if (c == separator)
-      parts.emplace_back();
-    else
-      parts.back() += c;
-  }
-  return parts;
 }
 
 std::vector<int64_t> parse_lengths(const std::string& option, const std::string& text) {
@@ -178,7 +155,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
   Options o;
   o.problem.kv_heads = 0;  // until --heads is known
-  std::string steps = "all", operation, varlen;
+  std::string steps = "all", operation, varlen, mask;
   std::set<std::string> given;  // options on the command line
   CLI::App app(chapter.summary, chapter.name);
   app.set_help_flag("-h,--help", "this text");
@@ -220,12 +197,14 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   value("--varlen-k", "N,N,...: keys of each sequence (as --varlen)",
         [&](const std::string& t) { p.varlen_k = parse_lengths("--varlen-k", t); });
   integer("--head-dim", "d (64)", &p.head_dim);
-  value("--dtype", "fp32, fp16, bf16, or e4m3: given in bf16, quantised by the step (bf16)", [&](const std::string& t) {
+  value("--dtype", "fp32, fp16, bf16; or int8, e4m3, int4: given in bf16, quantised by the step (bf16)", [&](const std::string& t) {
     p.dtype = parse_choice<DType>("--dtype", t,
                                   {{"fp32", DType::fp32},
                                    {"fp16", DType::fp16},
                                    {"bf16", DType::bf16},
-                                   {"e4m3", DType::e4m3}});
+                                   {"int8", DType::int8},
+                                   {"e4m3", DType::e4m3},
+                                   {"int4", DType::int4}});
   });
   value("--window", "LEFT,RIGHT: keys seen to each side; -1: no limit", [&](const std::string& t) {
     const auto parts = split(t, ',');
@@ -234,6 +213,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     p.window_left = parse_number<int64_t>("--window", parts[0], -1, kMost);
     p.window_right = parse_number<int64_t>("--window", parts[1], -1, kMost);
   });
+  value("--mask", "random:DENSITY or block:FILE[,BLOCK_M,BLOCK_N]: blocks of queries and keys that meet; flashmask:KIND; sta:CANVAS,TILE,WINDOW",
+        [&](const std::string& t) { mask = t; });
   value("--scale", "softmax scale (1/sqrt(d))", [&](const std::string& t) {
     p.softmax_scale = parse_number<double>("--scale", t, -1e30, 1e30);
     if (p.softmax_scale == 0) throw InputError("--scale 0: must not be 0: every score would be equal");
@@ -268,7 +249,12 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   value("--schedule", "N: the order in which the emulator runs threads (as --seed)", [&](const std::string& t) {
     o.schedule = parse_number<uint64_t>("--schedule", t, 0, std::numeric_limits<uint64_t>::max());
   });
-  value("--inputs", "random, needle, peaked or outlier", [&](const std::string& t) {
+  const char* const inputs = "random, needle, peaked, outlier; field:TxHxW[,TILE]: smooth";
+  value("--inputs", inputs, [&](const std::string& t) {
+    if (t.starts_with("field:")) {
+      p.own["field"] = read_field(t.substr(6));
+      return;
+    }
     p.inputs = parse_choice<InputKind>("--inputs", t,
                                        {{"random", InputKind::random},
                                         {"needle", InputKind::needle},
@@ -335,7 +321,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     for (const Operation* op : operations) names.push_back(op->name);
     throw InputError(fmt::format("--operation {}: this chapter has {}", operation, fmt::join(names, ", ")));
   }
-  // A step names its operation, so that `--step b1_global` needs no --operation beside it; and e4m3, if it quantises.
+  // A step names its operation, so that `--step b1_global` needs no --operation beside it; and what it quantises to.
   const auto take_step = [&](const char* from, const std::string& name) -> const Step& {
     std::vector<std::string> names;
     for (const Step& s : chapter.steps) {
@@ -366,11 +352,20 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     for (const std::string& name : o.steps) {
       const Step& step = take_step(option, name);
       if (!given.contains("--operation") && &name == &o.steps.front()) o.operation = step.operation;
-      if (!given.contains("--dtype") && &name == &o.steps.front() && takes(step, "e4m3")) p.dtype = DType::e4m3;
+      if (!given.contains("--dtype") && &name == &o.steps.front()) p.dtype = quantises_to(step);
       if (step.operation != o.operation)
         throw InputError(fmt::format("{} {}: is a {} step, the operation is {}", option, name,
                                      step.operation->name, o.operation->name));
     }
+  }
+  // Where all steps of the operation quantise, the type of the first one.
+  if (!given.contains("--dtype") && o.steps.empty()) {
+    const auto of_it = [&](const Step& s) { return s.operation == o.operation; };
+    if (std::ranges::none_of(chapter.steps, [&](const Step& s) {
+          return of_it(s) && quantises_to(s) == DType::bf16;
+        }))
+      if (const auto first = std::ranges::find_if(chapter.steps, of_it); first != chapter.steps.end())
+        p.dtype = quantises_to(*first);
   }
   if (o.operation->few_queries > 0 && !given.contains("--seqlen-q")) p.seqlen_q = o.operation->few_queries;
   p.matrix = o.operation->matrix;
@@ -411,6 +406,12 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     p.inputs = InputKind::files;
   }
   if (o.operation->complete) o.operation->complete(p, given);
+  if (!mask.empty()) {
+    if (p.varlen()) throw InputError("--mask: not together with --varlen");
+    if (o.operation->matrix) throw InputError(fmt::format("--mask: {} has no keys", o.operation->name));
+    p.mask = read_mask(mask, p);
+  }
+  if (has_field(p)) check_field(p);
   p.finish();
   return o;
 }

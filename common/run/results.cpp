@@ -164,7 +164,8 @@ json to_json(const RunResult& r) {
                 {"tensor_fp16", to_json(r.roofs.tensor_fp16)},
                 {"tensor_bf16", to_json(r.roofs.tensor_bf16)},
                 {"exp", to_json(r.roofs.exp)}};
-  if (r.problem.dtype == DType::e4m3) roofs["tensor_e4m3"] = to_json(r.roofs.tensor_e4m3);
+  if (r.problem.dtype == DType::e4m3 || r.problem.dtype == DType::int8)
+    roofs["tensor_e4m3"] = to_json(r.roofs.tensor_e4m3);
   return {{"schema", "attn-results-1"},
           {"timing_method", kTimingMethod},
           {"chapter", r.chapter},

@@ -214,13 +214,15 @@ class Run {
     result_.memory_free_bytes = free;
     double most = 0;
     std::string most_text;
-    // Not asked for by name, those that quantise are shown where the problem is in e4m3, and nowhere else.
-    const bool quantised = problem().dtype == DType::e4m3;
-    const bool some = std::ranges::any_of(chapter_.steps, [](const Step& s) { return takes(s, "e4m3"); });
+    // Not asked for by name, those that quantise are shown where the problem is of their type, and nowhere else.
+    const DType asked_for = bits_of(problem().dtype) < 16 ? problem().dtype : DType::bf16;
+    const auto fits = [&](const Step& s) { return quantises_to(s) == asked_for; };
+    const bool some = std::ranges::any_of(
+        chapter_.steps, [&](const Step& s) { return s.operation == options_.operation && fits(s); });
     for (const Step& step : chapter_.steps) {
       const auto& asked = options_.steps;
       if (step.operation != options_.operation) continue;
-      if (asked.empty() && some && takes(step, "e4m3") != quantised) continue;
+      if (asked.empty() && some && !fits(step)) continue;
       if (!asked.empty() && std::find(asked.begin(), asked.end(), step.name) == asked.end()) continue;
       std::optional<std::string> reason = refusal(step, problem());
       if (!reason) reason = lacking(step);

@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# What verify_on_gpu.sh and sanitize.sh run for each chapter. To be sourced; $bin is the folder of the programs.
+# What verify_on_gpu.sh and sanitize.sh run for each chapter. To be sourced; $bin is the programs' folder.
 # A chapter that is missing here fails there: nothing is left out without a word.
 
-# Steps of a chapter whose names match a pattern, with commas between: a step that is added later is measured too.
-# The pattern itself where there is none, which every program refuses.
+# Steps of a chapter whose names match a pattern, with commas between: a step that is added later is
+# measured too. The pattern itself where there is none, which every program refuses.
 steps_like() {  # CHAPTER PATTERN
   "${bin:?}/$1" --list | awk -v pattern="$2" '
     NR > 1 && $1 ~ /^[a-z]+[0-9]/ && $1 ~ pattern { printf "%s%s", separator, $1; separator = "," }
@@ -26,13 +26,18 @@ problems_of() {
       for n in 1024 2048 4096 8192; do
         repeat=
         [ $n -lt 8192 ] || repeat="--warmup 1 --repeat 7"  # seconds a launch of v1
-        echo "forward_n$n --operation forward --batch 4 --heads 16 --head-dim 128 --seqlen $n $repeat"
-        echo "backward_n$n --operation backward --step b2_cublas --batch 4 --heads 16 --head-dim 128 --seqlen $n $repeat"
+        echo "forward_n$n --operation forward --batch 4 --heads 16 --head-dim 128 --seqlen $n" \
+          "$repeat"
+        echo "backward_n$n --operation backward --step b2_cublas --batch 4 --heads 16 --head-dim" \
+          "128 --seqlen $n $repeat"
       done
       echo "forward_n16384 --step v5_cp_async,v6_cublas --heads 16 --head-dim 128 --seqlen 16384"
-      echo "forward_causal_n4096 --step v3_tiled,v4_tensor_core,v5_cp_async,v6_cublas --batch 4 --heads 16 --head-dim 128 --seqlen 4096 --causal"
-      echo "forward_fp32_n4096 --step v3_tiled,v6_cublas --batch 4 --heads 16 --head-dim 128 --seqlen 4096 --dtype fp32"
-      echo "backward_b1_n2048 --operation backward --batch 4 --heads 16 --head-dim 128 --seqlen 2048"
+      echo "forward_causal_n4096 --step v3_tiled,v4_tensor_core,v5_cp_async,v6_cublas --batch 4" \
+        "--heads 16 --head-dim 128 --seqlen 4096 --causal"
+      echo "forward_fp32_n4096 --step v3_tiled,v6_cublas --batch 4 --heads 16 --head-dim 128" \
+        "--seqlen 4096 --dtype fp32"
+      echo "backward_b1_n2048 --operation backward --batch 4 --heads 16 --head-dim 128 --seqlen" \
+        "2048"
       for n in $kMemoryLengths; do
         echo "memory_n$n --step v6_cublas --heads 16 --head-dim 128 --seqlen $n"
       done ;;
@@ -46,12 +51,14 @@ problems_of() {
         done
         # Few long rows: v1 and v2 would keep 8 SMs busy.
         for cols in 262144 16777216; do
-          echo "softmax_${type}_8x$cols --step v3_warp,v4_one_read,v5_split_row --rows 8 --cols $cols --dtype $type"
+          echo "softmax_${type}_8x$cols --step v3_warp,v4_one_read,v5_split_row --rows 8 --cols" \
+            "$cols --dtype $type"
         done
       done
       echo "softmax_topk_8192 --operation softmax_topk --rows 8192 --cols 8192 --top-k 8"
       echo "forward_n1024 --operation forward --batch 4 --heads 16 --head-dim 128 --seqlen 1024"
-      echo "decode_n16384 --operation forward --batch 16 --heads 16 --head-dim 128 --seqlen-q 1 --seqlen-k 16384" ;;
+      echo "decode_n16384 --operation forward --batch 16 --heads 16 --head-dim 128 --seqlen-q 1" \
+        "--seqlen-k 16384" ;;
     03_flash_v1)
       # 16384 tokens and 2048 / d heads, whatever the length.
       backward=$(steps_like "$1" '^b[5-9]')  # the others are a hundred times slower
@@ -72,9 +79,11 @@ problems_of() {
       echo "forward_scalar_n1024 --step $(steps_like "$1" '^v1_') $kScalar"
       echo "forward_fp32_gemms_n1024 --step $(steps_like "$1" '^v[2345]_') $kScalar16"
       echo "backward_scalar_n1024 --operation backward --step $(steps_like "$1" '^b[12]') $kScalar"
-      echo "backward_fp32_gemms_n1024 --operation backward --step $(steps_like "$1" '^b[345]') $kScalar16"
+      echo "backward_fp32_gemms_n1024 --operation backward --step $(steps_like "$1" '^b[345]')" \
+        "$kScalar16"
       # What chapter 01 cannot do at all.
-      echo "forward_n131072 --step v10_exp2 --heads 16 --head-dim 128 --seqlen 131072 --warmup 1 --repeat 3"
+      echo "forward_n131072 --step v10_exp2 --heads 16 --head-dim 128 --seqlen 131072 --warmup 1" \
+        "--repeat 3"
       for n in $kMemoryLengths; do
         echo "memory_n$n --step v10_exp2 --heads 16 --head-dim 128 --seqlen $n"
       done ;;
@@ -83,8 +92,10 @@ problems_of() {
       for d in 64 128; do
         for mask in "" causal; do
           for n in 2048 16384; do
-            echo "forward_d$d${mask:+_$mask}_n$n --step $(steps_like "$1" '^v') $(tokens $d $n) ${mask:+--$mask}"
-            echo "backward_d$d${mask:+_$mask}_n$n --operation backward --step $(steps_like "$1" '^b') $(tokens $d $n) ${mask:+--$mask}"
+            echo "forward_d$d${mask:+_$mask}_n$n --step $(steps_like "$1" '^v') $(tokens $d $n)" \
+              "${mask:+--$mask}"
+            echo "backward_d$d${mask:+_$mask}_n$n --operation backward --step" \
+              "$(steps_like "$1" '^b') $(tokens $d $n) ${mask:+--$mask}"
           done
         done
       done
@@ -115,7 +126,8 @@ problems_of() {
       # Where pages cost most, and where lengths differ most.
       echo "decode_b1_n1024 $(pages 1 const:1024 32 8)"
       echo "decode_b16_n8192 $(pages 16 const:8192 32 8)"
-      for n in 1 64 256; do echo "decode_b16_n8192_page$n $(pages 16 const:8192 32 8) --page-size $n"; done
+      for n in 1 64 256; do echo "decode_b16_n8192_page$n $(pages 16 const:8192 32 8)" \
+        "--page-size $n"; done
       echo "decode_u4k16k_b33 $(pages 33 uniform:4096,16384 32 8) --seed 7"
       echo "decode_1x128k_63x1k $(one_long 63 32 8)"
       echo "decode_u16_512_b256 $(pages 256 uniform:16,512 32 8) --seed 7"
@@ -126,6 +138,7 @@ problems_of() {
       echo "decode_plain --step v10_variants $(pages 16 const:8192 32 8)"
       echo "decode_softcap --step v10_variants $(pages 16 const:8192 32 8) --softcap 30"
       echo "decode_alibi --step v10_variants $(pages 16 const:8192 32 8) --alibi"
+      echo "decode_sinks --step v10_variants $(pages 16 const:8192 32 8) --sinks"
       # A tree of 64 tokens, and one token.
       for n in 1 64; do
         echo "prefill_tree_$n --operation paged_prefill --step v9_tree_mask" \
@@ -134,12 +147,80 @@ problems_of() {
       # Prompts as chapter 04 has them; chunks behind long caches; one long prompt among short ones.
       echo "prefill_d128_causal_n2048 --operation paged_prefill $(tokens 128 2048) --causal"
       echo "prefill_d128_causal_n16384 --operation paged_prefill $(tokens 128 16384) --causal"
-      for n in 1 64; do echo "prefill_d128_causal_n2048_page$n --operation paged_prefill $(tokens 128 2048) --causal --page-size $n"; done
-      echo "prefill_chunks --operation paged_prefill --heads 32 --kv-heads 8 --head-dim 128 --causal --varlen 2048,512,512,128 --varlen-k 16384,8192,4096,128"
+      for n in 1 64; do echo "prefill_d128_causal_n2048_page$n --operation paged_prefill" \
+        "$(tokens 128 2048) --causal --page-size $n"; done
+      echo "prefill_chunks --operation paged_prefill --heads 32 --kv-heads 8 --head-dim 128" \
+        "--causal --varlen 2048,512,512,128 --varlen-k 16384,8192,4096,128"
+      # Chunks of a prompt among sequences that decode: in one launch, and in two.
+      for mixed in 512,4096,32,4096 1024,8192,64,4096 2048,2048,64,2048 2048,16384,64,4096 \
+        512,16384,32,8192 4096,4096,16,1024; do
+        for serial in "" serial; do
+          echo "mixed${serial:+_$serial}_${mixed//,/_} --operation paged_prefill --step v11_mixed" \
+            "$(mix ${mixed//,/ }) ${serial:+--$serial}"
+        done
+      done
+      # Latent attention with 16 and with 128 heads.
+      for h in 16 128; do
+        for n in 1,8192 32,4096 128,4096; do
+          echo "mla_h${h}_b${n/,/_n} --operation paged_mla $(latent ${n/,/ } $h)"
+        done
+      done
       # 134 MB of new tokens, and of copied pages.
-      echo "append_128mb --operation paged_append --batch 16 --kv-heads 8 --heads 8 --head-dim 128 --seqlen-q 1024 --lengths const:8192"
-      echo "append_rotary_128mb --operation paged_append --batch 16 --kv-heads 8 --heads 8 --head-dim 128 --seqlen-q 1024 --lengths const:8192 --rotary"
+      echo "append_128mb --operation paged_append --batch 16 --kv-heads 8 --heads 8 --head-dim" \
+        "128 --seqlen-q 1024 --lengths const:8192"
+      echo "append_rotary_128mb --operation paged_append --batch 16 --kv-heads 8 --heads 8" \
+        "--head-dim 128 --seqlen-q 1024 --lengths const:8192 --rotary"
       echo "copy_128mb --operation page_copy --batch 2048 --kv-heads 8 --heads 8 --head-dim 128" ;;
+    08_quant_sparse)
+      for d in 64 128 256; do
+        for mask in "" causal; do
+          for n in 512 1024 2048 4096 8192 16384; do
+            for type in int8 e4m3; do
+              echo "forward_${type}_d$d${mask:+_$mask}_n$n --dtype $type $(tokens $d $n)" \
+                "${mask:+--$mask}"
+            done
+          done
+        done
+      done
+      for type in int8 e4m3 int4; do
+        for n in 1024 8192 65536; do
+          echo "decode_${type}_b1_n$n --operation decode --dtype $type $(cache 1 $n 32 8)"
+        done
+        for b in 16 64; do
+          echo "decode_${type}_b${b}_n8192 --operation decode --dtype $type $(cache $b 8192 32 8)"
+        done
+      done
+      # What is read of a cache, in part.
+      for n in 4096 32768; do
+        for b in 16 64; do
+          echo "sparq_b${b}_n$n --operation sparq $(cache $b $n 32 8)"
+        done
+      done
+      echo "sparq_mha_b64_n4096 --operation sparq $(cache 64 4096 32 32)"
+      # Time over density; the twelve masks of columns; a canvas of video with two windows.
+      steps=$(steps_like "$1" '^s1_')
+      for d in 64 128 256; do
+        for n in 0.05 0.1 0.25 0.5 0.75 1; do
+          echo "blocks_d${d}_n8192_$n --step $steps $(tokens $d 8192) --mask random:$n"
+        done
+      done
+      steps=$(steps_like "$1" '^s2_')
+      for n in 8192 32768; do
+        for mask in $kFlashMasks; do
+          echo "columns_${mask%:*}_n$n --step $steps --heads 16 --head-dim 128 --seqlen $n" \
+            "--mask flashmask:${mask%:*} ${mask#*:}"
+        done
+      done
+      steps=$(steps_like "$1" '^s[13]_')
+      for mask in 18x24x24 30x40x40; do
+        echo "canvas_$mask --step $steps $kCanvas,$mask"
+      done
+      # Blocks that are chosen by their means, of a field: time over the share that is kept.
+      for n in 0.1 0.25 0.5 1; do
+        echo "chosen_n8192_$n --step $(steps_like "$1" '^s5_') $kField8k --keep $n"
+        echo "skipped_n8192_$n --step $(steps_like "$1" '^s6_') $kField8k --keep $n --skip-below 8"
+      done
+      echo "chosen_n65536_0.25 --step $(steps_like "$1" '^s5_') $kField64k --keep 0.25" ;;
     06_flash_v3_hopper)
       for d in 64 128 256; do
         for mask in "" causal; do
@@ -156,7 +237,8 @@ problems_of() {
           for n in 512 1024 2048 4096 8192 16384; do
             steps=$(steps_like "$1" '^f')
             case $d/$n in 128/2048|128/16384) ;; *) steps=$(steps_like "$1" '^f[13-9]') ;; esac
-            echo "forward_e4m3_d$d${mask:+_$mask}_n$n --step $steps $(tokens $d $n) ${mask:+--$mask}"
+            echo "forward_e4m3_d$d${mask:+_$mask}_n$n --step $steps $(tokens $d $n)" \
+              "${mask:+--$mask}"
           done
         done
       done ;;
@@ -165,12 +247,14 @@ problems_of() {
 # What a feature costs: each beside the same without it.
 features_of() {  # STEP
   echo "forward_plain_n4096 --step $1 $(tokens 128 4096)"
-  echo "forward_gqa_n4096 --step $1 $(tokens 128 4096) --kv-heads 2"  # 8 query heads share one of K and V
+  echo "forward_gqa_n4096 --step $1 $(tokens 128 4096) --kv-heads" \
+    "2"  # 8 query heads share one of K and V
   echo "forward_plain_n16384 --step $1 $(tokens 128 16384)"
   case $1 in v13_tuned|v14_tuned) echo "forward_window_n16384 --step $1 $(tokens 128 16384) --window 1024,0" ;; esac
   # 16384 tokens in sequences of one length, and of 8 lengths of which the longest has half.
   echo "forward_fixed_n2048 --step $1 $(tokens 128 2048)"
-  echo "forward_varlen_n8192 --step $1 --varlen 128,4096,256,1024,8192,512,2048,128 --heads 16 --head-dim 128"
+  echo "forward_varlen_n8192 --step $1 --varlen 128,4096,256,1024,8192,512,2048,128 --heads 16" \
+    "--head-dim 128"
 }
 # The reference of a large problem takes the CPU 10 to 20 seconds, so one problem of each operation is checked on the
 # way. That steps are right is what the tests are for.
@@ -178,18 +262,32 @@ check_of() {  # CHAPTER.PROBLEM
   case $1 in
     01_naive.forward_n1024|01_naive.backward_n1024|02_*_c1024|02_*_topk_*|02_*.forward_*) echo sample ;;
     03_flash_v1.forward_d128_n1024|03_flash_v1.backward_d64_n2048|03_*_scalar_*) echo sample ;;
-    05_*.decode_b1_n8192|07_*.decode_b1_n1024|07_*.append_128mb|0[46]_*.forward_d128_causal_n512|0[46]_*.forward_d128_n2048|04_*.backward_d128_causal_n2048) echo sample ;;
+    05_*.decode_b1_n8192|07_*.decode_b1_n1024|07_*.append_128mb|08_*.canvas_18x24x24|08_*.chosen_n8192_0.25|08_*.columns_document_n8192|08_*.blocks_d128_n8192_0.25|0[46]_*.forward_d128_causal_n512|0[46]_*.forward_d128_n2048|04_*.backward_d128_causal_n2048) echo sample ;;
     *) echo off ;;
   esac
 }
 kMemoryLengths="1024 2048 4096 8192 16384 32768 65536 131072"
+# Kinds of --mask flashmask:, and what has to be beside them.
+kFlashMasks="causal:--causal sliding_window:--causal causal_document:--causal document: share_question:--causal \
+global_sliding_window: causal_blockwise:--causal prefix_lm_causal: prefix_lm_document: qk_sparse:--causal \
+hash_sparse:--causal random_eviction:--causal"
+kCanvas="--heads 24 --head-dim 128 --seqlen 115200 --mask sta:30x48x80,6x8x8"
+kField8k="--operation predict --heads 16 --head-dim 128 --seqlen 8192 --inputs field:8x32x32"
+kField64k="--operation predict --heads 16 --head-dim 128 --seqlen 65536 --inputs field:16x64x64"
 kScalar="--heads 16 --head-dim 64 --seqlen 1024 --dtype fp32"
 kScalar16="--heads 16 --head-dim 64 --seqlen 1024"
 cache() { echo "--batch $1 --heads $3 --kv-heads $4 --head-dim 128 --seqlen-k $2"; }  # BATCH LENGTH HEADS KV_HEADS
 pages() { echo "--batch $1 --lengths $2 --heads $3 --kv-heads $4 --head-dim 128"; }  # BATCH LENGTHS HEADS KV_HEADS
 # A sequence of 131072 tokens, and others of 1024.
 one_long() {  # OTHERS HEADS KV_HEADS
-  echo "--batch $(($1 + 1)) --seqlen-k 131072 --seqused 131072$(printf ',1024%.0s' $(seq "$1")) --heads $2 --kv-heads $3 --head-dim 128"
+  echo "--batch $(($1 + 1)) --seqlen-k 131072 --seqused 131072$(printf ',1024%.0s' $(seq "$1"))" \
+    "--heads $2 --kv-heads $3 --head-dim 128"
+}
+latent() { echo "--batch $1 --lengths const:$2 --heads $3 --page-size 64"; }  # BATCH LENGTH HEADS
+mix() {  # TOKENS of a chunk, KEYS it sees, SEQUENCES that decode, their LENGTH
+  local ones lengths
+  ones=$(printf ',1%.0s' $(seq "$3")) lengths=$(printf ",$4%.0s" $(seq "$3"))
+  echo "--heads 32 --kv-heads 8 --head-dim 128 --causal --varlen $1$ones --varlen-k $2$lengths"
 }
 tokens() { echo "--batch $((16384 / $2)) --heads $((2048 / $1)) --head-dim $1 --seqlen $2"; }  # D N
 
@@ -208,7 +306,17 @@ profiled_problem() {  # CHAPTER STEP
     04_flash_v2/*) echo "$(tokens 128 2048) --causal" ;;
     05_flash_decoding/*) cache 16 8192 32 8 ;;
     06_flash_v3_hopper/*) tokens 128 2048 ;;
+    08_quant_sparse/d4_*) echo "--operation sparq $(cache 64 4096 32 32)" ;;
+    08_quant_sparse/d*) cache 16 8192 32 8 ;;
+    08_quant_sparse/s1_*) echo "$(tokens 128 8192) --mask random:0.25" ;;
+    08_quant_sparse/s2_*) echo "--heads 16 --head-dim 128 --seqlen 8192 --mask flashmask:document" ;;
+    08_quant_sparse/s3_*) echo "$kCanvas,18x24x24" ;;
+    08_quant_sparse/s5_*) echo "$kField8k --keep 0.25" ;;
+    08_quant_sparse/s6_*) echo "$kField8k --keep 0.25 --skip-below 8" ;;
+    08_quant_sparse/*) tokens 128 2048 ;;
     07_paged/v8_*) echo "$(pages 64 const:32896 32 8) --shared-prefix 32768" ;;
+    07_paged/v1[23]_*) latent 128 4096 128 ;;
+    07_paged/v11_*) mix 2048 16384 64 4096 ;;
     07_paged/v[79]_*) echo "$(tokens 128 2048) --causal" ;;
     07_paged/a1_*) echo "--batch 16 --kv-heads 8 --heads 8 --head-dim 128 --seqlen-q 1024 --lengths const:8192" ;;
     07_paged/c1_*) echo "--batch 2048 --kv-heads 8 --heads 8 --head-dim 128" ;;
@@ -222,18 +330,21 @@ peers_of() {
     01_naive) echo "peers.$1 --steps v5_cp_async,v6_cublas --backends math,flash,cudnn" ;;
     02_online_softmax) echo "peers.$1 --operation softmax --steps v4_one_read,v5_split_row --repeat 5" ;;
     03_flash_v1)
-      echo "peers.$1.forward --steps v10_exp2 --backends 01_naive:v6_cublas,math,flash,cudnn --repeat 5"
-      echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[67]') --backends 01_naive:b2_cublas,flash,cudnn --repeat 5" ;;
+      echo "peers.$1.forward --steps v10_exp2 --backends 01_naive:v6_cublas,math,flash,cudnn" \
+        "--repeat 5"
+      echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[67]')" \
+        "--backends 01_naive:b2_cublas,flash,cudnn --repeat 5" ;;
     04_flash_v2)
       echo "peers.$1.forward --steps v13_tuned --backends flash,cudnn --repeat 5"
-      echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[78]') --backends flash,cudnn --repeat 5" ;;
+      echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[78]')" \
+        "--backends flash,cudnn --repeat 5" ;;
     05_flash_decoding)
       echo "peers.$1 --operation decode --steps v10_short_merge,v13_even_splits,v14_unified_max" \
         "--backends cudnn,flash --repeat 5" ;;
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5" ;;
     07_paged)  # on contiguous K and V, which is as good as pages can be
-      echo "peers.$1 --operation decode --steps v2_page_table,v3_prefetched_pages,v5_balanced_plan" \
+      echo "peers.$1 --operation decode --steps v2_page_table,v5_balanced_plan,v14_cross_piece" \
         "--backends cudnn,flash --repeat 5" ;;
   esac
 }
@@ -241,7 +352,8 @@ peer_problems() {  # FILE, as peers_of calls it
   local n d mask
   case $1 in
     peers.01_naive)
-      for n in 1024 2048 4096 8192; do echo "--batch 4 --heads 16 --head-dim 128 --seqlen $n"; done ;;
+      for n in 1024 2048 4096 8192; do echo "--batch 4 --heads 16 --head-dim 128 --seqlen" \
+        "$n"; done ;;
     peers.02_online_softmax)
       problems_of 02_online_softmax | sed -n 's/^softmax_[bf].* --rows/--rows/p' ;;
     peers.03_flash_v1.*)
@@ -291,7 +403,8 @@ sanitizer_problems() {  # CHAPTER OPERATION
   case $1/$2 in
     # Tails on every side, grouped heads, masks, the three types.
     01_naive/*|02_online_softmax/forward)
-      echo "--seqlen-q 133 --seqlen-k 201 --head-dim 72 --heads 4 --kv-heads 2 --causal --inputs needle"
+      echo "--seqlen-q 133 --seqlen-k 201 --head-dim 72 --heads 4 --kv-heads 2 --causal --inputs" \
+        "needle"
       echo "--seqlen 65 --head-dim 64 --dtype fp16 --window 17,3"
       echo "--seqlen-q 70 --seqlen-k 33 --head-dim 40 --dtype fp32 --causal" ;;
     # v4: a row in part of a warp, in two warps, in all warps and shared memory; v5: one chunk and three.
@@ -307,14 +420,16 @@ sanitizer_problems() {  # CHAPTER OPERATION
     # The three head dims of the tensor-core steps, two tiles of keys and of queries, dropout; fp32 for the rest.
     # No more than that: the scalar steps take a minute each under racecheck as it is.
     03_flash_v1/*)
-      echo "--seqlen-q 133 --seqlen-k 141 --head-dim 128 --heads 2 --kv-heads 1 --causal --inputs needle"
+      echo "--seqlen-q 133 --seqlen-k 141 --head-dim 128 --heads 2 --kv-heads 1 --causal" \
+        "--inputs needle"
       echo "--seqlen 65 --head-dim 64 --dtype fp16 --window 17,3 --dropout 0.25"
       echo "--seqlen-q 150 --seqlen-k 33 --head-dim 32"
       echo "--seqlen-q 70 --seqlen-k 33 --head-dim 40 --dtype fp32 --causal" ;;
     # Each head dim, several queries, splits without keys, an empty sequence; several row tiles, more
     # sequences than a warp has lanes.
     05_flash_decoding/*)
-      echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128 --inputs needle"
+      echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128" \
+        "--inputs needle"
       echo "--seqlen-q 5 --seqlen-k 300 --heads 8 --kv-heads 2 --head-dim 64 --causal --dtype fp16"
       echo "--seqlen-k 1000 --heads 3 --kv-heads 1 --head-dim 256 --window 130,0"
       echo "--seqlen-q 10 --seqlen-k 1500 --heads 8 --kv-heads 1 --head-dim 128 --causal"
@@ -323,39 +438,99 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--batch 2 --seqlen-k 700 --heads 8 --kv-heads 2 --head-dim 128 --split-keys 256" ;;
     # Each head dim and several page sizes, plans for few blocks and many, empty sequences.
     07_paged/paged_decode)
-      echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128 --inputs needle"
-      echo "--seqlen-q 5 --seqlen-k 300 --heads 8 --kv-heads 2 --head-dim 64 --causal --dtype fp16 --page-size 5 --blocks 3"
-      echo "--seqlen-k 1000 --heads 3 --kv-heads 1 --head-dim 256 --window 130,0 --page-size 64 --blocks 7"
+      echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128" \
+        "--inputs needle"
+      echo "--seqlen-q 5 --seqlen-k 300 --heads 8 --kv-heads 2 --head-dim 64 --causal --dtype" \
+        "fp16 --page-size 5 --blocks 3"
+      echo "--seqlen-k 1000 --heads 3 --kv-heads 1 --head-dim 256 --window 130,0 --page-size 64" \
+        "--blocks 7"
       echo "--batch 40 --lengths uniform:0,130 --heads 2 --kv-heads 2 --head-dim 64 --page-size 1"
       echo "--lengths const:300 --heads 8 --kv-heads 2 --head-dim 128 --softcap 15 --alibi"
-      echo "--batch 7 --seqused 301,700,310,600,420,200,500 --seqlen-k 700 --heads 10 --kv-heads 2 --head-dim 128 --shared-prefix 300,3 --blocks 3" ;;
+      echo "--batch 2 --lengths const:300 --heads 8 --kv-heads 2 --head-dim 64 --sinks --blocks 3"
+      echo "--batch 7 --seqused 301,700,310,600,420,200,500 --seqlen-k 700 --heads 10 --kv-heads" \
+        "2 --head-dim 128 --shared-prefix 300,3 --blocks 3" ;;
     07_paged/paged_prefill)
-      echo "--varlen 17,5,0,130 --varlen-k 40,5,4,300 --heads 4 --kv-heads 2 --head-dim 128 --causal --inputs needle --page-size 5"
-      echo "--batch 2 --seqlen-q 70 --seqlen-k 150 --head-dim 64 --dtype fp16 --window 17,3 --page-size 1"
+      echo "--varlen 17,5,0,130 --varlen-k 40,5,4,300 --heads 4 --kv-heads 2 --head-dim 128" \
+        "--causal --inputs needle --page-size 5"
+      echo "--batch 2 --seqlen-q 70 --seqlen-k 150 --head-dim 64 --dtype fp16 --window 17,3" \
+        "--page-size 1"
       echo "--varlen 33,1 --varlen-k 133,64 --head-dim 256 --causal --page-size 64"
-      echo "--varlen 70,3,64 --varlen-k 200,3,300 --heads 2 --head-dim 128 --tree" ;;
+      echo "--varlen 70,3,64 --varlen-k 200,3,300 --heads 2 --head-dim 128 --tree"
+      for d in "128" "64 --serial"; do
+        echo "--varlen 1,70,1,16 --varlen-k 900,100,5,300 --heads 4 --kv-heads 2 --causal" \
+          "--blocks 2 --head-dim $d"
+      done ;;
+    07_paged/paged_mla)
+      echo "--batch 3 --seqused 300,0,65 --seqlen-k 300 --heads 16 --inputs needle --blocks 3"
+      echo "--batch 2 --seqlen-k 200 --seqlen-q 2 --heads 40 --causal --page-size 5 --dtype fp16"
+      echo "--seqlen-k 700 --heads 64 --window 130,0 --page-size 64 --blocks 7" ;;
     07_paged/paged_append)
       echo "--batch 3 --seqused 70,2,0 --seqlen-k 70 --seqlen-q 5 --heads 3 --head-dim 128 --rotary"
-      echo "--batch 2 --lengths const:300 --seqlen-q 40 --heads 2 --head-dim 64 --page-size 5 --dtype fp16" ;;
+      echo "--batch 2 --lengths const:300 --seqlen-q 40 --heads 2 --head-dim 64 --page-size 5" \
+        "--dtype fp16" ;;
     07_paged/page_copy)
       echo "--batch 20 --heads 3 --head-dim 128 --page-size 5" ;;
     06_flash_v3_hopper/*)
-      echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"
+      echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal" \
+        "--inputs needle"
       echo "--seqlen 165 --head-dim 64 --dtype fp16 --window 17,3"
       echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256"
       # Each tile of v14, and what it alone has: softcap, packed sequences.
       echo "--seqlen-q 200 --seqlen-k 150 --head-dim 64 --heads 3 --kv-heads 1"
       echo "--seqlen-q 130 --seqlen-k 250 --head-dim 64 --causal --softcap 15"
-      echo "--varlen 0,70,1,130 --varlen-k 9,140,0,265 --head-dim 128 --heads 4 --kv-heads 2 --causal"
+      echo "--varlen 0,70,1,130 --varlen-k 9,140,0,265 --head-dim 128 --heads 4 --kv-heads 2" \
+        "--causal"
       echo "--varlen 33,200 --head-dim 256 --softcap 50"
       echo "--varlen 200,33 --varlen-k 150,90 --head-dim 64 --dtype fp16 --window 60,20"
       # FP8: each head dim, a tile of queries and of keys that is cut, masks.
-      echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --dtype e4m3"
+      echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --dtype" \
+        "e4m3"
       echo "--seqlen 165 --head-dim 64 --window 17,3 --dtype e4m3"
       echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256 --dtype e4m3" ;;
+    # Each head dim, tiles of queries and of keys that are cut, masks; an empty sequence, splits.
+    08_quant_sparse/forward)
+      echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --dtype" \
+        "int8"
+      echo "--seqlen 165 --head-dim 64 --window 17,3 --dtype int8"
+      echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256 --dtype int8"
+      echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --dtype" \
+        "e4m3"
+      echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256 --dtype e4m3"
+      # Lists with empty ones, intervals, windows with text behind them.
+      echo "--seqlen-q 300 --seqlen-k 500 --head-dim 128 --heads 4 --kv-heads 2 --causal --mask" \
+        "random:0.3"
+      echo "--seqlen 300 --head-dim 64 --dtype fp16 --mask flashmask:prefix_lm_document"
+      echo "--seqlen 300 --head-dim 256 --causal --mask flashmask:qk_sparse"
+      echo "--seqlen 450 --head-dim 64 --mask sta:2x8x24,2x8x8,2x8x8,2x8x24" ;;
+    # A field and text behind it, of which a share is chosen, and some P V skipped.
+    08_quant_sparse/predict)
+      echo "--seqlen 450 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs field:4x8x12" \
+        "--keep 0.4 --keep-diagonal"
+      echo "--seqlen 450 --head-dim 64 --dtype fp16 --inputs field:4x8x12 --keep-mass 0.7"
+      echo "--seqlen 300 --head-dim 256 --inputs field:4x8x8 --keep-sink --skip-below 6" ;;
+    08_quant_sparse/decode)
+      echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128" \
+        "--inputs needle --dtype int8"
+      echo "--seqlen-q 5 --seqlen-k 301 --heads 8 --kv-heads 2 --head-dim 64 --causal --dtype int8"
+      echo "--seqlen-k 1000 --heads 3 --kv-heads 1 --head-dim 256 --window 131,0 --dtype int8"
+      echo "--batch 2 --seqlen-k 700 --heads 8 --kv-heads 2 --head-dim 128 --split-keys 256" \
+        "--dtype int8"
+      echo "--batch 2 --seqused 300,0 --seqlen-k 300 --heads 8 --kv-heads 2 --head-dim 128" \
+        "--dtype e4m3"
+      echo "--batch 2 --seqused 301,0 --seqlen-k 301 --heads 8 --kv-heads 2 --head-dim 128" \
+        "--dtype int4"
+      echo "--seqlen-q 5 --seqlen-k 301 --heads 8 --kv-heads 2 --head-dim 64 --causal --dtype" \
+        "int4" ;;
+    # Blocks that guess in part, sequences with fewer tokens than are read; the least of all.
+    08_quant_sparse/sparq)
+      echo "--batch 3 --seqused 2300,100,0 --seqlen-k 2300 --heads 8 --kv-heads 2 --head-dim 128"
+      echo "--seqlen-k 301 --heads 3 --kv-heads 1 --head-dim 64 --top-columns 7 --top-keys 9" \
+        "--newest-keys 1"
+      echo "--seqlen-k 777 --heads 5 --kv-heads 5 --head-dim 256 --inputs needle" ;;
     # Each tile of v7 and of b7, masks and features; packed sequences. Backward steps refuse ALiBi.
     04_flash_v2/*)
-      echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs needle"
+      echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal" \
+        "--inputs needle"
       echo "--seqlen 65 --head-dim 64 --dtype fp16 --window 17,3 --dropout 0.25"
       echo "--seqlen-q 150 --seqlen-k 33 --head-dim 32"
       echo "--seqlen-q 130 --seqlen-k 150 --head-dim 96 --causal --softcap 15"
@@ -375,7 +550,8 @@ sanitizer_problems() {  # CHAPTER OPERATION
 tool_cannot() {  # CHAPTER OPERATION TOOL
   case $1/$2/$3 in
     04_flash_v2/backward/synccheck)
-      echo "b3_warp_pairs,b4_staggered_dq,b5_l2_order,b6_features,b7_tuned,b8_deterministic the two warps of a pair come" \
+      echo "b3_warp_pairs,b4_staggered_dq,b5_l2_order,b6_features,b7_tuned,b8_deterministic the" \
+        "two warps of a pair come" \
         "to one named barrier from two places in the code, which PTX allows; synccheck takes it for divergence" ;;
   esac
 }

@@ -10,9 +10,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <fstream>
 
+#include "attn/mask.h"
+#include "attn/sliding_tiles.h"
 #include "check/failure_shape.h"
 #include "check/inputs.h"
 #include "run/diagnosis.h"
@@ -33,7 +36,8 @@ Step step_of(const tests::Version& version) {
   if (chapter)
     for (const Step& s : chapter().steps)
       if (s.name == tests::kStep) step = s;
-  step.prepare.emulated = [](const Arguments& args) {
+  if (version.prepare) step.prepare.emulated = version.prepare;
+  if (!step.prepare) step.prepare.emulated = [](const Arguments& args) {
     *args.out<unsigned>("tile_counter") = 0;
     return Status{};
   };
@@ -45,6 +49,37 @@ Step step_of(const tests::Version& version) {
   step.tiled = true;
   step.workspaces = [](const Problem&) { return std::vector<Workspace>{{"tile_counter", 4, true}}; };
   return step;
+}
+
+// A mask of the kind that the step has.
+void give_mask(Problem& p) {
+  // Some blocks closed, and all of the second tile of queries of head 1.
+  std::vector<bool> open(24);
+  for (std::size_t n = 0; n < open.size(); ++n) open[n] = n % 5 != 2 && n / 4 != 4;
+  p.mask = std::make_shared<BlockMask>(128, 128, std::vector<int64_t>{1, 2, 3, 4}, open);
+  for (const Step& s : chapter().steps)
+    if (s.name == tests::kStep && !refusal(s, p)) return;
+  // A canvas of 1 x 1 x 3 tiles, windows of one and of three, and text.
+  Problem canvas = p;
+  canvas.seqlen_q = canvas.seqlen_k = 3 * 128 + 150;
+  canvas.mask = std::make_shared<SlidingTiles>(Sides{6, 8, 8}, Sides{2, 8, 8}, std::vector<Sides>{{2, 8, 8}, {6, 8, 8}}, 150);
+  canvas.finish();
+  for (const Step& s : chapter().steps)
+    if (s.name == tests::kStep && !refusal(s, canvas)) {
+      p = canvas;
+      return;
+    }
+  // Of head 0 a band of rows for each key. Of head 1 for the first block all but the last row of the first tile; for
+  // the second all rows, but of its first key none; for the others the last row of a warp.
+  std::vector<int64_t> begin, end;
+  const auto hide = [&](int64_t from, int64_t to) { begin.push_back(from), end.push_back(to); };
+  for (int64_t j = 0; j < p.seqlen_k; ++j) hide(j / 2, std::min<int64_t>(300, j / 2 + 129 + j % 3));
+  for (int64_t j = 0; j < p.seqlen_k; ++j) {
+    if (j < 128) hide(0, 127);
+    else if (j < 256) hide(0, j == 128 ? 0 : 300);
+    else hide(15, 16);
+  }
+  p.mask = std::make_shared<ColumnIntervals>(std::vector<int64_t>{1, 2, 1, p.seqlen_k}, begin, end);
 }
 
 // What is wrong with the step under this schedule, or "".
@@ -94,9 +129,27 @@ int main(int argc, char** argv) {
   const Step step = step_of(version);
   Problem p;
   p.seqlen_q = 300, p.seqlen_k = 391, p.head_dim = 64, p.heads = 2, p.kv_heads = 1;
-  p.dtype = takes(step, "e4m3") ? DType::e4m3 : DType::bf16;
-  p.finish();
+  p.dtype = quantises_to(step);
+  if (step.name == "f6_windows") p.seqlen_q = 150, p.seqlen_k = 2048 + 391;  // two windows of keys
   const Operation& op = *step.operation;
+  if (op.few_queries > 0 && !op.complete) {  // decoding: an odd first key, lengths that differ
+    p.seqlen_q = 4, p.heads = 8, p.kv_heads = 2, p.batch = 2;
+    p.seqused_k = {391, 150}, p.window_left = 232, p.window_right = 0;
+  }
+  if (op.few_queries > 0 && op.complete) {  // pages: pieces of a block, blocks of a piece
+    p.seqlen_q = 1, p.batch = 2, p.seqused_k = {391, 70}, p.own["blocks"] = {3};
+    op.complete(p, {});
+  }
+  if (takes(step, "keep")) {  // a field and text, of which some blocks are chosen
+    p.seqlen_q = p.seqlen_k = 4 * 8 * 16 + 60;
+    p.own = {{"field", {4, 8, 16}}, {"similarity", {0.05}}, {"keep", {0.3}}};
+    p.own["keep_sink"] = p.own["keep_diagonal"] = {1};
+    if (takes(step, "skip_below")) p.own["skip_below"] = {6}, p.own["keep"] = {1};
+  }
+  if (takes(step, "serial"))  // chunks of prompts beside sequences that decode
+    p.varlen_q = {300, 1, 3}, p.varlen_k = {391, 391, 70}, p.own["blocks"] = {2};
+  p.finish();
+  if (takes(step, "mask")) give_mask(p);
   const HostTensors inputs = draw_inputs(p, op.inputs(p));
   const std::vector<Expected> expected = expected_of(step, p, inputs, {});
   for (uint64_t schedule = 1; schedule <= 12; ++schedule) {

@@ -15,6 +15,7 @@ struct Version {
   /// Words of what must be said of it; "" of the first, which is unchanged. "race: A | B": a race between a line that
   /// holds A and one that holds B.
   std::string reason;
+  LaunchFunction prepare = nullptr;  ///< of steps that have one of their own
 };
 extern const std::vector<Version> kVersions;
 extern const char* const kFolder;  ///< of their files: 1.cu, 2.cu, ...

@@ -139,6 +139,10 @@ TEST_CASE("a GPU without a step's instructions is named", "[roofline]") {
   for (const int other : {75, 80, 89, 100, 120})  // sm_90a's instructions are in no later GPU
     CHECK(lacks(step, "GPU", other) ==
           "GPU (sm_" + std::to_string(other) + ") has no wgmma: this step needs sm_90a");
+  step.needs = kHopperTarget;
+  CHECK_FALSE(lacks(step, "NVIDIA H200", 90));
+  CHECK(lacks(step, "GPU", 80) ==
+        "GPU (sm_80) runs no code for sm_90a, which this step is compiled for");
 }
 
 TEST_CASE("statistics are NumPy's median and quartiles", "[roofline]") {

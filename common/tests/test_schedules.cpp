@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "attn/mask.h"
+#include "attn/sliding_tiles.h"
 #include "tests/step_cases.h"
 
 using namespace attn;
@@ -60,15 +62,38 @@ TEST_CASE("no step has a race in any of many schedules of the emulator", "[emula
     emulator::find_global_races = schedule % 3 != 0;
     Problem few = plain_problem(schedule);  // of queries, for steps that decode
     few.seqlen_q = few.seqlen_q > 100 ? 16 : 3;
-    Problem eight = plain_problem(schedule);  // bits
-    eight.dtype = DType::e4m3;
-    Problem problems[] = {featured_problem(schedule), plain_problem(schedule), few, eight};
+    std::vector<Problem> problems{featured_problem(schedule), plain_problem(schedule), few};
+    for (const DType type : {DType::int8, DType::e4m3, DType::int4})  // and of few bits
+      for (const std::size_t n : {std::size_t{1}, std::size_t{2}}) {
+        problems.push_back(problems[n]);
+        problems.back().dtype = type;
+      }
+    problems.push_back(few);  // attention of one K/V head with 576 columns
+    problems.back().head_dim = 576;
+    problems.push_back(problems[1]);  // intervals of columns
+    std::vector<int64_t> begin, end;
+    for (int64_t j = 0; j < problems[1].seqlen_k; ++j) begin.push_back(j / 2), end.push_back(j / 2 + j % 7);
+    problems.back().mask =
+        std::make_shared<ColumnIntervals>(std::vector<int64_t>{1, 1, 1, problems[1].seqlen_k}, begin, end);
+    problems.push_back(problems[1]);  // windows of tiles
+    problems.back().causal = false;
+    problems.back().seqlen_q = problems.back().seqlen_k = 4 * 128 + 20;
+    problems.back().mask =
+        std::make_shared<SlidingTiles>(Sides{2, 16, 16}, Sides{2, 8, 8}, std::vector<Sides>(2, {2, 8, 16}), 20);
+    problems.push_back(problems[1]);  // tiles of a product that are skipped
+    problems.back().own["skip_below"] = {4};
+    problems.push_back(few);  // one query that reads a part of each key
+    problems.back().seqlen_q = 1, problems.back().dtype = DType::bf16;
+    problems.back().causal = false;
+    problems.back().own["top_columns"] = {16}, problems.back().own["top_keys"] = {20};
+    problems.back().own["newest_keys"] = {4};
     for (Problem& p : problems) p.finish();
     std::map<std::pair<const Operation*, const Problem*>, Case> cases;  // one for all their steps
     for (const Step& step : chapter().steps) {
-      const Problem* const p = std::find_if(std::begin(problems), std::end(problems),
-                                            [&](const Problem& q) { return !refusal(step, q); });
-      if (p == std::end(problems)) continue;
+      const auto at =
+          std::ranges::find_if(problems, [&](const Problem& q) { return !refusal(step, q); });
+      if (at == problems.end()) continue;
+      const Problem* const p = &*at;
       const auto found = cases.try_emplace({step.operation, p}, *p, *step.operation).first;
       INFO(step.name << ", schedule " << schedule << ": " << p->text());
       CHECK(run_step(step, found->second, Backend::emulated) == "");

@@ -1,0 +1,52 @@
+// Plans of batches in which some sequences decode and others are prompts, or chunks of prompts.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "attn/step.h"
+#include "splits.h"
+
+namespace attn::plans {
+
+// What a block of v11_mixed works on at a time. Of a sequence with many queries: a tile of them of
+// one query head. Of one that decodes: some tiles of keys, [tile, tile + count), for up to 16 rows
+// of one K/V head; where several pieces share the rows, parts as in plan.h.
+//! [mixed]
+struct MixedWork {
+  int sequence, head;  // a query head, or of a sequence that decodes a K/V head
+  int row0;            // the first query, or the first row of the group
+  int row_block;       // of those that decode
+  int tile, count;
+  int part, num_parts, first_part;
+};
+//! [mixed]
+constexpr int kMixedNumbers = 9;
+constexpr int64_t kTickets = 3;  // counters: work that was taken of each kind, blocks that are done
+
+// A sequence with up to so many queries decodes.
+constexpr int64_t kMostDecoding = 16;
+// Pieces of sequences that decode, for each SM. More are shared out more evenly, and each begins
+// with copies that nobody has fetched ahead. It is a guess until a sweep on a GPU.
+constexpr int64_t kPiecesPerSm = 4;
+
+struct MixedPlan {
+  std::vector<MixedWork> prefill, decode;  // each with the longest first
+  int parts = 0, row_blocks = 0;           // of sequences that decode
+};
+// `lengths_q`, `lengths_k`: queries and keys of each sequence.
+MixedPlan mixed_plan(const Problem&, const std::vector<int64_t>& lengths_q,
+                     const std::vector<int64_t>& lengths_k, int64_t sms);
+
+// Bounds that hold for sequences with these queries and any keys.
+struct MixedBounds {
+  int64_t work, parts, row_blocks;
+};
+MixedBounds mixed_bounds(const Problem&);
+// What a step gets: work [most, 9], tiles of prefill in front, and work_counts [2]: of each kind.
+HostTensors mixed_tensors(const Problem&, const HostTensors& inputs);
+
+// Keys of a tile of a block that decodes: 16 for each of its 4 warps.
+constexpr int kMixedTileKeys = 64;
+
+}  // namespace attn::plans

@@ -1,0 +1,448 @@
+// v11_mixed: sequences that decode and tiles of prefill in one launch.
+//
+// parent    v7_prefill
+// idea      A server that cuts prompts in chunks has both in each batch. Prefill keeps tensor cores
+//           busy, decoding keeps memory busy, and one after the other each leaves the other idle.
+//           Here a list has tiles of prefill and pieces of sequences that decode, and resident
+//           blocks take tickets: the first block of an SM of prefill, the second of decoding, until
+//           their kind is gone. (POD-Attention, arXiv 2410.18038, asks the SM which it is. Here the
+//           first half of the grid prefers prefill: blocks come to free SMs first.) Pieces have
+//           fixed parts, so that answers do not depend on who took what.
+// expect    gpu__time_duration.sum below the sum of both alone; dram throughput and the tensor
+//           pipe high at a time. A sequence that decodes has 16 rows a block, not 128
+// supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches and page sizes, causal,
+//           windows, GQA; scales from 1e-37; --serial, in two launches
+#include <algorithm>
+
+#include "attn/kernel.h"
+#include "ptx/cp_async.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/mma.h"
+#include "decode_piece.h"
+#include "mixed_plan.h"
+#include "plan.h"
+#include "prefill_tiles.h"
+
+namespace ATTN_BACKEND::v11_mixed {
+using namespace attn;
+using namespace paged;
+using namespace plans;
+using namespace splits;
+using namespace decoding;
+
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = prefill_rows(kHeadDim), kBlockN = kPrefillKeys;  // B_r, B_c
+  static constexpr int kNumWarps = kPrefillWarps, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
+  static constexpr int kWarpRows = kBlockM / kNumWarps;
+  static constexpr int kTiles = kWarpRows / 16;  // MMAs of 16 rows by a warp
+  // Steps of 16 columns of Q that stay in registers; at d=128 there are none left for them.
+  static constexpr int kQSteps = kHeadDim == 64 ? 4 : kHeadDim == 256 ? 8 : 0;
+  static constexpr int kRowBytes = 2 * kHeadDim;
+  static constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4;  // chunks that change places in a row
+  static constexpr int kCopyRows = kThreads / kSpan;        // rows that the block copies at once
+  static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
+};
+
+template <class Element, class Config>
+struct SharedStorage {
+  int ticket;  // what the block works on; in DecodeStorage at the same place
+  alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
+  int sSlots[2][Config::kBlockN];  // where the keys of this block and the next lie in the pool
+  const int* pages;   // [max_pages]: of the sequence, and what waits for the end of the loop:
+  Sequence sequence;  // registers have no room for them
+  int row0;
+  ATTN_MEMBERS(SharedStorage, ticket, sK, sV, sQ, sSlots, pages, sequence, row0)
+};
+
+// Issues the copies of kRows rows, of which `rows` exist; the others become 0. `row_of(row)`: this
+// thread's first chunk of a row in memory; some chunk where the row does not exist.
+//! [copy]
+template <int kRows, class Config, class Element, class RowOf>
+__device__ __forceinline__ void load_tile(Element* tile, int rows, RowOf row_of) {
+  constexpr int kSpan = Config::kSpan, kHeadDim = Config::kHeadDim;
+  const int tid = thread_index(), row = tid / kSpan;
+  Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSpan * 8);
+  const auto copy = [&](auto compares) {
+#pragma unroll
+    for (int r = 0; r < kRows; r += Config::kCopyRows) {
+      const bool inside = !compares.value || row + r < rows;
+      const Element* const from = row_of(row + r);
+#pragma unroll
+      for (int c = 0; c < kHeadDim; c += 8 * kSpan)
+        cp_async_16(to + r * kHeadDim + c, from + c, inside ? 16 : 0);
+    }
+  };
+  rows >= kRows ? copy(std::false_type{}) : copy(std::true_type{});
+}
+//! [copy]
+
+// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead, those of Q for the
+// first kQSteps times 16 columns are in registers. Offsets are those, in bytes, of this lane's
+// chunk in the first 16 columns.
+//! [scores]
+template <class Config>
+__device__ __forceinline__ int q_offset() {
+  const int tid = thread_index();
+  return 2 * swizzled_offset<Config::kHeadDim>(tid / 32 * Config::kWarpRows + tid % 16,
+                                               tid / 16 % 2 * 8);
+}
+template <class Config>
+__device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4], const char* sQ,
+                                                 int q, int col) {
+#pragma unroll
+  for (int m = 0; m < Config::kTiles; ++m)
+    ldmatrix_x4(a[m], sQ + along_row<Config::kSpan>(q, col) + 16 * m * Config::kRowBytes);
+}
+template <class Element, class Config, int kCount>
+__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
+                                       const uint32_t (&rQ)[kCount][Config::kTiles][4],
+                                       const char* sQ, const char* sK) {
+  constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
+  uint32_t a[2][Config::kTiles][4], b[2][4];
+  const int tid = thread_index(), q = q_offset<Config>();
+  const int k = 2 * swizzled_offset<Config::kHeadDim>(tid / 16 % 2 * 8 + tid % 8, tid / 8 % 2 * 8);
+  const auto load_k = [&](int i) {
+    const char* const rows = sK + i % kKeySteps * 16 * Config::kRowBytes;
+    ldmatrix_x4(b[i % 2], rows + along_row<Config::kSpan>(k, i / kKeySteps * 16));
+  };
+  const auto load_q = [&](int step) {
+    if (step >= Config::kQSteps && step < kColSteps)
+      load_q_fragments<Config>(a[step % 2], sQ, q, 16 * step);
+  };
+  load_q(0);
+  load_k(0);
+#pragma unroll
+  for (int step = 0; step < kColSteps; ++step) {
+    load_q(step + 1);
+    const auto& rows = step < Config::kQSteps ? rQ[step % kCount] : a[step % 2];
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; n += 2) {
+      const int i = step * kKeySteps + n / 2;
+      if (i + 1 < kColSteps * kKeySteps) load_k(i + 1);
+#pragma unroll
+      for (int m = 0; m < Config::kTiles; ++m) {
+        mma_m16n8k16<Element>(s[m][n], rows[m], {b[i % 2][0], b[i % 2][1]}, s[m][n]);
+        mma_m16n8k16<Element>(s[m][n + 1], rows[m], {b[i % 2][2], b[i % 2][3]}, s[m][n + 1]);
+      }
+    }
+  }
+}
+//! [scores]
+
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys:
+// one step ahead, so that its exponentials overlap with the MMAs.
+//! [output]
+template <class Element, class Config, class Probabilities>
+__device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
+                                       Probabilities probabilities, const char* sV) {
+  constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
+  uint32_t a[2][Config::kTiles][4], b[2][4];
+  const int tid = thread_index();
+  const int v = 2 * swizzled_offset<Config::kHeadDim>(tid % 16, tid / 16 % 2 * 8);
+  const auto load_v = [&](int i) {
+    const char* const rows = sV + i / kColSteps * 16 * Config::kRowBytes;
+    ldmatrix_x4_trans(b[i % 2], rows + along_row<Config::kSpan>(v, i % kColSteps * 16));
+  };
+  load_v(0);
+  probabilities(0, a[0]);
+#pragma unroll
+  for (int k = 0; k < kKeySteps; ++k) {
+    if (k + 1 < kKeySteps) probabilities(k + 1, a[(k + 1) % 2]);
+#pragma unroll
+    for (int n = 0; n < Config::kHeadDim / 8; n += 2) {
+      const int i = k * kColSteps + n / 2;
+      if (i + 1 < kKeySteps * kColSteps) load_v(i + 1);
+#pragma unroll
+      for (int m = 0; m < Config::kTiles; ++m) {
+        mma_m16n8k16<Element>(o[m][n], a[k % 2][m], {b[i % 2][0], b[i % 2][1]}, o[m][n]);
+        mma_m16n8k16<Element>(o[m][n + 1], a[k % 2][m], {b[i % 2][2], b[i % 2][3]}, o[m][n + 1]);
+      }
+    }
+  }
+}
+//! [output]
+
+// A tile of queries of one head, from and to the tensors of the kernel. All threads of a block;
+// `smem` is free before it, and again after a barrier; its ticket at once.
+template <class Element, class Config>
+__device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& smem,
+                                             const MixedWork& work, const Element* gQ,
+                                             const Element* gK, const Element* gV,
+                                             const int* gTable, const int* gSeqused,
+                                             const int* cu_seqlens_q, Element* gO, float* gLse,
+                                             const Shape& shape, int q_step, int page_size,
+                                             int max_pages) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
+  constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
+  constexpr int kSpan = Config::kSpan;
+  const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
+  const int b = work.sequence, hq = work.head, row0 = work.row0;
+  const Sequence sequence = sequence_of(shape, cu_seqlens_q, gSeqused, b, hq);
+  const int seqlen_k = sequence.seqlen_k, shift = seqlen_k - sequence.seqlen_q;
+  const BlockRanges seen = blocks_seen(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
+  // This thread's first chunk of a row of Q, and of a token of the pool.
+  const int chunk = threadIdx.x % kSpan * 8;
+  const Element* const q = gQ + sequence.q + int64_t{row0} * q_step + chunk;
+  const int kv = hq / (shape.heads / shape.kv_heads) * kHeadDim + chunk;
+  //! [slots]
+  // A thread looks up one key of a block, behind the end the last one.
+  const auto look_up = [&](const int* pages, int n_block) {
+    const int key = min(n_block * kBlockN + thread_index() % kBlockN, seqlen_k - 1);
+    return pages[key / page_size] * page_size + key % page_size;
+  };
+  const auto store_slot = [&](int n_block, int slot) {
+    if (thread_index() < kBlockN) smem.sSlots[n_block % 2][thread_index()] = slot;
+  };
+  const auto load_kv = [&](Element* to, const Element* g, int n_block) {
+    load_tile<kBlockN, Config>(to, seqlen_k - n_block * kBlockN, [&](int row) {
+      return g + kv + int64_t{smem.sSlots[n_block % 2][row]} * (shape.kv_heads * kHeadDim);
+    });
+  };
+  //! [slots]
+  const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
+
+  const int* const pages = gTable + int64_t{b} * max_pages;
+  if (threadIdx.x == 0) smem.pages = pages, smem.sequence = sequence, smem.row0 = row0;
+  // (1) load Q_i, which stays, and the first K_j
+  uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
+  if (seen.begin < seen.end) {
+    const int rows = sequence.seqlen_q - row0;
+    load_tile<kBlockM, Config>(smem.sQ, rows,
+                               [&](int row) { return q + int64_t{min(row, rows - 1)} * q_step; });
+    if (Config::kQSteps > 0) cp_async_commit();
+    store_slot(seen.begin, look_up(pages, seen.begin));
+  }
+  __syncthreads();  // smem.sequence and the first slots are there
+  if (seen.begin < seen.end) {
+    load_kv(smem.sK, gK, seen.begin);
+    cp_async_commit();
+  }
+  if (Config::kQSteps > 0) {
+    cp_async_wait<1>();
+    __syncthreads();  // all threads' Q is there
+  }
+  if (seen.begin < seen.end) {
+#pragma unroll
+    for (int step = 0; step < Config::kQSteps; ++step)
+      load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
+  }
+  float o[kTiles][kHeadDim / 8][4] = {};              // not divided by l yet
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
+  for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
+
+  // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
+  const auto visit = [&](int n_block, auto masked) {
+    const int key0 = n_block * kBlockN;
+    // Of a block with a mask a warp may see nothing.
+    const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
+    const bool idle =
+        masked.value && (key0 > warp_row0 + kWarpRows - 1 + shift + shape.window_right ||
+                         key0 + kBlockN <= warp_row0 + shift - shape.window_left);
+    // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
+    // flight, so that both waits are for all of them.
+    //! [pipeline]
+    cp_async_wait<0>();
+    __syncthreads();  // K_j of all threads is there; all are done with V_j-1
+    load_kv(smem.sV, gV, n_block);
+    cp_async_commit();
+    const bool more = n_block + 1 < seen.end;
+    const int slot = more ? look_up(smem.pages, n_block + 1) : 0;  // waits for memory during Q K^T
+    //! [pipeline]
+
+    // (3) S = Q K^T, -inf where a query does not see a key.
+    float s[kTiles][kBlockN / 8][4] = {};
+    if (!idle) {
+      scores<Element, Config>(s, rQ, bytes(smem.sQ), bytes(smem.sK));
+      const int lane_id = thread_index() % 32;
+      const int own = warp_row0 + lane_id / 4 + shift - key0 - lane_id % 4 * 2;
+      if constexpr (masked.value) apply_mask(s, shape, own, seqlen_k - key0);
+    }
+
+    // K_j+1 is in flight during softmax and P V.
+    //! [pipeline_k]
+    store_slot(n_block + 1, slot);  // where those of block j-1 were
+    cp_async_wait<0>();
+    __syncthreads();  // V_j of all threads and the slots are there; all are done with K_j
+    if (more) load_kv(smem.sK, gK, n_block + 1);
+    cp_async_commit();
+    //! [pipeline_k]
+    if (idle) return;
+
+    // (4) softmax
+    //! [softmax]
+    update_max<Config>(row_max, row_sum, o, s, softmax_scale_log2);
+    const auto exponentials = [&](int m, int step) {
+#pragma unroll
+      for (int n = 2 * step; n < 2 * step + 2; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[m][n][i] = exp2f(fmaf(s[m][n][i], softmax_scale_log2, -row_max[m][i / 2]));
+          row_sum[m][i / 2] += s[m][n][i];
+        }
+    };
+    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the
+    // second.
+    const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        exponentials(m, step);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float(&p)[4] = s[m][2 * step + i / 2];
+          a[m][i] = pack2<Element>(p[2 * (i % 2)], p[2 * (i % 2) + 1]);
+        }
+      }
+    };
+    //! [softmax]
+
+    // (5) O += P V
+    output<Element, Config>(o, probabilities, bytes(smem.sV));
+  };
+  //! [loops]
+  for (int n_block = seen.begin; n_block < seen.end; ++n_block)
+    if (n_block >= seen.unmasked_begin && n_block < seen.unmasked_end)
+      visit(n_block, std::false_type{});
+    else  // left edge of the window; diagonal, right edge, last keys
+      visit(n_block, std::true_type{});
+  //! [loops]
+
+  // (7) O = O / l, once; (8) store O, through the rows of sQ that only this warp reads, and lse
+  //! [finish]
+  const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
+  char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]
+  const Sequence own = smem.sequence;
+  const int first_row = smem.row0 + warp_rows, rows = own.seqlen_q - first_row;  // of this warp
+  const int o_lane = 2 * swizzled_offset<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
+  __syncwarp();  // all lanes are done with Q
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = quad_sum(row_sum[m][r]);
+      const float factor = sum > 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
+      char* const to = sO + (16 * m + 8 * r) * Config::kRowBytes;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n)
+        *reinterpret_cast<uint32_t*>(to + along_row<kSpan>(o_lane, 8 * n)) =
+            pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
+      const int row = 16 * m + 8 * r + lane_id / 4;
+      if (lane_id % 4 == 0 && row < rows)
+        gLse[own.lse + first_row + row] = sum > 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
+    }
+  __syncwarp();  // all of the warp's rows are there
+#pragma unroll
+  for (int i = 0; i < kWarpRows; i += 32 / kSpan) {
+    const int r = i + lane_id / kSpan;
+    if (r >= rows) break;
+#pragma unroll
+    for (int c = lane_id % kSpan * 8; c < kHeadDim; c += 8 * kSpan)
+      *reinterpret_cast<uint4*>(gO + own.q + int64_t{first_row + r} * q_step + c) =
+          *reinterpret_cast<const uint4*>(sO + 2 * swizzled_offset<kHeadDim>(r, c));
+  }
+  //! [finish]
+}
+
+// What is left to do, in device memory: tickets of prefill and of decoding that were taken, and
+// blocks that have gone. All are 0 between launches.
+//! [tickets]
+enum Kinds { kPrefill = 1, kDecode = 2, kBoth = 3 };
+struct Tickets {
+  unsigned taken[2], gone;
+};
+// The place of this block's next work in the list, of its own kind while there is some; -1: none.
+// By one thread of a block.
+__device__ __forceinline__ int take_ticket(Tickets* tickets, const int* gCounts, int kinds) {
+  const int own = blockIdx.x >= gridDim.x / 2;  // 1: decoding
+  for (int n = 0; n < 2; ++n) {
+    const int kind = own ^ n;
+    if ((kinds & (kind == 0 ? kPrefill : kDecode)) == 0) continue;
+    const int at = static_cast<int>(flag_add(&tickets->taken[kind], 1));
+    if (at < gCounts[kind]) return kind == 0 ? at : gCounts[0] + at;
+  }
+  if (flag_add(&tickets->gone, 1) == gridDim.x - 1)  // nobody asks any more
+    tickets->taken[0] = tickets->taken[1] = tickets->gone = 0;
+  return -1;
+}
+//! [tickets]
+
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    attention_kernel(const Element* gQ,        // [tokens, Hq, d], or [B, Hq, seqlen_q, d]
+                     const Element* gK,        // [num_pages, page_size, Hkv, d]
+                     const Element* gV,        // [num_pages, page_size, Hkv, d]
+                     const int* gTable,        // [B, max_pages]: the pages of each sequence
+                     const int* gSeqused,      // [B]: keys of each sequence
+                     const int* cu_seqlens_q,  // [B + 1]: the first query of each; or null
+                     const MixedWork* gWork,   // [most]: tiles of prefill, then pieces
+                     const int* gCounts,       // [2]: how many of each
+                     Tickets* gTickets,        // which of them have been taken
+                     Element* gO,              // as gQ
+                     float* gLse,              // [Hq, tokens], or [B, Hq, seqlen_q]
+                     float* gOPartial,         // [parts, 16, d], of pieces
+                     float* gLsePartial,       // [parts, 16], to base 2
+                     unsigned* gArrived,       // [row blocks]: parts that are stored
+                     Shape shape, int q_step, int page_size, int max_pages, int kinds) {
+  using Decode = DecodeConfig<Config::kHeadDim>;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  for (;;) {
+    // There is a barrier in each piece of work: all have read the ticket before.
+    if (threadIdx.x == 0) smem.ticket = take_ticket(gTickets, gCounts, kinds);
+    __syncthreads();  // the ticket is there; all are done with what else lies in shared memory
+    const int ticket = smem.ticket;
+    if (ticket < 0) return;
+    const MixedWork& work = gWork[ticket];
+    if (ticket < gCounts[0])
+      prefill_tile<Element, Config>(smem, work, gQ, gK, gV, gTable, gSeqused, cu_seqlens_q, gO,
+                                    gLse, shape, q_step, page_size, max_pages);
+    else
+      decode_piece<Element, Decode>(
+          reinterpret_cast<DecodeStorage<Element, Decode>&>(smem), work,
+          rows_of_group(shape, cu_seqlens_q, gSeqused, work.sequence, work.head, q_step), shape,
+          gTable + int64_t{work.sequence} * max_pages, page_size,
+          {gQ, gK, gV, gO, gLse, gOPartial, gLsePartial, gArrived});
+  }
+}
+
+template <class Element, class Config>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  constexpr std::size_t kBytes =
+      std::max(sizeof(SharedStorage<Element, Config>),
+               sizeof(DecodeStorage<Element, DecodeConfig<Config::kHeadDim>>));
+  const auto launch_of = [&](Kinds kinds) {
+    return launch_kernel(
+        attention_kernel<Element, Config>,
+        dim3(static_cast<unsigned>(Config::kBlocksPerSm * planned_blocks(p))),
+        dim3(Config::kThreads), kBytes, args.stream, args.in<Element>("q"), args.in<Element>("k"),
+        args.in<Element>("v"), args.in<int>("page_table"), args.in<int>("seqused_k"),
+        args.in_or_null<int>("cu_seqlens_q"), args.in<MixedWork>("work"),
+        args.in<int>("work_counts"), args.out<Tickets>("tickets"), args.out<Element>("o"),
+        args.out<float>("lse"), args.out<float>("o_partial"), args.out<float>("lse_partial"),
+        args.out<unsigned>("arrived"), shape_of(p),
+        static_cast<int>(p.head_dim * (p.varlen() ? p.heads : 1)),
+        static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)), int{kinds});
+  };
+  const bool serial = p.own.contains("serial");
+  args.phase(serial ? "prefill" : "attention");
+  Status status = launch_of(serial ? kPrefill : kBoth);
+  if (!serial || !status.ok()) return status;
+  args.phase("decode");
+  return launch_of(kDecode);
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
+      case 256: return launch<Element, Config<256>>(args);
+    }
+    return Status::unsupported("only head dims 64, 128 and 256");
+  });
+}
+
+}  // namespace ATTN_BACKEND::v11_mixed

@@ -1,0 +1,373 @@
+// v12_mla: multi-head latent attention. One K/V head for all query heads; V is a part of K.
+//
+// parent    05_flash_decoding/v11_shared_p
+// idea      DeepSeek-V2 (arXiv 2405.04434, section 2.1) stores a latent vector of 512 numbers a
+//           token, and 64 that are turned by its position. What makes keys and values of the
+//           latent vector goes into Q and behind O, so that all query heads see one key of 576
+//           numbers, whose first 512 are its value. Its rows are the heads: chapter 05's step
+//           with O divided by columns fits, with one tile for K and V. Blocks that have the other
+//           rows of a sequence work on the same piece at the same time, and find K in L2.
+// expect    dram__bytes_read.sum of 1152 bytes a token; time rises with every 16 heads
+// supports  fp16, bf16; head dim 576 (512 of V), one K/V head; 1 to 16 queries, any lengths and
+//           page sizes, causal, windows
+#include "attn/kernel.h"
+#include "ptx/cp_async.h"
+#include "ptx/global_flag.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/mma.h"
+#include "plan.h"
+#include "splits.h"
+#include "tiles.h"
+
+namespace ATTN_BACKEND::v12_mla {
+using namespace attn;
+using namespace paged;
+using namespace plans;
+using namespace splits;
+
+struct Config {
+  static constexpr int kHeadDim = kLatentDim, kRows = 16;
+  static constexpr int kOutDim = kLatentValues;  // the first columns of K are V
+  static constexpr int kBlockN = 16;             // keys of a warp's tile
+  static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
+  static constexpr int kTile = kNumWarps * kBlockN;     // keys of a tile of the block
+  static constexpr int kLanes = kHeadDim / 8;           // chunks of a row: 16 bytes each
+  static constexpr int kColumns = kOutDim / kNumWarps;  // of O, a warp
+  static constexpr int kStages = 2;                     // tiles of keys of a warp
+  static_assert(kHeadDim % 64 == 0 && kBlockN % 4 == 0, "a warp copies whole rows");
+  static_assert(kTile == tile_keys(kHeadDim), "plans count other tiles");
+};
+
+template <class Element, class Config>
+struct SharedStorage {
+  alignas(16) Element sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
+  alignas(16) Element sQ[Config::kRows][Config::kHeadDim];
+  alignas(16) Element sP[Config::kRows][Config::kTile + 8];  // 8 rows in 8 groups of 4 banks
+  float sMax[Config::kNumWarps][Config::kRows];              // to base 2
+  float sSum[Config::kNumWarps][Config::kRows];
+  bool last;  // whether this block merges
+  ATTN_MEMBERS(SharedStorage, sK, sQ, sP, sMax, sSum, last)
+};
+// The swizzled offset of element (row, col) of a tile [kBlockN, kHeadDim], as in chapter 04.
+//! [swizzle]
+template <int kHeadDim>
+__device__ __forceinline__ int swizzled_offset(int row, int col) {
+  return row * kHeadDim + ((col / 8) ^ (row % 8)) * 8 + col % 8;
+}
+//! [swizzle]
+
+// The place of a key in the pool, counted in tokens: fewer than 2^31.
+struct Pages {
+  const int* gTable;  // [max_pages]: the sequence's row of the page table
+  int page_size;
+};
+__device__ __forceinline__ int slot_of(const Pages& pages, int key) {
+  return pages.gTable[key / pages.page_size] * pages.page_size + key % pages.page_size;
+}
+
+// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
+// become 0. `slot`: of key `lane_id % kBlockN` of the tile, in each lane.
+//! [load]
+template <class Config, class Element>
+__device__ __forceinline__ void load_tile(Element* tile, const Element* gK, int slot, int count) {
+  const int key = threadIdx.x % 32 / 8, chunk = threadIdx.x % 8 * 8;
+#pragma unroll
+  for (int n = 0; n < Config::kBlockN; n += 4) {  // 8 lanes have 128 bytes of a row at a time
+    const int row = n + key, bytes = row < count ? 16 : 0;
+    Element* const to = tile + swizzled_offset<Config::kHeadDim>(row, chunk);
+    const Element* const from =
+        gK + int64_t{__shfl_sync(~0u, slot, row)} * Config::kHeadDim + chunk;
+#pragma unroll
+    for (int col = 0; col < Config::kHeadDim; col += 64) cp_async_16(to + col, from + col, bytes);
+  }
+}
+//! [load]
+
+// (3) S = Q K^T of a warp's keys, and (5) O += P V: all keys of the tile, a warp's columns.
+//! [mma]
+template <class Element, class Config>
+__device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
+                                       const Element* sK) {
+  const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
+#pragma unroll
+  for (int step = 0; step < Config::kHeadDim / 16; ++step)
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; n += 2) {
+      uint32_t a[4], b[4];  // registers have no room for all of Q
+      ldmatrix_x4(
+          a, sQ + swizzled_offset<Config::kHeadDim>(lane_id % 16, 16 * step + lane_id / 16 * 8));
+      ldmatrix_x4(
+          b, sK + swizzled_offset<Config::kHeadDim>(8 * n + row, 16 * step + lane_id / 8 % 2 * 8));
+      mma_m16n8k16<Element>(s[n], a, {b[0], b[1]}, s[n]);
+      mma_m16n8k16<Element>(s[n + 1], a, {b[2], b[3]}, s[n + 1]);
+    }
+}
+template <class Element, class Config>
+__device__ __forceinline__ void output(float (&o)[Config::kColumns / 8][4],
+                                       SharedStorage<Element, Config>& smem, int stage,
+                                       int warps_with_keys) {
+  const int lane_id = threadIdx.x % 32, col = threadIdx.x / 32 * Config::kColumns;
+#pragma unroll
+  for (int k = 0; k < Config::kNumWarps; ++k) {  // the keys of warp k
+    if (k >= warps_with_keys) break;
+    uint32_t a[4], b[4];
+    ldmatrix_x4(a, &smem.sP[lane_id % 16][Config::kBlockN * k + lane_id / 16 * 8]);
+#pragma unroll
+    for (int n = 0; n < Config::kColumns / 8; n += 2) {
+      ldmatrix_x4_trans(
+          b, &smem.sK[k][stage][0][0] +
+                 swizzled_offset<Config::kHeadDim>(lane_id % 16, col + 8 * n + lane_id / 16 * 8));
+      mma_m16n8k16<Element>(o[n], a, {b[0], b[1]}, o[n]);
+      mma_m16n8k16<Element>(o[n + 1], a, {b[2], b[3]}, o[n + 1]);
+    }
+  }
+}
+//! [mma]
+
+// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
+// every 32nd part. `place_of(n)`: where part n lies.
+//! [merge_row]
+template <class Element, class Config, class PlaceOf>
+__device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
+                                          Element* gO, float* gLse, int64_t row, int num_parts,
+                                          PlaceOf place_of) {
+  constexpr int kHeadDim = Config::kOutDim, kAtOnce = 4;  // parts in flight
+  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  const int lane_id = threadIdx.x % 32;
+  float4 parts[kAtOnce][kOwn] = {};
+  const auto load = [&](int n0) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c)
+        if (n0 + i < num_parts)
+          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
+                                                         128 * c + 4 * lane_id);
+  };
+  load(0);
+  float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int distance = 16; distance > 0; distance /= 2)
+    max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
+  for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
+    if (n0 > 0) load(n0);
+    if (n0 % 32 == 0) {
+      const int n = n0 + lane_id;
+      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
+      sum += weight;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float of_part = __shfl_sync(~0u, weight, n0 % 32 + i);
+      if (n0 + i >= num_parts) continue;
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c) add_scaled(out[c], of_part, parts[i][c]);
+    }
+  }
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+#pragma unroll
+  for (int c = 0; c < kOwn; ++c)
+    store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum > 0 ? 1 / sum : 0);
+  if (lane_id == 0) gLse[row] = sum > 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
+}
+//! [merge_row]
+
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,      // [B, Hq, seqlen_q, 576]
+                     const Element* gK,      // [num_pages, page_size, 576]
+                     const int* gTable,      // [B, max_pages]: the pages of each sequence
+                     const int* gSeqused,    // [B]: keys of each sequence
+                     const Work* gWork,      // [pieces]: what each team works on, one by one
+                     const int* gWorkBegin,  // [teams + 1]: the first piece of each team
+                     Element* gO,            // [B, Hq, seqlen_q, 512]
+                     float* gLse,            // [B, Hq, seqlen_q]
+                     float* gOPartial,       // [parts, row_tiles, kRows, 512]
+                     float* gLsePartial,     // [parts, row_tiles, kRows], to base 2
+                     unsigned* gArrived,  // [row blocks]: parts that are stored; 0 between launches
+                     Shape shape, int row_tiles, int page_size, int max_pages) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
+  constexpr int kOutDim = Config::kOutDim;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
+  //! [teams]
+  // The blocks of a team have one row tile each, of one sequence after the other.
+  const int team = blockIdx.x / row_tiles, row_tile_id = blockIdx.x % row_tiles;
+  for (int piece = gWorkBegin[team]; piece < gWorkBegin[team + 1]; ++piece) {
+    const auto [b, tile, count, split, num_splits, first_part] = gWork[piece];
+    const int used = gSeqused[b], row_block = b * row_tiles + row_tile_id;
+    //! [teams]
+    const Rows rows = rows_of(shape, row_block, kRows);
+    const Keys all = keys_of_sequence(shape, used);
+    const Keys keys{all.begin + tile * Config::kTile,
+                    min(all.end, all.begin + (tile + count) * Config::kTile)};
+    const Pages pages{gTable + int64_t{b} * max_pages, page_size};
+    const auto place_of = [&](int n, int row) {  // of part n
+      return (int64_t{first_part + n} * row_tiles + row_tile_id) * kRows + row;
+    };
+
+    // (1) load Q, which stays. Rows that are not there become 0.
+    //! [load_q]
+    for (int at = threadIdx.x; at < kRows * Config::kLanes; at += Config::kThreads) {
+      const int row = at / Config::kLanes, col = at % Config::kLanes * 8;
+      const bool inside = row < rows.count;
+      cp_async_16(&smem.sQ[0][0] + swizzled_offset<kHeadDim>(row, col),
+                  gQ + (rows.first + (inside ? row : 0)) * kHeadDim + col, inside ? 16 : 0);
+    }
+    cp_async_commit();
+    //! [load_q]
+    float o[Config::kColumns / 8][4] = {};                   // not divided by l yet
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+    const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
+    const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + quad_row) % shape.seqlen_q),
+                          keys_of_query(shape, used, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
+
+    // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+    //! [pipeline]
+    constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
+    const int first = warp_id * kBlockN;  // of this warp, in a tile
+    // The slots of the tile at key0, of keys behind the end that of the last one.
+    const auto look_up = [&](int key0) {
+      return key0 < keys.end ? slot_of(pages, min(key0 + lane_id % kBlockN, keys.end - 1)) : 0;
+    };
+    int slot = look_up(keys.begin + first);  // of the tile that is loaded next
+    const auto load_kv = [&](int key0, int stage) {
+      const int ahead = look_up(key0 + kStep);
+      if (key0 < keys.end)
+        load_tile<Config>(&smem.sK[warp_id][stage][0][0], gK, slot, keys.end - key0);
+      cp_async_commit();
+      slot = ahead;
+    };
+    for (int n = 0; n < kStages - 1; ++n) load_kv(keys.begin + first + n * kStep, n);
+    int stage = 0;
+    for (int key0 = keys.begin; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
+      cp_async_wait<kStages - 2>();
+      __syncthreads();  // Q and this tile are there; all are done with the one before
+      load_kv(key0 + first + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
+      //! [pipeline]
+      // (3) S = Q K^T, -inf where a query does not see a key
+      float s[kBlockN / 8][4] = {};
+      if (key0 + first < keys.end) {  // this warp has keys
+        scores<Element, Config>(s, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
+      }
+      // (4) softmax: maxima of each warp's keys, then of all
+      //! [softmax]
+      float max[2] = {row_max[0], row_max[1]};
+#pragma unroll
+      for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int j = key0 + first + 8 * n + quad_col + i % 2;
+          s[n][i] = j < seen[i / 2].begin || j >= seen[i / 2].end ? -INFINITY
+                                                                  : s[n][i] * softmax_scale_log2;
+          max[i / 2] = fmaxf(max[i / 2], s[n][i]);
+        }
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        max[r] = quad_max(max[r]);
+        if (lane_id % 4 == 0) smem.sMax[warp_id][quad_row + 8 * r] = max[r];
+      }
+      __syncthreads();  // the maxima of all warps are there
+      float rescale[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        for (int n = 0; n < Config::kNumWarps; ++n)
+          max[r] = fmaxf(max[r], smem.sMax[n][quad_row + 8 * r]);
+        rescale[r] = exp2f(row_max[r] - max[r]);
+        row_max[r] = max[r];
+        row_sum[r] *= rescale[r];
+      }
+#pragma unroll
+      for (int n = 0; n < Config::kColumns / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
+#pragma unroll
+      for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[n][i] = exp2f(s[n][i] - max[i / 2]);
+          row_sum[i / 2] += s[n][i];
+        }
+#pragma unroll
+      for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          *reinterpret_cast<uint32_t*>(&smem.sP[quad_row + 8 * r][first + 8 * n + quad_col]) =
+              pack2<Element>(s[n][2 * r], s[n][2 * r + 1]);
+      __syncthreads();  // P of all warps is there
+      //! [softmax]
+      // (5) O += P V
+      output<Element, Config>(o, smem, stage, ceil_div(keys.end - key0, kBlockN));
+    }
+
+    // (6) add up the sums of the warps
+    //! [merge]
+    cp_async_wait<0>();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = quad_sum(row_sum[r]);
+      if (lane_id % 4 == 0) smem.sSum[warp_id][quad_row + 8 * r] = sum;
+    }
+    __syncthreads();  // the sums are there
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = quad_row + 8 * r, col = warp_id * Config::kColumns + quad_col;
+      if (row >= rows.count) continue;
+      float sum = 0;
+      for (int n = 0; n < Config::kNumWarps; ++n) sum += smem.sSum[n][row];
+      //! [merge]
+      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      const float factor = sum > 0 ? 1 / sum : 0;
+      const float lse = sum > 0 ? row_max[r] + log2f(sum) : -INFINITY;
+      const int64_t to = num_splits == 1 ? rows.first + row : place_of(split, row);
+#pragma unroll
+      for (int n = 0; n < Config::kColumns / 8; ++n) {
+        const float o0 = o[n][2 * r] * factor, o1 = o[n][2 * r + 1] * factor;
+        const int64_t at = to * kOutDim + col + 8 * n;
+        if (num_splits == 1)
+          *reinterpret_cast<uint32_t*>(gO + at) = pack2<Element>(o0, o1);
+        else
+          *reinterpret_cast<float2*>(gOPartial + at) = make_float2(o0, o1);
+      }
+      if (col > 0) continue;
+      (num_splits == 1 ? gLse : gLsePartial)[to] = num_splits == 1 ? kLn2 * lse : lse;
+    }
+
+    // (9) the last one merges
+    //! [arrive]
+    __syncthreads();  // this block's part is stored; nobody reads the sums any more
+    if (num_splits == 1) continue;
+    if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
+    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    if (!smem.last) continue;
+    for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
+      merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
+                                 [&](int n) { return place_of(n, r); });
+    if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
+    //! [arrive]
+  }
+}
+
+template <class Element, class Config>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const int64_t row_tiles = ceil_div(p.heads * p.seqlen_q, Config::kRows);
+  args.phase("attention");
+  return launch_kernel(attention_kernel<Element, Config>,
+                       dim3(static_cast<unsigned>(row_tiles * teams(p, Config::kRows))),
+                       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+                       args.in<Element>("q"), args.in<Element>("k"), args.in<int>("page_table"),
+                       args.in<int>("seqused_k"), args.in<Work>("work"), args.in<int>("work_begin"),
+                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("o_partial"),
+                       args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
+                       static_cast<int>(row_tiles), static_cast<int>(page_size_of(p)),
+                       static_cast<int>(max_pages_of(p)));
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype,
+                        [&]<class Element>() { return launch<Element, Config>(args); });
+}
+
+}  // namespace ATTN_BACKEND::v12_mla

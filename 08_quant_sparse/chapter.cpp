@@ -1,0 +1,29 @@
+// The table of chapter 08: steps that quantise what they are given, and steps with a small cache.
+#include <algorithm>
+#include <iterator>
+
+#include "head_windows.h"
+#include "predict.h"
+#include "quantised.h"
+#include "sparse.h"
+
+namespace attn {
+
+const Chapter& chapter() {
+  static const Chapter c = [] {
+    Chapter all{"08_quant_sparse", "8-bit attention that keeps its accuracy, and small caches", {}};
+    std::ranges::move(prefill_steps(), std::back_inserter(all.steps));
+    std::ranges::move(sparse_steps(), std::back_inserter(all.steps));
+    std::ranges::move(predict_steps(), std::back_inserter(all.steps));
+    std::ranges::move(decode_steps(), std::back_inserter(all.steps));
+    all.commands.push_back({"--windows",
+                            "[--canvas TxHxW ...]: for each head of a field the smallest window "
+                            "of tiles that is near enough, as --mask sta: takes it",
+                            windows_command});
+    all.steps.push_back(sparq_step());
+    return all;
+  }();
+  return c;
+}
+
+}  // namespace attn

@@ -1,0 +1,389 @@
+// d2_fp8_kv: a cache of e4m3, with a scale for each key and each value.
+//
+// parent    d1_int8_kv
+// idea      e4m3 keeps four bits of each number, where int8 has even steps up to the largest: its
+//           scales need not be as fine. And Hopper has an instruction that makes two fp16 numbers
+//           of two codes. A GPU without it shifts a code's bits into an fp16 number, 2^-8 of what
+//           it means, and multiplies.
+// expect    the time of d1; with a scale a token larger errors
+// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
+//           causal, windows, GQA
+#include <algorithm>
+
+#include "device/device.h"
+#include "attn/kernel.h"
+#include "ptx/cp_async.h"
+#include "ptx/global_flag.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/mma.h"
+#include "cache_tiles.h"
+#include "codes.h"
+#include "quantise_kv.h"
+#include "rows.h"
+#include "schedules.h"
+#include "splits.h"
+
+namespace ATTN_BACKEND::d2_fp8_kv {
+using namespace attn;
+using namespace flash_decoding;
+using namespace splits;
+
+using Element = __nv_bfloat16;  // of what is given, and of O
+using Codes = Fp8Codes;         // of the cache
+
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_, kRows = 16;
+  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
+  static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
+  static constexpr int kLanes = kHeadDim / 16;            // that copy a row: 16 bytes each
+  static constexpr int kKeysAtOnce = 32 / kLanes;         // rows that a warp copies at once
+  static constexpr int kParts = kNumWarps;                // of a row
+  static constexpr int kStages = kHeadDim <= 64 ? 8 : 4;  // tiles of K and V of a warp
+  static constexpr int kBlocksPerSm = 1;
+  static constexpr int kQSteps = kHeadDim <= 128 ? kHeadDim / 16 : 1;  // of Q in registers
+  static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
+};
+
+template <class Config>
+struct SharedStorage {
+  alignas(16) uint8_t sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
+  alignas(16) uint8_t sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
+  // Of two keys more: 16 bytes, the descales of two keys, begin at even ones.
+  alignas(16) float2 sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN + 2];
+  alignas(16) __half sQ[Config::kRows][Config::kHeadDim];
+  float sQScale[Config::kRows], sQSum[Config::kRows];
+  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sSum[Config::kParts][Config::kRows];
+  bool last;  // whether this block merges
+  ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
+};
+// The warps' parts of O, where K and V were. The padding puts two rows of 16 floats into all 32
+// banks: what a quarter of a warp stores at once, 16 bytes a lane.
+template <class Config>
+using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim + 16];
+
+// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
+// become 0. `g`: the lane's chunk of the tile's first row.
+//! [load]
+template <class Config>
+__device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int count) {
+  const int key = threadIdx.x % 32 / Config::kLanes, chunk = threadIdx.x % Config::kLanes;
+#pragma unroll
+  for (int n = 0; n < Config::kBlockN; n += Config::kKeysAtOnce) {
+    const int row = n + key;
+    const bool inside = row < count;
+    cp_async_16(tile + code_offset<Config::kHeadDim>(row, chunk),
+                g + (inside ? row : 0) * Config::kHeadDim, inside ? 16 : 0);
+  }
+}
+//! [load]
+
+// (3) S = Q K^T of a warp's tile, and (5) O += P V. A word of an ldmatrix matrix, 8 keys of 16
+// codes, is B of 16 columns of K; transposed, of two keys and of columns 2g and 2g + 1 of V. So
+// O's columns come in two tiles of eight, the even ones and the odd ones of sixteen.
+//! [mma]
+template <class Config>
+__device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4],
+                                       const uint32_t (&q)[Config::kQSteps][4],
+                                       const __half* sQ, const uint8_t* sK) {
+  const int lane_id = threadIdx.x % 32;
+#pragma unroll
+  for (int step = 0; step < Config::kHeadDim / 16; step += 2) {
+    uint32_t words[4], b[2], own[4];
+    ldmatrix_x4(words, sK + code_offset<Config::kHeadDim>(lane_id % 16, step + lane_id / 16));
+#pragma unroll
+    for (int next = 0; next < 2; ++next) {  // this step and the next one
+      const uint32_t(&a)[4] = q_of<Config>(own, q, sQ, step + next);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {  // keys 0 to 7, 8 to 15
+        Codes::as_they_lie(words[2 * next + i], b);
+        mma_m16n8k16<__half>(s[i], a, b, s[i]);
+      }
+    }
+  }
+}
+template <class Config>
+__device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
+                                       const float (&p)[Config::kBlockN / 8][4],
+                                       const uint8_t* sV) {
+  const int lane_id = threadIdx.x % 32;
+  const uint32_t a[4] = {pack2<__half>(p[0][0], p[0][1]), pack2<__half>(p[0][2], p[0][3]),
+                         pack2<__half>(p[1][0], p[1][1]), pack2<__half>(p[1][2], p[1][3])};
+#pragma unroll
+  for (int n = 0; n < Config::kHeadDim / 16; n += 2) {
+    uint32_t words[4], low[2], high[2];  // of keys 0 to 7, of keys 8 to 15
+    ldmatrix_x4_trans(words, sV + code_offset<Config::kHeadDim>(lane_id % 16, n + lane_id / 16));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      Codes::crosswise(words[2 * i], low);
+      Codes::crosswise(words[2 * i + 1], high);
+      mma_m16n8k16<__half>(o[2 * (n + i)], a, {low[0], high[0]}, o[2 * (n + i)]);
+      mma_m16n8k16<__half>(o[2 * (n + i) + 1], a, {low[1], high[1]}, o[2 * (n + i) + 1]);
+    }
+  }
+}
+//! [mma]
+
+// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
+// every 32nd part. `place_of(n)`: where part n lies.
+//! [merge_row]
+template <class Config, class PlaceOf>
+__device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
+                                          Element* gO, float* gLse, int64_t row, int num_parts,
+                                          PlaceOf place_of) {
+  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
+  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  const int lane_id = threadIdx.x % 32;
+  const bool owner = 4 * lane_id < kHeadDim;  // with d = 64 half of the lanes have no columns
+  float4 parts[kAtOnce][kOwn] = {};
+  const auto load = [&](int n0) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c)
+        if (owner && n0 + i < num_parts)
+          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
+                                                         128 * c + 4 * lane_id);
+  };
+  load(0);
+  float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int distance = 16; distance > 0; distance /= 2)
+    max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
+  for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
+    if (n0 > 0) load(n0);
+    if (n0 % 32 == 0) {
+      const int n = n0 + lane_id;
+      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
+      sum += weight;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float of_part = __shfl_sync(~0u, weight, n0 % 32 + i);
+      if (n0 + i >= num_parts) continue;
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c) add_scaled(out[c], of_part, parts[i][c]);
+    }
+  }
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+#pragma unroll
+  for (int c = 0; c < kOwn; ++c)
+    if (owner)
+      store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum != 0 ? 1 / sum : 0);
+  if (lane_id == 0) gLse[row] = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
+}
+//! [merge_row]
+
+template <class Config, class Schedule>
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
+                     const uint8_t* gK,    // [B, Hkv, seqlen_k, d], codes
+                     const uint8_t* gV,    // [B, Hkv, seqlen_k, d], codes
+                     const float2* gDescale,  // [B, Hkv, padded]: of a key, of a value
+                     const int* gSeqused,  // [B]: keys of each sequence
+                     Element* gO,          // [B, Hq, seqlen_q, d]
+                     float* gLse,          // [B, Hq, seqlen_q]
+                     float* gOPartial,     // [slots, kRows, d]
+                     float* gLsePartial,   // [slots, kRows], to base 2
+                     unsigned* gArrived,  // [row blocks]: parts that are stored; 0 between launches
+                     Shape shape, Schedule schedule, int row_tiles) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
+  auto& smem = dynamic_shared<SharedStorage<Config>>();
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
+  const int heads = shape.kv_heads * row_tiles;
+  schedule.begin(shape, gSeqused, heads, Config::kTile);
+  for (Segment segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
+    const auto [used, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
+    const Rows rows = rows_of(shape, row_block, kRows);
+    const Keys all = keys_of_sequence(shape, used);
+    const Keys keys{all.begin + tile * Config::kTile,
+                    min(all.end, all.begin + (tile + count) * Config::kTile)};
+    const int64_t kv =
+        int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + lane_id % Config::kLanes * 16;
+
+    const int64_t descales = int64_t{rows.bh_kv} * padded_keys(shape.seqlen_k);
+
+    // (1) load Q, which stays. Rows that are not there become 0.
+    load_q<Config, Codes>(&smem.sQ[0][0], smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim,
+                          rows.count);
+    float o[kHeadDim / 8][4] = {};                           // not divided by l yet
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+    const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + quad_row) % shape.seqlen_q),
+                          keys_of_query(shape, used, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
+
+    // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+    //! [pipeline]
+    constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
+    const int first = keys.begin + warp_id * kBlockN;
+    const auto load_kv = [&](int key0, int stage) {
+      if (key0 < keys.end) {
+        const int64_t from = kv + int64_t{key0} * kHeadDim;
+        load_tile<Config>(&smem.sK[warp_id][stage][0][0], gK + from, keys.end - key0);
+        load_tile<Config>(&smem.sV[warp_id][stage][0][0], gV + from, keys.end - key0);
+        const int even = key0 / 2 * 2 + 2 * lane_id;  // the lane's two keys; some are of no tile
+        if (lane_id <= kBlockN / 2)
+          cp_async_16(&smem.sDescale[warp_id][stage][2 * lane_id],
+                      gDescale + descales + (even < keys.end ? even : 0), even < keys.end ? 16 : 0);
+      }
+      cp_async_commit();
+    };
+    for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
+    __syncthreads();               // Q of all warps is there
+    uint32_t q[Config::kQSteps][4];  // operands of the first MMA, if there are registers for them
+#pragma unroll
+    for (int step = 0; step < Config::kQSteps; ++step)
+      load_q_step<Config>(q[step], &smem.sQ[0][0], step);
+    const float scale_log2[2] = {shape.softmax_scale * kLog2e * smem.sQScale[quad_row],
+                                 shape.softmax_scale * kLog2e * smem.sQScale[quad_row + 8]};
+    int stage = 0;
+    for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
+      __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
+      load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
+      cp_async_wait<kStages - 1>();
+      __syncwarp();  // this tile of all lanes is there
+      //! [pipeline]
+      // (3) S = Q K^T, -inf where a query does not see a key
+      float s[kBlockN / 8][4] = {};
+      scores<Config>(s, q, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
+      // (4) softmax
+      //! [softmax]
+      float max[2] = {row_max[0], row_max[1]}, inverse[kBlockN / 8][2];  // of V's descales
+#pragma unroll
+      for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int j = key0 + 8 * n + quad_col + i % 2;
+          const float2 descale = smem.sDescale[warp_id][stage][j - key0 / 2 * 2];
+          if (i < 2) inverse[n][i] = descale.y > 0 ? __fdividef(1, descale.y) : 0;
+          s[n][i] = j < seen[i / 2].begin || j >= seen[i / 2].end
+                        ? -INFINITY
+                        : fmaf(s[n][i] * descale.x, scale_log2[i / 2], __log2f(descale.y));
+          max[i / 2] = fmaxf(max[i / 2], s[n][i]);
+        }
+      float rescale[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        max[r] = quad_max(max[r]);
+        rescale[r] = exp2f(row_max[r] - max[r]);
+        row_max[r] = max[r];
+        row_sum[r] *= rescale[r];
+      }
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
+#pragma unroll
+      for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[n][i] = exp2f(s[n][i] - max[i / 2]);
+          row_sum[i / 2] = fmaf(s[n][i], inverse[n][i % 2], row_sum[i / 2]);
+        }
+      //! [softmax]
+      // (5) O += P V
+      output<Config>(o, s, &smem.sV[warp_id][stage][0][0]);
+    }
+
+    // (6) merge the parts
+    //! [merge]
+    auto& sO = reinterpret_cast<OutputParts<Config>&>(smem);
+    static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV, "the parts lie where K and V were");
+    cp_async_wait<0>();
+    __syncthreads();  // all are done with K and V
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = quad_row + 8 * r;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; n += 2)  // even columns of sixteen, odd ones
+        *reinterpret_cast<float4*>(&sO[warp_id][row][8 * n + 2 * quad_col]) =
+            make_float4(o[n][2 * r], o[n + 1][2 * r], o[n][2 * r + 1], o[n + 1][2 * r + 1]);
+      const float sum = quad_sum(row_sum[r]);
+      if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
+    }
+    __syncthreads();                       // the parts are there
+    constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
+    for (int at = threadIdx.x; at < rows.count * kChunks; at += Config::kThreads) {
+      const int r = at / kChunks, col = at % kChunks * 4;
+      float max = kLowest, sum = 0, out[4] = {};
+#pragma unroll
+      for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[n][r]);
+#pragma unroll
+      for (int n = 0; n < Config::kParts; ++n) {
+        const float weight = exp2f(smem.sMax[n][r] - max);
+        sum += weight * smem.sSum[n][r];
+        add_scaled(out, weight, *reinterpret_cast<const float4*>(&sO[n][r][col]));
+      }
+      //! [merge]
+      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      const float factor = sum != 0 ? 1 / sum : 0;
+      const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
+      if (num_splits == 1) {
+        store_row_part(gO + (rows.first + r) * kHeadDim + col, out, factor);
+        if (col == 0) gLse[rows.first + r] = kLn2 * lse;
+        continue;
+      }
+      const int64_t to = Schedule::slot(segment, split) * kRows + r;
+      *reinterpret_cast<float4*>(gOPartial + to * kHeadDim + col) =
+          make_float4(out[0] * factor, out[1] * factor, out[2] * factor, out[3] * factor);
+      if (col == 0) gLsePartial[to] = lse;
+    }
+
+    // (9) the last one merges
+    //! [arrive]
+    __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
+    if (num_splits == 1) continue;
+    if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
+    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    if (!smem.last) continue;
+    for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
+      merge_row<Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
+                                 [&](int n) { return Schedule::slot(segment, n) * kRows + r; });
+    if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
+    //! [arrive]
+  }
+}
+
+template <class Config, class Schedule>
+Status launch(const Arguments& args, const Schedule& schedule, int64_t blocks) {
+  const Problem& p = args.problem;
+  args.phase("attention");
+  return launch_kernel(attention_kernel<Config, Schedule>,
+                       dim3(static_cast<unsigned>(blocks)), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Config>), args.stream, args.in<Element>("q"),
+                       args.out<uint8_t>("k8"), args.out<uint8_t>("v8"),
+                       args.out<float2>("descale"), args.in<int>("seqused_k"),
+                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("o_partial"),
+                       args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
+                       schedule, static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)));
+}
+
+//! [choice]
+template <class Config>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
+  const EvenSplits even = even_splits(p, Config::kRows, Config::kTile, num_sms);
+  if (splits_evenly(p, even))
+    return launch<Config>(
+        args, Even{static_cast<int>(even.share), static_cast<int>(even.splits)}, even.blocks);
+  return launch<Config>(args, Runs{static_cast<int>(p.batch)},
+                                 std::min(kMostRuns, num_sms * Config::kBlocksPerSm));
+}
+//! [choice]
+
+Status launch(const Arguments& args) {
+  switch (args.problem.head_dim) {
+    case 64: return launch<Config<64>>(args);
+    case 128: return launch<Config<128>>(args);
+    case 256: return launch<Config<256>>(args);
+  }
+  return Status::unsupported("only head dims 64, 128 and 256");
+}
+
+// What fills the cache, once.
+Status prepare(const Arguments& args) { return quantise_cache<Codes>(args); }
+
+}  // namespace ATTN_BACKEND::d2_fp8_kv

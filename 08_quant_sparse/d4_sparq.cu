@@ -1,0 +1,426 @@
+// d4_sparq: guesses which tokens count, from a part of each key, and reads these alone.
+//
+// parent    none: an operation of its own, on a cache in bf16
+// idea      A score is guessed from the columns of K where |q| is largest. Softmax of the guesses
+//           says which tokens to read; what the others would add is their share of the mean of V.
+//           Columns of K are read side by side if K is stored twice, by rows and by columns.
+//           SparQ (arXiv 2312.04985), algorithm 1; heads that share K and V choose together.
+// expect    dram__bytes_read.sum
+// supports  --operation sparq, one query; bf16; head dims 64, 128, 256; lengths on the device, GQA
+#include "attn/kernel.h"
+#include "sparq.h"
+
+namespace ATTN_BACKEND::d4_sparq {
+using namespace attn;
+
+using Element = __nv_bfloat16;
+
+constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
+constexpr int kWarp = 32;
+
+//! [config]
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kThreads = sparq::kSumThreads;
+  static constexpr int kNumWarps = kThreads / kWarp;
+  static constexpr int kKeys = 8 * kThreads;  // of a block that guesses, 8 a thread
+  static constexpr int kHeads = 4;            // query heads at once
+  static_assert(kThreads % kHeadDim == 0, "a thread has one column of O");
+};
+//! [config]
+
+// What a problem is to these kernels.
+struct Sizes {
+  int group, kv_heads, seqlen_k, padded;  // query heads of a K/V head; room, in whole 16 bytes
+  float scale_log2;
+  sparq::Choice choice;
+};
+
+__device__ __forceinline__ float column(const Element* g, int64_t at) { return to_float(g[at]); }
+
+// Who fills the cache: K by columns, and the mean of V.
+//
+//     kt [B Hkv, d, padded]    v_mean [B Hkv, d]
+//! [prepare]
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    transpose_kernel(const Element* __restrict__ gK, const int* __restrict__ gSeqused, Sizes sizes,
+                     Element* __restrict__ gKt) {
+  constexpr int kHeadDim = Config::kHeadDim, kTile = 32;
+  __shared__ Element sK[kTile][kTile + 1];
+  const int64_t head = blockIdx.x / (kHeadDim / kTile);
+  const int col0 = static_cast<int>(blockIdx.x) % (kHeadDim / kTile) * kTile;
+  const int key0 = static_cast<int>(blockIdx.y) * kTile, used = gSeqused[head / sizes.kv_heads];
+  const int x = static_cast<int>(threadIdx.x) % kTile, y = static_cast<int>(threadIdx.x) / kTile;
+  for (int i = y; i < kTile; i += Config::kThreads / kTile) {
+    const bool exists = key0 + i < used;  // behind it nothing is read
+    sK[i][x] = exists ? gK[(head * sizes.seqlen_k + key0 + i) * kHeadDim + col0 + x]
+                      : from_float<Element>(0);
+  }
+  __syncthreads();  // the tile is there
+  for (int i = y; i < kTile; i += Config::kThreads / kTile)
+    if (key0 + x < sizes.padded)
+      gKt[(head * kHeadDim + col0 + i) * sizes.padded + key0 + x] = sK[x][i];
+}
+// A block has a head, a thread a column of some of its keys.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    mean_kernel(const Element* __restrict__ gV, const int* __restrict__ gSeqused, Sizes sizes,
+                float* __restrict__ gMean) {
+  constexpr int kHeadDim = Config::kHeadDim, kSlices = Config::kThreads / kHeadDim;
+  __shared__ float sSum[kSlices][kHeadDim];
+  const int64_t head = blockIdx.x;
+  const int used = gSeqused[head / sizes.kv_heads];
+  const int col = static_cast<int>(threadIdx.x) % kHeadDim;
+  const int slice = static_cast<int>(threadIdx.x) / kHeadDim;
+  float sum = 0;
+  for (int key = slice; key < used; key += kSlices)
+    sum += column(gV, (head * sizes.seqlen_k + key) * kHeadDim + col);
+  sSum[slice][col] = sum;
+  __syncthreads();  // all slices are there
+  if (slice > 0) return;
+  for (int n = 1; n < kSlices; ++n) sum += sSum[n][col];
+  gMean[head * kHeadDim + col] = used > 0 ? sum / static_cast<float>(used) : 0;
+}
+//! [prepare]
+
+// (1) The columns of a K/V head, rising, and what each of its query heads' products are multiplied
+// by. Every block works them out for itself. NaN is above infinity, and it above all else.
+//! [columns]
+template <class Config>
+__device__ __forceinline__ void choose_columns(const Element* gQ,  // [group, d]
+                                               const Sizes& sizes,
+                                               unsigned (&sSum)[Config::kHeadDim],
+                                               int (&sColumns)[Config::kHeadDim], float* sScale) {
+  constexpr int kHeadDim = Config::kHeadDim;
+  const int tid = static_cast<int>(threadIdx.x);
+  if (tid < kHeadDim) {
+    float sum = 0;
+    for (int h = 0; h < sizes.group; ++h) sum += fabsf(column(gQ, h * kHeadDim + tid));
+    sSum[tid] = __float_as_uint(sum);
+  }
+  __syncthreads();  // |q| of all columns is there
+  const auto chosen = [&](int col) {
+    int before = 0;  // columns that are larger, or as large and earlier
+    for (int c = 0; c < kHeadDim; ++c)
+      before += sSum[c] > sSum[col] || (sSum[c] == sSum[col] && c < col);
+    return before < sizes.choice.columns;
+  };
+  const bool own = tid < kHeadDim && chosen(tid);
+  __syncthreads();  // nobody reads them any more
+  if (tid < kHeadDim) sSum[tid] = own;
+  __syncthreads();  // all know which
+  if (own) {
+    int place = 0;
+    for (int c = 0; c < tid; ++c) place += static_cast<int>(sSum[c]);
+    sColumns[place] = tid;
+  }
+  for (int h = tid; h < sizes.group; h += Config::kThreads) {
+    float all = 0, part = 0;
+    for (int c = 0; c < kHeadDim; ++c) {
+      const float size = fabsf(column(gQ, h * kHeadDim + c));
+      all += size;
+      if (sSum[c] != 0) part += size;
+    }
+    sScale[h] = sparq::guess_scale(sizes.scale_log2, all, part);
+  }
+  __syncthreads();  // columns and scales are there
+}
+//! [columns]
+
+// (2) Scores of all tokens as these columns guess them, to base 2: guesses [B, Hq, padded]. A
+// thread has 8 keys that lie side by side.
+//! [guess]
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    guess_kernel(const Element* __restrict__ gQ,   // [B, Hq, d]
+                 const Element* __restrict__ gKt,  // [B Hkv, d, padded]
+                 const int* __restrict__ gSeqused, Sizes sizes, float* __restrict__ gGuesses) {
+  constexpr int kHeadDim = Config::kHeadDim, kHeads = Config::kHeads;
+  __shared__ float sScale[sparq::kMostGroup];
+  __shared__ unsigned sSum[kHeadDim];
+  __shared__ int sColumns[kHeadDim];
+  const int64_t head = blockIdx.x;
+  const int key0 = static_cast<int>(blockIdx.y) * Config::kKeys;
+  const int used = gSeqused[head / sizes.kv_heads], columns = sizes.choice.columns;
+  if (key0 >= used) return;  // the whole block
+  const Element* const gOwnQ = gQ + head * sizes.group * kHeadDim;
+  choose_columns<Config>(gOwnQ, sizes, sSum, sColumns, sScale);
+  const int key = key0 + static_cast<int>(threadIdx.x) * 8;
+  if (key >= used) return;
+  const Element* const gKeys = gKt + head * kHeadDim * sizes.padded + key;
+  for (int h0 = 0; h0 < sizes.group; h0 += kHeads) {
+    const int heads = min(kHeads, sizes.group - h0);
+    float sum[kHeads][8] = {};
+    for (int n = 0; n < columns; ++n) {
+      const uint4 bits =
+          *reinterpret_cast<const uint4*>(gKeys + int64_t{sColumns[n]} * sizes.padded);
+      const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        const float q = h < heads ? column(gOwnQ, (h0 + h) * kHeadDim + sColumns[n]) : 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          sum[h][i] = fmaf(q, __uint_as_float(i % 2 ? pairs[i / 2] & 0xFFFF0000u
+                                                    : pairs[i / 2] << 16), sum[h][i]);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (h >= heads) break;
+      const float scale = sScale[h0 + h];
+      float4* const g = reinterpret_cast<float4*>(
+          gGuesses + (head * sizes.group + h0 + h) * sizes.padded + key);
+      g[0] = make_float4(sum[h][0] * scale, sum[h][1] * scale, sum[h][2] * scale,
+                         sum[h][3] * scale);
+      g[1] = make_float4(sum[h][4] * scale, sum[h][5] * scale, sum[h][6] * scale,
+                         sum[h][7] * scale);
+    }
+  }
+}
+//! [guess]
+
+// Of all threads, in an order that is always the same.
+template <class Config, class T, class Combine>
+__device__ __forceinline__ T of_block(T own, T (&s)[Config::kThreads], Combine combine) {
+  s[threadIdx.x] = own;
+  for (int distance = Config::kThreads / 2; distance > 0; distance /= 2) {
+    __syncthreads();  // the values of this round are there
+    if (static_cast<int>(threadIdx.x) < distance)
+      s[threadIdx.x] = combine(s[threadIdx.x], s[threadIdx.x + distance]);
+  }
+  __syncthreads();  // the last one is there
+  const T all = s[0];
+  __syncthreads();  // all have read it
+  return all;
+}
+
+// (3) The tokens: those with the largest sums, over the heads, of softmax of the guesses, of equal
+// ones the first; and the newest in any case. chosen [B Hkv, keys], rising; their parts of softmax,
+// alpha [B, Hq]. Sums compare as their bits do: digits of 8 bits, from the top, say which is the
+// last one that is taken.
+//! [choose]
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    choose_kernel(const float* __restrict__ gGuesses, const int* __restrict__ gSeqused, Sizes sizes,
+                  unsigned* __restrict__ gShares,  // [B Hkv, padded]
+                  int* __restrict__ gChosen, float* __restrict__ gAlpha) {
+  __shared__ float sMax[sparq::kMostGroup], sSum[sparq::kMostGroup];  // of the heads
+  __shared__ float sReduced[Config::kThreads];
+  __shared__ int sCount[256], sFirst[Config::kThreads], sTies[Config::kThreads];
+  __shared__ unsigned sPrefix;
+  __shared__ int sLeft;
+  const int64_t head = blockIdx.x;
+  const int tid = static_cast<int>(threadIdx.x), used = gSeqused[head / sizes.kv_heads];
+  const int wanted = min(sizes.choice.keys, used);
+  if (used == 0) return;  // the whole block
+  const float* const g = gGuesses + head * sizes.group * sizes.padded;
+  unsigned* const gOwn = gShares + head * sizes.padded;
+  for (int h = 0; h < sizes.group; ++h) {
+    float max = -INFINITY, sum = 0;
+    for (int key = tid; key < used; key += Config::kThreads)
+      max = fmaxf(max, g[int64_t{h} * sizes.padded + key]);
+    max = of_block<Config>(max, sReduced, [](float a, float b) { return fmaxf(a, b); });
+    for (int key = tid; key < used; key += Config::kThreads)
+      sum += sparq::exp2_of(g[int64_t{h} * sizes.padded + key] - max);
+    sum = of_block<Config>(sum, sReduced, [](float a, float b) { return a + b; });
+    if (tid == 0) sMax[h] = max, sSum[h] = sum;
+  }
+  __syncthreads();  // the maximum and the sum of each head are there
+  const auto part = [&](int h, int key) {
+    return sparq::exp2_of(g[int64_t{h} * sizes.padded + key] - sMax[h]) / sSum[h];
+  };
+  for (int key = tid; key < used; key += Config::kThreads) {
+    float share = 0;
+    for (int h = 0; h < sizes.group; ++h) share += part(h, key);
+    gOwn[key] = key >= used - sizes.choice.newest ? ~0u : __float_as_uint(share) & 0x7FFFFFFFu;
+  }
+  if (tid == 0) sPrefix = 0, sLeft = wanted;
+  __syncthreads();  // this block's shares are there
+  for (int shift = 24; shift >= 0; shift -= 8) {
+    sCount[tid] = 0;
+    __syncthreads();  // counts are 0
+    const unsigned prefix = sPrefix, mask = shift == 24 ? 0 : ~0u << (shift + 8);
+    for (int key = tid; key < used; key += Config::kThreads)
+      if ((gOwn[key] & mask) == prefix) atomicAdd(&sCount[gOwn[key] >> shift & 255], 1);
+    __syncthreads();  // all are counted
+    if (tid == 0) {
+      int digit = 255, left = sLeft;
+      for (; sCount[digit] < left; --digit) left -= sCount[digit];
+      sPrefix = prefix | static_cast<unsigned>(digit) << shift, sLeft = left;
+    }
+    __syncthreads();  // the digit is known
+  }
+  // Threads have keys that lie side by side: how many of them are above, how many at the last one.
+  const unsigned last = sPrefix;
+  const int own = ceil_div(used, Config::kThreads);
+  const int begin = min(used, tid * own), end = min(used, begin + own);
+  int above = 0, ties = 0;
+  for (int key = begin; key < end; ++key) above += gOwn[key] > last, ties += gOwn[key] == last;
+  sFirst[tid] = above, sTies[tid] = ties;
+  __syncthreads();  // those of all threads are there
+  int place = 0, ties_before = 0;
+  for (int t = 0; t < tid; ++t) place += sFirst[t], ties_before += sTies[t];
+  place += min(ties_before, sLeft);
+  for (int key = begin; key < end; ++key) {
+    const bool tie = gOwn[key] == last;
+    if (gOwn[key] > last || (tie && ties_before < sLeft))
+      gChosen[head * sizes.choice.keys + place++] = key;
+    ties_before += tie;
+  }
+  __syncthreads();  // the tokens are there
+  for (int h = 0; h < sizes.group; ++h) {
+    float alpha = 0;
+    for (int n = tid; n < wanted; n += Config::kThreads)
+      alpha += part(h, gChosen[head * sizes.choice.keys + n]);
+    alpha = of_block<Config>(alpha, sReduced, [](float a, float b) { return a + b; });
+    if (tid == 0) gAlpha[head * sizes.group + h] = alpha;
+  }
+}
+//! [choose]
+
+// (4) Attention to the chosen tokens, exact; alpha of it and, of what was not read, the mean of V.
+//! [attention]
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* __restrict__ gQ, const Element* __restrict__ gK,
+                     const Element* __restrict__ gV, const int* __restrict__ gSeqused,
+                     const int* __restrict__ gChosen, const float* __restrict__ gAlpha,
+                     const float* __restrict__ gMean, Sizes sizes,
+                     float* __restrict__ gWeights,  // [B, Hq, keys]
+                     Element* __restrict__ gO, float* __restrict__ gLse) {
+  constexpr int kHeadDim = Config::kHeadDim, kSlices = Config::kThreads / kHeadDim;
+  constexpr int kHeads = Config::kHeads;
+  __shared__ float sO[kSlices][kHeads][kHeadDim];
+  __shared__ float sSum[sparq::kMostGroup];
+  const int64_t head = blockIdx.x, q_head = head * sizes.group;
+  const int tid = static_cast<int>(threadIdx.x), lane = tid % kWarp, warp = tid / kWarp;
+  const int count = min(sizes.choice.keys, gSeqused[head / sizes.kv_heads]);
+  const int* const chosen = gChosen + head * sizes.choice.keys;
+  float* const weights = gWeights + q_head * sizes.choice.keys;
+  const auto row_of = [&](int n) { return (head * sizes.seqlen_k + chosen[n]) * kHeadDim; };
+  for (int n = warp; n < count; n += Config::kNumWarps)  // a token a warp
+    for (int h = 0; h < sizes.group; ++h) {
+      float dot = 0;
+      for (int c = lane; c < kHeadDim; c += kWarp)
+        dot = fmaf(column(gQ, (q_head + h) * kHeadDim + c), column(gK, row_of(n) + c), dot);
+      for (int mask = kWarp / 2; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
+      if (lane == 0) weights[h * sizes.choice.keys + n] = dot * sizes.scale_log2;
+    }
+  __syncthreads();  // all scores are there
+  for (int h = warp; h < sizes.group; h += Config::kNumWarps) {
+    float* const own = weights + h * sizes.choice.keys;
+    float max = -INFINITY, sum = 0;
+    for (int n = lane; n < count; n += kWarp) max = fmaxf(max, own[n]);
+    for (int mask = kWarp / 2; mask > 0; mask /= 2)
+      max = fmaxf(max, __shfl_xor_sync(~0u, max, mask));
+    for (int n = lane; n < count; n += kWarp) sum += own[n] = exp2f(own[n] - max);
+    for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
+    if (lane == 0) {
+      sSum[h] = sum;
+      gLse[q_head + h] = count == 0 ? -INFINITY : kLn2 * (max + log2f(sum));
+    }
+  }
+  __syncthreads();  // all weights are there
+  const int col = tid % kHeadDim, slice = tid / kHeadDim;
+  for (int h0 = 0; h0 < sizes.group; h0 += kHeads) {
+    const int heads = min(kHeads, sizes.group - h0);
+    float o[kHeads] = {};
+    for (int n = slice; n < count; n += kSlices) {
+      const float v = column(gV, row_of(n) + col);
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h)
+        if (h < heads) o[h] = fmaf(weights[(h0 + h) * sizes.choice.keys + n], v, o[h]);
+    }
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) sO[slice][h][col] = o[h];
+    __syncthreads();  // all slices of O are there
+    for (int h = slice; h < heads; h += kSlices) {
+      float sum = 0;
+      for (int n = 0; n < kSlices; ++n) sum += sO[n][h][col];
+      const float alpha = count == 0 ? 0 : gAlpha[q_head + h0 + h];
+      const float read = count == 0 ? 0 : sum / sSum[h0 + h];
+      const float rest = (1 - alpha) * gMean[head * kHeadDim + col];
+      gO[(q_head + h0 + h) * kHeadDim + col] = from_float<Element>(fmaf(alpha, read, rest));
+    }
+    __syncthreads();  // they are read
+  }
+}
+//! [attention]
+
+Sizes sizes_of(const Problem& p) {
+  return {static_cast<int>(p.group()),
+          static_cast<int>(p.kv_heads),
+          static_cast<int>(p.seqlen_k),
+          static_cast<int>(round_up(p.seqlen_k, 8)),
+          static_cast<float>(p.softmax_scale) * kLog2e,
+          sparq::choice_of(p)};
+}
+
+template <class Config>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const Sizes sizes = sizes_of(p);
+  const auto heads = static_cast<unsigned>(p.batch * p.kv_heads);
+  const dim3 threads(Config::kThreads);
+  const auto *q = args.in<Element>("q"), *k = args.in<Element>("k"), *v = args.in<Element>("v");
+  const int* const used = args.in<int>("seqused_k");
+  auto* const guesses = args.out<float>("guesses");
+  auto *const chosen = args.out<int>("chosen");
+  auto* const alpha = args.out<float>("alpha");
+  args.phase("guess");
+  if (const Status status = launch_kernel(
+          guess_kernel<Config>,
+          dim3(heads, static_cast<unsigned>(ceil_div(sizes.seqlen_k, Config::kKeys))), threads,
+          0, args.stream, q, args.out<Element>("kt"), used, sizes, guesses);
+      !status.ok())
+    return status;
+  args.phase("choose");
+  if (const Status status =
+          launch_kernel(choose_kernel<Config>, dim3(heads), threads, 0, args.stream,
+                        guesses, used, sizes, args.out<unsigned>("shares"), chosen, alpha);
+      !status.ok())
+    return status;
+  args.phase("attention");
+  return launch_kernel(attention_kernel<Config>, dim3(heads), threads, 0, args.stream, q, k, v,
+                       used, chosen, alpha, args.out<float>("v_mean"), sizes,
+                       args.out<float>("weights"), args.out<Element>("o"), args.out<float>("lse"));
+}
+
+// K by columns, and the mean of V: once, as a server does it token by token.
+template <class Config>
+Status prepare(const Arguments& args) {
+  const Problem& p = args.problem;
+  const Sizes sizes = sizes_of(p);
+  const auto heads = static_cast<unsigned>(p.batch * p.kv_heads);
+  const dim3 threads(Config::kThreads);
+  const int* const used = args.in<int>("seqused_k");
+  if (const Status status = launch_kernel(
+          transpose_kernel<Config>,
+          dim3(heads * (Config::kHeadDim / 32), static_cast<unsigned>(ceil_div(sizes.padded, 32))),
+          threads, 0, args.stream, args.in<Element>("k"), used, sizes, args.out<Element>("kt"));
+      !status.ok())
+    return status;
+  return launch_kernel(mean_kernel<Config>, dim3(heads), threads, 0, args.stream,
+                       args.in<Element>("v"), used, sizes, args.out<float>("v_mean"));
+}
+
+Status launch(const Arguments& args) {
+  switch (args.problem.head_dim) {
+    case 64: return launch<Config<64>>(args);
+    case 128: return launch<Config<128>>(args);
+    case 256: return launch<Config<256>>(args);
+  }
+  return Status::unsupported("only head dims 64, 128 and 256");
+}
+Status prepare(const Arguments& args) {
+  switch (args.problem.head_dim) {
+    case 64: return prepare<Config<64>>(args);
+    case 128: return prepare<Config<128>>(args);
+    case 256: return prepare<Config<256>>(args);
+  }
+  return Status::unsupported("only head dims 64, 128 and 256");
+}
+
+}  // namespace ATTN_BACKEND::d4_sparq

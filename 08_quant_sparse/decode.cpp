@@ -1,0 +1,174 @@
+// The steps with a small cache: what each costs and refuses, and what it stores, so that it is
+// checked against the reference of just that.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attn/small_types.h"
+#include "check/operation.h"
+#include "quantised.h"
+#include "splits.h"
+
+ATTN_DECLARE_STEP(d1_int8_kv);
+ATTN_DECLARE_LAUNCH(d1_int8_kv, prepare);
+ATTN_DECLARE_STEP(d2_fp8_kv);
+ATTN_DECLARE_LAUNCH(d2_fp8_kv, prepare);
+ATTN_DECLARE_STEP(d3_int4_kv);
+ATTN_DECLARE_LAUNCH(d3_int4_kv, prepare);
+
+namespace attn {
+namespace {
+
+using namespace splits;
+using Reason = std::optional<std::string>;
+
+Reason refuse(const Problem& p) {
+  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
+    return fmt::format("--head-dim {}: only 64, 128 and 256", p.head_dim);
+  if (p.seqlen_q > 16) return fmt::format("--seqlen-q {}: at most 16 queries", p.seqlen_q);
+  if (p.seqlen_k >= 1 << 30) return fmt::format("--seqlen-k {}: at most 2^30 - 1", p.seqlen_k);
+  const double tiles = double(row_blocks(p, kMmaRows)) * double(p.seqlen_k / 64 + 1);
+  if (tiles >= 0x1p30) return fmt::format("{:.0f} tiles of keys: at most 2^30 - 1", tiles);
+  return std::nullopt;
+}
+
+int64_t rows_of(const Problem& p) { return p.batch * p.heads * p.seqlen_q; }
+int64_t kv_rows(const Problem& p) { return p.batch * p.kv_heads * p.seqlen_k; }
+// As in quantise_kv.h.
+int64_t padded_rows(const Problem& p) {
+  return p.batch * p.kv_heads * ((p.seqlen_k + 1) / 2 * 2);
+}
+// Keys that some query sees, of all sequences; in whole tiles of `tile`.
+double keys_of(const Problem& p, int64_t tile = 1) {
+  double keys = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Problem one = p.sequence(b);
+    const int64_t seen = one.visible(one.seqlen_q - 1).end - one.visible(0).begin;
+    keys += double((std::max<int64_t>(0, seen) + tile - 1) / tile * tile);
+  }
+  return keys;
+}
+
+// `token_bytes` of a key and a value with their scales come from HBM once, and through L2. A run of
+// tiles ends where it does: parts of the head that is cut there are written and read again.
+Cost cache_cost(const Problem& p, double token_bytes) {
+  const double d = double(p.head_dim), q = double(rows_of(p)) * d * 2;
+  const double kv = keys_of(p) * double(p.kv_heads) * token_bytes;
+  const int64_t heads = row_blocks(p, kMmaRows);
+  const double pairs = keys_of(p, 16) * double(heads / p.batch * kMmaRows);
+  const double parts = heads % kSms == 0 ? 0 : double(std::min(heads, kSms) + kSms);
+  const double rows = double(std::min(kMmaRows, p.group() * p.seqlen_q));
+  return {{.name = "attention",
+           .tensor_flop = 4 * d * pairs,
+           .exp = pairs,
+           .hbm_read = kv + q,
+           .hbm_write = q + 4 * double(rows_of(p)),
+           .l2_bytes = kv + 2 * q + 2 * parts * rows * (d + 1) * 4}};
+}
+
+EvenSplits even(const Problem& p) {
+  return even_splits(p, kMmaRows, p.head_dim == 256 ? 64 : 128, kSms);
+}
+
+// Two parts a resident block, or as many as there are splits of --split-keys; counters; the cache.
+std::vector<Workspace> workspaces(const Problem& p, int64_t code_bits) {
+  int64_t places = int64_t{kMostRuns} * 2;
+  if (p.own.contains("split_keys")) places = std::max(places, even(p).blocks);
+  const int64_t codes = kv_rows(p) * p.head_dim * code_bits / 8;
+  return {{"o_partial", places * kMmaRows * p.head_dim * 4},
+          {"lse_partial", places * kMmaRows * 4},
+          {"arrived", row_blocks(p, kMmaRows) * 4, true},
+          {"k8", codes, true},
+          {"v8", codes, true},
+          {"descale", padded_rows(p) * 8, true}};
+}
+
+Step cache_step(std::string name, std::string idea, const char* type, Launch launch, Launch prepare,
+                HostTensors (*logical)(const Problem&, const HostTensors&)) {
+  return {
+      .name = std::move(name),
+      .operation = &decode(),
+      .idea = std::move(idea),
+      .support = fmt::format("{}, given in bf16; head dims 64, 128, 256; up to 16 queries, causal, "
+                             "windows, GQA", type),
+      .refuses = [](const Problem& p) -> Reason {
+        if (Reason reason = refuse(p)) return reason;
+        if (const auto given = p.own.find("split_keys"); given != p.own.end()) {
+          if (std::fmod(given->second[0], 128) != 0)
+            return fmt::format("--split-keys {}: must be a multiple of 128", given->second[0]);
+          if (even(p).blocks >= int64_t{1} << 31)
+            return fmt::format("{} splits: at most 2^31 - 1 fit in a grid", even(p).blocks);
+        }
+        return std::nullopt;
+      },
+      .workspaces = [](const Problem& p) { return workspaces(p, 8); },
+      .cost = [](const Problem& p) { return cache_cost(p, 2 * double(p.head_dim) + 8); },
+      .launch = launch,
+      .prepare = prepare,
+      .needs = kAmpere,
+      .takes = {type, "seqused", "split_keys"},
+      .logical = logical,
+  };
+}
+
+}  // namespace
+
+HostTensors cache_of_8_bits(const Problem& p, const HostTensors& inputs) {
+  const float most_code = p.dtype == DType::int8 ? 127 : 448;
+  HostTensors stored = inputs;
+  for (const char* name : {"k", "v"}) {
+    HostTensor& t = stored.at(name);
+    t.spec.dtype = DType::fp32;
+    const auto d = static_cast<std::size_t>(p.head_dim);
+    for (std::size_t at = 0; at < t.data.size(); at += d) {
+      float* const x = t.data.data() + at;
+      float largest = 1e-10f;
+      for (std::size_t c = 0; c < d; ++c) largest = std::max(largest, std::abs(x[c]));
+      const float scale = most_code / largest, descale = largest / most_code;
+      for (std::size_t c = 0; c < d; ++c)
+        x[c] = descale * (p.dtype == DType::int8 ? static_cast<float>(to_int8(x[c] * scale))
+                                                 : E4M3::decode(E4M3::encode(x[c] * scale)));
+    }
+  }
+  return stored;
+}
+
+// The kernel's arithmetic: scale and middle in bf16, codes of what these are.
+HostTensors cache_of_4_bits(const Problem& p, const HostTensors& inputs) {
+  HostTensors stored = inputs;
+  for (const char* name : {"k", "v"}) {
+    HostTensor& t = stored.at(name);
+    t.spec.dtype = DType::fp32;
+    const auto d = static_cast<std::size_t>(p.head_dim);
+    for (std::size_t at = 0; at < t.data.size(); at += d) {
+      float* const x = t.data.data() + at;
+      const auto [least, most] = std::minmax_element(x, x + d);
+      const float from = *least, to = *most;
+      const float scale = round_to(DType::bf16, std::max((to - from) / 15, 1e-10f));
+      const float middle = round_to(DType::bf16, from + 8 * scale), inverse = 1 / scale;
+      for (std::size_t c = 0; c < d; ++c) {
+        const float code = std::clamp(std::nearbyint((x[c] - middle) * inverse), -8.0f, 7.0f);
+        x[c] = code * scale + middle;
+      }
+    }
+  }
+  return stored;
+}
+
+std::vector<Step> decode_steps() {
+  Step int4 = cache_step("d3_int4_kv", "a cache of four bits, a zero point for each key and value",
+                         "int4", ATTN_LAUNCH(d3_int4_kv), ATTN_LAUNCH_OF(d3_int4_kv, prepare),
+                         cache_of_4_bits);
+  int4.workspaces = [](const Problem& p) { return workspaces(p, 4); };
+  int4.cost = [](const Problem& p) { return cache_cost(p, double(p.head_dim) + 8); };
+  return {cache_step("d1_int8_kv", "a cache of int8, a scale for each key and value", "int8",
+                     ATTN_LAUNCH(d1_int8_kv), ATTN_LAUNCH_OF(d1_int8_kv, prepare),
+                     cache_of_8_bits),
+          cache_step("d2_fp8_kv", "a cache of e4m3, a scale for each key and value", "e4m3",
+                     ATTN_LAUNCH(d2_fp8_kv), ATTN_LAUNCH_OF(d2_fp8_kv, prepare),
+                     cache_of_8_bits),
+          int4};
+}
+
+}  // namespace attn

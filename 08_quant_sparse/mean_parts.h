@@ -1,0 +1,27 @@
+// Into how many parts the keys of a head are divided for their mean: what the kernel does, the
+// table states and the reference repeats. (A guard by name: broken versions of a step hold its
+// headers.)
+#ifndef ATTN_08_MEAN_PARTS_H
+#define ATTN_08_MEAN_PARTS_H
+
+#include <algorithm>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define ATTN_BOTH __host__ __device__
+#else
+#define ATTN_BOTH
+#endif
+
+namespace attn {
+
+// Keys of a part: whole tiles of 128, of which there are at most 64.
+inline ATTN_BOTH int mean_part_keys(int64_t seqlen_k) {
+  return static_cast<int>((seqlen_k + 128 * 64 - 1) / (128 * 64) * 128);
+}
+inline ATTN_BOTH int mean_parts(int64_t seqlen_k) {
+  return static_cast<int>((seqlen_k + mean_part_keys(seqlen_k) - 1) / mean_part_keys(seqlen_k));
+}
+
+}  // namespace attn
+#endif

@@ -1,0 +1,236 @@
+// From bf16 to int8: what runs before the int8 steps' attention. A block of threads has a tile of
+// 128 rows of a head of Q or K in its registers, so it reads once. Rows of a tile are in groups;
+// those of a group share a scale, which maps their largest number to 127. Its inverse, the descale,
+// is kept beside the codes.
+//
+//     q8 [B Hq, seqlen_q, d]    q_descale [B Hq, tiles, groups of Q]
+//     k8 [B Hkv, seqlen_k, d]   k_descale [B Hkv, tiles, groups of K]
+//
+// SageAttention (arXiv 2410.02367), section 4. What is no number, or infinite, is carried through:
+// the descale of a group with such an element is no number, nor is O of any row whose tile of
+// queries is multiplied with the group's tile.
+#pragma once
+
+#include "attn/kernel.h"
+#include "ptx/wgmma_s8.h"
+
+namespace ATTN_BACKEND::hopper {
+using namespace attn;
+
+constexpr float kSmallestMax = 1e-10f;  // so that rows of zeros have a scale
+constexpr int kScaleRows = 128;         // rows of a tile
+struct QuantisePass {
+  static constexpr int kThreads = 256;
+};
+
+// Which rows share a scale, and what code the largest of them gets: all of a tile.
+//! [groups]
+struct BlockGroups {
+  static constexpr int kQ = 1, kK = 1;  // of a tile of Q, of K
+  static constexpr float kLargest = 127;
+  __device__ static int of_q(int) { return 0; }
+  __device__ static int of_k(int) { return 0; }
+};
+// Those whose scores lie in one lane: rows g and g + 8 of each 16, and of all eights of keys 2t and
+// 2t + 1 (SageAttention2, arXiv 2411.10958, section 3.2).
+struct ThreadGroups {
+  static constexpr int kQ = 64, kK = 4;
+  static constexpr float kLargest = 127;
+  __device__ static int of_q(int row) { return row / 16 * 8 + row % 8; }
+  __device__ static int of_k(int key) { return key % 8 / 2; }
+};
+// The same with codes that four bits have.
+struct Int4ThreadGroups : ThreadGroups {
+  static constexpr float kLargest = 7;
+};
+//! [groups]
+
+// The mean of K over the keys of a head, which is taken off before rounding, and what that takes
+// off lse: softmax(Q (K - mean)^T) is softmax(Q K^T), as all scores of a row lack the same.
+//! [smoothing]
+// Tiles of Q may lack their own mean too (smooth_q.h).
+struct Smoothing {
+  const float* gMean = nullptr;  // [B Hkv, d]
+  float* gLseShift = nullptr;    // [B, Hq, seqlen_q]: softmax_scale q . mean
+  float softmax_scale = 0;
+  int group = 1;  // query heads of a K/V head
+  const float* gQSums = nullptr;  // [B Hq, tiles, d]: sums of the rows of tiles of Q
+};
+//! [smoothing]
+
+// Eight numbers of bf16, as floats.
+struct Eight {
+  float x[8];
+};
+__device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
+  const uint4 bits = *reinterpret_cast<const uint4*>(g);
+  const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
+  Eight e;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    e.x[2 * i] = __uint_as_float(pairs[i] << 16);
+    e.x[2 * i + 1] = __uint_as_float(pairs[i] & 0xFFFF0000u);
+  }
+  return e;
+}
+
+// |x| as a whole number: these compare as the numbers do, with infinity and then NaN at the end,
+// where fmaxf would leave a NaN out.
+__device__ __forceinline__ unsigned size_bits(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }
+
+// What a group's numbers are multiplied by, and what its codes are.
+struct Scale {
+  float scale, descale;
+};
+//! [scale]
+template <class Groups>
+__device__ __forceinline__ Scale scale_of(unsigned largest_bits) {
+  const float largest = fmaxf(__uint_as_float(largest_bits), kSmallestMax);
+  if (largest_bits >= 0x7F800000u) return {0, NAN};
+  return {Groups::kLargest / largest, largest / Groups::kLargest};
+}
+//! [scale]
+
+// As a float: of how many rows the mean of a tile is.
+__device__ __forceinline__ float rows_of_tile(int rows, int tile) {
+  return static_cast<float>(min(kScaleRows, rows - tile * kScaleRows));
+}
+
+// A block has 128 rows of a head. blockIdx.y: of Q or of K.
+//! [tiles]
+struct RowsOf {
+  const __nv_bfloat16* g;  // [heads, rows, d]
+  uint8_t* g8;
+  float* gDescale;  // [heads, tiles, groups]
+  int64_t heads;
+  int rows, tiles;
+};
+template <class Pass, int kHeadDim, class Groups, bool kSmooth>
+__global__ void __launch_bounds__(Pass::kThreads)
+    quantise_kernel(RowsOf q, RowsOf k, Smoothing smoothing) {
+  constexpr int kLanes = kHeadDim / 8, kRowsAtOnce = Pass::kThreads / kLanes;
+  constexpr int kTimes = kScaleRows / kRowsAtOnce;
+  constexpr int kMostGroups = Groups::kQ > Groups::kK ? Groups::kQ : Groups::kK;
+  __shared__ unsigned sLargest[kMostGroups];
+  const bool of_q = blockIdx.y == 0;
+  const RowsOf t = of_q ? q : k;
+  const int64_t head = blockIdx.x / t.tiles;
+  const int tile = static_cast<int>(blockIdx.x % t.tiles), lane = threadIdx.x % kLanes;
+  if (head >= t.heads) return;  // the whole block
+  for (int i = threadIdx.x; i < kMostGroups; i += Pass::kThreads) sLargest[i] = 0;
+  __syncthreads();  // they are 0
+  const int own = static_cast<int>(threadIdx.x) / kLanes;  // the thread's first row in the tile
+  const int64_t first = (head * t.rows + tile * kScaleRows + own) * kHeadDim + 8 * lane;
+  const auto exists = [&](int n) { return tile * kScaleRows + own + n * kRowsAtOnce < t.rows; };
+  const auto group = [&](int n) {
+    const int row = own + n * kRowsAtOnce;
+    return of_q ? Groups::of_q(row) : Groups::of_k(row);
+  };
+  float mean[8] = {};
+  if constexpr (kSmooth)
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      mean[i] = smoothing.gMean[(of_q ? head / smoothing.group : head) * kHeadDim + 8 * lane + i];
+  float tile_mean[8] = {};  // of Q
+  if (kSmooth && of_q && smoothing.gQSums != nullptr) {
+    const float* const gSums = smoothing.gQSums + blockIdx.x * kHeadDim + 8 * lane;
+    const float count = rows_of_tile(t.rows, tile);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) tile_mean[i] = gSums[i] / count;
+  }
+  Eight e[kTimes];
+#pragma unroll
+  for (int n = 0; n < kTimes; ++n) {
+    e[n] = exists(n) ? load_eight(t.g + first + n * kRowsAtOnce * kHeadDim) : Eight{};
+    unsigned largest = 0;
+    if (kSmooth && exists(n))
+#pragma unroll
+      for (int i = 0; i < 8; ++i) e[n].x[i] -= of_q ? tile_mean[i] : mean[i];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) largest = max(largest, size_bits(e[n].x[i]));
+    for (int mask = kLanes / 2; mask > 0; mask /= 2)  // over the lanes of the row
+      largest = max(largest, __shfl_xor_sync(~0u, largest, mask));
+    if (lane == 0) atomicMax(&sLargest[group(n)], largest);
+  }
+  __syncthreads();  // the largest of all groups are there
+  const int groups = of_q ? Groups::kQ : Groups::kK;
+  for (int i = threadIdx.x; i < groups; i += Pass::kThreads)
+    t.gDescale[(head * t.tiles + tile) * groups + i] = scale_of<Groups>(sLargest[i]).descale;
+#pragma unroll
+  for (int n = 0; n < kTimes; ++n) {
+    const bool there = exists(n);
+    const float(&x)[8] = e[n].x;
+    const auto [scale, descale] = scale_of<Groups>(sLargest[group(n)]);
+    const uint32_t codes[2] = {
+        pack4_s8(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale),
+        pack4_s8(x[4] * scale, x[5] * scale, x[6] * scale, x[7] * scale)};
+    if (there)
+      *reinterpret_cast<uint2*>(t.g8 + first + n * kRowsAtOnce * kHeadDim) =
+          make_uint2(codes[0], codes[1]);
+    if (kSmooth && of_q) {
+      float dot = 0;  // of what the codes mean, which is what is multiplied
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const auto code = static_cast<int8_t>(codes[i / 4] >> i % 4 * 8);
+        dot = fmaf(fmaf(descale, code, tile_mean[i]), mean[i], dot);
+      }
+      for (int mask = kLanes / 2; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
+      if (there && lane == 0)
+        smoothing.gLseShift[head * t.rows + tile * kScaleRows + own + n * kRowsAtOnce] =
+            smoothing.softmax_scale * dot;
+    }
+  }
+}
+//! [tiles]
+
+// What a code means, by its row of a head.
+struct BlockDescales {
+  const float *gQ, *gK;  // [B Hq, tiles_q], [B Hkv, tiles_k]
+  int tiles_q, tiles_k;
+  BlockDescales(const Arguments& args)
+      : gQ(args.out<float>("q_descale")),
+        gK(args.out<float>("k_descale")),
+        tiles_q(static_cast<int>(ceil_div(args.problem.seqlen_q, kScaleRows))),
+        tiles_k(static_cast<int>(ceil_div(args.problem.seqlen_k, kScaleRows))) {}
+  __device__ float q(int head, int row) const { return gQ[head * tiles_q + row / kScaleRows]; }
+  __device__ float k(int head, int key) const { return gK[head * tiles_k + key / kScaleRows]; }
+};
+
+// The same of ThreadGroups: the first scale of the tile.
+struct ThreadDescales {
+  const float *gQ, *gK;  // [B Hq, tiles_q, 64], [B Hkv, tiles_k, 4]
+  int tiles_q, tiles_k;
+  ThreadDescales(const Arguments& args)
+      : gQ(args.out<float>("q_descale")),
+        gK(args.out<float>("k_descale")),
+        tiles_q(static_cast<int>(ceil_div(args.problem.seqlen_q, kScaleRows))),
+        tiles_k(static_cast<int>(ceil_div(args.problem.seqlen_k, kScaleRows))) {}
+  __device__ const float* q(int head, int row) const {
+    return gQ + (int64_t{head} * tiles_q + row / kScaleRows) * ThreadGroups::kQ;
+  }
+  __device__ const float* k(int head, int key) const {
+    return gK + (int64_t{head} * tiles_k + key / kScaleRows) * ThreadGroups::kK;
+  }
+};
+
+//! [launch]
+template <int kHeadDim, class Groups, bool kSmooth = false>
+Status quantise(const Arguments& args, const Smoothing& smoothing = {}) {
+  using Pass = QuantisePass;
+  const Problem& p = args.problem;
+  const auto rows_of = [&](const std::string& name, int64_t heads, int64_t rows) {
+    return RowsOf{args.in<__nv_bfloat16>(name), args.out<uint8_t>(name + "8"),
+                  args.out<float>(name + "_descale"), heads, static_cast<int>(rows),
+                  static_cast<int>(ceil_div(rows, kScaleRows))};
+  };
+  const RowsOf q = rows_of("q", p.batch * p.heads, p.seqlen_q);
+  const RowsOf k = rows_of("k", p.batch * p.kv_heads, p.seqlen_k);
+  args.phase("quantise");
+  const int64_t blocks = std::max(q.heads * q.tiles, k.heads * k.tiles);
+  return launch_kernel(quantise_kernel<Pass, kHeadDim, Groups, kSmooth>,
+                       dim3(static_cast<unsigned>(blocks), 2), dim3(Pass::kThreads), 0, args.stream,
+                       q, k, smoothing);
+}
+//! [launch]
+
+}  // namespace ATTN_BACKEND::hopper

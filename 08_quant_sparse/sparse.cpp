@@ -1,0 +1,211 @@
+// The steps that skip: what each costs and refuses.
+#include "sparse.h"
+
+#include <fmt/format.h>
+
+#include "attn/tiling.h"
+#include "check/field.h"
+#include "check/operation.h"
+#include "predict.h"
+
+ATTN_DECLARE_STEP(s1_block_mask);
+ATTN_DECLARE_STEP(s2_flashmask);
+ATTN_DECLARE_STEP(s3_sliding_tile);
+ATTN_DECLARE_STEP(s5_predict);
+ATTN_DECLARE_STEP(s6_skip_pv);
+ATTN_DECLARE_STEP(tile_counter);
+
+namespace attn {
+namespace {
+
+int64_t tiles_of(int64_t rows, int64_t tile) { return (rows + tile - 1) / tile; }
+// `kept`: the share of the tiles that causal, window and mask leave.
+Cost sparse_cost(const Problem& p, double kept = 1) {
+  const double d = double(p.head_dim), heads = double(p.batch * p.heads);
+  const double tiles = kept * visited_tiles(p), q_rows = heads * double(p.seqlen_q);
+  const double tile_keys = double(sparse_block_n(p.head_dim));
+  Phase phase{.name = "attention"};
+  phase.exp = tiles * kSparseBlockM * tile_keys;
+  phase.tensor_flop = 4 * d * phase.exp;
+  phase.hbm_read = 2 * d * (q_rows + 2 * double(p.batch * p.kv_heads * p.seqlen_k));
+  phase.hbm_write = q_rows * (2 * d + 4);
+  phase.l2_bytes = q_rows * (4 * d + 4) + tiles * 2 * tile_keys * d * 2;
+  return {phase};
+}
+
+using Reason = std::optional<std::string>;
+
+Reason refuse_all(const Problem& p) {
+  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
+    return fmt::format("--head-dim {}: this step has 64, 128 and 256", p.head_dim);
+  if (p.dtype != DType::bf16 && p.dtype != DType::fp16) return "this step has fp16 and bf16";
+  if (p.softmax_scale < 1e-37)
+    return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
+  const int64_t block_n = sparse_block_n(p.head_dim);
+  const int64_t tiles = tiles_of_queries(p), most = (int64_t{1} << 31) - 1;
+  if (p.batch * p.heads > most / tiles)
+    return fmt::format("{} heads of {} tiles of queries: at most 2^31 - 1 blocks fit in a grid",
+                       p.batch * p.heads, tiles);
+  if (lists_of(p) > most / tiles / tiles_of(p.seqlen_k, block_n))
+    return fmt::format("lists of {} x {} blocks for {} heads: at most 2^31 - 1 entries", tiles,
+                       tiles_of(p.seqlen_k, block_n), lists_of(p));
+  return std::nullopt;
+}
+Reason refuse_blocks(const Problem& p) {
+  const int64_t block_n = sparse_block_n(p.head_dim);
+  const BlockMask* const mask = blocks_of(p);
+  if (p.mask && mask == nullptr) return "this step has no masks but those of blocks";
+  if (mask != nullptr && (mask->block_m() % kSparseBlockM != 0 || mask->block_n() % block_n != 0))
+    return fmt::format("blocks of {} x {}: must be multiples of {} queries and {} keys",
+                       mask->block_m(), mask->block_n(), kSparseBlockM, block_n);
+  return refuse_all(p);
+}
+Reason refuse_columns(const Problem& p) {
+  if (columns_of(p) == nullptr) return "this step has masks of columns, and needs one";
+  return refuse_all(p);
+}
+
+Reason refuse_windows(const Problem& p) {
+  if (tiles_of_canvas(p) == nullptr)
+    return "this step has windows of tiles (--mask sta:), and needs one";
+  if (p.masked()) return "this step has no causal mask and no window beside those of tiles";
+  return refuse_blocks(p);
+}
+
+Step sparse_step(std::string name, std::string idea, Reason (*refuses)(const Problem&),
+                 Launch launch) {
+  return {
+      .name = std::move(name),
+      .operation = &forward(),
+      .idea = std::move(idea),
+      .support =
+          "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA; scales from "
+          "1e-37; masks of ",
+      .refuses = refuses,
+      .workspaces =
+          [](const Problem&) {
+            return std::vector<Workspace>{{"tile_counter", 4, true}};
+          },
+      .cost = [](const Problem& p) { return sparse_cost(p); },
+      .launch = launch,
+      .prepare = ATTN_LAUNCH(tile_counter),
+      .needs = kHopper,
+      .takes = {"mask"},
+  };
+}
+
+// Lists are made on the device, by kernels of their own.
+Step with_columns(std::string name, std::string idea, Launch launch) {
+  Step step = sparse_step(std::move(name), std::move(idea), refuse_columns, launch);
+  step.support += "columns";
+  step.workspaces = [](const Problem& p) {
+    const int64_t blocks = tiles_of(p.seqlen_k, sparse_block_n(p.head_dim));
+    const int64_t tiles = lists_of(p) * tiles_of_queries(p);
+    return std::vector<Workspace>{{"tile_counter", 4, true},
+                                  {"bounds", lists_of(p) * blocks * intervals_of(p) * 16},
+                                  {"visits", tiles * 12},
+                                  {"visited", tiles * blocks * 4}};
+  };
+  step.cost = [](const Problem& p) {
+    const double blocks = double(tiles_of(p.seqlen_k, sparse_block_n(p.head_dim)));
+    const double intervals = double(lists_of(p) * intervals_of(p));
+    const double tiles = double(lists_of(p) * tiles_of_queries(p));
+    Cost cost{{.name = "bounds",
+               .hbm_read = 8 * intervals * double(p.seqlen_k),
+               .hbm_write = 16 * intervals * blocks},
+              {.name = "lists",
+               .hbm_read = 16 * intervals * blocks,
+               .hbm_write = 12 * tiles,
+               .l2_bytes = 32 * tiles * blocks * double(intervals_of(p))}};
+    cost.push_back(sparse_cost(p).front());
+    return cost;
+  };
+  return step;
+}
+
+Reason refuse_predicted(const Problem& p) {
+  if (p.softmax_scale < 1e-10) return "--scale below 1e-10: this step predicts by scores";
+  const int64_t n_blocks = tiles_of(p.seqlen_k, sparse_block_n(p.head_dim));
+  if (n_blocks > 65535)
+    return fmt::format("--seqlen-k {}: at most 65535 blocks of {} keys, whose weights are added up",
+                       p.seqlen_k, sparse_block_n(p.head_dim));
+  if (const Reason reason = refuse_all(p)) return reason;
+  const int64_t heads = p.batch * p.heads, most = (int64_t{1} << 31) - 1;
+  if (heads * (tiles_of_queries(p) + n_blocks) > most ||
+      heads * tiles_of_queries(p) > most / n_blocks)
+    return fmt::format("lists of {} x {} blocks for {} heads: at most 2^31 - 1 entries",
+                       tiles_of_queries(p), n_blocks, heads);
+  return std::nullopt;
+}
+
+// Lists by prediction. The cost has the share of blocks that --keep says where inputs are a field;
+// blocks of text, which are always seen, come on top of it. Of other inputs no mean stands for
+// rows, and what a share of the probability is of blocks, no model says: then it has all.
+Step predict_step(std::string name, std::string idea, Launch launch) {
+  Step step = sparse_step(std::move(name), std::move(idea), refuse_predicted, launch);
+  step.operation = &predict();
+  step.support =
+      "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, causal, windows, GQA; "
+      "scales from 1e-10";
+  step.takes = {"keep", "keep_mass", "similarity", "keep_sink", "keep_diagonal"};
+  step.workspaces = [](const Problem& p) {
+    const int64_t n_blocks = tiles_of(p.seqlen_k, sparse_block_n(p.head_dim));
+    const int64_t tiles = p.batch * p.heads * tiles_of_queries(p);
+    const int64_t k_blocks = p.batch * p.kv_heads * n_blocks;
+    return std::vector<Workspace>{
+        {"tile_counter", 4, true},   {"q_mean", tiles * p.head_dim * 4},
+        {"q_similar", tiles * 4},    {"k_mean", k_blocks * p.head_dim * 4},
+        {"k_similar", k_blocks * 4}, {"scores", tiles * n_blocks * 4},
+        {"visits", tiles * 12},      {"visited", tiles * n_blocks * 4}};
+  };
+  step.cost = [](const Problem& p) {
+    const double rows = double(p.batch) * (double(p.heads) * double(p.seqlen_q) +
+                                           double(p.kv_heads) * double(p.seqlen_k));
+    const double pairs = visited_tiles(p), d = double(p.head_dim);
+    const PredictRule rule = rule_of(p);
+    const double kept = rule.by_mass || !has_field(p) ? 1 : double(rule.amount);
+    Cost cost{{.name = "pool",
+               .fp32_flop = 6 * rows * d,
+               .hbm_read = 2 * rows * d,
+               .hbm_write = 4 * rows * d / kSparseBlockM},
+              // A score, and its 33 comparisons.
+              {.name = "choose", .fp32_flop = pairs * (2 * d + 66), .l2_bytes = pairs * 4 * d}};
+    cost.push_back(sparse_cost(p, kept).front());
+    return cost;
+  };
+  // What it multiplies is what it was given; said, so that the distance to attention to all keys is
+  // printed beside the check.
+  step.logical = [](const Problem&, const HostTensors& inputs) { return inputs; };
+  return step;
+}
+
+}  // namespace
+
+std::vector<Step> predict_steps() {
+  Step skips = predict_step("s6_skip_pv", "P V of a tile is skipped where all of P is small",
+                            ATTN_LAUNCH(s6_skip_pv));
+  skips.takes.push_back("skip_below");
+  skips.refuses = [](const Problem& p) -> Reason {
+    if (!p.own.contains("skip_below")) return "this step skips P V, and needs --skip-below";
+    return refuse_predicted(p);
+  };
+  return {predict_step("s5_predict", "a tile of queries chooses its blocks of keys by their means",
+                       ATTN_LAUNCH(s5_predict)),
+          std::move(skips)};
+}
+
+std::vector<Step> sparse_steps() {
+  Step blocks = sparse_step("s1_block_mask", "blocks of the mask that are closed are not visited",
+                            refuse_blocks, ATTN_LAUNCH(s1_block_mask));
+  blocks.support += "blocks";
+  blocks.plan = visit_lists;
+  Step windows = sparse_step("s3_sliding_tile", "windows that slide by tiles over a canvas",
+                             refuse_windows, ATTN_LAUNCH(s3_sliding_tile));
+  windows.support += "tiles of a canvas";
+  return {std::move(blocks),
+          with_columns("s2_flashmask", "column intervals, of which the device makes the lists",
+                       ATTN_LAUNCH(s2_flashmask)),
+          std::move(windows)};
+}
+
+}  // namespace attn

@@ -1,0 +1,58 @@
+// The steps that skip: what the host knows of their tiles and lists. (A guard by name: broken
+// versions of a step hold its headers.)
+#ifndef ATTN_08_SPARSE_H
+#define ATTN_08_SPARSE_H
+
+#include <cstdint>
+#include <vector>
+
+#include "attn/mask.h"
+#include "attn/sliding_tiles.h"
+#include "attn/step.h"
+
+namespace attn {
+
+/// Queries and keys of a tile: blocks of a mask are multiples of them.
+constexpr int kSparseBlockM = 128;
+constexpr int sparse_block_n(int64_t head_dim) { return head_dim == 256 ? 64 : 128; }
+
+/// The mask of blocks of a problem, that of columns, and that of tiles; null where it has none.
+inline const BlockMask* blocks_of(const Problem& p) {
+  return dynamic_cast<const BlockMask*>(p.mask.get());
+}
+inline const ColumnIntervals* columns_of(const Problem& p) {
+  return dynamic_cast<const ColumnIntervals*>(p.mask.get());
+}
+inline const SlidingTiles* tiles_of_canvas(const Problem& p) {
+  return dynamic_cast<const SlidingTiles*>(p.mask.get());
+}
+/// Intervals of a column.
+inline int intervals_of(const Problem& p) { return static_cast<int>(columns_of(p)->shape()[2]); }
+
+/// Tiles of queries of a head.
+inline int64_t tiles_of_queries(const Problem& p) {
+  return (p.seqlen_q + kSparseBlockM - 1) / kSparseBlockM;
+}
+
+/// Heads, of all sequences, that have lists of their own.
+int64_t lists_of(const Problem&);
+
+/// Between the lists of two sequences and of two heads, in lists; 0 where they share one.
+struct ListStrides {
+  int batch = 0, head = 0;
+};
+ListStrides list_strides(const Problem&);
+
+/// Step::plan of s1: `visits` [lists, tiles of queries, 3], struct Visits of each tile, and
+/// `visited`, the blocks of keys of all tiles.
+HostTensors visit_lists(const Problem&, const HostTensors&);
+
+/// Tiles of S that are computed, over all heads.
+double visited_tiles(const Problem&);
+
+/// The steps of operation forward that skip blocks of keys.
+std::vector<Step> sparse_steps();
+
+}  // namespace attn
+
+#endif  // ATTN_08_SPARSE_H

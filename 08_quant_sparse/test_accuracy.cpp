@@ -1,0 +1,172 @@
+// How near the prefill steps of chapter 08 are to attention to what was given: what each of them
+// mends, on inputs that show it, and the figures of the README.
+#include <algorithm>
+#include <cmath>
+#include <ranges>
+
+#include "attn/small_types.h"
+#include "check/field.h"
+#include "quantised.h"
+#include "tests/step_cases.h"
+
+using namespace attn;
+using namespace attn::tests;
+
+namespace {
+
+Problem one_head_of(int64_t queries, int64_t keys, int64_t d, InputKind kind = InputKind::random) {
+  Problem p = one_head(problem(queries, keys, d, DType::int8, kind));
+  p.finish();
+  return p;
+}
+
+// How far a step's O is from attention to what was given.
+Distance from_originals(const char* name, const Problem& of_any_type, const HostTensors& in,
+                        const char* tensor = "o") {
+  const Step& step = *std::ranges::find(chapter().steps, name, &Step::name);
+  Problem p = of_any_type;
+  p.dtype = quantises_to(step);
+  Session session(p, *step.operation, Backend::emulated, in);
+  REQUIRE(session.prepare(step).ok());
+  REQUIRE(session.launch().ok());
+  for (const Expected& e : forward_reference(p, in, {.full = true, .budget = 1e12}))
+    if (e.spec.name == tensor) return distance(session.outputs().at(tensor), e);
+  throw std::logic_error("no such output");
+}
+
+// What models have: some channels of Q and K with a mean of their own, the same for all tokens.
+HostTensors with_biased_channels(const Problem& p) {
+  HostTensors in = draw_inputs(p, forward().inputs(p));
+  const auto d = static_cast<std::size_t>(p.head_dim);
+  for (const char* name : {"q", "k"}) {
+    std::vector<float>& x = in.at(name).data;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const std::size_t channel = i % d;
+      const float bias = channel % 8 == 3 ? (channel % 16 == 3 ? 6.0f : -6.0f) : 0.0f;
+      x[i] = round_to(DType::bf16, x[i] + (name[0] == 'k' ? 1.5f : 0.5f) * bias);
+    }
+  }
+  return in;
+}
+
+// A first key 8 above the others, without a value.
+HostTensors with_sink(const Problem& p) {
+  HostTensors in = draw_inputs(p, forward().inputs(p));
+  const auto d = static_cast<std::size_t>(p.head_dim);
+  for (std::size_t i = 0; i < in.at("q").data.size(); i += d) in.at("q").data[i] = 8;
+  for (std::size_t i = 0; i < d; ++i) {
+    in.at("k").data[i] = i == 0 ? 11 : 0;
+    in.at("v").data[i] = 0;
+  }
+  return in;
+}
+
+// A smooth field over a canvas of 16 x 16 x 16 tokens, of which 128 are queries.
+HostTensors of_field(const Problem& p) {
+  Problem all = p;
+  all.seqlen_q = all.seqlen_k;
+  all.own["field"] = read_field("16x16x16");
+  all.finish();
+  HostTensors in = draw_inputs(all, forward().inputs(all));
+  HostTensor& q = in.at("q");
+  const auto first = q.data.begin() + p.seqlen_k / 2 * p.head_dim;
+  q = {like_q(p, "q"), {first, first + p.seqlen_q * p.head_dim}};
+  return in;
+}
+
+bool prefills(const Step& step) { return step.name.starts_with("q"); }
+
+// Exact attention to what a step would store, against that to what was given: how far Q K^T alone
+// takes O, without what P costs.
+Distance of_stored(const Problem& p, const HostTensors& in,
+                   HostTensors (*stored)(const Problem&, const HostTensors&)) {
+  HostTensors what = stored(p, in);
+  what.at("v") = in.at("v");
+  const Expected exact = forward_reference(p, in, {.full = true, .budget = 1e12})[0];
+  Expected of_codes = forward_reference(p, what, {.full = true, .budget = 1e12})[0];
+  HostTensor o = zeros(exact.spec);
+  for (std::size_t r = 0; r < exact.rows.size(); ++r) {
+    const auto [b, h, i] = exact.rows[r];
+    const auto columns = static_cast<std::size_t>(exact.spec.columns());
+    float* const row = const_cast<float*>(o.row(b, h, i));
+    for (std::size_t c = 0; c < columns; ++c)
+      row[c] = static_cast<float>(of_codes.reference[r * columns + c]);
+  }
+  return distance(o, exact);
+}
+
+}  // namespace
+
+TEST_CASE("what all keys have in common costs nothing once the mean is off", "[accuracy]") {
+  const Problem p = one_head_of(128, 512, 64);
+  const HostTensors in = with_biased_channels(p);
+  const double q1 = from_originals("q1_int8_qk", p, in).relative_l1;
+  const double q2 = from_originals("q2_smooth_k", p, in).relative_l1;
+  const double lse = from_originals("q2_smooth_k", p, in, "lse").rmse;
+  INFO("relative L1: q1 " << q1 << ", q2 " << q2 << "; lse of q2, RMSE " << lse);
+  CHECK(q2 < 0.6 * q1);
+  CHECK(lse < 0.1);  // q . mean is about 100
+}
+
+// lse shows it: in O the roundings of P and V are larger than those of Q and K.
+TEST_CASE("what all queries of a tile have in common costs nothing either", "[accuracy]") {
+  const Problem p = one_head_of(128, 512, 64);
+  const HostTensors in = with_biased_channels(p);
+  const double q4 = from_originals("q4_fp8_pv", p, in, "lse").rmse;
+  const double q6 = from_originals("q6_smooth_q", p, in, "lse").rmse;
+  INFO("lse, RMSE: q4 " << q4 << ", q6 " << q6);
+  CHECK(q6 < 0.75 * q4);
+  const double o4 = from_originals("q4_fp8_pv", p, in).cosine;
+  const double o6 = from_originals("q6_smooth_q", p, in).cosine;
+  INFO("cosine of O: q4 " << o4 << ", q6 " << o6);
+  CHECK(o6 > o4);
+}
+
+// INT4 on biased channels: SageAttention2's reason to smooth both.
+TEST_CASE("four bits need both means taken off", "[accuracy]") {
+  const Problem p = one_head_of(128, 1024, 128);
+  const HostTensors in = with_biased_channels(p);
+  const double none = of_stored(p, in, int4_threads).cosine;
+  const double of_k = of_stored(p, in, int4_smooth_k).cosine;
+  const double both = of_stored(p, in, smoothed_q_int4).cosine;
+  INFO("cosine: none " << none << ", K " << of_k << ", Q and K " << both);
+  CHECK(none < 0.85);
+  CHECK(of_k > none + 0.1);
+  CHECK(1 - both < 0.6 * (1 - of_k));
+}
+
+// Table 3 of FlashAttention-3: entries N(0, 1) + N(0, 100) Bernoulli(0.001).
+TEST_CASE("finer scales take outliers most of their weight", "[accuracy]") {
+  const Problem p = one_head_of(128, 1024, 128, InputKind::outlier);
+  const HostTensors in = draw_inputs(p, forward().inputs(p));
+  const double q2 = from_originals("q2_smooth_k", p, in).rmse;
+  const double q3 = from_originals("q3_per_thread", p, in).rmse;
+  INFO("RMSE: q2 " << q2 << ", q3 " << q3);
+  CHECK(q3 < 0.8 * q2);
+}
+
+// The table and the figure of the README: test_08_quant_sparse "[figures]".
+TEST_CASE("errors by kind of input, for the README", "[.][figures]") {
+  const auto print = [](const char* what, const Problem& p, const HostTensors& in) {
+    for (const Step& step : chapter().steps | std::views::filter(prefills)) {
+      const Distance d = from_originals(step.name.c_str(), p, in);
+      fmt::print("{:<10} {:<16} cosine {:.6f}  relative L1 {:.4f}  RMSE {:.2e}\n", what, step.name,
+                 d.cosine, d.relative_l1, d.rmse);
+    }
+    const auto cosine_of = [&](auto stored) { return of_stored(p, in, stored).cosine; };
+    fmt::print("{:<10} Q K^T alone, cosine: int8 per thread, mean of K {:.6f}, of Q and K {:.6f}; "
+               "int4, none {:.4f}, K {:.4f}, Q and K {:.4f}\n",
+               what, cosine_of(smoothed_threads), cosine_of(smoothed_q), cosine_of(int4_threads),
+               cosine_of(int4_smooth_k), cosine_of(smoothed_q_int4));
+  };
+  constexpr int64_t kKeys = 4096;
+  for (const InputKind kind : {InputKind::random, InputKind::outlier}) {
+    const Problem p = one_head_of(128, kKeys, 128, kind);
+    print(kind == InputKind::random ? "normal" : "outliers", p,
+          draw_inputs(p, forward().inputs(p)));
+  }
+  const Problem p = one_head_of(128, kKeys, 128);
+  print("biased", p, with_biased_channels(p));
+  print("sink", p, with_sink(p));
+  print("field", p, of_field(p));
+}

@@ -1,0 +1,37 @@
+#include "emulator/products_s8.h"
+
+#include <cstring>
+
+#include "emulator/products.h"
+
+namespace attn::emulator {
+namespace {
+
+// Row n of A, or column n of B: 32 codes along k.
+void along_k(const std::byte* shared, std::uint64_t descriptor, int n, std::int8_t (&out)[32]) {
+  for (int chunk = 0; chunk < 2; ++chunk)
+    std::memcpy(out + 16 * chunk, shared + operand_offset(descriptor, false, n, 8 * chunk), 16);
+}
+
+int dot(const std::int8_t (&a)[32], const std::int8_t (&b)[32]) {
+  int sum = 0;
+  for (int k = 0; k < 32; ++k) sum += int{a[k]} * int{b[k]};
+  return sum;
+}
+
+}  // namespace
+
+void wgmma_s8(const WgmmaS8Part& p) {
+  std::int8_t a[2][32], b[32];
+  for (int half = 0; half < 2; ++half) along_k(p.shared, p.a, p.row + 8 * half, a[half]);
+  for (int n = 0; n < p.columns / 8; ++n)
+    for (int j = 0; j < 2; ++j) {
+      along_k(p.shared, p.b, 8 * n + 2 * (p.lane % 4) + j, b);
+      for (int row = 0; row < 2; ++row) {
+        int& sum = p.d[n][2 * row + j];
+        sum = (p.accumulate ? sum : 0) + dot(a[row], b);
+      }
+    }
+}
+
+}  // namespace attn::emulator

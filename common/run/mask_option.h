@@ -1,0 +1,28 @@
+/// \file
+/// `--mask`: masks of blocks, drawn or from a file, and of columns.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "attn/mask.h"
+
+namespace attn {
+
+/// What `--mask TEXT` says for a problem whose sizes are known:
+///
+///     random:DENSITY[,BLOCK_M,BLOCK_N]   each block open with that probability (0 to 1), each head
+///                                        for itself
+///     block:FILE[,BLOCK_M,BLOCK_N]       block_mask [B or 1, Hq or 1, num_m_blocks, num_n_blocks],
+///                                        int8, uint8 or bool: 0 closed, 1 open
+///     flashmask:KIND                     column intervals: a kind of FlashMask's (arXiv 2410.01359,
+///                                        figure 1), drawn with --seed; those that are causal need
+///                                        --causal beside them
+///     sta:CANVAS,TILE,WINDOW[,WINDOW]    windows of tiles (attn/sliding_tiles.h), sides as 30x48x80;
+///                                        several windows: head after head; what keys there are
+///                                        beyond the canvas is text
+///
+/// Blocks have 128 queries and 128 keys unless it says otherwise. Throws InputError.
+std::shared_ptr<const KeyMask> read_mask(const std::string& text, const Problem&);
+
+}  // namespace attn

@@ -1,0 +1,41 @@
+/// \file
+/// Numbers and lists in the values of options; what they refuse is an InputError that names it.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <charconv>
+#include <string>
+#include <vector>
+
+#include "attn/error.h"
+
+namespace attn {
+
+/// A number from `lowest` to `highest`.
+template <class T>
+T parse_number(const std::string& option, const std::string& text, T lowest, T highest) {
+  T value{};
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, value);
+  if (error == std::errc::invalid_argument || stop != end)
+    throw InputError(fmt::format("{} {}: not a {}number", option, text.empty() ? "''" : text,
+                                 std::is_integral_v<T> ? "whole " : ""));
+  if (error == std::errc::result_out_of_range || !(value >= lowest && value <= highest))
+    throw InputError(fmt::format("{} {}: must be from {} to {}", option, text, lowest, highest));
+  return value;
+}
+
+/// The parts of a list; one part that is empty of an empty text.
+inline std::vector<std::string> split(const std::string& text, char separator) {
+  std::vector<std::string> parts{""};
+  for (const char c : text) {
+    if (c == separator)
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  }
+  return parts;
+}
+
+}  // namespace attn
