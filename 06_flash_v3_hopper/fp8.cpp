@@ -139,18 +139,18 @@ Cost tile_scales_cost(const Problem& p, Launch launch) {
 // O of the windows before, and l and the maximum, of each block that runs: as in f6_windows.cu.
 constexpr int64_t kWindowKeys = 2048;
 int64_t windows_of(const Problem& p) { return (p.seqlen_k + kWindowKeys - 1) / kWindowKeys; }
-int64_t sums_bytes(const Problem& p, const Launch& launch) {
-  const int64_t rows = tiling_of(launch, p)->block_m, threads = 2 * rows;
+int64_t sums_bytes(const Problem& p) {
+  const int64_t rows = p.head_dim == 64 ? 192 : 128, threads = 2 * rows;  // of its tiles
   const int64_t tiles = heads_q(p) * ((p.seqlen_q + rows - 1) / rows);
   const int64_t sms = gpu_info().available ? gpu_info().num_sms : 132;
   return std::min(tiles, sms) * (p.head_dim / 8 + 1) * threads * 16;
 }
 
-std::vector<Workspace> windows_workspaces(const Problem& p, const Launch& launch) {
+std::vector<Workspace> windows_workspaces(const Problem& p) {
   std::vector<Workspace> all = tile_scales_workspaces(p);
   all.pop_back();  // V has other scales
   all.push_back({"v_window", heads_k(p) * windows_of(p) * p.head_dim * 8});
-  all.push_back({"sums", sums_bytes(p, launch)});
+  all.push_back({"sums", sums_bytes(p)});
   return all;
 }
 
@@ -267,7 +267,7 @@ static Step windows_step() {
   const Launch launch = ATTN_LAUNCH(f6_windows);
   Step step = tile_scales_step("f6_windows", "V less its mean of 2048 keys, and as many to a sum",
                                launch, rotated_in_windows);
-  step.workspaces = [launch](const Problem& p) { return windows_workspaces(p, launch); };
+  step.workspaces = windows_workspaces;
   step.cost = [launch](const Problem& p) { return windows_cost(p, launch); };
   return step;
 }
