@@ -136,7 +136,8 @@ Plan runs_of_budget(const std::vector<int>& tiles, int heads, int64_t blocks, in
 // block k blocks + n of all, and has its places for parts `stride` behind those of the one before.
 //! [in_step]
 Plan in_step(const Plan& plan, int together, int stride) {
-  Plan all{.parts = plan.parts * together, .budget = plan.budget};
+  Plan all;
+  all.parts = plan.parts * together, all.budget = plan.budget;
   for (int k = 0; k < together; ++k) {
     for (std::size_t n = 0; n + 1 < plan.begin.size(); ++n)
       all.begin.push_back(plan.begin[n] + k * static_cast<int>(plan.work.size()));
