@@ -36,14 +36,14 @@ template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 16;
   static constexpr int kBlockN = 16;  // keys of a warp's tile
-  static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
+  static constexpr int kNumWarps = kHeadDim <= 128 ? 16 : 8, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
   static constexpr int kLanes = kHeadDim / 16;            // that copy a row: 16 bytes each
   static constexpr int kKeysAtOnce = 32 / kLanes;         // rows that a warp copies at once
   static constexpr int kParts = kNumWarps;                // of a row
-  static constexpr int kStages = kHeadDim <= 64 ? 8 : 4;  // tiles of K and V of a warp
+  static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
   static constexpr int kBlocksPerSm = 1;
-  static constexpr int kQSteps = kHeadDim <= 128 ? kHeadDim / 16 : 1;  // of Q in registers
+  static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 16 : 1;  // of Q in registers
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
 
@@ -60,10 +60,11 @@ struct SharedStorage {
   bool last;  // whether this block merges
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
-// The warps' parts of O, where K and V were. The padding puts two rows of 16 floats into all 32
-// banks: what a quarter of a warp stores at once, 16 bytes a lane.
+// The warps' parts of O, where K and V were. A quarter of a warp stores 16 bytes a lane at once, of
+// two rows: odd rows have their halves of 32 columns exchanged, so that these use all 32 banks.
+__device__ __forceinline__ int part_column(int row, int col) { return col ^ row % 2 * 16; }
 template <class Config>
-using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim + 16];
+using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
 
 // Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
 // become 0. `g`: the lane's chunk of the tile's first row.
@@ -272,10 +273,12 @@ __global__ void __launch_bounds__(Config::kThreads)
         row_max[r] = max[r];
         row_sum[r] *= rescale[r];
       }
+      if (__any_sync(~0u, rescale[0] < 1 || rescale[1] < 1)) {  // rare after the first tiles
 #pragma unroll
-      for (int n = 0; n < kHeadDim / 8; ++n)
+        for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
+          for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
+      }
 #pragma unroll
       for (int n = 0; n < kBlockN / 8; ++n)
 #pragma unroll
@@ -299,7 +302,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       const int row = quad_row + 8 * r;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; n += 2)  // even columns of sixteen, odd ones
-        *reinterpret_cast<float4*>(&sO[warp_id][row][8 * n + 2 * quad_col]) =
+        *reinterpret_cast<float4*>(&sO[warp_id][row][part_column(row, 8 * n + 2 * quad_col)]) =
             make_float4(o[n][2 * r], o[n + 1][2 * r], o[n][2 * r + 1], o[n + 1][2 * r + 1]);
       const float sum = quad_sum(row_sum[r]);
       if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
@@ -315,7 +318,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int n = 0; n < Config::kParts; ++n) {
         const float weight = exp2f(smem.sMax[n][r] - max);
         sum += weight * smem.sSum[n][r];
-        add_scaled(out, weight, *reinterpret_cast<const float4*>(&sO[n][r][col]));
+        add_scaled(out, weight, *reinterpret_cast<const float4*>(&sO[n][r][part_column(r, col)]));
       }
       //! [merge]
       // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none

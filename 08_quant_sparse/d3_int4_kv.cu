@@ -37,14 +37,14 @@ template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 16, kRowBytes = kHeadDim / 2;
   static constexpr int kBlockN = 16;  // keys of a warp's tile
-  static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
+  static constexpr int kNumWarps = kHeadDim <= 128 ? 16 : 8, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
   static constexpr int kLanes = kRowBytes / 16;           // that copy a row: 16 bytes each
   static constexpr int kKeysAtOnce = 32 / kLanes;         // rows that a warp copies at once
   static constexpr int kParts = kNumWarps;                // of a row
-  static constexpr int kStages = kHeadDim <= 64 ? 12 : 8;  // tiles of K and V of a warp
+  static constexpr int kStages = kHeadDim <= 64 ? 8 : 4;  // tiles of K and V of a warp
   static constexpr int kBlocksPerSm = 1;
-  static constexpr int kQSteps = kHeadDim <= 128 ? kHeadDim / 16 : 1;  // of Q in registers
+  static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 16 : 1;  // of Q in registers
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
 
@@ -62,9 +62,10 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
 // The warps' parts of O, where K and V were. A quarter of a warp stores 16 bytes a lane at once, of
-// two rows: the padding puts these 16 bytes apart, so that they share no bank.
+// two rows, every second 16 bytes of each: odd rows have these exchanged, so that no bank is shared.
+__device__ __forceinline__ int part_column(int row, int col) { return col ^ row % 2 * 4; }
 template <class Config>
-using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim + 4];
+using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
 
 // Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
 // become 0. `g`: the lane's chunk of the tile's first row.
@@ -285,10 +286,12 @@ __global__ void __launch_bounds__(Config::kThreads)
         row_max[r] = max[r];
         row_sum[r] *= rescale[r], row_zero[r] *= rescale[r];
       }
+      if (__any_sync(~0u, rescale[0] < 1 || rescale[1] < 1)) {  // rare after the first tiles
 #pragma unroll
-      for (int n = 0; n < kHeadDim / 8; ++n)
+        for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
+          for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
+      }
 #pragma unroll
       for (int n = 0; n < kBlockN / 8; ++n)
 #pragma unroll
@@ -315,10 +318,12 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; n += 4)  // every fourth column of 32, the next ones
 #pragma unroll
-        for (int i = 0; i < 2; ++i)
-          *reinterpret_cast<float4*>(&sO[warp_id][row][8 * n + 4 * quad_col + 4 * i]) =
+        for (int i = 0; i < 2; ++i) {
+          const int col = part_column(row, 8 * n + 4 * quad_col + 4 * i);
+          *reinterpret_cast<float4*>(&sO[warp_id][row][col]) =
               make_float4(o[n][2 * r + i] + z, o[n + 1][2 * r + i] + z, o[n + 2][2 * r + i] + z,
                           o[n + 3][2 * r + i] + z);
+        }
       const float sum = quad_sum(row_sum[r]);
       if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
     }
@@ -333,7 +338,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int n = 0; n < Config::kParts; ++n) {
         const float weight = exp2f(smem.sMax[n][r] - max);
         sum += weight * smem.sSum[n][r];
-        add_scaled(out, weight, *reinterpret_cast<const float4*>(&sO[n][r][col]));
+        add_scaled(out, weight, *reinterpret_cast<const float4*>(&sO[n][r][part_column(r, col)]));
       }
       //! [merge]
       // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none

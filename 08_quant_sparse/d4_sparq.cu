@@ -118,6 +118,7 @@ __device__ __forceinline__ void choose_columns(const Element* gQ,  // [group, d]
   }
   for (int h = tid; h < sizes.group; h += Config::kThreads) {
     float all = 0, part = 0;
+#pragma unroll 16
     for (int c = 0; c < kHeadDim; ++c) {
       const float size = fabsf(column(gQ, h * kHeadDim + c));
       all += size;
@@ -129,9 +130,45 @@ __device__ __forceinline__ void choose_columns(const Element* gQ,  // [group, d]
 }
 //! [columns]
 
+// Eight elements that lie side by side.
+__device__ __forceinline__ void load_eight(float (&x)[8], const Element* g) {
+  const uint4 bits = *reinterpret_cast<const uint4*>(g);
+  const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i)
+    x[i] = __uint_as_float(i % 2 ? pairs[i / 2] & 0xFFFF0000u : pairs[i / 2] << 16);
+}
+
 // (2) Scores of all tokens as these columns guess them, to base 2: guesses [B, Hq, padded]. A
-// thread has 8 keys that lie side by side.
+// thread has 8 keys that lie side by side, for `kHeads` query heads at once.
 //! [guess]
+template <class Config, int kHeads>
+__device__ __forceinline__ void guess_of_heads(const Element* gQ,     // [heads, d]
+                                               const Element* gKeys,  // the thread's, of column 0
+                                               const int* sColumns, const float* sScale, int heads,
+                                               const Sizes& sizes, float* gGuesses) {
+  float sum[kHeads][8] = {};
+#pragma unroll 8  // so many loads in flight
+  for (int n = 0; n < sizes.choice.columns; ++n) {
+    float k[8];
+    load_eight(k, gKeys + int64_t{sColumns[n]} * sizes.padded);
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      const float q = h < heads ? column(gQ, h * Config::kHeadDim + sColumns[n]) : 0;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sum[h][i] = fmaf(q, k[i], sum[h][i]);
+    }
+  }
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (h >= heads) break;
+    float4* const g = reinterpret_cast<float4*>(gGuesses + int64_t{h} * sizes.padded);
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      g[i] = make_float4(sum[h][4 * i] * sScale[h], sum[h][4 * i + 1] * sScale[h],
+                         sum[h][4 * i + 2] * sScale[h], sum[h][4 * i + 3] * sScale[h]);
+  }
+}
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
     guess_kernel(const Element* __restrict__ gQ,   // [B, Hq, d]
@@ -143,40 +180,22 @@ __global__ void __launch_bounds__(Config::kThreads)
   __shared__ int sColumns[kHeadDim];
   const int64_t head = blockIdx.x;
   const int key0 = static_cast<int>(blockIdx.y) * Config::kKeys;
-  const int used = gSeqused[head / sizes.kv_heads], columns = sizes.choice.columns;
+  const int used = gSeqused[head / sizes.kv_heads];
   if (key0 >= used) return;  // the whole block
   const Element* const gOwnQ = gQ + head * sizes.group * kHeadDim;
   choose_columns<Config>(gOwnQ, sizes, sSum, sColumns, sScale);
   const int key = key0 + static_cast<int>(threadIdx.x) * 8;
   if (key >= used) return;
   const Element* const gKeys = gKt + head * kHeadDim * sizes.padded + key;
-  for (int h0 = 0; h0 < sizes.group; h0 += kHeads) {
-    const int heads = min(kHeads, sizes.group - h0);
-    float sum[kHeads][8] = {};
-    for (int n = 0; n < columns; ++n) {
-      const uint4 bits =
-          *reinterpret_cast<const uint4*>(gKeys + int64_t{sColumns[n]} * sizes.padded);
-      const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-        const float q = h < heads ? column(gOwnQ, (h0 + h) * kHeadDim + sColumns[n]) : 0;
-#pragma unroll
-        for (int i = 0; i < 8; ++i)
-          sum[h][i] = fmaf(q, __uint_as_float(i % 2 ? pairs[i / 2] & 0xFFFF0000u
-                                                    : pairs[i / 2] << 16), sum[h][i]);
-      }
-    }
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) {
-      if (h >= heads) break;
-      const float scale = sScale[h0 + h];
-      float4* const g = reinterpret_cast<float4*>(
-          gGuesses + (head * sizes.group + h0 + h) * sizes.padded + key);
-      g[0] = make_float4(sum[h][0] * scale, sum[h][1] * scale, sum[h][2] * scale,
-                         sum[h][3] * scale);
-      g[1] = make_float4(sum[h][4] * scale, sum[h][5] * scale, sum[h][6] * scale,
-                         sum[h][7] * scale);
-    }
+  float* const gOwn = gGuesses + head * sizes.group * sizes.padded + key;
+  for (int h = 0; h < sizes.group; h += kHeads) {
+    const Element* const gHeads = gOwnQ + h * kHeadDim;
+    float* const g = gOwn + int64_t{h} * sizes.padded;
+    if (sizes.group - h == 1)
+      guess_of_heads<Config, 1>(gHeads, gKeys, sColumns, sScale + h, 1, sizes, g);
+    else
+      guess_of_heads<Config, kHeads>(gHeads, gKeys, sColumns, sScale + h,
+                                     min(kHeads, sizes.group - h), sizes, g);
   }
 }
 //! [guess]
@@ -196,6 +215,23 @@ __device__ __forceinline__ T of_block(T own, T (&s)[Config::kThreads], Combine c
   return all;
 }
 
+// What the threads before this one have, all together.
+template <class Config>
+__device__ __forceinline__ int sum_before(int own, int (&s)[Config::kNumWarps]) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  int sum = own;
+  for (int distance = 1; distance < kWarp; distance *= 2) {
+    const int before = __shfl_up_sync(~0u, sum, distance);
+    if (lane >= distance) sum += before;
+  }
+  if (lane == kWarp - 1) s[warp] = sum;
+  __syncthreads();  // the sums of all warps are there
+  int all = sum - own;
+  for (int n = 0; n < warp; ++n) all += s[n];
+  __syncthreads();  // all have read them
+  return all;
+}
+
 // (3) The tokens: those with the largest sums, over the heads, of softmax of the guesses, of equal
 // ones the first; and the newest in any case. chosen [B Hkv, keys], rising; their parts of softmax,
 // alpha [B, Hq]. Sums compare as their bits do: digits of 8 bits, from the top, say which is the
@@ -208,7 +244,8 @@ __global__ void __launch_bounds__(Config::kThreads)
                   int* __restrict__ gChosen, float* __restrict__ gAlpha) {
   __shared__ float sMax[sparq::kMostGroup], sSum[sparq::kMostGroup];  // of the heads
   __shared__ float sReduced[Config::kThreads];
-  __shared__ int sCount[256], sFirst[Config::kThreads], sTies[Config::kThreads];
+  __shared__ int sCount[256], sWarps[Config::kNumWarps];
+  static_assert(Config::kThreads == 256, "a thread has a digit");
   __shared__ unsigned sPrefix;
   __shared__ int sLeft;
   const int64_t head = blockIdx.x;
@@ -245,11 +282,11 @@ __global__ void __launch_bounds__(Config::kThreads)
     for (int key = tid; key < used; key += Config::kThreads)
       if ((gOwn[key] & mask) == prefix) atomicAdd(&sCount[gOwn[key] >> shift & 255], 1);
     __syncthreads();  // all are counted
-    if (tid == 0) {
-      int digit = 255, left = sLeft;
-      for (; sCount[digit] < left; --digit) left -= sCount[digit];
-      sPrefix = prefix | static_cast<unsigned>(digit) << shift, sLeft = left;
-    }
+    // The thread whose digit, counted from the top, has the last one that is taken.
+    const int digit = 255 - tid, count = sCount[digit], left = sLeft;
+    const int above = sum_before<Config>(count, sWarps);
+    if (above < left && left <= above + count)
+      sPrefix = prefix | static_cast<unsigned>(digit) << shift, sLeft = left - above;
     __syncthreads();  // the digit is known
   }
   // Threads have keys that lie side by side: how many of them are above, how many at the last one.
@@ -258,10 +295,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int begin = min(used, tid * own), end = min(used, begin + own);
   int above = 0, ties = 0;
   for (int key = begin; key < end; ++key) above += gOwn[key] > last, ties += gOwn[key] == last;
-  sFirst[tid] = above, sTies[tid] = ties;
-  __syncthreads();  // those of all threads are there
-  int place = 0, ties_before = 0;
-  for (int t = 0; t < tid; ++t) place += sFirst[t], ties_before += sTies[t];
+  int ties_before = sum_before<Config>(ties, sWarps), place = sum_before<Config>(above, sWarps);
   place += min(ties_before, sLeft);
   for (int key = begin; key < end; ++key) {
     const bool tie = gOwn[key] == last;
@@ -280,7 +314,8 @@ __global__ void __launch_bounds__(Config::kThreads)
 }
 //! [choose]
 
-// (4) Attention to the chosen tokens, exact; alpha of it and, of what was not read, the mean of V.
+// (4) Attention to the chosen tokens, exact: O is alpha times that and 1 - alpha times the mean of V
+// over all tokens.
 //! [attention]
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
@@ -290,24 +325,33 @@ __global__ void __launch_bounds__(Config::kThreads)
                      const float* __restrict__ gMean, Sizes sizes,
                      float* __restrict__ gWeights,  // [B, Hq, keys]
                      Element* __restrict__ gO, float* __restrict__ gLse) {
-  constexpr int kHeadDim = Config::kHeadDim, kSlices = Config::kThreads / kHeadDim;
-  constexpr int kHeads = Config::kHeads;
+  constexpr int kHeadDim = Config::kHeadDim, kHeads = Config::kHeads;
+  constexpr int kLanes = kHeadDim / 8;                // that have a row: 16 bytes each
+  constexpr int kSlices = Config::kThreads / kLanes;  // tokens at once
   __shared__ float sO[kSlices][kHeads][kHeadDim];
   __shared__ float sSum[sparq::kMostGroup];
   const int64_t head = blockIdx.x, q_head = head * sizes.group;
   const int tid = static_cast<int>(threadIdx.x), lane = tid % kWarp, warp = tid / kWarp;
+  const int own_columns = tid % kLanes * 8, slice = tid / kLanes;
   const int count = min(sizes.choice.keys, gSeqused[head / sizes.kv_heads]);
   const int* const chosen = gChosen + head * sizes.choice.keys;
   float* const weights = gWeights + q_head * sizes.choice.keys;
   const auto row_of = [&](int n) { return (head * sizes.seqlen_k + chosen[n]) * kHeadDim; };
-  for (int n = warp; n < count; n += Config::kNumWarps)  // a token a warp
+#pragma unroll 4  // so many loads in flight
+  for (int n0 = 0; n0 < count; n0 += kSlices) {
+    const int n = min(n0 + slice, count - 1);
+    float k[8];
+    load_eight(k, gK + row_of(n) + own_columns);
     for (int h = 0; h < sizes.group; ++h) {
-      float dot = 0;
-      for (int c = lane; c < kHeadDim; c += kWarp)
-        dot = fmaf(column(gQ, (q_head + h) * kHeadDim + c), column(gK, row_of(n) + c), dot);
-      for (int mask = kWarp / 2; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
-      if (lane == 0) weights[h * sizes.choice.keys + n] = dot * sizes.scale_log2;
+      float q[8], dot = 0;
+      load_eight(q, gQ + (q_head + h) * kHeadDim + own_columns);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) dot = fmaf(q[i], k[i], dot);
+      for (int mask = kLanes / 2; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
+      if (tid % kLanes == 0 && n0 + slice < count)
+        weights[h * sizes.choice.keys + n] = dot * sizes.scale_log2;
     }
+  }
   __syncthreads();  // all scores are there
   for (int h = warp; h < sizes.group; h += Config::kNumWarps) {
     float* const own = weights + h * sizes.choice.keys;
@@ -323,20 +367,28 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
   }
   __syncthreads();  // all weights are there
-  const int col = tid % kHeadDim, slice = tid / kHeadDim;
   for (int h0 = 0; h0 < sizes.group; h0 += kHeads) {
     const int heads = min(kHeads, sizes.group - h0);
-    float o[kHeads] = {};
+    float o[kHeads][8] = {};
+#pragma unroll 4
     for (int n = slice; n < count; n += kSlices) {
-      const float v = column(gV, row_of(n) + col);
+      float v[8];
+      load_eight(v, gV + row_of(n) + own_columns);
 #pragma unroll
-      for (int h = 0; h < kHeads; ++h)
-        if (h < heads) o[h] = fmaf(weights[(h0 + h) * sizes.choice.keys + n], v, o[h]);
+      for (int h = 0; h < kHeads; ++h) {
+        if (h >= heads) break;
+        const float weight = weights[(h0 + h) * sizes.choice.keys + n];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) o[h][i] = fmaf(weight, v[i], o[h][i]);
+      }
     }
 #pragma unroll
-    for (int h = 0; h < kHeads; ++h) sO[slice][h][col] = o[h];
+    for (int h = 0; h < kHeads; ++h)
+#pragma unroll
+      for (int i = 0; i < 8; ++i) sO[slice][h][own_columns + i] = o[h][i];
     __syncthreads();  // all slices of O are there
-    for (int h = slice; h < heads; h += kSlices) {
+    const int col = tid % kHeadDim;
+    for (int h = tid / kHeadDim; h < heads; h += Config::kThreads / kHeadDim) {
       float sum = 0;
       for (int n = 0; n < kSlices; ++n) sum += sO[n][h][col];
       const float alpha = count == 0 ? 0 : gAlpha[q_head + h0 + h];

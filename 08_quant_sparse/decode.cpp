@@ -67,9 +67,9 @@ Cost cache_cost(const Problem& p, double token_bytes) {
            .l2_bytes = kv + 2 * q + 2 * parts * rows * (d + 1) * 4}};
 }
 
-EvenSplits even(const Problem& p) {
-  return even_splits(p, kMmaRows, p.head_dim == 256 ? 64 : 128, kSms);
-}
+// Keys of a block's tile: 16 of each warp.
+int64_t tile_keys(const Problem& p) { return p.head_dim == 256 ? 128 : 256; }
+EvenSplits even(const Problem& p) { return even_splits(p, kMmaRows, tile_keys(p), kSms); }
 
 // Two parts a resident block, or as many as there are splits of --split-keys; counters; the cache.
 std::vector<Workspace> workspaces(const Problem& p, int64_t code_bits) {
@@ -95,8 +95,9 @@ Step cache_step(std::string name, std::string idea, const char* type, Launch lau
       .refuses = [](const Problem& p) -> Reason {
         if (Reason reason = refuse(p)) return reason;
         if (const auto given = p.own.find("split_keys"); given != p.own.end()) {
-          if (std::fmod(given->second[0], 128) != 0)
-            return fmt::format("--split-keys {}: must be a multiple of 128", given->second[0]);
+          if (std::fmod(given->second[0], double(tile_keys(p))) != 0)
+            return fmt::format("--split-keys {}: must be a multiple of {}, the keys of a tile",
+                               given->second[0], tile_keys(p));
           if (even(p).blocks >= int64_t{1} << 31)
             return fmt::format("{} splits: at most 2^31 - 1 fit in a grid", even(p).blocks);
         }

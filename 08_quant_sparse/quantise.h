@@ -62,8 +62,7 @@ struct Smoothing {
 struct Eight {
   float x[8];
 };
-__device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
-  const uint4 bits = *reinterpret_cast<const uint4*>(g);
+__device__ __forceinline__ Eight eight_of(const uint4& bits) {
   const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
   Eight e;
 #pragma unroll
@@ -72,6 +71,9 @@ __device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
     e.x[2 * i + 1] = __uint_as_float(pairs[i] & 0xFFFF0000u);
   }
   return e;
+}
+__device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
+  return eight_of(*reinterpret_cast<const uint4*>(g));
 }
 
 // |x| as a whole number: these compare as the numbers do, with infinity and then NaN at the end,
@@ -91,6 +93,29 @@ __device__ __forceinline__ Scale scale_of(unsigned largest_bits) {
 }
 //! [scale]
 
+// Rounds x to a whole number, nearest and even: a float of 1.5 x 2^23 and more has no bits for a
+// fraction, and its lowest byte is that of the number. A conversion takes four times as long.
+//! [whole]
+constexpr float kWhole = 12582912;  // 1.5 x 2^23
+__device__ __forceinline__ float whole_of(float x) {
+#ifdef ATTN_EMULATED
+  return x + kWhole;
+#else
+  return __fadd_rn(x, kWhole);  // no FFMA with the product before, which would round once, not twice
+#endif
+}
+__device__ __forceinline__ uint32_t lowest_bytes(float a, float b, float c, float d) {
+  const uint32_t bits[4] = {__float_as_uint(a), __float_as_uint(b), __float_as_uint(c),
+                            __float_as_uint(d)};
+#ifdef ATTN_EMULATED
+  return (bits[0] & 0xFF) | (bits[1] & 0xFF) << 8 | (bits[2] & 0xFF) << 16 | bits[3] << 24;
+#else
+  return __byte_perm(__byte_perm(bits[0], bits[1], 0x0040),
+                     __byte_perm(bits[2], bits[3], 0x0040), 0x5410);
+#endif
+}
+//! [whole]
+
 // As a float: of how many rows the mean of a tile is.
 __device__ __forceinline__ float rows_of_tile(int rows, int tile) {
   return static_cast<float>(min(kScaleRows, rows - tile * kScaleRows));
@@ -106,12 +131,13 @@ struct RowsOf {
   int rows, tiles;
 };
 template <class Pass, int kHeadDim, class Groups, bool kSmooth>
-__global__ void __launch_bounds__(Pass::kThreads)
+__global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256 ? 2 : 3)
     quantise_kernel(RowsOf q, RowsOf k, Smoothing smoothing) {
   constexpr int kLanes = kHeadDim / 8, kRowsAtOnce = Pass::kThreads / kLanes;
   constexpr int kTimes = kScaleRows / kRowsAtOnce;
   constexpr int kMostGroups = Groups::kQ > Groups::kK ? Groups::kQ : Groups::kK;
   __shared__ unsigned sLargest[kMostGroups];
+  __shared__ Scale sScale[kMostGroups];
   const bool of_q = blockIdx.y == 0;
   const RowsOf t = of_q ? q : k;
   const int64_t head = blockIdx.x / t.tiles;
@@ -138,42 +164,51 @@ __global__ void __launch_bounds__(Pass::kThreads)
 #pragma unroll
     for (int i = 0; i < 8; ++i) tile_mean[i] = gSums[i] / count;
   }
-  Eight e[kTimes];
+  // They stay in bf16, in half of the registers: twice as many blocks have room on an SM.
+  uint4 bits[kTimes];
 #pragma unroll
-  for (int n = 0; n < kTimes; ++n) {
-    e[n] = exists(n) ? load_eight(t.g + first + n * kRowsAtOnce * kHeadDim) : Eight{};
-    unsigned largest = 0;
+  for (int n = 0; n < kTimes; ++n)
+    bits[n] = exists(n) ? *reinterpret_cast<const uint4*>(t.g + first + n * kRowsAtOnce * kHeadDim)
+                        : uint4{};
+  const auto numbers = [&](int n) {
+    Eight e = eight_of(bits[n]);
     if (kSmooth && exists(n))
 #pragma unroll
-      for (int i = 0; i < 8; ++i) e[n].x[i] -= of_q ? tile_mean[i] : mean[i];
+      for (int i = 0; i < 8; ++i) e.x[i] -= of_q ? tile_mean[i] : mean[i];
+    return e;
+  };
 #pragma unroll
-    for (int i = 0; i < 8; ++i) largest = max(largest, size_bits(e[n].x[i]));
+  for (int n = 0; n < kTimes; ++n) {
+    const Eight e = numbers(n);
+    unsigned largest = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) largest = max(largest, size_bits(e.x[i]));
     for (int mask = kLanes / 2; mask > 0; mask /= 2)  // over the lanes of the row
       largest = max(largest, __shfl_xor_sync(~0u, largest, mask));
     if (lane == 0) atomicMax(&sLargest[group(n)], largest);
   }
   __syncthreads();  // the largest of all groups are there
   const int groups = of_q ? Groups::kQ : Groups::kK;
-  for (int i = threadIdx.x; i < groups; i += Pass::kThreads)
-    t.gDescale[(head * t.tiles + tile) * groups + i] = scale_of<Groups>(sLargest[i]).descale;
+  for (int i = threadIdx.x; i < groups; i += Pass::kThreads) {
+    sScale[i] = scale_of<Groups>(sLargest[i]);
+    t.gDescale[(head * t.tiles + tile) * groups + i] = sScale[i].descale;
+  }
+  __syncthreads();  // the scales of all groups are there
 #pragma unroll
   for (int n = 0; n < kTimes; ++n) {
     const bool there = exists(n);
-    const float(&x)[8] = e[n].x;
-    const auto [scale, descale] = scale_of<Groups>(sLargest[group(n)]);
-    const uint32_t codes[2] = {
-        pack4_s8(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale),
-        pack4_s8(x[4] * scale, x[5] * scale, x[6] * scale, x[7] * scale)};
+    const auto [scale, descale] = sScale[group(n)];
+    auto [x] = numbers(n);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] = whole_of(x[i] * scale);
     if (there)
       *reinterpret_cast<uint2*>(t.g8 + first + n * kRowsAtOnce * kHeadDim) =
-          make_uint2(codes[0], codes[1]);
+          make_uint2(lowest_bytes(x[0], x[1], x[2], x[3]), lowest_bytes(x[4], x[5], x[6], x[7]));
     if (kSmooth && of_q) {
       float dot = 0;  // of what the codes mean, which is what is multiplied
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const auto code = static_cast<int8_t>(codes[i / 4] >> i % 4 * 8);
-        dot = fmaf(fmaf(descale, code, tile_mean[i]), mean[i], dot);
-      }
+      for (int i = 0; i < 8; ++i)
+        dot = fmaf(fmaf(descale, x[i] - kWhole, tile_mean[i]), mean[i], dot);
       for (int mask = kLanes / 2; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
       if (there && lane == 0)
         smoothing.gLseShift[head * t.rows + tile * kScaleRows + own + n * kRowsAtOnce] =

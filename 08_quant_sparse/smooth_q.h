@@ -17,9 +17,10 @@ using namespace attn;
 // Rows of `vectors` are whole 16 bytes.
 inline __host__ __device__ int64_t padded_vector(int64_t keys) { return round_up(keys, 4); }
 
-// A block has 128 keys of up to 16 tiles of queries of a head; a thread one key, 8 tiles.
+// A block has 512 keys and up to 16 tiles of queries of a head; a thread 4 keys and 8 tiles, so that
+// what it reads of a mean is used four times, and of a key eight times.
 //! [vectors]
-constexpr int kVectorKeys = 128, kVectorTiles = 16;
+constexpr int kVectorKeys = 512, kVectorTiles = 16, kOwnKeys = 4;
 template <class Pass, int kHeadDim>
 __global__ void __launch_bounds__(Pass::kThreads)
     vectors_kernel(const __nv_bfloat16* __restrict__ gK,  // [B Hkv, seqlen_k, d]
@@ -27,38 +28,56 @@ __global__ void __launch_bounds__(Pass::kThreads)
                    const float* __restrict__ gQSums,      // [B Hq, tiles, d]
                    int seqlen_q, int seqlen_k, int group, float scale_log2,
                    float* __restrict__ gVectors) {
-  constexpr int kOwnTiles = kVectorTiles / (Pass::kThreads / kVectorKeys);
-  __shared__ float sMeans[kVectorTiles][kHeadDim];  // of the tiles
-  __shared__ float sMean[kHeadDim];                 // of K
+  constexpr int kKeysApart = kVectorKeys / kOwnKeys;
+  constexpr int kOwnTiles = kVectorTiles / (Pass::kThreads / kKeysApart);
+  alignas(16) __shared__ float sMeans[kVectorTiles][kHeadDim];  // of the tiles; 0 where none is
+  alignas(16) __shared__ float sMean[kHeadDim];                 // of K
   const int tiles = ceil_div(seqlen_q, kScaleRows), blocks = ceil_div(tiles, kVectorTiles);
   const int64_t head = blockIdx.x / blocks, kv_head = head / group;
   const int tile0 = static_cast<int>(blockIdx.x) % blocks * kVectorTiles;
   const int count = min(kVectorTiles, tiles - tile0);
-  for (int i = threadIdx.x; i < count * kHeadDim; i += Pass::kThreads) {
-    const int tile = tile0 + i / kHeadDim;
-    sMeans[i / kHeadDim][i % kHeadDim] =
-        gQSums[(head * tiles + tile0) * kHeadDim + i] / rows_of_tile(seqlen_q, tile);
+  for (int i = threadIdx.x; i < kVectorTiles * kHeadDim; i += Pass::kThreads) {
+    const int n = i / kHeadDim;
+    sMeans[n][i % kHeadDim] = n < count ? gQSums[(head * tiles + tile0) * kHeadDim + i] /
+                                              rows_of_tile(seqlen_q, tile0 + n)
+                                        : 0;
   }
   for (int i = threadIdx.x; i < kHeadDim; i += Pass::kThreads)
     sMean[i] = gMean[kv_head * kHeadDim + i];
   __syncthreads();  // the means of all are there
-  const int key = static_cast<int>(blockIdx.y * kVectorKeys + threadIdx.x % kVectorKeys);
-  const int first = static_cast<int>(threadIdx.x) / kVectorKeys * kOwnTiles;
-  const int64_t padded = padded_vector(seqlen_k);
-  if (key >= padded) return;
-  float sum[kOwnTiles] = {};
-  for (int col = 0; col < kHeadDim && key < seqlen_k; col += 8) {
-    Eight k = load_eight(gK + (kv_head * seqlen_k + key) * kHeadDim + col);
+  const int key0 = static_cast<int>(blockIdx.y * kVectorKeys + threadIdx.x % kKeysApart);
+  const int first = static_cast<int>(threadIdx.x) / kKeysApart * kOwnTiles;
+  float sum[kOwnKeys][kOwnTiles] = {};
+  for (int col = 0; col < kHeadDim; col += 8) {
+    Eight k[kOwnKeys];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) k.x[i] -= sMean[col + i];
+    for (int j = 0; j < kOwnKeys; ++j) {
+      const int key = min(key0 + j * kKeysApart, seqlen_k - 1);
+      k[j] = load_eight(gK + (kv_head * seqlen_k + key) * kHeadDim + col);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) k[j].x[i] -= sMean[col + i];
+    }
 #pragma unroll
     for (int n = 0; n < kOwnTiles; ++n)
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        if (first + n < count) sum[n] = fmaf(sMeans[first + n][col + i], k.x[i], sum[n]);
+      for (int half = 0; half < 8; half += 4) {
+        const auto of = *reinterpret_cast<const float4*>(&sMeans[first + n][col + half]);
+#pragma unroll
+        for (int j = 0; j < kOwnKeys; ++j) {
+          const float* const x = k[j].x + half;
+          sum[j][n] = fmaf(of.x, x[0], sum[j][n]), sum[j][n] = fmaf(of.y, x[1], sum[j][n]);
+          sum[j][n] = fmaf(of.z, x[2], sum[j][n]), sum[j][n] = fmaf(of.w, x[3], sum[j][n]);
+        }
+      }
   }
-  for (int n = 0; n < kOwnTiles && first + n < count; ++n)
-    gVectors[(head * tiles + tile0 + first + n) * padded + key] = scale_log2 * sum[n];
+  const int64_t padded = padded_vector(seqlen_k);
+#pragma unroll
+  for (int j = 0; j < kOwnKeys; ++j)
+#pragma unroll
+    for (int n = 0; n < kOwnTiles; ++n)
+      if (const int key = key0 + j * kKeysApart; key < padded && first + n < count)
+        gVectors[(head * tiles + tile0 + first + n) * padded + key] =
+            key < seqlen_k ? scale_log2 * sum[j][n] : 0;
 }
 //! [vectors]
 

@@ -88,7 +88,7 @@ TEST_CASE("many sequences, splits of so many keys, and many of them", "[emulated
     p.finish();
     INFO(step->name);
     CHECK(run_step(*step, p, Backend::emulated) == "");
-    for (const int64_t keys : {128, 384, 1 << 20}) {
+    for (const int64_t keys : {256, 384, 1 << 20}) {
       p = problem(3, 1000, keys == 384 ? 256 : 128, quantises_to(*step));
       p.batch = 3, p.heads = 8, p.kv_heads = 2, p.causal = true;
       p.seqused_k = {1000, 0, 129};

@@ -135,6 +135,8 @@ int main(int argc, char** argv) {
   if (op.few_queries > 0 && !op.complete) {  // decoding: an odd first key, lengths that differ
     p.seqlen_q = 4, p.heads = 8, p.kv_heads = 2, p.batch = 2;
     p.seqused_k = {391, 150}, p.window_left = 232, p.window_right = 0;
+    if (p.dtype != DType::bf16)  // tiles are larger: three of each warp
+      p.seqlen_k = 1391, p.seqused_k = {1391, 150}, p.window_left = 1232;
   }
   if (op.few_queries > 0 && op.complete) {  // pages: pieces of a block, blocks of a piece
     p.seqlen_q = 1, p.batch = 2, p.seqused_k = {391, 70}, p.own["blocks"] = {3};
