@@ -280,7 +280,8 @@ __global__ void __launch_bounds__(Config::kThreads)
 }
 //! [choose]
 
-// (4) Attention to the chosen tokens, exact; alpha of it and, of what was not read, the mean of V.
+// (4) Attention to the chosen tokens, exact. O = alpha times that + (1 - alpha) times the mean of V
+// over all tokens.
 //! [attention]
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)

@@ -23,7 +23,7 @@ const std::vector<int64_t> kHeadDims{64, 128, 64, 256};
 constexpr DType kTypes[] = {DType::int8, DType::e4m3};  // of prefill steps
 }  // namespace
 
-// Prefill: int8, or e4m3 with P V in it, three head dims, scales from 1e-10. Decode: each its type,
+// Prefill: int8, or e4m3 with P V in it, three head dims, --scale at least 1e-10. Decode: each its type,
 // up to 16 queries, lengths and splits by their options. Steps that skip: 16 bits, and masks of
 // blocks that are multiples of tiles (test_sparse.cpp has no others but one).
 bool attn::tests::promised(const Step& step, const Problem& p) {
