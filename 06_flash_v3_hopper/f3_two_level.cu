@@ -4,8 +4,8 @@
 // idea      wgmma keeps 13 bits behind the point of its sums on e4m3, and cuts off the rest: in f2 O
 //           grows with the number of keys, and what is added to it is cut ever shorter, always
 //           toward zero. Here the tensor core begins anew for each tile of keys, and O is a sum in
-//           float32. That takes registers: tiles have 128 keys in place of 192, and at d=256, where
-//           P V comes in slices of 64 columns, 64.
+//           float32. That takes registers: at d=64 tiles have 128 queries in place of 192; at
+//           d=256, where P V comes in slices of 64 columns, 64 keys in place of 128.
 // expect    error against an exact sum of the same products; more FADD, and at d=256 time
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>

@@ -1,4 +1,4 @@
-// f6_windows: V less its mean of 2048 keys, and as many to a sum of the tensor core.
+// f6_windows: each window of 2048 keys: its mean of V taken off, its P V summed in the tensor core.
 //
 // parent    f5_incoherent
 // idea      f3 adds P V of a tile to O in float32, since sums of the tensor core are cut toward

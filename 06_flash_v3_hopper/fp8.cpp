@@ -170,7 +170,8 @@ Step tensor_scales_step(std::string name, std::string idea, Launch launch) {
       .name = std::move(name),
       .operation = &forward(),
       .idea = std::move(idea),
-      .support = "sm_90a; e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; scales from 1e-10",
+      .support = "sm_90a; e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; "
+                 "softmax scale (--scale) at least 1e-10",
       .refuses = [launch](const Problem& p) { return refuse(p, launch); },
       .workspaces = tensor_scales_workspaces,
       .cost = [launch](const Problem& p) { return tensor_scales_cost(p, launch); },
@@ -265,7 +266,7 @@ HostTensors rotated_in_windows(const Problem& p, const HostTensors& inputs) {
 
 static Step windows_step() {
   const Launch launch = ATTN_LAUNCH(f6_windows);
-  Step step = tile_scales_step("f6_windows", "V less its mean of 2048 keys, and as many to a sum",
+  Step step = tile_scales_step("f6_windows", "each window of 2048 keys: its mean of V taken off, its P V summed in the tensor core",
                                launch, rotated_in_windows);
   step.workspaces = windows_workspaces;
   step.cost = [launch](const Problem& p) { return windows_cost(p, launch); };

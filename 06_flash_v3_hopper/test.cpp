@@ -19,7 +19,7 @@ const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
 }  // namespace
 
 // 16 bits, three head dims, scales from 1e-37; softcap and packed sequences only in the last two steps. The FP8 steps
-// quantise, and take scales from 1e-10.
+// quantise, and take a softmax scale of at least 1e-10.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (step.name.starts_with("f"))
     return p.dtype == DType::e4m3 && one_of(p.head_dim, {64, 128, 256}) && p.softmax_scale >= 1e-10 && plain(p);

@@ -319,7 +319,8 @@ TEST_CASE("errors over the number of keys, for FP8.md", "[.][figures]") {
     HostTensors in = draw_inputs(p, forward().inputs(p));
     for (float& x : in.at("v").data) x = round_to(DType::bf16, x + 8.5f);
     std::string row = fmt::format("{:>6}", keys);
-    for (const char* step : {"f1_fp8", "f2_p_scale", "f3_two_level", "f5_incoherent", "f6_windows"})
+    for (const char* step : {"f1_fp8", "f2_p_scale", "f3_two_level", "f4_block_scales",
+                             "f5_incoherent", "f6_windows"})
       row += fmt::format("  {} {:.2e}", step, distance_of(step, p, in, Backend::emulated, true).relative_l1);
     fmt::print("{}\n", row);
   }

@@ -140,7 +140,8 @@ __device__ __forceinline__ uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t 
 
 // Numbers of four bits, 0 to 15, eight a word; as operands they are 8 less. Of the halves of a word
 // nibbles i make the fp16 numbers 1024 + code, or, where they lie four bits higher, 1024 + 16 code.
-// So a word is eight numbers after a shift, four maskings and four fused multiply-adds.
+// So a word is eight numbers after a shift, four maskings, two subtractions and two fused
+// multiply-adds.
 //! [int4]
 struct Int4Codes {
   static constexpr float kLargest = 15, kMiddle = 8;

@@ -3,10 +3,10 @@
 //
 // parent    d1_int8_kv
 // idea      Of sixteen codes none may be wasted: they are spread from a token's least number to its
-//           largest, and what 0 means is stored beside the scale. It leaves the sums: q . k is
-//           scale q . code + least q . 1, and sum(q) is known once Q is loaded; O is the same for
-//           all of its columns more, one number a row that is added up beside l. A word has eight
-//           codes, of two MMAs: Q's and O's columns are in their order.
+//           largest, and what code 8 means, the middle, is stored beside the scale. It leaves the
+//           sums: q . k = scale q . (code - 8) + middle sum(q), and sum(q) is known once Q is
+//           loaded; O is the same for all of its columns more, one number a row that is added up
+//           beside l. A word has eight codes, of two MMAs: Q's and O's columns are in their order.
 // expect    dram__bytes_read.sum, half of d1; smsp__inst_executed.sum
 // supports  --dtype int4, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
@@ -186,8 +186,8 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 template <class Config, class Schedule>
 __global__ void __launch_bounds__(Config::kThreads)
     attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
-                     const uint8_t* gK,    // [B, Hkv, seqlen_k, d], codes
-                     const uint8_t* gV,    // [B, Hkv, seqlen_k, d], codes
+                     const uint8_t* gK,    // [B, Hkv, seqlen_k, d / 2], two codes a byte
+                     const uint8_t* gV,    // [B, Hkv, seqlen_k, d / 2], two codes a byte
                      const uint2* gDescale,   // [B, Hkv, padded]: of a key, of a value
                      const int* gSeqused,  // [B]: keys of each sequence
                      Element* gO,          // [B, Hq, seqlen_q, d]

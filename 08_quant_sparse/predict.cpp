@@ -158,6 +158,22 @@ BlockRanges ranges(const Problem& p, int64_t m_block) {
       static_cast<int>(m_block * kSparseBlockM), kSparseBlockM, sparse_block_n(p.head_dim));
 }
 
+// "choice: visited 33.3 % of blocks".
+std::string share_of_blocks(const Problem& p, const HostTensors& inputs) {
+  const auto mask = chosen_blocks(p, inputs);
+  double visited = 0, of = 0;
+  for (int64_t bh = 0; bh < p.batch * p.heads; ++bh)
+    for (int64_t m = 0; m < tiles_of_queries(p); ++m) {
+      const BlockRanges seen = ranges(p, m);
+      for (int64_t n = seen.begin; n < seen.end; ++n) {
+        ++of;
+        visited += mask->open(bh / p.heads, bh % p.heads, m, n);
+      }
+    }
+  return fmt::format("choice: visited {:.1f} % of {}", of > 0 ? 100 * visited / of : 0,
+                     p.masked() ? "the blocks that causal and window leave" : "blocks");
+}
+
 }  // namespace
 
 PredictRule rule_of(const Problem& p) {
@@ -275,6 +291,7 @@ const Operation& predict() {
             if (p.own.contains("keep") && p.own.contains("keep_mass"))
               throw InputError("--keep-mass: not together with --keep");
           },
+      .note = share_of_blocks,
   };
   return operation;
 }

@@ -205,7 +205,7 @@ Step int8_step(std::string name, std::string idea, Launch launch,
       .operation = &forward(),
       .idea = std::move(idea),
       .support = "sm_90a; int8, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; "
-                 "scales from 1e-10",
+                 "softmax scale (--scale) at least 1e-10",
       .refuses = [launch](const Problem& p) { return refuse(p, launch); },
       .workspaces = [](const Problem& p) { return int8_workspaces(p, 1, 1); },
       .cost = [launch](const Problem& p) { return int8_cost(p, launch); },

@@ -1,11 +1,11 @@
 // q5_diet: fewer instructions a score.
 //
 // parent    q4_fp8_pv
-// idea      An instruction a score is 64 a tile and thread, and there are about 7 of them. The sums
-//           of S begin at the bits of 1.5 x 2^23, so that a whole number is a float as it is: no
-//           conversion, and the bias goes with the maximum. Such floats compare as whole numbers
-//           do, three at once. O is rescaled by the FFMA that adds P V: no vote, no branch.
-// expect    smsp__inst_executed.sum; smsp__inst_executed_pipe_xu.sum
+// idea      An instruction a score is 64 a tile and thread, and there are about 8 to 9 of them in
+//           q4. The sums of S begin at the bits of 1.5 x 2^23, so that a whole number is a float as
+//           it is: no conversion, and the bias goes with the maximum. Such floats compare as whole
+//           numbers do, three at once. O is rescaled by the FFMA that adds P V: no vote, no branch.
+// expect    smsp__inst_executed.sum
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 

@@ -1,9 +1,9 @@
 // q7_int4_lesson: Q and K of four bits.
 //
 // parent    q6_smooth_q
-// idea      Hopper's tensor cores have no products of four bits: mma.sync's are made of two int8
-//           ones and some 185 instructions. So this is what four bits cost in accuracy, and no
-//           gain in time: codes of -7 to 7, in bytes, as wgmma takes them.
+// idea      Hopper's tensor cores have no products of four bits: an mma.sync of s4 is compiled to
+//           two int8 products and some 185 other instructions. So this is what four bits cost in
+//           accuracy, and no gain in time: codes of -7 to 7, in bytes, as wgmma takes them.
 // expect    errors of O; no time
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>

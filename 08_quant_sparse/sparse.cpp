@@ -146,7 +146,7 @@ Step predict_step(std::string name, std::string idea, Launch launch) {
   step.operation = &predict();
   step.support =
       "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, causal, windows, GQA; "
-      "scales from 1e-10";
+      "softmax scale (--scale) at least 1e-10";
   step.takes = {"keep", "keep_mass", "similarity", "keep_sink", "keep_diagonal"};
   step.workspaces = [](const Problem& p) {
     const int64_t n_blocks = tiles_of(p.seqlen_k, sparse_block_n(p.head_dim));

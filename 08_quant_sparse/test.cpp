@@ -23,9 +23,9 @@ const std::vector<int64_t> kHeadDims{64, 128, 64, 256};
 constexpr DType kTypes[] = {DType::int8, DType::e4m3};  // of prefill steps
 }  // namespace
 
-// Prefill: int8, or e4m3 with P V in it, three head dims, scales from 1e-10. Decode: each its type,
-// up to 16 queries, lengths and splits by their options. Steps that skip: 16 bits, and masks of
-// blocks that are multiples of tiles (test_sparse.cpp has no others but one).
+// Prefill: int8, or e4m3 with P V in it, three head dims, --scale at least 1e-10. Decode: each its
+// type, up to 16 queries, lengths and splits by their options. Steps that skip: 16 bits, and masks
+// of blocks that are multiples of tiles (test_sparse.cpp has no others but one).
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (!one_of(p.head_dim, {64, 128, 256})) return false;
   if (step.name.starts_with("q"))
@@ -114,7 +114,8 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   for (const Step& step : chapter().steps) {
     INFO(step.name);
     const std::vector<Problem> problems = repeated_problems(step);
-    const auto p = std::ranges::find_if(problems, [&](const Problem& q) { return !refusal(step, q); });
+    const auto p =
+        std::ranges::find_if(problems, [&](const Problem& q) { return !refusal(step, q); });
     REQUIRE(p != problems.end());
     Session session(*p, *step.operation, Backend::gpu, draw(*step.operation, *p).tensors);
     REQUIRE(session.prepare(step).ok());

@@ -168,6 +168,15 @@ TEST_CASE("the rule by hand: a share of the blocks", "[predict]") {
   CHECK(rows_of(equal, *chosen_blocks(equal, of_levels(equal, {1}, {2, 7, 7, 1}))) == Rows{".11."});
 }
 
+TEST_CASE("the share of blocks that are visited is said", "[predict]") {
+  Problem p = of_blocks(2, 5, {{"keep", {0.21}}});  // two of five, and two of five
+  const HostTensors in = of_levels(p, {1, -1}, {-1, 2, 0, 1, -2});
+  CHECK(predict().note(p, in) == "choice: visited 40.0 % of blocks");
+  p.causal = true;  // of four and five
+  CHECK(predict().note(p, in) ==
+        "choice: visited 33.3 % of the blocks that causal and window leave");
+}
+
 TEST_CASE("the rule by hand: a share of the probability", "[predict]") {
   // Weights 1/2, 1/4, 1/8, 1/8.
   const auto chosen = [&](double mass) {

@@ -138,8 +138,13 @@ const Operation& decode() {
             for (const TensorSpec& spec : o_and_lse(p)) rest += static_cast<double>(spec.bytes());
             return kv + rest;
           },
+      .products_of_16_bits = true,
   };
   return operation;
+}
+
+DType type_of_products(const Operation& op, const Problem& p) {
+  return op.products_of_16_bits && bits_of(p.dtype) < 16 ? DType::bf16 : p.dtype;
 }
 
 Inputs draw(const Operation& op, const Problem& p) {

@@ -45,6 +45,12 @@ struct Operation {
   /// What follows from its own options, before Problem::finish. Null: nothing. `given`: the options
   /// of the command line.
   std::function<void(Problem&, const std::set<std::string>& given)> complete = {};
+  /// Its steps multiply in 16 bits, whatever keys and values are stored in: the roof of its
+  /// products.
+  bool products_of_16_bits = false;
+  /// What inputs make of a problem, in a line that is printed before steps are checked. Null:
+  /// nothing.
+  std::function<std::string(const Problem&, const HostTensors& inputs)> note = {};
 
   // Inputs that are stored in another form than q, k, v: in fewer bits, by a rule of their own.
   /// What is drawn, or loaded, in place of the inputs; `store` makes these of it.
@@ -58,6 +64,9 @@ struct Operation {
   /// the useful ones.
   double compulsory_bytes(const Problem&) const;
 };
+
+/// The type whose rate is the roof of a problem's products.
+DType type_of_products(const Operation&, const Problem&);
 
 /// Attention: o and lse of q, k, v.
 const Operation& forward();

@@ -63,7 +63,7 @@ void run(benchmark::State& state, Shared& shared, const Step& step, const Proble
     return state.SkipWithError(e.what());
   }
   const Cost cost = cost_of(step, p, shared.roofs.machine);
-  const Prediction prediction = predict(cost, shared.roofs, p.dtype);
+  const Prediction prediction = predict(cost, shared.roofs, type_of_products(op, p));
   const double mean = seconds / static_cast<double>(state.iterations());
   state.counters["TFLOP/s"] = op.flop(p) / mean * 1e-12;
   if (op.useful_bytes) {

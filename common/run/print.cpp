@@ -71,7 +71,7 @@ void print_step(const StepResult& s) {
              bytes_text(s.compulsory_bytes));
   for (const Verdict& v : s.verdicts)
     if (const auto& d = v.to_originals)
-      fmt::print("  {:<14} to the originals: cosine {:.6f}, relative L1 {:.2e}, RMSE {:.2e}\n", v.tensor, d->cosine,
+      fmt::print("  {:<14} from the originals: cosine {:.6f}, relative L1 {:.2e}, RMSE {:.2e}\n", v.tensor, d->cosine,
                  d->relative_l1, d->rmse);
   for (const Verdict& v : s.verdicts) {
     if (v.failure != s.reason && !v.failure.empty()) fmt::print("  {}\n", v.failure);

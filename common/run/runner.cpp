@@ -120,7 +120,7 @@ class Run {
     const bool none_left = std::all_of(plan.begin(), plan.end(),
                                        [](const Planned& p) { return p.refused.has_value(); });
     if (none_left || (!launches_anything() && options_.profile.empty())) {
-      if (!none_left) print_roofs(result_.roofs, problem().dtype);
+      if (!none_left) print_roofs(result_.roofs, type_of_products(operation_, problem()));
       for (const Planned& p : plan) add(p.refused ? *p.refused : predicted(*p.step));
       return finish(json_file, none_supported ? kUnsupported : device_failed_ ? kDevice : kPass);
     }
@@ -131,7 +131,9 @@ class Run {
     emulator::find_races = emulator::find_global_races = options_.races;
     Session session(problem(), operation_, result_.backend, inputs_);
     if (!options_.profile.empty()) return profile(session, *plan.front().step);
-    print_roofs(result_.roofs, problem().dtype);
+    print_roofs(result_.roofs, type_of_products(operation_, problem()));
+    if (operation_.note && options_.check != CheckChoice::off)
+      fmt::print("{}\n", operation_.note(problem(), inputs_));
     if (options_.races)
       fmt::print("races: looked for in shared and in global memory; each is a failure\n");
     if (options_.time && result_.backend == Backend::gpu) timer_.emplace();
@@ -173,7 +175,7 @@ class Run {
     s.step = step.name;
     s.operation = step.operation->name;
     s.cost = cost_of(step, problem(), result_.roofs.machine);
-    s.prediction = predict(s.cost, result_.roofs, problem().dtype);
+    s.prediction = predict(s.cost, result_.roofs, type_of_products(operation_, problem()));
     s.flop = operation_.flop(problem());
     s.compulsory_bytes = operation_.compulsory_bytes(problem());
     if (operation_.useful_bytes) s.read_s = read_seconds(s.compulsory_bytes, result_.roofs);
