@@ -18,8 +18,8 @@ namespace attn {
 /// missing, has another shape or is not finite.
 Inputs load_inputs(const std::string& folder, const Problem&, const Operation&);
 
-/// `count` whole numbers, one a sequence.
-std::vector<int64_t> load_lengths(const std::filesystem::path&, int64_t count);
+/// `count` whole numbers, one a sequence, each from 0 to `most`.
+std::vector<int64_t> load_lengths(const std::filesystem::path&, int64_t count, int64_t most);
 
 /// Writes FOLDER/NAME.npy for each tensor; makes the folder. Throws InputError.
 void save_tensors(const std::filesystem::path& folder, const HostTensors&);
