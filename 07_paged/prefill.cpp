@@ -24,7 +24,7 @@ void sizes_of_ragged_files(const std::string& folder, Problem& p) {
   if (p.seqused_k.empty())
     throw InputError(folder + "/seqused_k.npy: missing: the keys of each sequence");
   const std::vector<int64_t> begins =
-      load_lengths(std::filesystem::path(folder) / "cu_seqlens_q.npy", p.batch + 1, q[0]);
+      load_lengths(std::filesystem::path(folder) / "cu_seqlens_q.npy", p.batch + 1);
   for (std::size_t b = 0; b + 1 < begins.size(); ++b)
     p.varlen_q.push_back(begins[b + 1] - begins[b]);
   if (begins.front() != 0 || begins.back() != q[0] || std::ranges::min(p.varlen_q) < 0)

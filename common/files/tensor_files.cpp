@@ -91,15 +91,16 @@ HostTensor load(const std::filesystem::path& path, const TensorSpec& spec) {
 
 }  // namespace
 
-std::vector<int64_t> load_lengths(const std::filesystem::path& path, int64_t count, int64_t most) {
+std::vector<int64_t> load_lengths(const std::filesystem::path& path, int64_t count,
+                                  std::optional<int64_t> most) {
   const HostTensor t = load(path, TensorSpec{.name = path.stem().string(),
                                              .shape = {1, 1, 1, count},
                                              .dtype = DType::int32,
                                              .rank = 1});
-  for (std::size_t b = 0; b < t.numbers.size(); ++b)
-    if (t.numbers[b] < 0 || t.numbers[b] > most)
+  for (std::size_t b = 0; most && b < t.numbers.size(); ++b)
+    if (t.numbers[b] < 0 || t.numbers[b] > *most)
       throw InputError(fmt::format("{}: entry {} is {}, must be from 0 to {}", path.string(), b,
-                                   t.numbers[b], most));
+                                   t.numbers[b], *most));
   return t.numbers;
 }
 
