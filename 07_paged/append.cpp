@@ -1,4 +1,6 @@
 // What is done to pages besides reading them: tokens are appended, pages copied.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -205,7 +207,13 @@ const Operation& paged_append() {
     op.changes = appended_rows;
     op.useful_bytes = [](const Problem& p) { return 4 * bytes_of_rows(p, new_tokens(p)); };
     op.place = place_pages;
-    op.complete = complete_lengths;
+    op.complete = [](Problem& p, const std::set<std::string>& given) {
+      complete_lengths(p, given);
+      if (p.seqlen_q > p.seqlen_k)
+        throw InputError(
+            fmt::format("--seqlen-q {}: more new tokens than the {} that a sequence has room for",
+                        p.seqlen_q, p.seqlen_k));
+    };
     op.sizes_of_files = [](const std::string& folder, Problem& p) {
       const auto k = shape_of_file(folder, "k_new.npy", 3, "batch * seqlen_q, kv_heads, head_dim");
       sizes_of_pages(folder, p);

@@ -247,6 +247,7 @@ Cost shared_cost(const Step& suffix, const Problem& p) {
 Step shared(std::string name, std::string idea, Launch launch) {
   Step step = planned(std::move(name), std::move(idea), launch, plans::balanced_plan,
                       plans::prefix_tensors);
+  step.support += "; reads shared prefixes of 128 tokens and more once";
   step.cost = [suffix = step](const Problem& p) { return shared_cost(suffix, p); };
   step.workspaces = [of_parts = step.workspaces](const Problem& p) {
     std::vector<Workspace> all = of_parts(p);

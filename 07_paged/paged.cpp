@@ -197,7 +197,7 @@ void sizes_of_pages(const std::string& folder, Problem& p, const char* file) {
   if (!std::filesystem::exists(used)) return;
   if (!p.seqused_k.empty() || p.own.contains("lengths"))
     throw InputError(fmt::format("--seqused, --lengths: not together with {}", used.string()));
-  p.seqused_k = load_lengths(used, p.batch);
+  p.seqused_k = load_lengths(used, p.batch, p.seqlen_k);
 }
 
 namespace {
@@ -274,10 +274,7 @@ std::vector<int64_t> draw_lengths(const std::vector<double>& how, int64_t batch,
   return lengths;
 }
 
-}  // namespace
-
-// The lengths of --lengths; then the room is that of the longest.
-void complete_lengths(Problem& p, const std::set<std::string>& given) {
+void take_lengths(Problem& p, const std::set<std::string>& given) {
   const auto how = p.own.find("lengths");
   if (how == p.own.end()) return;
   for (const char* other : {"--seqused", "--seqlen-k", "--seqlen"})
@@ -285,6 +282,21 @@ void complete_lengths(Problem& p, const std::set<std::string>& given) {
       throw InputError(fmt::format("{}: not together with --lengths", other));
   p.seqused_k = draw_lengths(how->second, p.batch, p.seed);
   p.seqlen_k = std::max<int64_t>(1, *std::ranges::max_element(p.seqused_k));
+}
+
+}  // namespace
+
+// The lengths of --lengths; then the room is that of the longest. A prefix is no longer than that.
+void complete_lengths(Problem& p, const std::set<std::string>& given) {
+  take_lengths(p, given);
+  if (!p.own.contains("shared_prefix") || p.inputs == InputKind::files) return;
+  const int64_t shared = own(p, "shared_prefix", 0);
+  const std::vector<int64_t> lengths =
+      p.varlen() && p.varlen_k.empty() ? p.varlen_q : lengths_of(p);
+  const int64_t longest = lengths.empty() ? 0 : *std::ranges::max_element(lengths);
+  if (shared > longest)
+    throw InputError(
+        fmt::format("--shared-prefix {}: the longest sequence has {} tokens", shared, longest));
 }
 
 int64_t num_pages_of(const Problem& p) {
@@ -343,12 +355,15 @@ const Operation& paged_decode() {
     op.sizes_of_files = sizes_of_files;
     op.complete = complete_lengths;
     op.own = page_options();
-    op.own.push_back({.name = "shared_prefix",
-                      .lacking = "shared prefix",
-                      .help = "N or N,G: of each G sequences (all) the first N tokens are the same",
-                      .kind = Feature::Kind::list,
-                      .read = read_shared,
-                      .everywhere = true});
+    op.own.push_back(
+        {.name = "shared_prefix",
+         .lacking = "shared prefix",
+         .help =
+             "N or N,G: of each G sequences (all) the first N tokens are the same; v8 reads them "
+             "once if they are 128 or more",
+         .kind = Feature::Kind::list,
+         .read = read_shared,
+         .everywhere = true});
     op.own.push_back({.name = "sinks",
                       .lacking = "attention sinks",
                       .help = "a logit of each query head in the denominator of softmax"});

@@ -27,8 +27,10 @@ struct Plan {
   int budget = 0;          // tiles of a block at most, each piece counted as kPieceTiles more
 };
 
-// What a piece costs besides its tiles: Q, the first copies and the merge, in tiles. Of 0, 1 and 2
-// the best on an H200 for batches of short sequences; long ones do not care (RESULTS.md).
+// What a piece costs besides its tiles: Q, the first copies and the merge, in tiles. With 2 the
+// kernel of v5 was faster than with 0 and 1 in the three batches that were timed on an H200: 256
+// sequences of 16 to 512 tokens, 64 of 512 to 2048, and one of 131072 among 63 of 1024
+// (docs/reports/h200/07_paged.tried.txt).
 constexpr int kPieceTiles = 2;
 
 // One piece a block. All sequences are cut into chunks of one length: the smallest of which there
@@ -52,8 +54,9 @@ Plan runs_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t bloc
 Plan line_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
 
 // Neighbouring row blocks of a sequence that are in step: as many blocks, one for each, go through
-// the same keys at the same time, so that a token is read in one stretch, heads side by side. The
-// most of which all blocks have some to do: on 132 SMs 4 of 8 heads.
+// the same keys at the same time, so that a token, whose heads lie side by side, is presumably read
+// in fewer stretches of DRAM. The most of which all blocks have some to do: on 132 SMs 4 of 8
+// heads.
 int in_step(const Problem&, int64_t blocks);
 
 // Resident blocks, one an SM: as many as --blocks says, or as the GPU has SMs; without one 132.

@@ -34,10 +34,6 @@ void sizes_of_ragged_files(const std::string& folder, Problem& p) {
     throw InputError(fmt::format("{}: q.npy [{}] and k_pages.npy must agree in head_dim ({})",
                                  folder, fmt::join(q, ", "), p.head_dim));
   p.own["max_pages"] = {static_cast<double>(max_pages_of(p))};
-  for (std::size_t b = 0; b < p.seqused_k.size(); ++b)
-    if (p.seqused_k[b] > p.seqlen_k)
-      throw InputError(fmt::format("{}: seqused_k.npy: a length of {}, must be from 0 to {}",
-                                   folder, p.seqused_k[b], p.seqlen_k));
   p.varlen_k = std::move(p.seqused_k);
   p.seqused_k.clear();
   p.heads = q[1];
@@ -91,7 +87,8 @@ const Operation& paged_prefill() {
     Operation op = paged_decode();
     op.name = "paged_prefill";
     op.few_queries = 0;
-    op.useful_bytes = nullptr;
+    op.useful_bytes = nullptr;  // rated by its operations
+    std::erase_if(op.own, [](const Feature& f) { return f.name == "sinks"; });
     op.sizes_of_files = sizes_of_ragged_files;
     op.own.push_back({.name = "tree",
                       .lacking = "tree mask",

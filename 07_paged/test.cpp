@@ -7,7 +7,9 @@
 #include "07_paged/paged.h"
 #include "07_paged/splits.h"
 #include "attn/error.h"
+#include "files/npy.h"
 #include "files/tensor_files.h"
+#include "run/options.h"
 #include "run/runner.h"
 #include "test_pages.h"
 
@@ -199,6 +201,77 @@ TEST_CASE("lengths are drawn as --lengths says", "[emulated]") {
   for (const char* text : {"", "uniform", "uniform:5", "uniform:5,4", "zipf:0", "const:1,2",
                            "const:x", "const:-1", "poisson:4", "const:1x"})
     CHECK_THROWS_AS(drawn_lengths(text, 4, 1), InputError);
+}
+
+TEST_CASE("an option that cannot be meant is refused with the reason", "[emulated]") {
+  const auto why = [](std::vector<const char*> options) -> std::string {
+    options.insert(options.begin(), "07_paged");
+    try {
+      parse_options(chapter(), static_cast<int>(options.size()), options.data());
+    } catch (const InputError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  CHECK(why({"--seqlen-k", "200", "--shared-prefix", "1000,2"}) ==
+        "--shared-prefix 1000: the longest sequence has 200 tokens");
+  CHECK(why({"--lengths", "const:300", "--shared-prefix", "301"}) ==
+        "--shared-prefix 301: the longest sequence has 300 tokens");
+  CHECK(why({"--operation", "paged_prefill", "--varlen", "3,70", "--shared-prefix", "71"}) ==
+        "--shared-prefix 71: the longest sequence has 70 tokens");
+  CHECK(why({"--batch", "2", "--seqused", "90,10", "--shared-prefix", "90"}) == "");
+  CHECK(why({"--operation", "paged_append", "--seqlen-q", "60", "--seqlen-k", "40"}) ==
+        "--seqlen-q 60: more new tokens than the 40 that a sequence has room for");
+  CHECK(why({"--operation", "paged_append", "--seqlen-q", "40", "--seqlen-k", "40"}) == "");
+  CHECK(why({"--tree"}) == "--tree: for paged_prefill alone, the operation is paged_decode");
+  CHECK(why({"--operation", "paged_prefill", "--sinks"}) ==
+        "--sinks: for paged_decode alone, the operation is paged_prefill");
+  CHECK(why({"--operation", "paged_mla", "--shared-prefix", "100"}) ==
+        "--shared-prefix 100: for paged_decode alone, the operation is paged_mla");
+  for (const Step& step : chapter().steps)
+    if (step.name == "v8_shared_prefix")
+      CHECK(step.support.ends_with("reads shared prefixes of 128 tokens and more once"));
+}
+
+TEST_CASE("files say which of them is wrong, and where", "[emulated]") {
+  const std::string folder = "paged_files";
+  const auto options = [&](std::vector<const char*> more) {
+    more.insert(more.begin(), {"07_paged", "--device", "emulated", "--step", "v1_block_table"});
+    return more;
+  };
+  const auto save = [&](const char* lengths) {
+    const auto o = options(
+        {"--batch", "2", "--seqused", lengths, "--seqlen-k", "48", "--save", folder.c_str()});
+    REQUIRE(run_chapter(chapter(), static_cast<int>(o.size()), o.data()) == 0);
+  };
+  const auto why = [&]() -> std::string {
+    const auto load = options({"--load", folder.c_str()});
+    try {
+      const auto o = parse_options(chapter(), static_cast<int>(load.size()), load.data());
+      load_inputs(folder, o->problem, *o->operation);
+    } catch (const InputError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  save("48,20");
+  CHECK(why() == "");
+  const std::string file = folder + "/seqused_k.npy";
+  for (const int32_t length : {900, -1}) {
+    const int32_t lengths[] = {20, length};
+    write_npy_bytes(file, {2}, "<i4", lengths);
+    CHECK(why() == file + ": entry 1 is " + std::to_string(length) + ", must be from 0 to 48");
+  }
+  // Poison: entries of the table behind a sequence, and the tail of its last page.
+  for (const auto& [lengths, what] :
+       {std::pair("48,20", "page_table: entry [1, 2] is page "), {"48,40", " is nan in bf16; "}}) {
+    save(lengths);
+    std::filesystem::remove(file);
+    INFO(why());
+    CHECK(why().find(what) != std::string::npos);
+    CHECK(why().ends_with("; no seqused_k.npy: all 48 tokens of each sequence are in use"));
+    std::filesystem::remove_all(folder);
+  }
 }
 
 TEST_CASE("the program says which options of pages it cannot take", "[emulated]") {

@@ -177,6 +177,12 @@ TEST_CASE("a trace is read as it was written, and a wrong line is named", "[cach
   CHECK(why("prompt\n").starts_with("f.csv: the first line must be arrival,prompt"));
   CHECK(why(header) == "f.csv: no requests");
   CHECK(why(header + "0,5,5,1,1,0,0\n") == "");
+  CHECK(why("arrival,prompt,output,samples,beams,system,system_tokens\r\n0,5,5,1,1,0,0\r\n") == "");
+  CHECK(
+      why(header + "0,5,5,1,33,0,0\n") ==
+      "f.csv: line 2: 0,5,5,1,33,0,0: does not fit into the cache: samples x beams x 2048 must be "
+      "at most 65536");
+  CHECK(why(header + "0,5,5,1,32,0,0\n") == "");
   CHECK(why(header + "0,5,5,1,1,0\n") == "f.csv: line 2: 0,5,5,1,1,0: must be seven whole numbers");
   for (const char* line :
        {"0,5,5,1,1,0,0,", "0,5,5,1,1,0,x", "0,0,5,1,1,0,0", "0,5,5,2,2,0,0", "0,5,5,1,1,0,9",

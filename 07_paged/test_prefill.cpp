@@ -69,6 +69,24 @@ TEST_CASE("prompts and chunks of them see their pages on the GPU", "[gpu]") {
 }
 
 namespace {
+// The bytes that nobody can avoid are those of tokens in use, whatever room the pool has.
+TEST_CASE("prefill counts the tokens in use, what is shared once", "[emulated]") {
+  Problem p = pages_of(16, 0);
+  p.varlen_q = {70, 3}, p.varlen_k = {200, 100};
+  p.finish();
+  const double token = double(p.kv_heads * p.head_dim * 2),
+               q = double(73 * p.heads * p.head_dim * 2);
+  const double lists = 4 * (3 + 2 * 13 + 2), lse = double(73 * p.heads * 4);
+  const double all = 2 * q + lse + lists;
+  CHECK(paged_prefill().compulsory_bytes(p) == all + 2 * 300 * token);
+  p.own["num_pages"] = {1000};
+  CHECK(paged_prefill().compulsory_bytes(p) == all + 2 * 300 * token);
+  p.own["shared_prefix"] = {100, 2};  // of whole pages: 96 tokens
+  CHECK(paged_prefill().compulsory_bytes(p) == all + 2 * (300 - 96) * token);
+  p.inputs = InputKind::files;  // the table is not known yet
+  CHECK(paged_prefill().compulsory_bytes(p) == all + 2 * 300 * token);
+}
+
 // Trees of several sizes behind caches of several lengths, in blocks that begin anywhere in them.
 void trees(Backend backend) {
   Counts ran;

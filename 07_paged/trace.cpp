@@ -60,9 +60,14 @@ Trace drawn_trace(int64_t requests, uint64_t seed) {
 Trace read_trace(std::istream& in, const std::string& name) {
   Trace trace;
   std::string line;
-  if (!std::getline(in, line) || line != kHeader)
+  const auto next_line = [&] {  // lines may end as Windows ends them
+    const bool there = bool(std::getline(in, line));
+    if (there && line.ends_with('\r')) line.pop_back();
+    return there;
+  };
+  if (!next_line() || line != kHeader)
     throw InputError(fmt::format("{}: the first line must be {}", name, kHeader));
-  for (int64_t number = 2; std::getline(in, line); ++number) {
+  for (int64_t number = 2; next_line(); ++number) {
     Request r{};
     int64_t* const fields[] = {&r.arrival, &r.prompt, &r.output,       &r.samples,
                                &r.beams,   &r.system, &r.system_tokens};
@@ -74,7 +79,7 @@ Trace read_trace(std::istream& in, const std::string& name) {
       good = good && error == std::errc() && (last ? stop == end : stop < end && *stop == ',');
       at = good ? stop + !last : end;
     }
-    const auto wrong = [&](const char* what) {
+    const auto wrong = [&](const std::string& what) {
       throw InputError(fmt::format("{}: line {}: {}: {}", name, number, line, what));
     };
     if (!good) wrong("must be seven whole numbers");
@@ -85,7 +90,9 @@ Trace read_trace(std::istream& in, const std::string& name) {
       wrong("a system prompt has a number from 1 on");
     if (r.system_tokens + r.prompt + r.output > kLongest)
       wrong("longer than the 2048 tokens of the model");
-    if (r.width() * kLongest > kCapacity) wrong("does not fit into the cache");
+    if (r.width() > kCapacity / kLongest)
+      wrong(fmt::format("does not fit into the cache: samples x beams x {} must be at most {}",
+                        kLongest, kCapacity));
     if (r.arrival < (trace.empty() ? 0 : trace.back().arrival))
       wrong("arrives before the line above");
     trace.push_back(r);
@@ -420,8 +427,10 @@ int trace_command(const std::vector<std::string>& arguments) {
     if (!file) throw InputError(fmt::format("--save {}: could not be written", save));
   }
   const ReplayedRows rows = replay_all(trace);
-  fmt::print("{} requests, a cache of {} tokens; while requests wait\n\n{}", trace.size(),
-             kCapacity, table(rows));
+  fmt::print(
+      "{} requests, a cache of {} tokens; useful, sequences and shared: averages while requests "
+      "wait\n\n{}",
+      trace.size(), kCapacity, table(rows));
   if (!svg.empty()) write("--svg", svg, picture(rows));
   return 0;
 }

@@ -4,7 +4,7 @@
 // idea      A server that cuts prompts in chunks has both in each batch. Prefill keeps tensor cores
 //           busy, decoding keeps memory busy, and one after the other each leaves the other idle.
 //           Here a list has tiles of prefill and pieces of sequences that decode, and resident
-//           blocks take tickets: the first block of an SM of prefill, the second of decoding, until
+//           blocks take tickets: the first block of an SM takes prefill, the second decoding, until
 //           their kind is gone. (POD-Attention, arXiv 2410.18038, asks the SM which it is. Here the
 //           first half of the grid prefers prefill: blocks come to free SMs first.) Pieces have
 //           fixed parts, so that answers do not depend on who took what.
@@ -167,7 +167,7 @@ __device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadD
 //! [output]
 
 // A tile of queries of one head, from and to the tensors of the kernel. All threads of a block;
-// `smem` is free before it, and again after a barrier; its ticket at once.
+// `smem` is free before it, and again after a barrier; the ticket may be overwritten at once.
 template <class Element, class Config>
 __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& smem,
                                              const MixedWork& work, const Element* gQ,

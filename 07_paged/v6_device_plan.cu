@@ -6,7 +6,8 @@
 //           lie on a line and are cut at equal distances, then where a row block begins says all
 //           about its pieces, down to their places in the list: a prefix sum over the sequences,
 //           and divisions. One block does that for the whole batch, before the launch, in the same
-//           graph. A block of attention costs a piece more than the mean at most, as in v5.
+//           graph. A block of attention costs at most the price of one piece (kPieceTiles) more
+//           than the mean; in v5 the bound is twice that.
 // expect    no plan on the host; phase "plan": microseconds, once for all layers of a model
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA; up to 16384 sequences

@@ -4,10 +4,11 @@
 // idea      A prompt, or a chunk of one behind what the cache has already: the queries of a ragged
 //           batch, each sequence with any number, see the keys in its pages. The loop is that of
 //           chapter 04. Only where the rows of K and V come from is new: threads look up the slots
-//           of a block of keys while the one before is multiplied, one slot a thread, and leave
-//           them in shared memory. K and V are both copied by them.
+//           of a block of 64 keys while the one before is multiplied. Of 128 threads two look up
+//           each key, and one of them leaves its slot in shared memory. K and V are both copied by
+//           the slots. With d=256 a tile has 64 queries, else 128.
 // expect    the time of chapter 04's step on contiguous K and V; the look-ups' latency is hidden,
-//           their divisions are one a key and block
+//           their divisions are one a thread and block of keys
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches and page sizes, causal,
 //           windows, GQA; scales from 1e-37
 #include <algorithm>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <optional>
 
 #include "attn/mask.h"
@@ -153,11 +154,31 @@ Inputs draw(const Operation& op, const Problem& p) {
   return {op.store(p, originals), std::move(originals)};
 }
 
+namespace {
+// Of a pool of pages the tokens in use, those that several sequences share once. Which pages a
+// table has that is yet to be loaded nobody knows here: of these each sequence counts for itself.
+double bytes_in_use(const TensorSpec& spec, const Problem& p) {
+  const Layout& l = spec.layout;
+  if (spec.contiguous() || spec.shape[0] == 1) return static_cast<double>(spec.bytes());
+  std::map<int64_t, int64_t> counted;  // tokens of a page, by its first row
+  int64_t tokens = 0;
+  for (std::size_t b = 0; b < l.lengths.size(); ++b)
+    for (int64_t n = 0; n * l.page_size < l.lengths[b]; ++n) {
+      const int64_t here = std::min(l.page_size, l.lengths[b] - n * l.page_size);
+      const auto page = static_cast<std::size_t>(static_cast<int64_t>(b) * l.pages_a_sequence + n);
+      int64_t& before = counted[l.pages[page]];
+      if (p.inputs == InputKind::files) before = 0;
+      if (here > before) tokens += here - before, before = here;
+    }
+  return static_cast<double>(bytes_of(spec.dtype, tokens * spec.shape[2] * spec.columns()));
+}
+}  // namespace
+
 double Operation::compulsory_bytes(const Problem& p) const {
   if (useful_bytes) return useful_bytes(p);
   double all = 0;
   for (const auto* specs : {&inputs, &saved, &outputs})
-    for (const TensorSpec& spec : (*specs)(p)) all += static_cast<double>(spec.bytes());
+    for (const TensorSpec& spec : (*specs)(p)) all += bytes_in_use(spec, p);
   return all;
 }
 

@@ -91,18 +91,25 @@ HostTensor load(const std::filesystem::path& path, const TensorSpec& spec) {
 
 }  // namespace
 
-std::vector<int64_t> load_lengths(const std::filesystem::path& path, int64_t count) {
-  return load(path, TensorSpec{.name = path.stem().string(),
-                               .shape = {1, 1, 1, count},
-                               .dtype = DType::int32,
-                               .rank = 1})
-      .numbers;
+std::vector<int64_t> load_lengths(const std::filesystem::path& path, int64_t count,
+                                  std::optional<int64_t> most) {
+  const HostTensor t = load(path, TensorSpec{.name = path.stem().string(),
+                                             .shape = {1, 1, 1, count},
+                                             .dtype = DType::int32,
+                                             .rank = 1});
+  for (std::size_t b = 0; most && b < t.numbers.size(); ++b)
+    if (t.numbers[b] < 0 || t.numbers[b] > *most)
+      throw InputError(fmt::format("{}: entry {} is {}, must be from 0 to {}", path.string(), b,
+                                   t.numbers[b], *most));
+  return t.numbers;
 }
 
 namespace {
 
 // Rows that belong to no sequence become NaN, whatever they were; nothing else may be infinite.
-void check_finite(const std::filesystem::path& path, const Problem& p, HostTensor& t) {
+// `note`: what a reader of the message should know.
+void check_finite(const std::filesystem::path& path, const Problem& p, HostTensor& t,
+                  const std::string& note) {
   poison_unused(p, t);
   const std::vector<int64_t> unused =
       t.spec.unused_rows(p.batch, t.spec.contiguous() ? t.spec.shape[1] : t.spec.shape[2]);
@@ -111,8 +118,8 @@ void check_finite(const std::filesystem::path& path, const Problem& p, HostTenso
     const float x = t.data[i];
     if (std::isfinite(x) || (scores && x == -std::numeric_limits<float>::infinity())) continue;
     if (std::ranges::binary_search(unused, static_cast<int64_t>(i) / t.spec.columns())) continue;
-    throw InputError(fmt::format("{}: element {} is {} in {}; inputs must be finite", path.string(),
-                                 i, x, name(t.spec.dtype)));
+    throw InputError(fmt::format("{}: element {} is {} in {}; inputs must be finite{}",
+                                 path.string(), i, x, name(t.spec.dtype), note));
   }
 }
 
@@ -121,18 +128,26 @@ void check_finite(const std::filesystem::path& path, const Problem& p, HostTenso
 Inputs load_inputs(const std::string& folder, const Problem& p, const Operation& op) {
   HostTensors tensors;
   std::vector<std::string> read;
+  std::string note;
   for (const TensorSpec& spec : op.store ? op.originals(p) : op.inputs(p)) {
     const std::filesystem::path path = file_of(folder, spec);
     if (spec.derived || (spec.made && !std::filesystem::exists(path))) {
       tensors.merge(draw_inputs(p, std::span(&spec, 1)));
+      if (spec.name == "seqused_k" && p.one_length())
+        note = fmt::format("; no {}: all {} tokens of each sequence are in use",
+                           path.filename().string(), p.seqlen_k);
       continue;
     }
     tensors.emplace(spec.name, load(path, spec));
     read.push_back(spec.name);
   }
-  if (op.place) op.place(p, tensors);
+  try {
+    if (op.place) op.place(p, tensors);
+  } catch (const InputError& e) {
+    throw InputError(e.what() + note);
+  }
   for (const std::string& name : read)
-    check_finite(file_of(folder, tensors.at(name).spec), p, tensors.at(name));
+    check_finite(file_of(folder, tensors.at(name).spec), p, tensors.at(name), note);
   if (!op.store) return {std::move(tensors), {}};
   return {op.store(p, tensors), std::move(tensors)};
 }

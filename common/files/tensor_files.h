@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -18,8 +19,9 @@ namespace attn {
 /// missing, has another shape or is not finite.
 Inputs load_inputs(const std::string& folder, const Problem&, const Operation&);
 
-/// `count` whole numbers, one a sequence.
-std::vector<int64_t> load_lengths(const std::filesystem::path&, int64_t count);
+/// `count` whole numbers, one a sequence; with `most` each is from 0 to that.
+std::vector<int64_t> load_lengths(const std::filesystem::path&, int64_t count,
+                                  std::optional<int64_t> most = {});
 
 /// Writes FOLDER/NAME.npy for each tensor; makes the folder. Throws InputError.
 void save_tensors(const std::filesystem::path& folder, const HostTensors&);

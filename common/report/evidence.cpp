@@ -324,8 +324,22 @@ std::string state_table(const fs::path& folder, fs::path root) {
     grid.add("method", "method of timing", row.methods.empty() ? "no times" : fmt::format("{}", fmt::join(row.methods, ", ")));
   }
   std::string text = grid.markdown();
-  for (const auto& [step, reason] : m.unverified)
-    text += fmt::format("\n{}: not measured again: {}.\n", code(step), reason);
+  std::map<std::string, std::vector<std::string>> fresh;  // by chapter: steps that no file has
+  for (const auto& [step, reason] : m.unverified) {
+    const auto slash = step.find('/');
+    const std::string chapter = step.substr(0, slash), name = step.substr(slash + 1);
+    if (std::ranges::any_of(m.files, [&](const auto& file) {
+          return file.second.chapter == chapter && file.second.keys.contains(name);
+        }))
+      text += fmt::format("\n{}: not measured again: {}.\n", code(step), reason);
+    else
+      fresh[chapter].push_back(code(name));
+  }
+  std::vector<std::string> chapters;
+  for (const auto& [chapter, steps] : fresh)
+    chapters.push_back(fmt::format("{}: {}", chapter, fmt::join(steps, ", ")));
+  if (!chapters.empty())
+    text += fmt::format("\nNot measured yet: {}.\n", fmt::join(chapters, "; "));
   return text;
 }
 

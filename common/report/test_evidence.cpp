@@ -242,6 +242,25 @@ TEST_CASE("a kernel that changed is told, and needs a reason", "[evidence]") {
   CHECK(q.wrong() == "01_first/v3_new: changed since it was measured, and not listed as unverified\n");
 }
 
+TEST_CASE("steps that were never measured are one list", "[evidence]") {
+  Project p;
+  const auto told = [&] {
+    const std::string text = state_table(p.reports, p.root);
+    const auto end = text.find("\n\n");  // of the table
+    return end == text.npos ? "" : text.substr(end + 2);
+  };
+  CHECK(told() == "");
+  Manifest m = read_manifest(p.reports);
+  m.unverified = {{"01_first/v1_one", "a barrier more"},
+                  {"01_first/v3_new", "a new step"},
+                  {"01_first/v4_new", "a new step"},
+                  {"02_second/v1_one", "a new chapter"}};
+  write_manifest(p.reports, m);
+  CHECK(told() ==
+        "`01_first/v1_one`: not measured again: a barrier more.\n\n"
+        "Not measured yet: 01_first: `v3_new`, `v4_new`; 02_second: `v1_one`.\n");
+}
+
 TEST_CASE("older methods are told, and the stalest part comes first", "[evidence]") {
   Project p;
   p.write_report("01_first.n64.json", 1);

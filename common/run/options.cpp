@@ -104,7 +104,7 @@ void take_shapes_of_files(const std::string& folder, const Operation& operation,
   const std::filesystem::path used = std::filesystem::path(folder) / "seqused_k.npy";
   if (std::ranges::find(inputs, "seqused_k", &TensorSpec::name) == inputs.end() || !std::filesystem::exists(used)) return;
   if (!p.seqused_k.empty()) throw InputError(fmt::format("--seqused: not together with {}", used.string()));
-  p.seqused_k = load_lengths(used, p.batch);
+  p.seqused_k = load_lengths(used, p.batch, p.seqlen_k);
 }
 
 // The same for operations whose inputs have shapes of their own.
@@ -181,7 +181,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   Problem& p = o.problem;
   app.add_flag("--list", o.list, "the steps: name, idea, operation, what they support");
   value("--step", "all, or NAME[,NAME]", [&](const std::string& t) { steps = t; });
-  value("--operation", "forward, backward, or what else --list shows", [&](const std::string& t) { operation = t; });
+  value("--operation", "one of those that --list shows (the first)",
+        [&](const std::string& t) { operation = t; });
   integer("--batch", "B (1)", &p.batch);
   integer("--heads", "Hq, query heads (2)", &p.heads);
   integer("--kv-heads", "Hkv, key/value heads (as --heads)", &p.kv_heads);
@@ -225,8 +226,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
       app.add_flag_callback(name, [&given, &p, &f, name] { given.insert(name), f.give(p, {1}); }, f.help);
       return;
     }
-    value(name, f.help, [&p, &f, name](const std::string& t) {
-      if (f.read) return f.give(p, f.read(t));
+    value(name, f.help, [&o, &p, &f, name](const std::string& t) {
+      if (f.read) return o.typed[f.name] = t, f.give(p, f.read(t));
       std::vector<double> values;
       for (const std::string& part : f.kind == Feature::Kind::list ? split(t, ',') : std::vector{t})
         values.push_back(f.whole ? static_cast<double>(parse_number<int64_t>(
@@ -291,7 +292,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   value("--gpu", "predict with this GPU's datasheet: " + gpu_names(),
         [&](const std::string& t) { o.gpu = t; });
   value("--json", "write everything found to FILE", [&](const std::string& t) { o.json = t; });
-  value("--load", "take q.npy, k.npy, v.npy (and do.npy) from DIR",
+  value("--load", "take the inputs from DIR, a .npy file each, as --save writes them",
         [&](const std::string& t) { o.load = t; });
   value("--save", "write inputs to DIR, outputs to DIR/STEP", [&](const std::string& t) { o.save = t; });
   value("--profile", "launch one step once and nothing else, for ncu",
@@ -392,8 +393,12 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     for (const Feature& f : op->own) {
       const auto here = std::ranges::find(o.operation->own, f.name, &Feature::name);
       if (op != o.operation && here == o.operation->own.end() && given.contains(f.option()))
-        throw InputError(fmt::format("{} {}: for {} alone, the operation is {}", f.option(),
-                                     fmt::join(f.values(p), ","), op->name, o.operation->name));
+        throw InputError(fmt::format("{}{}: for {} alone, the operation is {}", f.option(),
+                                     f.kind == Feature::Kind::flag ? ""
+                                     : o.typed.contains(f.name)
+                                         ? " " + o.typed.at(f.name)
+                                         : fmt::format(" {}", fmt::join(f.values(p), ",")),
+                                     op->name, o.operation->name));
       if (op == o.operation && f.otherwise != 0 && !given.contains(f.option())) f.give(p, {f.otherwise});
     }
   if (p.kv_heads == 0) p.kv_heads = p.heads;

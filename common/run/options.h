@@ -2,6 +2,7 @@
 /// The options that every chapter program takes (docs/results_schema.md describes what it prints).
 #pragma once
 
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,6 +22,8 @@ struct Options {
   std::vector<std::string> steps;  ///< empty: all that support the problem
   const Operation* operation = nullptr;  ///< without --operation and --step that of the chapter's first step
   Problem problem;  ///< finished
+  /// Of the operation's own options those whose text has a grammar of its own: as they were typed.
+  std::map<std::string, std::string> typed;
   std::optional<uint64_t> schedule;  ///< of the emulator; nothing: the problem's seed
   bool races = false;  ///< the emulator looks for them
   DeviceChoice device = DeviceChoice::automatic;

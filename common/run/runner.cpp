@@ -105,7 +105,7 @@ class Run {
     result_.problem = options_.problem;
     result_.device = device_text(result_.backend);
     fmt::print("device: {}\n", result_.device);
-    fmt::print("problem: {} {}\n", operation_.name, problem().text());
+    fmt::print("problem: {} {}\n", operation_.name, problem_text());
     std::fflush(stdout);
     if (options_.time && result_.backend == Backend::emulated)
       fmt::print("time: not measured (emulated)\n");
@@ -149,6 +149,18 @@ class Run {
 
  private:
   const Problem& problem() const { return options_.problem; }
+  // An option with a grammar of its own as it was typed, not as the numbers that it became.
+  std::string problem_text() const {
+    std::string text = problem().text();
+    for (const auto& [name, typed] : options_.typed) {
+      const auto own = problem().own.find(name);
+      if (own == problem().own.end()) continue;
+      const std::string numbers = fmt::format(" {}={}", name, fmt::join(own->second, ","));
+      if (const auto at = text.find(numbers); at != text.npos)
+        text.replace(at, numbers.size(), fmt::format(" {}={}", name, typed));
+    }
+    return text;
+  }
 
   int finish(JsonFile& json_file, int exit_status) {
     json_file.write(to_json(result_).dump(1));
