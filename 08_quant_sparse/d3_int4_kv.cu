@@ -62,7 +62,7 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
 // The warps' parts of O, where K and V were. A quarter of a warp stores 16 bytes a lane at once, of
-// two rows, every second 16 bytes of each: odd rows have these exchanged, so that no bank is shared.
+// two rows, every second 16 bytes of each: odd rows have these exchanged, and no bank is shared.
 __device__ __forceinline__ int part_column(int row, int col) { return col ^ row % 2 * 4; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];

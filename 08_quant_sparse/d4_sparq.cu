@@ -314,8 +314,8 @@ __global__ void __launch_bounds__(Config::kThreads)
 }
 //! [choose]
 
-// (4) Attention to the chosen tokens, exact: O is alpha times that and 1 - alpha times the mean of V
-// over all tokens.
+// (4) Attention to the chosen tokens, exact: O is alpha times that and 1 - alpha times the mean of
+// V over all tokens.
 //! [attention]
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)

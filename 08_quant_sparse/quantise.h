@@ -101,7 +101,7 @@ __device__ __forceinline__ float whole_of(float x) {
 #ifdef ATTN_EMULATED
   return x + kWhole;
 #else
-  return __fadd_rn(x, kWhole);  // no FFMA with the product before, which would round once, not twice
+  return __fadd_rn(x, kWhole);  // not an FFMA with the product, which rounds once
 #endif
 }
 __device__ __forceinline__ uint32_t lowest_bytes(float a, float b, float c, float d) {

@@ -17,8 +17,8 @@ using namespace attn;
 // Rows of `vectors` are whole 16 bytes.
 inline __host__ __device__ int64_t padded_vector(int64_t keys) { return round_up(keys, 4); }
 
-// A block has 512 keys and up to 16 tiles of queries of a head; a thread 4 keys and 8 tiles, so that
-// what it reads of a mean is used four times, and of a key eight times.
+// A block has 512 keys and up to 16 tiles of queries of a head; a thread 4 keys and 8 tiles, so
+// that what it reads of a mean is used four times, and of a key eight times.
 //! [vectors]
 constexpr int kVectorKeys = 512, kVectorTiles = 16, kOwnKeys = 4;
 template <class Pass, int kHeadDim>
