@@ -16,6 +16,8 @@ ATTN_DECLARE_STEP(d2_fp8_kv);
 ATTN_DECLARE_LAUNCH(d2_fp8_kv, prepare);
 ATTN_DECLARE_STEP(d3_int4_kv);
 ATTN_DECLARE_LAUNCH(d3_int4_kv, prepare);
+ATTN_DECLARE_STEP(d5_swap_ab);
+ATTN_DECLARE_LAUNCH(d5_swap_ab, prepare);
 
 namespace attn {
 namespace {
@@ -52,13 +54,13 @@ double keys_of(const Problem& p, int64_t tile = 1) {
 
 // `token_bytes` of a key and a value with their scales come from HBM once, and through L2. A run of
 // tiles ends where it does: parts of the head that is cut there are written and read again.
-Cost cache_cost(const Problem& p, double token_bytes) {
+Cost cache_cost(const Problem& p, double token_bytes, int64_t mma_rows = kMmaRows) {
   const double d = double(p.head_dim), q = double(rows_of(p)) * d * 2;
   const double kv = keys_of(p) * double(p.kv_heads) * token_bytes;
-  const int64_t heads = row_blocks(p, kMmaRows);
-  const double pairs = keys_of(p, 16) * double(heads / p.batch * kMmaRows);
+  const int64_t heads = row_blocks(p, mma_rows);
+  const double pairs = keys_of(p, 16) * double(heads / p.batch * mma_rows);
   const double parts = heads % kSms == 0 ? 0 : double(std::min(heads, kSms) + kSms);
-  const double rows = double(std::min(kMmaRows, p.group() * p.seqlen_q));
+  const double rows = double(std::min(mma_rows, p.group() * p.seqlen_q));
   return {{.name = "attention",
            .tensor_flop = 4 * d * pairs,
            .exp = pairs,
@@ -67,18 +69,22 @@ Cost cache_cost(const Problem& p, double token_bytes) {
            .l2_bytes = kv + 2 * q + 2 * parts * rows * (d + 1) * 4}};
 }
 
+constexpr int64_t kSwappedRows = 8;  // of an MMA's right operand
 // Keys of a block's tile: 16 of each warp.
 int64_t tile_keys(const Problem& p) { return p.head_dim == 256 ? 128 : 256; }
-EvenSplits even(const Problem& p) { return even_splits(p, kMmaRows, tile_keys(p), kSms); }
+EvenSplits even(const Problem& p, int64_t mma_rows) {
+  return even_splits(p, mma_rows, tile_keys(p), kSms);
+}
 
 // Two parts a resident block, or as many as there are splits of --split-keys; counters; the cache.
-std::vector<Workspace> workspaces(const Problem& p, int64_t code_bits) {
+std::vector<Workspace> workspaces(const Problem& p, int64_t code_bits,
+                                  int64_t mma_rows = kMmaRows) {
   int64_t places = int64_t{kMostRuns} * 2;
-  if (p.own.contains("split_keys")) places = std::max(places, even(p).blocks);
+  if (p.own.contains("split_keys")) places = std::max(places, even(p, mma_rows).blocks);
   const int64_t codes = kv_rows(p) * p.head_dim * code_bits / 8;
-  return {{"o_partial", places * kMmaRows * p.head_dim * 4},
-          {"lse_partial", places * kMmaRows * 4},
-          {"arrived", row_blocks(p, kMmaRows) * 4, true},
+  return {{"o_partial", places * mma_rows * p.head_dim * 4},
+          {"lse_partial", places * mma_rows * 4},
+          {"arrived", row_blocks(p, mma_rows) * 4, true},
           {"k8", codes, true},
           {"v8", codes, true},
           {"descale", padded_rows(p) * 8, true}};
@@ -91,15 +97,16 @@ Step cache_step(std::string name, std::string idea, const char* type, Launch lau
       .operation = &decode(),
       .idea = std::move(idea),
       .support = fmt::format("{}, given in bf16; head dims 64, 128, 256; up to 16 queries, causal, "
-                             "windows, GQA", type),
+                             "windows, GQA",
+                             type),
       .refuses = [](const Problem& p) -> Reason {
         if (Reason reason = refuse(p)) return reason;
         if (const auto given = p.own.find("split_keys"); given != p.own.end()) {
           if (std::fmod(given->second[0], double(tile_keys(p))) != 0)
             return fmt::format("--split-keys {}: must be a multiple of {}, the keys of a tile",
                                given->second[0], tile_keys(p));
-          if (even(p).blocks >= int64_t{1} << 31)
-            return fmt::format("{} splits: at most 2^31 - 1 fit in a grid", even(p).blocks);
+          if (const int64_t blocks = even(p, kSwappedRows).blocks; blocks >= int64_t{1} << 31)
+            return fmt::format("{} splits: at most 2^31 - 1 fit in a grid", blocks);
         }
         return std::nullopt;
       },
@@ -158,18 +165,23 @@ HostTensors cache_of_4_bits(const Problem& p, const HostTensors& inputs) {
 }
 
 std::vector<Step> decode_steps() {
-  Step int4 = cache_step("d3_int4_kv", "a cache of four bits, a zero point for each key and value",
-                         "int4", ATTN_LAUNCH(d3_int4_kv), ATTN_LAUNCH_OF(d3_int4_kv, prepare),
-                         cache_of_4_bits);
+  Step int4 =
+      cache_step("d3_int4_kv", "a cache of four bits, a zero point for each key and value", "int4",
+                 ATTN_LAUNCH(d3_int4_kv), ATTN_LAUNCH_OF(d3_int4_kv, prepare), cache_of_4_bits);
   int4.workspaces = [](const Problem& p) { return workspaces(p, 4); };
   int4.cost = [](const Problem& p) { return cache_cost(p, double(p.head_dim) + 8); };
+  Step swapped =
+      cache_step("d5_swap_ab", "K and V are the left operands: half the MMAs, and scores", "int4",
+                 ATTN_LAUNCH(d5_swap_ab), ATTN_LAUNCH_OF(d5_swap_ab, prepare), cache_of_4_bits);
+  swapped.workspaces = [](const Problem& p) { return workspaces(p, 4, kSwappedRows); };
+  swapped.cost = [](const Problem& p) {
+    return cache_cost(p, double(p.head_dim) + 8, kSwappedRows);
+  };
   return {cache_step("d1_int8_kv", "a cache of int8, a scale for each key and value", "int8",
-                     ATTN_LAUNCH(d1_int8_kv), ATTN_LAUNCH_OF(d1_int8_kv, prepare),
-                     cache_of_8_bits),
+                     ATTN_LAUNCH(d1_int8_kv), ATTN_LAUNCH_OF(d1_int8_kv, prepare), cache_of_8_bits),
           cache_step("d2_fp8_kv", "a cache of e4m3, a scale for each key and value", "e4m3",
-                     ATTN_LAUNCH(d2_fp8_kv), ATTN_LAUNCH_OF(d2_fp8_kv, prepare),
-                     cache_of_8_bits),
-          int4};
+                     ATTN_LAUNCH(d2_fp8_kv), ATTN_LAUNCH_OF(d2_fp8_kv, prepare), cache_of_8_bits),
+          int4, swapped};
 }
 
 }  // namespace attn

@@ -135,8 +135,8 @@ int main(int argc, char** argv) {
   if (op.few_queries > 0 && !op.complete) {  // decoding: an odd first key, lengths that differ
     p.seqlen_q = 4, p.heads = 8, p.kv_heads = 2, p.batch = 2;
     p.seqused_k = {391, 150}, p.window_left = 232, p.window_right = 0;
-    if (p.dtype != DType::bf16)  // tiles are larger: three of each warp
-      p.seqlen_k = 1391, p.seqused_k = {1391, 150}, p.window_left = 1232;
+    if (p.dtype != DType::bf16)  // tiles are larger: three of some warps
+      p.seqlen_k = 591, p.seqused_k = {591, 150}, p.window_left = 532;
   }
   if (op.few_queries > 0 && op.complete) {  // pages: pieces of a block, blocks of a piece
     p.seqlen_q = 1, p.batch = 2, p.seqused_k = {391, 70}, p.own["blocks"] = {3};
@@ -162,9 +162,12 @@ int main(int argc, char** argv) {
     if (wrong.empty()) continue;
     const bool declared = !version.reason.empty() && is_reason(wrong, version.reason, number);
     for (const std::string& line : lines_named(wrong, number)) fmt::print("  line: {}\n", line);
-    fmt::print("schedule {}: {}\n  varied: {}\n{}\n", schedule, wrong,
-               varied_text(diagnose(step, p, Backend::emulated, schedule), wrong),
-               declared ? "noticed" : "not the declared reason: " + version.reason);
+    fmt::print("schedule {}: {}\n", schedule, wrong);
+    // What fails in another way is narrowed down. That takes many runs: not where all is as declared.
+    if (declared) fmt::print("noticed\n");
+    else
+      fmt::print("  varied: {}\nnot the declared reason: {}\n",
+                 varied_text(diagnose(step, p, Backend::emulated, schedule), wrong), version.reason);
     return declared ? 0 : 1;
   }
   fmt::print("twelve schedules pass\n");
