@@ -1,8 +1,8 @@
 // d5_swap_ab: K and V are the left operands, Q and P the right ones.
 //
 // parent    d3_int4_kv
-// idea      An MMA has 16 rows on the left and 8 columns on the right, and there are few queries: with
-//           4 heads on one of K and V, twelve of sixteen rows were empty. So S^T = K Q^T and
+// idea      An MMA has 16 rows on the left and 8 columns on the right, and there are few queries:
+//           with 4 heads on one of K and V, twelve of sixteen rows were empty. So S^T = K Q^T and
 //           O^T = V^T P^T: half as many MMAs, scores, exponentials and registers of O. Words of
 //           codes are fragments of K and V^T as they were of K^T and V; P is transposed on the way.
 // expect    smsp__inst_executed.sum; sm__inst_executed_pipe_tensor.sum
@@ -79,8 +79,8 @@ struct SharedStorage {
   bool last;  // whether this block merges
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
-// The warps' parts of O, where K and V were. A quarter of a warp stores 16 bytes a lane at once, two
-// neighbours of each of four rows: these are 32 bytes apart, so that no bank is shared.
+// The warps' parts of O, where K and V were. A quarter of a warp stores 16 bytes a lane at once,
+// two neighbours of each of four rows: these are 32 bytes apart, so that no bank is shared.
 __device__ __forceinline__ int part_column(int row, int col) { return col ^ row / 2 * 8; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
@@ -108,7 +108,8 @@ __device__ __forceinline__ void load_q_steps(uint32_t (&q)[Config::kHeadDim / 32
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < Config::kHeadDim / 32; ++n)
-    ldmatrix_x4(q[n], sQ + swizzled_offset<Config::kHeadDim>(lane_id % 8, 32 * n + lane_id / 8 * 8));
+    ldmatrix_x4(q[n],
+                sQ + swizzled_offset<Config::kHeadDim>(lane_id % 8, 32 * n + lane_id / 8 * 8));
 }
 
 // (3) S^T = K Q^T of a warp's tile, and (5) O^T += V^T P^T, both of codes less 8. A word of an

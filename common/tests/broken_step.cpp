@@ -163,11 +163,12 @@ int main(int argc, char** argv) {
     const bool declared = !version.reason.empty() && is_reason(wrong, version.reason, number);
     for (const std::string& line : lines_named(wrong, number)) fmt::print("  line: {}\n", line);
     fmt::print("schedule {}: {}\n", schedule, wrong);
-    // What fails in another way is narrowed down. That takes many runs: not where all is as declared.
+    // What fails in another way is narrowed down, which takes many runs.
     if (declared) fmt::print("noticed\n");
     else
       fmt::print("  varied: {}\nnot the declared reason: {}\n",
-                 varied_text(diagnose(step, p, Backend::emulated, schedule), wrong), version.reason);
+                 varied_text(diagnose(step, p, Backend::emulated, schedule), wrong),
+                 version.reason);
     return declared ? 0 : 1;
   }
   fmt::print("twelve schedules pass\n");
