@@ -57,8 +57,8 @@ function(attn_line out text file)
   set(${out} "#line ${line} \"${file}\"\n" PARENT_SCOPE)
 endfunction()
 
-# attn_replace_region(<inout text> <out found> <file> <exercise> <inc or "">): <text>, of <file>, with the region replaced
-# by an #include of <inc> (kept if empty); found: whether it has one.
+# attn_replace_region(<inout text> <out found> <file> <exercise> <inc or "">): <text>, of <file>,
+# with the region replaced by an #include of <inc> (kept if empty); found: whether it has one.
 function(attn_replace_region inout found file exercise inc)
   set(text "${${inout}}")
   get_filename_component(folder ${file} DIRECTORY)
@@ -80,8 +80,8 @@ function(attn_replace_region inout found file exercise inc)
   set(${inout} "${text}" PARENT_SCOPE)
 endfunction()
 
-# attn_put_header(<inout text> <file> <header> <its text>): <text>, of <file>, with the header's text in place of its
-# #include, if it has one.
+# attn_put_header(<inout text> <file> <header> <its text>): <text>, of <file>, with the header's text
+# in place of its #include, if it has one.
 function(attn_put_header inout file header header_text)
   set(include "#include \"${header}\"\n")
   string(FIND "${${inout}}" "${include}" at)
@@ -93,17 +93,18 @@ function(attn_put_header inout file header header_text)
   string(SUBSTRING "${ahead}" 0 ${end} ahead)
   attn_line(after "${ahead}\n" ${file})
   get_filename_component(folder ${file} DIRECTORY)
-  string(REPLACE "${include}" "#line 1 \"${folder}/${header}\"\n${header_text}\n${after}" text "${${inout}}")
+  set(before "#line 1 \"${folder}/${header}\"\n")
+  string(REPLACE "${include}" "${before}${header_text}\n${after}" text "${${inout}}")
   set(${inout} "${text}" PARENT_SCOPE)
 endfunction()
 
-# attn_exercise_source(<out> <step file> <exercise> <variant> <inc or ""> <probe or ""> [<header> ...]): writes <out>: the
-# step in a namespace of its own, with the region replaced by an #include of <inc> (kept if empty), and <probe>
-# included at the end of the namespace. Headers of the chapter are put into the copy, in the same namespace, instead of
-# being included: the region may be in one of them. One that another includes comes first. The headers that
-# exercise_filter.sh lets a student include are there
-# already, since a region may be inside a function. A copy has no more kernels than the cases of exercise.cpp and
-# speed.cpp run: of 16 bits bf16 alone, head dims up to 64.
+# attn_exercise_source(<out> <step file> <exercise> <variant> <inc or ""> <probe or "">
+#                      [<header> ...]): writes <out>: the step in a namespace of its own, with the region replaced by an #include of <inc>
+# (kept if empty), and <probe> included at the end of the namespace. Headers of the chapter are put
+# into the copy, in the same namespace, instead of being included: the region may be in one of them.
+# One that another includes comes first. The headers that exercise_filter.sh lets a student include
+# are there already, since a region may be inside a function. A copy has no more kernels than the
+# cases of exercise.cpp and speed.cpp run: of 16 bits bf16 alone, head dims up to 64.
 function(attn_exercise_source out step_file exercise variant inc probe)
   file(READ ${step_file} text)
   get_filename_component(step ${step_file} NAME_WE)
@@ -144,7 +145,8 @@ namespace probed {
     endif()
     string(REPLACE "#pragma once" "" own "${own}")
     string(REPLACE "namespace ATTN_BACKEND::hopper {"
-                   "namespace ATTN_BACKEND::${step}_${variant} { using namespace hopper;" own "${own}")
+                   "namespace ATTN_BACKEND::${step}_${variant} { using namespace hopper;"
+           own "${own}")
     foreach(name ${names})
       attn_put_header(own ${own_file} ${name} "${text_of_${name}}")
     endforeach()
@@ -233,10 +235,11 @@ ${code}
 " @ONLY)
 endfunction()
 
-# attn_add_exercise(<chapter> <letter> KIND <fill|index|bughunt> STEP <step> [PREPARE <kernel>] [TABLE <file>]
-#                   [HEADERS <header> ...]),
-# after attn_add_chapter; PREPARE: of its KERNELS that which runs once before the step; TABLE: of its TABLE that which has
-# functions that the step's launch calls; HEADERS: of the chapter, one of which has the region (attn_exercise_source).
+# attn_add_exercise(<chapter> <letter> KIND <fill|index|bughunt> STEP <step> [PREPARE <kernel>]
+#                   [TABLE <file>] [HEADERS <header> ...]),
+# after attn_add_chapter; PREPARE: of its KERNELS that which runs once before the step; TABLE: of its
+# TABLE that which has functions that the step's launch calls; HEADERS: of the chapter, one of which
+# has the region (attn_exercise_source).
 # Files in exercises/: <letter>.md, <letter>.stub.inc, <letter>.mutant.*.inc, optionally <letter>.probe.inc and
 # <letter>.judge.inc.
 #
@@ -269,16 +272,18 @@ function(attn_add_exercise chapter letter)
     set(prepare "$<FILTER:${${chapter}_OBJECTS},INCLUDE,/${arg_PREPARE}\\.c>")
   endif()
   if(arg_TABLE)
-    list(APPEND prepare "$<FILTER:$<TARGET_OBJECTS:${chapter}_table>,INCLUDE,/${arg_TABLE}\\.c>")
+    list(APPEND prepare
+         "$<FILTER:$<TARGET_OBJECTS:${chapter}_table>,INCLUDE,/${arg_TABLE}\\.c>")
   endif()
   file(GLOB mutants CONFIGURE_DEPENDS ${folder}/${letter}.mutant.*.inc)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${step_file})
   set(region_file ${step_file})
   foreach(header ${arg_HEADERS})
-    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${header})
-    file(STRINGS ${CMAKE_CURRENT_SOURCE_DIR}/${header} markers REGEX "//! \\[${exercise}\\]")
+    set(header_file ${CMAKE_CURRENT_SOURCE_DIR}/${header})
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${header_file})
+    file(STRINGS ${header_file} markers REGEX "//! \\[${exercise}\\]")
     if(markers)
-      set(region_file ${CMAKE_CURRENT_SOURCE_DIR}/${header})
+      set(region_file ${header_file})
     endif()
   endforeach()
   get_filename_component(region_name ${region_file} NAME)
@@ -292,7 +297,8 @@ function(attn_add_exercise chapter letter)
 
   # The student's program: both back ends. The filter reads the text before it is compiled, and what the object
   # calls before it is linked.
-  attn_exercise_source(${work}/${exercise}_student.cu ${step_file} ${exercise} student ${student} "${probe}" ${arg_HEADERS})
+  attn_exercise_source(${work}/${exercise}_student.cu ${step_file} ${exercise} student ${student}
+                       "${probe}" ${arg_HEADERS})
   attn_exercise_table(${work}/student_table.cpp ${arg_STEP} "${probe}" "${arg_PREPARE}"
                       ${ATTN_HAVE_CUDA} student)
   attn_add_kernels(${exercise}_student_kernels ${hopper} FILES ${work}/${exercise}_student.cu)
@@ -345,7 +351,8 @@ function(attn_add_exercise chapter letter)
     get_filename_component(name ${mutant} NAME)
     string(REGEX REPLACE "^${letter}\\.mutant\\.(.*)\\.inc$" "\\1" name ${name})
     list(APPEND variants ${name})
-    attn_exercise_source(${work}/${name}.cu ${step_file} ${exercise} ${name} ${mutant} "${probe}" ${arg_HEADERS})
+    attn_exercise_source(${work}/${name}.cu ${step_file} ${exercise} ${name} ${mutant}
+                         "${probe}" ${arg_HEADERS})
     string(APPEND all "#include \"${work}/${name}.cu\"\n")
   endforeach()
   file(CONFIGURE OUTPUT ${work}/variants.cpp CONTENT "${all}" @ONLY)

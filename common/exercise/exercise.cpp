@@ -62,8 +62,8 @@ std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
   return all;
 }
 
-// Of steps with masks of their own, which take tiles of 128. Windows in the middle of a canvas, at its edges and as
-// large as it, tiles of one block and of two, text that ends inside a block, and none.
+// Of steps with masks of their own, which take tiles of 128. Windows in the middle of a canvas, at
+// its edges and as large as it, tiles of one block and of two, text that ends in a block, and none.
 std::vector<Problem> canvas_cases(const Step& step, uint64_t seed) {
   struct Canvas {
     Sides sides, tile;
@@ -101,8 +101,9 @@ std::vector<Problem> canvas_cases(const Step& step, uint64_t seed) {
   return all;
 }
 
-// FlashMask's masks of training and serving; then intervals that end with tiles of queries, or a row before and behind
-// them: of head 0 a band of rows for each key, of head 1 the rows of the second tile or most of them.
+// FlashMask's masks of training and serving; then intervals that end with tiles of queries, or a
+// row before and behind them: of head 0 a band of rows for each key, of head 1 the rows of the
+// second tile or most of them.
 std::vector<Problem> column_cases(const Step& step, uint64_t seed) {
   constexpr const char* kNames[] = {"causal_document",       "document",         "share_question",
                                     "global_sliding_window", "causal_blockwise", "prefix_lm_causal",

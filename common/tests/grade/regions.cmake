@@ -19,9 +19,10 @@ foreach(list ${lists})
       string(REGEX MATCHALL "[^ \n]+" headers "${CMAKE_MATCH_1}")
     endif()
     file(WRITE ${WORK}/solution.inc "")
-    attn_exercise_source(${WORK}/ours.cu ${folder}/${step}.cu ${exercise} student ${WORK}/solution.inc "" ${headers})
-    attn_exercise_source(${WORK}/theirs.cu ${student_folder}/${step}.cu ${exercise} student ${WORK}/solution.inc ""
-                         ${headers})
+    attn_exercise_source(${WORK}/ours.cu ${folder}/${step}.cu ${exercise} student
+                         ${WORK}/solution.inc "" ${headers})
+    attn_exercise_source(${WORK}/theirs.cu ${student_folder}/${step}.cu ${exercise} student
+                         ${WORK}/solution.inc "" ${headers})
     file(READ ${WORK}/ours.cu ours)
     file(READ ${WORK}/theirs.cu theirs)
     # Where a line is for messages: the edition's step has fewer.
