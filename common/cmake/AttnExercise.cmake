@@ -376,7 +376,8 @@ function(attn_add_exercise chapter letter)
       set(label solution)
       set(status 0)
     endif()
-    # A mutant that begins with "// race: A | B", two lines of code, is reported as a race.
+    # A mutant that begins with "// race: A | B", two lines of code, is reported as a race; of one
+    # that begins with "// says: TEXT" the judge says that.
     set(race)
     if(variant STREQUAL "stub")
       set(race -DSTUB=ON)  # of a bughunt: its race is the student's to find, so no line names it
@@ -385,6 +386,8 @@ function(attn_add_exercise chapter letter)
       file(READ ${folder}/${letter}.mutant.${variant}.inc text LIMIT 200)
       if(text MATCHES "^// race: ([^\n]*)")
         set(race -DRACE=${folder}/${letter}.mutant.${variant}.inc)
+      elseif(text MATCHES "^// says: ([^\n]*)")
+        set(race "-DSAYS=${CMAKE_MATCH_1}")
       endif()
     endif()
     add_test(NAME "${exercise}: ${variant}" COMMAND ${CMAKE_COMMAND}
