@@ -33,6 +33,7 @@ struct Bounds {
   int begin_min, begin_max, end_min, end_max;
 };
 enum BlockClass { kHidden, kUnmasked, kMasked };
+//! [ex08c]
 // Of rows [row0, last_row] and a block of keys, whose bounds are those of all its columns.
 __host__ __device__ inline BlockClass classify(const Bounds* bounds, int count, int row0,
                                                int last_row) {
@@ -44,6 +45,7 @@ __host__ __device__ inline BlockClass classify(const Bounds* bounds, int count, 
   }
   return is;
 }
+//! [ex08c]
 //! [classify]
 
 }  // namespace ATTN_BACKEND::hopper

@@ -27,6 +27,7 @@ struct TileWindows {
   struct Window {
     int begin[3], size[3];
   };
+  //! [ex08b]
   // Around a tile of queries, moved so that it lies inside the canvas; for text all of the canvas.
   __device__ Window around(int head, int m_block) const {
     const int tile = m_block / m_of_tile;
@@ -40,6 +41,7 @@ struct TileWindows {
     }
     return w;
   }
+  //! [ex08b]
   __device__ int in_canvas(const Window& w) const {
     return w.size[0] * w.size[1] * w.size[2] * n_of_tile;
   }

@@ -168,6 +168,7 @@ function(attn_add_chapter chapter)
   set(objects ${${chapter}_OBJECTS} $<TARGET_OBJECTS:${chapter}_table>)
   set(${chapter}_OBJECTS ${${chapter}_OBJECTS} PARENT_SCOPE)  # for attn_add_exercise
   set(${chapter}_HOPPER "${hopper}" PARENT_SCOPE)
+  set(${chapter}_HOPPER_STEPS "${arg_HOPPER_STEPS}" PARENT_SCOPE)
 
   if(NOT TARGET attn_chapter_main)  # what all chapters have alike, compiled once
     set(common ${PROJECT_SOURCE_DIR}/common)

@@ -57,29 +57,59 @@ function(attn_line out text file)
   set(${out} "#line ${line} \"${file}\"\n" PARENT_SCOPE)
 endfunction()
 
-# attn_exercise_source(<out> <step file> <exercise> <variant> <inc or ""> <probe or "">): writes <out>: the
-# step in a namespace of its own, with the region replaced by an #include of <inc> (kept if empty), and <probe>
-# included at the end of the namespace. The headers that exercise_filter.sh lets a student include are there
-# already, since a region may be inside a function. A copy has no more kernels than the cases of exercise.cpp and
-# speed.cpp run: of 16 bits bf16 alone, head dims up to 64.
-function(attn_exercise_source out step_file exercise variant inc probe)
-  file(READ ${step_file} text)
-  get_filename_component(step ${step_file} NAME_WE)
-  get_filename_component(folder ${step_file} DIRECTORY)
+# attn_replace_region(<inout text> <out found> <file> <exercise> <inc or "">): <text>, of <file>,
+# with the region replaced by an #include of <inc> (kept if empty); found: whether it has one.
+function(attn_replace_region inout found file exercise inc)
+  set(text "${${inout}}")
+  get_filename_component(folder ${file} DIRECTORY)
   attn_shipped_regions(text ${folder}/exercises ${exercise})
   attn_region(before rest "${text}" ${exercise})
-  if(NOT before)
-    message(FATAL_ERROR "${step_file}: needs a pair of //! [${exercise}]")
-  endif()
-  if(inc)
-    # The rest begins where it does in the step.
+  if(before AND inc)
+    # The rest begins where it does in the file.
     string(LENGTH "${text}" all)
     string(LENGTH "${rest}" length)
     math(EXPR length "${all} - ${length}")
     string(SUBSTRING "${text}" 0 ${length} ahead)
-    attn_line(line "${ahead}" ${step_file})
+    attn_line(line "${ahead}" ${file})
     set(text "${before}\n#include \"${inc}\"\n${line}${rest}")
   endif()
+  set(${found} FALSE PARENT_SCOPE)
+  if(before)
+    set(${found} TRUE PARENT_SCOPE)
+  endif()
+  set(${inout} "${text}" PARENT_SCOPE)
+endfunction()
+
+# attn_put_header(<inout text> <file> <header> <its text>): <text>, of <file>, with the header's text
+# in place of its #include, if it has one.
+function(attn_put_header inout file header header_text)
+  set(include "#include \"${header}\"\n")
+  string(FIND "${${inout}}" "${include}" at)
+  if(at EQUAL -1)
+    return()
+  endif()
+  file(READ ${file} ahead)
+  string(FIND "${ahead}" "${include}" end)
+  string(SUBSTRING "${ahead}" 0 ${end} ahead)
+  attn_line(after "${ahead}\n" ${file})
+  get_filename_component(folder ${file} DIRECTORY)
+  set(before "#line 1 \"${folder}/${header}\"\n")
+  string(REPLACE "${include}" "${before}${header_text}\n${after}" text "${${inout}}")
+  set(${inout} "${text}" PARENT_SCOPE)
+endfunction()
+
+# attn_exercise_source(<out> <step file> <exercise> <variant> <inc or ""> <probe or "">
+#                      [<header> ...]): writes <out>: the step in a namespace of its own, with the region replaced by an #include of <inc>
+# (kept if empty), and <probe> included at the end of the namespace. Headers of the chapter are put
+# into the copy, in the same namespace, instead of being included: the region may be in one of them.
+# One that another includes comes first. The headers that exercise_filter.sh lets a student include
+# are there already, since a region may be inside a function. A copy has no more kernels than the
+# cases of exercise.cpp and speed.cpp run: of 16 bits bf16 alone, head dims up to 64.
+function(attn_exercise_source out step_file exercise variant inc probe)
+  file(READ ${step_file} text)
+  get_filename_component(step ${step_file} NAME_WE)
+  get_filename_component(folder ${step_file} DIRECTORY)
+  attn_replace_region(text found ${step_file} ${exercise} "${inc}")
   string(REPLACE "ATTN_BACKEND::${step}" "ATTN_BACKEND::${step}_${variant}" text "${text}")
   if(text MATCHES "dispatch_16bit")
     string(REPLACE "dispatch_16bit(" "dispatch_bf16(" text "${text}")
@@ -104,6 +134,30 @@ namespace probed {
 #endif
 }  // namespace ATTN_BACKEND::${step}_${variant}" text "${text}")
     string(PREPEND text "#include <stdexcept>\n#include <vector>\n")
+  endif()
+  set(names)
+  foreach(header ${ARGN})
+    set(own_file ${folder}/${header})
+    file(READ ${own_file} own)
+    attn_replace_region(own found_there ${own_file} ${exercise} "${inc}")
+    if(found_there)
+      set(found TRUE)
+    endif()
+    string(REPLACE "#pragma once" "" own "${own}")
+    string(REPLACE "namespace ATTN_BACKEND::hopper {"
+                   "namespace ATTN_BACKEND::${step}_${variant} { using namespace hopper;"
+           own "${own}")
+    foreach(name ${names})
+      attn_put_header(own ${own_file} ${name} "${text_of_${name}}")
+    endforeach()
+    list(APPEND names ${header})
+    set(text_of_${header} "${own}")
+  endforeach()
+  foreach(name ${names})
+    attn_put_header(text ${step_file} ${name} "${text_of_${name}}")
+  endforeach()
+  if(NOT found)
+    message(FATAL_ERROR "${step_file} ${ARGN}: needs a pair of //! [${exercise}]")
   endif()
   foreach(header utility type_traits numeric limits cstdint cmath climits cfloat array algorithm)
     string(PREPEND text "#include <${header}>\n")
@@ -163,7 +217,8 @@ function(attn_exercise_judge out exercise kind step judge)
   set(function nullptr)
   if(judge)
     set(function judge)
-    set(code "#include \"exercise/numbers.h\"
+    set(code "#include <algorithm>
+#include \"exercise/numbers.h\"
 #include \"emulator/warp_access.h\"
 
 namespace {
@@ -180,8 +235,11 @@ ${code}
 " @ONLY)
 endfunction()
 
-# attn_add_exercise(<chapter> <letter> KIND <fill|index|bughunt> STEP <step> [PREPARE <kernel>]),
-# after attn_add_chapter; PREPARE: of its KERNELS that which runs once before the step.
+# attn_add_exercise(<chapter> <letter> KIND <fill|index|bughunt> STEP <step> [PREPARE <kernel>]
+#                   [TABLE <file>] [HEADERS <header> ...]),
+# after attn_add_chapter; PREPARE: of its KERNELS that which runs once before the step; TABLE: of its
+# TABLE that which has functions that the step's launch calls; HEADERS: of the chapter, one of which
+# has the region (attn_exercise_source).
 # Files in exercises/: <letter>.md, <letter>.stub.inc, <letter>.mutant.*.inc, optionally <letter>.probe.inc and
 # <letter>.judge.inc.
 #
@@ -190,7 +248,7 @@ endfunction()
 #   ex01a-diff   the student's step beside the shipped one
 #   ctest        the solution passes; the stub and each mutant fail with exit status 1
 function(attn_add_exercise chapter letter)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "KIND;STEP;PREPARE" "")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "" "KIND;STEP;PREPARE;TABLE" "HEADERS")
   string(SUBSTRING ${chapter} 0 2 number)
   set(exercise ex${number}${letter})
   set(folder ${CMAKE_CURRENT_SOURCE_DIR}/exercises)
@@ -213,18 +271,37 @@ function(attn_add_exercise chapter letter)
   if(arg_PREPARE)
     set(prepare "$<FILTER:${${chapter}_OBJECTS},INCLUDE,/${arg_PREPARE}\\.c>")
   endif()
+  if(arg_TABLE)
+    list(APPEND prepare
+         "$<FILTER:$<TARGET_OBJECTS:${chapter}_table>,INCLUDE,/${arg_TABLE}\\.c>")
+  endif()
   file(GLOB mutants CONFIGURE_DEPENDS ${folder}/${letter}.mutant.*.inc)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${step_file})
+  set(region_file ${step_file})
+  foreach(header ${arg_HEADERS})
+    set(header_file ${CMAKE_CURRENT_SOURCE_DIR}/${header})
+    set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${header_file})
+    file(STRINGS ${header_file} markers REGEX "//! \\[${exercise}\\]")
+    if(markers)
+      set(region_file ${header_file})
+    endif()
+  endforeach()
+  get_filename_component(region_name ${region_file} NAME)
+  set(hopper ${${chapter}_HOPPER})
+  if(arg_STEP IN_LIST ${chapter}_HOPPER_STEPS)
+    set(hopper HOPPER)
+  endif()
 
   attn_exercise_judge(${work}/judge.cpp ${exercise} ${arg_KIND} ${arg_STEP} "${judge}")
   attn_judge_program(${chapter} ${work}/judge.cpp ${arg_STEP})
 
   # The student's program: both back ends. The filter reads the text before it is compiled, and what the object
   # calls before it is linked.
-  attn_exercise_source(${work}/${exercise}_student.cu ${step_file} ${exercise} student ${student} "${probe}")
+  attn_exercise_source(${work}/${exercise}_student.cu ${step_file} ${exercise} student ${student}
+                       "${probe}" ${arg_HEADERS})
   attn_exercise_table(${work}/student_table.cpp ${arg_STEP} "${probe}" "${arg_PREPARE}"
                       ${ATTN_HAVE_CUDA} student)
-  attn_add_kernels(${exercise}_student_kernels ${${chapter}_HOPPER} FILES ${work}/${exercise}_student.cu)
+  attn_add_kernels(${exercise}_student_kernels ${hopper} FILES ${work}/${exercise}_student.cu)
   set(filter ${ATTN_BASH} ${PROJECT_SOURCE_DIR}/common/scripts/exercise_filter.sh)
   add_custom_command(OUTPUT ${work}/filtered COMMAND ${filter} text ${exercise} ${student}
     COMMAND ${CMAKE_COMMAND} -E touch ${work}/filtered
@@ -249,9 +326,9 @@ function(attn_add_exercise chapter letter)
   # The student's text in the place of the region, beside the shipped file.
   file(MAKE_DIRECTORY ${work}/diff)
   add_custom_target(${exercise}-diff
-    COMMAND ${CMAKE_COMMAND} -DSTEP=${step_file} -DEXERCISE=${exercise} -DINC=${student}
-            -DOUT=${work}/diff/${arg_STEP}.cu -P ${PROJECT_SOURCE_DIR}/common/cmake/exercise_inline.cmake
-    COMMAND git --no-pager diff --no-index --ignore-all-space ${work}/diff/${arg_STEP}.cu ${step_file}
+    COMMAND ${CMAKE_COMMAND} -DSTEP=${region_file} -DEXERCISE=${exercise} -DINC=${student}
+            -DOUT=${work}/diff/${region_name} -P ${PROJECT_SOURCE_DIR}/common/cmake/exercise_inline.cmake
+    COMMAND git --no-pager diff --no-index --ignore-all-space ${work}/diff/${region_name} ${region_file}
             || true
     VERBATIM USES_TERMINAL)
 
@@ -265,15 +342,17 @@ function(attn_add_exercise chapter letter)
 
   # The checked versions: one program and one compilation for all of them, emulated.
   set(variants solution stub)
-  attn_exercise_source(${work}/solution.cu ${step_file} ${exercise} solution "" "${probe}")
+  attn_exercise_source(${work}/solution.cu ${step_file} ${exercise} solution "" "${probe}"
+                       ${arg_HEADERS})
   attn_exercise_source(${work}/stub.cu ${step_file} ${exercise} stub ${folder}/${letter}.stub.inc
-                       "${probe}")
+                       "${probe}" ${arg_HEADERS})
   set(all "#include \"${work}/solution.cu\"\n#include \"${work}/stub.cu\"\n")
   foreach(mutant ${mutants})
     get_filename_component(name ${mutant} NAME)
     string(REGEX REPLACE "^${letter}\\.mutant\\.(.*)\\.inc$" "\\1" name ${name})
     list(APPEND variants ${name})
-    attn_exercise_source(${work}/${name}.cu ${step_file} ${exercise} ${name} ${mutant} "${probe}")
+    attn_exercise_source(${work}/${name}.cu ${step_file} ${exercise} ${name} ${mutant}
+                         "${probe}" ${arg_HEADERS})
     string(APPEND all "#include \"${work}/${name}.cu\"\n")
   endforeach()
   file(CONFIGURE OUTPUT ${work}/variants.cpp CONTENT "${all}" @ONLY)
@@ -297,7 +376,8 @@ function(attn_add_exercise chapter letter)
       set(label solution)
       set(status 0)
     endif()
-    # A mutant that begins with "// race: A | B", two lines of code, is reported as a race.
+    # A mutant that begins with "// race: A | B", two lines of code, is reported as a race; of one
+    # that begins with "// says: TEXT" the judge says that.
     set(race)
     if(variant STREQUAL "stub")
       set(race -DSTUB=ON)  # of a bughunt: its race is the student's to find, so no line names it
@@ -306,6 +386,8 @@ function(attn_add_exercise chapter letter)
       file(READ ${folder}/${letter}.mutant.${variant}.inc text LIMIT 200)
       if(text MATCHES "^// race: ([^\n]*)")
         set(race -DRACE=${folder}/${letter}.mutant.${variant}.inc)
+      elseif(text MATCHES "^// says: ([^\n]*)")
+        set(race "-DSAYS=${CMAKE_MATCH_1}")
       endif()
     endif()
     add_test(NAME "${exercise}: ${variant}" COMMAND ${CMAKE_COMMAND}

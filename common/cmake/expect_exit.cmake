@@ -1,9 +1,16 @@
 # Runs PROGRAM (a command and its arguments) and demands the exit status STATUS exactly: a crash is no
-# verdict. With RACE, a mutant's file, it also has to report that race, with both lines (race_lines.sh).
+# verdict. With RACE, a mutant's file, it also has to report that race, with both lines (race_lines.sh);
+# with SAYS that text.
 execute_process(COMMAND ${PROGRAM} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
 message("${output}")
 if(NOT result STREQUAL STATUS)
   message(FATAL_ERROR "exit status ${result}, must be ${STATUS}")
+endif()
+if(SAYS)
+  string(FIND "${output}" "${SAYS}" at)
+  if(at EQUAL -1)
+    message(FATAL_ERROR "does not say: ${SAYS}")
+  endif()
 endif()
 if(NOT RACE)
   if(STATUS EQUAL 1 AND NOT STUB AND output MATCHES "race: [^\n]*")

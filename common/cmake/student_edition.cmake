@@ -52,7 +52,7 @@ foreach(chapter ${chapters})
     file(MAKE_DIRECTORY ${chapter}/exercises/student)
     file(RENAME ${chapter}/exercises/student_${exercise}.tmp
                 ${chapter}/exercises/student/${exercise}.inc)
-    file(GLOB steps ${chapter}/*.cu)
+    file(GLOB steps ${chapter}/*.cu ${chapter}/*.h)
     set(marker "//! [${exercise}]")
     string(LENGTH "${marker}" length)
     foreach(step ${steps})

@@ -8,10 +8,12 @@
 
 #include "check/failure_shape.h"
 #include "attn/error.h"
+#include "attn/sliding_tiles.h"
 #include "attn/tiling.h"
 #include "check/inputs.h"
 #include "check/operation.h"
 #include "check/variations.h"
+#include "run/mask_option.h"
 
 namespace attn {
 namespace {
@@ -57,6 +59,89 @@ std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
     p.head_dim = 64;
     if (!refusal(step, p)) all.push_back(p);
   }
+  return all;
+}
+
+// Of steps with masks of their own, which take tiles of 128. Windows in the middle of a canvas, at
+// its edges and as large as it, tiles of one block and of two, text that ends in a block, and none.
+std::vector<Problem> canvas_cases(const Step& step, uint64_t seed) {
+  struct Canvas {
+    Sides sides, tile;
+    std::vector<Sides> windows;  // in tiles, like the sides
+    int64_t text;
+  };
+  const Sides small{2, 8, 8}, large{4, 8, 8};
+  const Canvas canvases[] = {{{1, 1, 5}, small, {{1, 1, 3}, {1, 1, 1}}, 0},
+                             {{1, 5, 1}, small, {{1, 1, 1}, {1, 3, 1}}, 0},
+                             {{5, 1, 1}, small, {{3, 1, 1}, {5, 1, 1}}, 70},
+                             {{1, 1, 7}, small, {{1, 1, 5}}, 0},
+                             {{1, 3, 4}, small, {{1, 1, 3}, {1, 3, 1}}, 0},
+                             {{2, 2, 3}, small, {{1, 2, 1}, {2, 1, 3}}, 100},
+                             {{1, 1, 3}, large, {{1, 1, 1}, {1, 1, 3}}, 256},
+                             {{4, 1, 3}, small, {{3, 1, 1}}, 1}};
+  std::vector<Problem> all;
+  uint64_t n = 0;
+  for (const auto& [sides, tile, windows, text] : canvases) {
+    const auto in_tokens = [&](const Sides& s) {
+      return Sides{s[0] * tile[0], s[1] * tile[1], s[2] * tile[2]};
+    };
+    const Sides canvas = in_tokens(sides);
+    std::vector<Sides> window;
+    for (const Sides& w : windows) window.push_back(in_tokens(w));
+    Problem p;
+    p.seqlen_q = p.seqlen_k = canvas[0] * canvas[1] * canvas[2] + text;
+    p.heads = static_cast<int64_t>(windows.size()), p.kv_heads = 1;
+    p.head_dim = 64;
+    p.inputs = n % 2 == 0 ? InputKind::random : InputKind::peaked;
+    p.seed = seed + n++;
+    p.mask = std::make_shared<SlidingTiles>(canvas, tile, window, text);
+    p.finish();
+    if (!refusal(step, p)) all.push_back(p);
+  }
+  return all;
+}
+
+// FlashMask's masks of training and serving; then intervals that end with tiles of queries, or a
+// row before and behind them: of head 0 a band of rows for each key, of head 1 the rows of the
+// second tile or most of them.
+std::vector<Problem> column_cases(const Step& step, uint64_t seed) {
+  constexpr const char* kNames[] = {"causal_document",       "document",         "share_question",
+                                    "global_sliding_window", "causal_blockwise", "prefix_lm_causal",
+                                    "prefix_lm_document",    "qk_sparse",        "random_eviction"};
+  std::vector<Problem> all;
+  uint64_t n = 0;
+  const auto add = [&](int64_t queries, int64_t keys, bool causal, auto mask) {
+    Problem p;
+    p.seqlen_q = queries, p.seqlen_k = keys;
+    p.heads = 2, p.kv_heads = 1;
+    p.head_dim = 64;
+    p.causal = causal;
+    p.inputs = n % 2 == 0 ? InputKind::random : InputKind::needle;
+    p.seed = seed + n++;
+    p.finish();
+    p.mask = mask(p);
+    if (!refusal(step, p)) all.push_back(p);
+  };
+  for (const std::string name : kNames) {
+    constexpr const char* kNotCausal[] = {"document", "global_sliding_window", "prefix_lm_causal",
+                                          "prefix_lm_document"};
+    const int64_t length = 270 + 60 * static_cast<int64_t>(n);
+    add(length, length, std::ranges::find(kNotCausal, name) == std::end(kNotCausal),
+        [&](const Problem& p) { return read_mask("flashmask:" + name, p); });
+  }
+  for (const int64_t around : {0, -1, 1})
+    add(300, 400, around == 0, [&](const Problem& p) {
+      std::vector<int64_t> begin, end;
+      for (int64_t j = 0; j < p.seqlen_k; ++j)
+        begin.push_back(j / 2), end.push_back(std::min<int64_t>(300, j / 2 + 129 + j % 3));
+      for (int64_t j = 0; j < p.seqlen_k; ++j) {
+        const bool hides = j < 256 || j == 300;  // of the third block one key, of the fourth none
+        begin.push_back(hides ? 128 + (j < 128 ? around : 0) : 0);
+        end.push_back(hides ? 256 + (j < 128 ? 0 : around) : 0);
+      }
+      return std::make_shared<ColumnIntervals>(std::vector<int64_t>{1, 2, 1, p.seqlen_k}, begin,
+                                               end);
+    });
   return all;
 }
 
@@ -116,7 +201,12 @@ std::vector<Problem> decode_cases(const Step& step, uint64_t seed) {
 
 std::vector<Problem> cases(const Step& step, uint64_t seed) {
   if (step.operation->few_queries > 0) return decode_cases(step, seed);
-  return step.operation->matrix ? row_cases(step, seed) : attention_cases(step, seed);
+  if (step.operation->matrix) return row_cases(step, seed);
+  std::vector<Problem> all = attention_cases(step, seed);
+  if (takes(step, "mask"))
+    for (const auto& more : {canvas_cases(step, seed), column_cases(step, seed)})
+      all.insert(all.end(), more.begin(), more.end());
+  return all;
 }
 
 // What became of one problem: a pass, wrong numbers with their shape, or why there are none. `turn`: another schedule.

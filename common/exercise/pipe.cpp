@@ -15,6 +15,7 @@
 #include <stdexcept>
 
 #include "attn/error.h"
+#include "attn/sliding_tiles.h"
 
 namespace attn {
 namespace {
@@ -68,6 +69,35 @@ Problem problem(const json& j) {
   return p;
 }
 
+// What a launch asks of a mask besides its tensors, which are among the inputs.
+json to_json(const KeyMask* mask) {
+  if (const auto* tiles = dynamic_cast<const SlidingTiles*>(mask))
+    return {{"canvas", tiles->canvas_tiles()}, {"tile", tiles->block_m()}};
+  if (dynamic_cast<const ColumnIntervals*>(mask)) return json::object();
+  if (mask) throw InputError("an exercise has no masks but of columns and tiles of a canvas");
+  return nullptr;
+}
+std::shared_ptr<const KeyMask> mask_of(const json& j, const Request& r) {
+  if (j.is_null()) return nullptr;
+  if (!j.contains("canvas")) {
+    const HostTensor& begin = r.inputs.at("hidden_begin");
+    return std::make_shared<ColumnIntervals>(
+        std::vector<int64_t>(std::begin(begin.spec.shape), std::end(begin.spec.shape)),
+        begin.numbers, r.inputs.at("hidden_end").numbers);
+  }
+  // Tiles as lines: what their sides are in tokens, no launch asks.
+  const Sides tile{1, 1, j.at("tile")};
+  const auto in_tokens = [&](const auto& tiles) {
+    return Sides{tiles[0], tiles[1], tiles[2] * tile[2]};
+  };
+  const Sides canvas = in_tokens(j.at("canvas").get<Sides>());
+  const std::vector<int64_t>& sides = r.inputs.at("tile_windows").numbers;
+  std::vector<Sides> windows;
+  for (std::size_t n = 0; n + 3 <= sides.size(); n += 3) windows.push_back(in_tokens(&sides[n]));
+  return std::make_shared<SlidingTiles>(canvas, tile, windows,
+                                        r.problem.seqlen_k - canvas[0] * canvas[1] * canvas[2]);
+}
+
 std::string encoded(const Request& r) {
   json head{{"what", static_cast<int>(r.what)},
             {"variant", r.variant},
@@ -75,6 +105,7 @@ std::string encoded(const Request& r) {
             {"schedule", r.schedule},
             {"early_copies", r.early_copies},
             {"problem", to_json(r.problem)},
+            {"mask", to_json(r.problem.mask.get())},
             {"workspaces", json::array()},
             {"inputs", json::array()},
             {"outputs", json::array()}};
@@ -185,6 +216,7 @@ std::optional<Request> read_request(int file) {
     read_or_throw(file, bytes.data(), bytes.size());
     r.inputs.emplace(spec.name, from_bytes(spec, bytes));
   }
+  r.problem.mask = mask_of(head.at("mask"), r);
   return r;
 }
 

@@ -9,6 +9,7 @@
 #include "check/check.h"
 #include "exercise/exercise.h"
 #include "check/inputs.h"
+#include "run/mask_option.h"
 #include "run/session.h"
 
 namespace attn {
@@ -32,6 +33,12 @@ Problem speed_problem(const Step& step, uint64_t seed) {
   }
   p.seed = seed;
   p.finish();
+  // Steps that need a mask: of intervals, or a canvas of 8 tiles.
+  if (takes(step, "mask") && refusal(step, p))
+    for (const char* const mask : {"flashmask:document", "sta:2x8x64,2x8x8,2x8x24"}) {
+      p.mask = read_mask(mask, p);
+      if (!refusal(step, p)) break;
+    }
   return p;
 }
 

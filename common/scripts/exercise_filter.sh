@@ -28,6 +28,9 @@ if [[ $what = object ]]; then
   runtime+='|_ZSt(28_Rb_tree|18_Rb_tree_|29_Rb_tree_|20_Rb_tree_|11_Hash_bytes|7nothrow).*|_ZNKSt8__detail20_Prime_rehash_policy.*|_ZT[ISV](St|N10__cxxabiv1).*'
   # The machine itself, which the names of CUDA stand for: the text has no name of it (`emulator`, `Block::`).
   runtime+='|_ZN4attn8shape_of.*|_ZNK4attn7Problem8tokens_[qk]Ev'
+  # Steps with masks of their own: whose list is whose, which mask it is, how many SMs there are.
+  runtime+='|_ZN4attn(8lists_of|12list_strides)ERKNS_7ProblemE|_ZN4attn8gpu_infoEv|__dynamic_cast'
+  runtime+='|_ZT[ISV]N4attn(7KeyMask|9BlockMask|12SlidingTiles|15ColumnIntervals)E'
   runtime+='|_ZNK?4attn8emulator(5Block|8run_grid|12mma_m16n8k16|5wgmma).*'
   # What a build without optimisation leaves to the library: a debugger needs one.
   runtime+='|__assert_fail|_ZNSaIcE[CD][12]E.*'
