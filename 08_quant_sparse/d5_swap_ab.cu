@@ -30,27 +30,7 @@ using namespace flash_decoding;
 using namespace splits;
 
 using Element = __nv_bfloat16;  // of what is given, and of O
-// Codes of the cache. A mask and the bits of 1024 are two constants, of which one instruction takes
-// one as it is: the other one stays in a register.
-struct Codes : Int4Codes {
-  __device__ static uint32_t nibbles(uint32_t word, uint32_t mask) {
-#ifdef ATTN_EMULATED
-    return (word & mask) | k1024;
-#else
-    uint32_t halves;
-    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(halves) : "r"(word), "r"(mask), "r"(k1024));
-    return halves;
-#endif
-  }
-  __device__ static void pairs_of(uint32_t word, uint32_t (&pairs)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint32_t halves = nibbles(word >> i / 2 * 8, i % 2 == 0 ? 0x000F000Fu : 0x00F000F0u);
-      pairs[i] = i % 2 == 0 ? subtract_halves(halves, 0x64086408u)          // 1024 + 8
-                            : fma_halves(halves, 0x2C002C00u, 0xD480D480u);  // / 16 - 72
-    }
-  }
-};
+using Codes = Int4Codes;        // of the cache
 
 template <int kHeadDim_>
 struct Config {
