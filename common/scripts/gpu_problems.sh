@@ -149,6 +149,11 @@ problems_of() {
       echo "prefill_d128_causal_n16384 --operation paged_prefill $(tokens 128 16384) --causal"
       for n in 1 64; do echo "prefill_d128_causal_n2048_page$n --operation paged_prefill" \
         "$(tokens 128 2048) --causal --page-size $n"; done
+      # Boxes of TMA of 1, 8 and 16 KiB, and the other head dims.
+      for n in 8 64 256; do echo "prefill_d128_causal_n16384_page$n --operation paged_prefill" \
+        "--step v15_prefill_tma $(tokens 128 16384) --causal --page-size $n"; done
+      for d in 64 256; do echo "prefill_d${d}_causal_n16384 --operation paged_prefill --step" \
+        "v7_prefill,v15_prefill_tma $(tokens $d 16384) --causal"; done
       echo "prefill_chunks --operation paged_prefill --heads 32 --kv-heads 8 --head-dim 128" \
         "--causal --varlen 2048,512,512,128 --varlen-k 16384,8192,4096,128"
       # Chunks of a prompt among sequences that decode: in one launch, and in two.
@@ -323,7 +328,7 @@ profiled_problem() {  # CHAPTER STEP
     07_paged/v8_*) echo "$(pages 64 const:32896 32 8) --shared-prefix 32768" ;;
     07_paged/v1[23]_*) latent 128 4096 128 ;;
     07_paged/v11_*) mix 2048 16384 64 4096 ;;
-    07_paged/v[79]_*) echo "$(tokens 128 2048) --causal" ;;
+    07_paged/v[79]_*|07_paged/v15_*) echo "$(tokens 128 2048) --causal" ;;
     07_paged/a1_*) echo "--batch 16 --kv-heads 8 --heads 8 --head-dim 128 --seqlen-q 1024 --lengths const:8192" ;;
     07_paged/c1_*) echo "--batch 2048 --kv-heads 8 --heads 8 --head-dim 128" ;;
     07_paged/*) pages 16 const:8192 32 8 ;;
@@ -461,6 +466,8 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--batch 2 --seqlen-q 70 --seqlen-k 150 --head-dim 64 --dtype fp16 --window 17,3" \
         "--page-size 1"
       echo "--varlen 33,1 --varlen-k 133,64 --head-dim 256 --causal --page-size 64"
+      echo "--varlen 200,0,33 --varlen-k 301,7,0 --head-dim 64 --heads 3 --kv-heads 1" \
+        "--page-size 24"
       echo "--varlen 70,3,64 --varlen-k 200,3,300 --heads 2 --head-dim 128 --tree"
       for d in "128" "64 --serial"; do
         echo "--varlen 1,70,1,16 --varlen-k 900,100,5,300 --heads 4 --kv-heads 2 --causal" \
