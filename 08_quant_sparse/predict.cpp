@@ -88,6 +88,12 @@ std::vector<Pool> pools(const HostTensor& t, int64_t batch, int64_t heads, int64
   return all;
 }
 
+// Q or K by which blocks are chosen: of a step that quantises what was given to it.
+const HostTensor& given(const HostTensors& inputs, const std::string& name) {
+  const auto found = inputs.find(name + "_given");
+  return found == inputs.end() ? inputs.at(name) : found->second;
+}
+
 // Which of [begin, end) are kept, given their scores; NaN: those that no mean stands for.
 std::vector<bool> kept(const PredictRule& rule, const std::vector<float>& scores, float scale) {
   std::vector<float> ranked;
@@ -191,8 +197,10 @@ std::shared_ptr<const BlockMask> chosen_blocks(const Problem& p, const HostTenso
   const PredictRule rule = rule_of(p);
   const int64_t d = p.head_dim, block_n = sparse_block_n(d);
   const int64_t m_blocks = tiles_of_queries(p), n_blocks = blocks_of(p.seqlen_k, block_n);
-  const std::vector<Pool> q = pools(inputs.at("q"), p.batch, p.heads, p.seqlen_q, kSparseBlockM, d);
-  const std::vector<Pool> k = pools(inputs.at("k"), p.batch, p.kv_heads, p.seqlen_k, block_n, d);
+  const std::vector<Pool> q =
+      pools(given(inputs, "q"), p.batch, p.heads, p.seqlen_q, kSparseBlockM, d);
+  const std::vector<Pool> k =
+      pools(given(inputs, "k"), p.batch, p.kv_heads, p.seqlen_k, block_n, d);
   const float scale = static_cast<float>(p.softmax_scale) * 1.44269504f;
   std::vector<bool> open(static_cast<std::size_t>(p.batch * p.heads * m_blocks * n_blocks));
   for (int64_t bh = 0; bh < p.batch * p.heads; ++bh)

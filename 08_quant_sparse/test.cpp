@@ -31,10 +31,12 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
   if (step.name.starts_with("q"))
     return p.dtype == (step.name >= "q4" ? DType::e4m3 : DType::int8) &&
            p.softmax_scale >= 1e-10 && plain(p);
-  if (step.operation->name == "predict")
-    return (p.dtype == DType::bf16 || p.dtype == DType::fp16) && plain(p) &&
-           p.softmax_scale >= 1e-10 &&
+  if (step.operation->name == "predict") {
+    const bool its_type = step.name == "s8_int8" ? p.dtype == DType::e4m3
+                                                 : p.dtype == DType::bf16 || p.dtype == DType::fp16;
+    return its_type && plain(p) && p.softmax_scale >= 1e-10 &&
            p.own.contains("skip_below") == (step.name == "s6_skip_pv");
+  }
   if (step.name.starts_with("s")) {
     Problem q = p;
     q.mask = nullptr;

@@ -104,6 +104,26 @@ TEST_CASE("steps that choose are right about what they choose", "[emulated]") {
       [&](const Problem& p) { ran += check_steps("predict", p, Backend::emulated); });
   CHECK(ran.of == std::map<std::string, int>{{"s5_predict", problems}});
 }
+// In 8 bits they choose by what they were given, as those do.
+TEST_CASE("steps of 8 bits that choose are right about what they choose", "[emulated]") {
+  Counts ran;
+  const int problems = chosen_problems([&](Problem p) {
+    p.dtype = DType::e4m3;
+    ran += check_steps("predict", p, Backend::emulated);
+  });
+  CHECK(ran.of == std::map<std::string, int>{{"s8_int8", problems}});
+}
+TEST_CASE("what a step of 8 bits multiplies has beside it what it chooses by", "[predict]") {
+  Problem p = on_canvas("4x8x12", 50, 64, DType::e4m3);
+  p.own["keep"] = {0.5};
+  p.finish();
+  const HostTensors in = draw_inputs(p, predict().inputs(p));
+  const HostTensors stored = step_named("s8_int8").logical(p, in);
+  CHECK_FALSE(same(stored.at("q"), in.at("q")));
+  CHECK(same(stored.at("q_given"), in.at("q")));
+  CHECK(same(stored.at("k_given"), in.at("k")));
+  CHECK(rows_of(p, *chosen_blocks(p, stored)) == rows_of(p, *chosen_blocks(p, in)));
+}
 // Thresholds at which tiles are skipped, and one at which none is.
 TEST_CASE("P V that is skipped is within the error that its threshold says", "[emulated]") {
   int n = 0, differing = 0;
@@ -145,6 +165,8 @@ TEST_CASE("steps that choose on the GPU", "[gpu]") {
   chosen_problems([&](Problem p) {
     check_steps("predict", p, Backend::gpu);
     p.own["skip_below"] = {10};
+    check_steps("predict", p, Backend::gpu);
+    p.own.erase("skip_below"), p.dtype = DType::e4m3;
     check_steps("predict", p, Backend::gpu);
   });
 }
@@ -307,6 +329,12 @@ TEST_CASE("problems that steps cannot choose for are refused", "[predict]") {
   Problem q = p;
   q.own["skip_below"] = {10};
   CHECK(refusal(step, q).value_or("") == "--skip-below 10: this step has no P V that is skipped");
+  q = p, q.dtype = DType::fp32;
+  CHECK(refusal(step, q).value_or("") == "this step has fp16 and bf16");
+  CHECK(refusal(step_named("s8_int8"), p).value_or("") ==
+        "--dtype bf16: this step quantises what it is given to e4m3");
+  q = p, q.dtype = DType::e4m3, q.softmax_scale = 1e-11;
+  CHECK(refusal(step_named("s8_int8"), q).value_or("").find("--scale below 1e-10") == 0);
   q = p, q.softmax_scale = 1e-11;
   CHECK(refusal(step, q).value_or("").find("--scale below 1e-10") == 0);
   q = p, q.seqlen_k = 65536 * 128;
