@@ -8,12 +8,14 @@
 #include "check/operation.h"
 #include "predict.h"
 #include "quantised.h"
+#include "token_order.h"
 
 ATTN_DECLARE_STEP(s1_block_mask);
 ATTN_DECLARE_STEP(s2_flashmask);
 ATTN_DECLARE_STEP(s3_sliding_tile);
 ATTN_DECLARE_STEP(s5_predict);
 ATTN_DECLARE_STEP(s6_skip_pv);
+ATTN_DECLARE_STEP(s7_hilbert);
 ATTN_DECLARE_STEP(s8_int8);
 ATTN_DECLARE_STEP(tile_counter);
 
@@ -185,6 +187,56 @@ Step predict_step(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
+HostTensors order_tensor(const Problem& p) {
+  HostTensor order{{"token_order", {1, 1, 1, p.seqlen_k}, DType::int32}, {},
+                   token_order(p, order_of(p))};
+  HostTensors tensors;
+  tensors.emplace("token_order", std::move(order));
+  return tensors;
+}
+
+// Lists by prediction, of tokens in an order that the host makes: copies of Q, K and V.
+Step ordered_step(std::string name, std::string idea, Launch launch) {
+  Step step = predict_step(std::move(name), std::move(idea), launch);
+  step.support =
+      "sm_90a; fp16, bf16; head dims 64, 128, 256; the canvas of --inputs field:, and text; GQA; "
+      "no causal mask, no window; softmax scale (--scale) at least 1e-10";
+  step.takes.push_back("order");
+  step.refuses = [](const Problem& p) -> Reason {
+    if (!has_field(p))
+      return "this step puts the tokens of a canvas in order, and needs --inputs field:TxHxW";
+    if (p.masked())
+      return "this step has no causal mask and no window: they are of tokens in the order in which "
+             "they are given";
+    if (p.seqlen_q != p.seqlen_k)
+      return fmt::format("{} queries and {} keys: this step has one order for both", p.seqlen_q,
+                         p.seqlen_k);
+    return refuse_predicted(p);
+  };
+  step.plan = [](const Problem& p, const HostTensors&) { return order_tensor(p); };
+  step.workspaces = [of_lists = step.workspaces](const Problem& p) {
+    std::vector<Workspace> all = of_lists(p);
+    for (const char* copy : {"q_ordered", "k_ordered", "v_ordered"})
+      all.push_back({copy, p.batch * (copy[0] == 'q' ? p.heads : p.kv_heads) * p.seqlen_k *
+                               p.head_dim * 2});
+    return all;
+  };
+  step.cost = [of_lists = step.cost](const Problem& p) {
+    Cost cost = of_lists(p);
+    const double bytes = 2 * double(p.batch * (p.heads + 2 * p.kv_heads)) *
+                         double(p.seqlen_k * p.head_dim);
+    cost.insert(cost.begin(), {.name = "order", .hbm_read = bytes, .hbm_write = bytes});
+    return cost;
+  };
+  // What it chooses of, and multiplies; and where rows of O are (predict().reference).
+  step.logical = [](const Problem& p, const HostTensors& inputs) {
+    HostTensors ordered = in_order(p, inputs, order_of(p));
+    ordered.merge(order_tensor(p));
+    return ordered;
+  };
+  return step;
+}
+
 // Lists by prediction, and the passes, operands and scales of a step of 8 bits.
 Step predict_8_bits_step(std::string name, std::string idea, Launch launch) {
   const Step eight = fp8_pv_step(name, idea, launch);
@@ -239,6 +291,8 @@ std::vector<Step> predict_steps() {
   return {predict_step("s5_predict", "a tile of queries chooses its blocks of keys by their means",
                        ATTN_LAUNCH(s5_predict)),
           std::move(skips),
+          ordered_step("s7_hilbert", "tokens are put in order along a curve before that",
+                       ATTN_LAUNCH(s7_hilbert)),
           predict_8_bits_step("s8_int8", "blocks that are chosen, on the kernel of 8 bits",
                               ATTN_LAUNCH(s8_int8))};
 }
