@@ -291,7 +291,7 @@ std::vector<Step> predict_steps() {
   return {predict_step("s5_predict", "a tile of queries chooses its blocks of keys by their means",
                        ATTN_LAUNCH(s5_predict)),
           std::move(skips),
-          ordered_step("s7_hilbert", "tokens are put in order along a curve before that",
+          ordered_step("s7_hilbert", "tokens along a curve, before blocks are chosen",
                        ATTN_LAUNCH(s7_hilbert)),
           predict_8_bits_step("s8_int8", "blocks that are chosen, on the kernel of 8 bits",
                               ATTN_LAUNCH(s8_int8))};
