@@ -230,7 +230,13 @@ problems_of() {
       for n in 0.1 0.25 0.5 1; do
         echo "chosen_n8192_$n --step $(steps_like "$1" '^s5_') $kField8k --keep $n"
         echo "skipped_n8192_$n --step $(steps_like "$1" '^s6_') $kField8k --keep $n --skip-below 8"
+        echo "ordered_n8192_$n --step $(steps_like "$1" '^s7_') $kField8k --keep $n"
+        echo "chosen_e4m3_n8192_$n --step $(steps_like "$1" '^s8_') $kField8k --keep $n" \
+          "--dtype e4m3"
       done
+      echo "ordered_n65536_0.25 --step $(steps_like "$1" '^s7_') $kField64k --keep 0.25"
+      echo "chosen_e4m3_n65536_0.25 --step $(steps_like "$1" '^s8_') $kField64k --keep 0.25" \
+        "--dtype e4m3"
       echo "chosen_n65536_0.25 --step $(steps_like "$1" '^s5_') $kField64k --keep 0.25" ;;
     06_flash_v3_hopper)
       for d in 64 128 256; do
@@ -273,7 +279,7 @@ check_of() {  # CHAPTER.PROBLEM
   case $1 in
     01_naive.forward_n1024|01_naive.backward_n1024|02_*_c1024|02_*_topk_*|02_*.forward_*) echo sample ;;
     03_flash_v1.forward_d128_n1024|03_flash_v1.backward_d64_n2048|03_*_scalar_*) echo sample ;;
-    05_*.decode_b1_n8192|07_*.decode_b1_n1024|07_*.append_128mb|08_*.canvas_18x24x24|08_*.chosen_n8192_0.25|08_*.columns_document_n8192|08_*.blocks_d128_n8192_0.25|0[46]_*.forward_d128_causal_n512|0[46]_*.forward_d128_n2048|04_*.backward_d128_causal_n2048) echo sample ;;
+    05_*.decode_b1_n8192|07_*.decode_b1_n1024|07_*.append_128mb|08_*.canvas_18x24x24|08_*.chosen_n8192_0.25|08_*.chosen_e4m3_n8192_0.25|08_*.ordered_n8192_0.25|08_*.columns_document_n8192|08_*.blocks_d128_n8192_0.25|0[46]_*.forward_d128_causal_n512|0[46]_*.forward_d128_n2048|04_*.backward_d128_causal_n2048) echo sample ;;
     *) echo off ;;
   esac
 }
@@ -322,8 +328,9 @@ profiled_problem() {  # CHAPTER STEP
     08_quant_sparse/s1_*) echo "$(tokens 128 8192) --mask random:0.25" ;;
     08_quant_sparse/s2_*) echo "--heads 16 --head-dim 128 --seqlen 8192 --mask flashmask:document" ;;
     08_quant_sparse/s3_*) echo "$kCanvas,18x24x24" ;;
-    08_quant_sparse/s5_*) echo "$kField8k --keep 0.25" ;;
+    08_quant_sparse/s[57]_*) echo "$kField8k --keep 0.25" ;;
     08_quant_sparse/s6_*) echo "$kField8k --keep 0.25 --skip-below 8" ;;
+    08_quant_sparse/s8_*) echo "$kField8k --keep 0.25 --dtype e4m3" ;;
     08_quant_sparse/*) tokens 128 2048 ;;
     07_paged/v8_*) echo "$(pages 64 const:32896 32 8) --shared-prefix 32768" ;;
     07_paged/v1[23]_*) latent 128 4096 128 ;;
@@ -520,7 +527,11 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen 450 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs field:4x8x12" \
         "--keep 0.4 --keep-diagonal"
       echo "--seqlen 450 --head-dim 64 --dtype fp16 --inputs field:4x8x12 --keep-mass 0.7"
-      echo "--seqlen 300 --head-dim 256 --inputs field:4x8x8 --keep-sink --skip-below 6" ;;
+      echo "--seqlen 300 --head-dim 256 --inputs field:4x8x8 --keep-sink --skip-below 6"
+      echo "--seqlen 450 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs field:4x8x12" \
+        "--keep 0.4 --dtype e4m3"
+      echo "--seqlen 300 --head-dim 256 --inputs field:4x8x8 --keep 0.3 --dtype e4m3"
+      echo "--seqlen 450 --head-dim 128 --heads 4 --kv-heads 2 --inputs field:4x8x12 --keep 0.3" ;;
     08_quant_sparse/decode)
       echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128" \
         "--inputs needle --dtype int8"
