@@ -8,6 +8,7 @@
 
 #include "attn/kernel.h"
 #include "ptx/mma.h"
+#include "ptx/wgmma.h"
 #include "hopper_tiles.h"
 
 namespace ATTN_BACKEND::hopper {
@@ -29,6 +30,11 @@ struct PipelineState {
   __device__ PipelineState previous() const { return {count - 1}; }
 };
 //! [pipeline]
+
+// The operand with its groups of 8 rows `bytes` apart, where other atoms lie between them.
+__device__ __forceinline__ WgmmaOperand groups_apart(WgmmaOperand operand, int bytes) {
+  return {(operand.bits & ~(uint64_t{0x3FFF} << 32)) | static_cast<uint64_t>(bytes >> 4) << 32};
+}
 
 // threadIdx.x, read anew each time: as one variable it, and all that follows from it, would keep
 // registers in the loop.

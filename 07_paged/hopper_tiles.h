@@ -152,13 +152,22 @@ Status map_of(TensorMap& map, const Element* g, const Problem& p, int64_t heads,
                             {row_bytes, 128, head_bytes}, {64, tile_rows, panels, 1},
                             Swizzle::k128);
 }
-// Of a pool [num_pages, page_size, Hkv, d], taken as [tokens, Hkv d / 64, 64], whose boxes are
-// `rows` tokens in a panel of 64 columns.
+// Of a pool [num_pages, page_size, Hkv, d], taken as [tokens / 8, Hkv d / 64, 8, 64]: a box is `rows`
+// tokens of a head, and arrives as atoms of 8 rows and 64 columns, [rows / 8, d / 64].
 template <class Element>
 Status map_of_pool(TensorMap& map, const Element* g, const Problem& p, int rows) {
+  const int64_t tokens = num_pages_of(p) * splits::page_size_of(p), panels = p.head_dim / 64;
+  const int64_t token_bytes = 2 * p.kv_heads * p.head_dim;
+  return make_tensor_map<4>(map, g, {64, 8, p.kv_heads * panels, tokens / 8},
+                            {token_bytes, 128, 8 * token_bytes},
+                            {64, 8, static_cast<int>(panels), rows / 8}, Swizzle::k128);
+}
+// The same pool, taken as [tokens, Hkv d / 64, 64]: a box is 64 columns of a token.
+template <class Element>
+Status map_of_rows(TensorMap& map, const Element* g, const Problem& p) {
   const int64_t tokens = num_pages_of(p) * splits::page_size_of(p);
   const int64_t panels = p.kv_heads * p.head_dim / 64;
-  return make_tensor_map<3>(map, g, {64, tokens, panels}, {128 * panels, 128}, {64, rows, 1},
+  return make_tensor_map<3>(map, g, {64, tokens, panels}, {128 * panels, 128}, {64, 1, 1},
                             Swizzle::k128);
 }
 struct TensorMaps {
@@ -171,7 +180,7 @@ struct TensorMaps {
     for (const Status& status : {map_of(q, args.in<Element>("q"), p, p.heads, rows_q, block_m),
                                  map_of_pool(k, k_pages, p, box_rows),
                                  map_of_pool(v, v_pages, p, box_rows),
-                                 map_of_pool(row, v_pages, p, 1)})
+                                 map_of_rows(row, v_pages, p)})
       if (!status.ok()) return status;
     return Status::success();
   }

@@ -60,7 +60,8 @@ struct Tuned {
   static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 232;
   static_assert(kBlockN == tile_keys(kHeadDim), "boxes are of other tiles");
-  static_assert(kBlockN / kAtomRows * (kHeadDim / 64) <= kWarp, "more boxes than lanes");
+  static_assert(kBlockN / kAtomRows <= kWarp, "more boxes than lanes");
+  static constexpr int kGroupBytes = 1024 * (kHeadDim / 64);  // 8 rows of K or V, all columns
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "more registers than a block of so many threads has");
@@ -79,7 +80,8 @@ template <bool kShort>
 struct Config<256, kShort> : Tuned<256, Tuning{.block_n = 64, .q_stages = 1, .pingpong = false}> {};
 //! [config]
 
-// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's swizzle of 128 bytes.
+// With TMA's swizzle of 128 bytes. Q is panels of 64 columns, [d / 64][rows, 64]; K and V are atoms
+// of 8 rows and 64 columns as their boxes bring them, [rows / 8][d / 64][8, 64].
 template <class Element, class Config>
 struct SharedStorage {
   alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -102,13 +104,14 @@ using Tiles = DynamicPersistent;
 template <class Config, class Element>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
                                          const Element* sK) {
-  const WgmmaOperand q = wgmma_operand(sQ), k = wgmma_operand(sK);
+  const WgmmaOperand q = wgmma_operand(sQ);
+  const WgmmaOperand k = groups_apart(wgmma_operand(sK), Config::kGroupBytes);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside),
-                          k + (panel * Config::kBlockN * 128 + inside), i > 0);
+                          k + (panel * 1024 + inside), i > 0);
   }
   wgmma_commit();
 }
@@ -120,11 +123,11 @@ template <class Config, class Element>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
                                          const uint32_t (&p)[Config::kBlockN / 16][4],
                                          const Element* sV) {
-  const WgmmaOperand v = wgmma_operand(sV, Config::kBlockN * 128);
+  const WgmmaOperand v = groups_apart(wgmma_operand(sV, 1024), Config::kGroupBytes);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are 16 rows of 128 bytes
-    wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
+  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are two groups of 8 rows
+    wgmma<Element, true>(o, p[i], v + 2 * Config::kGroupBytes * i, true);
   wgmma_commit();
 }
 //! [issue_pv]
@@ -200,7 +203,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
 
-// A warp loads K_j and V_j as stages become free. A lane has one box of a tile, rows of a panel.
+// A warp loads K_j and V_j as stages become free. A lane has one box of a tile, whole rows.
 template <class Element, class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
@@ -209,7 +212,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
   constexpr int kPanels = Config::kHeadDim / 64;
   const auto lane = [] { return thread_index() % kWarp; };  // a register less, of 32
   const int box_rows = pages.box_rows, boxes = kBlockN / box_rows;
-  const int own_panel = lane() / boxes, own_row = lane() % boxes * box_rows;
+  const int own_row = lane() * box_rows;
   PipelineState<Config::kStages> kv;
   for (PipelineState<2> ring;; ring.advance()) {
     mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
@@ -226,29 +229,27 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
         if (lane() == 0) mbarrier_arrive_expect(full, kTileBytes);
         __syncwarp();  // all bytes of the tile are announced before any of them arrives
       };
-      const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, int panel, int row,
-                            int from) {
-        tma_load(tile + (panel * kBlockN + row) * 64, map, full,
-                 {0, from, work.kv_head * kPanels + panel});
+      const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full) {
+        tma_load(tile + own_row * Config::kHeadDim, map, full, {0, 0, work.kv_head * kPanels, slot / 8});
       };
       const int stage = kv.index();
       arm(&smem.k_full[stage], &smem.k_empty[stage]);
-      if (own_panel < kPanels)
-        load(smem.sK[stage], mapK, &smem.k_full[stage], own_panel, own_row, slot);
+      if (lane() < boxes) load(smem.sK[stage], mapK, &smem.k_full[stage]);
       // Scores of K behind the end are masked, whatever they are; but 0 times V must be 0.
       //! [tail]
       const int rows = work.seqlen_k - n_block * kBlockN;  // of V, that there are
-      const bool is_cut = own_row < rows && rows < own_row + box_rows;
+      const bool is_cut = lane() < boxes && own_row < rows && rows < own_row + box_rows;
       arm(&smem.v_full[stage], &smem.v_empty[stage]);
-      if (own_panel < kPanels && !is_cut)
-        load(smem.sV[stage], mapV, &smem.v_full[stage], own_panel, own_row, slot);
+      if (lane() < boxes && !is_cut) load(smem.sV[stage], mapV, &smem.v_full[stage]);
       if (const unsigned cut = __ballot_sync(~0u, is_cut); cut != 0) {  // it comes row by row
-        const int holder = __ffs(static_cast<int>(cut)) - 1;            // of the first panel
+        const int holder = __ffs(static_cast<int>(cut)) - 1;
         const int row0 = __shfl_sync(~0u, own_row, holder), slot0 = __shfl_sync(~0u, slot, holder);
-        for (int i = lane(); i < box_rows; i += kWarp)
+        for (int i = lane(); i < box_rows; i += kWarp) {
+          const int row = row0 + i, from = row < rows ? slot0 + i : kNowhere;
           for (int panel = 0; panel < kPanels; ++panel)
-            load(smem.sV[stage], mapRow, &smem.v_full[stage], panel, row0 + i,
-                 row0 + i < rows ? slot0 + i : kNowhere);
+            tma_load(smem.sV[stage] + row / 8 * 8 * Config::kHeadDim + (panel * 8 + row % 8) * 64,
+                     mapRow, &smem.v_full[stage], {0, from, work.kv_head * kPanels + panel});
+        }
       }
       //! [tail]
     }

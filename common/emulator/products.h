@@ -61,11 +61,12 @@ inline std::uint64_t operand_offset(std::uint64_t descriptor, bool mn_major, int
   const std::uint64_t panel = (descriptor >> 16 & 0x3FFF) << 4, group = (descriptor >> 32 & 0x3FFF)
                                                                         << 4;
   const auto r = static_cast<std::uint64_t>(row), c = static_cast<std::uint64_t>(k);
+  constexpr std::uint64_t k64Bytes = 2;
+  const bool of_64 = descriptor >> 62 == k64Bytes;
   const std::uint64_t address =
       start + (mn_major ? r / 64 * panel + c / 8 * group + c % 8 * 128 + r % 64 * 2
-                        : r / 8 * group + r % 8 * (group / 8) + c * 2);
-  constexpr std::uint64_t k64Bytes = 2;
-  return address ^ (address >> 7 & (descriptor >> 62 == k64Bytes ? 3 : 7)) << 4;
+                        : r / 8 * group + r % 8 * (of_64 ? 64 : 128) + c * 2);
+  return address ^ (address >> 7 & (of_64 ? 3 : 7)) << 4;
 }
 
 }  // namespace attn::emulator
