@@ -152,8 +152,8 @@ Status map_of(TensorMap& map, const Element* g, const Problem& p, int64_t heads,
                             {row_bytes, 128, head_bytes}, {64, tile_rows, panels, 1},
                             Swizzle::k128);
 }
-// Of a pool [num_pages, page_size, Hkv, d], taken as [tokens / 8, Hkv d / 64, 8, 64]: a box is `rows`
-// tokens of a head, and arrives as atoms of 8 rows and 64 columns, [rows / 8, d / 64].
+// Of a pool [num_pages, page_size, Hkv, d], taken as [tokens / 8, Hkv d / 64, 8, 64]: a box is
+// `rows` tokens of a head, and arrives as atoms of 8 rows and 64 columns, [rows / 8, d / 64].
 template <class Element>
 Status map_of_pool(TensorMap& map, const Element* g, const Problem& p, int rows) {
   const int64_t tokens = num_pages_of(p) * splits::page_size_of(p), panels = p.head_dim / 64;

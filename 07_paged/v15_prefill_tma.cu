@@ -2,10 +2,12 @@
 //
 // parent    06_flash_v3_hopper/v14_tuned
 // idea      A tile of K or V is no box of TMA any more, for its keys lie in pages: it is a box for
-//           each stretch of rows in one page and each panel of 64 columns. The producer's warp has
-//           up to 32 of them. Each lane looks up the page of its own one, a tile ahead, and issues
-//           it. Behind the end there is poison: boxes there, and single rows of V in the box that
-//           holds the end, are taken from a page that is not there, and arrive as zeros.
+//           each stretch of rows in one page. A box is whole rows; it arrives as atoms of 8 rows
+//           and 64 columns, and wgmma is told how far apart groups of rows are. Boxes of a warp
+//           follow one another at some distance, so two warps issue them, of K and of V.
+//           A lane looks up the page of its own box, a tile ahead. Behind the end there is poison:
+//           boxes there, and single rows of V in the box that holds the end, are taken from a page
+//           that is not there, and arrive as zeros.
 // expect    the time of chapter 06's step on contiguous K and V; gpu__time_duration.sum by page
 //           size, as boxes become smaller
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches, causal, windows, GQA;
@@ -91,7 +93,8 @@ struct SharedStorage {
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps are done with them
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
+  // mbarriers too: a tile is described; take the next one. K's warp may be tiles ahead of V's.
+  uint64_t work_full[4], prefetch;
   Work work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
                work_full, prefetch, work)
@@ -182,7 +185,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
                                           const Tiles& tiles) {
   PipelineState<Config::kQStages> q;
   // One count for three rings.
-  const auto ring = [&] { return PipelineState<2>{q.count}; };
+  const auto ring = [&] { return PipelineState<4>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
     const Work work =
@@ -203,8 +206,8 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
 
-// A warp loads K_j and V_j as stages become free. A lane has one box of a tile, whole rows.
-template <class Element, class Config>
+// A warp loads K_j, another V_j, as stages become free. A lane has one box of a tile, whole rows.
+template <bool kOfV, class Element, class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
                                            const TensorMap& mapRow, const Pages& pages) {
@@ -214,7 +217,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
   const int box_rows = pages.box_rows, boxes = kBlockN / box_rows;
   const int own_row = lane() * box_rows;
   PipelineState<Config::kStages> kv;
-  for (PipelineState<2> ring;; ring.advance()) {
+  for (PipelineState<4> ring;; ring.advance()) {
     mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
     const Work& work = smem.work[ring.count % kWorkRing];
     if (work.row0 < 0) break;
@@ -222,7 +225,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
     for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, kv.advance()) {
       const int key = n_block * kBlockN + own_row, slot = slot_of(pages, work, key, ahead);
       ahead = page_of(pages, work, key + kBlockN);  // not waited for before the next tile
-      if (lane() == 0 && n_block == max(work.seen.begin, work.seen.end - kPrefetchBlocks))
+      if (!kOfV && lane() == 0 && n_block == max(work.seen.begin, work.seen.end - kPrefetchBlocks))
         mbarrier_arrive(&smem.prefetch);
       const auto arm = [&](uint64_t* full, uint64_t* empty) {
         mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
@@ -230,11 +233,15 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
         __syncwarp();  // all bytes of the tile are announced before any of them arrives
       };
       const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full) {
-        tma_load(tile + own_row * Config::kHeadDim, map, full, {0, 0, work.kv_head * kPanels, slot / 8});
+        tma_load(tile + own_row * Config::kHeadDim, map, full,
+                 {0, 0, work.kv_head * kPanels, slot / 8});
       };
       const int stage = kv.index();
-      arm(&smem.k_full[stage], &smem.k_empty[stage]);
-      if (lane() < boxes) load(smem.sK[stage], mapK, &smem.k_full[stage]);
+      if constexpr (!kOfV) {
+        arm(&smem.k_full[stage], &smem.k_empty[stage]);
+        if (lane() < boxes) load(smem.sK[stage], mapK, &smem.k_full[stage]);
+        continue;
+      }
       // Scores of K behind the end are masked, whatever they are; but 0 times V must be 0.
       //! [tail]
       const int rows = work.seqlen_k - n_block * kBlockN;  // of V, that there are
@@ -266,7 +273,7 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& sm
     mbarrier_init(&smem.k_full[i], 1), mbarrier_init(&smem.v_full[i], 1);
     mbarrier_init(&smem.k_empty[i], kWarps), mbarrier_init(&smem.v_empty[i], kWarps);
   }
-  mbarrier_init(&smem.work_full[0], 1), mbarrier_init(&smem.work_full[1], 1);
+  for (uint64_t& full : smem.work_full) mbarrier_init(&full, 1);
   mbarrier_init(&smem.prefetch, 1);
   mbarrier_init_fence();
 }
@@ -297,7 +304,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (threadIdx.x % kWarpgroup == 0)
       produce_q<Element, Config>(smem, mapQ, gCuSeqlensQ, gSeqused, shape, tiles);
     if (threadIdx.x % kWarpgroup / kWarp == 1)
-      produce_kv<Element, Config>(smem, mapK, mapV, mapRow, pages);
+      produce_kv<false, Element, Config>(smem, mapK, mapV, mapRow, pages);
+    if (threadIdx.x % kWarpgroup / kWarp == 2)
+      produce_kv<true, Element, Config>(smem, mapK, mapV, mapRow, pages);
     return;
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
