@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <string>
 
+#include "attn/tiling.h"
+#include "boxes.h"
 #include "costs.h"
 #include "mixed_plan.h"
 #include "paged.h"
@@ -26,9 +28,11 @@ ATTN_DECLARE_STEP(v11_mixed);
 ATTN_DECLARE_STEP(v12_mla);
 ATTN_DECLARE_STEP(v13_mla_wgmma);
 ATTN_DECLARE_STEP(v14_cross_piece);
+ATTN_DECLARE_STEP(v15_prefill_tma);
 ATTN_DECLARE_STEP(a1_append);
 ATTN_DECLARE_STEP(c1_copy);
 ATTN_DECLARE_STEP(arrived);
+ATTN_DECLARE_STEP(tile_counter);
 ATTN_DECLARE_LAUNCH(arrived, mixed);
 
 namespace attn {
@@ -179,6 +183,28 @@ Step prefill(std::string name, std::string idea, std::vector<std::string> takes,
       .needs = kAmpere,
       .takes = std::move(takes),
   };
+}
+
+// Chapter 06's kernel, whose tiles its launch states. A box of TMA has rows of one page.
+Step hopper_prefill(std::string name, std::string idea, Launch launch) {
+  Step step = prefill(std::move(name), std::move(idea), {"seqused", "varlen"}, launch);
+  step.support =
+      "sm_90a; fp16, bf16; head dims 64, 128, 256; page sizes that 8 divides; ragged batches, "
+      "causal, windows, GQA";
+  step.refuses = [](const Problem& p) -> Reason {
+    if (Reason reason = refuse_prefill(p)) return reason;
+    if (box_rows(p) % kAtomRows != 0)
+      return fmt::format("--page-size {}: a multiple of {}, so that a box of TMA is whole atoms",
+                         page_size_of(p), kAtomRows);
+    return std::nullopt;
+  };
+  step.cost = [launch](const Problem& p) { return tiled_prefill_cost(p, *tiling_of(launch, p)); };
+  step.workspaces = [](const Problem&) {
+    return std::vector<Workspace>{{"tile_counter", 4, true}};
+  };
+  step.prepare = ATTN_LAUNCH(tile_counter);
+  step.needs = kHopper;
+  return step;
 }
 
 // Sequences with few queries decode, in 16 rows; of a batch each sequence costs what it does alone.
@@ -389,6 +415,9 @@ Chapter make_chapter() {
                             "the copies of the next piece begin while this one is merged",
                             ATTN_LAUNCH(v14_cross_piece), plans::balanced_plan,
                             plans::balanced_tensors));
+  c.steps.push_back(hopper_prefill("v15_prefill_tma",
+                                   "chapter 06's kernel, whose tiles are boxes of pages",
+                                   ATTN_LAUNCH(v15_prefill_tma)));
   c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys turned on the way",
                            paged_append(), "append", ATTN_LAUNCH(a1_append), refuse_append));
   c.steps.push_back(copies("c1_copy", "pages copied to others, all of a batch in one launch",

@@ -48,16 +48,19 @@ Phase decode_cost(const Problem& p, int64_t block_rows) {
 
 Cost prefill_cost(const Problem& p) {
   const int64_t rows = prefill_rows(p.head_dim);
-  const Tiling tiles{
-      .block_m = rows, .block_n = kPrefillKeys, .rows_together = rows / kPrefillWarps};
+  return tiled_prefill_cost(
+      p, {.block_m = rows, .block_n = kPrefillKeys, .rows_together = rows / kPrefillWarps});
+}
+
+Cost tiled_prefill_cost(const Problem& p, const Tiling& tiles) {
   Tiling computed = tiles;
-  computed.block_m = tiles.rows_together;
+  if (tiles.rows_together > 0) computed.block_m = tiles.rows_together;
   const double element = double(size_of(p.dtype)), d = double(p.head_dim);
   Phase all{.name = "attention"};
   for (int64_t b = 0; b < p.batch; ++b) {
     const Problem one = p.sequence(b);
     if (one.seqlen_k == 0) continue;
-    const double heads = double(p.heads), keys = heads * visits(one, tiles) * double(kPrefillKeys);
+    const double heads = double(p.heads), keys = heads * visits(one, tiles) * double(tiles.block_n);
     all.exp += heads * visits(one, computed) * double(computed.block_m * computed.block_n);
     all.l2_bytes += 2 * keys * d * element;
     all.hbm_read += 2 * double(p.kv_heads * one.seqlen_k) * d * element;

@@ -3,6 +3,7 @@
 
 #include "attn/cost.h"
 #include "attn/problem.h"
+#include "attn/step.h"
 
 namespace attn {
 
@@ -12,8 +13,10 @@ namespace attn {
 // multiply-adds for each number and row, those on tensor cores for each number and 16 rows, there
 // or not.
 Phase decode_cost(const Problem&, int64_t block_rows);
-// Of queries in tiles, as in chapter 04: a tile of K and one of V pass from L2 at each visit.
+// Of queries in tiles, as in chapter 04, or others: a tile of K and one of V pass from L2 at each
+// visit.
 Cost prefill_cost(const Problem&);
+Cost tiled_prefill_cost(const Problem&, const Tiling&);
 // Latent attention in blocks of `rows` rows.
 Cost latent_cost(const Problem&, int64_t rows);
 

@@ -185,8 +185,8 @@ std::string text_of(const std::string& file) {
 }
 }  // namespace
 
-TEST_CASE("the chapter's page shows what plans make of batches", "[emulated]") {
-  CHECK(text_of("07_paged/README.md").find(plans::plan_table()) != std::string::npos);
+TEST_CASE("the page of results shows what plans make of batches", "[emulated]") {
+  CHECK(text_of("07_paged/RESULTS.md").find(plans::plan_table()) != std::string::npos);
   CHECK(text_of("docs/figures/07_plans.svg") == plans::plan_picture());
 }
 

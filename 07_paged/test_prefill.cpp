@@ -38,7 +38,8 @@ const std::vector<Lengths> kBatches{
 
 void ragged(Backend backend, const std::vector<Lengths>& batches) {
   Counts ran;
-  std::size_t n = 0, problems = 0;
+  std::size_t n = 0;
+  int problems = 0, in_boxes = 0;  // of TMA, which has 8 rows of a page at least
   for (const Lengths& lengths : batches)
     for (const int64_t page : kPageSizes)
       for (int mask = 0; mask < 3; ++mask, ++n) {
@@ -51,10 +52,36 @@ void ragged(Backend backend, const std::vector<Lengths>& batches) {
         p.causal = mask == 1;
         if (mask == 2) p.window_left = static_cast<int64_t>(n * 37 % 150), p.window_right = 3;
         ran += check_steps("paged_prefill", p, backend);
-        ++problems;
+        ++problems, in_boxes += page % 8 == 0 ? 1 : 0;
       }
   for (const Step& step : chapter().steps)
-    if (step.operation == &paged_prefill()) CHECK(ran.of[step.name] == static_cast<int>(problems));
+    if (step.operation == &paged_prefill())
+      CHECK(ran.of[step.name] == (step.name == "v15_prefill_tma" ? in_boxes : problems));
+}
+
+bool is_in_boxes(const Step& step, int) { return step.name == "v15_prefill_tma"; }
+
+// Tiles of v15_prefill_tma that end in every way: boxes of 8 to 128 rows, the end before, at and
+// behind a page's; chunks, more queries than keys, sequences without either.
+void boxes(Backend backend) {
+  Counts ran;
+  int problems = 0;
+  std::size_t n = 0;
+  for (const int64_t page : {8, 16, 24, 64, 256})
+    for (const int64_t pages : {1, page == 256 ? 2 : 5})
+      for (const int64_t more : {-1, 0, 1}) {
+        constexpr int64_t kGroups[] = {1, 3, 7, 8};
+        Problem p = pages_of(page, n);
+        p.head_dim = kDims[n / 2 % 3];
+        p.kv_heads = page == 256 ? 1 : 2, p.heads = p.kv_heads * kGroups[n % 4];
+        const int64_t keys = page * pages + more;
+        p.varlen_q = {70, 0, 3, keys, 20}, p.varlen_k = {keys, 5, 0, keys, 131};
+        if (n % 3 == 1) p.causal = true;
+        if (n % 3 == 2) p.window_left = keys / 2, p.window_right = 3;
+        ran += check_steps("paged_prefill", p, backend, is_in_boxes);
+        ++problems, ++n;
+      }
+  CHECK(ran.of == std::map<std::string, int>{{"v15_prefill_tma", problems}});
 }
 
 }  // namespace
@@ -66,6 +93,52 @@ TEST_CASE("prompts and chunks of them see their pages on the GPU", "[gpu]") {
   std::vector<Lengths> batches = kBatches;
   batches.push_back({{4096, 4096}, {1, 32789}, {512, 20000}});
   ragged(Backend::gpu, batches);
+}
+
+TEST_CASE("a tile may end anywhere in a box", "[emulated]") { boxes(Backend::emulated); }
+TEST_CASE("a tile may end anywhere in a box on the GPU", "[gpu]") { boxes(Backend::gpu); }
+
+TEST_CASE("pages of any size that has boxes give the same bits", "[emulated]") {
+  for (const Step& step : chapter().steps) {
+    if (!is_in_boxes(step, 0)) continue;
+    HostTensors first_in, first_out;
+    for (const int64_t page : {8, 24, 16, 64, 256}) {
+      Problem p = pages_of(page, 0);
+      p.heads = 4, p.kv_heads = 2, p.causal = true;
+      p.varlen_q = {150, 5}, p.varlen_k = {301, 70};
+      p.finish();
+      HostTensors in = draw(paged_prefill(), p).tensors;
+      if (page == 8) first_in = in;
+      in.at("q") = first_in.at("q");
+      for (const char* name : {"k", "v"}) {  // the numbers of a key go with it to its new place
+        HostTensor& t = in.at(name);
+        const int64_t d = p.head_dim;
+        for (int64_t b = 0; b < p.batch; ++b)
+          for (int64_t h = 0; h < p.kv_heads; ++h)
+            for (int64_t j = 0; j < p.sequence(b).seqlen_k; ++j)
+              std::copy_n(first_in.at(name).row(b, h, j), d,
+                          t.data.begin() + t.spec.row(b, h, j) * d);
+      }
+      Session session(p, paged_prefill(), Backend::emulated, in);
+      REQUIRE(session.prepare(step).ok());
+      REQUIRE(session.launch().ok());
+      const HostTensors out = session.outputs();
+      if (page == 8) first_out = out;
+      INFO(p.text());
+      for (const auto& [name, t] : out) CHECK(same(t, first_out.at(name)));
+    }
+  }
+}
+
+TEST_CASE("a page that is no whole boxes is refused", "[emulated]") {
+  for (const Step& step : chapter().steps)
+    if (is_in_boxes(step, 0))
+      for (const int64_t page : {1, 5, 12}) {
+        Problem p = pages_of(page, 0);
+        p.finish();
+        CHECK(refusal(step, p) == "--page-size " + std::to_string(page) +
+                                      ": a multiple of 8, so that a box of TMA is whole atoms");
+      }
 }
 
 namespace {

@@ -12,8 +12,10 @@
 #include "attn/error.h"
 #include "attn/parallel_for.h"
 #include "attn/tensor.h"
+#include "check/field.h"
 #include "check/operation.h"
 #include "sparse.h"
+#include "token_order.h"
 #include "visits.h"
 
 namespace attn {
@@ -88,6 +90,12 @@ std::vector<Pool> pools(const HostTensor& t, int64_t batch, int64_t heads, int64
   return all;
 }
 
+// Q or K by which blocks are chosen: of a step that quantises what was given to it.
+const HostTensor& given(const HostTensors& inputs, const std::string& name) {
+  const auto found = inputs.find(name + "_given");
+  return found == inputs.end() ? inputs.at(name) : found->second;
+}
+
 // Which of [begin, end) are kept, given their scores; NaN: those that no mean stands for.
 std::vector<bool> kept(const PredictRule& rule, const std::vector<float>& scores, float scale) {
   std::vector<float> ranked;
@@ -158,7 +166,7 @@ BlockRanges ranges(const Problem& p, int64_t m_block) {
       static_cast<int>(m_block * kSparseBlockM), kSparseBlockM, sparse_block_n(p.head_dim));
 }
 
-// "choice: visited 33.3 % of blocks".
+// "33.3 %".
 std::string share_of_blocks(const Problem& p, const HostTensors& inputs) {
   const auto mask = chosen_blocks(p, inputs);
   double visited = 0, of = 0;
@@ -170,8 +178,26 @@ std::string share_of_blocks(const Problem& p, const HostTensors& inputs) {
         visited += mask->open(bh / p.heads, bh % p.heads, m, n);
       }
     }
-  return fmt::format("choice: visited {:.1f} % of {}", of > 0 ? 100 * visited / of : 0,
-                     p.masked() ? "the blocks that causal and window leave" : "blocks");
+  return fmt::format("{:.1f} %", of > 0 ? 100 * visited / of : 0);
+}
+
+constexpr std::pair<const char*, TokenOrder> kOrders[] = {
+    {"rows", TokenOrder::rows}, {"hilbert", TokenOrder::hilbert}, {"random", TokenOrder::random}};
+std::vector<double> read_order(const std::string& text) {
+  for (const auto& [name, order] : kOrders)
+    if (text == name) return {double(order)};
+  throw InputError(fmt::format("--order {}: must be rows, hilbert or random", text));
+}
+
+// "choice: visited 33.3 % of blocks": of the tokens as they are, and in an order of their own.
+std::string choice(const Problem& p, const HostTensors& inputs) {
+  std::string text = "choice: visited " + share_of_blocks(p, inputs) + " of " +
+                     (p.masked() ? "the blocks that causal and window leave" : "blocks");
+  if (!has_field(p) || p.masked()) return text;
+  const HostTensors ordered =
+      in_order(p, {{"q", inputs.at("q")}, {"k", inputs.at("k")}}, order_of(p));
+  return text + "; with --order " + kOrders[static_cast<std::size_t>(order_of(p))].first + " " +
+         share_of_blocks(p, ordered);
 }
 
 }  // namespace
@@ -187,12 +213,18 @@ PredictRule rule_of(const Problem& p) {
           .skip_below = static_cast<float>(option(p, "skip_below", 0))};
 }
 
+TokenOrder order_of(const Problem& p) {
+  return static_cast<TokenOrder>(option(p, "order", double(TokenOrder::hilbert)));
+}
+
 std::shared_ptr<const BlockMask> chosen_blocks(const Problem& p, const HostTensors& inputs) {
   const PredictRule rule = rule_of(p);
   const int64_t d = p.head_dim, block_n = sparse_block_n(d);
   const int64_t m_blocks = tiles_of_queries(p), n_blocks = blocks_of(p.seqlen_k, block_n);
-  const std::vector<Pool> q = pools(inputs.at("q"), p.batch, p.heads, p.seqlen_q, kSparseBlockM, d);
-  const std::vector<Pool> k = pools(inputs.at("k"), p.batch, p.kv_heads, p.seqlen_k, block_n, d);
+  const std::vector<Pool> q =
+      pools(given(inputs, "q"), p.batch, p.heads, p.seqlen_q, kSparseBlockM, d);
+  const std::vector<Pool> k =
+      pools(given(inputs, "k"), p.batch, p.kv_heads, p.seqlen_k, block_n, d);
   const float scale = static_cast<float>(p.softmax_scale) * 1.44269504f;
   std::vector<bool> open(static_cast<std::size_t>(p.batch * p.heads * m_blocks * n_blocks));
   for (int64_t bh = 0; bh < p.batch * p.heads; ++bh)
@@ -252,6 +284,11 @@ const Operation& predict() {
             const double threshold = rule_of(p).skip_below;
             for (Expected& e : expected)
               if (threshold > 0 && e.spec.name == "o") allow_skipped(chosen, inputs, threshold, e);
+            // Where inputs are in an order of their own, rows of O and lse are not.
+            if (const auto order = inputs.find("token_order"); order != inputs.end())
+              for (Expected& e : expected)
+                for (Expected::Row& row : e.rows)
+                  row.i = order->second.numbers[static_cast<std::size_t>(row.i)];
             return expected;
           },
       .own = {{.name = "keep",
@@ -285,13 +322,19 @@ const Operation& predict() {
                    "P V of a tile is skipped where all of P is below 2^-N of the running maximum's",
                .kind = Kind::number,
                .least = 1,
-               .most = 126}},
+               .most = 126},
+              {.name = "order",
+               .lacking = "order of tokens of its own",
+               .help = "rows, hilbert or random: the order into which tokens of a field are put "
+                       "(hilbert)",
+               .kind = Kind::list,
+               .read = read_order}},
       .complete =
           [](Problem& p, const std::set<std::string>&) {
             if (p.own.contains("keep") && p.own.contains("keep_mass"))
               throw InputError("--keep-mass: not together with --keep");
           },
-      .note = share_of_blocks,
+      .note = choice,
   };
   return operation;
 }

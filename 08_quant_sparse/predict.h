@@ -19,7 +19,8 @@ struct Operation;
 PredictRule rule_of(const Problem&);
 
 /// What the rule makes of inputs: `block_mask` [B, Hq, tiles of queries, blocks of keys], for keys
-/// that causal and window leave.
+/// that causal and window leave. Where inputs are what a step of 8 bits multiplies, `q_given` and
+/// `k_given` are beside them: it chooses by those.
 std::shared_ptr<const BlockMask> chosen_blocks(const Problem&, const HostTensors& inputs);
 
 /// The mean similarity of the blocks of Q, and of K.

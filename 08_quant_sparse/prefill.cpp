@@ -238,6 +238,8 @@ Step smooth_step(std::string name, std::string idea, Launch launch,
   return step;
 }
 
+}  // namespace
+
 // And with P and V in e4m3: V's scales and transposition, which take no more than two readings of
 // V.
 Step fp8_pv_step(std::string name, std::string idea, Launch launch) {
@@ -270,6 +272,8 @@ Step fp8_pv_step(std::string name, std::string idea, Launch launch) {
   };
   return step;
 }
+
+namespace {
 
 // And with a vector over the keys for each tile of Q: Q's sums, a phase that reads K for up to 16
 // tiles at a time, and the vectors, written and read once.

@@ -2,6 +2,7 @@
 // quantised cache.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "attn/step.h"
@@ -10,6 +11,9 @@ namespace attn {
 
 /// Attention to many queries, inputs quantised by the step (operation forward).
 std::vector<Step> prefill_steps();
+
+/// Such a step with Q and K in int8 and P and V in e4m3, as `q4_fp8_pv` is.
+Step fp8_pv_step(std::string name, std::string idea, Launch launch);
 
 /// The q, k, v that a step multiplies which stores Q and K in int8, a scale for each tile of 128
 /// rows of a head.

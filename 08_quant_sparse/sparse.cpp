@@ -7,12 +7,16 @@
 #include "check/field.h"
 #include "check/operation.h"
 #include "predict.h"
+#include "quantised.h"
+#include "token_order.h"
 
 ATTN_DECLARE_STEP(s1_block_mask);
 ATTN_DECLARE_STEP(s2_flashmask);
 ATTN_DECLARE_STEP(s3_sliding_tile);
 ATTN_DECLARE_STEP(s5_predict);
 ATTN_DECLARE_STEP(s6_skip_pv);
+ATTN_DECLARE_STEP(s7_hilbert);
+ATTN_DECLARE_STEP(s8_int8);
 ATTN_DECLARE_STEP(tile_counter);
 
 namespace attn {
@@ -38,7 +42,7 @@ using Reason = std::optional<std::string>;
 Reason refuse_all(const Problem& p) {
   if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
     return fmt::format("--head-dim {}: this step has 64, 128 and 256", p.head_dim);
-  if (p.dtype != DType::bf16 && p.dtype != DType::fp16) return "this step has fp16 and bf16";
+  if (bits_of(p.dtype) > 16) return "this step has fp16 and bf16";
   if (p.softmax_scale < 1e-37)
     return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
   const int64_t block_n = sparse_block_n(p.head_dim);
@@ -138,9 +142,15 @@ Reason refuse_predicted(const Problem& p) {
   return std::nullopt;
 }
 
-// Lists by prediction. The cost has the share of blocks that --keep says where inputs are a field;
-// blocks of text, which are always seen, come on top of it. Of other inputs no mean stands for
-// rows, and what a share of the probability is of blocks, no model says: then it has all.
+// The cost has the share of blocks that --keep says where inputs are a field; blocks of text, which
+// are always seen, come on top of it. Of other inputs no mean stands for rows, and what a share of
+// the probability is of blocks, no model says: then it has all.
+double kept_share(const Problem& p) {
+  const PredictRule rule = rule_of(p);
+  return rule.by_mass || !has_field(p) ? 1 : double(rule.amount);
+}
+
+// Lists by prediction.
 Step predict_step(std::string name, std::string idea, Launch launch) {
   Step step = sparse_step(std::move(name), std::move(idea), refuse_predicted, launch);
   step.operation = &predict();
@@ -162,20 +172,109 @@ Step predict_step(std::string name, std::string idea, Launch launch) {
     const double rows = double(p.batch) * (double(p.heads) * double(p.seqlen_q) +
                                            double(p.kv_heads) * double(p.seqlen_k));
     const double pairs = visited_tiles(p), d = double(p.head_dim);
-    const PredictRule rule = rule_of(p);
-    const double kept = rule.by_mass || !has_field(p) ? 1 : double(rule.amount);
     Cost cost{{.name = "pool",
                .fp32_flop = 6 * rows * d,
                .hbm_read = 2 * rows * d,
                .hbm_write = 4 * rows * d / kSparseBlockM},
               // A score, and its 33 comparisons.
               {.name = "choose", .fp32_flop = pairs * (2 * d + 66), .l2_bytes = pairs * 4 * d}};
-    cost.push_back(sparse_cost(p, kept).front());
+    cost.push_back(sparse_cost(p, kept_share(p)).front());
     return cost;
   };
   // What it multiplies is what it was given; said, so that the distance to attention to all keys is
   // printed beside the check.
   step.logical = [](const Problem&, const HostTensors& inputs) { return inputs; };
+  return step;
+}
+
+HostTensors order_tensor(const Problem& p) {
+  HostTensor order{{"token_order", {1, 1, 1, p.seqlen_k}, DType::int32}, {},
+                   token_order(p, order_of(p))};
+  HostTensors tensors;
+  tensors.emplace("token_order", std::move(order));
+  return tensors;
+}
+
+// Lists by prediction, of tokens in an order that the host makes: copies of Q, K and V.
+Step ordered_step(std::string name, std::string idea, Launch launch) {
+  Step step = predict_step(std::move(name), std::move(idea), launch);
+  step.support =
+      "sm_90a; fp16, bf16; head dims 64, 128, 256; the canvas of --inputs field:, and text; GQA; "
+      "no causal mask, no window; softmax scale (--scale) at least 1e-10";
+  step.takes.push_back("order");
+  step.refuses = [](const Problem& p) -> Reason {
+    if (!has_field(p))
+      return "this step puts the tokens of a canvas in order, and needs --inputs field:TxHxW";
+    if (p.masked())
+      return "this step has no causal mask and no window: they are of tokens in the order in which "
+             "they are given";
+    if (p.seqlen_q != p.seqlen_k)
+      return fmt::format("{} queries and {} keys: this step has one order for both", p.seqlen_q,
+                         p.seqlen_k);
+    return refuse_predicted(p);
+  };
+  step.plan = [](const Problem& p, const HostTensors&) { return order_tensor(p); };
+  step.workspaces = [of_lists = step.workspaces](const Problem& p) {
+    std::vector<Workspace> all = of_lists(p);
+    for (const char* copy : {"q_ordered", "k_ordered", "v_ordered"})
+      all.push_back({copy, p.batch * (copy[0] == 'q' ? p.heads : p.kv_heads) * p.seqlen_k *
+                               p.head_dim * 2});
+    return all;
+  };
+  step.cost = [of_lists = step.cost](const Problem& p) {
+    Cost cost = of_lists(p);
+    const double bytes = 2 * double(p.batch * (p.heads + 2 * p.kv_heads)) *
+                         double(p.seqlen_k * p.head_dim);
+    cost.insert(cost.begin(), {.name = "order", .hbm_read = bytes, .hbm_write = bytes});
+    return cost;
+  };
+  // What it chooses of, and multiplies; and where rows of O are (predict().reference).
+  step.logical = [](const Problem& p, const HostTensors& inputs) {
+    HostTensors ordered = in_order(p, inputs, order_of(p));
+    ordered.merge(order_tensor(p));
+    return ordered;
+  };
+  return step;
+}
+
+// Lists by prediction, and the passes, operands and scales of a step of 8 bits.
+Step predict_8_bits_step(std::string name, std::string idea, Launch launch) {
+  const Step eight = fp8_pv_step(name, idea, launch);
+  Step step = predict_step(std::move(name), std::move(idea), launch);
+  step.support =
+      "sm_90a; e4m3, given in bf16; head dims 64, 128, 256; any lengths, causal, windows, GQA; "
+      "softmax scale (--scale) at least 1e-10";
+  step.takes.push_back("e4m3");
+  step.refuses = [of_eight = eight.refuses](const Problem& p) -> Reason {
+    const Reason reason = refuse_predicted(p);
+    return reason ? reason : of_eight(p);
+  };
+  step.workspaces = [of_eight = eight.workspaces, of_lists = step.workspaces](const Problem& p) {
+    std::vector<Workspace> all = of_eight(p);
+    for (Workspace& w : of_lists(p)) {
+      if (w.name == "tile_counter") continue;
+      if (w.name == "k_mean") w.name = "k_means";  // of blocks; k_mean is that of all keys
+      all.push_back(std::move(w));
+    }
+    return all;
+  };
+  step.cost = [of_eight = eight.cost, of_lists = step.cost](const Problem& p) {
+    Cost cost = of_eight(p);
+    const Cost lists = of_lists(p);
+    Phase& attention = cost.back();
+    const double q_bytes =
+        double(p.batch * p.heads * p.seqlen_q) * (3 * double(p.head_dim) + 4);  // Q, O and lse
+    for (double* x : {&attention.exp, &attention.tensor_flop}) *x *= kept_share(p);
+    attention.l2_bytes = q_bytes + kept_share(p) * (attention.l2_bytes - q_bytes);
+    cost.insert(cost.end() - 1, lists.begin(), lists.end() - 1);
+    return cost;
+  };
+  // What it multiplies, beside what it chooses by.
+  step.logical = [](const Problem& p, const HostTensors& inputs) {
+    HostTensors stored = fp8_pv(p, inputs);
+    stored.emplace("q_given", inputs.at("q")), stored.emplace("k_given", inputs.at("k"));
+    return stored;
+  };
   return step;
 }
 
@@ -191,7 +290,11 @@ std::vector<Step> predict_steps() {
   };
   return {predict_step("s5_predict", "a tile of queries chooses its blocks of keys by their means",
                        ATTN_LAUNCH(s5_predict)),
-          std::move(skips)};
+          std::move(skips),
+          ordered_step("s7_hilbert", "tokens along a curve, before blocks are chosen",
+                       ATTN_LAUNCH(s7_hilbert)),
+          predict_8_bits_step("s8_int8", "blocks that are chosen, on the kernel of 8 bits",
+                              ATTN_LAUNCH(s8_int8))};
 }
 
 std::vector<Step> sparse_steps() {

@@ -31,10 +31,13 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
   if (step.name.starts_with("q"))
     return p.dtype == (step.name >= "q4" ? DType::e4m3 : DType::int8) &&
            p.softmax_scale >= 1e-10 && plain(p);
-  if (step.operation->name == "predict")
-    return (p.dtype == DType::bf16 || p.dtype == DType::fp16) && plain(p) &&
-           p.softmax_scale >= 1e-10 &&
-           p.own.contains("skip_below") == (step.name == "s6_skip_pv");
+  if (step.operation->name == "predict") {
+    const bool its_type = step.name == "s8_int8" ? p.dtype == DType::e4m3
+                                                 : p.dtype == DType::bf16 || p.dtype == DType::fp16;
+    return its_type && plain(p) && p.softmax_scale >= 1e-10 &&
+           p.own.contains("skip_below") == (step.name == "s6_skip_pv") &&
+           (step.name == "s7_hilbert" ? has_field(p) && !p.masked() : !p.own.contains("order"));
+  }
   if (step.name.starts_with("s")) {
     Problem q = p;
     q.mask = nullptr;
@@ -86,7 +89,7 @@ TEST_CASE("prefill steps on the GPU", "[gpu]") {
 }
 
 // Of these problems a step gets the first that it does not refuse: plain, intervals of columns, a
-// canvas of windows and text, a field of which some P V is skipped.
+// canvas of windows and text, a field of which some P V is skipped, and one of which none is.
 static std::vector<Problem> repeated_problems(const Step& step) {
   const bool decodes = step.operation->name == "decode";
   Problem plain = problem(decodes ? 2 : 1203, 1603, 128, quantises_to(step));
@@ -107,7 +110,9 @@ static std::vector<Problem> repeated_problems(const Step& step) {
   skipped.seqlen_q = skipped.seqlen_k = field_of(skipped).tokens();
   skipped.own["keep"] = {0.5}, skipped.own["skip_below"] = {6};
   skipped.finish();
-  return {plain, columns, canvas, skipped};
+  Problem chosen = skipped;
+  chosen.own.erase("skip_below");
+  return {plain, columns, canvas, skipped, chosen};
 }
 
 TEST_CASE("1000 repeats give the same bits", "[gpu]") {

@@ -4,6 +4,7 @@
 
 #include "08_quant_sparse/predict.h"
 #include "08_quant_sparse/sparse.h"
+#include "08_quant_sparse/token_order.h"
 #include "attn/error.h"
 #include "check/field.h"
 #include "run/runner.h"
@@ -100,9 +101,73 @@ Problem of_blocks(std::size_t m, std::size_t n, std::map<std::string, std::vecto
 
 TEST_CASE("steps that choose are right about what they choose", "[emulated]") {
   Counts ran;
-  const int problems = chosen_problems(
-      [&](const Problem& p) { ran += check_steps("predict", p, Backend::emulated); });
-  CHECK(ran.of == std::map<std::string, int>{{"s5_predict", problems}});
+  int on_canvases = 0;  // without a mask
+  const int problems = chosen_problems([&](const Problem& p) {
+    ran += check_steps("predict", p, Backend::emulated);
+    on_canvases += has_field(p) && !p.masked();
+  });
+  CHECK(on_canvases > 2);
+  CHECK(ran.text() == fmt::format("s5_predict {}, s7_hilbert {}", problems, on_canvases));
+}
+TEST_CASE("tokens in an order of their own, with text and without", "[emulated]") {
+  int n = 0;
+  for (const TokenOrder order : {TokenOrder::rows, TokenOrder::hilbert, TokenOrder::random})
+    for (const auto& [canvas, text] : {std::pair("5x7x11", 0), {"8x8x12", 77}, {"1x1x3", 1}}) {
+      ++n;
+      Problem p = on_canvas(canvas, text, n % 3 == 0 ? 128 : n % 3 == 1 ? 64 : 256,
+                            n % 2 == 0 ? DType::fp16 : DType::bf16);
+      p.own["order"] = {double(order)}, p.own["keep"] = {0.4}, p.own["similarity"] = {0.05};
+      p.batch = 1 + n % 2, p.heads = 3, p.kv_heads = n % 4 == 0 ? 3 : 1;
+      CHECK(check_steps("predict", p, Backend::emulated).text() == "s7_hilbert 1");
+    }
+}
+// An order that changes nothing gives what s5 gives; and all blocks are all keys, in any order.
+TEST_CASE("a step that permutes tokens is s5 of permuted tokens", "[emulated]") {
+  Problem p = on_canvas("4x8x12", 50, 64);
+  p.heads = 2, p.kv_heads = 1;
+  p.own["keep"] = {0.3}, p.own["similarity"] = {0.05};
+  p.finish();
+  HostTensors plain, ordered;
+  CHECK(run_step(step_named("s5_predict"), p, Backend::emulated, &plain) == "");
+  Problem q = p;
+  q.own["order"] = {double(TokenOrder::rows)};
+  CHECK(run_step(step_named("s7_hilbert"), q, Backend::emulated, &ordered) == "");
+  CHECK(same(plain.at("o"), ordered.at("o")));
+  CHECK(same(plain.at("lse"), ordered.at("lse")));
+  // Along the curve: s5 of inputs in that order, whose rows are elsewhere.
+  Case in_memory(p, predict());
+  in_memory.inputs = in_order(p, in_memory.inputs, TokenOrder::hilbert);
+  in_memory.expected = predict().reference(p, in_memory.inputs, {});
+  CHECK(run_step(step_named("s5_predict"), in_memory, Backend::emulated, &plain) == "");
+  CHECK(run_step(step_named("s7_hilbert"), p, Backend::emulated, &ordered) == "");
+  const std::vector<int64_t> tokens = token_order(p, TokenOrder::hilbert);
+  for (int64_t h = 0; h < 2; ++h)
+    for (int64_t n = 0; n < p.seqlen_q; ++n) {
+      const int64_t token = tokens[static_cast<std::size_t>(n)];
+      REQUIRE(std::equal(plain.at("o").row(0, h, n), plain.at("o").row(0, h, n) + 64,
+                         ordered.at("o").row(0, h, token)));
+      REQUIRE(plain.at("lse").row(0, h, n)[0] == ordered.at("lse").row(0, h, token)[0]);
+    }
+}
+// In 8 bits they choose by what they were given, as those do.
+TEST_CASE("steps of 8 bits that choose are right about what they choose", "[emulated]") {
+  Counts ran;
+  const int problems = chosen_problems([&](Problem p) {
+    p.dtype = DType::e4m3;
+    ran += check_steps("predict", p, Backend::emulated);
+  });
+  CHECK(ran.of == std::map<std::string, int>{{"s8_int8", problems}});
+}
+TEST_CASE("what a step of 8 bits multiplies has beside it what it chooses by", "[predict]") {
+  Problem p = on_canvas("4x8x12", 50, 64, DType::e4m3);
+  p.own["keep"] = {0.5};
+  p.finish();
+  const HostTensors in = draw_inputs(p, predict().inputs(p));
+  const HostTensors stored = step_named("s8_int8").logical(p, in);
+  CHECK_FALSE(same(stored.at("q"), in.at("q")));
+  CHECK(same(stored.at("q_given"), in.at("q")));
+  CHECK(same(stored.at("k_given"), in.at("k")));
+  CHECK(rows_of(p, *chosen_blocks(p, stored)) == rows_of(p, *chosen_blocks(p, in)));
 }
 // Thresholds at which tiles are skipped, and one at which none is.
 TEST_CASE("P V that is skipped is within the error that its threshold says", "[emulated]") {
@@ -143,8 +208,10 @@ TEST_CASE("steps that choose and skip, for any mask", "[emulated]") {
 }
 TEST_CASE("steps that choose on the GPU", "[gpu]") {
   chosen_problems([&](Problem p) {
-    check_steps("predict", p, Backend::gpu);
+    check_steps("predict", p, Backend::gpu);  // s7 too, where there is a canvas and no mask
     p.own["skip_below"] = {10};
+    check_steps("predict", p, Backend::gpu);
+    p.own.erase("skip_below"), p.dtype = DType::e4m3;
     check_steps("predict", p, Backend::gpu);
   });
 }
@@ -175,6 +242,17 @@ TEST_CASE("the share of blocks that are visited is said", "[predict]") {
   p.causal = true;  // of four and five
   CHECK(predict().note(p, in) ==
         "choice: visited 33.3 % of the blocks that causal and window leave");
+}
+
+TEST_CASE("and what share it is in an order of tokens", "[predict]") {
+  Problem p = on_canvas("8x16x16", 0, 64);
+  p.own["similarity"] = {0}, p.own["keep"] = {0.25};
+  p.finish();
+  const HostTensors in = draw_inputs(p, predict().inputs(p));
+  CHECK(predict().note(p, in) == "choice: visited 25.0 % of blocks; with --order hilbert 25.0 %");
+  p.own["similarity"] = {0.4}, p.own["order"] = {double(TokenOrder::random)};
+  CHECK(predict().note(p, in) == "choice: visited 62.5 % of blocks; with --order random 65.6 %");
+  CHECK(predict().note(p, in_order(p, in, TokenOrder::random)).find("choice: visited 65.6 %") == 0);
 }
 
 TEST_CASE("the rule by hand: a share of the probability", "[predict]") {
@@ -307,6 +385,12 @@ TEST_CASE("problems that steps cannot choose for are refused", "[predict]") {
   Problem q = p;
   q.own["skip_below"] = {10};
   CHECK(refusal(step, q).value_or("") == "--skip-below 10: this step has no P V that is skipped");
+  q = p, q.dtype = DType::fp32;
+  CHECK(refusal(step, q).value_or("") == "this step has fp16 and bf16");
+  CHECK(refusal(step_named("s8_int8"), p).value_or("") ==
+        "--dtype bf16: this step quantises what it is given to e4m3");
+  q = p, q.dtype = DType::e4m3, q.softmax_scale = 1e-11;
+  CHECK(refusal(step_named("s8_int8"), q).value_or("").find("--scale below 1e-10") == 0);
   q = p, q.softmax_scale = 1e-11;
   CHECK(refusal(step, q).value_or("").find("--scale below 1e-10") == 0);
   q = p, q.seqlen_k = 65536 * 128;
@@ -315,6 +399,24 @@ TEST_CASE("problems that steps cannot choose for are refused", "[predict]") {
   q.mask = std::make_shared<BlockMask>(128, 128, std::vector<int64_t>{1, 1, 2, 2},
                                        std::vector<bool>(4, true));
   CHECK(refusal(step, q).value_or("").find("this step has no") != std::string::npos);
+  const Step& orders = step_named("s7_hilbert");
+  CHECK(refusal(orders, p).value_or("") ==
+        "this step puts the tokens of a canvas in order, and needs --inputs field:TxHxW");
+  q = p, q.own["field"] = read_field("4x8x8");
+  CHECK(refusal(orders, q).value_or("") == "");
+  q.own["order"] = {2};
+  CHECK(refusal(orders, q).value_or("") == "");
+  CHECK(refusal(step, q).value_or("") == "--order: this step has no order of tokens of its own");
+  q.causal = true;
+  q.finish();
+  CHECK(refusal(orders, q).value_or("").find("this step has no causal mask") == 0);
+  q.causal = false, q.seqlen_k = 300;
+  q.finish();
+  CHECK(refusal(orders, q).value_or("") ==
+        "256 queries and 300 keys: this step has one order for both");
+  const auto option = std::ranges::find(predict().own, "order", &Feature::name);
+  CHECK(option->read("random") == std::vector<double>{2});
+  CHECK_THROWS_AS(option->read("curve"), InputError);
   CHECK(refusal(step_named("s6_skip_pv"), p).value_or("") ==
         "this step skips P V, and needs --skip-below");
 }

@@ -14,6 +14,9 @@ namespace attn {
 /// `rows` as they are given, along a Hilbert curve, or at random.
 enum class TokenOrder { rows, hilbert, random };
 
+/// The order into which a step puts the tokens of a problem, if it does: `--order`, or a curve.
+TokenOrder order_of(const Problem&);
+
 /// Place on a Hilbert curve of 2^bits points on each side (Skilling, *Programming the Hilbert
 /// curve*, AIP Conference Proceedings 707, 2004): points that follow each other are neighbours.
 uint64_t hilbert_place(std::array<uint32_t, 3> point, int bits);

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "device/roofline.h"
@@ -181,7 +182,32 @@ std::string phases_table(const fs::path& path) {
                      problem_text(j.at("problem")), grid.markdown(), above.text());
 }
 
-std::string lengths_table(const fs::path& folder, const Words& names) {
+namespace {
+// The phase of a word phase=NAME, which it takes out; "" where there is none.
+std::string take_phase(Words& words) {
+  constexpr std::string_view kPhase = "phase=";
+  const auto word = std::find_if(words.begin(), words.end(),
+                                 [&](const auto& w) { return w.starts_with(kPhase); });
+  if (word == words.end()) return "";
+  const std::string phase = word->substr(kPhase.size());
+  words.erase(word);
+  return phase;
+}
+// Median of a step, or of a phase of it; nothing where it was not timed.
+std::optional<double> seconds_of(const json& step, const std::string& phase) {
+  if (step.at("time").is_null()) return std::nullopt;
+  if (phase.empty()) return step.at("time").at("median_s").get<double>();
+  for (const json& p : step.at("phases"))
+    if (p.at("name") == phase && p.contains("time"))
+      return p.at("time").at("median_s").get<double>();
+  return std::nullopt;
+}
+}  // namespace
+
+// A row a step, a column a file. With phase=NAME of that phase alone: all of the step's operations
+// over its time.
+std::string lengths_table(const fs::path& folder, Words names) {
+  const std::string phase = take_phase(names);
   std::vector<std::string> steps;
   std::vector<std::pair<std::string, std::map<std::string, std::string>>> columns;  // title, cell of a step
   std::string device, problem;
@@ -196,18 +222,23 @@ std::string lengths_table(const fs::path& folder, const Words& names) {
     columns.emplace_back(fmt::format("{}={}", rows ? "cols" : "N", j.at("problem").at("seqlen_k").get<int64_t>()),
                          std::map<std::string, std::string>());
     for (const json& s : j.at("steps")) {
-      if (s.at("time").is_null()) continue;
+      const std::optional<double> seconds = seconds_of(s, phase);
+      if (!seconds) continue;
       const std::string step = name_of(s);
       if (std::find(steps.begin(), steps.end(), step) == steps.end()) steps.push_back(step);
       bytes |= rated_in_bytes(s);
       use |= rated_by_use(s);
-      const double seconds = s.at("time").at("median_s").get<double>();
       columns.back().second[step] =
-          rated_by_use(s) ? fmt::format("{} ({})", useful_rate(s, seconds), share_of_read(s, seconds))
+          !phase.empty()  ? rate(s.at("flop").get<double>() / *seconds)
+          : rated_by_use(s)
+              ? fmt::format("{} ({})", useful_rate(s, *seconds), share_of_read(s, *seconds))
           : rated_in_bytes(s) ? fmt::format("{} ({})", gigabytes_per_s(bytes_per_s(s)), share_of_copy(s, j.at("roofs")))
                             : rate(s.at("flop_per_s").get<double>());
     }
   }
+  if (!phase.empty() && steps.empty())
+    throw InputError(fmt::format("table lengths: no step of {} has a phase {}",
+                                 fmt::join(names, ", "), phase));
   Grid grid;
   grid.add_column("step", use ? "GB/s of use (% of read)" : bytes ? "GB/s (% of copy)" : "TFLOP/s");
   // Two files of one length stay two columns.
@@ -219,8 +250,9 @@ std::string lengths_table(const fs::path& folder, const Words& names) {
       if (const auto cell = columns[n].second.find(step); cell != columns[n].second.end())
         grid.put(std::to_string(n), cell->second);
   }
-  return fmt::format("{}, {}.{}\n\n{}", device, problem,
-                     bytes ? " GB/s: modelled bytes over time; in brackets, % of the copy measured in the same run." : "",
+  return fmt::format("{}, {}{}.{}\n\n{}", device, problem,
+                     phase.empty() ? "" : ", the phase " + phase + " alone",
+                     bytes && phase.empty() ? " GB/s: modelled bytes over time; in brackets, % of the copy measured in the same run." : "",
                      grid.markdown());
 }
 

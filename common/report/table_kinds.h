@@ -14,7 +14,7 @@ using Words = std::vector<std::string>;
 std::string steps_table(const std::filesystem::path&);
 std::string ladder_table(const std::filesystem::path& folder, const Words& names);
 std::string phases_table(const std::filesystem::path&);
-std::string lengths_table(const std::filesystem::path& folder, const Words& names);
+std::string lengths_table(const std::filesystem::path& folder, Words names);
 std::string problems_table(const std::filesystem::path& folder, const Words& names);
 std::string accuracy_table(const std::filesystem::path& folder, const Words& names);
 std::string memory_table(const std::filesystem::path& folder, const Words& names);

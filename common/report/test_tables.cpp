@@ -194,6 +194,17 @@ TEST_CASE("a table of lengths has a column for each number of columns") {
   has_line(reports.table("lengths n*"), "| TFLOP/s | N=1024 | N=2048 | N=16384 |");
   has_line(reports.table("lengths n*"), "| `v7` | 400.0 | 300.0 | 200.0 |");
   has_line(reports.table("lengths n*"), "NVIDIA H200, forward d=128 bf16.");
+  json two = step("v7", 4e11, 1, 2e-3);
+  two["phases"] = {{{"name", "quantise"}, {"time", time_of(1e-3)}},
+                   {{"name", "attention"}, {"time", time_of(1e-3)}}};
+  reports.write("two", run("06_flash_v3_hopper", "forward", problem("bf16", 1024),
+                           {two, step("v8", 4e11, 1, 1e-3)}));
+  const std::string of_phase = reports.table("lengths two phase=attention");
+  has_line(of_phase, "| `v7` | 400.0 |");
+  has(of_phase, "the phase attention alone");
+  CHECK(of_phase.find("v8") == std::string::npos);
+  has_line(reports.table("lengths two"), "| `v7` | 200.0 |");
+  has(reports.refusal("lengths two phase=nosuch"), "no step of two has a phase nosuch");
   has(reports.refusal("lengths n1024 a"), "a is of softmax bf16 on NVIDIA H200, not of forward d=128 bf16 on NVIDIA H200");
 }
 

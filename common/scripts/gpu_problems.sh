@@ -149,6 +149,11 @@ problems_of() {
       echo "prefill_d128_causal_n16384 --operation paged_prefill $(tokens 128 16384) --causal"
       for n in 1 64; do echo "prefill_d128_causal_n2048_page$n --operation paged_prefill" \
         "$(tokens 128 2048) --causal --page-size $n"; done
+      # Boxes of TMA of 1, 8 and 16 KiB, and the other head dims.
+      for n in 8 64 256; do echo "prefill_d128_causal_n16384_page$n --operation paged_prefill" \
+        "--step v15_prefill_tma $(tokens 128 16384) --causal --page-size $n"; done
+      for d in 64 256; do echo "prefill_d${d}_causal_n16384 --operation paged_prefill --step" \
+        "v7_prefill,v15_prefill_tma $(tokens $d 16384) --causal"; done
       echo "prefill_chunks --operation paged_prefill --heads 32 --kv-heads 8 --head-dim 128" \
         "--causal --varlen 2048,512,512,128 --varlen-k 16384,8192,4096,128"
       # Chunks of a prompt among sequences that decode: in one launch, and in two.
@@ -225,7 +230,13 @@ problems_of() {
       for n in 0.1 0.25 0.5 1; do
         echo "chosen_n8192_$n --step $(steps_like "$1" '^s5_') $kField8k --keep $n"
         echo "skipped_n8192_$n --step $(steps_like "$1" '^s6_') $kField8k --keep $n --skip-below 8"
+        echo "ordered_n8192_$n --step $(steps_like "$1" '^s7_') $kField8k --keep $n"
+        echo "chosen_e4m3_n8192_$n --step $(steps_like "$1" '^s8_') $kField8k --keep $n" \
+          "--dtype e4m3"
       done
+      echo "ordered_n65536_0.25 --step $(steps_like "$1" '^s7_') $kField64k --keep 0.25"
+      echo "chosen_e4m3_n65536_0.25 --step $(steps_like "$1" '^s8_') $kField64k --keep 0.25" \
+        "--dtype e4m3"
       echo "chosen_n65536_0.25 --step $(steps_like "$1" '^s5_') $kField64k --keep 0.25" ;;
     06_flash_v3_hopper)
       for d in 64 128 256; do
@@ -268,7 +279,7 @@ check_of() {  # CHAPTER.PROBLEM
   case $1 in
     01_naive.forward_n1024|01_naive.backward_n1024|02_*_c1024|02_*_topk_*|02_*.forward_*) echo sample ;;
     03_flash_v1.forward_d128_n1024|03_flash_v1.backward_d64_n2048|03_*_scalar_*) echo sample ;;
-    05_*.decode_b1_n8192|07_*.decode_b1_n1024|07_*.append_128mb|08_*.canvas_18x24x24|08_*.chosen_n8192_0.25|08_*.columns_document_n8192|08_*.blocks_d128_n8192_0.25|0[46]_*.forward_d128_causal_n512|0[46]_*.forward_d128_n2048|04_*.backward_d128_causal_n2048) echo sample ;;
+    05_*.decode_b1_n8192|07_*.decode_b1_n1024|07_*.append_128mb|08_*.canvas_18x24x24|08_*.chosen_n8192_0.25|08_*.chosen_e4m3_n8192_0.25|08_*.ordered_n8192_0.25|08_*.columns_document_n8192|08_*.blocks_d128_n8192_0.25|0[46]_*.forward_d128_causal_n512|0[46]_*.forward_d128_n2048|04_*.backward_d128_causal_n2048) echo sample ;;
     *) echo off ;;
   esac
 }
@@ -317,13 +328,14 @@ profiled_problem() {  # CHAPTER STEP
     08_quant_sparse/s1_*) echo "$(tokens 128 8192) --mask random:0.25" ;;
     08_quant_sparse/s2_*) echo "--heads 16 --head-dim 128 --seqlen 8192 --mask flashmask:document" ;;
     08_quant_sparse/s3_*) echo "$kCanvas,18x24x24" ;;
-    08_quant_sparse/s5_*) echo "$kField8k --keep 0.25" ;;
+    08_quant_sparse/s[57]_*) echo "$kField8k --keep 0.25" ;;
     08_quant_sparse/s6_*) echo "$kField8k --keep 0.25 --skip-below 8" ;;
+    08_quant_sparse/s8_*) echo "$kField8k --keep 0.25 --dtype e4m3" ;;
     08_quant_sparse/*) tokens 128 2048 ;;
     07_paged/v8_*) echo "$(pages 64 const:32896 32 8) --shared-prefix 32768" ;;
     07_paged/v1[23]_*) latent 128 4096 128 ;;
     07_paged/v11_*) mix 2048 16384 64 4096 ;;
-    07_paged/v[79]_*) echo "$(tokens 128 2048) --causal" ;;
+    07_paged/v[79]_*|07_paged/v15_*) echo "$(tokens 128 2048) --causal" ;;
     07_paged/a1_*) echo "--batch 16 --kv-heads 8 --heads 8 --head-dim 128 --seqlen-q 1024 --lengths const:8192" ;;
     07_paged/c1_*) echo "--batch 2048 --kv-heads 8 --heads 8 --head-dim 128" ;;
     07_paged/*) pages 16 const:8192 32 8 ;;
@@ -461,6 +473,8 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--batch 2 --seqlen-q 70 --seqlen-k 150 --head-dim 64 --dtype fp16 --window 17,3" \
         "--page-size 1"
       echo "--varlen 33,1 --varlen-k 133,64 --head-dim 256 --causal --page-size 64"
+      echo "--varlen 200,0,33 --varlen-k 301,7,0 --head-dim 64 --heads 3 --kv-heads 1" \
+        "--page-size 24"
       echo "--varlen 70,3,64 --varlen-k 200,3,300 --heads 2 --head-dim 128 --tree"
       for d in "128" "64 --serial"; do
         echo "--varlen 1,70,1,16 --varlen-k 900,100,5,300 --heads 4 --kv-heads 2 --causal" \
@@ -513,7 +527,11 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen 450 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs field:4x8x12" \
         "--keep 0.4 --keep-diagonal"
       echo "--seqlen 450 --head-dim 64 --dtype fp16 --inputs field:4x8x12 --keep-mass 0.7"
-      echo "--seqlen 300 --head-dim 256 --inputs field:4x8x8 --keep-sink --skip-below 6" ;;
+      echo "--seqlen 300 --head-dim 256 --inputs field:4x8x8 --keep-sink --skip-below 6"
+      echo "--seqlen 450 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs field:4x8x12" \
+        "--keep 0.4 --dtype e4m3"
+      echo "--seqlen 300 --head-dim 256 --inputs field:4x8x8 --keep 0.3 --dtype e4m3"
+      echo "--seqlen 450 --head-dim 128 --heads 4 --kv-heads 2 --inputs field:4x8x12 --keep 0.3" ;;
     08_quant_sparse/decode)
       echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128" \
         "--inputs needle --dtype int8"

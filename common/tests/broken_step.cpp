@@ -150,6 +150,8 @@ int main(int argc, char** argv) {
   }
   if (takes(step, "serial"))  // chunks of prompts beside sequences that decode
     p.varlen_q = {300, 1, 3}, p.varlen_k = {391, 391, 70}, p.own["blocks"] = {2};
+  else if (op.name == "paged_prefill")  // sequences that end within a page
+    p.heads = 4, p.kv_heads = 2, p.varlen_q = {300, 3, 0}, p.varlen_k = {391, 70, 5};
   p.finish();
   if (takes(step, "mask")) give_mask(p);
   const HostTensors inputs = draw_inputs(p, op.inputs(p));

@@ -82,6 +82,10 @@ TEST_CASE("no step has a race in any of many schedules of the emulator", "[emula
         std::make_shared<SlidingTiles>(Sides{2, 16, 16}, Sides{2, 8, 8}, std::vector<Sides>(2, {2, 8, 16}), 20);
     problems.push_back(problems[1]);  // tiles of a product that are skipped
     problems.back().own["skip_below"] = {4};
+    problems.push_back(problems[1]);  // tokens of a canvas, and text
+    problems.back().causal = false;
+    problems.back().seqlen_q = problems.back().seqlen_k = 4 * 8 * 8 + 20;
+    problems.back().own["field"] = {4, 8, 8};
     problems.push_back(few);  // one query that reads a part of each key
     problems.back().seqlen_q = 1, problems.back().dtype = DType::bf16;
     problems.back().causal = false;

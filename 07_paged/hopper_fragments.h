@@ -1,0 +1,144 @@
+// What the threads of a consumer warpgroup do with their parts of S, P and O, and how rings of
+// stages are counted. As in chapter 06.
+//
+// An accumulator of 64 rows and n columns lies as drawn in ptx/wgmma.h: lane l of a warp has, of
+// every 8 columns, columns 2 (l % 4) and the next one, of rows l / 4 and l / 4 + 8: [n / 8][4]
+// per thread.
+#pragma once
+
+#include "attn/kernel.h"
+#include "ptx/mma.h"
+#include "hopper_tiles.h"
+
+namespace ATTN_BACKEND::hopper {
+using namespace attn;
+
+constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
+// Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+constexpr float kLowest = -3.4028234e38f;
+constexpr int kWarpgroup = 128, kWarp = 32;  // threads
+
+// A stage of a ring, and the phase of its barriers: both follow from how many came before.
+//! [pipeline]
+template <int kStages>
+struct PipelineState {
+  int count = 0;
+  __device__ int index() const { return count % kStages; }
+  __device__ int phase() const { return count / kStages % 2; }
+  __device__ void advance() { ++count; }
+  __device__ PipelineState previous() const { return {count - 1}; }
+};
+//! [pipeline]
+
+// threadIdx.x, read anew each time: as one variable it, and all that follows from it, would keep
+// registers in the loop.
+__device__ __forceinline__ int thread_index() {
+#ifdef ATTN_EMULATED
+  return static_cast<int>(threadIdx.x);
+#else
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+#endif
+}
+// The first row of this lane in the tile, the second one is 8 below it; the first of its columns of
+// 8.
+__device__ __forceinline__ int first_row() {
+  return thread_index() / kWarp * 16 + thread_index() % kWarp / 4;
+}
+__device__ __forceinline__ int quad_col() { return thread_index() % 4 * 2; }
+
+__device__ __forceinline__ float quad_max(float x) {  // over the 4 lanes that share a row
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// Keys that a row does not see get -inf. `row0` is where the tile's first row is among the keys.
+//! [mask]
+template <class Config>
+__device__ __forceinline__ void apply_mask(float (&s)[Config::kBlockN / 8][4], const Shape& shape,
+                                           const BlockRanges& seen, int n_block, int row0,
+                                           int last_key) {
+  if (n_block >= seen.unmasked_begin && n_block < seen.unmasked_end) return;
+  // Keys from this lane's first one on: its first row is at `own`, and it sees none after `last`.
+  const int key0 = n_block * Config::kBlockN + quad_col();
+  const int own = row0 + first_row() - key0;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int last = min(own + 8 * r + shape.window_right, last_key - key0);
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (8 * n + i > last) s[n][2 * r + i] = -INFINITY;
+  }
+  if (n_block >= seen.unmasked_begin) return;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {  // the left edge of the window
+    const int first = own + 8 * r - shape.window_left;
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (8 * n + i < first) s[n][2 * r + i] = -INFINITY;
+  }
+}
+//! [mask]
+
+template <int kColumns>
+__device__ __forceinline__ void rescale_rows(float (&o)[kColumns / 8][4],
+                                             const float (&rescale)[2]) {
+#pragma unroll
+  for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
+}
+
+// Two neighbouring accumulators, rounded in pairs, are the left operand of 16 keys.
+template <class Element, int kBlockN>
+__device__ __forceinline__ void round_p(uint32_t (&p)[kBlockN / 16][4],
+                                        const float (&s)[kBlockN / 8][4]) {
+#pragma unroll
+  for (int n = 0; n < kBlockN / 8; ++n) {
+    p[n / 2][n % 2 * 2] = pack2<Element>(s[n][0], s[n][1]);
+    p[n / 2][n % 2 * 2 + 1] = pack2<Element>(s[n][2], s[n][3]);
+  }
+}
+
+// The register epilogue: (7) O = O / l, once; (8) store O and lse. The four lanes of a row have two
+// neighbouring columns of every eight, 16 bytes in all, half a sector. So two lanes exchange halves
+// first: then each has four columns side by side, and a quad writes 32 bytes, a whole sector.
+//! [epilogue]
+template <class Element, int kHeadDim>
+__device__ __forceinline__ void store_o(Element* gO, float* gLse, const Work& work,
+                                        int64_t row_stride, const float (&o)[kHeadDim / 8][4],
+                                        const float (&row_max)[2], float (&row_sum)[2]) {
+  const bool upper = thread_index() % 2 != 0;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    row_sum[r] = quad_sum(row_sum[r]);
+    const float factor = row_sum[r] > 0 ? __fdividef(1, row_sum[r]) : 0;  // nothing seen: O = 0
+    const int row = first_row() + 8 * r;
+    const bool exists = work.row0 + row < work.seqlen_q;
+    Element* const gRow =
+        gO + work.o + row * row_stride + (upper ? 8 : 0) + thread_index() / 2 % 2 * 4;
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; n += 2) {
+      const uint32_t even = pack2<Element>(o[n][2 * r] * factor, o[n][2 * r + 1] * factor);
+      const uint32_t odd = pack2<Element>(o[n + 1][2 * r] * factor, o[n + 1][2 * r + 1] * factor);
+      const uint32_t got = __shfl_xor_sync(~0u, upper ? even : odd, 1);
+      if (exists)
+        *reinterpret_cast<uint2*>(gRow + 8 * n) =
+            upper ? make_uint2(got, odd) : make_uint2(even, got);
+    }
+    if (quad_col() == 0 && exists)
+      gLse[work.lse + row] = row_sum[r] > 0 ? kLn2 * (row_max[r] + __log2f(row_sum[r])) : -INFINITY;
+  }
+}
+//! [epilogue]
+
+}  // namespace ATTN_BACKEND::hopper

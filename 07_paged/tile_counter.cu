@@ -1,0 +1,14 @@
+// What the steps with a dynamic tile scheduler need once: a counter that is 0 at first.
+#include "attn/kernel.h"
+
+namespace ATTN_BACKEND::tile_counter {
+using namespace attn;
+
+__global__ void clear_kernel(unsigned* gCounter) { *gCounter = 0; }
+
+Status launch(const Arguments& args) {
+  return launch_kernel(clear_kernel, dim3(1), dim3(1), 0, args.stream,
+                       args.out<unsigned>("tile_counter"));
+}
+
+}  // namespace ATTN_BACKEND::tile_counter

@@ -1,0 +1,473 @@
+// v15_prefill_tma: prefill on pages by TMA and wgmma.
+//
+// parent    06_flash_v3_hopper/v14_tuned
+// idea      A tile of K or V is no box of TMA any more, for its keys lie in pages: it is a box for
+//           each stretch of rows in one page and each panel of 64 columns. The producer's warp has
+//           up to 32 of them. Each lane looks up the page of its own one, a tile ahead, and issues
+//           it. Behind the end there is poison: boxes there, and single rows of V in the box that
+//           holds the end, are taken from a page that is not there, and arrive as zeros.
+// expect    the time of chapter 06's step on contiguous K and V; gpu__time_duration.sum by page
+//           size, as boxes become smaller
+// supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches, causal, windows, GQA;
+//           page sizes that are multiples of 8, so that a box is whole atoms of the swizzle
+#include <algorithm>
+
+#include "device/device.h"
+#include "attn/kernel.h"
+#include "ptx/mbarrier.h"
+#include "ptx/mma.h"
+#include "ptx/named_barrier.h"
+#include "ptx/setmaxnreg.h"
+#include "ptx/tma.h"
+#include "ptx/wgmma.h"
+#include "boxes.h"
+#include "hopper_fragments.h"
+#include "hopper_tiles.h"
+
+namespace ATTN_BACKEND::v15_prefill_tma {
+using namespace attn;
+using namespace hopper;
+using namespace splits;
+
+constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
+constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
+// The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
+constexpr int kWorkRing = 8;
+
+// Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
+// MMAs.
+enum NamedBarrier { kBlock = 0, kPingPong = 1 };
+
+//! [config]
+struct Tuning {
+  int num_consumers = 2;  // warpgroups that compute; one more copies
+  int block_n;            // B_c
+  int stages = 2;         // tiles of K, and of V, in shared memory
+  int q_stages = 2;       // tiles of Q there
+  bool pingpong = true;
+  bool lazy_rescale = true;
+};
+template <int kHeadDim_, Tuning kTuning>
+struct Tuned {
+  static constexpr int kHeadDim = kHeadDim_, kNumConsumers = kTuning.num_consumers;
+  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);
+  static constexpr int kBlockM = 64 * kNumConsumers, kBlockN = kTuning.block_n;  // B_r, B_c
+  static constexpr int kStages = kTuning.stages, kQStages = kTuning.q_stages;
+  static constexpr bool kUsesPingPong = kTuning.pingpong, kLazyRescale = kTuning.lazy_rescale;
+  // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
+  // 8: 168 for each of 384 threads, 128 of 512. Whoever requests more than the others released
+  // deadlocks.
+  static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 232;
+  static_assert(kBlockN == tile_keys(kHeadDim), "boxes are of other tiles");
+  static_assert(kBlockN / kAtomRows * (kHeadDim / 64) <= kWarp, "more boxes than lanes");
+  static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
+                    (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
+                "more registers than a block of so many threads has");
+};
+// kShort: up to 1024 keys and a mask. Smaller tiles of queries leave fewer SMs idle.
+template <int kHeadDim, bool kShort>
+struct Config;
+template <bool kShort>
+struct Config<64, kShort> : Tuned<64, Tuning{.num_consumers = 3, .block_n = 128}> {};
+template <>
+struct Config<64, true>
+    : Tuned<64, Tuning{.block_n = 128, .stages = 3, .pingpong = false, .lazy_rescale = false}> {};
+template <bool kShort>
+struct Config<128, kShort> : Tuned<128, Tuning{.block_n = 128}> {};
+template <bool kShort>
+struct Config<256, kShort> : Tuned<256, Tuning{.block_n = 64, .q_stages = 1, .pingpong = false}> {};
+//! [config]
+
+// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's swizzle of 128 bytes.
+template <class Element, class Config>
+struct SharedStorage {
+  alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
+  alignas(1024) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
+  alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
+  // mbarriers: the bytes are there
+  uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
+  // mbarriers: all consumer warps are done with them
+  uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
+  uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
+  Work work[kWorkRing];
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
+               work_full, prefetch, work)
+};
+
+using Tiles = DynamicPersistent;
+
+// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
+//! [issue_qk]
+template <class Config, class Element>
+__device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
+                                         const Element* sK) {
+  const WgmmaOperand q = wgmma_operand(sQ), k = wgmma_operand(sK);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
+    const int panel = i / 4, inside = i % 4 * 32;
+    wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside),
+                          k + (panel * Config::kBlockN * 128 + inside), i > 0);
+  }
+  wgmma_commit();
+}
+//! [issue_qk]
+
+// (5) O += P V: P from registers, V as it lies in memory, [k, d]. Issues it, and does not wait.
+//! [issue_pv]
+template <class Config, class Element>
+__device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
+                                         const uint32_t (&p)[Config::kBlockN / 16][4],
+                                         const Element* sV) {
+  const WgmmaOperand v = wgmma_operand(sV, Config::kBlockN * 128);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are 16 rows of 128 bytes
+    wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
+  wgmma_commit();
+}
+//! [issue_pv]
+
+// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
+// is to be multiplied by `rescale`: with the lazy rescale, only where a maximum has grown by more
+// than the threshold.
+//! [softmax]
+template <class Config>
+__device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
+                                               float (&row_max)[2], float (&row_sum)[2],
+                                               float (&rescale)[2], float softmax_scale_log2) {
+  float max[2];
+  bool grown = !Config::kLazyRescale;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    max[r] = s[0][2 * r];
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; ++n)
+      max[r] = fmaxf(max[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+    max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
+    grown = grown || max[r] > row_max[r] + kRescaleThreshold;
+  }
+  // A warp decides for all of its rows, as branches are its own.
+  const bool rescaled = Config::kLazyRescale ? __any_sync(~0u, grown) : true;
+  if (rescaled) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rescale[r] = exp2f(row_max[r] - max[r]);
+      row_max[r] = max[r];
+      row_sum[r] *= rescale[r];
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < Config::kBlockN / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, -row_max[i / 2]));
+      row_sum[i / 2] += s[n][i];
+    }
+  return rescaled;
+}
+//! [softmax]
+
+// One thread takes tiles of queries and (1) loads Q_i. It takes the next one when it must, not
+// earlier: a block with long tiles would keep it from others that are idle already.
+//! [producer]
+template <class Element, class Config>
+__device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
+                                          const TensorMap& mapQ, const int* gCuSeqlensQ,
+                                          const int* gSeqused, const Shape& shape,
+                                          const Tiles& tiles) {
+  PipelineState<Config::kQStages> q;
+  // One count for three rings.
+  const auto ring = [&] { return PipelineState<2>{q.count}; };
+  const auto prefetch = [&] { return PipelineState<1>{q.count}; };
+  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
+    const Work work =
+        work_of<Config>(shape, tiles.at<Config::kBlockM>(index), gCuSeqlensQ, gSeqused);
+    if (work.row0 >= work.seqlen_q) continue;  // of a batch with longer sequences
+    smem.work[q.count % kWorkRing] = work;
+    mbarrier_arrive(&smem.work_full[ring().index()]);
+    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
+    mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
+    tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()],
+             {0, work.q_token + work.row0, 0, work.q_head});
+    mbarrier_wait(&smem.prefetch, prefetch().phase());
+    q.advance();
+  }
+  smem.work[q.count % kWorkRing] = Work{};  // there is no more
+  mbarrier_arrive(&smem.work_full[ring().index()]);
+  mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
+  mbarrier_arrive(&smem.q_full[q.index()]);
+}
+
+// A warp loads K_j and V_j as stages become free. A lane has one box of a tile, rows of a panel.
+template <class Element, class Config>
+__device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
+                                           const TensorMap& mapK, const TensorMap& mapV,
+                                           const TensorMap& mapRow, const Pages& pages) {
+  constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim * 2;
+  constexpr int kPanels = Config::kHeadDim / 64;
+  const auto lane = [] { return thread_index() % kWarp; };  // a register less, of 32
+  const int box_rows = pages.box_rows, boxes = kBlockN / box_rows;
+  const int own_panel = lane() / boxes, own_row = lane() % boxes * box_rows;
+  PipelineState<Config::kStages> kv;
+  for (PipelineState<2> ring;; ring.advance()) {
+    mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
+    const Work& work = smem.work[ring.count % kWorkRing];
+    if (work.row0 < 0) break;
+    int ahead = page_of(pages, work, work.seen.begin * kBlockN + own_row);
+    for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, kv.advance()) {
+      const int key = n_block * kBlockN + own_row, slot = slot_of(pages, work, key, ahead);
+      ahead = page_of(pages, work, key + kBlockN);  // not waited for before the next tile
+      if (lane() == 0 && n_block == max(work.seen.begin, work.seen.end - kPrefetchBlocks))
+        mbarrier_arrive(&smem.prefetch);
+      const auto arm = [&](uint64_t* full, uint64_t* empty) {
+        mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
+        if (lane() == 0) mbarrier_arrive_expect(full, kTileBytes);
+        __syncwarp();  // all bytes of the tile are announced before any of them arrives
+      };
+      const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, int panel, int row,
+                            int from) {
+        tma_load(tile + (panel * kBlockN + row) * 64, map, full,
+                 {0, from, work.kv_head * kPanels + panel});
+      };
+      const int stage = kv.index();
+      arm(&smem.k_full[stage], &smem.k_empty[stage]);
+      if (own_panel < kPanels)
+        load(smem.sK[stage], mapK, &smem.k_full[stage], own_panel, own_row, slot);
+      // Scores of K behind the end are masked, whatever they are; but 0 times V must be 0.
+      //! [tail]
+      const int rows = work.seqlen_k - n_block * kBlockN;  // of V, that there are
+      const bool is_cut = own_row < rows && rows < own_row + box_rows;
+      arm(&smem.v_full[stage], &smem.v_empty[stage]);
+      if (own_panel < kPanels && !is_cut)
+        load(smem.sV[stage], mapV, &smem.v_full[stage], own_panel, own_row, slot);
+      if (const unsigned cut = __ballot_sync(~0u, is_cut); cut != 0) {  // it comes row by row
+        const int holder = __ffs(static_cast<int>(cut)) - 1;            // of the first panel
+        const int row0 = __shfl_sync(~0u, own_row, holder), slot0 = __shfl_sync(~0u, slot, holder);
+        for (int i = lane(); i < box_rows; i += kWarp)
+          for (int panel = 0; panel < kPanels; ++panel)
+            load(smem.sV[stage], mapRow, &smem.v_full[stage], panel, row0 + i,
+                 row0 + i < rows ? slot0 + i : kNowhere);
+      }
+      //! [tail]
+    }
+  }
+}
+//! [producer]
+
+template <class Element, class Config>
+__device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // one lane of each says that it is done
+  for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
+  for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
+  for (int i = 0; i < Config::kStages; ++i) {
+    mbarrier_init(&smem.k_full[i], 1), mbarrier_init(&smem.v_full[i], 1);
+    mbarrier_init(&smem.k_empty[i], kWarps), mbarrier_init(&smem.v_empty[i], kWarps);
+  }
+  mbarrier_init(&smem.work_full[0], 1), mbarrier_init(&smem.work_full[1], 1);
+  mbarrier_init(&smem.prefetch, 1);
+  mbarrier_init_fence();
+}
+
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    attention_kernel(const __grid_constant__ TensorMap mapQ,  // [B Hq, d / 64, seqlen_q, 64]
+                     const __grid_constant__ TensorMap mapK,  // pool, [Hkv d / 64, tokens, 64]
+                     const __grid_constant__ TensorMap mapV,  // as K
+                     const __grid_constant__ TensorMap mapRow,  // V, in boxes of a row
+                     Element* __restrict__ gO,  // [B, Hq, seqlen_q, d] or [tokens, Hq, d]
+                     float* __restrict__ gLse,  // [B, Hq, seqlen_q] or [Hq, tokens]
+                     const int* __restrict__ gCuSeqlensQ,  // [B + 1], or null: not ragged
+                     const int* __restrict__ gSeqused,  // [B]: keys of each sequence
+                     Pages pages, Shape shape, Tiles tiles) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
+  // of tiles in uniform registers, as wgmma takes them.
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  // What scores are still multiplied by: log2(e) is in it.
+  const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
+  if (threadIdx.x == 0) init_barriers(smem);
+  __syncthreads();  // the barriers are there
+
+  if (warpgroup == Config::kNumConsumers) {
+    setmaxnreg_dec<Config::kProducerRegisters>();
+    if (threadIdx.x % kWarpgroup == 0)
+      produce_q<Element, Config>(smem, mapQ, gCuSeqlensQ, gSeqused, shape, tiles);
+    if (threadIdx.x % kWarpgroup / kWarp == 1)
+      produce_kv<Element, Config>(smem, mapK, mapV, mapRow, pages);
+    return;
+  }
+  setmaxnreg_inc<Config::kConsumerRegisters>();
+
+  //! [pingpong]
+  // This warpgroup may issue its MMAs when the one before has issued its own.
+  const auto pingpong_wait = [&] {
+    if (Config::kUsesPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
+  };
+  const auto pingpong_pass_on = [&] {
+    if (Config::kUsesPingPong)
+      named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
+  };
+  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
+  //! [pingpong]
+
+  // The tile of queries that is worked on, and which of this block's it is.
+  PipelineState<Config::kQStages> q{-1};
+  int row0 = 0, last_key = 0;
+  BlockRanges seen{};
+  const auto take_tile = [&] {
+    q.advance();
+    mbarrier_wait(&smem.q_full[q.index()], q.phase());
+    const Work& work = smem.work[q.count % kWorkRing];
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
+    last_key = work.seqlen_k - 1;
+    seen = work.seen;
+    const bool more = work.row0 >= 0;
+    __syncwarp();  // all lanes have read it, before one says so
+    return more;
+  };
+  const auto release_q = [&] {  // this warp is done with it
+    if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
+  };
+  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that
+  // it is the same in all lanes as long as no `if` changes it and no consumer returns from the
+  // loop. If not, every operand of wgmma is moved to uniform registers first.
+  using KvState = PipelineState<Config::kStages>;
+  KvState kv;
+  const auto wait_full = [&](uint64_t* full, KvState at) {
+    mbarrier_wait(full + at.index(), at.phase());
+  };
+  const auto release = [&](uint64_t* empty, KvState at) {  // this warp is done with it
+    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
+  };
+
+  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
+  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float s[kBlockN / 8][4];
+  uint32_t p[kBlockN / 16][4];
+  float rescale[2];
+  bool rescaled;
+  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
+  const auto softmax = [&](int n_block, auto masked) {
+    if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
+    rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
+  };
+  //! [mmas]
+  const auto issue_s = [&] {
+    issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
+  };
+  const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
+  // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
+  const auto mmas = [&](int n_block) {
+    wait_full(smem.k_full, kv);
+    pingpong_wait();
+    issue_s();
+    wait_full(smem.v_full, kv.previous());
+    issue_o(kv.previous());
+    pingpong_pass_on();
+    wgmma_wait<1>(s);  // S is there, P V in flight
+    release(smem.k_empty, kv);
+    if (n_block + 1 == seen.end) release_q();
+  };
+  const auto visit = [&](int n_block, auto masked) {
+    mmas(n_block);
+    softmax(n_block, masked);
+    wgmma_wait<0>(o);  // and O of the block before
+    release(smem.v_empty, kv.previous());
+    round_p<Element, kBlockN>(p, s);
+    if (rescaled) rescale_rows<kHeadDim>(o, rescale);
+    kv.advance();
+  };
+  //! [mmas]
+
+  //! [loops]
+  if (!take_tile()) return;
+  // The first S of all has no P V before it.
+  wait_full(smem.k_full, kv);
+  pingpong_wait();
+  issue_s();
+  pingpong_pass_on();
+  wgmma_wait<0>(s);
+  release(smem.k_empty, kv);
+  if (seen.begin + 1 == seen.end) release_q();
+  softmax(seen.begin, std::true_type{});
+  round_p<Element, kBlockN>(p, s);
+  kv.advance();
+  bool more = true;
+  int n_block = seen.begin + 1;
+  do {
+    // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
+    for (; n_block < seen.unmasked_begin; ++n_block) visit(n_block, std::true_type{});
+    for (; n_block < seen.unmasked_end; ++n_block) visit(n_block, std::false_type{});
+    for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});
+    const Work& last = smem.work[q.count % kWorkRing];
+    const float last_max[2] = {row_max[0], row_max[1]};
+    float last_sum[2] = {row_sum[0], row_sum[1]};
+    more = take_tile();
+    if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
+      mmas(seen.begin);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
+      softmax(seen.begin, std::true_type{});
+      n_block = seen.begin + 1;
+    } else {
+      wait_full(smem.v_full, kv.previous());
+      pingpong_wait();
+      issue_o(kv.previous());
+      pingpong_pass_on();
+    }
+    wgmma_wait<0>(o);
+    release(smem.v_empty, kv.previous());
+    round_p<Element, kBlockN>(p, s);
+    kv.advance();
+    const int64_t row_stride = gCuSeqlensQ == nullptr ? kHeadDim : int64_t{shape.heads} * kHeadDim;
+    store_o<Element, kHeadDim>(gO, gLse, last, row_stride, o, last_max, last_sum);
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[n][i] = 0;
+  } while (more);
+  //! [loops]
+}
+
+template <class Element, class Config>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  Tiles tiles(p, Config::kBlockM);
+  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
+  tiles.counter = args.out<unsigned>("tile_counter");
+  const Pages pages{args.in<int>("page_table"), static_cast<int>(max_pages_of(p)),
+                    static_cast<int>(page_size_of(p)), static_cast<int>(box_rows(p))};
+  TensorMaps maps;
+  if (const Status made = maps.make<Element>(args, Config::kBlockM, pages.box_rows); !made.ok())
+    return made;
+  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
+  args.phase("attention");
+  return launch_kernel(
+      attention_kernel<Element, Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
+      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.k,
+      maps.v, maps.row, args.out<Element>("o"), args.out<float>("lse"),
+      args.in_or_null<int>("cu_seqlens_q"), args.in<int>("seqused_k"), pages, shape_of(p), tiles);
+}
+
+template <class Element, int kHeadDim>
+Status launch(const Arguments& args) {
+  const bool is_short = kHeadDim == 64 && args.problem.masked() && args.problem.seqlen_k <= 1024;
+  return is_short ? launch<Element, Config<kHeadDim, kHeadDim == 64>>(args)
+                  : launch<Element, Config<kHeadDim, false>>(args);
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 64: return launch<Element, 64>(args);
+      case 128: return launch<Element, 128>(args);
+      case 256: return launch<Element, 256>(args);
+    }
+    return Status::unsupported("only head dims 64, 128 and 256");
+  });
+}
+
+}  // namespace ATTN_BACKEND::v15_prefill_tma
