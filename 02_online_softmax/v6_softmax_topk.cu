@@ -45,31 +45,6 @@ __device__ MaxSum warp_merge(MaxSum value) {
     value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
   return value;
 }
-__device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
-  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
-  value = warp_merge(value);
-  if (lane_id == 0) partial[warp_id] = value;
-  __syncthreads();  // the pairs of all warps are there
-  return warp_merge(lane_id < Config::kWarps ? partial[lane_id] : MaxSum{});
-}
-
-//! [insert]
-// `mine` of lane i is number i of a list in order. Inserts the candidates of all lanes that come before number
-// k - 1; numbers from k on may be wrong, and are not used.
-__device__ void insert(Entry& mine, Entry candidate, int k) {
-  const int lane_id = threadIdx.x % 32;
-  unsigned waiting = __ballot_sync(~0u, before(candidate, entry_of_lane(mine, k - 1)));
-  while (waiting != 0) {  // all lanes agree on this
-    const Entry next = entry_of_lane(candidate, __ffs(waiting) - 1);
-    waiting &= waiting - 1;
-    // Those that stay before it are the first lanes; the others move up one lane.
-    const int place = __popc(__ballot_sync(~0u, before(mine, next)));
-    const Entry below{__shfl_up_sync(~0u, mine.value, 1), __shfl_up_sync(~0u, mine.column, 1)};
-    if (lane_id > place) mine = below;
-    if (lane_id == place) mine = next;
-  }
-}
-//! [insert]
 
 // A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
 // The elements before its first and behind its last whole vector are read and written one by one.
@@ -114,7 +89,6 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
   auto& smem = dynamic_shared<SharedStorage>();
   const Row<Element> row(blockIdx.x, cols);
   const Element* __restrict__ x = gX + row.begin;
-  const int tid = threadIdx.x;
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
 
   // (1) one pass: pair and list of each warp.
@@ -139,17 +113,20 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
     for (int i = 0; i < Vector<Element>::kSize; ++i)
       insert(best, v < row.vectors ? Entry{part[i], row.vector(v) + i} : Entry{}, k);
   }
-  if (tid < row.edges) seen = merge(seen, {to_float(x[row.edge(tid)]), 1});
   if (warp_id == 0) {  // the edges of the row, at most one a lane
     Entry candidate;
-    if (tid < row.edges) candidate = {to_float(x[row.edge(tid)]), row.edge(tid)};
+    if (lane_id < row.edges) candidate = {to_float(x[row.edge(lane_id)]), row.edge(lane_id)};
     insert(best, candidate, k);
+    if (lane_id < row.edges) seen = merge(seen, {candidate.value, 1});
   }
-  smem.best[warp_id][lane_id] = best;  // for the first warp, after the barrier of block_merge
-  seen = block_merge(seen, smem.partial);
+  seen = warp_merge(seen);
+  if (lane_id == 0) smem.partial[warp_id] = seen;
+  smem.best[warp_id][lane_id] = best;
+  __syncthreads();  // pairs and lists of all warps are there
   if (warp_id > 0) return;
 
   // (2) the first warp merges them.
+  seen = warp_merge(lane_id < Config::kWarps ? smem.partial[lane_id] : MaxSum{});
   for (int w = 1; w < Config::kWarps; ++w) insert(best, lane_id < k ? smem.best[w][lane_id] : Entry{}, k);
 
   // (3) probabilities of the list alone. A row of -inf alone has an empty list.

@@ -18,6 +18,12 @@ ATTN_DECLARE_STEP(d3_int4_kv);
 ATTN_DECLARE_LAUNCH(d3_int4_kv, prepare);
 ATTN_DECLARE_STEP(d5_swap_ab);
 ATTN_DECLARE_LAUNCH(d5_swap_ab, prepare);
+ATTN_DECLARE_STEP(d6_denormals);
+ATTN_DECLARE_LAUNCH(d6_denormals, prepare);
+ATTN_DECLARE_STEP(d7_wide_tiles);
+ATTN_DECLARE_LAUNCH(d7_wide_tiles, prepare);
+ATTN_DECLARE_STEP(d8_int8_swap_ab);
+ATTN_DECLARE_LAUNCH(d8_int8_swap_ab, prepare);
 
 namespace attn {
 namespace {
@@ -170,18 +176,36 @@ std::vector<Step> decode_steps() {
                  ATTN_LAUNCH(d3_int4_kv), ATTN_LAUNCH_OF(d3_int4_kv, prepare), cache_of_4_bits);
   int4.workspaces = [](const Problem& p) { return workspaces(p, 4); };
   int4.cost = [](const Problem& p) { return cache_cost(p, double(p.head_dim) + 8); };
-  Step swapped =
-      cache_step("d5_swap_ab", "K and V are the left operands: half the MMAs, and scores", "int4",
-                 ATTN_LAUNCH(d5_swap_ab), ATTN_LAUNCH_OF(d5_swap_ab, prepare), cache_of_4_bits);
-  swapped.workspaces = [](const Problem& p) { return workspaces(p, 4, kSwappedRows); };
-  swapped.cost = [](const Problem& p) {
-    return cache_cost(p, double(p.head_dim) + 8, kSwappedRows);
+  // The same cache, with K and V on the left.
+  const auto swapped = [](Step step, int64_t code_bits) {
+    step.workspaces = [=](const Problem& p) { return workspaces(p, code_bits, kSwappedRows); };
+    step.cost = [=](const Problem& p) {
+      return cache_cost(p, 2 * double(p.head_dim * code_bits) / 8 + 8, kSwappedRows);
+    };
+    return step;
   };
   return {cache_step("d1_int8_kv", "a cache of int8, a scale for each key and value", "int8",
                      ATTN_LAUNCH(d1_int8_kv), ATTN_LAUNCH_OF(d1_int8_kv, prepare), cache_of_8_bits),
           cache_step("d2_fp8_kv", "a cache of e4m3, a scale for each key and value", "e4m3",
                      ATTN_LAUNCH(d2_fp8_kv), ATTN_LAUNCH_OF(d2_fp8_kv, prepare), cache_of_8_bits),
-          int4, swapped};
+          int4,
+          swapped(cache_step("d5_swap_ab",
+                             "K and V are the left operands: half the MMAs, and scores", "int4",
+                             ATTN_LAUNCH(d5_swap_ab), ATTN_LAUNCH_OF(d5_swap_ab, prepare),
+                             cache_of_4_bits),
+                  4),
+          swapped(cache_step("d6_denormals", "codes are operands as they lie: denormal numbers",
+                             "int4", ATTN_LAUNCH(d6_denormals),
+                             ATTN_LAUNCH_OF(d6_denormals, prepare), cache_of_4_bits),
+                  4),
+          swapped(cache_step("d7_wide_tiles", "a warp has 32 keys at once", "int4",
+                             ATTN_LAUNCH(d7_wide_tiles), ATTN_LAUNCH_OF(d7_wide_tiles, prepare),
+                             cache_of_4_bits),
+                  4),
+          swapped(cache_step("d8_int8_swap_ab", "the same for a cache of int8", "int8",
+                             ATTN_LAUNCH(d8_int8_swap_ab),
+                             ATTN_LAUNCH_OF(d8_int8_swap_ab, prepare), cache_of_8_bits),
+                  8)};
 }
 
 }  // namespace attn

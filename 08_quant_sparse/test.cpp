@@ -51,7 +51,8 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
   if (step.name == "d4_sparq")  // at the choices of these tests
     return p.dtype == DType::bf16 && p.seqlen_q == 1 && p.window_left < 0 && !p.varlen() &&
            p.dropout == 0 && !p.mask && p.softcap == 0 && !p.alibi;
-  const DType type = step.name == "d1_int8_kv"   ? DType::int8
+  const bool int8 = step.name == "d1_int8_kv" || step.name == "d8_int8_swap_ab";
+  const DType type = int8                        ? DType::int8
                      : step.name == "d2_fp8_kv" ? DType::e4m3
                                                 : DType::int4;
   return p.dtype == type && p.seqlen_q <= 16 && !p.varlen() && p.dropout == 0 && !p.mask &&
