@@ -1,8 +1,8 @@
-// b2_cublas: the four products of the backward pass by the library.
+// b2_cublas: the four GEMMs of the backward pass by the library.
 //
-// parent    v6_cublas: four more products like its two; b1_global has the same order
+// parent    v6_cublas: four more GEMMs like its two; b1_global has the same order
 // idea      cuBLAS for dV, dP, dQ and dK; one kernel of our own for dS, a warp a row. The sum over the
-//           query heads of a group is part of the product: P^T dO over group * seqlen_q rows.
+//           query heads of a group is part of the GEMM: P^T dO over group * seqlen_q rows.
 // expect    bound by the traffic of P, dP and dS: 16-bit P and dS, fp32 dP.
 // supports  as v6_cublas
 #include "attn/blas.h"

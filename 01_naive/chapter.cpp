@@ -148,7 +148,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v4_tensor_core",
       .operation = &forward(),
-      .idea = "mma.sync for both products; tiles of 16-bit elements, P in 16 bits",
+      .idea = "mma.sync for both GEMMs; tiles of 16-bit elements, P in 16 bits",
       .support = "fp16, bf16; head dims that are a multiple of 8; any lengths, masks, GQA",
       .refuses = [](const Problem& p) -> Reason {
         if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
@@ -169,12 +169,12 @@ Chapter make_chapter() {
   });
   c.steps.push_back(c.steps[3]);
   c.steps.back().name = "v5_cp_async";
-  c.steps.back().idea = "cp.async: copies in flight while tensor cores multiply; 16 bytes a store";
+  c.steps.back().idea = "a cp.async pipeline, 16-byte stores, a vectorised softmax";
   c.steps.back().launch = ATTN_LAUNCH(v5_cp_async);
   c.steps.push_back({
       .name = "v6_cublas",
       .operation = &forward(),
-      .idea = "cuBLAS for both products: what a library gives without fusing",
+      .idea = "cuBLAS for both GEMMs: what a library gives without fusing",
       .support = kAnything,
       .refuses = refuse_cublas,
       .workspaces = c.steps[3].workspaces,
@@ -205,7 +205,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "b2_cublas",
       .operation = &backward(),
-      .idea = "cuBLAS for the four products, a warp a row for dS",
+      .idea = "cuBLAS for the four GEMMs, a warp a row for dS",
       .support = kAnything,
       .refuses = refuse_cublas,
       .workspaces = [](const Problem& p) {

@@ -5,7 +5,7 @@
 //           each value fetched from L2 is used 64 times, and each value fetched from shared memory
 //           4 times, because a thread owns 4 x 4 results in registers. Softmax: a warp a row, the
 //           row read once and kept in shared memory.
-// expect    load requests of the products fall 64-fold, L2 bytes to a half or less, and they become
+// expect    load requests of the GEMMs fall 64-fold, L2 bytes to a half or less, and they become
 //           bound by shared memory and FMA; all global accesses are whole sectors, shared loads
 //           have no bank conflicts.
 // supports  as v1_global

@@ -1,10 +1,10 @@
-// v4_tensor_core: the same three kernels with the products on tensor cores.
+// v4_tensor_core: the same three kernels with the GEMMs on tensor cores.
 //
 // parent    v3_tiled
 // idea      mma.sync multiplies 16-bit operands, so tiles in shared memory hold elements, not
 //           floats, and P is stored in 16 bits; sums stay fp32, and so does S. A warp owns 32 rows
 //           and 32 or 64 columns of results, in fragments.
-// expect    the products are no longer bound by FP32 and shared memory, but wait for their tiles:
+// expect    the GEMMs are no longer bound by FP32 and shared memory, but wait for their tiles:
 //           nobody multiplies while a tile is copied. ncu: sm__ops_path_tensor_src_bf16_dst_fp32 >
 //           0; stalls on the long scoreboard and at barriers.
 // supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA

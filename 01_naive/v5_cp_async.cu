@@ -1,11 +1,11 @@
-// v5_cp_async: copies in flight while the tensor cores multiply.
+// v5_cp_async: a cp.async pipeline, 16-byte stores, and a vectorised softmax.
 //
 // parent    v4_tensor_core
 // idea      A unit this fast starves unless copies go on while it computes: cp.async brings the
 //           next two tiles, and the whole row of a softmax. Results are stored 16 bytes at a time:
 //           they change their layout in shared memory first; P 8 bytes, since the softmax works on
 //           four keys at once.
-// expect    the products wait neither for tiles nor for stores; what remains is the traffic of S
+// expect    the GEMMs wait neither for tiles nor for stores; what remains is the traffic of S
 //           and P. ncu: long scoreboard stalls fall, store sectors a request rise, dram__bytes near
 //           the model.
 // supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA

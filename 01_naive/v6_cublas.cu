@@ -1,10 +1,10 @@
-// v6_cublas: the products by the library, the softmax ours.
+// v6_cublas: the GEMMs by the library, the softmax ours.
 //
 // parent    v5_cp_async
-// idea      cuBLAS does both products: the best GEMM there is, *without* fusing. All query heads
+// idea      cuBLAS does both GEMMs, the best there are, *without* fusing. All query heads
 //           that share a K/V head are one matrix of group * seqlen_q rows, because they lie side by
 //           side.
-// expect    the time that no faster product can shorten: S is written and read, P is written and
+// expect    the time that no faster GEMM can shorten: S is written and read, P is written and
 //           read.
 // supports  fp32, fp16, bf16; any lengths, head dims, masks, GQA; dimensions below 2^31 (in the
 //           emulator Eigen stands in for cuBLAS; the softmax is the kernel below)

@@ -118,7 +118,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v6_softmax_topk",
       .operation = &softmax_topk(),
-      .idea = "the k largest probabilities alone, one read and no row written",
+      .idea = "the k largest probabilities only, one read and no row written",
       .support = "fp32, fp16, bf16; any number of rows and columns; --top-k up to 32",
       .refuses = [](const Problem& p) -> Reason {
         if (p.top_k > 32)

@@ -49,7 +49,7 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
   for (int c = threadIdx.x; c < cols; c += Config::kThreads) row_max = fmaxf(row_max, to_float(x[c]));
   row_max = block_reduce(row_max, smem.partial, [](float a, float b) { return fmaxf(a, b); });
 
-  // (2) second pass: the sum. A row of -inf alone would give exp(-inf + inf): it has no sum.
+  // (2) second pass: the sum. A row of -inf only would give exp(-inf + inf): it has no sum.
   const bool empty = row_max == -INFINITY;
   float row_sum = 0;
   for (int c = threadIdx.x; c < cols; c += Config::kThreads)

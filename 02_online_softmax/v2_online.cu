@@ -4,7 +4,7 @@
 // idea      carry the pair (maximum, sum of exp(x - maximum)) along the row; when the maximum grows, multiply
 //           the sum by exp(old - new). Milakov and Gimelshein (arXiv 1805.02867), algorithm 3. The pairs
 //           of different threads are merged by the same rule.
-// expect    2 reads and 1 write instead of 3 and 1: 4/3 fewer bytes for rows too long for L2.
+// expect    2 reads and 1 write instead of 3 and 1: 3/4 of the bytes for rows too long for L2.
 //           ncu: dram__bytes_read.sum
 // supports  fp32, fp16, bf16; any number of rows and columns
 #include "attn/kernel.h"
@@ -70,7 +70,7 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
   seen = block_merge(seen, smem.partial);
   //! [pass]
 
-  // (2) second pass: the quotients. A row of -inf alone has seen nothing: its sum is 0.
+  // (2) second pass: the quotients. A row of -inf only has seen nothing: its sum is 0.
   const float inverse_sum = seen.sum > 0 ? 1 / seen.sum : 0;
   for (int c = threadIdx.x; c < cols; c += Config::kThreads)
     y[c] = from_float<Element>(__expf(to_float(x[c]) - seen.max) * inverse_sum);

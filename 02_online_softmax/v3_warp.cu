@@ -53,7 +53,7 @@ __device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
 }
 
 // A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
-// The elements before its first and behind its last whole vector are read and written one by one.
+// The elements before its first and after its last whole vector are read and written one by one.
 template <class Element>
 struct Row {
   static constexpr int kSize = Vector<Element>::kSize;
@@ -105,7 +105,7 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
   if (tid < row.edges) seen = merge(seen, {to_float(x[row.edge(tid)]), 1});
   seen = block_merge(seen, smem.partial);
 
-  // (2) second pass: the quotients. A row of -inf alone has seen nothing: its sum is 0.
+  // (2) second pass: the quotients. A row of -inf only has seen nothing: its sum is 0.
   const float inverse_sum = seen.sum > 0 ? 1 / seen.sum : 0;
   for (int v = tid; v < row.vectors; v += Config::kThreads)
     store(y + row.vector(v), quotients(load(x + row.vector(v)), seen.max, inverse_sum));

@@ -64,7 +64,7 @@ __device__ MaxSum group_merge(MaxSum value, MaxSum* partial) {
 }
 
 // A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
-// The elements before its first and behind its last whole vector are read and written one by one.
+// The elements before its first and after its last whole vector are read and written one by one.
 template <class Element>
 struct Row {
   static constexpr int kSize = Vector<Element>::kSize;
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   seen = group_merge<Config>(seen, smem.partial);
   if (row_id >= rows) return;
 
-  // (3) the only write. A row of -inf alone has seen nothing: its sum is 0.
+  // (3) the only write. A row of -inf only has seen nothing: its sum is 0.
   const float inverse_sum = seen.sum > 0 ? 1 / seen.sum : 0;
 #pragma unroll
   for (int n = 0; n < kVectors; ++n)

@@ -54,7 +54,7 @@ __device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
 }
 
 // A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
-// The elements before its first and behind its last whole vector are read and written one by one.
+// The elements before its first and after its last whole vector are read and written one by one.
 template <class Element>
 struct Row {
   static constexpr int kSize = Vector<Element>::kSize;

@@ -1,9 +1,9 @@
 // v6_softmax_topk: the largest probabilities of a row, without the others.
 //
 // parent    v3_warp
-// idea      who wants the k likeliest words needs neither the row of probabilities nor a sort. Beside the pair
-//           (maximum, sum) each warp carries the k largest numbers, one a lane: one read, and nothing of the
-//           row's size is written. Milakov and Gimelshein (arXiv 1805.02867), section 4 and algorithm 4.
+// idea      who wants the k likeliest words needs neither the row of probabilities nor a sort. Along
+//           with the pair (maximum, sum) each warp carries the k largest numbers, one a lane: one read, and
+//           nothing of the row's size is written. Milakov and Gimelshein (arXiv 1805.02867), section 4 and algorithm 4.
 // expect    1 read; 5 times fewer accesses than a safe softmax followed by a search.
 // supports  fp32, fp16, bf16; any number of rows and columns; --top-k up to 32
 #include "attn/kernel.h"
@@ -47,7 +47,7 @@ __device__ MaxSum warp_merge(MaxSum value) {
 }
 
 // A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
-// The elements before its first and behind its last whole vector are read and written one by one.
+// The elements before its first and after its last whole vector are read and written one by one.
 template <class Element>
 struct Row {
   static constexpr int kSize = Vector<Element>::kSize;
@@ -94,7 +94,7 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
   // (1) one pass: pair and list of each warp.
   MaxSum seen;
   Entry best;
-  // All lanes of a warp make the same number of turns, because inserting takes all of them.
+  // All lanes of a warp make the same number of iterations, because inserting takes all of them.
   for (int v0 = warp_id * 32; v0 < row.vectors; v0 += Config::kThreads) {
     const int v = v0 + lane_id;
     float largest = -INFINITY;
@@ -129,7 +129,7 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
   seen = warp_merge(lane_id < Config::kWarps ? smem.partial[lane_id] : MaxSum{});
   for (int w = 1; w < Config::kWarps; ++w) insert(best, lane_id < k ? smem.best[w][lane_id] : Entry{}, k);
 
-  // (3) probabilities of the list alone. A row of -inf alone has an empty list.
+  // (3) probabilities of the list only. A row of -inf only has an empty list.
   if (lane_id < k) {
     const float probability = best.column < 0 ? 0 : __expf(best.value - seen.max) / seen.sum;
     gValues[int64_t{blockIdx.x} * k + lane_id] = from_float<Element>(probability);

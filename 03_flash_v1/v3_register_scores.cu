@@ -3,8 +3,8 @@
 // parent    v2_constant_tiles
 // idea      a warp owns a part of the keys of the tile, for all its rows, and a lane 2 x 2 of each
 //           16 x 8 scores: the two rows of Q and the columns of K that it fetches serve many
-//           products. Lanes of a row tell each other by shuffles, warps by shared memory. P goes
-//           there, and each warp multiplies it by some columns of V, all of which a lane keeps.
+//           multiply-adds. Lanes of a row tell each other by shuffles, warps by shared memory. P
+//           goes there, and each warp multiplies it by some columns of V, all kept by a lane.
 // expect    a fraction of the reads of shared memory for each multiply-add, and no thread without
 //           work during the softmax. ncu: l1tex__data_pipe_lsu_wavefronts_mem_shared.sum
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout

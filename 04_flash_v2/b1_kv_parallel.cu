@@ -1,10 +1,10 @@
-// b1_kv_parallel: the backward pass of FlashAttention-2: a block for each tile of keys.
+// b1_kv_parallel: the rows that see a tile of keys come as ranges: unseen, masked, unmasked.
 //
 // parent    03_flash_v1/b7_grid
-// idea      Algorithm 2 of the paper: K_j and V_j stay in shared memory, dK_j and dV_j in
+// idea      Algorithm 2 of FlashAttention-2: K_j and V_j stay in shared memory, dK_j and dV_j in
 //           registers; the block walks the rows that see its keys. Of the forward pass only lse
 //           remains; dQ, which all blocks of a head add to, is atomic (section 3.2). Against
-//           chapter 03: the rows of a tile of keys come as a range, in three parts. In the middle
+//           chapter 03: the rows that see a tile of keys come as three ranges. In the middle one
 //           nothing is masked and nothing compared; tiles of rows that see none of the keys are not
 //           visited.
 // expect    sm__inst_executed.sum falls where no mask cuts, gpu__time_duration.sum with short

@@ -137,7 +137,7 @@ Chapter make_chapter() {
                                "fragments of Q are loaded once, where registers are left",
                                ATTN_LAUNCH(v8_q_in_registers)));
   c.steps.push_back(first_step("v9_lazy_rescale",
-                               "O is rescaled only where a maximum has grown by more than 2^8",
+                               "O is rescaled where a maximum has grown by more than 8 (base 2)",
                                ATTN_LAUNCH(v9_lazy_rescale)));
   c.steps.push_back(first_step("v10_l2_order", "heads in sections whose K and V stay in L2",
                                ATTN_LAUNCH(v10_l2_order)));

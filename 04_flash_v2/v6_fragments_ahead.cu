@@ -2,9 +2,9 @@
 //
 // parent    v5_rows_per_warp
 // idea      A warp issues in order: an MMA that needs what the ldmatrix before it loads waits for
-//           shared memory, and all that follows waits with it. Fragments get two places each, and
-//           are loaded while the MMAs of those before run. P is an operand, too: it is made 16 keys
-//           at a time, one step ahead, so that exponentials overlap with MMAs.
+//           shared memory, and all that follows waits with it. Each fragment gets two register
+//           buffers, and is loaded while the MMAs of the one before run. P is an operand, too: it
+//           is made 16 keys at a time, one step ahead, so that exponentials overlap with MMAs.
 // expect    waits for shared memory (smsp__average_warps_issue_stalled_short_scoreboard...)
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37
 #include "attn/kernel.h"

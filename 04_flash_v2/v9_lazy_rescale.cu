@@ -1,10 +1,10 @@
-// v9_lazy_rescale: O is rescaled only where a maximum has grown by more than 2^8.
+// v9_lazy_rescale: O is rescaled only where a row's maximum (to base 2) has grown by more than 8.
 //
 // parent    v8_q_in_registers
 // idea      A maximum keeps P from overflowing, and any number near it does, too. So a row keeps
-//           its old one until a new one is larger by a factor of more than 2^8: P is at most 256 in
-//           place of 1, l counts the same numbers, and O / l is what it was. After the first blocks
-//           of keys hardly a warp multiplies its O any more.
+//           its old maximum until the new one exceeds it by more than 8 to base 2, a factor of 2^8
+//           in P: P is at most 256 in place of 1, l counts the same numbers, and O / l is what it
+//           was. After the first blocks of keys hardly a warp multiplies its O any more.
 // expect    sm__inst_executed.sum: d multiplications fewer per row and block of keys
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37
 #include <algorithm>

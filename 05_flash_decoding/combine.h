@@ -20,8 +20,8 @@ __device__ __forceinline__ void store_row_part(Element* to, const float (&o)[4],
 
 // O of a row is the mean of the splits' O with the weights 2^lse, and its lse the logarithm of
 // their sum; a split without keys has lse = -inf and weight 0. First a warp works out the weights
-// of a row, a split a lane; then a thread adds up four columns, in the order of the splits, whoever
-// stored them when. `place_of(r, n)`: where split n of row r lies.
+// of a row, a split a lane; then a thread adds up four columns, in the order of the splits, not
+// in that in which they were stored. `place_of(r, n)`: where split n of row r lies.
 //! [combine]
 template <class Element, int kHeadDim, int kThreads, class PlaceOf>
 __device__ __forceinline__ void combine(float* sWeight,            // [rows, num_splits]

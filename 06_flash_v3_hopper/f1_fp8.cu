@@ -1,12 +1,12 @@
-// f1_fp8: both products on e4m3, 8 bits, at twice the rate.
+// f1_fp8: both GEMMs on e4m3, 8 bits, at twice the rate.
 //
 // parent    v12_lazy_rescale
 // idea      Q, K and V are quantised by kernels before (quantise.h), with one scale for each
 //           tensor, and P is rounded to e4m3 in registers. wgmma takes 8-bit operands K-major
-//           alone, so V comes transposed; and its keys in an order in which accumulators of S are
+//           only, so V comes transposed; and its keys in an order in which accumulators of S are
 //           operands of P V. Scales are no work: those of Q and K are part of the softmax scale,
 //           that of V of 1 / l.
-// expect    sm__inst_executed_pipe_tensor.sum: half. And an error as of 3 bits behind the point
+// expect    sm__inst_executed_pipe_tensor.sum: half. And an error as of 3 fraction bits
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
@@ -49,7 +49,7 @@ struct Config {
   static constexpr int kQStages = 2;                                 // tiles of Q
   static constexpr bool kUsesPingPong = kHeadDim == 256;
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads. Whoever requests more than the others released deadlocks.
+  // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
   static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 24;
   static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 240;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=

@@ -50,7 +50,7 @@ struct Config {
   static constexpr int kQStages = 2;                                 // tiles of Q
   static constexpr bool kUsesPingPong = kHeadDim == 256;
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads. Whoever requests more than the others released deadlocks.
+  // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
   static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 24;
   static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 240;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=

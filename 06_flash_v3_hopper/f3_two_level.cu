@@ -1,7 +1,7 @@
 // f3_two_level: what the tensor core adds up of P V is added to float32 registers, tile by tile.
 //
 // parent    f2_p_scale
-// idea      wgmma keeps 13 bits behind the point of its sums on e4m3, and cuts off the rest: in f2 O
+// idea      wgmma keeps 13 fraction bits of its sums on e4m3, and cuts off the rest: in f2 O
 //           grows with the number of keys, and what is added to it is cut ever shorter, always
 //           toward zero. Here the tensor core begins anew for each tile of keys, and O is a sum in
 //           float32. That takes registers: at d=64 tiles have 128 queries in place of 192; at
@@ -51,7 +51,7 @@ struct Config {
   static constexpr int kQStages = 2;                                 // tiles of Q
   static constexpr bool kUsesPingPong = kHeadDim != 128;
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads. Whoever requests more than the others released deadlocks.
+  // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
   static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),

@@ -56,7 +56,7 @@ struct Config {
   static constexpr int kQStages = 2;                                 // tiles of Q
   static constexpr bool kUsesPingPong = kHeadDim == 256;
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads. Whoever requests more than the others released deadlocks.
+  // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
   static constexpr int kProducerRegisters = kHeadDim == 64 ? 32 : kHeadDim == 128 ? 40 : 24;
   static constexpr int kConsumerRegisters = kHeadDim == 64 ? 160 : kHeadDim == 128 ? 232 : 240;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=

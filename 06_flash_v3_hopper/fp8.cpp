@@ -274,7 +274,7 @@ static Step windows_step() {
 }
 
 std::vector<Step> fp8_steps() {
-  return {tensor_scales_step("f1_fp8", "FP8: both products on e4m3, one scale for each tensor",
+  return {tensor_scales_step("f1_fp8", "FP8: both GEMMs on e4m3, one scale for each tensor",
                              ATTN_LAUNCH(f1_fp8)),
           tensor_scales_step("f2_p_scale", "P times 2^8, and keys from the last to the first",
                              ATTN_LAUNCH(f2_p_scale)),

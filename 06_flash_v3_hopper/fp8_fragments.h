@@ -37,7 +37,7 @@ struct DynamicPersistent : TileOrder {
   unsigned* counter = nullptr;  // 0 before the first launch, and after each one
   using TileOrder::TileOrder;
   __device__ unsigned first() const { return blockIdx.x; }
-  // Whoever has had a tile counts once, so that it is counted count() times in all, and is 0 again.
+  // Each tile is followed by one count: there are count() of them in all, and it is 0 again.
   __device__ unsigned next(unsigned) const { return gridDim.x + atomicInc(counter, count() - 1); }
 };
 //! [tiles]

@@ -2,7 +2,7 @@
 // of to 448, the largest of e4m3; its inverse, the descale, is kept beside the codes.
 //
 //     q8  [B Hq, seqlen_q, d]    k8  [B Hkv, seqlen_k, d]    as the inputs lie
-//     v8  [B Hkv, d, padded]     transposed, since wgmma takes 8-bit operands K-major alone, its
+//     v8  [B Hkv, d, padded]     transposed, since wgmma takes 8-bit operands K-major only, its
 //                                keys in the order of e4m3_column in each 16 (ptx/wgmma_e4m3.h)
 #pragma once
 

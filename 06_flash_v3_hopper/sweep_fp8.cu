@@ -3,7 +3,7 @@
 //
 //     sweep_fp8_06_flash_v3_hopper [f1|f5] [--head-dim D] [--causal] [--repeat R]
 //
-// A row: B_r, B_c, stages of K and V, of Q, whether warpgroups take turns; the rest is in
+// A row: B_r, B_c, stages of K and V, of Q, whether ping-pong is on; the rest is in
 // attn/sweep.h.
 #include "f1_fp8.cu"
 #include "f5_incoherent.cu"

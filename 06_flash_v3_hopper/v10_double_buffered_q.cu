@@ -1,11 +1,11 @@
 // v10_double_buffered_q: Q of the next tile of queries is loaded while this one is worked on.
 //
 // parent    v9_dynamic_scheduler
-// idea      In v9 one thread copies everything, and Q has one place. The thread takes the next tile
-//           when it has issued the last K and V, and Q waits for the last S of this tile. Now a
-//           second thread takes tiles and loads Q. It is told to prefetch when the other one is at
-//           the fourth block of keys from the end; and Q has two places (one at d=256, where there
-//           is no room for two). So Q is there when the tile begins.
+// idea      In v9 one thread copies everything, and Q has one buffer. The thread takes the next
+//           tile when it has issued the last K and V, and Q waits for the last S of this tile. Now
+//           a second thread takes tiles and loads Q. It is told to prefetch when the other one is
+//           at the fourth block of keys from the end; and Q has two buffers (one at d=256, where
+//           there is no room for two). So Q is there when the tile begins.
 // expect    a shorter wait between two tiles of queries: gpu__time_duration.sum at short lengths.
 //           The consumers' loop still ends with each of them
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
@@ -45,7 +45,7 @@ struct Config {
   static constexpr int kStages = 2;                                  // tiles of K, and of V
   static constexpr int kQStages = kHeadDim == 256 ? 1 : 2;           // tiles of Q
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads. Whoever requests more than the others released deadlocks.
+  // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
@@ -76,7 +76,7 @@ struct DynamicPersistent : TileOrder {
   unsigned* counter = nullptr;  // 0 before the first launch, and after each one
   using TileOrder::TileOrder;
   __device__ unsigned first() const { return blockIdx.x; }
-  // Whoever has had a tile counts once, so that it is counted count() times in all, and is 0 again.
+  // Each tile is followed by one count: there are count() of them in all, and it is 0 again.
   __device__ unsigned next(unsigned) const { return gridDim.x + atomicInc(counter, count() - 1); }
 };
 using Tiles = DynamicPersistent;

@@ -50,7 +50,7 @@ struct Tuned {
   static constexpr int kStages = kTuning.stages, kQStages = kTuning.q_stages;
   static constexpr bool kUsesPingPong = kTuning.pingpong, kLazyRescale = kTuning.lazy_rescale;
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads, 128 of 512. Whoever requests more than the others released
+  // 8: 168 for each of 384 threads, 128 of 512. To request more than the others released
   // deadlocks.
   static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 232;
@@ -100,7 +100,7 @@ struct DynamicPersistent : TileOrder {
   unsigned* counter = nullptr;  // 0 before the first launch, and after each one
   using TileOrder::TileOrder;
   __device__ unsigned first() const { return blockIdx.x; }
-  // Whoever has had a tile counts once, so that it is counted count() times in all, and is 0 again.
+  // Each tile is followed by one count: there are count() of them in all, and it is 0 again.
   __device__ unsigned next(unsigned) const { return gridDim.x + atomicInc(counter, count() - 1); }
 };
 using Tiles = DynamicPersistent;

@@ -6,8 +6,9 @@
 //           consumers by two stages of K and V; mbarriers tell it when a stage is empty, and the
 //           consumers when one is full. It needs few registers and releases the others
 //           (setmaxnreg). The two consumer warpgroups never wait for each other.
-// expect    stalls on barriers disappear; the warpgroups drift apart, so that by chance one
-//           computes its softmax while the other's MMAs run.
+// expect    stalls on barriers fall a little: __syncthreads is gone, waiting for the other unit is
+//           not (v6, v7). The warpgroups drift apart, so that by chance one computes its softmax
+//           while the other's MMAs run.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
@@ -35,7 +36,7 @@ struct Config {
   static constexpr int kStages = 2;                                  // tiles of K, and of V
   static constexpr int kQStages = 1;                                 // tiles of Q
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads. Whoever requests more than the others released deadlocks.
+  // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),

@@ -4,7 +4,7 @@
 // idea      A block of v7 begins with empty stages and ends with an epilogue that overlaps with
 //           nothing. Now a block stays: while its consumers store O, its producer loads Q, K and V
 //           of the next tile. Tiles are assigned beforehand by a static persistent scheduler,
-//           longest first, in snake order: whoever got the longest tile of a round gets the
+//           longest first, in snake order: the block with the longest tile of a round gets the
 //           shortest one of the next.
 // expect    most at short lengths, where a tile is little work: N = 512 has four blocks of keys for
 //           one tile.
@@ -41,7 +41,7 @@ struct Config {
   static constexpr int kStages = 2;                                  // tiles of K, and of V
   static constexpr int kQStages = 1;                                 // tiles of Q
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads. Whoever requests more than the others released deadlocks.
+  // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
