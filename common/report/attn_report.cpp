@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attn/error.h"
+#include "report/density_svg.h"
 #include "report/diff.h"
 #include "report/evidence.h"
 #include "report/json_object.h"
@@ -202,6 +203,11 @@ int run(int argc, const char* const* argv) {
   roofline_command->add_option("RESULTS", files, "results of chapter programs, of one GPU")
       ->required();
   roofline_command->add_option("-o,--output", output, "the SVG file; stdout if not given");
+  CLI::App* density_command = app.add_subcommand(
+      "density", "draws a step's time over the share of scores that masks leave, as an SVG file");
+  density_command->add_option("RESULTS", files, "results of one step and GPU, a mask each")
+      ->required();
+  density_command->add_option("-o,--output", output, "the SVG file; stdout if not given");
   CLI::App* referee_command = app.add_subcommand(
       "referee", "did a launch do the work that its outputs need? Exit 1 with the reasons if not");
   std::string own = "_student";
@@ -241,6 +247,7 @@ int run(int argc, const char* const* argv) {
   if (*diff_command) return diff(a, b, step_a, step_b, force);
   if (*referee_command) return referee(results, counters, own);
   if (*roofline_command) write_text(output, roofline_svg(read_all(files)).text);
+  if (*density_command) write_text(output, density_svg(read_all(files)));
   if (*page_command) {
     if (!verified.empty()) return verify(verified);
     if (files.empty()) throw InputError("page: RESULTS is required, or --verify FILE");
