@@ -3,8 +3,8 @@
 // parent    06_flash_v3_hopper/v14_tuned
 // idea      A tile of K or V is no box of TMA any more, for its keys lie in pages: it is a box for
 //           each stretch of rows in one page. A box is whole rows; it arrives as atoms of 8 rows
-//           and 64 columns, and wgmma is told how far apart groups of rows are. Boxes of a warp
-//           follow one another at some distance, so two warps issue them, of K and of V.
+//           and 64 columns, and wgmma is told how far apart groups of rows are. A warp issues a box
+//           only every 47 cycles or so: one warp has those of K, another those of V.
 //           A lane looks up the page of its own box, a tile ahead. Behind the end there is poison:
 //           boxes there, and single rows of V in the box that holds the end, are taken from a page
 //           that is not there, and arrive as zeros.

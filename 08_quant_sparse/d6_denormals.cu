@@ -1,11 +1,12 @@
 // d6_denormals: codes are operands as they lie.
 //
 // parent    d5_swap_ab
-// idea      Of d5's instructions a quarter makes numbers of codes: for two of them a masking, the
-//           bits of 1024, a subtraction. But an fp16 number whose exponent is 0 is a denormal, and
-//           the tensor core multiplies it as exactly as any other: four bits under a mask are a
-//           number as they are, 2^-24 times the code. Codes of K begin at 0 then, where the least
-//           number of the key is; where they lie four bits higher, Q and O make up for it, once.
+// idea      Two fifths of d5's instructions make numbers of codes: for two of them a masking, an
+//           OR with the bits of 1024, a subtraction. But an fp16 number whose exponent is 0 is a
+//           denormal, and the tensor core multiplies it as exactly as any other: four bits under a
+//           mask are a number as they are, 2^-24 times the code. That saves the ORs and, as codes
+//           of K begin at 0 then, K's subtractions: a fifth of all. Where codes lie four bits
+//           higher, Q and O make up for it, once.
 // expect    smsp__inst_executed.sum
 // supports  --dtype int4, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA

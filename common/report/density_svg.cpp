@@ -22,12 +22,15 @@ constexpr const char* kStyle = R"(  <style>
     .c { text-anchor: middle; } .e { text-anchor: end; }
     .grid { stroke: #e8edf2; } .ideal { stroke: #8496a9; stroke-dasharray: 7 5; }
     .k0 { stroke: #0b5cad; fill: #0b5cad; } .k1 { stroke: #b5562a; fill: #b5562a; }
-    .k2 { stroke: #3d8a54; fill: #3d8a54; } .curve { fill: none; stroke-width: 2; }
+    .k2 { stroke: #3d8a54; fill: #3d8a54; }
+    .r0 { fill: #0b5cad; } .r1 { fill: #b5562a; } .r2 { fill: #3d8a54; }
+    .curve { fill: none; stroke-width: 2; }
     @media (prefers-color-scheme: dark) {
       .bg { fill: #1b2027; stroke: #323a44; } .axis { stroke: #6d7f92; }
       text { fill: #dfe5ec; } .s { fill: #a9b4c0; } .grid { stroke: #2a323b; }
       .ideal { stroke: #6d7f92; } .k0 { stroke: #6cb4ff; fill: #6cb4ff; }
       .k1 { stroke: #e39a70; fill: #e39a70; } .k2 { stroke: #7cc592; fill: #7cc592; }
+      .r0 { fill: #6cb4ff; } .r1 { fill: #e39a70; } .r2 { fill: #7cc592; }
       .curve { fill: none; }
     }
   </style>
@@ -85,8 +88,8 @@ std::string density_svg(const std::vector<ResultFile>& files) {
       kHeight - 1);
   add("<text class=\"t\" x=\"24\" y=\"32\">{}: time over density, {}</text>",
       escaped(files[0].steps[0].name), escaped(files[0].gpu));
-  add("<text class=\"s\" x=\"24\" y=\"54\">beside a point: its rate, in % of that of the densest "
-      "run</text>");
+  add("<text class=\"s\" x=\"24\" y=\"54\">right of a point, in its colour: its rate, in % of that "
+      "of the densest run</text>");
   for (int i = 0; i <= 4; ++i) {
     const double share = i / 4.0;
     add("<line class=\"grid\" x1=\"{0:.1f}\" y1=\"{1}\" x2=\"{0:.1f}\" y2=\"{2}\"/>", px(share),
@@ -117,7 +120,7 @@ std::string density_svg(const std::vector<ResultFile>& files) {
     for (const Point& p : points) {
       if (&p == &all) continue;
       const double rate = (p.work / p.seconds) / (all.work / all.seconds);
-      add("<text class=\"s\" x=\"{:.1f}\" y=\"{:.1f}\">{:.0f}</text>",
+      add("<text class=\"r{}\" x=\"{:.1f}\" y=\"{:.1f}\">{:.0f}</text>", n,
           px(p.work / all.work) + 12 + 24 * n, py(p.seconds / all.seconds) + 18, 100 * rate);
     }
     const double y = kTop + 24 + 22 * n;

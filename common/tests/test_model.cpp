@@ -110,15 +110,10 @@ bool unverified(const std::string& step) {
   return false;
 }
 
-// Whether some step of the chapter was counted: then every one is, or its kernels have changed.
-bool profiled() {
-  const std::string folder = chapter().name + ".";
-  for (const auto& file : std::filesystem::directory_iterator(kReports)) {
-    const std::string name = file.path().filename();
-    if (name.starts_with(folder) && name.ends_with(".ncu.csv")) return true;
-  }
-  return false;
-}
+// Steps that ncu has not been run on yet. Any other one without an export fails.
+constexpr std::string_view kNotCountedYet[] = {
+    "f1_fp8",        "f2_p_scale",  "f3_two_level",  "f4_block_scales", "f5_incoherent",
+    "f6_windows",    "q2_smooth_k", "q3_per_thread", "q6_smooth_q",     "q7_int4_lesson"};
 
 }  // namespace
 
@@ -129,12 +124,13 @@ TEST_CASE("the order of tiles and the size of L2 say what is read from HBM", "[m
     if (!step.tiled) continue;
     ++compared;
     INFO(step.name);
-    if (unverified(step.name) || !profiled()) {
+    const auto c = counted(step.name, "dram__bytes_read.sum");
+    const bool is_new = std::ranges::find(kNotCountedYet, step.name) != std::end(kNotCountedYet);
+    CHECK(is_new == !c);
+    if (!c || unverified(step.name)) {
       WARN(step.name << ": not counted as it is");
       continue;
     }
-    const auto c = counted(step.name, "dram__bytes_read.sum");
-    REQUIRE(c);
     double model = 0;
     for (const Phase& phase : cost_of(step, c->problem)) model += phase.hbm_read;
     INFO(step.name << ": " << c->problem.text() << ": modelled " << model << ", counted " << c->bytes);
