@@ -272,7 +272,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       cp_async_wait<kStages - 1>();
       __syncwarp();  // this tile of all lanes is there
       //! [pipeline]
-      // (3) S = Q K^T, -inf where a query does not see a key
+      // (3) S = Q K^T, -inf where a query does not see a key. The MMAs' sums are 2^-10 of it, by
+      // what Q was multiplied with (denormals.h).
       float s[4] = {};  // of keys quad_row and quad_row + 8, each of two rows
       scores<Config>(s, q, &smem.sK[warp_id][stage][0][0]);
       // (4) softmax

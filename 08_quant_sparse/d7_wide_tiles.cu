@@ -59,8 +59,8 @@ struct SharedStorage {
   bool last;  // whether this block merges
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
-// The warps' parts of O, where K and V were. A quarter of a warp stores 16 bytes a lane at once,
-// two neighbours of each of four rows: these are 32 bytes apart, so that no bank is shared.
+// The warps' parts of O, where K and V were. Lanes that store at once have 32 bytes of each of four
+// rows, and these lie 32 bytes apart, so that no bank is shared.
 __device__ __forceinline__ int part_column(int row, int col) { return col ^ row / 2 * 8; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
@@ -278,7 +278,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       cp_async_wait<kStages - 1>();
       __syncwarp();  // this tile of all lanes is there
       //! [pipeline]
-      // (3) S = Q K^T, -inf where a query does not see a key
+      // (3) S = Q K^T, -inf where a query does not see a key. The MMAs' sums are 2^-10 of it, by
+      // what Q was multiplied with (denormals.h).
       float s[kBlockN / 16][4] = {};  // keys quad_row and quad_row + 8 of 16, each of two rows
       scores<Config>(s, q, &smem.sK[warp_id][stage][0][0]);
       // (4) softmax

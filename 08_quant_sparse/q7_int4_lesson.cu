@@ -52,7 +52,7 @@ struct Config {
   static constexpr int kStages = 2;                                  // tiles of K, and of V
   static constexpr int kQStages = 2;                                 // tiles of Q
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads. Whoever requests more than the others released deadlocks.
+  // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),

@@ -53,7 +53,7 @@ struct Tuned {
   static constexpr int kStages = kTuning.stages, kQStages = kTuning.q_stages;
   static constexpr bool kUsesPingPong = kTuning.pingpong, kLazyRescale = kTuning.lazy_rescale;
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads, 128 of 512. Whoever requests more than the others released
+  // 8: 168 for each of 384 threads, 128 of 512. To request more than the others released
   // deadlocks.
   static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 232;

@@ -223,11 +223,12 @@ std::string lengths_table(const fs::path& folder, Words names) {
                          std::map<std::string, std::string>());
     for (const json& s : j.at("steps")) {
       const std::optional<double> seconds = seconds_of(s, phase);
-      if (!seconds) continue;
+      // A step without operations has no rate of a phase.
+      if (!seconds || (!phase.empty() && rated_in_bytes(s))) continue;
       const std::string step = name_of(s);
       if (std::find(steps.begin(), steps.end(), step) == steps.end()) steps.push_back(step);
       bytes |= rated_in_bytes(s);
-      use |= rated_by_use(s);
+      use |= phase.empty() && rated_by_use(s);
       columns.back().second[step] =
           !phase.empty()  ? rate(s.at("flop").get<double>() / *seconds)
           : rated_by_use(s)

@@ -205,6 +205,9 @@ TEST_CASE("a table of lengths has a column for each number of columns") {
   CHECK(of_phase.find("v8") == std::string::npos);
   has_line(reports.table("lengths two"), "| `v7` | 200.0 |");
   has(reports.refusal("lengths two phase=nosuch"), "no step of two has a phase nosuch");
+  two["flop"] = 0;  // a softmax, a copy: bytes alone
+  reports.write("bytes", run("06_flash_v3_hopper", "forward", problem("bf16", 1024), {two}));
+  has(reports.refusal("lengths bytes phase=attention"), "no step of bytes has a phase attention");
   has(reports.refusal("lengths n1024 a"), "a is of softmax bf16 on NVIDIA H200, not of forward d=128 bf16 on NVIDIA H200");
 }
 

@@ -149,7 +149,7 @@ problems_of() {
       echo "prefill_d128_causal_n16384 --operation paged_prefill $(tokens 128 16384) --causal"
       for n in 1 64; do echo "prefill_d128_causal_n2048_page$n --operation paged_prefill" \
         "$(tokens 128 2048) --causal --page-size $n"; done
-      # Boxes of TMA of 1, 8 and 16 KiB, and the other head dims.
+      # Boxes of TMA of 2, 16 and 32 KiB, and the other head dims.
       for n in 8 64 256; do echo "prefill_d128_causal_n16384_page$n --operation paged_prefill" \
         "--step v15_prefill_tma $(tokens 128 16384) --causal --page-size $n"; done
       for d in 64 256; do echo "prefill_d${d}_causal_n16384 --operation paged_prefill --step" \
