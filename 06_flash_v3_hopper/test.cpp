@@ -32,8 +32,9 @@ TEST_CASE("steps are right on short problems", "[emulated]") {
   Counts ran;
   int n = 0;
   covering_problems(kShort, kHeadDims, kDTypes, [&](Problem p) {
-    if (n++ % 3 != 0 && p.head_dim == 256) return;  // slow
-    ran += check_steps("forward", p, Backend::emulated);
+    const int number = n++;
+    if (number % 3 != 0 && p.head_dim == 256) return;  // slow
+    ran += check_steps("forward", p, Backend::emulated, in_turn, number / 5 + number % 5);
   });
   CHECK(ran.text() ==
         "v10_double_buffered_q 34, v11_cross_tile 34, v12_lazy_rescale 34, v13_features 34, "
