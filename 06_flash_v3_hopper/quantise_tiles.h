@@ -91,25 +91,20 @@ __device__ __forceinline__ void hadamard(float (&x)[kCount], int lane) {
 }
 //! [hadamard]
 
-// Q and K: a block has 128 rows of a head. blockIdx.y: which of them.
 //! [tiles]
-struct RowsOf {
+struct RowsOf {            // Q or K
   const __nv_bfloat16* g;  // [heads, rows, d]
   uint8_t* g8;
   float* gDescale;  // [heads, tiles]
   int64_t heads;
   int rows, tiles;
 };
-template <class Pass, int kHeadDim, bool kRotated>
-__global__ void __launch_bounds__(Pass::kThreads, RowLanes<kHeadDim>::kBlocks)
-    quantise_tiles_kernel(RowsOf q, RowsOf k) {
-  __shared__ float sMax[Pass::kWarps];
+// A tile of 128 rows. `turn(x, row)` is what is done before to a lane's numbers of a row of it.
+template <class Pass, int kHeadDim, bool kRotated, class Turn>
+__device__ __forceinline__ void quantise_tile(const RowsOf& t, int64_t head, int tile,
+                                              float (&sMax)[Pass::kWarps], Turn turn) {
   constexpr int kLanes = RowLanes<kHeadDim>::kLanes, kEights = RowLanes<kHeadDim>::kEights;
   constexpr int kRowsAtOnce = Pass::kThreads / kLanes, kTimes = kScaleRows / kRowsAtOnce;
-  const RowsOf t = blockIdx.y == 0 ? q : k;
-  const int64_t head = blockIdx.x / t.tiles;
-  const int tile = static_cast<int>(blockIdx.x % t.tiles);
-  if (head >= t.heads) return;  // the whole block
   const int64_t first = (head * t.rows + tile * kScaleRows) * kHeadDim;
   const __nv_bfloat16* const gTile = t.g + first;
   uint8_t* const gTile8 = t.g8 + first;
@@ -136,6 +131,7 @@ __global__ void __launch_bounds__(Pass::kThreads, RowLanes<kHeadDim>::kBlocks)
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[n][8 * j + i] = e.x[i];
     }
+    turn(x[n], row + n * kRowsAtOnce);
     if constexpr (kRotated) hadamard<kLanes>(x[n], lane);
 #pragma unroll
     for (const float number : x[n]) largest = fmaxf(largest, fabsf(number));
@@ -145,7 +141,7 @@ __global__ void __launch_bounds__(Pass::kThreads, RowLanes<kHeadDim>::kBlocks)
   // H x is sqrt(d) times too large, which codes do not see, as the scale is that of the largest.
   constexpr float kNorm =
       !kRotated ? 1 : kHeadDim == 64 ? 0.125f : kHeadDim == 128 ? 0.0883883476f : 0.0625f;
-  if (threadIdx.x == 0) t.gDescale[blockIdx.x] = largest / kLargestE4M3 * kNorm;
+  if (threadIdx.x == 0) t.gDescale[head * t.tiles + tile] = largest / kLargestE4M3 * kNorm;
 #pragma unroll
   for (int n = 0; n < kTimes; ++n) {
     if (row + n * kRowsAtOnce >= rows) break;
@@ -157,6 +153,18 @@ __global__ void __launch_bounds__(Pass::kThreads, RowLanes<kHeadDim>::kBlocks)
                      pack4_e4m3(e[4] * scale, e[5] * scale, e[6] * scale, e[7] * scale));
     }
   }
+}
+
+// Q and K: a block has a tile of one of them, blockIdx.y says of which.
+template <class Pass, int kHeadDim, bool kRotated>
+__global__ void __launch_bounds__(Pass::kThreads, RowLanes<kHeadDim>::kBlocks)
+    quantise_tiles_kernel(RowsOf q, RowsOf k) {
+  __shared__ float sMax[Pass::kWarps];
+  const RowsOf t = blockIdx.y == 0 ? q : k;
+  const int64_t head = blockIdx.x / t.tiles;
+  if (head >= t.heads) return;  // the whole block
+  quantise_tile<Pass, kHeadDim, kRotated>(t, head, static_cast<int>(blockIdx.x % t.tiles), sMax,
+                                          [](auto&, int) {});
 }
 //! [tiles]
 
@@ -214,22 +222,27 @@ struct TileDescales : RowDescales {  // and of V
   __device__ float v(int head, int key) const { return gV[head * tiles_k + key / kScaleRows]; }
 };
 
+// Q or K, from `given`.
+inline RowsOf rows_of(const Arguments& args, const std::string& name, const std::string& given) {
+  const Problem& p = args.problem;
+  const int64_t rows = name == "q" ? p.seqlen_q : p.seqlen_k;
+  return RowsOf{args.in<__nv_bfloat16>(given),
+                args.out<uint8_t>(name + "8"),
+                args.out<float>(name + "_descale"),
+                p.batch * (name == "q" ? p.heads : p.kv_heads),
+                static_cast<int>(rows),
+                static_cast<int>(ceil_div(rows, kScaleRows))};
+}
+
 //! [launch_tiles]
 template <class Pass, bool kRotated, int kHeadDim>
-Status quantise_q_and_k(const Arguments& args) {
-  const Problem& p = args.problem;
-  const auto rows_of = [&](const std::string& name, int64_t heads, int64_t rows) {
-    return RowsOf{args.in<__nv_bfloat16>(name), args.out<uint8_t>(name + "8"),
-                  args.out<float>(name + "_descale"), heads, static_cast<int>(rows),
-                  static_cast<int>(ceil_div(rows, kScaleRows))};
-  };
-  const RowsOf q = rows_of("q", p.batch * p.heads, p.seqlen_q);
-  const RowsOf k = rows_of("k", p.batch * p.kv_heads, p.seqlen_k);
+Status quantise_q_and_k(const Arguments& args, const std::string& suffix = "") {
+  const RowsOf q = rows_of(args, "q", "q" + suffix), k = rows_of(args, "k", "k" + suffix);
   args.phase("quantise");
   const int64_t blocks = std::max(q.heads * q.tiles, k.heads * k.tiles);
   return launch_kernel(quantise_tiles_kernel<Pass, kHeadDim, kRotated>,
-                       dim3(static_cast<unsigned>(blocks), 2), dim3(Pass::kThreads), 0,
-                       args.stream, q, k);
+                       dim3(static_cast<unsigned>(blocks), 2), dim3(Pass::kThreads), 0, args.stream,
+                       q, k);
 }
 
 template <bool kRotated, int kHeadDim>
