@@ -9,7 +9,7 @@
 //           merged with that of the windows before, which lies in device memory, in L2: once in 16
 //           tiles. V's scales are multiplied there too, so each channel of a window has its own.
 // expect    the tiles and the speed of f2, which adds nothing; errors of f5, or less
-// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; --rotary
 #include <algorithm>
 
 #include "device/device.h"

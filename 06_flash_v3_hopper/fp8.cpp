@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "attn/rotary.h"
 #include "attn/tiling.h"
 #include "check/operation.h"
 #include "device/device.h"
@@ -17,6 +18,7 @@ ATTN_DECLARE_STEP(f3_two_level);
 ATTN_DECLARE_STEP(f4_block_scales);
 ATTN_DECLARE_STEP(f5_incoherent);
 ATTN_DECLARE_STEP(f6_windows);
+ATTN_DECLARE_STEP(f7_rotary);
 ATTN_DECLARE_STEP(tile_counter);
 
 namespace attn {
@@ -153,6 +155,13 @@ std::vector<Workspace> windows_workspaces(const Problem& p) {
   all.push_back({"sums", sums_bytes(p)});
   return all;
 }
+std::vector<Workspace> apart_workspaces(const Problem& p) {
+  std::vector<Workspace> all = windows_workspaces(p);
+  if (!has_rotary(p)) return all;
+  all.push_back({"q_turned", heads_q(p) * p.seqlen_q * p.head_dim * 2});
+  all.push_back({"k_turned", heads_k(p) * p.seqlen_k * p.head_dim * 2});
+  return all;
+}
 
 // V is read twice, and O of all windows of a tile but its first written and read once, in L2.
 Cost windows_cost(const Problem& p, Launch launch) {
@@ -162,6 +171,20 @@ Cost windows_cost(const Problem& p, Launch launch) {
                           (8 * double(p.head_dim) + 32);
   cost.insert(cost.begin(),
               {.name = "windows", .hbm_read = 2 * elements_k(p), .hbm_write = windows});
+  return cost;
+}
+
+// A rotary embedding in a pass of its own, which reads and writes Q and K, or in the one that
+// quantises.
+Cost rotary_cost(const Problem& p, Launch launch, bool fused) {
+  Cost cost = windows_cost(p, launch);
+  if (!has_rotary(p)) return cost;
+  const double both = 2 * (elements_q(p) + elements_k(p));
+  const double angles = 4 * double(std::max(p.seqlen_q, p.seqlen_k)) * double(p.head_dim);
+  if (fused)
+    cost[1].hbm_read += angles;
+  else
+    cost.insert(cost.begin() + 1, {.name = "rotary", .hbm_read = both + angles, .hbm_write = both});
   return cost;
 }
 
@@ -264,27 +287,67 @@ HostTensors rotated_in_windows(const Problem& p, const HostTensors& inputs) {
   return stored;
 }
 
-static Step windows_step() {
-  const Launch launch = ATTN_LAUNCH(f6_windows);
-  Step step = tile_scales_step("f6_windows", "each window of 2048 keys: its mean of V taken off, its P V summed in the tensor core",
-                               launch, rotated_in_windows);
-  step.workspaces = windows_workspaces;
-  step.cost = [launch](const Problem& p) { return windows_cost(p, launch); };
+// Q and K turned by their positions, with the kernels' fused multiply-adds. The pass of its own
+// rounds them.
+static HostTensors turned(const Problem& p, HostTensors inputs, DType stored_in) {
+  if (!has_rotary(p)) return inputs;
+  const HostTensor table = std::move(inputs.extract("cos_sin").mapped());
+  const auto d = static_cast<std::size_t>(p.head_dim), half = d / 2;
+  for (const char* name : {"q", "k"}) {
+    HostTensor& t = inputs.at(name);
+    const int64_t first = *name == 'q' ? rotary_row_of_queries(p) : rotary_row_of_keys(p);
+    for (std::size_t at = 0; at < t.data.size(); at += d) {
+      float* const x = t.data.data() + at;
+      const float* const angle =
+          table.row(0, 0, first + static_cast<int64_t>(at / d) % t.spec.shape[2]);
+      for (std::size_t c = 0; c < half; ++c) {
+        const float a = x[c], b = x[c + half];
+        x[c] = std::fma(a, angle[c], -(b * angle[c + half]));
+        x[c + half] = std::fma(b, angle[c], a * angle[c + half]);
+      }
+      round_to(stored_in, x, d);
+    }
+  }
+  return inputs;
+}
+
+HostTensors turned_apart(const Problem& p, const HostTensors& inputs) {
+  return rotated_in_windows(p, turned(p, inputs, DType::bf16));
+}
+HostTensors turned_in_registers(const Problem& p, const HostTensors& inputs) {
+  return rotated_in_windows(p, turned(p, inputs, DType::fp32));
+}
+
+static Step windows_step(std::string name, std::string idea, Launch launch, bool fused) {
+  Step step = tile_scales_step(std::move(name), std::move(idea), launch,
+                               fused ? turned_in_registers : turned_apart);
+  step.support += "; rotary embedding";
+  step.workspaces = fused ? windows_workspaces : apart_workspaces;
+  step.cost = [launch, fused](const Problem& p) { return rotary_cost(p, launch, fused); };
+  step.takes.push_back("rotary");
   return step;
 }
 
 std::vector<Step> fp8_steps() {
-  return {tensor_scales_step("f1_fp8", "FP8: both GEMMs on e4m3, one scale for each tensor",
-                             ATTN_LAUNCH(f1_fp8)),
-          tensor_scales_step("f2_p_scale", "P times 2^8, and keys from the last to the first",
-                             ATTN_LAUNCH(f2_p_scale)),
-          tensor_scales_step("f3_two_level", "P V of a tile is added to O in float32, not by the tensor core",
-                             ATTN_LAUNCH(f3_two_level)),
-          tile_scales_step("f4_block_scales", "a scale for each tile of 128 rows of Q, K and V",
-                           ATTN_LAUNCH(f4_block_scales), in_tile_scales),
-          tile_scales_step("f5_incoherent", "Q and K are rotated before they are rounded",
-                           ATTN_LAUNCH(f5_incoherent), rotated_in_tile_scales),
-          windows_step()};
+  return {
+      tensor_scales_step("f1_fp8", "FP8: both GEMMs on e4m3, one scale for each tensor",
+                         ATTN_LAUNCH(f1_fp8)),
+      tensor_scales_step("f2_p_scale", "P times 2^8, and keys from the last to the first",
+                         ATTN_LAUNCH(f2_p_scale)),
+      tensor_scales_step("f3_two_level",
+                         "P V of a tile is added to O in float32, not by the tensor core",
+                         ATTN_LAUNCH(f3_two_level)),
+      tile_scales_step("f4_block_scales", "a scale for each tile of 128 rows of Q, K and V",
+                       ATTN_LAUNCH(f4_block_scales), in_tile_scales),
+      tile_scales_step("f5_incoherent", "Q and K are rotated before they are rounded",
+                       ATTN_LAUNCH(f5_incoherent), rotated_in_tile_scales),
+      windows_step(
+          "f6_windows",
+          "each window of 2048 keys: its mean of V taken off, its P V summed in the tensor core",
+          ATTN_LAUNCH(f6_windows), false),
+      windows_step("f7_rotary",
+                   "Q and K get their rotary embedding in the pass that quantises them",
+                   ATTN_LAUNCH(f7_rotary), true)};
 }
 
 }  // namespace attn

@@ -16,5 +16,8 @@ HostTensors in_tile_scales(const Problem&, const HostTensors& inputs);
 HostTensors rotated_in_tile_scales(const Problem&, const HostTensors& inputs);
 /// As the last one, but V less the mean of each channel of 2048 keys, with scales of these.
 HostTensors rotated_in_windows(const Problem&, const HostTensors& inputs);
+/// The same after a rotary embedding, if there is one: rounded to bf16 first, or not.
+HostTensors turned_apart(const Problem&, const HostTensors& inputs);
+HostTensors turned_in_registers(const Problem&, const HostTensors& inputs);
 
 }  // namespace attn

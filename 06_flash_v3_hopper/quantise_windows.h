@@ -1,18 +1,18 @@
 // V from bf16 to e4m3 less its mean: a mean and a scale for each channel (column) of a window of
 // 2048 keys. One kernel finds them, another one rounds and transposes. Q and K are those of
-// quantise_tiles.h.
+// quantise_tiles.h, or of quantise_rotary.h.
 //
 //     v_window [B Hkv, windows, d, 2]    mean, descale
 //     v8       [B Hkv, d, padded]        (V - mean) / descale, as in quantise.h
 #pragma once
 
-#include "quantise_tiles.h"
+#include "quantise_rotary.h"
 
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
 constexpr int kWindowKeys = 2048;
-struct WindowsPass : QuantisePass {};
+struct WindowsPass : RotaryPass {};
 
 // A block has 64 columns of a window. Each thread adds up the rows of every 32nd key, then a thread
 // a column adds up these sums: an order that is always the same, and the host's too (fp8.cpp).
@@ -94,7 +94,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
 //! [transpose_windows]
 
 //! [launch_windows]
-template <int kHeadDim>
+// Fused: one pass turns and quantises Q and K, where there is a rotary embedding.
+template <int kHeadDim, bool kFused = false>
 Status quantise_windows(const Arguments& args) {
   using Pass = WindowsPass;
   const Problem& p = args.problem;
@@ -109,7 +110,10 @@ Status quantise_windows(const Arguments& args) {
                         dim3(Pass::kThreads), 0, args.stream, v, seqlen_k, kHeadDim, windows);
       !status.ok())
     return status;
-  if (const Status status = quantise_q_and_k<Pass, true, kHeadDim>(args); !status.ok())
+  const bool turned = args.in_or_null<float>("cos_sin") != nullptr;
+  if (const Status status = turned ? quantise_turned<Pass, kHeadDim, kFused>(args)
+                                   : quantise_q_and_k<Pass, true, kHeadDim>(args);
+      !status.ok())
     return status;
   return launch_kernel(
       transpose_windows_kernel<Pass>,

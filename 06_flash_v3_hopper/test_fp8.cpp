@@ -4,10 +4,12 @@
 #include <cmath>
 #include <fstream>
 #include <map>
+#include <nlohmann/json.hpp>
 #include <vector>
 
 #include "emulator/products.h"
 #include "fp8.h"
+#include "run/runner.h"
 #include "tests/step_cases.h"
 
 using namespace attn;
@@ -30,7 +32,7 @@ TEST_CASE("FP8 steps are right on short problems", "[emulated]") {
   });
   CHECK(ran.text() ==
         "f1_fp8 34, f2_p_scale 34, f3_two_level 34, f4_block_scales 34, f5_incoherent 34, "
-        "f6_windows 34");
+        "f6_windows 34, f7_rotary 34");
 }
 
 TEST_CASE("FP8 steps are right on several blocks of queries and of keys", "[emulated]") {
@@ -48,7 +50,7 @@ TEST_CASE("FP8 steps on the GPU", "[gpu]") {
                     [&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
   CHECK(ran.text() ==
         "f1_fp8 110, f2_p_scale 110, f3_two_level 110, f4_block_scales 110, f5_incoherent 110, "
-        "f6_windows 110");
+        "f6_windows 110, f7_rotary 110");
   for (const int64_t d : {64, 128, 256}) {
     Problem p = problem(2100, 9000, d, DType::e4m3, InputKind::needle);
     p.causal = true;
@@ -74,6 +76,52 @@ TEST_CASE("f6 merges windows", "[emulated]") {
   check_steps("forward", p, Backend::emulated, f6);
 }
 
+namespace {
+// Lengths that divide nothing, both ways unequal, with more heads than a block turns, and fewer.
+template <class Check>
+void rotary_problems(Check check_one) {
+  constexpr int64_t kLengthsQK[][2] = {{113, 113}, {203, 331}, {270, 141},
+                                       {1, 67},    {37, 1},    {131, 390}};
+  constexpr int64_t kHeads[][2] = {{5, 5}, {6, 2}, {1, 1}, {8, 1}};
+  std::size_t n = 0;
+  for (const int64_t d : {64, 128, 256})
+    for (const auto& [q, k] : kLengthsQK) {
+      Problem p = problem(q, k, d, DType::e4m3, n % 2 == 0 ? InputKind::random : InputKind::needle);
+      p.heads = kHeads[n % 4][0], p.kv_heads = kHeads[n % 4][1], p.batch = n % 3 == 0 ? 2 : 1;
+      if (n % 3 == 1) p.causal = true;
+      if (n % 5 == 4) p.window_left = 60, p.window_right = 9;
+      p.own["rotary"] = {1};
+      p.seed = ++n;
+      check_one(p);
+    }
+}
+}  // namespace
+TEST_CASE("f6 and f7 turn Q and K", "[emulated][rotary]") {
+  Counts ran;
+  rotary_problems([&](const Problem& p) { ran += check_steps("forward", p, Backend::emulated); });
+  CHECK(ran.text() == "f6_windows 18, f7_rotary 18");
+}
+TEST_CASE("f6 and f7 turn Q and K on the GPU", "[gpu][rotary]") {
+  Counts ran;
+  rotary_problems([&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
+  Problem p = problem(2100, 9000, 128, DType::e4m3, InputKind::needle);
+  p.causal = true, p.own["rotary"] = {1};
+  ran += check_steps("forward", p, Backend::gpu);
+  CHECK(ran.text() == "f6_windows 19, f7_rotary 19");
+}
+TEST_CASE("steps without a rotary embedding say so", "[rotary]") {
+  Problem p = problem(70, 70, 64, DType::e4m3);
+  p.own["rotary"] = {1};
+  p.finish();
+  for (const Step& step : chapter().steps) {
+    INFO(step.name);
+    const auto reason = refusal(step, p);
+    if (one_of_steps(step, {"f6_windows", "f7_rotary"}))
+      CHECK_FALSE(reason);
+    else
+      CHECK(reason == "--rotary: this step has no rotary embedding");
+  }
+}
 TEST_CASE("what FP8 tests of large tensors do, on small ones", "[emulated]") {
   Problem p = small_repeated_problem();
   p.dtype = DType::e4m3;
@@ -121,7 +169,7 @@ Distance distance_of(const char* name, const Problem& p, const HostTensors& in, 
   REQUIRE(session.prepare(step).ok());
   REQUIRE(session.launch().ok());
   const std::vector<Expected> expected =
-      to_given ? forward_reference(p, in, kAll) : expected_of(step, p, in, kAll);
+      to_given ? forward().reference(p, in, kAll) : expected_of(step, p, in, kAll);
   return distance(session.outputs().at("o"), expected.front());
 }
 
@@ -309,6 +357,53 @@ TEST_CASE("f6's values have a mean and a scale for each channel of a window, by 
   CHECK(std::abs(stored[5 * 64 + 1] - 2048) < 1e-3);
   CHECK(std::abs(stored[1] - 0) < 0.1);  // less a mean of 1, of a scale of 2047: -1 is in range
   CHECK(stored[2] == 0);
+}
+
+// One number of a query and of a key: the score is the cosine of how far apart they are.
+TEST_CASE("positions: of key j it is j, of query i i + seqlen_k - seqlen_q", "[rotary]") {
+  for (const auto& [seqlen_q, seqlen_k] : {std::pair{3, 7}, std::pair{7, 3}}) {
+    Problem p = one_head_of(seqlen_q, seqlen_k, 64);
+    p.own["rotary"] = {1}, p.softmax_scale = 1;
+    HostTensors in;
+    for (const TensorSpec& spec : forward().inputs(p)) {
+      HostTensor t = zeros(spec);
+      if (spec.made) spec.made(p, t);
+      in.emplace(spec.name, std::move(t));
+    }
+    for (const char* name : {"q", "k"})
+      for (std::size_t at = 0; at < in.at(name).data.size(); at += 64) in.at(name).data[at] = 1;
+    const std::vector<Expected> expected = forward().reference(p, in, {});
+    for (int64_t i = 0; i < seqlen_q; ++i) {
+      double sum = 0;
+      for (int64_t j = 0; j < seqlen_k; ++j)
+        sum += std::exp(std::cos(double(i + seqlen_k - seqlen_q - j)));
+      CHECK(std::abs(expected[1].reference[static_cast<std::size_t>(i)] - std::log(sum)) < 1e-6);
+    }
+    // What f7 stores is turned and quantised: its reference turns nothing.
+    CHECK_FALSE(turned_in_registers(p, in).contains("cos_sin"));
+    CHECK_FALSE(turned_apart(p, in).contains("cos_sin"));
+  }
+}
+TEST_CASE("the program compares with originals that are turned", "[emulated][rotary]") {
+  const std::vector<const char*> options{
+      "06_flash_v3_hopper", "--device", "emulated",   "--rotary", "--step", "f6_windows,f7_rotary",
+      "--seqlen-q",         "40",       "--seqlen-k", "90",       "--json", "rotary.json"};
+  REQUIRE(run_chapter(chapter(), static_cast<int>(options.size()), options.data()) == 0);
+  const nlohmann::json j = nlohmann::json::parse(std::ifstream("rotary.json"));
+  REQUIRE(j["steps"].size() == 2);
+  for (const auto& step : j["steps"]) CHECK(step["verdicts"][0]["to_originals"]["cosine"] > 0.995);
+}
+TEST_CASE(
+    "a rotary embedding that is not rounded in between is as near to the originals, or nearer",
+    "[rotary]") {
+  Problem p = one_head_of(128, 512, 128);
+  p.own["rotary"] = {1};
+  HostTensors in = draw(forward(), p).tensors;
+  const double f6 = distance_of("f6_windows", p, in, Backend::emulated, true).relative_l1;
+  const double f7 = distance_of("f7_rotary", p, in, Backend::emulated, true).relative_l1;
+  INFO("relative L1: f6 " << f6 << ", f7 " << f7);
+  CHECK(f6 < 0.1);
+  CHECK(f7 < 1.02 * f6);
 }
 
 // The figures of FP8.md: test_06_flash_v3_hopper "[figures]". Values with a mean of 8.5, as video models have them.

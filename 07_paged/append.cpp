@@ -8,6 +8,7 @@
 #include <random>
 
 #include "attn/error.h"
+#include "attn/rotary.h"
 #include "paged.h"
 #include "splits.h"
 
@@ -21,7 +22,6 @@ double no_flop(const Problem&) { return 0; }
 double bytes_of_rows(const Problem& p, double rows) {
   return rows * static_cast<double>(p.kv_heads * bytes_of(p.dtype, p.head_dim));
 }
-bool rotary(const Problem& p) { return p.own.contains("rotary"); }
 
 // ---- append ------------------------------------------------------------------------------------
 
@@ -44,29 +44,12 @@ TensorSpec fresh(const Problem& p, const char* name) {
           3};
 }
 
-// cos_sin [seqlen_k, d], fp32: of each position the d/2 cosines, then the sines. Of angles as large
-// as a position float32 has no digits left, so they are worked out on the host.
-constexpr double kRotaryBase = 10000;
-void angles(const Problem& p, HostTensor& t) {
-  const int64_t half = p.head_dim / 2;
-  for (int64_t i = 0; i < p.seqlen_k; ++i)
-    for (int64_t c = 0; c < half; ++c) {
-      const double angle =
-          static_cast<double>(i) *
-          std::pow(kRotaryBase, -static_cast<double>(c) / static_cast<double>(half));
-      const auto at = static_cast<std::size_t>(i * p.head_dim + c);
-      t.data[at] = static_cast<float>(std::cos(angle));
-      t.data[at + static_cast<std::size_t>(half)] = static_cast<float>(std::sin(angle));
-    }
-}
-
 std::vector<TensorSpec> append_inputs(const Problem& p) {
   const HostTensor table = drawn_table(p);
   std::vector<TensorSpec> specs{
       in_pages(p, "k", table), in_pages(p, "v", table), table.spec,
       seqused_of(p),           fresh(p, "k_new"),       fresh(p, "v_new")};
-  if (rotary(p))
-    specs.push_back({"cos_sin", {1, 1, p.seqlen_k, p.head_dim}, DType::fp32, {}, angles, true, 2});
+  if (has_rotary(p)) specs.push_back(rotary_table(p));
   return specs;
 }
 
@@ -83,10 +66,10 @@ std::vector<int64_t> appended_rows(const Problem& p, const HostTensors& in, cons
 
 std::vector<Expected> append_reference(const Problem& p, const HostTensors& in, Selection) {
   std::vector<Expected> all;
-  const auto d = static_cast<std::size_t>(p.head_dim), half = d / 2;
+  const auto d = static_cast<std::size_t>(p.head_dim);
   for (const char* name : {"k", "v"}) {
     const HostTensor& given = in.at(name == std::string("k") ? "k_new" : "v_new");
-    const bool turned = rotary(p) && name == std::string("k");
+    const bool turned = has_rotary(p) && name == std::string("k");
     Expected e = expected_rows(
         in.at(name).spec,
         static_cast<std::size_t>(new_tokens(p)) * static_cast<std::size_t>(p.kv_heads),
@@ -95,17 +78,12 @@ std::vector<Expected> append_reference(const Problem& p, const HostTensors& in, 
     for (int64_t b = 0; b < p.batch; ++b)
       for (int64_t i = 0; i < p.seqlen_q; ++i)
         for (int64_t h = 0; h < p.kv_heads && position(p, b, i) >= 0; ++h, ++at) {
-          const float* x = given.row(b, h, i);
+          std::vector<double> x(given.row(b, h, i), given.row(b, h, i) + d);
+          if (turned) turn<double>(x, in.at("cos_sin").row(0, 0, position(p, b, i)));
           e.rows[at] = {b, h, position(p, b, i)};
           double norm2 = 0;
           for (std::size_t c = 0; c < d; ++c) {
-            double value = x[c];
-            if (turned) {
-              const float* angle = in.at("cos_sin").row(0, 0, position(p, b, i));
-              const double cosine = angle[c % half], sine = angle[half + c % half];
-              value = c < half ? x[c] * cosine - x[c + half] * sine
-                               : x[c] * cosine + x[c - half] * sine;
-            }
+            const double value = x[c];
             norm2 += value * value;
             e.reference[at * d + c] = value;
             e.low[at * d + c] = round_to(p.dtype, static_cast<float>(value));

@@ -25,6 +25,16 @@ struct ScoreRow {
   std::span<Scalar> slopes;  ///< their derivatives by the scaled products, for the backward pass
 };
 
+/// A row of Q or of K, before products.
+template <class Scalar>
+struct InputRow {
+  const Problem& problem;  ///< its sequence
+  const HostTensors& inputs;
+  bool of_q;  ///< or of K
+  int64_t i;  ///< query or key
+  std::span<Scalar> x;
+};
+
 /// One feature. All functions but `get` may be null.
 struct Feature {
   enum class Kind { flag, number, list };
@@ -46,6 +56,9 @@ struct Feature {
 
   // The reference. Causal and window are in Problem::visible, masks in KeyMask, packed sequences in
   // Layout.
+  /// What rows of Q and of K become before they are multiplied.
+  void (*rows)(const InputRow<double>&) = nullptr;
+  void (*rows_low)(const InputRow<float>&) = nullptr;
   void (*scores)(const ScoreRow<double>&) = nullptr;
   void (*scores_low)(const ScoreRow<float>&) = nullptr;
   /// What it adds to the error of a score, where scaled products go up to `largest`; and, relative,

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "attn/mask.h"
+#include "attn/rotary.h"
 #include "attn/tiling.h"
 #include "check/inputs.h"
 
@@ -62,11 +63,20 @@ std::vector<TensorSpec> o_and_lse(const Problem& p) { return {like_q(p, "o"), ls
 const Operation& forward() {
   static const Operation operation{
       .name = "forward",
-      .inputs = attention_inputs,
+      .inputs =
+          [](const Problem& p) {
+            std::vector specs = attention_inputs(p);
+            if (has_rotary(p)) specs.push_back(rotary_table(p));
+            return specs;
+          },
       .saved = no_tensors,
       .outputs = o_and_lse,
       .flop = forward_flop,
-      .reference = forward_reference,
+      .reference =
+          [](const Problem& p, const HostTensors& inputs, Selection selection) {
+            return attention_reference(p, inputs, selection, forward().own);
+          },
+      .own = {rotary_feature()},
   };
   return operation;
 }

@@ -3,6 +3,7 @@
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <set>
 
@@ -128,19 +129,24 @@ std::vector<Expected> attention_reference(const Problem& batch, const HostTensor
     const Problem p = batch.sequence(piece.b);
     const int64_t hkv = piece.h / p.group();
     const MatrixF kf = head_of(k, piece.b, hkv), vf = head_of(v, piece.b, hkv);
-    const Matrix kd = kf.cast<double>(), vd = vf.cast<double>();
+    const Matrix vd = vf.cast<double>();
     const MatrixF qf = rows_of_head(q, piece.b, piece.h, piece.rows);
 
     const Scoring scoring{p, inputs, features, piece.h};
+    std::vector<int64_t> all_keys(static_cast<std::size_t>(kf.rows()));
+    std::iota(all_keys.begin(), all_keys.end(), 0);
+    const Matrix kd = changed<Matrix>(scoring, kf.cast<double>(), all_keys, false);
+    const Matrix qd = changed<Matrix>(scoring, qf.cast<double>(), piece.rows, true);
     const Matrix z = factors_of(scoring, piece.b, piece.rows);
-    const Probabilities<Matrix> exact(scoring, qf.cast<double>(), kd, piece.rows);
+    const Probabilities<Matrix> exact(scoring, qd, kd, piece.rows);
     const Matrix o_exact = with_dropout(exact.p, z) * vd;
     const bool small = p.dtype == DType::e4m3;
     // What P is rounded to, where Q, K and V are whole numbers.
     const DType p_type = bits_of(p.dtype) < 16 ? DType::bf16 : p.dtype;
     const Matrix squares =
         with_dropout(small ? coarse_small(exact.p) : coarse(p_type, exact.p), z).cwiseAbs2() * vd.cwiseAbs2();
-    Probabilities<MatrixF> low(scoring, qf, kf, piece.rows);
+    Probabilities<MatrixF> low(scoring, changed(scoring, qf, piece.rows, true),
+                               changed(scoring, kf, all_keys, false), piece.rows);
     if (small)
       round_small(low.p);
     else

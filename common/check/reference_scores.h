@@ -98,6 +98,26 @@ struct Scoring {
   }
 };
 
+// Rows of Q or of K as they are multiplied.
+template <class M>
+M changed(const Scoring& s, M m, const std::vector<int64_t>& rows, bool of_q) {
+  using Scalar = typename M::Scalar;
+  for (const Feature* f : s.features)
+    for (Eigen::Index r = 0; r < m.rows(); ++r) {
+      const InputRow<Scalar> row{s.p,
+                                 s.inputs,
+                                 of_q,
+                                 rows[static_cast<std::size_t>(r)],
+                                 {&m(r, 0), static_cast<std::size_t>(m.cols())}};
+      if constexpr (std::is_same_v<Scalar, float>) {
+        if (f->rows_low) f->rows_low(row);
+      } else {
+        if (f->rows) f->rows(row);
+      }
+    }
+  return m;
+}
+
 // Scores, probabilities and lse of some queries of one head: [rows, seqlen_k].
 template <class M>
 struct Probabilities {

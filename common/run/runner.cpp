@@ -309,7 +309,8 @@ class Run {
   // What is expected of the originals, where inputs are stored in fewer bits: to say how far off that takes outputs.
   const std::vector<Expected>& expected_of_originals(const Step& step) {
     if (expected_of_originals_.empty() && (operation_.logical || step.logical))
-      expected_of_originals_ = forward_reference(problem(), step.logical ? inputs_ : originals_, selection());
+      expected_of_originals_ = attention_reference(problem(), step.logical ? inputs_ : originals_,
+                                                   selection(), operation_.own);
     return expected_of_originals_;
   }
 

@@ -252,12 +252,17 @@ problems_of() {
       for d in 64 128 256; do
         for mask in "" causal; do
           for n in 512 1024 2048 4096 8192 16384; do
-            steps=$(steps_like "$1" '^f')
-            case $d/$n in 128/2048|128/16384) ;; *) steps=$(steps_like "$1" '^f[13-9]') ;; esac
+            steps=$(steps_like "$1" '^f[1-6]')
+            case $d/$n in 128/2048|128/16384) ;; *) steps=$(steps_like "$1" '^f[13-6]') ;; esac
             echo "forward_e4m3_d$d${mask:+_$mask}_n$n --step $steps $(tokens $d $n)" \
               "${mask:+--$mask}"
           done
         done
+      done
+      # A rotary embedding: a pass of its own, and fused.
+      for d in 64 128 256; do
+        echo "forward_e4m3_rotary_d${d}_n2048 --step $(steps_like "$1" '^f[67]')" \
+          "$(tokens $d 2048) --rotary"
       done ;;
   esac
 }
@@ -506,7 +511,11 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --dtype" \
         "e4m3"
       echo "--seqlen 165 --head-dim 64 --window 17,3 --dtype e4m3"
-      echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256 --dtype e4m3" ;;
+      echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256 --dtype e4m3"
+      for n in 64 128 256; do
+        echo "--seqlen-q 233 --seqlen-k 150 --heads 6 --kv-heads 3 --head-dim $n --dtype e4m3" \
+          "--rotary"
+      done ;;
     # Each head dim, tiles of queries and of keys that are cut, masks; an empty sequence, splits.
     08_quant_sparse/forward)
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --dtype" \

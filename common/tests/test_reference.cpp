@@ -137,6 +137,29 @@ TEST_CASE("an operation's own feature changes scores", "[reference]") {
     CHECK(with[1].reference[r] == Approx(without[1].reference[r] + (with[1].rows[r].h == 1 ? 3 : 0)));
 }
 
+TEST_CASE("an operation's own feature changes Q and K", "[reference]") {
+  // Q times 3 and K times -2: as a scale of -6, in double and in the low precision.
+  static constexpr auto kFactor = [](const auto& row) {
+    for (auto& x : row.x) x *= row.of_q ? 3 : -2;
+    REQUIRE(row.i < (row.of_q ? row.problem.seqlen_q : row.problem.seqlen_k));
+  };
+  const Feature factors{.name = "factors",
+                        .rows = [](const InputRow<double>& row) { kFactor(row); },
+                        .rows_low = [](const InputRow<float>& row) { kFactor(row); }};
+  Problem p = make(5, 7, true);
+  p.finish();
+  const HostTensors in = draw(p);
+  p.own["factors"] = {1};
+  const auto with = attention_reference(p, in, {}, {factors});
+  p.own.clear(), p.softmax_scale *= -6;
+  const auto without = attention_reference(p, in, {}, {factors});
+  for (const std::size_t n : {0, 1})
+    for (std::size_t at = 0; at < with[n].reference.size(); ++at) {
+      CHECK(with[n].reference[at] == Approx(without[n].reference[at]).margin(1e-12));
+      CHECK(with[n].low[at] == Approx(without[n].low[at]).margin(2e-2));
+    }
+}
+
 TEST_CASE("masks are held to the shape of their problem", "[reference]") {
   const auto refused = [](Problem p, std::shared_ptr<const KeyMask> mask) {
     p.mask = std::move(mask);

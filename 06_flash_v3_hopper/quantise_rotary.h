@@ -1,0 +1,180 @@
+// Rotary embedding of Q and K: by a pass of its own, which reads bf16 and writes bf16, and by the
+// pass that quantises them, which has whole rows in registers anyway. Columns c and c + d/2 of a
+// row are turned by the angle of its position: those of a lane's eights j and j + d/64 (RowLanes).
+//
+//     cos_sin              [positions, d]: d/2 cosines, d/2 sines (attn/rotary.h)
+//     q_turned, k_turned   as Q and K lie, bf16: of the pass of its own
+#pragma once
+
+#include "ptx/mma.h"
+#include "quantise_tiles.h"
+
+namespace ATTN_BACKEND::hopper {
+using namespace attn;
+
+struct RotaryAngles {
+  const float* g;        // [positions, d]
+  int first_q, first_k;  // the rows of query 0 and of key 0
+  RotaryAngles(const Arguments& args) : g(args.in<float>("cos_sin")) {
+    const auto more_keys = static_cast<int>(args.problem.seqlen_k - args.problem.seqlen_q);
+    first_q = std::max(0, more_keys), first_k = std::max(0, -more_keys);
+  }
+};
+// All heads have the same angles. So many of them are worked on by a block, one after the other.
+struct RotaryPass : QuantisePass {
+  static constexpr int kHeads = 4;
+};
+
+// (a, b) turned. The host does it in the same order, with the same fused multiply-adds (fp8.cpp).
+//! [turn]
+__device__ __forceinline__ void turn(float& a, float& b, float cosine, float sine) {
+  const float x = a, y = b;
+  a = fmaf(x, cosine, -(y * sine)), b = fmaf(y, cosine, x * sine);
+}
+//! [turn]
+
+// A lane has eights of both halves of a row, and their angles in registers for several heads.
+//! [apart]
+template <class Pass, int kHeadDim>
+__global__ void __launch_bounds__(Pass::kThreads)
+    rotary_kernel(RowsOf q, RowsOf k, __nv_bfloat16* gQTurned, __nv_bfloat16* gKTurned,
+                  RotaryAngles angles) {
+  constexpr int kHalf = kHeadDim / 2, kLanes = kHalf / 8, kRowsAtOnce = Pass::kThreads / kLanes;
+  const bool is_q = blockIdx.y == 0;
+  const RowsOf t = is_q ? q : k;
+  const int blocks = ceil_div(t.rows, kRowsAtOnce), block = static_cast<int>(blockIdx.x % blocks);
+  const int64_t head0 = int64_t{blockIdx.x / blocks} * Pass::kHeads;
+  const int row = block * kRowsAtOnce + static_cast<int>(threadIdx.x) / kLanes;
+  const int column = static_cast<int>(threadIdx.x) % kLanes * 8;
+  if (row >= t.rows) return;
+  const float* const own =
+      angles.g + int64_t{(is_q ? angles.first_q : angles.first_k) + row} * kHeadDim + column;
+  float cosine[8], sine[8];
+#pragma unroll
+  for (int i = 0; i < 8; i += 4) {
+    *reinterpret_cast<float4*>(cosine + i) = *reinterpret_cast<const float4*>(own + i);
+    *reinterpret_cast<float4*>(sine + i) = *reinterpret_cast<const float4*>(own + kHalf + i);
+  }
+  const int64_t at = (head0 * t.rows + row) * kHeadDim + column, next = int64_t{t.rows} * kHeadDim;
+  Eight x[Pass::kHeads][2];  // of the two halves
+#pragma unroll
+  for (int n = 0; n < Pass::kHeads; ++n)
+    if (head0 + n < t.heads)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        x[n][half] = load_eight(t.g + at + n * next + half * kHalf);
+#pragma unroll
+  for (int n = 0; n < Pass::kHeads; ++n) {
+    if (head0 + n >= t.heads) break;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) turn(x[n][0].x[i], x[n][1].x[i], cosine[i], sine[i]);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float(&e)[8] = x[n][half].x;
+      *reinterpret_cast<uint4*>((is_q ? gQTurned : gKTurned) + at + n * next + half * kHalf) =
+          make_uint4(pack2<__nv_bfloat16>(e[0], e[1]), pack2<__nv_bfloat16>(e[2], e[3]),
+                     pack2<__nv_bfloat16>(e[4], e[5]), pack2<__nv_bfloat16>(e[6], e[7]));
+    }
+  }
+}
+//! [apart]
+
+// The angles of a tile's rows. Rows are 16 bytes further apart than they are long, so that the
+// eight lanes of two rows that read 16 bytes each at once find them in all 32 banks.
+//! [angles]
+template <class Pass, int kHeadDim>
+struct RotaryStorage {
+  static constexpr int kStride = kHeadDim + 4;
+  // On an SM, as in RowLanes. At d=128 the 80 registers of three have no room for the loop.
+  static constexpr int kBlocks = kHeadDim == 64 ? 4 : kHeadDim == 128 ? 2 : 1;
+  alignas(16) float sAngles[kScaleRows * kStride];
+  float sMax[Pass::kWarps];
+  ATTN_MEMBERS(RotaryStorage, sAngles, sMax)
+};
+// The signs of Hadamard's rotation are flipped before a pair is turned, in bf16. (s a, r b) is
+// turned to s and r times what (a, b) is if its sine is multiplied by s r, which is done here, once
+// for several heads.
+template <class Pass, int kHeadDim>
+__device__ __forceinline__ void load_angles(RotaryStorage<Pass, kHeadDim>& smem, const float* g,
+                                            int rows) {
+  constexpr int kHalf = kHeadDim / 2, kFours = kHeadDim / 4;  // of a row
+  const int column = static_cast<int>(threadIdx.x) % kFours * 4;
+  float sign[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    sign[i] = column < kHalf ? 1 : random_sign(column + i) * random_sign(column - kHalf + i);
+#pragma unroll 8  // so many loads in flight
+  for (int row = static_cast<int>(threadIdx.x) / kFours; row < kScaleRows;
+       row += Pass::kThreads / kFours) {
+    float4 x{};
+    if (row < rows) x = *reinterpret_cast<const float4*>(g + int64_t{row} * kHeadDim + column);
+    x.x *= sign[0], x.y *= sign[1], x.z *= sign[2], x.w *= sign[3];
+    *reinterpret_cast<float4*>(smem.sAngles + row * smem.kStride + column) = x;
+  }
+}
+//! [angles]
+
+// Quantises Q and K, turned on the way: a block has a tile of rows, of several heads.
+//! [fused]
+template <class Pass, int kHeadDim>
+__global__ void __launch_bounds__(Pass::kThreads, RotaryStorage<Pass, kHeadDim>::kBlocks)
+    quantise_turned_kernel(RowsOf q, RowsOf k, RotaryAngles angles) {
+  auto& smem = dynamic_shared<RotaryStorage<Pass, kHeadDim>>();
+  constexpr int kPairs = RowLanes<kHeadDim>::kEights / 2;  // of a lane's eights
+  const bool is_q = blockIdx.y == 0;
+  const RowsOf t = is_q ? q : k;
+  const int tile = static_cast<int>(blockIdx.x % t.tiles);
+  const int head0 = static_cast<int>(blockIdx.x / t.tiles) * Pass::kHeads;
+  const int heads = min(static_cast<int>(t.heads), head0 + Pass::kHeads);
+  if (head0 >= heads) return;  // the whole block
+  const int row0 = tile * kScaleRows, lane = threadIdx.x % RowLanes<kHeadDim>::kLanes;
+  load_angles(smem, angles.g + int64_t{(is_q ? angles.first_q : angles.first_k) + row0} * kHeadDim,
+              t.rows - row0);
+  __syncthreads();  // the angles are there
+  const auto turn_row = [&](float(&x)[16 * kPairs], int row) {
+#pragma unroll
+    for (int i = 0; i < 8 * kPairs; i += 4) {
+      const float* const own = smem.sAngles + row * smem.kStride + 8 * lane + i / 8 * 32 + i % 8;
+      const float4 cosine = *reinterpret_cast<const float4*>(own);
+      const float4 sine = *reinterpret_cast<const float4*>(own + kHeadDim / 2);
+      turn(x[i], x[i + 8 * kPairs], cosine.x, sine.x);
+      turn(x[i + 1], x[i + 1 + 8 * kPairs], cosine.y, sine.y);
+      turn(x[i + 2], x[i + 2 + 8 * kPairs], cosine.z, sine.z);
+      turn(x[i + 3], x[i + 3 + 8 * kPairs], cosine.w, sine.w);
+    }
+  };
+  for (int head = head0; head < heads; ++head)
+    quantise_tile<Pass, kHeadDim, true>(t, head, tile, smem.sMax, turn_row);
+}
+//! [fused]
+
+// Q and K turned and quantised: by one pass, or by two.
+//! [launch_rotary]
+template <class Pass, int kHeadDim, bool kFused>
+Status quantise_turned(const Arguments& args) {
+  using Storage = RotaryStorage<Pass, kHeadDim>;
+  const RowsOf q = rows_of(args, "q", "q"), k = rows_of(args, "k", "k");
+  const auto blocks = [](int64_t of_q, int64_t of_k) {
+    return dim3(static_cast<unsigned>(std::max(of_q, of_k)), 2);
+  };
+  const int64_t groups_q = ceil_div(q.heads, int64_t{Pass::kHeads});
+  const int64_t groups_k = ceil_div(k.heads, int64_t{Pass::kHeads});
+  if constexpr (kFused) {
+    args.phase("quantise");
+    return launch_kernel(quantise_turned_kernel<Pass, kHeadDim>,
+                         blocks(groups_q * q.tiles, groups_k * k.tiles), dim3(Pass::kThreads),
+                         sizeof(Storage), args.stream, q, k, RotaryAngles(args));
+  } else {
+    constexpr int kRowsAtOnce = Pass::kThreads / (kHeadDim / 16);
+    args.phase("rotary");
+    const Status turned = launch_kernel(
+        rotary_kernel<Pass, kHeadDim>,
+        blocks(groups_q * ceil_div(q.rows, kRowsAtOnce), groups_k * ceil_div(k.rows, kRowsAtOnce)),
+        dim3(Pass::kThreads), 0, args.stream, q, k, args.out<__nv_bfloat16>("q_turned"),
+        args.out<__nv_bfloat16>("k_turned"), RotaryAngles(args));
+    return turned.ok() ? quantise_q_and_k<Pass, true, kHeadDim>(args, "_turned") : turned;
+  }
+}
+//! [launch_rotary]
+
+}  // namespace ATTN_BACKEND::hopper
