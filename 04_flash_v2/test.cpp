@@ -164,10 +164,9 @@ TEST_CASE("forward steps are right on short problems", "[emulated]") {
     ++n;
   });
   CHECK(ran.text() ==
-        "v10_l2_order 33, v11_wide_stores 33, v12_features 50, v13_tuned 80, v1_loop_swap "
-        "33, v2_split_q 33, v3_prefetch 33, v4_unmasked_blocks 33, v5_rows_per_warp 33, "
-        "v6_fragments_ahead 33, v7_xor_addresses 33, v8_q_in_registers 33, "
-        "v9_lazy_rescale 33");
+        "v10_l2_order 11, v11_wide_stores 13, v12_features 16, v13_tuned 80, v1_loop_swap 33, "
+        "v2_split_q 13, v3_prefetch 9, v4_unmasked_blocks 11, v5_rows_per_warp 13, "
+        "v6_fragments_ahead 9, v7_xor_addresses 11, v8_q_in_registers 13, v9_lazy_rescale 9");
 }
 
 TEST_CASE("forward steps are right on long problems", "[emulated]") {
