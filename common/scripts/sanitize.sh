@@ -72,6 +72,7 @@ for program in "${programs[@]}"; do
           [ "$(operation_of "$chapter" "$step")" != "$operation" ] || [[ ,$left_out, == *,$step,* ]] || echo "$step"
         done | paste -sd ,)
         printf '%-18s %-12s %-9s left out: %s: %s\n' "$chapter" "$operation" $tool "$left_out" "$reason"
+        [ -n "$steps" ] || continue  # all of them
       fi
       for problem in "${problems[@]}"; do
         count=$((count + 1))
