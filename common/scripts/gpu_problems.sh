@@ -580,16 +580,16 @@ sanitizer_problems() {  # CHAPTER OPERATION
 }
 # Steps that a tool of the sanitizer cannot judge, and why: "STEP[,STEP] reason". They are left out under that tool
 # alone, and the log says so.
-kOneLaneArrives="racecheck follows single threads: it takes reads by lanes that do not arrive themselves for unordered; \
-the emulator, which follows __syncwarp, looks for races here"
+kOneLaneArrives="racecheck follows single threads: it takes reads by lanes that do not arrive \
+themselves for unordered; the emulator, which follows __syncwarp, looks for races here"
 tool_cannot() {  # CHAPTER OPERATION TOOL
   case $1/$2/$3 in
     04_flash_v2/backward/synccheck)
       echo "b3_warp_pairs,b4_staggered_dq,b5_l2_order,b6_features,b7_tuned,b8_deterministic the" \
         "two warps of a pair come" \
         "to one named barrier from two places in the code, which PTX allows; synccheck takes it for divergence" ;;
-    # Their producer writes a scale, or which block it is, beside each tile. A warp reads it, meets in __syncwarp, and
-    # one lane arrives for all.
+    # Their producer writes a scale, or which block it is, beside each tile. A warp reads it,
+    # meets in __syncwarp, and one lane arrives for all.
     06_flash_v3_hopper/forward/racecheck) echo "f4_block_scales,f5_incoherent $kOneLaneArrives" ;;
     08_quant_sparse/forward/racecheck)
       echo "$(steps_like "$1" '^q|^s[123]_') $kOneLaneArrives" ;;
