@@ -169,9 +169,9 @@ inline Counts check_steps(const std::string& operation, Problem problem, Backend
   return ran;
 }
 
-/// Neighbouring steps share most of their code. So in the emulator the first, the tuned and the last
-/// step of a ladder have every problem of a long list, each of the others every third, in turns; on
-/// a GPU all have all.
+/// Neighbouring steps share most of their code. So in the emulator the first, the tuned and the
+/// last step of a ladder have every problem of a long list, each of the others every third, in
+/// turns; on a GPU all have all.
 inline bool in_turn(const Step& step, int number) {
   const auto rung = [](const Step& s) { return std::stoi(s.name.substr(1)); };
   int last = 0;
