@@ -6,7 +6,8 @@
 //           writes them again in bf16. Here the pass that quantises them does it on the way: it has
 //           whole rows in registers, and the two numbers of a pair in one lane. A block takes four
 //           heads one after the other: all have the same angles, which lie in shared memory.
-// expect    the time of the pass of its own; one rounding less
+//           The change is quantise_turned_kernel of quantise_rotary.h.
+// expect    the phase rotary of f6 is gone; one rounding less
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; --rotary
 #include <algorithm>
 
@@ -494,7 +495,8 @@ Status launch_attention(const Arguments& args) {
 template <class Config>
 Status launch(const Arguments& args) {
   if (!args.on_plan)
-    if (const Status done = quantise_windows<Config::kHeadDim, true>(args); !done.ok()) return done;
+    if (const Status done = quantise_windows<Config::kHeadDim, /*kFused=*/true>(args); !done.ok())
+      return done;
   return launch_attention<Config>(args);
 }
 

@@ -20,7 +20,7 @@ struct RotaryAngles {
     first_q = std::max(0, more_keys), first_k = std::max(0, -more_keys);
   }
 };
-// All heads have the same angles. So many of them are worked on by a block, one after the other.
+// All heads have the same angles, so a block turns several of them by what it has loaded once.
 struct RotaryPass : QuantisePass {
   static constexpr int kHeads = 4;
 };

@@ -14,7 +14,7 @@ using namespace attn;
 constexpr int kWindowKeys = 2048;
 struct WindowsPass : RotaryPass {};
 
-// A block has 64 columns of a window. Each thread adds up the rows of every 32nd key, then a thread
+// A block has 64 columns of a window. Each thread adds up every 32nd row, then a thread
 // a column adds up these sums: an order that is always the same, and the host's too (fp8.cpp).
 //! [windows]
 template <class Pass>

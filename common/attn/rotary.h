@@ -1,7 +1,8 @@
 /// \file
 /// Rotary embedding: columns c and c + d/2 of a row of Q or of K are turned, as a vector of two, by
 /// the row's position times 10000^(-c / (d/2)). Scores then depend on how far apart a query and a
-/// key are (Su et al., "RoFormer", 2021; pairs as in GPT-NeoX and Llama).
+/// key are (Su et al., "RoFormer", 2021; pairs as in GPT-NeoX and Hugging Face's Llama, not 2c and
+/// 2c + 1 as there).
 #pragma once
 
 #include <span>

@@ -327,6 +327,7 @@ profiled_problem() {  # CHAPTER STEP
     03_flash_v1/*) tokens 128 2048 ;;
     04_flash_v2/*) echo "$(tokens 128 2048) --causal" ;;
     05_flash_decoding/*) cache 16 8192 32 8 ;;
+    06_flash_v3_hopper/f7_*) echo "$(tokens 128 2048) --rotary" ;;
     06_flash_v3_hopper/*) tokens 128 2048 ;;
     08_quant_sparse/d4_*) echo "--operation sparq $(cache 64 4096 32 32)" ;;
     08_quant_sparse/d*) cache 16 8192 32 8 ;;
