@@ -98,7 +98,7 @@ TEST_CASE("forward steps are right on short problems", "[emulated]") {
   Counts ran;
   int n = 0;
   problems(kShort, [&](Problem p) {
-    ran += check_steps("forward", p, Backend::emulated, in_turn, n / 5 + n % 5);
+    ran += check_steps("forward", p, Backend::emulated, in_turn, turn(n));
     ++n;
   });
   CHECK(ran.text() ==
@@ -111,7 +111,7 @@ TEST_CASE("backward steps are right on short problems", "[emulated]") {
   int n = 0;
   Counts ran;
   problems(kShort, [&](Problem p) {
-    ran += check_steps("backward", p, Backend::emulated, in_turn, n / 5 + n % 5);
+    ran += check_steps("backward", p, Backend::emulated, in_turn, turn(n));
     ++n;
   });
   CHECK(ran.text() ==

@@ -160,7 +160,7 @@ TEST_CASE("forward steps are right on short problems", "[emulated]") {
   Counts ran;
   int n = 0;
   problems(kShort, [&](Problem p) {
-    ran += check_steps("forward", p, Backend::emulated, in_turn, n / 5 + n % 5);
+    ran += check_steps("forward", p, Backend::emulated, in_turn, turn(n));
     ++n;
   });
   CHECK(ran.text() ==

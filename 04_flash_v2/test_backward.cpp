@@ -107,7 +107,7 @@ TEST_CASE("backward steps are right on short problems", "[emulated]") {
   Counts ran;
   covering_problems(kShort, kHeadDims, kDTypes, [&](Problem p) {
     if (n % 3 == 0) p.dropout = n % 2 == 1 ? 0.25 : 0.1;
-    ran += check_steps("backward", p, Backend::emulated, in_turn, n / 5 + n % 5);
+    ran += check_steps("backward", p, Backend::emulated, in_turn, turn(n));
     ++n;
   });
   CHECK(ran.text() ==

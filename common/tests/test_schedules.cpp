@@ -101,8 +101,11 @@ TEST_CASE("no step has a race in any of many schedules of the emulator", "[emula
       const auto at =
           std::ranges::find_if(problems, [&](const Problem& q) { return !refusal(step, q); });
       if (at == problems.end()) continue;
-      // The large problem takes as long as all others.
-      if (schedule % 5 == 0 && !in_turn(step, static_cast<int>(schedule / 5))) continue;
+      // The large problem takes as long as all others: where no step has a producer, neighbours
+      // take turns at it.
+      if (schedule % 5 == 0 && chapter().name < "05" &&
+          !in_turn(step, static_cast<int>(schedule / 5)))
+        continue;
       const Problem* const p = &*at;
       const auto found = cases.try_emplace({step.operation, p}, *p, *step.operation).first;
       INFO(step.name << ", schedule " << schedule << ": " << p->text());
