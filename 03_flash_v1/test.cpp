@@ -103,8 +103,8 @@ TEST_CASE("forward steps are right on short problems", "[emulated]") {
   });
   CHECK(ran.text() ==
         "v10_exp2 60, v1_double_m 80, v1_half_m 80, v1_scalar 80, v2_constant_tiles 21, "
-        "v3_register_scores 18, v4_split_keys 21, v5_tensor_core 21, v6_async 18, v7_grid 21, "
-        "v8_row_groups 21, v9_two_tiles 18");
+        "v3_register_scores 20, v4_split_keys 19, v5_tensor_core 21, v6_async 20, v7_grid 19, "
+        "v8_row_groups 21, v9_two_tiles 20");
 }
 
 TEST_CASE("backward steps are right on short problems", "[emulated]") {
@@ -115,8 +115,8 @@ TEST_CASE("backward steps are right on short problems", "[emulated]") {
     ++n;
   });
   CHECK(ran.text() ==
-        "b1_scalar 80, b2_saved_dot 27, b3_constant_tiles 18, b4_score_mma 21, b5_tensor_core "
-        "21, b6_async 18, b7_grid 60");
+        "b1_scalar 80, b2_saved_dot 27, b3_constant_tiles 20, b4_score_mma 19, b5_tensor_core "
+        "21, b6_async 20, b7_grid 60");
 }
 
 TEST_CASE("backward steps are right on long problems", "[emulated]") {

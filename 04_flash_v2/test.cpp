@@ -164,9 +164,9 @@ TEST_CASE("forward steps are right on short problems", "[emulated]") {
     ++n;
   });
   CHECK(ran.text() ==
-        "v10_l2_order 11, v11_wide_stores 13, v12_features 16, v13_tuned 80, v1_loop_swap 33, "
-        "v2_split_q 13, v3_prefetch 9, v4_unmasked_blocks 11, v5_rows_per_warp 13, "
-        "v6_fragments_ahead 9, v7_xor_addresses 11, v8_q_in_registers 13, v9_lazy_rescale 9");
+        "v10_l2_order 11, v11_wide_stores 12, v12_features 16, v13_tuned 80, v1_loop_swap 33, "
+        "v2_split_q 12, v3_prefetch 10, v4_unmasked_blocks 11, v5_rows_per_warp 12, "
+        "v6_fragments_ahead 10, v7_xor_addresses 11, v8_q_in_registers 12, v9_lazy_rescale 10");
 }
 
 TEST_CASE("forward steps are right on long problems", "[emulated]") {

@@ -111,8 +111,8 @@ TEST_CASE("backward steps are right on short problems", "[emulated]") {
     ++n;
   });
   CHECK(ran.text() ==
-        "b1_kv_parallel 33, b2_transposed 13, b3_warp_pairs 9, b4_staggered_dq 11, b5_l2_order "
-        "13, b6_features 16, b7_tuned 80, b8_deterministic 80");
+        "b1_kv_parallel 33, b2_transposed 12, b3_warp_pairs 10, b4_staggered_dq 11, "
+        "b5_l2_order 12, b6_features 16, b7_tuned 80, b8_deterministic 80");
 }
 
 TEST_CASE("backward: shapes with pairs of all features", "[emulated]") {

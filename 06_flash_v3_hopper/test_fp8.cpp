@@ -32,7 +32,7 @@ TEST_CASE("FP8 steps are right on short problems", "[emulated]") {
     ran += check_steps("forward", p, Backend::emulated, in_turn, turn(number));
   });
   CHECK(ran.text() ==
-        "f1_fp8 34, f2_p_scale 10, f3_two_level 11, f4_block_scales 13, f5_incoherent 10, "
+        "f1_fp8 34, f2_p_scale 11, f3_two_level 11, f4_block_scales 12, f5_incoherent 11, "
         "f6_windows 11, f7_rotary 34");
 }
 

@@ -70,7 +70,7 @@ TEST_CASE("prefill steps are right on short problems", "[emulated]") {
     });
   }
   CHECK(ran.text() ==
-        "q1_int8_qk 34, q2_smooth_k 10, q3_per_thread 11, q4_fp8_pv 13, q5_diet 10, "
+        "q1_int8_qk 34, q2_smooth_k 11, q3_per_thread 11, q4_fp8_pv 12, q5_diet 11, "
         "q6_smooth_q 11, q7_int4_lesson 34");
 }
 
