@@ -82,20 +82,18 @@ __global__ void __launch_bounds__(Pass::kThreads)
 // The angles of a tile's rows. Rows are 16 bytes further apart than they are long, so that the
 // eight lanes of two rows that read 16 bytes each at once find them in all 32 banks.
 //! [angles]
-template <class Pass, int kHeadDim>
+template <int kHeadDim>
 struct RotaryStorage {
   static constexpr int kStride = kHeadDim + 4;
-  // On an SM, as in RowLanes. At d=128 the 80 registers of three have no room for the loop.
-  static constexpr int kBlocks = kHeadDim == 64 ? 4 : kHeadDim == 128 ? 2 : 1;
   alignas(16) float sAngles[kScaleRows * kStride];
-  float sMax[Pass::kWarps];
+  TileMaxima<kHeadDim> sMax;
   ATTN_MEMBERS(RotaryStorage, sAngles, sMax)
 };
 // The signs of Hadamard's rotation are flipped before a pair is turned, in bf16. (s a, r b) is
 // turned to s and r times what (a, b) is if its sine is multiplied by s r, which is done here, once
 // for several heads.
-template <class Pass, int kHeadDim>
-__device__ __forceinline__ void load_angles(RotaryStorage<Pass, kHeadDim>& smem, const float* g,
+template <int kHeadDim>
+__device__ __forceinline__ void load_angles(RotaryStorage<kHeadDim>& smem, const float* g,
                                             int rows) {
   constexpr int kHalf = kHeadDim / 2, kFours = kHeadDim / 4;  // of a row
   const int column = static_cast<int>(threadIdx.x) % kFours * 4;
@@ -105,7 +103,7 @@ __device__ __forceinline__ void load_angles(RotaryStorage<Pass, kHeadDim>& smem,
     sign[i] = column < kHalf ? 1 : random_sign(column + i) * random_sign(column - kHalf + i);
 #pragma unroll 8  // so many loads in flight
   for (int row = static_cast<int>(threadIdx.x) / kFours; row < kScaleRows;
-       row += Pass::kThreads / kFours) {
+       row += RowLanes<kHeadDim>::kThreads / kFours) {
     float4 x{};
     if (row < rows) x = *reinterpret_cast<const float4*>(g + int64_t{row} * kHeadDim + column);
     x.x *= sign[0], x.y *= sign[1], x.z *= sign[2], x.w *= sign[3];
@@ -117,9 +115,9 @@ __device__ __forceinline__ void load_angles(RotaryStorage<Pass, kHeadDim>& smem,
 // Quantises Q and K, turned on the way: a block has a tile of rows, of several heads.
 //! [fused]
 template <class Pass, int kHeadDim>
-__global__ void __launch_bounds__(Pass::kThreads, RotaryStorage<Pass, kHeadDim>::kBlocks)
+__global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDim>::kBlocks)
     quantise_turned_kernel(RowsOf q, RowsOf k, RotaryAngles angles) {
-  auto& smem = dynamic_shared<RotaryStorage<Pass, kHeadDim>>();
+  auto& smem = dynamic_shared<RotaryStorage<kHeadDim>>();
   constexpr int kPairs = RowLanes<kHeadDim>::kEights / 2;  // of a lane's eights
   const bool is_q = blockIdx.y == 0;
   const RowsOf t = is_q ? q : k;
@@ -128,6 +126,9 @@ __global__ void __launch_bounds__(Pass::kThreads, RotaryStorage<Pass, kHeadDim>:
   const int heads = min(static_cast<int>(t.heads), head0 + Pass::kHeads);
   if (head0 >= heads) return;  // the whole block
   const int row0 = tile * kScaleRows, lane = threadIdx.x % RowLanes<kHeadDim>::kLanes;
+  TileOfRows next = t.tile<kHeadDim>(head0, tile);
+  TileBits<kHeadDim> bits;
+  bits.load(next);
   load_angles(smem, angles.g + int64_t{(is_q ? angles.first_q : angles.first_k) + row0} * kHeadDim,
               t.rows - row0);
   __syncthreads();  // the angles are there
@@ -143,8 +144,13 @@ __global__ void __launch_bounds__(Pass::kThreads, RotaryStorage<Pass, kHeadDim>:
       turn(x[i + 3], x[i + 3 + 8 * kPairs], cosine.w, sine.w);
     }
   };
-  for (int head = head0; head < heads; ++head)
-    quantise_tile<Pass, kHeadDim, true>(t, head, tile, smem.sMax, turn_row);
+#pragma unroll 1
+  for (int head = head0; head < heads; ++head) {
+    const TileOfRows own = next;
+    quantise_tile<kHeadDim, true>(own, bits, smem.sMax[head % 2], turn_row, [&] {
+      if (head + 1 < heads) bits.load(next = t.tile<kHeadDim>(head + 1, tile));
+    });
+  }
 }
 //! [fused]
 
@@ -152,7 +158,7 @@ __global__ void __launch_bounds__(Pass::kThreads, RotaryStorage<Pass, kHeadDim>:
 //! [launch_rotary]
 template <class Pass, int kHeadDim, bool kFused>
 Status quantise_turned(const Arguments& args) {
-  using Storage = RotaryStorage<Pass, kHeadDim>;
+  using Storage = RotaryStorage<kHeadDim>;
   const RowsOf q = rows_of(args, "q", "q"), k = rows_of(args, "k", "k");
   const auto blocks = [](int64_t of_q, int64_t of_k) {
     return dim3(static_cast<unsigned>(std::max(of_q, of_k)), 2);
@@ -161,9 +167,9 @@ Status quantise_turned(const Arguments& args) {
   const int64_t groups_k = ceil_div(k.heads, int64_t{Pass::kHeads});
   if constexpr (kFused) {
     args.phase("quantise");
-    return launch_kernel(quantise_turned_kernel<Pass, kHeadDim>,
-                         blocks(groups_q * q.tiles, groups_k * k.tiles), dim3(Pass::kThreads),
-                         sizeof(Storage), args.stream, q, k, RotaryAngles(args));
+    return launch_kernel(
+        quantise_turned_kernel<Pass, kHeadDim>, blocks(groups_q * q.tiles, groups_k * k.tiles),
+        dim3(RowLanes<kHeadDim>::kThreads), sizeof(Storage), args.stream, q, k, RotaryAngles(args));
   } else {
     constexpr int kRowsAtOnce = Pass::kThreads / (kHeadDim / 16);
     args.phase("rotary");

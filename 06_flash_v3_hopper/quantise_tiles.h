@@ -1,6 +1,6 @@
 // From bf16 to e4m3 with a scale for each tile of 128 rows. A block has a tile in its registers, so
 // it knows the largest number before it rounds the first: one pass, where one scale for a tensor
-// needs two.
+// needs two. The next tile's loads are in flight while it works on this one.
 //
 //     q_descale [B Hq, tiles], k_descale and v_descale [B Hkv, tiles]
 //
@@ -28,8 +28,11 @@ constexpr int kScaleRows = 128;  // rows of a tile that has a scale
 template <int kHeadDim>
 struct RowLanes {
   static constexpr int kLanes = 4, kEights = kHeadDim / 8 / kLanes;  // of a row; of a lane
-  // Blocks on an SM, each with a tile in its registers: at most 64, 80 and 255 of a thread.
-  static constexpr int kBlocks = kHeadDim == 64 ? 4 : kHeadDim == 128 ? 3 : 1;
+  // A thread has 32 or 64 numbers of a tile as floats, and of the next one in bf16. Blocks on an SM
+  // have at most 64 registers a thread at d=64, and 128 else: 64 KB are in flight.
+  static constexpr int kThreads = kHeadDim == 256 ? 512 : 256;
+  static constexpr int kBlocks = kHeadDim == 64 ? 4 : kHeadDim == 128 ? 2 : 1;
+  static constexpr int kRowsAtOnce = kThreads / kLanes, kTimes = kScaleRows / kRowsAtOnce;
 };
 
 // The sign of column i: a bit of a hash, the same for all rows, heads and tensors.
@@ -92,86 +95,144 @@ __device__ __forceinline__ void hadamard(float (&x)[kCount], int lane) {
 //! [hadamard]
 
 //! [tiles]
+struct TileOfRows {        // 128 rows of a head, or what is left
+  const __nv_bfloat16* g;  // [rows, d]
+  uint8_t* g8;
+  float* gDescale;
+  int rows;
+};
 struct RowsOf {            // Q or K
   const __nv_bfloat16* g;  // [heads, rows, d]
   uint8_t* g8;
   float* gDescale;  // [heads, tiles]
   int64_t heads;
-  int rows, tiles;
+  int rows, tiles;  // of a head
+  template <int kHeadDim>
+  __device__ TileOfRows tile(int64_t head, int tile) const {
+    const int row0 = tile * kScaleRows;
+    const int64_t first = (head * rows + row0) * kHeadDim;
+    return {g + first, g8 + first, gDescale + head * tiles + tile, rows - row0};
+  }
 };
-// A tile of 128 rows. `turn(x, row)` is what is done before to a lane's numbers of a row of it.
-template <class Pass, int kHeadDim, bool kRotated, class Turn>
-__device__ __forceinline__ void quantise_tile(const RowsOf& t, int64_t head, int tile,
-                                              float (&sMax)[Pass::kWarps], Turn turn) {
-  constexpr int kLanes = RowLanes<kHeadDim>::kLanes, kEights = RowLanes<kHeadDim>::kEights;
-  constexpr int kRowsAtOnce = Pass::kThreads / kLanes, kTimes = kScaleRows / kRowsAtOnce;
-  const int64_t first = (head * t.rows + tile * kScaleRows) * kHeadDim;
-  const __nv_bfloat16* const gTile = t.g + first;
-  uint8_t* const gTile8 = t.g8 + first;
-  const int rows = t.rows - tile * kScaleRows;
-  const int row = static_cast<int>(threadIdx.x) / kLanes, lane = threadIdx.x % kLanes;
-  const auto place = [=](int n, int j) {  // of the lane's eights
-    return (row + n * kRowsAtOnce) * kHeadDim + 8 * (lane + kLanes * j);
-  };
-  uint4 eights[kTimes][kEights];
+
+// What threads of a block tell each other of a tile. Two of them, one for every other tile: who
+// writes the next has passed the barrier of this one.
+template <int kHeadDim>
+using TileMaxima = float[2][RowLanes<kHeadDim>::kThreads / 32];
+template <int kWarps>
+__device__ __forceinline__ float largest_of_block(float x, float (&sMax)[kWarps]) {
+  for (int mask = 16; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, mask));
+  if (threadIdx.x % 32 == 0) sMax[threadIdx.x / 32] = x;
+  __syncthreads();  // all have written
 #pragma unroll
-  for (int n = 0; n < kTimes; ++n)
+  for (int w = 0; w < kWarps; ++w) x = fmaxf(x, sMax[w]);
+  return x;
+}
+
+// A thread's numbers of a tile, as they are read: two of a word.
+template <int kHeadDim>
+struct TileBits {
+  using Lanes = RowLanes<kHeadDim>;
+  uint4 eights[Lanes::kTimes][Lanes::kEights];
+  __device__ static int row(int n) {
+    return static_cast<int>(threadIdx.x) / Lanes::kLanes + n * Lanes::kRowsAtOnce;
+  }
+  __device__ static int place(int n, int j) {  // in the tile
+    const int lane = threadIdx.x % Lanes::kLanes;
+    return row(n) * kHeadDim + 8 * (lane + Lanes::kLanes * j);
+  }
+  __device__ __forceinline__ void load(const TileOfRows& t) {
 #pragma unroll
-    for (int j = 0; j < kEights; ++j)
-      eights[n][j] = row + n * kRowsAtOnce < rows
-                         ? *reinterpret_cast<const uint4*>(gTile + place(n, j))
-                         : uint4{};
-  float x[kTimes][8 * kEights], largest = 0;
+    for (int n = 0; n < Lanes::kTimes; ++n)
 #pragma unroll
-  for (int n = 0; n < kTimes; ++n) {
+      for (int j = 0; j < Lanes::kEights; ++j)
+        eights[n][j] =
+            row(n) < t.rows ? *reinterpret_cast<const uint4*>(t.g + place(n, j)) : uint4{};
+  }
+};
+
+// Quantises the tile `t`, whose numbers are in `bits`. `turn(x, row)` is what is done before to a
+// lane's numbers of a row; `prefetch` may load the next tile into `bits`.
+template <int kHeadDim, bool kRotated, class Turn, class Prefetch>
+__device__ __forceinline__ void quantise_tile(const TileOfRows& t, TileBits<kHeadDim>& bits,
+                                              float (&sMax)[RowLanes<kHeadDim>::kThreads / 32],
+                                              Turn turn, Prefetch prefetch) {
+  using Lanes = RowLanes<kHeadDim>;
+  const int lane = threadIdx.x % Lanes::kLanes;
+  float x[Lanes::kTimes][8 * Lanes::kEights], largest = 0;
 #pragma unroll
-    for (int j = 0; j < kEights; ++j) {
-      if constexpr (kRotated) flip_signs(eights[n][j], lane, j);
-      const Eight e = load_eight(reinterpret_cast<const __nv_bfloat16*>(&eights[n][j]));
+  for (int n = 0; n < Lanes::kTimes; ++n)
+#pragma unroll
+    for (int j = 0; j < Lanes::kEights; ++j) {
+      if constexpr (kRotated) flip_signs(bits.eights[n][j], lane, j);
+      const Eight e = load_eight(reinterpret_cast<const __nv_bfloat16*>(&bits.eights[n][j]));
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[n][8 * j + i] = e.x[i];
     }
-    turn(x[n], row + n * kRowsAtOnce);
-    if constexpr (kRotated) hadamard<kLanes>(x[n], lane);
+  prefetch();
+#pragma unroll
+  for (int n = 0; n < Lanes::kTimes; ++n) {
+    turn(x[n], bits.row(n));
+    if constexpr (kRotated) hadamard<Lanes::kLanes>(x[n], lane);
 #pragma unroll
     for (const float number : x[n]) largest = fmaxf(largest, fabsf(number));
   }
-  largest = fmaxf(block_max(largest, sMax), kSmallestMax);
+  largest = fmaxf(largest_of_block(largest, sMax), kSmallestMax);
   const float scale = kLargestE4M3 / largest;
   // H x is sqrt(d) times too large, which codes do not see, as the scale is that of the largest.
-  constexpr float kNorm =
-      !kRotated ? 1 : kHeadDim == 64 ? 0.125f : kHeadDim == 128 ? 0.0883883476f : 0.0625f;
-  if (threadIdx.x == 0) t.gDescale[head * t.tiles + tile] = largest / kLargestE4M3 * kNorm;
+  constexpr float kNorm = !kRotated         ? 1
+                          : kHeadDim == 64  ? 0.125f
+                          : kHeadDim == 128 ? 0.0883883476f
+                                            : 0.0625f;
+  if (threadIdx.x == 0) *t.gDescale = largest / kLargestE4M3 * kNorm;
 #pragma unroll
-  for (int n = 0; n < kTimes; ++n) {
-    if (row + n * kRowsAtOnce >= rows) break;
+  for (int n = 0; n < Lanes::kTimes; ++n) {
+    if (bits.row(n) >= t.rows) break;
 #pragma unroll
-    for (int j = 0; j < kEights; ++j) {
+    for (int j = 0; j < Lanes::kEights; ++j) {
       const float* const e = x[n] + 8 * j;
-      *reinterpret_cast<uint2*>(gTile8 + place(n, j)) =
+      *reinterpret_cast<uint2*>(t.g8 + bits.place(n, j)) =
           make_uint2(pack4_e4m3(e[0] * scale, e[1] * scale, e[2] * scale, e[3] * scale),
                      pack4_e4m3(e[4] * scale, e[5] * scale, e[6] * scale, e[7] * scale));
     }
   }
 }
 
-// Q and K: a block has a tile of one of them, blockIdx.y says of which.
+// Q and K: as many blocks as fit, each with every so manieth tile of both.
 template <class Pass, int kHeadDim, bool kRotated>
-__global__ void __launch_bounds__(Pass::kThreads, RowLanes<kHeadDim>::kBlocks)
+__global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDim>::kBlocks)
     quantise_tiles_kernel(RowsOf q, RowsOf k) {
-  __shared__ float sMax[Pass::kWarps];
-  const RowsOf t = blockIdx.y == 0 ? q : k;
-  const int64_t head = blockIdx.x / t.tiles;
-  if (head >= t.heads) return;  // the whole block
-  quantise_tile<Pass, kHeadDim, kRotated>(t, head, static_cast<int>(blockIdx.x % t.tiles), sMax,
-                                          [](auto&, int) {});
+  __shared__ TileMaxima<kHeadDim> sMax;
+  const int tiles_q = static_cast<int>(q.heads) * q.tiles;
+  const int tiles = tiles_q + static_cast<int>(k.heads) * k.tiles;
+  const auto tile = [&](int i) {
+    const RowsOf& t = i < tiles_q ? q : k;
+    const int own = i < tiles_q ? i : i - tiles_q;
+    return t.tile<kHeadDim>(own / t.tiles, own % t.tiles);
+  };
+  int i = static_cast<int>(blockIdx.x);
+  TileOfRows next = tile(i);
+  TileBits<kHeadDim> bits;
+  bits.load(next);
+#pragma unroll 1
+  for (int parity = 0; i < tiles; parity ^= 1) {
+    const TileOfRows own = next;
+    i += static_cast<int>(gridDim.x);
+    quantise_tile<kHeadDim, kRotated>(
+        own, bits, sMax[parity], [](auto&, int) {},
+        [&] {
+          if (i < tiles) bits.load(next = tile(i));
+        });
+  }
 }
 //! [tiles]
 
 // V: a block has 128 keys of a head, all columns, and transposes 64 of them at a time.
 //! [transposed]
 template <class Pass, int kHeadDim>
-__global__ void __launch_bounds__(Pass::kThreads)
+__global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256   ? 2
+                                                  : kHeadDim == 128 ? 3
+                                                                    : 4)
     transpose_tiles_kernel(const __nv_bfloat16* __restrict__ gV, int seqlen_k,
                            uint8_t* __restrict__ gV8, float* __restrict__ gDescale) {
   __shared__ TransposeStorage smem;
@@ -183,19 +244,31 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const int tile = static_cast<int>(blockIdx.x % tiles), key0 = tile * kScaleRows;
   const int column = static_cast<int>(threadIdx.x) % 8 * 8;
   const int group = static_cast<int>(threadIdx.x) / 8;
-  Eight e[kPanels][4];
+  uint4 bits[kPanels][4];  // not as floats, which would take twice the registers
+#pragma unroll
+  for (int panel = 0; panel < kPanels; ++panel)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int key = key0 + group / 4 * 16 + e4m3_column(group % 4 * 4 + i);
+      bits[panel][i] =
+          key < seqlen_k ? *reinterpret_cast<const uint4*>(gV + (head * seqlen_k + key) * kHeadDim +
+                                                           panel * kTransposedColumns + column)
+                         : uint4{};
+    }
+  const auto eight = [&](int panel, int i) {
+    return load_eight(reinterpret_cast<const __nv_bfloat16*>(&bits[panel][i]));
+  };
   float largest = 0;
 #pragma unroll
-  for (int panel = 0; panel < kPanels; ++panel) {
-    load_keys(gV + head * seqlen_k * kHeadDim + panel * kTransposedColumns + column, kHeadDim, key0,
-              seqlen_k, group, e[panel]);
-    for (const Eight& one : e[panel]) largest = largest_of(one, largest);
-  }
+  for (int panel = 0; panel < kPanels; ++panel)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) largest = largest_of(eight(panel, i), largest);
   largest = fmaxf(block_max(largest, sMax), kSmallestMax);
   if (threadIdx.x == 0) gDescale[head * tiles + tile] = largest / kLargestE4M3;
 #pragma unroll
   for (int panel = 0; panel < kPanels; ++panel) {
-    store_transposed(smem, e[panel], kLargestE4M3 / largest, group, column);
+    const Eight four[4] = {eight(panel, 0), eight(panel, 1), eight(panel, 2), eight(panel, 3)};
+    store_transposed(smem, four, kLargestE4M3 / largest, group, column);
     __syncthreads();  // all codes are there
     write_transposed(smem, gV8 + (head * kHeadDim + panel * kTransposedColumns) * padded, padded,
                      key0);
@@ -217,7 +290,7 @@ struct RowDescales {
   __device__ float k(int head, int key) const { return gK[head * tiles_k + key / kScaleRows]; }
 };
 struct TileDescales : RowDescales {  // and of V
-  const float* gV;  // as gK
+  const float* gV;                   // as gK
   TileDescales(const Arguments& args) : RowDescales(args), gV(args.out<float>("v_descale")) {}
   __device__ float v(int head, int key) const { return gV[head * tiles_k + key / kScaleRows]; }
 };
@@ -238,11 +311,13 @@ inline RowsOf rows_of(const Arguments& args, const std::string& name, const std:
 template <class Pass, bool kRotated, int kHeadDim>
 Status quantise_q_and_k(const Arguments& args, const std::string& suffix = "") {
   const RowsOf q = rows_of(args, "q", "q" + suffix), k = rows_of(args, "k", "k" + suffix);
+  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
+  const int64_t blocks = std::min<int64_t>(q.heads * q.tiles + k.heads * k.tiles,
+                                           int64_t{num_sms} * RowLanes<kHeadDim>::kBlocks);
   args.phase("quantise");
-  const int64_t blocks = std::max(q.heads * q.tiles, k.heads * k.tiles);
   return launch_kernel(quantise_tiles_kernel<Pass, kHeadDim, kRotated>,
-                       dim3(static_cast<unsigned>(blocks), 2), dim3(Pass::kThreads), 0, args.stream,
-                       q, k);
+                       dim3(static_cast<unsigned>(blocks)), dim3(RowLanes<kHeadDim>::kThreads), 0,
+                       args.stream, q, k);
 }
 
 template <bool kRotated, int kHeadDim>
@@ -252,10 +327,10 @@ Status quantise_tiles(const Arguments& args) {
   const Status status = quantise_q_and_k<Pass, kRotated, kHeadDim>(args);
   if (!status.ok()) return status;
   const int64_t blocks = p.batch * p.kv_heads * ceil_div(p.seqlen_k, kScaleRows);
-  return launch_kernel(transpose_tiles_kernel<Pass, kHeadDim>,
-                       dim3(static_cast<unsigned>(blocks)), dim3(Pass::kThreads), 0, args.stream,
-                       args.in<__nv_bfloat16>("v"), static_cast<int>(p.seqlen_k),
-                       args.out<uint8_t>("v8"), args.out<float>("v_descale"));
+  return launch_kernel(transpose_tiles_kernel<Pass, kHeadDim>, dim3(static_cast<unsigned>(blocks)),
+                       dim3(Pass::kThreads), 0, args.stream, args.in<__nv_bfloat16>("v"),
+                       static_cast<int>(p.seqlen_k), args.out<uint8_t>("v8"),
+                       args.out<float>("v_descale"));
 }
 //! [launch_tiles]
 
