@@ -4,31 +4,37 @@
 # alone, 10 s together.
 set(ATTN_TOGETHER 1 CACHE STRING "steps of a chapter that are one compile unit")
 
-# attn_together(<out units> <out alone> <extension> <file> ...): writes files that include
-# ATTN_TOGETHER of <file> each. Those whose names are not a step's, v3_tiled.cu or b1_global.cu, stay
-# alone: programs link them by their names. So do f1_fp8.cu, q1_int8_qk.cu and the like: where two
-# units have an instantiation of one kernel beside other steps, the emulator's entries of functions
-# (-fpatchable-function-entry) do not link.
+# attn_together(<out units> <out alone> <extension> <file> ...): writes files that include several of
+# <file> each, all of one ladder. v3_tiled.cu and b1_global.cu come ATTN_TOGETHER at a time; of f1_fp8.cu,
+# q1_int8_qk.cu and the like a ladder is one unit: where two units have an instantiation of one kernel
+# beside other steps, the emulator's entries of functions (-fpatchable-function-entry) do not link.
+# Files whose names are not a step's stay alone: programs link them by their names.
 function(attn_together out_units out_alone extension)
-  set(steps ${ARGN})
   set(alone ${ARGN})
-  list(FILTER steps INCLUDE REGEX "/[vb][0-9]+_[a-z0-9_]+\\.cu$")
-  list(FILTER alone EXCLUDE REGEX "/[vb][0-9]+_[a-z0-9_]+\\.cu$")
   set(units)
-  while(steps)
-    list(SUBLIST steps 0 ${ATTN_TOGETHER} some)
-    list(REMOVE_ITEM steps ${some})
-    set(text)
-    foreach(file ${some})
-      file(RELATIVE_PATH file ${PROJECT_SOURCE_DIR} ${file})
-      string(APPEND text "#include \"${file}\"\n")
-    endforeach()
-    list(GET some 0 first)
-    get_filename_component(first ${first} NAME_WE)
-    set(unit ${CMAKE_CURRENT_BINARY_DIR}/together/from_${first}.${extension})
-    file(CONFIGURE OUTPUT ${unit} CONTENT "${text}" @ONLY)
-    list(APPEND units ${unit})
-  endwhile()
+  foreach(ladder v b f q d s)
+    set(steps ${ARGN})
+    list(FILTER steps INCLUDE REGEX "/${ladder}[0-9]+_[a-z0-9_]+\\.cu$")
+    set(at_once ${ATTN_TOGETHER})
+    if(NOT ladder MATCHES "[vb]")
+      list(LENGTH steps at_once)
+    endif()
+    list(REMOVE_ITEM alone ${steps})
+    while(steps)
+      list(SUBLIST steps 0 ${at_once} some)
+      list(REMOVE_ITEM steps ${some})
+      set(text)
+      foreach(file ${some})
+        file(RELATIVE_PATH file ${PROJECT_SOURCE_DIR} ${file})
+        string(APPEND text "#include \"${file}\"\n")
+      endforeach()
+      list(GET some 0 first)
+      get_filename_component(first ${first} NAME_WE)
+      set(unit ${CMAKE_CURRENT_BINARY_DIR}/together/from_${first}.${extension})
+      file(CONFIGURE OUTPUT ${unit} CONTENT "${text}" @ONLY)
+      list(APPEND units ${unit})
+    endwhile()
+  endforeach()
   set(${out_units} "${units}" PARENT_SCOPE)
   set(${out_alone} "${alone}" PARENT_SCOPE)
 endfunction()
