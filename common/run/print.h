@@ -9,6 +9,8 @@ namespace attn {
 
 /// `--list`: the steps, their operations, ideas and what they support.
 void print_list(const Chapter&);
+/// Where no step takes a problem as it is: those that do in another type, a line a type.
+void print_other_types(const Chapter&, const Operation&, Problem);
 /// The roofs that predictions use.
 void print_roofs(const Roofs&, DType);
 /// A step as it finishes: verdict, time, share of the roof that binds, bytes; with times a line for each phase. What

@@ -122,6 +122,7 @@ class Run {
     if (none_left || (!launches_anything() && options_.profile.empty())) {
       if (!none_left) print_roofs(result_.roofs, type_of_products(operation_, problem()));
       for (const Planned& p : plan) add(p.refused ? *p.refused : predicted(*p.step));
+      if (none_supported && options_.steps.empty()) print_other_types(chapter_, operation_, problem());
       return finish(json_file, none_supported ? kUnsupported : device_failed_ ? kDevice : kPass);
     }
     std::tie(inputs_, originals_) = drawn_or_loaded();
