@@ -33,10 +33,12 @@ struct Float16 {
     const std::uint32_t sign = (bits & 0x8000u) << 16, magnitude = (bits & 0x7FFFu) << 13;
     if (magnitude >= 0x0F800000u)  // infinity, NaN
       return std::bit_cast<float>(sign | (magnitude + 0x70000000u));
-    // Read as a float the number is 2^-112 of what it means, subnormal or not; the product is
-    // exact.
+    if (magnitude >= 0x00800000u)  // the exponent's bias grows by 112
+      return std::bit_cast<float>(sign | (magnitude + 0x38000000u));
+    // Subnormal: 2^-14 and as many places of 2^-24, less 2^-14. A product with a subnormal float
+    // would be a hundred times slower.
     return std::bit_cast<float>(
-        sign | std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) * 0x1p112f));
+        sign | std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude + 0x38800000u) - 0x1p-14f));
   }
 };
 
