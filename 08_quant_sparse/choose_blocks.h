@@ -30,7 +30,12 @@ template <class Element>
 __device__ __forceinline__ void unpack_eight(float (&eight)[8], uint4 bits) {
   const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
-  for (int i = 0; i < 8; ++i) eight[i] = unpack<Element>(words[i / 2], i % 2);
+  for (int i = 0; i < 8; ++i) {
+    if constexpr (std::is_same_v<Element, __nv_bfloat16>)  // the upper half of a float
+      eight[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xFFFF0000u);
+    else
+      eight[i] = unpack<Element>(words[i / 2], i % 2);
+  }
 }
 
 // Adds up each of kPoolRows numbers over the kLanes lanes that share rows: neighbours first, then
@@ -61,8 +66,8 @@ __device__ __forceinline__ float sums_of_rows(float (&x)[kPoolRows], int lane) {
 // itself among them. That is the squared length of the mean of the rows' directions, so that one
 // pass over the rows finds both. -1 where a mean is no number: such a block is seen by all.
 //
-// A row's length is needed by all of its lanes, its inverse is found by one: a square root and a
-// division are some 20 instructions, with branches, over which the compiler moves no load.
+// A row's length is needed by all of its lanes, but its inverse is found by few of them: a square
+// root and a division are some 20 instructions.
 //! [pool]
 template <class Element, int kHeadDim, int kThreads>
 __global__ void __launch_bounds__(kThreads)
@@ -171,11 +176,12 @@ struct Means {
   const float *gQ, *gQSimilar, *gK, *gKSimilar;
 };
 
-// Means in shared memory: those of a block's tiles of queries, and of kKeys blocks of keys at a time.
-// Behind them lie the scores [kTiles, blocks of keys], where there are few enough of those.
+// Means in shared memory: those of a block's tiles of queries, and of kKeys blocks of keys at a
+// time. Behind them lie the scores [kTiles, blocks of keys], where there are few enough of those.
 template <class Config>
 struct MeansStorage {
   static constexpr int kTiles = kTilesTogether, kThreads = kTiles * kWarp, kKeys = 64;
+  static_assert(kTiles % (kKeys / kWarp) == 0 && kThreads % (Config::kHeadDim / 4) == 0);
   // Eight lanes that read 16 bytes of eight rows each find them in different banks.
   static constexpr int kRow = Config::kHeadDim + 4;
   float sK[kKeys][kRow], sQ[kTiles][Config::kHeadDim];
@@ -192,9 +198,9 @@ struct TilesTogether {
 };
 
 // Scores of all tiles of a block and all blocks of keys that one of them sees, as `order_of` them;
-// kAlways where no mean stands for one of the two. A warp has 32 blocks of keys, a lane each, and as
-// many tiles as there are such 32 in shared memory; what a lane reads of K it multiplies by all of
-// them. A score's products are added up by one thread, one after the other: the order is that of
+// kAlways where no mean stands for one of the two. A warp has 32 blocks of keys, a lane each, and
+// as many tiles as there are such 32 in shared memory; what a lane reads of K it multiplies by all
+// of them. A score's products are added up by one thread, one after the other: the order is that of
 // the host.
 //! [score]
 template <class Config>
@@ -205,24 +211,19 @@ __device__ __forceinline__ void score(MeansStorage<Config>& smem, unsigned* scor
   constexpr int kHeadDim = Config::kHeadDim, kPieces = kHeadDim / 4;  // of a row: 16 bytes
   constexpr int kKeyGroups = Storage::kKeys / kWarp, kTilesOfWarp = kKeyGroups;
   const int warp_id = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
-  const auto copy = [](float* sRow, const float* gRow, int piece, bool exists) {
-    cp_async_16(sRow + 4 * piece, exists ? gRow + 4 * piece : gRow, exists ? 16 : 0);
-  };
-  for (int i = threadIdx.x; i < Storage::kTiles * kPieces; i += Storage::kThreads) {
-    const bool exists = i / kPieces < tiles.count;
-    const int tile = tiles.first + (exists ? i / kPieces : 0);
-    copy(smem.sQ[i / kPieces], means.gQ + int64_t{tile} * kHeadDim, i % kPieces, exists);
-  }
+  // A thread copies one piece of every kRowsAtOnce-th row; behind the end the last row once more.
+  constexpr int kRowsAtOnce = Storage::kThreads / kPieces;
+  const int row0 = static_cast<int>(threadIdx.x) / kPieces, col = threadIdx.x % kPieces * 4;
+  const float* const gQ = means.gQ + int64_t{tiles.first} * kHeadDim + col;
+  const float* const gK = means.gK + of_k * kHeadDim + col;
+  for (int row = row0; row < Storage::kTiles; row += kRowsAtOnce)
+    cp_async_16(&smem.sQ[row][col], gQ + min(row, tiles.count - 1) * kHeadDim);
   const int own_key = warp_id % kKeyGroups * kWarp + lane;
   const int own_tile = warp_id / kKeyGroups * kTilesOfWarp;
   const auto* const k = reinterpret_cast<const float4*>(smem.sK[own_key]);
   for (int n0 = seen.begin; n0 < seen.end; n0 += Storage::kKeys) {
-#pragma unroll 8
-    for (int i = threadIdx.x; i < Storage::kKeys * kPieces; i += Storage::kThreads) {
-      const bool exists = n0 + i / kPieces < seen.end;
-      const int64_t row = of_k + (exists ? n0 + i / kPieces : n0);
-      copy(smem.sK[i / kPieces], means.gK + row * kHeadDim, i % kPieces, exists);
-    }
+    for (int row = row0; row < Storage::kKeys; row += kRowsAtOnce)
+      cp_async_16(&smem.sK[row][col], gK + min(n0 + row, seen.end - 1) * kHeadDim);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();  // the means are there
@@ -268,15 +269,20 @@ __device__ __forceinline__ unsigned least_kept(const unsigned* scores, BlockRang
   count = warp_sum(count), most = warp_max(most), lowest = warp_min(lowest);
   if (count == 0) return 0;
   const float best = score_of(most);
-  // What a block counts for. (A product that no compiler fuses with a sum.)
-  const auto worth = [&](unsigned order) {
-    return rule.by_mass ? weight_of(fmaf(score_of(order) - best, scale, 0.0f)) : 1;
-  };
+  // How many there are between two numbers; or their weights. (A product that no compiler fuses
+  // with a sum.)
   const auto sum_between = [&](unsigned from, unsigned to) {
+    const auto is_between = [&](unsigned order) { return order >= from && order <= to; };
     unsigned sum = 0;
+    if (rule.by_mass) {
+#pragma unroll 1
+      for (int n = seen.begin + lane; n < seen.end; n += kWarp)
+        if (const unsigned order = scores[n]; is_between(order))
+          sum += weight_of(fmaf(score_of(order) - best, scale, 0.0f));
+    } else {
 #pragma unroll 4
-    for (int n = seen.begin + lane; n < seen.end; n += kWarp)
-      if (const unsigned order = scores[n]; order >= from && order <= to) sum += worth(order);
+      for (int n = seen.begin + lane; n < seen.end; n += kWarp) sum += is_between(scores[n]);
+    }
     return warp_sum(sum);
   };
   const unsigned enough = needed(rule, rule.by_mass ? sum_between(lowest, most) : count);
@@ -342,6 +348,7 @@ __global__ void __launch_bounds__(MeansStorage<Config>::kThreads)
   Visits visits{tile * n_blocks, 0, 0};
   int at = visits.first;
   const auto list = [&](int begin, int end) {
+#pragma unroll 1  // it is here three times
     for (int n0 = begin; n0 < end; n0 += kWarp) {
       const int n = n0 + lane;
       const bool wanted = n < end && kept(n);

@@ -1,5 +1,6 @@
 // The kernels that choose blocks: their sums have the bits of the host's, and their search finds
 // what its sort finds, of scores of all kinds and of more than fit in shared memory.
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -79,18 +80,25 @@ int levels(Backend backend) {
         // A scale at which some weights are 0.
         constexpr double kAmounts[] = {0.3, 0.05, 1, 0.9, 0.6};
         p.own[rule] = {kAmounts[n % 5]};
-        p.softmax_scale = ++n % 4 < 2 ? 2 : 0.05;
+        p.own["similarity"] = {0};
+        p.softmax_scale = ++n % 4 < 3 ? 8 : 0.05;
         p.causal = n % 7 == 0;
         p.finish();
         Case c(p, predict());
-        const auto fill = [](HostTensor& t, auto of_block) {
-          for (std::size_t i = 0; i < t.data.size(); ++i)
-            t.data[i] = i % 64 == 0   ? of_block(static_cast<int>(i / 64 / 128))
-                        : i % 64 == 1 ? 1.0f  // so that a level of 0 has a direction
-                                      : 0.0f;
+        // Channel 0 has the level. Channel 2 has the mean 0 and much to say where the level is low,
+        // so that O differs with each block that is kept or not.
+        const auto fill = [](HostTensor& t, auto level_of, auto swing_of) {
+          for (std::size_t row = 0; row < t.data.size() / 64; ++row) {
+            float* const x = &t.data[64 * row];
+            std::fill(x, x + 64, 0.0f);
+            x[0] = level_of(static_cast<int>(row / 128));
+            x[2] = swing_of(x[0], row % 2 == 0 ? 1 : -1);
+          }
         };
-        fill(c.inputs.at("q"), [](int block) { return block == 0 ? 2.0f : -1.0f; });
-        fill(c.inputs.at("k"), level);
+        fill(
+            c.inputs.at("q"), [](int block) { return block == 0 ? 2.0f : -1.0f; },
+            [](float, int) { return 2.0f; });
+        fill(c.inputs.at("k"), level, [](float x, int sign) { return float(sign) * (8 - 2 * x); });
         c.expected = predict().reference(p, c.inputs, {});
         INFO(p.text());
         CHECK(run_step(s5_predict(), c, backend) == "");
