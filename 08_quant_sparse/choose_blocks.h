@@ -229,8 +229,11 @@ __device__ __forceinline__ void score(MeansStorage<Config>& smem, unsigned* scor
     __syncthreads();  // the means are there
     const int n = n0 + own_key;
     if (n < seen.end) {
-      const bool stands = means.gKSimilar[of_k + n] >= least_similarity;
-      float sum[kTilesOfWarp] = {};
+      const float k_similar = means.gKSimilar[of_k + n];  // on their way during the products
+      float q_similar[kTilesOfWarp], sum[kTilesOfWarp] = {};
+#pragma unroll
+      for (int t = 0; t < kTilesOfWarp; ++t)
+        q_similar[t] = means.gQSimilar[tiles.first + min(own_tile + t, tiles.count - 1)];
 #pragma unroll 4
       for (int c = 0; c < kPieces; ++c) {
         const float4 b = k[c];
@@ -244,9 +247,10 @@ __device__ __forceinline__ void score(MeansStorage<Config>& smem, unsigned* scor
       for (int t = 0; t < kTilesOfWarp; ++t) {
         const int tile = own_tile + t;
         if (tile >= tiles.count) break;
-        const bool predicts = means.gQSimilar[tiles.first + tile] >= least_similarity;
+        const bool k_stands = k_similar >= least_similarity;
+        const bool q_stands = q_similar[t] >= least_similarity;
         scores[int64_t{tile} * n_blocks + n] =
-            stands && predicts && fabsf(sum[t]) < INFINITY ? order_of(sum[t]) : kAlways;
+            k_stands && q_stands && fabsf(sum[t]) < INFINITY ? order_of(sum[t]) : kAlways;
       }
     }
     __syncthreads();  // all are done with them, and the scores are there
