@@ -40,10 +40,10 @@ float tree_sum(std::vector<float> x) {
   return x[0];
 }
 
-// `row(i)`: d numbers. 256 threads have eight columns each, of every at_once-th row.
+// `row(i)`: d numbers. kPoolThreads threads have eight columns each, of every at_once-th row.
 template <class Row>
 Pool pool(Row row, int64_t count, int64_t d) {
-  const int64_t lanes = d / 8, at_once = 256 / lanes;
+  const int64_t lanes = d / 8, at_once = kPoolThreads / lanes;
   std::vector<float> inverse;
   for (int64_t i = 0; i < count; ++i) {
     std::vector<float> squares(static_cast<std::size_t>(lanes));

@@ -27,6 +27,10 @@ struct PredictRule {
 };
 //! [rule]
 
+constexpr int kPoolThreads = 128;      // of the kernel that pools: the order of its sums follows
+constexpr int kTilesTogether = 8;      // tiles of queries that read means of keys once
+constexpr int kScoresInShared = 1024;  // blocks of keys whose scores fit in shared memory
+
 constexpr int kWeightBits = 16;
 // 2^x in units of 2^-16, x at most 0: whole numbers, whose sums do not depend on their order.
 //! [weight]

@@ -162,11 +162,13 @@ Step predict_step(std::string name, std::string idea, Launch launch) {
     const int64_t n_blocks = tiles_of(p.seqlen_k, sparse_block_n(p.head_dim));
     const int64_t tiles = p.batch * p.heads * tiles_of_queries(p);
     const int64_t k_blocks = p.batch * p.kv_heads * n_blocks;
-    return std::vector<Workspace>{
-        {"tile_counter", 4, true},   {"q_mean", tiles * p.head_dim * 4},
-        {"q_similar", tiles * 4},    {"k_mean", k_blocks * p.head_dim * 4},
-        {"k_similar", k_blocks * 4}, {"scores", tiles * n_blocks * 4},
-        {"visits", tiles * 12},      {"visited", tiles * n_blocks * 4}};
+    std::vector<Workspace> all{
+        {"tile_counter", 4, true},        {"q_mean", tiles * p.head_dim * 4},
+        {"q_similar", tiles * 4},         {"k_mean", k_blocks * p.head_dim * 4},
+        {"k_similar", k_blocks * 4},      {"visits", tiles * 12},
+        {"visited", tiles * n_blocks * 4}};
+    if (n_blocks > kScoresInShared) all.push_back({"scores", tiles * n_blocks * 4});
+    return all;
   };
   step.cost = [](const Problem& p) {
     const double rows = double(p.batch) * (double(p.heads) * double(p.seqlen_q) +
@@ -176,8 +178,10 @@ Step predict_step(std::string name, std::string idea, Launch launch) {
                .fp32_flop = 6 * rows * d,
                .hbm_read = 2 * rows * d,
                .hbm_write = 4 * rows * d / kSparseBlockM},
-              // A score, and its 33 comparisons.
-              {.name = "choose", .fp32_flop = pairs * (2 * d + 66), .l2_bytes = pairs * 4 * d}};
+              // A score, and its comparisons: 33 at most.
+              {.name = "choose",
+               .fp32_flop = pairs * (2 * d + 66),
+               .l2_bytes = pairs * 4 * d / kTilesTogether}};
     cost.push_back(sparse_cost(p, kept_share(p)).front());
     return cost;
   };
@@ -188,8 +192,8 @@ Step predict_step(std::string name, std::string idea, Launch launch) {
 }
 
 HostTensors order_tensor(const Problem& p) {
-  HostTensor order{{"token_order", {1, 1, 1, p.seqlen_k}, DType::int32}, {},
-                   token_order(p, order_of(p))};
+  HostTensor order{
+      {"token_order", {1, 1, 1, p.seqlen_k}, DType::int32}, {}, token_order(p, order_of(p))};
   HostTensors tensors;
   tensors.emplace("token_order", std::move(order));
   return tensors;
@@ -217,14 +221,14 @@ Step ordered_step(std::string name, std::string idea, Launch launch) {
   step.workspaces = [of_lists = step.workspaces](const Problem& p) {
     std::vector<Workspace> all = of_lists(p);
     for (const char* copy : {"q_ordered", "k_ordered", "v_ordered"})
-      all.push_back({copy, p.batch * (copy[0] == 'q' ? p.heads : p.kv_heads) * p.seqlen_k *
-                               p.head_dim * 2});
+      all.push_back(
+          {copy, p.batch * (copy[0] == 'q' ? p.heads : p.kv_heads) * p.seqlen_k * p.head_dim * 2});
     return all;
   };
   step.cost = [of_lists = step.cost](const Problem& p) {
     Cost cost = of_lists(p);
-    const double bytes = 2 * double(p.batch * (p.heads + 2 * p.kv_heads)) *
-                         double(p.seqlen_k * p.head_dim);
+    const double bytes =
+        2 * double(p.batch * (p.heads + 2 * p.kv_heads)) * double(p.seqlen_k * p.head_dim);
     cost.insert(cost.begin(), {.name = "order", .hbm_read = bytes, .hbm_write = bytes});
     return cost;
   };
