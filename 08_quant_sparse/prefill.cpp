@@ -155,7 +155,7 @@ void round_channels(const Problem& p, HostTensor& v) {
 
 // Rounds V to e4m3 less its mean, each column of a window of keys with its own mean and scale: the
 // mean that it has again afterwards, in the order in which windows_kernel adds up.
-constexpr int64_t kWindowKeys = 2048;  // as in quantise_windows.h
+constexpr int64_t kWindowKeys = 4096;  // as in quantise_windows.h
 void round_windows(const Problem& p, HostTensor& v) {
   v.spec.dtype = DType::fp32;
   constexpr int64_t kRowsAtOnce = 32;
@@ -340,11 +340,11 @@ Step smooth_q_step(std::string name, std::string idea, Launch launch,
 int64_t windows_of(const Problem& p) { return (p.seqlen_k + kWindowKeys - 1) / kWindowKeys; }
 Step windows_step(std::string name, std::string idea, Launch launch) {
   Step step = fp8_pv_step(std::move(name), std::move(idea), launch);
-  step.workspaces = [launch, before = step.workspaces](const Problem& p) {
+  step.workspaces = [before = step.workspaces](const Problem& p) {
     std::vector<Workspace> all = before(p);
     std::erase_if(
         all, [](const Workspace& w) { return w.name == "v_parts" || w.name == "v_descale"; });
-    const int64_t rows = tiling_of(launch, p)->block_m, threads = 2 * rows;
+    const int64_t rows = p.head_dim == 64 ? 192 : 128, threads = 2 * rows;  // of its tiles
     const int64_t tiles = heads_q(p) * ((p.seqlen_q + rows - 1) / rows);
     const int64_t sms = gpu_info().available ? gpu_info().num_sms : 132;
     all.push_back({"v_window", heads_k(p) * windows_of(p) * p.head_dim * 8});
@@ -439,7 +439,7 @@ std::vector<Step> prefill_steps() {
                         ATTN_LAUNCH(q6_smooth_q), smoothed_q),
           smooth_q_step("q7_int4_lesson", "Q and K of four bits: what they cost, and no time",
                         ATTN_LAUNCH(q7_int4_lesson), smoothed_q_int4),
-          windows_step("q8_tuned", "P V of 2048 keys summed in the tensor core, V less its mean",
+          windows_step("q8_tuned", "P V of 4096 keys summed in the tensor core, V less its mean",
                        ATTN_LAUNCH(q8_tuned))};
 }
 

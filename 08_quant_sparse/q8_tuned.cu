@@ -3,7 +3,7 @@
 // parent    06_flash_v3_hopper/f6_windows
 // idea      q5 adds P V of each tile to O in float32: an FFMA for each number of O, registers for
 //           both, and at d=256 tiles of 64 keys in slices. Less its mean (SageAttention2's smooth
-//           V) P V of a window of 2048 keys may be one sum of the tensor core, as in f6. And sums
+//           V) P V of a window of 4096 keys may be one sum of the tensor core, as in f6. And sums
 //           of S begin at 0: what q5's begin with are moves that this warp has to wait for, while
 //           a conversion takes less time than the exponential before it. The maxima are q5's.
 // expect    smsp__inst_executed.sum
@@ -29,7 +29,7 @@ using namespace hopper;
 using Element = __nv_bfloat16;    // of what is given, and of O
 using Descales = ThreadDescales;  // of Q and K: scales for what a lane has of a tile
 
-constexpr float kPScale = 8;              // to base 2: P is 256 times what it was
+constexpr float kPScale = 8;               // to base 2: P is 256 times what it was
 constexpr float kRescaleThreshold = 0.8f;  // P is at most 2^8.8 = 446, and e4m3 ends at 448
 constexpr int kMaskedScore = static_cast<int>(0xFF800000);  // the bits of -inf
 static_assert(kMaskedScore < -kLargestScore);

@@ -1,5 +1,5 @@
 // V from bf16 to e4m3 less its mean, SageAttention2's "smooth V" (arXiv 2411.10958) by windows: a
-// mean and a scale for each channel (column) of a window of 2048 keys. As 06's quantise_windows.h.
+// mean and a scale for each channel (column) of a window of 4096 keys. As 06's quantise_windows.h.
 //
 //     v_window [B Hkv, windows, d, 2]    mean, descale
 //     v8       [B Hkv, d, padded]        (V - mean) / descale, as in quantise_v.h
@@ -13,7 +13,7 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-constexpr int kWindowKeys = 2048;
+constexpr int kWindowKeys = 4096;  // twice 06's: half as many merges, and errors are the same
 
 // A block has 64 columns of a window. Each thread adds up every 32nd row, then a thread for each
 // column adds up these sums: an order that is always the same, and the host's too (prefill.cpp).

@@ -74,8 +74,8 @@ TEST_CASE("prefill steps are right on short problems", "[emulated]") {
         "q6_smooth_q 11, q7_int4_lesson 12, q8_tuned 34");
 }
 
-// Windows of 2048 values: one whole and part of another, three, those that a mask cuts off; tiles of
-// several heads, so that what one left in device memory is not taken for another's.
+// Windows of 4096 values: one whole and part of another, three, those that a mask cuts off; tiles
+// of several heads, so that what one left in device memory is not taken for another's.
 TEST_CASE("q8 merges windows", "[emulated]") {
   const auto check = [](Problem p) {
     const Counts ran = check_steps("forward", p, Backend::emulated, [](const Step& step, int) {
@@ -83,16 +83,16 @@ TEST_CASE("q8 merges windows", "[emulated]") {
     });
     CHECK(ran.text() == "q8_tuned 1");
   };
-  Problem p = problem(70, 2049, 64, DType::e4m3, InputKind::needle);
+  Problem p = problem(70, 4097, 64, DType::e4m3, InputKind::needle);
   p.heads = 4, p.kv_heads = 2;
   check(p);
-  p = problem(200, 4224, 64, DType::e4m3, InputKind::peaked);
+  p = problem(200, 8320, 64, DType::e4m3, InputKind::peaked);
   p.batch = 1, p.heads = p.kv_heads = 2, p.causal = true;
   check(p);
-  p = problem(140, 4500, 128, DType::e4m3, InputKind::needle);
-  p.batch = p.heads = p.kv_heads = 1, p.window_left = 2300, p.window_right = 0;
+  p = problem(140, 9000, 128, DType::e4m3, InputKind::needle);
+  p.batch = p.heads = p.kv_heads = 1, p.window_left = 4400, p.window_right = 0;
   check(p);
-  p = problem(65, 4097, 256, DType::e4m3, InputKind::random);
+  p = problem(65, 8193, 256, DType::e4m3, InputKind::random);
   p.batch = p.heads = p.kv_heads = 1;
   check(p);
 }
@@ -103,9 +103,9 @@ TEST_CASE("prefill steps on the GPU", "[gpu]") {
     covering_problems(kLengths, kHeadDims, {type},
                       [&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
     for (const int64_t d : {64, 128, 256}) {
-      Problem p = problem(2100, 4000, d, type, InputKind::needle);
+      Problem p = problem(2100, d == 64 ? 9000 : 4000, d, type, InputKind::needle);
       p.causal = true;
-      check_steps("forward", p, Backend::gpu);  // and windows are merged
+      check_steps("forward", p, Backend::gpu);
     }
   }
   CHECK(ran.text() ==
@@ -303,25 +303,25 @@ TEST_CASE("what an int8 step multiplies, by hand", "[quantise]") {
 }
 
 // The mean of a window is taken off V, and each channel has a scale of its own there.
-TEST_CASE("q8's values have a mean and a scale for each channel of a window, by hand", "[quantise]") {
-  Problem p = problem(1, 2050, 64, DType::e4m3);
+TEST_CASE("values less the mean of a window of keys, by hand", "[quantise]") {
+  Problem p = problem(1, 4098, 64, DType::e4m3);
   p.batch = p.heads = p.kv_heads = 1;
   p.finish();
   HostTensors in;
   for (const TensorSpec& spec : forward().inputs(p)) in.emplace(spec.name, zeros(spec));
   std::vector<float>& v = in.at("v").data;
-  for (std::size_t key = 0; key < 2048; ++key) {
+  for (std::size_t key = 0; key < 4096; ++key) {
     v[key * 64] = key % 2 == 0 ? 1008 : 992;  // a mean of 1000, and 8 above or below
-    v[key * 64 + 1] = key == 5 ? 2048.0f : 0.0f;
+    v[key * 64 + 1] = key == 5 ? 4096.0f : 0.0f;
   }
-  v[2048 * 64] = 3, v[2049 * 64] = 5;  // the next window: a mean of 4
+  v[4096 * 64] = 3, v[4097 * 64] = 5;  // the next window: a mean of 4
   const std::vector<float> stored = fp8_windows(p, in).at("v").data;
   CHECK(stored[0] == 1008);
   CHECK(stored[64] == 992);
-  CHECK(stored[2048 * 64] == 3);
-  CHECK(stored[2049 * 64] == 5);
-  CHECK(std::abs(stored[5 * 64 + 1] - 2048) < 1e-3);
-  CHECK(std::abs(stored[1] - 0) < 0.1);  // less a mean of 1, of a scale of 2047: -1 is in range
+  CHECK(stored[4096 * 64] == 3);
+  CHECK(stored[4097 * 64] == 5);
+  CHECK(std::abs(stored[5 * 64 + 1] - 4096) < 1e-3);
+  CHECK(std::abs(stored[1] - 0) < 0.1);  // less a mean of 1, of a scale of 4095: -1 is in range
   CHECK(stored[2] == 0);
 }
 

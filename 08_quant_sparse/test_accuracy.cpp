@@ -123,7 +123,7 @@ TEST_CASE("what all queries of a tile have in common costs nothing either", "[ac
 }
 
 // Values with a mean: codes are of what is left of them, and sums of those do not grow, so one of
-// 2048 keys in the tensor core is as good as one in float32.
+// 4096 keys in the tensor core is as good as one in float32.
 TEST_CASE("what all values have in common costs nothing, nor do long sums", "[accuracy]") {
   const Problem p = one_head_of(64, 4096, 64);
   HostTensors in = draw_inputs(p, forward().inputs(p));
