@@ -220,8 +220,9 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
-    for (int w = 0; w < Config::kNumConsumers; ++w)
-      smem.q_descale[q.index()][w] = descales.q(work.q_head, work.row0 + 64 * w);
+    for (int w = 0; w < Config::kNumConsumers; ++w)  // the last tile may have fewer rows
+      smem.q_descale[q.index()][w] =
+          descales.q(work.q_head, min(work.row0 + 64 * w, shape.seqlen_q - 1));
     mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     mbarrier_wait(&smem.prefetch, prefetch().phase());

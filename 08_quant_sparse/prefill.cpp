@@ -9,6 +9,7 @@
 #include "attn/small_types.h"
 #include "attn/tiling.h"
 #include "check/operation.h"
+#include "device/device.h"
 #include "mean_parts.h"
 #include "quantised.h"
 
@@ -19,6 +20,7 @@ ATTN_DECLARE_STEP(q4_fp8_pv);
 ATTN_DECLARE_STEP(q5_diet);
 ATTN_DECLARE_STEP(q6_smooth_q);
 ATTN_DECLARE_STEP(q7_int4_lesson);
+ATTN_DECLARE_STEP(q8_tuned);
 ATTN_DECLARE_STEP(tile_counter);
 
 namespace attn {
@@ -149,6 +151,34 @@ void round_channels(const Problem& p, HostTensor& v) {
       for (int64_t j = 0; j < keys; ++j)
         x[j * d] = round_to(DType::e4m3, x[j * d] * scale) * descale;
     }
+}
+
+// Rounds V to e4m3 less its mean, each column of a window of keys with its own mean and scale: the
+// mean that it has again afterwards, in the order in which windows_kernel adds up.
+constexpr int64_t kWindowKeys = 4096;  // as in quantise_windows.h
+void round_windows(const Problem& p, HostTensor& v) {
+  v.spec.dtype = DType::fp32;
+  constexpr int64_t kRowsAtOnce = 32;
+  const int64_t keys = p.seqlen_k, d = p.head_dim;
+  for (std::size_t at = 0; at < v.data.size(); at += static_cast<std::size_t>(keys * d))
+    for (int64_t key0 = 0; key0 < keys; key0 += kWindowKeys)
+      for (int64_t c = 0; c < d; ++c) {
+        float* const x = v.data.data() + at + key0 * d + c;
+        const int64_t count = std::min(kWindowKeys, keys - key0);
+        float sum = 0, low = x[0], high = x[0];
+        for (int64_t own = 0; own < kRowsAtOnce; ++own) {
+          float part = 0;
+          for (int64_t j = own; j < count; j += kRowsAtOnce) {
+            part += x[j * d];
+            low = std::min(low, x[j * d]), high = std::max(high, x[j * d]);
+          }
+          sum += part;
+        }
+        const float mean = sum / static_cast<float>(count);
+        const float descale = std::max({high - mean, mean - low, kSmallestMax}) / 448;
+        for (int64_t j = 0; j < count; ++j)
+          x[j * d] = mean + round_to(DType::e4m3, (x[j * d] - mean) * (1 / descale)) * descale;
+      }
 }
 
 int64_t heads_q(const Problem& p) { return p.batch * p.heads; }
@@ -304,6 +334,36 @@ Step smooth_q_step(std::string name, std::string idea, Launch launch,
   return step;
 }
 
+// And with V less its mean, by windows: the means and scales, and what each block that runs leaves
+// of O, l and the maximum for its next window. V is read twice, as before; in L2 all windows of a
+// tile but its first cost a write and a read of O.
+int64_t windows_of(const Problem& p) { return (p.seqlen_k + kWindowKeys - 1) / kWindowKeys; }
+Step windows_step(std::string name, std::string idea, Launch launch) {
+  Step step = fp8_pv_step(std::move(name), std::move(idea), launch);
+  step.workspaces = [before = step.workspaces](const Problem& p) {
+    std::vector<Workspace> all = before(p);
+    std::erase_if(
+        all, [](const Workspace& w) { return w.name == "v_parts" || w.name == "v_descale"; });
+    const int64_t rows = p.head_dim == 64 ? 192 : 128, threads = 2 * rows;  // of its tiles
+    const int64_t tiles = heads_q(p) * ((p.seqlen_q + rows - 1) / rows);
+    const int64_t sms = gpu_info().available ? gpu_info().num_sms : 132;
+    all.push_back({"v_window", heads_k(p) * windows_of(p) * p.head_dim * 8});
+    all.push_back({"sums", std::min(tiles, sms) * (p.head_dim / 8 + 1) * threads * 16});
+    return all;
+  };
+  step.cost = [before = step.cost](const Problem& p) {
+    Cost cost = before(p);
+    Phase& windows = cost[cost.size() - 3];
+    windows.name = "windows";
+    windows.hbm_write = double(heads_k(p) * windows_of(p) * p.head_dim) * 8;
+    cost.back().l2_bytes += double(heads_q(p) * p.seqlen_q * (windows_of(p) - 1)) *
+                            (8 * double(p.head_dim) + 32);
+    return cost;
+  };
+  step.logical = fp8_windows;
+  return step;
+}
+
 }  // namespace
 
 HostTensors int8_blocks(const Problem& p, const HostTensors& inputs) {
@@ -322,6 +382,12 @@ HostTensors smoothed_threads(const Problem& p, const HostTensors& inputs) {
 HostTensors fp8_pv(const Problem& p, const HostTensors& inputs) {
   HostTensors stored = smoothed(p, inputs, thread_group_q, thread_group_k);
   round_channels(p, stored.at("v"));
+  return stored;
+}
+
+HostTensors fp8_windows(const Problem& p, const HostTensors& inputs) {
+  HostTensors stored = smoothed(p, inputs, thread_group_q, thread_group_k);
+  round_windows(p, stored.at("v"));
   return stored;
 }
 
@@ -372,7 +438,9 @@ std::vector<Step> prefill_steps() {
           smooth_q_step("q6_smooth_q", "the mean of each tile of Q is taken off before rounding",
                         ATTN_LAUNCH(q6_smooth_q), smoothed_q),
           smooth_q_step("q7_int4_lesson", "Q and K of four bits: what they cost, and no time",
-                        ATTN_LAUNCH(q7_int4_lesson), smoothed_q_int4)};
+                        ATTN_LAUNCH(q7_int4_lesson), smoothed_q_int4),
+          windows_step("q8_tuned", "P V of 4096 keys summed in the tensor core, V less its mean",
+                       ATTN_LAUNCH(q8_tuned))};
 }
 
 }  // namespace attn

@@ -71,7 +71,30 @@ TEST_CASE("prefill steps are right on short problems", "[emulated]") {
   }
   CHECK(ran.text() ==
         "q1_int8_qk 34, q2_smooth_k 11, q3_per_thread 11, q4_fp8_pv 12, q5_diet 11, "
-        "q6_smooth_q 11, q7_int4_lesson 34");
+        "q6_smooth_q 11, q7_int4_lesson 12, q8_tuned 34");
+}
+
+// Windows of 4096 values: one whole and part of another, three, those that a mask cuts off; tiles
+// of several heads, so that what one left in device memory is not taken for another's.
+TEST_CASE("q8 merges windows", "[emulated]") {
+  const auto check = [](Problem p) {
+    const Counts ran = check_steps("forward", p, Backend::emulated, [](const Step& step, int) {
+      return step.name == "q8_tuned";
+    });
+    CHECK(ran.text() == "q8_tuned 1");
+  };
+  Problem p = problem(70, 4097, 64, DType::e4m3, InputKind::needle);
+  p.heads = 4, p.kv_heads = 2;
+  check(p);
+  p = problem(200, 8320, 64, DType::e4m3, InputKind::peaked);
+  p.batch = 1, p.heads = p.kv_heads = 2, p.causal = true;
+  check(p);
+  p = problem(140, 9000, 128, DType::e4m3, InputKind::needle);
+  p.batch = p.heads = p.kv_heads = 1, p.window_left = 4400, p.window_right = 0;
+  check(p);
+  p = problem(65, 8193, 256, DType::e4m3, InputKind::random);
+  p.batch = p.heads = p.kv_heads = 1;
+  check(p);
 }
 
 TEST_CASE("prefill steps on the GPU", "[gpu]") {
@@ -80,14 +103,14 @@ TEST_CASE("prefill steps on the GPU", "[gpu]") {
     covering_problems(kLengths, kHeadDims, {type},
                       [&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
     for (const int64_t d : {64, 128, 256}) {
-      Problem p = problem(2100, 4000, d, type, InputKind::needle);
+      Problem p = problem(2100, d == 64 ? 9000 : 4000, d, type, InputKind::needle);
       p.causal = true;
       check_steps("forward", p, Backend::gpu);
     }
   }
   CHECK(ran.text() ==
         "q1_int8_qk 110, q2_smooth_k 110, q3_per_thread 110, q4_fp8_pv 110, q5_diet 110, "
-        "q6_smooth_q 110, q7_int4_lesson 110");
+        "q6_smooth_q 110, q7_int4_lesson 110, q8_tuned 110");
 }
 
 // Of these problems a step gets the first that it does not refuse: plain, intervals of columns, a
@@ -277,6 +300,29 @@ TEST_CASE("what an int8 step multiplies, by hand", "[quantise]") {
   CHECK(codes[1] == 0.25f);
   CHECK(codes[65] == 0.25f);
   CHECK(codes[2] == 0);
+}
+
+// The mean of a window is taken off V, and each channel has a scale of its own there.
+TEST_CASE("values less the mean of a window of keys, by hand", "[quantise]") {
+  Problem p = problem(1, 4098, 64, DType::e4m3);
+  p.batch = p.heads = p.kv_heads = 1;
+  p.finish();
+  HostTensors in;
+  for (const TensorSpec& spec : forward().inputs(p)) in.emplace(spec.name, zeros(spec));
+  std::vector<float>& v = in.at("v").data;
+  for (std::size_t key = 0; key < 4096; ++key) {
+    v[key * 64] = key % 2 == 0 ? 1008 : 992;  // a mean of 1000, and 8 above or below
+    v[key * 64 + 1] = key == 5 ? 4096.0f : 0.0f;
+  }
+  v[4096 * 64] = 3, v[4097 * 64] = 5;  // the next window: a mean of 4
+  const std::vector<float> stored = fp8_windows(p, in).at("v").data;
+  CHECK(stored[0] == 1008);
+  CHECK(stored[64] == 992);
+  CHECK(stored[4096 * 64] == 3);
+  CHECK(stored[4097 * 64] == 5);
+  CHECK(std::abs(stored[5 * 64 + 1] - 4096) < 1e-3);
+  CHECK(std::abs(stored[1] - 0) < 0.1);  // less a mean of 1, of a scale of 4095: -1 is in range
+  CHECK(stored[2] == 0);
 }
 
 namespace {

@@ -526,6 +526,8 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen-q 133 --seqlen-k 301 --head-dim 128 --heads 4 --kv-heads 2 --causal --dtype" \
         "e4m3"
       echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256 --dtype e4m3"
+      # Two windows of values.
+      echo "--seqlen-q 150 --seqlen-k 4487 --heads 2 --kv-heads 1 --head-dim 64 --dtype e4m3"
       # Lists with empty ones, intervals, windows with text behind them.
       echo "--seqlen-q 300 --seqlen-k 500 --head-dim 128 --heads 4 --kv-heads 2 --causal --mask" \
         "random:0.3"
