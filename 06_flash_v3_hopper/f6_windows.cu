@@ -1,10 +1,10 @@
-// f6_windows: each window of 2048 keys: its mean of V taken off, its P V summed in the tensor core.
+// f6_windows: each window of 4096 keys: its mean of V taken off, its P V summed in the tensor core.
 //
 // parent    f5_incoherent
 // idea      f3 adds P V of a tile to O in float32, since sums of the tensor core are cut toward
 //           zero. That costs an FFMA for each number of O and tile, and registers: tiles of d=256
 //           are small and come in slices. But cutting hurts where sums grow, and they grow by the
-//           mean of V. So V loses it: P V is P (V - mean) + l mean, for a window of 2048 keys. What
+//           mean of V. So V loses it: P V is P (V - mean) + l mean, for a window of 4096 keys. What
 //           is left has both signs, and the tensor core may add up the whole window. Then O is
 //           merged with that of the windows before, which lies in device memory, in L2: once in 16
 //           tiles. V's scales are multiplied there too, so each channel of a window has its own.
@@ -54,7 +54,7 @@ struct Config {
   static_assert(kScaleRows % 64 == 0 && kScaleRows % kBlockN == 0);
   static constexpr int kStages = kHeadDim == 256 ? 2 : 3;            // tiles of K, and of V
   static constexpr int kQStages = 2;                                 // tiles of Q
-  static constexpr bool kUsesPingPong = kHeadDim == 256;
+  static constexpr bool kUsesPingPong = false;
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
   // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
   static constexpr int kProducerRegisters = kHeadDim == 64 ? 32 : kHeadDim == 128 ? 40 : 24;

@@ -139,7 +139,7 @@ Cost tile_scales_cost(const Problem& p, Launch launch) {
 }
 
 // O of the windows before, and l and the maximum, of each block that runs: as in f6_windows.cu.
-constexpr int64_t kWindowKeys = 2048;
+constexpr int64_t kWindowKeys = 4096;
 int64_t windows_of(const Problem& p) { return (p.seqlen_k + kWindowKeys - 1) / kWindowKeys; }
 int64_t sums_bytes(const Problem& p) {
   const int64_t rows = p.head_dim == 64 ? 192 : 128, threads = 2 * rows;  // of its tiles
@@ -343,7 +343,7 @@ std::vector<Step> fp8_steps() {
                        ATTN_LAUNCH(f5_incoherent), rotated_in_tile_scales),
       windows_step(
           "f6_windows",
-          "each window of 2048 keys: its mean of V taken off, its P V summed in the tensor core",
+          "each window of 4096 keys: its mean of V taken off, its P V summed in the tensor core",
           ATTN_LAUNCH(f6_windows), false),
       windows_step("f7_rotary",
                    "Q and K get their rotary embedding in the pass that quantises them",

@@ -14,7 +14,7 @@ HostTensors in_tensor_scales(const Problem&, const HostTensors& inputs);
 /// The same of a step with a scale for each tile of 128 rows; and of one that rotates Q and K before.
 HostTensors in_tile_scales(const Problem&, const HostTensors& inputs);
 HostTensors rotated_in_tile_scales(const Problem&, const HostTensors& inputs);
-/// As the last one, but V with a mean and a scale for each channel of 2048 keys.
+/// As the last one, but V with a mean and a scale for each channel of 4096 keys.
 HostTensors rotated_in_windows(const Problem&, const HostTensors& inputs);
 /// The same after a rotary embedding, if there is one: rounded to bf16 first, or not.
 HostTensors turned_apart(const Problem&, const HostTensors& inputs);

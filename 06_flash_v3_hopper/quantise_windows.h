@@ -1,5 +1,5 @@
 // V from bf16 to e4m3 less its mean: a mean and a scale for each channel (column) of a window of
-// 2048 keys. One kernel finds them, another one rounds and transposes. Q and K are those of
+// 4096 keys. One kernel finds them, another one rounds and transposes. Q and K are those of
 // quantise_tiles.h, or of quantise_rotary.h.
 //
 //     v_window [B Hkv, windows, d, 2]    mean, descale
@@ -11,7 +11,7 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-constexpr int kWindowKeys = 2048;
+constexpr int kWindowKeys = 4096;
 struct WindowsPass : RotaryPass {};
 
 // A block has 64 columns of a window. Each thread adds up every 32nd row, then a thread
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   float sum[8] = {}, least[8], most[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) least[i] = INFINITY, most[i] = -INFINITY;
-#pragma unroll 4  // so many loads in flight
+#pragma unroll 8  // so many loads in flight
   for (int key = key0 + own; key < end; key += kRowsAtOnce) {
     const Eight e = load_eight(gV + (head * seqlen_k + key) * head_dim + panel * kColumns + column);
 #pragma unroll

@@ -59,20 +59,20 @@ TEST_CASE("FP8 steps on the GPU", "[gpu]") {
   }
 }
 
-// Windows of 2048 keys: one whole and part of another, three, those that a mask cuts off; tiles of
+// Windows of 4096 keys: one whole and part of another, three, those that a mask cuts off; tiles of
 // several heads, so that what one left in device memory is not taken for another's.
 TEST_CASE("f6 merges windows", "[emulated]") {
   const auto f6 = [](const Step& step, int) { return step.name == "f6_windows"; };
-  Problem p = problem(70, 2049, 64, DType::e4m3, InputKind::needle);
+  Problem p = problem(70, 4097, 64, DType::e4m3, InputKind::needle);
   p.heads = 4, p.kv_heads = 2;
   check_steps("forward", p, Backend::emulated, f6);
-  p = problem(200, 4224, 64, DType::e4m3, InputKind::peaked);
+  p = problem(130, 8320, 64, DType::e4m3, InputKind::peaked);
   p.batch = 1, p.heads = p.kv_heads = 2, p.causal = true;
   check_steps("forward", p, Backend::emulated, f6);
-  p = problem(140, 4500, 128, DType::e4m3, InputKind::needle);
-  p.batch = p.heads = p.kv_heads = 1, p.window_left = 2300, p.window_right = 0;
+  p = problem(70, 8600, 128, DType::e4m3, InputKind::needle);
+  p.batch = p.heads = p.kv_heads = 1, p.window_left = 4400, p.window_right = 0;
   check_steps("forward", p, Backend::emulated, f6);
-  p = problem(65, 4097, 256, DType::e4m3, InputKind::random);
+  p = problem(33, 8193, 256, DType::e4m3, InputKind::random);
   p.batch = p.heads = p.kv_heads = 1;
   check_steps("forward", p, Backend::emulated, f6);
 }
@@ -351,22 +351,22 @@ TEST_CASE("the answers of ex06f", "[fp8]") {
 
 // The mean of a window is taken off V, and each channel has a scale of its own there.
 TEST_CASE("f6's values have a mean and a scale for each channel of a window, by hand", "[fp8]") {
-  Problem p = one_head_of(1, 2050, 64);
+  Problem p = one_head_of(1, 4098, 64);
   HostTensors in;
   for (const TensorSpec& spec : forward().inputs(p)) in.emplace(spec.name, zeros(spec));
   std::vector<float>& v = in.at("v").data;
-  for (int64_t key = 0; key < 2048; ++key) {
+  for (int64_t key = 0; key < 4096; ++key) {
     v[key * 64] = key % 2 == 0 ? 1008 : 992;  // a mean of 1000, and 8 above or below
-    v[key * 64 + 1] = key == 5 ? 2048.0f : 0.0f;
+    v[key * 64 + 1] = key == 5 ? 4096.0f : 0.0f;
   }
-  v[2048 * 64] = 3, v[2049 * 64] = 5;  // the next window: a mean of 4
+  v[4096 * 64] = 3, v[4097 * 64] = 5;  // the next window: a mean of 4
   const std::vector<float> stored = rotated_in_windows(p, in).at("v").data;
   CHECK(stored[0] == 1008);
   CHECK(stored[64] == 992);
-  CHECK(stored[2048 * 64] == 3);
-  CHECK(stored[2049 * 64] == 5);
-  CHECK(std::abs(stored[5 * 64 + 1] - 2048) < 1e-3);
-  CHECK(std::abs(stored[1] - 0) < 0.1);  // less a mean of 1, of a scale of 2047: -1 is in range
+  CHECK(stored[4096 * 64] == 3);
+  CHECK(stored[4097 * 64] == 5);
+  CHECK(std::abs(stored[5 * 64 + 1] - 4096) < 1e-3);
+  CHECK(std::abs(stored[1] - 0) < 0.1);  // less a mean of 1, of a scale of 4095: -1 is in range
   CHECK(stored[2] == 0);
 }
 

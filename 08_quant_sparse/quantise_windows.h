@@ -13,7 +13,7 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-constexpr int kWindowKeys = 4096;  // twice 06's: half as many merges, and errors are the same
+constexpr int kWindowKeys = 4096;
 
 // A block has 64 columns of a window. Each thread adds up every 32nd row, then a thread for each
 // column adds up these sums: an order that is always the same, and the host's too (prefill.cpp).
