@@ -180,6 +180,7 @@ std::vector<Problem> decode_cases(const Step& step, uint64_t seed) {
   for (const int64_t room : {1, 15, 17, 64, 65, 113, 129, 203, 391, 580, 700})
     for (const int64_t in_use : {room, room / 2, int64_t{0}}) {
       Problem p;
+      p.dtype = quantises_to(step);
       p.head_dim = 64;
       p.heads = kHeads[n % 5][0], p.kv_heads = kHeads[n % 5][1];
       p.seqlen_q = kQueries[n % 4], p.seqlen_k = room;
