@@ -71,8 +71,8 @@ double required_flop(const Operation& op, const Problem& p) {
   return op.flop(p) * (op.name == "backward" ? 0.8 : 1);
 }
 
-// What a launch reads and writes at least. A step that quantises has K and V in fewer bits than they
-// are given in, from before the launch.
+// Of the bytes of a problem, those that a launch moves at least: a step that quantises has made K
+// and V smaller before.
 double least_share(const Problem& p) { return std::min(1.0, bits_of(p.dtype) / 16.0); }
 
 // No implementation is faster than its compulsory bytes and its operations at the vendor's rates.
@@ -169,8 +169,9 @@ nlohmann::json to_json(const Speed& speed, const Step& step) {
   const auto time = [](const TimeStatistics& t) {
     return nlohmann::json{{"median_s", t.median}, {"q1_s", t.q1}, {"q3_s", t.q3}, {"count", t.count}};
   };
-  int64_t inputs = 0;
-  for (const TensorSpec& t : op.inputs(speed.problem)) inputs += t.bytes();
+  double inputs = 0;
+  for (const TensorSpec& t : op.inputs(speed.problem))
+    inputs += static_cast<double>(t.bytes()) * least_share(speed.problem);
   nlohmann::json json{{"problem", speed.problem.text()},
                       {"required_flop", required_flop(op, speed.problem)},
                       {"input_bytes", inputs}};
