@@ -15,23 +15,29 @@ using namespace attn;
 // many numbers as there are keys, and 8 times l, taken off at the end, would take the last bits of
 // O along.
 //! [denormals]
+//! [ex08d]
+// Q's columns make up for K's powers of 2, but for 2^-10, those of a chunk of eight alike: 2^14 and
+// 2^10.
+__device__ __forceinline__ uint32_t factor_of_q(int chunk) {
+  return chunk % 2 == 0 ? 0x74007400 : 0x64006400;
+}
+__device__ __forceinline__ void operands_of_k(uint32_t word, uint32_t (&pairs)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    pairs[i] = word >> i / 2 * 8 & (i % 2 == 0 ? 0x000F000Fu : 0x00F000F0u);
+}
+__device__ __forceinline__ void operands_of_v(uint32_t word, uint32_t (&pairs)[4]) {
+  operands_of_k(word, pairs);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    pairs[i] = subtract_halves(pairs[i], i % 2 == 0 ? 0x00080008u : 0x00800080u);
+}
+//! [ex08d]
 struct Int4Denormals : Int4Codes {
   static constexpr float kUnit = 0x1p-24f;  // what a code is multiplied by, in pairs 0 and 2
-  // Q's columns make up for it, but for 2^-10, those of a chunk of eight alike: 2^14 and 2^10.
-  __device__ static uint32_t q_factor(int chunk) {
-    return chunk % 2 == 0 ? 0x74007400 : 0x64006400;
-  }
-  __device__ static void of_k(uint32_t word, uint32_t (&pairs)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      pairs[i] = word >> i / 2 * 8 & (i % 2 == 0 ? 0x000F000Fu : 0x00F000F0u);
-  }
-  __device__ static void of_v(uint32_t word, uint32_t (&pairs)[4]) {
-    of_k(word, pairs);
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      pairs[i] = subtract_halves(pairs[i], i % 2 == 0 ? 0x00080008u : 0x00800080u);
-  }
+  __device__ static uint32_t q_factor(int chunk) { return factor_of_q(chunk); }
+  __device__ static void of_k(uint32_t word, uint32_t (&pairs)[4]) { operands_of_k(word, pairs); }
+  __device__ static void of_v(uint32_t word, uint32_t (&pairs)[4]) { operands_of_v(word, pairs); }
 };
 //! [denormals]
 struct Int8Denormals : Int8Codes {

@@ -111,9 +111,9 @@ function(attn_exercise_source out step_file exercise variant inc probe)
   get_filename_component(folder ${step_file} DIRECTORY)
   attn_replace_region(text found ${step_file} ${exercise} "${inc}")
   string(REPLACE "ATTN_BACKEND::${step}" "ATTN_BACKEND::${step}_${variant}" text "${text}")
+  string(REGEX REPLACE "\n *case (128|256): return launch<[^\n]*" "\n" text "${text}")
   if(text MATCHES "dispatch_16bit")
     string(REPLACE "dispatch_16bit(" "dispatch_bf16(" text "${text}")
-    string(REGEX REPLACE "\n *case (128|256): return launch<[^\n]*" "\n" text "${text}")
     string(FIND "${text}" "using namespace attn;\n" at)
     string(SUBSTRING "${text}" 0 ${at} ahead)
     attn_line(line "${ahead}\n" ${step_file})
@@ -144,9 +144,8 @@ namespace probed {
       set(found TRUE)
     endif()
     string(REPLACE "#pragma once" "" own "${own}")
-    string(REPLACE "namespace ATTN_BACKEND::hopper {"
-                   "namespace ATTN_BACKEND::${step}_${variant} { using namespace hopper;"
-           own "${own}")
+    string(REGEX REPLACE "namespace ATTN_BACKEND::([a-z_]+) {"
+           "namespace ATTN_BACKEND::${step}_${variant} { using namespace \\1;" own "${own}")
     foreach(name ${names})
       attn_put_header(own ${own_file} ${name} "${text_of_${name}}")
     endforeach()
@@ -166,23 +165,29 @@ namespace probed {
 endfunction()
 
 # attn_exercise_table(<out> <step> <probe> <prepare> <gpu> <variant> ...): the versions that a
-# program holds.
+# program holds. <prepare>: a kernel of the chapter, or <step>: each version has its own.
 function(attn_exercise_table out step probe prepare gpu)
   set(declarations)
-  set(prepare_launch)
-  if(prepare)
-    foreach(space gpu emulated)
-      string(APPEND declarations
-        "namespace ${space}::${prepare} {\nattn::Status launch(const attn::Arguments&);\n}\n")
-    endforeach()
-    set(prepare_launch ", {nullptr, emulated::${prepare}::launch}")
-    if(gpu)
-      set(prepare_launch ", {gpu::${prepare}::launch, emulated::${prepare}::launch}")
-    endif()
-  endif()
   set(rows)
   foreach(variant ${ARGN})
     set(space ${step}_${variant})
+    set(prepare_launch)
+    if(prepare)
+      set(of ${prepare})
+      set(function launch)
+      if(prepare STREQUAL step)
+        set(of ${space})
+        set(function prepare)
+      endif()
+      foreach(backend gpu emulated)
+        string(APPEND declarations
+          "namespace ${backend}::${of} {\nattn::Status ${function}(const attn::Arguments&);\n}\n")
+      endforeach()
+      set(prepare_launch ", {nullptr, emulated::${of}::${function}}")
+      if(gpu)
+        set(prepare_launch ", {gpu::${of}::${function}, emulated::${of}::${function}}")
+      endif()
+    endif()
     string(APPEND declarations
       "namespace emulated::${space} {\nattn::Status launch(const attn::Arguments&);\n"
       "namespace probed {\nstd::vector<float> probe();\n}\n}\n"
@@ -217,7 +222,10 @@ function(attn_exercise_judge out exercise kind step judge)
   set(function nullptr)
   if(judge)
     set(function judge)
-    set(code "#include <algorithm>
+    set(code "#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
 #include \"exercise/numbers.h\"
 #include \"emulator/warp_access.h\"
 
@@ -237,9 +245,9 @@ endfunction()
 
 # attn_add_exercise(<chapter> <letter> KIND <fill|index|bughunt> STEP <step> [PREPARE <kernel>]
 #                   [TABLE <file>] [HEADERS <header> ...]),
-# after attn_add_chapter; PREPARE: of its KERNELS that which runs once before the step; TABLE: of its
-# TABLE that which has functions that the step's launch calls; HEADERS: of the chapter, one of which
-# has the region (attn_exercise_source).
+# after attn_add_chapter; PREPARE: what runs once before the step: one of its KERNELS, or <step>, whose
+# file has a prepare(); TABLE: of its TABLE that which has functions that the step's launch calls;
+# HEADERS: of the chapter, one of which has the region (attn_exercise_source).
 # Files in exercises/: <letter>.md, <letter>.stub.inc, <letter>.mutant.*.inc, optionally <letter>.probe.inc and
 # <letter>.judge.inc.
 #
@@ -268,7 +276,7 @@ function(attn_add_exercise chapter letter)
     set(judge ${folder}/${letter}.judge.inc)
   endif()
   set(prepare)
-  if(arg_PREPARE)
+  if(arg_PREPARE AND NOT arg_PREPARE STREQUAL arg_STEP)
     set(prepare "$<FILTER:${${chapter}_OBJECTS},INCLUDE,/${arg_PREPARE}\\.c>")
   endif()
   if(arg_TABLE)

@@ -169,7 +169,8 @@ std::vector<Problem> row_cases(const Step& step, uint64_t seed) {
 }
 
 // A few queries of caches of which some are in use in part or not at all: splits that are empty.
-// The rows that share keys are fewer than a tile of 16, and more.
+// The rows that share keys are fewer than a tile of 16, and more. A step that quantises gets
+// problems of its type.
 std::vector<Problem> decode_cases(const Step& step, uint64_t seed) {
   constexpr int64_t kHeads[][2] = {{4, 1}, {2, 2}, {6, 2}, {8, 1}, {3, 1}};
   constexpr int64_t kQueries[] = {1, 3, 2, 5};
@@ -180,6 +181,7 @@ std::vector<Problem> decode_cases(const Step& step, uint64_t seed) {
   for (const int64_t room : {1, 15, 17, 64, 65, 113, 129, 203, 391, 580, 700})
     for (const int64_t in_use : {room, room / 2, int64_t{0}}) {
       Problem p;
+      p.dtype = quantises_to(step);
       p.head_dim = 64;
       p.heads = kHeads[n % 5][0], p.kv_heads = kHeads[n % 5][1];
       p.seqlen_q = kQueries[n % 4], p.seqlen_k = room;

@@ -21,6 +21,7 @@ constexpr int kRounds = 6;
 // Large enough to fill a GPU, small enough to be checked after every launch.
 Problem speed_problem(const Step& step, uint64_t seed) {
   Problem p;
+  p.dtype = quantises_to(step);
   if (step.operation->matrix) {
     p.heads = p.kv_heads = 1;
     p.seqlen_q = 8192, p.seqlen_k = 8192;
@@ -70,12 +71,16 @@ double required_flop(const Operation& op, const Problem& p) {
   return op.flop(p) * (op.name == "backward" ? 0.8 : 1);
 }
 
+// Of the bytes of a problem, those that a launch moves at least: a step that quantises has made K
+// and V smaller before.
+double least_share(const Problem& p) { return std::min(1.0, bits_of(p.dtype) / 16.0); }
+
 // No implementation is faster than its compulsory bytes and its operations at the vendor's rates.
 double roof_seconds(const Operation& op, const Problem& p) {
   const GpuSpec* gpu = spec_of_device(gpu_info().name);
   if (gpu == nullptr) return 0;
   const Roofs roofs = datasheet_roofs(*gpu);
-  return std::max(op.compulsory_bytes(p) / roofs.hbm_copy.rate,
+  return std::max(op.compulsory_bytes(p) * least_share(p) / roofs.hbm_copy.rate,
                   required_flop(op, p) / roofs.tensor(p.dtype).rate);
 }
 
@@ -164,8 +169,9 @@ nlohmann::json to_json(const Speed& speed, const Step& step) {
   const auto time = [](const TimeStatistics& t) {
     return nlohmann::json{{"median_s", t.median}, {"q1_s", t.q1}, {"q3_s", t.q3}, {"count", t.count}};
   };
-  int64_t inputs = 0;
-  for (const TensorSpec& t : op.inputs(speed.problem)) inputs += t.bytes();
+  double inputs = 0;
+  for (const TensorSpec& t : op.inputs(speed.problem))
+    inputs += static_cast<double>(t.bytes()) * least_share(speed.problem);
   nlohmann::json json{{"problem", speed.problem.text()},
                       {"required_flop", required_flop(op, speed.problem)},
                       {"input_bytes", inputs}};
