@@ -111,33 +111,36 @@ __device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 16][4], floa
   const uint4* const zeros =
       reinterpret_cast<const uint4*>(sGroup + Config::kHeadDim) + lane_id % 4;
 #pragma unroll
-  for (int chunk = 0; chunk < Config::kHeadDim / 32; chunk += 2) {
-    uint32_t scaled[2][4];
+  for (int chunk = 0; chunk < Config::kHeadDim / 32; ++chunk) {
+    const uint4 zero = zeros[4 * chunk];
+    const uint32_t(&b)[4] = q[chunk];
+    mma_m16n8k16<__half>(of_zeros, {zero.x, zero.x, zero.y, zero.y}, {b[0], b[1]}, of_zeros);
+    mma_m16n8k16<__half>(of_zeros, {zero.z, zero.z, zero.w, zero.w}, {b[2], b[3]}, of_zeros);
+  }
+  constexpr int kChunks = 32 / Config::kBlockN;  // of 32 columns, that four matrices have
 #pragma unroll
-    for (int next = 0; next < 2; ++next) {
+  for (int chunk = 0; chunk < Config::kHeadDim / 32; chunk += kChunks) {
+    uint32_t scaled[kChunks][4];  // q'
+#pragma unroll
+    for (int next = 0; next < kChunks; ++next) {
       const uint32_t(&b)[4] = q[chunk + next];
       const uint2 scale = scales[4 * (chunk + next)];  // e5m2: the upper byte of fp16
-      const uint4 zero = zeros[4 * (chunk + next)];
       scaled[next][0] = multiply_halves(b[0], bytes_of_two(scale.x, 0, 0x1404));
       scaled[next][1] = multiply_halves(b[1], bytes_of_two(scale.x, 0, 0x3424));
       scaled[next][2] = multiply_halves(b[2], bytes_of_two(scale.y, 0, 0x1404));
       scaled[next][3] = multiply_halves(b[3], bytes_of_two(scale.y, 0, 0x3424));
-      mma_m16n8k16<__half>(of_zeros, {zero.x, zero.x, zero.y, zero.y}, {b[0], b[1]}, of_zeros);
-      mma_m16n8k16<__half>(of_zeros, {zero.z, zero.z, zero.w, zero.w}, {b[2], b[3]}, of_zeros);
     }
+    uint32_t words[4], low[4], high[4];  // of keys 0 to 7 of 16, of keys 8 to 15
+    ldmatrix_x4(words, sK + code_offset<Config::kRowBytes>(lane_id % Config::kBlockN,
+                                                           chunk + lane_id / Config::kBlockN));
 #pragma unroll
-    for (int m = 0; m < Config::kBlockN / 16; ++m) {
-      uint32_t words[4], low[4], high[4];  // of keys 0 to 7, of keys 8 to 15
-      ldmatrix_x4(words, sK + code_offset<Config::kRowBytes>(16 * m + lane_id % 16,
-                                                             chunk + lane_id / 16));
-#pragma unroll
-      for (int next = 0; next < 2; ++next) {  // this chunk and the next one: two steps each
-        const uint32_t(&b)[4] = scaled[next];
-        Codes::of_k(words[2 * next], low);
-        Codes::of_k(words[2 * next + 1], high);
-        mma_m16n8k16<__half>(s[m], {low[0], high[0], low[1], high[1]}, {b[0], b[1]}, s[m]);
-        mma_m16n8k16<__half>(s[m], {low[2], high[2], low[3], high[3]}, {b[2], b[3]}, s[m]);
-      }
+    for (int i = 0; i < 2; ++i) {  // two tiles of 16 keys, or two chunks of one: two steps each
+      float(&tile)[4] = s[i / kChunks];
+      const uint32_t(&b)[4] = scaled[i % kChunks];
+      Codes::of_k(words[2 * i], low);
+      Codes::of_k(words[2 * i + 1], high);
+      mma_m16n8k16<__half>(tile, {low[0], high[0], low[1], high[1]}, {b[0], b[1]}, tile);
+      mma_m16n8k16<__half>(tile, {low[2], high[2], low[3], high[3]}, {b[2], b[3]}, tile);
     }
   }
 }
@@ -233,13 +236,13 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 template <class Config, class Schedule>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
-                     const uint8_t* gK,    // [B, Hkv, seqlen_k, d / 2], two codes a byte
-                     const uint8_t* gV,    // [B, Hkv, seqlen_k, d / 2], two codes a byte
-                     const uint32_t* gDescale,  // [B, Hkv, padded]: of a value
-                     const uint8_t* gGroups,    // [B, Hkv, groups, kGroupBytes]: of 32 keys
-                     const __half* gKNewest,    // [B, Hkv, kRoom, d]: the keys behind the codes
-                     const __half* gVNewest,    // [B, Hkv, kRoom / 2, d, 2]
-                     const float* gNewestScale,  // [B, Hkv, kRoom]: of a key
+                     const uint8_t* gK,    // [B, Hkv, room, d / 2], two codes a byte
+                     const uint8_t* gV,    // [B, Hkv, room, d / 2], two codes a byte
+                     const uint32_t* gDescale,  // [B, Hkv, room]: of a value
+                     const uint8_t* gGroups,    // [B, Hkv, room / 32, kGroupBytes]
+                     const __half* gKNewest,    // [B, Hkv, 160, d]: keys behind the codes
+                     const __half* gVNewest,    // [B, Hkv, 80, d, 2]
+                     const uint2* gNewestScale,  // [B, Hkv, 160]: of a key, of a value
                      const int* gSeqused,       // [B]: keys of each sequence
                      Element* gO,          // [B, Hq, seqlen_q, d]
                      float* gLse,          // [B, Hq, seqlen_q]
@@ -262,11 +265,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const int end = tile + count == tiles ? all.end : min(all.end, begin + count * Config::kTile);
     const int coded = coded_of(used);
     const Keys keys{begin, min(end, coded)};  // those in codes
-    const int64_t kv =
-        int64_t{rows.bh_kv} * shape.seqlen_k * Config::kRowBytes + lane_id % Config::kLanes * 16;
-    const int64_t descales = int64_t{rows.bh_kv} * padded_values(shape.seqlen_k);
-    const int64_t groups = int64_t{rows.bh_kv} * (shape.seqlen_k / kGroup + 1);
-    const int64_t newest = int64_t{rows.bh_kv} * kRoom;
+    const int64_t row0 = int64_t{rows.bh_kv} * room_of(shape.seqlen_k);  // of the cache
     auto* const sQ = reinterpret_cast<__half*>(smem.sGroup[Config::kStages - 1]);
 
     // (1) load Q, which stays. Rows that are not there become 0.
@@ -284,15 +283,16 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const int first = keys.begin + warp_id * kBlockN;
     const auto load_kv = [&](int key0, int stage) {
       if (key0 < keys.end) {
-        const int64_t from = kv + int64_t{key0} * Config::kRowBytes;
+        const int64_t row = row0 + key0;
+        const int64_t from = row * Config::kRowBytes + lane_id % Config::kLanes * 16;
         load_tile<Config>(&smem.sK[warp_id][stage][0][0], gK + from, keys.end - key0);
         load_tile<Config>(&smem.sV[warp_id][stage][0][0], gV + from, keys.end - key0);
         if (lane_id < kBlockN / 4)
           cp_async_16(&smem.sDescale[warp_id][stage][4 * lane_id],
-                      gDescale + descales + key0 + 4 * lane_id);
+                      gDescale + row + 4 * lane_id);
         for (int at = 16 * lane_id; at < Config::kGroupBytes; at += 16 * 32)
           cp_async_16(&smem.sGroup[stage][warp_id][at],
-                      gGroups + (groups + key0 / kGroup) * Config::kGroupBytes + at);
+                      gGroups + row / kGroup * Config::kGroupBytes + at);
       }
       cp_async_commit();
     };
@@ -379,15 +379,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #pragma unroll
       for (int i = 0; i < 4; ++i) o[n][i] *= i < 2 ? kLow : kHigh;
     for (int key0 = max(begin, coded) + 16 * warp_id; key0 < end; key0 += 16 * Config::kNumWarps) {
-      const int64_t row = newest + key0 - coded;
+      const int64_t row = int64_t{rows.bh_kv} * kNewestRoom + key0 - coded;
       float s[1][4] = {};
       newest_scores<Config>(s[0], q, gKNewest + row * kHeadDim);
+      const uint2 scales[2] = {gNewestScale[row + quad_row], gNewestScale[row + quad_row + 8]};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) s[0][i] *= gNewestScale[row + quad_row + i / 2 * 8];
-      softmax(s, key0, [&](int i) {
-        const int j = key0 + quad_row + 8 * i;
-        return j < used ? gDescale[descales + j] : 0;
-      });
+      for (int i = 0; i < 4; ++i) s[0][i] *= __uint_as_float(scales[i / 2].x);
+      softmax(s, key0, [&](int i) { return scales[i].y; });
       newest_output<Config>(o, s[0], gVNewest + row * kHeadDim);
     }
     //! [newest]
@@ -461,7 +459,7 @@ Status launch(const Arguments& args, const Schedule& schedule, int64_t blocks) {
                        args.out<uint8_t>("k8"), args.out<uint8_t>("v8"),
                        args.out<uint32_t>("descale"), args.out<uint8_t>("groups"),
                        args.out<__half>("k_newest"), args.out<__half>("v_newest"),
-                       args.out<float>("newest_scale"), args.in<int>("seqused_k"),
+                       args.out<uint2>("newest_scale"), args.in<int>("seqused_k"),
                        args.out<Element>("o"), args.out<float>("lse"), args.out<float>("o_partial"),
                        args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
                        schedule, static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)));

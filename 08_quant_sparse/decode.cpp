@@ -123,13 +123,17 @@ Cost groups_cost(const Problem& p) {
 }
 std::vector<Workspace> groups_workspaces(const Problem& p) {
   std::vector<Workspace> all = workspaces(p, 4, kSwappedRows);
-  const int64_t heads = p.batch * p.kv_heads, room = heads * groups::kRoom;
-  all.back().bytes = heads * ((p.seqlen_k + 3) / 4 * 4) * 4;  // descales, of values alone
+  const int64_t heads = p.batch * p.kv_heads, room = heads * groups::kNewestRoom;
+  const int64_t rows = heads * groups::room_of(static_cast<int>(p.seqlen_k));
+  for (Workspace& w : all) {
+    if (w.name == "k8" || w.name == "v8") w.bytes = rows * p.head_dim / 2;
+    if (w.name == "descale") w.bytes = rows * 4;  // of values alone
+  }
   const int64_t bytes = groups::group_bytes(static_cast<int>(p.head_dim));
-  all.push_back({"groups", heads * (p.seqlen_k / groups::kGroup + 1) * bytes, true});
+  all.push_back({"groups", rows / groups::kGroup * bytes, true});
   all.push_back({"k_newest", room * p.head_dim * 2, true});
   all.push_back({"v_newest", room * p.head_dim * 2, true});
-  all.push_back({"newest_scale", room * 4, true});
+  all.push_back({"newest_scale", room * 8, true});
   return all;
 }
 

@@ -1,12 +1,13 @@
 // What fills the cache of d9. Tokens up to coded_of(used) are codes of four bits. K's channels have
 // a scale and a zero point for each group of 32 tokens, a value has them for itself, as in d3:
 //
-//     k4, v4 [B Hkv, seqlen_k, d / 2]    groups [B Hkv, seqlen_k / 32 + 1, group_bytes]
-//     descale [B Hkv, padded]: of a value, two numbers of bf16, the scale and what code 8 means
+//     k4, v4 [B Hkv, room, d / 2]    groups [B Hkv, room / 32, group_bytes]
+//     descale [B Hkv, room]: of a value, two numbers of bf16, the scale and what code 8 means
 //
 // The newest tokens are in fp16, divided by the power of 2 of their largest number:
 //
-//     k_newest [B Hkv, 160, d], newest_scale [B Hkv, 160]    v_newest [B Hkv, 10, 8, d, 2]
+//     k_newest [B Hkv, 160, d]    v_newest [B Hkv, 80, d, 2]
+//     newest_scale [B Hkv, 160, 2]: of a key in float32, of a value as in codes
 //
 // KIVI (arXiv 2402.02750), section 3. What is no number, or infinite, takes its group along, if it
 // is in codes of K: all keys of the group have scores that are none. Otherwise its token.
@@ -24,9 +25,6 @@ struct GroupPass {
   static constexpr int kThreads = kThreads_;
   static constexpr float kMost = 0x1p100f;  // what is larger counts as infinite
 };
-// Descales are copied 16 bytes at a time, four tokens.
-inline __host__ __device__ int64_t padded_values(int64_t keys) { return round_up(keys, 4); }
-
 // Where a column of 16 bits lies, so that eight of them are what a lane has of 32 columns of Q's
 // fragments: pairs i and i + 4 as in Int4Codes::slot. Q's even pairs were multiplied by 16 times as
 // much as its odd ones, and a number that meets them is 1/16.
@@ -57,17 +55,17 @@ __global__ void __launch_bounds__(Pass::kThreads)
                            uint8_t* __restrict__ gGroups) {
   constexpr int kHeadDim = Pass::kThreads, kWarps = kHeadDim / 32;
   auto& smem = dynamic_shared<GroupStorage>();
-  const int num_groups = seqlen_k / kGroup + 1, col = threadIdx.x;
+  const int num_groups = room_of(seqlen_k) / kGroup, col = threadIdx.x;
   const int64_t head = blockIdx.x / num_groups;
   const int key0 = blockIdx.x % num_groups * kGroup;
   if (key0 >= coded_of(gSeqused[head / kv_heads])) return;
-  const int64_t first = head * seqlen_k + key0;  // row of K
+  const int64_t group = blockIdx.x;
   float x[kGroup];
   float least = INFINITY, most = -INFINITY;
   bool finite = true;
 #pragma unroll
   for (int i = 0; i < kGroup; ++i) {
-    x[i] = to_float(gK[(first + i) * kHeadDim + col]);
+    x[i] = to_float(gK[(head * seqlen_k + key0 + i) * kHeadDim + col]);
     least = fminf(least, x[i]), most = fmaxf(most, x[i]);
     finite = finite && fabsf(x[i]) < Pass::kMost;
   }
@@ -97,14 +95,13 @@ __global__ void __launch_bounds__(Pass::kThreads)
     const float code = fminf(fmaxf(rintf((x[i] - stored) * inverse), 0), Int4Codes::kLargest);
     uint32_t word = all_finite ? static_cast<uint32_t>(code) << col % 8 * 4 : 0;
     for (int mask = 1; mask < 8; mask *= 2) word |= __shfl_xor_sync(~0u, word, mask);
-    if (col % 8 == 0) gK4[((first + i) * kHeadDim + col) / 8] = word;
+    if (col % 8 == 0) gK4[((group * kGroup + i) * kHeadDim + col) / 8] = word;
   }
-  uint8_t* const group =
-      gGroups + (head * num_groups + key0 / kGroup) * int64_t{group_bytes(kHeadDim)};
-  group[place(col)] = static_cast<uint8_t>(pack2<__half>(to_float(scale), 0) >> 8);
-  reinterpret_cast<__half*>(group + kHeadDim)[place(col)] = zero;
+  uint8_t* const to = gGroups + group * group_bytes(kHeadDim);
+  to[place(col)] = static_cast<uint8_t>(pack2<__half>(to_float(scale), 0) >> 8);
+  reinterpret_cast<__half*>(to + kHeadDim)[place(col)] = zero;
   if (col < 4)
-    reinterpret_cast<float*>(group + 3 * kHeadDim)[col] = !all_finite ? NAN
+    reinterpret_cast<float*>(to + 3 * kHeadDim)[col] = !all_finite ? NAN
                                                       : col == 0  ? of_scales * 0x1p10f
                                                       : col == 1  ? of_zeros * 0x1p-10f
                                                                   : 0;
@@ -121,8 +118,9 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const int64_t row = (int64_t{blockIdx.x} * Pass::kThreads + threadIdx.x) / kLanes;
   const int64_t head = row / seqlen_k, key = row % seqlen_k;
   const bool exists = row < rows && key < coded_of(gSeqused[row < rows ? head / kv_heads : 0]);
-  const int64_t at = row * kLanes + threadIdx.x % kLanes;  // of eight columns
-  const uint4 bits = exists ? *reinterpret_cast<const uint4*>(gV + 8 * at) : make_uint4(0, 0, 0, 0);
+  const int own = threadIdx.x % kLanes;  // eight columns
+  const uint4 bits = exists ? *reinterpret_cast<const uint4*>(gV + 8 * (row * kLanes + own))
+                            : make_uint4(0, 0, 0, 0);
   const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
   float x[8];
   float least = INFINITY, most = -INFINITY;
@@ -149,9 +147,10 @@ __global__ void __launch_bounds__(Pass::kThreads)
     const float code = rintf((x[i] - middle) * inverse) + Codes::kMiddle;
     word |= static_cast<uint32_t>(fminf(fmaxf(code, 0), Codes::kLargest)) << 4 * i;
   }
-  gV4[at] = finite ? word : 0;
-  if (threadIdx.x % kLanes == 0)
-    gDescale[head * padded_values(seqlen_k) + key] =
+  const int64_t to = head * room_of(seqlen_k) + key;
+  gV4[to * kLanes + own] = finite ? word : 0;
+  if (own == 0)
+    gDescale[to] =
         finite ? pack2<__nv_bfloat16>(scale, middle) : 0x7FC07FC0u;  // NaN
 }
 
@@ -163,8 +162,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
     keep_newest_kernel(const __nv_bfloat16* __restrict__ gK, const __nv_bfloat16* __restrict__ gV,
                        const int* __restrict__ gSeqused, int seqlen_k, int kv_heads,
                        __half* __restrict__ gKNewest, __half* __restrict__ gVNewest,
-                       float* __restrict__ gNewestScale, uint32_t* __restrict__ gDescale) {
-  constexpr int kBlocks = kRoom / 16, kOwn = kHeadDim / 32;
+                       uint2* __restrict__ gNewestScale) {
+  constexpr int kBlocks = kNewestRoom / 16, kOwn = kHeadDim / 32;
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int64_t head = blockIdx.x / kBlocks;
   const int nth = blockIdx.x % kBlocks * 16 + warp_id;  // of the newest ones
@@ -190,16 +189,16 @@ __global__ void __launch_bounds__(Pass::kThreads)
 #pragma unroll
     for (int n = 0; n < kOwn; ++n) x[of][n] = finite ? x[of][n] * inverse[of] : 0;
   }
-  const int64_t row = head * kRoom + nth;
+  const int64_t row = head * kNewestRoom + nth;
 #pragma unroll
   for (int n = 0; n < kOwn; ++n) {
     const int col = 32 * n + lane_id;
     gKNewest[row * kHeadDim + place(col)] = meets_q(x[0][n], col);
     gVNewest[(row / 2 * kHeadDim + col) * 2 + row % 2] = from_float<__half>(x[1][n]);
   }
-  if (lane_id != 0) return;
-  gNewestScale[row] = scale[0] * 0x1p-10f;
-  if (exists) gDescale[head * padded_values(seqlen_k) + key] = pack2<__nv_bfloat16>(scale[1], 0);
+  if (lane_id == 0)
+    gNewestScale[row] =
+        make_uint2(__float_as_uint(scale[0] * 0x1p-10f), pack2<__nv_bfloat16>(scale[1], 0));
 }
 //! [newest]
 
@@ -211,7 +210,7 @@ Status fill_groups(const Arguments& args) {
   const auto grid = [](int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); };
   using Groups = GroupPass<kHeadDim>;
   if (const Status status =
-          launch_kernel(quantise_groups_kernel<Groups>, grid(heads * (seqlen_k / kGroup + 1)),
+          launch_kernel(quantise_groups_kernel<Groups>, grid(heads * room_of(seqlen_k) / kGroup),
                         dim3(Groups::kThreads), sizeof(GroupStorage), args.stream,
                         args.in<__nv_bfloat16>("k"), args.in<int>("seqused_k"), seqlen_k, kv_heads,
                         args.out<uint32_t>("k8"), args.out<uint8_t>("groups"));
@@ -226,11 +225,11 @@ Status fill_groups(const Arguments& args) {
       !status.ok())
     return status;
   using Newest = GroupPass<512>;
-  return launch_kernel(keep_newest_kernel<Newest, kHeadDim>, grid(heads * kRoom / 16),
+  return launch_kernel(keep_newest_kernel<Newest, kHeadDim>, grid(heads * kNewestRoom / 16),
                        dim3(Newest::kThreads), 0, args.stream, args.in<__nv_bfloat16>("k"),
                        args.in<__nv_bfloat16>("v"), args.in<int>("seqused_k"), seqlen_k, kv_heads,
                        args.out<__half>("k_newest"), args.out<__half>("v_newest"),
-                       args.out<float>("newest_scale"), args.out<uint32_t>("descale"));
+                       args.out<uint2>("newest_scale"));
 }
 template <class Codes>
 Status fill_groups(const Arguments& args) {
