@@ -251,8 +251,8 @@ TEST_CASE("what is no number in a cache is carried through to who sees it", "[em
       }
 }
 
-// In d9's cache a NaN of a key in codes is of its channel's scale, which 32 keys share: a query that
-// sees any of them has none. One that sees none of them has what it had.
+// In d9's cache a NaN of a key in codes is of its channel's scale, which 32 keys share: a query
+// that sees any of them has no number. One that sees none of them has what it had.
 TEST_CASE("what is no number takes the group of its key along", "[emulated]") {
   const Step& step = *std::ranges::find(chapter().steps, "d9_kivi", &Step::name);
   for (const float bad : {NAN, INFINITY, 0x1p101f}) {
