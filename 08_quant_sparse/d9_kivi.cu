@@ -345,6 +345,26 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       }
     };
     //! [softmax]
+    // The newest keys, 16 a warp, while the first codes are on their way; then O is in the units of
+    // codes, as d7 has it.
+    //! [newest]
+    for (int key0 = max(begin, coded) + 16 * warp_id; key0 < end; key0 += 16 * Config::kNumWarps) {
+      const int64_t row = int64_t{rows.bh_kv} * kNewestRoom + key0 - coded;
+      float s[1][4] = {};
+      newest_scores<Config>(s[0], q, gKNewest + row * kHeadDim);
+      const uint2 scales[2] = {gNewestScale[row + quad_row], gNewestScale[row + quad_row + 8]};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[0][i] *= __uint_as_float(scales[i / 2].x);
+      softmax(s, key0, [&](int i) { return scales[i].y; });
+      newest_output<Config>(o, s[0], gVNewest + row * kHeadDim);
+    }
+    constexpr float kLow = 1 / Codes::kUnit, kHigh = kLow / 16;  // four bits higher
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 16; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[n][i] *= i < 2 ? 1 / kLow : 1 / kHigh;
+    //! [newest]
+
     int stage = 0;
     for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
       __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
@@ -371,25 +391,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       output<Config>(o, s, &smem.sV[warp_id][stage][0][0]);
     }
 
-    // The same for the newest keys, 16 a warp, whose V is not in units of codes
-    //! [newest]
-    constexpr float kLow = 1 / Codes::kUnit, kHigh = kLow / 16;  // four bits higher
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 16; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) o[n][i] *= i < 2 ? kLow : kHigh;
-    for (int key0 = max(begin, coded) + 16 * warp_id; key0 < end; key0 += 16 * Config::kNumWarps) {
-      const int64_t row = int64_t{rows.bh_kv} * kNewestRoom + key0 - coded;
-      float s[1][4] = {};
-      newest_scores<Config>(s[0], q, gKNewest + row * kHeadDim);
-      const uint2 scales[2] = {gNewestScale[row + quad_row], gNewestScale[row + quad_row + 8]};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) s[0][i] *= __uint_as_float(scales[i / 2].x);
-      softmax(s, key0, [&](int i) { return scales[i].y; });
-      newest_output<Config>(o, s[0], gVNewest + row * kHeadDim);
-    }
-    //! [newest]
-
     // (6) merge the parts
     //! [merge]
     auto& sO = reinterpret_cast<OutputParts<Config>&>(smem);
@@ -403,7 +404,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #pragma unroll
       for (int n = 0; n < kHeadDim / 16; n += 2)  // 32 columns, four of them of this lane
         *reinterpret_cast<float4*>(&sO[warp_id][row][part_column(row, 16 * n + 4 * quad_row)]) =
-            make_float4(o[n][r] + z, o[n][2 + r] + z, o[n + 1][r] + z, o[n + 1][2 + r] + z);
+            make_float4(fmaf(o[n][r], kLow, z), fmaf(o[n][2 + r], kHigh, z),
+                        fmaf(o[n + 1][r], kLow, z), fmaf(o[n + 1][2 + r], kHigh, z));
       if (quad_row == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
     }
     __syncthreads();                       // the parts are there
