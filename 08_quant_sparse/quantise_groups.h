@@ -102,9 +102,9 @@ __global__ void __launch_bounds__(Pass::kThreads)
   reinterpret_cast<__half*>(to + kHeadDim)[place(col)] = zero;
   if (col < 4)
     reinterpret_cast<float*>(to + 3 * kHeadDim)[col] = !all_finite ? NAN
-                                                      : col == 0  ? of_scales * 0x1p10f
-                                                      : col == 1  ? of_zeros * 0x1p-10f
-                                                                  : 0;
+                                                       : col == 0  ? of_scales * 0x1p10f
+                                                       : col == 1  ? of_zeros * 0x1p-10f
+                                                                   : 0;
 }
 //! [group]
 
@@ -149,9 +149,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   }
   const int64_t to = head * room_of(seqlen_k) + key;
   gV4[to * kLanes + own] = finite ? word : 0;
-  if (own == 0)
-    gDescale[to] =
-        finite ? pack2<__nv_bfloat16>(scale, middle) : 0x7FC07FC0u;  // NaN
+  if (own == 0) gDescale[to] = finite ? pack2<__nv_bfloat16>(scale, middle) : 0x7FC07FC0u;  // NaN
 }
 
 // The newest tokens, one a warp, 16 a block; those that are not there are 0. Of V words are two
