@@ -45,6 +45,9 @@ std::vector<Step> decode_steps();
 HostTensors cache_of_8_bits(const Problem&, const HostTensors& inputs);
 /// The same of int4, with a zero point.
 HostTensors cache_of_4_bits(const Problem&, const HostTensors& inputs);
+/// And with scales and zero points of K's channels, for groups of tokens, and the newest tokens in
+/// 16 bits (groups.h).
+HostTensors cache_of_groups(const Problem&, const HostTensors& inputs);
 
 /// Attention of one query to a few tokens of a cache (operation sparq).
 Step sparq_step();

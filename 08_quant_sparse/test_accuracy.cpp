@@ -35,8 +35,8 @@ Distance from_originals(const char* name, const Problem& of_any_type, const Host
 }
 
 // What models have: some channels of Q and K with a mean of their own, the same for all tokens.
-HostTensors with_biased_channels(const Problem& p) {
-  HostTensors in = draw_inputs(p, forward().inputs(p));
+HostTensors with_biased_channels(const Problem& p, const Operation& op = forward()) {
+  HostTensors in = draw(op, p).tensors;
   const auto d = static_cast<std::size_t>(p.head_dim);
   for (const char* name : {"q", "k"}) {
     std::vector<float>& x = in.at(name).data;
@@ -152,6 +152,28 @@ TEST_CASE("four bits need both means taken off", "[accuracy]") {
   CHECK(1 - both < 0.6 * (1 - of_k));
 }
 
+namespace {
+Problem decoding(InputKind kind = InputKind::random, int64_t keys = 4096) {
+  Problem p = problem(1, keys, 128, DType::int4, kind);
+  p.batch = 1, p.heads = 8, p.kv_heads = 2;
+  p.finish();
+  return p;
+}
+}  // namespace
+
+// KIVI's reason for scales of channels: a scale of a token is as wide as its biased channels.
+TEST_CASE("a cache of four bits keeps biased channels, if scales are theirs", "[accuracy]") {
+  const Problem p = decoding(InputKind::random, 1024);
+  const HostTensors biased = with_biased_channels(p, decode());
+  const double d7 = from_originals("d7_wide_tiles", p, biased, "lse").rmse;
+  const double d9 = from_originals("d9_kivi", p, biased, "lse").rmse;
+  const double o7 = from_originals("d7_wide_tiles", p, biased).relative_l1;
+  const double o9 = from_originals("d9_kivi", p, biased).relative_l1;
+  INFO("lse, RMSE: d7 " << d7 << ", d9 " << d9 << "; relative L1 of O: " << o7 << ", " << o9);
+  CHECK(d9 < 0.3 * d7);
+  CHECK(o9 < 0.6 * o7);
+}
+
 // Table 3 of FlashAttention-3: entries N(0, 1) + N(0, 100) Bernoulli(0.001).
 TEST_CASE("finer scales take outliers most of their weight", "[accuracy]") {
   const Problem p = one_head_of(128, 1024, 128, InputKind::outlier);
@@ -160,6 +182,22 @@ TEST_CASE("finer scales take outliers most of their weight", "[accuracy]") {
   const double q3 = from_originals("q3_per_thread", p, in).rmse;
   INFO("RMSE: q2 " << q2 << ", q3 " << q3);
   CHECK(q3 < 0.8 * q2);
+}
+
+// The table of CACHES.md: test_08_quant_sparse "[figures]".
+TEST_CASE("errors of caches by kind of input, for CACHES.md", "[.][figures]") {
+  const auto print = [](const char* what, const Problem& p, const HostTensors& in) {
+    for (const Step& step : chapter().steps) {
+      if (step.operation != &decode()) continue;
+      const Distance d = from_originals(step.name.c_str(), p, in);
+      fmt::print("{:<10} {:<16} relative L1 {:.4f}  RMSE {:.1e}\n", what, step.name,
+                 d.relative_l1, d.rmse);
+    }
+  };
+  const Problem normal = decoding(), outliers = decoding(InputKind::outlier);
+  print("normal", normal, draw(decode(), normal).tensors);
+  print("outliers", outliers, draw(decode(), outliers).tensors);
+  print("biased", normal, with_biased_channels(normal, decode()));
 }
 
 // The table and the figure of the README: test_08_quant_sparse "[figures]".

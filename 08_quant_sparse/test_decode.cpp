@@ -251,6 +251,30 @@ TEST_CASE("what is no number in a cache is carried through to who sees it", "[em
       }
 }
 
+// In d9's cache a NaN of a key in codes is of its channel's scale, which 32 keys share: a query
+// that sees any of them has no number. One that sees none of them has what it had.
+TEST_CASE("what is no number takes the group of its key along", "[emulated]") {
+  const Step& step = *std::ranges::find(chapter().steps, "d9_kivi", &Step::name);
+  for (const float bad : {NAN, INFINITY, 0x1p101f}) {
+    Problem p = problem(4, 400, 64, DType::int4);
+    p.batch = p.heads = p.kv_heads = 1;
+    p.window_left = 334, p.window_right = 0;  // query i sees keys from 62 + i on
+    p.finish();
+    HostTensors in = draw(decode(), p).tensors;
+    const HostTensors right = outputs_of(step, p, in);
+    in.at("k").data[40 * 64 + 7] = bad;  // which no query sees, but its group, 32 to 63
+    const HostTensors out = outputs_of(step, p, in);
+    for (int64_t i = 0; i < 4; ++i)
+      for (int64_t c = 0; c < 64; ++c) {
+        INFO(bad << ", query " << i);
+        if (i < 2)
+          CHECK(std::isnan(out.at("o").row(0, 0, i)[c]));
+        else
+          CHECK(out.at("o").row(0, 0, i)[c] == right.at("o").row(0, 0, i)[c]);
+      }
+  }
+}
+
 // Scales of V span what fp16 does not: each value's is part of the exponent, not of P.
 TEST_CASE("values of any size keep their digits", "[emulated]") {
   for (const Step* step : cache_steps()) {
@@ -310,4 +334,33 @@ TEST_CASE("what a cache of four bits stores, by hand", "[quantise]") {
   CHECK(s[5] == 0);
   CHECK(s[64] == Approx(0.75f).epsilon(1e-6));
   CHECK(s[128] == Approx(0).margin(1e-8));
+}
+
+TEST_CASE("what a cache with groups stores, by hand", "[quantise]") {
+  Problem p = problem(1, 32 + 130, 64, DType::int4);
+  p.batch = p.heads = p.kv_heads = 1;
+  p.finish();
+  HostTensors in;
+  for (const TensorSpec& spec : decode().inputs(p)) in.emplace(spec.name, zeros(spec));
+  std::vector<float>& k = in.at("k").data;
+  std::vector<float>& v = in.at("v").data;
+  for (std::size_t i = 0; i < 162; ++i) {
+    k[i * 64] = 100 + static_cast<float>(i % 16);      // 100 to 115: a scale of 1, every code
+    k[i * 64 + 1] = -0.5f * static_cast<float>(i % 8);  // -3.5 to 0: 3.5/15, rounded up to 1/4
+    k[i * 64 + 2] = 0.3f;                              // all alike
+    v[i * 64] = static_cast<float>(i % 16), v[i * 64 + 1] = 0.3f;
+  }
+  const HostTensors stored = cache_of_groups(p, in);
+  const std::vector<float>& s = stored.at("k").data;
+  for (std::size_t i = 0; i < 162; ++i) {
+    INFO("key " << i);
+    CHECK(s[i * 64] == k[i * 64]);
+    CHECK(s[i * 64 + 1] == k[i * 64 + 1]);
+    CHECK(s[i * 64 + 2] == Approx(0.3f).epsilon(i < 32 ? 1e-3 : 4e-4));
+    CHECK(s[i * 64 + 3] == 0);
+  }
+  // Of V tokens are codes, 0.3 of steps of 1, and then fp16.
+  CHECK(stored.at("v").data[31 * 64 + 1] == 0);
+  CHECK(stored.at("v").data[32 * 64 + 1] == round_to(DType::fp16, 0.3f));
+  CHECK(stored.at("v").data[161 * 64] == 1);
 }

@@ -556,7 +556,8 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--batch 2 --seqused 301,0 --seqlen-k 301 --heads 8 --kv-heads 2 --head-dim 128" \
         "--dtype int4"
       echo "--seqlen-q 5 --seqlen-k 301 --heads 8 --kv-heads 2 --head-dim 64 --causal --dtype" \
-        "int4" ;;
+        "int4"
+      echo "--seqlen-k 1000 --heads 3 --kv-heads 1 --head-dim 256 --window 831,0 --dtype int4" ;;
     # Blocks that guess in part, sequences with fewer tokens than are read; the least of all.
     08_quant_sparse/sparq)
       echo "--batch 3 --seqused 2300,100,0 --seqlen-k 2300 --heads 8 --kv-heads 2 --head-dim 128"

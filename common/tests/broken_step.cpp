@@ -139,6 +139,8 @@ int main(int argc, char** argv) {
     p.seqused_k = {391, 150}, p.window_left = 232, p.window_right = 0;
     if (p.dtype != DType::bf16)  // tiles are larger: three of some warps
       p.seqlen_k = 591, p.seqused_k = {591, 150}, p.window_left = 532;
+    if (step.name == "d9_kivi")  // whose last stage is filled, behind the newest tokens
+      p.seqlen_k = 2091, p.seqused_k = {2091, 150}, p.window_left = 2032;
   }
   if (op.few_queries > 0 && op.complete) {  // pages: pieces of a block, blocks of a piece
     p.seqlen_q = 1, p.batch = 2, p.seqused_k = {391, 70}, p.own["blocks"] = {3};

@@ -8,7 +8,7 @@ set -euo pipefail
 export LC_ALL=C
 root=$1 diffs=$2 budgets=$3
 list=${STEP_DIFFS_LIST:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)/step_diffs.txt}
-most_named=5 most_lines=220  # named: of a chapter
+most_named=5 most_lines=220  # named: of a chapter; or a quarter of its steps
 
 text() {  # of a step, without what does not count
   sed -e '1,/^[^\/]/{/^\/\//d}' -e "s/${1##*/}/STEP/g" -e 's/[[:space:]]//g' "$root/$1.cu" | grep -v -e '^$' -e '^//!\['
@@ -24,8 +24,10 @@ while read -r lines step reason; do
   [[ $lines -le $most_lines ]] || complain "$step: a budget of $lines lines, none may have more than $most_lines"
 done <"$budgets"
 for chapter in "${!named[@]}"; do
-  [[ ${named[$chapter]} -le $most_named ]] ||
-    complain "$chapter: ${named[$chapter]} steps have budgets of their own, at most $most_named may"
+  files=("$root/$chapter"/*.cu)
+  most=$((${#files[@]} / 4 > most_named ? ${#files[@]} / 4 : most_named))
+  [[ ${named[$chapter]} -le $most ]] ||
+    complain "$chapter: ${named[$chapter]} steps have budgets of their own, at most $most may"
 done
 while read -r lines step; do
   listed[$step]=$lines

@@ -1,0 +1,505 @@
+// d9_kivi: scales of K's channels, and the newest tokens in 16 bits.
+//
+// parent    d7_wide_tiles
+// idea      K's channels differ by far more than its tokens do. So a scale and a zero point are a
+//           channel's, for 32 tokens: KIVI. They cannot multiply a score, which is a sum over the
+//           channels, so they go into Q: a warp makes q' = q s of a group before it meets the
+//           group's codes, and q z is another product. Groups are made when they are full; the
+//           newest 128 to 159 tokens are in fp16.
+// expect    O's error where channels have a bias; smsp__inst_executed.sum grows, by q' and q z
+// supports  --dtype int4, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
+//           causal, windows, GQA
+#include <algorithm>
+
+#include "device/device.h"
+#include "attn/kernel.h"
+#include "ptx/cp_async.h"
+#include "ptx/global_flag.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/mma.h"
+#include "ptx/movmatrix.h"
+#include "cache_tiles.h"
+#include "denormals.h"
+#include "newest_tokens.h"
+#include "quantise_groups.h"
+#include "rows.h"
+#include "schedules.h"
+#include "splits.h"
+
+namespace ATTN_BACKEND::d9_kivi {
+using namespace attn;
+using namespace flash_decoding;
+using namespace splits;
+
+using Element = __nv_bfloat16;  // of what is given, and of O
+using Codes = Int4Denormals;    // of the cache
+
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_, kRows = 8, kRowBytes = kHeadDim / 2;
+  static constexpr int kBlockN = kHeadDim <= 128 ? 32 : 16;  // keys of a warp's tile
+  static constexpr int kNumWarps = 8, kThreads = 32 * kNumWarps;
+  static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
+  static constexpr int kLanes = kRowBytes / 16;           // that copy a row: 16 bytes each
+  static constexpr int kKeysAtOnce = 32 / kLanes;         // rows that a warp copies at once
+  static constexpr int kParts = kNumWarps;                // of a row
+  static constexpr int kStages = kHeadDim == 128 ? 3 : 4;  // tiles of K and V of a warp
+  static constexpr int kBlocksPerSm = kHeadDim <= 128 ? 2 : 1;
+  static constexpr int kGroupBytes = group_bytes(kHeadDim);  // scales, zero points, two factors
+  static_assert(kGroup % kBlockN == 0, "a tile is of one group");
+  static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
+};
+
+template <class Config>
+struct SharedStorage {
+  alignas(16) uint8_t sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kRowBytes];
+  alignas(16) uint8_t sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kRowBytes];
+  alignas(16) uint32_t sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN];  // of V
+  // Of the tile's group. Before the last stage is filled for the first time Q lies there.
+  alignas(16) uint8_t sGroup[Config::kStages][Config::kNumWarps][Config::kGroupBytes];
+  float sQScale[Config::kRows], sQSum[Config::kRows];
+  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sSum[Config::kParts][Config::kRows];
+  bool last;  // whether this block merges
+  ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sGroup, sQScale, sQSum, sMax, sSum, last)
+};
+// The warps' parts of O, where K and V were. Lanes that store at once have 32 bytes of each of four
+// rows, and these lie 32 bytes apart, so that no bank is shared.
+__device__ __forceinline__ int part_column(int row, int col) { return col ^ row / 2 * 8; }
+template <class Config>
+using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
+
+// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
+// become 0. `g`: the lane's chunk of the tile's first row.
+//! [load]
+template <class Config>
+__device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int count) {
+  const int key = threadIdx.x % 32 / Config::kLanes, chunk = threadIdx.x % Config::kLanes;
+#pragma unroll
+  for (int n = 0; n < Config::kBlockN; n += Config::kKeysAtOnce) {
+    const int row = n + key;
+    const bool inside = row < count;
+    cp_async_16(tile + code_offset<Config::kRowBytes>(row, chunk),
+                g + (inside ? row : 0) * Config::kRowBytes, inside ? 16 : 0);
+  }
+}
+//! [load]
+
+// Q as the right operand: 16 columns of its 8 rows are two registers.
+template <class Config>
+__device__ __forceinline__ void load_q_steps(uint32_t (&q)[Config::kHeadDim / 32][4],
+                                             const __half* sQ) {
+  const int lane_id = threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < Config::kHeadDim / 32; ++n)
+    ldmatrix_x4(q[n],
+                sQ + swizzled_offset<Config::kHeadDim>(lane_id % 8, 32 * n + lane_id / 8 * 8));
+}
+
+// (3) S^T = K q'^T of a warp's tile, and (5) O^T += V^T P^T, of codes and of codes less 8. A word
+// of an ldmatrix matrix, 8 keys of 32 codes, is half of the rows of A for 32 columns of K;
+// transposed, of two keys and of columns 4g to 4g + 3 of V. So a tile of O^T has columns 4g in its
+// upper rows and 4g + 1 in its lower ones, the next one 4g + 2 and 4g + 3. What zero points add is
+// the same for all keys: rows of A that are alike make it of Q as it is.
+//! [mma]
+template <class Config>
+__device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 16][4], float (&of_zeros)[4],
+                                       const uint32_t (&q)[Config::kHeadDim / 32][4],
+                                       const uint8_t* sK, const uint8_t* sGroup) {
+  const int lane_id = threadIdx.x % 32;
+  const uint2* const scales = reinterpret_cast<const uint2*>(sGroup) + lane_id % 4;
+  const uint4* const zeros =
+      reinterpret_cast<const uint4*>(sGroup + Config::kHeadDim) + lane_id % 4;
+#pragma unroll
+  for (int chunk = 0; chunk < Config::kHeadDim / 32; ++chunk) {
+    const uint4 zero = zeros[4 * chunk];
+    const uint32_t(&b)[4] = q[chunk];
+    mma_m16n8k16<__half>(of_zeros, {zero.x, zero.x, zero.y, zero.y}, {b[0], b[1]}, of_zeros);
+    mma_m16n8k16<__half>(of_zeros, {zero.z, zero.z, zero.w, zero.w}, {b[2], b[3]}, of_zeros);
+  }
+  constexpr int kChunks = 32 / Config::kBlockN;  // of 32 columns, that four matrices have
+#pragma unroll
+  for (int chunk = 0; chunk < Config::kHeadDim / 32; chunk += kChunks) {
+    uint32_t scaled[kChunks][4];  // q'
+#pragma unroll
+    for (int next = 0; next < kChunks; ++next) {
+      const uint32_t(&b)[4] = q[chunk + next];
+      const uint2 scale = scales[4 * (chunk + next)];  // e5m2: the upper byte of fp16
+      scaled[next][0] = multiply_halves(b[0], bytes_of_two(scale.x, 0, 0x1404));
+      scaled[next][1] = multiply_halves(b[1], bytes_of_two(scale.x, 0, 0x3424));
+      scaled[next][2] = multiply_halves(b[2], bytes_of_two(scale.y, 0, 0x1404));
+      scaled[next][3] = multiply_halves(b[3], bytes_of_two(scale.y, 0, 0x3424));
+    }
+    uint32_t words[4], low[4], high[4];  // of keys 0 to 7 of 16, of keys 8 to 15
+    ldmatrix_x4(words, sK + code_offset<Config::kRowBytes>(lane_id % Config::kBlockN,
+                                                           chunk + lane_id / Config::kBlockN));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {  // two tiles of 16 keys, or two chunks of one: two steps each
+      float(&tile)[4] = s[i / kChunks];
+      const uint32_t(&b)[4] = scaled[i % kChunks];
+      Codes::of_k(words[2 * i], low);
+      Codes::of_k(words[2 * i + 1], high);
+      mma_m16n8k16<__half>(tile, {low[0], high[0], low[1], high[1]}, {b[0], b[1]}, tile);
+      mma_m16n8k16<__half>(tile, {low[2], high[2], low[3], high[3]}, {b[2], b[3]}, tile);
+    }
+  }
+}
+template <class Config>
+__device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 16][4],
+                                       const float (&p)[Config::kBlockN / 16][4],
+                                       const uint8_t* sV) {
+  const int lane_id = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < Config::kBlockN / 16; ++m) {
+    const uint32_t b[2] = {movmatrix_trans(pack2<__half>(p[m][0], p[m][1])),
+                           movmatrix_trans(pack2<__half>(p[m][2], p[m][3]))};
+#pragma unroll
+    for (int n = 0; n < Config::kHeadDim / 32; n += 2) {
+      uint32_t words[4], low[4], high[4];  // of keys 0 to 7, of keys 8 to 15
+      ldmatrix_x4_trans(words, sV + code_offset<Config::kRowBytes>(16 * m + lane_id % 16,
+                                                                   n + lane_id / 16));
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        Codes::of_v(words[2 * i], low);
+        Codes::of_v(words[2 * i + 1], high);
+#pragma unroll
+        for (int c = 0; c < 4; c += 2) {
+          float(&tile)[4] = o[2 * (n + i) + c / 2];
+          mma_m16n8k16<__half>(tile, {low[c], low[c + 1], high[c], high[c + 1]}, b, tile);
+        }
+      }
+    }
+  }
+}
+//! [mma]
+
+// Over the 8 lanes that share a column of an accumulator.
+__device__ __forceinline__ float column_max(float x) {
+  for (int mask = 4; mask < 32; mask *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, mask));
+  return x;
+}
+__device__ __forceinline__ float column_sum(float x) {
+  for (int mask = 4; mask < 32; mask *= 2) x += __shfl_xor_sync(~0u, x, mask);
+  return x;
+}
+
+// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
+// every 32nd part. `place_of(n)`: where part n lies.
+//! [merge_row]
+template <class Config, class PlaceOf>
+__device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
+                                          Element* gO, float* gLse, int64_t row, int num_parts,
+                                          PlaceOf place_of) {
+  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
+  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  const int lane_id = threadIdx.x % 32;
+  const bool owner = 4 * lane_id < kHeadDim;  // with d = 64 half of the lanes have no columns
+  float4 parts[kAtOnce][kOwn] = {};
+  const auto load = [&](int n0) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c)
+        if (owner && n0 + i < num_parts)
+          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
+                                                         128 * c + 4 * lane_id);
+  };
+  load(0);
+  float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int distance = 16; distance > 0; distance /= 2)
+    max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
+  for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
+    if (n0 > 0) load(n0);
+    if (n0 % 32 == 0) {
+      const int n = n0 + lane_id;
+      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
+      sum += weight;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float of_part = __shfl_sync(~0u, weight, n0 % 32 + i);
+      if (n0 + i >= num_parts) continue;
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c) add_scaled(out[c], of_part, parts[i][c]);
+    }
+  }
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+#pragma unroll
+  for (int c = 0; c < kOwn; ++c)
+    if (owner)
+      store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum != 0 ? 1 / sum : 0);
+  if (lane_id == 0) gLse[row] = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
+}
+//! [merge_row]
+
+template <class Config, class Schedule>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
+                     const uint8_t* gK,    // [B, Hkv, room, d / 2], two codes a byte
+                     const uint8_t* gV,    // [B, Hkv, room, d / 2], two codes a byte
+                     const uint32_t* gDescale,  // [B, Hkv, room]: of a value
+                     const uint8_t* gGroups,    // [B, Hkv, room / 32, kGroupBytes]
+                     const __half* gKNewest,    // [B, Hkv, 160, d]: keys behind the codes
+                     const __half* gVNewest,    // [B, Hkv, 80, d, 2]
+                     const uint2* gNewestScale,  // [B, Hkv, 160]: of a key, of a value
+                     const int* gSeqused,       // [B]: keys of each sequence
+                     Element* gO,          // [B, Hq, seqlen_q, d]
+                     float* gLse,          // [B, Hq, seqlen_q]
+                     float* gOPartial,     // [slots, kRows, d]
+                     float* gLsePartial,   // [slots, kRows], to base 2
+                     unsigned* gArrived,  // [row blocks]: parts that are stored; 0 between launches
+                     Shape shape, Schedule schedule, int row_tiles) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
+  auto& smem = dynamic_shared<SharedStorage<Config>>();
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
+  const int heads = shape.kv_heads * row_tiles;
+  schedule.begin(shape, gSeqused, heads, Config::kTile);
+  for (Segment segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
+    const auto [used, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
+    const Rows rows = rows_of(shape, row_block, kRows);
+    const Keys all = keys_of_sequence(shape, used);
+    // From the beginning of a group on. The last part of a head ends with its keys.
+    const int begin = all.begin / kGroup * kGroup + tile * Config::kTile;
+    const int end = tile + count == tiles ? all.end : min(all.end, begin + count * Config::kTile);
+    const int coded = coded_of(used);
+    const Keys keys{begin, min(end, coded)};  // those in codes
+    const int64_t row0 = int64_t{rows.bh_kv} * room_of(shape.seqlen_k);  // of the cache
+    auto* const sQ = reinterpret_cast<__half*>(smem.sGroup[Config::kStages - 1]);
+
+    // (1) load Q, which stays. Rows that are not there become 0.
+    load_q<Config, Codes>(sQ, smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim, rows.count);
+    scale_for_denormals<Config, Codes>(sQ);
+    float o[kHeadDim / 16][4] = {};                          // O^T, not divided by l yet
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+    float row_zero[2] = {};  // what the zero points of V add to all columns of O
+    const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + quad_col) % shape.seqlen_q),
+                          keys_of_query(shape, used, (rows.row0 + quad_col + 1) % shape.seqlen_q)};
+
+    // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+    //! [pipeline]
+    constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
+    const int first = keys.begin + warp_id * kBlockN;
+    const auto load_kv = [&](int key0, int stage) {
+      if (key0 < keys.end) {
+        const int64_t row = row0 + key0;
+        const int64_t from = row * Config::kRowBytes + lane_id % Config::kLanes * 16;
+        load_tile<Config>(&smem.sK[warp_id][stage][0][0], gK + from, keys.end - key0);
+        load_tile<Config>(&smem.sV[warp_id][stage][0][0], gV + from, keys.end - key0);
+        if (lane_id < kBlockN / 4)
+          cp_async_16(&smem.sDescale[warp_id][stage][4 * lane_id],
+                      gDescale + row + 4 * lane_id);
+        for (int at = 16 * lane_id; at < Config::kGroupBytes; at += 16 * 32)
+          cp_async_16(&smem.sGroup[stage][warp_id][at],
+                      gGroups + row / kGroup * Config::kGroupBytes + at);
+      }
+      cp_async_commit();
+    };
+    for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
+    __syncthreads();               // Q of all warps is there
+    uint32_t q[kHeadDim / 32][4];  // operands of the first MMA
+    load_q_steps<Config>(q, sQ);
+    __syncthreads();  // all warps have read Q, whose place a stage takes
+    const float scale_log2[2] = {shape.softmax_scale * kLog2e * smem.sQScale[quad_col],
+                                 shape.softmax_scale * kLog2e * smem.sQScale[quad_col + 1]};
+
+    // (4) softmax of scores that a warp has of 16 kTiles keys. `of_value(i)`: the descale of a
+    // lane's i-th key.
+    //! [softmax]
+    const auto softmax = [&]<int kTiles>(float (&s)[kTiles][4], int key0, auto of_value) {
+      float max[2] = {row_max[0], row_max[1]};
+      float inverse[2 * kTiles], zero[2 * kTiles];  // of V's scales; zero points in codes
+#pragma unroll
+      for (int i = 0; i < 2 * kTiles; ++i) {
+        const int j = key0 + quad_row + 8 * i;
+        const Affine of_v = affine_of(of_value(i));
+        inverse[i] = of_v.scale > 0 ? __fdividef(1, of_v.scale) : 0;
+        zero[i] = of_v.scale > 0 ? of_v.middle * inverse[i] : 0;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          float& x = s[i / 2][i % 2 * 2 + r];
+          x = j < seen[r].begin || j >= seen[r].end
+                  ? -INFINITY
+                  : fmaf(x, scale_log2[r], __log2f(of_v.scale));
+          max[r] = fmaxf(max[r], x);
+        }
+      }
+      if (__any_sync(~0u, max[0] > row_max[0] || max[1] > row_max[1])) {  // rare: a maximum grew
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          max[r] = column_max(max[r]);
+          const float rescale = exp2f(row_max[r] - max[r]);
+          row_max[r] = max[r];
+          row_sum[r] *= rescale, row_zero[r] *= rescale;
+#pragma unroll
+          for (int n = 0; n < kHeadDim / 16; ++n) o[n][r] *= rescale, o[n][2 + r] *= rescale;
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4 * kTiles; ++i) {
+        float& x = s[i / 4][i % 4];
+        x = exp2f(x - row_max[i % 2]);
+        row_sum[i % 2] = fmaf(x, inverse[i / 2], row_sum[i % 2]);
+        row_zero[i % 2] = fmaf(x, zero[i / 2], row_zero[i % 2]);
+      }
+    };
+    //! [softmax]
+    // The newest keys, 16 a warp, while the first codes are on their way; then O is in the units of
+    // codes, as d7 has it.
+    //! [newest]
+    for (int key0 = max(begin, coded) + 16 * warp_id; key0 < end; key0 += 16 * Config::kNumWarps) {
+      const int64_t row = int64_t{rows.bh_kv} * kNewestRoom + key0 - coded;
+      float s[1][4] = {};
+      newest_scores<Config>(s[0], q, gKNewest + row * kHeadDim);
+      const uint2 scales[2] = {gNewestScale[row + quad_row], gNewestScale[row + quad_row + 8]};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) s[0][i] *= __uint_as_float(scales[i / 2].x);
+      softmax(s, key0, [&](int i) { return scales[i].y; });
+      newest_output<Config>(o, s[0], gVNewest + row * kHeadDim);
+    }
+    constexpr float kLow = 1 / Codes::kUnit, kHigh = kLow / 16;  // four bits higher
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 16; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[n][i] *= i < 2 ? 1 / kLow : 1 / kHigh;
+    //! [newest]
+
+    int stage = 0;
+    for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
+      __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
+      load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
+      cp_async_wait<kStages - 1>();
+      __syncwarp();  // this tile of all lanes is there
+      //! [pipeline]
+      // (3) S = q' K^T + q z: the MMAs' sums times the group's factors
+      //! [scores]
+      float s[kBlockN / 16][4] = {};  // keys quad_row and quad_row + 8 of 16, each of two rows
+      float of_zeros[4] = {};         // of the same rows; alike for all keys
+      const uint8_t* const group = smem.sGroup[stage][warp_id];
+      scores<Config>(s, of_zeros, q, &smem.sK[warp_id][stage][0][0], group);
+      const float2 factors = *reinterpret_cast<const float2*>(group + 3 * kHeadDim);
+#pragma unroll
+      for (int i = 0; i < kBlockN / 4; ++i) {
+        float& x = s[i / 4][i % 4];
+        x = fmaf(x, factors.x, of_zeros[i % 2] * factors.y);
+      }
+      //! [scores]
+      softmax(s, key0,
+              [&](int i) { return smem.sDescale[warp_id][stage][quad_row + 8 * i]; });
+      // (5) O += P V
+      output<Config>(o, s, &smem.sV[warp_id][stage][0][0]);
+    }
+
+    // (6) merge the parts
+    //! [merge]
+    auto& sO = reinterpret_cast<OutputParts<Config>&>(smem);
+    static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV, "the parts lie where K and V were");
+    cp_async_wait<0>();
+    __syncthreads();  // all are done with K and V
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = quad_col + r;
+      const float z = column_sum(row_zero[r]), sum = column_sum(row_sum[r]);
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 16; n += 2)  // 32 columns, four of them of this lane
+        *reinterpret_cast<float4*>(&sO[warp_id][row][part_column(row, 16 * n + 4 * quad_row)]) =
+            make_float4(fmaf(o[n][r], kLow, z), fmaf(o[n][2 + r], kHigh, z),
+                        fmaf(o[n + 1][r], kLow, z), fmaf(o[n + 1][2 + r], kHigh, z));
+      if (quad_row == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
+    }
+    __syncthreads();                       // the parts are there
+    constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
+    for (int at = threadIdx.x; at < rows.count * kChunks; at += Config::kThreads) {
+      const int r = at / kChunks, col = at % kChunks * 4;
+      float max = kLowest, sum = 0, out[4] = {};
+#pragma unroll
+      for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[n][r]);
+#pragma unroll
+      for (int n = 0; n < Config::kParts; ++n) {
+        const float weight = exp2f(smem.sMax[n][r] - max);
+        sum += weight * smem.sSum[n][r];
+        add_scaled(out, weight, *reinterpret_cast<const float4*>(&sO[n][r][part_column(r, col)]));
+      }
+      //! [merge]
+      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      const float factor = sum != 0 ? 1 / sum : 0;
+      const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
+      if (num_splits == 1) {
+        store_row_part(gO + (rows.first + r) * kHeadDim + col, out, factor);
+        if (col == 0) gLse[rows.first + r] = kLn2 * lse;
+        continue;
+      }
+      const int64_t to = Schedule::slot(segment, split) * kRows + r;
+      *reinterpret_cast<float4*>(gOPartial + to * kHeadDim + col) =
+          make_float4(out[0] * factor, out[1] * factor, out[2] * factor, out[3] * factor);
+      if (col == 0) gLsePartial[to] = lse;
+    }
+
+    // (9) the last one merges
+    //! [arrive]
+    __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
+    if (num_splits == 1) continue;
+    if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
+    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    if (!smem.last) continue;
+    for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
+      merge_row<Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
+                                 [&](int n) { return Schedule::slot(segment, n) * kRows + r; });
+    if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
+    //! [arrive]
+  }
+}
+
+template <class Config, class Schedule>
+Status launch(const Arguments& args, const Schedule& schedule, int64_t blocks) {
+  const Problem& p = args.problem;
+  args.phase("attention");
+  return launch_kernel(attention_kernel<Config, Schedule>,
+                       dim3(static_cast<unsigned>(blocks)), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Config>), args.stream, args.in<Element>("q"),
+                       args.out<uint8_t>("k8"), args.out<uint8_t>("v8"),
+                       args.out<uint32_t>("descale"), args.out<uint8_t>("groups"),
+                       args.out<__half>("k_newest"), args.out<__half>("v_newest"),
+                       args.out<uint2>("newest_scale"), args.in<int>("seqused_k"),
+                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("o_partial"),
+                       args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
+                       schedule, static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)));
+}
+
+//! [choice]
+template <class Config>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
+  const EvenSplits even =
+      even_splits(p, Config::kRows, Config::kTile, num_sms * Config::kBlocksPerSm);
+  if (splits_evenly(p, even))
+    return launch<Config>(
+        args, Even{static_cast<int>(even.share), static_cast<int>(even.splits)}, even.blocks);
+  return launch<Config>(args, Runs{static_cast<int>(p.batch)},
+                                 std::min(kMostRuns, num_sms * Config::kBlocksPerSm));
+}
+//! [choice]
+
+Status launch(const Arguments& args) {
+  switch (args.problem.head_dim) {
+    case 64: return launch<Config<64>>(args);
+    case 128: return launch<Config<128>>(args);
+    case 256: return launch<Config<256>>(args);
+  }
+  return Status::unsupported("only head dims 64, 128 and 256");
+}
+
+// What fills the cache, once, and clears the counters of blocks of rows.
+Status prepare(const Arguments& args) {
+  if (const Status status = fill_groups<Codes>(args); !status.ok()) return status;
+  using Pass = QuantisePass;
+  const int64_t count = row_blocks(args.problem, Config<64>::kRows);
+  return launch_kernel(clear_kernel<Pass>,
+                       dim3(static_cast<unsigned>(ceil_div(count, Pass::kThreads))),
+                       dim3(Pass::kThreads), 0, args.stream, args.out<unsigned>("arrived"),
+                       static_cast<int>(count));
+}
+
+}  // namespace ATTN_BACKEND::d9_kivi
