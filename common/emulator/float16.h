@@ -37,8 +37,8 @@ struct Float16 {
       return std::bit_cast<float>(sign | (magnitude + 0x38000000u));
     // Subnormal: 2^-14 and as many places of 2^-24, less 2^-14. A product with a subnormal float
     // would be a hundred times slower.
-    return std::bit_cast<float>(
-        sign | std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude + 0x38800000u) - 0x1p-14f));
+    const float x = std::bit_cast<float>(magnitude + 0x38800000u) - 0x1p-14f;
+    return std::bit_cast<float>(sign | std::bit_cast<std::uint32_t>(x));
   }
 };
 
