@@ -6,8 +6,8 @@ set(ATTN_TOGETHER 1 CACHE STRING "steps of a chapter that are one compile unit")
 
 # attn_together(<out units> <out alone> <extension> <file> ...): writes files that include several of
 # <file> each, all of one ladder. v3_tiled.cu and b1_global.cu come ATTN_TOGETHER at a time; of
-# f1_fp8.cu, q1_int8_qk.cu and the like a ladder is one unit: where two units have an instantiation of
-# one kernel beside other steps, the emulator's entries of functions (-fpatchable-function-entry) do
+# f1_fp8.cu, q1_int8_qk.cu and the like a ladder is one unit: where two have an instantiation of
+# one kernel beside other steps, entries of functions (-fpatchable-function-entry) do
 # not link.
 # Files whose names are not a step's stay alone: programs link them by their names.
 function(attn_together out_units out_alone extension)
