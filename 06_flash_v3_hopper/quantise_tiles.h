@@ -115,8 +115,8 @@ struct RowsOf {            // Q or K
   }
 };
 
-// What threads of a block tell each other of a tile. Two of them, one for every other tile: who
-// writes the next has passed the barrier of this one.
+// What threads of a block tell each other of a tile. Two of them, used in turn: a warp that writes
+// the next has passed this one's barrier, and nobody still reads the one before.
 template <int kHeadDim>
 using TileMaxima = float[2][RowLanes<kHeadDim>::kThreads / 32];
 template <int kWarps>
@@ -198,7 +198,7 @@ __device__ __forceinline__ void quantise_tile(const TileOfRows& t, TileBits<kHea
   }
 }
 
-// Q and K: as many blocks as fit, each with every so manieth tile of both.
+// Q and K: as many blocks as fit, each with every gridDim.x-th tile of both.
 template <class Pass, int kHeadDim, bool kRotated>
 __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDim>::kBlocks)
     quantise_tiles_kernel(RowsOf q, RowsOf k) {

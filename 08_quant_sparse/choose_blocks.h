@@ -198,9 +198,8 @@ struct TilesTogether {
 };
 
 // Scores of all tiles of a block and all blocks of keys that one of them sees, as `order_of` them;
-// kAlways where no mean stands for one of the two. A warp has 32 blocks of keys, a lane each, and
-// as many tiles as there are such 32 in shared memory; what a lane reads of K it multiplies by all
-// of them. A score's products are added up by one thread, one after the other: the order is that of
+// kAlways where no mean stands for one of the two. A warp has 32 means of keys, a lane each, and
+// kTilesOfWarp tiles; what a lane reads of K it multiplies by all of them. A score's products are added up by one thread, one after the other: the order is that of
 // the host.
 //! [score]
 template <class Config>
@@ -258,9 +257,9 @@ __device__ __forceinline__ void score(MeansStorage<Config>& smem, unsigned* scor
 }
 //! [score]
 
-// The largest number for which the scores of at least that much are enough, found bit by bit: no
-// sorting, and equal scores are kept together. At each bit the scores between `least` and what
-// was too much before are those in question; the upper half of them is added to those `above`.
+// The largest threshold that enough scores reach, found bit by bit: no sorting, and equal scores
+// are kept together. At each bit the scores in a range that begins at `least` are in question, and
+// `above` counts those that lie above the range; the upper half of the range is added to it.
 //! [search]
 __device__ __forceinline__ unsigned least_kept(const unsigned* scores, BlockRanges seen,
                                                const PredictRule& rule, float scale) {
@@ -293,7 +292,7 @@ __device__ __forceinline__ unsigned least_kept(const unsigned* scores, BlockRang
   unsigned least = 0, above = 0;
 #pragma unroll 1
   for (unsigned bit = 1u << 31; bit > 0; bit >>= 1) {
-    if (bit > (most ^ lowest)) {  // all have the same one
+    if (bit > (most ^ lowest)) {  // all scores have the same one
       least |= most & bit;
       continue;
     }

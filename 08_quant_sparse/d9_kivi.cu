@@ -55,9 +55,9 @@ struct SharedStorage {
   alignas(16) uint8_t sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kRowBytes];
   alignas(16) uint8_t sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kRowBytes];
   alignas(16) uint32_t sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN];  // of V
-  // Of the tile's group. Before the last stage is filled for the first time Q lies there.
+  // Of the tile's group. Q lies in the last stage's part until that is first filled.
   alignas(16) uint8_t sGroup[Config::kStages][Config::kNumWarps][Config::kGroupBytes];
-  float sQScale[Config::kRows], sQSum[Config::kRows];
+  float sQScale[Config::kRows], sQSum[Config::kRows];  // of the rows of Q; the sums are not used
   float sMax[Config::kParts][Config::kRows];  // to base 2
   float sSum[Config::kParts][Config::kRows];
   bool last;  // whether this block merges

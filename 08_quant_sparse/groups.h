@@ -8,7 +8,7 @@ namespace attn::groups {
 
 //! [groups]
 constexpr int kGroup = 32;    // tokens that share the scales and zero points of K's channels
-constexpr int kNewest = 128;  // at least so many are in 16 bits
+constexpr int kNewest = 128;  // at least so many are in 16 bits, or all
 constexpr int kNewestRoom = kNewest + kGroup;  // and fewer than this
 // Tokens in codes; those behind them are in 16 bits.
 constexpr int coded_of(int used) { return used < kNewest ? 0 : (used - kNewest) / kGroup * kGroup; }

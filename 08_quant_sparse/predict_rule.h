@@ -27,7 +27,7 @@ struct PredictRule {
 };
 //! [rule]
 
-constexpr int kPoolThreads = 64;      // of the kernel that pools: the order of its sums follows
+constexpr int kPoolThreads = 64;      // that pool: the order of their sums depends on it
 constexpr int kTilesTogether = 8;      // tiles of queries that read means of keys once
 constexpr int kScoresInShared = 1024;  // blocks of keys whose scores fit in shared memory
 

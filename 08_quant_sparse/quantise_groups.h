@@ -33,7 +33,7 @@ __device__ __forceinline__ __half meets_q(float x, int col) {
   const float sixteenth = to_float(from_float<__half>(x * 0.0625f));
   return from_float<__half>(col % 2 == 0 ? sixteenth : 16 * sixteenth);
 }
-// The power of 2 that a number above 0 has.
+// The largest power of 2 not above x > 0, at most 2^126.
 __device__ __forceinline__ float power_of_two(float x) {
   return __uint_as_float(min(__float_as_uint(x) & 0x7F800000u, 0x7E800000u));
 }
@@ -44,7 +44,7 @@ struct GroupStorage {
 };
 
 // A block has a group, a thread one of its channels. Scales are t S with S a power of 2 and t at
-// most 1, zero points, what code 0 means, l Z with l below 2. t has three significant bits, as e5m2
+// most 1 (and at least 2^-14); zero points, what code 0 means, l Z with |l| below 2. t has three significant bits, as e5m2
 // has, rounded up: with the eight of a number of Q they are the eleven of fp16, and q t is exact.
 // The factors say what sums are multiplied by.
 //! [group]
