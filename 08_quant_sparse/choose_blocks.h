@@ -199,8 +199,8 @@ struct TilesTogether {
 
 // Scores of all tiles of a block and all blocks of keys that one of them sees, as `order_of` them;
 // kAlways where no mean stands for one of the two. A warp has 32 means of keys, a lane each, and
-// kTilesOfWarp tiles; what a lane reads of K it multiplies by all of them. A score's products are added up by one thread, one after the other: the order is that of
-// the host.
+// kTilesOfWarp tiles; what a lane reads of K it multiplies by all of them. A score's products are
+// added up by one thread, one after the other: the order is that of the host.
 //! [score]
 template <class Config>
 __device__ __forceinline__ void score(MeansStorage<Config>& smem, unsigned* scores,

@@ -44,9 +44,9 @@ struct GroupStorage {
 };
 
 // A block has a group, a thread one of its channels. Scales are t S with S a power of 2 and t at
-// most 1 (and at least 2^-14); zero points, what code 0 means, l Z with |l| below 2. t has three significant bits, as e5m2
-// has, rounded up: with the eight of a number of Q they are the eleven of fp16, and q t is exact.
-// The factors say what sums are multiplied by.
+// most 1 (and at least 2^-14); zero points, what code 0 means, l Z with |l| below 2. t has three
+// significant bits, as e5m2 has, rounded up: with the eight of a number of Q they are the eleven of
+// fp16, and q t is exact. The factors say what sums are multiplied by.
 //! [group]
 template <class Pass>
 __global__ void __launch_bounds__(Pass::kThreads)

@@ -111,7 +111,7 @@ bool unverified(const std::string& step) {
 }
 
 // Steps that ncu has not been run on yet. Any other one without an export fails.
-constexpr std::string_view kNotCountedYet[] = {"f7_rotary", "q8_tuned"};
+constexpr std::array<std::string_view, 0> kNotCountedYet{};
 
 }  // namespace
 
