@@ -1,6 +1,7 @@
 /// \file
 /// What a step's model says its tensor cores do, against what they do in the emulator. Linked into every chapter's
 /// tests: tiles that are copied into a model by hand, and drift, fail here.
+#include <array>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
