@@ -1,5 +1,5 @@
-// Runs one version of a step (broken_step.h) in the emulator, looking for races, under twelve schedules, in half of which
-// copies are early.
+// Runs one version of a step (broken_step.h) in the emulator, looking for races, under twelve schedules (three if it is
+// unchanged), in half of which copies are early.
 //
 //     broken_v8_persistent 3   exits with 0 if the first schedule that fails says the declared reason
 //     broken_v8_persistent 0   the step unchanged: exits with 0 if all schedules pass
@@ -160,7 +160,9 @@ int main(int argc, char** argv) {
   if (takes(step, "mask")) give_mask(p);
   const HostTensors inputs = draw_inputs(p, op.inputs(p));
   const std::vector<Expected> expected = expected_of(step, p, inputs, {});
-  for (uint64_t schedule = 1; schedule <= 12; ++schedule) {
+  // The step itself is run under many schedules elsewhere.
+  const uint64_t schedules = version.reason.empty() ? 3 : 12;
+  for (uint64_t schedule = 1; schedule <= schedules; ++schedule) {
     choose_schedule(schedule);
     emulator::find_races = emulator::find_global_races = true;
     Session session(p, op, Backend::emulated, inputs);
@@ -177,6 +179,6 @@ int main(int argc, char** argv) {
                  version.reason);
     return declared ? 0 : 1;
   }
-  fmt::print("twelve schedules pass\n");
+  fmt::print("{} schedules pass\n", schedules);
   return version.reason.empty() ? 0 : 1;
 }
