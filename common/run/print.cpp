@@ -42,15 +42,18 @@ void print_list(const Chapter& c) {
                s.deterministic ? "" : "; results differ from run to run (order of atomics)");
 }
 
+bool shown_for(const Step& step, DType type) {
+  return quantises_to(step) == (bits_of(type) < 16 ? type : DType::bf16);
+}
+
 void print_other_types(const Chapter& c, const Operation& operation, Problem p) {
   const DType given = p.dtype;
   for (const DType type :
        {DType::fp32, DType::fp16, DType::bf16, DType::e4m3, DType::int8, DType::int4}) {
     p.dtype = type;
-    const DType asked_for = bits_of(type) < 16 ? type : DType::bf16;  // as the runner has it
     std::vector<std::string> steps;
     for (const Step& s : c.steps)
-      if (s.operation == &operation && quantises_to(s) == asked_for && !refusal(s, p))
+      if (s.operation == &operation && shown_for(s, type) && !refusal(s, p))
         steps.push_back(s.name);
     if (type != given && !steps.empty())
       fmt::print("with --dtype {}: {}\n", name(type), fmt::join(steps, ", "));

@@ -9,6 +9,9 @@ namespace attn {
 
 /// `--list`: the steps, their operations, ideas and what they support.
 void print_list(const Chapter&);
+/// Whether a step that nobody named is shown for a problem of this type: those that quantise, for
+/// the type that they quantise to, and nowhere else.
+bool shown_for(const Step&, DType);
 /// Where no step takes a problem as it is: those that do in another type, a line a type.
 void print_other_types(const Chapter&, const Operation&, Problem);
 /// The roofs that predictions use.

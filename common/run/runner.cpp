@@ -229,9 +229,7 @@ class Run {
     result_.memory_free_bytes = free;
     double most = 0;
     std::string most_text;
-    // Not asked for by name, those that quantise are shown where the problem is of their type, and nowhere else.
-    const DType asked_for = bits_of(problem().dtype) < 16 ? problem().dtype : DType::bf16;
-    const auto fits = [&](const Step& s) { return quantises_to(s) == asked_for; };
+    const auto fits = [&](const Step& s) { return shown_for(s, problem().dtype); };
     const bool some = std::ranges::any_of(
         chapter_.steps, [&](const Step& s) { return s.operation == options_.operation && fits(s); });
     for (const Step& step : chapter_.steps) {
