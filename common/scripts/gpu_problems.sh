@@ -513,6 +513,8 @@ sanitizer_problems() {  # CHAPTER OPERATION
         "e4m3"
       echo "--seqlen 165 --head-dim 64 --window 17,3 --dtype e4m3"
       echo "--seqlen-q 150 --seqlen-k 233 --head-dim 256 --dtype e4m3"
+      # Two windows of values.
+      echo "--seqlen-q 150 --seqlen-k 4487 --heads 2 --kv-heads 1 --head-dim 64 --dtype e4m3"
       for n in 64 128 256; do
         echo "--seqlen-q 233 --seqlen-k 150 --heads 6 --kv-heads 3 --head-dim $n --dtype e4m3" \
           "--rotary"
