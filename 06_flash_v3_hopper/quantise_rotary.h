@@ -6,7 +6,6 @@
 //     q_turned, k_turned   as Q and K lie, bf16: of the pass of its own
 #pragma once
 
-#include "ptx/mma.h"
 #include "quantise_tiles.h"
 
 namespace ATTN_BACKEND::hopper {
@@ -86,8 +85,9 @@ template <int kHeadDim>
 struct RotaryStorage {
   static constexpr int kStride = kHeadDim + 4;
   alignas(16) float sAngles[kScaleRows * kStride];
+  ColumnSigns<kHeadDim> signs;
   TileMaxima<kHeadDim> sMax;
-  ATTN_MEMBERS(RotaryStorage, sAngles, sMax)
+  ATTN_MEMBERS(RotaryStorage, sAngles, signs, sMax)
 };
 // The signs of Hadamard's rotation are flipped before a pair is turned, in bf16. (s a, r b) is
 // turned to s and r times what (a, b) is if its sine is multiplied by s r, which is done here, once
@@ -112,6 +112,22 @@ __device__ __forceinline__ void load_angles(RotaryStorage<kHeadDim>& smem, const
 }
 //! [angles]
 
+// H x of a row that was turned: of floats, which are no longer numbers in bf16 that an MMA takes
+// (quantise_tiles.h). All rounds are additions; columns 8 and 16 apart are in two lanes.
+template <int kCount>
+__device__ __forceinline__ void hadamard(float (&x)[kCount], int lane) {
+#pragma unroll
+  for (int apart = 1; apart < 8; apart *= 2) add_and_subtract(x, apart);
+#pragma unroll
+  for (int apart = 1; apart < 4; apart *= 2) {
+    const float sign = (lane & apart) == 0 ? 1.0f : -1.0f;  // one has the sum, one the difference
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = fmaf(sign, x[i], __shfl_xor_sync(~0u, x[i], apart));
+  }
+#pragma unroll
+  for (int apart = 8; apart < kCount; apart *= 2) add_and_subtract(x, apart);
+}
+
 // Quantises Q and K, turned on the way: a block has a tile of rows, of several heads.
 //! [fused]
 template <class Pass, int kHeadDim>
@@ -126,9 +142,10 @@ __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDi
   const int heads = min(static_cast<int>(t.heads), head0 + Pass::kHeads);
   if (head0 >= heads) return;  // the whole block
   const int row0 = tile * kScaleRows, lane = threadIdx.x % RowLanes<kHeadDim>::kLanes;
-  TileOfRows next = t.tile<kHeadDim>(head0, tile);
+  TileOfRows next = t.tile(head0 * t.tiles + tile);
   TileBits<kHeadDim> bits;
-  bits.load(next);
+  bits.load(t.g, next);
+  smem.signs.find();
   load_angles(smem, angles.g + int64_t{(is_q ? angles.first_q : angles.first_k) + row0} * kHeadDim,
               t.rows - row0);
   __syncthreads();  // the angles are there
@@ -147,9 +164,18 @@ __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDi
 #pragma unroll 1
   for (int head = head0; head < heads; ++head) {
     const TileOfRows own = next;
-    quantise_tile<kHeadDim, true>(own, bits, smem.sMax[head % 2], turn_row, [&] {
-      if (head + 1 < heads) bits.load(next = t.tile<kHeadDim>(head + 1, tile));
-    });
+    TileNumbers<kHeadDim, 4> numbers;
+    unpack(bits, &smem.signs, numbers);
+    if (head + 1 < heads) {
+      next.row0 += t.rows, next.index += t.tiles;
+      bits.load(t.g, next);
+    }
+#pragma unroll
+    for (int n = 0; n < numbers.kRows; ++n) {
+      turn_row(numbers.x[n], numbers.row(n));
+      hadamard(numbers.x[n], lane);
+    }
+    quantise_tile(t.g8, t.gDescale, own, numbers, smem.sMax[head % 2], kHadamardNorm<kHeadDim>);
   }
 }
 //! [fused]

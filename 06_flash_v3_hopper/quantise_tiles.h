@@ -9,6 +9,7 @@
 // all of its row, and an outlier is spread over them.
 #pragma once
 
+#include "ptx/mma.h"
 #include "quantise.h"
 
 namespace ATTN_BACKEND::hopper {
@@ -16,15 +17,14 @@ using namespace attn;
 
 constexpr int kScaleRows = 128;  // rows of a tile that has a scale
 
-// How a block of threads reads and writes a tile. Four lanes have a row: lane l the eights of
-// columns 8 (l + 4 j), for j below d / 32.
+// How a block of threads reads a tile. Four lanes have a row: lane l the eights of columns
+// 8 (l + 4 j), for j below d / 32.
 //
 //     lane of the row      0     1     2     3     0      1      2      3      0 ...
 //     columns             0-7  8-15  16-23 24-31 32-39  40-47  48-55  56-63  64-71 ...
 //
-// So a rotation adds up most numbers within a lane. A warp reads with one instruction 64 bytes of
-// each of 8 rows, 16 a lane, and writes 32 bytes of their codes: whole sectors. With two
-// lanes a row it would write halves.
+// A warp reads with one instruction 64 bytes of each of 8 rows, 16 a lane, and writes 32 bytes of
+// codes of a row: whole sectors. With two lanes a row it would write halves.
 template <int kHeadDim>
 struct RowLanes {
   static constexpr int kLanes = 4, kEights = kHeadDim / 8 / kLanes;  // of a row; of a lane
@@ -43,62 +43,25 @@ constexpr __host__ __device__ float random_sign(int column) {
   return (x ^ x >> 13) & 1 ? -1.0f : 1.0f;
 }
 //! [sign]
-// Those of a lane's columns of j = 4 part to 4 part + 3, 16 words of two numbers in bf16: bit
-// 31 - w has the sign of the upper number of word w, bit 15 - w that of the lower one. Shifted by w
-// they are where the word has its signs.
-constexpr uint32_t signs_of_lane(int lane, int part) {
-  uint32_t signs = 0;
-  for (int i = 0; i < 32; ++i)
-    if (random_sign(8 * (lane + 4 * (4 * part + i / 8)) + i % 8) < 0)
-      signs |= 1u << (i % 2 * 16 + 15 - i / 2);
-  return signs;
-}
-// Constants of the machine code, of which a lane selects its own.
-template <int kPart>
-__device__ __forceinline__ uint32_t select_signs(int lane) {
-  constexpr uint32_t kSigns[] = {signs_of_lane(0, kPart), signs_of_lane(1, kPart),
-                                 signs_of_lane(2, kPart), signs_of_lane(3, kPart)};
-  return lane < 2 ? (lane == 0 ? kSigns[0] : kSigns[1]) : (lane == 2 ? kSigns[2] : kSigns[3]);
-}
-// Multiplies a lane's eight of bf16 by their signs.
-__device__ __forceinline__ void flip_signs(uint4& eight, int lane, int j) {
-  const uint32_t signs = (j < 4 ? select_signs<0>(lane) : select_signs<1>(lane)) << (j % 4 * 4);
-  eight.x ^= signs & 0x80008000u, eight.y ^= signs << 1 & 0x80008000u;
-  eight.z ^= signs << 2 & 0x80008000u, eight.w ^= signs << 3 & 0x80008000u;
-}
-
-// H x in place, not divided by sqrt(d): log2(d) times, numbers that are 1, 2, 4, ... apart become
-// their sum and difference. Those that are 8 and 16 apart are in two lanes.
-//! [hadamard]
-template <int kCount>
-__device__ __forceinline__ void add_and_subtract(float (&x)[kCount], int apart) {
-#pragma unroll
-  for (int i = 0; i < kCount; ++i)
-    if ((i & apart) == 0) {
-      const float a = x[i], b = x[i + apart];
-      x[i] = a + b, x[i + apart] = a - b;
-    }
-}
-template <int kLanes, int kCount>
-__device__ __forceinline__ void hadamard(float (&x)[kCount], int lane) {
-#pragma unroll
-  for (int apart = 1; apart < 8; apart *= 2) add_and_subtract(x, apart);
-#pragma unroll
-  for (int apart = 1; apart < kLanes; apart *= 2) {
-    const float sign = (lane & apart) == 0 ? 1.0f : -1.0f;  // one has the sum, one the difference
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) x[i] = fmaf(sign, x[i], __shfl_xor_sync(~0u, x[i], apart));
+// Those of all columns, for two of bf16 in a word: what it is to be XORed with.
+template <int kHeadDim>
+struct alignas(16) ColumnSigns {
+  uint32_t sPairs[kHeadDim / 2];
+  __device__ __forceinline__ void find() {
+    const int pair = static_cast<int>(threadIdx.x);
+    if (pair < kHeadDim / 2)
+      sPairs[pair] = (random_sign(2 * pair) < 0 ? 0x8000u : 0) |
+                     (random_sign(2 * pair + 1) < 0 ? 0x80000000u : 0);
   }
-#pragma unroll
-  for (int apart = 8; apart < kCount; apart *= 2) add_and_subtract(x, apart);
-}
-//! [hadamard]
+  __device__ __forceinline__ uint4 flip(const uint4& eight, int column) const {
+    const uint4 signs = *reinterpret_cast<const uint4*>(sPairs + column / 2);
+    return make_uint4(eight.x ^ signs.x, eight.y ^ signs.y, eight.z ^ signs.z, eight.w ^ signs.w);
+  }
+};
 
 //! [tiles]
-struct TileOfRows {        // 128 rows of a head, or what is left
-  const __nv_bfloat16* g;  // [rows, d]
-  uint8_t* g8;
-  float* gDescale;
+struct TileOfRows {  // 128 rows of a head, or what is left
+  int row0, index;   // of all heads; 2^31 rows would be 275 GB
   int rows;
 };
 struct RowsOf {            // Q or K
@@ -107,11 +70,9 @@ struct RowsOf {            // Q or K
   float* gDescale;  // [heads, tiles]
   int64_t heads;
   int rows, tiles;  // of a head
-  template <int kHeadDim>
-  __device__ TileOfRows tile(int64_t head, int tile) const {
-    const int row0 = tile * kScaleRows;
-    const int64_t first = (head * rows + row0) * kHeadDim;
-    return {g + first, g8 + first, gDescale + head * tiles + tile, rows - row0};
+  __device__ TileOfRows tile(int index) const {
+    const int head = index / tiles, row0 = index % tiles * kScaleRows;
+    return {head * rows + row0, index, rows - row0};
   }
 };
 
@@ -129,100 +90,207 @@ __device__ __forceinline__ float largest_of_block(float x, float (&sMax)[kWarps]
   return x;
 }
 
-// A thread's numbers of a tile, as they are read: two of a word.
-template <int kHeadDim>
-struct TileBits {
-  using Lanes = RowLanes<kHeadDim>;
-  uint4 eights[Lanes::kTimes][Lanes::kEights];
+// Where the numbers of a tile are that lane 4 g + t of a warp has, of each eight of rows:
+//
+//     kLanes a row                row              columns, for j below d / 32
+//          4    as it is read     g                8 t to 8 t + 7, and 32 j to the right
+//          8    behind MMAs       2 t, 2 t + 1     4 g to 4 g + 3, and 32 j to the right
+template <int kHeadDim, int kLanes>
+struct Places {
+  static constexpr int kWide = 32 / kLanes, kParts = kHeadDim / 32;
+  static constexpr int kRowsAtOnce = RowLanes<kHeadDim>::kThreads / RowLanes<kHeadDim>::kLanes;
+  static constexpr int kRows = kScaleRows * kLanes / RowLanes<kHeadDim>::kThreads;  // of a thread
+  static_assert(kLanes == 4 || kLanes == 8);
   __device__ static int row(int n) {
-    return static_cast<int>(threadIdx.x) / Lanes::kLanes + n * Lanes::kRowsAtOnce;
+    const int thread = static_cast<int>(threadIdx.x);
+    if constexpr (kLanes == 4) return thread / 4 + n * kRowsAtOnce;
+    return thread / 32 * 8 + 2 * (thread % 4) + n % 2 + n / 2 * kRowsAtOnce;
   }
-  __device__ static int place(int n, int j) {  // in the tile
-    const int lane = threadIdx.x % Lanes::kLanes;
-    return row(n) * kHeadDim + 8 * (lane + Lanes::kLanes * j);
-  }
-  __device__ __forceinline__ void load(const TileOfRows& t) {
-#pragma unroll
-    for (int n = 0; n < Lanes::kTimes; ++n)
-#pragma unroll
-      for (int j = 0; j < Lanes::kEights; ++j)
-        eights[n][j] =
-            row(n) < t.rows ? *reinterpret_cast<const uint4*>(t.g + place(n, j)) : uint4{};
+  __device__ static int column(int j) {
+    return kWide * static_cast<int>(kLanes == 4 ? threadIdx.x % 4 : threadIdx.x % 32 / 4) + 32 * j;
   }
 };
 
-// Quantises the tile `t`, whose numbers are in `bits`. `turn(x, row)` is what is done before to a
-// lane's numbers of a row; `prefetch` may load the next tile into `bits`.
-template <int kHeadDim, bool kRotated, class Turn, class Prefetch>
-__device__ __forceinline__ void quantise_tile(const TileOfRows& t, TileBits<kHeadDim>& bits,
-                                              float (&sMax)[RowLanes<kHeadDim>::kThreads / 32],
-                                              Turn turn, Prefetch prefetch) {
-  using Lanes = RowLanes<kHeadDim>;
-  const int lane = threadIdx.x % Lanes::kLanes;
-  float x[Lanes::kTimes][8 * Lanes::kEights], largest = 0;
+// As they are read: two of a word.
+template <int kHeadDim>
+struct TileBits : Places<kHeadDim, 4> {
+  using Own = Places<kHeadDim, 4>;
+  uint4 eights[Own::kRows][Own::kParts];
+  __device__ __forceinline__ void load(const __nv_bfloat16* g, const TileOfRows& t) {
 #pragma unroll
-  for (int n = 0; n < Lanes::kTimes; ++n)
+    for (int n = 0; n < Own::kRows; ++n) {
+      // What would lie behind the last row is that row again, which changes no maximum.
+      const __nv_bfloat16* const own = g + int64_t{t.row0 + min(Own::row(n), t.rows - 1)} * kHeadDim;
 #pragma unroll
-    for (int j = 0; j < Lanes::kEights; ++j) {
-      if constexpr (kRotated) flip_signs(bits.eights[n][j], lane, j);
-      const Eight e = load_eight(reinterpret_cast<const __nv_bfloat16*>(&bits.eights[n][j]));
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[n][8 * j + i] = e.x[i];
+      for (int j = 0; j < Own::kParts; ++j)
+        eights[n][j] = *reinterpret_cast<const uint4*>(own + Own::column(j));
     }
-  prefetch();
-#pragma unroll
-  for (int n = 0; n < Lanes::kTimes; ++n) {
-    turn(x[n], bits.row(n));
-    if constexpr (kRotated) hadamard<Lanes::kLanes>(x[n], lane);
-#pragma unroll
-    for (const float number : x[n]) largest = fmaxf(largest, fabsf(number));
   }
+};
+
+// As floats.
+template <int kHeadDim, int kLanes>
+struct TileNumbers : Places<kHeadDim, kLanes> {
+  static constexpr int kCount = kHeadDim / kLanes;  // of a row
+  float x[Places<kHeadDim, kLanes>::kRows][kCount];
+};
+template <int kHeadDim>
+__device__ __forceinline__ void unpack(const TileBits<kHeadDim>& bits,
+                                       const ColumnSigns<kHeadDim>* signs,  // or null
+                                       TileNumbers<kHeadDim, 4>& numbers) {
+#pragma unroll
+  for (int n = 0; n < bits.kRows; ++n)
+#pragma unroll
+    for (int j = 0; j < bits.kParts; ++j) {
+      uint4 eight = bits.eights[n][j];
+      if (signs != nullptr) eight = signs->flip(eight, bits.column(j));
+      const Eight e = load_eight(reinterpret_cast<const __nv_bfloat16*>(&eight));
+#pragma unroll
+      for (int i = 0; i < 8; ++i) numbers.x[n][8 * j + i] = e.x[i];
+    }
+}
+
+// H x, not divided by sqrt(d): log2(d) rounds, one for each bit of a column's number, in which the
+// two numbers whose columns differ in that bit become their sum and difference. The rounds of four
+// bits are one product D = A B with the 16 x 16 matrix H: B has 16 columns of 8 rows of the tile, a
+// word in bf16 as it was read.
+//
+//     bit of the column       0        1        2          3, 4            5, 6, 7
+//     B, k: as read         bit 0     other   bit 3      bits 1, 2        other MMAs
+//     D, r: as written      bit 3     MMAs    bit 0      bits 1, 2
+//
+// So of lane 4 g + t, t is bits 3 and 4 before, and g is bits 2 to 4 behind. The rounds of bits 1 and
+// from 5 on are within a lane.
+//! [hadamard]
+template <int kHeadDim>
+struct Rotation {  // in shared memory, as registers are short
+  ColumnSigns<kHeadDim> signs;
+  alignas(16) uint32_t sA[32][4];  // of each lane
+  __device__ __forceinline__ void find() {
+    signs.find();
+    if (threadIdx.x >= 32) return;
+    const int g = static_cast<int>(threadIdx.x) / 4, t = static_cast<int>(threadIdx.x) % 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int to = 4 * g + i % 2, from = 8 * t + i / 2 * 4;  // columns of r, and of an even k
+      const uint32_t even = __popc(to & from) % 2, odd = __popc(to & (from + 1)) % 2;
+      sA[threadIdx.x][i] = 0x3F803F80u ^ even << 15 ^ odd << 31;  // -1 for an odd number of bits
+    }
+  }
+};
+template <int kHeadDim>
+__device__ __forceinline__ void add_sixteens(const TileBits<kHeadDim>& bits,
+                                             const Rotation<kHeadDim>& rotation,
+                                             TileNumbers<kHeadDim, 8>& sums) {
+  const uint4 own = *reinterpret_cast<const uint4*>(rotation.sA[threadIdx.x % 32]);
+  const uint32_t a[4] = {own.x, own.y, own.z, own.w};
+  constexpr float kZero[4] = {};
+#pragma unroll
+  for (int n = 0; n < bits.kRows; ++n)
+#pragma unroll
+    for (int j = 0; j < bits.kParts; ++j) {
+      const uint4 e = rotation.signs.flip(bits.eights[n][j], bits.column(j));
+      const uint32_t b[2][2] = {{e.x, e.z}, {e.y, e.w}};
+#pragma unroll
+      for (int bit1 = 0; bit1 < 2; ++bit1) {
+        float d[4];
+        mma_m16n8k16<__nv_bfloat16>(d, a, b[bit1], kZero);
+        const int i = 4 * j + 2 * bit1;
+        sums.x[2 * n][i] = d[0], sums.x[2 * n][i + 1] = d[2];
+        sums.x[2 * n + 1][i] = d[1], sums.x[2 * n + 1][i + 1] = d[3];
+      }
+    }
+}
+template <int kCount>
+__device__ __forceinline__ void add_and_subtract(float (&x)[kCount], int apart) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i)
+    if ((i & apart) == 0) {
+      const float a = x[i], b = x[i + apart];
+      x[i] = a + b, x[i + apart] = a - b;
+    }
+}
+template <int kHeadDim>
+__device__ __forceinline__ void add_the_rest(TileNumbers<kHeadDim, 8>& sums) {
+#pragma unroll
+  for (auto& row : sums.x)
+#pragma unroll
+    for (int apart = 2; apart < sums.kCount; apart *= 2)  // bits 1, 5, 6, 7
+      add_and_subtract(row, apart);
+}
+//! [hadamard]
+
+// Rounds the tile `t`: the largest number becomes that of e4m3, and codes mean `norm` times these.
+template <int kHeadDim, int kLanes>
+__device__ __forceinline__ void quantise_tile(uint8_t* g8, float* gDescale, const TileOfRows& t,
+                                              const TileNumbers<kHeadDim, kLanes>& numbers,
+                                              float (&sMax)[RowLanes<kHeadDim>::kThreads / 32],
+                                              float norm) {
+  float largest = 0;
+#pragma unroll
+  for (const auto& row : numbers.x)
+#pragma unroll
+    for (const float number : row) largest = fmaxf(largest, fabsf(number));
   largest = fmaxf(largest_of_block(largest, sMax), kSmallestMax);
   const float scale = kLargestE4M3 / largest;
-  // H x is sqrt(d) times too large, which codes do not see, as the scale is that of the largest.
-  constexpr float kNorm = !kRotated         ? 1
-                          : kHeadDim == 64  ? 0.125f
-                          : kHeadDim == 128 ? 0.0883883476f
-                                            : 0.0625f;
-  if (threadIdx.x == 0) *t.gDescale = largest / kLargestE4M3 * kNorm;
+  if (threadIdx.x == 0) gDescale[t.index] = largest / kLargestE4M3 * norm;
 #pragma unroll
-  for (int n = 0; n < Lanes::kTimes; ++n) {
-    if (bits.row(n) >= t.rows) break;
+  for (int n = 0; n < numbers.kRows; ++n) {
+    if (numbers.row(n) >= t.rows) break;
 #pragma unroll
-    for (int j = 0; j < Lanes::kEights; ++j) {
-      const float* const e = x[n] + 8 * j;
-      *reinterpret_cast<uint2*>(t.g8 + bits.place(n, j)) =
-          make_uint2(pack4_e4m3(e[0] * scale, e[1] * scale, e[2] * scale, e[3] * scale),
-                     pack4_e4m3(e[4] * scale, e[5] * scale, e[6] * scale, e[7] * scale));
+    for (int j = 0; j < numbers.kParts; ++j) {
+      uint32_t codes[numbers.kWide / 4];
+#pragma unroll
+      for (int i = 0; i < numbers.kWide / 4; ++i) {
+        const float* const e = numbers.x[n] + numbers.kWide * j + 4 * i;
+        codes[i] = pack4_e4m3(e[0] * scale, e[1] * scale, e[2] * scale, e[3] * scale);
+      }
+      uint8_t* const own = g8 + int64_t{t.row0 + numbers.row(n)} * kHeadDim + numbers.column(j);
+      if constexpr (kLanes == 4)
+        *reinterpret_cast<uint2*>(own) = make_uint2(codes[0], codes[1]);
+      else
+        *reinterpret_cast<uint32_t*>(own) = codes[0];
     }
   }
 }
+// H x is sqrt(d) times too large, which codes do not see, as the scale is that of the largest.
+template <int kHeadDim>
+constexpr float kHadamardNorm = kHeadDim == 64 ? 0.125f : kHeadDim == 128 ? 0.0883883476f : 0.0625f;
 
 // Q and K: as many blocks as fit, each with every gridDim.x-th tile of both.
 template <class Pass, int kHeadDim, bool kRotated>
 __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDim>::kBlocks)
     quantise_tiles_kernel(RowsOf q, RowsOf k) {
   __shared__ TileMaxima<kHeadDim> sMax;
+  __shared__ Rotation<kHeadDim> rotation;
   const int tiles_q = static_cast<int>(q.heads) * q.tiles;
   const int tiles = tiles_q + static_cast<int>(k.heads) * k.tiles;
   const auto tile = [&](int i) {
     const RowsOf& t = i < tiles_q ? q : k;
-    const int own = i < tiles_q ? i : i - tiles_q;
-    return t.tile<kHeadDim>(own / t.tiles, own % t.tiles);
+    return t.tile(i < tiles_q ? i : i - tiles_q);
   };
+  if constexpr (kRotated) {
+    rotation.find();
+    __syncthreads();  // signs and A are there
+  }
   int i = static_cast<int>(blockIdx.x);
   TileOfRows next = tile(i);
   TileBits<kHeadDim> bits;
-  bits.load(next);
+  bits.load(i < tiles_q ? q.g : k.g, next);
 #pragma unroll 1
   for (int parity = 0; i < tiles; parity ^= 1) {
     const TileOfRows own = next;
+    uint8_t* const g8 = i < tiles_q ? q.g8 : k.g8;
+    float* const gDescale = i < tiles_q ? q.gDescale : k.gDescale;
+    TileNumbers<kHeadDim, kRotated ? 8 : 4> numbers;
+    if constexpr (kRotated)
+      add_sixteens(bits, rotation, numbers);
+    else
+      unpack<kHeadDim>(bits, nullptr, numbers);
     i += static_cast<int>(gridDim.x);
-    quantise_tile<kHeadDim, kRotated>(
-        own, bits, sMax[parity], [](auto&, int) {},
-        [&] {
-          if (i < tiles) bits.load(next = tile(i));
-        });
+    if (i < tiles) bits.load(i < tiles_q ? q.g : k.g, next = tile(i));
+    if constexpr (kRotated) add_the_rest(numbers);
+    quantise_tile(g8, gDescale, own, numbers, sMax[parity], kRotated ? kHadamardNorm<kHeadDim> : 1);
   }
 }
 //! [tiles]
