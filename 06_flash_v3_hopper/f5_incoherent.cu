@@ -4,8 +4,8 @@
 // idea      A row with an outlier has one large number and many small ones, and a scale is that of the
 //           large one. Q and K are multiplied by an orthogonal matrix: random signs, then Hadamard's.
 //           Q K^T stays as it is, and each number becomes a signed sum of all d of its row, so that
-//           none is much larger than the rest. Kernels that quantise do it in registers and shuffles, as
-//           they have whole rows there: d log2(d) additions a row, at the speed of memory.
+//           none is much larger than the rest. The kernel that quantises does it, as it
+//           has whole rows: d log2(d) additions a row, most in the tensor core, at the speed of memory.
 // expect    errors of inputs with outliers; no more time
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
