@@ -596,7 +596,7 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
         "to one named barrier from two places in the code, which PTX allows; synccheck takes it for divergence" ;;
     # Their producer writes a scale, or which block it is, beside each tile. A warp reads it,
     # meets in __syncwarp, and one lane arrives for all.
-    06_flash_v3_hopper/forward/racecheck) echo "f4_block_scales,f5_incoherent $kOneLaneArrives" ;;
+    06_flash_v3_hopper/forward/racecheck) echo "$(steps_like "$1" "^f[4-7]_") $kOneLaneArrives" ;;
     08_quant_sparse/forward/racecheck)
       echo "$(steps_like "$1" '^q|^s[123]_') $kOneLaneArrives" ;;
     08_quant_sparse/predict/racecheck) echo "$(steps_like "$1" '^s[5-9]_') $kOneLaneArrives" ;;
