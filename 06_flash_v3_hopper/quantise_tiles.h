@@ -5,8 +5,8 @@
 //     q_descale [B Hq, tiles], k_descale and v_descale [B Hkv, tiles]
 //
 // Incoherent processing (kRotated): Q and K are multiplied by one orthogonal matrix, so that Q K^T
-// stays as it is. It is diag(+-1) H / sqrt(d), with Hadamard's matrix H: each number becomes a sum of
-// all of its row, and an outlier is spread over them.
+// stays as it is. It is diag(+-1) H / sqrt(d), with Hadamard's matrix H: each number becomes a sum
+// of all of its row, and an outlier is spread over them.
 #pragma once
 
 #include "ptx/mma.h"
@@ -120,7 +120,8 @@ struct TileBits : Places<kHeadDim, 4> {
 #pragma unroll
     for (int n = 0; n < Own::kRows; ++n) {
       // What would lie behind the last row is that row again, which changes no maximum.
-      const __nv_bfloat16* const own = g + int64_t{t.row0 + min(Own::row(n), t.rows - 1)} * kHeadDim;
+      const __nv_bfloat16* const own =
+          g + int64_t{t.row0 + min(Own::row(n), t.rows - 1)} * kHeadDim;
 #pragma unroll
       for (int j = 0; j < Own::kParts; ++j)
         eights[n][j] = *reinterpret_cast<const uint4*>(own + Own::column(j));
@@ -159,8 +160,8 @@ __device__ __forceinline__ void unpack(const TileBits<kHeadDim>& bits,
 //     B, k: as read         bit 0     other   bit 3      bits 1, 2        other MMAs
 //     D, r: as written      bit 3     MMAs    bit 0      bits 1, 2
 //
-// So of lane 4 g + t, t is bits 3 and 4 before, and g is bits 2 to 4 behind. The rounds of bits 1 and
-// from 5 on are within a lane.
+// So of lane 4 g + t, t is bits 3 and 4 before, and g is bits 2 to 4 behind. The rounds of bits 1
+// and from 5 on are within a lane.
 //! [hadamard]
 template <int kHeadDim>
 struct Rotation {  // in shared memory, as registers are short

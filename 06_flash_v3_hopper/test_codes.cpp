@@ -1,5 +1,5 @@
-// What the passes of the FP8 steps store of Q and K, number for number. Attention alone would not see a rotation by another
-// orthogonal matrix, as long as it is one for both.
+// What the passes of the FP8 steps store of Q and K, number for number. Attention alone would not
+// see a rotation by another orthogonal matrix, as long as it is one for both.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -15,9 +15,11 @@ using namespace attn::tests;
 namespace {
 
 // Codes times their scales, of q or of k.
-std::vector<float> meant(const DeviceBuffer& codes, const DeviceBuffer& descale, int64_t rows, int64_t d) {
+std::vector<float> meant(const DeviceBuffer& codes, const DeviceBuffer& descale, int64_t rows,
+                         int64_t d) {
   std::vector<uint8_t> code(static_cast<std::size_t>(codes.bytes()));
-  std::vector<float> scale(static_cast<std::size_t>(descale.bytes()) / sizeof(float)), x(code.size());
+  std::vector<float> scale(static_cast<std::size_t>(descale.bytes()) / sizeof(float)),
+      x(code.size());
   codes.download(code.data()), descale.download(scale.data());
   const int64_t tiles = (rows + 127) / 128;
   for (std::size_t i = 0; i < x.size(); ++i) {
@@ -28,8 +30,8 @@ std::vector<float> meant(const DeviceBuffer& codes, const DeviceBuffer& descale,
   return x;
 }
 
-// Runs the step and returns the share of numbers of Q and K that are not those of `Step::logical`. A sum in another order
-// may be rounded to the neighbouring code.
+// Runs the step and returns the share of numbers of Q and K that are not those of `Step::logical`.
+// A sum in another order may be rounded to the neighbouring code.
 double share_of_others(const Step& step, const Problem& p, Backend backend) {
   const HostTensors in = draw_inputs(p, forward().inputs(p));
   Arguments arguments(p, backend);
@@ -40,7 +42,8 @@ double share_of_others(const Step& step, const Problem& p, Backend backend) {
     arguments.bind(name, b.data());
     return b;
   };
-  for (const auto& [name, tensor] : in) bind(name, tensor.spec.bytes()).upload(to_bytes(tensor).data());
+  for (const auto& [name, tensor] : in)
+    bind(name, tensor.spec.bytes()).upload(to_bytes(tensor).data());
   for (const TensorSpec& spec : forward().outputs(p)) bind(spec.name, spec.bytes());
   for (const Workspace& w : step.workspaces(p)) bind(w.name, w.bytes);
   REQUIRE(step.prepare.on(backend)(arguments).ok());
@@ -53,7 +56,8 @@ double share_of_others(const Step& step, const Problem& p, Backend backend) {
                                        name == "q" ? p.seqlen_q : p.seqlen_k, p.head_dim);
     const std::vector<float>& y = expected.at(name).data;
     REQUIRE(x.size() == y.size());
-    for (std::size_t i = 0; i < x.size(); ++i) others += std::abs(x[i] - y[i]) > 1e-5f * std::abs(y[i]);
+    for (std::size_t i = 0; i < x.size(); ++i)
+      others += std::abs(x[i] - y[i]) > 1e-5f * std::abs(y[i]);
     all += static_cast<double>(x.size());
   }
   return others / all;
@@ -62,7 +66,7 @@ double share_of_others(const Step& step, const Problem& p, Backend backend) {
 void check_codes(Backend backend) {
   for (const Step& step : fp8_steps())
     for (const int64_t d : {64, 128, 256}) {
-      if (step.name < "f4") continue;  // with one scale for a tensor
+      if (step.name < "f4") continue;                 // with one scale for a tensor
       Problem p = problem(131, 263, d, DType::e4m3);  // two tiles of queries, three of keys
       p.batch = 1, p.heads = 2, p.kv_heads = 1;
       if (step.name == "f7_rotary") p.own["rotary"] = {1};
