@@ -46,7 +46,12 @@ Block::Block(Index3 index, Index3 extent, std::size_t shared_bytes, std::uint64_
   if (random_.below(2) == 0) late_warp_ = random_.below(warps_.size());
   for (std::size_t t = 0; t < threads_.size(); ++t) {
     threads_[t].index = index_in(extent, static_cast<std::uint32_t>(t));
-    threads_[t].fiber.start(grid.stacks[global_number(t)], [this, t] { thread_main(threads_[t]); });
+    std::byte* const stack = grid.stacks[global_number(t)];
+    threads_[t].stack = stack;
+    threads_[t].fiber.start(stack, [this, t]() -> Fiber& {
+      thread_main(threads_[t]);
+      return end_turn();
+    });
     make_ready(t);
   }
 }
@@ -68,28 +73,48 @@ void Block::bring_variables() {
   grid_.inside = this;
 }
 
-bool Block::step(std::size_t threads) {
+bool Block::step(std::size_t turns) {
   bring_variables();
   poll();
-  bool any = false;
-  for (; threads > 0 && !over(); --threads, any = true) {
-    // Whoever spins on an atomic may spin for the late warp.
-    const bool late = !late_.empty() && (ready_.empty() || atomic_yields_ >= kMostAtomicYields);
-    if (late) atomic_yields_ = 0;
-    std::vector<std::size_t>& ready = late ? late_ : ready_;
-    if (ready.empty()) {
-      if (polling_.empty()) failure_ = std::make_exception_ptr(KernelError(deadlock_text()));
-      break;
-    }
-    std::swap(ready[random_.below(ready.size())], ready.back());
-    const std::size_t next = ready.back();
-    ready.pop_back();
-    resume(next);
-    grid_.spins = spins_ ? grid_.spins + 1 : 0;
-    if (grid_.spins > kMostSpins) fail_later(spin_text(next));
-    if (std::exchange(paused_, false) && random_.below(2) == 0) return true;  // other blocks first
+  turns_ = turns;
+  if (!choose()) return false;
+  resume(running_);
+  return true;
+}
+
+// Whose turn is next: running_. None is if this step, or the block, has come to its end.
+bool Block::choose() {
+  if (turns_ == 0 || over()) return false;
+  // Whoever spins on an atomic may spin for the late warp.
+  const bool late = !late_.empty() && (ready_.empty() || atomic_yields_ >= kMostAtomicYields);
+  if (late) atomic_yields_ = 0;
+  std::vector<std::size_t>& ready = late ? late_ : ready_;
+  if (ready.empty()) {
+    if (polling_.empty()) failure_ = std::make_exception_ptr(KernelError(deadlock_text()));
+    return false;
   }
-  return any;
+  std::swap(ready[random_.below(ready.size())], ready.back());
+  running_ = ready.back();
+  ready.pop_back();
+  return true;
+}
+
+void Block::begin_turn() {
+  const Thread& thread = threads_[running_];
+  stack_ = thread.stack;
+  threadIdx = thread.index;
+  spins_ = false;
+}
+
+// The thread that runs stops, or has ended: who goes on. The host does after the last turn.
+Fiber& Block::end_turn() {
+  --turns_;
+  grid_.spins = spins_ ? grid_.spins + 1 : 0;
+  if (grid_.spins > kMostSpins) fail_later(spin_text(running_));
+  if (std::exchange(paused_, false) && random_.below(2) == 0) return host_;  // other blocks first
+  if (!choose()) return host_;
+  begin_turn();
+  return threads_[running_].fiber;
 }
 
 void Block::finish() {
@@ -122,17 +147,22 @@ void Block::thread_main(Thread& self) {
   ++exited_;
 }
 
+// Called by the host, who goes on after the step's last turn.
 void Block::resume(std::size_t t) {
   running_ = t;
-  stack_ = grid_.stacks[global_number(t)];
-  threadIdx = threads_[t].index;
   blockIdx = index_;
   blockDim = extent_;
   running_block = this;
   reading_block = races_ ? this : nullptr;
-  spins_ = false;
-  threads_[t].fiber.resume();
+  begin_turn();
+  host_.go_on_with(threads_[t].fiber);
   running_block = reading_block = nullptr;
+}
+
+void Block::stop() {
+  Fiber& self = threads_[running_].fiber;
+  Fiber& next = end_turn();
+  if (&next != &self) self.go_on_with(next);
 }
 
 void Block::suspend(const char* what, Place place) {
@@ -141,7 +171,7 @@ void Block::suspend(const char* what, Place place) {
   self.what = what;
   self.place = place;
   if (self.state == State::kReady) self.state = State::kWaiting;
-  self.fiber.suspend();
+  stop();
   if (failure_) throw Abandoned{};
 }
 
@@ -156,7 +186,7 @@ void Block::let_others_run(const char* what, Place place) {
 void Block::pause() {
   make_ready(running_);
   paused_ = true;
-  threads_[running_].fiber.suspend();
+  stop();
 }
 
 void Block::make_ready(std::size_t t) {

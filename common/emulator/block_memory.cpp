@@ -54,15 +54,16 @@ void Block::access_other(Kind kind, const char* what, const Where& where, const 
                          std::size_t bytes) noexcept {
   if (internal_ || failure_) return;
   try {
+    if (!threads_[running_].work.held.empty()) check_registers(kind, where, at, bytes);
+    if (on_stack(at)) return;
     if (!grid_.variables.empty())
       if (const auto byte = shared_byte(at)) return access_shared(kind, what, where, *byte, bytes);
-    if (!threads_[running_].work.held.empty()) check_registers(kind, where, at, bytes);
     if (kind != Kind::read && grid_.statics.hold(at))
       if (const std::string variable = local_variable(at); !variable.empty())
         return fail_later(running_name() + " writes to " + variable + " at " + where.text() +
                           ", a __shared__ variable of a function that the kernel calls: it has to "
                           "be one of the kernel");
-    if (on_stack(at) || (kind != Kind::write && !grid_.races)) return;
+    if (kind != Kind::write && !grid_.races) return;
     GlobalBuffer* const buffer = GlobalBuffer::find(at);
     if (!buffer) return;
     if (grid_.races) {

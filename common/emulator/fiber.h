@@ -26,56 +26,56 @@
 namespace attn::emulator {
 
 /// The stacks of a block's fibers: allocated once, used again by block after block. An untouched
-/// page costs nothing, so the size is generous.
+/// page costs nothing, so the size is generous. Each begins a cache line further into its page than
+/// the one before: else the last frames of all would lie in the same few sets of the cache.
 class Stacks {
  public:
   static constexpr std::size_t kBytes = 256 * 1024;
   std::byte* operator[](std::size_t i) {
     while (stacks_.size() <= i)
-      stacks_.push_back(std::unique_ptr<std::byte[]>(new std::byte[kBytes]));
-    return stacks_[i].get();
+      stacks_.push_back(std::unique_ptr<std::byte[]>(new std::byte[kBytes + kPage]));
+    return stacks_[i].get() + i * kLine % kPage;
   }
 
  private:
+  static constexpr std::size_t kPage = 4096, kLine = 64;
   std::vector<std::unique_ptr<std::byte[]>> stacks_;
 };
 
-/// One suspended or running function on a stack of its own. It has to run to its end before it is
-/// destroyed.
+/// One suspended or running function on a stack of its own; or, without start(), what runs on the
+/// stack of the host's thread. Each goes on with another one: who is to run next is known where one
+/// stops, and a way back to a scheduler would be a change of stacks more. It has to run to its end
+/// before it is destroyed.
 class Fiber {
  public:
-  /// Makes `body` ready to run on `stack` (Stacks::kBytes bytes); `body` must not throw.
+  /// Makes `body` ready to run on `stack` (Stacks::kBytes bytes). It must not throw, and returns
+  /// the fiber that goes on when it has ended.
   template <class Body>
   void start(std::byte* stack, Body body) {
-    stack_ = stack;
     boost::context::stack_context context;
     context.sp = stack + Stacks::kBytes;
     context.size = Stacks::kBytes;
-    inside_ = boost::context::fiber(
+#ifdef ATTN_ASAN
+    stack_ = stack;
+    bytes_ = Stacks::kBytes;
+#endif
+    stopped_ = boost::context::fiber(
         std::allocator_arg, boost::context::preallocated(context.sp, context.size, context),
-        StackIsNotOurs{}, [this, body](boost::context::fiber&& outside) {
-          arrive(nullptr);
-          outside_ = std::move(outside);
-          body();
-          leave(nullptr, outside_stack_, outside_bytes_);
-          return std::move(outside_);
+        StackIsNotOurs{}, [this, body](boost::context::fiber&& left) {
+          arrive(nullptr, std::move(left));
+          Fiber& next = body();
+          leave(nullptr, next);
+          return std::move(next.stopped_);
         });
   }
 
-  /// Called from outside: goes on with the function until it suspends or ends.
-  void resume() {
+  /// Called by the one that runs: stops here and goes on with `next`, until somebody goes on with
+  /// this one.
+  void go_on_with(Fiber& next) {
     void* fake_stack = nullptr;
-    leave(&fake_stack, stack_, Stacks::kBytes);
-    inside_ = std::move(inside_).resume();
-    arrive(fake_stack);
-  }
-
-  /// Called from inside: goes back to the caller of resume().
-  void suspend() {
-    void* fake_stack = nullptr;
-    leave(&fake_stack, outside_stack_, outside_bytes_);
-    outside_ = std::move(outside_).resume();
-    arrive(fake_stack);
+    leave(&fake_stack, next);
+    boost::context::fiber left = std::move(next.stopped_).resume();
+    arrive(fake_stack, std::move(left));
   }
 
  private:
@@ -83,28 +83,26 @@ class Fiber {
     void deallocate(boost::context::stack_context&) noexcept {}
   };
 
-  void leave([[maybe_unused]] void** fake_stack, [[maybe_unused]] const void* bottom,
-             [[maybe_unused]] std::size_t bytes) {
+  void leave([[maybe_unused]] void** fake_stack, [[maybe_unused]] const Fiber& next) {
+    left_ = this;
 #ifdef ATTN_ASAN
-    __sanitizer_start_switch_fiber(fake_stack, bottom, bytes);
+    __sanitizer_start_switch_fiber(fake_stack, next.stack_, next.bytes_);
 #endif
   }
-  void arrive([[maybe_unused]] void* fake_stack) {
+  // Only on the other side there is something by which the one that was left can go on.
+  static void arrive([[maybe_unused]] void* fake_stack, boost::context::fiber&& left) {
 #ifdef ATTN_ASAN
-    const void* bottom = nullptr;
-    std::size_t bytes = 0;
-    __sanitizer_finish_switch_fiber(fake_stack, &bottom, &bytes);
-    if (outside_stack_ == nullptr) {  // the first switch comes from outside
-      outside_stack_ = bottom;
-      outside_bytes_ = bytes;
-    }
+    __sanitizer_finish_switch_fiber(fake_stack, &left_->stack_, &left_->bytes_);
 #endif
+    left_->stopped_ = std::move(left);
   }
 
-  boost::context::fiber inside_, outside_;
-  std::byte* stack_ = nullptr;
-  const void* outside_stack_ = nullptr;
-  std::size_t outside_bytes_ = 0;
+  static inline thread_local constinit Fiber* left_ = nullptr;  // by the last change of stacks
+  boost::context::fiber stopped_;
+#ifdef ATTN_ASAN
+  const void* stack_ = nullptr;
+  std::size_t bytes_ = 0;
+#endif
 };
 
 }  // namespace attn::emulator

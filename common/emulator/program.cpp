@@ -9,6 +9,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -26,19 +27,22 @@ struct Loaded {
   std::byte* variables = nullptr;
   std::size_t bytes = 0;
 };
-Loaded loaded() {
-  Loaded found;
-  dl_iterate_phdr(
-      [](dl_phdr_info* info, std::size_t, void* out) {
-        std::size_t bytes = 0;
-        for (int i = 0; i < info->dlpi_phnum; ++i)
-          if (info->dlpi_phdr[i].p_type == PT_TLS) bytes = info->dlpi_phdr[i].p_memsz;
-        *static_cast<Loaded*>(out) = {info->dlpi_addr, static_cast<std::byte*>(info->dlpi_tls_data),
-                                      bytes};
-        return 1;  // the program itself is the first
-      },
-      &found);
-  return found;
+const Loaded& loaded() {
+  static thread_local const Loaded program = [] {
+    Loaded found;
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, std::size_t, void* out) {
+          std::size_t bytes = 0;
+          for (int i = 0; i < info->dlpi_phnum; ++i)
+            if (info->dlpi_phdr[i].p_type == PT_TLS) bytes = info->dlpi_phdr[i].p_memsz;
+          *static_cast<Loaded*>(out) = {info->dlpi_addr,
+                                        static_cast<std::byte*>(info->dlpi_tls_data), bytes};
+          return 1;  // the program itself is the first
+        },
+        &found);
+    return found;
+  }();
+  return program;
 }
 
 // The symbols of the program's file: functions by address, variables of threads by mangled name.
@@ -55,6 +59,8 @@ struct Symbols {
   };
   std::multimap<std::uintptr_t, Function> functions;
   std::multimap<std::string, Variable, std::less<>> variables;
+  // Of `variables` those of functions, by where they lie: kernels write to variables of threads often.
+  std::map<std::uintptr_t, const std::pair<const std::string, Variable>*> local;
 
   Symbols() {
     const int file = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
@@ -69,6 +75,8 @@ struct Symbols {
       }
     }
     close(file);
+    for (const auto& variable : variables)
+      if (variable.first.rfind("_ZZ", 0) == 0) local.emplace(variable.second.offset, &variable);
   }
 
  private:
@@ -112,7 +120,7 @@ std::vector<StaticShared> static_shared(const void* function) {
   // Without them blocks on a thread of the host would share what each should have for itself.
   if (symbols().functions.empty())
     throw KernelError("the program has no symbols (strip?), by which __shared__ is found");
-  const Loaded program = loaded();
+  const Loaded& program = loaded();
   std::vector<StaticShared> found;
   const auto [first, last] =
       symbols().functions.equal_range(reinterpret_cast<std::uintptr_t>(function) - program.base);
@@ -134,21 +142,21 @@ std::vector<StaticShared> static_shared(const void* function) {
 }
 
 ThreadVariables thread_variables() {
-  const Loaded program = loaded();
+  const Loaded& program = loaded();
   return {program.variables, program.bytes};
 }
 
 std::string local_variable(const void* at) {
   const auto offset =
       static_cast<std::uintptr_t>(static_cast<const std::byte*>(at) - loaded().variables);
-  for (const auto& [name, variable] : symbols().variables) {
-    if (offset - variable.offset >= variable.bytes || name.rfind("_ZZ", 0) != 0) continue;
-    // _ZZ<encoding>E<length><name>: the last part is the variable's.
-    for (std::size_t e = name.rfind('E'); e != name.npos && e > 0; e = name.rfind('E', e - 1))
-      if (const std::string last = variable_name(std::string_view(name).substr(e + 1));
-          !last.empty())
-        return last;
-  }
+  const auto behind = symbols().local.upper_bound(offset);
+  if (behind == symbols().local.begin()) return "";
+  const auto& [name, variable] = *std::prev(behind)->second;
+  if (offset - variable.offset >= variable.bytes) return "";
+  // _ZZ<encoding>E<length><name>: the last part is the variable's.
+  for (std::size_t e = name.rfind('E'); e != name.npos && e > 0; e = name.rfind('E', e - 1))
+    if (const std::string last = variable_name(std::string_view(name).substr(e + 1)); !last.empty())
+      return last;
   return "";
 }
 

@@ -46,8 +46,9 @@
 /// machine below them.
 ///
 ///     run_grid: while there are blocks, a resident one, at random
-///       Block::step: resume a random ready thread, those of a late warp last
-///         kernel(...) -> wait_block / wait_warp -> suspended ... made ready by the last to arrive
+///       Block::step: begins with a random ready thread, those of a late warp last
+///         kernel(...) -> wait_block / wait_warp -> suspended: goes on with another one, at random
+///         ... made ready by the last to arrive
 #pragma once
 
 #include <array>
@@ -159,8 +160,8 @@ class Block {
         std::size_t slot);
   ~Block();
 
-  /// Runs up to `threads` threads, each until it waits. Whether any ran.
-  bool step(std::size_t threads);
+  /// Up to `turns` turns of threads, each until it waits. Whether there was any.
+  bool step(std::size_t turns);
   /// "thread (3,0,0) of block (1,0,0)"
   std::string thread_name(std::size_t t) const { return name(t) + " of block " + index_.text(); }
   bool over() const { return failure_ || exited_ == threads_.size(); }
@@ -292,8 +293,9 @@ class Block {
 
  private:
   enum class State { kReady, kWaiting, kPolling, kExited };
-  struct Thread {
+  struct alignas(64) Thread {  // what every change of threads needs lies in one line of the cache
     Fiber fiber;
+    const std::byte* stack = nullptr;
     Index3 index;
     State state = State::kReady;
     const char* what = "";                         // what it waits for
@@ -341,6 +343,10 @@ class Block {
   }
   void thread_main(Thread& self);
   void resume(std::size_t t);
+  bool choose();
+  void begin_turn();
+  Fiber& end_turn();
+  void stop();
   void suspend(const char* what, Place place);
   void let_others_run(const char* what, Place place);
   void pause();
@@ -418,6 +424,8 @@ class Block {
   std::unique_ptr<Races> own_races_;
   Races::Name shared_name_;
   Shadow shadow_{false};  // of the variables, then of dynamic shared memory
+  Fiber host_;             // who has called step()
+  std::size_t turns_ = 0;  // left of this step
 };
 
 /// Runs `kernel` once for every thread of every block. Throws KernelError.
