@@ -59,7 +59,8 @@ struct Symbols {
   };
   std::multimap<std::uintptr_t, Function> functions;
   std::multimap<std::string, Variable, std::less<>> variables;
-  // Of `variables` those of functions, by where they lie: kernels write to variables of threads often.
+  // Of `variables` those of functions, by where they lie: kernels write to variables of threads
+  // often.
   std::map<std::uintptr_t, const std::pair<const std::string, Variable>*> local;
 
   Symbols() {
