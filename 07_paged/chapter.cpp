@@ -186,7 +186,7 @@ Step prefill(std::string name, std::string idea, std::vector<std::string> takes,
   };
 }
 
-// A box of TMA has rows of one page.
+// A box of TMA has rows of one page, and is whole atoms.
 Reason refuse_boxes(const Problem& p) {
   if (box_rows(p) % kAtomRows == 0) return std::nullopt;
   return fmt::format("--page-size {}: a multiple of {}, so that a box of TMA is whole atoms",
@@ -340,17 +340,21 @@ Step latent_wgmma(std::string name, std::string idea, Launch launch) {
   step.refuses = refuse_latent_wgmma;
   return step;
 }
-// Tiles begin with the first key of a box of TMA: without windows that is the first of a page.
+// A tile begins with the first key that is seen: with a window that need not be where a box begins.
 Step seesaw() {
-  Step step = latent_wgmma("v16_mla_seesaw", "softmax of every second tile under products of the others",
+  Step step = latent_wgmma("v16_mla_seesaw", "latent attention whose softmax runs under products",
                            ATTN_LAUNCH(v16_mla_seesaw));
   step.support =
-      "sm_90a; fp16, bf16; head dim 576, of V 512; one K/V head; page sizes that 8 divides; up to "
-      "16 queries, causal";
+      "sm_90a; fp16, bf16; head dim 576, of V 512; one K/V head; page sizes that 8 divides; up "
+      "to 16 queries, causal";
   step.refuses = [](const Problem& p) -> Reason {
     if (Reason reason = refuse_latent_wgmma(p)) return reason;
     if (Reason reason = refuse_boxes(p)) return reason;
-    if (p.window_left >= 0) return fmt::format("--window {},...: tiles begin where pages do", p.window_left);
+    if (p.window_left >= 0)
+      return fmt::format(
+          "--window {},{}: a tile of this step begins where a box of TMA does, not where a window "
+          "may; -1 to the left and --causal are accepted",
+          p.window_left, p.window_right);
     return std::nullopt;
   };
   return step;

@@ -1,16 +1,17 @@
 // v16_mla_seesaw: latent attention whose softmax runs under products.
 //
 // parent    v13_mla_wgmma
-// idea      FlashMLA's seesaw. Each warpgroup has S, softmax and P of every second tile: the left
-//           one of the even tiles, the right one of the odd tiles. O stays cut by columns, so each
-//           P has two products: its own warpgroup multiplies it from registers, the other one from
-//           shared memory. While one computes a softmax, the tensor cores have products of the
-//           other. The maximum is one for both, and goes to and fro with P.
-//           A third warpgroup copies by TMA, with boxes of a page as in v15_prefill_tma. A tile is
-//           two halves, the columns that a warpgroup multiplies as V: it is also the one to
-//           release them. Q of the next piece comes while O of this one is stored.
-// expect    the tensor pipe is busy but for what neither softmax nor a copy hides; with few rows
-//           the bandwidth of HBM, as before
+// idea      FlashMLA's seesaw. S, softmax and P of the even tiles are the left warpgroup's, of the
+//           odd tiles the right one's. O stays cut by columns, so that each P is multiplied twice:
+//           by its own warpgroup from registers, by the other one from shared memory. While one
+//           computes a softmax, the tensor cores have products of the other. Both share one
+//           maximum, which goes to and fro with P.
+//           A third warpgroup copies by TMA, with boxes of a page as in v15_prefill_tma. A tile has
+//           two halves, the columns that a warpgroup multiplies as V, and that it releases on its
+//           own. Q of the next piece comes while O of this one is stored.
+// expect    128 heads: 250 us for 128 sequences of 4096 keys on an H200. Softmax is hidden; copies
+//           are not wholly, for a tile of 72 KB is loaded only where another one has been given up.
+//           16 heads: the bandwidth of HBM, as before
 // supports  fp16, bf16; head dim 576 (512 of V), one K/V head; 1 to 16 queries, any lengths,
 //           causal; page sizes that are multiples of 8; scales from 1e-37
 #include "attn/kernel.h"
@@ -21,8 +22,8 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "boxes.h"
 #include "hopper_fragments.h"
+#include "latent_pieces.h"
 #include "plan.h"
 #include "splits.h"
 #include "tiles.h"
@@ -32,24 +33,25 @@ using namespace attn;
 using namespace paged;
 using namespace plans;
 using namespace splits;
+using namespace latent;
 using hopper::kWarp, hopper::kWarpgroup, hopper::groups_apart, hopper::PipelineState;
 
 //! [config]
-// The warpgroups that compute; their columns of O, and the half of a tile of keys that these are.
+// The warpgroups that compute. Their columns of O are those of a half of a tile of keys.
 enum Side { kLeft = 0, kRight = 1 };
-// Named barriers. 0 is that of __syncthreads. kPReady + side: its P is in shared memory;
-// kSideDone + side: its warps are done with the P of the other; kBoth: the warps of both are here.
-enum NamedBarrier { kBlock = 0, kPReady = 1, kSideDone = 3, kBoth = 5 };
+// Named barriers; 0 is that of __syncthreads. kPReady + side: its P is in shared memory.
+// kSideDone + side: its warps are done with the P of the other. kBoth: both sides are here.
+enum NamedBarrier { kPReady = 1, kSideDone = 3, kBoth = 5 };
 
 struct Config {
   static constexpr int kHeadDim = kLatentDim, kRows = kWgmmaRows;
-  static constexpr int kOutDim = kLatentValues;            // the first columns of K are V
-  static constexpr int kBlockN = 64, kTile = kBlockN;      // keys of a tile
-  static constexpr int kConsumers = 2 * hopper::kWarpgroup, kThreads = 3 * hopper::kWarpgroup;
-  static constexpr int kNumWarps = kConsumers / hopper::kWarp;
-  static constexpr int kColumns = kOutDim / 2;             // of O, a warpgroup
-  // Panels of 64 columns of a half of a tile: four are V's left columns; four its right ones, and one
-  // lies behind V. Where the half begins.
+  static constexpr int kOutDim = kLatentValues;        // the first columns of K are V
+  static constexpr int kBlockN = 64, kTile = kBlockN;  // keys of a tile
+  static constexpr int kConsumers = 2 * kWarpgroup, kThreads = kConsumers + kWarpgroup;
+  static constexpr int kNumWarps = kConsumers / kWarp;  // that compute
+  static constexpr int kColumns = kOutDim / 2;          // of O, a warpgroup
+  // Panels of 64 columns of a half: four are V's left columns; four its right ones, and one is no
+  // part of V. Where the half begins.
   __host__ __device__ static constexpr int panels(int half) { return half == kLeft ? 4 : 5; }
   __host__ __device__ static constexpr int begin(int half) { return half * kBlockN * 4 * 64; }
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
@@ -66,9 +68,10 @@ struct SharedStorage {
   alignas(1024) Element sK[2][Config::kBlockN * Config::kHeadDim];  // an even tile, an odd one
   alignas(1024) Element sQ[Config::kRows * Config::kHeadDim];
   alignas(1024) Element sP[Config::kRows * Config::kBlockN];  // of both sides, in turn
-  float sMax[2][Config::kRows];                               // to base 2: after a tile of a side
-  float sSum[2][Config::kRows];
-  // mbarriers: the bytes of a half are there; the side that has it is done with it
+  float sMax[2][Config::kRows];                               // of a side's last tile, to base 2
+  float sSum[2][Config::kRows];                               // of its keys, at the end
+  // mbarriers: bytes are there; whoever reads them is done. Of K [tile][half], the latter by the
+  // side that multiplies this half as V: it is the last of both to read it.
   uint64_t q_full, q_empty, k_full[2][2], k_empty[2][2];
   bool last;  // whether this block merges
   ATTN_MEMBERS(SharedStorage, sK, sQ, sP, sMax, sSum, q_full, q_empty, k_full, k_empty, last)
@@ -76,17 +79,6 @@ struct SharedStorage {
 // The swizzled offset of element (row, col) of a panel of 64 rows.
 __device__ __forceinline__ int swizzled_offset(int row, int col) {
   return row * 64 + ((col / 8) ^ row) % 8 * 8 + col % 8;
-}
-
-// The place of a key in the pool, counted in tokens: fewer than 2^31.
-struct Pages {
-  const int* gTable;  // [B, max_pages]: the pages of each sequence
-  int max_pages, page_size, box_rows;
-};
-__device__ __forceinline__ int slot_of(const Pages& pages, int sequence, int key, int end) {
-  if (key >= end) return hopper::kNowhere;  // the table is not read there
-  const int page = pages.gTable[int64_t{sequence} * pages.max_pages + key / pages.page_size];
-  return page * pages.page_size + key % pages.page_size;
 }
 
 // (3) S = Q K^T. Issues it, and does not wait.
@@ -107,120 +99,29 @@ __device__ __forceinline__ void issue_s(float (&s)[Config::kBlockN / 8][4], cons
 }
 //! [issue_s]
 
-// (5) O += P V: a side's columns of V, and P from registers or, that of the other side, from shared
-// memory. Issues it, and does not wait.
+// (5) O += P V, a side's columns. `p_of(n)`: P of 16 keys, its own in registers, that of the other
+// side in shared memory. Issues it, and does not wait.
 //! [issue_o]
-template <Side kSide, class Config, class Element>
-__device__ __forceinline__ WgmmaOperand values_of(const Element* sK) {
-  return groups_apart(wgmma_operand(sK + Config::begin(kSide), 1024),
-                      Config::panels(kSide) * 1024);
-}
-template <Side kSide, class Element, class Config>
-__device__ __forceinline__ void issue_own(float (&o)[Config::kColumns / 8][4],
-                                          const uint32_t (&p)[Config::kBlockN / 16][4],
-                                          const Element* sK) {
-  const WgmmaOperand v = values_of<kSide, Config>(sK);
+template <Side kSide, class Element, class Config, class POf>
+__device__ __forceinline__ void issue_o(float (&o)[Config::kColumns / 8][4], const Element* sK,
+                                        POf p_of) {
+  constexpr int kGroup = Config::panels(kSide) * 1024;  // bytes from 8 keys to the next ones
+  const WgmmaOperand v = groups_apart(wgmma_operand(sK + Config::begin(kSide), 1024), kGroup);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are two groups of 8 rows
-    wgmma<Element, true>(o, p[i], v + 2 * Config::panels(kSide) * 1024 * i, true);
-  wgmma_commit();
-}
-template <Side kSide, class Element, class Config>
-__device__ __forceinline__ void issue_other(float (&o)[Config::kColumns / 8][4], const Element* sP,
-                                            const Element* sK) {
-  const WgmmaOperand p = wgmma_operand(sP), v = values_of<kSide, Config>(sK);
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < Config::kBlockN / 16; ++i)
-    wgmma<Element, true>(o, p + 32 * i, v + 2 * Config::panels(kSide) * 1024 * i, true);
+  for (int n = 0; n < Config::kBlockN / 16; ++n)
+    wgmma<Element, true>(o, p_of(n), v + 2 * kGroup * n, true);
   wgmma_commit();
 }
 //! [issue_o]
 
-// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `place_of(n)`: where part n lies.
-//! [merge_row]
-template <class Element, class Config, class PlaceOf>
-__device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
-                                          Element* gO, float* gLse, int64_t row, int num_parts,
-                                          PlaceOf place_of) {
-  constexpr int kHeadDim = Config::kOutDim, kAtOnce = 4;  // parts in flight
-  constexpr int kOwn = ceil_div(kHeadDim, 128);
-  const int lane_id = threadIdx.x % 32;
-  float4 parts[kAtOnce][kOwn] = {};
-  const auto load = [&](int n0) {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-      for (int c = 0; c < kOwn; ++c)
-        if (n0 + i < num_parts)
-          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
-                                                         128 * c + 4 * lane_id);
-  };
-  load(0);
-  float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
-  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
-  for (int distance = 16; distance > 0; distance /= 2)
-    max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
-  for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
-    if (n0 > 0) load(n0);
-    if (n0 % 32 == 0) {
-      const int n = n0 + lane_id;
-      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
-      sum += weight;
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const float of_part = __shfl_sync(~0u, weight, n0 % 32 + i);
-      if (n0 + i >= num_parts) continue;
-#pragma unroll
-      for (int c = 0; c < kOwn; ++c) add_scaled(out[c], of_part, parts[i][c]);
-    }
-  }
-  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-#pragma unroll
-  for (int c = 0; c < kOwn; ++c)
-    store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum > 0 ? 1 / sum : 0);
-  if (lane_id == 0) gLse[row] = sum > 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
-}
-//! [merge_row]
-
-// What a block works on, piece by piece: a part of a sequence's keys, and a tile of its rows.
-struct Piece {
-  Work work;
-  int row_block, used;
-  Rows rows;
-  int begin, end;  // keys
-};
-template <class Config>
-struct Pieces {
-  const Work* gWork;      // [pieces]: what each team works on, one by one
-  const int* gWorkBegin;  // [teams + 1]: the first piece of each team
-  const int* gSeqused;    // [B]: keys of each sequence
-  Shape shape;
-  int row_tiles;
-  // The blocks of a team have one row tile each, of one sequence after the other.
-  __device__ int team() const { return static_cast<int>(blockIdx.x) / row_tiles; }
-  __device__ int row_tile() const { return static_cast<int>(blockIdx.x) % row_tiles; }
-  __device__ int begin() const { return gWorkBegin[team()]; }
-  __device__ int end() const { return gWorkBegin[team() + 1]; }
-  __device__ Piece at(int piece) const {
-    const Work w = gWork[piece];
-    const int used = gSeqused[w.row_block], block = w.row_block * row_tiles + row_tile();
-    const int first = w.tile * Config::kTile, keys = keys_of_sequence(shape, used).end;
-    return {w, block, used, rows_of(shape, block, Config::kRows), first,
-            min(keys, first + w.count * Config::kTile)};
-  }
-};
-
-// (1) load Q_i, (2) K_j, by one warp. A lane has one box of a tile, whole rows of a page.
+// (1) load Q_i, (2) K_j, by one warp. A lane has a box of a tile: a page's rows that lie in it, at
+// least 8, so that a tile has 8 boxes at most. It looks up its page a tile ahead. Rows of Q behind
+// those of the sequence are the next one's, and are not stored.
 //! [producer]
 template <class Element, class Config>
 __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem,
-                                        const Pieces<Config>& pieces, const TensorMap& mapQ,
-                                        const TensorMap& mapLeft, const TensorMap& mapRight,
-                                        const TensorMap& mapRow,
+                                        const Pieces<Config>& pieces, const Maps& maps,
                                         const Pages& pages) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int boxes = Config::kBlockN / pages.box_rows, own_row = lane * pages.box_rows;
@@ -231,7 +132,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem,
     if (lane == 0) {
       mbarrier_wait(&smem.q_empty, q.phase() ^ 1);  // the first time it is
       mbarrier_arrive_expect(&smem.q_full, Config::kRows * Config::kHeadDim * 2);
-      tma_load(smem.sQ, mapQ, &smem.q_full, {0, static_cast<int>(piece.rows.first), 0});
+      tma_load(smem.sQ, maps.q, &smem.q_full, {0, static_cast<int>(piece.rows.first), 0});
     }
     int ahead = slot_of(pages, sequence, piece.begin + own_row, piece.end);
     for (int key0 = piece.begin, stage = 0; key0 < piece.end; key0 += Config::kBlockN, stage ^= 1) {
@@ -251,14 +152,15 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem,
         if (lane == 0) mbarrier_arrive_expect(full, Config::kBlockN * panels * 128);
         __syncwarp();  // all bytes are announced before any of them arrives
         if (lane < boxes && !is_cut)
-          tma_load(tile + own_row / 8 * panels * kGroup, half == kLeft ? mapLeft : mapRight, full, {0, 0, panel0, slot / 8});
+          tma_load(tile + own_row / 8 * panels * kGroup, maps.half[half], full,
+                   {0, 0, panel0, slot / 8});
         if (cut == 0) continue;
         const int holder = __ffs(static_cast<int>(cut)) - 1;
         const int row0 = __shfl_sync(~0u, own_row, holder), slot0 = __shfl_sync(~0u, slot, holder);
         for (int i = lane; i < pages.box_rows; i += kWarp) {
           const int row = row0 + i, from = row < rows ? slot0 + i : hopper::kNowhere;
           for (int panel = 0; panel < panels; ++panel)
-            tma_load(tile + (row / 8 * panels + panel) * kGroup + row % 8 * 64, mapRow, full,
+            tma_load(tile + (row / 8 * panels + panel) * kGroup + row % 8 * 64, maps.row, full,
                      {0, from, panel0 + panel});
         }
       }
@@ -293,7 +195,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
   const int quad_row = 16 * (warp_id % 4) + lane_id / 4, quad_col = lane_id % 4 * 2;
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   PipelineState<1> q, k[2];
-  const auto release = [&](int stage) {  // this warp is done with its half
+  const auto release = [&](int stage) {  // this warp is done with its side's half
     if (lane_id == 0) mbarrier_arrive(&smem.k_empty[stage][kSide]);
     k[stage].advance();
   };
@@ -303,7 +205,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
 
   for (int at = pieces.begin(); at < pieces.end(); ++at, q.advance()) {
     float o[Config::kColumns / 8][4] = {};                   // not divided by l yet
-    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this side's keys
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2, of both; of own tiles
     float s[kBlockN / 8][4];
     uint32_t p[kBlockN / 16][4];
     // Keys of this piece, and those of them that this lane's rows see.
@@ -325,14 +227,17 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
       wgmma_commit();
     };
     const auto own_product = [&](int stage) {
-      issue_own<kSide, Element, Config>(o, p, smem.sK[stage]);
+      issue_o<kSide, Element, Config>(o, smem.sK[stage], [&](int n) -> auto& { return p[n]; });
     };
     const auto other_product = [&](int stage) {
-      issue_other<kSide, Element, Config>(o, smem.sP, smem.sK[stage]);
+      const WgmmaOperand other = wgmma_operand(smem.sP);
+      issue_o<kSide, Element, Config>(o, smem.sK[stage], [&](int n) { return other + 32 * n; });
     };
 
-    // The maximum is `max` from here on. Both sides come to it after each tile, one with its own,
-    // the other with what it is told; O is idle.
+    // The maximum is `max` from here on: that of the tile whose P both sides multiply next. No
+    // product is in flight, but the right side may have S in flight. ptxas lets nothing but wgmma
+    // write accumulators meanwhile, and would insert a wait before the branch (C7517). So this side
+    // waits, and in the branch alone: after the first tiles a maximum grows by 8 rarely.
     //! [follow]
     const auto follow = [&](const float (&max)[2], auto await) {
       if (!__any_sync(~0u, max[0] > row_max[0] || max[1] > row_max[1])) return;
@@ -343,7 +248,8 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
       hopper::rescale_rows<Config::kColumns>(o, rescale);
     };
     //! [follow]
-    // (4) softmax: S of a tile becomes P; -inf where a query does not see a key.
+    // (4) softmax: S of a tile becomes P; -inf where a query does not see a key. `await_o`: O is
+    // still in flight before.
     //! [softmax]
     const auto softmax = [&](int n, auto await_o) {
       const int key0 = n * kBlockN;
@@ -378,7 +284,9 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
       row_sum[0] += sum[0], row_sum[1] += sum[1];
     };
     //! [softmax]
-    // P, and the maximum with it, go to the other side; and come from there.
+    // P, and the maximum with it, go to the other side, and come from there. One place for P is
+    // enough: before a side stores P it has multiplied that of the other, which was stored after
+    // the last one of this side had been multiplied.
     //! [seesaw]
     const auto send_p = [&] {
       named_barrier_sync(kSideDone + kSide, kWarpgroup);  // all of it has multiplied the other's P
@@ -386,8 +294,9 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
       for (int c = 0; c < kBlockN / 8; ++c)
 #pragma unroll
         for (int r = 0; r < 2; ++r)
-          *reinterpret_cast<uint32_t*>(
-              smem.sP + swizzled_offset(quad_row + 8 * r, 8 * c + quad_col)) = p[c / 2][c % 2 * 2 + r];
+          *reinterpret_cast<uint32_t*>(smem.sP +
+                                       swizzled_offset(quad_row + 8 * r, 8 * c + quad_col)) =
+              p[c / 2][c % 2 * 2 + r];
       shared_write_fence();  // P is for wgmma
       named_barrier_arrive(kPReady + kSide, Config::kConsumers);
     };
@@ -435,6 +344,8 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
         });
         send_p();
         own_product(1);
+        // Both halves of a tile have to be free before the next one is loaded in its place: with
+        // its half given up only behind the next S, this side would wait for that tile for ever.
         wgmma_wait<0>(o);
         release(1);
       }
@@ -487,8 +398,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
     //! [arrive]
     named_barrier_sync(kBoth, Config::kConsumers);  // this part is stored, the sums have been read
     if (num_splits == 1) continue;
-    if (threadIdx.x == 0)
-      smem.last = flag_add(&gArrived[piece.row_block], 1) == num_splits - 1u;
+    if (threadIdx.x == 0) smem.last = flag_add(&gArrived[piece.row_block], 1) == num_splits - 1u;
     // All see `last` and, through thread 0, the parts of the other blocks.
     named_barrier_sync(kBoth, Config::kConsumers);
     if (!smem.last) continue;
@@ -502,16 +412,12 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
 
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    attention_kernel(const __grid_constant__ TensorMap mapQ,      // [9, B Hq seqlen_q, 64]
-                     const __grid_constant__ TensorMap mapLeft,   // pool, [tokens / 8, 9, 8, 64]
-                     const __grid_constant__ TensorMap mapRight,  // the same, in other boxes
-                     const __grid_constant__ TensorMap mapRow,    // and in boxes of a row
-                     Pages pages, Pieces<Config> pieces,
-                     Element* gO,        // [B, Hq, seqlen_q, 512]
-                     float* gLse,        // [B, Hq, seqlen_q]
-                     float* gOPartial,   // [parts, row_tiles, kRows, 512]
-                     float* gLsePartial, // [parts, row_tiles, kRows], to base 2
-                     unsigned* gArrived) {  // [row blocks]: parts that are stored; 0 between launches
+    attention_kernel(const __grid_constant__ Maps maps, Pages pages, Pieces<Config> pieces,
+                     Element* gO,           // [B, Hq, seqlen_q, 512]
+                     float* gLse,           // [B, Hq, seqlen_q]
+                     float* gOPartial,      // [parts, row_tiles, kRows, 512]
+                     float* gLsePartial,    // [parts, row_tiles, kRows], to base 2
+                     unsigned* gArrived) {  // [row blocks]: stored parts; 0 between launches
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
@@ -520,7 +426,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == 2) {
     setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x / kWarp == Config::kNumWarps)
-      produce<Element, Config>(smem, pieces, mapQ, mapLeft, mapRight, mapRow, pages);
+      produce<Element, Config>(smem, pieces, maps, pages);
     return;
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
@@ -530,43 +436,23 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     consume<kRight, Element, Config>(smem, pieces, gO, gLse, gOPartial, gLsePartial, gArrived);
 }
 
-// Of the pool [num_pages, page_size, 576], taken as [tokens / 8, 9, 8, 64]: a box is `rows` tokens
-// and `panels` times 64 columns.
-//! [map]
-template <class Element>
-Status map_of_half(TensorMap& map, const Element* g, const Problem& p, int rows, int panels) {
-  const int64_t tokens = num_pages_of(p) * page_size_of(p);
-  return make_tensor_map<4>(map, g, {64, 8, kLatentDim / 64, tokens / 8},
-                            {2 * kLatentDim, 128, 16 * kLatentDim}, {64, 8, panels, rows / 8},
-                            Swizzle::k128);
-}
-//! [map]
-
 template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
-  const int64_t rows = p.heads * p.seqlen_q, row_tiles = ceil_div(rows, Config::kRows);
-  const auto* const gK = args.in<Element>("k");
+  const int64_t row_tiles = ceil_div(p.heads * p.seqlen_q, Config::kRows);
   const Pages pages{args.in<int>("page_table"), static_cast<int>(max_pages_of(p)),
                     static_cast<int>(page_size_of(p)), static_cast<int>(box_rows(p))};
-  TensorMap q, left, right, row;
-  for (const Status& status :
-       {make_tensor_map<3>(q, args.in<Element>("q"), {64, p.batch * rows, kLatentDim / 64},
-                           {2 * kLatentDim, 128}, {64, Config::kRows, kLatentDim / 64},
-                           Swizzle::k128),
-        map_of_half(left, gK, p, pages.box_rows, Config::panels(kLeft)),
-        map_of_half(right, gK, p, pages.box_rows, Config::panels(kRight)),
-        hopper::map_of_rows(row, gK, p)})
-    if (!status.ok()) return status;
+  Maps maps;
+  if (const Status made = maps.make<Element, Config>(args, pages.box_rows); !made.ok()) return made;
   const Pieces<Config> pieces{args.in<Work>("work"), args.in<int>("work_begin"),
                               args.in<int>("seqused_k"), shape_of(p), static_cast<int>(row_tiles)};
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config>,
                        dim3(static_cast<unsigned>(row_tiles * teams(p, Config::kRows))),
                        dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-                       q, left, right, row, pages, pieces, args.out<Element>("o"),
-                       args.out<float>("lse"), args.out<float>("o_partial"),
-                       args.out<float>("lse_partial"), args.out<unsigned>("arrived"));
+                       maps, pages, pieces, args.out<Element>("o"), args.out<float>("lse"),
+                       args.out<float>("o_partial"), args.out<float>("lse_partial"),
+                       args.out<unsigned>("arrived"));
 }
 
 Status launch(const Arguments& args) {
