@@ -103,7 +103,7 @@ TEST_CASE("latent attention by boxes of any size", "[emulated]") {
 }
 TEST_CASE("latent attention by boxes of any size on the GPU", "[gpu]") {
   std::vector<int64_t> lengths = kLatentLengths;
-  lengths.insert(lengths.end(), {4096, 32789});
+  lengths.push_back(4096);
   boxes(Backend::gpu, lengths);
 }
 

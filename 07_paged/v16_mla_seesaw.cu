@@ -1,6 +1,6 @@
 // v16_mla_seesaw: latent attention whose softmax runs under products.
 //
-// parent    v13_mla_wgmma
+// parent    two: the tiles of v13_mla_wgmma, the copies of v15_prefill_tma
 // idea      FlashMLA's seesaw. S, softmax and P of the even tiles are the left warpgroup's, of the
 //           odd tiles the right one's. O stays cut by columns, so that each P is multiplied twice:
 //           by its own warpgroup from registers, by the other one from shared memory. While one
@@ -41,7 +41,7 @@ using hopper::kWarp, hopper::kWarpgroup, hopper::groups_apart, hopper::PipelineS
 enum Side { kLeft = 0, kRight = 1 };
 // Named barriers; 0 is that of __syncthreads. kPReady + side: its P is in shared memory.
 // kSideDone + side: its warps are done with the P of the other. kBoth: both sides are here.
-enum NamedBarrier { kPReady = 1, kSideDone = 3, kBoth = 5 };
+constexpr int kPReady = 1, kSideDone = 3, kBoth = 5;
 
 struct Config {
   static constexpr int kHeadDim = kLatentDim, kRows = kWgmmaRows;
