@@ -219,6 +219,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
         last_seen[r] = min(piece.end, keys_of_query(shape, piece.used, query).end) - piece.begin;
       }
     }
+    // S begins with the left half of a tile, while the right one is on its way.
     const auto scores = [&](int stage) {
       mbarrier_wait(&smem.k_full[stage][kLeft], k[stage].phase());
       issue_s<kLeft, Element, Config>(s, smem.sQ, smem.sK[stage]);
@@ -237,7 +238,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
     // The maximum is `max` from here on: that of the tile whose P both sides multiply next. No
     // product is in flight, but the right side may have S in flight. ptxas lets nothing but wgmma
     // write accumulators meanwhile, and would insert a wait before the branch (C7517). So this side
-    // waits, and in the branch alone: after the first tiles a maximum grows by 8 rarely.
+    // awaits S, and in the branch alone: after the first tiles a maximum rarely grows by 8.
     //! [follow]
     const auto follow = [&](const float (&max)[2], auto await) {
       if (!__any_sync(~0u, max[0] > row_max[0] || max[1] > row_max[1])) return;
@@ -326,7 +327,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
         release(0);
         receive_p([] {});
         other_product(1);
-        wgmma_wait<0>(o);
+        wgmma_wait<0>(o);  // with the next S queued behind it the step is slower
         release(1);
       }
       if (n < tiles) even_tile(n);
