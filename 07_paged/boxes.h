@@ -1,5 +1,5 @@
-// Boxes of TMA that a tile of keys consists of, in v15_prefill_tma: what its launch uses and the
-// table refuses by.
+// Boxes of TMA that a tile of keys consists of, in v15_prefill_tma and v16_mla_seesaw: what their
+// launches use and the table refuses by.
 #pragma once
 
 #include <numeric>

@@ -29,6 +29,7 @@ ATTN_DECLARE_STEP(v12_mla);
 ATTN_DECLARE_STEP(v13_mla_wgmma);
 ATTN_DECLARE_STEP(v14_cross_piece);
 ATTN_DECLARE_STEP(v15_prefill_tma);
+ATTN_DECLARE_STEP(v16_mla_seesaw);
 ATTN_DECLARE_STEP(a1_append);
 ATTN_DECLARE_STEP(c1_copy);
 ATTN_DECLARE_STEP(arrived);
@@ -185,7 +186,14 @@ Step prefill(std::string name, std::string idea, std::vector<std::string> takes,
   };
 }
 
-// Chapter 06's kernel, whose tiles its launch states. A box of TMA has rows of one page.
+// A box of TMA has rows of one page, and is whole atoms.
+Reason refuse_boxes(const Problem& p) {
+  if (box_rows(p) % kAtomRows == 0) return std::nullopt;
+  return fmt::format("--page-size {}: a multiple of {}, so that a box of TMA is whole atoms",
+                     page_size_of(p), kAtomRows);
+}
+
+// Chapter 06's kernel, whose tiles its launch states.
 Step hopper_prefill(std::string name, std::string idea, Launch launch) {
   Step step = prefill(std::move(name), std::move(idea), {"seqused", "varlen"}, launch);
   step.support =
@@ -193,10 +201,7 @@ Step hopper_prefill(std::string name, std::string idea, Launch launch) {
       "causal, windows, GQA";
   step.refuses = [](const Problem& p) -> Reason {
     if (Reason reason = refuse_prefill(p)) return reason;
-    if (box_rows(p) % kAtomRows != 0)
-      return fmt::format("--page-size {}: a multiple of {}, so that a box of TMA is whole atoms",
-                         page_size_of(p), kAtomRows);
-    return std::nullopt;
+    return refuse_boxes(p);
   };
   step.cost = [launch](const Problem& p) { return tiled_prefill_cost(p, *tiling_of(launch, p)); };
   step.workspaces = [](const Problem&) {
@@ -325,6 +330,36 @@ Step latent(std::string name, std::string idea, Launch launch, int64_t rows) {
                          const HostTensors& in) { return plans::team_tensors(p, in, rows); }};
 }
 
+Reason refuse_latent_wgmma(const Problem& p) {
+  if (p.softmax_scale < 1e-37) return kUnscaledMaximum;
+  return refuse_latent(p);
+}
+Step latent_wgmma(std::string name, std::string idea, Launch launch) {
+  Step step = latent(std::move(name), std::move(idea), launch, kWgmmaRows);
+  step.needs = kHopper;
+  step.refuses = refuse_latent_wgmma;
+  return step;
+}
+// A tile begins with the first key that is seen: with a window that need not be where a box begins.
+Step seesaw() {
+  Step step = latent_wgmma("v16_mla_seesaw", "latent attention whose softmax runs under products",
+                           ATTN_LAUNCH(v16_mla_seesaw));
+  step.support =
+      "sm_90a; fp16, bf16; head dim 576, of V 512; one K/V head; page sizes that 8 divides; up "
+      "to 16 queries, causal";
+  step.refuses = [](const Problem& p) -> Reason {
+    if (Reason reason = refuse_latent_wgmma(p)) return reason;
+    if (Reason reason = refuse_boxes(p)) return reason;
+    if (p.window_left >= 0)
+      return fmt::format(
+          "--window {},{}: a tile of this step begins where a box of TMA does, not where a window "
+          "may; -1 to the left and --causal are accepted",
+          p.window_left, p.window_right);
+    return std::nullopt;
+  };
+  return step;
+}
+
 // New tokens, in chunks of 16 bytes, are counted in 32 bits.
 Reason refuse_append(const Problem& p) {
   if (Reason reason = refuse_all(p)) return reason;
@@ -403,14 +438,8 @@ Chapter make_chapter() {
   c.steps.push_back(latent("v12_mla",
                            "latent attention: one K/V head, whose values are in its keys",
                            ATTN_LAUNCH(v12_mla), kMmaRows));
-  Step wgmma = latent("v13_mla_wgmma", "latent attention of 64 rows by wgmma",
-                      ATTN_LAUNCH(v13_mla_wgmma), kWgmmaRows);
-  wgmma.needs = kHopper;
-  wgmma.refuses = [](const Problem& p) -> Reason {
-    if (p.softmax_scale < 1e-37) return kUnscaledMaximum;
-    return refuse_latent(p);
-  };
-  c.steps.push_back(std::move(wgmma));
+  c.steps.push_back(latent_wgmma("v13_mla_wgmma", "latent attention of 64 rows by wgmma",
+                                 ATTN_LAUNCH(v13_mla_wgmma)));
   c.steps.push_back(planned("v14_cross_piece",
                             "the copies of the next piece begin while this one is merged",
                             ATTN_LAUNCH(v14_cross_piece), plans::balanced_plan,
@@ -418,6 +447,7 @@ Chapter make_chapter() {
   c.steps.push_back(hopper_prefill("v15_prefill_tma",
                                    "chapter 06's kernel, whose tiles are boxes of pages",
                                    ATTN_LAUNCH(v15_prefill_tma)));
+  c.steps.push_back(seesaw());
   c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys turned on the way",
                            paged_append(), "append", ATTN_LAUNCH(a1_append), refuse_append));
   c.steps.push_back(copies("c1_copy", "pages copied to others, all of a batch in one launch",

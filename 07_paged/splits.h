@@ -27,7 +27,8 @@ constexpr int kPrefillWarps = 4, kPrefillKeys = 64;
 // Of a shared prefix: the rows of a tile.
 constexpr int prefix_rows(int64_t head_dim) { return prefill_rows(head_dim); }
 
-// Of latent attention: numbers of a token, and of its value; rows of a block of v13_mla_wgmma.
+// Of latent attention: numbers of a token, and of its value; rows of a block of v13_mla_wgmma
+// and v16_mla_seesaw.
 constexpr int kLatentDim = 576, kLatentValues = 512;
 constexpr int kWgmmaRows = 64;
 

@@ -16,6 +16,8 @@ using namespace attn::tests;
 
 namespace {
 
+const std::vector<int64_t> kLatentLengths{1, 15, 63, 64, 65, 128, 129, 300, 700};
+
 std::vector<const Step*> latent_steps() {
   std::vector<const Step*> steps;
   for (const Step& step : chapter().steps)
@@ -30,6 +32,9 @@ Problem latent(int64_t heads, int64_t queries, int64_t room, int64_t page,
   p.own["page_size"] = {static_cast<double>(page)};
   return p;
 }
+
+// What v16_mla_seesaw takes besides: boxes of TMA, and no left edge.
+bool is_in_boxes(const Problem& p) { return splits::page_size_of(p) % 8 == 0 && p.window_left < 0; }
 
 // Problems in which every length meets some page sizes and numbers of heads.
 template <class Body>
@@ -55,18 +60,51 @@ int latent_problems(const std::vector<int64_t>& lengths, Body body) {
   return n;
 }
 
+// Every length with boxes of 8 to 64 rows, a sequence each; pieces of all sequences, and of a tile
+// or two, so that the number of tiles of a piece is odd and even; up to 112 and 128 rows.
+void boxes(Backend backend, const std::vector<int64_t>& lengths) {
+  constexpr int64_t kPages[] = {8, 16, 64, 256}, kHeads[] = {16, 9, 128, 16};
+  constexpr int64_t kQueries[] = {1, 2, 1, 7}, kBlocks[] = {1, 40, 14, 6};
+  Counts ran;
+  for (std::size_t n = 0; n < 4; ++n) {
+    Problem p = latent(kHeads[n], kQueries[n], lengths.back(), kPages[n],
+                       n == 1 ? DType::fp16 : DType::bf16);
+    p.inputs = n % 2 == 0 ? InputKind::peaked : InputKind::random;
+    p.causal = kQueries[n] > 1;
+    p.batch = static_cast<int64_t>(lengths.size()), p.seqused_k = lengths;
+    p.own["blocks"] = {static_cast<double>(kBlocks[n])};
+    p.seed = n + 1;
+    ran += check_steps("paged_mla", p, backend,
+                       [](const Step& step, int) { return step.name == "v16_mla_seesaw"; });
+  }
+  CHECK(ran.of == std::map<std::string, int>{{"v16_mla_seesaw", 4}});
+}
+
 }  // namespace
 
 TEST_CASE("latent attention is right for any heads, lengths and pages", "[emulated]") {
   Counts ran;
-  const int problems = latent_problems(
-      {1, 15, 63, 64, 65, 128, 129, 300, 700},
-      [&](const Problem& p) { ran += check_steps("paged_mla", p, Backend::emulated); });
-  for (const Step* step : latent_steps()) CHECK(ran.of[step->name] == problems);
+  int in_boxes = 0;
+  const int problems = latent_problems(kLatentLengths, [&](const Problem& p) {
+    ran += check_steps("paged_mla", p, Backend::emulated);
+    in_boxes += is_in_boxes(p) ? 1 : 0;
+  });
+  for (const Step* step : latent_steps())
+    CHECK(ran.of[step->name] == (step->name == "v16_mla_seesaw" ? in_boxes : problems));
 }
 TEST_CASE("latent attention on the GPU", "[gpu]") {
-  latent_problems({1, 15, 63, 64, 65, 128, 129, 300, 700, 4096, 32789},
-                  [&](const Problem& p) { check_steps("paged_mla", p, Backend::gpu); });
+  std::vector<int64_t> lengths = kLatentLengths;
+  lengths.insert(lengths.end(), {4096, 32789});
+  latent_problems(lengths, [](const Problem& p) { check_steps("paged_mla", p, Backend::gpu); });
+}
+
+TEST_CASE("latent attention by boxes of any size", "[emulated]") {
+  boxes(Backend::emulated, kLatentLengths);
+}
+TEST_CASE("latent attention by boxes of any size on the GPU", "[gpu]") {
+  std::vector<int64_t> lengths = kLatentLengths;
+  lengths.push_back(4096);
+  boxes(Backend::gpu, lengths);
 }
 
 TEST_CASE("latent attention to nothing gives O = 0 and lse = -inf", "[emulated]") {
@@ -201,6 +239,16 @@ TEST_CASE("what is no latent attention is refused", "[emulated]") {
     CHECK((refusal(*step, p) == std::nullopt) == (step->name == "v12_mla"));
   refused(latent(16, 17, 64, 16), "--seqlen-q 17: at most 16 queries");
   refused(latent(16, 1, 64, 16, DType::fp32), "must be fp16 or bf16");
+  const auto refused_by_boxes = [](Problem q, const std::string& why) {
+    q.finish();
+    for (const Step* step : latent_steps())
+      CHECK(refusal(*step, q).value_or("").find(why) ==
+            (step->name == "v16_mla_seesaw" ? 0 : std::string::npos));
+  };
+  refused_by_boxes(latent(16, 1, 64, 12), "--page-size 12: a multiple of 8");
+  p = latent(16, 2, 64, 16);
+  p.window_left = 30, p.window_right = 0;
+  refused_by_boxes(p, "--window 30,0: a tile of this step begins where a box of TMA does");
 }
 
 TEST_CASE("exercise e has the answers that shapes give", "[emulated]") {

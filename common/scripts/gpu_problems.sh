@@ -339,7 +339,7 @@ profiled_problem() {  # CHAPTER STEP
     08_quant_sparse/s8_*) echo "$kField8k --keep 0.25 --dtype e4m3" ;;
     08_quant_sparse/*) tokens 128 2048 ;;
     07_paged/v8_*) echo "$(pages 64 const:32896 32 8) --shared-prefix 32768" ;;
-    07_paged/v1[23]_*) latent 128 4096 128 ;;
+    07_paged/v1[236]_*) latent 128 4096 128 ;;
     07_paged/v11_*) mix 2048 16384 64 4096 ;;
     07_paged/v[79]_*|07_paged/v15_*) echo "$(tokens 128 2048) --causal" ;;
     07_paged/a1_*) echo "--batch 16 --kv-heads 8 --heads 8 --head-dim 128 --seqlen-q 1024 --lengths const:8192" ;;
@@ -489,7 +489,10 @@ sanitizer_problems() {  # CHAPTER OPERATION
     07_paged/paged_mla)
       echo "--batch 3 --seqused 300,0,65 --seqlen-k 300 --heads 16 --inputs needle --blocks 3"
       echo "--batch 2 --seqlen-k 200 --seqlen-q 2 --heads 40 --causal --page-size 5 --dtype fp16"
-      echo "--seqlen-k 700 --heads 64 --window 130,0 --page-size 64 --blocks 7" ;;
+      echo "--seqlen-k 700 --heads 64 --window 130,0 --page-size 64 --blocks 7"
+      # Of v16: the end within a box of 64 rows, two row tiles, and two pieces of a block.
+      echo "--batch 2 --seqused 60,700 --seqlen-k 700 --seqlen-q 2 --heads 40 --causal" \
+        "--page-size 64 --blocks 2" ;;
     07_paged/paged_append)
       echo "--batch 3 --seqused 70,2,0 --seqlen-k 70 --seqlen-q 5 --heads 3 --head-dim 128 --rotary"
       echo "--batch 2 --lengths const:300 --seqlen-q 40 --heads 2 --head-dim 64 --page-size 5" \

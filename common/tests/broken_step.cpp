@@ -144,6 +144,8 @@ int main(int argc, char** argv) {
   }
   if (op.few_queries > 0 && op.complete) {  // pages: pieces of a block, blocks of a piece
     p.seqlen_q = 1, p.batch = 2, p.seqused_k = {391, 70}, p.own["blocks"] = {3};
+    if (step.name == "v16_mla_seesaw")  // two tiles in turn: long pieces, and one of a single tile
+      p.seqlen_k = 903, p.seqused_k = {60, 903}, p.own["blocks"] = {2};
     op.complete(p, {});
   }
   if (takes(step, "keep")) {  // a field and text, of which some blocks are chosen

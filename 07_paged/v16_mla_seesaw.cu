@@ -1,0 +1,464 @@
+// v16_mla_seesaw: latent attention whose softmax runs under products.
+//
+// parent    two: the tiles of v13_mla_wgmma, the copies of v15_prefill_tma
+// idea      FlashMLA's seesaw. S, softmax and P of the even tiles are the left warpgroup's, of the
+//           odd tiles the right one's. O stays cut by columns, so that each P is multiplied twice:
+//           by its own warpgroup from registers, by the other one from shared memory. While one
+//           computes a softmax, the tensor cores have products of the other. Both share one
+//           maximum, which goes to and fro with P.
+//           A third warpgroup copies by TMA, with boxes of a page as in v15_prefill_tma. A tile has
+//           two halves, the columns that a warpgroup multiplies as V, and that it releases on its
+//           own. Q of the next piece comes while O of this one is stored.
+// expect    128 heads: 250 us for 128 sequences of 4096 keys on an H200. Softmax is hidden; copies
+//           are not wholly, for a tile of 72 KB is loaded only where another one has been given up.
+//           16 heads: the bandwidth of HBM, as before
+// supports  fp16, bf16; head dim 576 (512 of V), one K/V head; 1 to 16 queries, any lengths,
+//           causal; page sizes that are multiples of 8; scales from 1e-37
+#include "attn/kernel.h"
+#include "ptx/global_flag.h"
+#include "ptx/mbarrier.h"
+#include "ptx/mma.h"
+#include "ptx/named_barrier.h"
+#include "ptx/setmaxnreg.h"
+#include "ptx/tma.h"
+#include "ptx/wgmma.h"
+#include "hopper_fragments.h"
+#include "latent_pieces.h"
+#include "plan.h"
+#include "splits.h"
+#include "tiles.h"
+
+namespace ATTN_BACKEND::v16_mla_seesaw {
+using namespace attn;
+using namespace paged;
+using namespace plans;
+using namespace splits;
+using namespace latent;
+using hopper::kWarp, hopper::kWarpgroup, hopper::groups_apart, hopper::PipelineState;
+
+//! [config]
+// The warpgroups that compute. Their columns of O are those of a half of a tile of keys.
+enum Side { kLeft = 0, kRight = 1 };
+// Named barriers; 0 is that of __syncthreads. kPReady + side: its P is in shared memory.
+// kSideDone + side: its warps are done with the P of the other. kBoth: both sides are here.
+constexpr int kPReady = 1, kSideDone = 3, kBoth = 5;
+
+struct Config {
+  static constexpr int kHeadDim = kLatentDim, kRows = kWgmmaRows;
+  static constexpr int kOutDim = kLatentValues;        // the first columns of K are V
+  static constexpr int kBlockN = 64, kTile = kBlockN;  // keys of a tile
+  static constexpr int kConsumers = 2 * kWarpgroup, kThreads = kConsumers + kWarpgroup;
+  static constexpr int kNumWarps = kConsumers / kWarp;  // that compute
+  static constexpr int kColumns = kOutDim / 2;          // of O, a warpgroup
+  // Panels of 64 columns of a half: four are V's left columns; four its right ones, and one is no
+  // part of V. Where the half begins.
+  __host__ __device__ static constexpr int panels(int half) { return half == kLeft ? 4 : 5; }
+  __host__ __device__ static constexpr int begin(int half) { return half * kBlockN * 4 * 64; }
+  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static_assert(kTile == tile_keys(kHeadDim), "plans count other tiles");
+};
+//! [config]
+
+constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
+
+// Q and P are panels of 64 columns, [columns / 64][rows, 64]. A half of a tile of keys is atoms of
+// 8 rows and 64 columns as its boxes bring them, [rows / 8][panels][8, 64].
+template <class Element, class Config>
+struct SharedStorage {
+  alignas(1024) Element sK[2][Config::kBlockN * Config::kHeadDim];  // an even tile, an odd one
+  alignas(1024) Element sQ[Config::kRows * Config::kHeadDim];
+  alignas(1024) Element sP[Config::kRows * Config::kBlockN];  // of both sides, in turn
+  float sMax[2][Config::kRows];                               // of a side's last tile, to base 2
+  float sSum[2][Config::kRows];                               // of its keys, at the end
+  // mbarriers: bytes are there; whoever reads them is done. Of K [tile][half], the latter by the
+  // side that multiplies this half as V: it is the last of both to read it.
+  uint64_t q_full, q_empty, k_full[2][2], k_empty[2][2];
+  bool last;  // whether this block merges
+  ATTN_MEMBERS(SharedStorage, sK, sQ, sP, sMax, sSum, q_full, q_empty, k_full, k_empty, last)
+};
+// The swizzled offset of element (row, col) of a panel of 64 rows.
+__device__ __forceinline__ int swizzled_offset(int row, int col) {
+  return row * 64 + ((col / 8) ^ row) % 8 * 8 + col % 8;
+}
+
+// (3) S = Q K^T. Issues it, and does not wait.
+//! [issue_s]
+template <int kHalf, class Element, class Config>
+__device__ __forceinline__ void issue_s(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
+                                        const Element* sK) {
+  constexpr int kPanels = Config::panels(kHalf);
+  const WgmmaOperand q = wgmma_operand(sQ + kHalf * Config::panels(kLeft) * 64 * Config::kRows);
+  const WgmmaOperand k = groups_apart(wgmma_operand(sK + Config::begin(kHalf)), kPanels * 1024);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < kPanels * 4; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
+    const int panel = i / 4, inside = i % 4 * 32;
+    wgmma<Element, false>(s, q + (panel * Config::kRows * 128 + inside),
+                          k + (panel * 1024 + inside), kHalf > 0 || i > 0);
+  }
+}
+//! [issue_s]
+
+// (5) O += P V, a side's columns. `p_of(n)`: P of 16 keys, its own in registers, that of the other
+// side in shared memory. Issues it, and does not wait.
+//! [issue_o]
+template <Side kSide, class Element, class Config, class POf>
+__device__ __forceinline__ void issue_o(float (&o)[Config::kColumns / 8][4], const Element* sK,
+                                        POf p_of) {
+  constexpr int kGroup = Config::panels(kSide) * 1024;  // bytes from 8 keys to the next ones
+  const WgmmaOperand v = groups_apart(wgmma_operand(sK + Config::begin(kSide), 1024), kGroup);
+  wgmma_fence();
+#pragma unroll
+  for (int n = 0; n < Config::kBlockN / 16; ++n)
+    wgmma<Element, true>(o, p_of(n), v + 2 * kGroup * n, true);
+  wgmma_commit();
+}
+//! [issue_o]
+
+// (1) load Q_i, (2) K_j, by one warp. A lane has a box of a tile: a page's rows that lie in it, at
+// least 8, so that a tile has 8 boxes at most. It looks up its page a tile ahead. Rows of Q behind
+// those of the sequence are the next one's, and are not stored.
+//! [producer]
+template <class Element, class Config>
+__device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem,
+                                        const Pieces<Config>& pieces, const Maps& maps,
+                                        const Pages& pages) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int boxes = Config::kBlockN / pages.box_rows, own_row = lane * pages.box_rows;
+  PipelineState<1> q, k[2];
+  for (int at = pieces.begin(); at < pieces.end(); ++at, q.advance()) {
+    const Piece piece = pieces.at(at);
+    const int sequence = piece.work.row_block;
+    if (lane == 0) {
+      mbarrier_wait(&smem.q_empty, q.phase() ^ 1);  // the first time it is
+      mbarrier_arrive_expect(&smem.q_full, Config::kRows * Config::kHeadDim * 2);
+      tma_load(smem.sQ, maps.q, &smem.q_full, {0, static_cast<int>(piece.rows.first), 0});
+    }
+    int ahead = slot_of(pages, sequence, piece.begin + own_row, piece.end);
+    for (int key0 = piece.begin, stage = 0; key0 < piece.end; key0 += Config::kBlockN, stage ^= 1) {
+      const int rows = piece.end - key0, slot = ahead;  // keys that there are
+      ahead = slot_of(pages, sequence, key0 + Config::kBlockN + own_row, piece.end);
+      // 0 times V must be 0: behind the end rows are zeros, and the box that holds the end comes
+      // row by row.
+      const bool is_cut = lane < boxes && own_row < rows && rows < own_row + pages.box_rows;
+      const unsigned cut = __ballot_sync(~0u, is_cut);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        constexpr int kGroup = 8 * 64;  // elements of an atom
+        const int panels = Config::panels(half), panel0 = half * Config::panels(kLeft);
+        Element* const tile = smem.sK[stage] + Config::begin(half);
+        uint64_t* const full = &smem.k_full[stage][half];
+        mbarrier_wait(&smem.k_empty[stage][half], k[stage].phase() ^ 1);
+        if (lane == 0) mbarrier_arrive_expect(full, Config::kBlockN * panels * 128);
+        __syncwarp();  // all bytes are announced before any of them arrives
+        if (lane < boxes && !is_cut)
+          tma_load(tile + own_row / 8 * panels * kGroup, maps.half[half], full,
+                   {0, 0, panel0, slot / 8});
+        if (cut == 0) continue;
+        const int holder = __ffs(static_cast<int>(cut)) - 1;
+        const int row0 = __shfl_sync(~0u, own_row, holder), slot0 = __shfl_sync(~0u, slot, holder);
+        for (int i = lane; i < pages.box_rows; i += kWarp) {
+          const int row = row0 + i, from = row < rows ? slot0 + i : hopper::kNowhere;
+          for (int panel = 0; panel < panels; ++panel)
+            tma_load(tile + (row / 8 * panels + panel) * kGroup + row % 8 * 64, maps.row, full,
+                     {0, from, panel0 + panel});
+        }
+      }
+      k[stage].advance();
+    }
+  }
+}
+//! [producer]
+
+template <class Element, class Config>
+__device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
+  mbarrier_init(&smem.q_full, 1);
+  mbarrier_init(&smem.q_empty, Config::kNumWarps);  // one lane of a warp says that it is done
+  for (int stage = 0; stage < 2; ++stage)
+    for (int half = 0; half < 2; ++half) {
+      mbarrier_init(&smem.k_full[stage][half], 1);
+      mbarrier_init(&smem.k_empty[stage][half], Config::kNumWarps / 2);
+    }
+  mbarrier_init_fence();
+}
+
+// What a side does, in one piece after the other.
+template <Side kSide, class Element, class Config>
+__device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
+                                        const Pieces<Config>& pieces, Element* gO, float* gLse,
+                                        float* gOPartial, float* gLsePartial, unsigned* gArrived) {
+  constexpr int kBlockN = Config::kBlockN, kOutDim = Config::kOutDim;
+  constexpr Side kOther = kSide == kLeft ? kRight : kLeft;
+  const Shape& shape = pieces.shape;
+  const int warp_id = static_cast<int>(threadIdx.x) / kWarp;
+  const int lane_id = static_cast<int>(threadIdx.x) % kWarp;
+  const int quad_row = 16 * (warp_id % 4) + lane_id / 4, quad_col = lane_id % 4 * 2;
+  const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
+  PipelineState<1> q, k[2];
+  const auto release = [&](int stage) {  // this warp is done with its side's half
+    if (lane_id == 0) mbarrier_arrive(&smem.k_empty[stage][kSide]);
+    k[stage].advance();
+  };
+  const auto release_q = [&] {
+    if (lane_id == 0) mbarrier_arrive(&smem.q_empty);
+  };
+
+  for (int at = pieces.begin(); at < pieces.end(); ++at, q.advance()) {
+    float o[Config::kColumns / 8][4] = {};                   // not divided by l yet
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2, of both; of own tiles
+    float s[kBlockN / 8][4];
+    uint32_t p[kBlockN / 16][4];
+    // Keys of this piece, and those of them that this lane's rows see.
+    int tiles, last_seen[2];
+    {
+      const Piece piece = pieces.at(at);
+      tiles = ceil_div(max(0, piece.end - piece.begin), kBlockN);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const int query = (piece.rows.row0 + quad_row + 8 * r) % shape.seqlen_q;
+        last_seen[r] = min(piece.end, keys_of_query(shape, piece.used, query).end) - piece.begin;
+      }
+    }
+    // S begins with the left half of a tile, while the right one is on its way.
+    const auto scores = [&](int stage) {
+      mbarrier_wait(&smem.k_full[stage][kLeft], k[stage].phase());
+      issue_s<kLeft, Element, Config>(s, smem.sQ, smem.sK[stage]);
+      mbarrier_wait(&smem.k_full[stage][kRight], k[stage].phase());
+      issue_s<kRight, Element, Config>(s, smem.sQ, smem.sK[stage]);
+      wgmma_commit();
+    };
+    const auto own_product = [&](int stage) {
+      issue_o<kSide, Element, Config>(o, smem.sK[stage], [&](int n) -> auto& { return p[n]; });
+    };
+    const auto other_product = [&](int stage) {
+      const WgmmaOperand other = wgmma_operand(smem.sP);
+      issue_o<kSide, Element, Config>(o, smem.sK[stage], [&](int n) { return other + 32 * n; });
+    };
+
+    // The maximum is `max` from here on: that of the tile whose P both sides multiply next. No
+    // product is in flight, but the right side may have S in flight. ptxas lets nothing but wgmma
+    // write accumulators meanwhile, and would insert a wait before the branch (C7517). So this side
+    // awaits S, and in the branch alone: after the first tiles a maximum rarely grows by 8.
+    //! [follow]
+    const auto follow = [&](const float (&max)[2], auto await) {
+      if (!__any_sync(~0u, max[0] > row_max[0] || max[1] > row_max[1])) return;
+      await();
+      const float rescale[2] = {exp2f(row_max[0] - max[0]), exp2f(row_max[1] - max[1])};
+#pragma unroll
+      for (int r = 0; r < 2; ++r) row_max[r] = max[r], row_sum[r] *= rescale[r];
+      hopper::rescale_rows<Config::kColumns>(o, rescale);
+    };
+    //! [follow]
+    // (4) softmax: S of a tile becomes P; -inf where a query does not see a key. `await_o`: O is
+    // still in flight before.
+    //! [softmax]
+    const auto softmax = [&](int n, auto await_o) {
+      const int key0 = n * kBlockN;
+      if (key0 + kBlockN > min(last_seen[0], last_seen[1])) {
+#pragma unroll
+        for (int c = 0; c < kBlockN / 8; ++c)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            if (key0 + 8 * c + quad_col + i % 2 >= last_seen[i / 2]) s[c][i] = -INFINITY;
+      }
+      float max[2] = {s[0][0], s[0][2]}, sum[2] = {};  // not scaled yet
+#pragma unroll
+      for (int c = 0; c < kBlockN / 8; ++c)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) max[i / 2] = fmaxf(max[i / 2], s[c][i]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        max[r] = hopper::quad_max(max[r]) * softmax_scale_log2;
+        if (max[r] <= row_max[r] + kRescaleThreshold) max[r] = row_max[r];
+        if (quad_col == 0) smem.sMax[kSide][quad_row + 8 * r] = max[r];
+      }
+#pragma unroll
+      for (int c = 0; c < kBlockN / 8; ++c)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[c][i] = exp2f(fmaf(s[c][i], softmax_scale_log2, -max[i / 2]));
+          sum[i / 2] += s[c][i];
+        }
+      hopper::round_p<Element, kBlockN>(p, s);
+      await_o();
+      follow(max, [] {});
+      row_sum[0] += sum[0], row_sum[1] += sum[1];
+    };
+    //! [softmax]
+    // P, and the maximum with it, go to the other side, and come from there. One place for P is
+    // enough: before a side stores P it has multiplied that of the other, which was stored after
+    // the last one of this side had been multiplied.
+    //! [seesaw]
+    const auto send_p = [&] {
+      named_barrier_sync(kSideDone + kSide, kWarpgroup);  // all of it has multiplied the other's P
+#pragma unroll
+      for (int c = 0; c < kBlockN / 8; ++c)
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          *reinterpret_cast<uint32_t*>(smem.sP +
+                                       swizzled_offset(quad_row + 8 * r, 8 * c + quad_col)) =
+              p[c / 2][c % 2 * 2 + r];
+      shared_write_fence();  // P is for wgmma
+      named_barrier_arrive(kPReady + kSide, Config::kConsumers);
+    };
+    const auto receive_p = [&](auto await) {
+      named_barrier_sync(kPReady + kOther, Config::kConsumers);
+      const float max[2] = {smem.sMax[kOther][quad_row], smem.sMax[kOther][quad_row + 8]};
+      follow(max, await);
+    };
+    //! [seesaw]
+
+    mbarrier_wait(&smem.q_full, q.phase());
+    if (tiles <= kSide) release_q();  // it has no S
+    //! [loop]
+    if constexpr (kSide == kLeft) {
+      const auto even_tile = [&](int n) {
+        scores(0);
+        wgmma_wait<0>(s);
+        if (n + 2 >= tiles) release_q();
+        softmax(n, [] {});
+        send_p();
+        own_product(0);
+      };
+      int n = 0;
+      for (; n + 1 < tiles; n += 2) {
+        even_tile(n);
+        wgmma_wait<0>(o);
+        release(0);
+        receive_p([] {});
+        other_product(1);
+        wgmma_wait<0>(o);  // with the next S queued behind it the step is slower
+        release(1);
+      }
+      if (n < tiles) even_tile(n);
+    } else {
+      int n = 0;
+      for (; n + 1 < tiles; n += 2) {
+        scores(1);
+        receive_p([&] { wgmma_wait<0>(s, o); });
+        other_product(0);
+        wgmma_wait<1>(s);  // S is there, O in flight
+        if (n + 3 >= tiles) release_q();
+        softmax(n + 1, [&] {
+          wgmma_wait<0>(o);
+          release(0);
+        });
+        send_p();
+        own_product(1);
+        // Both halves of a tile have to be free before the next one is loaded in its place: with
+        // its half given up only behind the next S, this side would wait for that tile for ever.
+        wgmma_wait<0>(o);
+        release(1);
+      }
+      if (n < tiles) {
+        receive_p([] {});
+        other_product(0);
+      }
+    }
+    wgmma_wait<0>(o);
+    if (tiles % 2 == 1) release(0);
+    //! [loop]
+
+    // (6) both sides get the sums
+    const Piece piece = pieces.at(at);
+    const Rows& rows = piece.rows;
+    const auto [sequence, tile, count, split, num_splits, first_part] = piece.work;
+    const auto place_of = [&](int part, int row) {
+      return (int64_t{first_part + part} * pieces.row_tiles + pieces.row_tile()) * Config::kRows +
+             row;
+    };
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = quad_sum(row_sum[r]);
+      if (quad_col == 0) smem.sSum[kSide][quad_row + 8 * r] = sum;
+    }
+    named_barrier_sync(kBoth, Config::kConsumers);  // the sums are there
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = quad_row + 8 * r, col = kSide * Config::kColumns + quad_col;
+      if (row >= rows.count) continue;
+      const float sum = smem.sSum[kLeft][row] + smem.sSum[kRight][row];
+      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      const float factor = sum > 0 ? 1 / sum : 0;
+      const float lse = sum > 0 ? row_max[r] + log2f(sum) : -INFINITY;
+      const int64_t to = num_splits == 1 ? rows.first + row : place_of(split, row);
+#pragma unroll
+      for (int n = 0; n < Config::kColumns / 8; ++n) {
+        const float o0 = o[n][2 * r] * factor, o1 = o[n][2 * r + 1] * factor;
+        const int64_t element = to * kOutDim + col + 8 * n;
+        if (num_splits == 1)
+          *reinterpret_cast<uint32_t*>(gO + element) = pack2<Element>(o0, o1);
+        else
+          *reinterpret_cast<float2*>(gOPartial + element) = make_float2(o0, o1);
+      }
+      if (col > 0) continue;
+      (num_splits == 1 ? gLse : gLsePartial)[to] = num_splits == 1 ? kLn2 * lse : lse;
+    }
+
+    // (9) the last one merges
+    //! [arrive]
+    named_barrier_sync(kBoth, Config::kConsumers);  // this part is stored, the sums have been read
+    if (num_splits == 1) continue;
+    if (threadIdx.x == 0) smem.last = flag_add(&gArrived[piece.row_block], 1) == num_splits - 1u;
+    // All see `last` and, through thread 0, the parts of the other blocks.
+    named_barrier_sync(kBoth, Config::kConsumers);
+    if (!smem.last) continue;
+    for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
+      merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
+                                 [&](int part) { return place_of(part, r); });
+    if (threadIdx.x == 0) gArrived[piece.row_block] = 0;  // for the next launch
+    //! [arrive]
+  }
+}
+
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    attention_kernel(const __grid_constant__ Maps maps, Pages pages, Pieces<Config> pieces,
+                     Element* gO,           // [B, Hq, seqlen_q, 512]
+                     float* gLse,           // [B, Hq, seqlen_q]
+                     float* gOPartial,      // [parts, row_tiles, kRows, 512]
+                     float* gLsePartial,    // [parts, row_tiles, kRows], to base 2
+                     unsigned* gArrived) {  // [row blocks]: stored parts; 0 between launches
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  // Of lane 0, so that the compiler knows that it is the same in all lanes.
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  if (threadIdx.x == 0) init_barriers(smem);
+  __syncthreads();  // the barriers are there
+  if (warpgroup == 2) {
+    setmaxnreg_dec<Config::kProducerRegisters>();
+    if (threadIdx.x / kWarp == Config::kNumWarps)
+      produce<Element, Config>(smem, pieces, maps, pages);
+    return;
+  }
+  setmaxnreg_inc<Config::kConsumerRegisters>();
+  if (warpgroup == kLeft)
+    consume<kLeft, Element, Config>(smem, pieces, gO, gLse, gOPartial, gLsePartial, gArrived);
+  else
+    consume<kRight, Element, Config>(smem, pieces, gO, gLse, gOPartial, gLsePartial, gArrived);
+}
+
+template <class Element, class Config>
+Status launch(const Arguments& args) {
+  const Problem& p = args.problem;
+  const int64_t row_tiles = ceil_div(p.heads * p.seqlen_q, Config::kRows);
+  const Pages pages{args.in<int>("page_table"), static_cast<int>(max_pages_of(p)),
+                    static_cast<int>(page_size_of(p)), static_cast<int>(box_rows(p))};
+  Maps maps;
+  if (const Status made = maps.make<Element, Config>(args, pages.box_rows); !made.ok()) return made;
+  const Pieces<Config> pieces{args.in<Work>("work"), args.in<int>("work_begin"),
+                              args.in<int>("seqused_k"), shape_of(p), static_cast<int>(row_tiles)};
+  args.phase("attention");
+  return launch_kernel(attention_kernel<Element, Config>,
+                       dim3(static_cast<unsigned>(row_tiles * teams(p, Config::kRows))),
+                       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+                       maps, pages, pieces, args.out<Element>("o"), args.out<float>("lse"),
+                       args.out<float>("o_partial"), args.out<float>("lse_partial"),
+                       args.out<unsigned>("arrived"));
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype,
+                        [&]<class Element>() { return launch<Element, Config>(args); });
+}
+
+}  // namespace ATTN_BACKEND::v16_mla_seesaw
