@@ -138,6 +138,13 @@ Cost tile_scales_cost(const Problem& p, Launch launch) {
   return cost;
 }
 
+// An MMA does four rounds of the rotation: a product with a matrix of 16 x 16.
+Cost rotated_cost(const Problem& p, Launch launch) {
+  Cost cost = tile_scales_cost(p, launch);
+  cost.front().tensor_flop = 2 * 16 * (elements_q(p) + elements_k(p));
+  return cost;
+}
+
 // O of the windows before, and l and the maximum, of each block that runs: as in f6_windows.cu.
 constexpr int64_t kWindowKeys = 4096;
 int64_t windows_of(const Problem& p) { return (p.seqlen_k + kWindowKeys - 1) / kWindowKeys; }
@@ -166,7 +173,7 @@ std::vector<Workspace> apart_workspaces(const Problem& p) {
 // V is read twice, and O of all windows of a tile but its first written and read once, in L2.
 Cost windows_cost(const Problem& p, Launch launch) {
   const double windows = heads_k(p) * double(windows_of(p)) * double(p.head_dim) * 8;
-  Cost cost = tile_scales_cost(p, launch);
+  Cost cost = rotated_cost(p, launch);
   cost.back().l2_bytes += heads_q(p) * double(p.seqlen_q) * double(windows_of(p) - 1) *
                           (8 * double(p.head_dim) + 32);
   cost.insert(cost.begin(),
@@ -181,8 +188,8 @@ Cost rotary_cost(const Problem& p, Launch launch, bool fused) {
   if (!has_rotary(p)) return cost;
   const double both = 2 * (elements_q(p) + elements_k(p));
   const double angles = 4 * double(std::max(p.seqlen_q, p.seqlen_k)) * double(p.head_dim);
-  if (fused)
-    cost[1].hbm_read += angles;
+  if (fused)  // which rotates by additions
+    cost[1].hbm_read += angles, cost[1].tensor_flop = 0;
   else
     cost.insert(cost.begin() + 1, {.name = "rotary", .hbm_read = both + angles, .hbm_write = both});
   return cost;
@@ -318,6 +325,13 @@ HostTensors turned_in_registers(const Problem& p, const HostTensors& inputs) {
   return rotated_in_windows(p, turned(p, inputs, DType::fp32));
 }
 
+static Step rotated_step(std::string name, std::string idea, Launch launch) {
+  Step step =
+      tile_scales_step(std::move(name), std::move(idea), launch, rotated_in_tile_scales);
+  step.cost = [launch](const Problem& p) { return rotated_cost(p, launch); };
+  return step;
+}
+
 static Step windows_step(std::string name, std::string idea, Launch launch, bool fused) {
   Step step = tile_scales_step(std::move(name), std::move(idea), launch,
                                fused ? turned_in_registers : turned_apart);
@@ -339,8 +353,8 @@ std::vector<Step> fp8_steps() {
                          ATTN_LAUNCH(f3_two_level)),
       tile_scales_step("f4_block_scales", "a scale for each tile of 128 rows of Q, K and V",
                        ATTN_LAUNCH(f4_block_scales), in_tile_scales),
-      tile_scales_step("f5_incoherent", "Q and K are rotated before they are rounded",
-                       ATTN_LAUNCH(f5_incoherent), rotated_in_tile_scales),
+      rotated_step("f5_incoherent", "Q and K are rotated before they are rounded",
+                   ATTN_LAUNCH(f5_incoherent)),
       windows_step(
           "f6_windows",
           "each window of 4096 keys: its mean of V taken off, its P V summed in the tensor core",

@@ -30,6 +30,7 @@ ATTN_DECLARE_STEP(v13_mla_wgmma);
 ATTN_DECLARE_STEP(v14_cross_piece);
 ATTN_DECLARE_STEP(v15_prefill_tma);
 ATTN_DECLARE_STEP(v16_mla_seesaw);
+ATTN_DECLARE_STEP(v17_prefix_tma);
 ATTN_DECLARE_STEP(a1_append);
 ATTN_DECLARE_STEP(c1_copy);
 ATTN_DECLARE_STEP(arrived);
@@ -246,7 +247,7 @@ Step mixed(std::string name, std::string idea, Launch launch) {
 
 // A shared prefix in tiles of the queries of all that share it, once; what is behind it as v5 has
 // it; and parts that are stored, and read by a merge.
-plans::PrefixPlan prefixes_of(const Problem& p) {
+plans::PrefixPlan prefixes_of(const Problem& p, plans::PrefixTiles tiles) {
   const std::vector<int64_t> lengths =
       p.seqused_k.empty() ? std::vector(static_cast<std::size_t>(p.batch), p.seqlen_k)
                           : p.seqused_k;
@@ -254,15 +255,15 @@ plans::PrefixPlan prefixes_of(const Problem& p) {
       p.own.contains("shared_prefix") ? drawn_table(p).numbers : std::vector<int64_t>();
   Problem one = p;
   if (table.empty()) one.window_left = 0;  // as with a window: nothing is shared
-  return plans::prefix_plan(one, table, lengths, plans::planned_blocks(p));
+  return plans::prefix_plan(one, table, lengths, plans::planned_blocks(p), tiles);
 }
-Cost shared_cost(const Step& suffix, const Problem& p) {
-  const plans::PrefixPlan plan = prefixes_of(p);
+Cost shared_cost(const Step& suffix, const Problem& p, plans::PrefixTiles tiles) {
+  const plans::PrefixPlan plan = prefixes_of(p, tiles);
   const double element = double(size_of(p.dtype)), d = double(p.head_dim);
-  const double rows = double(prefix_rows(p.head_dim)), partial = double(plan.places) * (d + 1) * 4;
+  const double rows = double(tiles.rows), partial = double(plan.places) * (d + 1) * 4;
   Phase prefix{.name = "prefix"};
   for (const plans::PrefixWork& w : plan.work) {
-    const double keys = double(w.end - w.begin) * double(kPrefillKeys);
+    const double keys = double(w.end - w.begin) * double(tiles.keys);
     prefix.exp += rows * keys;
     prefix.l2_bytes += 2 * keys * d * element;
     if (w.row0 == 0) prefix.hbm_read += 2 * keys * d * element;
@@ -275,14 +276,19 @@ Cost shared_cost(const Step& suffix, const Problem& p) {
   for (std::size_t b = 0; b < rest.seqused_k.size(); ++b) rest.seqused_k[b] -= plan.keys[b];
   return {prefix, suffix.cost(rest).front(), {.name = "merge", .l2_bytes = partial}};
 }
-Step shared(std::string name, std::string idea, Launch launch) {
-  Step step = planned(std::move(name), std::move(idea), launch, plans::balanced_plan,
-                      plans::prefix_tensors);
+using TilesOf = plans::PrefixTiles (*)(int64_t head_dim);
+Step shared(std::string name, std::string idea, Launch launch, TilesOf tiles_of) {
+  Step step = planned(std::move(name), std::move(idea), launch, plans::balanced_plan, nullptr);
+  step.plan = [tiles_of](const Problem& p, const HostTensors& in) {
+    return plans::prefix_tensors(p, in, tiles_of(p.head_dim));
+  };
   step.support += "; reads shared prefixes of 128 tokens and more once";
-  step.cost = [suffix = step](const Problem& p) { return shared_cost(suffix, p); };
+  step.cost = [suffix = step, tiles_of](const Problem& p) {
+    return shared_cost(suffix, p, tiles_of(p.head_dim));
+  };
   step.workspaces = [of_parts = step.workspaces](const Problem& p) {
     std::vector<Workspace> all = of_parts(p);
-    const int64_t places = plans::most_prefix_work(p) * prefix_rows(p.head_dim);
+    const int64_t places = plans::most_prefix_places(p);
     all.push_back({"prefix_o", places * p.head_dim * 4});
     all.push_back({"prefix_lse", places * 4});
     return all;
@@ -291,6 +297,19 @@ Step shared(std::string name, std::string idea, Launch launch) {
     if (p.softmax_scale < 1e-37) return kUnscaledMaximum;
     return refuse_runs(p);
   };
+  return step;
+}
+
+// The same by TMA and wgmma.
+Step hopper_shared(std::string name, std::string idea, Launch launch) {
+  Step step = shared(std::move(name), std::move(idea), launch, plans::wgmma_prefix_tiles);
+  step.support.replace(step.support.find("any page size"), 13, "page sizes that 8 divides");
+  step.support = "sm_90a; " + step.support;
+  step.refuses = [of_mma = step.refuses](const Problem& p) -> Reason {
+    if (Reason reason = of_mma(p)) return reason;
+    return refuse_boxes(p);
+  };
+  step.needs = kHopper;
   return step;
 }
 
@@ -423,7 +442,7 @@ Chapter make_chapter() {
   c.steps.push_back(prefill("v7_prefill", "many queries of each sequence against its pages, ragged",
                             {"seqused", "varlen"}, ATTN_LAUNCH(v7_prefill)));
   c.steps.push_back(shared("v8_shared_prefix", "a prefix that sequences share is read once for all",
-                           ATTN_LAUNCH(v8_shared_prefix)));
+                           ATTN_LAUNCH(v8_shared_prefix), plans::mma_prefix_tiles));
   Step tree = prefill("v9_tree_mask", "the queries of a sequence are a tree of tokens",
                       {"seqused", "varlen", "tree"}, ATTN_LAUNCH(v9_tree_mask));
   tree.support += ", trees";
@@ -448,6 +467,8 @@ Chapter make_chapter() {
                                    "chapter 06's kernel, whose tiles are boxes of pages",
                                    ATTN_LAUNCH(v15_prefill_tma)));
   c.steps.push_back(seesaw());
+  c.steps.push_back(hopper_shared("v17_prefix_tma", "v8's prefixes on the kernel of v15",
+                                  ATTN_LAUNCH(v17_prefix_tma)));
   c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys turned on the way",
                            paged_append(), "append", ATTN_LAUNCH(a1_append), refuse_append));
   c.steps.push_back(copies("c1_copy", "pages copied to others, all of a batch in one launch",

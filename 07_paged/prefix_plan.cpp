@@ -28,9 +28,13 @@ int64_t most_prefix_work(const Problem& p) {
          p.kv_heads * (blocks_of(rows, prefix_rows(p.head_dim)) + p.batch / 2);
 }
 
+int64_t most_prefix_places(const Problem& p) {
+  return most_prefix_work(p) * prefix_rows(p.head_dim);
+}
+
 //! [prefixes]
 PrefixPlan prefix_plan(const Problem& p, const std::vector<int64_t>& table,
-                       const std::vector<int64_t>& lengths, int64_t blocks) {
+                       const std::vector<int64_t>& lengths, int64_t blocks, PrefixTiles tiles) {
   const int64_t size = page_size_of(p), room = max_pages_of(p);
   const int64_t least = blocks_of(kLeastShared, size);
   const auto page = [&](int64_t b, int64_t n) {
@@ -71,13 +75,13 @@ PrefixPlan prefix_plan(const Problem& p, const std::vector<int64_t>& table,
     }
   }
   //! [prefixes]
-  // Chunks of one length: the smallest of which no more than two an SM are there.
-  const int64_t each = p.group() * p.seqlen_q, tile = prefix_rows(p.head_dim);
+  // Chunks of one length: the smallest of which no more are there than resident blocks.
+  const int64_t each = p.group() * p.seqlen_q, tile = tiles.rows;
   const auto parts_of = [&](const Group& g, int64_t chunk) {
-    return blocks_of(blocks_of(g.keys, kPrefillKeys), chunk);
+    return blocks_of(blocks_of(g.keys, tiles.keys), chunk);
   };
-  int64_t chunk = kLeastShared / kPrefillKeys, longest = chunk;
-  for (const Group& g : groups) longest = std::max(longest, blocks_of(g.keys, kPrefillKeys));
+  int64_t chunk = kLeastShared / tiles.keys, longest = chunk;
+  for (const Group& g : groups) longest = std::max(longest, blocks_of(g.keys, tiles.keys));
   const auto pieces = [&](int64_t of) {
     int64_t all = 0;
     for (const Group& g : groups)
@@ -86,7 +90,7 @@ PrefixPlan prefix_plan(const Problem& p, const std::vector<int64_t>& table,
   };
   while (chunk < longest) {
     const int64_t middle = (chunk + longest) / 2;
-    if (pieces(middle) <= 2 * blocks)
+    if (pieces(middle) <= tiles.blocks_per_sm * blocks)
       longest = middle;
     else
       chunk = middle + 1;
@@ -105,16 +109,16 @@ PrefixPlan prefix_plan(const Problem& p, const std::vector<int64_t>& table,
               {plan.members[static_cast<std::size_t>(g.first_member)], static_cast<int>(head),
                static_cast<int>(g.first_member), static_cast<int>(rows), static_cast<int>(row0),
                static_cast<int>(g.keys), static_cast<int>(part * chunk),
-               static_cast<int>(std::min((part + 1) * chunk, blocks_of(g.keys, kPrefillKeys))),
+               static_cast<int>(std::min((part + 1) * chunk, blocks_of(g.keys, tiles.keys))),
                static_cast<int>(plan.places)});
   }
   return plan;
 }
 
-HostTensors prefix_tensors(const Problem& p, const HostTensors& in) {
+HostTensors prefix_tensors(const Problem& p, const HostTensors& in, PrefixTiles tiles) {
   const std::vector<int64_t>& table = in.at("page_table").numbers;
   const std::vector<int64_t>& lengths = in.at("seqused_k").numbers;
-  const PrefixPlan plan = prefix_plan(p, table, lengths, planned_blocks(p));
+  const PrefixPlan plan = prefix_plan(p, table, lengths, planned_blocks(p), tiles);
   HostTensor work = zeros(ints("prefix_work", most_prefix_work(p), kPrefixNumbers));
   int64_t* at = work.numbers.data();
   for (const PrefixWork& w : plan.work)

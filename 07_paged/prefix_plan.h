@@ -7,8 +7,21 @@
 #include <vector>
 
 #include "attn/step.h"
+#include "splits.h"
 
 namespace attn::plans {
+
+// Tiles of the kernel that reads prefixes: rows, keys of a block; and its resident blocks an SM,
+// which the plan has pieces for. Of v8_shared_prefix, and of v17_prefix_tma.
+struct PrefixTiles {
+  int64_t rows, keys, blocks_per_sm;
+};
+constexpr PrefixTiles mma_prefix_tiles(int64_t head_dim) {
+  return {splits::prefix_rows(head_dim), splits::kPrefillKeys, 2};
+}
+constexpr PrefixTiles wgmma_prefix_tiles(int64_t head_dim) {
+  return {head_dim == 64 ? 192 : 128, splits::tile_keys(head_dim), 1};
+}
 
 // Some blocks of the keys of a prefix, with a tile of the queries of all sequences that share it:
 // they are the rows of one matrix, member after member, each with the rows of its K/V head.
@@ -40,10 +53,12 @@ struct PrefixPlan {
 // One level: sequences whose pages are the same up to some key, if that is worth it. What a window
 // hides from somebody is not shared, nor what a query does not see.
 PrefixPlan prefix_plan(const Problem&, const std::vector<int64_t>& table,
-                       const std::vector<int64_t>& lengths, int64_t blocks);
+                       const std::vector<int64_t>& lengths, int64_t blocks, PrefixTiles);
+// Room for either tiles: entries of the list, and rows of parts.
+int64_t most_prefix_places(const Problem&);
 int64_t most_prefix_work(const Problem&);
 // What it gives a step: prefix_work, members, prefix_of; suffix_table and suffix_used, which are
 // page table and lengths without the prefixes; and a balanced plan of those.
-HostTensors prefix_tensors(const Problem&, const HostTensors& inputs);
+HostTensors prefix_tensors(const Problem&, const HostTensors& inputs, PrefixTiles);
 
 }  // namespace attn::plans

@@ -22,13 +22,20 @@ Problem sharing(int64_t tokens, int64_t sequences, std::vector<int64_t> lengths,
   p.own["blocks"] = {3};
   return p;
 }
+plans::PrefixPlan plan_of(const Problem& p, plans::PrefixTiles tiles) {
+  return plans::prefix_plan(p, drawn_table(p).numbers, p.seqused_k, plans::planned_blocks(p),
+                            tiles);
+}
 plans::PrefixPlan plan_of(const Problem& p) {
-  return plans::prefix_plan(p, drawn_table(p).numbers, p.seqused_k, plans::planned_blocks(p));
+  return plan_of(p, plans::mma_prefix_tiles(p.head_dim));
+}
+bool reads_once(const Step& step) {
+  return one_of_steps(step, {"v8_shared_prefix", "v17_prefix_tma"});
 }
 
 void shared_prefixes(Backend backend, int64_t times) {
   Counts ran;
-  int problems = 0;
+  int problems = 0, of_boxes = 0;
   std::size_t n = 0;
   for (const int64_t page : {1, 5, 16, 64, 256})
     for (const int64_t head_dim : {128, 64, 256})
@@ -47,18 +54,20 @@ void shared_prefixes(Backend backend, int64_t times) {
         ran += check_steps(
             "paged_decode", p, backend,
             [](const Step& step, int number) {
-              return step.name == "v8_shared_prefix" || number % 6 == 0;
+              return reads_once(step) || number % 6 == 0;
             },
             problems);
         ++problems;
+        of_boxes += page % 8 == 0;
       }
   CHECK(ran.of["v8_shared_prefix"] == problems);
+  CHECK(ran.of["v17_prefix_tma"] == of_boxes);
 }
 
 // A launch that was captured finds other prefixes, or none.
 void replay(Backend backend) {
   for (const Step& step : chapter().steps) {
-    if (step.name != "v8_shared_prefix") continue;
+    if (!reads_once(step)) continue;
     Problem p = sharing(300, 3, {301, 700, 310, 600, 420, 400, 500}, 16);
     p.own["num_pages"] = {300};
     p.finish();
@@ -115,14 +124,17 @@ TEST_CASE("the page table says who shares what", "[emulated]") {
 }
 
 TEST_CASE("a prefix is in pieces that cover it once", "[emulated]") {
-  for (const int64_t blocks : {1, 3, 40, 132})
-    for (const int64_t tokens : {131, 1000, 5000}) {
-      Problem p = sharing(tokens, 9, std::vector<int64_t>(40, tokens + 77), 5);
+  for (const int64_t head_dim : {64, 128, 256})
+    for (const int64_t blocks : {1, 3, 40, 132})
+      for (const int64_t tokens : {131, 1000, 5000})
+        for (const auto tiles_of : {plans::mma_prefix_tiles, plans::wgmma_prefix_tiles}) {
+      const plans::PrefixTiles tiles = tiles_of(head_dim);
+      Problem p = sharing(tokens, 9, std::vector<int64_t>(40, tokens + 77), 5, head_dim);
       p.heads = 34, p.own["blocks"] = {static_cast<double>(blocks)};
       p.finish();
-      const plans::PrefixPlan plan = plan_of(p);
+      const plans::PrefixPlan plan = plan_of(p, tiles);
       REQUIRE(static_cast<int64_t>(plan.work.size()) <= plans::most_prefix_work(p));
-      REQUIRE(plan.places <= plans::most_prefix_work(p) * splits::prefix_rows(p.head_dim));
+      REQUIRE(plan.places <= plans::most_prefix_places(p));
       // Of each sequence and K/V head: blocks of keys in order, parts in places of their own.
       std::map<std::pair<int, int>, int> covered;  // first member and head: blocks so far
       std::vector<int> places(static_cast<std::size_t>(plan.places));
@@ -131,13 +143,13 @@ TEST_CASE("a prefix is in pieces that cover it once", "[emulated]") {
         CHECK(w.begin == (w.row0 == 0 ? at : w.begin));
         CHECK(w.end > w.begin);
         at = w.end;
-        for (int row = w.row0; row < std::min<int>(w.rows, w.row0 + 128); ++row)
+        for (int row = w.row0; row < std::min(w.rows, w.row0 + static_cast<int>(tiles.rows)); ++row)
           ++places[static_cast<std::size_t>(w.place + row)];
         CHECK(w.sequence == plan.members[static_cast<std::size_t>(w.first_member)]);
       }
       for (const int n : places) REQUIRE(n == 1);
       for (const auto& [who, blocks_seen] : covered)
-        CHECK(blocks_seen == (tokens / 5 * 5 + 63) / 64);
+        CHECK(blocks_seen == (tokens / 5 * 5 + tiles.keys - 1) / tiles.keys);
       CHECK(covered.size() == 5 * 2);  // four groups of nine and one of four
     }
 }

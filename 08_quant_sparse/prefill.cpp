@@ -21,6 +21,7 @@ ATTN_DECLARE_STEP(q5_diet);
 ATTN_DECLARE_STEP(q6_smooth_q);
 ATTN_DECLARE_STEP(q7_int4_lesson);
 ATTN_DECLARE_STEP(q8_tuned);
+ATTN_DECLARE_STEP(q9_mma_sync);
 ATTN_DECLARE_STEP(tile_counter);
 
 namespace attn {
@@ -192,7 +193,10 @@ Phase attention_phase(const Problem& p, const Tiling& t) {
   const double heads = double(heads_q(p)), d = double(p.head_dim);
   const double q_rows = heads * double(p.seqlen_q), pairs = heads * visits(p, t);
   Phase phase{.name = "attention"};
-  phase.exp = pairs * double(t.block_m * t.block_n);
+  // A warp may skip a block of keys for its own rows, which come from L2 all the same.
+  Tiling computed = t;
+  if (t.rows_together > 0) computed.block_m = t.rows_together;
+  phase.exp = heads * visits(p, computed) * double(computed.block_m * t.block_n);
   phase.tensor_flop = 4 * d * phase.exp;
   phase.hbm_read = elements_q(p) + 3 * elements_k(p);
   phase.hbm_write = q_rows * (2 * d + 4);
@@ -264,6 +268,20 @@ Step smooth_step(std::string name, std::string idea, Launch launch,
     Cost cost = int8_cost(p, launch);
     cost.insert(cost.begin(), {.name = "mean", .hbm_read = 2 * elements_k(p)});
     return cost;
+  };
+  return step;
+}
+
+// For GPUs without wgmma: a block a tile of queries, whose number needs no counter.
+Step mma_step(std::string name, std::string idea, Launch launch) {
+  Step step = smooth_step(std::move(name), std::move(idea), launch, smoothed_threads, 64, 4);
+  step.support.replace(0, step.support.find(';'), "sm_80 and later");
+  step.needs = kAmpere;
+  step.prepare = {};
+  step.workspaces = [before = step.workspaces](const Problem& p) {
+    std::vector<Workspace> all = before(p);
+    std::erase_if(all, [](const Workspace& w) { return w.name == "tile_counter"; });
+    return all;
   };
   return step;
 }
@@ -440,7 +458,9 @@ std::vector<Step> prefill_steps() {
           smooth_q_step("q7_int4_lesson", "Q and K of four bits: what they cost, and no time",
                         ATTN_LAUNCH(q7_int4_lesson), smoothed_q_int4),
           windows_step("q8_tuned", "P V of 4096 keys summed in the tensor core, V less its mean",
-                       ATTN_LAUNCH(q8_tuned))};
+                       ATTN_LAUNCH(q8_tuned)),
+          mma_step("q9_mma_sync", "the scores of q3 by mma.sync, P V in 16 bits: 04's loop",
+                   ATTN_LAUNCH(q9_mma_sync))};
 }
 
 }  // namespace attn

@@ -29,7 +29,8 @@ constexpr DType kTypes[] = {DType::int8, DType::e4m3};  // of prefill steps
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (!one_of(p.head_dim, {64, 128, 256})) return false;
   if (step.name.starts_with("q"))
-    return p.dtype == (step.name >= "q4" ? DType::e4m3 : DType::int8) &&
+    return p.dtype == (step.name < "q4" || step.name == "q9_mma_sync" ? DType::int8
+                                                                      : DType::e4m3) &&
            p.softmax_scale >= 1e-10 && plain(p);
   if (step.operation->name == "predict") {
     const bool its_type = step.name == "s8_int8" ? p.dtype == DType::e4m3
@@ -71,7 +72,7 @@ TEST_CASE("prefill steps are right on short problems", "[emulated]") {
   }
   CHECK(ran.text() ==
         "q1_int8_qk 34, q2_smooth_k 11, q3_per_thread 11, q4_fp8_pv 12, q5_diet 11, "
-        "q6_smooth_q 11, q7_int4_lesson 12, q8_tuned 34");
+        "q6_smooth_q 11, q7_int4_lesson 12, q8_tuned 34, q9_mma_sync 34");
 }
 
 // Windows of 4096 values: one whole and part of another, three, those that a mask cuts off; tiles
@@ -110,7 +111,7 @@ TEST_CASE("prefill steps on the GPU", "[gpu]") {
   }
   CHECK(ran.text() ==
         "q1_int8_qk 110, q2_smooth_k 110, q3_per_thread 110, q4_fp8_pv 110, q5_diet 110, "
-        "q6_smooth_q 110, q7_int4_lesson 110, q8_tuned 110");
+        "q6_smooth_q 110, q7_int4_lesson 110, q8_tuned 110, q9_mma_sync 110");
 }
 
 // Of these problems a step gets the first that it does not refuse: plain, intervals of columns, a

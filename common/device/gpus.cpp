@@ -69,6 +69,7 @@ constexpr std::array kGpus = {
         .fp32_flops = 67 * kTera,
         .tensor_16bit_flops = 1979 * kTera / 2,
         .tensor_fp8_flops = 3958 * kTera / 2,
+        .tensor_int8_ops = 3958 * kTera / 2,
         .source = "NVIDIA H200 Tensor Core GPU datasheet, table of specifications (column SXM); "
                   "CUDA device attributes for SMs, clock and L2; NVIDIA H100 Tensor Core GPU "
                   "Architecture whitepaper for the tensor clock",
@@ -87,6 +88,7 @@ constexpr std::array kGpus = {
         .fp32_flops = 66.9 * kTera,
         .tensor_16bit_flops = 989.4 * kTera,
         .tensor_fp8_flops = 1978.9 * kTera,
+        .tensor_int8_ops = 1978.9 * kTera,
         .source = "NVIDIA H100 Tensor Core GPU Architecture whitepaper, table of GPU features "
                   "(column H100 SXM5); NVIDIA H100 datasheet for the memory bandwidth",
     }),
@@ -104,6 +106,7 @@ constexpr std::array kGpus = {
         .fp32_flops = 51.2 * kTera,
         .tensor_16bit_flops = 1513 * kTera / 2,
         .tensor_fp8_flops = 3026 * kTera / 2,
+        .tensor_int8_ops = 3026 * kTera / 2,
         .source = "NVIDIA H100 datasheet, table of specifications (column H100 PCIe); NVIDIA "
                   "H100 Tensor Core GPU Architecture whitepaper, table of GPU features, for SMs, "
                   "clocks, L2 and FP32",
@@ -121,6 +124,7 @@ constexpr std::array kGpus = {
         .l2_bytes = 40 * kMiB,
         .fp32_flops = 19.5 * kTera,
         .tensor_16bit_flops = 312 * kTera,
+        .tensor_int8_ops = 624 * kTera,
         .source = "NVIDIA A100 Tensor Core GPU datasheet, table of specifications (column A100 "
                   "80GB SXM); NVIDIA A100 Tensor Core GPU Architecture whitepaper, comparison of "
                   "data center GPUs, for SMs, clock and L2",
@@ -138,6 +142,7 @@ constexpr std::array kGpus = {
         .l2_bytes = 40 * kMiB,
         .fp32_flops = 19.5 * kTera,
         .tensor_16bit_flops = 312 * kTera,
+        .tensor_int8_ops = 624 * kTera,
         .source = "NVIDIA A100 Tensor Core GPU Architecture whitepaper, comparison of data "
                   "center GPUs (column NVIDIA A100)",
     }),
@@ -174,6 +179,7 @@ constexpr std::array kGpus = {
         .fp32_flops = 91.6 * kTera,
         .tensor_16bit_flops = 362.05 * kTera,
         .tensor_fp8_flops = 733 * kTera,
+        .tensor_int8_ops = 733 * kTera,
         .source = "NVIDIA L40S datasheet, table of specifications; CUDA device attributes for "
                   "clock and L2",
     }),
@@ -191,6 +197,7 @@ constexpr std::array kGpus = {
         .fp32_flops = 30.3 * kTera,
         .tensor_16bit_flops = 242 * kTera / 2,
         .tensor_fp8_flops = 485 * kTera / 2,
+        .tensor_int8_ops = 485 * kTera / 2,
         .source = "NVIDIA L4 Tensor Core GPU datasheet, table of specifications; CUDA device "
                   "attributes for SMs, clock and L2",
     }),
@@ -208,6 +215,7 @@ constexpr std::array kGpus = {
         .fp32_flops = 82.6 * kTera,
         .tensor_16bit_flops = 165.2 * kTera,
         .tensor_fp8_flops = 330.3 * kTera,
+        .tensor_int8_ops = 660.6 * kTera,
         .source = "NVIDIA Ada GPU Architecture whitepaper V2.02 or later (earlier ones print "
                   "another fp8 peak), appendix A, table of GeForce RTX 4090 specifications",
     }),
@@ -224,6 +232,7 @@ constexpr std::array kGpus = {
         .l2_bytes = 6144 * kKiB,
         .fp32_flops = 35.6 * kTera,
         .tensor_16bit_flops = 71 * kTera,
+        .tensor_int8_ops = 284 * kTera,
         .source = "NVIDIA Ampere GA102 GPU Architecture whitepaper, appendix A, table of GeForce "
                   "RTX 3090 specifications",
     }),

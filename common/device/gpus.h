@@ -24,6 +24,7 @@ struct GpuSpec {
   double fp32_flops = 0;          // operations a second, FP32 units
   double tensor_16bit_flops = 0;  // fp16 (and, but on v100, bf16) with fp32 accumulation
   double tensor_fp8_flops = 0;    // fp8 with fp32 accumulation; 0: no fp8
+  double tensor_int8_ops = 0;     // int8 with int32 accumulation; 0: not stated, or none
   double exp2_per_s = 0;          // 16 a clock and SM x boost clock
   int64_t shared_bytes_per_sm = 0;
   int64_t shared_bytes_per_block = 0;  // with the opt-in for more than 48 KiB

@@ -17,6 +17,7 @@ Roofs datasheet_roofs(const GpuSpec& s) {
   r.fp32 = {s.fp32_flops, source};
   r.tensor_fp16 = r.tensor_bf16 = {s.tensor_16bit_flops, source};
   r.tensor_e4m3 = {s.tensor_fp8_flops, source};
+  r.tensor_int8 = {s.tensor_int8_ops, source};
   r.exp = {s.exp2_per_s, source};
   r.machine = {s.num_sms, s.l2_bytes};
   return r;

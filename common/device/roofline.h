@@ -28,12 +28,14 @@ struct Roofs {
   Roof l2;
   Roof fp32;
   Roof tensor_fp16, tensor_bf16, tensor_e4m3;
+  Roof tensor_int8;  ///< of a datasheet; where roofs are measured, that of e4m3 is int8's
   Roof exp;
   Machine machine;
-  /// Of int8: Q K^T on whole numbers, at the rate of e4m3, and P V in bf16.
+  /// Of int8: Q K^T on whole numbers, and P V in bf16.
   Roof tensor(DType t) const {
-    if (t == DType::int8 && tensor_e4m3.rate > 0 && tensor_bf16.rate > 0)
-      return {2 / (1 / tensor_e4m3.rate + 1 / tensor_bf16.rate), tensor_bf16.source};
+    const double whole = tensor_int8.rate > 0 ? tensor_int8.rate : tensor_e4m3.rate;
+    if (t == DType::int8 && whole > 0 && tensor_bf16.rate > 0)
+      return {2 / (1 / whole + 1 / tensor_bf16.rate), tensor_bf16.source};
     return t == DType::fp16 ? tensor_fp16 : t == DType::e4m3 ? tensor_e4m3 : tensor_bf16;
   }
 };

@@ -34,4 +34,21 @@ void wgmma_s8(const WgmmaS8Part& p) {
     }
 }
 
+void mma_m16n8k32_s8(const std::array<MmaS8Lane*, 32>& lanes) {
+  std::int8_t a[16][32], b[8][32];  // rows of A, columns of B
+  for (std::size_t g = 0; g < 8; ++g)
+    for (std::size_t t = 0; t < 4; ++t) {
+      const MmaS8Lane& mine = *lanes[4 * g + t];
+      for (std::size_t r = 0; r < 4; ++r)
+        std::memcpy(&a[g + 8 * (r % 2)][4 * t + 16 * (r / 2)], &mine.a[r], 4);
+      for (std::size_t r = 0; r < 2; ++r) std::memcpy(&b[g][4 * t + 16 * r], &mine.b[r], 4);
+    }
+  for (std::size_t g = 0; g < 8; ++g)
+    for (std::size_t t = 0; t < 4; ++t) {
+      MmaS8Lane& mine = *lanes[4 * g + t];
+      for (std::size_t i = 0; i < 4; ++i)
+        mine.d[i] = mine.c[i] + dot(a[g + 8 * (i / 2)], b[2 * t + i % 2]);
+    }
+}
+
 }  // namespace attn::emulator

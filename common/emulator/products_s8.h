@@ -2,6 +2,7 @@
 /// The arithmetic of tensor cores on int8: whole numbers of 32 bits, exact.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -19,5 +20,13 @@ struct WgmmaS8Part {
   int row;             // of A, the first of this thread's two; the other is 8 on
 };
 void wgmma_s8(const WgmmaS8Part& part);
+
+/// What a lane brings to `mma.m16n8k32` of int8, and gets (ptx/mma_s8.h draws the fragments).
+struct MmaS8Lane {
+  const std::uint32_t *a, *b;  // 4 and 2 registers
+  const int* c;                // 4
+  int d[4];
+};
+void mma_m16n8k32_s8(const std::array<MmaS8Lane*, 32>& lanes);
 
 }  // namespace attn::emulator

@@ -132,7 +132,7 @@ problems_of() {
       echo "decode_1x128k_63x1k $(one_long 63 32 8)"
       echo "decode_u16_512_b256 $(pages 256 uniform:16,512 32 8) --seed 7"
       # A prefix of 32k, and its sequences as if they shared nothing.
-      echo "decode_prefix_32k_b64 --step v5_balanced_plan,v8_shared_prefix" \
+      echo "decode_prefix_32k_b64 --step v5_balanced_plan,v8_shared_prefix,v17_prefix_tma" \
         "$(pages 64 const:32896 32 8) --shared-prefix 32768"
       # What variants of scores cost.
       echo "decode_plain --step v10_variants $(pages 16 const:8192 32 8)"
@@ -338,7 +338,7 @@ profiled_problem() {  # CHAPTER STEP
     08_quant_sparse/s6_*) echo "$kField8k --keep 0.25 --skip-below 8" ;;
     08_quant_sparse/s8_*) echo "$kField8k --keep 0.25 --dtype e4m3" ;;
     08_quant_sparse/*) tokens 128 2048 ;;
-    07_paged/v8_*) echo "$(pages 64 const:32896 32 8) --shared-prefix 32768" ;;
+    07_paged/v8_*|07_paged/v17_*) echo "$(pages 64 const:32896 32 8) --shared-prefix 32768" ;;
     07_paged/v1[236]_*) latent 128 4096 128 ;;
     07_paged/v11_*) mix 2048 16384 64 4096 ;;
     07_paged/v[79]_*|07_paged/v15_*) echo "$(tokens 128 2048) --causal" ;;
@@ -601,7 +601,7 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
     # meets in __syncwarp, and one lane arrives for all.
     06_flash_v3_hopper/forward/racecheck) echo "$(steps_like "$1" "^f[4-7]_") $kOneLaneArrives" ;;
     08_quant_sparse/forward/racecheck)
-      echo "$(steps_like "$1" '^q|^s[123]_') $kOneLaneArrives" ;;
+      echo "$(steps_like "$1" '^q[1-8]_|^s[123]_') $kOneLaneArrives" ;;
     08_quant_sparse/predict/racecheck) echo "$(steps_like "$1" '^s[5-9]_') $kOneLaneArrives" ;;
   esac
 }

@@ -38,7 +38,7 @@ Step step_of(const tests::Version& version) {
       if (s.name == tests::kStep) step = s;
   if (version.prepare) step.prepare.emulated = version.prepare;
   if (!step.prepare) step.prepare.emulated = [](const Arguments& args) {
-    *args.out<unsigned>("tile_counter") = 0;
+    if (args.in_or_null<unsigned>("tile_counter")) *args.out<unsigned>("tile_counter") = 0;
     return Status{};
   };
   step.launch.emulated = version.launch;
@@ -146,6 +146,10 @@ int main(int argc, char** argv) {
     p.seqlen_q = 1, p.batch = 2, p.seqused_k = {391, 70}, p.own["blocks"] = {3};
     if (step.name == "v16_mla_seesaw")  // two tiles in turn: long pieces, and one of a single tile
       p.seqlen_k = 903, p.seqused_k = {60, 903}, p.own["blocks"] = {2};
+    if (step.name == "v17_prefix_tma") {  // two groups of two, two tiles of their rows; and one alone
+      p.seqlen_q = 13, p.heads = 16, p.kv_heads = 2, p.batch = 5;
+      p.seqused_k = {391, 340, 352, 391, 330}, p.own["shared_prefix"] = {300, 2}, p.causal = true;
+    }
     op.complete(p, {});
   }
   if (takes(step, "keep")) {  // a field and text, of which some blocks are chosen

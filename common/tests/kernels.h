@@ -74,7 +74,8 @@ inline constexpr int kMaxThreads = 128;
   static_assert(true)
 
 ATTN_DECLARE_TEST_KERNEL(mma_product);       // ptx_kernels.cu
-ATTN_DECLARE_TEST_KERNEL(ldmatrix_dump);
+ATTN_DECLARE_TEST_KERNEL(mma_s8_product);    // mma_s8_kernels.cu
+ATTN_DECLARE_TEST_KERNEL(ldmatrix_dump);     // ptx_kernels.cu
 ATTN_DECLARE_TEST_KERNEL(pack_pairs);
 ATTN_DECLARE_TEST_KERNEL(copy_partial);
 ATTN_DECLARE_TEST_KERNEL(copy_two_groups);

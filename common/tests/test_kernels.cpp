@@ -106,6 +106,33 @@ void mma_is_exact(Backend backend) {
 }
 ON_BOTH_BACK_ENDS("mma_m16n8k16 is A B + C with fragments by hand and by ldmatrix", mma_is_exact);
 
+// Codes of all sizes, many at both ends, and sums that begin anywhere: exact to the last bit.
+void mma_s8_is_exact(Backend backend) {
+  std::mt19937 random(3);
+  for (const int mode : {kByHand, kLdmatrix})
+    for (int round = 0; round < 4; ++round) {
+      INFO((mode == kByHand ? "operands by hand" : "operands by ldmatrix") << ", round " << round);
+      std::vector<int8_t> a(16 * 32), b(8 * 32);
+      std::vector<int> c(16 * 8);
+      for (auto* all : {&a, &b})
+        for (int8_t& x : *all) {
+          const int way = below(random, 5), any = below(random, 256) - 128;
+          x = static_cast<int8_t>(way == 0 ? 127 : way == 1 ? -128 : any);
+        }
+      for (int& x : c) x = below(random, 1 << 30) - (1 << 29);
+      const DeviceBuffer gA = on_device(backend, a), gB = on_device(backend, b);
+      const DeviceBuffer gC = on_device(backend, c);
+      KernelArguments args;
+      args.a = gA.data(), args.b = gB.data(), args.c = gC.data(), args.mode = mode;
+      std::vector<int> expected = c;
+      for (std::size_t i = 0; i < expected.size(); ++i)
+        for (std::size_t k = 0; k < 32; ++k)
+          expected[i] += int{a[i / 8 * 32 + k]} * int{b[i % 8 * 32 + k]};
+      CHECK(run<int>(backend, KERNEL(mma_s8_product), args, 16 * 8, -1) == expected);
+    }
+}
+ON_BOTH_BACK_ENDS("mma_m16n8k32_s8 is A B + C, exact, by hand and by ldmatrix", mma_s8_is_exact);
+
 TEST_CASE("mma_product has a mode for each pair of loads", "[kernels]") {
   CHECK(mma_mode(kByHand, kByHand) == 0);
   CHECK(mma_mode(kLdmatrix, kLdmatrixPairTrans) == 2 * kNumBLoads - 1);

@@ -10,12 +10,12 @@ old_words='seldo[m]|sea[m]|hoar[d]s?'
 pages_of() {  # pages_of ROOT: complaints, a line each
   local page lines step
   cd "$1" || return
-  for page in 0*/README.md 0*/FP8.md 0*/CACHES.md 0*/SPARSE.md; do
+  for page in 0*/README.md 0*/FP8.md 0*/CACHES.md 0*/MLA.md 0*/SPARSE.md; do
     [[ -f $page ]] || continue
     lines=$(wc -l <"$page")
     [[ $lines -le $most_lines ]] || echo "$page: $lines lines, at most $most_lines"
   done
-  for page in 0*/README.md 0*/FP8.md 0*/CACHES.md 0*/SPARSE.md 0*/RESULTS.md 0*/exercises/*.md; do
+  for page in 0*/README.md 0*/FP8.md 0*/CACHES.md 0*/MLA.md 0*/SPARSE.md 0*/RESULTS.md 0*/exercises/*.md; do
     [[ -f $page ]] || continue
     # A step is a file, of this chapter or of another, a line of the chapter's table, or a name in
     # the log of what was tried; `v2_v3` is the end of a target's name.

@@ -1,0 +1,488 @@
+// v17_prefix_tma: a prefix that sequences share, by TMA and wgmma.
+//
+// parent    v15_prefill_tma
+// idea      v8 reads a shared prefix once, and then its MMAs take the time: they are mma.sync. Here
+//           v15's kernel has them. Its tiles are pieces of v8's plan: rows of all members of a
+//           group, some blocks of keys. A tile of Q is no box any more: of each member it has the
+//           rows of one K/V head, a box for each 64 columns. A warp issues them, a lane some of
+//           them: one thread would wait for memory at each member that it looks up. A prefix ends
+//           where a page does, so that no box of V is cut. Parts of O are stored in float32; v5
+//           decodes what is behind, and the same merge follows.
+// expect    the time of the phase "prefix": the rate of v15
+// supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows (with
+//           one on the left nothing is shared), GQA; page sizes that are multiples of 8
+#include <algorithm>
+
+#include "device/device.h"
+#include "attn/kernel.h"
+#include "ptx/mbarrier.h"
+#include "ptx/mma.h"
+#include "ptx/named_barrier.h"
+#include "ptx/setmaxnreg.h"
+#include "ptx/tma.h"
+#include "ptx/wgmma.h"
+#include "boxes.h"
+#include "hopper_fragments.h"
+#include "hopper_tiles.h"
+#include "plan.h"
+#include "prefix_boxes.h"
+#include "prefix_merge.h"
+#include "prefix_plan.h"
+
+ATTN_DECLARE_STEP(v5_balanced_plan);
+
+namespace ATTN_BACKEND::v17_prefix_tma {
+using namespace attn;
+using namespace hopper;
+using namespace splits;
+
+constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
+constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
+// The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
+constexpr int kWorkRing = 8;
+
+// Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
+// MMAs.
+enum NamedBarrier { kBlock = 0, kPingPong = 1 };
+
+//! [config]
+struct Tuning {
+  int num_consumers = 2;  // warpgroups that compute; one more copies
+  int block_n;            // B_c
+  int stages = 2;         // tiles of K, and of V, in shared memory
+  int q_stages = 2;       // tiles of Q there
+  bool pingpong = true;
+  bool lazy_rescale = true;
+};
+template <int kHeadDim_, Tuning kTuning>
+struct Tuned {
+  static constexpr int kHeadDim = kHeadDim_, kNumConsumers = kTuning.num_consumers;
+  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);
+  static constexpr int kBlockM = 64 * kNumConsumers, kBlockN = kTuning.block_n;  // B_r, B_c
+  static constexpr int kStages = kTuning.stages, kQStages = kTuning.q_stages;
+  static constexpr bool kUsesPingPong = kTuning.pingpong, kLazyRescale = kTuning.lazy_rescale;
+  // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
+  // 8: 168 for each of 384 threads, 128 of 512. To request more than the others released
+  // deadlocks.
+  static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 40;
+  static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 232;
+  static_assert(kBlockN == tile_keys(kHeadDim), "boxes are of other tiles");
+  static_assert(kBlockM == plans::wgmma_prefix_tiles(kHeadDim).rows, "the plan is of other tiles");
+  static_assert(kBlockN / kAtomRows <= kWarp, "more boxes than lanes");
+  static constexpr int kGroupBytes = 1024 * (kHeadDim / 64);  // 8 rows of K or V, all columns
+  static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
+                    (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
+                "more registers than a block of so many threads has");
+};
+template <int kHeadDim>
+struct Config;
+template <>
+struct Config<64> : Tuned<64, Tuning{.num_consumers = 3, .block_n = 128}> {};
+template <>
+struct Config<128> : Tuned<128, Tuning{.block_n = 128}> {};
+template <>
+struct Config<256> : Tuned<256, Tuning{.block_n = 64, .q_stages = 1, .pingpong = false}> {};
+//! [config]
+
+// With TMA's swizzle of 128 bytes. Q is panels of 64 columns, [d / 64][rows, 64]; K and V are atoms
+// of 8 rows and 64 columns as their boxes bring them, [rows / 8][d / 64][8, 64].
+template <class Element, class Config>
+struct SharedStorage {
+  alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
+  alignas(1024) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
+  alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
+  // mbarriers: the bytes are there
+  uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
+  // mbarriers: all consumer warps are done with them
+  uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
+  // mbarriers too: a tile is described; take the next one. K's warp may be tiles ahead of V's.
+  uint64_t work_full[4], prefetch;
+  Work work[kWorkRing];
+  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
+               work_full, prefetch, work)
+};
+
+using Tiles = PrefixList;
+
+// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
+//! [issue_qk]
+template <class Config, class Element>
+__device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
+                                         const Element* sK) {
+  const WgmmaOperand q = wgmma_operand(sQ);
+  const WgmmaOperand k = groups_apart(wgmma_operand(sK), Config::kGroupBytes);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
+    const int panel = i / 4, inside = i % 4 * 32;
+    wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside),
+                          k + (panel * 1024 + inside), i > 0);
+  }
+  wgmma_commit();
+}
+//! [issue_qk]
+
+// (5) O += P V: P from registers, V as it lies in memory, [k, d]. Issues it, and does not wait.
+//! [issue_pv]
+template <class Config, class Element>
+__device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
+                                         const uint32_t (&p)[Config::kBlockN / 16][4],
+                                         const Element* sV) {
+  const WgmmaOperand v = groups_apart(wgmma_operand(sV, 1024), Config::kGroupBytes);
+  wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are two groups of 8 rows
+    wgmma<Element, true>(o, p[i], v + 2 * Config::kGroupBytes * i, true);
+  wgmma_commit();
+}
+//! [issue_pv]
+
+// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
+// is to be multiplied by `rescale`: with the lazy rescale, only where a maximum has grown by more
+// than the threshold.
+//! [softmax]
+template <class Config>
+__device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
+                                               float (&row_max)[2], float (&row_sum)[2],
+                                               float (&rescale)[2], float softmax_scale_log2) {
+  float max[2];
+  bool grown = !Config::kLazyRescale;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    max[r] = s[0][2 * r];
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; ++n)
+      max[r] = fmaxf(max[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+    max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
+    grown = grown || max[r] > row_max[r] + kRescaleThreshold;
+  }
+  // A warp decides for all of its rows, as branches are its own.
+  const bool rescaled = Config::kLazyRescale ? __any_sync(~0u, grown) : true;
+  if (rescaled) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rescale[r] = exp2f(row_max[r] - max[r]);
+      row_max[r] = max[r];
+      row_sum[r] *= rescale[r];
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < Config::kBlockN / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, -row_max[i / 2]));
+      row_sum[i / 2] += s[n][i];
+    }
+  return rescaled;
+}
+//! [softmax]
+
+// A warp goes through pieces and (1) loads Q_i, a lane some of its boxes. It goes on to the next
+// piece when the last blocks of keys of this one are on their way.
+//! [producer]
+template <class Element, class Config>
+__device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
+                                          const TensorMap& mapQ, const int* gMembers,
+                                          int q_box_rows, const Shape& shape, const Tiles& tiles) {
+  constexpr int kBlockM = Config::kBlockM, kPanels = Config::kHeadDim / 64;
+  const int lane = thread_index() % kWarp;
+  const int each = shape.heads / shape.kv_heads * shape.seqlen_q;  // rows of a member
+  PipelineState<Config::kQStages> q;
+  // One count for three rings.
+  const auto ring = [&] { return PipelineState<4>{q.count}; };
+  const auto prefetch = [&] { return PipelineState<1>{q.count}; };
+  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
+    const plans::PrefixWork& piece = tiles.gWork[index];
+    if (piece.begin == piece.end) continue;  // the list has room for more
+    const Work work = work_of<Config>(piece);
+    if (lane == 0) {
+      smem.work[q.count % kWorkRing] = work;
+      mbarrier_arrive(&smem.work_full[ring().index()]);
+    }
+    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
+    if (lane == 0) mbarrier_arrive_expect(&smem.q_full[q.index()], kBlockM * Config::kHeadDim * 2);
+    __syncwarp();  // all bytes of the tile are announced before any of them arrives
+    //! [rows]
+    for (int r = lane * q_box_rows; r < kBlockM; r += kWarp * q_box_rows) {
+      const int row = work.row0 + r;  // of the rows of all members
+      int from = kNowhere;
+      if (row < work.seqlen_q)
+        from = (gMembers[piece.first_member + row / each] * shape.kv_heads + work.kv_head) * each +
+               row % each;
+      for (int panel = 0; panel < kPanels; ++panel)
+        tma_load(smem.sQ[q.index()] + (panel * kBlockM + r) * 64, mapQ, &smem.q_full[q.index()],
+                 {0, from, panel});
+    }
+    //! [rows]
+    mbarrier_wait(&smem.prefetch, prefetch().phase());
+    q.advance();
+  }
+  if (lane == 0) {
+    smem.work[q.count % kWorkRing] = Work{};  // there is no more
+    mbarrier_arrive(&smem.work_full[ring().index()]);
+    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
+    mbarrier_arrive(&smem.q_full[q.index()]);
+  }
+}
+
+// A warp loads K_j, another V_j, as stages become free. A lane has one box of a tile, whole rows.
+template <bool kOfV, class Element, class Config>
+__device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
+                                           const TensorMap& mapK, const TensorMap& mapV,
+                                           const Pages& pages) {
+  constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim * 2;
+  constexpr int kPanels = Config::kHeadDim / 64;
+  const auto lane = [] { return thread_index() % kWarp; };  // a register less, of 32
+  const int box_rows = pages.box_rows, boxes = kBlockN / box_rows;
+  const int own_row = lane() * box_rows;
+  PipelineState<Config::kStages> kv;
+  for (PipelineState<4> ring;; ring.advance()) {
+    mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
+    const Work& work = smem.work[ring.count % kWorkRing];
+    if (work.row0 < 0) break;
+    int ahead = page_of(pages, work, work.seen.begin * kBlockN + own_row);
+    for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, kv.advance()) {
+      const int key = n_block * kBlockN + own_row, slot = slot_of(pages, work, key, ahead);
+      ahead = page_of(pages, work, key + kBlockN);  // not waited for before the next tile
+      if (!kOfV && lane() == 0 && n_block == max(work.seen.begin, work.seen.end - kPrefetchBlocks))
+        mbarrier_arrive(&smem.prefetch);
+      const auto arm = [&](uint64_t* full, uint64_t* empty) {
+        mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
+        if (lane() == 0) mbarrier_arrive_expect(full, kTileBytes);
+        __syncwarp();  // all bytes of the tile are announced before any of them arrives
+      };
+      const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full) {
+        tma_load(tile + own_row * Config::kHeadDim, map, full,
+                 {0, 0, work.kv_head * kPanels, slot / 8});
+      };
+      const int stage = kv.index();
+      // Behind the prefix boxes are zeros: scores there are masked, and 0 times V must be 0.
+      if constexpr (kOfV) {
+        arm(&smem.v_full[stage], &smem.v_empty[stage]);
+        if (lane() < boxes) load(smem.sV[stage], mapV, &smem.v_full[stage]);
+      } else {
+        arm(&smem.k_full[stage], &smem.k_empty[stage]);
+        if (lane() < boxes) load(smem.sK[stage], mapK, &smem.k_full[stage]);
+      }
+    }
+  }
+}
+//! [producer]
+
+template <class Element, class Config>
+__device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // one lane of each says that it is done
+  for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
+  for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
+  for (int i = 0; i < Config::kStages; ++i) {
+    mbarrier_init(&smem.k_full[i], 1), mbarrier_init(&smem.v_full[i], 1);
+    mbarrier_init(&smem.k_empty[i], kWarps), mbarrier_init(&smem.v_empty[i], kWarps);
+  }
+  for (uint64_t& full : smem.work_full) mbarrier_init(&full, 1);
+  mbarrier_init(&smem.prefetch, 1);
+  mbarrier_init_fence();
+}
+
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    attention_kernel(const __grid_constant__ TensorMap mapQ,  // [d / 64, B Hq seqlen_q, 64]
+                     const __grid_constant__ TensorMap mapK,  // pool, [Hkv d / 64, tokens, 64]
+                     const __grid_constant__ TensorMap mapV,  // as K
+                     float* __restrict__ gOPartial,           // [places, d]
+                     float* __restrict__ gLsePartial,         // [places], to base 2
+                     const int* __restrict__ gMembers,  // [B]: sequences, side by side that share
+                     int q_box_rows, Pages pages, Shape shape, Tiles tiles) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
+  // of tiles in uniform registers, as wgmma takes them.
+  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
+  // What scores are still multiplied by: log2(e) is in it.
+  const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
+  if (threadIdx.x == 0) init_barriers(smem);
+  __syncthreads();  // the barriers are there
+
+  if (warpgroup == Config::kNumConsumers) {
+    setmaxnreg_dec<Config::kProducerRegisters>();
+    if (threadIdx.x % kWarpgroup / kWarp == 0)
+      produce_q<Element, Config>(smem, mapQ, gMembers, q_box_rows, shape, tiles);
+    if (threadIdx.x % kWarpgroup / kWarp == 1)
+      produce_kv<false, Element, Config>(smem, mapK, mapV, pages);
+    if (threadIdx.x % kWarpgroup / kWarp == 2)
+      produce_kv<true, Element, Config>(smem, mapK, mapV, pages);
+    return;
+  }
+  setmaxnreg_inc<Config::kConsumerRegisters>();
+
+  //! [pingpong]
+  // This warpgroup may issue its MMAs when the one before has issued its own.
+  const auto pingpong_wait = [&] {
+    if (Config::kUsesPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
+  };
+  const auto pingpong_pass_on = [&] {
+    if (Config::kUsesPingPong)
+      named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
+  };
+  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
+  //! [pingpong]
+
+  // The tile of queries that is worked on, and which of this block's it is.
+  PipelineState<Config::kQStages> q{-1};
+  int last_key = 0;
+  BlockRanges seen{};
+  const auto take_tile = [&] {
+    q.advance();
+    mbarrier_wait(&smem.q_full[q.index()], q.phase());
+    const Work& work = smem.work[q.count % kWorkRing];
+    last_key = work.seqlen_k - 1;
+    seen = work.seen;
+    const bool more = work.row0 >= 0;
+    __syncwarp();  // all lanes have read it, before one says so
+    return more;
+  };
+  const auto release_q = [&] {  // this warp is done with it
+    if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
+  };
+  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that
+  // it is the same in all lanes as long as no `if` changes it and no consumer returns from the
+  // loop. If not, every operand of wgmma is moved to uniform registers first.
+  using KvState = PipelineState<Config::kStages>;
+  KvState kv;
+  const auto wait_full = [&](uint64_t* full, KvState at) {
+    mbarrier_wait(full + at.index(), at.phase());
+  };
+  const auto release = [&](uint64_t* empty, KvState at) {  // this warp is done with it
+    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
+  };
+
+  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
+  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float s[kBlockN / 8][4];
+  uint32_t p[kBlockN / 16][4];
+  float rescale[2];
+  bool rescaled;
+  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
+  const auto softmax = [&](int n_block, auto masked) {
+    if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, 0, last_key);
+    rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
+  };
+  //! [mmas]
+  const auto issue_s = [&] {
+    issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
+  };
+  const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
+  // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
+  const auto mmas = [&](int n_block) {
+    wait_full(smem.k_full, kv);
+    pingpong_wait();
+    issue_s();
+    wait_full(smem.v_full, kv.previous());
+    issue_o(kv.previous());
+    pingpong_pass_on();
+    wgmma_wait<1>(s);  // S is there, P V in flight
+    release(smem.k_empty, kv);
+    if (n_block + 1 == seen.end) release_q();
+  };
+  const auto visit = [&](int n_block, auto masked) {
+    mmas(n_block);
+    softmax(n_block, masked);
+    wgmma_wait<0>(o);  // and O of the block before
+    release(smem.v_empty, kv.previous());
+    round_p<Element, kBlockN>(p, s);
+    if (rescaled) rescale_rows<kHeadDim>(o, rescale);
+    kv.advance();
+  };
+  //! [mmas]
+
+  //! [loops]
+  if (!take_tile()) return;
+  // The first S of all has no P V before it.
+  wait_full(smem.k_full, kv);
+  pingpong_wait();
+  issue_s();
+  pingpong_pass_on();
+  wgmma_wait<0>(s);
+  release(smem.k_empty, kv);
+  if (seen.begin + 1 == seen.end) release_q();
+  softmax(seen.begin, std::true_type{});
+  round_p<Element, kBlockN>(p, s);
+  kv.advance();
+  bool more = true;
+  int n_block = seen.begin + 1;
+  do {
+    // What is whole; last keys.
+    for (; n_block < seen.unmasked_end; ++n_block) visit(n_block, std::false_type{});
+    for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});
+    const Work& last = smem.work[q.count % kWorkRing];
+    const float last_max[2] = {row_max[0], row_max[1]};
+    float last_sum[2] = {row_sum[0], row_sum[1]};
+    more = take_tile();
+    if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
+      mmas(seen.begin);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
+      softmax(seen.begin, std::true_type{});
+      n_block = seen.begin + 1;
+    } else {
+      wait_full(smem.v_full, kv.previous());
+      pingpong_wait();
+      issue_o(kv.previous());
+      pingpong_pass_on();
+    }
+    wgmma_wait<0>(o);
+    release(smem.v_empty, kv.previous());
+    round_p<Element, kBlockN>(p, s);
+    kv.advance();
+    store_part<kHeadDim>(gOPartial, gLsePartial, last, o, last_max, last_sum);
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) o[n][i] = 0;
+  } while (more);
+  //! [loops]
+}
+
+template <class Element, class Config>
+Status launch(const Arguments& args) {
+  constexpr int kHeadDim = Config::kHeadDim;
+  const Problem& p = args.problem;
+  const Tiles tiles{args.in<plans::PrefixWork>("prefix_work"),
+                    static_cast<unsigned>(plans::most_prefix_work(p))};
+  const int rows_of_q = static_cast<int>(q_box_rows(p, Config::kBlockM));
+  const Pages pages{args.in<int>("page_table"), static_cast<int>(max_pages_of(p)),
+                    static_cast<int>(page_size_of(p)), static_cast<int>(box_rows(p))};
+  TensorMap q, k, v;
+  for (const Status& made : {map_of_q_rows(q, args.in<Element>("q"), p, rows_of_q),
+                             map_of_pool(k, args.in<Element>("k"), p, pages.box_rows),
+                             map_of_pool(v, args.in<Element>("v"), p, pages.box_rows)})
+    if (!made.ok()) return made;
+  Shape shape = shape_of(p);
+  shape.window_right = Shape::kNoWindow;  // all queries see all of a prefix
+  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
+  args.phase("prefix");
+  Status status = launch_kernel(
+      attention_kernel<Element, Config>, dim3(std::min<unsigned>(tiles.size, num_sms)),
+      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, q, k, v,
+      args.out<float>("prefix_o"), args.out<float>("prefix_lse"), args.in<int>("members"),
+      rows_of_q, pages, shape, tiles);
+  if (!status.ok()) return status;
+  Arguments suffix = args;
+  suffix.bind("page_table", args.out<int>("suffix_table"));
+  suffix.bind("seqused_k", args.out<int>("suffix_used"));
+  status = v5_balanced_plan::launch(suffix);
+  if (!status.ok()) return status;
+  return paged::merge_prefix<Element, kHeadDim>(args);
+}
+
+Status launch(const Arguments& args) {
+  return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
+    switch (args.problem.head_dim) {
+      case 64: return launch<Element, Config<64>>(args);
+      case 128: return launch<Element, Config<128>>(args);
+      case 256: return launch<Element, Config<256>>(args);
+    }
+    return Status::unsupported("only head dims 64, 128 and 256");
+  });
+}
+
+}  // namespace ATTN_BACKEND::v17_prefix_tma

@@ -1,0 +1,404 @@
+// q9_mma_sync: the scores of q3 for GPUs without wgmma, from sm_80 on.
+//
+// parent    chapter 04's v11_wide_stores
+// idea      SageAttention began on Ampere: mma.sync multiplies int8 at twice the rate of 16 bits
+//           there. A row of d codes is as long as one of d / 2 numbers of 16 bits, and ldmatrix
+//           moves bytes: so tiles, swizzle and fragments of Q and K are those of half a head dim.
+//           K without its mean, the scales of a thread and the pass are q3's; a lane has the same
+//           rows and keys of an accumulator here. P V stays as it was.
+// expect    half of the MMAs of Q K^T; half of the bytes of Q and K in L2 and shared memory
+// supports  --dtype int8, given in bf16; sm_80 and later; head dims 64, 128, 256; any lengths,
+//           masks, GQA
+#include <algorithm>
+
+#include "attn/kernel.h"
+#include "ptx/cp_async.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/mma.h"
+#include "ptx/mma_s8.h"
+#include "int8_fragments.h"
+#include "mma_tiles.h"
+#include "smooth.h"
+#include "tiles.h"
+
+namespace ATTN_BACKEND::q9_mma_sync {
+using namespace attn;
+using namespace hopper;
+
+using Element = __nv_bfloat16;    // of what is given, of P, and of O
+using Descales = ThreadDescales;  // scales for what a lane has of a tile
+
+//! [config]
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = kHeadDim == 256 ? 64 : 128, kBlockN = 64;  // B_r, B_c
+  static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
+  static constexpr int kWarpRows = kBlockM / kNumWarps;
+  static constexpr int kTiles = kWarpRows / 16;  // MMAs of 16 rows by a warp
+  // Steps of 32 columns of Q that stay in registers; from d=128 on there are none left for them.
+  static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 32 : 0;
+  static constexpr int kCodes = kHeadDim / 2;  // a row of codes in columns of 16 bits
+  static_assert(kBlockN % 16 == 0 && kHeadDim % 32 == 0, "warps own whole MMAs");
+  static_assert(kScaleRows % kBlockM == 0 && kScaleRows % kBlockN == 0, "a tile has its scales");
+};
+//! [config]
+
+constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
+
+// O leaves through the place of Q.
+template <class Config>
+struct SharedStorage {
+  alignas(128) uint16_t sK[Config::kBlockN * Config::kCodes];    // [kBlockN, d] of a byte
+  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];   // [kBlockN, d]
+  alignas(128) uint16_t sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d], of a byte; of O
+  Work work;  // waits here for the end of the loop: registers have no room for it
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, work)
+};
+
+// Issues the copies of kRows rows [kRows, kColumns], of which `rows` exist; the others become 0.
+//! [copy]
+template <int kRows, int kColumns, class Config, class T>
+__device__ __forceinline__ void load_tile(T* tile, const T* g, int rows) {
+  constexpr int kSpan = kSpanOf<kColumns>, kCopyRows = Config::kThreads / kSpan;
+  const int tid = thread_index(), row = tid / kSpan;
+  T* const to = tile + swizzled_offset<kColumns>(row, tid % kSpan * 8);
+  g += row * kColumns + tid % kSpan * 8;
+  const auto copy = [&](auto compares) {
+#pragma unroll
+    for (int r = 0; r < kRows; r += kCopyRows)
+#pragma unroll
+      for (int c = 0; c < kColumns; c += 8 * kSpan) {
+        const bool inside = !compares.value || row + r < rows;
+        cp_async_16(to + r * kColumns + c, g + (inside ? r : -row) * kColumns + c, inside ? 16 : 0);
+      }
+  };
+  rows >= kRows ? copy(std::false_type{}) : copy(std::true_type{});
+}
+//! [copy]
+
+// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead, those of Q for the
+// first kQSteps times 32 columns are in registers. Offsets are those, in bytes, of this lane's
+// chunk in the first 32 columns, which are 16 of 16 bits.
+//! [scores]
+template <class Config>
+__device__ __forceinline__ int q_offset() {
+  const int tid = thread_index();
+  return 2 * swizzled_offset<Config::kCodes>(tid / 32 * Config::kWarpRows + tid % 16,
+                                             tid / 16 % 2 * 8);
+}
+template <class Config>
+__device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4], const char* sQ,
+                                                 int q, int col) {
+#pragma unroll
+  for (int m = 0; m < Config::kTiles; ++m)
+    ldmatrix_x4(a[m], sQ + along_row<kSpanOf<Config::kCodes>>(q, col) + 16 * m * Config::kHeadDim);
+}
+template <class Config, int kCount>
+__device__ __forceinline__ void scores(int (&s)[Config::kTiles][Config::kBlockN / 8][4],
+                                       const uint32_t (&rQ)[kCount][Config::kTiles][4],
+                                       const char* sQ, const char* sK) {
+  constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 32;
+  uint32_t a[2][Config::kTiles][4], b[2][4];
+  const int tid = thread_index(), q = q_offset<Config>();
+  const int k = 2 * swizzled_offset<Config::kCodes>(tid / 16 % 2 * 8 + tid % 8, tid / 8 % 2 * 8);
+  const auto load_k = [&](int i) {
+    const char* const rows = sK + i % kKeySteps * 16 * Config::kHeadDim;
+    ldmatrix_x4(b[i % 2], rows + along_row<kSpanOf<Config::kCodes>>(k, i / kKeySteps * 16));
+  };
+  const auto load_q = [&](int step) {
+    if (step >= Config::kQSteps && step < kColSteps)
+      load_q_fragments<Config>(a[step % 2], sQ, q, 16 * step);
+  };
+  load_q(0);
+  load_k(0);
+#pragma unroll
+  for (int step = 0; step < kColSteps; ++step) {
+    load_q(step + 1);
+    const auto& rows = step < Config::kQSteps ? rQ[step % kCount] : a[step % 2];
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; n += 2) {
+      const int i = step * kKeySteps + n / 2;
+      if (i + 1 < kColSteps * kKeySteps) load_k(i + 1);
+#pragma unroll
+      for (int m = 0; m < Config::kTiles; ++m) {
+        mma_m16n8k32_s8(s[m][n], rows[m], {b[i % 2][0], b[i % 2][1]}, s[m][n]);
+        mma_m16n8k32_s8(s[m][n + 1], rows[m], {b[i % 2][2], b[i % 2][3]}, s[m][n + 1]);
+      }
+    }
+  }
+}
+//! [scores]
+
+// (4) The maxima of the rows, all of it in the quad of lanes that share a row. Each lane has scales
+// of its own, so maxima are multiplied before they are exchanged. O and l are rescaled only where a
+// maximum has grown by more than the threshold.
+//! [rescale]
+template <class Config, int kTiles>
+__device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&row_sum)[kTiles][2],
+                                           float (&o)[kTiles][Config::kHeadDim / 8][4],
+                                           const float (&s)[kTiles][Config::kBlockN / 8][4],
+                                           const float (&scale_log2)[kTiles]) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
+  float max[kTiles][2];
+  bool grown = false;
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      max[m][r] = fmaxf(s[m][0][2 * r], s[m][0][2 * r + 1]);
+#pragma unroll
+      for (int n = 1; n < kBlockN / 8; ++n)
+        max[m][r] = fmaxf(max[m][r], fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
+      max[m][r] = fmaxf(row_max[m][r], quad_max(max[m][r] * scale_log2[m]));
+      grown = grown || max[m][r] > row_max[m][r] + kRescaleThreshold;
+    }
+  if (__any_sync(~0u, grown)) {  // of the warp: rare after the first blocks
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float rescale = exp2f(row_max[m][r] - max[m][r]);
+        row_max[m][r] = max[m][r];
+        row_sum[m][r] *= rescale;
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; ++n)
+          o[m][n][2 * r] *= rescale, o[m][n][2 * r + 1] *= rescale;
+      }
+  }
+}
+//! [rescale]
+
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys:
+// one step ahead, so that its exponentials overlap with the MMAs.
+//! [output]
+template <class Config, class Probabilities>
+__device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
+                                       Probabilities probabilities, const char* sV) {
+  constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
+  uint32_t a[2][Config::kTiles][4], b[2][4];
+  const int tid = thread_index();
+  const int v = 2 * swizzled_offset<Config::kHeadDim>(tid % 16, tid / 16 % 2 * 8);
+  const auto load_v = [&](int i) {
+    const char* const rows = sV + i / kColSteps * 16 * 2 * Config::kHeadDim;
+    ldmatrix_x4_trans(b[i % 2], rows + along_row<kSpanOf<Config::kHeadDim>>(v, i % kColSteps * 16));
+  };
+  load_v(0);
+  probabilities(0, a[0]);
+#pragma unroll
+  for (int k = 0; k < kKeySteps; ++k) {
+    if (k + 1 < kKeySteps) probabilities(k + 1, a[(k + 1) % 2]);
+#pragma unroll
+    for (int n = 0; n < Config::kHeadDim / 8; n += 2) {
+      const int i = k * kColSteps + n / 2;
+      if (i + 1 < kKeySteps * kColSteps) load_v(i + 1);
+#pragma unroll
+      for (int m = 0; m < Config::kTiles; ++m) {
+        mma_m16n8k16<Element>(o[m][n], a[k % 2][m], {b[i % 2][0], b[i % 2][1]}, o[m][n]);
+        mma_m16n8k16<Element>(o[m][n + 1], a[k % 2][m], {b[i % 2][2], b[i % 2][3]}, o[m][n + 1]);
+      }
+    }
+  }
+}
+//! [output]
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    attention_kernel(const uint16_t* gQ,      // [B, Hq, seqlen_q, d] of a byte
+                     const uint16_t* gK,      // [B, Hkv, seqlen_k, d] of a byte
+                     const Element* gV,       // [B, Hkv, seqlen_k, d]
+                     Descales descales,
+                     const float* gLseShift,  // [B, Hq, seqlen_q]
+                     Element* gO,             // [B, Hq, seqlen_q, d]
+                     float* gLse,             // [B, Hq, seqlen_q]
+                     Shape shape, TileOrder tiles) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kCodes = Config::kCodes;
+  constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
+  auto& smem = dynamic_shared<SharedStorage<Config>>();
+  const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
+  const Work work = work_of<Config>(shape, tiles.at<Config::kBlockM>(blockIdx.x));
+  const int seqlen_k = work.seqlen_k, shift = seqlen_k - work.seqlen_q;
+  const BlockRanges seen = work.seen;
+  const int64_t kv = int64_t{work.kv_head} * seqlen_k;  // rows of K and V before this head's
+  const auto load_k = [&](int n_block) {
+    const int key0 = n_block * kBlockN;
+    load_tile<kBlockN, kCodes, Config>(smem.sK, gK + (kv + key0) * kCodes, seqlen_k - key0);
+  };
+  const auto load_v = [&](int n_block) {
+    const int key0 = n_block * kBlockN;
+    load_tile<kBlockN, kHeadDim, Config>(smem.sV, gV + (kv + key0) * kHeadDim, seqlen_k - key0);
+  };
+
+  if (threadIdx.x == 0) smem.work = work;
+  // (1) load Q_i, which stays, and the first K_j
+  uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
+  load_tile<Config::kBlockM, kCodes, Config>(smem.sQ, gQ + work.o / 2, work.seqlen_q - work.row0);
+  if (Config::kQSteps > 0) cp_async_commit();
+  load_k(seen.begin);
+  cp_async_commit();
+  // The scales of this lane's rows, times that of softmax.
+  float q_scale_log2[kTiles];
+  for (int m = 0; m < kTiles; ++m) {
+    const int row = work.row0 % kScaleRows + thread_index() / 32 * kWarpRows + 16 * m;
+    q_scale_log2[m] =
+        shape.softmax_scale * kLog2e *
+        descales.q(work.q_head, work.row0)[ThreadGroups::of_q(row + thread_index() % 32 / 4)];
+  }
+  if (Config::kQSteps > 0) cp_async_wait<1>();
+  __syncthreads();  // smem.work is there, and for rQ all threads' Q
+#pragma unroll
+  for (int step = 0; step < Config::kQSteps; ++step)
+    load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
+  float o[kTiles][kHeadDim / 8][4] = {};              // not divided by l yet
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
+  for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
+
+  // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
+  const auto visit = [&](int n_block, auto masked) {
+    const int key0 = n_block * kBlockN;
+    // Of a block with a mask a warp may see nothing.
+    const int warp_row0 = smem.work.row0 + thread_index() / 32 * kWarpRows;
+    const bool idle =
+        masked.value && (key0 > warp_row0 + kWarpRows - 1 + shift + shape.window_right ||
+                         key0 + kBlockN <= warp_row0 + shift - shape.window_left);
+    // The scale of this lane's keys, which is on its way during Q K^T.
+    const float k_scale =
+        descales.k(smem.work.kv_head, key0)[ThreadGroups::of_k(thread_index() % 4 * 2)];
+    // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
+    // flight, so that both waits are for all of them.
+    //! [pipeline]
+    cp_async_wait<0>();
+    __syncthreads();  // K_j of all threads is there; all are done with V_j-1
+    load_v(n_block);
+    cp_async_commit();
+    //! [pipeline]
+
+    // (3) S = Q K^T, -inf where a query does not see a key.
+    float s[kTiles][kBlockN / 8][4];
+    if (!idle) {
+      int whole[kTiles][kBlockN / 8][4] = {};  // before they are floats
+      scores<Config>(whole, rQ, bytes(smem.sQ), bytes(smem.sK));
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) to_floats(s[m], whole[m]);
+      const int lane_id = thread_index() % 32;
+      const int own = warp_row0 + lane_id / 4 + shift - key0 - lane_id % 4 * 2;
+      if constexpr (masked.value) apply_mask(s, shape, own, seqlen_k - key0);
+    }
+
+    // K_j+1 is in flight during softmax and P V.
+    //! [pipeline_k]
+    cp_async_wait<0>();
+    __syncthreads();  // V_j of all threads is there; all are done with K_j
+    if (n_block + 1 < seen.end) load_k(n_block + 1);
+    cp_async_commit();
+    //! [pipeline_k]
+    if (idle) return;
+
+    // (4) softmax
+    //! [softmax]
+    float scale_log2[kTiles];
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) scale_log2[m] = q_scale_log2[m] * k_scale;
+    update_max<Config>(row_max, row_sum, o, s, scale_log2);
+    const auto exponentials = [&](int m, int step) {
+#pragma unroll
+      for (int n = 2 * step; n < 2 * step + 2; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[m][n][i] = exp2f(fmaf(s[m][n][i], scale_log2[m], -row_max[m][i / 2]));
+          row_sum[m][i / 2] += s[m][n][i];
+        }
+    };
+    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the
+    // second.
+    const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        exponentials(m, step);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float(&p)[4] = s[m][2 * step + i / 2];
+          a[m][i] = pack2<Element>(p[2 * (i % 2)], p[2 * (i % 2) + 1]);
+        }
+      }
+    };
+    //! [softmax]
+
+    // (5) O += P V
+    output<Config>(o, probabilities, bytes(smem.sV));
+  };
+  //! [loops]
+  for (int n_block = seen.begin; n_block < seen.end; ++n_block)
+    if (n_block >= seen.unmasked_begin && n_block < seen.unmasked_end)
+      visit(n_block, std::false_type{});
+    else  // left edge of the window; diagonal, right edge, last keys
+      visit(n_block, std::true_type{});
+  //! [loops]
+
+  // (7) O = O / l, once; (8) store O, through the place of Q, and lse. A row of O is as long as two
+  // of codes. But nobody reads Q any more: all warps have met since the last Q K^T.
+  //! [finish]
+  constexpr int kSpan = kSpanOf<kHeadDim>;
+  const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
+  char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]
+  const int first_row = smem.work.row0 + warp_rows;
+  const int rows = smem.work.seqlen_q - first_row;  // of this warp
+  const int o_lane = 2 * swizzled_offset<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
+#pragma unroll
+  for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float sum = quad_sum(row_sum[m][r]);
+      const bool none = sum == 0;  // a row that sees nothing: O = 0
+      const float factor = none ? 0 : 1 / sum;
+      char* const to = sO + (16 * m + 8 * r) * 2 * kHeadDim;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n)
+        *reinterpret_cast<uint32_t*>(to + along_row<kSpan>(o_lane, 8 * n)) =
+            pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
+      const int row = 16 * m + 8 * r + lane_id / 4;
+      if (lane_id % 4 == 0 && row < rows) {
+        const int64_t at = smem.work.lse + warp_rows + row;
+        gLse[at] = none ? -INFINITY : gLseShift[at] + kLn2 * row_max[m][r] + logf(sum);
+      }
+    }
+  __syncwarp();  // all of the warp's rows are there
+  Element* const gRows = gO + smem.work.o + int64_t{warp_rows} * kHeadDim;
+#pragma unroll
+  for (int i = 0; i < kWarpRows; i += 32 / kSpan) {
+    const int r = i + lane_id / kSpan;
+    if (r >= rows) break;
+#pragma unroll
+    for (int c = lane_id % kSpan * 8; c < kHeadDim; c += 8 * kSpan)
+      *reinterpret_cast<uint4*>(gRows + r * kHeadDim + c) =
+          *reinterpret_cast<const uint4*>(sO + 2 * swizzled_offset<kHeadDim>(r, c));
+  }
+  //! [finish]
+}
+
+template <class Config>
+Status launch(const Arguments& args) {
+  const TileOrder tiles(args.problem, Config::kBlockM);
+  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section, Config::kBlocksPerSm,
+                  Config::kWarpRows}))
+    return Status::success();
+  if (const Status done = quantise_smoothed<Config::kHeadDim, ThreadGroups>(args); !done.ok())
+    return done;
+  args.phase("attention");
+  return launch_kernel(attention_kernel<Config>, dim3(tiles.count()), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Config>), args.stream, args.out<uint16_t>("q8"),
+                       args.out<uint16_t>("k8"), args.in<Element>("v"), Descales(args),
+                       args.out<float>("lse_shift"), args.out<Element>("o"),
+                       args.out<float>("lse"), shape_of(args.problem), tiles);
+}
+
+Status launch(const Arguments& args) {
+  switch (args.problem.head_dim) {
+    case 64: return launch<Config<64>>(args);
+    case 128: return launch<Config<128>>(args);
+    case 256: return launch<Config<256>>(args);
+  }
+  return Status::unsupported("only head dims 64, 128 and 256");
+}
+
+}  // namespace ATTN_BACKEND::q9_mma_sync
