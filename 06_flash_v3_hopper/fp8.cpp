@@ -266,7 +266,6 @@ HostTensors rotated_in_windows(const Problem& p, const HostTensors& inputs) {
   const std::vector<float>& v = inputs.at("v").data;
   std::vector<float>& out = stored.at("v").data;
   const int64_t d = p.head_dim, heads = static_cast<int64_t>(v.size()) / (p.seqlen_k * d);
-  std::vector<float> codes(1);
   for (int64_t head = 0; head < heads; ++head)
     for (int64_t key0 = 0; key0 < p.seqlen_k; key0 += kWindowKeys)
       for (int64_t c = 0; c < d; ++c) {
@@ -286,9 +285,8 @@ HostTensors rotated_in_windows(const Problem& p, const HostTensors& inputs) {
         const float mean = sum / static_cast<float>(end - key0);
         const float descale = std::max({high - mean, mean - low, kSmallestMax}) / kLargest;
         for (int64_t key = key0; key < end; ++key) {
-          codes[0] = (v[at(key)] - mean) * (1 / descale);
-          round_to(DType::e4m3, codes.data(), 1);
-          out[at(key)] = mean + codes[0] * descale;
+          const float code = round_to(DType::e4m3, (v[at(key)] - mean) * (1 / descale));
+          out[at(key)] = mean + code * descale;
         }
       }
   return stored;
