@@ -219,17 +219,19 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const Work work = work_of<Config>(shape, tiles.at<Config::kBlockM>(blockIdx.x));
   const int seqlen_k = work.seqlen_k, shift = seqlen_k - work.seqlen_q;
   const BlockRanges seen = work.seen;
-  const int64_t kv = int64_t{work.kv_head} * seqlen_k;  // rows of K and V before this head's
+  // The first row of a block of keys, counted through all heads: from shared memory each time.
+  const auto first_key = [&](int key0) { return int64_t{smem.work.kv_head} * seqlen_k + key0; };
   const auto load_k = [&](int n_block) {
     const int key0 = n_block * kBlockN;
-    load_tile<kBlockN, kCodes, Config>(smem.sK, gK + (kv + key0) * kCodes, seqlen_k - key0);
+    load_tile<kBlockN, kCodes, Config>(smem.sK, gK + first_key(key0) * kCodes, seqlen_k - key0);
   };
   const auto load_v = [&](int n_block) {
     const int key0 = n_block * kBlockN;
-    load_tile<kBlockN, kHeadDim, Config>(smem.sV, gV + (kv + key0) * kHeadDim, seqlen_k - key0);
+    load_tile<kBlockN, kHeadDim, Config>(smem.sV, gV + first_key(key0) * kHeadDim, seqlen_k - key0);
   };
 
   if (threadIdx.x == 0) smem.work = work;
+  __syncthreads();  // it is there
   // (1) load Q_i, which stays, and the first K_j
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   load_tile<Config::kBlockM, kCodes, Config>(smem.sQ, gQ + work.o / 2, work.seqlen_q - work.row0);
@@ -245,7 +247,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         descales.q(work.q_head, work.row0)[ThreadGroups::of_q(row + thread_index() % 32 / 4)];
   }
   if (Config::kQSteps > 0) cp_async_wait<1>();
-  __syncthreads();  // smem.work is there, and for rQ all threads' Q
+  if (Config::kQSteps > 0) __syncthreads();  // all threads' Q is there
 #pragma unroll
   for (int step = 0; step < Config::kQSteps; ++step)
     load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
@@ -261,9 +263,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + shift + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + shift - shape.window_left);
-    // The scale of this lane's keys, which is on its way during Q K^T.
-    const float k_scale =
-        descales.k(smem.work.kv_head, key0)[ThreadGroups::of_k(thread_index() % 4 * 2)];
     // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
     // flight, so that both waits are for all of them.
     //! [pipeline]
@@ -296,6 +295,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
     // (4) softmax
     //! [softmax]
+    const float k_scale =
+        descales.k(smem.work.kv_head, key0)[ThreadGroups::of_k(thread_index() % 4 * 2)];
     float scale_log2[kTiles];
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) scale_log2[m] = q_scale_log2[m] * k_scale;

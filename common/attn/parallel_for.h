@@ -11,7 +11,8 @@ namespace attn {
 /// Calls `body(i)` for i in [0, count), on all cores of the host. `body` must not throw.
 template <class Body>
 void parallel_for(int64_t count, Body body) {
-  const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
+  // Asked once: the answer takes reading files of the system each time.
+  static const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
   std::atomic<int64_t> next{0};
   const auto work = [&] {
     for (int64_t i; (i = next++) < count;) body(i);

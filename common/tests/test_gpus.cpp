@@ -93,7 +93,7 @@ TEST_CASE("tensor peaks are SMs x operations a clock x clock, dense", "[gpus]") 
 
 // GeForce accumulates 16-bit products in fp32 at half the rate of other cards.
 TEST_CASE("int8 runs at twice the 16-bit rate, from Ampere on, on GeForce at four times", "[gpus]") {
-  for (const GpuSpec& gpu : gpu_specs()) {
+  for (const GpuSpec& gpu : attn::gpu_specs()) {
     INFO(gpu.name);
     if (gpu.tensor_int8_ops == 0)
       CHECK((gpu.cc_major < 8 || gpu.cc_major > 9));
