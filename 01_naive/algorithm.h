@@ -1,7 +1,7 @@
 /// \file
-/// Attention as the textbook has it, on the CPU, for one head: the algorithm of this chapter without
-/// anything a GPU adds. Vaswani et al., "Attention Is All You Need" (arXiv 1706.03762), section 3.2.1;
-/// the gradients by the chain rule.
+/// Attention as the textbook has it, on the CPU, for one head: the algorithm of this chapter
+/// without anything a GPU adds. Vaswani et al., "Attention Is All You Need" (arXiv 1706.03762),
+/// section 3.2.1; the gradients by the chain rule.
 #pragma once
 
 #include <Eigen/Core>
@@ -21,7 +21,8 @@ struct Forward {
 };
 
 /// O = softmax(scale * Q K^T) V. Causal: the last query sees the last key.
-inline Forward forward(const Matrix& q, const Matrix& k, const Matrix& v, double scale, bool causal) {
+inline Forward forward(const Matrix& q, const Matrix& k, const Matrix& v, double scale,
+                       bool causal) {
   Matrix s = scale * q * k.transpose();  // (1) scores
   if (causal)
     for (Eigen::Index i = 0; i < s.rows(); ++i)

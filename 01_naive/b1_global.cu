@@ -56,8 +56,8 @@ __global__ void dp_kernel(const Element* gdO,  // [B, Hq, seqlen_q, d]
 }
 //! [dp]
 
-// (3) gradient of the scores: dS = scale * P (dP - D), in the memory of dP; one thread a row. P is 0
-// where a row does not see a key, and so is dS.
+// (3) gradient of the scores: dS = scale * P (dP - D), in the memory of dP; one thread a row. P is
+// 0 where a row does not see a key, and so is dS.
 //! [ds]
 __global__ void ds_kernel(const float* gP,  // [B, Hq, seqlen_q, seqlen_k]
                           float* gdS,       // [B, Hq, seqlen_q, seqlen_k]: dP in, dS out

@@ -16,8 +16,8 @@ struct Config {
   static constexpr int kWarps = 4;   // rows a block of the dS kernel
 };
 
-// (3) gradient of the scores: dS = scale * P (dP - D), D = rowsum(P dP); one warp a row. P is 0 where a
-// row does not see a key, and so is dS.
+// (3) gradient of the scores: dS = scale * P (dP - D), D = rowsum(P dP); one warp a row. P is 0
+// where a row does not see a key, and so is dS.
 //! [ds]
 template <class Element>
 __global__ void __launch_bounds__(32 * Config::kWarps)

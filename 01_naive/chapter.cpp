@@ -35,9 +35,9 @@ struct Sizes {
         element(double(size_of(p.dtype))) {}
 };
 
-// Forward: S in fp32; P in `p_bytes`; the softmax reads S `softmax_reads` times. The products compute
-// all N^2 elements whatever the mask says, of whole tiles of `column_multiple` columns; the softmax reads what is
-// visible and writes all of P.
+// Forward: S in fp32; P in `p_bytes`; the softmax reads S `softmax_reads` times. The products
+// compute all N^2 elements whatever the mask says, of whole tiles of `column_multiple` columns; the
+// softmax reads what is visible and writes all of P.
 Cost forward_cost(const Problem& p, int64_t row_multiple, double p_bytes, double softmax_reads,
                   bool tensor, int64_t column_multiple = 1) {
   const Sizes n(p, row_multiple);
@@ -50,12 +50,13 @@ Cost forward_cost(const Problem& p, int64_t row_multiple, double p_bytes, double
   Phase output{.name = "output",
                .hbm_read = p_bytes * n.scores + n.kv * n.element,
                .hbm_write = n.q * n.element};
-  for (Phase* product : {&scores, &output}) (tensor ? product->tensor_flop : product->fp32_flop) = flop;
+  for (Phase* product : {&scores, &output})
+    (tensor ? product->tensor_flop : product->fp32_flop) = flop;
   return {scores, softmax, output};
 }
 
-// Backward: four products; P and dS in `p_bytes`, dP in fp32; the dS kernel reads P and dP `ds_reads`
-// times.
+// Backward: four products; P and dS in `p_bytes`, dP in fp32; the dS kernel reads P and dP
+// `ds_reads` times.
 Cost backward_cost(const Problem& p, int64_t row_multiple, double p_bytes, double ds_bytes,
                    double ds_reads, bool tensor) {
   const Sizes n(p, row_multiple);

@@ -20,14 +20,16 @@ const Step& step_named(const std::string& name) {
 
 Eigen::MatrixXd head(const HostTensor& t, int64_t b, int64_t h) {
   using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-  return Eigen::Map<const RowMajor>(t.row(b, h, 0), t.spec.shape[2], t.spec.shape[3]).cast<double>();
+  return Eigen::Map<const RowMajor>(t.row(b, h, 0), t.spec.shape[2], t.spec.shape[3])
+      .cast<double>();
 }
 
 }  // namespace
 
 // Every step takes every head dim, type, mask and length of these tests, but for the tensor cores.
 bool attn::tests::promised(const Step& step, const Problem& p) {
-  return plain(p) && (!one_of_steps(step, {"v4_tensor_core", "v5_cp_async"}) || (p.dtype != DType::fp32 && p.head_dim % 8 == 0));
+  return plain(p) && (!one_of_steps(step, {"v4_tensor_core", "v5_cp_async"}) ||
+                      (p.dtype != DType::fp32 && p.head_dim % 8 == 0));
 }
 
 TEST_CASE("forward steps are right on short problems", "[emulated]") {
@@ -44,7 +46,8 @@ TEST_CASE("forward steps are right on short problems", "[emulated]") {
 
 TEST_CASE("forward steps are right on long problems", "[emulated]") {
   for (const int64_t n : {239, 511, 512, 799})
-    check_steps("forward", one_head(problem(n, n, 64, DType::bf16, InputKind::needle)), Backend::emulated);
+    check_steps("forward", one_head(problem(n, n, 64, DType::bf16, InputKind::needle)),
+                Backend::emulated);
   Problem wide = problem(5, 3000, 256, DType::fp16, InputKind::peaked);
   check_steps("forward", wide, Backend::emulated);
 }
@@ -74,9 +77,10 @@ TEST_CASE("the textbook algorithm, the reference and a step agree", "[emulated]"
     double largest = 0;
     for (std::size_t r = 0; r < e.rows.size(); ++r)
       for (int64_t c = 0; e.rows[r].h == 1 && c < e.spec.columns(); ++c)
-        largest = std::max(largest, std::abs(e.reference[r * static_cast<std::size_t>(e.spec.columns()) +
-                                                         static_cast<std::size_t>(c)] -
-                                             m(e.rows[r].i, c)));
+        largest =
+            std::max(largest, std::abs(e.reference[r * static_cast<std::size_t>(e.spec.columns()) +
+                                                   static_cast<std::size_t>(c)] -
+                                       m(e.rows[r].i, c)));
     return largest;
   };
   const auto o = forward_reference(p, in, {});

@@ -90,7 +90,8 @@ __global__ void output_kernel(const float* gP,    // [B, Hq, seqlen_q, seqlen_k]
   const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);
   if (row >= shape.seqlen_q || col >= shape.head_dim) return;
   const float* p = gP + (bh * shape.seqlen_q + row) * shape.seqlen_k;        // [seqlen_k]
-  const Element* v = gV + bh_kv * shape.seqlen_k * shape.head_dim + col;     // column of [seqlen_k, d]
+  // column of [seqlen_k, d]
+  const Element* v = gV + bh_kv * shape.seqlen_k * shape.head_dim + col;
   float sum = 0;
   for (int j = 0; j < shape.seqlen_k; ++j)
     sum += p[j] * to_float(v[int64_t{j} * shape.head_dim]);

@@ -88,7 +88,8 @@ __global__ void output_kernel(const float* gP,    // [B, Hq, seqlen_q, seqlen_k]
   const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);
   if (row >= shape.seqlen_q || col >= shape.head_dim) return;
   const float* p = gP + (bh * shape.seqlen_q + row) * shape.seqlen_k;        // [seqlen_k]
-  const Element* v = gV + bh_kv * shape.seqlen_k * shape.head_dim + col;     // column of [seqlen_k, d]
+  // column of [seqlen_k, d]
+  const Element* v = gV + bh_kv * shape.seqlen_k * shape.head_dim + col;
   float sum = 0;
   for (int j = 0; j < shape.seqlen_k; ++j)
     sum += p[j] * to_float(v[int64_t{j} * shape.head_dim]);
@@ -110,9 +111,9 @@ Status launch(const Arguments& args) {
                                 args.in<Element>("k"), args.out<float>("S"), shape);
   if (!status.ok()) return status;
   args.phase("softmax");
-  status = launch_kernel(softmax_kernel, dim3(blocks(shape.seqlen_q), 1, heads), dim3(Config::kThreadsX), 0,
-                         args.stream, args.in<float>("S"), args.out<float>("P"),
-                         args.out<float>("lse"), shape);
+  status = launch_kernel(softmax_kernel, dim3(blocks(shape.seqlen_q), 1, heads),
+                         dim3(Config::kThreadsX), 0, args.stream, args.in<float>("S"),
+                         args.out<float>("P"), args.out<float>("lse"), shape);
   if (!status.ok()) return status;
   args.phase("output");
   return launch_kernel(output_kernel<Element>, dim3(blocks(shape.head_dim), rows, heads), block, 0,

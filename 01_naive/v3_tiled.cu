@@ -23,12 +23,13 @@ struct Config {
   static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
 };
 
-// Row r of the A tile (and of a transposed B tile) starts at r * kRowStride. The one float of padding
-// moves each row to the next bank, so that 16 lanes can read a column.
+// Row r of the A tile (and of a transposed B tile) starts at r * kRowStride. The one float of
+// padding moves each row to the next bank, so that 16 lanes can read a column.
 //! [ex01b]
 constexpr int kRowStride = Config::kBlockK + 1;
 constexpr int tile_index(int row, int k) { return row * kRowStride + k; }
-static_assert(shared_access([](int lane) { return 4 * tile_index(lane % 16, 0); }, 4).conflicts() == 0,
+static_assert(shared_access([](int lane) { return 4 * tile_index(lane % 16, 0); }, 4).conflicts() ==
+                  0,
               "16 threads along x read one column of a tile");
 //! [ex01b]
 
@@ -64,7 +65,8 @@ __device__ void gemm_tile(const A* gA, int64_t stride_a, const B* gB, int64_t st
 
   float acc[Config::kPerThread][Config::kPerThread] = {};
   for (int k0 = 0; k0 < depth; k0 += Config::kBlockK) {
-    load_tile<Config::kBlockM, Config::kBlockK>(smem.sA, padded, gA, stride_a, row0, rows, k0, depth);
+    load_tile<Config::kBlockM, Config::kBlockK>(smem.sA, padded, gA, stride_a, row0, rows, k0,
+                                                depth);
     if constexpr (kTransposeB)
       load_tile<Config::kBlockN, Config::kBlockK>(smem.sB, padded, gB, stride_b, col0, columns, k0,
                                                   depth);
@@ -115,8 +117,8 @@ __global__ void __launch_bounds__(Config::kThreads, 3)
 }
 //! [scores]
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp a row. The warp
-// is a block of its own, so that rows of any length share the shared memory of an SM well.
+// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp a row. The
+// warp is a block of its own, so that rows of any length share the shared memory of an SM well.
 //! [softmax]
 __global__ void __launch_bounds__(32)
     softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]

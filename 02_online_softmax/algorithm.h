@@ -1,8 +1,8 @@
 /// \file
-/// The online softmax on the CPU, for one row: the algorithm of this chapter without anything a GPU adds.
-/// Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv 1805.02867), section 3; with a
-/// row of the output carried along, Rabe and Staats, "Self-attention Does Not Need O(n^2) Memory" (arXiv
-/// 2112.05682), section 2.
+/// The online softmax on the CPU, for one row: the algorithm of this chapter without anything a GPU
+/// adds. Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv 1805.02867),
+/// section 3; with a row of the output carried along, Rabe and Staats, "Self-attention Does Not
+/// Need O(n^2) Memory" (arXiv 2112.05682), section 2.
 #pragma once
 
 #include <Eigen/Core>
@@ -58,7 +58,8 @@ struct Attention {
 
 //! [attention]
 /// softmax(scale q K^T) V in one pass over blocks of K and V; no row of scores longer than a block.
-inline Row attention(const Row& q, const Matrix& k, const Matrix& v, double scale, Eigen::Index block) {
+inline Row attention(const Row& q, const Matrix& k, const Matrix& v, double scale,
+                     Eigen::Index block) {
   Attention a{{}, Row::Zero(v.cols())};
   for (Eigen::Index first = 0; first < k.rows(); first += block) {
     const Eigen::Index count = std::min(block, k.rows() - first);

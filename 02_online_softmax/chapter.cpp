@@ -25,7 +25,8 @@ int64_t vector_size(const Problem& p) { return 16 / size_of(p.dtype); }
 Cost softmax_cost(const Problem& p, double reads, double exp) {
   const double elements = double(rows_of(p)) * double(p.seqlen_k);
   const double bytes = elements * double(size_of(p.dtype));
-  return {{.name = "softmax", .exp = exp * elements, .hbm_read = reads * bytes, .hbm_write = bytes}};
+  return {
+      {.name = "softmax", .exp = exp * elements, .hbm_read = reads * bytes, .hbm_write = bytes}};
 }
 
 // Blocks lie in grid.x, which ends at 2^31 - 1.
@@ -39,9 +40,10 @@ Reason refuse_rows(const Problem& p) { return refuse_blocks(rows_of(p)); }
 Reason refuse_long_rows(const Problem& p) {
   const int64_t most = 352 * 1024 / size_of(p.dtype);
   if (p.seqlen_k / vector_size(p) > most / vector_size(p))
-    return fmt::format("{} columns: a row of more than 352 KiB ({} columns) does not fit on one SM; "
-                       "v5_split_row takes any",
-                       p.seqlen_k, most);
+    return fmt::format(
+        "{} columns: a row of more than 352 KiB ({} columns) does not fit on one SM; "
+        "v5_split_row takes any",
+        p.seqlen_k, most);
   return refuse_rows(p);
 }
 

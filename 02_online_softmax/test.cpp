@@ -1,4 +1,5 @@
-// What chapter 02 promises: the algebra of the pair (maximum, sum), and every step right on every shape.
+// What chapter 02 promises: the algebra of the pair (maximum, sum), and every step right on every
+// shape.
 #include <numeric>
 #include <random>
 
@@ -21,12 +22,15 @@ Problem rows_cols(int64_t rows, int64_t cols, DType dtype, InputKind inputs = In
   return p;
 }
 
-// Every edge of a vector, a warp, a group and a block: cols, with rows so that rows begin inside vectors.
-const std::vector<int64_t> kColumns{1,   2,   3,    4,    5,    7,    8,    9,    15,   16,   31,  32,
-                                    33,  63,  64,   65,   127,  128,  129,  203,  255,  256,  257, 511,
-                                    513, 799, 1000, 1023, 1024, 1025, 2047, 2048, 2049, 4097, 5003};
+// Every edge of a vector, a warp, a group and a block: cols, with rows so that rows begin inside
+// vectors.
+const std::vector<int64_t> kColumns{1,    2,    3,    4,    5,    7,    8,    9,   15,
+                                    16,   31,   32,   33,   63,   64,   65,   127, 128,
+                                    129,  203,  255,  256,  257,  511,  513,  799, 1000,
+                                    1023, 1024, 1025, 2047, 2048, 2049, 4097, 5003};
 
-// The problems of a softmax: all widths, types, inputs; masks leave -inf at ends, and rows of nothing else.
+// The problems of a softmax: all widths, types, inputs; masks leave -inf at ends, and rows of
+// nothing else.
 template <class Body>
 void softmax_problems(const std::vector<int64_t>& columns, Body body) {
   constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked,
@@ -79,11 +83,13 @@ bool close(online::MaxSum a, online::MaxSum b) {
 
 }  // namespace
 
-// All steps take all types and any number of rows and columns, but for the three limits that README.md names.
+// All steps take all types and any number of rows and columns, but for the three limits that
+// README.md names.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (step.operation == &forward()) return plain(p) && p.head_dim <= 256;
   if (step.operation == &softmax_topk()) return p.top_k <= 32;
-  const int64_t columns_of_16_bytes = 16 / size_of(p.dtype);  // the last, partial 16 bytes of a row do not count
+  // the last, partial 16 bytes of a row do not count
+  const int64_t columns_of_16_bytes = 16 / size_of(p.dtype);
   return step.name != "v4_one_read" || p.seqlen_k / columns_of_16_bytes <= 352 * 1024 / 16;
 }
 
@@ -116,7 +122,8 @@ TEST_CASE("any split and any order of a row give its softmax", "[algebra]") {
   const online::Row shuffled = online::softmax(x(order), 10);
   for (Eigen::Index i = 0; i < 97; ++i)
     CHECK(std::abs(shuffled[i] - whole[order[static_cast<std::size_t>(i)]]) < 1e-14);
-  CHECK(online::softmax(online::Row::Constant(5, -std::numeric_limits<double>::infinity()), 2).sum() == 0);
+  CHECK(online::softmax(online::Row::Constant(5, -std::numeric_limits<double>::infinity()), 2)
+            .sum() == 0);
 }
 
 TEST_CASE("attention of a row in blocks is attention", "[algebra]") {
@@ -132,23 +139,27 @@ TEST_CASE("attention of a row in blocks is attention", "[algebra]") {
 namespace {
 // What all five softmax steps have run when each has run `n` problems.
 std::string all_ran(int n) {
-  return fmt::format("v1_three_pass {0}, v2_online {0}, v3_warp {0}, v4_one_read {0}, v5_split_row {0}", n);
+  return fmt::format(
+      "v1_three_pass {0}, v2_online {0}, v3_warp {0}, v4_one_read {0}, v5_split_row {0}", n);
 }
 }  // namespace
 
 TEST_CASE("softmax steps are right on all widths", "[emulated]") {
   Counts ran;
-  softmax_problems(kColumns, [&](const Problem& p) { ran += check_steps("softmax", p, Backend::emulated); });
+  softmax_problems(kColumns,
+                   [&](const Problem& p) { ran += check_steps("softmax", p, Backend::emulated); });
   CHECK(ran.text() == all_ran(315));
 }
 
 TEST_CASE("softmax steps are right on long rows", "[emulated]") {
-  // Beyond the registers of v4's largest group, and beyond one chunk of v5; not a multiple of a vector.
+  // Beyond the registers of v4's largest group, and beyond one chunk of v5; not a multiple of a
+  // vector.
   for (const int64_t cols : {33001, 65536, 70001})
     for (const DType dtype : kDTypes)
       check_steps("softmax", rows_cols(3, cols, dtype, InputKind::needle), Backend::emulated);
   check_steps("softmax", rows_cols(2, 180224, DType::bf16), Backend::emulated);
-  check_steps("softmax", rows_cols(1, 1'000'003, DType::fp16, InputKind::peaked), Backend::emulated);
+  check_steps("softmax", rows_cols(1, 1'000'003, DType::fp16, InputKind::peaked),
+              Backend::emulated);
 }
 
 TEST_CASE("softmax with top-k is right, ties and short rows too", "[emulated]") {
@@ -179,17 +190,20 @@ TEST_CASE("softmax with top-k is right, ties and short rows too", "[emulated]") 
 
 TEST_CASE("attention of a row is right on short problems", "[emulated]") {
   Counts ran;
-  covering_problems({1, 2, 3, 15, 17, 33, 64, 65, 113, 129}, {64, 128, 40, 1, 33, 192, 256}, kDTypes,
+  covering_problems({1, 2, 3, 15, 17, 33, 64, 65, 113, 129}, {64, 128, 40, 1, 33, 192, 256},
+                    kDTypes,
                     [&](Problem p) { ran += check_steps("forward", p, Backend::emulated); });
   CHECK(ran.text() == "v7_attention_row 50");
 }
 
 TEST_CASE("a shift of the scores changes nothing, and nothing overflows", "[emulated]") {
   std::vector<float> x(1537);
-  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7919 % 1537) / 256;  // exact
+  // exact
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7919 % 1537) / 256;
   std::vector<float> shifted = x, huge = x;
   for (float& v : shifted) v -= 1024;  // still exact in a float
-  for (float& v : huge) v *= 5e37f;    // their exponentials do not fit in a float, nor do their differences
+  // their exponentials do not fit in a float, nor do their differences
+  for (float& v : huge) v *= 5e37f;
   huge[99] = 3e38f;
   for (const Step& step : chapter().steps) {
     if (step.operation != &softmax()) continue;
@@ -233,7 +247,8 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   CHECK(refusal(step_named("v6_softmax_topk"), p).value().find("at most 32") != std::string::npos);
   p = problem(8, 8, 257, DType::bf16);
   p.finish();
-  CHECK(refusal(step_named("v7_attention_row"), p).value().find("at most 256") != std::string::npos);
+  CHECK(refusal(step_named("v7_attention_row"), p).value().find("at most 256") !=
+        std::string::npos);
   p = problem(8, 8, 64, DType::bf16);
   p.dropout = 0.5;
   p.finish();
@@ -267,7 +282,8 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
   Counts softmax, top_k, forward;
   softmax_problems(kColumns, [&](const Problem& p) {
     softmax += check_steps("softmax", p, Backend::gpu);
-    top_k += check_steps("softmax_topk", with_top_k(p, 1 + static_cast<int64_t>(n++ % 32)), Backend::gpu);
+    top_k += check_steps("softmax_topk", with_top_k(p, 1 + static_cast<int64_t>(n++ % 32)),
+                         Backend::gpu);
   });
   CHECK(softmax.text() == all_ran(315));
   CHECK(top_k.text() == "v6_softmax_topk 315");

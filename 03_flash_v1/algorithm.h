@@ -1,7 +1,7 @@
 /// \file
-/// FlashAttention-1 on the CPU, for one head: the algorithm of this chapter without anything a GPU adds.
-/// Dao, Fu, Ermon, Rudra, Re, "FlashAttention" (arXiv 2205.14135), Algorithm 1; the line numbers are the
-/// paper's. What the paper keeps in HBM between visits is `State` here.
+/// FlashAttention-1 on the CPU, for one head: the algorithm of this chapter without anything a GPU
+/// adds. Dao, Fu, Ermon, Rudra, Re, "FlashAttention" (arXiv 2205.14135), Algorithm 1; the line
+/// numbers are the paper's. What the paper keeps in HBM between visits is `State` here.
 #pragma once
 
 #include <Eigen/Core>
@@ -25,7 +25,8 @@ struct State {
 };
 
 //! [visit]
-/// One visit: rows [row0, row0 + s.rows()) meet a tile of keys. `s` holds their scores, -inf where masked.
+/// One visit: rows [row0, row0 + s.rows()) meet a tile of keys. `s` holds their scores, -inf where
+/// masked.
 inline void visit(State& state, Index row0, const Matrix& s, const Matrix& v) {
   for (Index i = 0; i < s.rows(); ++i) {
     double &m = state.m(row0 + i), &l = state.l(row0 + i);
@@ -41,8 +42,8 @@ inline void visit(State& state, Index row0, const Matrix& s, const Matrix& v) {
 //! [visit]
 
 //! [forward]
-/// softmax(scale Q K^T) V with tiles of block_m queries and block_n keys. Causal: the last query sees the
-/// last key. No matrix is larger than a tile, but for what comes in and goes out.
+/// softmax(scale Q K^T) V with tiles of block_m queries and block_n keys. Causal: the last query
+/// sees the last key. No matrix is larger than a tile, but for what comes in and goes out.
 inline State forward(const Matrix& q, const Matrix& k, const Matrix& v, double scale, bool causal,
                      Index block_m, Index block_n) {
   State state{Matrix::Zero(q.rows(), v.cols()), Vector::Constant(q.rows(), -kInfinity),
@@ -53,10 +54,12 @@ inline State forward(const Matrix& q, const Matrix& k, const Matrix& v, double s
     for (Index row0 = 0; row0 < q.rows(); row0 += block_m) {  // line 7: Q inside
       const Index rows = std::min(block_m, q.rows() - row0);
       const Index diagonal = row0 + k.rows() - q.rows();  // the last key that the first row sees
-      if (causal && key0 > diagonal + rows - 1) continue;  // no row sees this tile: skipped, not masked
+      // no row sees this tile: skipped, not masked
+      if (causal && key0 > diagonal + rows - 1) continue;
       Matrix s = scale * q.middleRows(row0, rows) * k_j.transpose();  // lines 8, 9
       for (Index i = 0; causal && i < rows; ++i)
-        for (Index j = std::max(Index{0}, diagonal + i + 1 - key0); j < keys; ++j) s(i, j) = -kInfinity;
+        for (Index j = std::max(Index{0}, diagonal + i + 1 - key0); j < keys; ++j)
+          s(i, j) = -kInfinity;
       visit(state, row0, s, v_j);
     }
   }

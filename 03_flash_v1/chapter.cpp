@@ -54,9 +54,10 @@ double visits(const Problem& p, Tiles t) {
   return count;
 }
 
-// What passes between L2 and the SMs. A visit brings a tile of Q, and takes O and its state there and back,
-// but for the first (nothing to bring) and the last (O in its final type). A block reads all of K and V.
-// Of HBM only what cannot be avoided is counted: whether the rest gets that far is up to the size of L2.
+// What passes between L2 and the SMs. A visit brings a tile of Q, and takes O and its state there
+// and back, but for the first (nothing to bring) and the last (O in its final type). A block reads
+// all of K and V. Of HBM only what cannot be avoided is counted: whether the rest gets that far is
+// up to the size of L2.
 // `warp`: rows and keys of a tile that are left out together where no row sees a key.
 Cost forward_cost(const Problem& p, Tiles t, Tiles warp, double blocks_a_head, bool tensor) {
   const double heads = double(p.batch * p.heads), d = double(p.head_dim),
@@ -77,8 +78,8 @@ Cost forward_cost(const Problem& p, Tiles t, Tiles warp, double blocks_a_head, b
   return {phase};
 }
 
-// As in the forward pass: a visit brings tiles of Q and dO, and takes dQ there and back. Five GEMMs, of which `mma` run on
-// tensor cores. Where D is not there yet, a visit brings O, too.
+// As in the forward pass: a visit brings tiles of Q and dO, and takes dQ there and back. Five
+// GEMMs, of which `mma` run on tensor cores. Where D is not there yet, a visit brings O, too.
 Phase backward_phase(const Problem& p, Tiles t, int mma, bool saved_dot = true) {
   const double heads = double(p.batch * p.heads), d = double(p.head_dim),
                element = double(size_of(p.dtype));
@@ -132,7 +133,8 @@ Reason refuse_tensor(const Problem& p) {
   return refuse_heads(p);
 }
 Reason refuse_small_scale(const Problem& p) {
-  // A scale that is 0 as a float, or denormal and taken for 0, would make its product with a masked score no number.
+  // A scale that is 0 as a float, or denormal and taken for 0, would make its product with a masked
+  // score no number.
   if (p.softmax_scale < 1e-37)
     return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
   return refuse_tensor(p);
@@ -167,7 +169,8 @@ Step scalar_step(std::string name, std::string idea, int floats, Launch launch) 
   };
 }
 
-// v2 to v7: tiles of 16 rows; from v4 on, of their keys a warp has a quarter, or half. Then v8; then v9 and v10.
+// v2 to v7: tiles of 16 rows; from v4 on, of their keys a warp has a quarter, or half. Then v8;
+// then v9 and v10.
 Tiles small_tiles(const Problem&) { return {16, 128}; }
 Tiles small_warp(const Problem& p) { return {16, p.head_dim == 32 ? 64 : 32}; }
 Tiles group_tiles(const Problem&) { return {64, 256}; }

@@ -30,8 +30,8 @@ void problems(const std::vector<int64_t>& lengths, Body body) {
 
 }  // namespace
 
-// Steps on tensor cores take 16 bits and three head dims, and two kinds of them no scale below 1e-37; the others take
-// any type and any head dim up to 128. All have dropout, and nothing else.
+// Steps on tensor cores take 16 bits and three head dims, and two kinds of them no scale below
+// 1e-37; the others take any type and any head dim up to 128. All have dropout, and nothing else.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (p.softcap != 0 || p.alibi || p.varlen()) return false;
   if (one_of_steps(step, {"v1_scalar", "v1_half_m", "v1_double_m", "b1_scalar", "b2_saved_dot"}))

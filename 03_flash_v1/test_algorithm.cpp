@@ -1,4 +1,5 @@
-// The algorithm of chapter 03 on the CPU: any tile sizes give attention, and only the state is kept.
+// The algorithm of chapter 03 on the CPU: any tile sizes give attention, and only the state is
+// kept.
 #include <random>
 
 #include "03_flash_v1/algorithm.h"
@@ -47,7 +48,8 @@ void check_close(const flash1::State& state, const Textbook& t) {
 
 TEST_CASE("Algorithm 1 is attention, whatever the tile sizes", "[algorithm]") {
   for (const bool causal : {false, true})
-    for (const auto& [rows, keys] : {std::pair<Index, Index>{37, 37}, {37, 53}, {53, 37}, {1, 9}, {9, 1}})
+    for (const auto& [rows, keys] :
+         {std::pair<Index, Index>{37, 37}, {37, 53}, {53, 37}, {1, 9}, {9, 1}})
       for (const double spread : {1.0, 30.0}) {
         const Matrix q = random_matrix(rows, 8, spread, 1), k = random_matrix(keys, 8, spread, 2),
                      v = random_matrix(keys, 6, 1, 3);
@@ -62,15 +64,18 @@ TEST_CASE("Algorithm 1 is attention, whatever the tile sizes", "[algorithm]") {
 }
 
 TEST_CASE("between visits the state is attention over the keys seen so far", "[algorithm]") {
-  const Matrix q = random_matrix(11, 8, 3, 4), k = random_matrix(40, 8, 3, 5), v = random_matrix(40, 8, 1, 6);
-  flash1::State state{Matrix::Zero(11, 8), Vector::Constant(11, -flash1::kInfinity), Vector::Zero(11)};
+  const Matrix q = random_matrix(11, 8, 3, 4), k = random_matrix(40, 8, 3, 5),
+               v = random_matrix(40, 8, 1, 6);
+  flash1::State state{Matrix::Zero(11, 8), Vector::Constant(11, -flash1::kInfinity),
+                      Vector::Zero(11)};
   for (Index key0 = 0; key0 < 40; key0 += 8) {
     flash1::visit(state, 0, 0.35 * q * k.middleRows(key0, 8).transpose(), v.middleRows(key0, 8));
     check_close(state, textbook(q, k.topRows(key0 + 8), v.topRows(key0 + 8), 0.35, false));
   }
 }
 
-TEST_CASE("scores of 1e4 do not overflow, and a maximum that grows each visit is no harm", "[algorithm]") {
+TEST_CASE("scores of 1e4 do not overflow, and a maximum that grows each visit is no harm",
+          "[algorithm]") {
   Matrix q = Matrix::Ones(3, 1), k(32, 1), v = random_matrix(32, 4, 1, 7);
   for (Index j = 0; j < 32; ++j) k(j, 0) = 1e4 * double(j - 16) / 16;
   check_close(flash1::forward(q, k, v, 1, false, 2, 4), textbook(q, k, v, 1, false));

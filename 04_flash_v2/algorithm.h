@@ -1,6 +1,6 @@
 /// \file
-/// FlashAttention-2 on the CPU, for one head: the algorithm of this chapter without anything a GPU adds.
-/// Dao, "FlashAttention-2" (arXiv 2307.08691), Algorithm 1; the line numbers are the paper's.
+/// FlashAttention-2 on the CPU, for one head: the algorithm of this chapter without anything a GPU
+/// adds. Dao, "FlashAttention-2" (arXiv 2307.08691), Algorithm 1; the line numbers are the paper's.
 #pragma once
 
 #include <Eigen/Core>
@@ -25,11 +25,14 @@ struct Result {
 enum class BlockClass { skipped, masked, unmasked };
 
 //! [classify]
-/// Causal: query i sees keys up to i + seqlen_k - seqlen_q. A block that no row sees is skipped, one that all
-/// rows see whole needs no mask. (A block that is not full ends where the keys end when it is taken, so it may be unmasked.)
-inline BlockClass classify(Index row0, Index rows, Index key0, Index keys, Index shift, bool causal) {
+/// Causal: query i sees keys up to i + seqlen_k - seqlen_q. A block that no row sees is skipped,
+/// one that all rows see whole needs no mask. (A block that is not full ends where the keys end
+/// when it is taken, so it may be unmasked.)
+inline BlockClass classify(Index row0, Index rows, Index key0, Index keys, Index shift,
+                           bool causal) {
   if (!causal) return BlockClass::unmasked;
-  const Index first_sees = row0 + shift, last_sees = row0 + rows - 1 + shift;  // each one's last key
+  // each one's last key
+  const Index first_sees = row0 + shift, last_sees = row0 + rows - 1 + shift;
   if (key0 > last_sees) return BlockClass::skipped;
   return key0 + keys - 1 > first_sees ? BlockClass::masked : BlockClass::unmasked;
 }
@@ -37,11 +40,12 @@ inline BlockClass classify(Index row0, Index rows, Index key0, Index keys, Index
 
 //! [forward]
 /// softmax(scale Q K^T) V with tiles of block_m queries and block_n keys.
-inline Result forward(const Matrix& q, const Matrix& k, const Matrix& v, double scale, bool causal, Index block_m,
-                      Index block_n) {
+inline Result forward(const Matrix& q, const Matrix& k, const Matrix& v, double scale, bool causal,
+                      Index block_m, Index block_n) {
   Result result{Matrix::Zero(q.rows(), v.cols()), Vector::Constant(q.rows(), -kInfinity)};
   const Index shift = k.rows() - q.rows();
-  for (Index row0 = 0; row0 < q.rows(); row0 += block_m) {  // line 3: Q outside; each iteration is a block
+  // line 3: Q outside; each iteration is a block
+  for (Index row0 = 0; row0 < q.rows(); row0 += block_m) {
     const Index rows = std::min(block_m, q.rows() - row0);
     const Matrix q_i = q.middleRows(row0, rows);  // line 4
     Matrix o = Matrix::Zero(rows, v.cols());      // line 5: on the chip until the end
@@ -52,7 +56,8 @@ inline Result forward(const Matrix& q, const Matrix& k, const Matrix& v, double 
       if (kind == BlockClass::skipped) break;  // and so are all that follow
       Matrix s = scale * q_i * k.middleRows(key0, keys).transpose();  // line 8
       for (Index i = 0; kind == BlockClass::masked && i < rows; ++i)
-        for (Index j = std::max(Index{0}, row0 + i + shift + 1 - key0); j < keys; ++j) s(i, j) = -kInfinity;
+        for (Index j = std::max(Index{0}, row0 + i + shift + 1 - key0); j < keys; ++j)
+          s(i, j) = -kInfinity;
       for (Index i = 0; i < rows; ++i) {
         const double m_new = std::max(m(i), s.row(i).maxCoeff());  // line 9
         if (std::isinf(m_new)) continue;                           // nothing seen yet

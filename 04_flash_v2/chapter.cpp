@@ -29,10 +29,10 @@ namespace {
 
 using Reason = std::optional<std::string>;
 
-// What passes between L2 and the SMs: Q once, a tile of K and one of V at each visit, O and lse once.
-// Of HBM what cannot be avoided; cost_of adds what the order of tiles makes L2 fetch again. Blocks
-// that nobody sees are left out; where warps skip what none of their rows sees, `warp_keys` says how
-// many keys they have (0: those of the block).
+// What passes between L2 and the SMs: Q once, a tile of K and one of V at each visit, O and lse
+// once. Of HBM what cannot be avoided; cost_of adds what the order of tiles makes L2 fetch again.
+// Blocks that nobody sees are left out; where warps skip what none of their rows sees, `warp_keys`
+// says how many keys they have (0: those of the block).
 Cost forward_cost(const Problem& p, const Tiling& t, int64_t warp_keys = 0) {
   const double heads = double(p.batch * p.heads), d = double(p.head_dim);
   const double element = double(size_of(p.dtype));
@@ -70,7 +70,8 @@ Step first_step(std::string name, std::string idea, Launch launch, int64_t warp_
       .refuses = [launch](const Problem& p) -> Reason {
         if (p.head_dim != 32 && p.head_dim != 64 && p.head_dim != 128)
           return fmt::format("--head-dim {}: this step has 32, 64 and 128", p.head_dim);
-        // A scale that is 0 as a float, or denormal and taken for 0, would make the product with a masked score,
+        // A scale that is 0 as a float, or denormal and taken for 0, would make the product with a
+        // masked score,
         // -inf, no number.
         if (p.softmax_scale < 1e-37)
           return "--scale below 1e-37: this step takes the maximum of scores that are not scaled "

@@ -1,4 +1,5 @@
-// What the lanes of a warp do with their parts of S. The same for all forward steps of this chapter.
+// What the lanes of a warp do with their parts of S. The same for all forward steps of this
+// chapter.
 //
 // An accumulator lies as drawn in ptx/mma.h: a lane has, of 8 columns, columns 2 (lane % 4) and the
 // next one, of rows lane / 4 and lane / 4 + 8. A row belongs to a quad of four lanes.

@@ -1,4 +1,5 @@
-// sweep_backward_04_flash_v2: the kernel of b7_tuned with other tiles, timed; its own come from this.
+// sweep_backward_04_flash_v2: the kernel of b7_tuned with other tiles, timed; its own come from
+// this.
 //
 //     sweep_backward_04_flash_v2 [--head-dim D] [--causal] [--repeat R]
 //

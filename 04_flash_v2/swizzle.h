@@ -1,5 +1,5 @@
-// Where an element of a tile lies in shared memory, and how a lane goes along a row: as v7_xor_addresses
-// has it. The same for all steps after it.
+// Where an element of a tile lies in shared memory, and how a lane goes along a row: as
+// v7_xor_addresses has it. The same for all steps after it.
 #pragma once
 
 #include "attn/kernel.h"

@@ -12,7 +12,8 @@ using namespace attn::tests;
 namespace {
 
 const std::vector<int64_t> kShort{1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 113, 127, 128, 129, 203};
-const std::vector<int64_t> kHeadDims{64, 128, 32, 64, 96, 128, 192, 256};  // not every step has the last ones
+// not every step has the last ones
+const std::vector<int64_t> kHeadDims{64, 128, 32, 64, 96, 128, 192, 256};
 const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
 
 const Step& step_named(const std::string& name) {
@@ -52,15 +53,18 @@ void add_mask(Problem& p, int mask, int n) {
 }
 
 // The (seqlen_q, seqlen_k) of FlashAttention's own tests, but for the longest.
-constexpr int64_t kOfficial[][2] = {{1, 1},     {64, 128},  {128, 192}, {256, 256}, {239, 1},   {799, 3},
-                                    {113, 203}, {113, 128}, {128, 217}, {113, 211}, {108, 256}, {1, 3},
-                                    {2, 1},     {511, 1},   {3, 513},   {307, 256}, {256, 512}, {384, 256},
-                                    {640, 128}, {512, 256}, {1024, 1024}, {1023, 1024}, {1024, 1023}};
+constexpr int64_t kOfficial[][2] = {{1, 1},       {64, 128},    {128, 192},  {256, 256}, {239, 1},
+                                    {799, 3},     {113, 203},   {113, 128},  {128, 217}, {113, 211},
+                                    {108, 256},   {1, 3},       {2, 1},      {511, 1},   {3, 513},
+                                    {307, 256},   {256, 512},   {384, 256},  {640, 128}, {512, 256},
+                                    {1024, 1024}, {1023, 1024}, {1024, 1023}};
 
-// Problems in which every pair of shape class, mask, features, heads, head dim and type occurs. Returns how many pairs.
+// Problems in which every pair of shape class, mask, features, heads, head dim and type occurs.
+// Returns how many pairs.
 template <class Body>
 std::size_t official_problems(int turns, int64_t longest_twice, Body body) {
-  constexpr int64_t kDims[] = {64, 128, 96, 256, 32, 192, 128}, kHeads[][2] = {{1, 1}, {2, 2}, {6, 2}, {3, 1}, {6, 1}};
+  constexpr int64_t kDims[] = {64, 128, 96, 256, 32, 192, 128},
+                    kHeads[][2] = {{1, 1}, {2, 2}, {6, 2}, {3, 1}, {6, 1}};
   std::set<std::tuple<int, int, int64_t, int64_t>> pairs;
   int n = 0;
   for (int turn = 0; turn < turns; ++turn)
@@ -79,7 +83,8 @@ std::size_t official_problems(int turns, int64_t longest_twice, Body body) {
     }
   return pairs.size();
 }
-constexpr std::size_t kAllPairs = 3 * 8 + 3 * 5 + 3 * 7 + 3 * 2 + 8 * 5 + 8 * 7 + 8 * 2 + 5 * 7 + 5 * 2 + 7 * 2;
+constexpr std::size_t kAllPairs =
+    3 * 8 + 3 * 5 + 3 * 7 + 3 * 2 + 8 * 5 + 8 * 7 + 8 * 2 + 5 * 7 + 5 * 2 + 7 * 2;
 
 // Every step, and the last one with all features, too.
 std::vector<std::pair<Step, bool>> plain_and_with_features() {
@@ -98,7 +103,8 @@ void packed_problems(Body body) {
     Problem p = problem(1, 1, kDims[n % 5], n % 2 == 0 ? DType::bf16 : DType::fp16);
     p.varlen_q = {0, 1, 64, 113, 0, 129, 5, 2, 0};
     p.varlen_k = {9, 3, 128, 70, 0, 200, 0, 1, 300};
-    if (n % 4 == 1) p.varlen_q = {0, 0, 33}, p.varlen_k = {0, 20, 0};  // the last one, too, and no key at all after it
+    // the last one, too, and no key at all after it
+    if (n % 4 == 1) p.varlen_q = {0, 0, 33}, p.varlen_k = {0, 20, 0};
     if (n % 4 == 3) p.varlen_q = {3, 130, 307}, p.varlen_k = {513, 64, 1};
     p.heads = n % 3 == 0 ? 4 : 2, p.kv_heads = n % 2 + 1;
     p.seed = static_cast<uint64_t>(n) + 1;
@@ -114,7 +120,8 @@ void packed_problems(Body body) {
 // any scale, forward ALiBi, too; v13, b7 and b8 have six head dims instead of three. Backward all
 // have packed sequences, and b6 has softcap and dropout. No other step takes a scale below 1e-37.
 bool attn::tests::promised(const Step& step, const Problem& p) {
-  const bool three = one_of(p.head_dim, {32, 64, 128}), six = three || one_of(p.head_dim, {96, 192, 256});
+  const bool three = one_of(p.head_dim, {32, 64, 128}),
+             six = three || one_of(p.head_dim, {96, 192, 256});
   if (p.dtype == DType::fp32) return false;
   if (step.operation == &backward()) {
     if (p.alibi) return false;
@@ -181,7 +188,8 @@ TEST_CASE("forward steps are right on long problems", "[emulated]") {
 }
 
 TEST_CASE("official shapes with pairs of all features", "[emulated]") {
-  const std::size_t pairs = official_problems(4, 260, [](const Problem& p) { check_tuned(p, Backend::emulated); });
+  const std::size_t pairs =
+      official_problems(4, 260, [](const Problem& p) { check_tuned(p, Backend::emulated); });
   CHECK(pairs == kAllPairs);
 }
 
@@ -255,7 +263,8 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   p = problem(int64_t{1} << 29, 8, 64, DType::bf16);
   p.heads = p.kv_heads = 1024;
   p.finish();
-  CHECK(refusal(step_named("v1_loop_swap"), p).value().find("2^31 - 1 blocks") != std::string::npos);
+  CHECK(refusal(step_named("v1_loop_swap"), p).value().find("2^31 - 1 blocks") !=
+        std::string::npos);
   for (const char* name : {"v1_loop_swap", "v11_wide_stores"})
     for (const double scale : {-1.0, 1e-50}) {
       p = problem(8, 8, 64, DType::bf16);
@@ -299,14 +308,16 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
   CHECK(ran.text() ==
         "v10_l2_order 47, v11_wide_stores 47, v12_features 70, v13_tuned 110, "
         "v1_loop_swap 47, v2_split_q 47, v3_prefetch 47, v4_unmasked_blocks 47, "
-        "v5_rows_per_warp 47, v6_fragments_ahead 47, v7_xor_addresses 47, v8_q_in_registers 47, v9_lazy_rescale 47");
+        "v5_rows_per_warp 47, v6_fragments_ahead 47, v7_xor_addresses 47, v8_q_in_registers 47, "
+        "v9_lazy_rescale 47");
   Problem p = problem(2100, 4000, 128, DType::bf16, InputKind::needle);
   p.causal = true;
   check_steps("forward", p, Backend::gpu);
 }
 
 TEST_CASE("all features on the GPU", "[gpu]") {
-  CHECK(official_problems(8, 2000, [](const Problem& p) { check_tuned(p, Backend::gpu); }) == kAllPairs);
+  CHECK(official_problems(8, 2000, [](const Problem& p) { check_tuned(p, Backend::gpu); }) ==
+        kAllPairs);
   packed_problems([](const Problem& p) { check_tuned(p, Backend::gpu); });
   for (const auto& [q, k] : {std::pair<int64_t, int64_t>{2048, 2048}, {4096, 4096}, {4224, 4224}})
     for (int set = 0; set < 8; ++set) {
@@ -315,7 +326,8 @@ TEST_CASE("all features on the GPU", "[gpu]") {
       add_features(p, set, set);
       check_tuned(p, Backend::gpu);
     }
-  for (const double scale : {-0.3, 1e-50, 1e-39, 1e-38, 2e-37}) {  // the GPU takes denormal numbers for 0
+  // the GPU takes denormal numbers for 0
+  for (const double scale : {-0.3, 1e-50, 1e-39, 1e-38, 2e-37}) {
     Problem p = problem(70, 130, 64, DType::bf16);
     p.causal = true, p.softmax_scale = scale;
     check_steps("forward", p, Backend::gpu);
@@ -364,14 +376,16 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("inputs of large problems are inputs like others, and so are rows of their outputs", "[emulated]") {
+TEST_CASE("inputs of large problems are inputs like others, and so are rows of their outputs",
+          "[emulated]") {
   Problem p = problem(70, 90, 64, DType::bf16);
   for (const char* operation : {"forward", "backward"}) {
     check_large_steps(operation, p, Backend::emulated);
     check_large_steps(operation, small_repeated_problem(), Backend::emulated, kThreeRepeated);
   }
   p.varlen_q = {70, 0, 33}, p.varlen_k = {90, 5, 40};
-  for (const char* operation : {"forward", "backward"}) check_large_steps(operation, p, Backend::emulated);
+  for (const char* operation : {"forward", "backward"})
+    check_large_steps(operation, p, Backend::emulated);
   p.finish();
   const Operation& op = forward();
   const HostTensors inputs = repeated_inputs(p, op.inputs(p));

@@ -44,7 +44,8 @@ void check_close(const Result& result, const Result& t) {
 
 TEST_CASE("Algorithm 1 of FlashAttention-2 is attention, whatever the tile sizes", "[algorithm]") {
   for (const bool causal : {false, true})
-    for (const auto& [rows, keys] : {std::pair<Index, Index>{37, 37}, {37, 53}, {53, 37}, {1, 9}, {9, 1}})
+    for (const auto& [rows, keys] :
+         {std::pair<Index, Index>{37, 37}, {37, 53}, {53, 37}, {1, 9}, {9, 1}})
       for (const double spread : {1.0, 30.0}) {
         const Matrix q = random_matrix(rows, 8, spread, 1), k = random_matrix(keys, 8, spread, 2),
                      v = random_matrix(keys, 6, 1, 3);
@@ -73,7 +74,8 @@ TEST_CASE("a block's class says what its elements say", "[algorithm]") {
       }
 }
 
-TEST_CASE("scores of 1e4 do not overflow, and a maximum that grows with each tile is no harm", "[algorithm]") {
+TEST_CASE("scores of 1e4 do not overflow, and a maximum that grows with each tile is no harm",
+          "[algorithm]") {
   Matrix q = Matrix::Ones(3, 1), k(32, 1), v = random_matrix(32, 4, 1, 7);
   for (Index j = 0; j < 32; ++j) k(j, 0) = 1e4 * double(j - 16) / 16;
   check_close(flash2::forward(q, k, v, 1, false, 2, 4), textbook(q, k, v, 1, false));

@@ -11,7 +11,8 @@ using namespace attn::tests;
 namespace {
 
 const std::vector<int64_t> kShort{1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 113, 127, 128, 129, 203};
-const std::vector<int64_t> kHeadDims{64, 128, 32, 64, 96, 128, 192, 256};  // not every step has the last ones
+// not every step has the last ones
+const std::vector<int64_t> kHeadDims{64, 128, 32, 64, 96, 128, 192, 256};
 const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
 const char* const kTuned[] = {"b7_tuned", "b8_deterministic"};  // those that have every feature
 
@@ -43,15 +44,18 @@ void add_mask(Problem& p, int mask, int n) {
 }
 
 // The (seqlen_q, seqlen_k) of FlashAttention's own tests, but for the longest.
-constexpr int64_t kOfficial[][2] = {{1, 1},     {64, 128},  {128, 192}, {256, 256}, {239, 1},   {799, 3},
-                                    {113, 203}, {113, 128}, {128, 217}, {113, 211}, {108, 256}, {1, 3},
-                                    {2, 1},     {511, 1},   {3, 513},   {307, 256}, {256, 512}, {384, 256},
-                                    {640, 128}, {512, 256}, {1024, 1024}, {1023, 1024}, {1024, 1023}};
+constexpr int64_t kOfficial[][2] = {{1, 1},       {64, 128},    {128, 192},  {256, 256}, {239, 1},
+                                    {799, 3},     {113, 203},   {113, 128},  {128, 217}, {113, 211},
+                                    {108, 256},   {1, 3},       {2, 1},      {511, 1},   {3, 513},
+                                    {307, 256},   {256, 512},   {384, 256},  {640, 128}, {512, 256},
+                                    {1024, 1024}, {1023, 1024}, {1024, 1023}};
 
-// Problems in which every pair of mask, features, heads, head dim and type occurs. Returns how many pairs do.
+// Problems in which every pair of mask, features, heads, head dim and type occurs. Returns how many
+// pairs do.
 template <class Body>
 std::size_t official_problems(int turns, int64_t longest, Body body) {
-  constexpr int64_t kDims[] = {64, 128, 96, 256, 32, 192, 128}, kHeads[][2] = {{1, 1}, {2, 2}, {6, 2}, {3, 1}, {4, 1}};
+  constexpr int64_t kDims[] = {64, 128, 96, 256, 32, 192, 128},
+                    kHeads[][2] = {{1, 1}, {2, 2}, {6, 2}, {3, 1}, {4, 1}};
   std::set<std::tuple<int, int, int, int>> pairs;
   int n = 0;
   for (int turn = 0; turn < turns; ++turn)
@@ -70,7 +74,8 @@ std::size_t official_problems(int turns, int64_t longest, Body body) {
     }
   return pairs.size();
 }
-constexpr std::size_t kAllPairs = 3 * 4 + 3 * 5 + 3 * 7 + 3 * 2 + 4 * 5 + 4 * 7 + 4 * 2 + 5 * 7 + 5 * 2 + 7 * 2;
+constexpr std::size_t kAllPairs =
+    3 * 4 + 3 * 5 + 3 * 7 + 3 * 2 + 4 * 5 + 4 * 7 + 4 * 2 + 5 * 7 + 5 * 2 + 7 * 2;
 
 // Batches of sequences: some without queries, some without keys, one without either.
 template <class Body>
@@ -80,7 +85,8 @@ void packed_problems(int count, Body body) {
     Problem p = problem(1, 1, kDims[n % 5], n % 2 == 0 ? DType::bf16 : DType::fp16);
     p.varlen_q = {0, 1, 64, 113, 0, 129, 5, 2, 0};
     p.varlen_k = {9, 3, 128, 70, 0, 200, 0, 1, 300};
-    if (n % 4 == 1) p.varlen_q = {0, 0, 33}, p.varlen_k = {0, 20, 0};  // the last one, too, and no key at all after it
+    // the last one, too, and no key at all after it
+    if (n % 4 == 1) p.varlen_q = {0, 0, 33}, p.varlen_k = {0, 20, 0};
     if (n % 4 == 3) p.varlen_q = {3, 130, 307}, p.varlen_k = {413, 64, 1};
     p.heads = n % 3 == 0 ? 4 : 2, p.kv_heads = n % 2 + 1;
     p.seed = static_cast<uint64_t>(n) + 1;
@@ -116,7 +122,8 @@ TEST_CASE("backward steps are right on short problems", "[emulated]") {
 }
 
 TEST_CASE("backward: shapes with pairs of all features", "[emulated]") {
-  CHECK(official_problems(6, 260, [](const Problem& p) { check_tuned(p, Backend::emulated); }) == kAllPairs);
+  CHECK(official_problems(6, 260, [](const Problem& p) { check_tuned(p, Backend::emulated); }) ==
+        kAllPairs);
 }
 
 TEST_CASE("backward: packed sequences, empty ones among them", "[emulated]") {
@@ -149,7 +156,8 @@ TEST_CASE("backward: windows of any width at the edges of tiles", "[emulated]") 
   // Widths 0, 1, around a tile of rows or keys, and beyond the end, to each side and to both.
   for (const int64_t width : {0, 1, 63, 64, 65, 127, 128, 129, 500})
     for (int side = 0; side < 3; ++side) {
-      Problem p = problem(side == 2 ? 330 : 270, side == 1 ? 330 : 270, 64, DType::bf16, InputKind::needle);
+      Problem p =
+          problem(side == 2 ? 330 : 270, side == 1 ? 330 : 270, 64, DType::bf16, InputKind::needle);
       p.heads = p.kv_heads = 1;
       if (side != 0) p.window_left = width;
       if (side != 1) p.window_right = width;
@@ -163,7 +171,8 @@ TEST_CASE("backward: rows that see nothing, keys that nobody sees", "[emulated]"
     for (const int64_t window_left : {-1, 3}) {
       Problem rows = problem(300, 20, d, DType::fp16), keys = problem(20, 300, d, DType::fp16);
       rows.causal = true, rows.window_left = window_left;
-      keys.window_left = std::max<int64_t>(window_left, 0), keys.window_right = 0;  // the first 277 at least
+      // the first 277 at least
+      keys.window_left = std::max<int64_t>(window_left, 0), keys.window_right = 0;
       check_steps("backward", rows, Backend::emulated);
       check_steps("backward", keys, Backend::emulated);
     }
@@ -183,8 +192,10 @@ TEST_CASE("backward: query heads meet in the sums of their key head", "[emulated
   }
 }
 
-TEST_CASE("backward: keys that do not exist have no weight, however small that of the others", "[emulated]") {
-  // All scores are near -500, and those of rows of zeros behind the last key would be 0: e^500 in P, and NaN in dQ.
+TEST_CASE("backward: keys that do not exist have no weight, however small that of the others",
+          "[emulated]") {
+  // All scores are near -500, and those of rows of zeros behind the last key would be 0: e^500 in
+  // P, and NaN in dQ.
   for (const int64_t d : {64, 128, 256}) {
     Problem p = problem(70, 140, d, DType::bf16);
     p.softmax_scale = 1;
@@ -200,7 +211,8 @@ TEST_CASE("backward: keys that do not exist have no weight, however small that o
       REQUIRE(session.prepare(*step).ok());
       REQUIRE(session.launch().ok());
       const HostTensors out = session.outputs();
-      for (const Expected& e : op.reference(p, in, {})) CHECK(check(out.at(e.spec.name), e).failure == "");
+      for (const Expected& e : op.reference(p, in, {}))
+        CHECK(check(out.at(e.spec.name), e).failure == "");
     }
   }
 }
@@ -213,7 +225,8 @@ TEST_CASE("b8 adds several tiles of keys to a slice", "[emulated]") {
     p.causal = true;
     p.finish();
     const int64_t slices = heads == 44 ? 3 : 1;
-    CHECK(step_named("b8_deterministic").workspaces(p).at(0).bytes == slices * heads * 128 * 32 * 4);
+    CHECK(step_named("b8_deterministic").workspaces(p).at(0).bytes ==
+          slices * heads * 128 * 32 * 4);
     CHECK(run_step(step_named("b8_deterministic"), p, Backend::emulated) == "");
   }
 }
@@ -223,7 +236,9 @@ TEST_CASE("backward steps refuse what they cannot do, with the reason", "[emulat
     p.finish();
     return refusal(step_named(step), p).value_or("");
   };
-  const auto has = [](const std::string& text, const char* part) { return text.find(part) != std::string::npos; };
+  const auto has = [](const std::string& text, const char* part) {
+    return text.find(part) != std::string::npos;
+  };
   Problem p = problem(8, 8, 96, DType::bf16);
   CHECK(has(reason("b1_kv_parallel", p), "32, 64 and 128"));
   p.head_dim = 48;
@@ -249,11 +264,13 @@ TEST_CASE("the model of the backward pass counts what a step does", "[emulated]"
   REQUIRE(cost.size() == 3);
   CHECK(cost[1].exp == 2.0 * 1024 * 1024);
   CHECK(cost[1].tensor_flop == 10.0 * 128 * cost[1].exp);
-  // 8 tiles of keys: each brings all of Q, dO, lse and D, and adds all of dQ; K, V, dK and dV pass once.
+  // 8 tiles of keys: each brings all of Q, dO, lse and D, and adds all of dQ; K, V, dK and dV pass
+  // once.
   CHECK(cost[1].l2_bytes == 2 * (8 * 1024 * (2 * 128 * 2 + 8 + 128 * 4) + 4 * 1024 * 128 * 2));
   CHECK(step_named("b8_deterministic").cost(p)[2].hbm_read == 8 * cost[2].hbm_read);
   p.causal = true;  // of 16 x 8 tiles of 64 rows and 128 keys
-  CHECK(step_named("b7_tuned").cost(p)[1].exp == 2.0 * 64 * 128 * (2 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8)));
+  CHECK(step_named("b7_tuned").cost(p)[1].exp ==
+        2.0 * 64 * 128 * (2 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8)));
 }
 
 TEST_CASE("dK and dV have the same bits under every schedule, dQ nearly", "[emulated]") {
@@ -303,7 +320,9 @@ void check_repeats(Backend backend, uint64_t repeats) {
 TEST_CASE("b8 with every feature gives the same bits under every schedule", "[emulated]") {
   check_repeats(Backend::emulated, 5);
 }
-TEST_CASE("b8 with every feature gives the same bits 1000 times", "[gpu]") { check_repeats(Backend::gpu, 1000); }
+TEST_CASE("b8 with every feature gives the same bits 1000 times", "[gpu]") {
+  check_repeats(Backend::gpu, 1000);
+}
 
 TEST_CASE("all backward steps on the GPU", "[gpu]") {
   int n = 0;
@@ -313,9 +332,11 @@ TEST_CASE("all backward steps on the GPU", "[gpu]") {
     ran += check_steps("backward", p, Backend::gpu);
   });
   CHECK(ran.text() ==
-        "b1_kv_parallel 47, b2_transposed 47, b3_warp_pairs 47, b4_staggered_dq 47, b5_l2_order 47, b6_features 70, "
+        "b1_kv_parallel 47, b2_transposed 47, b3_warp_pairs 47, b4_staggered_dq 47, b5_l2_order "
+        "47, b6_features 70, "
         "b7_tuned 110, b8_deterministic 110");
-  CHECK(official_problems(6, 2000, [](const Problem& p) { check_tuned(p, Backend::gpu); }) == kAllPairs);
+  CHECK(official_problems(6, 2000, [](const Problem& p) { check_tuned(p, Backend::gpu); }) ==
+        kAllPairs);
   packed_problems(24, [](const Problem& p) { check_tuned(p, Backend::gpu); });
   for (int set = 0; set < 4; ++set) {
     constexpr int64_t kLong[][2] = {{2100, 4000}, {4096, 4096}, {4224, 4224}, {3000, 2500}};
@@ -324,7 +345,8 @@ TEST_CASE("all backward steps on the GPU", "[gpu]") {
     add_features(p, set, set);
     check_tuned(p, Backend::gpu);
   }
-  for (const double scale : {-0.3, 1e-50, 1e-39, 1e-38, 2e-37}) {  // the GPU takes denormal numbers for 0
+  // the GPU takes denormal numbers for 0
+  for (const double scale : {-0.3, 1e-50, 1e-39, 1e-38, 2e-37}) {
     Problem p = problem(70, 130, 64, DType::bf16);
     p.causal = true, p.softmax_scale = scale;
     check_tuned(p, Backend::gpu);

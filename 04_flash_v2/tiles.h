@@ -1,5 +1,5 @@
-// What a block of the grid works on: a tile of queries of one head, where it lies in memory, and the
-// blocks of keys that it sees. The same for all forward steps of this chapter.
+// What a block of the grid works on: a tile of queries of one head, where it lies in memory, and
+// the blocks of keys that it sees. The same for all forward steps of this chapter.
 #pragma once
 
 #include <algorithm>

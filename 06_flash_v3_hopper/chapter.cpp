@@ -31,17 +31,19 @@ namespace {
 
 using Reason = std::optional<std::string>;
 
-// What passes between L2 and the SMs: Q once, a tile of K and one of V at each visit, O and lse once. Of HBM what cannot
-// be avoided; cost_of adds what the order of tiles makes L2 fetch again.
+// What passes between L2 and the SMs: Q once, a tile of K and one of V at each visit, O and lse
+// once. Of HBM what cannot be avoided; cost_of adds what the order of tiles makes L2 fetch again.
 Cost forward_cost(const Problem& p, const Tiling& t) {
-  const double heads = double(p.batch * p.heads), d = double(p.head_dim), element = double(size_of(p.dtype));
+  const double heads = double(p.batch * p.heads), d = double(p.head_dim),
+               element = double(size_of(p.dtype));
   const double q_rows = heads * double(p.seqlen_q), pairs = heads * visits(p, t);
   Tiling computed = t;  // where warps skip what none of their rows sees, less than is loaded
   if (t.rows_together > 0) computed.block_m = t.rows_together;
   Phase phase{.name = "attention"};
   phase.exp = heads * visits(p, computed) * double(computed.block_m * t.block_n);
   phase.tensor_flop = 4 * d * phase.exp;
-  phase.hbm_read = q_rows * d * element + 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
+  phase.hbm_read =
+      q_rows * d * element + 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
   phase.hbm_write = q_rows * (d * element + 4);
   // The last tile of keys may be partial; the model takes it as whole.
   phase.l2_bytes = q_rows * (2 * d * element + 4) + pairs * 2 * double(t.block_n) * d * element;
@@ -52,13 +54,15 @@ Reason refuse(const Problem& p, const Launch& launch) {
   if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
   if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
     return fmt::format("--head-dim {}: this step has 64, 128 and 256", p.head_dim);
-  // A scale that is 0 as a float, or denormal and taken for 0, would make its product with a masked score no number.
+  // A scale that is 0 as a float, or denormal and taken for 0, would make its product with a masked
+  // score no number.
   if (p.softmax_scale < 1e-37)
     return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
   const int64_t heads = p.batch * p.heads, block_m = tiling_of(launch, p)->block_m;
   const int64_t row_tiles = (p.seqlen_q + block_m - 1) / block_m;
   if (heads > ((int64_t{1} << 31) - 1) / row_tiles)
-    return fmt::format("{} heads of {} tiles of queries: at most 2^31 - 1 blocks fit in a grid", heads, row_tiles);
+    return fmt::format("{} heads of {} tiles of queries: at most 2^31 - 1 blocks fit in a grid",
+                       heads, row_tiles);
   return std::nullopt;
 }
 
@@ -67,7 +71,8 @@ Step forward_step(std::string name, std::string idea, Launch launch) {
       .name = std::move(name),
       .operation = &forward(),
       .idea = std::move(idea),
-      .support = "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA; scales from 1e-37",
+      .support =
+          "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA; scales from 1e-37",
       .refuses = [launch](const Problem& p) { return refuse(p, launch); },
       .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
       .cost = [launch](const Problem& p) { return forward_cost(p, *tiling_of(launch, p)); },
@@ -77,10 +82,13 @@ Step forward_step(std::string name, std::string idea, Launch launch) {
   };
 }
 
-// The same with a dynamic tile scheduler: its counter is 0 before the first launch, and after each one.
+// The same with a dynamic tile scheduler: its counter is 0 before the first launch, and after each
+// one.
 Step dynamic_step(std::string name, std::string idea, Launch launch) {
   Step step = forward_step(std::move(name), std::move(idea), launch);
-  step.workspaces = [](const Problem&) { return std::vector<Workspace>{{"tile_counter", 4, true}}; };
+  step.workspaces = [](const Problem&) {
+    return std::vector<Workspace>{{"tile_counter", 4, true}};
+  };
   step.prepare = ATTN_LAUNCH(tile_counter);
   return step;
 }
@@ -111,15 +119,19 @@ Chapter make_chapter() {
                    ATTN_LAUNCH(v5_warp_specialised)),
       forward_step("v6_pingpong", "ping-pong: one warpgroup's MMAs during the other's softmax",
                    ATTN_LAUNCH(v6_pingpong)),
-      forward_step("v7_overlap", "a warpgroup's softmax overlaps with its own P V of the block before",
+      forward_step("v7_overlap",
+                   "a warpgroup's softmax overlaps with its own P V of the block before",
                    ATTN_LAUNCH(v7_overlap)),
-      forward_step("v8_persistent", "static persistent scheduler: a block an SM, tiles in snake order",
+      forward_step("v8_persistent",
+                   "static persistent scheduler: a block an SM, tiles in snake order",
                    ATTN_LAUNCH(v8_persistent)),
       dynamic_step("v9_dynamic_scheduler", "dynamic tile scheduler: the next tile from a counter",
                    ATTN_LAUNCH(v9_dynamic_scheduler)),
-      dynamic_step("v10_double_buffered_q", "double-buffered Q: that of the next tile is prefetched",
+      dynamic_step("v10_double_buffered_q",
+                   "double-buffered Q: that of the next tile is prefetched",
                    ATTN_LAUNCH(v10_double_buffered_q)),
-      dynamic_step("v11_cross_tile", "cross-tile overlap: a tile's first S before the last P V of the one before",
+      dynamic_step("v11_cross_tile",
+                   "cross-tile overlap: a tile's first S before the last P V of the one before",
                    ATTN_LAUNCH(v11_cross_tile)),
       dynamic_step("v12_lazy_rescale",
                    "O is rescaled only where a maximum has grown by more than 8 (base 2)",

@@ -35,7 +35,8 @@ float random_sign(int column) {
   return ((x ^ x >> 13) & 1) != 0 ? -1.0f : 1.0f;
 }
 
-// Rounds `count` numbers to e4m3 with the scale of the largest of them; they mean `norm` of what they are.
+// Rounds `count` numbers to e4m3 with the scale of the largest of them; they mean `norm` of what
+// they are.
 void round_together(float* x, std::size_t count, float norm = 1) {
   float largest = kSmallestMax;
   for (std::size_t i = 0; i < count; ++i) largest = std::max(largest, std::abs(x[i]));

@@ -15,7 +15,8 @@ constexpr int kPanelBytes = kHeadDim < 128 ? 64 : 128;
 template <int kBlockN>
 constexpr int kPanelKeys = kBlockN % 128 == 0 ? 128 : 64;
 
-// Four accumulators of a row, of 16 keys, are a register of the left operand: the slots of e4m3_column.
+// Four accumulators of a row, of 16 keys, are a register of the left operand: the slots of
+// e4m3_column.
 //! [round]
 template <int kBlockN>
 __device__ __forceinline__ void round_p_e4m3(uint32_t (&p)[kBlockN / 32][4],
@@ -60,7 +61,8 @@ struct ByteTensorMaps {
          {rows_of(q, "q8", p.batch * p.heads, p.seqlen_q, block_m),
           rows_of(k, "k8", p.batch * p.kv_heads, p.seqlen_k, block_n),
           make_byte_tensor_map<3>(v, args.out<uint8_t>("v8"), {padded, d, p.batch * p.kv_heads},
-                                  {padded, padded * d}, {block_n % 128 == 0 ? 128 : 64, static_cast<int>(d), 1})})
+                                  {padded, padded * d},
+                                  {block_n % 128 == 0 ? 128 : 64, static_cast<int>(d), 1})})
       if (!status.ok()) return status;
     return Status::success();
   }

@@ -201,10 +201,10 @@ inline Status quantise_tensors(const Arguments& args) {
     return status;
   args.phase("quantise");
   const int64_t blocks = ceil_div(std::max(count_q, count_k), 16 * Pass::kThreads);
-  if (const Status status = launch_kernel(
-          quantise_rows_kernel<Pass>, dim3(static_cast<unsigned>(blocks), 2), dim3(Pass::kThreads), 0,
-          args.stream, q, k, count_q, count_k, partial, args.out<uint8_t>("q8"),
-          args.out<uint8_t>("k8"), descale);
+  if (const Status status =
+          launch_kernel(quantise_rows_kernel<Pass>, dim3(static_cast<unsigned>(blocks), 2),
+                        dim3(Pass::kThreads), 0, args.stream, q, k, count_q, count_k, partial,
+                        args.out<uint8_t>("q8"), args.out<uint8_t>("k8"), descale);
       !status.ok())
     return status;
   return launch_kernel(

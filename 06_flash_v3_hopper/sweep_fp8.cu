@@ -1,5 +1,5 @@
-// sweep_fp8_06_flash_v3_hopper: the attention kernels of f1 and f5 with other tiles, timed without what
-// runs before them.
+// sweep_fp8_06_flash_v3_hopper: the attention kernels of f1 and f5 with other tiles, timed without
+// what runs before them.
 //
 //     sweep_fp8_06_flash_v3_hopper [f1|f5] [--head-dim D] [--causal] [--repeat R]
 //
@@ -79,7 +79,9 @@ const std::vector<attn::sweep::Row> kF5{
     f5<256, Tile{64, 3, 1, false}>(),
 };
 
-attn::Status quantise_f1(const attn::Arguments& args) { return gpu::hopper::quantise_tensors(args); }
+attn::Status quantise_f1(const attn::Arguments& args) {
+  return gpu::hopper::quantise_tensors(args);
+}
 attn::Status quantise_f5(const attn::Arguments& args) {
   switch (args.problem.head_dim) {
     case 64: return gpu::hopper::quantise_tiles<true, 64>(args);
@@ -89,11 +91,19 @@ attn::Status quantise_f5(const attn::Arguments& args) {
 }
 // What is quantised has a byte for each number; scales are a few for each head.
 attn::sweep::Pass pass_of(attn::Status (*quantise)(const attn::Arguments&)) {
-  constexpr int64_t kBytes = attn::sweep::kTokens * attn::sweep::kWidth, kScales = 4 * kBytes / 64 / 128;
+  constexpr int64_t kBytes = attn::sweep::kTokens * attn::sweep::kWidth,
+                    kScales = 4 * kBytes / 64 / 128;
   return {{"q", "k", "v"},
           {"o"},
-          {{"lse", attn::sweep::kMostRows * 4}, {"tile_counter", 4}, {"q8", kBytes}, {"k8", kBytes}, {"v8", kBytes},
-           {"partial", 3 * 256 * 4}, {"descale", 12}, {"q_descale", kScales}, {"k_descale", kScales},
+          {{"lse", attn::sweep::kMostRows * 4},
+           {"tile_counter", 4},
+           {"q8", kBytes},
+           {"k8", kBytes},
+           {"v8", kBytes},
+           {"partial", 3 * 256 * 4},
+           {"descale", 12},
+           {"q_descale", kScales},
+           {"k_descale", kScales},
            {"v_descale", kScales}},
           4,
           quantise};
@@ -105,6 +115,7 @@ int main(int argc, char** argv) {
   using namespace gpu::fp8_sweep;
   const bool last = argc > 1 && std::strcmp(argv[1], "f5") == 0;
   const bool named = last || (argc > 1 && std::strcmp(argv[1], "f1") == 0);
-  return attn::sweep::main("sweep_fp8_06_flash_v3_hopper [f1|f5]", last ? kF5 : kF1, "B_r B_c stages Qs ping-pong",
-                           argc - named, argv + named, pass_of(last ? quantise_f5 : quantise_f1));
+  return attn::sweep::main("sweep_fp8_06_flash_v3_hopper [f1|f5]", last ? kF5 : kF1,
+                           "B_r B_c stages Qs ping-pong", argc - named, argv + named,
+                           pass_of(last ? quantise_f5 : quantise_f1));
 }

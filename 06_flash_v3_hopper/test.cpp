@@ -18,15 +18,19 @@ const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
 
 }  // namespace
 
-// 16 bits, three head dims, scales from 1e-37; softcap and packed sequences only in the last two steps. The FP8 steps
-// quantise, and take a softmax scale of at least 1e-10; f6 and f7 turn Q and K.
+// 16 bits, three head dims, scales from 1e-37; softcap and packed sequences only in the last two
+// steps. The FP8 steps quantise, and take a softmax scale of at least 1e-10; f6 and f7 turn Q and
+// K.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (p.own.contains("rotary") && !one_of_steps(step, {"f6_windows", "f7_rotary"})) return false;
   if (step.name.starts_with("f"))
-    return p.dtype == DType::e4m3 && one_of(p.head_dim, {64, 128, 256}) && p.softmax_scale >= 1e-10 && plain(p);
+    return p.dtype == DType::e4m3 && one_of(p.head_dim, {64, 128, 256}) &&
+           p.softmax_scale >= 1e-10 && plain(p);
   if (p.dtype == DType::e4m3) return false;
-  if (p.dtype == DType::fp32 || !one_of(p.head_dim, {64, 128, 256}) || p.softmax_scale < 1e-37) return false;
-  return plain(p) || (one_of_steps(step, {"v13_features", "v14_tuned"}) && p.dropout == 0 && !p.alibi);
+  if (p.dtype == DType::fp32 || !one_of(p.head_dim, {64, 128, 256}) || p.softmax_scale < 1e-37)
+    return false;
+  return plain(p) ||
+         (one_of_steps(step, {"v13_features", "v14_tuned"}) && p.dropout == 0 && !p.alibi);
 }
 
 TEST_CASE("steps are right on short problems", "[emulated]") {
@@ -54,7 +58,8 @@ TEST_CASE("steps are right on several blocks of queries and of keys", "[emulated
 }
 
 namespace {
-// Softcap and packed sequences, which only v13 and v14 have: in pairs with masks, head dims, groups and types.
+// Softcap and packed sequences, which only v13 and v14 have: in pairs with masks, head dims, groups
+// and types.
 template <class Check>
 void features(Check check_one) {
   const std::vector<std::vector<int64_t>> lengths{{70, 0, 130, 1}, {200}, {129, 64, 65}, {0, 300}};
@@ -109,8 +114,9 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
 }
 
 namespace {
-// What share of the time 132 SMs work, if a tile of queries takes as long as it sees blocks of keys and
-// nothing else takes time: what RESULTS.md says of the two schedulers. Causal, 16384 tokens, 2048 / d heads.
+// What share of the time 132 SMs work, if a tile of queries takes as long as it sees blocks of keys
+// and nothing else takes time: what RESULTS.md says of the two schedulers. Causal, 16384 tokens,
+// 2048 / d heads.
 //! [idle]
 struct Balance {
   double fixed, dynamic, fixed_in_one_section;
@@ -125,8 +131,9 @@ Balance balance(int head_dim, int block_n, int64_t seqlen) {
     std::array<double, kSms> busy{};
     for (unsigned i = 0; i < tiles.count(); ++i) {
       const std::size_t round = i / kSms, column = i % kSms;
-      double& sm = snake ? busy[round % 2 == 0 ? column : kSms - 1 - column]
-                         : *std::min_element(busy.begin(), busy.end());  // the first one that is done
+      double& sm = snake
+                       ? busy[round % 2 == 0 ? column : kSms - 1 - column]
+                       : *std::min_element(busy.begin(), busy.end());  // the first one that is done
       const int64_t keys = std::min<int64_t>(seqlen, tiles.at<kBlockM>(i).row0 + kBlockM);
       sm += double(ceil_div(keys, int64_t{block_n}));
     }
@@ -158,8 +165,9 @@ TEST_CASE("a dynamic scheduler keeps SMs busy that a static one leaves idle", "[
   table(256, 64, 16384, 0.59, 0.99);
 }
 
-// Table 3 of the paper: fp16, entries N(0, 1) + N(0, 100) Bernoulli(0.001), the root of the mean square error against
-// float64. FlashAttention-2 and 3 have 1.9e-4 there, and 3.2e-4 is what it costs to keep S and P in fp16.
+// Table 3 of the paper: fp16, entries N(0, 1) + N(0, 100) Bernoulli(0.001), the root of the mean
+// square error against float64. FlashAttention-2 and 3 have 1.9e-4 there, and 3.2e-4 is what it
+// costs to keep S and P in fp16.
 static void check_outliers(Backend backend, int64_t seqlen, int64_t heads) {
   constexpr double kPublished = 1.9e-4;
   Problem p = problem(seqlen, seqlen, 128, DType::fp16);
@@ -192,8 +200,12 @@ static void check_outliers(Backend backend, int64_t seqlen, int64_t heads) {
     CHECK(rmse <= 1.1 * kPublished);
   }
 }
-TEST_CASE("outliers cost no more than the paper says", "[emulated]") { check_outliers(Backend::emulated, 384, 1); }
-TEST_CASE("outliers cost no more than the paper says, on the GPU", "[gpu]") { check_outliers(Backend::gpu, 4096, 4); }
+TEST_CASE("outliers cost no more than the paper says", "[emulated]") {
+  check_outliers(Backend::emulated, 384, 1);
+}
+TEST_CASE("outliers cost no more than the paper says, on the GPU", "[gpu]") {
+  check_outliers(Backend::gpu, 4096, 4);
+}
 
 TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   for (const Step& step : chapter().steps) {

@@ -147,7 +147,8 @@ TEST_CASE("FP8 past 2^31 elements", "[gpu][large]") {
   }
 }
 
-// What is checked against must not be what the kernel does: a scale of the largest number, and codes to nearest even.
+// What is checked against must not be what the kernel does: a scale of the largest number, and
+// codes to nearest even.
 TEST_CASE("what an FP8 step multiplies, by hand", "[fp8]") {
   Problem p = problem(2, 3, 64, DType::e4m3);
   p.batch = p.heads = p.kv_heads = 1;
@@ -158,7 +159,8 @@ TEST_CASE("what an FP8 step multiplies, by hand", "[fp8]") {
     in.emplace(spec.name, zeros(spec));
   }
   std::vector<float>& q = in.at("q").data;
-  q[0] = -896, q[1] = 3.125f, q[2] = 3.25f, q[3] = 1;  // a scale of 2: 1.5625 lies between 1.5 and 1.625
+  // a scale of 2: 1.5625 lies between 1.5 and 1.625
+  q[0] = -896, q[1] = 3.125f, q[2] = 3.25f, q[3] = 1;
   const HostTensors stored = in_tensor_scales(p, in);
   CHECK(stored.at("q").data[0] == -896);
   CHECK(stored.at("q").data[1] == 3);  // to even
@@ -175,7 +177,8 @@ const Step& step_named(const std::string& name) {
 constexpr Selection kAll{.full = true, .budget = 1e12};
 
 // How far a step's O is from attention to what was given, or to what the step stored of it.
-Distance distance_of(const char* name, const Problem& p, const HostTensors& in, Backend backend, bool to_given) {
+Distance distance_of(const char* name, const Problem& p, const HostTensors& in, Backend backend,
+                     bool to_given) {
   const Step& step = step_named(name);
   Session session(p, forward(), backend, in);
   REQUIRE(session.prepare(step).ok());
@@ -201,8 +204,9 @@ HostTensors sum_of_values(const Problem& p, float mean) {
 
 }  // namespace
 
-// The first key has a score 8 above the others, and no value: what models do with tokens that they have no use for. All
-// others together are O, and in f1 each of them is 2^-11 or so of the sink: 0 in e4m3.
+// The first key has a score 8 above the others, and no value: what models do with tokens that they
+// have no use for. All others together are O, and in f1 each of them is 2^-11 or so of the sink: 0
+// in e4m3.
 TEST_CASE("P times 2^8 keeps what a sink would round to 0", "[fp8]") {
   const Problem p = one_head_of(64, 512, 64);
   HostTensors in = draw_inputs(p, forward().inputs(p));
@@ -230,7 +234,8 @@ TEST_CASE("what the tensor core cuts off adds up, and float32 registers keep it"
   INFO("relative L1 with 4096 keys: f2 " << f2 << ", f3 " << f3 << ", f6 " << f6);
   CHECK(f2 > 0.02);
   CHECK(f3 < 0.004);
-  CHECK(f6 < 0.0019);  // nothing grows, as V has lost its mean: this is O, 8.5 or so, rounded to bf16
+  // nothing grows, as V has lost its mean: this is O, 8.5 or so, rounded to bf16
+  CHECK(f6 < 0.0019);
   const auto [f2_short, f3_short, f6_short] = errors(1024, 8.5f);
   INFO("with 1024 keys: f2 " << f2_short << ", f3 " << f3_short);
   CHECK(f2 > 2.5 * f2_short);  // it grows with the number of keys
@@ -290,8 +295,9 @@ TEST_CASE("random signs keep a rotation from making outliers", "[fp8]") {
   CHECK(std::ranges::count_if(q, [](float x) { return x != 0; }) > 16);
 }
 
-// Table 3 of the FlashAttention-3 paper: entries N(0, 1) + N(0, 100) Bernoulli(0.001); one scale a tensor 2.4e-2, with
-// scales of tiles and incoherent processing 9.1e-3. It does not say for how many keys.
+// Table 3 of the FlashAttention-3 paper: entries N(0, 1) + N(0, 100) Bernoulli(0.001); one scale a
+// tensor 2.4e-2, with scales of tiles and incoherent processing 9.1e-3. It does not say for how
+// many keys.
 TEST_CASE("a rotation takes outliers their weight", "[fp8]") {
   const Problem p = one_head_of(128, 1024, 128, InputKind::outlier);
   const HostTensors in = draw_inputs(p, forward().inputs(p));
@@ -345,7 +351,8 @@ TEST_CASE("the answers of ex06f", "[fp8]") {
   CHECK(answers.at("early") == (group(group(0, 32, 0x1p-14f), 1, 1) - 1) * 0x1p14f);
   CHECK(answers.at("stuck") == sum(1 << 20, 1));
   CHECK(sum(static_cast<int64_t>(answers.at("exact")), 1.125f) == 1.125 * answers.at("exact"));
-  CHECK(sum(static_cast<int64_t>(answers.at("exact")) + 32, 1.125f) < 1.125 * (answers.at("exact") + 32));
+  CHECK(sum(static_cast<int64_t>(answers.at("exact")) + 32, 1.125f) <
+        1.125 * (answers.at("exact") + 32));
   CHECK(answers.at("one_level") == sum(8192, 1.125f));
   CHECK(answers.at("two_level") == 64 * sum(128, 1.125f));
 }
@@ -432,7 +439,8 @@ TEST_CASE(
   CHECK(f7 < 1.02 * f6);
 }
 
-// The figures of FP8.md: test_06_flash_v3_hopper "[figures]". Values with a mean of 8.5, as video models have them.
+// The figures of FP8.md: test_06_flash_v3_hopper "[figures]". Values with a mean of 8.5, as video
+// models have them.
 TEST_CASE("errors over the number of keys, for FP8.md", "[.][figures]") {
   for (int64_t keys = 256; keys <= 16384; keys *= 2) {
     const Problem p = one_head_of(64, keys, 64);
@@ -441,7 +449,8 @@ TEST_CASE("errors over the number of keys, for FP8.md", "[.][figures]") {
     std::string row = fmt::format("{:>6}", keys);
     for (const char* step : {"f1_fp8", "f2_p_scale", "f3_two_level", "f4_block_scales",
                              "f5_incoherent", "f6_windows"})
-      row += fmt::format("  {} {:.2e}", step, distance_of(step, p, in, Backend::emulated, true).relative_l1);
+      row += fmt::format("  {} {:.2e}", step,
+                         distance_of(step, p, in, Backend::emulated, true).relative_l1);
     fmt::print("{}\n", row);
   }
   for (const int64_t keys : {512, 1024, 2048, 4096}) {
@@ -450,7 +459,8 @@ TEST_CASE("errors over the number of keys, for FP8.md", "[.][figures]") {
     std::string row = fmt::format("outliers {:>6}", keys);
     for (const char* step : {"f1_fp8", "f2_p_scale", "f3_two_level", "f4_block_scales",
                              "f5_incoherent", "f6_windows"})
-      row += fmt::format("  {} {:.2e}", step, distance_of(step, p, in, Backend::emulated, true).rmse);
+      row +=
+          fmt::format("  {} {:.2e}", step, distance_of(step, p, in, Backend::emulated, true).rmse);
     fmt::print("{}\n", row);
   }
 }

@@ -14,8 +14,8 @@ const Operation& paged_decode();
 const Operation& paged_prefill();
 
 // Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1, as it decodes): all
-// query heads see one K/V head. q [B, Hq, seqlen_q, 576]; kv [num_pages, page_size, 1, 576], in the input
-// "k" and the file kv_pages.npy, whose first 512 numbers are V; page_table [B, max_pages];
+// query heads see one K/V head. q [B, Hq, seqlen_q, 576]; kv [num_pages, page_size, 1, 576], in the
+// input "k" and the file kv_pages.npy, whose first 512 numbers are V; page_table [B, max_pages];
 // seqused_k [B]. o [B, Hq, seqlen_q, 512], lse [B, Hq, seqlen_q].
 const Operation& paged_mla();
 

@@ -70,7 +70,8 @@ HostTensors uniform_tensors(const Problem&, const HostTensors& inputs);
 HostTensors balanced_tensors(const Problem&, const HostTensors& inputs);
 
 // Of latent attention: the blocks that have the rows of a sequence, `rows` each, are a team and
-// work on the same piece at a time. So a plan has pieces for teams, and Work::row_block is a sequence.
+// work on the same piece at a time. So a plan has pieces for teams, and Work::row_block is a
+// sequence.
 int64_t teams(const Problem&, int64_t rows);
 Plan team_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t teams);
 HostTensors team_tensors(const Problem&, const HostTensors& inputs, int64_t rows);

@@ -74,8 +74,8 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
 }
 //! [slot]
 
-// The list of a block's pieces as a warp sees it. A lane has one of 32, so that going on to the next
-// takes shuffles, not loads that wait for each other.
+// The list of a block's pieces as a warp sees it. A lane has one of 32, so that going on to the
+// next takes shuffles, not loads that wait for each other.
 //! [next_pieces]
 struct Piece {
   Work work;

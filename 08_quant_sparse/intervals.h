@@ -87,8 +87,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 //! [lists]
 
-// Scores that intervals hide get -inf. A lane reads the interval of one of 32 keys, shuffles give it
-// to those that have scores of that key; 32 keys that hide nothing from the warp's 16 rows are
+// Scores that intervals hide get -inf. A lane reads the interval of one of 32 keys, shuffles give
+// it to those that have scores of that key; 32 keys that hide nothing from the warp's 16 rows are
 // passed over. `first`: of the head's numbers; `tile_row0`: the tile's first query.
 //! [mask]
 template <class Config>

@@ -1,6 +1,6 @@
 /// \file
-/// Batched matrix products by a library: cuBLAS on the GPU, Eigen in the emulator. The baseline that
-/// hand-written GEMMs are compared with, and the tensor roof.
+/// Batched matrix products by a library: cuBLAS on the GPU, Eigen in the emulator. The baseline
+/// that hand-written GEMMs are compared with, and the tensor roof.
 #pragma once
 
 #include <cstdint>

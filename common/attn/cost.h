@@ -7,8 +7,8 @@
 
 namespace attn {
 
-/// The work of one phase of a step (one kernel, usually). The roofline time of a phase is the largest
-/// of work / rate over all resources; that of a step is the sum over its phases.
+/// The work of one phase of a step (one kernel, usually). The roofline time of a phase is the
+/// largest of work / rate over all resources; that of a step is the sum over its phases.
 struct Phase {
   std::string name;
   double tensor_flop = 0;  ///< on tensor cores, in the element type of the problem

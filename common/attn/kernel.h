@@ -62,8 +62,8 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
-/// ATTN_MEMBERS(Storage, sQ, sK, ...), last in the struct, tells the emulator what lies in `Storage`: its messages then say
-/// "sK[1][17][40]". On the GPU it is nothing.
+/// ATTN_MEMBERS(Storage, sQ, sK, ...), last in the struct, tells the emulator what lies in
+/// `Storage`: its messages then say "sK[1][17][40]". On the GPU it is nothing.
 #ifdef ATTN_EMULATED
 #define ATTN_MEMBER(storage, member) \
   ::attn::emulator::member_of<decltype(storage::member)>(#member, offsetof(storage, member)),
@@ -137,10 +137,12 @@ Status dispatch_16bit(DType dtype, Body body) {
 }
 
 /// Launches `kernel<<<grid, block, shared_bytes, stream>>>(arguments...)`, or runs it in the
-/// emulator, and reports what went wrong: too large a grid, too much shared memory, a failed launch.
+/// emulator, and reports what went wrong: too large a grid, too much shared memory, a failed
+/// launch.
 template <class... Parameters, class... Values>
-[[nodiscard]] Status launch_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 block, std::size_t shared_bytes,
-                     [[maybe_unused]] Stream stream, Values... arguments) {
+[[nodiscard]] Status launch_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                                   std::size_t shared_bytes, [[maybe_unused]] Stream stream,
+                                   Values... arguments) {
   constexpr unsigned kMaxGridYZ = 65535;  // CUDA C++ Programming Guide, compute capabilities
   constexpr unsigned kMaxThreads = 1024, kMaxThreadsZ = 64;
   constexpr std::size_t kMaxShared = 227 * 1024;
@@ -161,8 +163,8 @@ template <class... Parameters, class... Values>
 #ifdef ATTN_EMULATED
   try {
     attn::emulator::run_grid(grid, block, shared_bytes,
-                             {[&] { kernel(Parameters(arguments)...); }, reinterpret_cast<const void*>(kernel),
-                              ATTN_INSTRUMENTED});
+                             {[&] { kernel(Parameters(arguments)...); },
+                              reinterpret_cast<const void*>(kernel), ATTN_INSTRUMENTED});
   } catch (const attn::emulator::KernelError& e) {
     return Status::kernel_error(e.what());
   }

@@ -38,7 +38,8 @@ std::string_view name(InputKind k) {
   return "?";
 }
 
-// Models cap at 15 to 50. Far outside, a float32 quotient by the cap would lose the score or overflow.
+// Models cap at 15 to 50. Far outside, a float32 quotient by the cap would lose the score or
+// overflow.
 constexpr double kLeastSoftcap = 1e-3, kMostSoftcap = 1e6;
 
 // Of all sequences of a varlen batch: a float32 of HostTensor counts tokens exactly up to here.
@@ -46,7 +47,9 @@ constexpr int64_t kMostTokens = int64_t{1} << 24;
 
 namespace {
 
-std::string list_text(const std::vector<int64_t>& lengths) { return fmt::format("{}", fmt::join(lengths, ",")); }
+std::string list_text(const std::vector<int64_t>& lengths) {
+  return fmt::format("{}", fmt::join(lengths, ","));
+}
 
 // The longest of a list, after a look at all of it.
 int64_t longest_of(const std::vector<int64_t>& lengths, const char* option) {
@@ -67,12 +70,13 @@ int64_t longest_of(const std::vector<int64_t>& lengths, const char* option) {
 void Problem::finish() {
   if (varlen_k.empty()) varlen_k = varlen_q;
   if (varlen_q.size() != varlen_k.size())
-    throw InputError(
-        fmt::format("--varlen-k: {} lengths, must be {} as in --varlen", varlen_k.size(), varlen_q.size()));
+    throw InputError(fmt::format("--varlen-k: {} lengths, must be {} as in --varlen",
+                                 varlen_k.size(), varlen_q.size()));
   if (varlen()) {
     batch = static_cast<int64_t>(varlen_q.size());
     if (batch > kMostSequences)
-      throw InputError(fmt::format("--varlen: {} sequences, must be at most {}", batch, kMostSequences));
+      throw InputError(
+          fmt::format("--varlen: {} sequences, must be at most {}", batch, kMostSequences));
     seqlen_q = longest_of(varlen_q, "--varlen");
     seqlen_k = longest_of(varlen_k, "--varlen-k");
   }
@@ -100,11 +104,13 @@ void Problem::finish() {
   if (!seqused_k.empty()) {
     if (varlen()) throw InputError("--seqused: not together with --varlen");
     if (static_cast<int64_t>(seqused_k.size()) != batch)
-      throw InputError(fmt::format("--seqused: {} lengths, must be {}: one a sequence", seqused_k.size(), batch));
+      throw InputError(fmt::format("--seqused: {} lengths, must be {}: one a sequence",
+                                   seqused_k.size(), batch));
     for (const int64_t n : seqused_k)
       if (n < 0 || n > seqlen_k)
-        throw InputError(fmt::format("--seqused: a length of {}, must be from 0 to {}, the length of the cache", n,
-                                     seqlen_k));
+        throw InputError(
+            fmt::format("--seqused: a length of {}, must be from 0 to {}, the length of the cache",
+                        n, seqlen_k));
   }
   if (mask) mask->fits(*this);
   if (window_left < -1 || window_right < -1)
@@ -114,8 +120,8 @@ void Problem::finish() {
   if (!std::isfinite(softmax_scale))
     throw InputError("--scale: must be a finite number");
   if (!(softcap == 0 || (softcap >= kLeastSoftcap && softcap <= kMostSoftcap)))
-    throw InputError(fmt::format("--softcap {}: must be from {} to {}, or 0 for none", softcap, kLeastSoftcap,
-                                 kMostSoftcap));
+    throw InputError(fmt::format("--softcap {}: must be from {} to {}, or 0 for none", softcap,
+                                 kLeastSoftcap, kMostSoftcap));
   // Q, K and the score matrix, in bytes of the widest type, have to be addressable.
   const auto product_fits = [](std::initializer_list<int64_t> factors) {
     int64_t product = 64;  // 8 bytes an element, and room to add a few tensors
@@ -126,10 +132,11 @@ void Problem::finish() {
   if (!product_fits({batch, heads, seqlen_q, head_dim}) ||
       !product_fits({batch, kv_heads, seqlen_k, head_dim}) ||
       !product_fits({batch, heads, seqlen_q, seqlen_k}))
-    throw InputError(fmt::format(
-        "{}: the bytes of a tensor overflow 63 bits; fewer heads, shorter lengths or a smaller head "
-        "dim are accepted",
-        text()));
+    throw InputError(
+        fmt::format("{}: the bytes of a tensor overflow 63 bits; fewer heads, shorter lengths or a "
+                    "smaller head "
+                    "dim are accepted",
+                    text()));
   if (!(dropout >= 0 && dropout <= 255.0 / 256))
     throw InputError(fmt::format("--dropout {}: must be from 0 to 255/256", dropout));
   dropout = std::round(dropout * 256) / 256;
@@ -152,11 +159,13 @@ Problem Problem::sequence(int64_t b) const {
 }
 
 int64_t Problem::tokens_q() const {
-  return varlen() ? std::accumulate(varlen_q.begin(), varlen_q.end(), int64_t{0}) : batch * seqlen_q;
+  return varlen() ? std::accumulate(varlen_q.begin(), varlen_q.end(), int64_t{0})
+                  : batch * seqlen_q;
 }
 
 int64_t Problem::tokens_k() const {
-  return varlen() ? std::accumulate(varlen_k.begin(), varlen_k.end(), int64_t{0}) : batch * seqlen_k;
+  return varlen() ? std::accumulate(varlen_k.begin(), varlen_k.end(), int64_t{0})
+                  : batch * seqlen_k;
 }
 
 KeyRange Problem::visible(int64_t i) const {
@@ -172,7 +181,8 @@ KeyRange Problem::visible(int64_t i) const {
   return range;
 }
 
-void Problem::for_each_range(int64_t h, int64_t i, const std::function<void(KeyRange)>& seen) const {
+void Problem::for_each_range(int64_t h, int64_t i,
+                             const std::function<void(KeyRange)>& seen) const {
   const KeyRange range = visible(i);
   if (range.size() == 0) return;
   if (mask)
@@ -210,9 +220,10 @@ std::string Problem::text() const {
   if (varlen()) lengths = "varlen=" + list_text(varlen_q);
   if (varlen_k != varlen_q) lengths += " varlen_k=" + list_text(varlen_k);
   if (!seqused_k.empty()) lengths += " seqused=" + list_text(seqused_k);
-  std::string s = matrix ? fmt::format("rows={} cols={} {}", batch * heads * seqlen_q, seqlen_k, name(dtype))
-                         : fmt::format("B={} Hq={} Hkv={} {} d={} {}", batch, heads, kv_heads, lengths, head_dim,
-                                       name(dtype));
+  std::string s =
+      matrix ? fmt::format("rows={} cols={} {}", batch * heads * seqlen_q, seqlen_k, name(dtype))
+             : fmt::format("B={} Hq={} Hkv={} {} d={} {}", batch, heads, kv_heads, lengths,
+                           head_dim, name(dtype));
   if (causal) s += " causal";
   if (window_left >= 0 || window_right >= 0)
     s += fmt::format(" window={},{}", window_left, window_right);
@@ -224,8 +235,9 @@ std::string Problem::text() const {
   for (const auto& [option, values] : own)
     if (option != "field") s += fmt::format(" {}={}", option, fmt::join(values, ","));
   const auto field = own.find("field");
-  s += fmt::format(" inputs={}", field == own.end() ? std::string(name(inputs))
-                                                    : fmt::format("field:{}", fmt::join(field->second, "x")));
+  s += fmt::format(" inputs={}", field == own.end()
+                                     ? std::string(name(inputs))
+                                     : fmt::format("field:{}", fmt::join(field->second, "x")));
   return inputs == InputKind::files ? s : s + fmt::format(" seed={}", seed);
 }
 

@@ -14,8 +14,8 @@
 
 namespace attn {
 
-/// A problem is in one of the first three, or in e4m3: then tensors are given and returned in bf16, and steps quantise
-/// them. int32 and int64 are for indices and lengths, the last four for what is
+/// A problem is in one of the first three, or in e4m3: then tensors are given and returned in bf16,
+/// and steps quantise them. int32 and int64 are for indices and lengths, the last four for what is
 /// stored in few bits: a number of int8, e4m3, e5m2 or int4 is one of a scale that lies beside it.
 enum class DType { fp32, fp16, bf16, int32, int64, int8, e4m3, e5m2, int4 };
 enum class InputKind { random, needle, peaked, outlier, files };
@@ -39,7 +39,8 @@ constexpr int bits_of(DType t) {
 }
 /// Bytes of one element, of a type that has whole ones.
 constexpr int64_t size_of(DType t) {
-  return bits_of(t) >= 8 ? bits_of(t) / 8 : throw std::logic_error("int4 has no whole bytes: bytes_of counts them");
+  return bits_of(t) >= 8 ? bits_of(t) / 8
+                         : throw std::logic_error("int4 has no whole bytes: bytes_of counts them");
 }
 /// Bytes of `elements` in a row.
 constexpr int64_t bytes_of(DType t, int64_t elements) { return (elements * bits_of(t) + 7) / 8; }
@@ -54,7 +55,8 @@ struct KeyRange {
 
 class KeyMask;  // mask.h
 
-/// Shapes as everywhere in the suite: Q, O, dO, dQ `[batch, heads, seqlen_q, head_dim]`, K, V, dK, dV
+/// Shapes as everywhere in the suite: Q, O, dO, dQ `[batch, heads, seqlen_q, head_dim]`, K, V, dK,
+/// dV
 /// `[batch, kv_heads, seqlen_k, head_dim]`, lse `[batch, heads, seqlen_q]`, all contiguous. Those of a batch of
 /// sequences of several lengths (varlen) are packed: see tensor.h.
 struct Problem {
@@ -63,19 +65,22 @@ struct Problem {
 
   int64_t batch = 1, heads = 2, kv_heads = 2;
   int64_t seqlen_q = 128, seqlen_k = 128, head_dim = 64;
-  /// Queries and keys of each sequence, 0 among them; empty: all have seqlen_q and seqlen_k. `finish()` sets batch,
-  /// seqlen_q and seqlen_k (those of the longest) from them, and varlen_k to varlen_q if it is empty.
+  /// Queries and keys of each sequence, 0 among them; empty: all have seqlen_q and seqlen_k.
+  /// `finish()` sets batch, seqlen_q and seqlen_k (those of the longest) from them, and varlen_k to
+  /// varlen_q if it is empty.
   std::vector<int64_t> varlen_q, varlen_k;
-  /// Keys of each sequence that are in use, of a cache with room for seqlen_k; empty: all. The rest is never read.
+  /// Keys of each sequence that are in use, of a cache with room for seqlen_k; empty: all. The rest
+  /// is never read.
   std::vector<int64_t> seqused_k;
   DType dtype = DType::bf16;
   bool causal = false;
   int64_t window_left = -1, window_right = -1;  ///< keys seen to each side; -1: no limit
   double softmax_scale = 0;                     ///< set by `finish()` if 0: 1/sqrt(head_dim)
-  /// Caps the scores: softcap tanh(softmax_scale q.k / softcap) in place of softmax_scale q.k, before masks. 0: no cap.
+  /// Caps the scores: softcap tanh(softmax_scale q.k / softcap) in place of softmax_scale q.k,
+  /// before masks. 0: no cap.
   double softcap = 0;
-  /// Adds -slope_h |i + seqlen_k - seqlen_q - j| to the (capped) score of query i and key j, whose slope is that of
-  /// the query head: the input `alibi`, see inputs.h.
+  /// Adds -slope_h |i + seqlen_k - seqlen_q - j| to the (capped) score of query i and key j, whose
+  /// slope is that of the query head: the input `alibi`, see inputs.h.
   bool alibi = false;
   /// Share of the probabilities that dropout sets to 0, a multiple of 1/256 (see philox.h).
   double dropout = 0;
@@ -85,21 +90,21 @@ struct Problem {
   int64_t first_sequence = 0;  ///< what `mask` calls the first sequence: of a sequence(b) it is b
   /// Options that the operation has for itself (feature.h): name and numbers.
   std::map<std::string, std::vector<double>> own = {};
-  /// There are rows of scores alone, `[batch, heads, seqlen_q, seqlen_k]`: B Hq seqlen_q rows and seqlen_k columns.
-  /// Then `finish()` sets head_dim and softmax_scale to 1.
+  /// There are rows of scores alone, `[batch, heads, seqlen_q, seqlen_k]`: B Hq seqlen_q rows and
+  /// seqlen_k columns. Then `finish()` sets head_dim and softmax_scale to 1.
   bool matrix = false;
   InputKind inputs = InputKind::random;
   uint64_t seed = 1;
 
   /// Fills what depends on the rest. Throws InputError, in one line, for a problem that has no
-  /// meaning: a size below 1 (a sequence may be empty, a tensor may not), heads that kv_heads does not
-  /// divide, a size that overflows 63 bits. Rounds `dropout` to a multiple of 1/256.
+  /// meaning: a size below 1 (a sequence may be empty, a tensor may not), heads that kv_heads does
+  /// not divide, a size that overflows 63 bits. Rounds `dropout` to a multiple of 1/256.
   void finish();
 
   int64_t group() const { return heads / kv_heads; }  ///< query heads that share one K/V head
   bool varlen() const { return !varlen_q.empty(); }
-  /// Sequence `b` of the batch as a problem of its own: a batch of 1, with the lengths of that sequence; its keys are
-  /// those in use.
+  /// Sequence `b` of the batch as a problem of its own: a batch of 1, with the lengths of that
+  /// sequence; its keys are those in use.
   Problem sequence(int64_t b) const;
   int64_t tokens_q() const;  ///< queries of all sequences together
   int64_t tokens_k() const;
@@ -107,10 +112,11 @@ struct Problem {
   /// The keys that query `i` sees. The diagonal ends at the last key (bottom-right aligned):
   /// i + seqlen_k - seqlen_q - window_left <= j <= i + seqlen_k - seqlen_q + window_right.
   KeyRange visible(int64_t i) const;
-  /// Calls `seen` for each run of keys that query `i` of head `h` sees, in rising order: visible() less what `mask` hides.
-  /// Of a sequence(b), with several lengths or a mask.
+  /// Calls `seen` for each run of keys that query `i` of head `h` sees, in rising order: visible()
+  /// less what `mask` hides. Of a sequence(b), with several lengths or a mask.
   void for_each_range(int64_t h, int64_t i, const std::function<void(KeyRange)>& seen) const;
-  /// Pairs (query, key) that are computed, over one head: the sum of visible(i).size(); with a mask the mean of heads.
+  /// Pairs (query, key) that are computed, over one head: the sum of visible(i).size(); with a mask
+  /// the mean of heads.
   double visible_pairs() const;
   /// The same over all heads of all sequences.
   double total_pairs() const;
@@ -120,16 +126,18 @@ struct Problem {
   std::string text() const;
 };
 
-/// The part of a problem that kernels need, in 32 bits. Window widths are at most kNoWindow, so that
-/// adding one to a position cannot overflow. Causal is window_right = 0.
+/// The part of a problem that kernels need, in 32 bits. Window widths are at most kNoWindow, so
+/// that adding one to a position cannot overflow. Causal is window_right = 0.
 struct Shape {
   static constexpr int kNoWindow = 1 << 30;
-  int heads, kv_heads, seqlen_q, seqlen_k, head_dim;  ///< with varlen the lengths are those of the longest
+  /// with varlen the lengths are those of the longest
+  int heads, kv_heads, seqlen_q, seqlen_k, head_dim;
   int window_left, window_right;
   float softmax_scale;
   float softcap;  ///< 0: none
   int dropped;  ///< of 256 probabilities, how many dropout sets to 0
-  int tokens_q;  ///< with varlen the queries of all sequences, so that lse is [heads, tokens_q]; else 0
+  /// with varlen the queries of all sequences, so that lse is [heads, tokens_q]; else 0
+  int tokens_q;
 };
 Shape shape_of(const Problem&);
 

@@ -19,7 +19,8 @@ namespace attn {
 
 enum class Backend { gpu, emulated };
 
-/// One of the GPUs, by its number, or the emulator. A back end alone means the GPU in use (device.h).
+/// One of the GPUs, by its number, or the emulator. A back end alone means the GPU in use
+/// (device.h).
 struct Device {
   static constexpr int kInUse = -1;
   Backend backend = Backend::emulated;
@@ -28,13 +29,15 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-/// Tiles of S, and the order in which blocks take tiles of queries: section after section of heads; in one, the last
-/// tiles of queries of all its heads first. What a launch says of itself (Arguments::plans).
+/// Tiles of S, and the order in which blocks take tiles of queries: section after section of heads;
+/// in one, the last tiles of queries of all its heads first. What a launch says of itself
+/// (Arguments::plans).
 struct Tiling {
   int64_t block_m, block_n;  ///< B_r, B_c
   int64_t section = 1;       ///< query heads that are worked on together; 1: one after the other
   int blocks_per_sm = 1;     ///< resident ones
-  int64_t rows_together = 0; ///< rows that skip a block of keys together, if a warp does so for its own; 0: block_m
+  /// rows that skip a block of keys together, if a warp does so for its own; 0: block_m
+  int64_t rows_together = 0;
 };
 
 /// A CUDA stream; nullptr is the default stream (and the only one of the emulator).
@@ -76,7 +79,8 @@ class Arguments {
   }
   std::function<void(std::string_view)> on_phase;
 
-  /// Says what would be launched. Returns true if that is all that was asked for: then nothing may be launched.
+  /// Says what would be launched. Returns true if that is all that was asked for: then nothing may
+  /// be launched.
   bool plans(const Tiling& tiling) const {
     if (on_plan) on_plan(tiling);
     return on_plan != nullptr;
@@ -103,8 +107,8 @@ struct Launch {
   explicit operator bool() const { return gpu || emulated; }
 };
 
-/// What a GPU must have to run a step: instructions, and the compute capability, times ten, from which
-/// on there are such. Those of sm_90a are in no later GPU.
+/// What a GPU must have to run a step: instructions, and the compute capability, times ten, from
+/// which on there are such. Those of sm_90a are in no later GPU.
 struct GpuNeeds {
   int compute_capability = 0;
   bool no_later = false;
@@ -131,17 +135,18 @@ struct Step {
   Launch prepare = {};            ///< run once before, untimed: what a forward pass keeps
   bool deterministic = true;      ///< bit-equal from run to run
   GpuNeeds needs = {};            ///< on a GPU; the emulator has all instructions
-  /// Its launch says its tiles (Arguments::plans). Its cost has K and V once; how often they really come from HBM is
-  /// added by cost_of, to the phase "attention".
+  /// Its launch says its tiles (Arguments::plans). Its cost has K and V once; how often they really
+  /// come from HBM is added by cost_of, to the phase "attention".
   bool tiled = false;
   /// Features that it has (feature.h) of those which not every step has: "softcap", "varlen" ...
   std::vector<std::string> takes = {};
-  /// What is worked out on the host before a launch: tensors by name, which the launch gets on the device. A function of
-  /// the problem and of those inputs alone that are lengths, tables and masks (made, or of an index type); its time
-  /// stands in a row of its own.
+  /// What is worked out on the host before a launch: tensors by name, which the launch gets on the
+  /// device. A function of the problem and of those inputs alone that are lengths, tables and masks
+  /// (made, or of an index type); its time stands in a row of its own.
   std::function<HostTensors(const Problem&, const HostTensors& inputs)> plan = {};
-  /// Of a step that stores its inputs in fewer bits: the q, k, v that it multiplies then, exact. It is checked against the
-  /// reference of these (expected_of); how far it is from that of the inputs is said beside it. Null: the inputs.
+  /// Of a step that stores its inputs in fewer bits: the q, k, v that it multiplies then, exact. It
+  /// is checked against the reference of these (expected_of); how far it is from that of the inputs
+  /// is said beside it. Null: the inputs.
   std::function<HostTensors(const Problem&, const HostTensors& inputs)> logical = {};
 };
 
@@ -151,18 +156,22 @@ std::optional<std::string> refusal(const Step&, const Problem&);
 bool takes(const Step&, std::string_view feature);
 
 /// What a GPU of that name and compute capability (times ten) lacks to run a step, or nothing.
-inline std::optional<std::string> lacks(const Step& step, std::string_view gpu, int compute_capability) {
+inline std::optional<std::string> lacks(const Step& step, std::string_view gpu,
+                                        int compute_capability) {
   const auto& [needed, no_later, instructions] = step.needs;
-  if (compute_capability >= needed && !(no_later && compute_capability > needed)) return std::nullopt;
+  if (compute_capability >= needed && !(no_later && compute_capability > needed))
+    return std::nullopt;
   const std::string name = std::string(gpu) + " (sm_" + std::to_string(compute_capability) + ")";
-  if (instructions.empty()) return name + " runs no code for sm_90a, which this step is compiled for";
+  if (instructions.empty())
+    return name + " runs no code for sm_90a, which this step is compiled for";
   return name + " has no " + std::string(instructions) +
          ": this step needs sm_" + std::to_string(needed) + (no_later ? "a" : " or later");
 }
 
-/// What a step costs. A varlen batch costs what its sequences cost one by one, phase by phase: Step::cost need not
-/// know of it. Of a sequence without keys, or without queries, the outputs are written, in the last phase. Of a tiled
-/// step K and V count as often as the order of tiles and the L2 of `machine` make them come from HBM (tiling.h).
+/// What a step costs. A varlen batch costs what its sequences cost one by one, phase by phase:
+/// Step::cost need not know of it. Of a sequence without keys, or without queries, the outputs are
+/// written, in the last phase. Of a tiled step K and V count as often as the order of tiles and the
+/// L2 of `machine` make them come from HBM (tiling.h).
 Cost cost_of(const Step&, const Problem&, const Machine& machine = {});
 
 /// What a chapter's program does besides running steps, asked for by its first option.
@@ -186,8 +195,8 @@ const Chapter& chapter();
 
 }  // namespace attn
 
-/// Declares a launch function of a step file for both back ends. Weak: null in a program that is linked without that
-/// back end, or without that step, as a judge of exercises is without most.
+/// Declares a launch function of a step file for both back ends. Weak: null in a program that is
+/// linked without that back end, or without that step, as a judge of exercises is without most.
 #define ATTN_DECLARE_LAUNCH(step, function)                    \
   namespace gpu::step {                                        \
   [[gnu::weak]] attn::Status function(const attn::Arguments&); \

@@ -1,9 +1,10 @@
 /// \file
-/// Times one kernel with several tiles: what a chapter's sweep.cu is made of. It runs on a GPU alone.
+/// Times one kernel with several tiles: what a chapter's sweep.cu is made of. It runs on a GPU
+/// alone.
 ///
-/// 16384 tokens and 2048 / d heads, bf16. A row is a tile, as its chapter names it; registers and spilled bytes of a
-/// thread; then the speed of the median launch at each length, and how far the outputs are from those of the first row of
-/// its head dim (NaN: not all was written).
+/// 16384 tokens and 2048 / d heads, bf16. A row is a tile, as its chapter names it; registers and
+/// spilled bytes of a thread; then the speed of the median launch at each length, and how far the
+/// outputs are from those of the first row of its head dim (NaN: not all was written).
 #pragma once
 
 #include <algorithm>
@@ -37,16 +38,19 @@ struct Row {
 struct Pass {
   std::vector<std::string> inputs, outputs;                    ///< [tokens, kWidth] in bf16
   std::vector<std::pair<std::string, int64_t>> scratch;        ///< bytes of each; they begin at 0
-  double flop;                                                 ///< for each score and column of a head
+  /// for each score and column of a head
+  double flop;
   Status (*prepare)(const Arguments&) = nullptr;               ///< once before, untimed
 };
 /// `tile_counter`: for kernels with a dynamic tile scheduler.
-inline const Pass kForward{{"q", "k", "v"}, {"o"}, {{"lse", kMostRows * 4}, {"tile_counter", 4}}, 4};
+inline const Pass kForward{
+    {"q", "k", "v"}, {"o"}, {{"lse", kMostRows * 4}, {"tile_counter", 4}}, 4};
 
 struct Tensor {
   DeviceBuffer buffer{Backend::gpu, "tensor", kTokens * kWidth * 2};
   std::vector<__nv_bfloat16> host = std::vector<__nv_bfloat16>(kTokens * kWidth);
-  explicit Tensor(unsigned seed) {  // normal, as most speeds are given for: power depends on what is multiplied
+  // normal, as most speeds are given for: power depends on what is multiplied
+  explicit Tensor(unsigned seed) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
     std::vector<__nv_bfloat16> some(1'000'003);
@@ -66,12 +70,13 @@ inline double differs(const std::vector<__nv_bfloat16>& a, const std::vector<__n
   return most;
 }
 
-inline int run(const Pass& pass, const std::vector<Row>& rows, const char* heading, int head_dim, bool causal,
-               int repeat) {
+inline int run(const Pass& pass, const std::vector<Row>& rows, const char* heading, int head_dim,
+               bool causal, int repeat) {
   std::map<std::string, Tensor> tensors;
   std::map<std::string, DeviceBuffer> scratch;
   for (const auto* names : {&pass.inputs, &pass.outputs})
-    for (const std::string& name : *names) tensors.try_emplace(name, static_cast<unsigned>(tensors.size() + 1));
+    for (const std::string& name : *names)
+      tensors.try_emplace(name, static_cast<unsigned>(tensors.size() + 1));
   for (const auto& [name, bytes] : pass.scratch)
     scratch.try_emplace(name, Backend::gpu, name, bytes)
         .first->second.upload(std::vector<std::byte>(static_cast<std::size_t>(bytes)).data());
@@ -80,14 +85,15 @@ inline int run(const Pass& pass, const std::vector<Row>& rows, const char* headi
   std::printf(" | TFLOP/s at N =");
   for (const int64_t n : kLengths) std::printf(" %5d", static_cast<int>(n));
   std::printf(" | differs\n");
-  std::map<std::pair<int64_t, std::string>, std::vector<__nv_bfloat16>> first;  // by length and output
+  // by length and output
+  std::map<std::pair<int64_t, std::string>, std::vector<__nv_bfloat16>> first;
   int last_dim = 0;
   for (const Row& r : rows) {
     if (head_dim != 0 && r.head_dim != head_dim) continue;
     cudaFuncAttributes attributes{};
     if (r.kernel != nullptr) cudaFuncGetAttributes(&attributes, r.kernel);
-    std::printf("%3d %-6s %s %4d %5zu", r.head_dim, causal ? "causal" : "full", r.tile.c_str(), attributes.numRegs,
-                attributes.localSizeBytes);
+    std::printf("%3d %-6s %s %4d %5zu", r.head_dim, causal ? "causal" : "full", r.tile.c_str(),
+                attributes.numRegs, attributes.localSizeBytes);
     double most = 0;
     for (const int64_t n : kLengths) {
       Problem p;
@@ -131,10 +137,10 @@ inline int run(const Pass& pass, const std::vector<Row>& rows, const char* headi
   return 0;
 }
 
-/// The program: PROGRAM [--head-dim D] [--causal] [--repeat R]. Exit status 0, 2 for a mistake on the command line, 4
-/// for an error of the GPU, 77 where there is none.
-inline int main(const char* program, const std::vector<Row>& rows, const char* heading, int argc, char** argv,
-                const Pass& pass = kForward) {
+/// The program: PROGRAM [--head-dim D] [--causal] [--repeat R]. Exit status 0, 2 for a mistake on
+/// the command line, 4 for an error of the GPU, 77 where there is none.
+inline int main(const char* program, const std::vector<Row>& rows, const char* heading, int argc,
+                char** argv, const Pass& pass = kForward) {
   int head_dim = 0, repeat = 20;
   bool causal = false;
   for (int i = 1; i < argc; ++i) {

@@ -119,7 +119,8 @@ constexpr std::uint32_t unwritten_bits(DType t) {
 }
 /// Whether an index is one that nobody wrote.
 constexpr bool unwritten(DType t, int64_t index) {
-  return index == (t == DType::int64 ? int64_t{kUnwritten} << 32 | kUnwritten : int64_t{kUnwritten});
+  return index ==
+         (t == DType::int64 ? int64_t{kUnwritten} << 32 | kUnwritten : int64_t{kUnwritten});
 }
 
 /// A tensor on the host: numbers in float32, already rounded to its type, or, of an index type,

@@ -75,7 +75,8 @@ double visits(const Problem& p, const Tiling& t, bool skips) {
 double kv_bytes_from_hbm(const Problem& p, const Tiling& t, const Machine& machine) {
   const int64_t heads = p.batch * p.heads, num_m_blocks = ceil_div(p.seqlen_q, t.block_m);
   const int64_t section = std::clamp<int64_t>(t.section, 1, heads), count = heads * num_m_blocks;
-  const double row_bytes = double(p.head_dim * size_of(p.dtype)), tile_bytes = double(t.block_m) * row_bytes;
+  const double row_bytes = double(p.head_dim * size_of(p.dtype)),
+               tile_bytes = double(t.block_m) * row_bytes;
 
   // Several blocks of keys as one, where there are very many: the model has to answer at once.
   constexpr double kMostEvents = 3e5;
@@ -88,11 +89,13 @@ double kv_bytes_from_hbm(const Problem& p, const Tiling& t, const Machine& machi
   struct Block {
     int64_t tile = -1, head = 0, next = 0, end = 0;  // of the tile of queries: its groups of blocks
   };
-  std::vector<Block> blocks(static_cast<std::size_t>(std::max(1, machine.num_sms * t.blocks_per_sm)));
+  std::vector<Block> blocks(
+      static_cast<std::size_t>(std::max(1, machine.num_sms * t.blocks_per_sm)));
   using Event = std::pair<double, std::size_t>;  // when, which block
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events;
   for (std::size_t b = 0; b < blocks.size(); ++b) events.emplace(1e-6 * double(b), b);
-  const int64_t q_and_o = p.batch * p.kv_heads * groups;  // their names begin after those of K and V
+  // their names begin after those of K and V
+  const int64_t q_and_o = p.batch * p.kv_heads * groups;
   double bytes = 0;
   for (int64_t taken = 0; !events.empty();) {
     auto [now, which] = events.top();
@@ -102,12 +105,14 @@ double kv_bytes_from_hbm(const Problem& p, const Tiling& t, const Machine& machi
       if (block.tile >= 0) l2.use(q_and_o + 2 * block.tile + 1, tile_bytes);  // O is written
       if (taken == count) continue;
       const int64_t index = taken++, first_head = index / (section * num_m_blocks) * section;
-      const int64_t together = std::min(section, heads - first_head), own = index - first_head * num_m_blocks;
+      const int64_t together = std::min(section, heads - first_head),
+                    own = index - first_head * num_m_blocks;
       const KeyRange seen = blocks_seen(p, t, num_m_blocks - 1 - own / together);
       block = {index, (first_head + own % together) / p.group(), seen.begin / blocks_together,
                ceil_div(seen.end, blocks_together)};
       l2.use(q_and_o + 2 * index, tile_bytes);
-      now += 0.5 / double(blocks_together);  // an epilogue and a prologue take as long as half a block of keys
+      // an epilogue and a prologue take as long as half a block of keys
+      now += 0.5 / double(blocks_together);
     } else {
       if (!l2.use(block.head * groups + block.next++, kv_bytes)) bytes += kv_bytes;
       now += 1;

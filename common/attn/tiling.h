@@ -1,8 +1,9 @@
 /// \file
-/// The tiles of S that a step works on, and what their order costs: which K and V a tile brings, and how
-/// much of that comes from HBM because L2 has let go of it.
+/// The tiles of S that a step works on, and what their order costs: which K and V a tile brings,
+/// and how much of that comes from HBM because L2 has let go of it.
 ///
-/// A launch states its tiles itself (Arguments::plans), so that the model reckons with what is launched.
+/// A launch states its tiles itself (Arguments::plans), so that the model reckons with what is
+/// launched.
 #pragma once
 
 #include <optional>
@@ -12,7 +13,8 @@
 
 namespace attn {
 
-/// What `launch` would run for `p`, which it says itself; nothing where it refuses `p`. Of tiled steps only.
+/// What `launch` would run for `p`, which it says itself; nothing where it refuses `p`. Of tiled
+/// steps only.
 std::optional<Tiling> tiling_of(const Launch& launch, const Problem& p);
 
 /// Those of a step, of a varlen batch as of its longest lengths; nothing if it is not tiled.
@@ -23,11 +25,11 @@ double visits(const Problem&, const Tiling&, bool skips = true);
 
 /// Bytes of K and V that come from HBM, at least all of them once.
 ///
-/// Blocks take tiles of queries in order, `blocks_per_sm` on each SM, and go through their keys at one pace. L2 is
-/// modelled as a list of the K/V blocks, Q and O tiles that were used last (least recently used goes first). Its size
-/// is kL2Share of the nominal one: an SM reads through its own half of L2, so that what both halves use is there
-/// twice. The share is fitted to counters of an H200;
-/// test_model compares all steps with theirs.
+/// Blocks take tiles of queries in order, `blocks_per_sm` on each SM, and go through their keys at
+/// one pace. L2 is modelled as a list of the K/V blocks, Q and O tiles that were used last (least
+/// recently used goes first). Its size is kL2Share of the nominal one: an SM reads through its own
+/// half of L2, so that what both halves use is there twice. The share is fitted to counters of an
+/// H200; test_model compares all steps with theirs.
 double kv_bytes_from_hbm(const Problem&, const Tiling&, const Machine&);
 inline constexpr double kL2Share = 0.55;
 

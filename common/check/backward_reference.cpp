@@ -27,7 +27,8 @@ struct KeyHead {
 // What rows of queries add up for the keys of a head.
 struct KeySums {
   Matrix dk_exact, dv_exact, dk_squares, dv_squares;
-  Eigen::VectorXd dk_of_o, dk_of_slopes;  // squares of what a rounded O and approximate slopes do to dK
+  // squares of what a rounded O and approximate slopes do to dK
+  Eigen::VectorXd dk_of_o, dk_of_slopes;
   MatrixF dk_low, dv_low;
   explicit KeySums(const Problem& p)
       : dk_exact(Matrix::Zero(p.seqlen_k, p.head_dim)),
@@ -49,22 +50,35 @@ struct KeySums {
 class Backward {
  public:
   Backward(const Problem& batch, const HostTensors& inputs)
-      : batch_(batch), inputs_(inputs), features_(active_features(batch)), q_(inputs.at("q")), do_(inputs.at("do")) {}
+      : batch_(batch),
+        inputs_(inputs),
+        features_(active_features(batch)),
+        q_(inputs.at("q")),
+        do_(inputs.at("do")) {}
 
   KeyHead head(int64_t index) const {
-    const int64_t b = index / batch_.kv_heads, hkv = index % batch_.kv_heads, group = batch_.group();
-    KeyHead head{b, hkv, batch_.sequence(b), head_of(inputs_.at("k"), b, hkv), head_of(inputs_.at("v"), b, hkv),
-                 {}, {}, 0};
+    const int64_t b = index / batch_.kv_heads, hkv = index % batch_.kv_heads,
+                  group = batch_.group();
+    KeyHead head{b,
+                 hkv,
+                 batch_.sequence(b),
+                 head_of(inputs_.at("k"), b, hkv),
+                 head_of(inputs_.at("v"), b, hkv),
+                 {},
+                 {},
+                 0};
     head.kd = head.kf.cast<double>(), head.vd = head.vf.cast<double>();
     const double k_norm = largest_norm(head.kd);
     for (int64_t h = hkv * group; h < (hkv + 1) * group; ++h)
-      head.error = std::max(head.error, score_error({head.p, inputs_, features_, h}, largest_norm(head_of(q_, b, h)) * k_norm));
+      head.error = std::max(head.error, score_error({head.p, inputs_, features_, h},
+                                                    largest_norm(head_of(q_, b, h)) * k_norm));
     return head;
   }
 
-  // Adds `count` rows from `first` on of query head `h` to `sums`, and stores dQ of them from row `at` on.
-  void add_rows(const KeyHead& head, int64_t h, int64_t first, int64_t count, KeySums& sums, Expected& dq,
-                std::size_t at) const {
+  // Adds `count` rows from `first` on of query head `h` to `sums`, and stores dQ of them from row
+  // `at` on.
+  void add_rows(const KeyHead& head, int64_t h, int64_t first, int64_t count, KeySums& sums,
+                Expected& dq, std::size_t at) const {
     const auto& [b, hkv, p, kf, vf, kd, vd, error] = head;
     const double scale = batch_.softmax_scale;
     std::vector<int64_t> rows(static_cast<std::size_t>(count));
@@ -79,21 +93,25 @@ class Backward {
     const Matrix o = p_dropped * vd;
     const Eigen::VectorXd d = (dod.array() * o.array()).rowwise().sum();
     const Matrix dp = with_dropout(Matrix(dod * vd.transpose()), z);
-    const Matrix ds = through_slopes(Matrix(exact.p.array() * (dp.colwise() - d).array() * scale), exact);
+    const Matrix ds =
+        through_slopes(Matrix(exact.p.array() * (dp.colwise() - d).array() * scale), exact);
     // dP - D cancels where one key has all the weight; its terms do not.
     const Matrix p_coarse = coarse(p.dtype, exact.p);
-    const Matrix ds_uncapped = p_coarse.array() * (dp.cwiseAbs().colwise() + d.cwiseAbs()).array() * std::abs(scale);
+    const Matrix ds_uncapped =
+        p_coarse.array() * (dp.cwiseAbs().colwise() + d.cwiseAbs()).array() * std::abs(scale);
     const Matrix ds_terms = coarse(p.dtype, through_slopes(ds_uncapped, exact));
     const Matrix dq_exact = ds * kd, dq_squares = ds_terms.cwiseAbs2() * kd.cwiseAbs2();
     sums.dk_exact.noalias() += ds.transpose() * qd;
     sums.dk_squares.noalias() += ds_terms.cwiseAbs2().transpose() * qd.cwiseAbs2();
     sums.dv_exact.noalias() += p_dropped.transpose() * dod;
-    sums.dv_squares.noalias() += with_dropout(p_coarse, z).cwiseAbs2().transpose() * dod.cwiseAbs2();
+    sums.dv_squares.noalias() +=
+        with_dropout(p_coarse, z).cwiseAbs2().transpose() * dod.cwiseAbs2();
 
-    // O comes rounded from the forward pass, which has rounded P before; that moves D by one random number a
-    // row. All its dS, and where queries are alike even all of a key's, move together: a second rounding, that
-    // of `low`, says little about the first. So three standard deviations of it are allowed in any case.
-    // dP and D are sums in float32 besides, which may cancel each by itself and not only one another.
+    // O comes rounded from the forward pass, which has rounded P before; that moves D by one random
+    // number a row. All its dS, and where queries are alike even all of a key's, move together: a
+    // second rounding, that of `low`, says little about the first. So three standard deviations of
+    // it are allowed in any case. dP and D are sums in float32 besides, which may cancel each by
+    // itself and not only one another.
     const Eigen::VectorXd terms = ((dod.array() * o.array()).matrix().rowwise().squaredNorm() +
                                    (exact.p.array() * dp.array()).matrix().rowwise().squaredNorm())
                                       .cwiseSqrt();
@@ -102,7 +120,8 @@ class Backward {
                            4 * 0x1p-24 * dod.rowwise().norm().cwiseProduct(o.rowwise().norm()));
     const Matrix p_of_d = through_slopes(exact.p, exact);
     const Eigen::VectorXd dq_of_o = d_error.cwiseProduct((p_of_d * kd).rowwise().norm());
-    sums.dk_of_o += p_of_d.cwiseAbs2().transpose() * d_error.cwiseProduct(qd.rowwise().norm()).cwiseAbs2();
+    sums.dk_of_o +=
+        p_of_d.cwiseAbs2().transpose() * d_error.cwiseProduct(qd.rowwise().norm()).cwiseAbs2();
     Eigen::VectorXd dq_of_slopes = Eigen::VectorXd::Zero(count);
     if (const double slope_error = scoring.slope_error(); slope_error > 0) {
       const Matrix squares = slope_error * slope_error * ds_uncapped.cwiseAbs2();
@@ -156,7 +175,8 @@ std::vector<Expected> backward_reference(const Problem& batch, const HostTensors
     taken = std::clamp<int64_t>(static_cast<int64_t>(selection.budget / pairs), 1, kv_heads);
   }
   // The last head finds wrong strides; then random ones.
-  std::set<int64_t> chosen{kv_heads - 1, longest_sequence(batch) * batch.kv_heads + batch.kv_heads - 1};
+  std::set<int64_t> chosen{kv_heads - 1,
+                           longest_sequence(batch) * batch.kv_heads + batch.kv_heads - 1};
   std::mt19937_64 random(batch.seed);
   while (static_cast<int64_t>(chosen.size()) < taken)
     chosen.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(kv_heads)));
@@ -169,13 +189,14 @@ std::vector<Expected> backward_reference(const Problem& batch, const HostTensors
     first_q.push_back(first_q.back() + group * p.seqlen_q);
     first_k.push_back(first_k.back() + p.seqlen_k);
   }
-  const auto q_rows = static_cast<std::size_t>(first_q.back()), k_rows = static_cast<std::size_t>(first_k.back());
+  const auto q_rows = static_cast<std::size_t>(first_q.back()),
+             k_rows = static_cast<std::size_t>(first_k.back());
   Expected dq = expected_rows(like_q(batch, "dq"), q_rows, bound, true);
   Expected dk = expected_rows(like_k(batch, "dk"), k_rows, bound, true);
   Expected dv = expected_rows(like_k(batch, "dv"), k_rows, bound, true);
 
-  // Few heads are shared out among cores by rows: each part of a head adds up some of them, and then the sums are
-  // added, in an order that does not depend on the machine.
+  // Few heads are shared out among cores by rows: each part of a head adds up some of them, and
+  // then the sums are added, in an order that does not depend on the machine.
   constexpr int64_t kPartsAtOnce = 16;
   const Backward backward(batch, inputs);
   const auto all_heads = static_cast<int64_t>(heads.size());
@@ -183,21 +204,25 @@ std::vector<Expected> backward_reference(const Problem& batch, const HostTensors
     const int64_t some = std::min(kPartsAtOnce, all_heads - first_head);
     std::vector<std::optional<KeyHead>> head(static_cast<std::size_t>(some));
     parallel_for(some, [&](int64_t n) {
-      head[static_cast<std::size_t>(n)] = backward.head(heads[static_cast<std::size_t>(first_head + n)]);
+      head[static_cast<std::size_t>(n)] =
+          backward.head(heads[static_cast<std::size_t>(first_head + n)]);
     });
     const int64_t parts = kPartsAtOnce / some;
     std::vector<std::optional<KeySums>> sums(static_cast<std::size_t>(some * parts));
     parallel_for(some * parts, [&](int64_t i) {
       const int64_t n = i / parts, part = i % parts;
       const KeyHead& own = *head[static_cast<std::size_t>(n)];
-      const int64_t of_head = (own.p.seqlen_q + kRowsAtOnce - 1) / kRowsAtOnce, pieces = of_head * group;
+      const int64_t of_head = (own.p.seqlen_q + kRowsAtOnce - 1) / kRowsAtOnce,
+                    pieces = of_head * group;
       const int64_t begin = pieces * part / parts, end = pieces * (part + 1) / parts;
       if (part > 0 && begin == end) return;
       KeySums& mine = sums[static_cast<std::size_t>(i)].emplace(own.p);
       for (int64_t piece = begin; piece < end; ++piece) {
         const int64_t g = piece / of_head, first = piece % of_head * kRowsAtOnce;
-        const auto at = first_q[static_cast<std::size_t>(first_head + n)] + g * own.p.seqlen_q + first;
-        backward.add_rows(own, own.hkv * group + g, first, std::min(kRowsAtOnce, own.p.seqlen_q - first), mine, dq,
+        const auto at =
+            first_q[static_cast<std::size_t>(first_head + n)] + g * own.p.seqlen_q + first;
+        backward.add_rows(own, own.hkv * group + g, first,
+                          std::min(kRowsAtOnce, own.p.seqlen_q - first), mine, dq,
                           static_cast<std::size_t>(at));
       }
     });
@@ -209,11 +234,14 @@ std::vector<Expected> backward_reference(const Problem& batch, const HostTensors
       round_all(p.dtype, all.dk_low);
       round_all(p.dtype, all.dv_low);
       for (int64_t j = 0; j < p.seqlen_k; ++j) {
-        const auto at = static_cast<std::size_t>(first_k[static_cast<std::size_t>(first_head + n)] + j);
-        store(dk, at, {b, hkv, j}, all.dk_exact.row(j), all.dk_low.row(j), all.dk_squares.row(j), error);
+        const auto at =
+            static_cast<std::size_t>(first_k[static_cast<std::size_t>(first_head + n)] + j);
+        store(dk, at, {b, hkv, j}, all.dk_exact.row(j), all.dk_low.row(j), all.dk_squares.row(j),
+              error);
         dk.given[at] = std::sqrt(all.dk_of_o[j]);
         dk.slack[at] += std::sqrt(all.dk_of_slopes[j]);
-        store(dv, at, {b, hkv, j}, all.dv_exact.row(j), all.dv_low.row(j), all.dv_squares.row(j), error);
+        store(dv, at, {b, hkv, j}, all.dv_exact.row(j), all.dv_low.row(j), all.dv_squares.row(j),
+              error);
       }
     });
   }

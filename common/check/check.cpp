@@ -36,30 +36,34 @@ Verdict check_numbers(const HostTensor& out, const Expected& e) {
       v.wrong.push_back(got[c] != expected[c]);
       if (got[c] == expected[c]) continue;
       ++wrong;
-      const std::string place = fmt::format("{} (b {}, h {}, row {}, column {})", v.tensor, b, h, i, c);
+      const std::string place =
+          fmt::format("{} (b {}, h {}, row {}, column {})", v.tensor, b, h, i, c);
       if (v.pass) v.failure = fmt::format("{}: expected {}, got {}", place, expected[c], got[c]);
       if (unwritten(e.spec.dtype, got[c]) && never_written++ == 0) first_never_written = place;
       v.pass = false;
     }
-    if (const double share = static_cast<double>(wrong) / static_cast<double>(columns); share > v.worst_row_error)
+    if (const double share = static_cast<double>(wrong) / static_cast<double>(columns);
+        share > v.worst_row_error)
       v.worst_row_error = share, v.b = b, v.h = h, v.row = i;
     expected += columns;
   }
   v.max_error = v.worst_row_error;
   if (never_written > 0)
-    v.failure = fmt::format("{} was never written; {} of {} elements were not", first_never_written, never_written,
-                            v.wrong.size());
+    v.failure = fmt::format("{} was never written; {} of {} elements were not", first_never_written,
+                            never_written, v.wrong.size());
   if (v.pass) v.wrong.clear();
   return v;
 }
 
 // Whether `got` is what it should be where one of them is no finite number.
 bool same_not_finite(double ref, float got) {
-  return std::isnan(ref) ? std::isnan(got) && !unwritten(got) : std::isinf(ref) && ref == double{got};
+  return std::isnan(ref) ? std::isnan(got) && !unwritten(got)
+                         : std::isinf(ref) && ref == double{got};
 }
 
-// Whether a NaN is that of poisoned memory (all bits 1), as x86 carries it through arithmetic and copies keep it. A NaN
-// that x86 makes has no bits below the highest of its fraction, and one that a GPU makes is positive.
+// Whether a NaN is that of poisoned memory (all bits 1), as x86 carries it through arithmetic and
+// copies keep it. A NaN that x86 makes has no bits below the highest of its fraction, and one that
+// a GPU makes is positive.
 bool from_poison(float nan) {
   const auto bits = std::bit_cast<std::uint32_t>(nan);
   return bits >> 31 == 1 && (bits & 0x3FFFFF) != 0;
@@ -74,11 +78,11 @@ struct Found {
   }
 };
 
-// Which elements are to blame: those that are not finite where they should be, that break rule 2 by themselves, and
-// in a row that breaks rule 1 those with more than four times their share of its bound, or if there are none, with
-// more than their share.
-std::vector<bool> wrong_elements(const HostTensor& out, const Expected& e, const std::vector<double>& allowed,
-                                 double max_bound) {
+// Which elements are to blame: those that are not finite where they should be, that break rule 2 by
+// themselves, and in a row that breaks rule 1 those with more than four times their share of its
+// bound, or if there are none, with more than their share.
+std::vector<bool> wrong_elements(const HostTensor& out, const Expected& e,
+                                 const std::vector<double>& allowed, double max_bound) {
   const auto columns = static_cast<std::size_t>(e.spec.columns());
   std::vector<bool> wrong(e.rows.size() * columns);
   for (std::size_t r = 0; r < e.rows.size(); ++r) {
@@ -90,7 +94,9 @@ std::vector<bool> wrong_elements(const HostTensor& out, const Expected& e, const
       if (std::isfinite(error)) error2 += error * error, largest = std::max(largest, error);
     }
     const double share = allowed[r] / std::sqrt(static_cast<double>(columns));
-    const double least = std::sqrt(error2) <= allowed[r] ? kInfinity : largest > 4 * share ? 4 * share : share;
+    const double least = std::sqrt(error2) <= allowed[r] ? kInfinity
+                         : largest > 4 * share           ? 4 * share
+                                                         : share;
     for (std::size_t c = 0; c < columns; ++c) {
       const double ref = e.reference[r * columns + c], error = std::abs(got[c] - ref);
       wrong[r * columns + c] = same_not_finite(ref, got[c])     ? false
@@ -113,7 +119,8 @@ Distance distance(const HostTensor& out, const Expected& e) {
       const double got = row[c], ref = e.reference[r * columns + c];
       if (got == ref && !std::isfinite(ref)) continue;  // lse of a row with nothing to attend
       dot += got * ref, out2 += got * got, ref2 += ref * ref;
-      off1 += std::abs(got - ref), ref1 += std::abs(ref), off2 += (got - ref) * (got - ref), ++count;
+      off1 += std::abs(got - ref), ref1 += std::abs(ref), off2 += (got - ref) * (got - ref),
+          ++count;
     }
   }
   if (count == 0) return {};
@@ -147,8 +154,8 @@ Verdict check(const HostTensor& out, const Expected& e) {
     if (!v.pass) return;
     v.pass = false;
     const auto [b, h, i] = e.rows[r];
-    v.failure = fmt::format("{}: expected {:.7g}, got {:.7g} ({})", place(r, c), e.reference[r * columns + c],
-                            out.row(b, h, i)[c], why);
+    v.failure = fmt::format("{}: expected {:.7g}, got {:.7g} ({})", place(r, c),
+                            e.reference[r * columns + c], out.row(b, h, i)[c], why);
   };
 
   for (std::size_t r = 0; r < e.rows.size(); ++r) {
@@ -171,7 +178,8 @@ Verdict check(const HostTensor& out, const Expected& e) {
       low2 += low * low;
       low_max = std::max(low_max, low);
       const float shifted = round_to(e.spec.dtype, static_cast<float>(ref) + 0.3f);
-      // In a small tensor no large number may happen to lie between two of the type's; so what could be counts.
+      // In a small tensor no large number may happen to lie between two of the type's; so what
+      // could be counts.
       rounding_max = std::max({rounding_max, std::abs(round_to(e.spec.dtype, shifted - 0.3f) - ref),
                                half_place(e.spec.dtype, ref)});
       if (error > worst_in_row) worst_in_row = error, worst_column = c;
@@ -202,10 +210,11 @@ Verdict check(const HostTensor& out, const Expected& e) {
                             place(never_written.row, never_written.column), never_written.count,
                             allowed.size() * columns);
   else if (nan.count > 0)
-    v.failure = fmt::format("{}: expected {:.7g}, got nan (NaN that was {}; {} of {} elements are NaN)",
-                            place(nan.row, nan.column), e.reference[nan.row * columns + nan.column],
-                            from_poison(at(nan)) ? "read from memory that nobody had written" : "computed",
-                            nan.count, allowed.size() * columns);
+    v.failure =
+        fmt::format("{}: expected {:.7g}, got nan (NaN that was {}; {} of {} elements are NaN)",
+                    place(nan.row, nan.column), e.reference[nan.row * columns + nan.column],
+                    from_poison(at(nan)) ? "read from memory that nobody had written" : "computed",
+                    nan.count, allowed.size() * columns);
   v.wrong = wrong_elements(out, e, allowed, v.max_bound);
   return v;
 }

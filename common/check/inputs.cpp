@@ -31,23 +31,29 @@ uint64_t stream_of(const std::string& name) {
   return s;
 }
 
-// The key that query i looks for: an end of what it sees, or a tile edge inside it. `p` is its sequence, `head` its head,
-// counted over all sequences.
+// The key that query i looks for: an end of what it sees, or a tile edge inside it. `p` is its
+// sequence, `head` its head, counted over all sequences.
 int64_t needle_key(const Problem& p, int64_t head, int64_t i) {
   static constexpr int64_t kEdges[] = {15, 16, 31, 32, 63, 64, 127, 128};
   if (p.mask) {  // an end of one of the runs
     std::vector<int64_t> ends{};
-    p.for_each_range(head % p.heads, i, [&](KeyRange run) { ends.insert(ends.end(), {run.begin, run.end - 1}); });
-    return ends.empty() ? 0 : ends[hash(p.seed, 77, static_cast<uint64_t>(head * p.seqlen_q + i)) % ends.size()];
+    p.for_each_range(head % p.heads, i, [&](KeyRange run) {
+      ends.insert(ends.end(), {run.begin, run.end - 1});
+    });
+    return ends.empty()
+               ? 0
+               : ends[hash(p.seed, 77, static_cast<uint64_t>(head * p.seqlen_q + i)) % ends.size()];
   }
   const KeyRange keys = p.visible(i);
   if (keys.size() == 0) return 0;
-  if (i == p.seqlen_q - 1) return keys.end - 1;  // of a causal head no other query sees the last key
+  // of a causal head no other query sees the last key
+  if (i == p.seqlen_q - 1) return keys.end - 1;
   const uint64_t r = hash(p.seed, 77, static_cast<uint64_t>(head * p.seqlen_q + i));
   const int64_t choice = static_cast<int64_t>(r % 12);
   if (choice == 0) return keys.begin;
   if (choice == 1) return keys.end - 1;
-  if (choice == 2) return keys.begin + static_cast<int64_t>((r >> 8) % static_cast<uint64_t>(keys.size()));
+  if (choice == 2)
+    return keys.begin + static_cast<int64_t>((r >> 8) % static_cast<uint64_t>(keys.size()));
   if (choice == 3) return std::max(keys.begin, keys.end - 2);
   // A multiple of 128 plus an edge, wrapped into the visible range.
   const int64_t edge = kEdges[choice - 4] + 128 * static_cast<int64_t>((r >> 8) % 64);
@@ -77,7 +83,8 @@ std::vector<int64_t> skewed_lengths(int64_t count, int64_t longest, uint64_t see
 
 void poison_unused(const Problem& p, HostTensor& t) {
   if (is_index(t.spec.dtype)) return;
-  const int64_t heads = t.spec.contiguous() ? t.spec.shape[1] : t.spec.shape[2], columns = t.spec.columns();
+  const int64_t heads = t.spec.contiguous() ? t.spec.shape[1] : t.spec.shape[2],
+                columns = t.spec.columns();
   for (const int64_t row : t.spec.unused_rows(p.batch, heads))
     std::fill_n(t.data.begin() + row * columns, columns, std::numeric_limits<float>::quiet_NaN());
 }

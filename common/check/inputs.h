@@ -9,8 +9,9 @@
 /// | peaked | Q times a factor per row, from 1/4 to 2000: scores up to about +-1e4 | overflow, a stale maximum, a missing rescale |
 /// | outlier | N(0, 1) + N(0, 100) x Bernoulli(0.001) | lost precision (the test of the FlashAttention-3 paper, section 4.3) |
 ///
-/// Scores x are drawn alike: a needle is one score of 16 in a row; peaked multiplies a row; and what the
-/// mask hides is -inf, so that a causal problem with more rows than columns has rows of -inf alone.
+/// Scores x are drawn alike: a needle is one score of 16 in a row; peaked multiplies a row; and
+/// what the mask hides is -inf, so that a causal problem with more rows than columns has rows of
+/// -inf alone.
 #pragma once
 
 #include <span>
@@ -28,11 +29,13 @@ float normal(uint64_t seed, uint64_t stream, uint64_t index);
 /// the work, and a block of the longest sequence outlives the others. Their logarithms are uniform.
 std::vector<int64_t> skewed_lengths(int64_t count, int64_t longest, uint64_t seed);
 
-/// Draws tensors in the order of `specs`, each rounded to its dtype, or makes them (TensorSpec::made). The names q, k,
-/// v, do and x (and any other, drawn as random) have the meaning above. Rows that belong to no sequence are NaN.
+/// Draws tensors in the order of `specs`, each rounded to its dtype, or makes them
+/// (TensorSpec::made). The names q, k, v, do and x (and any other, drawn as random) have the
+/// meaning above. Rows that belong to no sequence are NaN.
 HostTensors draw_inputs(const Problem& problem, std::span<const TensorSpec> specs);
 
-/// Makes the rows of `t` that belong to no sequence NaN: behind what is in use of a cache, in pages of nobody.
+/// Makes the rows of `t` that belong to no sequence NaN: behind what is in use of a cache, in pages
+/// of nobody.
 void poison_unused(const Problem&, HostTensor& t);
 
 }  // namespace attn

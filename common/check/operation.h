@@ -88,8 +88,10 @@ struct Inputs {
 };
 Inputs draw(const Operation&, const Problem&);
 
-/// The rows that are expected of a step: of what it stores, if it stores its inputs in fewer bits (Step::logical).
-std::vector<Expected> expected_of(const Step&, const Problem&, const HostTensors& inputs, Selection);
+/// The rows that are expected of a step: of what it stores, if it stores its inputs in fewer bits
+/// (Step::logical).
+std::vector<Expected> expected_of(const Step&, const Problem&, const HostTensors& inputs,
+                                  Selection);
 
 /// The type of `--dtype` that a step quantises its inputs to, which it names among its features;
 /// bf16 if it does not.

@@ -14,9 +14,10 @@
 namespace attn {
 namespace detail {
 
-// Of gradients: P, dS and the result are rounded, each by up to half of the last place (2^-8 in bf16, 2^-11 in fp16).
-// Mostly that adds up to 3e-3 and 4e-4; but where keys have equal weights, their P are off by the same, and 9e-3 was
-// seen in a row of few terms (chapter 01, b2_cublas, which keeps P and dS in 16 bits). lse is float32 in any case.
+// Of gradients: P, dS and the result are rounded, each by up to half of the last place (2^-8 in
+// bf16, 2^-11 in fp16). Mostly that adds up to 3e-3 and 4e-4; but where keys have equal weights,
+// their P are off by the same, and 9e-3 was seen in a row of few terms (chapter 01, b2_cublas,
+// which keeps P and dS in 16 bits). lse is float32 in any case.
 Bounds bounds_of(DType t) {
   switch (t) {
     case DType::fp32: return {2e-5, 2e-5, 1e-4};
@@ -25,8 +26,8 @@ Bounds bounds_of(DType t) {
     // Of whole numbers products are exact, and P has 16 bits.
     case DType::int8:
     case DType::int4: return {6e-3, 2e-5, 0};
-    // P has 3 bits behind the point: each is off by up to 2^-4 of itself. Where two keys have all the weight, both may
-    // be, in one direction.
+    // P has 3 bits behind the point: each is off by up to 2^-4 of itself. Where two keys have all
+    // the weight, both may be, in one direction.
     case DType::e4m3: return {0.1, 2e-5, 0};
     case DType::int32:
     case DType::int64:
@@ -35,8 +36,8 @@ Bounds bounds_of(DType t) {
   return {};  // of no problem
 }
 
-// The other types have float32's exponents: below 2^-126 a GPU may flush P to 0, an error of all of it, which the
-// least of the bounds above, 1e-4, allows of 2^-112.
+// The other types have float32's exponents: below 2^-126 a GPU may flush P to 0, an error of all of
+// it, which the least of the bounds above, 1e-4, allows of 2^-112.
 double smallest_normal(DType t) { return t == DType::fp16 ? 0x1p-14 : 0x1p-112; }
 
 int64_t longest_sequence(const Problem& p) {
@@ -53,11 +54,13 @@ std::vector<HeadRows> select_rows(const Problem& p, Selection selection) {
   if (!selection.full) {
     const double rows = std::max(48.0, selection.budget / static_cast<double>(p.seqlen_k));
     heads_taken = std::clamp<int64_t>(static_cast<int64_t>(rows / 48), 1, heads);
-    rows_a_head = std::min(p.seqlen_q, static_cast<int64_t>(rows / static_cast<double>(heads_taken)));
+    rows_a_head =
+        std::min(p.seqlen_q, static_cast<int64_t>(rows / static_cast<double>(heads_taken)));
   }
   std::mt19937_64 random(p.seed);
   std::vector<HeadRows> pieces;
-  std::set<int64_t> chosen_heads{0, heads - 1, longest_sequence(p) * p.heads + p.heads - 1};  // then random ones
+  // then random ones
+  std::set<int64_t> chosen_heads{0, heads - 1, longest_sequence(p) * p.heads + p.heads - 1};
   while (static_cast<int64_t>(chosen_heads.size()) < std::min(heads, heads_taken))
     chosen_heads.insert(static_cast<int64_t>(random() % static_cast<uint64_t>(heads)));
   for (const int64_t bh : chosen_heads) {
@@ -94,7 +97,8 @@ std::vector<std::size_t> first_rows(const std::vector<HeadRows>& pieces) {
 
 using namespace detail;
 
-Expected expected_rows(const TensorSpec& spec, std::size_t rows, double row_bound, bool field_rule) {
+Expected expected_rows(const TensorSpec& spec, std::size_t rows, double row_bound,
+                       bool field_rule) {
   Expected e{spec, row_bound, field_rule, {}, {}, {}, {}, {}, {}};
   const auto columns = static_cast<std::size_t>(spec.columns());
   e.rows.resize(rows);
@@ -108,12 +112,13 @@ Expected expected_rows(const TensorSpec& spec, std::size_t rows, double row_boun
   return e;
 }
 
-std::vector<Expected> forward_reference(const Problem& batch, const HostTensors& inputs, Selection selection) {
+std::vector<Expected> forward_reference(const Problem& batch, const HostTensors& inputs,
+                                        Selection selection) {
   return attention_reference(batch, inputs, selection, {});
 }
 
-std::vector<Expected> attention_reference(const Problem& batch, const HostTensors& inputs, Selection selection,
-                                          const std::vector<Feature>& own) {
+std::vector<Expected> attention_reference(const Problem& batch, const HostTensors& inputs,
+                                          Selection selection, const std::vector<Feature>& own) {
   const HostTensor &q = inputs.at("q"), &k = inputs.at("k"), &v = inputs.at("v");
   const std::vector<HeadRows> pieces = select_rows(batch, selection);
   const std::vector<std::size_t> first = first_rows(pieces);
@@ -144,7 +149,8 @@ std::vector<Expected> attention_reference(const Problem& batch, const HostTensor
     // What P is rounded to, where Q, K and V are whole numbers.
     const DType p_type = bits_of(p.dtype) < 16 ? DType::bf16 : p.dtype;
     const Matrix squares =
-        with_dropout(small ? coarse_small(exact.p) : coarse(p_type, exact.p), z).cwiseAbs2() * vd.cwiseAbs2();
+        with_dropout(small ? coarse_small(exact.p) : coarse(p_type, exact.p), z).cwiseAbs2() *
+        vd.cwiseAbs2();
     Probabilities<MatrixF> low(scoring, changed(scoring, qf, piece.rows, true),
                                changed(scoring, kf, all_keys, false), piece.rows);
     if (small)

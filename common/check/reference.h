@@ -8,20 +8,21 @@
 ///
 /// Backward, with D_i = do_i . o_i:
 ///
-/// With dropout, P is multiplied by Z (0 or 1/(1 - dropout), see philox.h) before it meets V, and so is dP.
+/// With dropout, P is multiplied by Z (0 or 1/(1 - dropout), see philox.h) before it meets V, and
+/// so is dP.
 ///
 ///     dV_j  = sum_i P_ij do_i       dP_ij = do_i . v_j        dS_ij = P_ij (dP_ij - D_i)
 ///     dQ_i  = scale * sum_j dS_ij k_j                         dK_j  = scale * sum_i dS_ij q_i
 ///
-/// With a softcap C, S = C tanh(S' / C) of the scaled products S', before masks; then dS is multiplied by
-/// 1 - tanh^2 before it meets K and Q.
+/// With a softcap C, S = C tanh(S' / C) of the scaled products S', before masks; then dS is
+/// multiplied by 1 - tanh^2 before it meets K and Q.
 ///
 /// With ALiBi, -slope_h |i + seqlen_k - seqlen_q - j| is added to S, after the cap.
 ///
-/// The size of a row is max(||row||, ||terms||), where `terms` is the root of the sum of squares of what
-/// is added up: rounding errors of the terms are independent, so they add up like this too, and a
-/// row whose sum happens to be near 0 is not asked for more than arithmetic can give. For dS the terms
-/// are P (|dP| + |D|): the difference dP - D vanishes where one key has all the weight.
+/// The size of a row is max(||row||, ||terms||), where `terms` is the root of the sum of squares of
+/// what is added up: rounding errors of the terms are independent, so they add up like this too,
+/// and a row whose sum happens to be near 0 is not asked for more than arithmetic can give. For dS
+/// the terms are P (|dP| + |D|): the difference dP - D vanishes where one key has all the weight.
 ///
 /// Beside each value stands `low`: the same formula as a good kernel computes it, with sums in
 /// float32 and P, dS and the results rounded to the element type. Its error says what the type
@@ -49,11 +50,11 @@ struct Expected {
   std::vector<float> low;         ///< [rows, columns]
   std::vector<double> scale;      ///< [rows]: size of the row, or of its terms where they cancel
   /// [rows]: error that float32 scores cause. An error of a score is a relative error of its P, and
-  /// with scores of 1e4 the last bit of a float32 is 1e-3. With a softcap it holds the error of tanh, too: for
-  /// 16-bit types that of the hardware's.
+  /// with scores of 1e4 the last bit of a float32 is 1e-3. With a softcap it holds the error of
+  /// tanh, too: for 16-bit types that of the hardware's.
   std::vector<double> slack;
-  /// [rows]: error that the operation's own inputs bring, allowed at least: for dQ and dK what the roundings
-  /// of the saved O, and of P in it, do through D = rowsum(dO . O).
+  /// [rows]: error that the operation's own inputs bring, allowed at least: for dQ and dK what the
+  /// roundings of the saved O, and of P in it, do through D = rowsum(dO . O).
   std::vector<double> given;
   /// [rows, columns] in place of all these, where the tensor holds whole numbers: right or wrong.
   std::vector<int64_t> numbers = {};
@@ -68,8 +69,9 @@ struct Selection {
   double budget = 4e8;
 };
 
-/// Expected o `[B, Hq, seqlen_q, d]` and lse `[B, Hq, seqlen_q, 1]`. A sample holds, of every chosen
-/// head, the first and last rows, those around multiples of the tile sizes 16..128, and random ones.
+/// Expected o `[B, Hq, seqlen_q, d]` and lse `[B, Hq, seqlen_q, 1]`. A sample holds, of every
+/// chosen head, the first and last rows, those around multiples of the tile sizes 16..128, and
+/// random ones.
 std::vector<Expected> forward_reference(const Problem&, const HostTensors& inputs, Selection);
 /// The same with features of an operation's own besides (feature.h).
 std::vector<Expected> attention_reference(const Problem&, const HostTensors& inputs, Selection,

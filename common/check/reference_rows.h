@@ -29,15 +29,16 @@ struct HeadRows {
   int64_t b, h;
   std::vector<int64_t> rows;
 };
-/// The sequence with the most visible pairs, the last of equals: a sample without it could be one of empty sequences.
+/// The sequence with the most visible pairs, the last of equals: a sample without it could be one
+/// of empty sequences.
 int64_t longest_sequence(const Problem&);
 /// The rows to compare, in pieces of at most 64 of one head.
 std::vector<HeadRows> select_rows(const Problem&, Selection);
 /// The number of the first row of each piece, and behind the last of all.
 std::vector<std::size_t> first_rows(const std::vector<HeadRows>&);
 
-/// Stores row `r` of `e`; `squares` is the sum of the squares of its terms, `relative` the relative error
-/// of the terms that the scores cause.
+/// Stores row `r` of `e`; `squares` is the sum of the squares of its terms, `relative` the relative
+/// error of the terms that the scores cause.
 template <class Ref, class Low, class Squares>
 void store(Expected& e, std::size_t r, Expected::Row where, const Ref& ref, const Low& low,
            const Squares& squares, double relative) {

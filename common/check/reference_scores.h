@@ -1,6 +1,6 @@
 /// \file
-/// What the references of the forward and of the backward pass share: P of some queries, in double and in the low
-/// precision, and the errors that the types explain.
+/// What the references of the forward and of the backward pass share: P of some queries, in double
+/// and in the low precision, and the errors that the types explain.
 #pragma once
 
 #include <cmath>
@@ -20,10 +20,12 @@ constexpr int64_t kRowsAtOnce = 64;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Some rows of one head, or all of them, wherever they lie.
-inline MatrixF rows_of_head(const HostTensor& t, int64_t b, int64_t h, const std::vector<int64_t>& rows) {
+inline MatrixF rows_of_head(const HostTensor& t, int64_t b, int64_t h,
+                            const std::vector<int64_t>& rows) {
   MatrixF m(static_cast<Eigen::Index>(rows.size()), t.spec.columns());
   for (Eigen::Index r = 0; r < m.rows(); ++r)
-    m.row(r) = Eigen::Map<const Eigen::RowVectorXf>(t.row(b, h, rows[static_cast<std::size_t>(r)]), m.cols());
+    m.row(r) = Eigen::Map<const Eigen::RowVectorXf>(t.row(b, h, rows[static_cast<std::size_t>(r)]),
+                                                    m.cols());
   return m;
 }
 inline MatrixF head_of(const HostTensor& t, int64_t b, int64_t h) {
@@ -54,13 +56,15 @@ inline void round_all(DType t, MatrixF& m) {
   for (Eigen::Index i = 0; i < m.size(); ++i) m.data()[i] = round_to(t, m.data()[i]);
 }
 
-// Of e4m3, whose smallest normal number is 2^-6: P as a kernel has it, relative to the row's maximum, in 0 to 1. And for
-// the purpose of its rounding errors.
+// Of e4m3, whose smallest normal number is 2^-6: P as a kernel has it, relative to the row's
+// maximum, in 0 to 1. And for the purpose of its rounding errors.
 inline void round_small(MatrixF& p) {
   if (p.cols() == 0) return;  // an empty sequence
   for (Eigen::Index r = 0; r < p.rows(); ++r) {
     const float max = p.row(r).maxCoeff();
-    if (max > 0) p.row(r) = p.row(r).unaryExpr([max](float x) { return round_to(DType::e4m3, x / max) * max; });
+    if (max > 0)
+      p.row(r) =
+          p.row(r).unaryExpr([max](float x) { return round_to(DType::e4m3, x / max) * max; });
   }
 }
 inline Matrix coarse_small(Matrix p) {
@@ -141,12 +145,14 @@ struct Probabilities {
       std::vector<KeyRange> runs;
       s.p.for_each_range(s.h, rows[r], [&](KeyRange run) { runs.push_back(run); });
       const auto span_of = [at](M& m, KeyRange run) {
-        return m.size() == 0 ? std::span<Scalar>()
-                             : std::span<Scalar>(&m(at, run.begin), static_cast<std::size_t>(run.size()));
+        return m.size() == 0
+                   ? std::span<Scalar>()
+                   : std::span<Scalar>(&m(at, run.begin), static_cast<std::size_t>(run.size()));
       };
       Scalar max = -std::numeric_limits<Scalar>::infinity(), sum = 0;
       for (const KeyRange& run : runs) {
-        const ScoreRow<Scalar> row{s.p, s.inputs, s.h, rows[r], run.begin, span_of(p, run), span_of(slopes, run)};
+        const ScoreRow<Scalar> row{
+            s.p, s.inputs, s.h, rows[r], run.begin, span_of(p, run), span_of(slopes, run)};
         for (const Feature* f : s.features) {
           if constexpr (std::is_same_v<Scalar, float>) {
             if (f->scores_low) f->scores_low(row);
@@ -172,14 +178,16 @@ struct Probabilities {
   }
 };
 
-// What P is multiplied with before it meets V: with dropout 0 or 1 / (1 - dropout). Empty where there is no such thing.
+// What P is multiplied with before it meets V: with dropout 0 or 1 / (1 - dropout). Empty where
+// there is no such thing.
 inline Matrix factors_of(const Scoring& s, int64_t b, const std::vector<int64_t>& rows) {
   Matrix z;
   for (const Feature* f : s.features) {
     if (!f->factors) continue;
     if (z.size() == 0) z = Matrix::Ones(static_cast<Eigen::Index>(rows.size()), s.p.seqlen_k);
     for (Eigen::Index r = 0; r < z.rows(); ++r)
-      f->factors(s.p, b, s.h, rows[static_cast<std::size_t>(r)], {&z(r, 0), static_cast<std::size_t>(z.cols())});
+      f->factors(s.p, b, s.h, rows[static_cast<std::size_t>(r)],
+                 {&z(r, 0), static_cast<std::size_t>(z.cols())});
   }
   return z;
 }
@@ -197,12 +205,13 @@ inline double rounding_error(DType t) {
   return last_bit / std::sqrt(12.0);
 }
 
-// What a float32 sum of products may be off, for norms of query and key whose product is `norms`; and what the features
-// add to that.
+// What a float32 sum of products may be off, for norms of query and key whose product is `norms`;
+// and what the features add to that.
 inline double score_error(const Scoring& s, double norms) {
   const double largest = std::abs(s.p.softmax_scale) * norms;
-  // wgmma on e4m3 cuts off what its sum has no bits for, 13 behind the point, of each product. Where all have one sign, as
-  // with a needle, these errors add up: to an eighth of all that d products could lose, as the sum grows.
+  // wgmma on e4m3 cuts off what its sum has no bits for, 13 behind the point, of each product.
+  // Where all have one sign, as with a needle, these errors add up: to an eighth of all that d
+  // products could lose, as the sum grows.
   double error = 4 * 0x1p-24 * largest;
   if (s.p.dtype == DType::e4m3) error = static_cast<double>(s.p.head_dim) / 8 * 0x1p-13 * largest;
   for (const Feature* f : s.features)

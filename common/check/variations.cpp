@@ -74,7 +74,8 @@ std::vector<Variation> variations(const Problem& p, bool rows_alone,
   if (tiles.varlen_q != p.varlen_q || tiles.varlen_k != p.varlen_k)
     add("with lengths of whole tiles", [&](Problem& v) { v = tiles; });
   else if (longer)
-    add(fmt::format("with {} ({})", rows_alone ? "columns" : "whole tiles", lengths), [&](Problem& v) { v = tiles; });
+    add(fmt::format("with {} ({})", rows_alone ? "columns" : "whole tiles", lengths),
+        [&](Problem& v) { v = tiles; });
   return all;
 }
 

@@ -93,14 +93,16 @@ const GpuInfo& gpu_info() {
   static std::map<int, GpuInfo> known;
   const std::lock_guard lock(mutex);
   const auto found = known.find(ordinal);
-  return found != known.end() ? found->second : known.emplace(ordinal, query(ordinal)).first->second;
+  return found != known.end() ? found->second
+                              : known.emplace(ordinal, query(ordinal)).first->second;
 }
 
 InUse::InUse(Device device) {
   if (device.backend != Backend::gpu || device.ordinal == Device::kInUse) return;
   const GpuInfo& gpu = gpu_info();
   if (device.ordinal >= gpu.count)
-    throw DeviceError(fmt::format("GPU {}: there {} {}", device.ordinal, gpu.count == 1 ? "is" : "are", gpu.count));
+    throw DeviceError(fmt::format("GPU {}: there {} {}", device.ordinal,
+                                  gpu.count == 1 ? "is" : "are", gpu.count));
 #if ATTN_HAVE_CUDA
   before_ = gpu.ordinal;
   cuda(cudaSetDevice(device.ordinal), "choosing a GPU");
@@ -158,7 +160,8 @@ DeviceBuffer::DeviceBuffer(Device device, std::string name, int64_t bytes)
   if (base_ == nullptr)
     throw DeviceError(fmt::format("{}: the host gave no {} bytes; {} are free", name_, total,
                                   free_bytes(device)));
-  emulated_ = std::make_unique<emulator::GlobalBuffer>(name_, data(), static_cast<std::size_t>(bytes));
+  emulated_ =
+      std::make_unique<emulator::GlobalBuffer>(name_, data(), static_cast<std::size_t>(bytes));
   std::memset(base_, kGuardByte, kGuardBytes);
   std::memset(base_ + kGuardBytes + bytes, kGuardByte, kGuardBytes);
   unpoison_guards(false);
@@ -197,10 +200,13 @@ void DeviceBuffer::unpoison_guards([[maybe_unused]] bool readable) const {
 
 void DeviceBuffer::poison(std::uint32_t pattern) {
 #if ATTN_HAVE_CUDA
-  if (const std::uint32_t byte = pattern & 0xFF; device_.backend == Backend::gpu && pattern == byte * 0x01010101u)
-    return cuda(cudaMemset(data(), static_cast<int>(byte), static_cast<std::size_t>(bytes_)), "poisoning a buffer");
+  if (const std::uint32_t byte = pattern & 0xFF;
+      device_.backend == Backend::gpu && pattern == byte * 0x01010101u)
+    return cuda(cudaMemset(data(), static_cast<int>(byte), static_cast<std::size_t>(bytes_)),
+                "poisoning a buffer");
 #endif
-  const std::vector<std::uint32_t> some(static_cast<std::size_t>(std::min<int64_t>(bytes_ / 4 + 1, 1 << 16)), pattern);
+  const std::vector<std::uint32_t> some(
+      static_cast<std::size_t>(std::min<int64_t>(bytes_ / 4 + 1, 1 << 16)), pattern);
   int64_t done = std::min(bytes_, static_cast<int64_t>(some.size()) * 4);
   upload(some.data(), 0, done);
   // What is filled is filled again behind it, twice as much each time.
@@ -208,7 +214,8 @@ void DeviceBuffer::poison(std::uint32_t pattern) {
     const int64_t more = std::min(done, bytes_ - done);
 #if ATTN_HAVE_CUDA
     if (device_.backend == Backend::gpu)
-      cuda(cudaMemcpy(to + done, to, static_cast<std::size_t>(more), cudaMemcpyDeviceToDevice), "poisoning a buffer");
+      cuda(cudaMemcpy(to + done, to, static_cast<std::size_t>(more), cudaMemcpyDeviceToDevice),
+           "poisoning a buffer");
     else
 #endif
       std::memcpy(to + done, to, static_cast<std::size_t>(more));
@@ -292,8 +299,8 @@ Status GpuTimer::time(Arguments& arguments, LaunchFunction launch, Sample& sampl
   const InUse in_use(arguments.device);
   const cudaStream_t stream = as_cuda(arguments.stream);
   const auto scrub_bytes = static_cast<std::size_t>(impl_->scrub.bytes());
-  // The first launch of a kernel loads its code, which waits for the GPU: it is tried once more as it is, then with a
-  // longer spin.
+  // The first launch of a kernel loads its code, which waits for the GPU: it is tried once more as
+  // it is, then with a longer spin.
   double spin_s = impl_->spin_s;
   for (int attempt = 0;; spin_s *= ++attempt % 2 == 0 ? 4 : 1) {
     cuda(cudaMemsetAsync(impl_->scrub.data(), 0, scrub_bytes, stream), "flushing L2");

@@ -36,8 +36,8 @@ struct GpuInfo {
 /// Of the GPU in use. Asks the CUDA runtime once for each; any error means "no GPU".
 const GpuInfo& gpu_info();
 
-/// Makes a GPU the one in use for this thread, until it goes out of scope. Does nothing for the emulator, and for a
-/// Device that says no number. Throws DeviceError where there is no such GPU.
+/// Makes a GPU the one in use for this thread, until it goes out of scope. Does nothing for the
+/// emulator, and for a Device that says no number. Throws DeviceError where there is no such GPU.
 class InUse {
  public:
   explicit InUse(Device);
@@ -48,14 +48,16 @@ class InUse {
   int before_ = Device::kInUse;
 };
 
-/// "NVIDIA H200 (sm_90)" or "emulated (no GPU: cudaErrorNoDevice)"; of several GPUs the number, too.
+/// "NVIDIA H200 (sm_90)" or "emulated (no GPU: cudaErrorNoDevice)"; of several GPUs the number,
+/// too.
 std::string device_text(Device);
 
 /// Bytes that an allocation could get now.
 int64_t free_bytes(Device);
 
-/// A device allocation with a guard band on both sides. Poison is all bits 1, a NaN in fp32, fp16 and bf16, so that
-/// who reads what nobody wrote is found; outputs get unwritten_bits() (tensor.h). Throws DeviceError.
+/// A device allocation with a guard band on both sides. Poison is all bits 1, a NaN in fp32, fp16
+/// and bf16, so that who reads what nobody wrote is found; outputs get unwritten_bits() (tensor.h).
+/// Throws DeviceError.
 class DeviceBuffer {
  public:
   DeviceBuffer(Device device, std::string name, int64_t bytes);
@@ -106,21 +108,23 @@ struct Sample {
 /// Queues a kernel that does nothing for so long (GPU only).
 Status spin(Stream, double seconds);
 
-/// The number of the method by which times are measured; results and peers say it. It grows when the method changes:
-/// figures of different methods are not compared. 1: the launch was part of the time. 2: it is hidden. 3: the first
-/// phase begins with the launch, not with an event of its own, which took 1.3 us on an H200.
+/// The number of the method by which times are measured; results and peers say it. It grows when
+/// the method changes: figures of different methods are not compared. 1: the launch was part of the
+/// time. 2: it is hidden. 3: the first phase begins with the launch, not with an event of its own,
+/// which took 1.3 us on an H200.
 inline constexpr int kTimingMethod = 3;
 
-/// Times launches with CUDA events. Before each, the L2 cache is overwritten (2 x its size), so that
-/// no step profits from what the one before left there; then the GPU is kept busy for a millisecond, so that
-/// everything is queued when the clock starts and the host's time to launch is nobody's.
+/// Times launches with CUDA events. Before each, the L2 cache is overwritten (2 x its size), so
+/// that no step profits from what the one before left there; then the GPU is kept busy for a
+/// millisecond, so that everything is queued when the clock starts and the host's time to launch is
+/// nobody's.
 class GpuTimer {
  public:
   GpuTimer();
   ~GpuTimer();
   GpuTimer(const GpuTimer&) = delete;
-  /// Flushes L2, spins, launches, waits; again with a longer spin, up to 64 ms, where the host was not done in time.
-  /// Phases come from Arguments::phase().
+  /// Flushes L2, spins, launches, waits; again with a longer spin, up to 64 ms, where the host was
+  /// not done in time. Phases come from Arguments::phase().
   Status time(Arguments& arguments, LaunchFunction launch, Sample& sample);
 
  private:

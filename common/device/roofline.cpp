@@ -84,7 +84,8 @@ double read_seconds(double bytes, const Roofs& roofs) {
 
 std::string_view above_roof(std::string_view binding) {
   if (binding == "HBM") return "the cache: part of what the model takes from HBM was in L2";
-  if (binding == "L2") return "the cache: part of what the model takes from L2 was in L1 or shared memory";
+  if (binding == "L2")
+    return "the cache: part of what the model takes from L2 was in L1 or shared memory";
   if (binding == "tensor")
     return "the clock: the roof is a cuBLAS product, which may have run at a lower one";
   return "the clock: the roof may have been measured at a lower one";

@@ -1,7 +1,7 @@
 /// \file
-/// Roofs and predictions. A resource that delivers `rate` a second needs work / rate for its share of
-/// a phase; the phase takes at least the longest of these times. The method, with an example by hand,
-/// is in docs/roofline.md.
+/// Roofs and predictions. A resource that delivers `rate` a second needs work / rate for its share
+/// of a phase; the phase takes at least the longest of these times. The method, with an example by
+/// hand, is in docs/roofline.md.
 #pragma once
 
 #include <string>
@@ -44,9 +44,9 @@ struct Roofs {
 Roofs datasheet_roofs(const GpuSpec&);
 /// The table entry of the GPU that the CUDA runtime calls `device_name`; nullptr if there is none.
 const GpuSpec* spec_of_device(const std::string& device_name);
-/// Roofs as kernels of our own and cuBLAS reach them on this GPU, in about a second: copy and read of
-/// 1 GiB, repeated reads of a third of L2, chains of FMA and of exp2, an 8192-cubed GEMM on random
-/// data. Medians. Throws DeviceError.
+/// Roofs as kernels of our own and cuBLAS reach them on this GPU, in about a second: copy and read
+/// of 1 GiB, repeated reads of a third of L2, chains of FMA and of exp2, an 8192-cubed GEMM on
+/// random data. Medians. Throws DeviceError.
 Roofs measure_roofs();
 
 /// Lower bound of a phase or of a whole step.

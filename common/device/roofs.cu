@@ -139,13 +139,15 @@ Roofs measure_roofs() {
     roofs.l2 = {static_cast<double>(std::min(resident, count)) * 16 * kPasses / l2, source};
     auto* out = static_cast<float*>(to.data());
     const double chains = static_cast<double>(waves) * kThreads * kChains * kLinks;
-    roofs.fp32 = {2 * chains / median_seconds(10, [&] { fma_kernel<<<waves, kThreads>>>(0.5f, out); }),
-                  source};
+    roofs.fp32 = {
+        2 * chains / median_seconds(10, [&] { fma_kernel<<<waves, kThreads>>>(0.5f, out); }),
+        source};
     roofs.exp = {chains / median_seconds(10, [&] { exp_kernel<<<waves, kThreads>>>(0.5f, out); }),
                  source};
   }
   // Of 8 bits nothing is measured: the library's products that the rest takes have no such type.
-  if (const GpuSpec* const spec = spec_of_device(gpu.name)) roofs.tensor_e4m3 = {spec->tensor_fp8_flops, "datasheet"};
+  if (const GpuSpec* const spec = spec_of_device(gpu.name))
+    roofs.tensor_e4m3 = {spec->tensor_fp8_flops, "datasheet"};
   if (have_cublas()) {
     int64_t n = 8192;
     while (n > 1024 && 4 * 2 * n * n > free_bytes(Backend::gpu)) n /= 2;

@@ -20,7 +20,8 @@ __global__ void spin_kernel(unsigned long long duration) {
 }  // namespace
 
 Status spin(Stream stream, double seconds) {
-  spin_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(static_cast<unsigned long long>(seconds * 1e9));
+  spin_kernel<<<1, 1, 0, static_cast<cudaStream_t>(stream)>>>(
+      static_cast<unsigned long long>(seconds * 1e9));
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? Status::success() : Status::device_error(cudaGetErrorString(error));
 }

@@ -54,8 +54,8 @@ void wgmma_e4m3(const WgmmaPart& part);
 float add_up_e4m3(float c, const float (&a)[32], const float (&b)[32]);
 
 /// Where element (row, k) of a K-major operand, or (k, row) of an MN-major one, lies in shared
-/// memory, as the hardware finds it: the address without the swizzle, then the swizzle, of rows of 128
-/// bytes or, K-major, of 64. `k` counts 2 bytes.
+/// memory, as the hardware finds it: the address without the swizzle, then the swizzle, of rows of
+/// 128 bytes or, K-major, of 64. `k` counts 2 bytes.
 inline std::uint64_t operand_offset(std::uint64_t descriptor, bool mn_major, int row, int k) {
   const std::uint64_t start = (descriptor & 0x3FFF) << 4;
   const std::uint64_t panel = (descriptor >> 16 & 0x3FFF) << 4, group = (descriptor >> 32 & 0x3FFF)

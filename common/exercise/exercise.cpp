@@ -18,7 +18,8 @@
 namespace attn {
 namespace {
 
-// Small enough for the emulator, with a tail on every side; needles at tile edges and scores up to 1e4.
+// Small enough for the emulator, with a tail on every side; needles at tile edges and scores up to
+// 1e4.
 std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
   std::vector<Problem> all;
   uint64_t n = 0;
@@ -43,14 +44,16 @@ std::vector<Problem> attention_cases(const Step& step, uint64_t seed) {
         if (p.head_dim != 64 && refusal(step, p)) p.head_dim = other;
       if (!refusal(step, p)) all.push_back(p);
     }
-  // Steps without small head dims have tiles of 128 keys: so many of them that each of two stages is used three times.
+  // Steps without small head dims have tiles of 128 keys: so many of them that each of two stages
+  // is used three times.
   for (const int64_t keys : {391, 700, 580, 650, 520, 777}) {
     Problem p;
     p.seqlen_q = 130, p.seqlen_k = keys;
     p.heads = 2, p.kv_heads = 1;
     p.head_dim = 32;
     if (n % 3 == 0) p.causal = true;
-    if (n % 3 == 1) p.window_left = 300, p.window_right = 40;  // begins behind the first tile of keys
+    // begins behind the first tile of keys
+    if (n % 3 == 1) p.window_left = 300, p.window_right = 40;
     p.inputs = n % 3 == 0 ? InputKind::needle : n % 3 == 1 ? InputKind::random : InputKind::peaked;
     p.seed = seed + n++;
     if (takes(step, "tree")) p.own["tree"] = {1};
@@ -145,7 +148,8 @@ std::vector<Problem> column_cases(const Step& step, uint64_t seed) {
   return all;
 }
 
-// Rows with less and with more numbers than a block has threads, that begin inside a vector; masks leave
+// Rows with less and with more numbers than a block has threads, that begin inside a vector; masks
+// leave
 // -inf at an end, and rows of nothing else.
 std::vector<Problem> row_cases(const Step& step, uint64_t seed) {
   std::vector<Problem> all;
@@ -211,8 +215,10 @@ std::vector<Problem> cases(const Step& step, uint64_t seed) {
   return all;
 }
 
-// What became of one problem: a pass, wrong numbers with their shape, or why there are none. `turn`: another schedule.
-Varied answered(const Step& step, const Problem& p, Backend backend, StudentProcess& student, uint64_t turn = 0) {
+// What became of one problem: a pass, wrong numbers with their shape, or why there are none.
+// `turn`: another schedule.
+Varied answered(const Step& step, const Problem& p, Backend backend, StudentProcess& student,
+                uint64_t turn = 0) {
   Request request = request_for(step, p, backend);
   request.schedule += turn;
   request.early_copies ^= turn % 2 == 1;
@@ -228,14 +234,17 @@ Varied answered(const Step& step, const Problem& p, Backend backend, StudentProc
 }
 
 // The same problem with one thing changed, in the emulator under three schedules.
-std::vector<Varied> varied(const Step& step, const Problem& p, Backend backend, StudentProcess& student) {
+std::vector<Varied> varied(const Step& step, const Problem& p, Backend backend,
+                           StudentProcess& student) {
   constexpr double kSeconds = 20;
   std::vector<Varied> all;
   student.hurry(kSeconds);
   for (const Variation& variation : variations(p, step.operation->matrix, tiling_of(step, p))) {
     Varied v;
-    if (const auto reason = refusal(step, variation.problem)) v = {Varied::Outcome::unsupported, *reason};
-    for (uint64_t turn = 0; v.outcome == Varied::Outcome::not_tried || v.outcome == Varied::Outcome::pass; ++turn) {
+    if (const auto reason = refusal(step, variation.problem))
+      v = {Varied::Outcome::unsupported, *reason};
+    for (uint64_t turn = 0;
+         v.outcome == Varied::Outcome::not_tried || v.outcome == Varied::Outcome::pass; ++turn) {
       if (turn == (backend == Backend::emulated ? 3 : 1)) break;
       if (!student.restart()) {
         v = {Varied::Outcome::not_tried, "no time is left"};
@@ -249,7 +258,8 @@ std::vector<Varied> varied(const Step& step, const Problem& p, Backend backend, 
   return all;
 }
 
-// Of the seed of a problem, the emulator's: what a kernel gets tells nothing of how its inputs were drawn.
+// Of the seed of a problem, the emulator's: what a kernel gets tells nothing of how its inputs were
+// drawn.
 uint64_t schedule_of(uint64_t seed) {
   uint64_t z = seed + 0x9e3779b97f4a7c15ull;  // SplitMix64
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
@@ -313,7 +323,8 @@ bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,
       if (answer.outcome != Varied::Outcome::pass) {
         fmt::print("FAIL  {}: {}\n      {}\n", where, p.text(), answer.reason);
         std::fflush(stdout);
-        if (const auto again = varied_text(varied(step, p, backend, student), answer.reason); !again.empty())
+        if (const auto again = varied_text(varied(step, p, backend, student), answer.reason);
+            !again.empty())
           fmt::print("        varied: {}\n", again);
         fmt::print("      again: {} {} --seed {} --case {}\n",
                    std::filesystem::canonical("/proc/self/exe").string(), e.name, seed, number);
@@ -326,7 +337,8 @@ bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,
   if (only && passed == 0) {
     throw InputError(fmt::format("--case {}: must be from 1 to {}", *only, number));
   }
-  fmt::print("{} pass\n", only ? fmt::format("case {}:", *only) : fmt::format("all {} cases", passed));
+  fmt::print("{} pass\n",
+             only ? fmt::format("case {}:", *only) : fmt::format("all {} cases", passed));
   return true;
 }
 

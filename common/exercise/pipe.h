@@ -46,7 +46,8 @@ struct Request {
 struct Reply {
   std::string message;  ///< what went wrong, in one line; then the rest is empty
   double seconds = 0;
-  std::vector<std::byte> bytes;  ///< all outputs as a device holds them, one behind the other; float32 of a probe
+  /// all outputs as a device holds them, one behind the other; float32 of a probe
+  std::vector<std::byte> bytes;
 
   static Reply failure(std::string why);
   /// The outputs of `request`, which have as many bytes together.

@@ -3,10 +3,11 @@
 //     quiz_01_naive --answers student/ex01d.txt --key d.key               a detective exercise
 //     quiz_01_naive --answers student/ex01e.txt --task e.task --seal F    a prediction
 //
-// Numbers may be arithmetic, 4 * 4096^2 * 128; what cannot be an answer is refused before anything is sealed or shown.
-// A key holds a hash of each right answer, so that reading it gives nothing away, and the choices. A prediction is sealed
-// before the truth is shown: later runs score what was sealed, whatever the file says by then.
-// Exit status: 0 passed, 1 not passed (or not all answered), 2 a file that cannot be used.
+// Numbers may be arithmetic, 4 * 4096^2 * 128; what cannot be an answer is refused before anything
+// is sealed or shown. A key holds a hash of each right answer, so that reading it gives nothing
+// away, and the choices. A prediction is sealed before the truth is shown: later runs score what
+// was sealed, whatever the file says by then. Exit status: 0 passed, 1 not passed (or not all
+// answered), 2 a file that cannot be used.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -27,7 +28,8 @@
 namespace attn {
 namespace {
 
-// FNV-1a, 64 bits: enough to keep an answer from being read, no protection against trying all of them.
+// FNV-1a, 64 bits: enough to keep an answer from being read, no protection against trying all of
+// them.
 uint64_t hash(const std::string& text) {
   uint64_t h = 14695981039346656037ull;
   for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 1099511628211ull;
@@ -43,12 +45,14 @@ std::string hash_of_answer(const std::string& name, std::string value) {
 struct KeyLine {
   std::string hash, kind;
   explicit KeyLine(const std::string& text)
-      : hash(text.substr(0, text.find(' '))), kind(text.substr(std::min(text.size(), hash.size() + 1))) {}
+      : hash(text.substr(0, text.find(' '))),
+        kind(text.substr(std::min(text.size(), hash.size() + 1))) {}
 };
 std::vector<Question> questions_of(const Answers& key, const std::string& path) {
   std::vector<Question> questions;
   try {
-    for (const auto& [name, text] : key) questions.push_back(Question::from_text(name, KeyLine(text).kind));
+    for (const auto& [name, text] : key)
+      questions.push_back(Question::from_text(name, KeyLine(text).kind));
   } catch (const std::invalid_argument& e) {
     throw InputError(path + ": " + e.what());
   }
@@ -57,7 +61,8 @@ std::vector<Question> questions_of(const Answers& key, const std::string& path) 
 
 int detective(const std::string& answers_path, const std::string& key_path) {
   const Answers key = read_answers(key_path);
-  const Answers answers = understood(read_answers(answers_path), questions_of(key, key_path), answers_path);
+  const Answers answers =
+      understood(read_answers(answers_path), questions_of(key, key_path), answers_path);
   if (!all_answered(answers)) return 1;
   int right = 0;
   for (const auto& [name, line] : key) {
@@ -72,33 +77,45 @@ int detective(const std::string& answers_path, const std::string& key_path) {
 // The key for which these answers are right; the old one says what may be an answer.
 void print_key(const std::string& answers_path, const std::string& key_path) {
   const Answers key = read_answers(key_path);
-  const Answers answers = understood(read_answers(answers_path), questions_of(key, key_path), answers_path);
+  const Answers answers =
+      understood(read_answers(answers_path), questions_of(key, key_path), answers_path);
   for (const auto& [name, line] : key)
-    fmt::print("{} = {} {}\n", name, hash_of_answer(name, answer_to(answers, name)), KeyLine(line).kind);
+    fmt::print("{} = {} {}\n", name, hash_of_answer(name, answer_to(answers, name)),
+               KeyLine(line).kind);
 }
 
 double number(const Answers& a, const std::string& name, const std::string& path) {
   const auto value = arithmetic(answer_to(a, name));
-  if (!value) throw InputError(fmt::format("{}: {} = {}: must be a number", path, name, answer_to(a, name)));
+  if (!value)
+    throw InputError(fmt::format("{}: {} = {}: must be a number", path, name, answer_to(a, name)));
   return *value;
 }
 
-// "ask = overlap": what a Hopper step makes of an SM. MMAs and exponentials without overlap, or MMAs of 8 bits; what
-// fits into its shared memory, with a tile of Q (`tile_rows`) and stages of K and V (`tile_keys`), at head dim `wide`
-// and at that of the problem; and how often the blocks, one an SM, take a tile.
-const std::vector<std::string> kOverlapNames{"exp_milliseconds", "without_overlap", "fp8_milliseconds", "shared_bytes",
-                                          "stages",           "rounds",   "idle"};
-std::vector<double> overlap_truth(const Problem& p, const Cost& cost, const GpuSpec& gpu, const Answers& task,
-                               const std::string& task_path) {
+// "ask = overlap": what a Hopper step makes of an SM. MMAs and exponentials without overlap, or
+// MMAs of 8 bits; what fits into its shared memory, with a tile of Q (`tile_rows`) and stages of K
+// and V (`tile_keys`), at head dim `wide` and at that of the problem; and how often the blocks, one
+// an SM, take a tile.
+const std::vector<std::string> kOverlapNames{"exp_milliseconds",
+                                             "without_overlap",
+                                             "fp8_milliseconds",
+                                             "shared_bytes",
+                                             "stages",
+                                             "rounds",
+                                             "idle"};
+std::vector<double> overlap_truth(const Problem& p, const Cost& cost, const GpuSpec& gpu,
+                                  const Answers& task, const std::string& task_path) {
   const auto given = [&](const char* name) { return number(task, name, task_path); };
   const Phase& phase = cost.front();
   const Roofs roofs = datasheet_roofs(gpu);
-  const double mmas = phase.tensor_flop / roofs.tensor(p.dtype).rate, exp = phase.exp / roofs.exp.rate;
+  const double mmas = phase.tensor_flop / roofs.tensor(p.dtype).rate,
+               exp = phase.exp / roofs.exp.rate;
   Cost with_fp8 = cost;
-  with_fp8.front().tensor_flop = phase.tensor_flop * roofs.tensor(p.dtype).rate / gpu.tensor_fp8_flops;
+  with_fp8.front().tensor_flop =
+      phase.tensor_flop * roofs.tensor(p.dtype).rate / gpu.tensor_fp8_flops;
   const double element = double(size_of(p.dtype)), q = given("tile_rows") * element;
   const double k_and_v = 2 * given("tile_keys") * element, d = double(p.head_dim);
-  const double tiles = double(p.batch * p.heads) * std::ceil(double(p.seqlen_q) / given("tile_rows"));
+  const double tiles =
+      double(p.batch * p.heads) * std::ceil(double(p.seqlen_q) / given("tile_rows"));
   const double sms = gpu.num_sms, rounds = std::ceil(tiles / sms);
   return {exp * 1e3,
           100 * mmas / (mmas + exp),
@@ -170,18 +187,22 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
   p.causal = answer_to(task, "causal") == "yes";
   p.finish();
   full.finish();
-  // What ratios compare: "against" with the step, or, with "causal = yes", the causal problem with the full one.
+  // What ratios compare: "against" with the step, or, with "causal = yes", the causal problem with
+  // the full one.
   std::optional<std::pair<Cost, Cost>> compared;
   if (against != steps.end()) compared = {step->cost(p), against->cost(p)};
   if (p.causal) compared = {step->cost(full), step->cost(p)};
   // A softmax has no products: its work is the exponentials.
-  std::vector<std::string> names{rows ? "exponentials" : "operations", "hbm_bytes", "bound", "milliseconds"};
+  std::vector<std::string> names{rows ? "exponentials" : "operations", "hbm_bytes", "bound",
+                                 "milliseconds"};
   const bool decoding = answer_to(task, "ask") == "decode";
   if (decoding) compared.reset();
   if (compared) names.push_back("speedup");
-  // "ask = l2_bytes": where a step's tiles decide what passes between L2 and the SMs. "ask = tiles": that, and how many
-  // tiles of S (`tile_rows` x `tile_keys`) a head has, and what a warp multiplies, of `warps` a block, on average.
-  const bool tiles = answer_to(task, "ask") == "tiles", l2 = tiles || answer_to(task, "ask") == "l2_bytes";
+  // "ask = l2_bytes": where a step's tiles decide what passes between L2 and the SMs. "ask =
+  // tiles": that, and how many tiles of S (`tile_rows` x `tile_keys`) a head has, and what a warp
+  // multiplies, of `warps` a block, on average.
+  const bool tiles = answer_to(task, "ask") == "tiles",
+             l2 = tiles || answer_to(task, "ask") == "l2_bytes";
   if (l2) names.push_back("l2_bytes");
   if (l2 && compared) names.push_back("l2_ratio");
   if (tiles) names.push_back("tiles"), names.push_back("warp_operations");
@@ -190,8 +211,10 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
   if (decoding) names.insert(names.end(), kDecodeNames.begin(), kDecodeNames.end());
   std::vector<Question> questions;
   for (const std::string& name : names)
-    questions.push_back(name == "bound" ? Question{name, Question::Kind::choice, {"HBM", "L2", "FP32", "tensor", "exp"}}
-                                        : Question{name, Question::Kind::number, {}});
+    questions.push_back(
+        name == "bound"
+            ? Question{name, Question::Kind::choice, {"HBM", "L2", "FP32", "tensor", "exp"}}
+            : Question{name, Question::Kind::number, {}});
   const Answers written = read_answers(scored), answers = understood(written, questions, scored);
   if (!all_answered(answers)) return 1;
 
@@ -215,14 +238,17 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
   };
   std::vector<double> truth{rows ? sum(cost, &Phase::exp) : op.flop(p), modelled_bytes(cost), 0,
                             prediction.seconds * 1e3};
-  if (compared) truth.push_back(predicted(compared->first).seconds / predicted(compared->second).seconds);
+  if (compared)
+    truth.push_back(predicted(compared->first).seconds / predicted(compared->second).seconds);
   if (l2) truth.push_back(sum(cost, &Phase::l2_bytes));
   if (l2 && compared)
-    truth.push_back(sum(compared->first, &Phase::l2_bytes) / sum(compared->second, &Phase::l2_bytes));
+    truth.push_back(sum(compared->first, &Phase::l2_bytes) /
+                    sum(compared->second, &Phase::l2_bytes));
   if (tiles) {
     const double heads = double(p.batch * p.heads), tile = number(task, "tile_rows", task_path);
     truth.push_back(sum(cost, &Phase::exp) / (heads * tile * number(task, "tile_keys", task_path)));
-    const double warps = heads * std::ceil(double(p.seqlen_q) / tile) * number(task, "warps", task_path);
+    const double warps =
+        heads * std::ceil(double(p.seqlen_q) / tile) * number(task, "warps", task_path);
     truth.push_back(sum(cost, &Phase::tensor_flop) / warps);
   }
   if (overlap)
@@ -252,8 +278,9 @@ int predict_exercise(const std::string& answers_path, const std::string& task_pa
     score += std::max(0.0, 1 - off);
     passed = passed && off < (names[i] == "milliseconds" ? 0.5 : 0.1);
   }
-  fmt::print("score {:.2f} of {} ({}: each number within 7 %, the time within 40 %, the bound right)\n",
-             score, names.size(), passed ? "passed" : "not passed");
+  fmt::print(
+      "score {:.2f} of {} ({}: each number within 7 %, the time within 40 %, the bound right)\n",
+      score, names.size(), passed ? "passed" : "not passed");
   return passed ? 0 : 1;
 }
 
@@ -272,7 +299,8 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     if (make_key) {
-      if (key.empty()) throw attn::InputError("--make-key: needs --key, which says what may be an answer");
+      if (key.empty())
+        throw attn::InputError("--make-key: needs --key, which says what may be an answer");
       attn::print_key(answers, key);
       return 0;
     }

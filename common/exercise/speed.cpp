@@ -167,7 +167,8 @@ bool profile_speed_problem(const Step& step, StudentProcess& student, uint64_t s
 nlohmann::json to_json(const Speed& speed, const Step& step) {
   const Operation& op = *step.operation;
   const auto time = [](const TimeStatistics& t) {
-    return nlohmann::json{{"median_s", t.median}, {"q1_s", t.q1}, {"q3_s", t.q3}, {"count", t.count}};
+    return nlohmann::json{
+        {"median_s", t.median}, {"q1_s", t.q1}, {"q3_s", t.q3}, {"count", t.count}};
   };
   double inputs = 0;
   for (const TensorSpec& t : op.inputs(speed.problem))

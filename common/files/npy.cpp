@@ -95,7 +95,8 @@ std::string system_message(int error, std::string_view otherwise) {
 // The accepted type that `descr` is, in this machine's byte order; throws for any other.
 std::string_view checked_type(const Wanted& path, const Value& descr) {
   if (descr.kind == Value::Kind::kList) {
-    fail(path, "a structured dtype: save each field as a " + std::string(path.name()) + " array of its own");
+    fail(path, "a structured dtype: save each field as a " + std::string(path.name()) +
+                   " array of its own");
   }
   if (descr.kind != Value::Kind::kString) fail(path, "'descr' in its header is not a dtype");
   std::string_view code = descr.text;
@@ -106,9 +107,11 @@ std::string_view checked_type(const Wanted& path, const Value& descr) {
   }
   for (const std::string_view type : path.types) {
     if (code != type.substr(1)) continue;
-    if (order == type.front() || order == '=' || code.ends_with('1')) return type;  // a byte has no order
+    // a byte has no order
+    if (order == type.front() || order == '=' || code.ends_with('1')) return type;
     if (order == '>') {
-      fail(path, "big-endian " + std::string(dtype_name(code)) + ": convert with .astype('" + std::string(type) + "')");
+      fail(path, "big-endian " + std::string(dtype_name(code)) + ": convert with .astype('" +
+                     std::string(type) + "')");
     }
     fail(path, "unknown dtype " + in_quotes(descr.text));
   }
@@ -164,8 +167,10 @@ std::vector<int64_t> parse_shape(const Wanted& path, const Value& value) {
   return shape;
 }
 
-// Parses the header text and checks all that can be checked without the data. Returns shape and type.
-std::pair<std::vector<int64_t>, std::string_view> parse_header(const Wanted& path, std::string_view text) {
+// Parses the header text and checks all that can be checked without the data. Returns shape and
+// type.
+std::pair<std::vector<int64_t>, std::string_view> parse_header(const Wanted& path,
+                                                               std::string_view text) {
   std::vector<std::pair<std::string, Value>> dict;
   try {
     dict = HeaderParser(text).parse_dict();
@@ -240,7 +245,8 @@ NpyArray read_npy(const std::filesystem::path& path) {
   return array;
 }
 
-NpyBytes read_npy_bytes(const std::filesystem::path& npy_path, const std::vector<std::string_view>& accepted) {
+NpyBytes read_npy_bytes(const std::filesystem::path& npy_path,
+                        const std::vector<std::string_view>& accepted) {
   const Wanted path{npy_path, accepted};
   std::ifstream file;
   const std::uint64_t file_size = open_for_reading(path, file);
@@ -310,8 +316,8 @@ void write_npy(const std::filesystem::path& path, const std::vector<int64_t>& sh
   write_npy_bytes(path, shape, "<f4", data);
 }
 
-void write_npy_bytes(const std::filesystem::path& path, const std::vector<int64_t>& shape, std::string_view type,
-                     const void* data) {
+void write_npy_bytes(const std::filesystem::path& path, const std::vector<int64_t>& shape,
+                     std::string_view type, const void* data) {
   if (shape.size() > kMaxRank) {
     fail_to_write(path, std::to_string(shape.size()) + " dimensions; accepted: at most 8");
   }
@@ -324,8 +330,8 @@ void write_npy_bytes(const std::filesystem::path& path, const std::vector<int64_
   }
   if (*count > 0 && data == nullptr) fail_to_write(path, "no data for " + shape_text(shape));
 
-  std::string header =
-      "{'descr': '" + std::string(type) + "', 'fortran_order': False, 'shape': " + shape_text(shape) + ", }";
+  std::string header = "{'descr': '" + std::string(type) +
+                       "', 'fortran_order': False, 'shape': " + shape_text(shape) + ", }";
   const std::size_t prefix_bytes = kMagic.size() + 2 + 2;
   const std::size_t unpadded = prefix_bytes + header.size() + 1;  // 1: the newline
   header.append((kHeaderAlignment - unpadded % kHeaderAlignment) % kHeaderAlignment, ' ');
@@ -341,7 +347,8 @@ void write_npy_bytes(const std::filesystem::path& path, const std::vector<int64_
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   if (!file) fail_to_write(path, system_message(errno, "unknown reason"));
   file << prefix << header;
-  file.write(static_cast<const char*>(data), static_cast<std::streamsize>(*count * bytes_of_value(type)));
+  file.write(static_cast<const char*>(data),
+             static_cast<std::streamsize>(*count * bytes_of_value(type)));
   file.close();  // the last bytes leave the buffer here, so this too can find the disk full
   if (!file) {
     const std::string reason = system_message(errno, "it could not be written whole");

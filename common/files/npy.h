@@ -38,9 +38,11 @@ struct NpyBytes {
   std::vector<std::byte> bytes;
 };
 
-/// The same for the element types `accepted`, little-endian; "convert with .astype(np.NAME)" names the first.
-NpyBytes read_npy_bytes(const std::filesystem::path& path, const std::vector<std::string_view>& accepted);
-void write_npy_bytes(const std::filesystem::path& path, const std::vector<int64_t>& shape, std::string_view type,
-                     const void* bytes);
+/// The same for the element types `accepted`, little-endian; "convert with .astype(np.NAME)" names
+/// the first.
+NpyBytes read_npy_bytes(const std::filesystem::path& path,
+                        const std::vector<std::string_view>& accepted);
+void write_npy_bytes(const std::filesystem::path& path, const std::vector<int64_t>& shape,
+                     std::string_view type, const void* bytes);
 
 }  // namespace attn

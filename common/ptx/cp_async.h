@@ -19,10 +19,12 @@ inline namespace ATTN_BACKEND {
 /// Starts a copy of 16 bytes that bypasses L1. Both addresses are 16-byte aligned. Only the first
 /// `valid_bytes` (0..16) are read; the rest of the destination becomes 0, so that a tile's tail needs
 /// no branch: pass 0 and any valid address for what lies outside.
-__device__ __forceinline__ void cp_async_16(void* shared, const void* global, int valid_bytes = 16 ATTN_CALLER) {
+__device__ __forceinline__ void cp_async_16(void* shared, const void* global,
+                                            int valid_bytes = 16 ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block::current().require_aligned("cp_async_16", caller, "a destination", shared, 16);
-  if (valid_bytes > 0) emulator::Block::current().require_aligned("cp_async_16", caller, "a source", global, 16);
+  if (valid_bytes > 0)
+    emulator::Block::current().require_aligned("cp_async_16", caller, "a source", global, 16);
   const auto bytes = static_cast<std::size_t>(valid_bytes);
   const auto copy = [=] {  // at the wait, as late as it may be
     std::memset(shared, 0, 16);

@@ -19,7 +19,8 @@ void emulate_ldmatrix(uint32_t (&r)[kMatrices], const void* row, const char* wha
     const void* row;
     uint32_t r[kMatrices];
   } mine{row, {}};
-  const bool counts = emulator::Block::current().lane() < 8 * kMatrices;  // x2 does not look at the other half
+  // x2 does not look at the other half
+  const bool counts = emulator::Block::current().lane() < 8 * kMatrices;
   if (counts) {
     emulator::Block::current().require_aligned(what, caller, "a row", row, 16);
     emulator::Block::current().access(emulator::Kind::read, what, caller, row, 16);
@@ -44,14 +45,16 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 }
 #endif
 
-/// Loads four 8 x 8 matrices. Lane l gives the address of row l % 8 of matrix l / 8 (16 bytes, 16-byte
-/// aligned). Register m of lane l gets elements 2t and 2t + 1 of row g of matrix m, g = l / 4, t = l % 4:
+/// Loads four 8 x 8 matrices. Lane l gives the address of row l % 8 of matrix l / 8 (16 bytes,
+/// 16-byte aligned). Register m of lane l gets elements 2t and 2t + 1 of row g of matrix m, g = l /
+/// 4, t = l % 4:
 ///
 ///     lanes 0..7 -> rows of matrix 0        lane:  0 0  1 1  2 2  3 3     <- row 0 of each matrix
 ///     lanes 8..15 -> rows of matrix 1              4 4  5 5  6 6  7 7     <- row 1
 ///     ...                                          ...
 ///
-/// For A of mma_m16n8k16: matrices {rows 0-7, rows 8-15} x {k 0-7, k 8-15} in the order 00 10 01 11.
+/// For A of mma_m16n8k16: matrices {rows 0-7, rows 8-15} x {k 0-7, k 8-15} in the order 00 10 01
+/// 11.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulate_ldmatrix<4, false>(r, row, "ldmatrix_x4", caller);
@@ -75,7 +78,8 @@ __device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], const void* row AT
 #endif
 }
 
-/// Loads four matrices, each transposed on the way: register m of lane l gets elements 2t and 2t + 1 of
+/// Loads four matrices, each transposed on the way: register m of lane l gets elements 2t and 2t +
+/// 1 of
 /// *column* g. It turns row-major [k, n] in shared memory into the column-major B that mma wants.
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row ATTN_CALLER) {
 #ifdef ATTN_EMULATED

@@ -7,11 +7,13 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// Waits until `threads` threads (whole warps) of the block have called this with barrier `id`, 1 to 15; 0 is
-/// that of __syncthreads. What they wrote before is seen by all of them after it, as after __syncthreads.
+/// Waits until `threads` threads (whole warps) of the block have called this with barrier `id`, 1
+/// to 15; 0 is that of __syncthreads. What they wrote before is seen by all of them after it, as
+/// after __syncthreads.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads ATTN_CALLER) {
 #ifdef ATTN_EMULATED
-  emulator::Block::current().named_barrier("named_barrier_sync", caller, static_cast<std::size_t>(id),
+  emulator::Block::current().named_barrier("named_barrier_sync", caller,
+                                           static_cast<std::size_t>(id),
                                            static_cast<std::size_t>(threads), true);
 #else
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -21,7 +23,8 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads ATTN_CALL
 /// Arrives there and does not wait: `threads` counts those who only arrive too.
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads ATTN_CALLER) {
 #ifdef ATTN_EMULATED
-  emulator::Block::current().named_barrier("named_barrier_arrive", caller, static_cast<std::size_t>(id),
+  emulator::Block::current().named_barrier("named_barrier_arrive", caller,
+                                           static_cast<std::size_t>(id),
                                            static_cast<std::size_t>(threads), false);
 #else
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");

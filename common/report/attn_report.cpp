@@ -55,7 +55,8 @@ int tables(const std::vector<std::string>& pages, const std::string& reports, bo
   int status = 0;
   for (const std::string& page : pages) {
     std::vector<std::string> missing;
-    const std::string before = read_text(page), after = fill_tables(before, page, reports, &missing);
+    const std::string before = read_text(page),
+                      after = fill_tables(before, page, reports, &missing);
     for (const std::string& line : missing) fmt::print("{}\n", line);
     if (before == after) continue;
     if (check_only) {
@@ -101,7 +102,8 @@ int verify(const std::string& path) {
   return 1;
 }
 
-// What verify_on_gpu.sh and manifest.sh do with the evidence. Returns the exit status: 1 if something is wrong.
+// What verify_on_gpu.sh and manifest.sh do with the evidence. Returns the exit status: 1 if
+// something is wrong.
 struct EvidenceArguments {
   std::string folder, root = ".", part, chapter, verdict;
   int seconds = 0;
@@ -109,30 +111,34 @@ struct EvidenceArguments {
   std::vector<std::string> words;  // files, or units
 };
 void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
-  CLI::App* evidence = app.add_subcommand("evidence", "which kernels a folder of measurements is true of");
+  CLI::App* evidence =
+      app.add_subcommand("evidence", "which kernels a folder of measurements is true of");
   evidence->require_subcommand(1);
   const auto command = [&](const char* name, const char* what) {
     CLI::App* c = evidence->add_subcommand(name, what);
     c->add_option("--root", a.root, "the project's folder (.)");
-    if (std::string(name) != "keys") c->add_option("DIR", a.folder, "folder, as docs/reports/h200")->required();
+    if (std::string(name) != "keys")
+      c->add_option("DIR", a.folder, "folder, as docs/reports/h200")->required();
     return c;
   };
   command("keys", "the key of each step's kernels")->callback([&a] {
     for (const auto& [step, key] : kernel_keys(a.root)) fmt::print("{}  {}\n", key, step);
   });
-  command("check", "is every file as it was measured, and what has changed since?")->callback([&a, &status] {
-    const auto wrong = check_evidence(a.folder, a.root);
-    for (const std::string& line : wrong) fmt::print("{}\n", line);
-    fmt::print("{}", evidence_summary(a.folder, a.root));
-    status = wrong.empty() ? 0 : 1;
-  });
+  command("check", "is every file as it was measured, and what has changed since?")
+      ->callback([&a, &status] {
+        const auto wrong = check_evidence(a.folder, a.root);
+        for (const std::string& line : wrong) fmt::print("{}\n", line);
+        fmt::print("{}", evidence_summary(a.folder, a.root));
+        status = wrong.empty() ? 0 : 1;
+      });
   CLI::App* record_command = command("record", "notes what a part of verify_on_gpu.sh wrote");
   record_command->add_option("PART", a.part)->required();
   record_command->add_option("CHAPTER", a.chapter)->required();
   record_command->add_option("VERDICT", a.verdict)->required();
   record_command->add_option("SECONDS", a.seconds)->required();
   record_command->add_option("FILE", a.words);
-  record_command->callback([&a] { record(a.folder, a.root, a.part, a.chapter, a.verdict, a.seconds, a.words); });
+  record_command->callback(
+      [&a] { record(a.folder, a.root, a.part, a.chapter, a.verdict, a.seconds, a.words); });
   CLI::App* current =
       command("current", "the files of a PART and CHAPTER that need not be measured again");
   current->add_option("PART CHAPTER", a.words)->required()->expected(2);
@@ -140,11 +146,13 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
     for (const std::string& name : current_files(a.folder, a.root, a.words[0], a.words[1]))
       fmt::print("{}\n", name);
   });
-  CLI::App* stale = command("stale", "of \"PART CHAPTER\"s those that should be measured, the stalest first");
+  CLI::App* stale =
+      command("stale", "of \"PART CHAPTER\"s those that should be measured, the stalest first");
   stale->add_flag("--all", a.all, "the others after them");
   stale->add_option("UNIT", a.words)->required();
   stale->callback([&a] {
-    for (const std::string& unit : stalest_first(a.folder, a.root, a.words, a.all)) fmt::print("{}\n", unit);
+    for (const std::string& unit : stalest_first(a.folder, a.root, a.words, a.all))
+      fmt::print("{}\n", unit);
   });
 }
 
@@ -211,8 +219,10 @@ int run(int argc, const char* const* argv) {
   CLI::App* referee_command = app.add_subcommand(
       "referee", "did a launch do the work that its outputs need? Exit 1 with the reasons if not");
   std::string own = "_student";
-  referee_command->add_option("RESULT", results, "what an exercise wrote with --result")->required();
-  referee_command->add_option("NCU", counters, "ncu's CSV, with --print-kernel-base mangled")->required();
+  referee_command->add_option("RESULT", results, "what an exercise wrote with --result")
+      ->required();
+  referee_command->add_option("NCU", counters, "ncu's CSV, with --print-kernel-base mangled")
+      ->required();
   referee_command->add_option("--own", own, "what the names of the exercise's own kernels hold");
   std::vector<std::string> profiles;
   std::string log, student, verified;
@@ -220,7 +230,8 @@ int run(int argc, const char* const* argv) {
       app.add_subcommand("page", "one HTML file to hand in: checks, times, roofline, work log");
   CLI::Option* page_files =
       page_command->add_option("RESULTS", files, "results of chapter programs");
-  page_command->add_option("--profile", profiles, "profiles, or ncu exports, of steps in these results");
+  page_command->add_option("--profile", profiles,
+                           "profiles, or ncu exports, of steps in these results");
   page_command->add_option("--log", log, "the work log, in Markdown");
   page_command->add_option("--name", student, "whose page it is");
   page_command->add_option("-o,--output", output, "the HTML file; stdout if not given");

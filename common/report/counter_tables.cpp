@@ -23,11 +23,12 @@ std::string text(std::optional<double> x, const Format& format) {
 }
 std::string one_digit(double x) { return fmt::format("{:.1f}", x); }
 
-// What ncu counted beside what the model says. Phases are launches, in the same order, so that where some phases
-// have no model only the launches of the others are taken.
+// What ncu counted beside what the model says. Phases are launches, in the same order, so that
+// where some phases have no model only the launches of the others are taken.
 struct Traffic {
   double modelled = 0;
-  std::optional<double> asked;    // sectors of loads and stores: what SMs ask L2 for, and hits in L1
+  // sectors of loads and stores: what SMs ask L2 for, and hits in L1
+  std::optional<double> asked;
   std::optional<double> counted;  // lts__t_bytes
   std::string phases;  // the names, where not all are modelled
 };
@@ -63,7 +64,8 @@ std::string counters_table(const fs::path& folder, const std::string& chapter) {
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string file = entry.path().filename().string();
-    if (file.rfind(chapter + ".", 0) == 0 && file.ends_with(".ncu.csv")) files.push_back(entry.path());
+    if (file.rfind(chapter + ".", 0) == 0 && file.ends_with(".ncu.csv"))
+      files.push_back(entry.path());
   }
   std::sort(files.begin(), files.end(), [](const fs::path& a, const fs::path& b) {
     const std::string x = a.filename().string(), y = b.filename().string();
@@ -88,7 +90,8 @@ std::string counters_table(const fs::path& folder, const std::string& chapter) {
       grid.add("l2", "L2 GB", text(k.value("l2_bytes"), gigabytes));
     }
   }
-  if (grid.empty()) throw NotMeasured(fmt::format("{}: has no {}.*.ncu.csv", folder.string(), chapter));
+  if (grid.empty())
+    throw NotMeasured(fmt::format("{}: has no {}.*.ncu.csv", folder.string(), chapter));
   return grid.markdown();
 }
 
@@ -109,7 +112,8 @@ std::string diff_table(const fs::path& folder, const Words& names) {
     what = fmt::format("`{}`", names[2]);
   }
   Grid grid;
-  const auto add = [&](std::string_view label, const std::string& a, const std::string& b, const std::string& factor) {
+  const auto add = [&](std::string_view label, const std::string& a, const std::string& b,
+                       const std::string& factor) {
     grid.add_row();
     grid.add("what", what, std::string(label));
     grid.add("a", d.a.step, a);
@@ -121,29 +125,37 @@ std::string diff_table(const fs::path& folder, const Words& names) {
   add("time", value_text(time, time_a), value_text(time, time_b), factor_text(of_time));
   for (const Moved& m : *counters)
     if (moved(m))
-      add(m.counter->label, value_text(*m.counter, m.a), value_text(*m.counter, m.b), factor_text(m));
+      add(m.counter->label, value_text(*m.counter, m.a), value_text(*m.counter, m.b),
+          factor_text(m));
   return grid.markdown();
 }
 
 std::string traffic_table(const fs::path& folder, const Words& words) {
-  if (words.size() != 3) throw InputError("table traffic: needs a result file, a chapter and STEP,STEP");
+  if (words.size() != 3)
+    throw InputError("table traffic: needs a result file, a chapter and STEP,STEP");
   const ResultFile run = read_result_file(existing(folder / (words[0] + ".json")));
   if (run.chapter != words[1])
-    throw InputError(fmt::format("table traffic: {} is of {}, not of {}", words[0], run.chapter, words[1]));
+    throw InputError(
+        fmt::format("table traffic: {} is of {}, not of {}", words[0], run.chapter, words[1]));
   Grid grid;
   std::istringstream steps(words[2]);
   for (std::string name; std::getline(steps, name, ',');) {
-    const auto found = std::find_if(run.steps.begin(), run.steps.end(), [&](auto& s) { return s.name == name; });
+    const auto found =
+        std::find_if(run.steps.begin(), run.steps.end(), [&](auto& s) { return s.name == name; });
     if (found == run.steps.end())
       throw InputError(fmt::format("table traffic: {} has no step {}", words[0], name));
     const fs::path path = existing(folder / fmt::format("{}.{}.ncu.csv", run.chapter, name));
     const StepData model = step_data(run, *found), counted = read_steps(path, name).at(0);
     // An export may not say its problem, or its type; what it says must be true of the results too.
-    const auto differ = [](const std::string& a, const std::string& b) { return !a.empty() && !b.empty() && a != b; };
-    for (const auto& [a, b] : {std::pair(counted.problem, model.problem), std::pair(counted.dtype, model.dtype),
-                               std::pair(counted.compute_capability, model.compute_capability)})
+    const auto differ = [](const std::string& a, const std::string& b) {
+      return !a.empty() && !b.empty() && a != b;
+    };
+    for (const auto& [a, b] :
+         {std::pair(counted.problem, model.problem), std::pair(counted.dtype, model.dtype),
+          std::pair(counted.compute_capability, model.compute_capability)})
       if (differ(a, b))
-        throw InputError(fmt::format("table traffic: {} is of '{}', {} of '{}'", path.filename().string(), a, words[0], b));
+        throw InputError(fmt::format("table traffic: {} is of '{}', {} of '{}'",
+                                     path.filename().string(), a, words[0], b));
     const Traffic l2 = l2_traffic(*found, counted.kernels);
     const KernelCounters total = step_total(counted.kernels);
     double hbm = 0;

@@ -19,10 +19,13 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kHead =
-    "# What was measured on which kernels. Written by common/scripts/verify_on_gpu.sh; read by attn_report evidence.\n"
-    "# A file: sha256, name, part, chapter, method of timing (0: no time of ours in it); below it the keys of its steps.\n";
+    "# What was measured on which kernels. Written by common/scripts/verify_on_gpu.sh; read by "
+    "attn_report evidence.\n"
+    "# A file: sha256, name, part, chapter, method of timing (0: no time of ours in it); below it "
+    "the keys of its steps.\n";
 constexpr const char* kUnverified =
-    "\n# Changed since, and not measured again: chapter/step, then the reason why this may be.\nunverified:\n";
+    "\n# Changed since, and not measured again: chapter/step, then the reason why this may "
+    "be.\nunverified:\n";
 
 std::string read(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
@@ -49,14 +52,16 @@ std::map<std::string, Part> read_parts(const fs::path& folder) {
     std::string part, chapter, verdict, of, digest;
     int seconds = 0;
     if (!(words >> part >> chapter >> verdict >> of >> digest >> seconds))
-      throw InputError(fmt::format("{}: cannot be read: {}", (folder / "parts.txt").string(), line));
+      throw InputError(
+          fmt::format("{}: cannot be read: {}", (folder / "parts.txt").string(), line));
     parts[part + " " + chapter] = {verdict, digest, seconds};
   }
   return parts;
 }
 
 std::string text_of(const std::string& name, const EvidenceFile& f) {
-  std::string text = fmt::format("{}  {}  {}  {}  {}\n", f.sha256, name, f.part, f.chapter, f.timing_method);
+  std::string text =
+      fmt::format("{}  {}  {}  {}  {}\n", f.sha256, name, f.part, f.chapter, f.timing_method);
   for (const auto& [step, key] : f.keys) text += fmt::format("  {} {}\n", key, step);
   return text;
 }
@@ -110,10 +115,13 @@ std::vector<std::string> changed_steps(const EvidenceFile& f, const Keys& now) {
 
 // Not measurements: what describes them, and what was noted of versions that are no more.
 bool is_evidence(const std::string& name) {
-  return name != "manifest.txt" && name != "parts.txt" && name != "README.md" && !name.ends_with(".new");
+  return name != "manifest.txt" && name != "parts.txt" && name != "README.md" &&
+         !name.ends_with(".new");
 }
 
-fs::path root_of(const fs::path& folder) { return fs::weakly_canonical(fs::absolute(folder) / "../../.."); }
+fs::path root_of(const fs::path& folder) {
+  return fs::weakly_canonical(fs::absolute(folder) / "../../..");
+}
 
 // Of the project that a folder lies in, once: they take a quarter of a second, and a page has many
 // tables.
@@ -135,12 +143,15 @@ Manifest read_manifest(const fs::path& folder) {
   int number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;
-    const auto fail = [&] { throw InputError(fmt::format("{}:{}: cannot be read: {}", path.string(), number, line)); };
+    const auto fail = [&] {
+      throw InputError(fmt::format("{}:{}: cannot be read: {}", path.string(), number, line));
+    };
     if (line.empty() || line[0] == '#') continue;
     std::istringstream words(line);
     if (line.starts_with("key version ")) {
       if (line != fmt::format("key version {}", kKeyVersion))
-        throw InputError(fmt::format("{}: {}, this attn_report makes {}: build it anew", path.string(), line, kKeyVersion));
+        throw InputError(fmt::format("{}: {}, this attn_report makes {}: build it anew",
+                                     path.string(), line, kKeyVersion));
     } else if (line == "unverified:") {
       unverified = true;
     } else if (unverified) {
@@ -154,7 +165,9 @@ Manifest read_manifest(const fs::path& folder) {
     } else {
       EvidenceFile f;
       std::string name;
-      if (!(words >> f.sha256 >> name >> f.part >> f.chapter >> f.timing_method) || f.sha256.size() != 64) fail();
+      if (!(words >> f.sha256 >> name >> f.part >> f.chapter >> f.timing_method) ||
+          f.sha256.size() != 64)
+        fail();
       const auto [entry, fresh] = m.files.emplace(name, f);
       if (!fresh) fail();
       file = &entry->second;
@@ -171,13 +184,15 @@ void write_manifest(const fs::path& folder, const Manifest& m) {
   write(folder / "manifest.txt", text);
 }
 
-void record(const fs::path& folder, const fs::path& root, const std::string& part, const std::string& chapter,
-            const std::string& verdict, int seconds, const std::vector<std::string>& files) {
+void record(const fs::path& folder, const fs::path& root, const std::string& part,
+            const std::string& chapter, const std::string& verdict, int seconds,
+            const std::vector<std::string>& files) {
   Manifest m;
   if (fs::exists(folder / "manifest.txt")) m = read_manifest(folder);
   const std::string unit = part + " " + chapter;
   std::erase_if(m.files, [&](const auto& entry) {
-    return entry.second.part + " " + entry.second.chapter == unit && !fs::exists(folder / entry.first);
+    return entry.second.part + " " + entry.second.chapter == unit &&
+           !fs::exists(folder / entry.first);
   });
   const Keys keys = kernel_keys(root);
   for (const std::string& name : files) {
@@ -200,7 +215,8 @@ void record(const fs::path& folder, const fs::path& root, const std::string& par
   std::map<std::string, Part> parts = read_parts(folder);
   parts[unit] = {verdict, digest_of(m, unit), seconds};
   std::string text;
-  for (const auto& [name, p] : parts) text += fmt::format("{}  {}  files {}  {} s\n", name, p.verdict, p.digest, p.seconds);
+  for (const auto& [name, p] : parts)
+    text += fmt::format("{}  {}  files {}  {} s\n", name, p.verdict, p.digest, p.seconds);
   write(folder / "parts.txt", text);
 }
 
@@ -210,7 +226,8 @@ std::vector<std::string> check_evidence(const fs::path& folder, const fs::path& 
   std::vector<std::string> wrong;
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
-    if (is_evidence(name) && !m.files.contains(name)) wrong.push_back(fmt::format("{}: the manifest has no such file", name));
+    if (is_evidence(name) && !m.files.contains(name))
+      wrong.push_back(fmt::format("{}: the manifest has no such file", name));
   }
   std::set<std::string> units, changed;
   for (const auto& [name, f] : m.files) {
@@ -223,9 +240,11 @@ std::vector<std::string> check_evidence(const fs::path& folder, const fs::path& 
   }
   const std::map<std::string, Part> parts = read_parts(folder);
   for (const auto& [unit, part] : parts) {
-    if (part.verdict != "passed") wrong.push_back(fmt::format("parts.txt: {}: {}", unit, part.verdict));
+    if (part.verdict != "passed")
+      wrong.push_back(fmt::format("parts.txt: {}: {}", unit, part.verdict));
     if (part.digest != digest_of(m, unit))
-      wrong.push_back(fmt::format("parts.txt: {}: its files are not those that it passed with", unit));
+      wrong.push_back(
+          fmt::format("parts.txt: {}: its files are not those that it passed with", unit));
   }
   for (const std::string& unit : units)
     if (!unit.starts_with("tried ") && !parts.contains(unit))
@@ -233,18 +252,21 @@ std::vector<std::string> check_evidence(const fs::path& folder, const fs::path& 
   for (const auto& [step, key] : now)
     if (std::ranges::none_of(m.files, [&, &s = step](const auto& named) {
           const auto slash = s.find('/');
-          return named.second.chapter == s.substr(0, slash) && named.second.keys.contains(s.substr(slash + 1));
+          return named.second.chapter == s.substr(0, slash) &&
+                 named.second.keys.contains(s.substr(slash + 1));
         }))
       changed.insert(step);  // new
   for (const std::string& step : changed) {
     const auto reason = m.unverified.find(step);
     if (reason == m.unverified.end())
-      wrong.push_back(fmt::format("{}: changed since it was measured, and not listed as unverified", step));
+      wrong.push_back(
+          fmt::format("{}: changed since it was measured, and not listed as unverified", step));
     else if (reason->second.empty())
       wrong.push_back(fmt::format("{}: listed as unverified without a reason", step));
   }
   for (const auto& [step, reason] : m.unverified)
-    if (!changed.contains(step)) wrong.push_back(fmt::format("{}: listed as unverified, but as it was measured", step));
+    if (!changed.contains(step))
+      wrong.push_back(fmt::format("{}: listed as unverified, but as it was measured", step));
   return wrong;
 }
 
@@ -258,12 +280,15 @@ std::string evidence_summary(const fs::path& folder, const fs::path& root) {
     for (const std::string& step : changed_steps(f, now)) changed[f.chapter].insert(step);
     if (f.timing_method != 0 && f.timing_method != kTimingMethod) older[f.chapter].insert(f.part);
   }
-  std::string text = fmt::format("{}: {} files of {} steps\n", folder.string(), m.files.size(), steps.size());
+  std::string text =
+      fmt::format("{}: {} files of {} steps\n", folder.string(), m.files.size(), steps.size());
   for (const auto& [chapter, names] : changed)
     text += fmt::format("  {}: changed since: {}\n", chapter, fmt::join(names, ", "));
   for (const auto& [chapter, parts] : older)
     text += fmt::format("  {}: an earlier timing method: {}\n", chapter, fmt::join(parts, ", "));
-  if (changed.empty() && older.empty()) text += "  all of the kernels as they are, timing method " + std::to_string(kTimingMethod) + "\n";
+  if (changed.empty() && older.empty())
+    text +=
+        "  all of the kernels as they are, timing method " + std::to_string(kTimingMethod) + "\n";
   return text;
 }
 
@@ -287,9 +312,10 @@ std::string state_of(const fs::path& folder, const std::vector<std::string>& fil
     if (f.timing_method != 0) oldest = std::min(oldest, f.timing_method);
   }
   if (!launched) return "State: computed; nothing was launched.";
-  std::string text = changed.empty() ? std::string("State: measured on the kernels as they are")
-                                     : fmt::format("State: {} {} changed since", fmt::join(changed, ", "),
-                                                   changed.size() == 1 ? "has" : "have");
+  std::string text = changed.empty()
+                         ? std::string("State: measured on the kernels as they are")
+                         : fmt::format("State: {} {} changed since", fmt::join(changed, ", "),
+                                       changed.size() == 1 ? "has" : "have");
   if (oldest == 1) text += "; by timing method 1, in which the host's time to launch counts";
   else if (oldest < kTimingMethod)
     text += fmt::format("; by timing method {}, with an event more before the kernel", oldest);
@@ -298,7 +324,8 @@ std::string state_of(const fs::path& folder, const std::vector<std::string>& fil
 }
 
 std::string state_table(const fs::path& folder, fs::path root) {
-  if (!fs::exists(folder / "manifest.txt")) throw NotMeasured(fmt::format("{}: no manifest yet", folder.string()));
+  if (!fs::exists(folder / "manifest.txt"))
+    throw NotMeasured(fmt::format("{}: no manifest yet", folder.string()));
   const Manifest m = read_manifest(folder);
   const Keys now = root.empty() ? keys_around(folder) : kernel_keys(root);
   struct Row {
@@ -320,8 +347,10 @@ std::string state_table(const fs::path& folder, fs::path root) {
     grid.add("chapter", "chapter", unit.first);
     grid.add("part", "part", unit.second);
     grid.add("files", "files", std::to_string(row.files));
-    grid.add("changed", "changed since", row.changed.empty() ? "nothing" : fmt::format("{}", fmt::join(row.changed, ", ")));
-    grid.add("method", "method of timing", row.methods.empty() ? "no times" : fmt::format("{}", fmt::join(row.methods, ", ")));
+    grid.add("changed", "changed since",
+             row.changed.empty() ? "nothing" : fmt::format("{}", fmt::join(row.changed, ", ")));
+    grid.add("method", "method of timing",
+             row.methods.empty() ? "no times" : fmt::format("{}", fmt::join(row.methods, ", ")));
   }
   std::string text = grid.markdown();
   std::map<std::string, std::vector<std::string>> fresh;  // by chapter: steps that no file has
@@ -364,8 +393,8 @@ std::vector<std::string> current_files(const fs::path& folder, const fs::path& r
   return current;
 }
 
-std::vector<std::string> stalest_first(const fs::path& folder, const fs::path& root, const std::vector<std::string>& units,
-                                       bool all) {
+std::vector<std::string> stalest_first(const fs::path& folder, const fs::path& root,
+                                       const std::vector<std::string>& units, bool all) {
   Manifest m;
   if (fs::exists(folder / "manifest.txt")) m = read_manifest(folder);
   const Keys now = kernel_keys(root);

@@ -1,6 +1,6 @@
 /// \file
-/// Reading a JSON file value by value: whatever is missing or of another kind is one line that names
-/// the file and the place in it.
+/// Reading a JSON file value by value: whatever is missing or of another kind is one line that
+/// names the file and the place in it.
 #pragma once
 
 #include <fmt/format.h>
@@ -49,7 +49,9 @@ class Object {
       if (t == a) return t;
     fail(name(key), fmt::format("is '{}', must be one of {}", t, fmt::join(accepted, ", ")));
   }
-  int64_t integer(const char* key, int64_t lowest) const { return integer(at(key), name(key), lowest); }
+  int64_t integer(const char* key, int64_t lowest) const {
+    return integer(at(key), name(key), lowest);
+  }
   uint64_t seed(const char* key) const {
     const nlohmann::json& v = at(key);
     if (!v.is_number_unsigned()) fail(name(key), "must be a whole number from 0");

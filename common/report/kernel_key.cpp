@@ -22,7 +22,9 @@ std::string read(const fs::path& path) {
 }
 
 bool is_word(char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; }
-bool is_name(const std::string& t) { return is_word(t[0]) && !std::isdigit(static_cast<unsigned char>(t[0])); }
+bool is_name(const std::string& t) {
+  return is_word(t[0]) && !std::isdigit(static_cast<unsigned char>(t[0]));
+}
 
 // Without the branches that only the emulator compiles. Other conditions are kept whole.
 std::string without_emulator(const std::string& text) {
@@ -55,13 +57,15 @@ std::string without_emulator(const std::string& text) {
 // Around the tokens of a line of the preprocessor.
 const std::string kDirective = "\x01", kEndOfDirective = "\x02";
 
-// Words, numbers, strings and signs; no comments. A preprocessor's #include is left out: its file is read instead.
+// Words, numbers, strings and signs; no comments. A preprocessor's #include is left out: its file
+// is read instead.
 Tokens lex(const std::string& text, std::vector<std::string>* included = nullptr) {
   Tokens tokens;
   for (std::size_t i = 0; i < text.size();) {
     const char c = text[i];
     std::size_t end = i + 1;
-    if (std::isspace(static_cast<unsigned char>(c)) || (c == '\\' && i + 1 < text.size() && text[i + 1] == '\n')) {
+    if (std::isspace(static_cast<unsigned char>(c)) ||
+        (c == '\\' && i + 1 < text.size() && text[i + 1] == '\n')) {
       ++i;
       continue;
     }
@@ -76,7 +80,8 @@ Tokens lex(const std::string& text, std::vector<std::string>* included = nullptr
     }
     if (c == '#' && text.compare(i, 8, "#include") == 0) {
       const std::size_t line = std::min(text.find('\n', i), text.size()), open = text.find('"', i);
-      if (included && open < line) included->push_back(text.substr(open + 1, text.find('"', open + 1) - open - 1));
+      if (included && open < line)
+        included->push_back(text.substr(open + 1, text.find('"', open + 1) - open - 1));
       i = line;
       continue;
     }
@@ -95,13 +100,15 @@ Tokens lex(const std::string& text, std::vector<std::string>* included = nullptr
       while (end < text.size() && text[end] != c) end += text[end] == '\\' ? 2 : 1;
       end = std::min(end + 1, text.size());
     } else if (is_word(c)) {
-      while (end < text.size() && (is_word(text[end]) || (text[end] == '\'' && end + 1 < text.size() &&
-                                                          is_word(text[end + 1]))))
+      while (end < text.size() &&
+             (is_word(text[end]) ||
+              (text[end] == '\'' && end + 1 < text.size() && is_word(text[end + 1]))))
         ++end;
       // 1.5f and 1e-37 are one number.
       if (std::isdigit(static_cast<unsigned char>(c)))
-        while (end < text.size() && (is_word(text[end]) || text[end] == '.' ||
-                                     ((text[end] == '-' || text[end] == '+') && std::tolower(text[end - 1]) == 'e')))
+        while (end < text.size() &&
+               (is_word(text[end]) || text[end] == '.' ||
+                ((text[end] == '-' || text[end] == '+') && std::tolower(text[end - 1]) == 'e')))
           ++end;
     }
     tokens.push_back(text.substr(i, end - i));
@@ -110,7 +117,8 @@ Tokens lex(const std::string& text, std::vector<std::string>* included = nullptr
   return tokens;
 }
 
-// Strings count in asm statements and in macros that are made of them; elsewhere they are words for people.
+// Strings count in asm statements and in macros that are made of them; elsewhere they are words for
+// people.
 void drop_messages(Tokens& tokens, bool keep_all) {
   if (keep_all) return;
   bool in_asm = false;
@@ -121,28 +129,35 @@ void drop_messages(Tokens& tokens, bool keep_all) {
   });
 }
 
-// A name of CUDA or of C++: float4, dim3, int64_t, threadIdx, __ldg. It counts as it is, wherever it stands.
+// A name of CUDA or of C++: float4, dim3, int64_t, threadIdx, __ldg. It counts as it is, wherever
+// it stands.
 bool is_known(const std::string& t) {
   static const std::set<std::string> kWords{
-      "const", "constexpr", "int", "float", "unsigned", "signed", "auto", "void", "char", "bool", "long", "struct", "class",
-      "double", "short", "static", "inline", "template", "operator", "volatile", "extern", "enum", "typename", "dim3",
-      "threadIdx", "blockIdx", "blockDim", "gridDim", "warpSize", "std", "pragma", "define"};
-  static const std::set<std::string> kVectors{"char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "float",
-                                              "double", "half", "longlong", "ulonglong"};
+      "const",     "constexpr", "int",      "float",    "unsigned", "signed", "auto",     "void",
+      "char",      "bool",      "long",     "struct",   "class",    "double", "short",    "static",
+      "inline",    "template",  "operator", "volatile", "extern",   "enum",   "typename", "dim3",
+      "threadIdx", "blockIdx",  "blockDim", "gridDim",  "warpSize", "std",    "pragma",   "define"};
+  static const std::set<std::string> kVectors{"char", "uchar",    "short",    "ushort", "int",
+                                              "uint", "long",     "ulong",    "float",  "double",
+                                              "half", "longlong", "ulonglong"};
   if (kWords.contains(t) || t.starts_with("__") || t.ends_with("_t")) return true;
-  return t.size() > 1 && t.back() >= '1' && t.back() <= '4' && kVectors.contains(t.substr(0, t.size() - 1));
+  return t.size() > 1 && t.back() >= '1' && t.back() <= '4' &&
+         kVectors.contains(t.substr(0, t.size() - 1));
 }
 
-// Names that the code declares: after a type or another name, or after > & * and not called there. What is missed counts
-// as it is, so that renaming it changes the key; nothing that means something to the compiler may be taken for one.
+// Names that the code declares: after a type or another name, or after > & * and not called there.
+// What is missed counts as it is, so that renaming it changes the key; nothing that means something
+// to the compiler may be taken for one.
 std::set<std::string> declared(const Tokens& tokens) {
-  static const std::set<std::string> kNoTypes{"return", "else",     "case",      "goto", "new", "throw",  "delete", "sizeof",
-                                              "using",  "operator", "co_return", "if",   "do",  "pragma", "define"};
+  static const std::set<std::string> kNoTypes{"return",    "else",   "case",   "goto",   "new",
+                                              "throw",     "delete", "sizeof", "using",  "operator",
+                                              "co_return", "if",     "do",     "pragma", "define"};
   std::set<std::string> names;
   for (std::size_t i = 1; i + 1 < tokens.size(); ++i) {
     if (!is_name(tokens[i]) || is_known(tokens[i])) continue;
     const std::string &before = tokens[i - 1], &after = tokens[i + 1];
-    const bool type = is_name(after) || after == "<" || after == "&" || after == "*" || after == ":";  // const T x
+    const bool type = is_name(after) || after == "<" || after == "&" || after == "*" ||
+                      after == ":";  // const T x
     const bool after_name = is_name(before) && !kNoTypes.contains(before) && !type;
     const bool after_sign = (before == ">" || before == "&" || before == "*") && after != "(";
     if (after_name || after_sign) names.insert(tokens[i]);
@@ -174,8 +189,9 @@ struct Chunk {
 };
 
 std::string name_of(const Tokens& tokens) {
-  static const std::set<std::string> kAttributes{"__launch_bounds__", "__align__", "alignas", "decltype", "requires",
-                                                 "static_assert", "__attribute__", "if", "explicit"};
+  static const std::set<std::string> kAttributes{"__launch_bounds__", "__align__", "alignas",
+                                                 "decltype",          "requires",  "static_assert",
+                                                 "__attribute__",     "if",        "explicit"};
   if (tokens[0] == kDirective) return tokens.size() > 2 && tokens[1] == "define" ? tokens[2] : "";
   std::size_t i = 0;
   if (tokens[0] == "template") {
@@ -189,10 +205,11 @@ std::string name_of(const Tokens& tokens) {
   for (std::string before; i < tokens.size(); ++i) {
     const std::string& t = tokens[i];
     if (t == "operator") return "";
-    if ((t == "=" || t == "{" || t == ";" || t == "[" || t == ":") && !before.empty()) return before;
+    if ((t == "=" || t == "{" || t == ";" || t == "[" || t == ":") && !before.empty())
+      return before;
     if (t == "(" && !before.empty() && !kAttributes.contains(before)) return before;
-    if (t == "<" && (tokens[0] == "struct" || tokens[0] == "template") && !before.empty() && i + 1 < tokens.size() &&
-        std::ranges::find(tokens, "struct") != tokens.end())
+    if (t == "<" && (tokens[0] == "struct" || tokens[0] == "template") && !before.empty() &&
+        i + 1 < tokens.size() && std::ranges::find(tokens, "struct") != tokens.end())
       return before;  // a specialisation
     before = is_name(t) && t != "const" && t != "enum" && t != "class" ? t : std::string();
     if (t == "struct" || t == "inline" || t == "constexpr") before.clear();
@@ -234,7 +251,8 @@ std::vector<Chunk> chunks_of(const Tokens& tokens) {
   return chunks;
 }
 
-// The members of a plain struct, each with its type: "int window_left", "static constexpr int kNoWindow = 1 << 30".
+// The members of a plain struct, each with its type: "int window_left", "static constexpr int
+// kNoWindow = 1 << 30".
 std::vector<Chunk> members_of(const Tokens& tokens) {
   std::vector<Chunk> members;
   auto at = std::ranges::find(tokens, "{");
@@ -263,8 +281,8 @@ std::vector<Chunk> members_of(const Tokens& tokens) {
 
 // Whether a file that a step includes holds code of its kernels; the rest of attn/ is the host's.
 bool has_device_code(const std::string& path) {
-  return path.starts_with("ptx/") || path == "attn/kernel.h" || path == "attn/philox.h" || path == "attn/blas.h" ||
-         path == "attn/problem.h" || path.find('/') == path.npos;
+  return path.starts_with("ptx/") || path == "attn/kernel.h" || path == "attn/philox.h" ||
+         path == "attn/blas.h" || path == "attn/problem.h" || path.find('/') == path.npos;
 }
 
 // Drops NAME(...) of these names.
@@ -305,7 +323,9 @@ Tokens tokens_of(const fs::path& root, const fs::path& file) {
       for (Chunk& chunk : chunks_of(tokens)) {
         // Of attn/kernel.h what launches and picks types is the host's.
         const bool device = std::ranges::find(chunk.tokens, "__device__") != chunk.tokens.end();
-        if (path == "attn/kernel.h" && !device && chunk.tokens[0] != kDirective && chunk.name.starts_with("launch")) continue;
+        if (path == "attn/kernel.h" && !device && chunk.tokens[0] != kDirective &&
+            chunk.name.starts_with("launch"))
+          continue;
         if (path == "attn/kernel.h" && !device && chunk.name.starts_with("dispatch")) continue;
         if (path != "attn/problem.h")
           chunks.push_back(std::move(chunk));
@@ -318,7 +338,9 @@ Tokens tokens_of(const fs::path& root, const fs::path& file) {
   std::set<std::string> nothing;
   std::erase_if(chunks, [&](const Chunk& c) {
     if (c.tokens[0] != kDirective || c.tokens.size() < 3 || c.tokens[1] != "define") return false;
-    const bool empty = c.tokens.size() == 3 || (c.tokens[3] == "(" && std::ranges::find(c.tokens, ")") == c.tokens.end() - 1);
+    const bool empty =
+        c.tokens.size() == 3 ||
+        (c.tokens[3] == "(" && std::ranges::find(c.tokens, ")") == c.tokens.end() - 1);
     if (empty) nothing.insert(c.name);
     return empty;
   });
@@ -329,7 +351,8 @@ Tokens tokens_of(const fs::path& root, const fs::path& file) {
     grew = false;
     for (Chunk& c : chunks) {
       // An operator has no name to look for.
-      const bool unnamed = c.name.empty() && std::ranges::find(c.tokens, "__device__") != c.tokens.end();
+      const bool unnamed =
+          c.name.empty() && std::ranges::find(c.tokens, "__device__") != c.tokens.end();
       if (c.used || !(unnamed || wanted.contains(c.name))) continue;
       c.used = grew = true;
       wanted.insert(c.tokens.begin(), c.tokens.end());
@@ -337,11 +360,14 @@ Tokens tokens_of(const fs::path& root, const fs::path& file) {
   }
   for (const Chunk& c : chunks)
     if (c.used) all.insert(all.end(), c.tokens.begin(), c.tokens.end());
-  std::erase_if(all, [&](const std::string& t) { return nothing.contains(t) || t == kDirective || t == kEndOfDirective; });
+  std::erase_if(all, [&](const std::string& t) {
+    return nothing.contains(t) || t == kDirective || t == kEndOfDirective;
+  });
   return all;
 }
 
-// What AttnChapter.cmake gives nvcc for kernels: flags, but for those that leave code alone, and Hopper's architecture.
+// What AttnChapter.cmake gives nvcc for kernels: flags, but for those that leave code alone, and
+// Hopper's architecture.
 Tokens flags_of(const fs::path& root, bool hopper) {
   const std::string text = read(root / "common/cmake/AttnChapter.cmake");
   Tokens all;
@@ -357,7 +383,8 @@ Tokens flags_of(const fs::path& root, bool hopper) {
   return all;
 }
 
-// The steps that a chapter compiles for Hopper's architecture: those after HOPPER_STEPS; "*": HOPPER, all of them.
+// The steps that a chapter compiles for Hopper's architecture: those after HOPPER_STEPS; "*":
+// HOPPER, all of them.
 std::set<std::string> hopper_steps(const std::string& cmake) {
   std::set<std::string> steps;
   bool listed = false;
@@ -382,7 +409,8 @@ Keys kernel_keys(const fs::path& root) {
     const std::set<std::string> hopper = hopper_steps(read(folder.path() / "CMakeLists.txt"));
     for (const auto& entry : fs::directory_iterator(folder.path())) {
       const std::string step = entry.path().stem().string();
-      const bool is_step = step.size() > 1 && std::isdigit(static_cast<unsigned char>(step[1]));  // no sweep, no preparation
+      // no sweep, no preparation
+      const bool is_step = step.size() > 1 && std::isdigit(static_cast<unsigned char>(step[1]));
       if (entry.path().extension() != ".cu" || !is_step) continue;
       Tokens tokens = tokens_of(root, entry.path());
       const bool for_hopper = hopper.contains(step) || hopper.contains("*");
@@ -413,7 +441,8 @@ std::string key_of(const Keys& keys, const std::string& chapter, const std::stri
 std::string key_of_text(const std::string& text, const std::string& name) {
   Tokens tokens = lex(without_emulator(text));
   drop_messages(tokens, false);
-  std::erase_if(tokens, [](const std::string& t) { return t == kDirective || t == kEndOfDirective; });
+  std::erase_if(tokens,
+                [](const std::string& t) { return t == kDirective || t == kEndOfDirective; });
   return hash(std::move(tokens), name);
 }
 

@@ -148,7 +148,8 @@ std::string correctness(const ResultFile& r) {
     }
     std::string why = escaped(s.reason);
     for (const VerdictRow& v : s.verdicts)
-      for (const std::string& line : v.shape) why += fmt::format("<br>{} {}", escaped(v.tensor), escaped(line));
+      for (const std::string& line : v.shape)
+        why += fmt::format("<br>{} {}", escaped(v.tensor), escaped(line));
     if (!s.varied.empty()) why += "<br>varied: " + escaped(s.varied);
     cells.push_back(fmt::format("<td>{}</td>", why));
     rows += row(cells);

@@ -28,12 +28,14 @@ double median_of(const json& problem, const std::string& step) {
 }
 
 // Files of before peers.py said it hold forward problems.
-std::string operation_of(const json& problem) { return problem.value("operation", std::string("forward")); }
+std::string operation_of(const json& problem) {
+  return problem.value("operation", std::string("forward"));
+}
 std::string name_of(const json& j) { return j.at("name").get<std::string>(); }
 
 std::string versions(const json& j) {
-  return fmt::format("{}, PyTorch {}, cuDNN {}", j.at("gpu").get<std::string>(), j.at("torch").get<std::string>(),
-                     j.at("cudnn").get<int>());
+  return fmt::format("{}, PyTorch {}, cuDNN {}", j.at("gpu").get<std::string>(),
+                     j.at("torch").get<std::string>(), j.at("cudnn").get<int>());
 }
 
 // What a kernel that only reads reached. Roofs are measured once a file; other runs have those of a
@@ -69,7 +71,8 @@ Wish wish_of(const std::string& kind, const Words& words) {
     else if (word.starts_with("peers="))
       w.peers = split(word.substr(6));
     else if (word.find('=') != word.npos)
-      throw InputError(fmt::format("table {}: {}: must be a file, step=NAME or peers=NAME,NAME", kind, word));
+      throw InputError(
+          fmt::format("table {}: {}: must be a file, step=NAME or peers=NAME,NAME", kind, word));
     else
       w.names.push_back(word);
   }
@@ -86,8 +89,9 @@ std::string peers_table(const fs::path& path) {
     grid.add_row();
     grid.add("problem", "problem", problem_text(p.at("problem")));
     for (const json& peer : p.at("peers"))
-      grid.add(name_of(peer), fmt::format("{} ms", name_of(peer)),
-               peer.contains("time") ? milliseconds(peer.at("time").at("median_s").get<double>()) : "-");
+      grid.add(
+          name_of(peer), fmt::format("{} ms", name_of(peer)),
+          peer.contains("time") ? milliseconds(peer.at("time").at("median_s").get<double>()) : "-");
     for (const json& s : p.at("runs").at(0).at("steps")) {
       const std::string step = name_of(s);
       const double median = median_of(p, step);
@@ -100,7 +104,8 @@ std::string peers_table(const fs::path& path) {
                      : "-");
     }
   }
-  return fmt::format("{}; `x name`: how many times faster than that peer.\n\n{}", versions(j), grid.markdown());
+  return fmt::format("{}; `x name`: how many times faster than that peer.\n\n{}", versions(j),
+                     grid.markdown());
 }
 
 std::string ratios_table(const fs::path& folder, const Words& words) {
@@ -112,7 +117,8 @@ std::string ratios_table(const fs::path& folder, const Words& words) {
     const json j = read_json(folder / (name + ".json"));
     if (head.empty()) head = versions(j);
     if (versions(j) != head)
-      throw InputError(fmt::format("table ratios: {} is of {}, not of {}", name, versions(j), head));
+      throw InputError(
+          fmt::format("table ratios: {} is of {}, not of {}", name, versions(j), head));
     for (const json& p : j.at("problems")) {
       const json& run = p.at("runs").at(0);
       for (const json& s : run.at("steps")) {
@@ -131,15 +137,18 @@ std::string ratios_table(const fs::path& folder, const Words& words) {
           const double share = read > 0 ? bytes_used / median / read : 0;
           grid.add("read", "% of read", read > 0 ? fmt::format("{:.1f}", 100 * share) : "n/a");
         } else if (median > 0 && rated_in_bytes(s)) {
-          const double per_s = s.at("modelled_bytes").get<double>() / median, copy = measured_copy(run.at("roofs"));
+          const double per_s = s.at("modelled_bytes").get<double>() / median,
+                       copy = measured_copy(run.at("roofs"));
           bytes = true;
           grid.add("GB/s", "GB/s", gigabytes_per_s(per_s));
-          grid.add("copy", "% of copy", copy > 0 ? fmt::format("{:.1f}", 100 * per_s / copy) : "n/a");
+          grid.add("copy", "% of copy",
+                   copy > 0 ? fmt::format("{:.1f}", 100 * per_s / copy) : "n/a");
         } else if (median > 0) {
           grid.add("TFLOP/s", "TFLOP/s", rate(s.at("flop").get<double>() / median));
         }
         for (const json& peer : p.at("peers"))  // also one without a ratio: its column shows that
-          if (wanted(peers, name_of(peer))) grid.add_column(name_of(peer), fmt::format("x {}", name_of(peer)));
+          if (wanted(peers, name_of(peer)))
+            grid.add_column(name_of(peer), fmt::format("x {}", name_of(peer)));
         for (const json& r : p.value("ratios", json::array())) {
           const auto peer = r.at("peer").get<std::string>();
           if (r.at("step") != step || !wanted(peers, peer)) continue;
@@ -150,10 +159,13 @@ std::string ratios_table(const fs::path& folder, const Words& words) {
       }
     }
   }
-  if (!found) throw InputError(fmt::format("table ratios {}: has no such ratio", fmt::join(words, " ")));
-  return fmt::format("{}{}; `x name`: how many times faster than that peer, median and quartiles of the rounds.{}\n\n{}",
-                     head, steps.size() == 1 ? fmt::format(", {}", code(steps[0])) : "",
-                     bytes ? " GB/s: modelled bytes over time." : "", grid.markdown());
+  if (!found)
+    throw InputError(fmt::format("table ratios {}: has no such ratio", fmt::join(words, " ")));
+  return fmt::format(
+      "{}{}; `x name`: how many times faster than that peer, median and quartiles of the "
+      "rounds.{}\n\n{}",
+      head, steps.size() == 1 ? fmt::format(", {}", code(steps[0])) : "",
+      bytes ? " GB/s: modelled bytes over time." : "", grid.markdown());
 }
 
 std::string means_table(const fs::path& folder, const Words& words) {
@@ -163,7 +175,8 @@ std::string means_table(const fs::path& folder, const Words& words) {
     Words lengths;
     std::map<std::string, std::vector<double>> ratios;  // by peer
   };
-  std::map<std::pair<int64_t, std::string>, Mean> means;  // by head dim, and what else is not the length
+  // by head dim, and what else is not the length
+  std::map<std::pair<int64_t, std::string>, Mean> means;
   Words peers;
   std::string head;
   for (const std::string& name : wish.names) {
@@ -183,7 +196,8 @@ std::string means_table(const fs::path& folder, const Words& words) {
       }
     }
   }
-  if (peers.empty()) throw InputError(fmt::format("table means {}: has no such ratio", fmt::join(words, " ")));
+  if (peers.empty())
+    throw InputError(fmt::format("table means {}: has no such ratio", fmt::join(words, " ")));
   Grid grid;
   for (const auto& [group, mean] : means) {
     grid.add_row();
@@ -205,9 +219,11 @@ std::string means_table(const fs::path& folder, const Words& words) {
                                      : fmt::format(" of {} lengths", found->second.size())));
     }
   }
-  return fmt::format("{}, {}; `x name`: how many times faster than that peer, geometric mean over the lengths named "
-                     "(least and most).\n\n{}",
-                     head, code(wish.steps[0]), grid.markdown());
+  return fmt::format(
+      "{}, {}; `x name`: how many times faster than that peer, geometric mean over the lengths "
+      "named "
+      "(least and most).\n\n{}",
+      head, code(wish.steps[0]), grid.markdown());
 }
 
 }  // namespace attn::report

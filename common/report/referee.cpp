@@ -14,13 +14,14 @@ constexpr double kAllowance = 0.9;
 Required read_required(const std::filesystem::path& path) {
   const std::string file = printable(path.string());
   const nlohmann::json json = parse_json(read_bytes(path), file);
-  const Object speed = Object(json, file, "", "what an exercise writes with --result on a GPU").object("speed");
+  const Object speed =
+      Object(json, file, "", "what an exercise writes with --result on a GPU").object("speed");
   return {speed.at_least_zero("required_flop"), speed.positive("input_bytes"),
           speed.contains("roof_s") ? speed.positive("roof_s") : 0};
 }
 
-std::vector<std::string> objections(const std::vector<KernelCounters>& kernels, const Required& required,
-                                    const std::string& own) {
+std::vector<std::string> objections(const std::vector<KernelCounters>& kernels,
+                                    const Required& required, const std::string& own) {
   std::vector<std::string> found;
   for (const KernelCounters& k : kernels)
     if (k.signature.find(own) == std::string::npos)
@@ -30,7 +31,8 @@ std::vector<std::string> objections(const std::vector<KernelCounters>& kernels, 
     const auto value = total.value(key);
     if (!value || *value >= kAllowance * least) return;
     const Counter& c = *find_counter(key);
-    found.push_back(fmt::format("{}: {}, {} at least are needed", what, value_text(c, value), value_text(c, least)));
+    found.push_back(fmt::format("{}: {}, {} at least are needed", what, value_text(c, value),
+                                value_text(c, least)));
   };
   below("operations", required.flop, "too few operations");
   below("hbm_read_bytes", required.input_bytes, "did not read its inputs");

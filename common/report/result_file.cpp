@@ -24,7 +24,8 @@ std::vector<int64_t> read_lengths(const Object& o, const char* key, int64_t batc
   for (const json& length : o.array(key))
     lengths.push_back(o.integer(length, fmt::format("{}[{}]", o.name(key), lengths.size()), 0));
   if (static_cast<int64_t>(lengths.size()) != batch)
-    o.fail(o.name(key), fmt::format("has {} lengths, must have {}: one a sequence", lengths.size(), batch));
+    o.fail(o.name(key),
+           fmt::format("has {} lengths, must have {}: one a sequence", lengths.size(), batch));
   return lengths;
 }
 
@@ -43,7 +44,8 @@ std::map<std::string, std::vector<double>> read_own(const Object& o) {
 class RecordedMask : public KeyMask {
  public:
   explicit RecordedMask(std::string text) : text_(std::move(text)) {}
-  void for_each_range(int64_t, int64_t, int64_t, KeyRange, const std::function<void(KeyRange)>&) const override {}
+  void for_each_range(int64_t, int64_t, int64_t, KeyRange,
+                      const std::function<void(KeyRange)>&) const override {}
   void fits(const Problem&) const override {}
   std::string text() const override { return text_; }
   std::vector<HostTensor> tensors() const override { return {}; }
@@ -74,8 +76,8 @@ Problem read_problem(const Object& o) {
   p.window_right = o.integer(window[1], o.name("window") + "[1]", -1);
   p.softmax_scale = o.number("softmax_scale");
   const std::string inputs = o.choice("inputs", {"random", "needle", "peaked", "outlier", "files"});
-  for (const InputKind kind :
-       {InputKind::random, InputKind::needle, InputKind::peaked, InputKind::outlier, InputKind::files})
+  for (const InputKind kind : {InputKind::random, InputKind::needle, InputKind::peaked,
+                               InputKind::outlier, InputKind::files})
     if (inputs == name(kind)) p.inputs = kind;
   p.seed = o.seed("seed");
   // Files of before it was said: rows of scores have no head dim.
@@ -168,7 +170,8 @@ StepRow read_step(const Object& o) {
   s.flop = o.at_least_zero("flop");
   s.modelled_bytes = o.at_least_zero("modelled_bytes");
   s.predicted_s = o.at_least_zero("predicted_s");
-  if (o.contains("memory_bytes") && o.has("memory_bytes")) s.memory_bytes = o.at_least_zero("memory_bytes");
+  if (o.contains("memory_bytes") && o.has("memory_bytes"))
+    s.memory_bytes = o.at_least_zero("memory_bytes");
   for (const Object& p : o.objects("phases")) s.phases.push_back(read_phase(p));
   for (const Object& v : o.objects("verdicts")) s.verdicts.push_back(read_verdict(v));
   if (o.contains("variations")) s.varied = read_varied(o.objects("variations"));

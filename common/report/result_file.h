@@ -78,8 +78,8 @@ struct ResultFile {
   std::vector<StepRow> steps;
 };
 
-/// Reads one file. Throws InputError, in one line that names the file, where it cannot be read or is
-/// not what a chapter program writes. Text in the result holds no control characters.
+/// Reads one file. Throws InputError, in one line that names the file, where it cannot be read or
+/// is not what a chapter program writes. Text in the result holds no control characters.
 ResultFile read_result_file(const std::filesystem::path& path);
 
 /// Its problem in words: rows and columns, or a problem of attention.

@@ -22,9 +22,10 @@ std::string roofs_text(const json& roofs) {
   const auto tera = [&](const char* roof) {
     return roofs.at(roof).is_null() ? 0 : roofs.at(roof).at("per_second").get<double>() * 1e-12;
   };
-  return fmt::format("measured roofs: copy {:.2f} TB/s, FP32 {:.1f} TFLOP/s, tensor {:.0f} TFLOP/s, "
-                     "exp {:.2f} T/s",
-                     tera("hbm_copy"), tera("fp32"), tera("tensor_bf16"), tera("exp"));
+  return fmt::format(
+      "measured roofs: copy {:.2f} TB/s, FP32 {:.1f} TFLOP/s, tensor {:.0f} TFLOP/s, "
+      "exp {:.2f} T/s",
+      tera("hbm_copy"), tera("fp32"), tera("tensor_bf16"), tera("exp"));
 }
 
 // What all columns of a table of lengths share: "softmax bf16", "forward d=128 bf16 causal".
@@ -35,7 +36,7 @@ std::string without_lengths(const json& j) {
   if (p.at("causal").get<bool>()) type += " causal";
   const std::string operation = j.at("operation").get<std::string>();
   return is_matrix(p) ? fmt::format("{} {}", operation, type)
-                                  : fmt::format("{} d={} {}", operation, p.at("head_dim").get<int64_t>(), type);
+                      : fmt::format("{} d={} {}", operation, p.at("head_dim").get<int64_t>(), type);
 }
 
 std::string device_of(const json& j) { return j.at("device").at("name").get<std::string>(); }
@@ -44,7 +45,8 @@ std::string name_of(const json& step) { return step.at("name").get<std::string>(
 
 std::string quartiles(const json& time) {
   return fmt::format("{} ({} .. {})", milliseconds(time.at("median_s").get<double>()),
-                     milliseconds(time.at("q1_s").get<double>()), milliseconds(time.at("q3_s").get<double>()));
+                     milliseconds(time.at("q1_s").get<double>()),
+                     milliseconds(time.at("q3_s").get<double>()));
 }
 
 // The bytes that a step's model counts, a second.
@@ -64,7 +66,8 @@ class AboveRoof {
   }
   std::string text() const {
     std::string text;
-    for (const std::string& b : bindings_) text += fmt::format("\nAbove 100 % of the {} roof: {}.\n", b, above_roof(b));
+    for (const std::string& b : bindings_)
+      text += fmt::format("\nAbove 100 % of the {} roof: {}.\n", b, above_roof(b));
     return text;
   }
 
@@ -103,29 +106,42 @@ std::string steps_table(const fs::path& path) {
     }
     grid.add("bytes", "modelled GB", gigabytes(s.at("modelled_bytes").get<double>()));
   }
-  return fmt::format("{}, {}: {}, medians of {} launches; {}.{}\n\n{}{}", device_of(j), operation_of(j),
-                     problem_text(j.at("problem")), count, roofs_text(j.at("roofs")),
-                     bytes ? " GB/s: modelled bytes over time." : "", grid.markdown(), above.text());
+  return fmt::format("{}, {}: {}, medians of {} launches; {}.{}\n\n{}{}", device_of(j),
+                     operation_of(j), problem_text(j.at("problem")), count,
+                     roofs_text(j.at("roofs")), bytes ? " GB/s: modelled bytes over time." : "",
+                     grid.markdown(), above.text());
 }
 
-// "waits: 2.80 to 2.31": what moved most between two steps, of counters that say why; "-" where nothing was counted.
-std::string moved_most(const fs::path& folder, const std::string& chapter, const std::string& from, const std::string& to) {
-  static const std::set<std::string_view> kTelling{
-      "hbm_read_bytes", "l2_bytes", "instructions", "registers", "shared_per_block_bytes", "stall_long_scoreboard",
-      "stall_short_scoreboard", "stall_barrier", "stall_mio_throttle", "stall_lg_throttle", "st_requests"};
-  const fs::path a = folder / fmt::format("{}.{}.ncu.csv", chapter, from), b = folder / fmt::format("{}.{}.ncu.csv", chapter, to);
+// "waits: 2.80 to 2.31": what moved most between two steps, of counters that say why; "-" where
+// nothing was counted.
+std::string moved_most(const fs::path& folder, const std::string& chapter, const std::string& from,
+                       const std::string& to) {
+  static const std::set<std::string_view> kTelling{"hbm_read_bytes",
+                                                   "l2_bytes",
+                                                   "instructions",
+                                                   "registers",
+                                                   "shared_per_block_bytes",
+                                                   "stall_long_scoreboard",
+                                                   "stall_short_scoreboard",
+                                                   "stall_barrier",
+                                                   "stall_mio_throttle",
+                                                   "stall_lg_throttle",
+                                                   "st_requests"};
+  const fs::path a = folder / fmt::format("{}.{}.ncu.csv", chapter, from),
+                 b = folder / fmt::format("{}.{}.ncu.csv", chapter, to);
   if (!fs::exists(a) || !fs::exists(b)) return "-";
   const Diff d = compare_files(read_steps(a, from), read_steps(b, to), true).at(0);
   const Moved* most = nullptr;
   for (const Moved& m : d.total)
-    if (kTelling.contains(m.counter->key) && moved(m) && (most == nullptr || m.rank > most->rank)) most = &m;
+    if (kTelling.contains(m.counter->key) && moved(m) && (most == nullptr || m.rank > most->rank))
+      most = &m;
   if (most == nullptr) return "-";
   return fmt::format("{}: {} to {}", most->counter->label, value_text(*most->counter, most->a),
                      value_text(*most->counter, most->b));
 }
 
-// A chapter's steps in their order: the time of one problem, or of several, how many times faster than the step before,
-// and the counter that moved most.
+// A chapter's steps in their order: the time of one problem, or of several, how many times faster
+// than the step before, and the counter that moved most.
 std::string ladder_table(const fs::path& folder, const Words& names) {
   Grid grid;
   std::vector<json> runs;
@@ -139,7 +155,8 @@ std::string ladder_table(const fs::path& folder, const Words& names) {
     for (std::size_t i = 0; i < runs.size(); ++i) {
       const auto time_of = [&](const std::string& wanted) -> std::optional<double> {
         for (const json& s : runs[i].at("steps"))
-          if (name_of(s) == wanted && !s.at("time").is_null()) return s.at("time").at("median_s").get<double>();
+          if (name_of(s) == wanted && !s.at("time").is_null())
+            return s.at("time").at("median_s").get<double>();
         return std::nullopt;
       };
       const auto own = time_of(step), last = before.empty() ? std::nullopt : time_of(before);
@@ -156,8 +173,9 @@ std::string ladder_table(const fs::path& folder, const Words& names) {
     before = step;
   }
   if (grid.empty()) throw InputError(fmt::format("table ladder: {} has no times", names.at(0)));
-  return fmt::format("{}, {}: {}; `x step before`: how many times faster.\n\n{}", device_of(runs[0]), operation_of(runs[0]),
-                     problem_text(runs[0].at("problem")), grid.markdown());
+  return fmt::format("{}, {}: {}; `x step before`: how many times faster.\n\n{}",
+                     device_of(runs[0]), operation_of(runs[0]), problem_text(runs[0].at("problem")),
+                     grid.markdown());
 }
 
 std::string phases_table(const fs::path& path) {
@@ -175,8 +193,9 @@ std::string phases_table(const fs::path& path) {
       grid.add("measured", "measured ms", milliseconds(measured));
       grid.add("predicted", "predicted ms", milliseconds(predicted));
       above.add(predicted / measured, p.at("binding").get<std::string>());
-      grid.add("share", "% of roof",
-               fmt::format("{:.1f} {}", 100 * predicted / measured, p.at("binding").get<std::string>()));
+      grid.add(
+          "share", "% of roof",
+          fmt::format("{:.1f} {}", 100 * predicted / measured, p.at("binding").get<std::string>()));
     }
   return fmt::format("{}, {}: {}.\n\n{}{}", device_of(j), operation_of(j),
                      problem_text(j.at("problem")), grid.markdown(), above.text());
@@ -209,18 +228,20 @@ std::optional<double> seconds_of(const json& step, const std::string& phase) {
 std::string lengths_table(const fs::path& folder, Words names) {
   const std::string phase = take_phase(names);
   std::vector<std::string> steps;
-  std::vector<std::pair<std::string, std::map<std::string, std::string>>> columns;  // title, cell of a step
+  // title, cell of a step
+  std::vector<std::pair<std::string, std::map<std::string, std::string>>> columns;
   std::string device, problem;
   bool bytes = false, use = false;
   for (const std::string& name : names) {
     const json j = read_json(folder / (name + ".json"));
     if (device.empty()) device = device_of(j), problem = without_lengths(j);
     if (device_of(j) != device || without_lengths(j) != problem)
-      throw InputError(fmt::format("table lengths: {} is of {} on {}, not of {} on {}", name, without_lengths(j),
-                                   device_of(j), problem, device));
+      throw InputError(fmt::format("table lengths: {} is of {} on {}, not of {} on {}", name,
+                                   without_lengths(j), device_of(j), problem, device));
     const bool rows = is_matrix(j.at("problem"));
-    columns.emplace_back(fmt::format("{}={}", rows ? "cols" : "N", j.at("problem").at("seqlen_k").get<int64_t>()),
-                         std::map<std::string, std::string>());
+    columns.emplace_back(
+        fmt::format("{}={}", rows ? "cols" : "N", j.at("problem").at("seqlen_k").get<int64_t>()),
+        std::map<std::string, std::string>());
     for (const json& s : j.at("steps")) {
       const std::optional<double> seconds = seconds_of(s, phase);
       // A step without operations has no rate of a phase.
@@ -230,11 +251,12 @@ std::string lengths_table(const fs::path& folder, Words names) {
       bytes |= rated_in_bytes(s);
       use |= phase.empty() && rated_by_use(s);
       columns.back().second[step] =
-          !phase.empty()  ? rate(s.at("flop").get<double>() / *seconds)
+          !phase.empty() ? rate(s.at("flop").get<double>() / *seconds)
           : rated_by_use(s)
               ? fmt::format("{} ({})", useful_rate(s, *seconds), share_of_read(s, *seconds))
-          : rated_in_bytes(s) ? fmt::format("{} ({})", gigabytes_per_s(bytes_per_s(s)), share_of_copy(s, j.at("roofs")))
-                            : rate(s.at("flop_per_s").get<double>());
+          : rated_in_bytes(s) ? fmt::format("{} ({})", gigabytes_per_s(bytes_per_s(s)),
+                                            share_of_copy(s, j.at("roofs")))
+                              : rate(s.at("flop_per_s").get<double>());
     }
   }
   if (!phase.empty() && steps.empty())
@@ -243,7 +265,8 @@ std::string lengths_table(const fs::path& folder, Words names) {
   Grid grid;
   grid.add_column("step", use ? "GB/s of use (% of read)" : bytes ? "GB/s (% of copy)" : "TFLOP/s");
   // Two files of one length stay two columns.
-  for (std::size_t n = 0; n < columns.size(); ++n) grid.add_column(std::to_string(n), columns[n].first);
+  for (std::size_t n = 0; n < columns.size(); ++n)
+    grid.add_column(std::to_string(n), columns[n].first);
   for (const std::string& step : steps) {
     grid.add_row();
     grid.put("step", code(step));
@@ -251,10 +274,12 @@ std::string lengths_table(const fs::path& folder, Words names) {
       if (const auto cell = columns[n].second.find(step); cell != columns[n].second.end())
         grid.put(std::to_string(n), cell->second);
   }
-  return fmt::format("{}, {}{}.{}\n\n{}", device, problem,
-                     phase.empty() ? "" : ", the phase " + phase + " alone",
-                     bytes && phase.empty() ? " GB/s: modelled bytes over time; in brackets, % of the copy measured in the same run." : "",
-                     grid.markdown());
+  return fmt::format(
+      "{}, {}{}.{}\n\n{}", device, problem, phase.empty() ? "" : ", the phase " + phase + " alone",
+      bytes && phase.empty()
+          ? " GB/s: modelled bytes over time; in brackets, % of the copy measured in the same run."
+          : "",
+      grid.markdown());
 }
 
 // A row a problem and step: what a feature costs.
@@ -265,23 +290,28 @@ std::string problems_table(const fs::path& folder, const Words& names) {
     const json j = read_json(folder / (name + ".json"));
     if (device.empty()) device = device_of(j), operation = operation_of(j);
     if (device_of(j) != device || operation_of(j) != operation)
-      throw InputError(fmt::format("table problems: {} is {} on {}, not {} on {}", name, operation_of(j), device_of(j),
-                                   operation, device));
+      throw InputError(fmt::format("table problems: {} is {} on {}, not {} on {}", name,
+                                   operation_of(j), device_of(j), operation, device));
     for (const json& s : j.at("steps")) {
       if (s.at("time").is_null()) continue;
       grid.add_row();
       grid.add("problem", "problem", problem_text(j.at("problem")));
       grid.add("step", "step", code(name_of(s)));
       grid.add("ms", "ms (quartiles)", quartiles(s.at("time")));
-      grid.add("rate", rated_by_use(s) ? "GB/s of use" : rated_in_bytes(s) ? "GB/s" : "TFLOP/s",
+      grid.add("rate",
+               rated_by_use(s)     ? "GB/s of use"
+               : rated_in_bytes(s) ? "GB/s"
+                                   : "TFLOP/s",
                rated_by_use(s)     ? useful_rate(s, s.at("time").at("median_s").get<double>())
-               : rated_in_bytes(s) ? gigabytes_per_s(bytes_per_s(s)) : rate(s.at("flop_per_s").get<double>()));
+               : rated_in_bytes(s) ? gigabytes_per_s(bytes_per_s(s))
+                                   : rate(s.at("flop_per_s").get<double>()));
     }
   }
   return fmt::format("{}, {}.\n\n{}", device, operation, grid.markdown());
 }
 
-// A row a step and tensor: how far outputs are from those of the originals, where inputs are stored in fewer bits.
+// A row a step and tensor: how far outputs are from those of the originals, where inputs are stored
+// in fewer bits.
 std::string accuracy_table(const fs::path& folder, const Words& names) {
   Grid grid;
   for (const std::string& name : names) {
@@ -291,10 +321,12 @@ std::string accuracy_table(const fs::path& folder, const Words& names) {
         if (!v.contains("to_originals")) continue;
         const json& d = v.at("to_originals");
         const auto number = [&](const char* key, const char* format) {
-          return d.at(key).is_null() ? "n/a" : fmt::format(fmt::runtime(format), d.at(key).get<double>());
+          return d.at(key).is_null() ? "n/a"
+                                     : fmt::format(fmt::runtime(format), d.at(key).get<double>());
         };
         grid.add_row();
-        grid.add("problem", "problem", fmt::format("{} {}", operation_of(j), problem_text(j.at("problem"))));
+        grid.add("problem", "problem",
+                 fmt::format("{} {}", operation_of(j), problem_text(j.at("problem"))));
         grid.add("inputs", "inputs", j.at("problem").at("inputs").get<std::string>());
         grid.add("step", "step", code(name_of(s)));
         grid.add("tensor", "tensor", v.at("tensor").get<std::string>());
@@ -304,8 +336,10 @@ std::string accuracy_table(const fs::path& folder, const Words& names) {
       }
   }
   if (grid.empty())
-    throw InputError(fmt::format("table accuracy {}: no step stores its inputs in fewer bits", fmt::join(names, " ")));
-  return "Outputs against those of the inputs before they were stored in fewer bits.\n\n" + grid.markdown();
+    throw InputError(fmt::format("table accuracy {}: no step stores its inputs in fewer bits",
+                                 fmt::join(names, " ")));
+  return "Outputs against those of the inputs before they were stored in fewer bits.\n\n" +
+         grid.markdown();
 }
 
 // A row a length, a column a step of a chapter.
@@ -327,11 +361,13 @@ std::string memory_table(const fs::path& folder, const Words& names) {
     const std::string rest = fmt::format("{}: {}", operation_of(j), problem_text(p));
     if (problem.empty()) problem = rest;
     if (rest != problem)
-      throw InputError(fmt::format("table memory: {} is of another problem than {}", name, names.front()));
+      throw InputError(
+          fmt::format("table memory: {} is of another problem than {}", name, names.front()));
     const double free = device.value("memory_free_bytes", 0.0);
     least_free = least_free > 0 ? std::min(least_free, free) : free;
     for (const json& s : j.at("steps")) {
-      const std::string step = fmt::format("{} {}", j.at("chapter").get<std::string>(), code(name_of(s)));
+      const std::string step =
+          fmt::format("{} {}", j.at("chapter").get<std::string>(), code(name_of(s)));
       if (std::find(steps.begin(), steps.end(), step) == steps.end()) steps.push_back(step);
       const json need = s.value("memory_bytes", json(nullptr));
       // As make_plan() of the chapter program decides: what does not fit is refused.
@@ -351,13 +387,15 @@ std::string memory_table(const fs::path& folder, const Words& names) {
     for (const auto& [step, cell] : cells) grid.put(step, cell);
   }
   problem.replace(problem.find("N=0 "), 4, "");
-  return fmt::format("Device memory that a step needs, {}: tensors and workspaces, as the program counts them before it "
-                     "allocates.{}\n\n{}",
-                     problem,
-                     least_free > 0 ? fmt::format(" Refused: more than the {:.1f} GiB that were free.",
-                                                  least_free / (1 << 30))
-                                    : "",
-                     grid.markdown());
+  return fmt::format(
+      "Device memory that a step needs, {}: tensors and workspaces, as the program counts them "
+      "before it "
+      "allocates.{}\n\n{}",
+      problem,
+      least_free > 0 ? fmt::format(" Refused: more than the {:.1f} GiB that were free.",
+                                   least_free / (1 << 30))
+                     : "",
+      grid.markdown());
 }
 
 }  // namespace attn::report

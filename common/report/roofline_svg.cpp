@@ -163,7 +163,9 @@ class Picture {
     };
     flat("fp32", "FP32", "FLOP/s");
     if (type != DType::fp32)
-      flat(type == DType::fp16 ? "tensor_fp16" : type == DType::e4m3 ? "tensor_e4m3" : "tensor_bf16",
+      flat(type == DType::fp16   ? "tensor_fp16"
+           : type == DType::e4m3 ? "tensor_e4m3"
+                                 : "tensor_bf16",
            fmt::format("tensor {}", name(type)), "FLOP/s");
     if (const RoofRow* r = roof("exp"); r && flop_per_exp_ > 0)
       flats_.push_back({r->per_second * flop_per_exp_,

@@ -58,7 +58,9 @@ std::string rate(double flop_per_s) {
 std::string gigabytes(double bytes) {
   return fmt::format("{:.{}f}", bytes * 1e-9, bytes < 1e10 ? 2 : 1);
 }
-std::string gigabytes_per_s(double bytes_per_s) { return fmt::format("{:.0f}", bytes_per_s * 1e-9); }
+std::string gigabytes_per_s(double bytes_per_s) {
+  return fmt::format("{:.0f}", bytes_per_s * 1e-9);
+}
 std::string code(const std::string& name) { return fmt::format("`{}`", name); }
 
 namespace {
@@ -73,7 +75,8 @@ std::string lengths_text(const json& p) {
                        std::accumulate(used.begin(), used.end(), int64_t{0}));
   }
   if (!p.contains("varlen_q"))
-    return queries == keys ? fmt::format("N={}", keys) : fmt::format("seqlen_q={} seqlen_k={}", queries, keys);
+    return queries == keys ? fmt::format("N={}", keys)
+                           : fmt::format("seqlen_q={} seqlen_k={}", queries, keys);
   const auto tokens = [&](const char* key) {
     int64_t sum = 0;
     for (const json& length : p.at(key)) sum += length.get<int64_t>();
@@ -81,31 +84,33 @@ std::string lengths_text(const json& p) {
   };
   if (p.at("varlen_q") == p.at("varlen_k"))
     return fmt::format("varlen {} tokens, longest {},", tokens("varlen_q"), queries);
-  return fmt::format("varlen {} queries, longest {}, {} keys, longest {},", tokens("varlen_q"), queries,
-                     tokens("varlen_k"), keys);
+  return fmt::format("varlen {} queries, longest {}, {} keys, longest {},", tokens("varlen_q"),
+                     queries, tokens("varlen_k"), keys);
 }
 
 }  // namespace
 
 bool is_matrix(const json& problem) {
-  return problem.contains("matrix") ? problem.at("matrix").get<bool>() : problem.at("head_dim") == 1;
+  return problem.contains("matrix") ? problem.at("matrix").get<bool>()
+                                    : problem.at("head_dim") == 1;
 }
 
 std::string problem_text(const json& p) {
   const auto number = [&](const char* key) { return p.at(key).get<int64_t>(); };
   std::string text;
   if (is_matrix(p)) {
-    text = fmt::format("{} rows x {} columns", number("batch") * number("heads") * number("seqlen_q"),
-                       number("seqlen_k"));
+    text = fmt::format("{} rows x {} columns",
+                       number("batch") * number("heads") * number("seqlen_q"), number("seqlen_k"));
   } else {
-    text = fmt::format("B={} Hq={} Hkv={} {} d={}", number("batch"), number("heads"), number("kv_heads"),
-                       lengths_text(p), number("head_dim"));
+    text = fmt::format("B={} Hq={} Hkv={} {} d={}", number("batch"), number("heads"),
+                       number("kv_heads"), lengths_text(p), number("head_dim"));
   }
   text += fmt::format(" {}", p.at("dtype").get<std::string>());
   const bool causal = p.at("causal").get<bool>();
   if (causal) text += " causal";
   if (p.contains("window")) {
-    const int64_t left = p.at("window").at(0).get<int64_t>(), right = p.at("window").at(1).get<int64_t>();
+    const int64_t left = p.at("window").at(0).get<int64_t>(),
+                  right = p.at("window").at(1).get<int64_t>();
     if (left >= 0 || (right >= 0 && !causal)) text += fmt::format(" window={},{}", left, right);
   }
   if (p.contains("softcap")) text += fmt::format(" softcap={}", p.at("softcap").get<double>());

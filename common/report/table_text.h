@@ -22,8 +22,8 @@ const std::filesystem::path& existing(const std::filesystem::path& path);
 /// Throws NotMeasured, or InputError for what is no JSON object.
 nlohmann::json read_json(const std::filesystem::path&);
 
-/// A table whose rows may lack cells. Columns have a key of their own, because titles can be alike: "x flash" of
-/// one step and of the next.
+/// A table whose rows may lack cells. Columns have a key of their own, because titles can be alike:
+/// "x flash" of one step and of the next.
 class Grid {
  public:
   void add_row() { rows_.emplace_back(); }
@@ -51,7 +51,8 @@ std::string gigabytes(double bytes);
 std::string gigabytes_per_s(double bytes_per_s);
 std::string code(const std::string& name);  ///< "`v1_global`"
 
-/// "B=4 Hq=16 Hkv=16 N=4096 d=128 bf16 causal"; for what works on rows "8192 rows x 65536 columns bf16".
+/// "B=4 Hq=16 Hkv=16 N=4096 d=128 bf16 causal"; for what works on rows "8192 rows x 65536 columns
+/// bf16".
 std::string problem_text(const nlohmann::json& problem);
 /// Whether it is of rows of scores alone. Files of before it was said: those have no head dim.
 bool is_matrix(const nlohmann::json& problem);
@@ -59,7 +60,8 @@ bool is_matrix(const nlohmann::json& problem);
 double measured_copy(const nlohmann::json& roofs);
 /// A step whose rate is said in bytes a second: the operation counts no arithmetic.
 bool rated_in_bytes(const nlohmann::json& step);
-/// A step whose rate is said in bytes of use a second (decode: each key and value in use once), against the roof of reading.
+/// A step whose rate is said in bytes of use a second (decode: each key and value in use once),
+/// against the roof of reading.
 bool rated_by_use(const nlohmann::json& step);
 /// Useful bytes a second in so many seconds, and their share of that roof in %.
 std::string useful_rate(const nlohmann::json& step, double seconds);

@@ -14,7 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Names that end in * stand for all files that begin so, the short names first: n1024 comes before n16384.
+// Names that end in * stand for all files that begin so, the short names first: n1024 comes before
+// n16384.
 Words expand(const fs::path& folder, const Words& words) {
   Words all;
   for (const std::string& word : words) {
@@ -29,7 +30,8 @@ Words expand(const fs::path& folder, const Words& words) {
       if (file.starts_with(begin) && file.ends_with(suffix))
         found.push_back(file.substr(0, file.size() - suffix.size()));
     }
-    if (found.empty()) throw NotMeasured(fmt::format("{}: no {}.json there yet", folder.string(), word));
+    if (found.empty())
+      throw NotMeasured(fmt::format("{}: no {}.json there yet", folder.string(), word));
     std::sort(found.begin(), found.end(), [](const std::string& a, const std::string& b) {
       return a.size() != b.size() ? a.size() < b.size() : a < b;
     });
@@ -59,10 +61,11 @@ std::string table(const Words& words, const fs::path& reports) {
     if (names.size() < 2) throw InputError("table: diff: needs two exports");
     return diff_table(reports, names);
   }
-  throw InputError(fmt::format(
-      "table: {}: must be steps, ladder, phases, lengths, problems, accuracy, memory, peers, ratios, means, counters, traffic, diff or "
-      "state",
-      kind));
+  throw InputError(
+      fmt::format("table: {}: must be steps, ladder, phases, lengths, problems, accuracy, memory, "
+                  "peers, ratios, means, counters, traffic, diff or "
+                  "state",
+                  kind));
 }
 
 // Is it "chapter.STEP.ncu.csv" of one of these steps, "v1_a,v2_b"?
@@ -85,7 +88,8 @@ Words files_of(const Words& words, const fs::path& reports) {
       if (!name.ends_with(".ncu.csv")) continue;
       const bool wanted = kind == "counters"  ? name.starts_with(names.at(0) + ".")
                           : kind == "traffic" ? is_export_of(name, names.at(1), names.at(2))
-                                              : name == names.at(0) + ".ncu.csv" || name == names.at(1) + ".ncu.csv";
+                                              : name == names.at(0) + ".ncu.csv" ||
+                                                    name == names.at(1) + ".ncu.csv";
       if (wanted) files.push_back(name);
     }
     if (kind != "traffic") return files;
@@ -109,7 +113,8 @@ std::string fill_tables(const std::string& page, const std::string& name, const 
                         std::vector<std::string>* missing) {
   static const std::string kBegin = "<!-- table: ", kClose = " -->", kEnd = "<!-- end table -->";
   // Else every table of a page would say that nobody measured it.
-  if (!fs::is_directory(reports)) throw InputError(fmt::format("{}: no such folder", reports.string()));
+  if (!fs::is_directory(reports))
+    throw InputError(fmt::format("{}: no such folder", reports.string()));
   std::string out;
   std::size_t at = 0;
   while (true) {
@@ -130,7 +135,8 @@ std::string fill_tables(const std::string& page, const std::string& name, const 
         out.append("\n").append(state).append("\n");
     } catch (const NotMeasured& e) {
       out += "not measured yet\n";
-      if (missing) missing->push_back(fmt::format("{}: table {}: {}", name, fmt::join(words, " "), e.what()));
+      if (missing)
+        missing->push_back(fmt::format("{}: table {}: {}", name, fmt::join(words, " "), e.what()));
     } catch (const nlohmann::json::exception& e) {
       throw InputError(fmt::format("{}: table {}: {}", name, fmt::join(words, " "), e.what()));
     }

@@ -22,10 +22,11 @@
 /// | diff | two exports, maybe a kernel | a counter that moved by more than 1 % |
 /// | state | all | a chapter and part: are its files of the kernels as they are? |
 ///
-/// Operations that count no arithmetic have their rate in GB/s: the bytes that the step's model counts, over time.
-/// Below each table stands the state of its files, where the folder has a manifest (evidence.h).
-/// A name that ends in * stands for all files that begin so (lengths, problems, memory). Where a file that is named is
-/// not there yet, the table is one line: "not measured yet".
+/// Operations that count no arithmetic have their rate in GB/s: the bytes that the step's model
+/// counts, over time. Below each table stands the state of its files, where the folder has a
+/// manifest (evidence.h). A name that ends in * stands for all files that begin so (lengths,
+/// problems, memory). Where a file that is named is not there yet, the table is one line: "not
+/// measured yet".
 #pragma once
 
 #include <filesystem>
@@ -35,9 +36,10 @@
 namespace attn::report {
 
 /// `page` with every table generated anew from the files in `reports`. `name` stands in messages; `missing`, if given,
-/// gets a line for each table that is not measured yet. Throws InputError, in one line, for an unknown kind, a
-/// damaged file or an unclosed marker.
-std::string fill_tables(const std::string& page, const std::string& name, const std::filesystem::path& reports,
+/// gets a line for each table that is not measured yet. Throws InputError, in one line, for an
+/// unknown kind, a damaged file or an unclosed marker.
+std::string fill_tables(const std::string& page, const std::string& name,
+                        const std::filesystem::path& reports,
                         std::vector<std::string>* missing = nullptr);
 
 }  // namespace attn::report

@@ -31,7 +31,8 @@ Status launch(const Arguments& args) { return Status::unsupported("head dims 64 
 }  // namespace ATTN_BACKEND::v1_one
 )";
 std::string with(std::string text, const std::string& from, const std::string& to) {
-  for (std::size_t at = 0; (at = text.find(from, at)) != text.npos; at += to.size()) text.replace(at, from.size(), to);
+  for (std::size_t at = 0; (at = text.find(from, at)) != text.npos; at += to.size())
+    text.replace(at, from.size(), to);
   return text;
 }
 
@@ -42,7 +43,8 @@ class Project {
     std::string name = (fs::temp_directory_path() / "attn_evidence_XXXXXX").string();
     root = ::mkdtemp(name.data());
     reports = root / "docs/reports/gpu";
-    for (const char* folder : {"common/attn", "01_first", "docs/reports/gpu"}) fs::create_directories(root / folder);
+    for (const char* folder : {"common/attn", "01_first", "docs/reports/gpu"})
+      fs::create_directories(root / folder);
     write("common/attn/kernel.h", "constexpr int kWarp = 32;\n");
     write("01_first/chapter.cpp", "");
     write("01_first/v1_one.cu", kKernel);
@@ -53,11 +55,16 @@ class Project {
     record(reports, root, "tests", "01_first", "passed", 3, {"tests.01_first.txt"});
   }
   ~Project() { fs::remove_all(root); }
-  void write(const std::string& path, const std::string& text) { std::ofstream(root / path) << text; }
-  void report(const std::string& name, const std::string& text) { std::ofstream(reports / name) << text; }
+  void write(const std::string& path, const std::string& text) {
+    std::ofstream(root / path) << text;
+  }
+  void report(const std::string& name, const std::string& text) {
+    std::ofstream(reports / name) << text;
+  }
   void write_report(const std::string& name, int method, const std::string& median = "1.5") {
     report(name, R"({"timing_method": )" + std::to_string(method) +
-                     R"(, "steps": [{"name": "v1_one", "outcome": "pass", "time": {"median_s": )" + median +
+                     R"(, "steps": [{"name": "v1_one", "outcome": "pass", "time": {"median_s": )" +
+                     median +
                      R"(}}, {"name": "v2_two", "outcome": "unchecked", "time": {"median_s": 2}},
                          {"name": "v3_three", "outcome": "unsupported", "time": null}]})");
   }
@@ -156,7 +163,8 @@ TEST_CASE("what is as it was measured passes, what was edited does not", "[evide
   Project other;
   other.write_report("01_first.n64.json", 3, "1.2");
   record(other.reports, other.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
-  m.files["01_first.n64.json"].sha256 = read_manifest(other.reports).files["01_first.n64.json"].sha256;
+  m.files["01_first.n64.json"].sha256 =
+      read_manifest(other.reports).files["01_first.n64.json"].sha256;
   write_manifest(p.reports, m);
   CHECK(p.wrong() == "parts.txt: times 01_first: its files are not those that it passed with\n");
   // Files that come and go.
@@ -169,7 +177,8 @@ TEST_CASE("what is as it was measured passes, what was edited does not", "[evide
   // Keys made in another way are not compared.
   const std::string text = read_all(q.reports / "manifest.txt");
   q.report("manifest.txt", with(text, "key version 1\n", "key version 0\n"));
-  CHECK(has(refusal_of([&] { return q.wrong(); }), "key version 0, this attn_report makes 1: build it anew"));
+  CHECK(has(refusal_of([&] { return q.wrong(); }),
+            "key version 0, this attn_report makes 1: build it anew"));
   // A damaged manifest is no pass.
   q.report("manifest.txt", "0123  file\n");
   CHECK(has(refusal_of([&] { return q.wrong(); }), "manifest.txt:1: cannot be read"));
@@ -177,12 +186,14 @@ TEST_CASE("what is as it was measured passes, what was edited does not", "[evide
 
 TEST_CASE("a kernel that changed is told, and needs a reason", "[evidence]") {
   Project p;
-  CHECK(p.state("01_first.n64.json") == "State: measured on the kernels as they are, timing method 3.");
+  CHECK(p.state("01_first.n64.json") ==
+        "State: measured on the kernels as they are, timing method 3.");
   CHECK(p.state("tests.01_first.txt") == "State: measured on the kernels as they are.");
   p.write("01_first/v1_one.cu", with(kKernel, "// who I am", "// nobody"));
   CHECK(p.wrong() == "");
   p.write("01_first/v1_one.cu", with(kKernel, "n < 4", "n < 5"));
-  CHECK(p.wrong() == "01_first/v1_one: changed since it was measured, and not listed as unverified\n");
+  CHECK(p.wrong() ==
+        "01_first/v1_one: changed since it was measured, and not listed as unverified\n");
   CHECK(p.state("01_first.n64.json") == "State: `v1_one` has changed since, timing method 3.");
   CHECK(has(evidence_summary(p.reports, p.root), "01_first: changed since: v1_one"));
   // A file of another step would stay.
@@ -194,14 +205,16 @@ TEST_CASE("a kernel that changed is told, and needs a reason", "[evidence]") {
   CHECK(p.state("01_first.n64.json") == "State: `v1_one` has changed since, timing method 3.");
   // Measured again in part: the reason stays as long as a file is of the old kernel.
   record(p.reports, p.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
-  CHECK(p.state("01_first.n64.json") == "State: measured on the kernels as they are, timing method 3.");
+  CHECK(p.state("01_first.n64.json") ==
+        "State: measured on the kernels as they are, timing method 3.");
   CHECK(read_manifest(p.reports).unverified.size() == 1);
   const std::vector<std::string> measured{"01_first.n64.json"};
   CHECK(current_files(p.reports, p.root, "times", "01_first") == measured);
   CHECK(current_files(p.reports, p.root, "tests", "01_first").empty());
   record(p.reports, p.root, "tests", "01_first", "passed", 7, {"tests.01_first.txt"});
   CHECK(read_manifest(p.reports).unverified.empty());
-  p.write("01_first/v3_new.cu", with(kKernel, "v1_one", "v3_new"));  // a step that no file has may belong into any
+  // a step that no file has may belong into any
+  p.write("01_first/v3_new.cu", with(kKernel, "v1_one", "v3_new"));
   m = read_manifest(p.reports);
   m.unverified["01_first/v3_new"] = "never on a GPU";
   write_manifest(p.reports, m);
@@ -222,24 +235,28 @@ TEST_CASE("a kernel that changed is told, and needs a reason", "[evidence]") {
   q.write("common/attn/kernel.h", "constexpr int kWarp = 64;\n");
   CHECK(has(q.wrong(), "01_first/v2_two: changed since"));
   // Of a kernel's parameter what the kernel reads.
-  const std::string shape = "struct Shape {\n  static constexpr int kNoWindow = 1 << 30;\n  int heads, stride;\n};\n";
+  const std::string shape =
+      "struct Shape {\n  static constexpr int kNoWindow = 1 << 30;\n  int heads, stride;\n};\n";
   q.write("common/attn/kernel.h", "constexpr int kWarp = 32;\n");
   q.write("common/attn/problem.h", shape);
   CHECK(has(q.wrong(), "01_first/v1_one: changed since"));  // it has a `stride`
   record(q.reports, q.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
   record(q.reports, q.root, "tests", "01_first", "passed", 3, {"tests.01_first.txt"});
   CHECK(q.wrong() == "");
-  q.write("common/attn/problem.h", with(shape, "int heads", "float softcap;\n  int heads") + "struct Problem { int x; };\n");
+  q.write("common/attn/problem.h",
+          with(shape, "int heads", "float softcap;\n  int heads") + "struct Problem { int x; };\n");
   CHECK(q.wrong() == "");
   q.write("common/attn/problem.h", with(shape, "int heads", "int64_t heads"));
   CHECK(has(q.wrong(), "01_first/v1_one: changed since"));
   q.write("common/attn/problem.h", shape);
-  q.write("common/attn/kernel.h", "#define ATTN_NOTHING\nconstexpr int kWarp = 32;  // lanes\nconstexpr int kMore = 1;\n"
+  q.write("common/attn/kernel.h",
+          "#define ATTN_NOTHING\nconstexpr int kWarp = 32;  // lanes\nconstexpr int kMore = 1;\n"
           "template <class T> struct Unused { T x; };\n");
   CHECK(q.wrong() == "");
   q.write("01_first/v3_new.cu", with(kKernel, "v1_one", "v3_new"));
   CHECK(p.wrong() != "");
-  CHECK(q.wrong() == "01_first/v3_new: changed since it was measured, and not listed as unverified\n");
+  CHECK(q.wrong() ==
+        "01_first/v3_new: changed since it was measured, and not listed as unverified\n");
 }
 
 TEST_CASE("steps that were never measured are one list", "[evidence]") {
@@ -266,7 +283,8 @@ TEST_CASE("older methods are told, and the stalest part comes first", "[evidence
   p.write_report("01_first.n64.json", 1);
   record(p.reports, p.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
   CHECK(p.state("01_first.n64.json") ==
-        "State: measured on the kernels as they are; by timing method 1, in which the host's time to launch counts.");
+        "State: measured on the kernels as they are; by timing method 1, in which the host's time "
+        "to launch counts.");
   const std::vector<std::string> units{"tests 01_first", "times 01_first", "counters 01_first"};
   CHECK(stalest_first(p.reports, p.root, units, false) ==
         std::vector<std::string>{"counters 01_first", "times 01_first"});
@@ -275,5 +293,6 @@ TEST_CASE("older methods are told, and the stalest part comes first", "[evidence
   CHECK(stalest_first(p.reports, p.root, {"times 01_first", "tests 01_first"}, false) ==
         std::vector<std::string>{"times 01_first", "tests 01_first"});
   record(p.reports, p.root, "tests", "01_first", "failed", 7, {"tests.01_first.txt"});
-  CHECK(stalest_first(p.reports, p.root, {"times 01_first", "tests 01_first"}, false).front() == "tests 01_first");
+  CHECK(stalest_first(p.reports, p.root, {"times 01_first", "tests 01_first"}, false).front() ==
+        "tests 01_first");
 }

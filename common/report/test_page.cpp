@@ -88,24 +88,28 @@ TEST_CASE("an export is a profile of the results that it belongs to") {
   const fs::path other = recorded("01_naive.forward_n1024.json");
   in.results.insert(in.results.begin(), read_result_file(other));
   for (const char* step : {"v1_global", "v2_coalesced"})
-    in.profiles.push_back(read_profile(recorded("01_naive." + std::string(step) + ".ncu.csv"), in.results));
+    in.profiles.push_back(
+        read_profile(recorded("01_naive." + std::string(step) + ".ncu.csv"), in.results));
   CHECK(has(page(in), "What moved most: load sectors/request, 16.59 -&gt; 9.13"));
   in.results.pop_back();
-  CHECK_THROWS_WITH(read_profile(recorded("01_naive.v1_global.ncu.csv"), in.results),
-                    Catch::Matchers::Contains("01_naive.v1_global.ncu.csv: belongs to none of the results: "));
+  CHECK_THROWS_WITH(
+      read_profile(recorded("01_naive.v1_global.ncu.csv"), in.results),
+      Catch::Matchers::Contains("01_naive.v1_global.ncu.csv: belongs to none of the results: "));
 }
 
 TEST_CASE("a page shows what wrong elements have in common, and what the failure needs") {
   json document = json::parse(read_all(fixture("emulated_fail.json")));
   json& step = document["steps"][0];
   step["verdicts"][0]["shape"] = {"wrong: 3 of 64 elements", "where: only rows 16 to 31"};
-  step["variations"] = {{{"change", "with one head"}, {"outcome", "pass"}, {"reason", ""}},
-                        {{"change", "with whole tiles (128, 128)"}, {"outcome", "fail"}, {"reason", "<o>"}}};
+  step["variations"] = {
+      {{"change", "with one head"}, {"outcome", "pass"}, {"reason", ""}},
+      {{"change", "with whole tiles (128, 128)"}, {"outcome", "fail"}, {"reason", "<o>"}}};
   TemporaryFile file;
   const std::string text =
       page({{read_result_file(file.write(document.dump()))}, {}, std::nullopt, ""});
-  CHECK(has(text, "<br>dq wrong: 3 of 64 elements<br>dq where: only rows 16 to 31<br>varied: pass with "
-                  "one head; fail with whole tiles (128, 128)</td>"));
+  CHECK(has(text,
+            "<br>dq wrong: 3 of 64 elements<br>dq where: only rows 16 to 31<br>varied: pass with "
+            "one head; fail with whole tiles (128, 128)</td>"));
 }
 
 TEST_CASE("text from elsewhere stays text") {
@@ -128,11 +132,14 @@ TEST_CASE("text from elsewhere stays text") {
 
 TEST_CASE("a work log is Markdown") {
   PageInput in = input();
-  in.log = "# Week 2\r\n\r\nSectors fell, *not* the `time`.\n\n| step | ms |\n|---|---:|\n| v1 | 285 |\n\n- one\n- two\n\n"
-           "```\na < b\n```\n<b onclick=x>bold</b>\n";
+  in.log =
+      "# Week 2\r\n\r\nSectors fell, *not* the `time`.\n\n| step | ms |\n|---|---:|\n| v1 | 285 "
+      "|\n\n- one\n- two\n\n"
+      "```\na < b\n```\n<b onclick=x>bold</b>\n";
   const std::string text = page(in);
-  for (const char* part : {"<h3>Week 2</h3>", "<em>not</em> the <code>time</code>", "<th>step</th>", "<td align=\"right\">285</td>",
-                           "<li>one</li>", "a &lt; b", "&lt;b onclick=x&gt;bold&lt;/b&gt;"}) {
+  for (const char* part : {"<h3>Week 2</h3>", "<em>not</em> the <code>time</code>", "<th>step</th>",
+                           "<td align=\"right\">285</td>", "<li>one</li>", "a &lt; b",
+                           "&lt;b onclick=x&gt;bold&lt;/b&gt;"}) {
     INFO(part);
     CHECK(has(text, part));
   }

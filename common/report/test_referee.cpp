@@ -22,7 +22,8 @@ KernelCounters kernel(double tensor_ops, double ffma, double read, double second
               {"hbm_read_bytes", read}, {"time_s", seconds}};
   return k;
 }
-const KernelCounters kHonest = kernel(kNeeded.flop / 2, kNeeded.flop / 4, kNeeded.input_bytes, 1e-2);
+const KernelCounters kHonest =
+    kernel(kNeeded.flop / 2, kNeeded.flop / 4, kNeeded.input_bytes, 1e-2);
 
 std::vector<std::string> judge(const std::vector<KernelCounters>& kernels) {
   return objections(kernels, kNeeded, "_student");
@@ -36,7 +37,8 @@ bool only(const std::vector<std::string>& found, const std::string& what) {
 TEST_CASE("the referee lets honest launches pass") {
   CHECK(judge({kHonest}).empty());
   // Half the work in each of two kernels.
-  const KernelCounters half = kernel(kNeeded.flop / 4, kNeeded.flop / 8, kNeeded.input_bytes / 2, 5e-3);
+  const KernelCounters half =
+      kernel(kNeeded.flop / 4, kNeeded.flop / 8, kNeeded.input_bytes / 2, 5e-3);
   CHECK(judge({half, half}).empty());
   // A committed export of the shipped step: its counters are enough, its name is another.
   const CounterFile v1 = read_counter_file(recorded("01_naive.v4_tensor_core.ncu.csv"));
@@ -66,12 +68,14 @@ TEST_CASE("a counter that is not there judges nothing") {
 
 TEST_CASE("what the referee cannot read is one line") {
   TemporaryFile file;
-  CHECK(refusal_of([&] { return read_required(file.write(R"({"passed": true})")); }).find("speed is missing") !=
-        std::string::npos);
+  CHECK(refusal_of([&] {
+          return read_required(file.write(R"({"passed": true})"));
+        }).find("speed is missing") != std::string::npos);
   CHECK(refusal_of([&] {
           return read_required(file.write(R"({"speed": {"required_flop": -1, "input_bytes": 3}})"));
         }).find("must not be below 0") != std::string::npos);
-  const Required r = read_required(file.write(R"({"speed": {"required_flop": 7, "input_bytes": 3}})"));
+  const Required r =
+      read_required(file.write(R"({"speed": {"required_flop": 7, "input_bytes": 3}})"));
   CHECK(r.flop == 7);
   CHECK(r.roof_s == 0);
 }

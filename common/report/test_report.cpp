@@ -96,10 +96,12 @@ TEST_CASE("what only some problems have is read") {
   document["problem"]["dropout"] = 0.25;
   TemporaryFile file;
   CHECK(read_result_file(file.write(document.dump())).problem.text() ==
-        "B=1 Hq=2 Hkv=2 seqlen_q=33 seqlen_k=33 d=12 bf16 softcap=15 alibi dropout=0.25 inputs=random seed=1");
+        "B=1 Hq=2 Hkv=2 seqlen_q=33 seqlen_k=33 d=12 bf16 softcap=15 alibi dropout=0.25 "
+        "inputs=random seed=1");
   document["problem"].update({{"batch", 3}, {"varlen_q", {33, 0, 5}}, {"varlen_k", {33, 7, 0}}});
   CHECK(read_result_file(file.write(document.dump())).problem.text() ==
-        "B=3 Hq=2 Hkv=2 varlen=33,0,5 varlen_k=33,7,0 d=12 bf16 softcap=15 alibi dropout=0.25 inputs=random seed=1");
+        "B=3 Hq=2 Hkv=2 varlen=33,0,5 varlen_k=33,7,0 d=12 bf16 softcap=15 alibi dropout=0.25 "
+        "inputs=random seed=1");
   for (const json& wrong : {json{33, 0}, json{33, -1, 5}, json{33, "0", 5}, json(33)}) {
     document["problem"]["varlen_k"] = wrong;
     check_refusal(file.write(document.dump()), "problem.varlen_k");
@@ -207,7 +209,8 @@ TEST_CASE("a field that is missing is named") {
     damaged.erase(key);
     check_refusal(file.write(damaged.dump()), std::string(key) + " is missing");
   }
-  for (const char* key : {"name", "operation", "outcome", "reason", "time", "share_of_roof", "binding"}) {
+  for (const char* key :
+       {"name", "operation", "outcome", "reason", "time", "share_of_roof", "binding"}) {
     json damaged = document;
     damaged["steps"][1].erase(key);
     check_refusal(file.write(damaged.dump()), std::string("steps[1].") + key + " is missing");
@@ -235,7 +238,8 @@ TEST_CASE("the memory that a step needs is optional, and never below 0") {
 
 TEST_CASE("a problem with what only some operations have is told as the program told it") {
   json document = json::parse(read_all(fixture("emulated_forward.json")));
-  document["problem"].update({{"seqused_k", {5}}, {"mask", "blocks:64x64:0.3"}, {"own", {{"page_size", {16}}}}});
+  document["problem"].update(
+      {{"seqused_k", {5}}, {"mask", "blocks:64x64:0.3"}, {"own", {{"page_size", {16}}}}});
   TemporaryFile file;
   const std::string text = problem_text(read_result_file(file.write(document.dump())));
   CHECK(text.find(" seqused=5 ") != text.npos);
@@ -244,7 +248,8 @@ TEST_CASE("a problem with what only some operations have is told as the program 
   check_refusal(file.write(document.dump()), "problem.own.page_size is not a list of numbers");
   document["problem"]["own"] = json::object();
   document["problem"]["seqused_k"] = {5, 6};
-  check_refusal(file.write(document.dump()), "problem.seqused_k has 2 lengths, must have 1: one a sequence");
+  check_refusal(file.write(document.dump()),
+                "problem.seqused_k has 2 lengths, must have 1: one a sequence");
 }
 
 TEST_CASE("a problem on rows is told in rows and columns") {

@@ -1,4 +1,5 @@
-// Tables from small reports: what a chapter program or peers.py writes, cut down to what the table reads.
+// Tables from small reports: what a chapter program or peers.py writes, cut down to what the table
+// reads.
 #include <fmt/format.h>
 
 #include <filesystem>
@@ -52,33 +53,60 @@ void has(const std::string& text, const std::string& part) {
 }
 
 json problem(const char* dtype, int n, int heads = 16) {
-  return {{"batch", 1},    {"heads", heads},   {"kv_heads", heads},   {"seqlen_q", n}, {"seqlen_k", n},
-          {"head_dim", 128}, {"dtype", dtype}, {"causal", false},   {"window", {-1, -1}},
-          {"softmax_scale", 1.0}, {"inputs", "random"}, {"seed", 1}};
+  return {{"batch", 1},         {"heads", heads},       {"kv_heads", heads},  {"seqlen_q", n},
+          {"seqlen_k", n},      {"head_dim", 128},      {"dtype", dtype},     {"causal", false},
+          {"window", {-1, -1}}, {"softmax_scale", 1.0}, {"inputs", "random"}, {"seed", 1}};
 }
 json rows_problem(const char* dtype, int64_t rows, int64_t cols) {
   json p = problem(dtype, 1);
-  p.update({{"heads", 1}, {"kv_heads", 1}, {"seqlen_q", rows}, {"seqlen_k", cols}, {"head_dim", 1}});
+  p.update(
+      {{"heads", 1}, {"kv_heads", 1}, {"seqlen_q", rows}, {"seqlen_k", cols}, {"head_dim", 1}});
   return p;
 }
 json time_of(double s) {
-  return s > 0 ? json{{"median_s", s}, {"q1_s", s}, {"q3_s", s}, {"min_s", s}, {"count", 20}} : json(nullptr);
+  return s > 0 ? json{{"median_s", s}, {"q1_s", s}, {"q3_s", s}, {"min_s", s}, {"count", 20}}
+               : json(nullptr);
 }
 json step(const char* name, double flop, double bytes, double s) {
-  return {{"name", name}, {"operation", "forward"}, {"outcome", "unchecked"}, {"reason", ""},
-          {"verdicts", json::array()}, {"flop", flop}, {"modelled_bytes", bytes}, {"predicted_s", s},
-          {"binding", "HBM"}, {"time", time_of(s)}, {"flop_per_s", s > 0 ? json(flop / s) : json(nullptr)},
-          {"share_of_roof", s > 0 ? json(0.5) : json(nullptr)}, {"phases", json::array()}};
+  return {{"name", name},
+          {"operation", "forward"},
+          {"outcome", "unchecked"},
+          {"reason", ""},
+          {"verdicts", json::array()},
+          {"flop", flop},
+          {"modelled_bytes", bytes},
+          {"predicted_s", s},
+          {"binding", "HBM"},
+          {"time", time_of(s)},
+          {"flop_per_s", s > 0 ? json(flop / s) : json(nullptr)},
+          {"share_of_roof", s > 0 ? json(0.5) : json(nullptr)},
+          {"phases", json::array()}};
 }
-json run(const char* chapter, const char* operation, const json& p, const std::vector<json>& steps) {
+json run(const char* chapter, const char* operation, const json& p,
+         const std::vector<json>& steps) {
   const json roof = {{"per_second", 4e12}, {"source", "measured"}};
   json all = steps;
   for (json& s : all) s["operation"] = operation;
-  return {{"schema", "attn-results-1"}, {"chapter", chapter}, {"operation", operation}, {"problem", p},
-          {"device", {{"backend", "gpu"}, {"text", "NVIDIA H200 (sm_90)"}, {"name", "NVIDIA H200"},
-                      {"compute_capability", {9, 0}}, {"cuda_driver", 13000}, {"cuda_runtime", 13000}}},
-          {"roofs", {{"gpu", "NVIDIA H200"}, {"hbm_copy", roof}, {"hbm_read", roof}, {"l2", nullptr}, {"fp32", roof},
-                     {"tensor_fp16", roof}, {"tensor_bf16", roof}, {"exp", roof}}},
+  return {{"schema", "attn-results-1"},
+          {"chapter", chapter},
+          {"operation", operation},
+          {"problem", p},
+          {"device",
+           {{"backend", "gpu"},
+            {"text", "NVIDIA H200 (sm_90)"},
+            {"name", "NVIDIA H200"},
+            {"compute_capability", {9, 0}},
+            {"cuda_driver", 13000},
+            {"cuda_runtime", 13000}}},
+          {"roofs",
+           {{"gpu", "NVIDIA H200"},
+            {"hbm_copy", roof},
+            {"hbm_read", roof},
+            {"l2", nullptr},
+            {"fp32", roof},
+            {"tensor_fp16", roof},
+            {"tensor_bf16", roof},
+            {"exp", roof}}},
           {"steps", all}};
 }
 
@@ -96,7 +124,8 @@ TEST_CASE("a table of steps on rows: rows x columns, GB/s of the model, share of
   CHECK(text.find("v5_split_row") == std::string::npos);  // not timed
   json topk = rows_problem("fp32", 8, 100);
   topk["top_k"] = 8;
-  reports.write("k", run("02_online_softmax", "softmax_topk", topk, {step("v6_softmax_topk", 0, 2e9, 1e-3)}));
+  reports.write(
+      "k", run("02_online_softmax", "softmax_topk", topk, {step("v6_softmax_topk", 0, 2e9, 1e-3)}));
   has(reports.table("steps k"), "softmax_topk: 8 rows x 100 columns fp32 k=8, ");
 }
 
@@ -115,7 +144,8 @@ TEST_CASE("decode is rated by its useful bytes, against the roof of reading") {
   has_line(text, "| `v2_split_kv` | 8000 (50.0) |");
   p["batch"] = 3, p["seqused_k"] = {5, 0, 8000};
   reports.write("u", run("05_flash_decoding", "decode", p, {s}));
-  has(reports.table("steps u"), "decode: B=3 Hq=16 Hkv=16 seqlen_q=1 keys in use 0 to 8000, 8005 together, d=128 bf16, ");
+  has(reports.table("steps u"),
+      "decode: B=3 Hq=16 Hkv=16 seqlen_q=1 keys in use 0 to 8000, 8005 together, d=128 bf16, ");
   has_line(reports.table("problems u"), "| problem | step | ms (quartiles) | GB/s of use |");
 }
 
@@ -134,21 +164,28 @@ TEST_CASE("a share above 100 % says why") {
 
 TEST_CASE("a mean names all lengths that it is of, and those that are missing") {
   Reports reports;
-  json p = {{"schema", "attn-peers-1"}, {"gpu", "NVIDIA H200"}, {"torch", "2.11"}, {"cudnn", 91900}};
+  json p = {
+      {"schema", "attn-peers-1"}, {"gpu", "NVIDIA H200"}, {"torch", "2.11"}, {"cudnn", 91900}};
   p["problems"] = json::array();
   const auto add = [&](int64_t n, double flash, double cudnn) {
     json ratios = json::array();
     for (const auto& [peer, ratio] : {std::pair{"flash", flash}, {"cudnn", cudnn}})
       if (ratio > 0)
-        ratios.push_back({{"step", "v7"}, {"peer", peer}, {"median", ratio}, {"q1", ratio}, {"q3", ratio}});
-    p["problems"].push_back({{"problem", problem("bf16", n)}, {"operation", "forward"}, {"runs", json::array()},
-                             {"peers", json::array()}, {"ratios", ratios}});
+        ratios.push_back(
+            {{"step", "v7"}, {"peer", peer}, {"median", ratio}, {"q1", ratio}, {"q3", ratio}});
+    p["problems"].push_back({{"problem", problem("bf16", n)},
+                             {"operation", "forward"},
+                             {"runs", json::array()},
+                             {"peers", json::array()},
+                             {"ratios", ratios}});
   };
   add(512, 2, 0.5), add(1024, 8, 0);
   reports.write("p", p);
   const std::string text = reports.table("means p step=v7");
   has(text, "geometric mean over the lengths named (least and most)");
-  has_line(text, "| 128 | forward | 512, 1024 | 4.00 (2.00 .. 8.00) | 0.50 (0.50 .. 0.50) of 1 lengths |");
+  has_line(
+      text,
+      "| 128 | forward | 512, 1024 | 4.00 (2.00 .. 8.00) | 0.50 (0.50 .. 0.50) of 1 lengths |");
   CHECK(reports.table("means p step=v7 peers=flash").find("cudnn |") == std::string::npos);
   has(reports.refusal("means p"), "needs step=NAME");
   has(reports.refusal("means p step=v9"), "has no such ratio");
@@ -160,17 +197,20 @@ TEST_CASE("tables say how many tokens a batch of several lengths has") {
   p.update({{"batch", 3}, {"varlen_q", {0, 2048, 52}}, {"varlen_k", {0, 2048, 52}}});
   const std::vector<json> steps{step("v1", 1e12, 2e9, 1e-3)};
   reports.write("v", run("04_flash_v2", "forward", p, steps));
-  has(reports.table("steps v"), "forward: B=3 Hq=16 Hkv=16 varlen 2100 tokens, longest 2048, d=128 bf16, ");
+  has(reports.table("steps v"),
+      "forward: B=3 Hq=16 Hkv=16 varlen 2100 tokens, longest 2048, d=128 bf16, ");
   has(reports.table("lengths v"), "forward d=128 bf16 varlen, N the longest");
   has(reports.refusal("memory v"), "v is of several lengths, must be of one");
   p["varlen_k"] = {7, 1, 2048};
   reports.write("v", run("04_flash_v2", "forward", p, steps));
-  has(reports.table("steps v"), "varlen 2100 queries, longest 2048, 2056 keys, longest 2048, d=128 bf16, ");
+  has(reports.table("steps v"),
+      "varlen 2100 queries, longest 2048, 2056 keys, longest 2048, d=128 bf16, ");
 }
 
 TEST_CASE("a copy that was not measured is no roof to compare with") {
   Reports reports;
-  json r = run("02_online_softmax", "softmax", rows_problem("bf16", 4096, 65536), {step("v4", 0, 2e9, 1e-3)});
+  json r = run("02_online_softmax", "softmax", rows_problem("bf16", 4096, 65536),
+               {step("v4", 0, 2e9, 1e-3)});
   r["roofs"]["hbm_copy"]["source"] = "datasheet";
   reports.write("s", r);
   has_line(reports.table("steps s"), "| `v4` | 1.000 (1.000 .. 1.000) | 2000 | n/a | 2.00 |");
@@ -179,7 +219,8 @@ TEST_CASE("a copy that was not measured is no roof to compare with") {
 TEST_CASE("a table of lengths has a column for each number of columns") {
   Reports reports;
   const auto softmax = [&](const char* name, int64_t cols, const std::vector<json>& steps) {
-    reports.write(name, run("02_online_softmax", "softmax", rows_problem("bf16", 4096, cols), steps));
+    reports.write(name,
+                  run("02_online_softmax", "softmax", rows_problem("bf16", 4096, cols), steps));
   };
   softmax("a", 1024, {step("v3", 0, 3e9, 1e-3), step("v4", 0, 2e9, 1e-3)});
   softmax("b", 65536, {step("v3", 0, 3e9, 2e-3), step("v4", 0, 2e9, 0)});
@@ -187,10 +228,14 @@ TEST_CASE("a table of lengths has a column for each number of columns") {
   has_line(text, "| GB/s (% of copy) | cols=1024 | cols=65536 |");
   has_line(text, "| `v3` | 3000 (75.0) | 1500 (37.5) |");
   has_line(text, "| `v4` | 2000 (50.0) | - |");
-  has(text, "NVIDIA H200, softmax bf16. GB/s: modelled bytes over time; in brackets, % of the copy");
-  reports.write("n1024", run("03_flash_v1", "forward", problem("bf16", 1024), {step("v7", 4e11, 1, 1e-3)}));
-  reports.write("n16384", run("03_flash_v1", "forward", problem("bf16", 16384), {step("v7", 2e11, 1, 1e-3)}));
-  reports.write("n2048", run("03_flash_v1", "forward", problem("bf16", 2048), {step("v7", 3e11, 1, 1e-3)}));
+  has(text,
+      "NVIDIA H200, softmax bf16. GB/s: modelled bytes over time; in brackets, % of the copy");
+  reports.write("n1024",
+                run("03_flash_v1", "forward", problem("bf16", 1024), {step("v7", 4e11, 1, 1e-3)}));
+  reports.write("n16384",
+                run("03_flash_v1", "forward", problem("bf16", 16384), {step("v7", 2e11, 1, 1e-3)}));
+  reports.write("n2048",
+                run("03_flash_v1", "forward", problem("bf16", 2048), {step("v7", 3e11, 1, 1e-3)}));
   has_line(reports.table("lengths n*"), "| TFLOP/s | N=1024 | N=2048 | N=16384 |");
   has_line(reports.table("lengths n*"), "| `v7` | 400.0 | 300.0 | 200.0 |");
   has_line(reports.table("lengths n*"), "NVIDIA H200, forward d=128 bf16.");
@@ -208,14 +253,16 @@ TEST_CASE("a table of lengths has a column for each number of columns") {
   two["flop"] = 0;  // a softmax, a copy: bytes alone
   reports.write("bytes", run("06_flash_v3_hopper", "forward", problem("bf16", 1024), {two}));
   has(reports.refusal("lengths bytes phase=attention"), "no step of bytes has a phase attention");
-  has(reports.refusal("lengths n1024 a"), "a is of softmax bf16 on NVIDIA H200, not of forward d=128 bf16 on NVIDIA H200");
+  has(reports.refusal("lengths n1024 a"),
+      "a is of softmax bf16 on NVIDIA H200, not of forward d=128 bf16 on NVIDIA H200");
 }
 
 TEST_CASE("a table of problems: a row for each, whatever they differ in") {
   Reports reports;
   json window = problem("bf16", 2048);
   window["window"] = {1024, 0};
-  reports.write("a", run("04_flash_v2", "forward", problem("bf16", 1024), {step("v7", 4e11, 1, 1e-3), step("v8", 4e11, 1, 0)}));
+  reports.write("a", run("04_flash_v2", "forward", problem("bf16", 1024),
+                         {step("v7", 4e11, 1, 1e-3), step("v8", 4e11, 1, 0)}));
   reports.write("b", run("04_flash_v2", "forward", window, {step("v7", 2e11, 1, 2e-3)}));
   const std::string text = reports.table("problems a b");
   has(text, "NVIDIA H200, forward.\n");
@@ -223,13 +270,15 @@ TEST_CASE("a table of problems: a row for each, whatever they differ in") {
   has(text, "N=1024 d=128 bf16 | `v7` | 1.000 (1.000 .. 1.000) | 400.0 |");
   has(text, "window=1024,0 | `v7` | 2.000 (2.000 .. 2.000) | 100.0 |");
   CHECK(text.find("`v8`") == std::string::npos);  // not timed
-  reports.write("c", run("04_flash_v2", "backward", problem("bf16", 1024), {step("b2", 4e11, 1, 1e-3)}));
+  reports.write("c",
+                run("04_flash_v2", "backward", problem("bf16", 1024), {step("b2", 4e11, 1, 1e-3)}));
   has(reports.refusal("problems a c"), "c is backward on NVIDIA H200, not forward");
 }
 
 TEST_CASE("a table of memory joins chapters by length and says what is refused") {
   Reports reports;
-  const auto need = [&](const char* name, const char* chapter, const char* s, int n, const json& bytes) {
+  const auto need = [&](const char* name, const char* chapter, const char* s, int n,
+                        const json& bytes) {
     json r = run(chapter, "forward", problem("bf16", n), {step(s, 1, 1, 0)});
     r["steps"][0]["memory_bytes"] = bytes;
     r["device"]["memory_free_bytes"] = 139.0 * (1 << 30);
@@ -249,10 +298,13 @@ TEST_CASE("a table of memory joins chapters by length and says what is refused")
   has_line(text, "| 131072 | 1538.00 (refused) | 3.00 |");
   has_line(text, "| 200000 | - | refused |");
   CHECK(text.find("| 1024 ") < text.find("| 131072 "));
-  reports.write("c", run("03_flash_v1", "forward", problem("bf16", 1024, 8), {step("v7_exp2", 1, 1, 0)}));
-  reports.write("rows", run("02_online_softmax", "softmax", rows_problem("bf16", 8, 9), {step("v4", 0, 1, 0)}));
+  reports.write(
+      "c", run("03_flash_v1", "forward", problem("bf16", 1024, 8), {step("v7_exp2", 1, 1, 0)}));
+  reports.write("rows", run("02_online_softmax", "softmax", rows_problem("bf16", 8, 9),
+                            {step("v4", 0, 1, 0)}));
   has(reports.refusal("memory rows"), "rows is of rows, must be of attention");
-  reports.write("old", run("03_flash_v1", "forward", problem("bf16", 4096), {step("v7_exp2", 1, 1, 0)}));
+  reports.write("old",
+                run("03_flash_v1", "forward", problem("bf16", 4096), {step("v7_exp2", 1, 1, 0)}));
   has_line(reports.table("memory a.m1024 old"), "| 4096 | - | n/a |");
   has(reports.refusal("memory a.m1024 c"), "c is of another problem than a.m1024");
 }
@@ -263,35 +315,45 @@ TEST_CASE("a table of ratios: rate, median and quartiles of each peer, - where t
     return json{{"step", s}, {"peer", peer}, {"median", m}, {"q1", m - 0.01}, {"q3", m + 0.01}};
   };
   const auto entry = [](const json& r, const json& peers, const json& ratios) {
-    return json{{"problem", r.at("problem")}, {"operation", r.at("operation")}, {"runs", {r}}, {"peers", peers},
+    return json{{"problem", r.at("problem")},
+                {"operation", r.at("operation")},
+                {"runs", {r}},
+                {"peers", peers},
                 {"ratios", ratios}};
   };
   const json timed = {{"name", "flash"}, {"time", time_of(1e-3)}};
   const json too_large = {{"name", "01_naive:v5_cublas"}, {"reason", "out of memory"}};
   const json there = {{"name", "01_naive:v5_cublas"}, {"time", time_of(1e-3)}};
-  json p = {{"schema", "attn-peers-1"}, {"gpu", "NVIDIA H200"}, {"torch", "2.11"}, {"cudnn", 91900}};
+  json p = {
+      {"schema", "attn-peers-1"}, {"gpu", "NVIDIA H200"}, {"torch", "2.11"}, {"cudnn", 91900}};
   const auto forward = [&](int n) {
-    return run("03_flash_v1", "forward", problem("bf16", n), {step("v4", 1e11, 1, 1e-3), step("v7", 3e11, 1, 1e-3)});
+    return run("03_flash_v1", "forward", problem("bf16", n),
+               {step("v4", 1e11, 1, 1e-3), step("v7", 3e11, 1, 1e-3)});
   };
-  p["problems"] = {
-      entry(forward(1024), {timed, too_large}, {ratio("v4", "flash", 0.4), ratio("v7", "flash", 0.81)}),
-      entry(forward(2048), {timed, there},
-            {ratio("v7", "flash", 0.9), ratio("v7", "01_naive:v5_cublas", 1.5), ratio("v4", "flash", 0.5)})};
+  p["problems"] = {entry(forward(1024), {timed, too_large},
+                         {ratio("v4", "flash", 0.4), ratio("v7", "flash", 0.81)}),
+                   entry(forward(2048), {timed, there},
+                         {ratio("v7", "flash", 0.9), ratio("v7", "01_naive:v5_cublas", 1.5),
+                          ratio("v4", "flash", 0.5)})};
   reports.write("p", p);
   const std::string one = reports.table("ratios p step=v7");
   has(one, "NVIDIA H200, PyTorch 2.11, cuDNN 91900, `v7`; ");
   has_line(one, "| problem | TFLOP/s | x flash | x 01_naive:v5_cublas |");
   has_line(one, "| B=1 Hq=16 Hkv=16 N=1024 d=128 bf16 | 300.0 | 0.81 (0.80 .. 0.82) | - |");
-  has_line(one, "| B=1 Hq=16 Hkv=16 N=2048 d=128 bf16 | 300.0 | 0.90 (0.89 .. 0.91) | 1.50 (1.49 .. 1.51) |");
+  has_line(
+      one,
+      "| B=1 Hq=16 Hkv=16 N=2048 d=128 bf16 | 300.0 | 0.90 (0.89 .. 0.91) | 1.50 (1.49 .. 1.51) |");
   const std::string all = reports.table("ratios p peers=flash");
   has_line(all, "| problem | step | TFLOP/s | x flash |");
   has_line(all, "| B=1 Hq=16 Hkv=16 N=1024 d=128 bf16 | `v4` | 100.0 | 0.40 (0.39 .. 0.41) |");
   has(reports.refusal("ratios p step=v9"), "has no such ratio");
-  has(reports.refusal("ratios p steps=v7"), "steps=v7: must be a file, step=NAME or peers=NAME,NAME");
+  has(reports.refusal("ratios p steps=v7"),
+      "steps=v7: must be a file, step=NAME or peers=NAME,NAME");
 
   // Rows, of two files; a step that refuses a problem keeps its row.
   const auto rows = [&](const char* name, int64_t cols, double s) {
-    const json r = run("02_online_softmax", "softmax", rows_problem("bf16", 8, cols), {step("v4", 0, 2e9, s)});
+    const json r =
+        run("02_online_softmax", "softmax", rows_problem("bf16", 8, cols), {step("v4", 0, 2e9, s)});
     json q = p;
     q["problems"] = {entry(r, {{{"name", "softmax"}, {"time", time_of(1e-3)}}},
                            s > 0 ? json{ratio("v4", "softmax", 1.25)} : json::array())};
@@ -307,40 +369,51 @@ TEST_CASE("a table of ratios: rate, median and quartiles of each peer, - where t
 
   // Peers that are not the same for every problem leave a hole and do not move the others.
   const std::string peers = reports.table("peers p");
-  has_line(peers, "| B=1 Hq=16 Hkv=16 N=1024 d=128 bf16 | 1.000 | - | 1.000 | 1.00 | - | 1.000 | 1.00 | - |");
+  has_line(
+      peers,
+      "| B=1 Hq=16 Hkv=16 N=1024 d=128 bf16 | 1.000 | - | 1.000 | 1.00 | - | 1.000 | 1.00 | - |");
 }
 
 TEST_CASE("a table of traffic: the model beside ncu") {
   Reports reports;
   const auto phase = [](const char* name, const json& l2) {
-    return json{{"name", name}, {"tensor_flop", 0}, {"fp32_flop", 0}, {"exp", 0}, {"hbm_read", 1e9}, {"hbm_write", 1e9},
-                {"l2_bytes", l2}, {"predicted_s", 1}, {"binding", "HBM"}, {"time", nullptr}};
+    return json{{"name", name},     {"tensor_flop", 0}, {"fp32_flop", 0}, {"exp", 0},
+                {"hbm_read", 1e9},  {"hbm_write", 1e9}, {"l2_bytes", l2}, {"predicted_s", 1},
+                {"binding", "HBM"}, {"time", nullptr}};
   };
-  json whole = step("v7", 1, 2e9, 1e-3), part = step("b2", 1, 4e9, 1e-3), none = step("v2", 1, 4e9, 1e-3);
+  json whole = step("v7", 1, 2e9, 1e-3), part = step("b2", 1, 4e9, 1e-3),
+       none = step("v2", 1, 4e9, 1e-3);
   whole["phases"] = {phase("attention", 20e9)};
   part["phases"] = {phase("dot", nullptr), phase("main", 10e9)};
   none["phases"] = {phase("dot", nullptr), phase("main", 10e9)};
   reports.write("t", run("03_flash_v1", "forward", problem("bf16", 2048), {whole, part, none}));
-  const auto counted = [&](const std::string& s, const std::string& said, const std::vector<double>& l2_of_kernels) {
-    std::string csv = said + "\"ID\",\"Kernel Name\",\"CC\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n";
+  const auto counted = [&](const std::string& s, const std::string& said,
+                           const std::vector<double>& l2_of_kernels) {
+    std::string csv =
+        said + "\"ID\",\"Kernel Name\",\"CC\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n";
     for (std::size_t id = 0; id < l2_of_kernels.size(); ++id)
-      for (const auto& [metric, value] : {std::pair("lts__t_bytes.sum", l2_of_kernels[id]),
-                                          std::pair("dram__bytes_read.sum", 1.5e9),
-                                          std::pair("dram__bytes_write.sum", 0.5e9),
-                                          std::pair("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", l2_of_kernels[id] / 80),
-                                          std::pair("l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum", l2_of_kernels[id] / 160)})
-        csv += fmt::format("\"{}\",\"void k{}<__nv_bfloat16>(int)\",\"9.0\",\"{}\",\"byte\",\"{:.0f}\"\n", id, id,
-                           metric, value);
+      for (const auto& [metric, value] :
+           {std::pair("lts__t_bytes.sum", l2_of_kernels[id]),
+            std::pair("dram__bytes_read.sum", 1.5e9), std::pair("dram__bytes_write.sum", 0.5e9),
+            std::pair("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", l2_of_kernels[id] / 80),
+            std::pair("l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum", l2_of_kernels[id] / 160)})
+        csv += fmt::format(
+            "\"{}\",\"void k{}<__nv_bfloat16>(int)\",\"9.0\",\"{}\",\"byte\",\"{:.0f}\"\n", id, id,
+            metric, value);
     reports.write("03_flash_v1." + s + ".ncu.csv", csv);
   };
-  const std::string line = "==profile.sh== problem: forward B=1 Hq=16 Hkv=16 seqlen_q=2048 seqlen_k=2048 d=128 ";
+  const std::string line =
+      "==profile.sh== problem: forward B=1 Hq=16 Hkv=16 seqlen_q=2048 seqlen_k=2048 d=128 ";
   counted("v7", line + "bf16 inputs=random seed=3\n", {21e9});
   counted("b2", "", {3e9, 9e9});  // says no problem; of its launches the second has a model
   counted("v2", "", {3e9});       // one launch, two phases: which is it?
   const std::string text = reports.table("traffic t 03_flash_v1 v7,b2,v2");
-  has(text, "NVIDIA H200, forward B=1 Hq=16 Hkv=16 seqlen_q=2048 seqlen_k=2048 d=128 bf16 inputs=random; ");
+  has(text,
+      "NVIDIA H200, forward B=1 Hq=16 Hkv=16 seqlen_q=2048 seqlen_k=2048 d=128 bf16 "
+      "inputs=random; ");
   has_line(text,
-           "| step | modelled L2 GB | asked by SMs GB | asked / modelled | counted in L2 GB | modelled HBM GB "
+           "| step | modelled L2 GB | asked by SMs GB | asked / modelled | counted in L2 GB | "
+           "modelled HBM GB "
            "| counted HBM GB |");
   // 3/160 of the bytes in sectors of 32: 0.6 of what is counted in L2.
   has_line(text, "| `v7` | 20.0 | 12.6 | 0.63 | 21.0 | 2.00 | 2.00 |");
@@ -356,10 +429,12 @@ TEST_CASE("a table of traffic: the model beside ncu") {
   CHECK(reports.table("traffic t 03_flash_v1 b2") == "not measured yet\n");
 }
 
-TEST_CASE("a table of counters has its steps in the order of the chapter: v2 before v10, backward last") {
+TEST_CASE(
+    "a table of counters has its steps in the order of the chapter: v2 before v10, backward last") {
   Reports reports;
   const std::string one = read_all(recorded("01_naive.v1_global.ncu.csv"));
-  for (const char* step : {"v10_last", "b1_back", "v2_next"}) reports.write(fmt::format("09_x.{}.ncu.csv", step), one);
+  for (const char* step : {"v10_last", "b1_back", "v2_next"})
+    reports.write(fmt::format("09_x.{}.ncu.csv", step), one);
   const std::string text = reports.table("counters 09_x");
   CHECK(text.find("v2_next") < text.find("v10_last"));
   CHECK(text.find("v10_last") < text.find("b1_back"));
@@ -377,9 +452,12 @@ TEST_CASE("a ladder has each step over the one before") {
 
 TEST_CASE("a table whose report is not there says so, and says which") {
   Reports reports;
-  reports.write("there", run("03_flash_v1", "forward", problem("bf16", 1024), {step("v7", 4e11, 1, 1e-3)}));
-  for (const char* words : {"steps nosuch", "ladder nosuch", "phases nosuch", "lengths there nosuch", "lengths nosuch*", "memory nosuch*",
-                            "peers nosuch", "ratios nosuch step=v7", "counters 09_nosuch", "diff nosuch there"}) {
+  reports.write("there",
+                run("03_flash_v1", "forward", problem("bf16", 1024), {step("v7", 4e11, 1, 1e-3)}));
+  for (const char* words :
+       {"steps nosuch", "ladder nosuch", "phases nosuch", "lengths there nosuch", "lengths nosuch*",
+        "memory nosuch*", "peers nosuch", "ratios nosuch step=v7", "counters 09_nosuch",
+        "diff nosuch there"}) {
     INFO(words);
     CHECK(reports.table(words) == "not measured yet\n");
     REQUIRE(reports.missing.size() == 1);
@@ -390,6 +468,8 @@ TEST_CASE("a table whose report is not there says so, and says which") {
   // A report that is damaged is another matter, and so is a folder that is not there.
   reports.write("cut.json", std::string("{\"schema\": "));
   has(reports.refusal("steps cut"), "cut.json: is not a JSON object");
-  has(reports.refusal("nosuch there"), "must be steps, ladder, phases, lengths, problems, accuracy, memory, peers, ratios");
-  has(refusal_of([&] { return fill_tables("", "page.md", reports.path() / "nowhere"); }), "no such folder");
+  has(reports.refusal("nosuch there"),
+      "must be steps, ladder, phases, lengths, problems, accuracy, memory, peers, ratios");
+  has(refusal_of([&] { return fill_tables("", "page.md", reports.path() / "nowhere"); }),
+      "no such folder");
 }

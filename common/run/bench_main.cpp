@@ -1,5 +1,5 @@
-// The Google Benchmark program of every chapter, bench_<chapter>: the chapter's steps on the GPU, timed
-// by device events as the chapter program times them (L2 flushed before each launch).
+// The Google Benchmark program of every chapter, bench_<chapter>: the chapter's steps on the GPU,
+// timed by device events as the chapter program times them (L2 flushed before each launch).
 //
 //     bench_01_naive --batch 4 --heads 16 --head-dim 128 --benchmark_filter=v4 --benchmark_out=b.json
 //
@@ -21,8 +21,8 @@
 namespace attn {
 namespace {
 
-// What the benchmarks of one process share. The session of the last problem is kept: inputs are drawn
-// and uploaded once for all steps.
+// What the benchmarks of one process share. The session of the last problem is kept: inputs are
+// drawn and uploaded once for all steps.
 struct Shared {
   Roofs roofs = measure_roofs();
   GpuTimer timer;
@@ -109,7 +109,8 @@ int bench(int argc, char** argv) {
           ->Unit(benchmark::kMillisecond);
     }
   benchmark::AddCustomContext("gpu", gpu_info().name);
-  benchmark::AddCustomContext("hbm_copy_bytes_per_s", fmt::format("{:.4g}", shared.roofs.hbm_copy.rate));
+  benchmark::AddCustomContext("hbm_copy_bytes_per_s",
+                              fmt::format("{:.4g}", shared.roofs.hbm_copy.rate));
   benchmark::RunSpecifiedBenchmarks();
   return 0;
 }

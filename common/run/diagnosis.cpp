@@ -26,7 +26,8 @@ namespace {
 
 using Outcome = Varied::Outcome;
 
-Varied run(const Step& step, const Operation& op, const Problem& p, Backend backend, std::uint64_t schedule) {
+Varied run(const Step& step, const Operation& op, const Problem& p, Backend backend,
+           std::uint64_t schedule) {
   const HostTensors inputs = draw(op, p).tensors;
   const std::vector<Expected> expected = expected_of(step, p, inputs, {});
   for (std::uint64_t n = schedule; n < schedule + (backend == Backend::emulated ? 3 : 1); ++n) {
@@ -97,7 +98,8 @@ Varied apart(const std::function<Varied()>& work) {
 
 }  // namespace
 
-std::vector<Varied> diagnose(const Step& step, const Problem& p, Backend backend, std::uint64_t schedule) {
+std::vector<Varied> diagnose(const Step& step, const Problem& p, Backend backend,
+                             std::uint64_t schedule) {
   const Operation& op = *step.operation;
   const bool rows_alone = op.matrix;
   if (const auto none = not_varied(p, rows_alone, backend)) return {*none};

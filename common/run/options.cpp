@@ -40,10 +40,10 @@ std::vector<int64_t> parse_lengths(const std::string& option, const std::string&
   return lengths;
 }
 
-// The shapes of q.npy and k.npy (of the first input, for operations on rows) are the problem; an option that says
-// otherwise is a mistake.
-void take_shapes_of_files(const std::string& folder, const Operation& operation, const std::set<std::string>& given,
-                          Problem& p) {
+// The shapes of q.npy and k.npy (of the first input, for operations on rows) are the problem; an
+// option that says otherwise is a mistake.
+void take_shapes_of_files(const std::string& folder, const Operation& operation,
+                          const std::set<std::string>& given, Problem& p) {
   if (!std::filesystem::is_directory(folder))
     throw InputError(fmt::format("--load {}: no such folder", folder));
   const std::size_t rank = p.varlen() ? 3 : 4;
@@ -60,7 +60,8 @@ void take_shapes_of_files(const std::string& folder, const Operation& operation,
   const auto take = [&](int64_t& field, int64_t value, std::initializer_list<const char*> options) {
     for (const char* option : options)
       if (given.contains(option) && field != value)
-        throw InputError(fmt::format("{} {}: the files in {} say {}", option, field, folder, value));
+        throw InputError(
+            fmt::format("{} {}: the files in {} say {}", option, field, folder, value));
     field = value;
   };
   if (operation.matrix) {
@@ -79,14 +80,15 @@ void take_shapes_of_files(const std::string& folder, const Operation& operation,
   const std::vector<TensorSpec> inputs = operation.inputs(p);
   if (std::ranges::find(inputs, "do", &TensorSpec::name) != inputs.end())
     if (const auto d_o = shape_of_file("do"); d_o != q)
-      throw InputError(fmt::format("{}: q.npy {} and do.npy {} must have one shape", folder, text(q),
-                                   text(d_o)));
+      throw InputError(fmt::format("{}: q.npy {} and do.npy {} must have one shape", folder,
+                                   text(q), text(d_o)));
   if (k != v)
     throw InputError(fmt::format("{}: k.npy {} and v.npy {} must have one shape", folder, text(k),
                                  text(v)));
   if (p.varlen()) {  // the list says how many tokens; whoever reads the files holds them to it
     if (q[2] != k[2])
-      throw InputError(fmt::format("{}: q.npy {} and k.npy {} must agree in head_dim", folder, text(q), text(k)));
+      throw InputError(fmt::format("{}: q.npy {} and k.npy {} must agree in head_dim", folder,
+                                   text(q), text(k)));
     take(p.heads, q[1], {"--heads"});
     take(p.kv_heads, k[1], {"--kv-heads"});
     take(p.head_dim, q[2], {"--head-dim"});
@@ -102,8 +104,11 @@ void take_shapes_of_files(const std::string& folder, const Operation& operation,
   take(p.seqlen_k, k[2], {"--seqlen-k", "--seqlen"});
   take(p.head_dim, q[3], {"--head-dim"});
   const std::filesystem::path used = std::filesystem::path(folder) / "seqused_k.npy";
-  if (std::ranges::find(inputs, "seqused_k", &TensorSpec::name) == inputs.end() || !std::filesystem::exists(used)) return;
-  if (!p.seqused_k.empty()) throw InputError(fmt::format("--seqused: not together with {}", used.string()));
+  if (std::ranges::find(inputs, "seqused_k", &TensorSpec::name) == inputs.end() ||
+      !std::filesystem::exists(used))
+    return;
+  if (!p.seqused_k.empty())
+    throw InputError(fmt::format("--seqused: not together with {}", used.string()));
   p.seqused_k = load_lengths(used, p.batch, p.seqlen_k);
 }
 
@@ -134,14 +139,17 @@ void take_sizes_of_files(const std::string& folder, const Operation& operation,
 void take_varlen(const std::string& list, const std::set<std::string>& given, Problem& p) {
   const auto not_given = [&](const char* option, std::initializer_list<const char*> others) {
     for (const char* other : others)
-      if (given.contains(other)) throw InputError(fmt::format("{}: not together with {}", other, option));
+      if (given.contains(other))
+        throw InputError(fmt::format("{}: not together with {}", other, option));
   };
   if (list.empty()) {
-    if (!p.varlen_k.empty()) throw InputError("--varlen-k: needs --varlen, the queries of each sequence");
+    if (!p.varlen_k.empty())
+      throw InputError("--varlen-k: needs --varlen, the queries of each sequence");
   } else if (list == "skewed") {
     not_given("--varlen skewed", {"--varlen-k", "--seqlen-q", "--seqlen-k", "--load"});
     if (p.batch > Problem::kMostSequences)
-      throw InputError(fmt::format("--batch {}: must be at most {} with --varlen", p.batch, Problem::kMostSequences));
+      throw InputError(fmt::format("--batch {}: must be at most {} with --varlen", p.batch,
+                                   Problem::kMostSequences));
     p.varlen_q = skewed_lengths(p.batch, p.seqlen_q, p.seed);
   } else {
     not_given("--varlen", {"--batch", "--seqlen-q", "--seqlen-k", "--seqlen"});
@@ -193,20 +201,23 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     if (!given.contains("--seqlen-q")) p.seqlen_q = n;
     if (!given.contains("--seqlen-k")) p.seqlen_k = n;
   });
-  value("--varlen", "N,N,...: lengths of the sequences, packed; skewed: --batch lengths up to --seqlen",
+  value("--varlen",
+        "N,N,...: lengths of the sequences, packed; skewed: --batch lengths up to --seqlen",
         [&](const std::string& t) { varlen = t; });
   value("--varlen-k", "N,N,...: keys of each sequence (as --varlen)",
         [&](const std::string& t) { p.varlen_k = parse_lengths("--varlen-k", t); });
   integer("--head-dim", "d (64)", &p.head_dim);
-  value("--dtype", "fp32, fp16, bf16; or int8, e4m3, int4: given in bf16, quantised by the step (bf16)", [&](const std::string& t) {
-    p.dtype = parse_choice<DType>("--dtype", t,
-                                  {{"fp32", DType::fp32},
-                                   {"fp16", DType::fp16},
-                                   {"bf16", DType::bf16},
-                                   {"int8", DType::int8},
-                                   {"e4m3", DType::e4m3},
-                                   {"int4", DType::int4}});
-  });
+  value("--dtype",
+        "fp32, fp16, bf16; or int8, e4m3, int4: given in bf16, quantised by the step (bf16)",
+        [&](const std::string& t) {
+          p.dtype = parse_choice<DType>("--dtype", t,
+                                        {{"fp32", DType::fp32},
+                                         {"fp16", DType::fp16},
+                                         {"bf16", DType::bf16},
+                                         {"int8", DType::int8},
+                                         {"e4m3", DType::e4m3},
+                                         {"int4", DType::int4}});
+        });
   value("--window", "LEFT,RIGHT: keys seen to each side; -1: no limit", [&](const std::string& t) {
     const auto parts = split(t, ',');
     if (parts.size() != 2)
@@ -214,31 +225,37 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     p.window_left = parse_number<int64_t>("--window", parts[0], -1, kMost);
     p.window_right = parse_number<int64_t>("--window", parts[1], -1, kMost);
   });
-  value("--mask", "random:DENSITY or block:FILE[,BLOCK_M,BLOCK_N]: blocks of queries and keys that meet; flashmask:KIND; sta:CANVAS,TILE,WINDOW",
+  value("--mask",
+        "random:DENSITY or block:FILE[,BLOCK_M,BLOCK_N]: blocks of queries and keys that meet; "
+        "flashmask:KIND; sta:CANVAS,TILE,WINDOW",
         [&](const std::string& t) { mask = t; });
   value("--scale", "softmax scale (1/sqrt(d))", [&](const std::string& t) {
     p.softmax_scale = parse_number<double>("--scale", t, -1e30, 1e30);
-    if (p.softmax_scale == 0) throw InputError("--scale 0: must not be 0: every score would be equal");
+    if (p.softmax_scale == 0)
+      throw InputError("--scale 0: must not be 0: every score would be equal");
   });
   const auto feature = [&](const Feature& f) {
     const std::string name = f.option();
     if (f.kind == Feature::Kind::flag) {
-      app.add_flag_callback(name, [&given, &p, &f, name] { given.insert(name), f.give(p, {1}); }, f.help);
+      app.add_flag_callback(
+          name, [&given, &p, &f, name] { given.insert(name), f.give(p, {1}); }, f.help);
       return;
     }
     value(name, f.help, [&o, &p, &f, name](const std::string& t) {
       if (f.read) return o.typed[f.name] = t, f.give(p, f.read(t));
       std::vector<double> values;
       for (const std::string& part : f.kind == Feature::Kind::list ? split(t, ',') : std::vector{t})
-        values.push_back(f.whole ? static_cast<double>(parse_number<int64_t>(
-                                       name, part, static_cast<int64_t>(f.least), static_cast<int64_t>(f.most)))
-                                 : parse_number<double>(name, part, f.least, f.most));
+        values.push_back(
+            f.whole ? static_cast<double>(parse_number<int64_t>(
+                          name, part, static_cast<int64_t>(f.least), static_cast<int64_t>(f.most)))
+                    : parse_number<double>(name, part, f.least, f.most));
       f.give(p, values);
     });
   };
   for (const Feature& f : shared_features())
     if (!f.help.empty()) feature(f);
-  std::set<std::string> own_names;  // of two operations that share one, the first says what it means
+  // of two operations that share one, the first says what it means
+  std::set<std::string> own_names;
   for (const Operation* op : operations_of(chapter))
     for (const Feature& f : op->own)
       if (own_names.insert(f.name).second) feature(f);
@@ -247,9 +264,11 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   value("--seed", "of the inputs (1)", [&](const std::string& t) {
     p.seed = parse_number<uint64_t>("--seed", t, 0, std::numeric_limits<uint64_t>::max());
   });
-  value("--schedule", "N: the order in which the emulator runs threads (as --seed)", [&](const std::string& t) {
-    o.schedule = parse_number<uint64_t>("--schedule", t, 0, std::numeric_limits<uint64_t>::max());
-  });
+  value("--schedule", "N: the order in which the emulator runs threads (as --seed)",
+        [&](const std::string& t) {
+          o.schedule =
+              parse_number<uint64_t>("--schedule", t, 0, std::numeric_limits<uint64_t>::max());
+        });
   const char* const inputs = "random, needle, peaked, outlier; field:TxHxW[,TILE]: smooth";
   value("--inputs", inputs, [&](const std::string& t) {
     if (t.starts_with("field:")) {
@@ -282,7 +301,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   app.add_flag("--races", o.races, "look for races too (emulated; takes several times as long)");
   app.add_flag("--time", o.time, "measure times and roofs (GPU only)");
   app.add_flag("--turns", o.turns,
-               "time a step, unchecked, for each line of standard input that names one; a line of JSON each (peers.py)");
+               "time a step, unchecked, for each line of standard input that names one; a line of "
+               "JSON each (peers.py)");
   value("--warmup", "launches before the timed ones (3)", [&](const std::string& t) {
     o.warmup = static_cast<int>(parse_number<int64_t>("--warmup", t, 0, 1000000));
   });
@@ -294,7 +314,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   value("--json", "write everything found to FILE", [&](const std::string& t) { o.json = t; });
   value("--load", "take the inputs from DIR, a .npy file each, as --save writes them",
         [&](const std::string& t) { o.load = t; });
-  value("--save", "write inputs to DIR, outputs to DIR/STEP", [&](const std::string& t) { o.save = t; });
+  value("--save", "write inputs to DIR, outputs to DIR/STEP",
+        [&](const std::string& t) { o.save = t; });
   value("--profile", "launch one step once and nothing else, for ncu",
         [&](const std::string& t) { o.profile = t; });
   app.add_flag("--require-gpu", o.require_gpu, "exit 77 instead of emulating");
@@ -320,9 +341,11 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   if (o.operation == nullptr) {
     std::vector<std::string> names;
     for (const Operation* op : operations) names.push_back(op->name);
-    throw InputError(fmt::format("--operation {}: this chapter has {}", operation, fmt::join(names, ", ")));
+    throw InputError(
+        fmt::format("--operation {}: this chapter has {}", operation, fmt::join(names, ", ")));
   }
-  // A step names its operation, so that `--step b1_global` needs no --operation beside it; and what it quantises to.
+  // A step names its operation, so that `--step b1_global` needs no --operation beside it; and what
+  // it quantises to.
   const auto take_step = [&](const char* from, const std::string& name) -> const Step& {
     std::vector<std::string> names;
     for (const Step& s : chapter.steps) {
@@ -333,7 +356,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
                                  fmt::join(names, ", ")));
   };
   if (o.schedule && o.device == DeviceChoice::gpu)
-    throw InputError(fmt::format("--schedule {}: of the emulator alone, not together with --device gpu", *o.schedule));
+    throw InputError(fmt::format(
+        "--schedule {}: of the emulator alone, not together with --device gpu", *o.schedule));
   if (o.races && o.device == DeviceChoice::gpu)
     throw InputError("--races: of the emulator alone, not together with --device gpu");
   if (o.races && o.check == CheckChoice::off && o.save.empty())
@@ -365,10 +389,12 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     if (std::ranges::none_of(chapter.steps, [&](const Step& s) {
           return of_it(s) && quantises_to(s) == DType::bf16;
         }))
-      if (const auto first = std::ranges::find_if(chapter.steps, of_it); first != chapter.steps.end())
+      if (const auto first = std::ranges::find_if(chapter.steps, of_it);
+          first != chapter.steps.end())
         p.dtype = quantises_to(*first);
   }
-  if (o.operation->few_queries > 0 && !given.contains("--seqlen-q")) p.seqlen_q = o.operation->few_queries;
+  if (o.operation->few_queries > 0 && !given.contains("--seqlen-q"))
+    p.seqlen_q = o.operation->few_queries;
   p.matrix = o.operation->matrix;
   if (p.matrix) {
     for (const Feature& f : shared_features())
@@ -378,7 +404,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
       if (given.contains(other))
         throw InputError(fmt::format("{}: a {} has none", other, o.operation->name));
     if (rows > 0 || cols > 0) {
-      for (const char* other : {"--batch", "--heads", "--kv-heads", "--seqlen-q", "--seqlen-k", "--seqlen"})
+      for (const char* other :
+           {"--batch", "--heads", "--kv-heads", "--seqlen-q", "--seqlen-k", "--seqlen"})
         if (given.contains(other))
           throw InputError(fmt::format("{}: not together with --rows and --cols", other));
       p.batch = p.heads = p.kv_heads = 1;
@@ -399,7 +426,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
                                          ? " " + o.typed.at(f.name)
                                          : fmt::format(" {}", fmt::join(f.values(p), ",")),
                                      op->name, o.operation->name));
-      if (op == o.operation && f.otherwise != 0 && !given.contains(f.option())) f.give(p, {f.otherwise});
+      if (op == o.operation && f.otherwise != 0 && !given.contains(f.option()))
+        f.give(p, {f.otherwise});
     }
   if (p.kv_heads == 0) p.kv_heads = p.heads;
   take_varlen(varlen, given, p);
@@ -413,7 +441,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   if (o.operation->complete) o.operation->complete(p, given);
   if (!mask.empty()) {
     if (p.varlen()) throw InputError("--mask: not together with --varlen");
-    if (o.operation->matrix) throw InputError(fmt::format("--mask: {} has no keys", o.operation->name));
+    if (o.operation->matrix)
+      throw InputError(fmt::format("--mask: {} has no keys", o.operation->name));
     p.mask = read_mask(mask, p);
   }
   if (has_field(p)) check_field(p);

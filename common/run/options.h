@@ -20,7 +20,8 @@ enum class CheckChoice { automatic, full, sample, off };
 struct Options {
   bool list = false;
   std::vector<std::string> steps;  ///< empty: all that support the problem
-  const Operation* operation = nullptr;  ///< without --operation and --step that of the chapter's first step
+  /// without --operation and --step that of the chapter's first step
+  const Operation* operation = nullptr;
   Problem problem;  ///< finished
   /// Of the operation's own options those whose text has a grammar of its own: as they were typed.
   std::map<std::string, std::string> typed;

@@ -14,9 +14,11 @@ namespace {
 std::string rate_text(const StepResult& s) {
   const double flop_per_s = s.flop / s.time->median;
   if (s.read_s)
-    return fmt::format("{:.1f} GB/s of use ({:.1f} % of the read roof)", s.compulsory_bytes / s.time->median * 1e-9,
+    return fmt::format("{:.1f} GB/s of use ({:.1f} % of the read roof)",
+                       s.compulsory_bytes / s.time->median * 1e-9,
                        100 * *s.read_s / s.time->median);
-  if (s.flop == 0) return fmt::format("{:.1f} GB/s", modelled_bytes(s.cost) / s.time->median * 1e-9);
+  if (s.flop == 0)
+    return fmt::format("{:.1f} GB/s", modelled_bytes(s.cost) / s.time->median * 1e-9);
   return flop_per_s >= 1e12 ? fmt::format("{:.1f} TFLOP/s", flop_per_s * 1e-12)
                             : fmt::format("{:.1f} GFLOP/s", flop_per_s * 1e-9);
 }
@@ -37,8 +39,8 @@ std::string error_text(const StepResult& s) {
 void print_list(const Chapter& c) {
   fmt::print("{}: {}\n", c.name, c.summary);
   for (const Step& s : c.steps)
-    fmt::print("  {:<16} {:<12} {}\n  {:<16} {:<12} supports {}{}\n", s.name, s.operation->name, s.idea, "",
-               "", s.support,
+    fmt::print("  {:<16} {:<12} {}\n  {:<16} {:<12} supports {}{}\n", s.name, s.operation->name,
+               s.idea, "", "", s.support,
                s.deterministic ? "" : "; results differ from run to run (order of atomics)");
 }
 
@@ -89,17 +91,20 @@ void print_step(const StepResult& s) {
              bytes_text(s.compulsory_bytes));
   for (const Verdict& v : s.verdicts)
     if (const auto& d = v.to_originals)
-      fmt::print("  {:<14} from the originals: cosine {:.6f}, relative L1 {:.2e}, RMSE {:.2e}\n", v.tensor, d->cosine,
-                 d->relative_l1, d->rmse);
+      fmt::print("  {:<14} from the originals: cosine {:.6f}, relative L1 {:.2e}, RMSE {:.2e}\n",
+                 v.tensor, d->cosine, d->relative_l1, d->rmse);
   for (const Verdict& v : s.verdicts) {
     if (v.failure != s.reason && !v.failure.empty()) fmt::print("  {}\n", v.failure);
     for (const std::string& line : v.shape) fmt::print("  {} {}\n", v.tensor, line);
   }
   if (!s.time) return;
   if (*s.share_of_roof() > 1) fmt::print("  above 100 %: {}\n", above_roof(s.prediction.binding));
-  if (!s.launch_hidden) fmt::print("  the host took longer to launch than the GPU could be kept busy: that is in the time\n");
+  if (!s.launch_hidden)
+    fmt::print(
+        "  the host took longer to launch than the GPU could be kept busy: that is in the time\n");
   if (s.plan_time)
-    fmt::print("  {:<14} {:>12} measured, on the host before the launch\n", "plan", time_text(s.plan_time->median));
+    fmt::print("  {:<14} {:>12} measured, on the host before the launch\n", "plan",
+               time_text(s.plan_time->median));
   for (std::size_t n = 0; n < s.phase_times.size(); ++n) {
     const auto& [phase, time] = s.phase_times[n];
     const auto predicted =
@@ -116,10 +121,13 @@ void print_variations(const RunResult& r) {
   bool failed = false;
   for (const StepResult& s : r.steps) {
     failed |= s.outcome == StepResult::Outcome::fail;
-    if (!s.variations.empty()) fmt::print("{:<16} varied: {}\n", s.step, varied_text(s.variations, s.reason));
+    if (!s.variations.empty())
+      fmt::print("{:<16} varied: {}\n", s.step, varied_text(s.variations, s.reason));
   }
   if (failed && r.backend == Backend::emulated)
-    fmt::print("schedule: --schedule {} runs the threads in this order again, another number in another\n", r.schedule);
+    fmt::print(
+        "schedule: --schedule {} runs the threads in this order again, another number in another\n",
+        r.schedule);
 }
 
 }  // namespace attn

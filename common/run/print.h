@@ -16,10 +16,11 @@ bool shown_for(const Step&, DType);
 void print_other_types(const Chapter&, const Operation&, Problem);
 /// The roofs that predictions use.
 void print_roofs(const Roofs&, DType);
-/// A step as it finishes: verdict, time, share of the roof that binds, bytes; with times a line for each phase. What
-/// failed has lines for its shape.
+/// A step as it finishes: verdict, time, share of the roof that binds, bytes; with times a line for
+/// each phase. What failed has lines for its shape.
 void print_step(const StepResult&);
-/// What became of the variations of steps that failed, a line each; and how to run the same schedule again.
+/// What became of the variations of steps that failed, a line each; and how to run the same
+/// schedule again.
 void print_variations(const RunResult&);
 
 }  // namespace attn

@@ -9,8 +9,8 @@
 
 namespace attn {
 
-/// From construction to destruction, after the first second: "v3_prefetch: the reference, 12 s". On standard error, and
-/// only if that is a terminal: a file or a pipe holds results and nothing else.
+/// From construction to destruction, after the first second: "v3_prefetch: the reference, 12 s". On
+/// standard error, and only if that is a terminal: a file or a pipe holds results and nothing else.
 class Progress {
  public:
   explicit Progress(std::string what);

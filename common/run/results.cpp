@@ -107,12 +107,14 @@ json to_json(const StepResult& s) {
                         {"failure", v.failure},
                         {"shape", v.shape}});
     if (const auto& d = v.to_originals)
-      verdicts.back()["to_originals"] = {
-          {"cosine", finite(d->cosine)}, {"relative_l1", finite(d->relative_l1)}, {"rmse", finite(d->rmse)}};
+      verdicts.back()["to_originals"] = {{"cosine", finite(d->cosine)},
+                                         {"relative_l1", finite(d->relative_l1)},
+                                         {"rmse", finite(d->rmse)}};
   }
   json variations = json::array();
   for (const Varied& v : s.variations)
-    variations.push_back({{"change", v.change}, {"outcome", name(v.outcome)}, {"reason", v.reason}});
+    variations.push_back(
+        {{"change", v.change}, {"outcome", name(v.outcome)}, {"reason", v.reason}});
   const auto share = s.share_of_roof();
   json j = {{"name", s.step},
           {"operation", s.operation},

@@ -33,12 +33,14 @@ struct StepResult {
   Cost cost;
   Prediction prediction;
   double flop = 0, compulsory_bytes = 0;
-  /// Of an operation that is rated by its useful bytes (compulsory_bytes): the time of reading them. Over the measured time
-  /// it is the share of the roof of reading.
+  /// Of an operation that is rated by its useful bytes (compulsory_bytes): the time of reading
+  /// them. Over the measured time it is the share of the roof of reading.
   std::optional<double> read_s;
-  std::optional<double> memory_bytes;  ///< device memory it needs; nothing where it does not support the problem
+  /// device memory it needs; nothing where it does not support the problem
+  std::optional<double> memory_bytes;
   std::optional<TimeStatistics> time;
-  std::optional<TimeStatistics> plan_time;  ///< on the host, before the launch, in none of the other times
+  /// on the host, before the launch, in none of the other times
+  std::optional<TimeStatistics> plan_time;
   bool launch_hidden = true;  ///< of all timed launches
   std::vector<std::pair<std::string, TimeStatistics>> phase_times;
 

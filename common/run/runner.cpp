@@ -43,8 +43,8 @@ enum Exit {
 // Above this many multiply-adds of one pass over Q, K the reference samples rows.
 constexpr double kFullCheckLimit = 3e9;
 
-// The JSON file of a run. It is written beside its place and moved there when it is whole, so that a
-// run which fails leaves the file of an earlier one alone.
+// The JSON file of a run. It is written beside its place and moved there when it is whole, so that
+// a run which fails leaves the file of an earlier one alone.
 class JsonFile {
  public:
   explicit JsonFile(const std::string& path) : path_(path), part_(path + ".part") {
@@ -53,7 +53,8 @@ class JsonFile {
       throw InputError(fmt::format("--json {}: cannot be written (it is a folder)", path));
     file_.open(part_, std::ios::trunc);
     if (!file_)
-      throw InputError(fmt::format("--json {}: cannot be written ({})", path, std::strerror(errno)));
+      throw InputError(
+          fmt::format("--json {}: cannot be written ({})", path, std::strerror(errno)));
   }
   ~JsonFile() {
     std::error_code ignored;
@@ -84,8 +85,8 @@ class Run {
   int run() {
     if (options_.gpu_number && gpu_info().available) {
       if (*options_.gpu_number >= gpu_info().count)
-        throw InputError(fmt::format("--device gpu:{}: must be below {}, the number of GPUs", *options_.gpu_number,
-                                     gpu_info().count));
+        throw InputError(fmt::format("--device gpu:{}: must be below {}, the number of GPUs",
+                                     *options_.gpu_number, gpu_info().count));
       in_use_.emplace(Device(Backend::gpu, *options_.gpu_number));
     }
     const bool have_gpu = gpu_info().available;
@@ -96,7 +97,8 @@ class Run {
     result_.backend = have_gpu && options_.device != DeviceChoice::emulated ? Backend::gpu
                                                                            : Backend::emulated;
     if (options_.schedule && result_.backend == Backend::gpu)
-      throw InputError(fmt::format("--schedule {}: of the emulator alone (--device emulated)", *options_.schedule));
+      throw InputError(fmt::format("--schedule {}: of the emulator alone (--device emulated)",
+                                   *options_.schedule));
     if (options_.races && result_.backend == Backend::gpu)
       throw InputError("--races: of the emulator alone (--device emulated)");
     result_.schedule = options_.schedule.value_or(problem().seed);
@@ -122,7 +124,8 @@ class Run {
     if (none_left || (!launches_anything() && options_.profile.empty())) {
       if (!none_left) print_roofs(result_.roofs, type_of_products(operation_, problem()));
       for (const Planned& p : plan) add(p.refused ? *p.refused : predicted(*p.step));
-      if (none_supported && options_.steps.empty()) print_other_types(chapter_, operation_, problem());
+      if (none_supported && options_.steps.empty())
+        print_other_types(chapter_, operation_, problem());
       return finish(json_file, none_supported ? kUnsupported : device_failed_ ? kDevice : kPass);
     }
     std::tie(inputs_, originals_) = drawn_or_loaded();
@@ -210,7 +213,8 @@ class Run {
     std::optional<std::string> reason;
     if (const GpuSpec* spec = find_gpu(options_.gpu))
       reason = lacks(step, spec->full_name, 10 * spec->cc_major + spec->cc_minor);
-    if (reason && result_.backend == Backend::emulated) *reason += " (without --gpu it runs in the emulator)";
+    if (reason && result_.backend == Backend::emulated)
+      *reason += " (without --gpu it runs in the emulator)";
     if (const GpuInfo& gpu = gpu_info(); !reason && result_.backend == Backend::gpu)
       reason = lacks(step, gpu.name, 10 * gpu.cc_major + gpu.cc_minor);
     return reason;
@@ -230,13 +234,15 @@ class Run {
     double most = 0;
     std::string most_text;
     const auto fits = [&](const Step& s) { return shown_for(s, problem().dtype); };
-    const bool some = std::ranges::any_of(
-        chapter_.steps, [&](const Step& s) { return s.operation == options_.operation && fits(s); });
+    const bool some = std::ranges::any_of(chapter_.steps, [&](const Step& s) {
+      return s.operation == options_.operation && fits(s);
+    });
     for (const Step& step : chapter_.steps) {
       const auto& asked = options_.steps;
       if (step.operation != options_.operation) continue;
       if (asked.empty() && some && !fits(step)) continue;
-      if (!asked.empty() && std::find(asked.begin(), asked.end(), step.name) == asked.end()) continue;
+      if (!asked.empty() && std::find(asked.begin(), asked.end(), step.name) == asked.end())
+        continue;
       std::optional<std::string> reason = refusal(step, problem());
       if (!reason) reason = lacking(step);
       if (!reason && !step.launch.on(result_.backend)) reason = "not built for this device";
@@ -249,7 +255,8 @@ class Run {
           "{} needed ({}{}tensors {}), {} free", bytes_text(need.total()), need.workspace_text,
           need.workspace_text.empty() ? "" : " + ", bytes_text(need.tensors), bytes_text(free));
       if (need.total() > free && launches_anything()) {
-        plan.push_back({&step, refused(step, StepResult::Outcome::error, "out of memory: " + text)});
+        plan.push_back(
+            {&step, refused(step, StepResult::Outcome::error, "out of memory: " + text)});
         plan.back().refused->memory_bytes = need.total();
         continue;
       }
@@ -305,7 +312,8 @@ class Run {
     return {std::move(inputs.tensors), std::move(inputs.originals)};
   }
 
-  // What is expected of the originals, where inputs are stored in fewer bits: to say how far off that takes outputs.
+  // What is expected of the originals, where inputs are stored in fewer bits: to say how far off
+  // that takes outputs.
   const std::vector<Expected>& expected_of_originals(const Step& step) {
     if (expected_of_originals_.empty() && (operation_.logical || step.logical))
       expected_of_originals_ = attention_reference(problem(), step.logical ? inputs_ : originals_,
@@ -325,7 +333,8 @@ class Run {
       Status status = session.prepare(step);
       if (status.ok() && options_.check != CheckChoice::off) {
         {
-          const Progress progress(step.name + (result_.backend == Backend::gpu ? "" : ", emulated"));
+          const Progress progress(step.name +
+                                  (result_.backend == Backend::gpu ? "" : ", emulated"));
           status = session.launch();
         }
         if (status.ok()) {
@@ -349,7 +358,8 @@ class Run {
           save_tensors(std::filesystem::path(options_.save) / step.name, session.outputs());
       }
       if (status.ok() && timer_ && s.outcome != Outcome::fail) status = time_step(session, s);
-      if (status.code == Status::Code::kUnsupported) return stop(Outcome::unsupported, status.message);
+      if (status.code == Status::Code::kUnsupported)
+        return stop(Outcome::unsupported, status.message);
       if (status.code == Status::Code::kKernelError) return stop(Outcome::fail, status.message);
       if (!status.ok()) return stop(Outcome::error, status.message);
     } catch (const DeviceError& e) {
@@ -358,8 +368,9 @@ class Run {
     return s;
   }
 
-  // A GPU that has multiplied for long reaches its power limit, and the clock falls: a step would look slow for coming
-  // late. So the GPU rests before each for twice as long as the step before kept it busy.
+  // A GPU that has multiplied for long reaches its power limit, and the clock falls: a step would
+  // look slow for coming late. So the GPU rests before each for twice as long as the step before
+  // kept it busy.
   Status time_step(Session& session, StepResult& s) {
     std::this_thread::sleep_for(std::chrono::duration<double>(std::min(1.0, 2 * busy_s_)));
     busy_s_ = 0;
@@ -383,7 +394,8 @@ class Run {
     for (int i = 0; i < options_.repeat; ++i)
       if (const auto seconds = session.time_plan()) plans.push_back(*seconds);
     if (!plans.empty()) s.plan_time = statistics(plans);
-    for (const auto& [name, seconds] : phases) s.phase_times.emplace_back(name, statistics(seconds));
+    for (const auto& [name, seconds] : phases)
+      s.phase_times.emplace_back(name, statistics(seconds));
     return Status::success();
   }
 
@@ -391,12 +403,14 @@ class Run {
   // JSON file has those of all turns.
   int take_turns(Session& session, const std::vector<Planned>& plan) {
     std::map<std::string, std::vector<double>> seconds;
-    for (const Planned& p : plan) result_.steps.push_back(p.refused ? *p.refused : predicted(*p.step));
+    for (const Planned& p : plan)
+      result_.steps.push_back(p.refused ? *p.refused : predicted(*p.step));
     fmt::print("{{\"ready\": true}}\n");
     std::fflush(stdout);
     for (std::string name; std::getline(std::cin, name);) {
       const auto s = std::ranges::find(result_.steps, name, &StepResult::step);
-      if (s == result_.steps.end()) throw InputError(fmt::format("--turns: {}: no step of this run", name));
+      if (s == result_.steps.end())
+        throw InputError(fmt::format("--turns: {}: no step of this run", name));
       const Planned& p = plan[static_cast<std::size_t>(s - result_.steps.begin())];
       nlohmann::json line{{"step", name}};
       std::vector<double> turn;

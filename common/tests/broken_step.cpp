@@ -1,11 +1,12 @@
-// Runs one version of a step (broken_step.h) in the emulator, looking for races, under twelve schedules (three if it is
-// unchanged), in half of which copies are early.
+// Runs one version of a step (broken_step.h) in the emulator, looking for races, under twelve
+// schedules (three if it is unchanged), in half of which copies are early.
 //
 //     broken_v8_persistent 3   exits with 0 if the first schedule that fails says the declared reason
 //     broken_v8_persistent 0   the step unchanged: exits with 0 if all schedules pass
 //
-// What is said begins with "mismatch" or "damage" (a guard band, an input), or it is the emulator's own
-// line: "race: ...", "deadlock: ...", "... calls wgmma at ... without wgmma_fence since the last wait".
+// What is said begins with "mismatch" or "damage" (a guard band, an input), or it is the emulator's
+// own line: "race: ...", "deadlock: ...", "... calls wgmma at ... without wgmma_fence since the
+// last wait".
 #include "tests/broken_step.h"
 
 #include <fmt/format.h>
@@ -47,7 +48,9 @@ Step step_of(const tests::Version& version) {
   step.name = "version";
   step.operation = &forward();
   step.tiled = true;
-  step.workspaces = [](const Problem&) { return std::vector<Workspace>{{"tile_counter", 4, true}}; };
+  step.workspaces = [](const Problem&) {
+    return std::vector<Workspace>{{"tile_counter", 4, true}};
+  };
   return step;
 }
 
@@ -62,15 +65,17 @@ void give_mask(Problem& p) {
   // A canvas of 1 x 1 x 3 tiles, windows of one and of three, and text.
   Problem canvas = p;
   canvas.seqlen_q = canvas.seqlen_k = 3 * 128 + 150;
-  canvas.mask = std::make_shared<SlidingTiles>(Sides{6, 8, 8}, Sides{2, 8, 8}, std::vector<Sides>{{2, 8, 8}, {6, 8, 8}}, 150);
+  canvas.mask = std::make_shared<SlidingTiles>(Sides{6, 8, 8}, Sides{2, 8, 8},
+                                               std::vector<Sides>{{2, 8, 8}, {6, 8, 8}}, 150);
   canvas.finish();
   for (const Step& s : chapter().steps)
     if (s.name == tests::kStep && !refusal(s, canvas)) {
       p = canvas;
       return;
     }
-  // Of head 0 a band of rows for each key. Of head 1 for the first block all but the last row of the first tile; for
-  // the second all rows, but of its first key none; for the others the last row of a warp.
+  // Of head 0 a band of rows for each key. Of head 1 for the first block all but the last row of
+  // the first tile; for the second all rows, but of its first key none; for the others the last row
+  // of a warp.
   std::vector<int64_t> begin, end;
   const auto hide = [&](int64_t from, int64_t to) { begin.push_back(from), end.push_back(to); };
   for (int64_t j = 0; j < p.seqlen_k; ++j) hide(j / 2, std::min<int64_t>(300, j / 2 + 129 + j % 3));
@@ -83,13 +88,15 @@ void give_mask(Problem& p) {
 }
 
 // What is wrong with the step under this schedule, or "".
-std::string run(const Step& step, const Problem& problem, Session& session, const std::vector<Expected>& expected) {
+std::string run(const Step& step, const Problem& problem, Session& session,
+                const std::vector<Expected>& expected) {
   if (const Status status = session.prepare(step); !status.ok()) return status.message;
   if (const Status status = session.launch(); !status.ok()) return status.message;
   if (const auto damage = session.damage()) return "damage: " + *damage;
   const HostTensors outputs = session.outputs();
   for (const Expected& e : expected)
-    if (const Verdict v = examine(outputs.at(e.spec.name), e, problem, step); !v.pass) return "mismatch: " + failure_text(v);
+    if (const Verdict v = examine(outputs.at(e.spec.name), e, problem, step); !v.pass)
+      return "mismatch: " + failure_text(v);
   return "";
 }
 
@@ -100,7 +107,8 @@ std::vector<std::string> lines_named(const std::string& said, unsigned long numb
   for (std::size_t at = said.find(name); at != said.npos; at = said.find(name, at + 1)) {
     std::ifstream file(tests::kFolder + fmt::format("{}.cu", number));
     std::string line;
-    for (unsigned long n = std::strtoul(said.c_str() + at + name.size(), nullptr, 10); n > 0; --n) std::getline(file, line);
+    for (unsigned long n = std::strtoul(said.c_str() + at + name.size(), nullptr, 10); n > 0; --n)
+      std::getline(file, line);
     named.push_back(line);
   }
   return named;
@@ -110,11 +118,15 @@ std::vector<std::string> lines_named(const std::string& said, unsigned long numb
 bool is_reason(const std::string& said, const std::string& reason, unsigned long number) {
   const std::size_t bar = reason.find(" | ");
   if (bar == reason.npos) return said.find(reason) != said.npos;
-  const std::string word = "race: ", first = reason.substr(word.size(), bar - word.size()), second = reason.substr(bar + 3);
+  const std::string word = "race: ", first = reason.substr(word.size(), bar - word.size()),
+                    second = reason.substr(bar + 3);
   const std::vector<std::string> lines = lines_named(said, number);
-  const auto holds = [](const std::string& line, const std::string& part) { return line.find(part) != line.npos; };
+  const auto holds = [](const std::string& line, const std::string& part) {
+    return line.find(part) != line.npos;
+  };
   return said.find(word) == 0 && lines.size() == 2 &&
-         ((holds(lines[0], first) && holds(lines[1], second)) || (holds(lines[0], second) && holds(lines[1], first)));
+         ((holds(lines[0], first) && holds(lines[1], second)) ||
+          (holds(lines[0], second) && holds(lines[1], first)));
 }
 
 }  // namespace
@@ -122,7 +134,8 @@ bool is_reason(const std::string& said, const std::string& reason, unsigned long
 int main(int argc, char** argv) {
   const auto number = argc == 2 ? std::strtoul(argv[1], nullptr, 10) : tests::kVersions.size();
   if (number >= tests::kVersions.size()) {
-    fmt::print(stderr, "{}: the number of a version, 0 to {}\n", argv[0], tests::kVersions.size() - 1);
+    fmt::print(stderr, "{}: the number of a version, 0 to {}\n", argv[0],
+               tests::kVersions.size() - 1);
     return 2;
   }
   const tests::Version& version = tests::kVersions[number];
@@ -146,7 +159,8 @@ int main(int argc, char** argv) {
     p.seqlen_q = 1, p.batch = 2, p.seqused_k = {391, 70}, p.own["blocks"] = {3};
     if (step.name == "v16_mla_seesaw")  // two tiles in turn: long pieces, and one of a single tile
       p.seqlen_k = 903, p.seqused_k = {60, 903}, p.own["blocks"] = {2};
-    if (step.name == "v17_prefix_tma") {  // two groups of two, two tiles of their rows; and one alone
+    // two groups of two, two tiles of their rows; and one alone
+    if (step.name == "v17_prefix_tma") {
       p.seqlen_q = 13, p.heads = 16, p.kv_heads = 2, p.batch = 5;
       p.seqused_k = {391, 340, 352, 391, 330}, p.own["shared_prefix"] = {300, 2}, p.causal = true;
     }

@@ -1,6 +1,6 @@
 /// \file
-/// Versions of a step of which each has one place changed: attn_add_broken_steps generates them, and
-/// broken_step.cpp runs them.
+/// Versions of a step of which each has one place changed: attn_add_broken_steps generates them,
+/// and broken_step.cpp runs them.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@ namespace attn::tests {
 
 struct Version {
   LaunchFunction launch;
-  /// Words of what must be said of it; "" of the first, which is unchanged. "race: A | B": a race between a line that
-  /// holds A and one that holds B.
+  /// Words of what must be said of it; "" of the first, which is unchanged. "race: A | B": a race
+  /// between a line that holds A and one that holds B.
   std::string reason;
   LaunchFunction prepare = nullptr;  ///< of steps that have one of their own
 };

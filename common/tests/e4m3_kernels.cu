@@ -41,7 +41,8 @@ __global__ void __launch_bounds__(128, 1)
     uint32_t a[4];
     for (int i = 0; i < 4; ++i) {
       const int row = row0 + lane_id / 4 + i % 2 * 8;
-      a[i] = *reinterpret_cast<const uint32_t*>(gA + row * groups * 32 + step * 32 + i / 2 * 16 + lane_id % 4 * 4);
+      a[i] = *reinterpret_cast<const uint32_t*>(gA + row * groups * 32 + step * 32 + i / 2 * 16 +
+                                                lane_id % 4 * 4);
     }
     const int inside = step % kSteps * 32;
     const WgmmaOperand left = wgmma_operand_e4m3<kRowBytes>(smem.sA) + inside;
@@ -63,8 +64,9 @@ __global__ void __launch_bounds__(128, 1)
 Status e4m3_product(const KernelArguments& args) {
   const auto launch = [&]<int kRowBytes, bool kRegisters>() {
     return launch_kernel(e4m3_kernel<kRowBytes, kRegisters>, dim3(1), dim3(128),
-                         sizeof(E4M3Storage<kRowBytes>), nullptr, static_cast<const uint8_t*>(args.a),
-                         static_cast<const uint8_t*>(args.b), static_cast<float*>(args.out), args.mode / 4);
+                         sizeof(E4M3Storage<kRowBytes>), nullptr,
+                         static_cast<const uint8_t*>(args.a), static_cast<const uint8_t*>(args.b),
+                         static_cast<float*>(args.out), args.mode / 4);
   };
   switch (args.mode % 4) {
     case 0: return launch.template operator()<64, false>();

@@ -1,5 +1,6 @@
-// A kernel around the functions of common/ptx that Hopper has: a warp copies, a warpgroup multiplies, two stages between
-// them. The result is compared with what the test computes; and each thing that keeps the two apart can be left out.
+// A kernel around the functions of common/ptx that Hopper has: a warp copies, a warpgroup
+// multiplies, two stages between them. The result is compared with what the test computes; and each
+// thing that keeps the two apart can be left out.
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
 #include "ptx/mma.h"
@@ -29,7 +30,8 @@ struct Product {
 template <class Element, int kN, bool kRegisters, bool kTransposedB>
 __global__ void __launch_bounds__(384, 1)
     product_kernel(const __grid_constant__ TensorMap mapA, const __grid_constant__ TensorMap mapB,
-                   const __grid_constant__ TensorMap mapD, int tiles, [[maybe_unused]] int planted) {
+                   const __grid_constant__ TensorMap mapD, int tiles,
+                   [[maybe_unused]] int planted) {
 #ifdef ATTN_EMULATED
   const int fault = planted;
 #else
@@ -43,7 +45,8 @@ __global__ void __launch_bounds__(384, 1)
   }
   __syncthreads();
 
-  if (threadIdx.x >= 128) {  // the producer; a third warpgroup is there so that registers can be released
+  // the producer; a third warpgroup is there so that registers can be released
+  if (threadIdx.x >= 128) {
     setmaxnreg_dec<24>();
     if (threadIdx.x != 128) return;
     constexpr int kBytes = 64 * 64 * 2 + (kTransposedB ? kPanels * 64 * 64 * 2 : kN * 64 * 2);
@@ -93,7 +96,8 @@ __global__ void __launch_bounds__(384, 1)
   for (int n = 0; n < kN / 8; ++n)
     for (int half = 0; half < 2; ++half) {
       const int row = row0 + lane_id / 4 + 8 * half;
-      Element* const to = smem.sD + n / 8 * 64 * 64 + row * 64 + (n % 8 ^ row % 8) * 8 + lane_id % 4 * 2;
+      Element* const to =
+          smem.sD + n / 8 * 64 * 64 + row * 64 + (n % 8 ^ row % 8) * 8 + lane_id % 4 * 2;
       *reinterpret_cast<uint32_t*>(to) = pack2<Element>(d[n][2 * half], d[n][2 * half + 1]);
     }
   if (fault != kNoSharedFence) shared_write_fence();
@@ -111,18 +115,20 @@ Status launch_product(const KernelArguments& args, int tiles, int fault) {
   const auto* b = static_cast<const Element*>(args.b);
   const int64_t k = 64 * tiles;
   TensorMap map_a, map_b, map_d;
-  Status status = make_tensor_map<3>(map_a, a, {64, 64, tiles}, {2 * k, 128}, {64, 64, 1}, Swizzle::k128);
+  Status status =
+      make_tensor_map<3>(map_a, a, {64, 64, tiles}, {2 * k, 128}, {64, 64, 1}, Swizzle::k128);
   if (!status.ok()) return status;
-  status = kTransposedB
-               ? make_tensor_map<3>(map_b, b, {kN, k, 1}, {2 * kN, 2 * kN * k}, {64, 64, 1}, Swizzle::k128)
-               : make_tensor_map<3>(map_b, b, {64, kN, tiles}, {2 * k, 128}, {64, kN, 1}, Swizzle::k128);
+  status = kTransposedB ? make_tensor_map<3>(map_b, b, {kN, k, 1}, {2 * kN, 2 * kN * k},
+                                             {64, 64, 1}, Swizzle::k128)
+                        : make_tensor_map<3>(map_b, b, {64, kN, tiles}, {2 * k, 128}, {64, kN, 1},
+                                             Swizzle::k128);
   if (!status.ok()) return status;
   status = make_tensor_map<3>(map_d, static_cast<const Element*>(args.out), {kN, kHopperRows, 1},
                               {2 * kN, 2 * kN * kHopperRows}, {64, 64, 1}, Swizzle::k128);
   if (!status.ok()) return status;
   return launch_kernel(product_kernel<Element, kN, kRegisters, kTransposedB>, dim3(1), dim3(384),
-                       sizeof(typename Product<kN>::template Storage<Element>), nullptr, map_a, map_b, map_d, tiles,
-                       fault);
+                       sizeof(typename Product<kN>::template Storage<Element>), nullptr, map_a,
+                       map_b, map_d, tiles, fault);
 }
 
 Status hopper_product(const KernelArguments& args) {

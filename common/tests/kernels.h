@@ -47,13 +47,25 @@ constexpr int shuffled_value(int thread) { return thread * 7 + 3; }
 /// Results a thread of the kernel `votes`.
 inline constexpr int kNumVotes = 8;
 
-/// mode of hopper_product: columns / 8 of the result, whether A is in registers, whether B is [k, n], how many tiles of
-/// 64 of k; and one thing that is left out, for the emulator to find.
+/// mode of hopper_product: columns / 8 of the result, whether A is in registers, whether B is [k,
+/// n], how many tiles of 64 of k; and one thing that is left out, for the emulator to find.
 enum HopperFault {
-  kNoFault, kNoWaitForCopy, kNoWaitForReader, kWrongPhase, kReleasedTooEarly, kNoRegisterFence, kNoSharedFence,
-  kTooFewBytes, kNoBarrierBeforeStore, kNoWaitForStore, kRegistersTooEarly, kNoInitFence, kNumHopperFaults
+  kNoFault,
+  kNoWaitForCopy,
+  kNoWaitForReader,
+  kWrongPhase,
+  kReleasedTooEarly,
+  kNoRegisterFence,
+  kNoSharedFence,
+  kTooFewBytes,
+  kNoBarrierBeforeStore,
+  kNoWaitForStore,
+  kRegistersTooEarly,
+  kNoInitFence,
+  kNumHopperFaults
 };
-constexpr int hopper_mode(int columns, bool registers, bool transposed_b, int tiles, HopperFault fault = kNoFault) {
+constexpr int hopper_mode(int columns, bool registers, bool transposed_b, int tiles,
+                          HopperFault fault = kNoFault) {
   return ((((columns / 8 * 2 + registers) * 2 + transposed_b) * 16 + fault) * 16) + tiles;
 }
 inline constexpr int kHopperRows = 60;  // of the result: the last 4 of 64 are outside of the tensor

@@ -1,5 +1,5 @@
-// The main() of every test program. Cases tagged [gpu] need a GPU: asked for them alone on a machine
-// without one, the program exits with 77 ("skipped"), or with 1 if ATTN_REQUIRE_GPU=1.
+// The main() of every test program. Cases tagged [gpu] need a GPU: asked for them alone on a
+// machine without one, the program exits with 77 ("skipped"), or with 1 if ATTN_REQUIRE_GPU=1.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>

@@ -1,6 +1,6 @@
 /// \file
-/// A model of a kernel for the checker's own tests: tile by tile in float32, right in several ways or wrong in one
-/// of many.
+/// A model of a kernel for the checker's own tests: tile by tile in float32, right in several ways
+/// or wrong in one of many.
 #pragma once
 
 #include <Eigen/Core>
@@ -31,10 +31,34 @@ struct Method {
 };
 
 enum class Fault {
-  none, nan_output, one_nan, no_op, zeros, tile_short, last_key_skipped, tile_missing_from_sum,
-  mask_one_more, mask_one_less, heads_swapped, k_shifted, no_rescale, gqa_modulo, no_scale,
-  lse_base_2, no_softcap, no_alibi, alibi_of_kv_head, alibi_top_left, next_sequence_read, keys_at_queries,
-  diagonal_of_longest, no_keys_not_written, lse_as_tokens, not_normalised, v_of_next_batch, one_row_wrong
+  none,
+  nan_output,
+  one_nan,
+  no_op,
+  zeros,
+  tile_short,
+  last_key_skipped,
+  tile_missing_from_sum,
+  mask_one_more,
+  mask_one_less,
+  heads_swapped,
+  k_shifted,
+  no_rescale,
+  gqa_modulo,
+  no_scale,
+  lse_base_2,
+  no_softcap,
+  no_alibi,
+  alibi_of_kv_head,
+  alibi_top_left,
+  next_sequence_read,
+  keys_at_queries,
+  diagonal_of_longest,
+  no_keys_not_written,
+  lse_as_tokens,
+  not_normalised,
+  v_of_next_batch,
+  one_row_wrong
 };
 // What a problem must have for a fault to matter.
 enum Needs : unsigned { kNothing = 0, kCausal = 1, kSoftcap = 2, kAlibi = 4, kVarlen = 8 };
@@ -71,7 +95,8 @@ inline const Planted kPlanted[] = {
     {Fault::alibi_top_left, "distance to the top-left diagonal", true, true, kAlibi},
     {Fault::next_sequence_read, "keys up to the longest length", true, true, kVarlen},
     {Fault::keys_at_queries, "K and V where the queries begin", true, true, kVarlen},
-    {Fault::diagonal_of_longest, "the diagonal of the longest sequence", true, true, kVarlen | kCausal},
+    {Fault::diagonal_of_longest, "the diagonal of the longest sequence", true, true,
+     kVarlen | kCausal},
     {Fault::no_keys_not_written, "a sequence without keys not written", true, true, kVarlen},
     {Fault::lse_as_tokens, "lse [tokens, heads]", false, true, kVarlen},
     {Fault::not_normalised, "P not normalised", true, false},
@@ -87,8 +112,8 @@ inline auto vector_of(const HostTensor& t, int64_t b, int64_t h, int64_t i) {
 }
 
 // One query of the model kernel.
-inline void query(const Problem& batch, const HostTensors& in, const Method& method, Fault fault, int64_t b,
-                  int64_t h, int64_t i, float* o, float& lse) {
+inline void query(const Problem& batch, const HostTensors& in, const Method& method, Fault fault,
+                  int64_t b, int64_t h, int64_t i, float* o, float& lse) {
   const Problem p = batch.sequence(b);
   const HostTensor &q = in.at("q"), &k = in.at("k"), &v = in.at("v");
   const int64_t hkv = fault == Fault::gqa_modulo ? h % p.kv_heads : h / p.group();
@@ -96,9 +121,11 @@ inline void query(const Problem& batch, const HostTensors& in, const Method& met
   // Wherever a fault leads, it leads to memory that is there.
   const auto key_row = [&](const HostTensor& t, int64_t sequence, int64_t j) {
     int64_t row = t.spec.row(sequence, hkv, j);
-    if (fault == Fault::keys_at_queries) row += q.spec.row(b, 0, 0) / batch.group() - t.spec.row(b, 0, 0);
+    if (fault == Fault::keys_at_queries)
+      row += q.spec.row(b, 0, 0) / batch.group() - t.spec.row(b, 0, 0);
     row = std::min(row, t.spec.rows() - batch.kv_heads + hkv);
-    return Eigen::Map<const Eigen::VectorXf>(t.data.data() + row * t.spec.columns(), t.spec.columns());
+    return Eigen::Map<const Eigen::VectorXf>(t.data.data() + row * t.spec.columns(),
+                                             t.spec.columns());
   };
   const auto scale = fault == Fault::no_scale ? 1.0f : static_cast<float>(p.softmax_scale);
   KeyRange keys = p.visible(i);
@@ -127,10 +154,12 @@ inline void query(const Problem& batch, const HostTensors& in, const Method& met
         const int64_t key = fault == Fault::k_shifted ? std::min(j + 1, p.seqlen_k - 1) : j;
         float& s = scores[static_cast<std::size_t>(j)];
         s = scale * vector_of(q, b, h, i).dot(key_row(k, b, key));
-        if (p.softcap > 0 && fault != Fault::no_softcap) s = method.tanh(s, static_cast<float>(p.softcap));
+        if (p.softcap > 0 && fault != Fault::no_softcap)
+          s = method.tanh(s, static_cast<float>(p.softcap));
         if (p.alibi && fault != Fault::no_alibi) {
           const int64_t head = fault == Fault::alibi_of_kv_head ? hkv : h;
-          const int64_t diagonal = i + (fault == Fault::alibi_top_left ? 0 : p.seqlen_k - p.seqlen_q);
+          const int64_t diagonal =
+              i + (fault == Fault::alibi_top_left ? 0 : p.seqlen_k - p.seqlen_q);
           s -= in.at("alibi").row(0, 0, 0)[head] * static_cast<float>(std::abs(diagonal - j));
         }
         new_max = std::max(new_max, s);
@@ -162,7 +191,8 @@ inline void query(const Problem& batch, const HostTensors& in, const Method& met
 }
 
 // All of it: o and lse, poisoned first.
-inline HostTensors model(const Problem& p, const HostTensors& in, const Method& method, Fault fault) {
+inline HostTensors model(const Problem& p, const HostTensors& in, const Method& method,
+                         Fault fault) {
   HostTensors out;
   for (const TensorSpec& spec : {like_q(p, "o"), lse_of(p)})
     out[spec.name] = {spec, std::vector<float>(static_cast<std::size_t>(spec.elements()), kNaN)};
@@ -219,8 +249,8 @@ inline Problem problem_of(DType dtype, InputKind inputs, int64_t seqlen, bool ca
 }
 
 inline HostTensors draw(const Problem& p) {
-  return draw_inputs(p, std::vector<TensorSpec>{like_q(p, "q"), like_k(p, "k"), like_k(p, "v"), like_q(p, "do"),
-                                                alibi_slopes(p)});
+  return draw_inputs(p, std::vector<TensorSpec>{like_q(p, "q"), like_k(p, "k"), like_k(p, "v"),
+                                                like_q(p, "do"), alibi_slopes(p)});
 }
 
 inline constexpr DType kTypes[] = {DType::fp32, DType::fp16, DType::bf16};

@@ -173,7 +173,8 @@ Status copy_two_groups(const KernelArguments& args) {
 // Every thread of the grid adds (1, 2, 4, 8) times its lane to the same four quads, in turns.
 __global__ void add_quads_kernel(float4* out) {
   const float x = static_cast<float>(threadIdx.x % 32);
-  for (int i = 0; i < 4; ++i) reduce_add(out + (threadIdx.x + i) % 4, make_float4(x, 2 * x, 4 * x, 8 * x));
+  for (int i = 0; i < 4; ++i)
+    reduce_add(out + (threadIdx.x + i) % 4, make_float4(x, 2 * x, 4 * x, 8 * x));
 }
 Status add_quads(const KernelArguments& args) {
   return launch_kernel(add_quads_kernel, dim3(args.grid[0]), dim3(args.block[0]), 0, nullptr,

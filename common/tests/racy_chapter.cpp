@@ -7,7 +7,8 @@
 namespace {
 using namespace attn;
 
-// Neighbours tell each other that they are there. One thread a row, dot products as the formula says them.
+// Neighbours tell each other that they are there. One thread a row, dot products as the formula
+// says them.
 template <bool kBarrier>
 __global__ void attention(const float* gQ, const float* gK, const float* gV, float* gO, float* gLse,
                           Shape shape) {

@@ -21,10 +21,11 @@
 
 namespace attn::tests {
 
-/// Inputs of a problem that is too large to draw number by number: the same million normal numbers, over
-/// and over. A million and three is prime, so that no two rows begin alike. Of more than `most` numbers
-/// only the first sequences are there, which the device then repeats; their number is odd, so that an
-/// offset that has lost its bits above some power of 2 leads elsewhere. All sequences have one length then.
+/// Inputs of a problem that is too large to draw number by number: the same million normal numbers,
+/// over and over. A million and three is prime, so that no two rows begin alike. Of more than
+/// `most` numbers only the first sequences are there, which the device then repeats; their number
+/// is odd, so that an offset that has lost its bits above some power of 2 leads elsewhere. All
+/// sequences have one length then.
 inline HostTensors repeated_inputs(const Problem& problem, const std::vector<TensorSpec>& specs,
                                    int64_t most = int64_t{1} << 27) {
   HostTensors result;
@@ -66,7 +67,8 @@ struct Case {
 };
 
 /// What a step gave for a case: "" if all is right, else what is wrong.
-inline std::string run_step(const Step& step, const Case& c, Backend backend, HostTensors* outputs = nullptr) {
+inline std::string run_step(const Step& step, const Case& c, Backend backend,
+                            HostTensors* outputs = nullptr) {
   choose_schedule(c.problem.seed);  // as the chapter program does
   Session session(c.problem, c.operation, backend, c.inputs);
   if (const Status status = session.prepare(step); !status.ok())
@@ -76,7 +78,8 @@ inline std::string run_step(const Step& step, const Case& c, Backend backend, Ho
   if (step.plan) {
     const auto planned = [&] {
       std::map<std::string, std::vector<std::byte>> bytes;
-      for (const auto& [name, tensor] : step.plan(c.problem, c.inputs)) bytes[name] = to_bytes(tensor);
+      for (const auto& [name, tensor] : step.plan(c.problem, c.inputs))
+        bytes[name] = to_bytes(tensor);
       return bytes;
     };
     if (planned() != planned()) return "plan: two of one problem differ";
@@ -96,8 +99,8 @@ inline std::string run_step(const Step& step, const Problem& problem, Backend ba
   return run_step(step, Case(problem, *step.operation), backend, outputs);
 }
 
-/// The same for rows of tensors that are too large to bring back: "", or what is wrong. The step has been launched.
-/// Whether it wrote to its inputs is not looked at: see Session::damage.
+/// The same for rows of tensors that are too large to bring back: "", or what is wrong. The step
+/// has been launched. Whether it wrote to its inputs is not looked at: see Session::damage.
 inline std::string check_rows(Session& session, const std::vector<Expected>& expected) {
   if (const auto broken = session.broken_guard()) return *broken;
   for (Expected e : expected) {
@@ -107,19 +110,24 @@ inline std::string check_rows(Session& session, const std::vector<Expected>& exp
       row = {0, 0, static_cast<int64_t>(rows.size()) - 1};
     }
     const Verdict v = check(session.output_rows(e.spec.name, rows), e);
-    if (!v.pass) return fmt::format("{}; in memory this row is {}", v.failure, rows[static_cast<std::size_t>(v.row)]);
+    if (!v.pass)
+      return fmt::format("{}; in memory this row is {}", v.failure,
+                         rows[static_cast<std::size_t>(v.row)]);
   }
   return "";
 }
 
-/// Whether a step has to run a problem: what its chapter promises, said by the chapter's test.cpp in words of its own,
-/// so that a step which refuses more than it should, or less, does not agree with it.
+/// Whether a step has to run a problem: what its chapter promises, said by the chapter's test.cpp
+/// in words of its own, so that a step which refuses more than it should, or less, does not agree
+/// with it.
 bool promised(const Step& step, const Problem& problem);
 inline bool plain(const Problem& p) {
   return p.dropout == 0 && p.softcap == 0 && !p.alibi && p.one_length() && !p.mask;
 }
 /// Bit for bit.
-inline bool same(const HostTensor& a, const HostTensor& b) { return a.data == b.data && a.numbers == b.numbers; }
+inline bool same(const HostTensor& a, const HostTensor& b) {
+  return a.data == b.data && a.numbers == b.numbers;
+}
 inline bool one_of(int64_t x, std::initializer_list<int64_t> list) {
   return std::find(list.begin(), list.end(), x) != list.end();
 }
@@ -133,7 +141,8 @@ inline std::vector<const Step*> steps_for(const std::string& operation, const Pr
   for (const Step& step : chapter().steps) {
     if (step.operation->name != operation) continue;
     const std::optional<std::string> reason = refusal(step, problem);
-    INFO(step.name << ": " << operation << " " << problem.text() << ": " << reason.value_or("not refused"));
+    INFO(step.name << ": " << operation << " " << problem.text() << ": "
+                   << reason.value_or("not refused"));
     CHECK(promised(step, problem) == !reason);
     if (!reason) steps.push_back(&step);
   }
@@ -148,7 +157,8 @@ struct Counts {
   }
   std::string text() const {  // "v1_global 80, v2_coalesced 80"
     std::string all;
-    for (const auto& [step, n] : of) all += fmt::format("{}{} {}", all.empty() ? "" : ", ", step, n);
+    for (const auto& [step, n] : of)
+      all += fmt::format("{}{} {}", all.empty() ? "" : ", ", step, n);
     return all;
   }
 };
@@ -200,7 +210,8 @@ inline Problem one_head(Problem p) {
   return p;
 }
 
-/// A small problem of five sequences, and how many numbers may be drawn so that three of them are repeated.
+/// A small problem of five sequences, and how many numbers may be drawn so that three of them are
+/// repeated.
 inline Problem small_repeated_problem() {
   Problem p = problem(70, 90, 64, DType::bf16);
   p.batch = 5, p.causal = true;
@@ -210,7 +221,8 @@ inline constexpr int64_t kThreeRepeated = 2 * 2 * 90 * 64;
 
 /// Problems of which Q and O, then K and V, have more than 2^31 elements; and the first one packed.
 inline std::vector<Problem> large_problems() {
-  Problem queries = problem(1024, 1024, 128, DType::bf16), keys = problem(64, 131072, 128, DType::bf16);
+  Problem queries = problem(1024, 1024, 128, DType::bf16),
+          keys = problem(64, 131072, 128, DType::bf16);
   Problem packed = queries;
   queries.batch = 16 * 129, queries.heads = 8, queries.kv_heads = 1;
   queries.causal = true;
@@ -219,8 +231,8 @@ inline std::vector<Problem> large_problems() {
   return {queries, keys, packed};
 }
 
-/// Runs every step of `operation` that is promised for the problem, and compares sampled rows, the last ones of the last
-/// head among them. A step that the device has no memory for is named.
+/// Runs every step of `operation` that is promised for the problem, and compares sampled rows, the
+/// last ones of the last head among them. A step that the device has no memory for is named.
 inline void check_large_steps(const std::string& operation, Problem p, Backend backend,
                               int64_t most = int64_t{1} << 27) {
   p.finish();
@@ -247,11 +259,11 @@ inline void check_large_steps(const std::string& operation, Problem p, Backend b
 }
 
 /// The lengths that break kernels: one, odd ones, and the edges of tiles.
-inline const std::vector<int64_t> kLengths{1,   2,   3,   15,  16,  17,  31,  32,  33,  63,  64,
-                                           65,  113, 127, 128, 129, 203, 239, 799, 1000, 1023, 1024};
+inline const std::vector<int64_t> kLengths{1,  2,   3,   15,  16,  17,  31,  32,  33,   63,   64,
+                                           65, 113, 127, 128, 129, 203, 239, 799, 1000, 1023, 1024};
 
-/// Runs `body(problem)` over a set of problems in which every pair (length, mask), (length, head dim),
-/// (length, inputs) and (mask, heads) occurs: a covering array, not the product.
+/// Runs `body(problem)` over a set of problems in which every pair (length, mask), (length, head
+/// dim), (length, inputs) and (mask, heads) occurs: a covering array, not the product.
 template <class Body>
 void covering_problems(const std::vector<int64_t>& lengths, const std::vector<int64_t>& head_dims,
                        const std::vector<DType>& dtypes, Body body) {

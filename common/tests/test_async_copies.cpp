@@ -1,4 +1,5 @@
-// Copies of the emulator that go on by themselves: cp.async is as late as its wait allows, or at once.
+// Copies of the emulator that go on by themselves: cp.async is as late as its wait allows, or at
+// once.
 #include <string>
 #include <vector>
 

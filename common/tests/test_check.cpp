@@ -21,12 +21,14 @@ TEST_CASE("every planted fault is rejected", "[check]") {
         for (const bool causal : {false, true}) {
           Problem p = problem_of(dtype, inputs, seqlen, causal);
           if (seqlen == 33 || seqlen == 203) p.softcap = 3;
-          if (seqlen == 113 && inputs == InputKind::random) p.alibi = true, (causal ? p.seqlen_q : p.seqlen_k) = 97;
+          if (seqlen == 113 && inputs == InputKind::random)
+            p.alibi = true, (causal ? p.seqlen_q : p.seqlen_k) = 97;
           const HostTensors in = draw(p), good = model(p, in, {}, Fault::none);
           const auto expected = forward_reference(p, in, {});
           for (const Planted& planted : kPlanted) {
             if (!planted.matters(p)) continue;
-            // A shift of all biases is a shift of lse alone where no key changes sides of the diagonal.
+            // A shift of all biases is a shift of lse alone where no key changes sides of the
+            // diagonal.
             if (planted.fault == Fault::alibi_top_left && causal) continue;
             const HostTensors out = model(p, in, {}, planted.fault);
             const Verdicts v = verdicts(out, expected);

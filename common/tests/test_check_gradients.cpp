@@ -14,7 +14,8 @@ enum class GradientFault {
 };
 
 // Gradients in float32 with P and dS rounded, as a kernel with tensor cores computes them.
-HostTensors gradients(const Problem& batch, const HostTensors& in, GradientFault fault, float tanh_error = 0) {
+HostTensors gradients(const Problem& batch, const HostTensors& in, GradientFault fault,
+                      float tanh_error = 0) {
   using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
   const auto head = [](const HostTensor& t, int64_t b, int64_t h) {
     Matrix m(t.spec.rows_of(b), t.spec.columns());
@@ -22,7 +23,8 @@ HostTensors gradients(const Problem& batch, const HostTensors& in, GradientFault
     return m;
   };
   const auto store = [](HostTensor& t, int64_t b, int64_t h, const Matrix& m) {
-    for (Eigen::Index i = 0; i < m.rows(); ++i) std::copy_n(m.row(i).data(), m.cols(), row_of(t, b, h, i));
+    for (Eigen::Index i = 0; i < m.rows(); ++i)
+      std::copy_n(m.row(i).data(), m.cols(), row_of(t, b, h, i));
   };
   const auto rounded = [&](Matrix m) {
     round_to(batch.dtype, m.data(), static_cast<std::size_t>(m.size()));
@@ -36,7 +38,9 @@ HostTensors gradients(const Problem& batch, const HostTensors& in, GradientFault
   }
   const auto scale = static_cast<float>(batch.softmax_scale);
   // As much as the bound of the type, 1e-2, or a little more: 1.5e-3, 1e-4.
-  const float excess = batch.dtype == DType::bf16 ? 0.01f : batch.dtype == DType::fp16 ? 2e-3f : 1.5e-4f;
+  const float excess = batch.dtype == DType::bf16   ? 0.01f
+                       : batch.dtype == DType::fp16 ? 2e-3f
+                                                    : 1.5e-4f;
   const float factor = fault == GradientFault::too_large ? 1 + excess : 1.0f;
   for (int64_t b = 0; b < batch.batch; ++b) {
     const Problem p = batch.sequence(b);
@@ -74,7 +78,8 @@ HostTensors gradients(const Problem& batch, const HostTensors& in, GradientFault
         Eigen::VectorXf d = (o.array() * d_o.array()).rowwise().sum();
         if (fault == GradientFault::no_d) d.setZero();
         if (fault == GradientFault::d_five_percent) d *= 1.05f;
-        const Matrix ds = rounded(scale * probabilities.array() * (dp.colwise() - d).array() * cap_slope.array());
+        const Matrix ds =
+            rounded(scale * probabilities.array() * (dp.colwise() - d).array() * cap_slope.array());
         const float undo = fault == GradientFault::no_scale ? 1 / scale : 1.0f;
         const Matrix dq = rounded(factor * undo * (ds * k));
         store(out["dq"], b, h, dq);
@@ -106,14 +111,18 @@ TEST_CASE("wrong gradients are rejected and right ones accepted", "[check]") {
                                      {GradientFault::too_large, true, true, true},
                                      {GradientFault::d_five_percent, true, true, false},
                                      {GradientFault::no_cap_slope, true, true, false}}) {
-          // One key has all the weight: dQ is nearly 0, and a wrong factor is as small as the rounding of O.
-          const bool factor = spoilt.fault == GradientFault::no_scale || spoilt.fault == GradientFault::too_large;
+          // One key has all the weight: dQ is nearly 0, and a wrong factor is as small as the
+          // rounding of O.
+          const bool factor =
+              spoilt.fault == GradientFault::no_scale || spoilt.fault == GradientFault::too_large;
           if (factor && inputs == InputKind::needle) continue;
           const bool capped = spoilt.fault == GradientFault::no_cap_slope;
           if (capped && inputs == InputKind::needle) continue;  // the same
           Problem p = problem_of(dtype, inputs, seqlen, true);
-          if (capped || (seqlen == 33 && !factor)) p.softcap = 3;  // whose tanh is allowed an error of its own
-          const HostTensors in = draw(p), out = gradients(p, in, spoilt.fault, dtype == DType::fp32 ? 0 : 0x1p-11f);
+          // whose tanh is allowed an error of its own
+          if (capped || (seqlen == 33 && !factor)) p.softcap = 3;
+          const HostTensors in = draw(p), out = gradients(p, in, spoilt.fault,
+                                                          dtype == DType::fp32 ? 0 : 0x1p-11f);
           const auto expected = backward_reference(p, in, {});
           REQUIRE(expected.size() == 3);
           INFO("fault " << static_cast<int>(spoilt.fault) << ": " << p.text());

@@ -283,7 +283,8 @@ const Operation& four_of_a_row() {
     op.reference = [outputs = op.outputs](const Problem& p, const HostTensors&, Selection) {
       std::vector<Expected> all;
       for (const TensorSpec& spec : outputs(p)) {
-        Expected& e = all.emplace_back(expected_rows(spec, static_cast<std::size_t>(p.seqlen_q), 0, false));
+        Expected& e =
+            all.emplace_back(expected_rows(spec, static_cast<std::size_t>(p.seqlen_q), 0, false));
         for (int64_t i = 0; i < p.seqlen_q; ++i) e.rows[static_cast<std::size_t>(i)] = {0, 0, i};
       }
       return all;
@@ -305,8 +306,12 @@ TEST_CASE("what a step leaves out was never written, of whatever type", "[diagno
   Step topk = step("topk", nothing_at_all);
   topk.operation = &four_of_a_row();
   const Ran rows = run({"99_wrong", "rows", {topk}}, {"--rows", "3", "--cols", "40"});
-  CHECK(contains(rows.output, " values (b 0, h 0, row 0, column 0) was never written; 12 of 12 elements were not "));
-  CHECK(contains(rows.output, "\n  indices (b 0, h 0, row 0, column 0) was never written; 12 of 12 elements were not\n"));
+  CHECK(contains(
+      rows.output,
+      " values (b 0, h 0, row 0, column 0) was never written; 12 of 12 elements were not "));
+  CHECK(contains(
+      rows.output,
+      "\n  indices (b 0, h 0, row 0, column 0) was never written; 12 of 12 elements were not\n"));
 }
 
 TEST_CASE("a schedule is chosen by its number, else by the seed", "[diagnosis]") {

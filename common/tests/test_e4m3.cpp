@@ -25,8 +25,8 @@ using namespace attn::tests;
 constexpr std::size_t kSide = 64;
 
 // D [64, 64] of A [64, 32 groups] and B^T [64, 32 groups].
-std::vector<float> product(Backend backend, const std::vector<float>& a, const std::vector<float>& b, int way,
-                           std::string& wrong) {
+std::vector<float> product(Backend backend, const std::vector<float>& a,
+                           const std::vector<float>& b, int way, std::string& wrong) {
   const auto upload = [&](const std::vector<float>& values) {
     std::vector<uint8_t> codes(values.size());
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -44,7 +44,8 @@ std::vector<float> product(Backend backend, const std::vector<float>& a, const s
   args.a = gA.data(), args.b = gB.data(), args.out = out.data();
   args.mode = static_cast<int>(a.size() / kSide / 32) * 4 + way;
 #if ATTN_HAVE_CUDA
-  const Status status = backend == Backend::gpu ? ::gpu::tests::e4m3_product(args) : ::emulated::tests::e4m3_product(args);
+  const Status status = backend == Backend::gpu ? ::gpu::tests::e4m3_product(args)
+                                                : ::emulated::tests::e4m3_product(args);
 #else
   const Status status = ::emulated::tests::e4m3_product(args);
 #endif
@@ -76,13 +77,16 @@ std::string exact(Backend backend, int groups, int way) {
   return wrong;
 }
 
-// Sums that tell one way of adding up from another: pairs of factors, the rest are zeros. Each has 64 of k.
+// Sums that tell one way of adding up from another: pairs of factors, the rest are zeros. Each has
+// 64 of k.
 struct Sum {
   const char* what;
   std::vector<std::pair<float, float>> first, second;  // of k 0 to 31, and of k 32 to 63
 };
 std::vector<Sum> sums() {
-  const auto times = [](int n, float x, float y) { return std::vector<std::pair<float, float>>(static_cast<std::size_t>(n), {x, y}); };
+  const auto times = [](int n, float x, float y) {
+    return std::vector<std::pair<float, float>>(static_cast<std::size_t>(n), {x, y});
+  };
   const auto after = [](std::vector<std::pair<float, float>> v, float x, float y) {
     v.emplace_back(x, y);
     return v;
@@ -104,12 +108,18 @@ std::vector<Sum> sums() {
       {"1 and 31 of 2^-14", after(times(31, s / 2, s / 2), 1, 1), {}},
       {"1 then 32 of 2^-14", {{1, 1}}, times(32, s / 2, s / 2)},
       {"32 of 2^-14 then 1", times(32, s / 2, s / 2), {{1, 1}}},
-      {"a product of two mantissas: 1.875^2 = 3.515625 and 2^-13", {{1.875f, 1.875f}, {s, s / 2}}, {}},
+      {"a product of two mantissas: 1.875^2 = 3.515625 and 2^-13",
+       {{1.875f, 1.875f}, {s, s / 2}},
+       {}},
       {"3.515625 and 2^-12", {{1.875f, 1.875f}, {s, s}}, {}},
       {"3.515625 then 2^-13", {{1.875f, 1.875f}}, {{s, s / 2}}},
-      {"1.5^2 = 2.25 and 2^-13: the exponent of the product, or of its factors", {{1.5f, 1.5f}, {s, s / 2}}, {}},
+      {"1.5^2 = 2.25 and 2^-13: the exponent of the product, or of its factors",
+       {{1.5f, 1.5f}, {s, s / 2}},
+       {}},
       {"1.5^2 and 2^-12 + 2^-13", {{1.5f, 1.5f}, {s, 1.5f * s}}, {}},
-      {"1.5^2 and 2 of 2^-13, which remain by the exponents of the factors", {{1.5f, 1.5f}, {s, s / 2}, {s, s / 2}}, {}},
+      {"1.5^2 and 2 of 2^-13, which remain by the exponents of the factors",
+       {{1.5f, 1.5f}, {s, s / 2}, {s, s / 2}},
+       {}},
       {"32 of 448^2", times(32, 448, 448), {}},
       {"32 of 448^2 less 31 of them and a half", times(32, 448, 448), times(32, -448, 416)},
       {"1 - 1 and 2^-14: what is cancelled cuts too", {{1, 1}, {-1, 1}, {s / 2, s / 2}}, {}},
@@ -155,16 +165,19 @@ int compare(Backend backend, int way) {
   int different = 0;
   for (std::size_t row = 0; row < kSide; ++row) {
     double true_sum = 0;
-    for (std::size_t k = 0; k < 64; ++k) true_sum += double(a[row * 64 + k]) * double(b[row * 64 + k]);
+    for (std::size_t k = 0; k < 64; ++k)
+      true_sum += double(a[row * 64 + k]) * double(b[row * 64 + k]);
     if (d[row * kSide + row] == expected[row]) continue;
     ++different;
-    WARN(all[row].what << ": exact " << fmt::format("{:.9g} ({:a})", true_sum, true_sum) << ", the model "
-                       << fmt::format("{:a}", expected[row]) << ", the kernel " << fmt::format("{:a}", d[row * kSide + row]));
+    WARN(all[row].what << ": exact " << fmt::format("{:.9g} ({:a})", true_sum, true_sum)
+                       << ", the model " << fmt::format("{:a}", expected[row]) << ", the kernel "
+                       << fmt::format("{:a}", d[row * kSide + row]));
   }
   return different;
 }
 
-TEST_CASE("the model of e4m3 sums keeps 13 bits behind the point and cuts off the rest", "[hopper]") {
+TEST_CASE("the model of e4m3 sums keeps 13 bits behind the point and cuts off the rest",
+          "[hopper]") {
   const auto sum = [](float c, std::vector<float> x) {
     float a[32] = {}, b[32] = {};
     for (std::size_t i = 0; i < x.size(); ++i) a[i] = x[i], b[i] = 1;
@@ -188,7 +201,8 @@ TEST_CASE("the model of e4m3 sums keeps 13 bits behind the point and cuts off th
 TEST_CASE("wgmma of e4m3 multiplies (emulated)", "[hopper]") {
   for (int way = 0; way < 4; ++way)
     for (const int groups : {1, 2, 5}) {
-      INFO("rows of " << (way < 2 ? 64 : 128) << " bytes, A in registers " << way % 2 << ", " << groups << " groups");
+      INFO("rows of " << (way < 2 ? 64 : 128) << " bytes, A in registers " << way % 2 << ", "
+                      << groups << " groups");
       CHECK(exact(Backend::emulated, groups, way) == "");
     }
   CHECK(compare(Backend::emulated, 3) == 0);
@@ -207,7 +221,8 @@ TEST_CASE("wgmma of e4m3 (GPU)", "[hopper][gpu]") {
   }
   for (int way = 0; way < 4; ++way) {
     for (const int groups : {1, 2, 5}) {
-      INFO("rows of " << (way < 2 ? 64 : 128) << " bytes, A in registers " << way % 2 << ", " << groups << " groups");
+      INFO("rows of " << (way < 2 ? 64 : 128) << " bytes, A in registers " << way % 2 << ", "
+                      << groups << " groups");
       CHECK(exact(Backend::gpu, groups, way) == "");
     }
     CHECK(compare(Backend::gpu, way) == 0);

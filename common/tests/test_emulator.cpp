@@ -180,7 +180,8 @@ __global__ void spin(unsigned* sum) {
 TEST_CASE("who spins on an atomic is not kept from a late warp", "[emulator]") {
   for (int seed = 1; seed <= kSeeds; ++seed) {
     unsigned sum = 0;
-    REQUIRE(launch_with_seed(static_cast<std::uint64_t>(seed), spin, dim3(2), dim3(128), &sum).ok());
+    REQUIRE(
+        launch_with_seed(static_cast<std::uint64_t>(seed), spin, dim3(2), dim3(128), &sum).ok());
     CHECK(sum == 96);
   }
 }

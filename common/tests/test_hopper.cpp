@@ -1,6 +1,7 @@
-// Hopper's instructions in common/ptx, on both back ends: wgmma in all shapes, operands as TMA writes them, and a ring of
-// two stages between a warp that copies and a warpgroup that multiplies. In the emulator also what it is there for: a
-// wait, a fence or a barrier that is left out makes the kernel fail.
+// Hopper's instructions in common/ptx, on both back ends: wgmma in all shapes, operands as TMA
+// writes them, and a ring of two stages between a warp that copies and a warpgroup that multiplies.
+// In the emulator also what it is there for: a wait, a fence or a barrier that is left out makes
+// the kernel fail.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -22,8 +23,8 @@ using namespace attn::tests;
 constexpr int kRows = 64;
 
 // Runs the product of small integers, exact in any order; "" or what is wrong.
-std::string product(Backend backend, DType dtype, int columns, bool registers, bool transposed_b, int tiles,
-                    HopperFault fault = kNoFault) {
+std::string product(Backend backend, DType dtype, int columns, bool registers, bool transposed_b,
+                    int tiles, HopperFault fault = kNoFault) {
   const int k = 64 * tiles;
   std::mt19937 random(static_cast<unsigned>(columns + tiles));
   const auto draw = [&](int count) {
@@ -36,7 +37,8 @@ std::string product(Backend backend, DType dtype, int columns, bool registers, b
   if (!transposed_b)
     for (int i = 0; i < k; ++i)
       for (int j = 0; j < columns; ++j)
-        b_stored[static_cast<std::size_t>(j * k + i)] = b[static_cast<std::size_t>(i * columns + j)];
+        b_stored[static_cast<std::size_t>(j * k + i)] =
+            b[static_cast<std::size_t>(i * columns + j)];
   const auto upload = [&](const std::vector<float>& values) {
     std::vector<uint16_t> bits(values.size());
     encode(dtype, values.data(), values.size(), bits.data());
@@ -51,8 +53,8 @@ std::string product(Backend backend, DType dtype, int columns, bool registers, b
   args.a = gA.data(), args.b = gB.data(), args.out = out.data(), args.dtype = dtype;
   args.mode = hopper_mode(columns, registers, transposed_b, tiles, fault);
 #if ATTN_HAVE_CUDA
-  const Status status =
-      backend == Backend::gpu ? gpu::tests::hopper_product(args) : emulated::tests::hopper_product(args);
+  const Status status = backend == Backend::gpu ? gpu::tests::hopper_product(args)
+                                                : emulated::tests::hopper_product(args);
 #else
   const Status status = emulated::tests::hopper_product(args);
 #endif
@@ -67,7 +69,8 @@ std::string product(Backend backend, DType dtype, int columns, bool registers, b
     for (int j = 0; j < columns; ++j) {
       float sum = 0;
       for (int n = 0; n < k; ++n)
-        sum += a[static_cast<std::size_t>(i * k + n)] * b[static_cast<std::size_t>(n * columns + j)];
+        sum +=
+            a[static_cast<std::size_t>(i * k + n)] * b[static_cast<std::size_t>(n * columns + j)];
       const float got = d[static_cast<std::size_t>(i * columns + j)];
       if (got != round_to(dtype, sum))
         return fmt::format("row {}, column {}: expected {}, got {}", i, j, sum, got);
@@ -139,7 +142,8 @@ TEST_CASE("what keeps copies and products apart is missed when it is left out", 
   CHECK(found(kNoRegisterFence, {"without wgmma_fence since the last wait"}) == 8);
   CHECK(found(kNoInitFence, {"without mbarrier_init_fence since its mbarrier_init"}) == 8);
   CHECK(found(kNoSharedFence, {"without shared_write_fence since the last group of stores"}) == 8);
-  CHECK(found(kTooFewBytes, {"deadlock: thread (0,0,0) of block (0,0,0) waits in mbarrier_wait"}) == 8);
+  CHECK(found(kTooFewBytes, {"deadlock: thread (0,0,0) of block (0,0,0) waits in mbarrier_wait"}) ==
+        8);
   CHECK(found(kNoBarrierBeforeStore, {""}) >= 2);
   CHECK(found(kNoWaitForStore, {""}) >= 4);
 }
@@ -180,7 +184,8 @@ TEST_CASE("a block whose warpgroups take more registers than it has is missed", 
     try {
       emulator::run_grid(1, threads, 0, {[=] {
         const bool gives = emulator::threadIdx.x < 128;
-        emulator::Block::current().registers("setmaxnreg", {__FILE__, __LINE__}, gives ? given : taken, !gives);
+        emulator::Block::current().registers("setmaxnreg", {__FILE__, __LINE__},
+                                             gives ? given : taken, !gives);
       }});
     } catch (const emulator::KernelError& error) {
       return error.what();
@@ -189,12 +194,16 @@ TEST_CASE("a block whose warpgroups take more registers than it has is missed", 
   };
   CHECK(said(384, 24, 240) == "");
   CHECK(said(384, 40, 232) == "");
-  CHECK(said(384, 32, 240).find("3 warpgroups have 512 a lane then, and were launched with 504") != std::string::npos);
+  CHECK(said(384, 32, 240).find("3 warpgroups have 512 a lane then, and were launched with 504") !=
+        std::string::npos);
   CHECK(said(384, 40, 240).find("520 a lane") != std::string::npos);
   CHECK(said(512, 32, 160) == "");
-  CHECK(said(512, 40, 160).find("4 warpgroups have 520 a lane then, and were launched with 512") != std::string::npos);
-  CHECK(said(512, 136, 160).find("for 136 registers, and has 128") != std::string::npos);  // that is not to give
-  CHECK(said(384, 24, 160).find("for 160 registers, and has 168") != std::string::npos);   // nor this to take
+  CHECK(said(512, 40, 160).find("4 warpgroups have 520 a lane then, and were launched with 512") !=
+        std::string::npos);
+  // that is not to give
+  CHECK(said(512, 136, 160).find("for 136 registers, and has 128") != std::string::npos);
+  // nor this to take
+  CHECK(said(384, 24, 160).find("for 160 registers, and has 168") != std::string::npos);
 }
 
 TEST_CASE("wgmma in every shape (GPU)", "[hopper][gpu]") {
@@ -207,8 +216,8 @@ TEST_CASE("wgmma in every shape (GPU)", "[hopper][gpu]") {
       for (const bool registers : {false, true})
         for (const bool transposed_b : {false, true})
           for (const int tiles : {1, 2, 5}) {
-            INFO(name(dtype) << ", " << columns << " columns, A in registers " << registers << ", B [k, n] "
-                             << transposed_b << ", " << tiles << " tiles");
+            INFO(name(dtype) << ", " << columns << " columns, A in registers " << registers
+                             << ", B [k, n] " << transposed_b << ", " << tiles << " tiles");
             CHECK(product(Backend::gpu, dtype, columns, registers, transposed_b, tiles) == "");
           }
 }

@@ -115,8 +115,10 @@ TEST_CASE("no arithmetic of a 16-bit type gives an element that nobody wrote", "
     emulator::BFloat16 b;
     emulator::Float16 f;
     b.bits = f.bits = static_cast<std::uint16_t>(bits);
-    REQUIRE(emulator::BFloat16(static_cast<float>(b)).bits != (unwritten_bits(DType::bf16) & 0xFFFF));
-    REQUIRE(emulator::Float16(static_cast<float>(f)).bits != (unwritten_bits(DType::fp16) & 0xFFFF));
+    REQUIRE(emulator::BFloat16(static_cast<float>(b)).bits !=
+            (unwritten_bits(DType::bf16) & 0xFFFF));
+    REQUIRE(emulator::Float16(static_cast<float>(f)).bits !=
+            (unwritten_bits(DType::fp16) & 0xFFFF));
   }
 }
 

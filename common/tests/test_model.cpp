@@ -1,6 +1,6 @@
 /// \file
-/// What a step's model says its tensor cores do, against what they do in the emulator. Linked into every chapter's
-/// tests: tiles that are copied into a model by hand, and drift, fail here.
+/// What a step's model says its tensor cores do, against what they do in the emulator. Linked into
+/// every chapter's tests: tiles that are copied into a model by hand, and drift, fail here.
 #include <array>
 #include <cmath>
 #include <filesystem>
@@ -29,8 +29,9 @@ double products_of(const Step& step, const Problem& p) {
 
 TEST_CASE("models count the operations that tensor cores do", "[emulated][model]") {
   std::vector<Problem> problems;
-  // Masks that skip tiles, and what makes a launch choose other tiles. Lengths are multiples of every step's tiles (768
-  // of 192 and 256): in a tile that is cut some steps leave out warps without rows, which no model follows.
+  // Masks that skip tiles, and what makes a launch choose other tiles. Lengths are multiples of
+  // every step's tiles (768 of 192 and 256): in a tile that is cut some steps leave out warps
+  // without rows, which no model follows.
   for (const int64_t d : {32, 64, 128, 256}) {
     const int64_t n = d == 64 ? 768 : 256;
     Problem p = problem(n, n, d, DType::bf16);
@@ -76,7 +77,8 @@ int64_t number_after(const std::string& text, const std::string& name) {
   return std::stoll(text.substr(at + name.size() + 2));
 }
 
-// What ncu counted of one counter in an export, over all its kernels; and the problem that profile.sh noted there.
+// What ncu counted of one counter in an export, over all its kernels; and the problem that
+// profile.sh noted there.
 struct Counted {
   double bytes = 0;
   Problem problem;
@@ -88,7 +90,8 @@ std::optional<Counted> counted(const std::string& step, const std::string& count
   for (std::string line; std::getline(file, line);) {
     if (line.find("problem: ") != line.npos) {
       Problem& p = c.problem;
-      p.batch = number_after(line, "B"), p.heads = number_after(line, "Hq"), p.kv_heads = number_after(line, "Hkv");
+      p.batch = number_after(line, "B"), p.heads = number_after(line, "Hq"),
+      p.kv_heads = number_after(line, "Hkv");
       p.seqlen_q = number_after(line, "seqlen_q"), p.seqlen_k = number_after(line, "seqlen_k");
       p.head_dim = number_after(line, "d"), p.causal = line.find(" causal") != line.npos;
       p.finish();
@@ -136,7 +139,8 @@ TEST_CASE("the order of tiles and the size of L2 say what is read from HBM", "[m
     }
     double model = 0;
     for (const Phase& phase : cost_of(step, c->problem)) model += phase.hbm_read;
-    INFO(step.name << ": " << c->problem.text() << ": modelled " << model << ", counted " << c->bytes);
+    INFO(step.name << ": " << c->problem.text() << ": modelled " << model << ", counted "
+                   << c->bytes);
     // Where all heads are at work at once, K and V come again and again. How often is up to which
     // blocks drift apart: the model is right to 30 % there.
     const Problem& p = c->problem;
@@ -145,6 +149,7 @@ TEST_CASE("the order of tiles and the size of L2 say what is read from HBM", "[m
     CHECK(std::abs(model / c->bytes - 1) < (model > 1.5 * once ? 0.3 : 0.15));
   }
   // So that no step is left out without a word.
-  const std::map<std::string, int> tiled{{"04_flash_v2", 13}, {"06_flash_v3_hopper", 21}, {"08_quant_sparse", 8}};
+  const std::map<std::string, int> tiled{
+      {"04_flash_v2", 13}, {"06_flash_v3_hopper", 21}, {"08_quant_sparse", 8}};
   CHECK(compared == (tiled.contains(chapter().name) ? tiled.at(chapter().name) : 0));
 }

@@ -16,7 +16,8 @@ using namespace attn;
 bool weights_forgotten = false;  // a planted fault
 
 // m = sum_j w_j |x_j|^power / columns, a row of x a thread.
-__global__ void row_mean(const float* x, const float* w, float* m, int rows, int columns, float power) {
+__global__ void row_mean(const float* x, const float* w, float* m, int rows, int columns,
+                         float power) {
   const int row = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (row >= rows) return;
   float sum = 0;
@@ -27,8 +28,9 @@ __global__ void row_mean(const float* x, const float* w, float* m, int rows, int
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const auto rows = static_cast<unsigned>(p.batch * p.heads * p.seqlen_q);
-  return launch_kernel(row_mean, dim3((rows + 31) / 32), dim3(32), 0, args.stream, args.in<float>("x"),
-                       args.in<float>("weights"), args.out<float>("m"), rows, p.seqlen_k, p.own.at("power")[0]);
+  return launch_kernel(row_mean, dim3((rows + 31) / 32), dim3(32), 0, args.stream,
+                       args.in<float>("x"), args.in<float>("weights"), args.out<float>("m"), rows,
+                       p.seqlen_k, p.own.at("power")[0]);
 }
 std::vector<TensorSpec> inputs(const Problem& p) {
   return {{"x", {p.batch, p.heads, p.seqlen_q, p.seqlen_k}, DType::fp32},
@@ -46,21 +48,38 @@ std::vector<Expected> reference(const Problem& p, const HostTensors& in, Selecti
       Eigen::VectorXd terms(p.seqlen_k);
       for (int64_t j = 0; j < p.seqlen_k; ++j)
         terms[j] = in.at("weights").row(0, 0, 0)[j] *
-                   std::pow(std::abs(in.at("x").row(b, h, i)[j]), p.own.at("power")[0]) / double(p.seqlen_k);
+                   std::pow(std::abs(in.at("x").row(b, h, i)[j]), p.own.at("power")[0]) /
+                   double(p.seqlen_k);
       const Eigen::Matrix<double, 1, 1> mean{terms.sum()};
       detail::store(e, at++, {b, h, i}, mean, mean.cast<float>(), terms.cwiseAbs2(), 0);
     }
   return {e};
 }
-const Operation operation{
-    .name = "row_mean", .inputs = inputs, .saved = [](auto&) { return std::vector<TensorSpec>(); },
-    .outputs = output, .flop = [](auto&) { return 0.0; }, .reference = reference, .matrix = true,
-    .own = {{.name = "power", .lacking = "power", .help = "of the mean (2)",
-             .kind = Feature::Kind::number, .least = 1, .most = 9, .otherwise = 2, .everywhere = true}}};
-const Chapter test_chapter{"09_row_mean", "the test's", {{
-    .name = "v1_thread", .operation = &operation, .idea = "a row a thread", .support = "fp32",
-    .refuses = [](auto&) { return std::nullopt; }, .workspaces = [](auto&) { return std::vector<Workspace>(); },
-    .cost = [](auto&) { return Cost{{.name = "mean", .hbm_read = 1}}; }, .launch = {nullptr, launch}}}};
+const Operation operation{.name = "row_mean",
+                          .inputs = inputs,
+                          .saved = [](auto&) { return std::vector<TensorSpec>(); },
+                          .outputs = output,
+                          .flop = [](auto&) { return 0.0; },
+                          .reference = reference,
+                          .matrix = true,
+                          .own = {{.name = "power",
+                                   .lacking = "power",
+                                   .help = "of the mean (2)",
+                                   .kind = Feature::Kind::number,
+                                   .least = 1,
+                                   .most = 9,
+                                   .otherwise = 2,
+                                   .everywhere = true}}};
+const Chapter test_chapter{"09_row_mean",
+                           "the test's",
+                           {{.name = "v1_thread",
+                             .operation = &operation,
+                             .idea = "a row a thread",
+                             .support = "fp32",
+                             .refuses = [](auto&) { return std::nullopt; },
+                             .workspaces = [](auto&) { return std::vector<Workspace>(); },
+                             .cost = [](auto&) { return Cost{{.name = "mean", .hbm_read = 1}}; },
+                             .launch = {nullptr, launch}}}};
 }  // namespace
 
 TEST_CASE("an operation of a chapter's own goes through the whole program", "[operation]") {
@@ -70,7 +89,8 @@ TEST_CASE("an operation of a chapter's own goes through the whole program", "[op
   };
   CHECK(run({"--rows", "77", "--cols", "203", "--power", "3"}) == 0);
   const nlohmann::json j = nlohmann::json::parse(std::ifstream("row_mean.json"));
-  CHECK((j["problem"]["own"]["power"][0] == 3 && j["steps"][0]["verdicts"][0]["rows_checked"] == 77));
+  CHECK(
+      (j["problem"]["own"]["power"][0] == 3 && j["steps"][0]["verdicts"][0]["rows_checked"] == 77));
   CHECK(run({"--rows", "5", "--power", "0"}) == 2);    // out of its range
   CHECK(run({"--rows", "5", "--softcap", "9"}) == 2);  // a feature of attention
   CHECK(run({"--operation", "softmax"}) == 2);         // of another chapter

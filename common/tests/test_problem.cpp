@@ -195,7 +195,8 @@ constexpr InputKind kKinds[] = {InputKind::random, InputKind::needle, InputKind:
 TEST_CASE("ALiBi slopes are the published ones", "[inputs]") {
   const auto exponents = [](int64_t heads) {
     std::vector<double> all;
-    for (int64_t h = 0; h < heads; ++h) all.push_back(std::round(-1e9 * std::log2(alibi_slope(h, heads))) / 1e9);
+    for (int64_t h = 0; h < heads; ++h)
+      all.push_back(std::round(-1e9 * std::log2(alibi_slope(h, heads))) / 1e9);
     return all;
   };
   CHECK(exponents(1) == std::vector<double>{8});
@@ -203,10 +204,12 @@ TEST_CASE("ALiBi slopes are the published ones", "[inputs]") {
   CHECK(exponents(3) == std::vector<double>{4, 8, 2});
   CHECK(exponents(8) == std::vector<double>{1, 2, 3, 4, 5, 6, 7, 8});
   CHECK(exponents(12) == std::vector<double>{1, 2, 3, 4, 5, 6, 7, 8, 0.5, 1.5, 2.5, 3.5});
-  CHECK(exponents(16) == std::vector<double>{0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 6.5, 7, 7.5, 8});
+  CHECK(exponents(16) ==
+        std::vector<double>{0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 6.5, 7, 7.5, 8});
   const Problem p = problem_with([](Problem& x) { x.heads = x.kv_heads = 3, x.alibi = true; });
   const TensorSpec spec = alibi_slopes(p);
-  CHECK(draw_inputs(p, std::span(&spec, 1)).at("alibi").data == std::vector<float>{0x1p-4f, 0x1p-8f, 0x1p-2f});
+  CHECK(draw_inputs(p, std::span(&spec, 1)).at("alibi").data ==
+        std::vector<float>{0x1p-4f, 0x1p-8f, 0x1p-2f});
 }
 
 TEST_CASE("random inputs are standard normal and independent", "[inputs]") {

@@ -122,9 +122,10 @@ TEST_CASE("forward_reference is the formula, for every set of options", "[refere
 
 TEST_CASE("an operation's own feature changes scores", "[reference]") {
   // All scores of head 1 are larger by 3: lse, too, and O is as it was.
-  const Feature shift{.name = "shift", .kind = Feature::Kind::number, .scores = [](const ScoreRow<double>& row) {
-    for (double& x : row.scores) x += row.h == 1 ? row.problem.own.at("shift")[0] : 0;
-  }};
+  const Feature shift{
+      .name = "shift", .kind = Feature::Kind::number, .scores = [](const ScoreRow<double>& row) {
+        for (double& x : row.scores) x += row.h == 1 ? row.problem.own.at("shift")[0] : 0;
+      }};
   Problem p = make(5, 7, true);
   p.finish();
   const HostTensors in = draw(p);
@@ -134,7 +135,8 @@ TEST_CASE("an operation's own feature changes scores", "[reference]") {
   for (std::size_t n = 0; n < with[0].reference.size(); ++n)
     REQUIRE(with[0].reference[n] == Approx(without[0].reference[n]).margin(1e-13));
   for (std::size_t r = 0; r < with[1].rows.size(); ++r)
-    CHECK(with[1].reference[r] == Approx(without[1].reference[r] + (with[1].rows[r].h == 1 ? 3 : 0)));
+    CHECK(with[1].reference[r] ==
+          Approx(without[1].reference[r] + (with[1].rows[r].h == 1 ? 3 : 0)));
 }
 
 TEST_CASE("an operation's own feature changes Q and K", "[reference]") {
@@ -172,16 +174,22 @@ TEST_CASE("masks are held to the shape of their problem", "[reference]") {
   };
   const Problem p = make(5, 7);
   const auto blocks = [](std::vector<int64_t> shape) {
-    return std::make_shared<BlockMask>(2, 3, shape, std::vector<bool>(static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]), true));
+    return std::make_shared<BlockMask>(
+        2, 3, shape,
+        std::vector<bool>(static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]),
+                          true));
   };
   CHECK(refused(p, blocks({2, 4, 3, 3})) == "");
   CHECK(refused(p, blocks({1, 1, 3, 3})) == "");
-  CHECK(refused(p, blocks({2, 4, 3, 2})) == "block_mask: is [2, 4, 3, 2], must be [2 or 1, 4 or 1, 3, 3]");
+  CHECK(refused(p, blocks({2, 4, 3, 2})) ==
+        "block_mask: is [2, 4, 3, 2], must be [2 or 1, 4 or 1, 3, 3]");
   CHECK(refused(p, blocks({2, 2, 3, 3})).find("block_mask: is [2, 2, 3, 3]") == 0);
   const std::vector<int64_t> seven(7, 0);
-  CHECK(refused(p, std::make_shared<ColumnIntervals>(std::vector<int64_t>{1, 1, 1, 7}, seven, seven)) == "");
-  CHECK(refused(make(5, 8), std::make_shared<ColumnIntervals>(std::vector<int64_t>{1, 1, 1, 7}, seven, seven)).find(
-            "hidden_begin: is [1, 1, 1, 7]") == 0);
+  CHECK(refused(p, std::make_shared<ColumnIntervals>(std::vector<int64_t>{1, 1, 1, 7}, seven,
+                                                     seven)) == "");
+  CHECK(refused(make(5, 8),
+                std::make_shared<ColumnIntervals>(std::vector<int64_t>{1, 1, 1, 7}, seven, seven))
+            .find("hidden_begin: is [1, 1, 1, 7]") == 0);
   CHECK_THROWS_AS(BlockMask(2, 3, {1, 1, 3, 3}, std::vector<bool>(8)), InputError);
 }
 

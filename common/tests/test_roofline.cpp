@@ -132,7 +132,8 @@ TEST_CASE("a GPU without a step's instructions is named", "[roofline]") {
   Step step;
   for (const int any : {70, 75, 80, 90, 120}) CHECK_FALSE(lacks(step, "GPU", any));
   step.needs = kAmpere;
-  CHECK(lacks(step, "Tesla T4", 75) == "Tesla T4 (sm_75) has no mma.sync for bf16: this step needs sm_80 or later");
+  CHECK(lacks(step, "Tesla T4", 75) ==
+        "Tesla T4 (sm_75) has no mma.sync for bf16: this step needs sm_80 or later");
   for (const int later : {80, 86, 89, 90, 100}) CHECK_FALSE(lacks(step, "GPU", later));
   step.needs = kHopper;
   CHECK_FALSE(lacks(step, "NVIDIA H200", 90));

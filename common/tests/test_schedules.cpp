@@ -76,14 +76,15 @@ TEST_CASE("no step has a race in any of many schedules of the emulator", "[emula
     problems.back().head_dim = 576;
     problems.push_back(problems[1]);  // intervals of columns
     std::vector<int64_t> begin, end;
-    for (int64_t j = 0; j < problems[1].seqlen_k; ++j) begin.push_back(j / 2), end.push_back(j / 2 + j % 7);
-    problems.back().mask =
-        std::make_shared<ColumnIntervals>(std::vector<int64_t>{1, 1, 1, problems[1].seqlen_k}, begin, end);
+    for (int64_t j = 0; j < problems[1].seqlen_k; ++j)
+      begin.push_back(j / 2), end.push_back(j / 2 + j % 7);
+    problems.back().mask = std::make_shared<ColumnIntervals>(
+        std::vector<int64_t>{1, 1, 1, problems[1].seqlen_k}, begin, end);
     problems.push_back(problems[1]);  // windows of tiles
     problems.back().causal = false;
     problems.back().seqlen_q = problems.back().seqlen_k = 4 * 128 + 20;
-    problems.back().mask =
-        std::make_shared<SlidingTiles>(Sides{2, 16, 16}, Sides{2, 8, 8}, std::vector<Sides>(2, {2, 8, 16}), 20);
+    problems.back().mask = std::make_shared<SlidingTiles>(Sides{2, 16, 16}, Sides{2, 8, 8},
+                                                          std::vector<Sides>(2, {2, 8, 16}), 20);
     problems.push_back(problems[1]);  // tiles of a product that are skipped
     problems.back().own["skip_below"] = {4};
     problems.push_back(problems[1]);  // tokens of a canvas, and text

@@ -10,7 +10,8 @@ using namespace attn;
 
 Problem long_problem(bool causal) {
   Problem p;
-  p.batch = 8, p.heads = p.kv_heads = 16, p.seqlen_q = p.seqlen_k = 2048, p.head_dim = 128, p.causal = causal;
+  p.batch = 8, p.heads = p.kv_heads = 16, p.seqlen_q = p.seqlen_k = 2048, p.head_dim = 128,
+  p.causal = causal;
   p.finish();
   return p;
 }
@@ -23,20 +24,25 @@ Status two_tiles(const Arguments& args) {
 
 }  // namespace
 
-TEST_CASE("K and V come from HBM once where they stay in L2, and with every wave where they do not", "[tiling]") {
+TEST_CASE("K and V come from HBM once where they stay in L2, and with every wave where they do not",
+          "[tiling]") {
   const Machine h200;
   const Problem p = long_problem(false);
   CHECK(kv_bytes_from_hbm(p, {128, 128, 1}, h200) == kAll);   // head after head
   CHECK(kv_bytes_from_hbm(p, {128, 128, 12}, h200) == kAll);  // 12 MB at a time
-  // All heads at once: 16 tiles of queries a head, and whenever the next one comes L2 has let go of it.
+  // All heads at once: 16 tiles of queries a head, and whenever the next one comes L2 has let go of
+  // it.
   const double all_heads = kv_bytes_from_hbm(p, {128, 128, 128}, h200);
   CHECK(all_heads > 15 * kAll);
   CHECK(all_heads <= 16 * kAll);
-  CHECK(kv_bytes_from_hbm(p, {128, 128, 128}, Machine{132, 1e9}) == kAll);  // an L2 that holds everything
-  CHECK(kv_bytes_from_hbm(p, {128, 128, 24}, h200) > 1.2 * kAll);           // a section that just does not fit
+  // an L2 that holds everything
+  CHECK(kv_bytes_from_hbm(p, {128, 128, 128}, Machine{132, 1e9}) == kAll);
+  // a section that just does not fit
+  CHECK(kv_bytes_from_hbm(p, {128, 128, 24}, h200) > 1.2 * kAll);
   CHECK(kv_bytes_from_hbm(p, {128, 128, 24}, Machine{132, 100 << 20}) == kAll);
   // A mask leaves half of it out; several heads that share K and V bring it once.
-  CHECK(kv_bytes_from_hbm(long_problem(true), {128, 128, 128}, h200) == Approx(8.5 * kAll).epsilon(0.05));
+  CHECK(kv_bytes_from_hbm(long_problem(true), {128, 128, 128}, h200) ==
+        Approx(8.5 * kAll).epsilon(0.05));
   Problem shared = p;
   shared.kv_heads = 2;
   CHECK(kv_bytes_from_hbm(shared, {128, 128, 128}, h200) == kAll / 8);
@@ -58,8 +64,9 @@ TEST_CASE("HBM binds where the order of tiles makes it", "[tiling]") {
   Step step;
   step.operation = &forward();
   step.launch = {nullptr, [](const Arguments& args) {
-                   return args.plans({128, 128, args.problem.heads * args.problem.batch}) ? Status::success()
-                                                                                           : Status::unsupported("");
+                   return args.plans({128, 128, args.problem.heads * args.problem.batch})
+                              ? Status::success()
+                              : Status::unsupported("");
                  }};
   step.cost = [](const Problem& p) {
     Phase phase{.name = "attention", .tensor_flop = 4.0 * 128 * 16 * 8 * 2048.0 * 2048};
@@ -68,7 +75,9 @@ TEST_CASE("HBM binds where the order of tiles makes it", "[tiling]") {
     return Cost{phase};
   };
   const Roofs roofs = datasheet_roofs(*find_gpu("h200"));
-  CHECK(predict(cost_of(step, long_problem(false), roofs.machine), roofs, DType::bf16).binding == "tensor");
+  CHECK(predict(cost_of(step, long_problem(false), roofs.machine), roofs, DType::bf16).binding ==
+        "tensor");
   step.tiled = true;
-  CHECK(predict(cost_of(step, long_problem(false), roofs.machine), roofs, DType::bf16).binding == "HBM");
+  CHECK(predict(cost_of(step, long_problem(false), roofs.machine), roofs, DType::bf16).binding ==
+        "HBM");
 }

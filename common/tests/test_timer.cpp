@@ -1,6 +1,6 @@
 /// \file
-/// What is in a measured time, and what is not. GPU only: a test with a clock in it, which compares two medians whose
-/// difference would be the host's 200 microseconds.
+/// What is in a measured time, and what is not. GPU only: a test with a clock in it, which compares
+/// two medians whose difference would be the host's 200 microseconds.
 #include <algorithm>
 #include <cmath>
 #include <chrono>

@@ -121,7 +121,8 @@ TEST_CASE("index tensors hold whole numbers up to 2^63", "[types]") {
 }
 
 TEST_CASE("an element that nobody wrote is known in every type that can say so", "[types]") {
-  for (const DType type : {DType::fp32, DType::fp16, DType::bf16, DType::e4m3, DType::e5m2, DType::int32, DType::int64}) {
+  for (const DType type : {DType::fp32, DType::fp16, DType::bf16, DType::e4m3, DType::e5m2,
+                           DType::int32, DType::int64}) {
     INFO(name(type));
     const TensorSpec spec{"t", {1, 1, 2, 8}, type};
     std::vector<std::byte> bytes(static_cast<std::size_t>(spec.bytes()));

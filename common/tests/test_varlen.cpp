@@ -1,5 +1,5 @@
-// Batches of sequences of several lengths: what the problem means, where its packed tensors lie, what is predicted
-// for it, and that a step which gets any of it wrong is found.
+// Batches of sequences of several lengths: what the problem means, where its packed tensors lie,
+// what is predicted for it, and that a step which gets any of it wrong is found.
 #include <nlohmann/json.hpp>
 #include <cmath>
 #include <string>
@@ -27,19 +27,23 @@ TEST_CASE("the lengths of a batch say its size and the longest sequence", "[varl
   Problem p = varlen({0, 133, 17, 1}, {5, 90, 0, 200});
   CHECK((p.batch == 4 && p.seqlen_q == 133 && p.seqlen_k == 200));
   CHECK((p.tokens_q() == 151 && p.tokens_k() == 295));
-  CHECK(p.text() == "B=4 Hq=4 Hkv=2 varlen=0,133,17,1 varlen_k=5,90,0,200 d=8 bf16 inputs=random seed=1");
+  CHECK(p.text() ==
+        "B=4 Hq=4 Hkv=2 varlen=0,133,17,1 varlen_k=5,90,0,200 d=8 bf16 inputs=random seed=1");
   p.finish();  // a second time changes nothing
   CHECK((p.batch == 4 && p.seqlen_q == 133 && p.seqlen_k == 200));
   const Problem one = p.sequence(1);
-  CHECK((one.batch == 1 && one.seqlen_q == 133 && one.seqlen_k == 90 && !one.varlen() && one.heads == 4));
-  CHECK((shape_of(p).seqlen_q == 133 && shape_of(p).seqlen_k == 200 && shape_of(p).tokens_q == 151));
+  CHECK((one.batch == 1 && one.seqlen_q == 133 && one.seqlen_k == 90 && !one.varlen() &&
+         one.heads == 4));
+  CHECK(
+      (shape_of(p).seqlen_q == 133 && shape_of(p).seqlen_k == 200 && shape_of(p).tokens_q == 151));
   const Problem same = varlen({3, 5});
   CHECK(same.varlen_k == Lengths{3, 5});
   CHECK(same.text() == "B=2 Hq=4 Hkv=2 varlen=3,5 d=8 bf16 inputs=random seed=1");
   Problem plain = problem(6, 7, 8, DType::bf16);
   plain.batch = 3;
   CHECK((plain.tokens_q() == 18 && plain.tokens_k() == 21 && shape_of(plain).tokens_q == 0));
-  CHECK((plain.sequence(2).batch == 1 && plain.sequence(2).seqlen_q == 6 && plain.sequence(2).seqlen_k == 7));
+  CHECK((plain.sequence(2).batch == 1 && plain.sequence(2).seqlen_q == 6 &&
+         plain.sequence(2).seqlen_k == 7));
 }
 
 TEST_CASE("the results say the lengths", "[varlen]") {
@@ -85,7 +89,8 @@ TEST_CASE("work is counted sequence by sequence", "[varlen]") {
   CHECK(forward().flop(p) == 4 * 8 * p.total_pairs());
   CHECK(backward().flop(p) == 2.5 * forward().flop(p));
   // Q, O, K, V in bf16, lse and twice five cumulative lengths in 32 bits.
-  CHECK(forward().compulsory_bytes(p) == 2 * 12 * 4 * 8 * 2 + 2 * 11 * 2 * 8 * 2 + 12 * 4 * 4 + 2 * 5 * 4);
+  CHECK(forward().compulsory_bytes(p) ==
+        2 * 12 * 4 * 8 * 2 + 2 * 11 * 2 * 8 * 2 + 12 * 4 * 4 + 2 * 5 * 4);
 
   Step step;
   step.operation = &forward();
@@ -97,7 +102,8 @@ TEST_CASE("work is counted sequence by sequence", "[varlen]") {
   };
   Cost cost = cost_of(step, p);
   REQUIRE(cost.size() == 2);
-  CHECK((cost[0].name == "a" && cost[0].tensor_flop == 39 && cost[0].fp32_flop == 9 && cost[0].exp == 9));
+  CHECK((cost[0].name == "a" && cost[0].tensor_flop == 39 && cost[0].fp32_flop == 9 &&
+         cost[0].exp == 9));
   // Three queries without keys: O in bf16 and lse are written.
   const double o_lse = 3 * 4 * (8 * 2 + 4);
   CHECK((cost[1].name == "b" && cost[1].hbm_read == 9 && cost[1].hbm_write == 18 + o_lse));
@@ -112,7 +118,8 @@ TEST_CASE("work is counted sequence by sequence", "[varlen]") {
   cost = cost_of(step, varlen({3, 0}, {0, 2}));
   REQUIRE(cost.size() == 2);
   CHECK((cost[0].name == "a" && cost[0].tensor_flop == 0 && cost[0].hbm_write == 0));
-  CHECK((cost[1].name == "b" && cost[1].hbm_read == 0 && cost[1].hbm_write == o_lse && cost[1].l2_bytes == 0));
+  CHECK((cost[1].name == "b" && cost[1].hbm_read == 0 && cost[1].hbm_write == o_lse &&
+         cost[1].l2_bytes == 0));
 }
 
 TEST_CASE("tokens are packed with the heads of a token side by side", "[varlen]") {
@@ -179,7 +186,8 @@ TEST_CASE("skewed lengths spread from a 64th of the longest to the longest", "[v
 enum class Wrong { nothing, own_input, longest_for_all, no_keys_skipped };
 Wrong wrong = Wrong::nothing;
 
-// Attention of fp32 as a kernel finds a varlen problem: pointers and Shape. A query after the other, in float32.
+// Attention of fp32 as a kernel finds a varlen problem: pointers and Shape. A query after the
+// other, in float32.
 Status attend_packed(const Arguments& args) {
   const Shape shape = shape_of(args.problem);
   const float *q = args.in<float>("q"), *k = args.in<float>("k"), *v = args.in<float>("v");
@@ -191,8 +199,9 @@ Status attend_packed(const Arguments& args) {
       for (int i = 0; i < cu_q[b + 1] - cu_q[b]; ++i) {
         if (wrong == Wrong::no_keys_skipped && cu_k[b + 1] == cu_k[b]) continue;
         const int64_t token = cu_q[b] + i, row = (token * shape.heads + h) * d;
-        const int keys = wrong == Wrong::longest_for_all ? std::min(shape.seqlen_k, cu_k[args.problem.batch] - cu_k[b])
-                                                         : cu_k[b + 1] - cu_k[b];
+        const int keys = wrong == Wrong::longest_for_all
+                             ? std::min(shape.seqlen_k, cu_k[args.problem.batch] - cu_k[b])
+                             : cu_k[b + 1] - cu_k[b];
         std::vector<float> s(static_cast<std::size_t>(keys));
         float row_max = -INFINITY, row_sum = 0;
         for (int j = 0; j < keys; ++j) {
@@ -205,10 +214,12 @@ Status attend_packed(const Arguments& args) {
         for (int c = 0; c < d; ++c) {
           float sum = 0;
           for (int j = 0; j < keys; ++j)
-            sum += s[static_cast<std::size_t>(j)] * v[((int64_t{cu_k[b]} + j) * shape.kv_heads + h / group) * d + c];
+            sum += s[static_cast<std::size_t>(j)] *
+                   v[((int64_t{cu_k[b]} + j) * shape.kv_heads + h / group) * d + c];
           o[row + c] = row_sum > 0 ? sum / row_sum : 0;
         }
-        lse[int64_t{h} * shape.tokens_q + token] = row_sum > 0 ? row_max + std::log(row_sum) : -INFINITY;
+        lse[int64_t{h} * shape.tokens_q + token] =
+            row_sum > 0 ? row_max + std::log(row_sum) : -INFINITY;
       }
   if (wrong == Wrong::own_input) const_cast<int32_t*>(cu_q)[1] += 1;
   return Status::success();
@@ -232,7 +243,8 @@ TEST_CASE("a step on packed sequences is run and checked", "[varlen]") {
   CHECK(found(Wrong::nothing) == "");
   CHECK(found(Wrong::own_input) == "wrote to its input cu_seqlens_q");
   CHECK(found(Wrong::longest_for_all).find("o (b 1, h 0, row 0, ") == 0);
-  CHECK(found(Wrong::no_keys_skipped).find("o (b 2, h 0, row 0, column 0) was never written; ") == 0);
+  CHECK(found(Wrong::no_keys_skipped).find("o (b 2, h 0, row 0, column 0) was never written; ") ==
+        0);
 }
 
 }  // namespace
