@@ -46,8 +46,7 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
 
   // (1) first pass: the maximum, so that no exponential overflows.
   float row_max = -INFINITY;
-  for (int c = threadIdx.x; c < cols; c += Config::kThreads)
-    row_max = fmaxf(row_max, to_float(x[c]));
+  for (int c = threadIdx.x; c < cols; c += Config::kThreads) row_max = fmaxf(row_max, to_float(x[c]));
   row_max = block_reduce(row_max, smem.partial, [](float a, float b) { return fmaxf(a, b); });
 
   // (2) second pass: the sum. A row of -inf only would give exp(-inf + inf): it has no sum.
@@ -68,10 +67,9 @@ template <class Element>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   args.phase("softmax");
-  return launch_kernel(softmax_kernel<Element>,
-                       dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)),
-                       dim3(Config::kThreads), sizeof(SharedStorage), args.stream,
-                       args.in<Element>("x"), args.out<Element>("y"), static_cast<int>(p.seqlen_k));
+  return launch_kernel(softmax_kernel<Element>, dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)),
+                       dim3(Config::kThreads), sizeof(SharedStorage), args.stream, args.in<Element>("x"),
+                       args.out<Element>("y"), static_cast<int>(p.seqlen_k));
 }
 
 Status launch(const Arguments& args) {

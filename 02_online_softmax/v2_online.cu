@@ -46,8 +46,7 @@ __device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
   return partial[0];
 }
 
-// Takes one number into the pair. One of the two exponentials of merge() is exp(0): the other is
-// computed.
+// Takes one number into the pair. One of the two exponentials of merge() is exp(0): the other is computed.
 __device__ __forceinline__ MaxSum take(MaxSum seen, float x) {
   const float difference = x - seen.max;
   const float e = __expf(-fabsf(difference));
@@ -81,10 +80,9 @@ template <class Element>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   args.phase("softmax");
-  return launch_kernel(softmax_kernel<Element>,
-                       dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)),
-                       dim3(Config::kThreads), sizeof(SharedStorage), args.stream,
-                       args.in<Element>("x"), args.out<Element>("y"), static_cast<int>(p.seqlen_k));
+  return launch_kernel(softmax_kernel<Element>, dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)),
+                       dim3(Config::kThreads), sizeof(SharedStorage), args.stream, args.in<Element>("x"),
+                       args.out<Element>("y"), static_cast<int>(p.seqlen_k));
 }
 
 Status launch(const Arguments& args) {

@@ -40,8 +40,7 @@ struct SharedStorage {
 //! [merge]
 __device__ MaxSum warp_merge(MaxSum value) {
   for (int distance = 16; distance > 0; distance /= 2)
-    value = merge(value, {__shfl_xor_sync(~0u, value.max, distance),
-                          __shfl_xor_sync(~0u, value.sum, distance)});
+    value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
   return value;
 }
 //! [merge]
@@ -53,9 +52,8 @@ __device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
   return warp_merge(lane_id < Config::kWarps ? partial[lane_id] : MaxSum{});
 }
 
-// A row as whole vectors and edges: it may begin and end inside a vector that it shares with its
-// neighbours. The elements before its first and after its last whole vector are read and written
-// one by one.
+// A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
+// The elements before its first and after its last whole vector are read and written one by one.
 template <class Element>
 struct Row {
   static constexpr int kSize = Vector<Element>::kSize;
@@ -77,8 +75,7 @@ struct Row {
   //! [ex02b]
 };
 
-// Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of
-// them.
+// Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of them.
 template <class Element>
 __device__ __forceinline__ MaxSum take(MaxSum seen, const Vector<Element>& vector) {
   float x[Vector<Element>::kSize];
@@ -104,8 +101,7 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
 
   // (1) first pass: maximum and sum together.
   MaxSum seen;
-  for (int v = tid; v < row.vectors; v += Config::kThreads)
-    seen = take(seen, load(x + row.vector(v)));
+  for (int v = tid; v < row.vectors; v += Config::kThreads) seen = take(seen, load(x + row.vector(v)));
   if (tid < row.edges) seen = merge(seen, {to_float(x[row.edge(tid)]), 1});
   seen = block_merge(seen, smem.partial);
 
@@ -120,10 +116,9 @@ template <class Element>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   args.phase("softmax");
-  return launch_kernel(softmax_kernel<Element>,
-                       dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)),
-                       dim3(Config::kThreads), sizeof(SharedStorage), args.stream,
-                       args.in<Element>("x"), args.out<Element>("y"), static_cast<int>(p.seqlen_k));
+  return launch_kernel(softmax_kernel<Element>, dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)),
+                       dim3(Config::kThreads), sizeof(SharedStorage), args.stream, args.in<Element>("x"),
+                       args.out<Element>("y"), static_cast<int>(p.seqlen_k));
 }
 
 Status launch(const Arguments& args) {

@@ -50,8 +50,7 @@ template <class Config>
 __device__ MaxSum group_merge(MaxSum value, MaxSum* partial) {
   constexpr int kLanes = Config::kGroup < 32 ? Config::kGroup : 32;
   for (int distance = kLanes / 2; distance > 0; distance /= 2)
-    value = merge(value, {__shfl_xor_sync(~0u, value.max, distance),
-                          __shfl_xor_sync(~0u, value.sum, distance)});
+    value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
   if constexpr (Config::kGroup > 32) {
     constexpr int kWarps = Config::kGroup / 32;  // of a row
     const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
@@ -59,15 +58,13 @@ __device__ MaxSum group_merge(MaxSum value, MaxSum* partial) {
     __syncthreads();  // the pairs of all warps are there
     value = partial[warp_id / kWarps * kWarps + lane_id % kWarps];
     for (int distance = kWarps / 2; distance > 0; distance /= 2)
-      value = merge(value, {__shfl_xor_sync(~0u, value.max, distance),
-                            __shfl_xor_sync(~0u, value.sum, distance)});
+      value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
   }
   return value;
 }
 
-// A row as whole vectors and edges: it may begin and end inside a vector that it shares with its
-// neighbours. The elements before its first and after its last whole vector are read and written
-// one by one.
+// A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
+// The elements before its first and after its last whole vector are read and written one by one.
 template <class Element>
 struct Row {
   static constexpr int kSize = Vector<Element>::kSize;
@@ -87,8 +84,7 @@ struct Row {
   __device__ int edge(int i) const { return i < head ? i : i + vectors * kSize; }
 };
 
-// Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of
-// them.
+// Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of them.
 template <class Element>
 __device__ __forceinline__ MaxSum take(MaxSum seen, const Vector<Element>& vector) {
   float x[Vector<Element>::kSize];
@@ -165,17 +161,15 @@ Status launch(const Arguments& args, int vectors) {
   const Problem& p = args.problem;
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   const int beyond = vectors - Config::kGroup * Config::kVectors;  // to shared memory
-  const std::size_t shared =
-      sizeof(SharedStorage<Config>) + (beyond > 0 ? std::size_t(beyond) * 16 : 0);
+  const std::size_t shared = sizeof(SharedStorage<Config>) + (beyond > 0 ? std::size_t(beyond) * 16 : 0);
   args.phase("softmax");
   return launch_kernel(softmax_kernel<Element, Config>,
-                       dim3(static_cast<unsigned>(ceil_div(rows, Config::kRows))),
-                       dim3(Config::kThreads), shared, args.stream, args.in<Element>("x"),
-                       args.out<Element>("y"), rows, static_cast<int>(p.seqlen_k));
+                       dim3(static_cast<unsigned>(ceil_div(rows, Config::kRows))), dim3(Config::kThreads),
+                       shared, args.stream, args.in<Element>("x"), args.out<Element>("y"), rows,
+                       static_cast<int>(p.seqlen_k));
 }
 
-// The smallest group that holds a row of so many vectors; the longest rows go partly to shared
-// memory.
+// The smallest group that holds a row of so many vectors; the longest rows go partly to shared memory.
 //! [groups]
 template <class Element>
 Status launch(const Arguments& args) {
@@ -192,8 +186,7 @@ Status launch(const Arguments& args) {
   if (n <= 1024) return launch<Element, Config<128, 8>>(args, n);
   if (n <= 2048) return launch<Element, Config<256, 8>>(args, n);
   if (n <= 8192) return launch<Element, Config<512, 8>>(args, n);
-  if (n <= 8192 + static_cast<int>(kMaxShared) / 16)
-    return launch<Element, Config<1024, 8>>(args, n);
+  if (n <= 8192 + static_cast<int>(kMaxShared) / 16) return launch<Element, Config<1024, 8>>(args, n);
   return Status::unsupported("a row of more than 352 KiB does not fit on one SM");
 }
 //! [groups]

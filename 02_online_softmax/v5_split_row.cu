@@ -42,8 +42,7 @@ struct SharedStorage {
 // Merges the pairs of all threads: first the lanes of each warp, then the warps.
 __device__ MaxSum warp_merge(MaxSum value) {
   for (int distance = 16; distance > 0; distance /= 2)
-    value = merge(value, {__shfl_xor_sync(~0u, value.max, distance),
-                          __shfl_xor_sync(~0u, value.sum, distance)});
+    value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
   return value;
 }
 __device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
@@ -54,9 +53,8 @@ __device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
   return warp_merge(lane_id < Config::kWarps ? partial[lane_id] : MaxSum{});
 }
 
-// A row as whole vectors and edges: it may begin and end inside a vector that it shares with its
-// neighbours. The elements before its first and after its last whole vector are read and written
-// one by one.
+// A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
+// The elements before its first and after its last whole vector are read and written one by one.
 template <class Element>
 struct Row {
   static constexpr int kSize = Vector<Element>::kSize;
@@ -76,8 +74,7 @@ struct Row {
   __device__ int edge(int i) const { return i < head ? i : i + vectors * kSize; }
 };
 
-// Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of
-// them.
+// Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of them.
 template <class Element>
 __device__ __forceinline__ MaxSum take(MaxSum seen, const Vector<Element>& vector) {
   float x[Vector<Element>::kSize];
@@ -91,14 +88,11 @@ __device__ __forceinline__ MaxSum take(MaxSum seen, const Vector<Element>& vecto
   return {max, sum};
 }
 
-// Calls body(column, vector) for the whole vectors of a chunk that this thread owns, kUnroll loads
-// at a time.
+// Calls body(column, vector) for the whole vectors of a chunk that this thread owns, kUnroll loads at a time.
 template <class Element, class Body>
-__device__ __forceinline__ void for_each_vector(const Row<Element>& row, const Element* x,
-                                                int chunk, Body body) {
+__device__ __forceinline__ void for_each_vector(const Row<Element>& row, const Element* x, int chunk, Body body) {
   const int end = min((chunk + 1) * Config::kChunk, row.vectors);
-  for (int v = chunk * Config::kChunk + threadIdx.x; v < end;
-       v += Config::kUnroll * Config::kThreads) {
+  for (int v = chunk * Config::kChunk + threadIdx.x; v < end; v += Config::kUnroll * Config::kThreads) {
     Vector<Element> part[Config::kUnroll];
 #pragma unroll
     for (int n = 0; n < Config::kUnroll; ++n)
@@ -120,8 +114,7 @@ __global__ void partial_kernel(const Element* gX,  // [rows, cols]
   const Row<Element> row(row_id, cols);
   const Element* x = gX + row.begin;
   MaxSum seen;
-  for_each_vector(row, x, chunk,
-                  [&](int, const Vector<Element>& part) { seen = take(seen, part); });
+  for_each_vector(row, x, chunk, [&](int, const Vector<Element>& part) { seen = take(seen, part); });
   if (chunk == 0 && tid < row.edges) seen = merge(seen, {to_float(x[row.edge(tid)]), 1});
   seen = block_merge(seen, smem.partial);
   if (tid == 0) gPartial[row_id * chunks + chunk] = seen;
@@ -141,15 +134,13 @@ __global__ void quotients_kernel(const Element* gX,       // [rows, cols]
   const Element* x = gX + row.begin;
   Element* y = gY + row.begin;
   MaxSum seen;
-  for (int c = tid; c < chunks; c += Config::kThreads)
-    seen = merge(seen, gPartial[row_id * chunks + c]);
+  for (int c = tid; c < chunks; c += Config::kThreads) seen = merge(seen, gPartial[row_id * chunks + c]);
   seen = block_merge(seen, smem.partial);
   const float inverse_sum = seen.sum > 0 ? 1 / seen.sum : 0;
   for_each_vector(row, x, chunk, [&](int column, const Vector<Element>& part) {
     store(y + column, quotients(part, seen.max, inverse_sum));
   });
-  if (chunk == 0 && tid < row.edges)
-    y[row.edge(tid)] = quotient(x[row.edge(tid)], seen.max, inverse_sum);
+  if (chunk == 0 && tid < row.edges) y[row.edge(tid)] = quotient(x[row.edge(tid)], seen.max, inverse_sum);
 }
 
 template <class Element>
@@ -159,15 +150,14 @@ Status launch(const Arguments& args) {
   const int chunks = static_cast<int>(ceil_div(p.seqlen_k, int64_t{kSize} * Config::kChunk));
   const dim3 grid(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q * chunks));
   args.phase("partial");
-  Status status = launch_kernel(partial_kernel<Element>, grid, dim3(Config::kThreads),
-                                sizeof(SharedStorage), args.stream, args.in<Element>("x"),
-                                args.out<MaxSum>("partial"), static_cast<int>(p.seqlen_k), chunks);
+  Status status = launch_kernel(partial_kernel<Element>, grid, dim3(Config::kThreads), sizeof(SharedStorage),
+                                args.stream, args.in<Element>("x"), args.out<MaxSum>("partial"),
+                                static_cast<int>(p.seqlen_k), chunks);
   if (!status.ok()) return status;
   args.phase("quotients");
-  return launch_kernel(quotients_kernel<Element>, grid, dim3(Config::kThreads),
-                       sizeof(SharedStorage), args.stream, args.in<Element>("x"),
-                       args.out<MaxSum>("partial"), args.out<Element>("y"),
-                       static_cast<int>(p.seqlen_k), chunks);
+  return launch_kernel(quotients_kernel<Element>, grid, dim3(Config::kThreads), sizeof(SharedStorage),
+                       args.stream, args.in<Element>("x"), args.out<MaxSum>("partial"),
+                       args.out<Element>("y"), static_cast<int>(p.seqlen_k), chunks);
 }
 
 Status launch(const Arguments& args) {

@@ -42,14 +42,12 @@ struct SharedStorage {
 // Merges the pairs of all threads: first the lanes of each warp, then the warps.
 __device__ MaxSum warp_merge(MaxSum value) {
   for (int distance = 16; distance > 0; distance /= 2)
-    value = merge(value, {__shfl_xor_sync(~0u, value.max, distance),
-                          __shfl_xor_sync(~0u, value.sum, distance)});
+    value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
   return value;
 }
 
-// A row as whole vectors and edges: it may begin and end inside a vector that it shares with its
-// neighbours. The elements before its first and after its last whole vector are read and written
-// one by one.
+// A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
+// The elements before its first and after its last whole vector are read and written one by one.
 template <class Element>
 struct Row {
   static constexpr int kSize = Vector<Element>::kSize;
@@ -69,8 +67,7 @@ struct Row {
   __device__ int edge(int i) const { return i < head ? i : i + vectors * kSize; }
 };
 
-// Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of
-// them.
+// Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of them.
 template <class Element>
 __device__ __forceinline__ MaxSum take(MaxSum seen, const Vector<Element>& vector) {
   float x[Vector<Element>::kSize];
@@ -130,8 +127,7 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
 
   // (2) the first warp merges them.
   seen = warp_merge(lane_id < Config::kWarps ? smem.partial[lane_id] : MaxSum{});
-  for (int w = 1; w < Config::kWarps; ++w)
-    insert(best, lane_id < k ? smem.best[w][lane_id] : Entry{}, k);
+  for (int w = 1; w < Config::kWarps; ++w) insert(best, lane_id < k ? smem.best[w][lane_id] : Entry{}, k);
 
   // (3) probabilities of the list only. A row of -inf only has an empty list.
   if (lane_id < k) {
@@ -146,10 +142,9 @@ Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   args.phase("softmax");
   return launch_kernel(softmax_topk_kernel<Element>,
-                       dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)),
-                       dim3(Config::kThreads), sizeof(SharedStorage), args.stream,
-                       args.in<Element>("x"), args.out<Element>("values"), args.out<int>("indices"),
-                       static_cast<int>(p.seqlen_k), static_cast<int>(p.top_k));
+                       dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)), dim3(Config::kThreads),
+                       sizeof(SharedStorage), args.stream, args.in<Element>("x"), args.out<Element>("values"),
+                       args.out<int>("indices"), static_cast<int>(p.seqlen_k), static_cast<int>(p.top_k));
 }
 
 Status launch(const Arguments& args) {

@@ -39,8 +39,7 @@ struct SharedStorage {
 };
 
 __device__ float warp_sum(float value) {
-  for (int distance = 16; distance > 0; distance /= 2)
-    value += __shfl_xor_sync(~0u, value, distance);
+  for (int distance = 16; distance > 0; distance /= 2) value += __shfl_xor_sync(~0u, value, distance);
   return value;
 }
 
@@ -121,10 +120,9 @@ Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   args.phase("attention");
   return launch_kernel(attention_kernel<Element>,
-                       dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)),
-                       dim3(Config::kThreads), sizeof(SharedStorage), args.stream,
-                       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
-                       args.out<Element>("o"), args.out<float>("lse"), shape_of(p));
+                       dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)), dim3(Config::kThreads),
+                       sizeof(SharedStorage), args.stream, args.in<Element>("q"), args.in<Element>("k"),
+                       args.in<Element>("v"), args.out<Element>("o"), args.out<float>("lse"), shape_of(p));
 }
 
 Status launch(const Arguments& args) {

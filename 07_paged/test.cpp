@@ -78,7 +78,9 @@ TEST_CASE("steps are right for batches of any lengths and pages of any size", "[
   paged_problems(kLengths07, [&](const Problem& p) {
     ran += check_steps("paged_decode", p, Backend::emulated);
   });
-  for (const Step* step : decode_steps()) CHECK(ran.of[step->name] == 60);
+  // Three of five page sizes are multiples of 8.
+  for (const Step* step : decode_steps())
+    CHECK(ran.of[step->name] == (step->name == "v17_prefix_tma" ? 36 : 60));
 }
 
 TEST_CASE("variants of scores are right with masks and with many pieces", "[emulated]") {
@@ -332,7 +334,8 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
   Counts ran;
   paged_problems(lengths,
                  [&](const Problem& p) { ran += check_steps("paged_decode", p, Backend::gpu); });
-  for (const Step* step : decode_steps()) CHECK(ran.of[step->name] == 70);
+  for (const Step* step : decode_steps())
+    CHECK(ran.of[step->name] == (step->name == "v17_prefix_tma" ? 42 : 70));
   for (const int64_t page : {1, 16}) {
     Problem p = paged(1, 131072, 128, page, DType::bf16, InputKind::needle);
     p.batch = 4, p.heads = 8, p.kv_heads = 2;

@@ -215,6 +215,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
     }
     //! [rows]
     mbarrier_wait(&smem.prefetch, prefetch().phase());
+    __syncwarp();  // all lanes have seen this phase, before the next piece makes it go on
     q.advance();
   }
   if (lane == 0) {

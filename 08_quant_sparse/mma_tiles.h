@@ -12,6 +12,18 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
+// Where the rows of a head lie: elements before the first one, and how many there are.
+struct Sequence {
+  int64_t q, kv, lse;  // of Q and O, of K and V, of lse
+  int seqlen_q, seqlen_k;
+};
+__device__ __forceinline__ Sequence sequence_of(const Shape& shape, int bh, int head_dim) {
+  const int b = bh / shape.heads, hkv = bh % shape.heads / (shape.heads / shape.kv_heads);
+  return {int64_t{bh} * shape.seqlen_q * head_dim,
+          (int64_t{b} * shape.kv_heads + hkv) * shape.seqlen_k * head_dim,
+          int64_t{bh} * shape.seqlen_q, shape.seqlen_q, shape.seqlen_k};
+}
+
 // How many 16-byte chunks of a row of 16-bit columns change places. Two codes of int8 are one such
 // column: a row of d codes lies as one of d / 2.
 template <int kColumns>

@@ -54,7 +54,7 @@ struct Config {
   static_assert(kScaleRows % 64 == 0 && kScaleRows % kBlockN == 0);
   static constexpr int kStages = kHeadDim == 256 ? 2 : 3;            // tiles of K, and of V
   static constexpr int kQStages = 2;                                 // tiles of Q
-  static constexpr bool kUsesPingPong = false;  // it is 1 to 4 % slower at d=128, 256
+  static constexpr bool kUsesPingPong = false;  // it would be slower at d=128 and 256
   // After its block's softmax. Earlier, ptxas awaits P V before the exponentials: 5 % at d=128.
   static constexpr bool kAwaitsVLate = kHeadDim == 128;
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to

@@ -25,10 +25,6 @@ namespace ATTN_BACKEND::q9_mma_sync {
 using namespace attn;
 using namespace hopper;
 
-using Element = __nv_bfloat16;    // of what is given, of P, and of O
-using Descales = ThreadDescales;  // scales for what a lane has of a tile
-
-//! [config]
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
@@ -36,41 +32,44 @@ struct Config {
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
   static constexpr int kWarpRows = kBlockM / kNumWarps;
   static constexpr int kTiles = kWarpRows / 16;  // MMAs of 16 rows by a warp
-  // Steps of 32 columns of Q that stay in registers; from d=128 on there are none left for them.
+  // Steps of 32 columns of Q that stay in registers; at d=128 there are none left for them.
   static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 32 : 0;
-  static constexpr int kCodes = kHeadDim / 2;  // a row of codes in columns of 16 bits
+  // A row of codes in columns of 16 bits, and its chunks that change places.
+  static constexpr int kCodes = kHeadDim / 2, kCodeSpan = kSpanOf<kCodes>;
+  static constexpr int kRowBytes = 2 * kHeadDim;
+  static constexpr int kSpan = kSpanOf<kHeadDim>;  // the same of V and O
   static_assert(kBlockN % 16 == 0 && kHeadDim % 32 == 0, "warps own whole MMAs");
   static_assert(kScaleRows % kBlockM == 0 && kScaleRows % kBlockN == 0, "a tile has its scales");
 };
-//! [config]
 
 constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
 
-// O leaves through the place of Q.
-template <class Config>
+template <class Element, class Config>
 struct SharedStorage {
-  alignas(128) uint16_t sK[Config::kBlockN * Config::kCodes];    // [kBlockN, d] of a byte
-  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];   // [kBlockN, d]
-  alignas(128) uint16_t sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d], of a byte; of O
-  Work work;  // waits here for the end of the loop: registers have no room for it
-  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, work)
+  alignas(128) uint16_t sK[Config::kBlockN * Config::kCodes];   // [kBlockN, d] of a byte
+  alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
+  alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d] of a byte; of O
+  Sequence sequence;  // both wait here for the end of the loop: registers have no room for them
+  int row0;
+  ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
 };
 
-// Issues the copies of kRows rows [kRows, kColumns], of which `rows` exist; the others become 0.
+// Issues the copies of kRows rows of kHeadDim columns of 16 bits, of which `rows` exist; the others
+// become 0.
 //! [copy]
-template <int kRows, int kColumns, class Config, class T>
-__device__ __forceinline__ void load_tile(T* tile, const T* g, int rows) {
-  constexpr int kSpan = kSpanOf<kColumns>, kCopyRows = Config::kThreads / kSpan;
+template <int kRows, int kHeadDim, class Config, class Element>
+__device__ __forceinline__ void load_tile(Element* tile, const Element* g, int rows) {
+  constexpr int kSpan = kSpanOf<kHeadDim>, kCopyRows = Config::kThreads / kSpan;
   const int tid = thread_index(), row = tid / kSpan;
-  T* const to = tile + swizzled_offset<kColumns>(row, tid % kSpan * 8);
-  g += row * kColumns + tid % kSpan * 8;
+  g += row * kHeadDim + tid % kSpan * 8;
+  Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSpan * 8);
   const auto copy = [&](auto compares) {
 #pragma unroll
     for (int r = 0; r < kRows; r += kCopyRows)
 #pragma unroll
-      for (int c = 0; c < kColumns; c += 8 * kSpan) {
+      for (int c = 0; c < kHeadDim; c += 8 * kSpan) {
         const bool inside = !compares.value || row + r < rows;
-        cp_async_16(to + r * kColumns + c, g + (inside ? r : -row) * kColumns + c, inside ? 16 : 0);
+        cp_async_16(to + r * kHeadDim + c, g + (inside ? r : -row) * kHeadDim + c, inside ? 16 : 0);
       }
   };
   rows >= kRows ? copy(std::false_type{}) : copy(std::true_type{});
@@ -92,9 +91,9 @@ __device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4
                                                  int q, int col) {
 #pragma unroll
   for (int m = 0; m < Config::kTiles; ++m)
-    ldmatrix_x4(a[m], sQ + along_row<kSpanOf<Config::kCodes>>(q, col) + 16 * m * Config::kHeadDim);
+    ldmatrix_x4(a[m], sQ + along_row<Config::kCodeSpan>(q, col) + 16 * m * Config::kHeadDim);
 }
-template <class Config, int kCount>
+template <class Element, class Config, int kCount>
 __device__ __forceinline__ void scores(int (&s)[Config::kTiles][Config::kBlockN / 8][4],
                                        const uint32_t (&rQ)[kCount][Config::kTiles][4],
                                        const char* sQ, const char* sK) {
@@ -104,7 +103,7 @@ __device__ __forceinline__ void scores(int (&s)[Config::kTiles][Config::kBlockN 
   const int k = 2 * swizzled_offset<Config::kCodes>(tid / 16 % 2 * 8 + tid % 8, tid / 8 % 2 * 8);
   const auto load_k = [&](int i) {
     const char* const rows = sK + i % kKeySteps * 16 * Config::kHeadDim;
-    ldmatrix_x4(b[i % 2], rows + along_row<kSpanOf<Config::kCodes>>(k, i / kKeySteps * 16));
+    ldmatrix_x4(b[i % 2], rows + along_row<Config::kCodeSpan>(k, i / kKeySteps * 16));
   };
   const auto load_q = [&](int step) {
     if (step >= Config::kQSteps && step < kColSteps)
@@ -130,9 +129,9 @@ __device__ __forceinline__ void scores(int (&s)[Config::kTiles][Config::kBlockN 
 }
 //! [scores]
 
-// (4) The maxima of the rows, all of it in the quad of lanes that share a row. Each lane has scales
-// of its own, so maxima are multiplied before they are exchanged. O and l are rescaled only where a
-// maximum has grown by more than the threshold.
+// (4) The maxima of the rows, all of it in the quad of lanes that share a row. O and l are rescaled
+// only where a maximum has grown by more than the threshold. Each lane has scales of its own, so
+// that maxima are multiplied before they are exchanged.
 //! [rescale]
 template <class Config, int kTiles>
 __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&row_sum)[kTiles][2],
@@ -172,7 +171,7 @@ __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&
 // (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys:
 // one step ahead, so that its exponentials overlap with the MMAs.
 //! [output]
-template <class Config, class Probabilities>
+template <class Element, class Config, class Probabilities>
 __device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
                                        Probabilities probabilities, const char* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
@@ -180,8 +179,8 @@ __device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadD
   const int tid = thread_index();
   const int v = 2 * swizzled_offset<Config::kHeadDim>(tid % 16, tid / 16 % 2 * 8);
   const auto load_v = [&](int i) {
-    const char* const rows = sV + i / kColSteps * 16 * 2 * Config::kHeadDim;
-    ldmatrix_x4_trans(b[i % 2], rows + along_row<kSpanOf<Config::kHeadDim>>(v, i % kColSteps * 16));
+    const char* const rows = sV + i / kColSteps * 16 * Config::kRowBytes;
+    ldmatrix_x4_trans(b[i % 2], rows + along_row<Config::kSpan>(v, i % kColSteps * 16));
   };
   load_v(0);
   probabilities(0, a[0]);
@@ -202,64 +201,73 @@ __device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadD
 }
 //! [output]
 
-template <class Config>
+template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-    attention_kernel(const uint16_t* gQ,      // [B, Hq, seqlen_q, d] of a byte
-                     const uint16_t* gK,      // [B, Hkv, seqlen_k, d] of a byte
-                     const Element* gV,       // [B, Hkv, seqlen_k, d]
-                     Descales descales,
-                     const float* gLseShift,  // [B, Hq, seqlen_q]
-                     Element* gO,             // [B, Hq, seqlen_q, d]
-                     float* gLse,             // [B, Hq, seqlen_q]
-                     Shape shape, TileOrder tiles) {
-  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kCodes = Config::kCodes;
+    attention_kernel(const uint16_t* gQ,  // [B, Hq, seqlen_q, d] of a byte
+                     const uint16_t* gK,  // [B, Hkv, seqlen_k, d] of a byte
+                     const Element* gV,  // [B, Hkv, seqlen_k, d]
+                     Element* gO,        // [B, Hq, seqlen_q, d]
+                     float* gLse,        // [B, Hq, seqlen_q]
+                     ThreadDescales descales, const float* gLseShift,  // [B, Hq, seqlen_q]
+                     Shape shape, int num_m_blocks, int num_heads, int section) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
-  auto& smem = dynamic_shared<SharedStorage<Config>>();
+  constexpr int kSpan = Config::kSpan;
+  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
-  const Work work = work_of<Config>(shape, tiles.at<Config::kBlockM>(blockIdx.x));
-  const int seqlen_k = work.seqlen_k, shift = seqlen_k - work.seqlen_q;
-  const BlockRanges seen = work.seen;
-  // The first row of a block of keys, counted through all heads: from shared memory each time.
-  const auto first_key = [&](int key0) { return int64_t{smem.work.kv_head} * seqlen_k + key0; };
-  const auto load_k = [&](int n_block) {
-    const int key0 = n_block * kBlockN;
-    load_tile<kBlockN, kCodes, Config>(smem.sK, gK + first_key(key0) * kCodes, seqlen_k - key0);
+  // Heads come in sections. In one, the tiles of queries with the most keys begin first, those of
+  // all its heads.
+  //! [order]
+  const int first_head = blockIdx.x / (section * num_m_blocks) * section;
+  const int heads = min(section, num_heads - first_head);
+  const int in_section = blockIdx.x - first_head * num_m_blocks;
+  const int row0 = (num_m_blocks - 1 - in_section / heads) * kBlockM;
+  const int bh = first_head + in_section % heads;
+  //! [order]
+  const Sequence sequence = sequence_of(shape, bh, kHeadDim);
+  const int seqlen_k = sequence.seqlen_k, shift = seqlen_k - sequence.seqlen_q;
+  const BlockRanges seen = blocks_seen(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
+  const uint16_t* const q = gQ + (sequence.q + int64_t{row0} * kHeadDim) / 2;
+  const auto load_kv = [&]<int kColumns>(auto& to, const auto* g, int n_block) {
+    const int64_t first = (smem.sequence.kv / kHeadDim + n_block * kBlockN) * kColumns;
+    load_tile<kBlockN, kColumns, Config>(to, g + first, seqlen_k - n_block * kBlockN);
   };
-  const auto load_v = [&](int n_block) {
-    const int key0 = n_block * kBlockN;
-    load_tile<kBlockN, kHeadDim, Config>(smem.sV, gV + first_key(key0) * kHeadDim, seqlen_k - key0);
-  };
+  const auto load_k = [&](int n) { load_kv.template operator()<Config::kCodes>(smem.sK, gK, n); };
+  const auto load_v = [&](int n) { load_kv.template operator()<kHeadDim>(smem.sV, gV, n); };
 
-  if (threadIdx.x == 0) smem.work = work;
-  __syncthreads();  // it is there
+  if (threadIdx.x == 0) smem.sequence = sequence, smem.row0 = row0;
+  __syncthreads();  // both are there
   // (1) load Q_i, which stays, and the first K_j
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
-  load_tile<Config::kBlockM, kCodes, Config>(smem.sQ, gQ + work.o / 2, work.seqlen_q - work.row0);
-  if (Config::kQSteps > 0) cp_async_commit();
-  load_k(seen.begin);
-  cp_async_commit();
-  // The scales of this lane's rows, times that of softmax.
-  float q_scale_log2[kTiles];
-  for (int m = 0; m < kTiles; ++m) {
-    const int row = work.row0 % kScaleRows + thread_index() / 32 * kWarpRows + 16 * m;
-    q_scale_log2[m] =
-        shape.softmax_scale * kLog2e *
-        descales.q(work.q_head, work.row0)[ThreadGroups::of_q(row + thread_index() % 32 / 4)];
+  if (seen.begin < seen.end) {
+    load_tile<kBlockM, Config::kCodes, Config>(reinterpret_cast<uint16_t*>(smem.sQ), q,
+                                               sequence.seqlen_q - row0);
+    if (Config::kQSteps > 0) cp_async_commit();
+    load_k(seen.begin);
+    cp_async_commit();
   }
   if (Config::kQSteps > 0) cp_async_wait<1>();
-  if (Config::kQSteps > 0) __syncthreads();  // all threads' Q is there
+  __syncthreads();  // for rQ: all threads' Q
+  if (seen.begin < seen.end) {
 #pragma unroll
-  for (int step = 0; step < Config::kQSteps; ++step)
-    load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
+    for (int step = 0; step < Config::kQSteps; ++step)
+      load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
+  }
   float o[kTiles][kHeadDim / 8][4] = {};              // not divided by l yet
   float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
+  const int kv_head = bh / (shape.heads / shape.kv_heads);
+  float q_scale_log2[kTiles];  // of this lane's rows, and of softmax
+  const int first = thread_index() / 32 * kWarpRows + thread_index() % 32 / 4;
+  for (int m = 0; m < kTiles; ++m)
+    q_scale_log2[m] = shape.softmax_scale * kLog2e *
+                      descales.q(bh, row0)[ThreadGroups::of_q(row0 % kScaleRows + first + 16 * m)];
 
   // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
   const auto visit = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
     // Of a block with a mask a warp may see nothing.
-    const int warp_row0 = smem.work.row0 + thread_index() / 32 * kWarpRows;
+    const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + shift + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + shift - shape.window_left);
@@ -276,7 +284,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     float s[kTiles][kBlockN / 8][4];
     if (!idle) {
       int whole[kTiles][kBlockN / 8][4] = {};  // before they are floats
-      scores<Config>(whole, rQ, bytes(smem.sQ), bytes(smem.sK));
+      scores<Element, Config>(whole, rQ, bytes(smem.sQ), bytes(smem.sK));
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) to_floats(s[m], whole[m]);
       const int lane_id = thread_index() % 32;
@@ -295,10 +303,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
     // (4) softmax
     //! [softmax]
-    const float k_scale =
-        descales.k(smem.work.kv_head, key0)[ThreadGroups::of_k(thread_index() % 4 * 2)];
+    const float k_scale = descales.k(kv_head, key0)[ThreadGroups::of_k(thread_index() % 4 * 2)];
     float scale_log2[kTiles];
-#pragma unroll
     for (int m = 0; m < kTiles; ++m) scale_log2[m] = q_scale_log2[m] * k_scale;
     update_max<Config>(row_max, row_sum, o, s, scale_log2);
     const auto exponentials = [&](int m, int step) {
@@ -326,7 +332,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     //! [softmax]
 
     // (5) O += P V
-    output<Config>(o, probabilities, bytes(smem.sV));
+    output<Element, Config>(o, probabilities, bytes(smem.sV));
   };
   //! [loops]
   for (int n_block = seen.begin; n_block < seen.end; ++n_block)
@@ -339,65 +345,66 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   // (7) O = O / l, once; (8) store O, through the place of Q, and lse. A row of O is as long as two
   // of codes. But nobody reads Q any more: all warps have met since the last Q K^T.
   //! [finish]
-  constexpr int kSpan = kSpanOf<kHeadDim>;
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]
-  const int first_row = smem.work.row0 + warp_rows;
-  const int rows = smem.work.seqlen_q - first_row;  // of this warp
+  const Sequence own = smem.sequence;
+  const int first_row = smem.row0 + warp_rows, rows = own.seqlen_q - first_row;  // of this warp
   const int o_lane = 2 * swizzled_offset<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(row_sum[m][r]);
-      const bool none = sum == 0;  // a row that sees nothing: O = 0
-      const float factor = none ? 0 : 1 / sum;
-      char* const to = sO + (16 * m + 8 * r) * 2 * kHeadDim;
+      const float factor = sum == 0 ? 0 : 1 / sum;  // a row that sees nothing: O = 0
+      char* const to = sO + (16 * m + 8 * r) * Config::kRowBytes;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)
         *reinterpret_cast<uint32_t*>(to + along_row<kSpan>(o_lane, 8 * n)) =
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       const int row = 16 * m + 8 * r + lane_id / 4;
-      if (lane_id % 4 == 0 && row < rows) {
-        const int64_t at = smem.work.lse + warp_rows + row;
-        gLse[at] = none ? -INFINITY : gLseShift[at] + kLn2 * row_max[m][r] + logf(sum);
-      }
+      if (lane_id % 4 == 0 && row < rows)
+        gLse[own.lse + first_row + row] =
+            sum == 0 ? -INFINITY
+                     : gLseShift[own.lse + first_row + row] + kLn2 * row_max[m][r] + logf(sum);
     }
   __syncwarp();  // all of the warp's rows are there
-  Element* const gRows = gO + smem.work.o + int64_t{warp_rows} * kHeadDim;
 #pragma unroll
   for (int i = 0; i < kWarpRows; i += 32 / kSpan) {
     const int r = i + lane_id / kSpan;
     if (r >= rows) break;
 #pragma unroll
     for (int c = lane_id % kSpan * 8; c < kHeadDim; c += 8 * kSpan)
-      *reinterpret_cast<uint4*>(gRows + r * kHeadDim + c) =
+      *reinterpret_cast<uint4*>(gO + own.q + int64_t{first_row + r} * kHeadDim + c) =
           *reinterpret_cast<const uint4*>(sO + 2 * swizzled_offset<kHeadDim>(r, c));
   }
   //! [finish]
 }
 
-template <class Config>
+template <class Element, class Config>
 Status launch(const Arguments& args) {
-  const TileOrder tiles(args.problem, Config::kBlockM);
-  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section, Config::kBlocksPerSm,
-                  Config::kWarpRows}))
+  const Problem& p = args.problem;
+  const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
+  const int64_t section = heads_of_section(p, num_m_blocks);
+  if (args.plans(
+          {Config::kBlockM, Config::kBlockN, section, Config::kBlocksPerSm, Config::kWarpRows}))
     return Status::success();
   if (const Status done = quantise_smoothed<Config::kHeadDim, ThreadGroups>(args); !done.ok())
     return done;
   args.phase("attention");
-  return launch_kernel(attention_kernel<Config>, dim3(tiles.count()), dim3(Config::kThreads),
-                       sizeof(SharedStorage<Config>), args.stream, args.out<uint16_t>("q8"),
-                       args.out<uint16_t>("k8"), args.in<Element>("v"), Descales(args),
-                       args.out<float>("lse_shift"), args.out<Element>("o"),
-                       args.out<float>("lse"), shape_of(args.problem), tiles);
+  return launch_kernel(
+      attention_kernel<Element, Config>, dim3(static_cast<unsigned>(num_m_blocks * num_heads)),
+      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+      args.out<uint16_t>("q8"), args.out<uint16_t>("k8"), args.in<Element>("v"),
+      args.out<Element>("o"), args.out<float>("lse"), ThreadDescales(args),
+      args.out<float>("lse_shift"), shape_of(p), static_cast<int>(num_m_blocks),
+      static_cast<int>(num_heads), static_cast<int>(section));
 }
 
 Status launch(const Arguments& args) {
   switch (args.problem.head_dim) {
-    case 64: return launch<Config<64>>(args);
-    case 128: return launch<Config<128>>(args);
-    case 256: return launch<Config<256>>(args);
+    case 64: return launch<__nv_bfloat16, Config<64>>(args);
+    case 128: return launch<__nv_bfloat16, Config<128>>(args);
+    case 256: return launch<__nv_bfloat16, Config<256>>(args);
   }
   return Status::unsupported("only head dims 64, 128 and 256");
 }

@@ -119,7 +119,7 @@ bool unverified(const std::string& step) {
 }
 
 // Steps that ncu has not been run on yet. Any other one without an export fails.
-constexpr std::array<std::string_view, 0> kNotCountedYet{};
+constexpr std::array<std::string_view, 1> kNotCountedYet{"q9_mma_sync"};
 
 }  // namespace
 
@@ -150,6 +150,6 @@ TEST_CASE("the order of tiles and the size of L2 say what is read from HBM", "[m
   }
   // So that no step is left out without a word.
   const std::map<std::string, int> tiled{
-      {"04_flash_v2", 13}, {"06_flash_v3_hopper", 21}, {"08_quant_sparse", 8}};
+      {"04_flash_v2", 13}, {"06_flash_v3_hopper", 21}, {"08_quant_sparse", 9}};
   CHECK(compared == (tiled.contains(chapter().name) ? tiled.at(chapter().name) : 0));
 }
