@@ -1,4 +1,4 @@
-// Boxes of TMA that a tile of keys consists of, in v15_prefill_tma and v16_mla_seesaw: what their
+// Boxes of TMA that a tile of keys consists of, in v15, v16 and v17: what their
 // launches use and the table refuses by.
 #pragma once
 

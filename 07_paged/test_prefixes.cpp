@@ -48,7 +48,8 @@ void shared_prefixes(Backend backend, int64_t times) {
         if (kind == 1) p.own["shared_prefix"] = {300.0 * double(times), 100}, p.causal = true;
         if (kind == 2) p.seqlen_q = 5, p.causal = true, p.seqused_k[3] = 0;
         if (kind == 3) p.window_left = 250, p.window_right = 0;
-        p.heads = n % 2 == 0 ? 10 : 4, p.dtype = n % 4 < 2 ? DType::bf16 : DType::fp16;
+        constexpr int64_t kHeads[] = {10, 8, 4, 16, 6, 32, 14};  // boxes of 1 to 16 rows of Q
+        p.heads = kHeads[n % 7], p.dtype = n % 4 < 2 ? DType::bf16 : DType::fp16;
         p.seed = n + 1;
         // The others read shared pages as they read any: now and then.
         ran += check_steps(

@@ -8,7 +8,7 @@
 //           rows and keys of an accumulator here. P V stays as it was.
 // expect    half of the MMAs of Q K^T; half of the bytes of Q and K in L2 and shared memory
 // supports  --dtype int8, given in bf16; sm_80 and later; head dims 64, 128, 256; any lengths,
-//           masks, GQA
+//           masks, GQA; softmax scales from 1e-10
 #include <algorithm>
 
 #include "attn/kernel.h"

@@ -28,7 +28,7 @@ struct Roofs {
   Roof l2;
   Roof fp32;
   Roof tensor_fp16, tensor_bf16, tensor_e4m3;
-  Roof tensor_int8;  ///< of a datasheet; where roofs are measured, that of e4m3 is int8's
+  Roof tensor_int8;  ///< of a datasheet; 0: that of e4m3
   Roof exp;
   Machine machine;
   /// Of int8: Q K^T on whole numbers, and P V in bf16.

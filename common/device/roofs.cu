@@ -146,8 +146,10 @@ Roofs measure_roofs() {
                  source};
   }
   // Of 8 bits nothing is measured: the library's products that the rest takes have no such type.
-  if (const GpuSpec* const spec = spec_of_device(gpu.name))
+  if (const GpuSpec* const spec = spec_of_device(gpu.name)) {
     roofs.tensor_e4m3 = {spec->tensor_fp8_flops, "datasheet"};
+    roofs.tensor_int8 = {spec->tensor_int8_ops, "datasheet"};
+  }
   if (have_cublas()) {
     int64_t n = 8192;
     while (n > 1024 && 4 * 2 * n * n > free_bytes(Backend::gpu)) n /= 2;
