@@ -10,7 +10,8 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// Static persistent: a block has every gridDim.x-th piece. They are alike, and as a rule one an SM.
+// Static persistent: a block takes every gridDim.x-th entry of the list. Pieces are alike, and as a
+// rule no more than SMs; entries behind them are empty.
 //! [prefix_list]
 struct PrefixList {
   const plans::PrefixWork* gWork;  // [size]; where begin == end nothing is to be done
@@ -20,7 +21,7 @@ struct PrefixList {
   __device__ unsigned next(unsigned index) const { return index + gridDim.x; }
 };
 // A piece as v15's kernel knows a tile: the sequence's queries are the rows of all members, and
-// what is stored of them is a part, in a place of its own.
+// what is stored of them is a part, in a place of its own. Its q_head and q_token are not used.
 template <class Config>
 __device__ __forceinline__ Work work_of(const plans::PrefixWork& piece) {
   constexpr int kBlockN = Config::kBlockN;

@@ -1,5 +1,5 @@
 // What is behind a prefix, merged with the parts of the prefix: the last phase of v17_prefix_tma,
-// as v8_shared_prefix has it.
+// a copy of what v8_shared_prefix has in its own file.
 #pragma once
 
 #include "attn/kernel.h"

@@ -75,7 +75,7 @@ PrefixPlan prefix_plan(const Problem& p, const std::vector<int64_t>& table,
     }
   }
   //! [prefixes]
-  // Chunks of one length: the smallest of which no more are there than resident blocks.
+  // Chunks of one length: the smallest that gives no more pieces than there are resident blocks.
   const int64_t each = p.group() * p.seqlen_q, tile = tiles.rows;
   const auto parts_of = [&](const Group& g, int64_t chunk) {
     return blocks_of(blocks_of(g.keys, tiles.keys), chunk);

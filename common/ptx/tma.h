@@ -6,6 +6,8 @@
 /// A box arrives row after row. With a swizzle of 128 bytes the 16-byte chunks of a row of 128 bytes are exchanged
 /// among themselves: chunk p of row r lies at p ^ (r % 8), where wgmma reads it without bank conflicts. In general bits
 /// 4 to 6 of an address are replaced by their XOR with bits 7 to 9, so a box begins at a multiple of 1024 bytes.
+/// Rows of a larger tile may come in boxes of their own, at any multiple of 128 bytes: their chunks
+/// lie where the tile's do (on a GPU this has been seen for boxes of one row, in 07's v15).
 ///
 ///     row 0   0 1 2 3 4 5 6 7      a number: the chunk of 8 elements of 16 bits
 ///     row 1   1 0 3 2 5 4 7 6
