@@ -21,24 +21,24 @@ struct Config {
   static constexpr int kLanes = kHalf / 8;  // of a row: each has 8 columns of both halves
 };
 
-// x of columns c to c + 7 and y of c + d/2 to c + d/2 + 7, turned.
+// x of columns c to c + 7 and y of c + d/2 to c + d/2 + 7, turned by the angles of c to c + 7.
 //! [rotate]
 template <class Element>
-__device__ __forceinline__ void rotate(uint4& x, uint4& y, const float* cosine, const float* sine) {
-  uint32_t(&low)[4] = reinterpret_cast<uint32_t(&)[4]>(x);
-  uint32_t(&high)[4] = reinterpret_cast<uint32_t(&)[4]>(y);
+__device__ __forceinline__ void rotate(uint4& x, uint4& y, const float4* cosine,
+                                       const float4* sine) {
+  const uint32_t low[4] = {x.x, x.y, x.z, x.w}, high[4] = {y.x, y.y, y.z, y.w};
+  uint32_t a[4], b[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    float a[2], b[2];
-#pragma unroll
-    for (int n = 0; n < 2; ++n) {
-      const float u = unpack<Element>(low[i], n), v = unpack<Element>(high[i], n);
-      const float c = cosine[2 * i + n], s = sine[2 * i + n];
-      a[n] = u * c - v * s;
-      b[n] = v * c + u * s;
-    }
-    low[i] = pack2<Element>(a[0], a[1]), high[i] = pack2<Element>(b[0], b[1]);
+    const float4 cosines = cosine[i / 2], sines = sine[i / 2];
+    const float c0 = i % 2 ? cosines.z : cosines.x, c1 = i % 2 ? cosines.w : cosines.y;
+    const float s0 = i % 2 ? sines.z : sines.x, s1 = i % 2 ? sines.w : sines.y;
+    const float u0 = unpack<Element>(low[i], 0), u1 = unpack<Element>(low[i], 1);
+    const float v0 = unpack<Element>(high[i], 0), v1 = unpack<Element>(high[i], 1);
+    a[i] = pack2<Element>(u0 * c0 - v0 * s0, u1 * c1 - v1 * s1);
+    b[i] = pack2<Element>(v0 * c0 + u0 * s0, v1 * c1 + u1 * s1);
   }
+  x = {a[0], a[1], a[2], a[3]}, y = {b[0], b[1], b[2], b[3]};
 }
 //! [rotate]
 
@@ -55,33 +55,31 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr int kHeadDim = Config::kHeadDim, kHalf = Config::kHalf, kLanes = Config::kLanes;
   const unsigned at = blockIdx.x * Config::kThreads + threadIdx.x, row = at / kLanes;
   if (row >= rows) return;
-  // (1) which token, which head. Divisions of 32 bits: those of 64 would take longer than the copy.
+  const int column = static_cast<int>(at % kLanes) * 8;
+  // (1) load, before anyone knows where to: what is looked up below comes meanwhile. Pointers to 16
+  // bytes: added to one of Element, half of the stores came out as four of 4 bytes.
+  const int64_t from = (int64_t{row} * kHeadDim + column) / 8;
+  const auto* const fromK = reinterpret_cast<const uint4*>(gKNew) + from;
+  const auto* const fromV = reinterpret_cast<const uint4*>(gVNew) + from;
+  uint4 k[2] = {fromK[0], fromK[kHalf / 8]}, v[2] = {fromV[0], fromV[kHalf / 8]};
+  // (2) which token, which head. Divisions of 32 bits: those of 64 would take longer than the copy.
   const unsigned token = row / shape.kv_heads, head = row % shape.kv_heads;
   const unsigned b = token / shape.seqlen_q;
   const int position = gSeqused[b] - shape.seqlen_q + static_cast<int>(token % shape.seqlen_q);
   if (position < 0) return;  // the sequence has fewer tokens
-  // (2) its slot
+  // (3) its slot
   const int slot =
       gTable[int64_t{b} * max_pages + position / page_size] * page_size + position % page_size;
-  const int column = static_cast<int>(at % kLanes) * 8;
-  const int64_t from = int64_t{row} * kHeadDim + column;
-  const int64_t to = (int64_t{slot} * shape.kv_heads + head) * kHeadDim + column;
-  // (3) copy
-  uint4 k[2], v[2];
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    k[n] = *reinterpret_cast<const uint4*>(gKNew + from + n * kHalf);
-    v[n] = *reinterpret_cast<const uint4*>(gVNew + from + n * kHalf);
-  }
+  const int64_t to = ((int64_t{slot} * shape.kv_heads + head) * kHeadDim + column) / 8;
   if (gCosSin != nullptr) {
-    const float* const angle = gCosSin + int64_t{position} * kHeadDim + column;
-    rotate<Element>(k[0], k[1], angle, angle + kHalf);
+    const auto* const angles =
+        reinterpret_cast<const float4*>(gCosSin + int64_t{position} * kHeadDim + column);
+    rotate<Element>(k[0], k[1], angles, angles + kHalf / 4);
   }
-#pragma unroll
-  for (int n = 0; n < 2; ++n) {
-    *reinterpret_cast<uint4*>(gK + to + n * kHalf) = k[n];
-    *reinterpret_cast<uint4*>(gV + to + n * kHalf) = v[n];
-  }
+  auto* const toK = reinterpret_cast<uint4*>(gK) + to;
+  auto* const toV = reinterpret_cast<uint4*>(gV) + to;
+  toK[0] = k[0], toK[kHalf / 8] = k[1];
+  toV[0] = v[0], toV[kHalf / 8] = v[1];
 }
 
 template <class Element, class Config>

@@ -13,7 +13,7 @@ using namespace attn;
 using namespace splits;
 
 struct Config {
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = 256, kAtOnce = 4;  // chunks of a thread
 };
 
 //! [copy]
@@ -24,15 +24,24 @@ __global__ void __launch_bounds__(Config::kThreads)
                 Element* gV,         // [num_pages, page_size, Hkv, d]
                 int page_size, int token) {
   const int* const copy = gCopies + 3 * int64_t{blockIdx.x};
-  const int64_t page = int64_t{page_size} * token;
-  Element* const pool = blockIdx.y == 0 ? gK : gV;
-  // Two pages, so that later loads need not wait for earlier stores: four are in flight.
-  const Element* __restrict__ const from = pool + copy[0] * page;
-  Element* __restrict__ const to = pool + copy[1] * page;
-  const int count = copy[2] * token;
-#pragma unroll 4
-  for (int at = 8 * static_cast<int>(threadIdx.x); at < count; at += 8 * Config::kThreads)
-    *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
+  const int64_t page = int64_t{page_size} * token / 8;  // in chunks of 16 bytes
+  auto* const pool = reinterpret_cast<uint4*>(blockIdx.y == 0 ? gK : gV);
+  const uint4* const from = pool + copy[0] * page;
+  uint4* const to = pool + copy[1] * page;
+  const int count = copy[2] * token / 8;
+  // All loads of a round stand before its stores: the compiler, which does not know that these are
+  // two pages, would not move them there.
+  constexpr int kRound = Config::kAtOnce * Config::kThreads;
+#pragma unroll 1
+  for (int at = static_cast<int>(threadIdx.x); at < count; at += kRound) {
+    uint4 chunks[Config::kAtOnce];
+#pragma unroll
+    for (int n = 0; n < Config::kAtOnce; ++n)
+      chunks[n] = from[min(at + n * Config::kThreads, count - 1)];
+#pragma unroll
+    for (int n = 0; n < Config::kAtOnce; ++n)
+      if (at + n * Config::kThreads < count) to[at + n * Config::kThreads] = chunks[n];
+  }
 }
 //! [copy]
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <queue>
 
 #include "keys.h"
 #include "plan.h"
@@ -25,7 +26,42 @@ void longest_first(std::vector<MixedWork>& work) {
   std::ranges::stable_sort(work, std::greater(), &MixedWork::count);
 }
 
+// When blocks are done that take this work in turn, each as soon as it is free: the last one of
+// them, and on average. `free`: when each block begins.
+struct Ends {
+  double last, mean;
+};
+Ends ends_of(const std::vector<MixedWork>& work, std::vector<double> free) {
+  std::priority_queue<double, std::vector<double>, std::greater<>> blocks(std::greater<>(),
+                                                                          std::move(free));
+  double sum = 0, last = 0;
+  const auto count = static_cast<double>(blocks.size());
+  for (const MixedWork& w : work) {
+    const double end = blocks.top() + w.count;
+    blocks.pop();
+    blocks.push(end);
+    last = std::max(last, end);
+  }
+  for (; !blocks.empty(); blocks.pop()) sum += blocks.top();
+  return {last, sum / count};
+}
+
 }  // namespace
+
+//! [first]
+bool prefill_first(const std::vector<MixedWork>& prefill, const std::vector<MixedWork>& decode,
+                   int64_t sms) {
+  double decoding = 0;  // how long memory is busy with it
+  for (const MixedWork& w : decode) decoding += w.count * kKeysPerDecodeTile;
+  decoding /= static_cast<double>(sms);
+  const auto blocks = static_cast<std::size_t>(sms);
+  std::vector<double> half(blocks);  // these begin at once, the others when decoding is over
+  half.resize(2 * blocks, kHalfDecodes * decoding);
+  const Ends all = ends_of(prefill, std::vector<double>(2 * blocks));
+  return !prefill.empty() &&
+         std::max(all.last, all.mean + decoding) < ends_of(prefill, half).last;
+}
+//! [first]
 
 //! [plan]
 MixedPlan mixed_plan(const Problem& p, const std::vector<int64_t>& lengths_q,
@@ -80,6 +116,7 @@ MixedPlan mixed_plan(const Problem& p, const std::vector<int64_t>& lengths_q,
   }
   longest_first(plan.prefill);
   longest_first(plan.decode);
+  plan.prefill_first = prefill_first(plan.prefill, plan.decode, sms);
   return plan;
 }
 //! [plan]
@@ -111,9 +148,9 @@ HostTensors mixed_tensors(const Problem& p, const HostTensors& in) {
       for (const int n : {w.sequence, w.head, w.row0, w.row_block, w.tile, w.count, w.part,
                           w.num_parts, w.first_part})
         *at++ = n;
-  HostTensor counts = zeros({"work_counts", {1, 1, 1, 2}, DType::int32, {}, nullptr, false, 1});
+  HostTensor counts = zeros({"work_counts", {1, 1, 1, 3}, DType::int32, {}, nullptr, false, 1});
   counts.numbers = {static_cast<int64_t>(plan.prefill.size()),
-                    static_cast<int64_t>(plan.decode.size())};
+                    static_cast<int64_t>(plan.decode.size()), plan.prefill_first ? 1 : 0};
   tensors.emplace("work", std::move(work));
   tensors.emplace("work_counts", std::move(counts));
   return tensors;

@@ -33,7 +33,14 @@ constexpr int64_t kPiecesPerSm = 4;
 struct MixedPlan {
   std::vector<MixedWork> prefill, decode;  // each with the longest first
   int parts = 0, row_blocks = 0;           // of sequences that decode
+  bool prefill_first = false;              // all blocks take prefill before they decode; else half
 };
+// Whether that is faster, for work with the longest first and two blocks an SM. With half of the
+// blocks at prefill the tensor cores and memory are busy at a time; but of a few long tiles half of
+// the blocks may need a second round, while all have room for them at once. Both are played through
+// with what one tile takes.
+bool prefill_first(const std::vector<MixedWork>& prefill, const std::vector<MixedWork>& decode,
+                   int64_t sms);
 // `lengths_q`, `lengths_k`: queries and keys of each sequence.
 MixedPlan mixed_plan(const Problem&, const std::vector<int64_t>& lengths_q,
                      const std::vector<int64_t>& lengths_k, int64_t sms);
@@ -43,8 +50,16 @@ struct MixedBounds {
   int64_t work, parts, row_blocks;
 };
 MixedBounds mixed_bounds(const Problem&);
-// What a step gets: work [most, 9], tiles of prefill in front, and work_counts [2]: of each kind.
+// What a step gets: work [most, 9], tiles of prefill in front, and work_counts [3]: of each kind,
+// and whether all blocks take prefill first.
 HostTensors mixed_tensors(const Problem&, const HostTensors& inputs);
+
+// What a tile of keys of a sequence that decodes takes of an SM's share of the memory, in keys that
+// a tile of prefill sees meanwhile: on an H200 with d=128, 32 KB at 31 GB/s are 1.05 us, and 52 ns a
+// key of two blocks of prefill on an SM (0.40 ms for 256 tiles of 7700 keys).
+constexpr double kKeysPerDecodeTile = 20;
+// And how much longer sequences decode with half of the blocks (0.32 ms for 0.27).
+constexpr double kHalfDecodes = 1.2;
 
 // Keys of a tile of a block that decodes: 16 for each of its 4 warps.
 constexpr int kMixedTileKeys = 64;

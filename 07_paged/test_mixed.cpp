@@ -141,6 +141,36 @@ TEST_CASE("plans of mixed batches have every query and every key once", "[emulat
   }
 }
 
+// A few long tiles of prefill, for which half of the blocks need one round more than all of them;
+// short ones, and many, that overlap with decoding anyway. On 132 SMs, as the mixes of RESULTS.md.
+TEST_CASE("the plan of a mixed batch chooses who prefers prefill", "[emulated]") {
+  const auto first = [](int64_t chunk, int64_t keys, int64_t sequences, int64_t own_keys) {
+    Problem p = problem(1, 1, 128, DType::bf16);
+    p.heads = 32, p.kv_heads = 8, p.causal = true;
+    p.varlen_q.assign(static_cast<std::size_t>(sequences), 1);
+    p.varlen_k.assign(static_cast<std::size_t>(sequences), own_keys);
+    p.varlen_q.push_back(chunk), p.varlen_k.push_back(keys);
+    p.finish();
+    return plans::mixed_plan(p, p.varlen_q, p.varlen_k, 132).prefill_first;
+  };
+  CHECK(first(1024, 8192, 64, 4096));  // 256 tiles, two for each of 132 blocks, one of 264
+  CHECK(!first(512, 4096, 32, 4096));  // 128 tiles: a round in any case
+  CHECK(!first(512, 16384, 32, 8192));
+  CHECK(!first(2048, 2048, 64, 2048));  // 512 tiles of 128 to 2048 keys
+  CHECK(first(2048, 16384, 64, 4096));  // 512 tiles of 14000 keys and more
+  CHECK(!first(1024, 8192, 1, 1));  // hardly anybody decodes
+  // By hand, on one SM with two blocks: decoding takes 10 * 20, and 1.2 times that by one of them.
+  const auto work = [](int count) { return plans::MixedWork{0, 0, 0, 0, 0, count, 0, 1, 0}; };
+  const auto by_hand = [&](int tiles, int keys) {
+    return plans::prefill_first(std::vector(static_cast<std::size_t>(tiles), work(keys)),
+                                {work(10)}, 1);
+  };
+  CHECK(by_hand(2, 1000));    // 1200, not 1240
+  CHECK(!by_hand(1, 1000));   // 1000 either way
+  CHECK(!by_hand(20, 50));    // 700, not 640
+  CHECK(!by_hand(0, 50));     // nothing to prefer
+}
+
 // Whoever takes which ticket, in one launch and in two.
 TEST_CASE("mixed batches have the same bits in any schedule, and in two launches", "[emulated]") {
   const Step& step = mixed_step();

@@ -6,8 +6,9 @@
 //           Here a list has tiles of prefill and pieces of sequences that decode, and resident
 //           blocks take tickets: the first block of an SM takes prefill, the second decoding, until
 //           their kind is gone. (POD-Attention, arXiv 2410.18038, asks the SM which it is. Here the
-//           first half of the grid prefers prefill: blocks come to free SMs first.) Pieces have
-//           fixed parts, so that answers do not depend on who took what.
+//           first half of the grid prefers prefill: blocks come to free SMs first.) Where half of
+//           the blocks would take one more round of long tiles than all of them, the plan lets all
+//           prefer prefill. Pieces have fixed parts: answers do not depend on who took what.
 // expect    gpu__time_duration.sum below the sum of both alone; dram throughput and the tensor
 //           pipe high at a time. A sequence that decodes has 16 rows a block, not 128
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches and page sizes, causal,
@@ -356,7 +357,7 @@ struct Tickets {
 // The place of this block's next work in the list, of its own kind while there is some; -1: none.
 // By one thread of a block.
 __device__ __forceinline__ int take_ticket(Tickets* tickets, const int* gCounts, int kinds) {
-  const int own = blockIdx.x >= gridDim.x / 2;  // 1: decoding
+  const int own = gCounts[2] == 0 && blockIdx.x >= gridDim.x / 2;  // 1: decoding
   for (int n = 0; n < 2; ++n) {
     const int kind = own ^ n;
     if ((kinds & (kind == 0 ? kPrefill : kDecode)) == 0) continue;
@@ -378,7 +379,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                      const int* gSeqused,      // [B]: keys of each sequence
                      const int* cu_seqlens_q,  // [B + 1]: the first query of each; or null
                      const MixedWork* gWork,   // [most]: tiles of prefill, then pieces
-                     const int* gCounts,       // [2]: how many of each
+                     const int* gCounts,       // [3]: how many of each; prefill first
                      Tickets* gTickets,        // which of them have been taken
                      Element* gO,              // as gQ
                      float* gLse,              // [Hq, tokens], or [B, Hq, seqlen_q]

@@ -169,7 +169,7 @@ TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
     for (Problem p : large_problems()) {
       if (p.varlen()) continue;
       p.dtype = type;
-      check_large_steps("forward", p, Backend::gpu);
+      check_large_steps("forward", p, Backend::gpu, kLargeCodes);
     }
 }
 

@@ -231,6 +231,9 @@ inline std::vector<Problem> large_problems() {
   return {queries, keys, packed};
 }
 
+/// Numbers that are drawn where each step makes codes of them on the host, too.
+inline constexpr int64_t kLargeCodes = int64_t{1} << 25;
+
 /// Runs every step of `operation` that is promised for the problem, and compares sampled rows, the
 /// last ones of the last head among them. A step that the device has no memory for is named.
 inline void check_large_steps(const std::string& operation, Problem p, Backend backend,
