@@ -55,8 +55,8 @@ MixedBounds mixed_bounds(const Problem&);
 HostTensors mixed_tensors(const Problem&, const HostTensors& inputs);
 
 // What a tile of keys of a sequence that decodes takes of an SM's share of the memory, in keys that
-// a tile of prefill sees meanwhile: on an H200 with d=128, 32 KB at 31 GB/s are 1.05 us, and 52 ns a
-// key of two blocks of prefill on an SM (0.40 ms for 256 tiles of 7700 keys).
+// a tile of prefill sees meanwhile: on an H200 with d=128, 32 KB at 31 GB/s are 1.05 us, and 52 ns
+// a key of two blocks of prefill on an SM (0.40 ms for 256 tiles of 7700 keys).
 constexpr double kKeysPerDecodeTile = 20;
 // And how much longer sequences decode with half of the blocks (0.32 ms for 0.27).
 constexpr double kHalfDecodes = 1.2;

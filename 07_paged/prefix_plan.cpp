@@ -132,15 +132,14 @@ HostTensors prefix_tensors(const Problem& p, const HostTensors& in, PrefixTiles 
   HostTensor used = in.at("seqused_k");
   at = of.numbers.data();
   int64_t* page = suffix_table.numbers.data();
+  const int64_t size = page_size_of(p), room = max_pages_of(p);
   for (int64_t b = 0; b < p.batch; ++b) {
     const PrefixPlan::Share& s = plan.of_sequence[static_cast<std::size_t>(b)];
     for (const int n : {s.parts, s.place, s.first_row, s.rows}) *at++ = n;
-    const int64_t keys = plan.keys[static_cast<std::size_t>(b)], room = max_pages_of(p);
+    const int64_t keys = plan.keys[static_cast<std::size_t>(b)], first = keys / size;
     used.numbers[static_cast<std::size_t>(b)] -= keys;
-    for (int64_t n = 0; n < room; ++n) {
-      const int64_t from = n + keys / page_size_of(p);
-      *page++ = from < room ? table[static_cast<std::size_t>(b * room + from)] : kNoPage;
-    }
+    const int64_t* row = table.data() + b * room;
+    page = std::fill_n(std::copy(row + first, row + room, page), first, kNoPage);
   }
   HostTensors suffix;
   suffix.emplace("seqused_k", used);

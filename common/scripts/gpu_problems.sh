@@ -604,8 +604,8 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
       echo "$(steps_like "$1" '^q[1-8]_|^s[123]_') $kOneLaneArrives" ;;
     # Its two sides come to one barrier of both from two instances of a template.
     07_paged/paged_mla/synccheck)
-      echo "v16_mla_seesaw two warpgroups come to one named barrier from two places in the code, which" \
-        "PTX allows; synccheck takes it for divergence" ;;
+      echo "v16_mla_seesaw two warpgroups come to one named barrier from two places in the code," \
+        "which PTX allows; synccheck takes it for divergence" ;;
     08_quant_sparse/predict/racecheck) echo "$(steps_like "$1" '^s[5-9]_') $kOneLaneArrives" ;;
   esac
 }
