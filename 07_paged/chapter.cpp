@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <string>
 
+#include "attn/rotary.h"
 #include "attn/tiling.h"
 #include "boxes.h"
 #include "costs.h"
@@ -447,10 +448,21 @@ Chapter make_chapter() {
                       {"seqused", "varlen", "tree"}, ATTN_LAUNCH(v9_tree_mask));
   tree.support += ", trees";
   c.steps.push_back(std::move(tree));
-  Step variants = planned("v10_variants", "softcap and ALiBi by one functor, and attention sinks",
-                          ATTN_LAUNCH(v10_variants), plans::balanced_plan, plans::balanced_tensors);
-  variants.support += ", softcap, ALiBi, sinks";
-  variants.takes.insert(variants.takes.end(), {"softcap", "alibi", "sinks"});
+  Step variants =
+      planned("v10_variants", "softcap and ALiBi by one functor, sinks, queries that are turned",
+              ATTN_LAUNCH(v10_variants), plans::balanced_plan, plans::balanced_tensors);
+  variants.support += ", softcap, ALiBi, sinks, rotary embedding of queries";
+  variants.takes.insert(variants.takes.end(), {"softcap", "alibi", "sinks", "rotary"});
+  variants.refuses = [](const Problem& p) -> Reason {
+    if (has_rotary(p) && p.seqlen_q > p.seqlen_k)  // the table of angles begins with key 0
+      return fmt::format("--rotary: {} queries, and room for {} keys", p.seqlen_q, p.seqlen_k);
+    return refuse_runs(p);
+  };
+  variants.cost = [of_scores = variants.cost](const Problem& p) {
+    Cost cost = of_scores(p);
+    if (has_rotary(p)) cost[0].hbm_read += 4 * double(p.batch * p.seqlen_q * p.head_dim);
+    return cost;
+  };
   c.steps.push_back(std::move(variants));
   c.steps.push_back(
       mixed("v11_mixed", "prefill and decoding of a batch in one launch", ATTN_LAUNCH(v11_mixed)));
@@ -459,10 +471,9 @@ Chapter make_chapter() {
                            ATTN_LAUNCH(v12_mla), kMmaRows));
   c.steps.push_back(latent_wgmma("v13_mla_wgmma", "latent attention of 64 rows by wgmma",
                                  ATTN_LAUNCH(v13_mla_wgmma)));
-  c.steps.push_back(planned("v14_cross_piece",
-                            "the copies of the next piece begin while this one is merged",
-                            ATTN_LAUNCH(v14_cross_piece), plans::balanced_plan,
-                            plans::balanced_tensors));
+  c.steps.push_back(
+      planned("v14_cross_piece", "the copies of the next piece begin while this one is merged",
+              ATTN_LAUNCH(v14_cross_piece), plans::balanced_plan, plans::balanced_tensors));
   c.steps.push_back(hopper_prefill("v15_prefill_tma",
                                    "chapter 06's kernel, whose tiles are boxes of pages",
                                    ATTN_LAUNCH(v15_prefill_tma)));

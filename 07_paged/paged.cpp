@@ -11,6 +11,7 @@
 #include <random>
 
 #include "attn/error.h"
+#include "attn/rotary.h"
 #include "check/inputs.h"
 #include "files/npy.h"
 #include "files/tensor_files.h"
@@ -150,6 +151,24 @@ std::vector<Expected> with_sinks(std::vector<Expected> expected, const HostTenso
   return expected;
 }
 
+// ---- rotary embedding --------------------------------------------------------------------------
+
+// The keys in the pages have been turned, by whoever appended them: queries alone are. Those before
+// the first key stay as they are.
+template <class Scalar>
+void turn_query(const InputRow<Scalar>& row) {
+  if (!row.of_q) return;
+  const int64_t position = row.problem.seqlen_k - row.problem.seqlen_q + row.i;
+  turn(row.x, row.inputs.at("cos_sin").row(0, 0, std::max<int64_t>(0, position)));
+}
+// They are rounded to 16 bits when they have been turned: a product with a key is off by as much as
+// the unit roundoff of |q| |k| at most, and by less, as columns have errors of their own. Of those
+// of many columns the sum has a deviation of a root of d less; 4 of them are let pass.
+double turned_error(const Problem& p, const HostTensors&, int64_t, double largest) {
+  const double unit = p.dtype == DType::fp16 ? 0x1p-12 : p.dtype == DType::bf16 ? 0x1p-9 : 0x1p-25;
+  return unit * largest * std::min(1.0, 4 / std::sqrt(static_cast<double>(p.head_dim)));
+}
+
 }  // namespace
 
 std::vector<TensorSpec> paged_inputs(const Problem& p) {
@@ -161,6 +180,7 @@ std::vector<TensorSpec> paged_inputs(const Problem& p) {
   specs.push_back(table.spec);
   specs.push_back(seqused_of(p));
   if (p.own.contains("sinks")) specs.push_back(sinks_of(p));
+  if (has_rotary(p)) specs.push_back(rotary_table(p));
   return specs;
 }
 
@@ -367,8 +387,14 @@ const Operation& paged_decode() {
     op.own.push_back({.name = "sinks",
                       .lacking = "attention sinks",
                       .help = "a logit of each query head in the denominator of softmax"});
-    op.reference = [](const Problem& p, const HostTensors& in, Selection selection) {
-      std::vector<Expected> expected = attention_reference(p, in, selection, {});
+    op.own.push_back({.name = "rotary",
+                      .lacking = "rotary embedding",
+                      .help = "queries are turned by their positions; keys in pages have been",
+                      .rows = turn_query<double>,
+                      .rows_low = turn_query<float>,
+                      .error = turned_error});
+    op.reference = [own = op.own](const Problem& p, const HostTensors& in, Selection selection) {
+      std::vector<Expected> expected = attention_reference(p, in, selection, own);
       return p.own.contains("sinks") ? with_sinks(std::move(expected), in) : expected;
     };
     op.useful_bytes = [](const Problem& p) {  // what is shared counts once

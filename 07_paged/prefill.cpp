@@ -88,7 +88,7 @@ const Operation& paged_prefill() {
     op.name = "paged_prefill";
     op.few_queries = 0;
     op.useful_bytes = nullptr;  // rated by its operations
-    std::erase_if(op.own, [](const Feature& f) { return f.name == "sinks"; });
+    std::erase_if(op.own, [](const Feature& f) { return f.name == "sinks" || f.name == "rotary"; });
     op.sizes_of_files = sizes_of_ragged_files;
     op.own.push_back({.name = "tree",
                       .lacking = "tree mask",

@@ -7,6 +7,7 @@
 #include "07_paged/paged.h"
 #include "07_paged/splits.h"
 #include "attn/error.h"
+#include "attn/rotary.h"
 #include "files/npy.h"
 #include "files/tensor_files.h"
 #include "run/options.h"
@@ -68,9 +69,10 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
          (!one_of_steps(step, {"v15_prefill_tma", "v16_mla_seesaw", "v17_prefix_tma"}) ||
           splits::page_size_of(p) % 8 == 0) &&
          (step.name != "v16_mla_seesaw" || p.window_left < 0) &&
-         ((p.softcap == 0 && !p.alibi && !p.own.contains("sinks")) ||
+         ((p.softcap == 0 && !p.alibi && !p.own.contains("sinks") &&
+           (!p.own.contains("rotary") || name != "paged_decode")) ||
           step.name == "v10_variants") &&
-         !p.mask;
+         (!p.own.contains("rotary") || p.seqlen_q <= p.seqlen_k) && !p.mask;
 }
 
 TEST_CASE("steps are right for batches of any lengths and pages of any size", "[emulated]") {
@@ -90,6 +92,7 @@ TEST_CASE("variants of scores are right with masks and with many pieces", "[emul
     if (++n % 2 == 0) p.softcap = n % 4 == 0 ? 30 : 0.5;
     p.alibi = n % 4 != 0;
     if (n % 3 != 0) p.own["sinks"] = {1};
+    if (n % 5 < 2) p.own["rotary"] = {1};
     ran += check_steps("paged_decode", p, Backend::emulated);
   });
   CHECK(ran.of == std::map<std::string, int>{{"v10_variants", 20}});
@@ -112,12 +115,38 @@ TEST_CASE("a sink takes its share of a row and has no value", "[emulated]") {
   CHECK(std::abs(expected[1].reference[0] - std::log(4.0)) < 1e-6);
   CHECK(std::abs(expected[1].reference[1] - std::log(3.0)) < 1e-6);
 }
+// A query that sees the key at its own position alone: both are turned by one angle, wherever that
+// is, so that the score is their product.
+TEST_CASE("a query is turned by the position of the last key", "[emulated]") {
+  Problem p = paged(1, 40, 64, 16, DType::bf16);
+  p.batch = 3, p.heads = p.kv_heads = 1, p.seqused_k = {1, 3, 40};
+  p.window_left = 0, p.window_right = 0, p.own["rotary"] = {1};
+  p.finish();
+  HostTensors in = draw(paged_decode(), p).tensors;
+  std::vector<double> products;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const int64_t last = p.seqused_k[static_cast<std::size_t>(b)] - 1;
+    HostTensor& k = in.at("k");
+    const std::span<float> key(&k.data[static_cast<std::size_t>(64 * k.spec.row(b, 0, last))], 64);
+    products.push_back(std::inner_product(key.begin(), key.end(), in.at("q").row(b, 0, 0), 0.0));
+    turn(key, in.at("cos_sin").row(0, 0, last));
+  }
+  const std::vector<Expected> expected = paged_decode().reference(p, in, {});
+  for (std::size_t b = 0; b < products.size(); ++b)
+    CHECK(std::abs(expected[1].reference[b] - products[b] / 8) < 1e-5);
+  p.seqused_k.clear(), p.seqlen_q = 5, p.seqlen_k = 4;
+  for (const Step* step : decode_steps())
+    CHECK(refusal(*step, p) == (step->name == "v10_variants"
+                                    ? "--rotary: 5 queries, and room for 4 keys"
+                                    : "--rotary: this step has no rotary embedding"));
+}
 TEST_CASE("variants of scores on the GPU", "[gpu]") {
   std::size_t n = 0;
   paged_problems({16, 65, 257, 700, 32789}, [&](Problem p) {
     if (++n % 2 == 0) p.softcap = n % 4 == 0 ? 30 : 0.5;
     p.alibi = n % 4 != 0;
     if (n % 3 != 0) p.own["sinks"] = {1};
+    if (n % 5 < 2) p.own["rotary"] = {1};
     check_steps("paged_decode", p, Backend::gpu);
   });
 }
@@ -291,7 +320,7 @@ TEST_CASE("the program says which options of pages it cannot take", "[emulated]"
   CHECK(status({"--lengths", "const:40", "--seqlen-k", "50"}) == 2);
   CHECK(status({"--page-size", "0"}) == 2);
   CHECK(status({"--num-pages", "2"}) == 2);
-  CHECK(status({"--rotary"}) == 2);  // of paged_append
+  CHECK(status({"--rotary"}) == 3);  // of v10_variants and paged_append
   // Other pages than those that would be drawn: outputs lie where the table of the files says.
   const auto run = [](std::vector<const char*> options) {
     options.insert(options.begin(),

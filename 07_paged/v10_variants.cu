@@ -1,4 +1,4 @@
-// v10_variants: softcap and ALiBi by one functor, and attention sinks.
+// v10_variants: softcap and ALiBi by one functor, attention sinks, and queries that are turned.
 //
 // parent    v5_balanced_plan
 // idea      Models differ in what they do to a score between Q K^T and softmax. All of it is
@@ -6,16 +6,19 @@
 //           object that the kernel is compiled with. Where a model does nothing, it is the product
 //           with the scale that was there before. (A window is a range of keys and costs no
 //           arithmetic: all steps have it.) A sink (StreamingLLM, arXiv 2309.17453; here learned, a
-//           logit a head) is a key without a value: softmax begins as if it had seen one.
+//           logit a head) is a key without a value: softmax begins as if it had seen one. With a
+//           rotary embedding the keys lie turned in their pages (a1_append), and queries are turned
+//           on their way to shared memory, which saves a pass over Q.
 // expect    the time of v5 without, and with ALiBi; some more with softcap where MMAs wait for it
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
-//           causal, windows, GQA, softcap, ALiBi, sinks
+//           causal, windows, GQA, softcap, ALiBi, sinks, --rotary
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
 #include "ptx/global_flag.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
 #include "plan.h"
+#include "rotate.h"
 #include "splits.h"
 #include "tiles.h"
 
@@ -155,6 +158,32 @@ struct Variant {
 };
 //! [variant]
 
+// Stores the rows of Q at `gRows`, each turned by its position. A query before the first key stays
+// as it is. 16 bytes of both halves of a row meet in one thread, so that this is no asynchronous
+// copy: it waits for Q.
+//! [turn_q]
+template <class Config, class Element>
+__device__ __forceinline__ void load_turned_q(Element* sQ, const Element* gRows,
+                                              const float* gCosSin, const Rows& rows,
+                                              int first_position, int seqlen_q) {
+  constexpr int kHeadDim = Config::kHeadDim, kHalf = kHeadDim / 2, kLanes = kHalf / 8;
+  for (int at = threadIdx.x; at < Config::kRows * kLanes; at += Config::kThreads) {
+    const int row = at / kLanes, col = at % kLanes * 8;
+    uint4 x{}, y{};
+    if (row < rows.count) {
+      x = *reinterpret_cast<const uint4*>(gRows + row * kHeadDim + col);
+      y = *reinterpret_cast<const uint4*>(gRows + row * kHeadDim + col + kHalf);
+      const int position = max(0, first_position + (rows.row0 + row) % seqlen_q);
+      const auto* const angles =
+          reinterpret_cast<const float4*>(gCosSin + int64_t{position} * kHeadDim + col);
+      rotate<Element>(x, y, angles, angles + kHalf / 4);
+    }
+    *reinterpret_cast<uint4*>(sQ + swizzled_offset<kHeadDim>(row, col)) = x;
+    *reinterpret_cast<uint4*>(sQ + swizzled_offset<kHeadDim>(row, col + kHalf)) = y;
+  }
+}
+//! [turn_q]
+
 // The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
 // every 32nd part. `place_of(n)`: where part n lies.
 //! [merge_row]
@@ -216,6 +245,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                      const int* gWorkBegin,  // [blocks + 1]: the first piece of each block
                      const float* gSlopes,   // [Hq], of ALiBi; or null
                      const float* gSinks,    // [Hq]; or null
+                     const float* gCosSin,   // [seqlen_k, 2, d/2], of --rotary; or null
                      Element* gO,            // [B, Hq, seqlen_q, d]
                      float* gLse,            // [B, Hq, seqlen_q]
                      float* gOPartial,       // [parts, kRows, d]
@@ -239,12 +269,16 @@ __global__ void __launch_bounds__(Config::kThreads)
 
     // (1) load Q, which stays. Rows that are not there become 0.
     //! [load_q]
-    for (int at = threadIdx.x; at < kRows * Config::kLanes; at += Config::kThreads) {
-      const int row = at / Config::kLanes, col = at % Config::kLanes * 8;
-      const bool inside = row < rows.count;
-      cp_async_16(&smem.sQ[0][0] + swizzled_offset<kHeadDim>(row, col),
-                  gQ + (rows.first + (inside ? row : 0)) * kHeadDim + col, inside ? 16 : 0);
-    }
+    if (gCosSin != nullptr)
+      load_turned_q<Config>(&smem.sQ[0][0], gQ + rows.first * kHeadDim, gCosSin, rows,
+                            used - shape.seqlen_q, shape.seqlen_q);
+    else
+      for (int at = threadIdx.x; at < kRows * Config::kLanes; at += Config::kThreads) {
+        const int row = at / Config::kLanes, col = at % Config::kLanes * 8;
+        const bool inside = row < rows.count;
+        cp_async_16(&smem.sQ[0][0] + swizzled_offset<kHeadDim>(row, col),
+                    gQ + (rows.first + (inside ? row : 0)) * kHeadDim + col, inside ? 16 : 0);
+      }
     cp_async_commit();
     //! [load_q]
     float o[kHeadDim / 8][4] = {};                           // not divided by l yet
@@ -410,7 +444,8 @@ Status launch(const Arguments& args) {
                        args.in<Element>("k"), args.in<Element>("v"), args.in<int>("page_table"),
                        args.in<int>("seqused_k"), args.in<Work>("work"), args.in<int>("work_begin"),
                        args.in_or_null<float>("alibi"), args.in_or_null<float>("sinks"),
-                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("o_partial"),
+                       args.in_or_null<float>("cos_sin"), args.out<Element>("o"),
+                       args.out<float>("lse"), args.out<float>("o_partial"),
                        args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
                        variant, static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)),
                        static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));

@@ -20,7 +20,7 @@ kRaggedLengths=10370,7782,6486,13951,12221,14678,14311,10350,7728,10296,11876,\
 # ---- times: a name for the file, then options, a line each ------------------------------------
 # Problems called memory_* are not launched: what each step needs is said before that.
 problems_of() {
-  local n d mask rows cols type types bytes steps backward repeat
+  local name batch length n d mask rows cols type types bytes steps backward repeat
   case $1 in
     01_naive)
       for n in 1024 2048 4096 8192; do
@@ -131,6 +131,21 @@ problems_of() {
       echo "decode_u4k16k_b33 $(pages 33 uniform:4096,16384 32 8) --seed 7"
       echo "decode_1x128k_63x1k $(one_long 63 32 8)"
       echo "decode_u16_512_b256 $(pages 256 uniform:16,512 32 8) --seed 7"
+      # The other batches with which other libraries were measured; "g8": 64 query heads.
+      steps=$(steps_like "$1" '^v([356]|14)_')
+      for n in "b1_n8192 1 8192" "b1_n65536 1 65536" "b16_n1024 16 1024" "b64_n4096 64 4096"; do
+        read -r name batch length <<<"$n"
+        echo "others_$name --step $steps $(pages "$batch" "const:$length" 32 8)"
+      done
+      echo "others_1x128k_15x1k --step $steps $(one_long 15 32 8)"
+      for name in u4k16k_b16 u512_2k_b64 u16_512_b256; do
+        echo "others_$name --step $steps $(ragged $name 32 8)"
+      done
+      echo "others_g8_b16_n8192 --step $steps $(pages 16 const:8192 64 8)"
+      for n in 63 15; do echo "others_g8_1x128k_${n}x1k --step $steps $(one_long $n 64 8)"; done
+      for name in g8_u4k16k_b33 g8_u4k16k_b16 g8_u512_2k_b64 g8_u16_512_b256; do
+        echo "others_$name --step $steps $(ragged $name 64 8)"
+      done
       # A prefix of 32k, and its sequences as if they shared nothing.
       echo "decode_prefix_32k_b64 --step v5_balanced_plan,v8_shared_prefix,v17_prefix_tma" \
         "$(pages 64 const:32896 32 8) --shared-prefix 32768"
@@ -139,6 +154,7 @@ problems_of() {
       echo "decode_softcap --step v10_variants $(pages 16 const:8192 32 8) --softcap 30"
       echo "decode_alibi --step v10_variants $(pages 16 const:8192 32 8) --alibi"
       echo "decode_sinks --step v10_variants $(pages 16 const:8192 32 8) --sinks"
+      echo "decode_rotary --step v10_variants $(pages 16 const:8192 32 8) --rotary"
       # A tree of 64 tokens, and one token.
       for n in 1 64; do
         echo "prefill_tree_$n --operation paged_prefill --step v9_tree_mask" \
@@ -300,6 +316,12 @@ kScalar="--heads 16 --head-dim 64 --seqlen 1024 --dtype fp32"
 kScalar16="--heads 16 --head-dim 64 --seqlen 1024"
 cache() { echo "--batch $1 --heads $3 --kv-heads $4 --head-dim 128 --seqlen-k $2"; }  # BATCH LENGTH HEADS KV_HEADS
 pages() { echo "--batch $1 --lengths $2 --heads $3 --kv-heads $4 --head-dim 128"; }  # BATCH LENGTHS HEADS KV_HEADS
+ragged() {  # NAME in ragged_lengths.txt, HEADS KV_HEADS
+  local room lengths
+  read -r _ room lengths < <(grep "^$1 " "$(dirname "${BASH_SOURCE[0]}")/ragged_lengths.txt")
+  echo "--batch $(tr ',' '\n' <<<"$lengths" | wc -l) --seqlen-k $room --seqused $lengths" \
+    "--heads $2 --kv-heads $3 --head-dim 128"
+}
 # A sequence of 131072 tokens, and others of 1024.
 one_long() {  # OTHERS HEADS KV_HEADS
   echo "--batch $(($1 + 1)) --seqlen-k 131072 --seqused 131072$(printf ',1024%.0s' $(seq "$1"))" \
@@ -470,7 +492,8 @@ sanitizer_problems() {  # CHAPTER OPERATION
         "--blocks 7"
       echo "--batch 40 --lengths uniform:0,130 --heads 2 --kv-heads 2 --head-dim 64 --page-size 1"
       echo "--lengths const:300 --heads 8 --kv-heads 2 --head-dim 128 --softcap 15 --alibi"
-      echo "--batch 2 --lengths const:300 --heads 8 --kv-heads 2 --head-dim 64 --sinks --blocks 3"
+      echo "--batch 2 --lengths const:300 --heads 8 --kv-heads 2 --head-dim 64 --sinks --rotary" \
+        "--blocks 3"
       echo "--batch 7 --seqused 301,700,310,600,420,200,500 --seqlen-k 700 --heads 10 --kv-heads" \
         "2 --head-dim 128 --shared-prefix 300,3 --blocks 3" ;;
     07_paged/paged_prefill)
