@@ -18,9 +18,9 @@
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
 #include "plan.h"
-#include "rotate.h"
 #include "splits.h"
 #include "tiles.h"
+#include "turned_q.h"
 
 namespace ATTN_BACKEND::v10_variants {
 using namespace attn;
@@ -158,32 +158,6 @@ struct Variant {
 };
 //! [variant]
 
-// Stores the rows of Q at `gRows`, each turned by its position. A query before the first key stays
-// as it is. 16 bytes of both halves of a row meet in one thread, so that this is no asynchronous
-// copy: it waits for Q.
-//! [turn_q]
-template <class Config, class Element>
-__device__ __forceinline__ void load_turned_q(Element* sQ, const Element* gRows,
-                                              const float* gCosSin, const Rows& rows,
-                                              int first_position, int seqlen_q) {
-  constexpr int kHeadDim = Config::kHeadDim, kHalf = kHeadDim / 2, kLanes = kHalf / 8;
-  for (int at = threadIdx.x; at < Config::kRows * kLanes; at += Config::kThreads) {
-    const int row = at / kLanes, col = at % kLanes * 8;
-    uint4 x{}, y{};
-    if (row < rows.count) {
-      x = *reinterpret_cast<const uint4*>(gRows + row * kHeadDim + col);
-      y = *reinterpret_cast<const uint4*>(gRows + row * kHeadDim + col + kHalf);
-      const int position = max(0, first_position + (rows.row0 + row) % seqlen_q);
-      const auto* const angles =
-          reinterpret_cast<const float4*>(gCosSin + int64_t{position} * kHeadDim + col);
-      rotate<Element>(x, y, angles, angles + kHalf / 4);
-    }
-    *reinterpret_cast<uint4*>(sQ + swizzled_offset<kHeadDim>(row, col)) = x;
-    *reinterpret_cast<uint4*>(sQ + swizzled_offset<kHeadDim>(row, col + kHalf)) = y;
-  }
-}
-//! [turn_q]
-
 // The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
 // every 32nd part. `place_of(n)`: where part n lies.
 //! [merge_row]
@@ -271,7 +245,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     //! [load_q]
     if (gCosSin != nullptr)
       load_turned_q<Config>(&smem.sQ[0][0], gQ + rows.first * kHeadDim, gCosSin, rows,
-                            used - shape.seqlen_q, shape.seqlen_q);
+                            used - shape.seqlen_q, shape.seqlen_q, swizzled_offset<kHeadDim>);
     else
       for (int at = threadIdx.x; at < kRows * Config::kLanes; at += Config::kThreads) {
         const int row = at / Config::kLanes, col = at % Config::kLanes * 8;
