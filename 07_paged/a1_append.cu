@@ -1,4 +1,4 @@
-// a1_append: new tokens go to their pages, keys turned on the way.
+// a1_append: new tokens go to their pages, keys rotated on the way.
 //
 // idea      A projection leaves K and V of the new tokens one behind the other. Each goes to the
 //           slot that the page table says. With a rotary embedding a key is turned by its position

@@ -357,6 +357,7 @@ Reason refuse_latent_wgmma(const Problem& p) {
 Step latent_wgmma(std::string name, std::string idea, Launch launch) {
   Step step = latent(std::move(name), std::move(idea), launch, kWgmmaRows);
   step.needs = kHopper;
+  step.support = "sm_90a; " + step.support;
   step.refuses = refuse_latent_wgmma;
   return step;
 }
@@ -449,13 +450,14 @@ Chapter make_chapter() {
   tree.support += ", trees";
   c.steps.push_back(std::move(tree));
   Step variants =
-      planned("v10_variants", "softcap and ALiBi by one functor, sinks, queries that are turned",
+      planned("v10_variants", "softcap and ALiBi by one functor, sinks, queries rotated on the way",
               ATTN_LAUNCH(v10_variants), plans::balanced_plan, plans::balanced_tensors);
   variants.support += ", softcap, ALiBi, sinks, rotary embedding of queries";
   variants.takes.insert(variants.takes.end(), {"softcap", "alibi", "sinks", "rotary"});
   variants.refuses = [](const Problem& p) -> Reason {
-    if (has_rotary(p) && p.seqlen_q > p.seqlen_k)  // the table of angles begins with key 0
-      return fmt::format("--rotary: {} queries, and room for {} keys", p.seqlen_q, p.seqlen_k);
+    // Row 0 of the table is taken for key 0; with more queries than keys it is that of query 0.
+    if (has_rotary(p) && p.seqlen_q > p.seqlen_k)
+      return fmt::format("--rotary: {} queries, but room for {} keys", p.seqlen_q, p.seqlen_k);
     return refuse_runs(p);
   };
   variants.cost = [of_scores = variants.cost](const Problem& p) {
@@ -480,7 +482,7 @@ Chapter make_chapter() {
   c.steps.push_back(seesaw());
   c.steps.push_back(hopper_shared("v17_prefix_tma", "v8's prefixes on the kernel of v15",
                                   ATTN_LAUNCH(v17_prefix_tma)));
-  c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys turned on the way",
+  c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys rotated on the way",
                            paged_append(), "append", ATTN_LAUNCH(a1_append), refuse_append));
   c.steps.push_back(copies("c1_copy", "pages copied to others, all of a batch in one launch",
                            page_copy(), "copy", ATTN_LAUNCH(c1_copy), refuse_all));

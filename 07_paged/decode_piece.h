@@ -277,7 +277,7 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
   static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV + sizeof smem.sQ,
                 "the parts lie where K, V and Q were");
   cp_async_wait<0>();
-  __syncthreads();  // all are done with K and V
+  __syncthreads();  // all are done with K, V and Q
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = quad_row + 8 * r;

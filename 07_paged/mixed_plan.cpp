@@ -27,7 +27,7 @@ void longest_first(std::vector<MixedWork>& work) {
 }
 
 // When blocks are done that take this work in turn, each as soon as it is free: the last one of
-// them, and on average. `free`: when each block begins.
+// them, and on average, in keys that a tile of prefill sees. `free`: when each block begins.
 struct Ends {
   double last, mean;
 };
@@ -57,9 +57,10 @@ bool prefill_first(const std::vector<MixedWork>& prefill, const std::vector<Mixe
   const auto blocks = static_cast<std::size_t>(sms);
   std::vector<double> half(blocks);  // these begin at once, the others when decoding is over
   half.resize(2 * blocks, kHalfDecodes * decoding);
+  // If all prefer prefill, blocks decode as they run out of it, on average from all.mean on, and
+  // memory is busy for `decoding` after that.
   const Ends all = ends_of(prefill, std::vector<double>(2 * blocks));
-  return !prefill.empty() &&
-         std::max(all.last, all.mean + decoding) < ends_of(prefill, half).last;
+  return !prefill.empty() && std::max(all.last, all.mean + decoding) < ends_of(prefill, half).last;
 }
 //! [first]
 

@@ -17,7 +17,7 @@ struct MixedWork {
   int sequence, head;  // a query head, or of a sequence that decodes a K/V head
   int row0;            // the first query, or the first row of the group
   int row_block;       // of those that decode
-  int tile, count;
+  int tile, count;     // tiles of keys; of prefill `count` is its keys: orders and times need it
   int part, num_parts, first_part;
 };
 //! [mixed]
@@ -36,9 +36,9 @@ struct MixedPlan {
   bool prefill_first = false;              // all blocks take prefill before they decode; else half
 };
 // Whether that is faster, for work with the longest first and two blocks an SM. With half of the
-// blocks at prefill the tensor cores and memory are busy at a time; but of a few long tiles half of
-// the blocks may need a second round, while all have room for them at once. Both are played through
-// with what one tile takes.
+// blocks at prefill the tensor cores and memory are busy at the same time; but of a few long tiles
+// half of the blocks may need a second round, while all have room for them at once. Both orders are
+// simulated, tile by tile.
 bool prefill_first(const std::vector<MixedWork>& prefill, const std::vector<MixedWork>& decode,
                    int64_t sms);
 // `lengths_q`, `lengths_k`: queries and keys of each sequence.

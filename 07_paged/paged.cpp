@@ -378,26 +378,28 @@ const Operation& paged_decode() {
     op.own.push_back(
         {.name = "shared_prefix",
          .lacking = "shared prefix",
-         .help =
-             "N or N,G: of each G sequences (all) the first N tokens are the same; v8 reads them "
-             "once if they are 128 or more",
+         .help = "N or N,G: of each G sequences (all) the first N tokens are the same; v8 and v17 "
+                 "read them once if they are 128 or more",
          .kind = Feature::Kind::list,
          .read = read_shared,
          .everywhere = true});
     op.own.push_back({.name = "sinks",
                       .lacking = "attention sinks",
                       .help = "a logit of each query head in the denominator of softmax"});
-    op.own.push_back({.name = "rotary",
-                      .lacking = "rotary embedding",
-                      .help = "queries are turned by their positions; keys in pages have been",
-                      .rows = turn_query<double>,
-                      .rows_low = turn_query<float>,
-                      .error = turned_error});
+    op.own.push_back(
+        {.name = "rotary",
+         .lacking = "rotary embedding",
+         .help = "paged_decode: queries are rotated by their positions, keys in pages have "
+                 "been; paged_append: new keys are",
+         .rows = turn_query<double>,
+         .rows_low = turn_query<float>,
+         .error = turned_error});
     op.reference = [own = op.own](const Problem& p, const HostTensors& in, Selection selection) {
       std::vector<Expected> expected = attention_reference(p, in, selection, own);
       return p.own.contains("sinks") ? with_sinks(std::move(expected), in) : expected;
     };
     op.useful_bytes = [](const Problem& p) {  // what is shared counts once
+      if (p.window_left >= 0) return decode().useful_bytes(p);
       return decode().useful_bytes(p) -
              2 * static_cast<double>(saved_tokens(p)) *
                  static_cast<double>(bytes_of(p.dtype, p.kv_heads * p.head_dim));

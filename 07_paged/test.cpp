@@ -137,7 +137,7 @@ TEST_CASE("a query is turned by the position of the last key", "[emulated]") {
   p.seqused_k.clear(), p.seqlen_q = 5, p.seqlen_k = 4;
   for (const Step* step : decode_steps())
     CHECK(refusal(*step, p) == (step->name == "v10_variants"
-                                    ? "--rotary: 5 queries, and room for 4 keys"
+                                    ? "--rotary: 5 queries, but room for 4 keys"
                                     : "--rotary: this step has no rotary embedding"));
 }
 TEST_CASE("variants of scores on the GPU", "[gpu]") {
@@ -261,7 +261,9 @@ TEST_CASE("an option that cannot be meant is refused with the reason", "[emulate
   CHECK(why({"--operation", "paged_prefill", "--sinks"}) ==
         "--sinks: for paged_decode alone, the operation is paged_prefill");
   CHECK(why({"--operation", "paged_mla", "--shared-prefix", "100"}) ==
-        "--shared-prefix 100: for paged_decode alone, the operation is paged_mla");
+        "--shared-prefix 100: for paged_decode and paged_prefill, the operation is paged_mla");
+  CHECK(why({"--operation", "page_copy", "--rotary"}) ==
+        "--rotary: for paged_decode and paged_append, the operation is page_copy");
   for (const Step& step : chapter().steps)
     if (step.name == "v8_shared_prefix")
       CHECK(step.support.ends_with("reads shared prefixes of 128 tokens and more once"));

@@ -9,9 +9,10 @@
 namespace ATTN_BACKEND::paged {
 using namespace attn;
 
-// Stores the rows of Q at `gRows`, each turned by its position. A query before the first key stays
-// as it is, rows that are not there become 0. 16 bytes of both halves of a row meet in one thread,
-// so that this is no asynchronous copy: it waits for Q. `offset(row, col)`: in sQ.
+// Stores the rows of Q at `gRows`, each turned by its position. A query before the first key takes
+// position 0, whose angles are 0, and stays as it is; rows that are not there become 0. 16 bytes of
+// both halves of a row meet in one thread, so that this is no asynchronous copy: it waits for Q.
+// `offset(row, col)`: in sQ. A barrier has to follow before others read it.
 //! [turn_q]
 template <class Config, class Element>
 __device__ __forceinline__ void load_turned_q(Element* sQ, const Element* gRows,

@@ -1,4 +1,4 @@
-// v10_variants: softcap and ALiBi by one functor, attention sinks, and queries that are turned.
+// v10_variants: softcap and ALiBi by one functor, attention sinks, queries rotated on the way.
 //
 // parent    v5_balanced_plan
 // idea      Models differ in what they do to a score between Q K^T and softmax. All of it is
@@ -7,9 +7,10 @@
 //           with the scale that was there before. (A window is a range of keys and costs no
 //           arithmetic: all steps have it.) A sink (StreamingLLM, arXiv 2309.17453; here learned, a
 //           logit a head) is a key without a value: softmax begins as if it had seen one. With a
-//           rotary embedding the keys lie turned in their pages (a1_append), and queries are turned
-//           on their way to shared memory, which saves a pass over Q.
-// expect    the time of v5 without, and with ALiBi; some more with softcap where MMAs wait for it
+//           rotary embedding the keys lie rotated in their pages (a1_append), and queries are
+//           rotated on their way to shared memory, which saves a pass over Q.
+// expect    the time of v5 without, with ALiBi, a sink and --rotary; some more with softcap where
+//           MMAs wait for it
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA, softcap, ALiBi, sinks, --rotary
 #include "attn/kernel.h"

@@ -10,7 +10,7 @@
 //           the blocks would take one more round of long tiles than all of them, the plan lets all
 //           prefer prefill. Pieces have fixed parts: answers do not depend on who took what.
 // expect    gpu__time_duration.sum below the sum of both alone; dram throughput and the tensor
-//           pipe high at a time. A sequence that decodes has 16 rows a block, not 128
+//           pipe high together. A sequence that decodes has 16 rows a block, not 128
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches and page sizes, causal,
 //           windows, GQA; scales from 1e-37; --serial, in two launches
 #include <algorithm>
@@ -379,7 +379,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                      const int* gSeqused,      // [B]: keys of each sequence
                      const int* cu_seqlens_q,  // [B + 1]: the first query of each; or null
                      const MixedWork* gWork,   // [most]: tiles of prefill, then pieces
-                     const int* gCounts,       // [3]: how many of each; prefill first
+                     const int* gCounts,       // [3]: how many of each; do all begin with prefill?
                      Tickets* gTickets,        // which of them have been taken
                      Element* gO,              // as gQ
                      float* gLse,              // [Hq, tokens], or [B, Hq, seqlen_q]

@@ -140,9 +140,12 @@ const Operation& decode() {
       // Each key and value in use once, whatever room the cache has.
       .useful_bytes =
           [](const Problem& p) {
-            double rows = 0;
-            for (int64_t b = 0; b < p.batch; ++b)
-              rows += static_cast<double>(p.sequence(b).seqlen_k);
+            double rows = 0;  // those that some query sees
+            for (int64_t b = 0; b < p.batch; ++b) {
+              const int64_t keys = p.sequence(b).seqlen_k;
+              rows += static_cast<double>(
+                  p.window_left < 0 ? keys : std::min(keys, p.seqlen_q + p.window_left));
+            }
             const double kv =
                 2 * rows * static_cast<double>(bytes_of(p.dtype, p.kv_heads * p.head_dim));
             double rest = static_cast<double>(like_q(p, "q").bytes());

@@ -83,8 +83,8 @@ void take_shapes_of_files(const std::string& folder, const Operation& operation,
       throw InputError(fmt::format("{}: q.npy {} and do.npy {} must have one shape", folder,
                                    text(q), text(d_o)));
   if (k != v)
-    throw InputError(fmt::format("{}: k.npy {} and v.npy {} must have one shape", folder, text(k),
-                                 text(v)));
+    throw InputError(
+        fmt::format("{}: k.npy {} and v.npy {} must have one shape", folder, text(k), text(v)));
   if (p.varlen()) {  // the list says how many tokens; whoever reads the files holds them to it
     if (q[2] != k[2])
       throw InputError(fmt::format("{}: q.npy {} and k.npy {} must agree in head_dim", folder,
@@ -171,7 +171,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   const auto value = [&](const std::string& name, const std::string& meaning,
                          std::function<void(const std::string&)> store) {
     app.add_option_function<std::string>(
-           name, [&given, name, store](const std::string& text) {
+           name,
+           [&given, name, store](const std::string& text) {
              if (text.empty()) throw InputError(name + ": its value is empty");
              given.insert(name);
              store(text);
@@ -194,7 +195,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   integer("--batch", "B (1)", &p.batch);
   integer("--heads", "Hq, query heads (2)", &p.heads);
   integer("--kv-heads", "Hkv, key/value heads (as --heads)", &p.kv_heads);
-  integer("--seqlen-q", "queries (128)", &p.seqlen_q);
+  integer("--seqlen-q", "queries (128; of an operation for few: 1)", &p.seqlen_q);
   integer("--seqlen-k", "keys (128)", &p.seqlen_k);
   value("--seqlen", "both lengths", [&](const std::string& t) {
     const int64_t n = parse_number<int64_t>("--seqlen", t, 1, kMost);
@@ -293,10 +294,9 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
                                            {"emulated", DeviceChoice::emulated}});
   });
   value("--check", "full, sample or off (full below a size limit)", [&](const std::string& t) {
-    o.check = parse_choice<CheckChoice>("--check", t,
-                                        {{"full", CheckChoice::full},
-                                         {"sample", CheckChoice::sample},
-                                         {"off", CheckChoice::off}});
+    o.check = parse_choice<CheckChoice>(
+        "--check", t,
+        {{"full", CheckChoice::full}, {"sample", CheckChoice::sample}, {"off", CheckChoice::off}});
   });
   app.add_flag("--races", o.races, "look for races too (emulated; takes several times as long)");
   app.add_flag("--time", o.time, "measure times and roofs (GPU only)");
@@ -416,16 +416,23 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     throw InputError(fmt::format("{}: for operations on rows alone, the operation is {}",
                                  rows > 0 ? "--rows" : "--cols", o.operation->name));
   }
+  const auto who_has = [&](const std::string& feature) {
+    std::vector<std::string> names;
+    for (const Operation* op : operations)
+      if (std::ranges::find(op->own, feature, &Feature::name) != op->own.end())
+        names.push_back(op->name);
+    return fmt::format("{}{}", fmt::join(names, " and "), names.size() == 1 ? " alone" : "");
+  };
   for (const Operation* op : operations)
     for (const Feature& f : op->own) {
       const auto here = std::ranges::find(o.operation->own, f.name, &Feature::name);
       if (op != o.operation && here == o.operation->own.end() && given.contains(f.option()))
-        throw InputError(fmt::format("{}{}: for {} alone, the operation is {}", f.option(),
+        throw InputError(fmt::format("{}{}: for {}, the operation is {}", f.option(),
                                      f.kind == Feature::Kind::flag ? ""
                                      : o.typed.contains(f.name)
                                          ? " " + o.typed.at(f.name)
                                          : fmt::format(" {}", fmt::join(f.values(p), ",")),
-                                     op->name, o.operation->name));
+                                     who_has(f.name), o.operation->name));
       if (op == o.operation && f.otherwise != 0 && !given.contains(f.option()))
         f.give(p, {f.otherwise});
     }
