@@ -369,30 +369,25 @@ __global__ void __launch_bounds__(MeansStorage<Config>::kThreads)
 }
 //! [choose]
 
-// Phases "pool" and "choose", and what the attention kernel gets of them.
+// Blocks of Q or of K, and where what is found of them goes: `means` and `similar`.
 //! [launch]
+template <class Element>
+Pooled<Element> pooled(const Arguments& args, const std::string& name, int64_t rows, int block,
+                       const std::string& means) {
+  return {args.in<Element>(name),
+          static_cast<int>(rows),
+          block,
+          static_cast<int>(ceil_div(rows, block)),
+          args.out<float>(means),
+          args.out<float>(name + "_similar")};
+}
+
+// Phase "choose", of what has been pooled, and what the attention kernel gets of it.
 template <class Element, class Config>
-Status choose_visits(const Arguments& args, const PredictRule& rule, VisitLists& lists) {
+Status choose_pooled(const Arguments& args, const PredictRule& rule, const Pooled<Element>& q,
+                     const Pooled<Element>& k, VisitLists& lists) {
   using Storage = MeansStorage<Config>;
   const Problem& p = args.problem;
-  const auto pooled = [&](const std::string& name, int64_t rows, int block) {
-    return Pooled<Element>{args.in<Element>(name),
-                           static_cast<int>(rows),
-                           block,
-                           static_cast<int>(ceil_div(rows, block)),
-                           args.out<float>(name + "_mean"),
-                           args.out<float>(name + "_similar")};
-  };
-  const Pooled<Element> q = pooled("q", p.seqlen_q, Config::kBlockM),
-                        k = pooled("k", p.seqlen_k, Config::kBlockN);
-  const int64_t tiles = p.batch * p.heads * q.blocks, blocks = p.batch * p.kv_heads * k.blocks;
-  args.phase("pool");
-  if (const Status done =
-          launch_kernel(pool_kernel<Element, Config::kHeadDim, kPoolThreads>,
-                        dim3(static_cast<unsigned>(tiles + blocks)), dim3(kPoolThreads), 0,
-                        args.stream, q, k, static_cast<int>(tiles));
-      !done.ok())
-    return done;
   args.phase("choose");
   if (const Status done = launch_kernel(
           choose_kernel<Config>,
@@ -406,6 +401,23 @@ Status choose_visits(const Arguments& args, const PredictRule& rule, VisitLists&
   lists = {args.out<Visits>("visits"), args.out<int>("visited"),
            static_cast<int>(p.heads * q.blocks), q.blocks};
   return Status::success();
+}
+
+// Phases "pool" and "choose".
+template <class Element, class Config>
+Status choose_visits(const Arguments& args, const PredictRule& rule, VisitLists& lists) {
+  const Problem& p = args.problem;
+  const auto q = pooled<Element>(args, "q", p.seqlen_q, Config::kBlockM, "q_mean");
+  const auto k = pooled<Element>(args, "k", p.seqlen_k, Config::kBlockN, "k_mean");
+  const int64_t tiles = p.batch * p.heads * q.blocks, blocks = p.batch * p.kv_heads * k.blocks;
+  args.phase("pool");
+  if (const Status done =
+          launch_kernel(pool_kernel<Element, Config::kHeadDim, kPoolThreads>,
+                        dim3(static_cast<unsigned>(tiles + blocks)), dim3(kPoolThreads), 0,
+                        args.stream, q, k, static_cast<int>(tiles));
+      !done.ok())
+    return done;
+  return choose_pooled<Element, Config>(args, rule, q, k, lists);
 }
 //! [launch]
 

@@ -8,10 +8,12 @@
 
 #include "attn/small_types.h"
 #include "attn/tiling.h"
+#include "block_sums.h"
 #include "check/operation.h"
 #include "device/device.h"
 #include "mean_parts.h"
 #include "quantised.h"
+#include "sparse.h"
 
 ATTN_DECLARE_STEP(q1_int8_qk);
 ATTN_DECLARE_STEP(q2_smooth_k);
@@ -85,9 +87,41 @@ std::vector<float> mean_of_keys(const float* k, int64_t keys, int64_t d) {
   return mean;
 }
 
+// The mean of a column of a head over its keys, in the order of read_once.h: `add` adds to a sum that
+// of a block's rows, of which there are `count`.
+template <class Add>
+float mean_of_blocks(const float* x, int64_t keys, int64_t d, Add add) {
+  const int64_t block = sparse_block_n(d);
+  float all = 0;
+  for (int64_t owner = 0; owner < block_owners(d); ++owner) {
+    float sum = 0;
+    for (int64_t key0 = owner * block; key0 < keys; key0 += block_owners(d) * block) {
+      const int64_t end = std::min(keys, key0 + block);
+      float of_rows = 0;
+      for (int64_t row = 0; row < column_owners(d); ++row) {
+        float part = 0;
+        for (int64_t key = key0 + row; key < end; key += column_owners(d)) part += x[key * d];
+        of_rows += part;
+      }
+      sum = add(sum, of_rows, static_cast<float>(end - key0));
+    }
+    all += sum;
+  }
+  return all / static_cast<float>(keys);
+}
+// The mean of K, of means of its blocks.
+std::vector<float> mean_of_means(const float* k, int64_t keys, int64_t d) {
+  std::vector<float> mean;
+  for (int64_t c = 0; c < d; ++c)
+    mean.push_back(mean_of_blocks(k + c, keys, d, [](float sum, float of_rows, float count) {
+      return std::fma(of_rows / count, count, sum);
+    }));
+  return mean;
+}
+
 // Rounds Q and K, K less its mean, which it has again afterwards: so that lse is to have it.
 HostTensors smoothed(const Problem& p, const HostTensors& inputs, GroupOf of_q, GroupOf of_k,
-                     float most_code = 127) {
+                     float most_code = 127, decltype(&mean_of_keys) mean_of = mean_of_keys) {
   HostTensors stored = inputs;
   HostTensor& k = stored.at("k");
   const int64_t keys = p.seqlen_k, d = p.head_dim;
@@ -100,7 +134,7 @@ HostTensors smoothed(const Problem& p, const HostTensors& inputs, GroupOf of_q, 
   };
   std::vector<std::vector<float>> means;
   for (int64_t head = 0; head < heads; ++head)
-    means.push_back(mean_of_keys(k.data.data() + head * keys * d, keys, d));
+    means.push_back(mean_of(k.data.data() + head * keys * d, keys, d));
   add(means, -1);
   round_to_int8(p, k, of_k, most_code);
   add(means, 1);
@@ -180,6 +214,24 @@ void round_windows(const Problem& p, HostTensor& v) {
         for (int64_t j = 0; j < count; ++j)
           x[j * d] = mean + round_to(DType::e4m3, (x[j * d] - mean) * (1 / descale)) * descale;
       }
+}
+
+// The same with a mean and a scale of all keys of a head.
+void round_heads(const Problem& p, HostTensor& v) {
+  v.spec.dtype = DType::fp32;
+  const int64_t keys = p.seqlen_k, d = p.head_dim;
+  for (std::size_t at = 0; at < v.data.size(); at += static_cast<std::size_t>(keys * d))
+    for (int64_t c = 0; c < d; ++c) {
+      float* const x = v.data.data() + at + c;
+      float low = x[0], high = x[0];
+      for (int64_t j = 0; j < keys; ++j)
+        low = std::min(low, x[j * d]), high = std::max(high, x[j * d]);
+      const float mean = mean_of_blocks(
+          x, keys, d, [](float sum, float of_rows, float) { return sum + of_rows; });
+      const float descale = std::max({high - mean, mean - low, kSmallestMax}) / 448;
+      for (int64_t j = 0; j < keys; ++j)
+        x[j * d] = mean + round_to(DType::e4m3, (x[j * d] - mean) * (1 / descale)) * descale;
+    }
 }
 
 int64_t heads_q(const Problem& p) { return p.batch * p.heads; }
@@ -406,6 +458,12 @@ HostTensors fp8_pv(const Problem& p, const HostTensors& inputs) {
 HostTensors fp8_windows(const Problem& p, const HostTensors& inputs) {
   HostTensors stored = smoothed(p, inputs, thread_group_q, thread_group_k);
   round_windows(p, stored.at("v"));
+  return stored;
+}
+
+HostTensors fp8_heads(const Problem& p, const HostTensors& inputs) {
+  HostTensors stored = smoothed(p, inputs, thread_group_q, thread_group_k, 127, mean_of_means);
+  round_heads(p, stored.at("v"));
   return stored;
 }
 

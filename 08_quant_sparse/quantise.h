@@ -130,20 +130,22 @@ struct RowsOf {
   int64_t heads;
   int rows, tiles;
 };
-template <class Pass, int kHeadDim, class Groups, bool kSmooth>
-__global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256 ? 2 : 3)
-    quantise_kernel(RowsOf q, RowsOf k, Smoothing smoothing) {
+// `look` is shown the thread's numbers, a word of eight for each of its rows, before they are
+// rounded: what a step finds out by the same reading.
+template <class Groups>
+constexpr int kMostGroups = Groups::kQ > Groups::kK ? Groups::kQ : Groups::kK;
+template <class Pass, int kHeadDim, class Groups, bool kSmooth, class Look>
+__device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoothing,
+                                              unsigned (&sLargest)[kMostGroups<Groups>],
+                                              Scale (&sScale)[kMostGroups<Groups>], Look look) {
   constexpr int kLanes = kHeadDim / 8, kRowsAtOnce = Pass::kThreads / kLanes;
   constexpr int kTimes = kScaleRows / kRowsAtOnce;
-  constexpr int kMostGroups = Groups::kQ > Groups::kK ? Groups::kQ : Groups::kK;
-  __shared__ unsigned sLargest[kMostGroups];
-  __shared__ Scale sScale[kMostGroups];
   const bool of_q = blockIdx.y == 0;
   const RowsOf t = of_q ? q : k;
   const int64_t head = blockIdx.x / t.tiles;
   const int tile = static_cast<int>(blockIdx.x % t.tiles), lane = threadIdx.x % kLanes;
   if (head >= t.heads) return;  // the whole block
-  for (int i = threadIdx.x; i < kMostGroups; i += Pass::kThreads) sLargest[i] = 0;
+  for (int i = threadIdx.x; i < kMostGroups<Groups>; i += Pass::kThreads) sLargest[i] = 0;
   __syncthreads();  // they are 0
   const int own = static_cast<int>(threadIdx.x) / kLanes;  // the thread's first row in the tile
   const int64_t first = (head * t.rows + tile * kScaleRows + own) * kHeadDim + 8 * lane;
@@ -170,6 +172,7 @@ __global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256 ? 2 : 3)
   for (int n = 0; n < kTimes; ++n)
     bits[n] = exists(n) ? *reinterpret_cast<const uint4*>(t.g + first + n * kRowsAtOnce * kHeadDim)
                         : uint4{};
+  look(bits);
   const auto numbers = [&](int n) {
     Eight e = eight_of(bits[n]);
     if (kSmooth && exists(n))
@@ -216,6 +219,15 @@ __global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256 ? 2 : 3)
     }
   }
 }
+
+template <class Pass, int kHeadDim, class Groups, bool kSmooth>
+__global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256 ? 2 : 3)
+    quantise_kernel(RowsOf q, RowsOf k, Smoothing smoothing) {
+  __shared__ unsigned sLargest[kMostGroups<Groups>];
+  __shared__ Scale sScale[kMostGroups<Groups>];
+  quantise_tile<Pass, kHeadDim, Groups, kSmooth>(q, k, smoothing, sLargest, sScale,
+                                                 [](const auto&) {});
+}
 //! [tiles]
 
 // What a code means, by its row of a head.
@@ -249,17 +261,22 @@ struct ThreadDescales {
 };
 
 //! [launch]
+inline RowsOf rows_of_q(const Arguments& args) {
+  const Problem& p = args.problem;
+  return {args.in<__nv_bfloat16>("q"), args.out<uint8_t>("q8"), args.out<float>("q_descale"),
+          p.batch * p.heads, static_cast<int>(p.seqlen_q),
+          static_cast<int>(ceil_div(p.seqlen_q, kScaleRows))};
+}
+inline RowsOf rows_of_k(const Arguments& args) {
+  const Problem& p = args.problem;
+  return {args.in<__nv_bfloat16>("k"), args.out<uint8_t>("k8"), args.out<float>("k_descale"),
+          p.batch * p.kv_heads, static_cast<int>(p.seqlen_k),
+          static_cast<int>(ceil_div(p.seqlen_k, kScaleRows))};
+}
 template <int kHeadDim, class Groups, bool kSmooth = false>
 Status quantise(const Arguments& args, const Smoothing& smoothing = {}) {
   using Pass = QuantisePass;
-  const Problem& p = args.problem;
-  const auto rows_of = [&](const std::string& name, int64_t heads, int64_t rows) {
-    return RowsOf{args.in<__nv_bfloat16>(name), args.out<uint8_t>(name + "8"),
-                  args.out<float>(name + "_descale"), heads, static_cast<int>(rows),
-                  static_cast<int>(ceil_div(rows, kScaleRows))};
-  };
-  const RowsOf q = rows_of("q", p.batch * p.heads, p.seqlen_q);
-  const RowsOf k = rows_of("k", p.batch * p.kv_heads, p.seqlen_k);
+  const RowsOf q = rows_of_q(args), k = rows_of_k(args);
   args.phase("quantise");
   const int64_t blocks = std::max(q.heads * q.tiles, k.heads * k.tiles);
   return launch_kernel(quantise_kernel<Pass, kHeadDim, Groups, kSmooth>,

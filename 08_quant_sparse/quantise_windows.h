@@ -64,18 +64,20 @@ __global__ void __launch_bounds__(Pass::kThreads)
 }
 //! [windows]
 
-// As transpose_kernel of quantise_v.h.
+// As transpose_kernel of quantise_v.h: 64 columns `panel` of 128 keys `tile`. `window_of` says where
+// the means and scales of a head's columns are that the keys from one on have.
 //! [transpose_windows]
-template <class Pass, int kHeadDim>
-__global__ void __launch_bounds__(Pass::kThreads)
-    transpose_windows_kernel(const __nv_bfloat16* __restrict__ gV, int seqlen_k,
-                             const float2* __restrict__ gWindows, uint8_t* __restrict__ gV8) {
-  __shared__ uint32_t sWords[kTransposedColumns][kTransposedKeys / 4 + 1];  // fewer bank conflicts
-  static_assert(kWindowKeys % kTransposedKeys == 0);
+// A word more than there are in a row: fewer bank conflicts.
+using TransposedWords = uint32_t[kTransposedColumns][kTransposedKeys / 4 + 1];
+template <class Pass, int kHeadDim, class WindowOf>
+__device__ __forceinline__ void transpose_smoothed(const __nv_bfloat16* __restrict__ gV,
+                                                   int seqlen_k, unsigned panel, unsigned tile,
+                                                   WindowOf window_of, TransposedWords& sWords,
+                                                   uint8_t* __restrict__ gV8) {
   constexpr int kPanels = kHeadDim / kTransposedColumns;
-  const int64_t head = blockIdx.x / kPanels, padded = padded_keys(seqlen_k);
-  const int column0 = static_cast<int>(blockIdx.x) % kPanels * kTransposedColumns;
-  const int key0 = static_cast<int>(blockIdx.y) * kTransposedKeys;
+  const int64_t head = panel / kPanels, padded = padded_keys(seqlen_k);
+  const int column0 = static_cast<int>(panel) % kPanels * kTransposedColumns;
+  const int key0 = static_cast<int>(tile) * kTransposedKeys;
   // 8 threads have a row's 64 columns, 32 groups of four keys.
   const int column = static_cast<int>(threadIdx.x) % 8 * 8;
   const int group = static_cast<int>(threadIdx.x) / 8;
@@ -88,9 +90,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
 #pragma unroll
     for (int c = 0; c < 8; ++c) x[c][i] = e.x[c];
   }
-  const int windows = ceil_div(seqlen_k, kWindowKeys);
-  const float2* const window =
-      gWindows + (head * windows + key0 / kWindowKeys) * kHeadDim + column0 + column;
+  const float2* const window = window_of(head, key0) + column0 + column;
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
     const auto [mean, descale] = window[c];
@@ -105,6 +105,21 @@ __global__ void __launch_bounds__(Pass::kThreads)
   uint8_t* const g = gV8 + (head * kHeadDim + column0) * padded + key0 + 4 * word;
   for (int col = threadIdx.x / 32; col < kTransposedColumns; col += Pass::kThreads / 32)
     *reinterpret_cast<uint32_t*>(g + col * padded) = sWords[col][word];
+}
+
+template <class Pass, int kHeadDim>
+__global__ void __launch_bounds__(Pass::kThreads)
+    transpose_windows_kernel(const __nv_bfloat16* __restrict__ gV, int seqlen_k,
+                             const float2* __restrict__ gWindows, uint8_t* __restrict__ gV8) {
+  __shared__ TransposedWords sWords;
+  static_assert(kWindowKeys % kTransposedKeys == 0);
+  transpose_smoothed<Pass, kHeadDim>(
+      gV, seqlen_k, blockIdx.x, blockIdx.y,
+      [&](int64_t head, int key0) {
+        const int windows = ceil_div(seqlen_k, kWindowKeys);
+        return gWindows + (head * windows + key0 / kWindowKeys) * kHeadDim;
+      },
+      sWords, gV8);
 }
 //! [transpose_windows]
 

@@ -27,6 +27,8 @@ HostTensors smoothed_threads(const Problem&, const HostTensors& inputs);
 HostTensors fp8_pv(const Problem&, const HostTensors& inputs);
 /// Or with V less its mean, a mean and a scale for each column of a window of 4096 keys.
 HostTensors fp8_windows(const Problem&, const HostTensors& inputs);
+/// Or a mean and a scale for each column of a head; and the mean of K formed of those of blocks.
+HostTensors fp8_heads(const Problem&, const HostTensors& inputs);
 
 /// And with the mean of each tile of 128 queries taken off: q and k of 2 d columns, as the mean
 /// meets keys that are not rounded.

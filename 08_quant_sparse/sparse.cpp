@@ -6,6 +6,7 @@
 #include "attn/tiling.h"
 #include "check/field.h"
 #include "check/operation.h"
+#include "device/device.h"
 #include "predict.h"
 #include "quantised.h"
 #include "token_order.h"
@@ -17,6 +18,7 @@ ATTN_DECLARE_STEP(s5_predict);
 ATTN_DECLARE_STEP(s6_skip_pv);
 ATTN_DECLARE_STEP(s7_hilbert);
 ATTN_DECLARE_STEP(s8_int8);
+ATTN_DECLARE_STEP(s9_tuned);
 ATTN_DECLARE_STEP(tile_counter);
 
 namespace attn {
@@ -282,6 +284,48 @@ Step predict_8_bits_step(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
+// The same with passes that read Q once, K and V twice, and sums of V that a block which runs leaves
+// for its next window: in L2 all windows of a tile but its first cost a write and a read of O.
+Step read_once_step(std::string name, std::string idea, Launch launch) {
+  Step step = predict_8_bits_step(std::move(name), std::move(idea), launch);
+  step.workspaces = [before = step.workspaces](const Problem& p) {
+    std::vector<Workspace> all = before(p);
+    std::erase_if(all, [](const Workspace& w) {
+      return w.name == "k_parts" || w.name == "v_parts" || w.name == "v_descale";
+    });
+    const int64_t heads = p.batch * p.kv_heads, d = p.head_dim;
+    const int64_t sms = gpu_info().available ? gpu_info().num_sms : 132;
+    const int64_t running = std::min(p.batch * p.heads * tiles_of_queries(p), sms);
+    all.push_back({"v_parts", heads * tiles_of(p.seqlen_k, sparse_block_n(d)) * 3 * d * 4});
+    all.push_back({"v_channel", heads * d * 8});
+    all.push_back({"sums", running * (d / 8 + 1) * 2 * kSparseBlockM * 16});
+    return all;
+  };
+  step.cost = [before = step.cost](const Problem& p) {
+    const double d = double(p.head_dim), q = double(p.batch * p.heads * p.seqlen_q) * d;
+    const double kv = 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d;
+    const double parts = double(tiles_of(p.seqlen_k, sparse_block_n(p.head_dim)));
+    const double measured = 16 * double(p.batch * p.kv_heads) * d * parts;
+    Cost all = before(p);
+    Phase attention = all.back();
+    const double windows =
+        std::ceil(kept_share(p) * double(p.seqlen_k) / 4096) - 1;  // but the first
+    attention.l2_bytes += double(p.batch * p.heads * p.seqlen_q) * windows * (8 * d + 32);
+    return Cost{
+        {.name = "measure", .fp32_flop = 5 * kv, .hbm_read = 2 * kv, .hbm_write = measured},
+        {.name = "reduce", .hbm_read = measured},
+        {.name = "codes", .fp32_flop = 8 * q, .hbm_read = 2 * (q + kv), .hbm_write = q + kv},
+        all[all.size() - 2],  // choose
+        attention};
+  };
+  step.logical = [](const Problem& p, const HostTensors& inputs) {
+    HostTensors stored = fp8_heads(p, inputs);
+    stored.emplace("q_given", inputs.at("q")), stored.emplace("k_given", inputs.at("k"));
+    return stored;
+  };
+  return step;
+}
+
 }  // namespace
 
 std::vector<Step> predict_steps() {
@@ -298,7 +342,9 @@ std::vector<Step> predict_steps() {
           ordered_step("s7_hilbert", "tokens along a curve, before blocks are chosen",
                        ATTN_LAUNCH(s7_hilbert)),
           predict_8_bits_step("s8_int8", "blocks that are chosen, on the kernel of 8 bits",
-                              ATTN_LAUNCH(s8_int8))};
+                              ATTN_LAUNCH(s8_int8)),
+          read_once_step("s9_tuned", "the loop of q8, after passes that read Q once, K and V twice",
+                         ATTN_LAUNCH(s9_tuned))};
 }
 
 std::vector<Step> sparse_steps() {

@@ -156,18 +156,44 @@ TEST_CASE("steps of 8 bits that choose are right about what they choose", "[emul
     p.dtype = DType::e4m3;
     ran += check_steps("predict", p, Backend::emulated);
   });
-  CHECK(ran.of == std::map<std::string, int>{{"s8_int8", problems}});
+  CHECK(ran.of == std::map<std::string, int>{{"s8_int8", problems}, {"s9_tuned", problems}});
+}
+// More than the 32 blocks of a window: one more, several windows, tiles that visit few beside tiles
+// that visit many, so that what one left in device memory is not taken for another's.
+TEST_CASE("s9 merges windows of the blocks that it visits", "[emulated]") {
+  const auto check = [](Problem p, double keep) {
+    p.own["similarity"] = {0}, p.own["keep"] = {keep};
+    p.dtype = DType::e4m3;
+    const Counts ran = check_steps("predict", p, Backend::emulated, [](const Step& step, int) {
+      return step.name == "s9_tuned";
+    });
+    CHECK(ran.text() == "s9_tuned 1");
+  };
+  Problem p = problem(70, 33 * 128, 64, DType::e4m3, InputKind::needle);
+  p.heads = 4, p.kv_heads = 2;
+  check(p, 1);
+  p = problem(200, 12000, 64, DType::e4m3, InputKind::peaked);
+  p.batch = 1, p.heads = p.kv_heads = 2;
+  check(p, 0.75);
+  p = problem(4600, 4600, 128, DType::e4m3, InputKind::random);
+  p.batch = p.heads = p.kv_heads = 1, p.causal = true;
+  check(p, 1);
+  p = problem(65, 4096 + 65, 256, DType::e4m3, InputKind::needle);
+  p.batch = p.heads = p.kv_heads = 1;
+  check(p, 1);
 }
 TEST_CASE("what a step of 8 bits multiplies has beside it what it chooses by", "[predict]") {
   Problem p = on_canvas("4x8x12", 50, 64, DType::e4m3);
   p.own["keep"] = {0.5};
   p.finish();
   const HostTensors in = draw_inputs(p, predict().inputs(p));
-  const HostTensors stored = step_named("s8_int8").logical(p, in);
-  CHECK_FALSE(same(stored.at("q"), in.at("q")));
-  CHECK(same(stored.at("q_given"), in.at("q")));
-  CHECK(same(stored.at("k_given"), in.at("k")));
-  CHECK(rows_of(p, *chosen_blocks(p, stored)) == rows_of(p, *chosen_blocks(p, in)));
+  for (const char* step : {"s8_int8", "s9_tuned"}) {
+    const HostTensors stored = step_named(step).logical(p, in);
+    CHECK_FALSE(same(stored.at("q"), in.at("q")));
+    CHECK(same(stored.at("q_given"), in.at("q")));
+    CHECK(same(stored.at("k_given"), in.at("k")));
+    CHECK(rows_of(p, *chosen_blocks(p, stored)) == rows_of(p, *chosen_blocks(p, in)));
+  }
 }
 // Thresholds at which tiles are skipped, and one at which none is.
 TEST_CASE("P V that is skipped is within the error that its threshold says", "[emulated]") {
