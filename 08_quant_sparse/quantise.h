@@ -130,14 +130,13 @@ struct RowsOf {
   int64_t heads;
   int rows, tiles;
 };
-// `look` is shown the thread's numbers, a word of eight for each of its rows, before they are
-// rounded: what a step finds out by the same reading.
+
 template <class Groups>
 constexpr int kMostGroups = Groups::kQ > Groups::kK ? Groups::kQ : Groups::kK;
-template <class Pass, int kHeadDim, class Groups, bool kSmooth, class Look>
+template <class Pass, int kHeadDim, class Groups, bool kSmooth>
 __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoothing,
                                               unsigned (&sLargest)[kMostGroups<Groups>],
-                                              Scale (&sScale)[kMostGroups<Groups>], Look look) {
+                                              Scale (&sScale)[kMostGroups<Groups>]) {
   constexpr int kLanes = kHeadDim / 8, kRowsAtOnce = Pass::kThreads / kLanes;
   constexpr int kTimes = kScaleRows / kRowsAtOnce;
   const bool of_q = blockIdx.y == 0;
@@ -172,7 +171,7 @@ __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoo
   for (int n = 0; n < kTimes; ++n)
     bits[n] = exists(n) ? *reinterpret_cast<const uint4*>(t.g + first + n * kRowsAtOnce * kHeadDim)
                         : uint4{};
-  look(bits);
+  
   const auto numbers = [&](int n) {
     Eight e = eight_of(bits[n]);
     if (kSmooth && exists(n))
@@ -225,8 +224,7 @@ __global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256 ? 2 : 3)
     quantise_kernel(RowsOf q, RowsOf k, Smoothing smoothing) {
   __shared__ unsigned sLargest[kMostGroups<Groups>];
   __shared__ Scale sScale[kMostGroups<Groups>];
-  quantise_tile<Pass, kHeadDim, Groups, kSmooth>(q, k, smoothing, sLargest, sScale,
-                                                 [](const auto&) {});
+  quantise_tile<Pass, kHeadDim, Groups, kSmooth>(q, k, smoothing, sLargest, sScale);
 }
 //! [tiles]
 

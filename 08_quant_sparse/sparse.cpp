@@ -18,7 +18,8 @@ ATTN_DECLARE_STEP(s5_predict);
 ATTN_DECLARE_STEP(s6_skip_pv);
 ATTN_DECLARE_STEP(s7_hilbert);
 ATTN_DECLARE_STEP(s8_int8);
-ATTN_DECLARE_STEP(s9_tuned);
+ATTN_DECLARE_STEP(s9_longest_first);
+ATTN_DECLARE_STEP(s10_tuned);
 ATTN_DECLARE_STEP(tile_counter);
 
 namespace attn {
@@ -284,10 +285,27 @@ Step predict_8_bits_step(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-// The same with passes that read Q once, K and V twice, and sums of V that a block which runs leaves
-// for its next window: in L2 all windows of a tile but its first cost a write and a read of O.
-Step read_once_step(std::string name, std::string idea, Launch launch) {
+// And tiles in the order of their lists.
+Step longest_first_step(std::string name, std::string idea, Launch launch) {
   Step step = predict_8_bits_step(std::move(name), std::move(idea), launch);
+  step.workspaces = [before = step.workspaces](const Problem& p) {
+    std::vector<Workspace> all = before(p);
+    all.push_back({"tile_order", p.batch * p.heads * tiles_of_queries(p) * 4});
+    return all;
+  };
+  step.cost = [before = step.cost](const Problem& p) {
+    const double tiles = double(p.batch * p.heads * tiles_of_queries(p));
+    Cost cost = before(p);
+    cost.insert(cost.end() - 1, {.name = "order", .hbm_write = 4 * tiles, .l2_bytes = 28 * tiles});
+    return cost;
+  };
+  return step;
+}
+
+// The same with passes that read Q, K and V twice, and sums that a block which runs leaves for its
+// next window: in L2 all windows of a tile but its first cost a write and a read of O.
+Step read_twice_step(std::string name, std::string idea, Launch launch) {
+  Step step = longest_first_step(std::move(name), std::move(idea), launch);
   step.workspaces = [before = step.workspaces](const Problem& p) {
     std::vector<Workspace> all = before(p);
     std::erase_if(all, [](const Workspace& w) {
@@ -303,20 +321,25 @@ Step read_once_step(std::string name, std::string idea, Launch launch) {
   };
   step.cost = [before = step.cost](const Problem& p) {
     const double d = double(p.head_dim), q = double(p.batch * p.heads * p.seqlen_q) * d;
-    const double kv = 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d;
-    const double parts = double(tiles_of(p.seqlen_k, sparse_block_n(p.head_dim)));
-    const double measured = 16 * double(p.batch * p.kv_heads) * d * parts;
+    const double kv = double(p.batch * p.kv_heads * p.seqlen_k) * d;  // of K, and of V
+    const double tiles = double(p.batch * p.heads * tiles_of_queries(p));
+    const double blocks =
+        double(p.batch * p.kv_heads * tiles_of(p.seqlen_k, sparse_block_n(p.head_dim)));
+    const double parts = 16 * blocks * d;  // a mean of K, three numbers of V
     Cost all = before(p);
     Phase attention = all.back();
-    const double windows =
-        std::ceil(kept_share(p) * double(p.seqlen_k) / 4096) - 1;  // but the first
+    // All windows but the first.
+    const double windows = std::ceil(kept_share(p) * double(p.seqlen_k) / 4096) - 1;
     attention.l2_bytes += double(p.batch * p.heads * p.seqlen_q) * windows * (8 * d + 32);
-    return Cost{
-        {.name = "measure", .fp32_flop = 5 * kv, .hbm_read = 2 * kv, .hbm_write = measured},
-        {.name = "reduce", .hbm_read = measured},
-        {.name = "codes", .fp32_flop = 8 * q, .hbm_read = 2 * (q + kv), .hbm_write = q + kv},
-        all[all.size() - 2],  // choose
-        attention};
+    return Cost{{.name = "measure",
+                 .fp32_flop = 6 * (q + kv) + 3 * kv,
+                 .hbm_read = 2 * (q + 2 * kv),
+                 .hbm_write = 4 * tiles * d + parts},
+                {.name = "reduce", .hbm_read = parts},
+                {.name = "codes", .hbm_read = 2 * (q + 2 * kv), .hbm_write = q + 2 * kv},
+                all[all.size() - 3],  // choose
+                all[all.size() - 2],  // order
+                attention};
   };
   step.logical = [](const Problem& p, const HostTensors& inputs) {
     HostTensors stored = fp8_heads(p, inputs);
@@ -343,8 +366,10 @@ std::vector<Step> predict_steps() {
                        ATTN_LAUNCH(s7_hilbert)),
           predict_8_bits_step("s8_int8", "blocks that are chosen, on the kernel of 8 bits",
                               ATTN_LAUNCH(s8_int8)),
-          read_once_step("s9_tuned", "the loop of q8, after passes that read Q once, K and V twice",
-                         ATTN_LAUNCH(s9_tuned))};
+          longest_first_step("s9_longest_first", "tiles with the longest lists are taken first",
+                             ATTN_LAUNCH(s9_longest_first)),
+          read_twice_step("s10_tuned", "the loop of q8, after passes that read Q, K and V twice",
+                          ATTN_LAUNCH(s10_tuned))};
 }
 
 std::vector<Step> sparse_steps() {

@@ -33,7 +33,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
                                                                       : DType::e4m3) &&
            p.softmax_scale >= 1e-10 && plain(p);
   if (step.operation->name == "predict") {
-    const bool its_type = step.name >= "s8" ? p.dtype == DType::e4m3
+    const bool its_type = one_of_steps(step, {"s8_int8", "s9_longest_first", "s10_tuned"}) ? p.dtype == DType::e4m3
                                             : p.dtype == DType::bf16 || p.dtype == DType::fp16;
     return its_type && plain(p) && p.softmax_scale >= 1e-10 &&
            p.own.contains("skip_below") == (step.name == "s6_skip_pv") &&

@@ -156,18 +156,20 @@ TEST_CASE("steps of 8 bits that choose are right about what they choose", "[emul
     p.dtype = DType::e4m3;
     ran += check_steps("predict", p, Backend::emulated);
   });
-  CHECK(ran.of == std::map<std::string, int>{{"s8_int8", problems}, {"s9_tuned", problems}});
+  CHECK(ran.of == std::map<std::string, int>{{"s8_int8", problems},
+                                             {"s9_longest_first", problems},
+                                             {"s10_tuned", problems}});
 }
 // More than the 32 blocks of a window: one more, several windows, tiles that visit few beside tiles
 // that visit many, so that what one left in device memory is not taken for another's.
-TEST_CASE("s9 merges windows of the blocks that it visits", "[emulated]") {
+TEST_CASE("s10 merges windows of the blocks that it visits", "[emulated]") {
   const auto check = [](Problem p, double keep) {
     p.own["similarity"] = {0}, p.own["keep"] = {keep};
     p.dtype = DType::e4m3;
     const Counts ran = check_steps("predict", p, Backend::emulated, [](const Step& step, int) {
-      return step.name == "s9_tuned";
+      return step.name == "s10_tuned";
     });
-    CHECK(ran.text() == "s9_tuned 1");
+    CHECK(ran.text() == "s10_tuned 1");
   };
   Problem p = problem(70, 33 * 128, 64, DType::e4m3, InputKind::needle);
   p.heads = 4, p.kv_heads = 2;
@@ -187,7 +189,7 @@ TEST_CASE("what a step of 8 bits multiplies has beside it what it chooses by", "
   p.own["keep"] = {0.5};
   p.finish();
   const HostTensors in = draw_inputs(p, predict().inputs(p));
-  for (const char* step : {"s8_int8", "s9_tuned"}) {
+  for (const char* step : {"s8_int8", "s10_tuned"}) {
     const HostTensors stored = step_named(step).logical(p, in);
     CHECK_FALSE(same(stored.at("q"), in.at("q")));
     CHECK(same(stored.at("q_given"), in.at("q")));

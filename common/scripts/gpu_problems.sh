@@ -247,11 +247,11 @@ problems_of() {
         echo "chosen_n8192_$n --step $(steps_like "$1" '^s5_') $kField8k --keep $n"
         echo "skipped_n8192_$n --step $(steps_like "$1" '^s6_') $kField8k --keep $n --skip-below 8"
         echo "ordered_n8192_$n --step $(steps_like "$1" '^s7_') $kField8k --keep $n"
-        echo "chosen_e4m3_n8192_$n --step $(steps_like "$1" '^s8_') $kField8k --keep $n" \
+        echo "chosen_e4m3_n8192_$n --step $(steps_like "$1" '^s(8|9|10)_') $kField8k --keep $n" \
           "--dtype e4m3"
       done
       echo "ordered_n65536_0.25 --step $(steps_like "$1" '^s7_') $kField64k --keep 0.25"
-      echo "chosen_e4m3_n65536_0.25 --step $(steps_like "$1" '^s8_') $kField64k --keep 0.25" \
+      echo "chosen_e4m3_n65536_0.25 --step $(steps_like "$1" '^s(8|9|10)_') $kField64k --keep 0.25" \
         "--dtype e4m3"
       echo "chosen_n65536_0.25 --step $(steps_like "$1" '^s5_') $kField64k --keep 0.25" ;;
     06_flash_v3_hopper)

@@ -171,7 +171,7 @@ int main(int argc, char** argv) {
     p.own = {{"field", {4, 8, 16}}, {"similarity", {0.05}}, {"keep", {0.3}}};
     p.own["keep_sink"] = p.own["keep_diagonal"] = {1};
     if (takes(step, "skip_below")) p.own["skip_below"] = {6}, p.own["keep"] = {1};
-    if (step.name == "s9_tuned") {  // that visits more than a window's 32 blocks of keys
+    if (step.name == "s10_tuned") {  // that visits more than a window's 32 blocks of keys
       p.seqlen_q = 200, p.seqlen_k = 4096 + 391;
       p.own = {{"similarity", {0}}, {"keep", {0.95}}};
     }

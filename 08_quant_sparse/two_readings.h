@@ -1,17 +1,16 @@
-// What s9 must know of Q, K and V before attention, in three kernels: Q is read once, K and V twice.
-// s8 reads Q twice, K four times and V three times for the same numbers.
+// What s10 must know of Q, K and V before attention, in three kernels that read each of them twice:
+// to measure, and to round. s8 reads K once more, in seven kernels.
 //
-//     measure   K, V    -> k_means [B Hkv, blocks, d], k_similar [B Hkv, blocks] as pool_kernel has
-//                          them (choose_blocks.h); v_parts [B Hkv, blocks, 3, d]: sum, least, most
+//     measure   Q, K, V -> q_mean, q_similar, k_means, k_similar as pool_kernel has them
+//                          (choose_blocks.h); v_parts [B Hkv, blocks, 3, d]: sum, least, most
 //     reduce    those   -> k_mean [B Hkv, d], v_channel [B Hkv, d, 2]: mean and descale of V
-//     codes     Q, K, V -> q8, k8, v8, q_descale, k_descale, lse_shift (quantise.h); q_mean,
-//                          q_similar as pool_kernel has them
+//     codes     Q, K, V -> q8, k8, q_descale, k_descale, lse_shift (quantise.h); v8
 //
-// Nothing is rounded before the mean of all keys is known, which is why K and V need a second
-// reading. V has a mean and a scale for each channel of a head: the blocks that a tile of queries
-// visits come from all over the sequence, so that a window's mean (quantise_windows.h) would need
-// an O of its own for each window. A channel of a head in which something is no number, or
-// infinite, has a mean that is no number: so has O of the head.
+// Nothing is rounded before the mean of all keys is known, which is why there are two readings. V
+// has a mean and a scale for each channel of a head: the blocks that a tile of queries visits come
+// from all over the sequence, so that a window's mean (quantise_windows.h) would need an O of its
+// own for each window. A channel of a head in which something is no number, or infinite, has a mean
+// that is no number: so has O of the head.
 #pragma once
 
 #include "block_sums.h"
@@ -21,10 +20,9 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// A block of rows, pooled by threads that have its numbers in registers, as quantise_tile() has
-// them: word n of a thread is of row threadIdx.x / lanes + n * rows at once. The mean has the bits
-// that pool_kernel finds with fewer threads: rows go through shared memory, where column_owners()
-// threads have two columns each, in pool_kernel's order.
+// A block of rows, pooled as pool_kernel does it, by four times as many threads, which have all of
+// it on its way at once. Means have the bits that pool_kernel finds: rows go through shared memory,
+// where column_owners() threads have two columns each, in its order.
 //! [pool_rows]
 template <class Pass, int kHeadDim, int kRows>
 struct PoolStorage {
@@ -39,15 +37,21 @@ struct PoolStorage {
   float2 sSum[kOwners][kPairs], sDirection[kOwners][kPairs];
 };
 template <class Pass, int kHeadDim, int kRows>
-__device__ __forceinline__ void pool_rows(
-    PoolStorage<Pass, kHeadDim, kRows>& smem,
-    const uint4 (&bits)[PoolStorage<Pass, kHeadDim, kRows>::kTimes], int count, float* gMean,
-    float* gSimilar) {
+__device__ __forceinline__ void pool_rows(PoolStorage<Pass, kHeadDim, kRows>& smem,
+                                          const __nv_bfloat16* gRows, int count, float* gMean,
+                                          float* gSimilar) {
   using Storage = PoolStorage<Pass, kHeadDim, kRows>;
   constexpr int kLanes = Storage::kLanes, kRowsAtOnce = Storage::kRowsAtOnce;
   constexpr int kTogether = Storage::kTogether, kPairs = Storage::kPairs;
   const int lane = threadIdx.x % kLanes, own = static_cast<int>(threadIdx.x) / kLanes;
   const int pair = threadIdx.x % kPairs, owner = static_cast<int>(threadIdx.x) / kPairs;
+  uint4 bits[Storage::kTimes];
+#pragma unroll
+  for (int n = 0; n < Storage::kTimes; ++n) {
+    const int row = own + n * kRowsAtOnce;
+    bits[n] = make_uint4(0, 0, 0, 0);
+    if (row < count) bits[n] = *reinterpret_cast<const uint4*>(gRows + row * kHeadDim + 8 * lane);
+  }
   float2 sum = make_float2(0, 0), direction = sum;
 #pragma unroll
   for (int first = 0; first < Storage::kTimes; first += kTogether) {
@@ -86,7 +90,7 @@ __device__ __forceinline__ void pool_rows(
     of_directions /= static_cast<float>(count);
     smem.sLength[col] = fabsf(mean) < INFINITY ? of_directions : NAN;
   }
-  __syncthreads();  // and of all columns
+  __syncthreads();  // the lengths of all columns are there
   if (threadIdx.x >= kWarp) return;
   float length = 0;
   for (int col = threadIdx.x; col < kHeadDim; col += kWarp)
@@ -118,7 +122,7 @@ __device__ __forceinline__ void channels_of_block(ChannelParts<kHeadDim>& sParts
     most.x = fmaxf(most.x, x), most.y = fmaxf(most.y, y);
   }
   sParts[0][owner][pair] = sum, sParts[1][owner][pair] = least, sParts[2][owner][pair] = most;
-  __syncthreads();  // those of all owners are there
+  __syncthreads();  // the parts of all owners are there
   if (owner > 0) return;
   for (int n = 1; n < kOwners; ++n) {
     const float2 a = sParts[0][n][pair], low = sParts[1][n][pair], high = sParts[2][n][pair];
@@ -130,33 +134,25 @@ __device__ __forceinline__ void channels_of_block(ChannelParts<kHeadDim>& sParts
   g[0] = sum, g[kPairs] = least, g[2 * kPairs] = most;
 }
 
-// A block has a block of keys of a head. blockIdx.y: of K or of V.
-template <class Pass, int kHeadDim, int kBlockN>
+// A block has a block of rows of a head. blockIdx.y: of Q, K or V.
+template <class Pass, int kHeadDim, int kBlockM, int kBlockN>
 __global__ void __launch_bounds__(Pass::kThreads, 3)
-    measure_kernel(Pooled<__nv_bfloat16> k, const __nv_bfloat16* __restrict__ gV,
+    measure_kernel(Pooled<__nv_bfloat16> q, Pooled<__nv_bfloat16> k, int64_t q_heads,
+                   int64_t kv_heads, const __nv_bfloat16* __restrict__ gV,
                    float* __restrict__ gVParts) {
-  using Storage = PoolStorage<Pass, kHeadDim, kBlockN>;
-  __shared__ Storage smem;
+  __shared__ PoolStorage<Pass, kHeadDim, kBlockM> smem;
   __shared__ ChannelParts<kHeadDim> sParts;
-  const int row0 = static_cast<int>(blockIdx.x) % k.blocks * kBlockN;
-  const int count = min(kBlockN, k.rows - row0);
-  const int64_t first = (int64_t{blockIdx.x} / k.blocks * k.rows + row0) * kHeadDim;
-  if (blockIdx.y == 1) {
+  const Pooled<__nv_bfloat16> x = blockIdx.y == 0 ? q : k;
+  if (blockIdx.x >= (blockIdx.y == 0 ? q_heads : kv_heads) * x.blocks) return;  // the whole block
+  const int row0 = static_cast<int>(blockIdx.x) % x.blocks * x.block;
+  const int count = min(x.block, x.rows - row0);
+  const int64_t first = (int64_t{blockIdx.x} / x.blocks * x.rows + row0) * kHeadDim;
+  if (blockIdx.y < 2)
+    pool_rows(smem, x.gX + first, count, x.gMean + int64_t{blockIdx.x} * kHeadDim,
+              x.gSimilar + blockIdx.x);
+  else
     channels_of_block<kHeadDim>(sParts, gV + first, count,
                                 gVParts + int64_t{blockIdx.x} * 3 * kHeadDim);
-    return;
-  }
-  constexpr int kLanes = Storage::kLanes, kTimes = Storage::kTimes;
-  const int lane = threadIdx.x % kLanes, own = static_cast<int>(threadIdx.x) / kLanes;
-  uint4 bits[kTimes];
-#pragma unroll
-  for (int n = 0; n < kTimes; ++n) {
-    const int row = own + n * Storage::kRowsAtOnce;
-    bits[n] = uint4{};
-    if (row < count)
-      bits[n] = *reinterpret_cast<const uint4*>(k.gX + first + row * kHeadDim + 8 * lane);
-  }
-  pool_rows(smem, bits, count, k.gMean + int64_t{blockIdx.x} * kHeadDim, k.gSimilar + blockIdx.x);
 }
 //! [measure]
 
@@ -208,80 +204,74 @@ __global__ void __launch_bounds__(Pass::kThreads)
 }
 //! [reduce]
 
-// blockIdx.y: a tile of 128 rows of Q, which is pooled too, or of K; or 64 columns of 128 keys of V.
+// blockIdx.y: a tile of 128 rows of Q, or of K; or 64 columns of 128 keys of V.
 //! [codes]
 template <class Pass, int kHeadDim, class Groups>
 __global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256 ? 2 : 3)
-    codes_kernel(RowsOf q, RowsOf k, Smoothing smoothing, Pooled<__nv_bfloat16> pooled_q,
-                 const __nv_bfloat16* gV, const float2* gVChannel, uint8_t* gV8) {
+    codes_kernel(RowsOf q, RowsOf k, Smoothing smoothing, const __nv_bfloat16* gV,
+                 const float2* gVChannel, uint8_t* gV8) {
   __shared__ unsigned sLargest[kMostGroups<Groups>];
   __shared__ Scale sScale[kMostGroups<Groups>];
-  using Storage = PoolStorage<Pass, kHeadDim, kScaleRows>;
-  __shared__ Storage smem;
   __shared__ TransposedWords sWords;
   if (blockIdx.y < 2) {
-    quantise_tile<Pass, kHeadDim, Groups, true>(
-        q, k, smoothing, sLargest, sScale, [&](const uint4(&bits)[Storage::kTimes]) {
-          if (blockIdx.y == 1) return;
-          const int row0 = static_cast<int>(blockIdx.x) % q.tiles * kScaleRows;
-          pool_rows(smem, bits, min(kScaleRows, q.rows - row0),
-                    pooled_q.gMean + int64_t{blockIdx.x} * kHeadDim,
-                    pooled_q.gSimilar + blockIdx.x);
-        });
+    quantise_tile<Pass, kHeadDim, Groups, true>(q, k, smoothing, sLargest, sScale);
     return;
   }
   const auto panels = static_cast<unsigned>(k.heads * (kHeadDim / kTransposedColumns));
-  if (blockIdx.x / panels * kTransposedKeys >= static_cast<unsigned>(padded_keys(k.rows))) return;
+  const unsigned tile = blockIdx.x / panels;
+  if (int64_t{tile} * kTransposedKeys >= padded_keys(k.rows)) return;  // the whole block
   transpose_smoothed<Pass, kHeadDim>(
-      gV, k.rows, blockIdx.x % panels, blockIdx.x / panels,
+      gV, k.rows, blockIdx.x % panels, tile,
       [&](int64_t head, int) { return gVChannel + head * kHeadDim; }, sWords, gV8);
 }
 //! [codes]
 
 // Phases "measure", "reduce" and "codes", then "choose": all that attention needs, and its lists.
-//! [launch_once]
+//! [launch_two]
 template <class Config, class Groups>
-Status read_once(const Arguments& args, const PredictRule& rule, VisitLists& lists) {
+Status read_twice(const Arguments& args, const PredictRule& rule, VisitLists& lists) {
   using Pass = QuantisePass;
-  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
-  static_assert(Config::kBlockM == kScaleRows);  // what is quantised together is pooled together
+  constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   const Problem& p = args.problem;
-  const auto pooled_q = pooled<__nv_bfloat16>(args, "q", p.seqlen_q, kScaleRows, "q_mean");
+  const auto pooled_q = pooled<__nv_bfloat16>(args, "q", p.seqlen_q, kBlockM, "q_mean");
   const auto pooled_k = pooled<__nv_bfloat16>(args, "k", p.seqlen_k, kBlockN, "k_means");
   const auto* const v = args.in<__nv_bfloat16>("v");
   auto* const parts = args.out<float>("v_parts");
   auto* const channel = reinterpret_cast<float2*>(args.out<float>("v_channel"));
-  const auto heads = static_cast<unsigned>(p.batch * p.kv_heads);
+  const RowsOf q = rows_of_q(args), k = rows_of_k(args);
+  const auto blocks_of = [](std::initializer_list<int64_t> of_each) {
+    return dim3(static_cast<unsigned>(std::max(of_each)), static_cast<unsigned>(of_each.size()));
+  };
+  const int64_t of_k = k.heads * pooled_k.blocks;
   args.phase("measure");
-  if (const Status done = launch_kernel(measure_kernel<Pass, kHeadDim, kBlockN>,
-                                        dim3(heads * static_cast<unsigned>(pooled_k.blocks), 2),
-                                        dim3(Pass::kThreads), 0, args.stream, pooled_k, v, parts);
+  if (const Status done =
+          launch_kernel(measure_kernel<Pass, kHeadDim, kBlockM, kBlockN>,
+                        blocks_of({q.heads * pooled_q.blocks, of_k, of_k}), dim3(Pass::kThreads), 0,
+                        args.stream, pooled_q, pooled_k, q.heads, k.heads, v, parts);
       !done.ok())
     return done;
   args.phase("reduce");
-  if (const Status done =
-          launch_kernel(reduce_kernel<ReducePass, kHeadDim, kBlockN>, dim3(heads, 2),
-                        dim3(kReduceThreads), 0, args.stream, pooled_k.gMean, parts,
-                        static_cast<int>(p.seqlen_k), args.out<float>("k_mean"), channel);
+  if (const Status done = launch_kernel(reduce_kernel<ReducePass, kHeadDim, kBlockN>,
+                                        dim3(static_cast<unsigned>(k.heads), 2),
+                                        dim3(kReduceThreads), 0, args.stream, pooled_k.gMean, parts,
+                                        k.rows, args.out<float>("k_mean"), channel);
       !done.ok())
     return done;
-  const RowsOf q = rows_of_q(args), k = rows_of_k(args);
   const int64_t of_v = k.heads * (kHeadDim / kTransposedColumns) *
                        ceil_div(padded_keys(p.seqlen_k), kTransposedKeys);
   args.phase("codes");
-  if (const Status done = launch_kernel(
-          codes_kernel<Pass, kHeadDim, Groups>,
-          dim3(static_cast<unsigned>(std::max({q.heads * q.tiles, k.heads * k.tiles, of_v})), 3),
-          dim3(Pass::kThreads), 0, args.stream, q, k,
-          Smoothing{.gMean = args.out<float>("k_mean"),
-                    .gLseShift = args.out<float>("lse_shift"),
-                    .softmax_scale = shape_of(p).softmax_scale,
-                    .group = static_cast<int>(p.group())},
-          pooled_q, v, channel, args.out<uint8_t>("v8"));
+  if (const Status done = launch_kernel(codes_kernel<Pass, kHeadDim, Groups>,
+                                        blocks_of({q.heads * q.tiles, k.heads * k.tiles, of_v}),
+                                        dim3(Pass::kThreads), 0, args.stream, q, k,
+                                        Smoothing{.gMean = args.out<float>("k_mean"),
+                                                  .gLseShift = args.out<float>("lse_shift"),
+                                                  .softmax_scale = shape_of(p).softmax_scale,
+                                                  .group = static_cast<int>(p.group())},
+                                        v, channel, args.out<uint8_t>("v8"));
       !done.ok())
     return done;
   return choose_pooled<__nv_bfloat16, Config>(args, rule, pooled_q, pooled_k, lists);
 }
-//! [launch_once]
+//! [launch_two]
 
 }  // namespace ATTN_BACKEND::hopper
