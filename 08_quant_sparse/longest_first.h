@@ -13,6 +13,10 @@ namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
 constexpr int kLengthClasses = 64;
+// The class of a tile that visits `count` of `n_blocks`: 0 is that of the longest lists.
+inline __host__ __device__ int length_class(int count, int n_blocks) {
+  return (n_blocks - count) * kLengthClasses / (n_blocks + 1);
+}
 struct OrderPass {
   static constexpr int kThreads = 256;
 };
@@ -20,7 +24,7 @@ struct OrderPass {
 // A block has a section. Lists of about the same length are a class; tiles of a class come in any
 // order, which changes no bit of any of them.
 //! [longest_first]
-template <class Pass, int kBlockM>
+template <class Pass, class Config>
 __global__ void __launch_bounds__(Pass::kThreads)
     order_kernel(TileOrder tiles, VisitLists lists, int n_blocks, int* __restrict__ gOrder) {
   __shared__ int sCount[kLengthClasses], sNext[kLengthClasses];
@@ -28,9 +32,9 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const unsigned of_section = tiles.section * tiles.num_m_blocks;
   const unsigned first = blockIdx.x * of_section, end = min(tiles.count(), first + of_section);
   const auto class_of = [&](unsigned n) {
-    const TileOrder::Tile tile = tiles.at<kBlockM>(n);
-    const int list = tile.bh * static_cast<int>(tiles.num_m_blocks) + tile.row0 / kBlockM;
-    return (n_blocks - lists.gVisits[list].count()) * kLengthClasses / (n_blocks + 1);
+    const TileOrder::Tile tile = tiles.at<Config::kBlockM>(n);
+    const int list = tile.bh * static_cast<int>(tiles.num_m_blocks) + tile.row0 / Config::kBlockM;
+    return length_class(lists.gVisits[list].count(), n_blocks);
   };
   if (own < kLengthClasses) sCount[own] = 0;
   __syncthreads();  // all classes are empty
@@ -55,14 +59,14 @@ inline unsigned section_of_codes(Problem p, unsigned num_m_blocks) {
 }
 
 // Phase "order".
-template <int kBlockM>
-Status longest_first(const Arguments& args, const TileOrder& tiles, const VisitLists& lists,
-                     int block_n) {
+template <class Config>
+Status longest_first(const Arguments& args, const TileOrder& tiles, const VisitLists& lists) {
   args.phase("order");
-  return launch_kernel(
-      order_kernel<OrderPass, kBlockM>, dim3(ceil_div(tiles.num_heads, tiles.section)),
-      dim3(OrderPass::kThreads), 0, args.stream, tiles, lists,
-      static_cast<int>(ceil_div(args.problem.seqlen_k, block_n)), args.out<int>("tile_order"));
+  return launch_kernel(order_kernel<OrderPass, Config>,
+                       dim3(ceil_div(tiles.num_heads, tiles.section)), dim3(OrderPass::kThreads), 0,
+                       args.stream, tiles, lists,
+                       static_cast<int>(ceil_div(args.problem.seqlen_k, Config::kBlockN)),
+                       args.out<int>("tile_order"));
 }
 
 }  // namespace ATTN_BACKEND::hopper

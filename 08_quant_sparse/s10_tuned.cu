@@ -516,9 +516,7 @@ Status launch(const Arguments& args) {
   if (const Status done = read_twice<Config, ThreadGroups>(args, rule_of(args.problem), lists);
       !done.ok())
     return done;
-  if (const Status done = longest_first<Config::kBlockM>(args, tiles, lists, Config::kBlockN);
-      !done.ok())
-    return done;
+  if (const Status done = longest_first<Config>(args, tiles, lists); !done.ok()) return done;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
   return launch_kernel(attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),

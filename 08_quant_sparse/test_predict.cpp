@@ -1,7 +1,9 @@
 // Steps that choose what they look at: the rule by hand, and right attention to what it chooses.
+#define ATTN_EMULATED  // length_class as a function of the host
 #include <cmath>
 #include <random>
 
+#include "08_quant_sparse/longest_first.h"
 #include "08_quant_sparse/predict.h"
 #include "08_quant_sparse/sparse.h"
 #include "08_quant_sparse/token_order.h"
@@ -159,6 +161,18 @@ TEST_CASE("steps of 8 bits that choose are right about what they choose", "[emul
   CHECK(ran.of == std::map<std::string, int>{{"s8_int8", problems},
                                              {"s9_longest_first", problems},
                                              {"s10_tuned", problems}});
+}
+TEST_CASE("longer lists are in an earlier class, for any number of blocks", "[predict]") {
+  using ::emulated::hopper::kLengthClasses, ::emulated::hopper::length_class;
+  for (const int blocks : {1, 2, 63, 64, 65, 1000, 65535}) {
+    CHECK(length_class(blocks, blocks) == 0);
+    CHECK(length_class(0, blocks) < kLengthClasses);
+    CHECK(length_class(0, blocks) >= std::min(blocks, kLengthClasses) - 1);
+    int growing = 0;
+    for (int n = 1; n <= blocks; ++n)
+      growing += length_class(n, blocks) <= length_class(n - 1, blocks);
+    CHECK(growing == blocks);
+  }
 }
 // More than the 32 blocks of a window: one more, several windows, tiles that visit few beside tiles
 // that visit many, so that what one left in device memory is not taken for another's.

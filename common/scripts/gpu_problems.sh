@@ -358,7 +358,8 @@ profiled_problem() {  # CHAPTER STEP
     08_quant_sparse/s3_*) echo "$kCanvas,18x24x24" ;;
     08_quant_sparse/s[57]_*) echo "$kField8k --keep 0.25" ;;
     08_quant_sparse/s6_*) echo "$kField8k --keep 0.25 --skip-below 8" ;;
-    08_quant_sparse/s8_*) echo "$kField8k --keep 0.25 --dtype e4m3" ;;
+    08_quant_sparse/s8_* | 08_quant_sparse/s9_* | 08_quant_sparse/s10_*)
+      echo "$kField8k --keep 0.25 --dtype e4m3" ;;
     08_quant_sparse/*) tokens 128 2048 ;;
     07_paged/v8_*|07_paged/v17_*) echo "$(pages 64 const:32896 32 8) --shared-prefix 32768" ;;
     07_paged/v1[236]_*) latent 128 4096 128 ;;
@@ -571,6 +572,9 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--seqlen 450 --head-dim 128 --heads 4 --kv-heads 2 --causal --inputs field:4x8x12" \
         "--keep 0.4 --dtype e4m3"
       echo "--seqlen 300 --head-dim 256 --inputs field:4x8x8 --keep 0.3 --dtype e4m3"
+      # Two windows of blocks.
+      echo "--seqlen-q 150 --seqlen-k 4487 --heads 2 --kv-heads 1 --head-dim 64 --keep 1" \
+        "--similarity 0 --dtype e4m3"
       echo "--seqlen 450 --head-dim 128 --heads 4 --kv-heads 2 --inputs field:4x8x12 --keep 0.3" ;;
     08_quant_sparse/decode)
       echo "--batch 3 --seqused 700,0,1 --seqlen-k 700 --heads 4 --kv-heads 2 --head-dim 128" \
