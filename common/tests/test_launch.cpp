@@ -9,6 +9,7 @@
 #include "device/device.h"
 #include "attn/kernel.h"
 #include "attn/tensor.h"
+#include "attn/two_streams.h"
 
 namespace {
 
@@ -75,6 +76,26 @@ TEST_CASE("a launch that no GPU would take is refused with its reason", "[launch
   CHECK(contains(refusal(dim3(1), dim3(0), 0), "empty"));
   CHECK(launch_kernel(do_nothing, dim3(1, 65535), dim3(1), 0, nullptr).ok());
   CHECK(launch_kernel(do_nothing, dim3(1), dim3(1024), 232448, nullptr).ok());
+}
+
+__global__ void mark(int* marks, int mark) {
+  atomicAdd(&marks[blockIdx.x], mark * static_cast<int>(gridDim.x));
+}
+
+TEST_CASE("of two launches in two streams each has its own blocks and arguments", "[launch]") {
+  std::vector<int> here(5), beside(5), both(5);
+  const auto launch = [&](dim3 grid, int* a, int* b) {
+    return launch_in_two_streams(mark, grid, dim3(1), 0, nullptr, std::tuple(a, 1),
+                                 std::tuple(b, 10));
+  };
+  CHECK(launch(dim3(5), here.data(), beside.data()).ok());
+  CHECK(launch(dim3(5), both.data(), both.data()).ok());
+  CHECK(here == std::vector<int>(5, 5));
+  CHECK(beside == std::vector<int>(5, 50));
+  CHECK(both == std::vector<int>(5, 55));
+  const Status refused = launch(dim3(5, 2), here.data(), beside.data());
+  CHECK(refused.code == Status::Code::kUnsupported);
+  CHECK(contains(refused.message, "one dimension"));
 }
 
 // ---- device memory ----------------------------------------------------------------------------

@@ -1,0 +1,117 @@
+/// \file
+/// A kernel launched twice, in two streams, so that both launches may run at the same time.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <tuple>
+
+#include "attn/kernel.h"
+
+#ifndef ATTN_EMULATED
+#include <map>
+#endif
+
+namespace attn {
+inline namespace ATTN_BACKEND {
+
+#ifndef ATTN_EMULATED
+/// A stream beside that of a launch, and the events by which they wait for each other: a fork and a
+/// join. These two waits are also what a stream that is captured accepts: the first takes the side
+/// stream into the graph, the second brings it back, without which a capture does not end.
+class SideStream {
+ public:
+  /// That of the GPU in use and of this thread of the host: another thread would record its own
+  /// work between an event and the wait for it. It is made by the first fork, which belongs before
+  /// a capture, and kept until the thread ends.
+  static SideStream& of_gpu(int ordinal) {
+    static thread_local std::map<int, SideStream> all;
+    return all[ordinal];
+  }
+  SideStream() = default;
+  SideStream(const SideStream&) = delete;
+  ~SideStream() {  // none of them waits for what is queued, or stops it
+    for (const cudaEvent_t event : {fork_, join_})
+      if (event) (void)cudaEventDestroy(event);
+    if (stream_) (void)cudaStreamDestroy(stream_);
+  }
+
+  Stream stream() const { return stream_; }
+  /// What is queued in the side stream from here on waits for all that is queued in `stream`.
+  Status fork(Stream stream) {
+    // The default stream waits for all others, and they for it, but for those that do not block.
+    Status s;
+    if (!stream_)
+      s = status_of(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
+    for (cudaEvent_t* const event : {&fork_, &join_})
+      if (s.ok() && !*event)
+        s = status_of(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event");
+    return s.ok() ? wait(static_cast<cudaStream_t>(stream), fork_, stream_) : s;
+  }
+  /// What is queued in `stream` from here on waits for all that is queued in the side stream.
+  Status join(Stream stream) const {
+    return wait(stream_, join_, static_cast<cudaStream_t>(stream));
+  }
+
+ private:
+  static Status status_of(cudaError_t error, const char* doing) {
+    if (error == cudaSuccess) return Status::success();
+    (void)cudaGetLastError();  // it is reported here, not by the next launch as well
+    return Status::device_error(std::string(doing) + ": " + cudaGetErrorName(error));
+  }
+  static Status wait(cudaStream_t first, cudaEvent_t event, cudaStream_t then) {
+    const Status s = status_of(cudaEventRecord(event, first), "recording an event");
+    return s.ok() ? status_of(cudaStreamWaitEvent(then, event, 0), "waiting for an event") : s;
+  }
+
+  cudaStream_t stream_ = nullptr;
+  cudaEvent_t fork_ = nullptr, join_ = nullptr;
+};
+#endif
+
+/// Launches `kernel` with the arguments `here` in `stream`, and with `beside` in a stream of its
+/// own. Both wait for what is queued in `stream` already, and what is queued there later for both;
+/// whether they run at the same time is the GPU's choice, and neither may wait for the other. Their
+/// grids are alike, and have one dimension.
+///
+/// The emulator has no streams: there both are one grid, in which y says of a block whose it is.
+/// So blocks of both are resident together, and races between them are found.
+template <class... Parameters, class Arguments>
+[[nodiscard]] Status launch_in_two_streams(void (*kernel)(Parameters...), dim3 grid, dim3 block,
+                                           std::size_t shared_bytes, Stream stream,
+                                           const Arguments& here, const Arguments& beside) {
+  if (grid.y != 1 || grid.z != 1)
+    return Status::unsupported("two streams: only grids of one dimension");
+#ifdef ATTN_EMULATED
+  (void)stream;
+  try {
+    attn::emulator::run_grid({grid.x, 2}, block, shared_bytes,
+                             {[&] { std::apply(kernel, blockIdx.y == 0 ? here : beside); },
+                              reinterpret_cast<const void*>(kernel), ATTN_INSTRUMENTED});
+  } catch (const attn::emulator::KernelError& e) {
+    return Status::kernel_error(e.what());
+  }
+  return Status::success();
+#else
+  int gpu = 0;
+  if (const cudaError_t error = cudaGetDevice(&gpu); error != cudaSuccess)
+    return Status::device_error(cudaGetErrorString(error));
+  SideStream& side = SideStream::of_gpu(gpu);
+  if (Status forked = side.fork(stream); !forked.ok()) return forked;
+  const auto launch = [&](Stream in, const Arguments& arguments) {
+    return std::apply(
+        [&](auto... values) {
+          return launch_kernel(kernel, grid, block, shared_bytes, in, values...);
+        },
+        arguments);
+  };
+  Status status = launch(side.stream(), beside);
+  if (status.ok()) status = launch(stream, here);
+  // Also after a failure: what was queued beside must be over when what comes after begins.
+  const Status joined = side.join(stream);
+  return status.ok() ? joined : status;
+#endif
+}
+
+}  // namespace ATTN_BACKEND
+}  // namespace attn
