@@ -217,8 +217,9 @@ Step hopper_prefill(std::string name, std::string idea, Launch launch) {
 // Sequences with few queries decode, in 16 rows; of a batch each sequence costs what it does alone.
 // What parts cost is left out: they are a plan of all sequences.
 Step mixed(std::string name, std::string idea, Launch launch) {
-  Step step = prefill(std::move(name), std::move(idea), {"seqused", "varlen", "serial"}, launch);
-  step.support += "; --serial";
+  Step step =
+      prefill(std::move(name), std::move(idea), {"seqused", "varlen", "serial", "streams"}, launch);
+  step.support += "; --serial, --streams";
   step.cost = [](const Problem& p) {
     const bool decodes = p.seqlen_q <= plans::kMostDecoding;
     Phase all = decodes ? decode_cost(p, kMmaRows) : prefill_cost(p).front();
@@ -229,6 +230,9 @@ Step mixed(std::string name, std::string idea, Launch launch) {
   };
   step.refuses = [](const Problem& p) -> Reason {
     if (Reason reason = refuse_prefill(p)) return reason;
+    if (p.own.contains("serial") && p.own.contains("streams"))
+      return "--serial --streams: two launches run in turn or in two streams; one of the two "
+             "options is accepted, or neither";
     const double tiles = double(row_blocks(p, kMmaRows)) * double(p.seqlen_k / 64 + 2);
     if (tiles >= 0x1p30) return fmt::format("{:.0f} tiles of keys: at most 2^30 - 1", tiles);
     return std::nullopt;

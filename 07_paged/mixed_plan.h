@@ -22,7 +22,9 @@ struct MixedWork {
 };
 //! [mixed]
 constexpr int kMixedNumbers = 9;
-constexpr int64_t kTickets = 3;  // counters: work that was taken of each kind, blocks that are done
+// Counters of a launch: work that was taken of each kind, blocks that are done; and of another one,
+// which may run at the same time.
+constexpr int64_t kTickets = 2 * 3;
 
 // A sequence with up to so many queries decodes.
 constexpr int64_t kMostDecoding = 16;

@@ -99,7 +99,10 @@ const Operation& paged_prefill() {
                       .scores_low = hide<float>});
     op.own.push_back({.name = "serial",
                       .lacking = "launch for each of the two",
-                      .help = "prefill and decoding of a batch in two launches"});
+                      .help = "prefill and decoding of a batch in two launches, in turn"});
+    op.own.push_back({.name = "streams",
+                      .lacking = "second stream",
+                      .help = "prefill and decoding of a batch in two launches, in two streams"});
     op.inputs = [](const Problem& p) {
       std::vector<TensorSpec> specs = paged_inputs(p);
       if (has_tree(p)) specs.push_back(tree_of(p));

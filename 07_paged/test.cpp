@@ -65,7 +65,8 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
          (p.seqlen_q <= 16 || (name != "paged_decode" && name != "paged_mla")) &&
          (!p.varlen() || step.operation->name == "paged_prefill") &&
          (!p.own.contains("tree") || step.name == "v9_tree_mask") &&
-         (!p.own.contains("serial") || step.name == "v11_mixed") && p.dropout == 0 &&
+         ((!p.own.contains("serial") && !p.own.contains("streams")) || step.name == "v11_mixed") &&
+         (!p.own.contains("serial") || !p.own.contains("streams")) && p.dropout == 0 &&
          (!one_of_steps(step, {"v15_prefill_tma", "v16_mla_seesaw", "v17_prefix_tma"}) ||
           splits::page_size_of(p) % 8 == 0) &&
          (step.name != "v16_mla_seesaw" || p.window_left < 0) &&

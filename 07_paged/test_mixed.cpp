@@ -1,5 +1,6 @@
 // Mixed batches of chapter 07: plans that hold all of them, and a step that is right whoever takes
 // what.
+#include <memory>
 #include <random>
 
 #include "07_paged/mixed_plan.h"
@@ -105,6 +106,13 @@ Problem mix(std::vector<int64_t> queries, std::vector<int64_t> keys, int64_t hea
   return p;
 }
 
+// One launch, two in turn, two in two streams.
+constexpr const char* kSchedules[] = {"", "serial", "streams"};
+Problem in_schedule(Problem p, const std::string& schedule) {
+  if (!schedule.empty()) p.own[schedule] = {1};
+  return p;
+}
+
 // Chunks beside sequences that decode: many keys, few, none; groups of more rows than 16.
 std::vector<Problem> mixes() {
   std::vector<Problem> all{
@@ -171,16 +179,16 @@ TEST_CASE("the plan of a mixed batch chooses who prefers prefill", "[emulated]")
   CHECK(!by_hand(0, 50));     // nothing to prefer
 }
 
-// Whoever takes which ticket, in one launch and in two.
+// Whoever takes which ticket, in one launch and in two, in turn and at the same time.
 TEST_CASE("mixed batches have the same bits in any schedule, and in two launches", "[emulated]") {
   const Step& step = mixed_step();
-  for (Problem p : mixes()) {
-    p.finish();
-    INFO(p.text());
+  for (Problem mix : mixes()) {
+    mix.finish();
     HostTensors first;
-    CHECK(run_step(step, p, Backend::emulated, &first) == "");
-    for (const bool serial : {false, true}) {
-      if (serial) p.own["serial"] = {1};
+    CHECK(run_step(step, mix, Backend::emulated, &first) == "");
+    for (const std::string schedule : kSchedules) {
+      const Problem p = in_schedule(mix, schedule);
+      INFO(p.text());
       Session session(p, *step.operation, Backend::emulated, draw(*step.operation, p).tensors);
       REQUIRE(session.prepare(step).ok());
       for (uint64_t seed = 100; seed < 103; ++seed) {  // with the counters of the launch before
@@ -191,15 +199,91 @@ TEST_CASE("mixed batches have the same bits in any schedule, and in two launches
     }
   }
 }
+
+namespace {
+// A launch that was captured once, on a GPU as a graph, finds other keys, pages and plans each time
+// it is replayed, and the counters as the launch before left them; `times` with each lengths of
+// keys, of which the longest stay as they are, and so the tensors.
+void replay(Problem p, const std::vector<std::vector<int64_t>>& all, Backend backend, int times) {
+  const Step& step = mixed_step();
+  p.varlen_k = all[0];
+  p.finish();
+  p.own["num_pages"] = {static_cast<double>(p.batch * splits::max_pages_of(p))};
+  std::vector<std::unique_ptr<Session>> sessions;
+  for (const std::string schedule : kSchedules) {
+    const Problem own = in_schedule(p, schedule);
+    sessions.push_back(std::make_unique<Session>(own, *step.operation, backend,
+                                                 draw(*step.operation, own).tensors));
+    REQUIRE(sessions.back()->prepare(step).ok());
+    REQUIRE(sessions.back()->capture().message == "");
+  }
+  for (const std::vector<int64_t>& lengths : all) {
+    p.varlen_k = lengths, ++p.seed;
+    p.finish();
+    INFO(p.text());
+    HostTensors expected;
+    CHECK(run_step(step, p, backend, &expected) == "");
+    const HostTensors inputs = draw(*step.operation, p).tensors;
+    for (std::size_t n = 0; n < sessions.size(); ++n) {
+      INFO("schedule " << kSchedules[n]);
+      sessions[n]->replace(inputs);
+      sessions[n]->replan(inputs);
+      for (int time = 0; time < times; ++time) {
+        REQUIRE(sessions[n]->launch().message == "");
+        for (const auto& [name, t] : sessions[n]->outputs()) REQUIRE(same(t, expected.at(name)));
+      }
+      CHECK(!sessions[n]->damage());
+    }
+  }
+}
+}  // namespace
+TEST_CASE("a mixed batch is right again with other keys and pages", "[emulated]") {
+  replay(mixes()[0], {{700, 65, 300, 3, 9}, {700, 0, 20, 700, 0}, {700, 65, 300, 3, 9}},
+         Backend::emulated, 2);
+}
+TEST_CASE("a mixed batch is right again with other keys and pages on the GPU", "[gpu]") {
+  Problem p = mix({1, 1, 1024, 3, 300, 1}, {}, 128);
+  p.heads = 8, p.own.erase("blocks");
+  replay(p, {{8192, 5000, 4096, 700, 300, 77}, {8192, 0, 1100, 8000, 0, 1}}, Backend::gpu, 100);
+}
 TEST_CASE("mixed batches on the GPU", "[gpu]") {
   std::vector<Problem> all = mixes();
   all.push_back(mix({1, 1, 2048, 1, 300, 1}, {32789, 1000, 4096, 20000, 300, 77}, 128));
   all.back().heads = 8, all.back().own.erase("blocks");
   for (Problem p : all)
-    for (const bool serial : {false, true}) {
-      if (serial) p.own["serial"] = {1};
-      check_steps("paged_prefill", p, Backend::gpu);
-    }
+    for (const std::string schedule : kSchedules)
+      check_steps("paged_prefill", in_schedule(p, schedule), Backend::gpu);
+}
+
+TEST_CASE("two launches of a mixed batch are in turn or in two streams, and v11's alone",
+          "[emulated]") {
+  Problem p = mixes()[0];
+  p.finish();
+  const auto reason = [&](const char* step, std::initializer_list<const char*> options) {
+    Problem q = p;
+    for (const char* option : options) q.own[option] = {1};
+    const auto found = std::ranges::find(chapter().steps, std::string(step), &Step::name);
+    return refusal(*found, q).value_or("");
+  };
+  CHECK(reason("v11_mixed", {"serial"}) == "");
+  CHECK(reason("v11_mixed", {"streams"}) == "");
+  CHECK(reason("v11_mixed", {"serial", "streams"}) ==
+        "--serial --streams: two launches run in turn or in two streams; one of the two options "
+        "is accepted, or neither");
+  CHECK(reason("v7_prefill", {"serial"}) ==
+        "--serial: this step has no launch for each of the two");
+  CHECK(reason("v7_prefill", {"streams"}) == "--streams: this step has no second stream");
+}
+TEST_CASE("a mixed batch has two phases where its launches are in turn", "[emulated]") {
+  const Step& step = mixed_step();
+  for (const std::string schedule : kSchedules) {
+    Problem p = in_schedule(mixes()[0], schedule);
+    p.finish();
+    std::vector<std::string> costs;
+    for (const Phase& phase : cost_of(step, p)) costs.push_back(phase.name);
+    CHECK(costs == (schedule == "serial" ? std::vector<std::string>{"prefill", "decode"}
+                                         : std::vector<std::string>{"attention"}));
+  }
 }
 
 TEST_CASE("a wrong table, a wrong length and a stale plan of a mixed batch are found",

@@ -12,10 +12,12 @@
 // expect    gpu__time_duration.sum below the sum of both alone; dram throughput and the tensor
 //           pipe high together. A sequence that decodes has 16 rows a block, not 128
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches and page sizes, causal,
-//           windows, GQA; scales from 1e-37; --serial, in two launches
+//           windows, GQA; scales from 1e-37; --serial, in two launches; --streams, in two streams
 #include <algorithm>
+#include <tuple>
 
 #include "attn/kernel.h"
+#include "attn/two_streams.h"
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
@@ -348,12 +350,16 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
 }
 
 // What is left to do, in device memory: tickets of prefill and of decoding that were taken, and
-// blocks that have gone. All are 0 between launches.
+// blocks that have gone. All are 0 between launches: the last block to leave sets them back.
 //! [tickets]
 enum Kinds { kPrefill = 1, kDecode = 2, kBoth = 3 };
+// Of two launches each has its own, since they may run at the same time: the last block of the one
+// would set back what the other still takes from, and work would be done twice. They share nothing
+// else that is written: parts of O and their counters are decoding's, rows of O one sequence's.
 struct Tickets {
   unsigned taken[2], gone;
 };
+static_assert(2 * sizeof(Tickets) == kTickets * sizeof(unsigned), "of two launches");
 // The place of this block's next work in the list, of its own kind while there is some; -1: none.
 // By one thread of a block.
 __device__ __forceinline__ int take_ticket(Tickets* tickets, const int* gCounts, int kinds) {
@@ -414,21 +420,36 @@ Status launch(const Arguments& args) {
   constexpr std::size_t kBytes =
       std::max(sizeof(SharedStorage<Element, Config>),
                sizeof(DecodeStorage<Element, DecodeConfig<Config::kHeadDim>>));
-  const auto launch_of = [&](Kinds kinds) {
-    return launch_kernel(
-        attention_kernel<Element, Config>,
-        dim3(static_cast<unsigned>(Config::kBlocksPerSm * planned_blocks(p))),
-        dim3(Config::kThreads), kBytes, args.stream, args.in<Element>("q"), args.in<Element>("k"),
-        args.in<Element>("v"), args.in<int>("page_table"), args.in<int>("seqused_k"),
-        args.in_or_null<int>("cu_seqlens_q"), args.in<MixedWork>("work"),
-        args.in<int>("work_counts"), args.out<Tickets>("tickets"), args.out<Element>("o"),
+  const auto arguments_of = [&](Kinds kinds) {
+    return std::tuple(
+        args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
+        args.in<int>("page_table"), args.in<int>("seqused_k"), args.in_or_null<int>("cu_seqlens_q"),
+        args.in<MixedWork>("work"), args.in<int>("work_counts"),
+        args.out<Tickets>("tickets") + (kinds == kDecode ? 1 : 0), args.out<Element>("o"),
         args.out<float>("lse"), args.out<float>("o_partial"), args.out<float>("lse_partial"),
         args.out<unsigned>("arrived"), shape_of(p),
         static_cast<int>(p.head_dim * (p.varlen() ? p.heads : 1)),
         static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)), int{kinds});
   };
+  const auto kernel = attention_kernel<Element, Config>;
+  const auto grid = [&](int64_t blocks_per_sm) {
+    return dim3(static_cast<unsigned>(blocks_per_sm * planned_blocks(p)));
+  };
+  const auto launch_of = [&](Kinds kinds) {
+    const auto launch = [&](auto... arguments) {
+      return launch_kernel(kernel, grid(Config::kBlocksPerSm), dim3(Config::kThreads), kBytes,
+                           args.stream, arguments...);
+    };
+    return std::apply(launch, arguments_of(kinds));
+  };
   const bool serial = p.own.contains("serial");
   args.phase(serial ? "prefill" : "attention");
+  // Half of the resident blocks each: with all of them the first launch would leave no room for the
+  // second until it runs out of work. Which SMs they come to is the GPU's choice.
+  if (p.own.contains("streams"))
+    return launch_in_two_streams(kernel, grid(Config::kBlocksPerSm / 2), dim3(Config::kThreads),
+                                 kBytes, args.stream, arguments_of(kPrefill),
+                                 arguments_of(kDecode));
   Status status = launch_of(serial ? kPrefill : kBoth);
   if (!serial || !status.ok()) return status;
   args.phase("decode");
