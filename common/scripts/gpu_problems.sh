@@ -172,12 +172,12 @@ problems_of() {
         "v7_prefill,v15_prefill_tma $(tokens $d 16384) --causal"; done
       echo "prefill_chunks --operation paged_prefill --heads 32 --kv-heads 8 --head-dim 128" \
         "--causal --varlen 2048,512,512,128 --varlen-k 16384,8192,4096,128"
-      # Chunks of a prompt among sequences that decode: in one launch, and in two.
+      # Chunks of a prompt among sequences that decode: in one launch, in two, and in two streams.
       for mixed in 512,4096,32,4096 1024,8192,64,4096 2048,2048,64,2048 2048,16384,64,4096 \
         512,16384,32,8192 4096,4096,16,1024; do
-        for serial in "" serial; do
-          echo "mixed${serial:+_$serial}_${mixed//,/_} --operation paged_prefill --step v11_mixed" \
-            "$(mix ${mixed//,/ }) ${serial:+--$serial}"
+        for how in "" serial streams; do
+          echo "mixed${how:+_$how}_${mixed//,/_} --operation paged_prefill --step v11_mixed" \
+            "$(mix ${mixed//,/ }) ${how:+--$how}"
         done
       done
       # Latent attention with 16 and with 128 heads.
@@ -506,7 +506,7 @@ sanitizer_problems() {  # CHAPTER OPERATION
       echo "--varlen 200,0,33 --varlen-k 301,7,0 --head-dim 64 --heads 3 --kv-heads 1" \
         "--page-size 24"
       echo "--varlen 70,3,64 --varlen-k 200,3,300 --heads 2 --head-dim 128 --tree"
-      for d in "128" "64 --serial"; do
+      for d in "128" "64 --serial" "64 --streams"; do
         echo "--varlen 1,70,1,16 --varlen-k 900,100,5,300 --heads 4 --kv-heads 2 --causal" \
           "--blocks 2 --head-dim $d"
       done ;;
