@@ -633,6 +633,6 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
     07_paged/paged_mla/synccheck)
       echo "v16_mla_seesaw two warpgroups come to one named barrier from two places in the code," \
         "which PTX allows; synccheck takes it for divergence" ;;
-    08_quant_sparse/predict/racecheck) echo "$(steps_like "$1" '^s[5-9]_') $kOneLaneArrives" ;;
+    08_quant_sparse/predict/racecheck) echo "$(steps_like "$1" '^s([5-9]|10)_') $kOneLaneArrives" ;;
   esac
 }
