@@ -22,9 +22,10 @@ struct MixedWork {
 };
 //! [mixed]
 constexpr int kMixedNumbers = 9;
-// Counters of a launch: work that was taken of each kind, blocks that are done; and of another one,
-// which may run at the same time.
-constexpr int64_t kTickets = 2 * 3;
+// Counters of a launch: work that was taken of each kind, blocks that are done, and blocks on each
+// SM (of more SMs some share one); and of another launch, which may run at the same time.
+constexpr int kCountedSms = 256;
+constexpr int64_t kTickets = 2 * (3 + kCountedSms);
 
 // A sequence with up to so many queries decodes.
 constexpr int64_t kMostDecoding = 16;

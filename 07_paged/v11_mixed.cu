@@ -5,10 +5,11 @@
 //           busy, decoding keeps memory busy, and one after the other each leaves the other idle.
 //           Here a list has tiles of prefill and pieces of sequences that decode, and resident
 //           blocks take tickets: the first block of an SM takes prefill, the second decoding, until
-//           their kind is gone. (POD-Attention, arXiv 2410.18038, asks the SM which it is. Here the
-//           first half of the grid prefers prefill: blocks come to free SMs first.) Where half of
-//           the blocks would take one more round of long tiles than all of them, the plan lets all
-//           prefer prefill. Pieces have fixed parts: answers do not depend on who took what.
+//           their kind is gone. Which of the two it is a block asks a counter of its SM, as in
+//           POD-Attention (arXiv 2410.18038): blocks next to each other in the grid may come to the
+//           same SM. Where half of the blocks would take one more round of long tiles than all of
+//           them, the plan lets all prefer prefill. Pieces have fixed parts: answers do not depend
+//           on who took what.
 // expect    gpu__time_duration.sum below the sum of both alone; dram throughput and the tensor
 //           pipe high together. A sequence that decodes has 16 rows a block, not 128
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, ragged batches and page sizes, causal,
@@ -21,6 +22,7 @@
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
+#include "ptx/sm_id.h"
 #include "decode_piece.h"
 #include "mixed_plan.h"
 #include "plan.h"
@@ -349,27 +351,39 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
   //! [finish]
 }
 
-// What is left to do, in device memory: tickets of prefill and of decoding that were taken, and
-// blocks that have gone. All are 0 between launches: the last block to leave sets them back.
+// What is left to do, in device memory: tickets of prefill and of decoding that were taken, blocks
+// that have gone, and those that are on each SM. All are 0 between launches: a block that leaves
+// takes itself off its SM, and the last one sets the rest back.
 //! [tickets]
 enum Kinds { kPrefill = 1, kDecode = 2, kBoth = 3 };
 // Of two launches each has its own, since they may run at the same time: the last block of the one
 // would set back what the other still takes from, and work would be done twice. They share nothing
 // else that is written: parts of O and their counters are decoding's, rows of O one sequence's.
 struct Tickets {
-  unsigned taken[2], gone;
+  unsigned taken[2], gone, on_sm[kCountedSms];
 };
 static_assert(2 * sizeof(Tickets) == kTickets * sizeof(unsigned), "of two launches");
+// Of a block: its SM, and the kind of work that it takes first.
+struct Preference {
+  unsigned sm;
+  int kind;  // 0: prefill, 1: decoding
+};
+__device__ __forceinline__ Preference preference_of_block(Tickets* tickets, const int* gCounts) {
+  const unsigned sm = sm_id() % kCountedSms;
+  const unsigned before = flag_add(&tickets->on_sm[sm], 1);
+  return {sm, gCounts[2] == 0 && before % 2 == 1};
+}
 // The place of this block's next work in the list, of its own kind while there is some; -1: none.
 // By one thread of a block.
-__device__ __forceinline__ int take_ticket(Tickets* tickets, const int* gCounts, int kinds) {
-  const int own = gCounts[2] == 0 && blockIdx.x >= gridDim.x / 2;  // 1: decoding
+__device__ __forceinline__ int take_ticket(Tickets* tickets, const int* gCounts, int kinds,
+                                           Preference own) {
   for (int n = 0; n < 2; ++n) {
-    const int kind = own ^ n;
+    const int kind = own.kind ^ n;
     if ((kinds & (kind == 0 ? kPrefill : kDecode)) == 0) continue;
     const int at = static_cast<int>(flag_add(&tickets->taken[kind], 1));
     if (at < gCounts[kind]) return kind == 0 ? at : gCounts[0] + at;
   }
+  flag_add(&tickets->on_sm[own.sm], ~0u);            // one less
   if (flag_add(&tickets->gone, 1) == gridDim.x - 1)  // nobody asks any more
     tickets->taken[0] = tickets->taken[1] = tickets->gone = 0;
   return -1;
@@ -395,9 +409,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                      Shape shape, int q_step, int page_size, int max_pages, int kinds) {
   using Decode = DecodeConfig<Config::kHeadDim>;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
+  Preference own{};
+  if (threadIdx.x == 0) own = preference_of_block(gTickets, gCounts);
   for (;;) {
     // There is a barrier in each piece of work: all have read the ticket before.
-    if (threadIdx.x == 0) smem.ticket = take_ticket(gTickets, gCounts, kinds);
+    if (threadIdx.x == 0) smem.ticket = take_ticket(gTickets, gCounts, kinds, own);
     __syncthreads();  // the ticket is there; all are done with what else lies in shared memory
     const int ticket = smem.ticket;
     if (ticket < 0) return;
