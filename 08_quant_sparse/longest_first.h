@@ -1,6 +1,6 @@
-// The order in which tiles of queries are taken, where they visit different numbers of blocks: those
-// with the longest lists first, so that none of them is left for the end, when other SMs are idle
-// (Graham's longest processing time rule).
+// The order in which tiles of queries are taken, where they visit different numbers of blocks:
+// those with the longest lists first, so that none of them is left for the end, when other SMs are
+// idle (Graham 1969, "longest processing time").
 //
 //     tile_order [tiles]    the n-th tile to be taken, as TileOrder counts them
 //

@@ -87,8 +87,8 @@ std::vector<float> mean_of_keys(const float* k, int64_t keys, int64_t d) {
   return mean;
 }
 
-// The mean of a column of a head over its keys, in the order of two_readings.h: `add` adds to a sum that
-// of a block's rows, of which there are `count`.
+// The mean of a column of a head over its keys, in the order of two_readings.h: `add` adds to a sum
+// that of a block's rows, of which there are `count`.
 template <class Add>
 float mean_of_blocks(const float* x, int64_t keys, int64_t d, Add add) {
   const int64_t block = sparse_block_n(d);

@@ -64,8 +64,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
 }
 //! [windows]
 
-// As transpose_kernel of quantise_v.h: 64 columns `panel` of 128 keys `tile`. `window_of` says where
-// the means and scales of a head's columns are that the keys from one on have.
+// As transpose_kernel of quantise_v.h: 64 columns `panel` of 128 keys `tile`. `window_of` says
+// where the means and scales of a head's columns are that the keys from one on have.
 //! [transpose_windows]
 // A word more than there are in a row: fewer bank conflicts.
 using TransposedWords = uint32_t[kTransposedColumns][kTransposedKeys / 4 + 1];

@@ -1,11 +1,11 @@
 // s9_longest_first: tiles of queries with long lists of blocks are taken first.
 //
 // parent    s8_int8
-// idea      Lists differ: a tile whose mean stands for nothing visits all blocks, four times as many
-//           as others. Tiles are taken one by one as SMs become free, from the last of a sequence to
-//           its first; a long one that is taken late leaves all other SMs idle until it is done. So
-//           a small kernel puts the tiles of a section in the order of their lists, longest first
-//           (longest_first.h).
+// idea      Lists differ: a tile whose mean stands for nothing visits all blocks, four times as
+//           many as others. Tiles are taken one by one as SMs become free, from the last of a
+//           sequence to its first; a long one that is taken late leaves all other SMs idle until it
+//           is done. So a small kernel puts the tiles of a section in the order of their lists,
+//           longest first (longest_first.h).
 // expect    time of phase "attention" beside s8's; the order costs a launch
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, causal and windows,
 //           GQA; --scale at least 1e-10

@@ -33,8 +33,9 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
                                                                       : DType::e4m3) &&
            p.softmax_scale >= 1e-10 && plain(p);
   if (step.operation->name == "predict") {
-    const bool its_type = one_of_steps(step, {"s8_int8", "s9_longest_first", "s10_tuned"}) ? p.dtype == DType::e4m3
-                                            : p.dtype == DType::bf16 || p.dtype == DType::fp16;
+    const bool eight = one_of_steps(step, {"s8_int8", "s9_longest_first", "s10_tuned"});
+    const bool its_type =
+        eight ? p.dtype == DType::e4m3 : p.dtype == DType::bf16 || p.dtype == DType::fp16;
     return its_type && plain(p) && p.softmax_scale >= 1e-10 &&
            p.own.contains("skip_below") == (step.name == "s6_skip_pv") &&
            (step.name == "s7_hilbert" ? has_field(p) && !p.masked() : !p.own.contains("order"));

@@ -251,8 +251,8 @@ problems_of() {
           "--dtype e4m3"
       done
       echo "ordered_n65536_0.25 --step $(steps_like "$1" '^s7_') $kField64k --keep 0.25"
-      echo "chosen_e4m3_n65536_0.25 --step $(steps_like "$1" '^s(8|9|10)_') $kField64k --keep 0.25" \
-        "--dtype e4m3"
+      echo "chosen_e4m3_n65536_0.25 --step $(steps_like "$1" '^s(8|9|10)_') $kField64k" \
+        "--keep 0.25 --dtype e4m3"
       echo "chosen_n65536_0.25 --step $(steps_like "$1" '^s5_') $kField64k --keep 0.25" ;;
     06_flash_v3_hopper)
       for d in 64 128 256; do
