@@ -195,6 +195,8 @@ TEST_CASE("mixed batches have the same bits in any schedule, and in two launches
         emulator::schedule_seed = seed;
         REQUIRE(session.launch().message == "");
         for (const auto& [name, t] : session.outputs()) CHECK(same(t, first.at(name)));
+        // All is as it was: nobody has a ticket, and no SM a block.
+        for (const int32_t counter : session.workspace("tickets")) REQUIRE(counter == 0);
       }
     }
   }

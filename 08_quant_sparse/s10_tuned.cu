@@ -358,8 +358,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     unmasked = work.visits.masked - work.visits.first;
     const bool more = work.row0 >= 0;
     if (more)
-      q_scale_log2 =
-          shape.softmax_scale * kLog2e * smem.q_descale[q.index()][ThreadGroups::of_q(first_row())];
+      q_scale_log2 = shape.softmax_scale * kLog2e *
+                     smem.q_descale[q.index()][ThreadGroups::of_q(first_row())];
     __syncwarp();  // all lanes have read it, before one says so
     return more;
   };
@@ -381,7 +381,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float o[kHeadDim / 8][4] = {};                           // of a window, not divided by l yet
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
   float s[kBlockN / 8][4];
-  auto& whole = reinterpret_cast<int(&)[kBlockN / 8][4]>(s);  // before they are floats
+  auto& whole = reinterpret_cast<int (&)[kBlockN / 8][4]>(s);  // before they are floats
   uint32_t p[kBlockN / 32][4];
   float rescale[2];
   bool rescaled;
@@ -408,7 +408,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wgmma_wait<0>(o);
     release(smem.v_empty, kv.previous());
   };
-  const auto own_sums = [&] {  // this thread's place for O and l of the windows before
+  const auto own_sums = [&] {  // this thread's place for O and the maximum of the windows before
     constexpr int kConsumers = Config::kThreads - kWarpgroup;
     return gSums + blockIdx.x * (kHeadDim / 8 + 1) * kConsumers + thread_index();
   };

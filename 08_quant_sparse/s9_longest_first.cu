@@ -32,7 +32,7 @@ using namespace hopper;
 using Element = __nv_bfloat16;    // of what is given, and of O
 using Descales = ThreadDescales;  // scales for what a lane has of a tile
 
-constexpr float kPScale = 8;        // to base 2: P is 256 times what it was
+constexpr float kPScale = 8;               // to base 2: P is 256 times what it was
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
 // The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
 constexpr int kWorkRing = 8;
@@ -52,8 +52,8 @@ struct Config {
   static_assert(kBlockM == kScaleRows && kScaleRows % kBlockN == 0);
   static constexpr int kSliceColumns = kHeadDim == 256 ? 64 : kHeadDim;  // of P V, at once
   static constexpr int kSlices = kHeadDim / kSliceColumns;
-  static constexpr int kStages = 2;               // tiles of K, and of V
-  static constexpr int kQStages = 2;              // tiles of Q
+  static constexpr int kStages = 2;                                  // tiles of K, and of V
+  static constexpr int kQStages = 2;                                 // tiles of Q
   static constexpr int kVisitRing = 2 * kStages;  // which blocks they are: read after K's release
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
   // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
@@ -157,17 +157,17 @@ __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4
 // earlier: a block with long tiles would keep it from others that are idle already.
 //! [producer]
 template <class Config>
-__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
-                                          const Shape& shape, const Tiles& tiles,
-                                          const Descales& descales, const VisitLists& lists,
-                                          const int* gOrder) {
+__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
+                                          const TensorMap& mapQ, const Shape& shape,
+                                          const Tiles& tiles, const Descales& descales,
+                                          const VisitLists& lists, const int* gOrder) {
   PipelineState<Config::kQStages> q;
   // One count for three rings.
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const Work work =
-        listed_work_of<Config>(shape, tiles.at<Config::kBlockM>(gOrder[index]), lists);
+    const TileOrder::Tile tile = tiles.at<Config::kBlockM>(gOrder[index]);
+    const Work work = listed_work_of<Config>(shape, tile, lists);
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
@@ -188,9 +188,9 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
 
 // Another one loads K_j and V_j of the list as stages become free, and says which block it is.
 template <class Config>
-__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const TensorMap& mapK,
-                                           const TensorMap& mapV, const Descales& descales,
-                                           const VisitLists& lists) {
+__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
+                                           const TensorMap& mapK, const TensorMap& mapV,
+                                           const Descales& descales, const VisitLists& lists) {
   constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim;
   PipelineState<Config::kStages> kv;
   for (PipelineState<2> ring;; ring.advance()) {
@@ -243,12 +243,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 128, seqlen_k, 128]
                      const __grid_constant__ TensorMap mapV,  // [B Hkv, d, padded keys]
                      Descales descales,
-                     const float* gLseShift,    // [B, Hq, seqlen_q]
-                     const float* gVDescale,    // [B Hkv, d]
-                     Element* __restrict__ gO,  // [B, Hq, seqlen_q, d]
-                     float* __restrict__ gLse,  // [B, Hq, seqlen_q]
+                     const float* gLseShift,                  // [B, Hq, seqlen_q]
+                     const float* gVDescale,                  // [B Hkv, d]
+                     Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
+                     float* __restrict__ gLse,                // [B, Hq, seqlen_q]
                      VisitLists lists,
-                     const int* gOrder,  // [tiles]
+                     const int* gOrder,                       // [tiles]: which is taken n-th
                      Shape shape, Tiles tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float pv[Config::kSliceColumns / 8][4];                  // what is to be added to it
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
   float s[kBlockN / 8][4];
-  auto& whole = reinterpret_cast<int(&)[kBlockN / 8][4]>(s);  // before they are floats
+  auto& whole = reinterpret_cast<int (&)[kBlockN / 8][4]>(s);  // before they are floats
   uint32_t p[kBlockN / 32][4];
   // Of O before P V that is in flight, and before the next one. Of an O of 0 any number will do.
   float rescale[2] = {}, next_rescale[2];
@@ -436,11 +436,12 @@ Status launch_attention(const Arguments& args) {
   if (const Status done = longest_first<Config>(args, tiles, lists); !done.ok()) return done;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
-  return launch_kernel(attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-                       dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q,
-                       maps.k, maps.v, Descales(args), args.out<float>("lse_shift"),
-                       args.out<float>("v_descale"), args.out<Element>("o"), args.out<float>("lse"),
-                       lists, args.out<int>("tile_order"), shape_of(args.problem), tiles);
+  return launch_kernel(
+      attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
+      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
+      Descales(args), args.out<float>("lse_shift"), args.out<float>("v_descale"),
+      args.out<Element>("o"), args.out<float>("lse"), lists, args.out<int>("tile_order"),
+      shape_of(args.problem), tiles);
 }
 
 template <class Config>

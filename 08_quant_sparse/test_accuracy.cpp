@@ -133,10 +133,14 @@ TEST_CASE("what all values have in common costs nothing, nor do long sums", "[ac
   const double q5 = from_originals("q5_diet", p, in).relative_l1;
   const double q8 = from_originals("q8_tuned", p, in).relative_l1;
   INFO("RMSE without a mean: q5 " << q5_centred << ", q8 " << q8_centred);
-  INFO("relative L1 with a mean of 8.5: q5 " << q5 << ", q8 " << q8);
+  Problem chosen = p;  // all blocks of keys, by a step that chooses
+  chosen.own = {{"keep", {1}}, {"similarity", {0}}};
+  const double s10 = from_originals("s10_tuned", chosen, in).relative_l1;
+  INFO("relative L1 with a mean of 8.5: q5 " << q5 << ", q8 " << q8 << ", s10 " << s10);
   CHECK(q8_centred < 1.05 * q5_centred);
   CHECK(q8 < 0.0019);  // that of O, 8.5 or so, rounded to bf16
   CHECK(q8 < q5);
+  CHECK(s10 < 0.0019);
 }
 
 // INT4 on biased channels: SageAttention2's reason to smooth both.

@@ -1,7 +1,9 @@
 // Steps that choose what they look at: the rule by hand, and right attention to what it chooses.
 #define ATTN_EMULATED  // length_class as a function of the host
 #include <cmath>
+#include <functional>
 #include <random>
+#include <set>
 
 #include "08_quant_sparse/longest_first.h"
 #include "08_quant_sparse/predict.h"
@@ -168,11 +170,95 @@ TEST_CASE("longer lists are in an earlier class, for any number of blocks", "[pr
     CHECK(length_class(blocks, blocks) == 0);
     CHECK(length_class(0, blocks) < kLengthClasses);
     CHECK(length_class(0, blocks) >= std::min(blocks, kLengthClasses) - 1);
-    int growing = 0;
-    for (int n = 1; n <= blocks; ++n)
-      growing += length_class(n, blocks) <= length_class(n - 1, blocks);
-    CHECK(growing == blocks);
+    int ordered = 0;
+    std::set<int> classes{0};
+    for (int n = 1; n <= blocks; ++n) {
+      ordered += length_class(n, blocks) <= length_class(n - 1, blocks);
+      classes.insert(length_class(n - 1, blocks));
+    }
+    CHECK(ordered == blocks);
+    CHECK(std::ssize(classes) == std::min(blocks + 1, kLengthClasses));  // none is left out
   }
+}
+// Of each section all its tiles, longer lists before shorter ones.
+void check_order(const std::vector<int32_t>& order, const ::emulated::hopper::TileOrder& tiles,
+                 const std::function<int(std::size_t list)>& length, int n_blocks) {
+  REQUIRE(std::ssize(order) == tiles.count());
+  const unsigned section = tiles.section * tiles.num_m_blocks;
+  for (unsigned first = 0; first < tiles.count(); first += section) {
+    const unsigned end = std::min(tiles.count(), first + section);
+    std::set<unsigned> taken;
+    int before = 0;
+    for (unsigned n = first; n < end; ++n) {
+      const auto own = static_cast<unsigned>(order[n]);
+      REQUIRE((own >= first && own < end));
+      taken.insert(own);
+      const auto [head, row0] = tiles.at<kSparseBlockM>(own);
+      const auto list = static_cast<std::size_t>(head) * tiles.num_m_blocks +
+                        static_cast<std::size_t>(row0 / kSparseBlockM);
+      const int its = ::emulated::hopper::length_class(length(list), n_blocks);
+      REQUIRE(its >= before);
+      before = its;
+    }
+    CHECK(taken.size() == end - first);
+  }
+}
+struct TilesOf128 {
+  static constexpr int kBlockM = kSparseBlockM;
+};
+// Sections of more tiles than the kernel has threads, and a last one that is smaller.
+TEST_CASE("the longest lists of a section come first", "[emulated]") {
+  using namespace ::emulated::hopper;
+  constexpr int kBlocks = 300;
+  Problem p = problem(140 * kSparseBlockM, 1, 64, DType::e4m3);
+  p.batch = 1, p.heads = 5;
+  TileOrder tiles(p, kSparseBlockM);
+  std::mt19937 random(7);
+  std::vector<Visits> visits(tiles.count());
+  for (Visits& v : visits) v.first = 10, v.end = 10 + static_cast<int>(random() % (kBlocks + 1));
+  const VisitLists lists{visits.data(), nullptr, 5 * 140, 140};
+  for (const unsigned section : {1u, 2u, 5u}) {
+    tiles.section = section;
+    std::vector<int32_t> order(tiles.count(), -1);
+    const Status done = ::attn::emulated::launch_kernel(
+        order_kernel<OrderPass, TilesOf128>, dim3(::attn::emulated::ceil_div(5u, section)),
+        dim3(OrderPass::kThreads), 0, nullptr, tiles, lists, kBlocks, order.data());
+    REQUIRE(done.message == "");
+    check_order(order, tiles, [&](std::size_t n) { return visits[n].count(); }, kBlocks);
+  }
+}
+// And of a step's own lists, as the launch has left both in device memory.
+TEST_CASE("tiles are taken in the order of their lists", "[emulated]") {
+  for (const char* name : {"s9_longest_first", "s10_tuned"}) {
+    Problem p = problem(8 * 128, 8 * 128, 64, DType::e4m3);
+    p.batch = 1, p.heads = 3, p.kv_heads = 1, p.causal = true;  // which gives lists their lengths
+    p.own = {{"keep", {0.5}}, {"similarity", {0}}};
+    p.finish();
+    Session session(p, predict(), Backend::emulated, draw_inputs(p, predict().inputs(p)));
+    REQUIRE(session.prepare(step_named(name)).ok());
+    REQUIRE(session.launch().message == "");
+    ::emulated::hopper::TileOrder tiles(p, kSparseBlockM);
+    tiles.section = ::emulated::hopper::section_of_codes(p, tiles.num_m_blocks);
+    const std::vector<int32_t> visits = session.workspace("visits");  // of each list three numbers
+    std::set<int> lengths;
+    const auto length = [&](std::size_t list) {
+      return *lengths.insert(visits[3 * list + 2] - visits[3 * list]).first;
+    };
+    check_order(session.workspace("tile_order"), tiles, length, 8);
+    CHECK(lengths.size() > 1);
+  }
+}
+// Which tile is taken when changes no bit.
+TEST_CASE("tiles in the order of their lists give what they give in any order", "[emulated]") {
+  Problem p = on_canvas("8x8x12", 77, 64, DType::e4m3);
+  p.own["keep"] = {0.3}, p.own["similarity"] = {0.05};
+  p.heads = 4, p.kv_heads = 2;
+  p.finish();
+  HostTensors s8, s9;
+  CHECK(run_step(step_named("s8_int8"), p, Backend::emulated, &s8) == "");
+  CHECK(run_step(step_named("s9_longest_first"), p, Backend::emulated, &s9) == "");
+  CHECK(same(s8.at("o"), s9.at("o")));
+  CHECK(same(s8.at("lse"), s9.at("lse")));
 }
 // More than the 32 blocks of a window: one more, several windows, tiles that visit few beside tiles
 // that visit many, so that what one left in device memory is not taken for another's.
@@ -196,6 +282,10 @@ TEST_CASE("s10 merges windows of the blocks that it visits", "[emulated]") {
   check(p, 1);
   p = problem(65, 4096 + 65, 256, DType::e4m3, InputKind::needle);
   p.batch = p.heads = p.kv_heads = 1;
+  check(p, 1);
+  // A window whose edges are behind 30 blocks or so: the last of the first 32 has a mask, too.
+  p = problem(140, 6000, 64, DType::e4m3, InputKind::needle);
+  p.batch = p.heads = p.kv_heads = 1, p.window_left = 3950, p.window_right = 0;
   check(p, 1);
 }
 TEST_CASE("what a step of 8 bits multiplies has beside it what it chooses by", "[predict]") {

@@ -177,6 +177,14 @@ HostTensors Session::outputs() {
   return result;
 }
 
+std::vector<int32_t> Session::workspace(const std::string& name) {
+  const auto buffer = std::ranges::find(workspaces_, name, &DeviceBuffer::name);
+  if (buffer == workspaces_.end()) throw std::invalid_argument(name + ": no workspace");
+  std::vector<int32_t> words(static_cast<std::size_t>(buffer->bytes()) / sizeof(int32_t));
+  buffer->download(reinterpret_cast<std::byte*>(words.data()));
+  return words;
+}
+
 HostTensor Session::output_rows(const std::string& name, const std::vector<int64_t>& rows) {
   const DeviceBuffer& buffer = output(name);
   const std::vector<TensorSpec> specs = operation_.outputs(problem_);

@@ -55,6 +55,9 @@ class Session {
   /// Rows of an output, by their numbers in memory: [1, 1, count, columns]. For a tensor too large
   /// to bring back.
   HostTensor output_rows(const std::string& name, const std::vector<int64_t>& rows);
+  /// What the launch left in a workspace of the prepared step, as whole numbers of 32 bits. Throws
+  /// DeviceError, and std::invalid_argument where there is no such workspace.
+  std::vector<int32_t> workspace(const std::string& name);
   /// A write outside a buffer, an input or a plan that changed, of an in-out tensor a row that may
   /// not; or nothing.
   std::optional<std::string> damage();
