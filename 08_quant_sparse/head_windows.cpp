@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
 
@@ -12,12 +13,18 @@
 #include "check/operation.h"
 #include "run/mask_option.h"
 #include "run/parse.h"
+#include "sparse.h"
 
 namespace attn {
 namespace {
 
 int64_t product(const Sides& s) { return s[0] * s[1] * s[2]; }
 std::string text_of(const Sides& s) { return fmt::format("{}", fmt::join(s, "x")); }
+std::string nth(int64_t n) {
+  if (n == 1) return "single";
+  const int64_t last = n % 100 / 10 == 1 ? 0 : n % 10;
+  return fmt::format("{}{}", n, last == 1 ? "st" : last == 2 ? "nd" : last == 3 ? "rd" : "th");
+}
 
 // Attention of one query, in parts of a block of keys each: sums of exponentials, and of those
 // times values.
@@ -145,28 +152,34 @@ int windows_command(const std::vector<std::string>& arguments) {
       sides[i] = parse_number<int64_t>(option, parts[i], 1, 1 << 20);
     return sides;
   };
-  for (std::size_t n = 0; n < arguments.size(); n += 2) {
-    const std::string& option = arguments[n];
-    if (n + 1 == arguments.size()) throw InputError(fmt::format("{}: needs a value", option));
-    const std::string& value = arguments[n + 1];
-    if (option == "--canvas")
-      s.canvas = sides_of(option, value);
-    else if (option == "--tile")
-      s.tile = sides_of(option, value);
-    else if (option == "--bound")
-      s.bound = parse_number<double>(option, value, 0, 1);
-    else if (option == "--every")
-      s.every = parse_number<int64_t>(option, value, 1, 1 << 20);
-    else if (option == "--heads")
-      p.heads = p.kv_heads = parse_number<int64_t>(option, value, 1, 1024);
-    else if (option == "--head-dim")
-      p.head_dim = parse_number<int64_t>(option, value, 1, 1024);
-    else if (option == "--seed")
-      p.seed = parse_number<uint64_t>(option, value, 0, ~uint64_t{0});
-    else
-      throw InputError(fmt::format(
-          "--windows {}: must be --canvas, --tile, --bound, --every, --heads, --head-dim or --seed",
-          option));
+  CLI::App app("for each head of a field the smallest window of tiles that is near enough",
+               "08_quant_sparse --windows");
+  app.set_help_flag("-h,--help", "this text");
+  const auto value = [&](const std::string& name, const std::string& meaning, auto store) {
+    app.add_option_function<std::string>(
+        name, [=](const std::string& text) { store(name, text); }, meaning);
+  };
+  using Text = const std::string&;
+  value("--canvas", "TxHxW, tokens (10x16x40)", [&](Text o, Text t) { s.canvas = sides_of(o, t); });
+  value("--tile", "TxHxW, tokens (2x8x8)", [&](Text o, Text t) { s.tile = sides_of(o, t); });
+  value("--bound", "relative L1 that a window may lack (0.05)",
+        [&](Text o, Text t) { s.bound = parse_number<double>(o, t, 0, 1); });
+  value("--every", "N: every N-th query is looked at (16)",
+        [&](Text o, Text t) { s.every = parse_number<int64_t>(o, t, 1, 1 << 20); });
+  value("--heads", "(4)", [&](Text o, Text t) {
+    p.heads = p.kv_heads = parse_number<int64_t>(o, t, 1, 1024);
+  });
+  value("--head-dim", "d (64)",
+        [&](Text o, Text t) { p.head_dim = parse_number<int64_t>(o, t, 1, 1024); });
+  value("--seed", "of the field (1)",
+        [&](Text o, Text t) { p.seed = parse_number<uint64_t>(o, t, 0, ~uint64_t{0}); });
+  try {  // CLI11 takes them in reverse
+    app.parse(std::vector<std::string>(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::CallForHelp&) {
+    fmt::print("{}", app.help());
+    return 0;
+  } catch (const CLI::ParseError& e) {
+    throw InputError(fmt::format("--windows: {} (--windows --help lists its options)", e.what()));
   }
   p.own["field"] = read_field(text_of(s.canvas) + "," + text_of(s.tile));
   p.seqlen_q = p.seqlen_k = product(s.canvas);
@@ -174,15 +187,18 @@ int windows_command(const std::vector<std::string>& arguments) {
   const std::vector<HeadWindow> found = search_windows(p, draw_inputs(p, attention_inputs(p)), s);
   fmt::print(
       "heads of a field on a canvas of {}, tiles of {}: the smallest windows with a relative L1 of "
-      "at most {}\n",
-      text_of(s.canvas), text_of(s.tile), s.bound);
+      "at most {}, of every {} query\n",
+      text_of(s.canvas), text_of(s.tile), s.bound, nth(s.every));
   fmt::print("{:>4}  {:<12} {:>8} {:>12}\n", "head", "window", "density", "relative L1");
   for (std::size_t h = 0; h < found.size(); ++h)
     fmt::print("{:>4}  {:<12} {:>7.1f}% {:>12.4f}\n", h, text_of(found[h].window),
                100 * found[h].density, found[h].error);
   const std::string option = mask_option(s, found);
   read_mask(option.substr(std::string("--mask ").size()), p);  // as it will be read
-  fmt::print("{}\n", option);
+  fmt::print("--heads {} --seqlen {} {}\n", p.heads, p.seqlen_k, option);
+  if (product(s.tile) % kSparseBlockM != 0)
+    fmt::print("which no step takes: a tile has {} tokens, and must have a multiple of {}\n",
+               product(s.tile), kSparseBlockM);
   return 0;
 }
 

@@ -128,8 +128,8 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 
 // (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
 // is to be multiplied by `rescale`: with the lazy rescale, only where a maximum has grown by more
-// than the threshold. `needed`: whether some score is not `skip_below` below its row's maximum so
-// far; then the maximum has not grown.
+// than the threshold. `needed`: whether some score is not `skip_below` below what P was relative to
+// before. Where none is, no maximum has grown.
 //! [softmax]
 template <class Config>
 __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],

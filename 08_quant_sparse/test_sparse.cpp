@@ -327,4 +327,17 @@ TEST_CASE("windows of tiles that cannot be are refused", "[emulated]") {
         "blocks of 64 x 64: must be multiples of 128 queries and 128 keys");
   CHECK(said("sta:2x8x24,2x8x8,2x8x8", 384, true) ==
         "this step has no causal mask and no window beside those of tiles");
+  CHECK(said("sta:2x8x24,2x8x8,2x8x8,2x8x24,2x8x8", 384)
+            .find("3 windows and 2 heads: at most one for each head") != std::string::npos);
+  CHECK(said("sat:2x8x24,2x8x8", 384).find("or sta:CANVAS,TILE,WINDOW") != std::string::npos);
+}
+
+// What is printed can be given again, and is the same mask.
+TEST_CASE("a mask of windows is called by all of them", "[sparse]") {
+  Problem p = problem(640, 640, 64, DType::bf16);
+  p.heads = 2;
+  p.finish();
+  for (const char* text : {"sta:2x8x40,2x8x8,2x8x24,2x8x8", "sta:2x8x40,2x8x8,2x8x24"})
+    CHECK(read_mask(text, p)->text() == text);
+  CHECK(read_mask("sta:2x8x40,2x8x8,2x8x24,2x8x24", p)->text() == "sta:2x8x40,2x8x8,2x8x24");
 }

@@ -105,8 +105,9 @@ TEST_CASE("options of the search that cannot be are refused", "[windows]") {
     }
     return std::string();
   };
-  CHECK(said({"--nosuch", "1"}).find("--windows --nosuch: must be --canvas") == 0);
-  CHECK(said({"--heads"}) == "--heads: needs a value");
+  CHECK(said({"--nosuch", "1"}).find("--windows: ") == 0);
+  CHECK(said({"--nosuch", "1"}).find("--nosuch") != std::string::npos);
+  CHECK(said({"--heads"}).find("--windows: --heads") == 0);
   CHECK(said({"--canvas", "8x8"}).find("--canvas 8x8: must be TxHxW") == 0);
   CHECK(said({"--bound", "2"}).find("--bound 2: must be from 0 to 1") == 0);
   CHECK(said({"--canvas", "5x16x16"}).find("sides of a tile that divide") != std::string::npos);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <span>
 
 #include "attn/error.h"
 #include "attn/mask.h"
@@ -234,10 +235,13 @@ std::string Problem::text() const {
   if (mask) s += " mask=" + mask->text();
   for (const auto& [option, values] : own)
     if (option != "field") s += fmt::format(" {}={}", option, fmt::join(values, ","));
-  const auto field = own.find("field");
-  s += fmt::format(" inputs={}", field == own.end()
-                                     ? std::string(name(inputs))
-                                     : fmt::format("field:{}", fmt::join(field->second, "x")));
+  std::string drawn(name(inputs));
+  if (const auto field = own.find("field"); field != own.end()) {
+    const std::span<const double> sides = field->second;
+    drawn = fmt::format("field:{}", fmt::join(sides.first(3), "x"));
+    if (sides.size() > 3) drawn += fmt::format(",{}", fmt::join(sides.subspan(3), "x"));
+  }
+  s += " inputs=" + drawn;
   return inputs == InputKind::files ? s : s + fmt::format(" seed={}", seed);
 }
 

@@ -71,6 +71,15 @@ std::vector<Sides> in_tiles(const Sides& canvas, const Sides& tile,
   return tiles;
 }
 
+// As --mask says it: one window where all heads have it, else that of each head.
+std::string name_of(const Sides& canvas, const Sides& tile, const std::vector<Sides>& windows) {
+  std::string name = fmt::format("sta:{},{}", text_of(canvas), text_of(tile));
+  const bool alike = std::ranges::all_of(windows, [&](const Sides& w) { return w == windows[0]; });
+  const std::size_t said = alike ? 1 : windows.size();
+  for (std::size_t h = 0; h < said; ++h) name += "," + text_of(windows.at(h));
+  return name;
+}
+
 }  // namespace
 
 SlidingTiles::SlidingTiles(const Sides& canvas, const Sides& tile,
@@ -83,7 +92,7 @@ SlidingTiles::SlidingTiles(const Sides& canvas, const Sides& tile,
       canvas_tiles_(tiles_of("canvas", canvas, tile)),
       windows_(in_tiles(canvas, tile, windows)),
       tokens_(product(canvas) + text),
-      name_(fmt::format("sta:{},{},{}", text_of(canvas), text_of(tile), text_of(windows.at(0)))) {}
+      name_(name_of(canvas, tile, windows)) {}
 
 void SlidingTiles::fits(const Problem& p) const {
   if (p.seqlen_q != tokens_ || p.seqlen_k != tokens_)

@@ -16,8 +16,7 @@ namespace {
 
 constexpr const char* kAccepted =
     "must be random:DENSITY or block:FILE, and ,BLOCK_M,BLOCK_N where blocks have not 128 queries "
-    "and 128 keys; or "
-    "flashmask:KIND";
+    "and 128 keys; or flashmask:KIND; or sta:CANVAS,TILE,WINDOW[,WINDOW...]";
 
 struct Parts {
   std::string of;  // DENSITY, or FILE
@@ -214,6 +213,9 @@ std::shared_ptr<const KeyMask> sliding_tiles(const std::string& text, const std:
     throw InputError(fmt::format(
         "--mask {}: must be sta:CANVAS,TILE,WINDOW, as sta:30x48x80,6x8x8,18x24x24", text));
   const Sides canvas = sides_of(text, parts[0]), tile = sides_of(text, parts[1]);
+  if (std::ssize(parts) - 2 > p.heads)
+    throw InputError(fmt::format("--mask {}: {} windows and {} heads: at most one for each head",
+                                 text, parts.size() - 2, p.heads));
   std::vector<Sides> windows;
   for (int64_t h = 0; h < p.heads; ++h)  // those of the list again and again
     windows.push_back(sides_of(text, parts[2 + static_cast<std::size_t>(h) % (parts.size() - 2)]));
@@ -237,7 +239,12 @@ std::shared_ptr<const KeyMask> read_mask(const std::string& text, const Problem&
   if (kind == "sta") mask = sliding_tiles(text, rest, p);
   if (kind == "flashmask") mask = flashmask(text, rest, p);
   if (mask == nullptr) throw InputError(fmt::format("--mask {}: {}", text, kAccepted));
-  mask->fits(p);
+  try {
+    mask->fits(p);
+  } catch (const InputError& e) {  // which says what is wrong with the tensor, not where it is from
+    if (kind == "block") throw InputError(fmt::format("--mask {}: {}", text, e.what()));
+    throw;
+  }
   return mask;
 }
 

@@ -24,12 +24,14 @@ namespace {
 
 template <class Choice>
 Choice parse_choice(const std::string& option, const std::string& text,
-                    std::initializer_list<std::pair<const char*, Choice>> choices) {
+                    std::initializer_list<std::pair<const char*, Choice>> choices,
+                    const char* other = nullptr) {
   std::string accepted;
   for (const auto& [name, value] : choices) {
     if (text == name) return value;
     accepted += (accepted.empty() ? "" : ", ") + std::string(name);
   }
+  if (other != nullptr) accepted += std::string(" or ") + other;
   throw InputError(fmt::format("{} {}: must be one of {}", option, text, accepted));
 }
 
@@ -228,8 +230,10 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   });
   value("--mask",
         "random:DENSITY or block:FILE[,BLOCK_M,BLOCK_N]: blocks of queries and keys that meet; "
-        "flashmask:KIND; sta:CANVAS,TILE,WINDOW",
+        "flashmask:KIND; sta:CANVAS,TILE,WINDOW[,WINDOW...]",
         [&](const std::string& t) { mask = t; });
+  // Of two masks it would not be clear that the last one counts, and not both.
+  app.get_option("--mask")->multi_option_policy(CLI::MultiOptionPolicy::Throw);
   value("--scale", "softmax scale (1/sqrt(d))", [&](const std::string& t) {
     p.softmax_scale = parse_number<double>("--scale", t, -1e30, 1e30);
     if (p.softmax_scale == 0)
@@ -280,7 +284,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
                                        {{"random", InputKind::random},
                                         {"needle", InputKind::needle},
                                         {"peaked", InputKind::peaked},
-                                        {"outlier", InputKind::outlier}});
+                                        {"outlier", InputKind::outlier}},
+                                       "field:TxHxW[,TILE]");
   });
   value("--device", "auto, gpu, gpu:N (its number, from 0) or emulated", [&](const std::string& t) {
     if (t.starts_with("gpu:")) {
@@ -291,7 +296,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     o.device = parse_choice<DeviceChoice>("--device", t,
                                           {{"auto", DeviceChoice::automatic},
                                            {"gpu", DeviceChoice::gpu},
-                                           {"emulated", DeviceChoice::emulated}});
+                                           {"emulated", DeviceChoice::emulated}},
+                                          "gpu:N");
   });
   value("--check", "full, sample or off (full below a size limit)", [&](const std::string& t) {
     o.check = parse_choice<CheckChoice>(
@@ -323,9 +329,13 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   app.allow_extras();  // so that what is unknown can be named alone
   try {
     app.parse(argc, argv);
-    if (const auto extras = app.remaining(); !extras.empty())
+    if (const auto extras = app.remaining(); !extras.empty()) {
+      for (const Command& command : chapter.commands)
+        if (extras.front() == command.option)
+          throw InputError(fmt::format("{}: must stand before all others", command.option));
       throw InputError(
           fmt::format("{}: there is no such option (--help lists them)", extras.front()));
+    }
   } catch (const CLI::CallForHelp&) {
     fmt::print("{}", app.help());
     for (const Command& command : chapter.commands)
@@ -416,10 +426,10 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     throw InputError(fmt::format("{}: for operations on rows alone, the operation is {}",
                                  rows > 0 ? "--rows" : "--cols", o.operation->name));
   }
-  const auto who_has = [&](const std::string& feature) {
+  const auto who_has = [&](const std::string& own_feature) {
     std::vector<std::string> names;
     for (const Operation* op : operations)
-      if (std::ranges::find(op->own, feature, &Feature::name) != op->own.end())
+      if (std::ranges::find(op->own, own_feature, &Feature::name) != op->own.end())
         names.push_back(op->name);
     return fmt::format("{}{}", fmt::join(names, " and "), names.size() == 1 ? " alone" : "");
   };

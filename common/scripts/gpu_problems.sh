@@ -186,9 +186,11 @@ problems_of() {
           echo "mla_h${h}_b${n/,/_n} --operation paged_mla $(latent ${n/,/ } $h)"
         done
       done
-      # 134 MB of new tokens, and of copied pages.
+      # 134 and 537 MB of new tokens, 227 MB of copied pages; read and written.
       echo "append_128mb --operation paged_append --batch 16 --kv-heads 8 --heads 8 --head-dim" \
         "128 --seqlen-q 1024 --lengths const:8192"
+      echo "append_512mb --operation paged_append --batch 16 --kv-heads 8 --heads 8 --head-dim" \
+        "128 --seqlen-q 4096 --lengths const:8192"
       echo "append_rotary_128mb --operation paged_append --batch 16 --kv-heads 8 --heads 8" \
         "--head-dim 128 --seqlen-q 1024 --lengths const:8192 --rotary"
       echo "copy_128mb --operation page_copy --batch 2048 --kv-heads 8 --heads 8 --head-dim 128" ;;
@@ -262,6 +264,10 @@ problems_of() {
           done
         done
       done
+      # What chapter 08's steps that skip have beside them: all blocks, and no lists.
+      for d in 64 128 256; do echo "forward_d${d}_n8192 --step v14_tuned $(tokens $d 8192)"; done
+      echo "forward_d128_n115200 --step v14_tuned --batch 1 --heads 24 --head-dim 128" \
+        "--seqlen 115200"
       features_of v14_tuned
       echo "forward_fp16_n4096 --step v14_tuned $(tokens 128 4096) --dtype fp16"
       # FP8: all lengths, for the last steps alone but for two.

@@ -132,4 +132,6 @@ TEST_CASE("fields that cannot be are refused", "[inputs]") {
   CHECK_THROWS_AS(check_field(p), InputError);
   p.seqlen_q = 512;
   CHECK(p.text().find(" inputs=field:8x8x8 seed=1") != std::string::npos);
+  p.own["field"] = read_field("8x8x8,2x4x8");
+  CHECK(p.text().find(" inputs=field:8x8x8,2x4x8 seed=1") != std::string::npos);
 }
