@@ -16,7 +16,7 @@ using namespace attn;
 constexpr int kWindowKeys = 4096;
 
 // A block has 64 columns of a window. Each thread adds up every 32nd row, then a thread for each
-// column adds up these sums: an order that is always the same, and the host's too (prefill.cpp).
+// column adds up these sums: an order that is always the same, and the host's too (rounded.cpp).
 //! [windows]
 template <class Pass>
 __global__ void __launch_bounds__(Pass::kThreads)

@@ -9,11 +9,18 @@
 
 namespace attn {
 
+/// Rows that have scales of their own, as in quantise.h; keys of a window, as in quantise_windows.h.
+constexpr int64_t kTileRows = 128, kWindowKeys = 4096;
+
 /// Attention to many queries, inputs quantised by the step (operation forward).
 std::vector<Step> prefill_steps();
 
 /// Such a step with Q and K in int8 and P and V in e4m3, as `q4_fp8_pv` is.
 Step fp8_pv_step(std::string name, std::string idea, Launch launch);
+
+/// What each block that runs leaves of O, l and the maximum for its next window of keys: for a step
+/// with tiles of `rows` queries.
+Workspace window_sums(const Problem&, int64_t rows);
 
 /// The q, k, v that a step multiplies which stores Q and K in int8, a scale for each tile of 128
 /// rows of a head.

@@ -6,7 +6,6 @@
 #include "attn/tiling.h"
 #include "check/field.h"
 #include "check/operation.h"
-#include "device/device.h"
 #include "predict.h"
 #include "quantised.h"
 #include "token_order.h"
@@ -312,11 +311,9 @@ Step read_twice_step(std::string name, std::string idea, Launch launch) {
       return w.name == "k_parts" || w.name == "v_parts" || w.name == "v_descale";
     });
     const int64_t heads = p.batch * p.kv_heads, d = p.head_dim;
-    const int64_t sms = gpu_info().available ? gpu_info().num_sms : 132;
-    const int64_t running = std::min(p.batch * p.heads * tiles_of_queries(p), sms);
     all.push_back({"v_parts", heads * tiles_of(p.seqlen_k, sparse_block_n(d)) * 3 * d * 4});
     all.push_back({"v_channel", heads * d * 8});
-    all.push_back({"sums", running * (d / 8 + 1) * 2 * kSparseBlockM * 16});
+    all.push_back(window_sums(p, kSparseBlockM));
     return all;
   };
   step.cost = [before = step.cost](const Problem& p) {
@@ -329,7 +326,7 @@ Step read_twice_step(std::string name, std::string idea, Launch launch) {
     Cost all = before(p);
     Phase attention = all.back();
     // All windows but the first.
-    const double windows = std::ceil(kept_share(p) * double(p.seqlen_k) / 4096) - 1;
+    const double windows = std::ceil(kept_share(p) * double(p.seqlen_k) / kWindowKeys) - 1;
     attention.l2_bytes += double(p.batch * p.heads * p.seqlen_q) * windows * (8 * d + 32);
     return Cost{{.name = "measure",
                  .fp32_flop = 6 * (q + kv) + 3 * kv,
