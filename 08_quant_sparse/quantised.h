@@ -9,7 +9,7 @@
 
 namespace attn {
 
-/// Rows that have scales of their own, as in quantise.h; keys of a window, as in quantise_windows.h.
+/// Rows with scales of their own, as in quantise.h; keys of a window, as in quantise_windows.h.
 constexpr int64_t kTileRows = 128, kWindowKeys = 4096;
 
 /// Attention to many queries, inputs quantised by the step (operation forward).
