@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <numeric>
 #include <random>
 
@@ -62,6 +63,25 @@ std::vector<int64_t> appended_rows(const Problem& p, const HostTensors& in, cons
         rows.push_back(spec.row(b, h, position(p, b, i)));
   std::ranges::sort(rows);
   return rows;
+}
+
+// Two tokens for one slot have no order: one of them would be lost.
+void place_to_append(const Problem& p, HostTensors& in) {
+  place_pages(p, in);
+  const HostTensor& table = in.at("page_table");
+  std::map<int64_t, int64_t> writers;  // slot -> sequence
+  for (int64_t b = 0; b < p.batch; ++b)
+    for (int64_t i = 0; i < p.seqlen_q; ++i) {
+      const int64_t at = position(p, b, i), size = page_size_of(p);
+      if (at < 0) continue;
+      const int64_t page = table.numbers[static_cast<std::size_t>(b * max_pages_of(p) + at / size)];
+      const auto [first, fresh] = writers.try_emplace(page * size + at % size, b);
+      if (!fresh)
+        throw InputError(fmt::format(
+            "page_table: sequences {} and {} both append to token {} of page {}: it must be one's "
+            "own",
+            first->second, b, at % size, page));
+    }
 }
 
 std::vector<Expected> append_reference(const Problem& p, const HostTensors& in, Selection) {
@@ -184,7 +204,7 @@ const Operation& paged_append() {
                       .everywhere = true});
     op.changes = appended_rows;
     op.useful_bytes = [](const Problem& p) { return 4 * bytes_of_rows(p, new_tokens(p)); };
-    op.place = place_pages;
+    op.place = place_to_append;
     op.complete = [](Problem& p, const std::set<std::string>& given) {
       complete_lengths(p, given);
       if (p.seqlen_q > p.seqlen_k)
@@ -195,7 +215,10 @@ const Operation& paged_append() {
     op.sizes_of_files = [](const std::string& folder, Problem& p) {
       const auto k = shape_of_file(folder, "k_new.npy", 3, "batch * seqlen_q, kv_heads, head_dim");
       sizes_of_pages(folder, p);
-      if (k[0] % p.batch != 0) throw InputError(folder + "/k_new.npy: as many tokens a sequence");
+      if (k[0] < 1 || k[0] % p.batch != 0)
+        throw InputError(fmt::format(
+            "{}/k_new.npy: has {} tokens, must be a multiple of the {} sequences of page_table.npy",
+            folder, k[0], p.batch));
       p.seqlen_q = k[0] / p.batch, p.heads = p.kv_heads;
     };
     return op;
@@ -218,6 +241,12 @@ const Operation& page_copy() {
     op.reference = copy_reference;
     op.few_queries = 1;
     op.own = {page_options()[0], page_options()[1]};
+    op.complete = [](Problem& p, const std::set<std::string>&) {
+      if (p.own.contains("num_pages") && num_pages_of(p) < 2 * p.batch + 1)
+        throw InputError(fmt::format("--num-pages {}: {} copies need {}", num_pages_of(p), p.batch,
+                                     2 * p.batch + 1));
+      if (!p.seqused_k.empty()) throw InputError("--seqused: page_copy has pages, no sequences");
+    };
     op.changes = copied_rows;
     op.useful_bytes = [](const Problem& p) {
       double rows = 0;

@@ -22,6 +22,7 @@ namespace {
 
 using namespace splits;
 
+constexpr int64_t kLargestPage = 4096;               // tokens
 constexpr int64_t kNoPage = (int64_t{1} << 31) - 1;  // an entry of the table that is not in use
 constexpr int64_t kSparePages = 3;                   // pages of nobody, at least
 constexpr int64_t kLongest = 1 << 30;
@@ -199,7 +200,9 @@ void place_pages(const Problem& p, HostTensors& in) {
 std::vector<int64_t> shape_of_file(const std::string& folder, const char* file, std::size_t rank,
                                    const char* sides) {
   const std::filesystem::path path = std::filesystem::path(folder) / file;
-  const std::vector<int64_t> shape = read_npy_bytes(path, {"<f4", "<i4", "<i8"}).shape;
+  const bool is_table = std::string_view(file) == "page_table.npy";
+  const std::vector<int64_t> shape =
+      (is_table ? read_npy_bytes(path, {"<i4", "<i8"}) : read_npy_bytes(path, {"<f4"})).shape;
   if (shape.size() != rank)
     throw InputError(
         fmt::format("{}: has rank {}, must be [{}]", path.string(), shape.size(), sides));
@@ -209,6 +212,16 @@ std::vector<int64_t> shape_of_file(const std::string& folder, const char* file, 
 void sizes_of_pages(const std::string& folder, Problem& p, const char* file) {
   const auto k = shape_of_file(folder, file, 4, "num_pages, page_size, kv_heads, head_dim");
   const auto table = shape_of_file(folder, "page_table.npy", 2, "batch, max_pages");
+  for (const auto& [name, shape] : {std::pair{file, k}, std::pair{"page_table.npy", table}})
+    if (std::ranges::min(shape) < 1)
+      throw InputError(fmt::format("{}/{}: has shape [{}], every side must be at least 1", folder,
+                                   name, fmt::join(shape, ", ")));
+  if (k[1] > kLargestPage)
+    throw InputError(fmt::format("{}/{}: has pages of {} tokens, must be at most {}", folder, file,
+                                 k[1], kLargestPage));
+  if (p.own.contains("shared_prefix"))
+    throw InputError(
+        "--shared-prefix: not together with --load: page_table.npy says what is shared");
   p.batch = table[0], p.head_dim = k[3], p.kv_heads = k[2];
   p.own["num_pages"] = {static_cast<double>(k[0])};
   p.own["page_size"] = {static_cast<double>(k[1])};
@@ -338,7 +351,7 @@ std::vector<Feature> page_options() {
            .help = "tokens a page (16)",
            .kind = Feature::Kind::number,
            .least = 1,
-           .most = 4096,
+           .most = kLargestPage,
            .whole = true,
            .otherwise = 16,
            .everywhere = true},

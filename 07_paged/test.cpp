@@ -224,10 +224,75 @@ TEST_CASE("a table outside the pool is refused by its entry", "[emulated]") {
   std::filesystem::remove_all(folder);
 }
 
+TEST_CASE("files that are no cache are refused by name", "[emulated]") {
+  const std::string folder = "no_cache";
+  std::filesystem::remove_all(folder);
+  Problem p = paged(1, 20, 64, 5, DType::bf16);
+  p.batch = 2, p.seqused_k = {17, 7};
+  p.finish();
+  const HostTensors in = draw(paged_decode(), p).tensors;
+  using Shape4 = std::array<int64_t, 4>;
+  const auto why = [&](const std::string& name, const Shape4& shape,
+                       const char* own = nullptr) -> std::string {
+    HostTensors changed = in;
+    HostTensor& t = changed.at(name);
+    std::ranges::copy(shape, t.spec.shape);
+    t.spec.layout = {};
+    const auto size = static_cast<std::size_t>(t.spec.elements());
+    (is_index(t.spec.dtype) ? t.numbers.resize(size) : t.data.resize(size));
+    save_tensors(folder, changed);
+    Problem loaded;
+    if (own != nullptr) loaded.own[own] = {256};
+    try {
+      paged_decode().sizes_of_files(folder, loaded);
+    } catch (const InputError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  Shape4 pool, table;
+  std::ranges::copy(in.at("k").spec.shape, pool.begin());
+  std::ranges::copy(in.at("page_table").spec.shape, table.begin());
+  CHECK(why("k", pool) == "");
+  CHECK(why("k", pool, "shared_prefix").find("--shared-prefix: not together with --load") == 0);
+  for (std::size_t side = 0; side < 4; ++side) {
+    Shape4 shape = pool;
+    shape[side] = 0;
+    CHECK(why("k", shape).find("no_cache/k_pages.npy: has shape [") == 0);
+  }
+  for (std::size_t side = 2; side < 4; ++side) {
+    Shape4 shape = table;
+    shape[side] = 0;
+    CHECK(why("page_table", shape).find("no_cache/page_table.npy: has shape [") == 0);
+  }
+  CHECK(why("k", {1, 4097, 1, 64}).find("has pages of 4097 tokens, must be at most 4096") !=
+        std::string::npos);
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("two tokens for one slot are refused", "[emulated]") {
+  Problem p = paged(3, 20, 64, 5, DType::bf16);
+  p.batch = 2, p.heads = p.kv_heads = 1, p.seqused_k = {17, 7};
+  p.finish();
+  HostTensors in = draw(paged_append(), p).tensors;
+  CHECK_NOTHROW(paged_append().place(p, in));
+  // Positions 14 to 16 of one, 4 to 6 of the other: the fourth page and the second.
+  std::vector<int64_t>& table = in.at("page_table").numbers;
+  table[4 + 1] = table[3];
+  CHECK_THROWS_WITH(paged_append().place(p, in),
+                    fmt::format("page_table: sequences 0 and 1 both append to token 0 of page {}: "
+                                "it must be one's own",
+                                table[3]));
+  table[4 + 0] = table[3], table[4 + 1] = table[2];  // a page of both, of which they write others
+  CHECK_NOTHROW(paged_append().place(p, in));
+}
+
 TEST_CASE("lengths are drawn as --lengths says", "[emulated]") {
   CHECK(drawn_lengths("const:7", 3, 1) == std::vector<int64_t>{7, 7, 7});
   // PyTorch's randint(4096, 16385) after manual_seed(7) begins like this.
   const std::vector<int64_t> uniform = drawn_lengths("uniform:4096,16384", 33, 7);
+  CHECK(std::vector(uniform.begin(), uniform.begin() + 6) ==
+        std::vector<int64_t>{10370, 7782, 6486, 13951, 12221, 14678});
   for (const int64_t n : uniform) CHECK((n >= 4096 && n <= 16384));
   CHECK(std::accumulate(uniform.begin(), uniform.end(), int64_t{0}) / 1000 == 335);
   const std::vector<int64_t> zipf = drawn_lengths("zipf:1024", 64, 1);

@@ -1,6 +1,7 @@
 // The cache on the host: the pool, sequences and the radix tree, against a plain model; traces.
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <sstream>
 
@@ -160,6 +161,26 @@ TEST_CASE("pages waste less than 4 % at 16 tokens", "[cache]") {
   CHECK(text_of("docs/figures/07_trace.svg") == picture(rows));
 }
 
+// Steps in which nothing happens take no time, however many: these come a million years apart.
+TEST_CASE("a trace may have any arrivals", "[cache]") {
+  const Trace trace{{0, 5, 5, 1, 1, 0, 0}, {int64_t{1} << 53, 5, 5, 1, 1, 0, 0}};
+  for (const auto& [division, r] : replay_all(trace)) CHECK(r.steps == (int64_t{1} << 53) + 5);
+}
+
+// Whatever their numbers: a system prompt has tokens of its own, and so has a request.
+TEST_CASE("only the same system prompt is found again", "[cache]") {
+  const auto hits = [](int64_t first, int64_t second) {
+    const Trace trace{{0, 1000, 50, 1, 1, first, first == 0 ? 0 : 1000},
+                      {10, 50, 50, 1, 1, second, 1000}};
+    return replay(trace, {Division::Kind::pages, 16}, 1 << 16, 1).hit_rate;
+  };
+  CHECK(hits(7, 7) > 0.3);
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  for (const auto& [first, second] : std::vector<std::pair<int64_t, int64_t>>{
+           {0, 7}, {0, 1000}, {0, 1001}, {1, 1048577}, {kMost, kMost - 1}, {1, 2}})
+    CHECK(hits(first, second) == 0);
+}
+
 TEST_CASE("a trace is read as it was written, and a wrong line is named", "[cache]") {
   std::stringstream file;
   write_trace(file, drawn_trace(50, 7));
@@ -186,7 +207,10 @@ TEST_CASE("a trace is read as it was written, and a wrong line is named", "[cach
   CHECK(why(header + "0,5,5,1,1,0\n") == "f.csv: line 2: 0,5,5,1,1,0: must be seven whole numbers");
   for (const char* line :
        {"0,5,5,1,1,0,0,", "0,5,5,1,1,0,x", "0,0,5,1,1,0,0", "0,5,5,2,2,0,0", "0,5,5,1,1,0,9",
-        "0,2000,49,1,1,0,0", "0,5,5,33,1,0,0", "-1,5,5,1,1,0,0"})
+        "0,2000,49,1,1,0,0", "0,5,5,33,1,0,0", "-1,5,5,1,1,0,0", "0,9223372036854775807,1,1,1,0,0",
+        "0,10,9223372036854775807,1,1,0,0", "0,10,10,1,1,1,9223372036854775800",
+        "0,5,5,9223372036854775807,1,0,0", "9223372036854775807,5,5,1,1,0,0"})
     CHECK(why(header + line + "\n").starts_with("f.csv: line 2: "));
+  CHECK(why("\xEF\xBB\xBF" + header + "\n0,5,5,1,1,0,0\n\n") == "");  // a BOM, empty lines
   CHECK(why(header + "3,5,5,1,1,0,0\n2,5,5,1,1,0,0\n").ends_with("arrives before the line above"));
 }

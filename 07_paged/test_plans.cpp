@@ -36,12 +36,25 @@ Batch random_batch(std::mt19937_64& random) {
   return {p, lengths, 1 + below(below(2) == 0 ? 8 : 264)};
 }
 
+// What is true of one kind of plan alone.
+struct Kind {
+  bool chunks = false;   // a piece a block, and more blocks where there are more row blocks
+  bool in_step = false;  // neighbouring row blocks are cut alike
+  bool on_line = false;  // parts have places by their blocks
+  bool teams = false;    // a row block is a sequence
+  int price = plans::kPieceTiles;
+};
+constexpr Kind kUniform{.chunks = true}, kBalanced{.in_step = true}, kRuns{.price = 0},
+    kTeams{.teams = true}, kLine{.in_step = true, .on_line = true};
+
 // "" if every key that some query sees is in exactly one piece, no block has more than the budget,
 // and nobody writes behind the workspace; else what is wrong. Tiles are counted anew, from Problem.
-std::string wrong_with(const Batch& batch, const plans::Plan& plan, bool balanced,
-                       bool on_line = false) {
+std::string wrong_with(const Batch& batch, const plans::Plan& plan, const Kind& kind) {
   const Problem& p = batch.problem;
-  const int64_t tile = p.head_dim <= 128 ? 128 : 64, rows = (p.group() * p.seqlen_q + 15) / 16;
+  const int64_t tile = p.head_dim <= 128 ? 128 : 64;
+  const int64_t row_blocks =  // of a sequence
+      kind.teams ? 1 : p.kv_heads * ((p.group() * p.seqlen_q + 15) / 16);
+  const bool on_line = kind.on_line;
   std::vector<int> places(static_cast<std::size_t>(on_line ? 2 * batch.blocks : plan.parts));
   const auto place_of = [&](const plans::Work& w) {
     const int place = on_line ? 2 * (w.first_part + w.part) + (w.part == 0) : w.first_part + w.part;
@@ -50,10 +63,10 @@ std::string wrong_with(const Batch& batch, const plans::Plan& plan, bool balance
   std::vector<plans::Work> work = plan.work;
   std::ranges::stable_sort(work, {}, &plans::Work::row_block);
   std::size_t at = 0;
-  for (int64_t row_block = 0; row_block < p.batch * p.kv_heads * rows; ++row_block) {
+  for (int64_t row_block = 0; row_block < p.batch * row_blocks; ++row_block) {
     Problem one = p;
     one.seqused_k = batch.lengths;
-    one = one.sequence(row_block / (p.kv_heads * rows));
+    one = one.sequence(row_block / row_blocks);
     const int64_t keys = one.visible(one.seqlen_q - 1).end - one.visible(0).begin;
     const int64_t tiles = std::max<int64_t>(1, (std::max<int64_t>(0, keys) + tile - 1) / tile);
     int64_t covered = 0, first = -1, parts = 0;
@@ -77,11 +90,11 @@ std::string wrong_with(const Batch& batch, const plans::Plan& plan, bool balance
   for (std::size_t n = 0; n + 1 < plan.begin.size(); ++n) {
     int cost = 0;
     for (int w = plan.begin[n]; w < plan.begin[n + 1]; ++w)
-      cost += plan.work[static_cast<std::size_t>(w)].count + plans::kPieceTiles;
+      cost += plan.work[static_cast<std::size_t>(w)].count + kind.price;
     if (cost > plan.budget) return "a block is over its budget";
   }
   const auto blocks = static_cast<int64_t>(plan.begin.size()) - 1;
-  if (balanced) {  // blocks that are in step have the same tiles of neighbouring row blocks
+  if (kind.in_step) {  // blocks that are in step have the same tiles of neighbouring row blocks
     const auto together = static_cast<std::size_t>(plans::in_step(p, batch.blocks));
     const std::size_t pieces = plan.work.size() / together;
     for (std::size_t n = pieces; n < plan.work.size(); ++n) {
@@ -94,9 +107,9 @@ std::string wrong_with(const Batch& batch, const plans::Plan& plan, bool balance
       if (plan.begin[n] != plan.begin[n - slots] + static_cast<int>(pieces))
         return "blocks out of step";
   }
-  if (balanced ? blocks != batch.blocks
-               : blocks > std::max(batch.blocks, p.batch * p.kv_heads * rows))
+  if (kind.chunks ? blocks > std::max(batch.blocks, p.batch * row_blocks) : blocks != batch.blocks)
     return "too many blocks";
+  if (kind.teams && std::ssize(plan.work) > batch.blocks + p.batch) return "too many pieces";
   return plan.parts <= 2 * batch.blocks ? "" : "more parts than the workspace has room for";
 }
 
@@ -109,10 +122,14 @@ TEST_CASE("plans cover every tile of every sequence once", "[emulated]") {
     INFO(n << ": " << batch.problem.text() << " in " << batch.blocks << " blocks");
     const auto uniform = plans::uniform_plan(batch.problem, batch.lengths, batch.blocks);
     const auto balanced = plans::balanced_plan(batch.problem, batch.lengths, batch.blocks);
-    REQUIRE(wrong_with(batch, uniform, false) == "");
-    REQUIRE(wrong_with(batch, balanced, true) == "");
+    REQUIRE(wrong_with(batch, uniform, kUniform) == "");
+    REQUIRE(wrong_with(batch, balanced, kBalanced) == "");
+    const auto runs = plans::runs_plan(batch.problem, batch.lengths, batch.blocks);
+    REQUIRE(wrong_with(batch, runs, kRuns) == "");
+    const auto teams = plans::team_plan(batch.problem, batch.lengths, batch.blocks);
+    REQUIRE(wrong_with(batch, teams, kTeams) == "");
     const auto line = plans::line_plan(batch.problem, batch.lengths, batch.blocks);
-    REQUIRE(wrong_with(batch, line, true, true) == "");
+    REQUIRE(wrong_with(batch, line, kLine) == "");
     REQUIRE(line.budget <= balanced.budget + plans::kPieceTiles);
     // Never far from the mean: at most two pieces' price above it.
     int64_t cost = 0;

@@ -8,11 +8,13 @@
 #include <deque>
 #include <fstream>
 #include <istream>
+#include <map>
 #include <memory>
 #include <numbers>
 #include <optional>
 #include <ostream>
 #include <random>
+#include <set>
 #include <stdexcept>
 
 #include "attn/error.h"
@@ -27,6 +29,8 @@ constexpr int64_t kCapacity = 1 << 16;  // tokens: 8 GiB of a model with 128 KiB
 constexpr int kSampleEvery = 16;        // steps from one look at the memory to the next
 constexpr int kReserve = 32;            // of so many pages one stays free when a request begins
 constexpr int64_t kBeamSteps = 4;       // after so many a beam goes on from another one
+constexpr int64_t kMostPrompts = (int64_t{1} << 31) / kLongest;  // whose tokens have other numbers
+constexpr int64_t kLastArrival = int64_t{1} << 53;
 
 double uniform(std::mt19937_64& random) { return (double(random() >> 11) + 0.5) * 0x1p-53; }
 // Log-normal lengths with this mean, from 4 to 1024.
@@ -65,9 +69,13 @@ Trace read_trace(std::istream& in, const std::string& name) {
     if (there && line.ends_with('\r')) line.pop_back();
     return there;
   };
-  if (!next_line() || line != kHeader)
+  const bool any = next_line();
+  if (line.starts_with("\xEF\xBB\xBF")) line.erase(0, 3);  // a byte order mark, which nobody sees
+  if (!any || line != kHeader)
     throw InputError(fmt::format("{}: the first line must be {}", name, kHeader));
+  std::set<int64_t> systems;
   for (int64_t number = 2; next_line(); ++number) {
+    if (line.empty()) continue;
     Request r{};
     int64_t* const fields[] = {&r.arrival, &r.prompt, &r.output,       &r.samples,
                                &r.beams,   &r.system, &r.system_tokens};
@@ -88,13 +96,18 @@ Trace read_trace(std::istream& in, const std::string& name) {
       wrong("samples and beams must be at least 1, and one of them 1");
     if (r.system < 0 || r.system_tokens < 0 || (r.system == 0 && r.system_tokens > 0))
       wrong("a system prompt has a number from 1 on");
-    if (r.system_tokens + r.prompt + r.output > kLongest)
+    if (std::max({r.system_tokens, r.prompt, r.output}) > kLongest ||
+        r.system_tokens + r.prompt + r.output > kLongest)
       wrong("longer than the 2048 tokens of the model");
-    if (r.width() > kCapacity / kLongest)
+    if (std::max(r.samples, r.beams) > kCapacity / kLongest)
       wrong(fmt::format("does not fit into the cache: samples x beams x {} must be at most {}",
                         kLongest, kCapacity));
     if (r.arrival < (trace.empty() ? 0 : trace.back().arrival))
       wrong("arrives before the line above");
+    if (r.arrival > kLastArrival) wrong("arrives after step 2^53");
+    systems.insert(r.system);
+    if (std::ssize(trace) + std::ssize(systems) >= kMostPrompts)
+      wrong(fmt::format("more than {} requests and system prompts", kMostPrompts - 1));
     trace.push_back(r);
   }
   if (trace.empty()) throw InputError(name + ": no requests");
@@ -139,7 +152,9 @@ class Server {
 
   Replayed run(const Trace& trace) {
     std::size_t next = 0;
+    for (const Request& r : trace) systems_.try_emplace(r.system, std::ssize(systems_));
     for (int64_t now = 0; next < trace.size() || !waiting_.empty() || !running_.empty(); ++now) {
+      if (waiting_.empty() && running_.empty()) now = std::max(now, trace[next].arrival);
       for (; next < trace.size() && trace[next].arrival <= now; ++next)
         waiting_.push_back({&trace[next], static_cast<int64_t>(next)});
       while (!waiting_.empty() && begin(waiting_.front())) waiting_.pop_front();
@@ -170,14 +185,14 @@ class Server {
     return division_.kind == Division::Kind::longest ? kLongest : prompt_of(r) + r.output;
   }
   // The same tokens for the same system prompt; those of a request are nobody else's.
-  static std::vector<Token> prompt_tokens(const Request& r, int64_t number) {
+  std::vector<Token> prompt_tokens(const Request& r, int64_t number) const {
     std::vector<Token> tokens;
     const auto add = [&](int64_t whose, int64_t count) {
       for (int64_t i = 0; i < count; ++i)
-        tokens.push_back(static_cast<Token>((whose * kLongest + i) & 0x7fffffff));
+        tokens.push_back(static_cast<Token>(whose * kLongest + i));
     };
-    add(r.system, r.system_tokens);
-    add(number + 1000, r.prompt);
+    add(systems_.at(r.system), r.system_tokens);
+    add(std::ssize(systems_) + number, r.prompt);
     return tokens;
   }
 
@@ -315,7 +330,8 @@ class Server {
   RadixTree tree_;
   std::vector<int> seen_;  // of each page, how many of its tokens are there
   const int64_t capacity_;
-  int64_t in_use_ = 0;  // tokens that are reserved in one piece
+  std::map<int64_t, int64_t> systems_;  // system prompts, by their numbers in the trace
+  int64_t in_use_ = 0;                  // tokens that are reserved in one piece
   std::deque<Running> waiting_;
   std::vector<Running> running_;
   Replayed result_;

@@ -48,7 +48,9 @@ struct Replayed {
   int64_t preempted = 0;  // requests that had to begin again
   int64_t steps = 0;      // until all are done
 };
-// Requests are taken in their order, as soon as there is room. Each step every sequence that runs
+// Requests are taken in their order, as soon as there is room: with pages, and a 32nd of them to
+// spare. `useful`, `running` and `shared` are averages over every 16th step, of those in which some
+// request waits. Each step every sequence that runs
 // gets one token. Where there is no room left the youngest request begins again later.
 Replayed replay(const Trace&, const Division&, int64_t capacity, uint64_t seed);
 
