@@ -1,11 +1,12 @@
 // s10_tuned: what s8 chooses, in s9's order, on the loop of q8; and fewer passes before.
 //
 // parent    q8_tuned
-// idea      s9's attention is q5's, with P V added to O for each block. q8's loop has sums of 32
-//           blocks, which here are those that are visited, wherever they are: so V lacks the mean
-//           of its head, and O gets it back once, with the scales, before it is divided by l. And
-//           of seven kernels before the choice three are left: means of blocks of keys, which the
-//           choice needs, make the mean of all keys; V is measured beside them (two_readings.h).
+// idea      s9's attention is q5's, with P V added to O for each block. q8's loop has sums of 4096
+//           keys, which here are those of 32 blocks (d=256: 64) that are visited, wherever they
+//           are: so V lacks the mean of its head, and O gets it back once, with the scales, before
+//           it is divided by l. And of seven kernels before the choice three are left: means of
+//           blocks of keys, which the choice needs, make the mean of all keys; V is measured
+//           beside them (two_readings.h).
 // expect    time of phases "measure" to "order" and of "attention" beside s9's
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, causal and windows,
 //           GQA; --scale at least 1e-10
