@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 
 #include "attn/tiling.h"
 #include "check/operation.h"
@@ -129,7 +130,7 @@ Step mma_step(std::string name, std::string idea, Launch launch) {
 
 }  // namespace
 
-// Of each thread that computes, two a row, d / 8 float4 of O and one of l and the maximum.
+// Of each thread that computes, two a row, d / 8 float4 of O and one of the maximum, in q8 with l.
 Workspace window_sums(const Problem& p, int64_t rows) {
   const int64_t tiles = heads_q(p) * ((p.seqlen_q + rows - 1) / rows);
   const int64_t sms = gpu_info().available ? gpu_info().num_sms : 132;
@@ -143,6 +144,9 @@ Step fp8_pv_step(std::string name, std::string idea, Launch launch) {
   step.support.replace(step.support.find("int8"), 4, "e4m3");
   step.takes = {"e4m3"};
   step.refuses = [of_int8 = step.refuses](const Problem& p) -> std::optional<std::string> {
+    if (heads_k(p) > std::numeric_limits<int32_t>::max() / p.head_dim)
+      return fmt::format("{} heads of K and V with d={}: V's scales must be below 2^31", heads_k(p),
+                         p.head_dim);
     if (p.seqlen_k > 65535 * kTileRows)
       return fmt::format("--seqlen-k {}: V is transposed in a grid of up to 65535 x 128 keys",
                          p.seqlen_k);

@@ -18,8 +18,8 @@ std::vector<Step> prefill_steps();
 /// Such a step with Q and K in int8 and P and V in e4m3, as `q4_fp8_pv` is.
 Step fp8_pv_step(std::string name, std::string idea, Launch launch);
 
-/// What each block that runs leaves of O, l and the maximum for its next window of keys: for a step
-/// with tiles of `rows` queries.
+/// What each block that runs leaves of O and the maximum (q8: and l) for its next window of keys:
+/// for a step with tiles of `rows` queries.
 Workspace window_sums(const Problem&, int64_t rows);
 
 /// The q, k, v that a step multiplies which stores Q and K in int8, a scale for each tile of 128

@@ -131,6 +131,10 @@ Step with_columns(std::string name, std::string idea, Launch launch) {
 
 Reason refuse_predicted(const Problem& p) {
   if (p.softmax_scale < 1e-10) return "--scale below 1e-10: this step predicts by scores";
+  if (rule_of(p).diagonal && p.seqlen_q > p.seqlen_k)
+    return fmt::format(
+        "--keep-diagonal: {} queries and {} keys: the first ones have no place among the keys",
+        p.seqlen_q, p.seqlen_k);
   const int64_t n_blocks = tiles_of(p.seqlen_k, sparse_block_n(p.head_dim));
   if (n_blocks > 65535)
     return fmt::format("--seqlen-k {}: at most 65535 blocks of {} keys, whose weights are added up",
@@ -326,7 +330,8 @@ Step read_twice_step(std::string name, std::string idea, Launch launch) {
     Cost all = before(p);
     Phase attention = all.back();
     // All windows but the first.
-    const double windows = std::ceil(kept_share(p) * double(p.seqlen_k) / kWindowKeys) - 1;
+    const double windows =
+        std::max(1.0, std::ceil(kept_share(p) * double(p.seqlen_k) / kWindowKeys)) - 1;
     attention.l2_bytes += double(p.batch * p.heads * p.seqlen_q) * windows * (8 * d + 32);
     return Cost{{.name = "measure",
                  .fp32_flop = 6 * (q + kv) + 3 * kv,

@@ -301,6 +301,87 @@ TEST_CASE("what a step of 8 bits multiplies has beside it what it chooses by", "
     CHECK(rows_of(p, *chosen_blocks(p, stored)) == rows_of(p, *chosen_blocks(p, in)));
   }
 }
+// Means, similarities and scores of means have the same bits in all kernels that choose: so do the
+// lists, as the launches have left them.
+TEST_CASE("steps of 8 bits visit what s5 visits", "[emulated]") {
+  int n = 0, chosen = 0;
+  for (const int64_t d : {64, 128, 256})
+    for (const auto& [canvas, text] : {std::pair("8x8x12", 77), {"8x8x8", 0}, {"4x8x12", 1}}) {
+      Problem p = on_canvas(canvas, text, d);
+      p.own["keep"] = {0.3}, p.own["similarity"] = {n % 2 == 0 ? 0.05 : 0.2};
+      if (n % 3 == 2) p.own.erase("keep"), p.own["keep_mass"] = {0.8};
+      p.batch = 1 + n % 2, p.heads = 4, p.kv_heads = n % 4 == 0 ? 1 : 2, p.causal = n % 3 == 1;
+      p.seed = static_cast<uint64_t>(++n);
+      p.finish();
+      const HostTensors in = draw_inputs(p, predict().inputs(p));
+      std::vector<std::vector<int32_t>> of_s5;
+      for (const char* name : {"s5_predict", "s8_int8", "s9_longest_first", "s10_tuned"}) {
+        INFO(name << " " << p.text());
+        Problem own = p;
+        if (std::string(name) != "s5_predict") own.dtype = DType::e4m3;
+        Session session(own, predict(), Backend::emulated, draw_inputs(own, predict().inputs(own)));
+        REQUIRE(session.prepare(step_named(name)).ok());
+        REQUIRE(session.launch().message == "");
+        const std::vector<int32_t> visits = session.workspace("visits"),
+                                   visited = session.workspace("visited");
+        std::vector<std::vector<int32_t>> lists;
+        for (std::size_t at = 0; at < visits.size(); at += 3) {
+          lists.emplace_back(visited.begin() + visits[at], visited.begin() + visits[at + 2]);
+          lists.back().push_back(visits[at + 1] - visits[at]);  // how many of them have no mask
+        }
+        if (of_s5.empty()) of_s5 = lists;
+        REQUIRE(lists == of_s5);
+      }
+      for (const auto& list : of_s5)
+        chosen += std::ssize(list) - 1 < ceil_div(p.seqlen_k, d == 256 ? 64 : 128);
+    }
+  CHECK(chosen > 20);
+}
+// Those before the first key have no place among the keys.
+TEST_CASE("more queries than keys have no diagonal", "[predict]") {
+  for (const char* name :
+       {"s5_predict", "s6_skip_pv", "s8_int8", "s9_longest_first", "s10_tuned"}) {
+    const Step& step = step_named(name);
+    const bool rounds = std::ranges::count(step.takes, "e4m3") > 0;
+    Problem p = problem(401, 400, 64, rounds ? DType::e4m3 : DType::bf16);
+    if (step.name == "s6_skip_pv") p.own["skip_below"] = {6};
+    p.finish();
+    INFO(name);
+    CHECK(refusal(step, p).value_or("") == "");
+    p.own["keep_diagonal"] = {1};
+    CHECK(refusal(step, p).value_or("") ==
+          "--keep-diagonal: 401 queries and 400 keys: the first ones have no place among the keys");
+    p.seqlen_q = 400;
+    CHECK(refusal(step, p).value_or("") == "");
+  }
+}
+// It is in its channel's scale, and in s10 in the mean: so all rows of the head have it there,
+// whether they visit its block or not. All other numbers are as they were.
+TEST_CASE("a V that is no number takes its channel of the head", "[emulated]") {
+  for (const char* name : {"s8_int8", "s9_longest_first", "s10_tuned"})
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
+      Problem p = problem(300, 520, 64, DType::e4m3, InputKind::peaked);
+      p.heads = p.kv_heads = 2;
+      p.own = {{"keep", {0.4}}, {"similarity", {0}}};
+      p.finish();
+      INFO(name << " " << bad);
+      Case c(p, predict());
+      HostTensors right, out;
+      CHECK(run_step(step_named(name), c, Backend::emulated, &right) == "");
+      c.inputs.at("v").data[500 * 64 + 7] = bad;
+      c.expected = predict().reference(p, c.inputs, {});
+      run_step(step_named(name), c, Backend::emulated, &out);
+      int wrong = 0;
+      for (int64_t h = 0; h < 2; ++h)
+        for (int64_t i = 0; i < 300; ++i)
+          for (int64_t c0 = 0; c0 < 64; ++c0) {
+            const float got = out.at("o").row(0, h, i)[c0];
+            wrong += h == 0 && c0 == 7 ? !std::isnan(got) : got != right.at("o").row(0, h, i)[c0];
+          }
+      CHECK(wrong == 0);
+      CHECK(same(out.at("lse"), right.at("lse")));
+    }
+}
 // Thresholds at which tiles are skipped, and one at which none is.
 TEST_CASE("P V that is skipped is within the error that its threshold says", "[emulated]") {
   int n = 0, differing = 0;
@@ -454,19 +535,22 @@ TEST_CASE("a block's similarity is the mean cosine of all pairs of its rows", "[
 TEST_CASE("a choice follows causal masks and windows, and leaves none without a block",
           "[predict]") {
   Problem p = on_canvas("8x8x12", 0, 64);
-  p.heads = 2, p.kv_heads = 1, p.causal = true;
-  for (const double keep : {0.0, 0.5}) {
-    p.own["keep"] = {keep};
-    p.finish();
-    const auto mask = chosen_blocks(p, draw_inputs(p, predict().inputs(p)));
-    for (int64_t h = 0; h < 2; ++h) {
-      const auto rows = rows_of(p, *mask, h);
-      for (std::size_t m = 0; m < rows.size(); ++m) {
-        CHECK(rows[m].find('1') <= m);
-        CHECK(rows[m].find_last_of('1') <= m);  // nothing behind the diagonal
+  p.heads = 2, p.kv_heads = 1;
+  for (const bool causal : {true, false})
+    for (const double keep : {0.0, 0.5}) {
+      p.own["keep"] = {keep};
+      p.causal = causal, p.window_left = causal ? -1 : 100, p.window_right = causal ? -1 : 0;
+      p.finish();
+      const auto mask = chosen_blocks(p, draw_inputs(p, predict().inputs(p)));
+      for (int64_t h = 0; h < 2; ++h) {
+        const auto rows = rows_of(p, *mask, h);
+        for (std::size_t m = 0; m < rows.size(); ++m) {
+          CHECK(rows[m].find('1') <= m);
+          CHECK(rows[m].find_last_of('1') <= m);  // nothing behind the diagonal
+          if (!causal) CHECK(rows[m].find('1') + 1 >= m);  // nor before the window
+        }
       }
     }
-  }
 }
 
 TEST_CASE("all blocks are attention to all keys", "[emulated]") {
