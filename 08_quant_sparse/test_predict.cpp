@@ -314,7 +314,7 @@ TEST_CASE("steps of 8 bits visit what s5 visits", "[emulated]") {
       p.seed = static_cast<uint64_t>(++n);
       p.finish();
       const HostTensors in = draw_inputs(p, predict().inputs(p));
-      std::vector<std::vector<int32_t>> of_s5;
+      std::vector<std::vector<int32_t>> of_s5, means_of_s5;
       for (const char* name : {"s5_predict", "s8_int8", "s9_longest_first", "s10_tuned"}) {
         INFO(name << " " << p.text());
         Problem own = p;
@@ -329,7 +329,12 @@ TEST_CASE("steps of 8 bits visit what s5 visits", "[emulated]") {
           lists.emplace_back(visited.begin() + visits[at], visited.begin() + visits[at + 2]);
           lists.back().push_back(visits[at + 1] - visits[at]);  // how many of them have no mask
         }
-        if (of_s5.empty()) of_s5 = lists;
+        std::vector<std::vector<int32_t>> means;
+        for (const char* buffer :
+             {"q_mean", "q_similar", own.dtype == DType::e4m3 ? "k_means" : "k_mean", "k_similar"})
+          means.push_back(session.workspace(buffer));
+        if (of_s5.empty()) of_s5 = lists, means_of_s5 = means;
+        REQUIRE(means == means_of_s5);
         REQUIRE(lists == of_s5);
       }
       for (const auto& list : of_s5)
