@@ -235,6 +235,12 @@ TEST_CASE("masks that a step cannot have are refused", "[emulated]") {
   p.finish();
   CHECK(refusal(step_named("s1_block_mask"), p).value_or("") ==
         "blocks of 64 x 64: must be multiples of 128 queries and 128 keys");
+  CHECK(refusal(step_named("s2_flashmask"), p).value_or("") ==
+        "this step has masks of columns, and needs one");
+  p.mask = read_mask("flashmask:document", p);
+  CHECK(refusal(step_named("s1_block_mask"), p).value_or("") ==
+        "this step has no masks but those of blocks");
+  CHECK(refusal(step_named("s2_flashmask"), p).value_or("") == "");
 }
 
 namespace {
@@ -340,4 +346,7 @@ TEST_CASE("a mask of windows is called by all of them", "[sparse]") {
   for (const char* text : {"sta:2x8x40,2x8x8,2x8x24,2x8x8", "sta:2x8x40,2x8x8,2x8x24"})
     CHECK(read_mask(text, p)->text() == text);
   CHECK(read_mask("sta:2x8x40,2x8x8,2x8x24,2x8x24", p)->text() == "sta:2x8x40,2x8x8,2x8x24");
+  p.heads = p.kv_heads = 4;  // two windows again
+  CHECK(read_mask("sta:2x8x40,2x8x8,2x8x24,2x8x8", p)->text() ==
+        "sta:2x8x40,2x8x8,2x8x24,2x8x8,2x8x24,2x8x8");
 }
