@@ -200,7 +200,8 @@ Verdict check(const HostTensor& out, const Expected& e) {
     }
   }
   v.max_error = std::max(0.0, worst_element.error);
-  v.max_bound = std::max(2 * low_max + 2 * rounding_max, given_max) + slack_max;
+  v.max_bound =
+      std::max(std::max(2 * low_max, e.field_least) + 2 * rounding_max, given_max) + slack_max;
   if (e.field_rule && v.max_error > v.max_bound)
     fail(worst_element.row, worst_element.column, "largest error above twice the type's own");
   if (v.pass) return v;

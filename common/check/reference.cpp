@@ -129,6 +129,7 @@ std::vector<Expected> attention_reference(const Problem& batch, const HostTensor
   Expected lse = expected_rows(lse_of(batch), first.back(), bounds.lse, false);
   const Active features = active_features(batch, own);
 
+  std::vector<double> largest(pieces.size());  // root of the squares of the terms of an element
   parallel_for(static_cast<int64_t>(pieces.size()), [&](int64_t n) {
     const HeadRows& piece = pieces[static_cast<std::size_t>(n)];
     const Problem p = batch.sequence(piece.b);
@@ -161,6 +162,8 @@ std::vector<Expected> attention_reference(const Problem& batch, const HostTensor
     multiply_in_order(with_dropout(low.p, z), vf, o_low);
     round_all(o.spec.dtype, o_low);
 
+    if (small && squares.size() > 0)
+      largest[static_cast<std::size_t>(n)] = std::sqrt(squares.maxCoeff());
     const double k_norm = largest_norm(kd);
     for (std::size_t r = 0; r < piece.rows.size(); ++r) {
       const Expected::Row where{piece.b, piece.h, piece.rows[r]};
@@ -175,6 +178,9 @@ std::vector<Expected> attention_reference(const Problem& batch, const HostTensor
       lse.scale[at] = std::max(1.0, std::isfinite(exact.lse[r]) ? std::abs(exact.lse[r]) : 0.0);
     }
   });
+  // A rounding is off by a sixteenth at most.
+  for (const double x : largest)
+    if (std::isfinite(x)) o.field_least = std::max(o.field_least, x / 16);
   return {std::move(o), std::move(lse)};
 }
 
