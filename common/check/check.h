@@ -5,7 +5,8 @@
 ///    `low`): one wrong row in a million is found, however small the rest of the error is.
 /// 2. The field's rule: max |out - ref| <= 2 max |low - ref| + 2 max |(ref + 0.3 - 0.3) - ref|,
 /// where
-///    the last term is the rounding of the element type itself; or `field_least` and that, if larger.
+///    the last term is the rounding of the element type itself; `field_least` takes the place of
+///    the first where it is larger.
 ///
 /// Both allow what is `given` with the inputs in any case (a gradient sees O as the forward pass
 /// rounded it), and the `slack` of float32 scores besides, which matters for scores in the
