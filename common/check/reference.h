@@ -56,8 +56,8 @@ struct Expected {
   /// [rows]: error that the operation's own inputs bring, allowed at least: for dQ and dK what the
   /// roundings of the saved O, and of P in it, do through D = rowsum(dO . O).
   std::vector<double> given;
-  /// What rule 2 allows in any case. P of e4m3 has 3 bits behind the point: where a few keys make up
-  /// a row, `low` may be lucky with all of its roundings, and a kernel with another maximum is not.
+  /// What rule 2 allows in any case. P of e4m3 has 3 bits behind the point: where few keys make up
+  /// a row, `low` may be lucky with all of its roundings, and a kernel with another maximum not.
   double field_least = 0;
   /// [rows, columns] in place of all these, where the tensor holds whole numbers: right or wrong.
   std::vector<int64_t> numbers = {};
