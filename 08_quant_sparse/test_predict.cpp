@@ -342,6 +342,16 @@ TEST_CASE("steps of 8 bits visit what s5 visits", "[emulated]") {
     }
   CHECK(chosen > 20);
 }
+// Rows of few keys, for which the checker's own rounding of P is a bad guide (check.h, rule 2).
+TEST_CASE("rows of few keys are as far off as their roundings may be", "[emulated]") {
+  Problem p = problem(128, 129, 64, DType::e4m3);
+  p.batch = 2, p.heads = 2, p.kv_heads = 1, p.seed = 389, p.own["similarity"] = {0.0078};
+  CHECK(check_steps("predict", p, Backend::emulated).of.size() == 3);
+  p = problem(300, 128, 64, DType::e4m3, InputKind::outlier);
+  p.batch = 2, p.heads = p.kv_heads = 1, p.seed = 238, p.causal = true;
+  p.own["similarity"] = {0.5};
+  CHECK(check_steps("predict", p, Backend::emulated).of.size() == 3);
+}
 // Those before the first key have no place among the keys.
 TEST_CASE("more queries than keys have no diagonal", "[predict]") {
   for (const char* name :

@@ -221,6 +221,35 @@ TEST_CASE("the row of a message counts within its sequence", "[check]") {
   CHECK(v.o.rows_checked == p.heads * p.tokens_q());
 }
 
+// A key alone, or two, in a row: what `low` makes of P by chance says nothing of what rounding to
+// e4m3 may do, which is a sixteenth of a term at most.
+TEST_CASE("the field's rule knows how coarse P of e4m3 is", "[check]") {
+  Problem p;
+  p.batch = p.heads = p.kv_heads = 1, p.seqlen_q = 4, p.seqlen_k = 2, p.head_dim = 64;
+  p.dtype = DType::e4m3;
+  p.finish();
+  HostTensors in = draw(p);
+  for (float& x : in.at("q").data) x = 0;  // P is a half for both keys: `low` is exact
+  for (std::size_t c = 0; c < 64; ++c) {
+    in.at("v").data[c] = 2;
+    in.at("v").data[64 + c] = -1;
+  }
+  const std::vector<Expected> expected = forward_reference(p, in, {});
+  const double term = std::sqrt(0.5 * 0.5 * (2 * 2 + 1 * 1));  // root of the squares of p v
+  CHECK(expected[0].field_least == Approx(term / 16));
+  const auto passes = [&](double off) {
+    HostTensor o = zeros(expected[0].spec);
+    for (float& x : o.data) x = 0.5F;
+    o.data[70] += static_cast<float>(off);
+    return check(o, expected[0]).pass;
+  };
+  CHECK(passes(0));
+  CHECK(passes(term / 16));
+  CHECK_FALSE(passes(term / 8));
+  p.dtype = DType::bf16;
+  CHECK(forward_reference(p, in, {})[0].field_least == 0);
+}
+
 TEST_CASE("lse is float32 whatever the inputs are", "[check]") {
   for (const DType dtype : kTypes)
     for (const int64_t seqlen : kLengths) {
