@@ -30,7 +30,7 @@ constexpr int kSampleEvery = 16;        // steps from one look at the memory to 
 constexpr int kReserve = 32;            // of so many pages one stays free when a request begins
 constexpr int64_t kBeamSteps = 4;       // after so many a beam goes on from another one
 constexpr int64_t kMostPrompts = (int64_t{1} << 31) / kLongest;  // whose tokens have other numbers
-constexpr int64_t kLastArrival = int64_t{1} << 53;
+constexpr int64_t kLastArrival = int64_t{1} << 53;  // so that no count of steps overflows
 
 double uniform(std::mt19937_64& random) { return (double(random() >> 11) + 0.5) * 0x1p-53; }
 // Log-normal lengths with this mean, from 4 to 1024.

@@ -49,9 +49,9 @@ struct Replayed {
   int64_t steps = 0;      // until all are done
 };
 // Requests are taken in their order, as soon as there is room: with pages, and a 32nd of them to
-// spare. `useful`, `running` and `shared` are averages over every 16th step, of those in which some
-// request waits. Each step every sequence that runs
-// gets one token. Where there is no room left the youngest request begins again later.
+// spare. Each step every sequence that runs gets one token. Where there is no room left the
+// youngest request begins again later. `useful`, `running` and `shared` are averages over every
+// 16th step, of those in which some request waits.
 Replayed replay(const Trace&, const Division&, int64_t capacity, uint64_t seed);
 
 // The same trace with every division, as a table in Markdown and as a picture in SVG.

@@ -20,11 +20,6 @@ namespace {
 
 int64_t product(const Sides& s) { return s[0] * s[1] * s[2]; }
 std::string text_of(const Sides& s) { return fmt::format("{}", fmt::join(s, "x")); }
-std::string nth(int64_t n) {
-  if (n == 1) return "single";
-  const int64_t last = n % 100 / 10 == 1 ? 0 : n % 10;
-  return fmt::format("{}{}", n, last == 1 ? "st" : last == 2 ? "nd" : last == 3 ? "rd" : "th");
-}
 
 // Attention of one query, in parts of a block of keys each: sums of exponentials, and of those
 // times values.
@@ -187,8 +182,8 @@ int windows_command(const std::vector<std::string>& arguments) {
   const std::vector<HeadWindow> found = search_windows(p, draw_inputs(p, attention_inputs(p)), s);
   fmt::print(
       "heads of a field on a canvas of {}, tiles of {}: the smallest windows with a relative L1 of "
-      "at most {}, of every {} query\n",
-      text_of(s.canvas), text_of(s.tile), s.bound, nth(s.every));
+      "at most {}, of one query in {}\n",
+      text_of(s.canvas), text_of(s.tile), s.bound, s.every);
   fmt::print("{:>4}  {:<12} {:>8} {:>12}\n", "head", "window", "density", "relative L1");
   for (std::size_t h = 0; h < found.size(); ++h)
     fmt::print("{:>4}  {:<12} {:>7.1f}% {:>12.4f}\n", h, text_of(found[h].window),

@@ -170,6 +170,17 @@ void round_channels(const Problem& p, HostTensor& v) {
     }
 }
 
+// Rounds `count` numbers of a column of V to e4m3 less their mean, with a scale, which both they
+// have again afterwards.
+void round_about(float mean, float* x, int64_t count, int64_t d) {
+  float low = x[0], high = x[0];
+  for (int64_t j = 0; j < count; ++j)
+    low = std::min(low, x[j * d]), high = std::max(high, x[j * d]);
+  const float descale = std::max({high - mean, mean - low, kSmallestMax}) / 448;
+  for (int64_t j = 0; j < count; ++j)
+    x[j * d] = mean + round_to(DType::e4m3, (x[j * d] - mean) * (1 / descale)) * descale;
+}
+
 // Rounds V to e4m3 less its mean, each column of a window of keys with its own mean and scale: the
 // mean that it has again afterwards, in the order in which windows_kernel adds up.
 void round_windows(const Problem& p, HostTensor& v) {
@@ -181,19 +192,13 @@ void round_windows(const Problem& p, HostTensor& v) {
       for (int64_t c = 0; c < d; ++c) {
         float* const x = v.data.data() + at + key0 * d + c;
         const int64_t count = std::min(kWindowKeys, keys - key0);
-        float sum = 0, low = x[0], high = x[0];
+        float sum = 0;
         for (int64_t own = 0; own < kRowsAtOnce; ++own) {
           float part = 0;
-          for (int64_t j = own; j < count; j += kRowsAtOnce) {
-            part += x[j * d];
-            low = std::min(low, x[j * d]), high = std::max(high, x[j * d]);
-          }
+          for (int64_t j = own; j < count; j += kRowsAtOnce) part += x[j * d];
           sum += part;
         }
-        const float mean = sum / static_cast<float>(count);
-        const float descale = std::max({high - mean, mean - low, kSmallestMax}) / 448;
-        for (int64_t j = 0; j < count; ++j)
-          x[j * d] = mean + round_to(DType::e4m3, (x[j * d] - mean) * (1 / descale)) * descale;
+        round_about(sum / static_cast<float>(count), x, count, d);
       }
 }
 
@@ -204,14 +209,9 @@ void round_heads(const Problem& p, HostTensor& v) {
   for (std::size_t at = 0; at < v.data.size(); at += static_cast<std::size_t>(keys * d))
     for (int64_t c = 0; c < d; ++c) {
       float* const x = v.data.data() + at + c;
-      float low = x[0], high = x[0];
-      for (int64_t j = 0; j < keys; ++j)
-        low = std::min(low, x[j * d]), high = std::max(high, x[j * d]);
       const float mean = mean_of_blocks(
           x, keys, d, [](float sum, float of_rows, float) { return sum + of_rows; });
-      const float descale = std::max({high - mean, mean - low, kSmallestMax}) / 448;
-      for (int64_t j = 0; j < keys; ++j)
-        x[j * d] = mean + round_to(DType::e4m3, (x[j * d] - mean) * (1 / descale)) * descale;
+      round_about(mean, x, keys, d);
     }
 }
 

@@ -3,10 +3,9 @@
 ///
 /// 1. The error of a row, ||out - ref||, is at most max(row_bound x its size, 2 x the error of
 ///    `low`): one wrong row in a million is found, however small the rest of the error is.
-/// 2. The field's rule: max |out - ref| <= 2 max |low - ref| + 2 max |(ref + 0.3 - 0.3) - ref|,
-/// where
-///    the last term is the rounding of the element type itself; `field_least` takes the place of
-///    the first where it is larger.
+/// 2. The field's rule: max |out - ref| <= 2 max |low - ref| + 2 max |(ref + 0.3 - 0.3) - ref|. The
+///    last term is the rounding of the element type itself. Where `field_least` is larger than the
+///    first one, it takes its place.
 ///
 /// Both allow what is `given` with the inputs in any case (a gradient sees O as the forward pass
 /// rounded it), and the `slack` of float32 scores besides, which matters for scores in the
