@@ -189,16 +189,8 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
     const Operation& op = *step.operation;
     Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
     REQUIRE(session.prepare(step).ok());
-    HostTensors first;
-    for (int n = 0; n < 1000; ++n) {
-      REQUIRE(session.launch().ok());
-      const HostTensors now = session.outputs();
-      if (n == 0) first = now;
-      for (const auto& [name, t] : now) {
-        INFO(step.name << " " << name << " run " << n);
-        REQUIRE(same(t, first.at(name)));
-      }
-    }
+    INFO(step.name);
+    CHECK(session.repeats_differ(1000) == "");
   }
 }
 
@@ -214,7 +206,10 @@ TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
   for (const char* name : {"v3_tiled", "v4_tensor_core", "v5_cp_async", "v6_cublas"}) {
     INFO(name);
     const Step& step = step_named(name);
-    if (memory_need(p, op, step).total() > static_cast<double>(free_bytes(Backend::gpu))) continue;
+    if (memory_need(p, op, step).total() > static_cast<double>(free_bytes(Backend::gpu))) {
+      skipped(step.name + " needs more memory than there is: " + p.text());
+      continue;
+    }
     REQUIRE(session.prepare(step).ok());
     REQUIRE(session.launch().ok());
     CHECK_FALSE(session.damage());

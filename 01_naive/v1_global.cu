@@ -67,12 +67,12 @@ __global__ void softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]
   float row_sum = 0;
   for (int j = begin; j < end; ++j) row_sum += __expf(s[j] * shape.softmax_scale - row_max);
   // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
-  const float inverse_sum = row_sum > 0 ? 1 / row_sum : 0;
+  const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
   for (int j = 0; j < shape.seqlen_k; ++j) {
     const bool visible = begin <= j && j < end;
     p[j] = visible ? __expf(s[j] * shape.softmax_scale - row_max) * inverse_sum : 0;
   }
-  gLse[bh * shape.seqlen_q + row] = row_sum > 0 ? row_max + logf(row_sum) : -INFINITY;
+  gLse[bh * shape.seqlen_q + row] = row_sum != 0 ? row_max + logf(row_sum) : -INFINITY;
   //! [ex01a]
 }
 //! [softmax]

@@ -185,14 +185,14 @@ __global__ void __launch_bounds__(32)
     row_sum += __expf(s_again[j] * shape.softmax_scale - row_max);
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
   // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
-  const float inverse_sum = row_sum > 0 ? 1 / row_sum : 0;
+  const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
   for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {  // its own keys again
     const bool visible = begin <= j && j < end;
     const float e = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) : 0;
     p[j] = from_float<Element>(e * inverse_sum);
   }
   if (lane_id == 0)
-    gLse[bh * shape.seqlen_q + row] = row_sum > 0 ? row_max + logf(row_sum) : -INFINITY;
+    gLse[bh * shape.seqlen_q + row] = row_sum != 0 ? row_max + logf(row_sum) : -INFINITY;
 }
 //! [softmax]
 

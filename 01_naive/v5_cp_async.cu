@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(32)
   }
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
   // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
-  const float inverse_sum = row_sum > 0 ? 1 / row_sum : 0;
+  const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
 #pragma unroll 4
   for (int j = first % 128; j < row_stride; j += 128) {
     float4 e = make_float4(0, 0, 0, 0);
@@ -265,7 +265,7 @@ __global__ void __launch_bounds__(32)
     store4(p + j, e.x * inverse_sum, e.y * inverse_sum, e.z * inverse_sum, e.w * inverse_sum);
   }
   if (lane_id == 0)
-    gLse[bh * shape.seqlen_q + row] = row_sum > 0 ? row_max + logf(row_sum) : -INFINITY;
+    gLse[bh * shape.seqlen_q + row] = row_sum != 0 ? row_max + logf(row_sum) : -INFINITY;
 }
 //! [softmax]
 

@@ -71,7 +71,7 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
   //! [pass]
 
   // (2) second pass: the quotients. A row of -inf only has seen nothing: its sum is 0.
-  const float inverse_sum = seen.sum > 0 ? 1 / seen.sum : 0;
+  const float inverse_sum = seen.sum != 0 ? 1 / seen.sum : 0;
   for (int c = threadIdx.x; c < cols; c += Config::kThreads)
     y[c] = from_float<Element>(__expf(to_float(x[c]) - seen.max) * inverse_sum);
 }

@@ -106,7 +106,7 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
   seen = block_merge(seen, smem.partial);
 
   // (2) second pass: the quotients. A row of -inf only has seen nothing: its sum is 0.
-  const float inverse_sum = seen.sum > 0 ? 1 / seen.sum : 0;
+  const float inverse_sum = seen.sum != 0 ? 1 / seen.sum : 0;
   for (int v = tid; v < row.vectors; v += Config::kThreads)
     store(y + row.vector(v), quotients(load(x + row.vector(v)), seen.max, inverse_sum));
   if (tid < row.edges) y[row.edge(tid)] = quotient(x[row.edge(tid)], seen.max, inverse_sum);

@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   if (row_id >= rows) return;
 
   // (3) the only write. A row of -inf only has seen nothing: its sum is 0.
-  const float inverse_sum = seen.sum > 0 ? 1 / seen.sum : 0;
+  const float inverse_sum = seen.sum != 0 ? 1 / seen.sum : 0;
 #pragma unroll
   for (int n = 0; n < kVectors; ++n)
     if (const int v = member + n * kGroup; v < row.vectors)

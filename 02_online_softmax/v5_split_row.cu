@@ -136,7 +136,7 @@ __global__ void quotients_kernel(const Element* gX,       // [rows, cols]
   MaxSum seen;
   for (int c = tid; c < chunks; c += Config::kThreads) seen = merge(seen, gPartial[row_id * chunks + c]);
   seen = block_merge(seen, smem.partial);
-  const float inverse_sum = seen.sum > 0 ? 1 / seen.sum : 0;
+  const float inverse_sum = seen.sum != 0 ? 1 / seen.sum : 0;
   for_each_vector(row, x, chunk, [&](int column, const Vector<Element>& part) {
     store(y + column, quotients(part, seen.max, inverse_sum));
   });

@@ -104,7 +104,7 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
   for (int w = 0; w < Config::kWarps; ++w) all = merge(all, smem.partial[w]);
   //! [ex02c]
   // A row with nothing to attend: O = 0 and lse = -inf.
-  const float inverse_sum = all.sum > 0 ? 1 / all.sum : 0;
+  const float inverse_sum = all.sum != 0 ? 1 / all.sum : 0;
   for (int col = threadIdx.x; col < shape.head_dim; col += Config::kThreads) {
     float sum = 0;
     for (int w = 0; w < Config::kWarps; ++w)
@@ -112,7 +112,7 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
     gO[(bh * shape.seqlen_q + row) * shape.head_dim + col] = from_float<Element>(sum * inverse_sum);
   }
   if (threadIdx.x == 0)
-    gLse[bh * shape.seqlen_q + row] = all.sum > 0 ? all.max + logf(all.sum) : -INFINITY;
+    gLse[bh * shape.seqlen_q + row] = all.sum != 0 ? all.max + logf(all.sum) : -INFINITY;
 }
 
 template <class Element>

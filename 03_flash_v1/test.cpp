@@ -244,16 +244,8 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
     const Operation& op = *step.operation;
     Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
     REQUIRE(session.prepare(step).ok());
-    HostTensors first;
-    for (int n = 0; n < 1000; ++n) {
-      REQUIRE(session.launch().ok());
-      const HostTensors now = session.outputs();
-      if (n == 0) first = now;
-      for (const auto& [name, t] : now) {
-        INFO(step.name << " " << name << " run " << n);
-        REQUIRE(same(t, first.at(name)));
-      }
-    }
+    INFO(step.name);
+    CHECK(session.repeats_differ(1000) == "");
   }
 }
 

@@ -115,7 +115,7 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
         if (!first) state = gState[q0 + row0 + row];
         const MaxSum now = merge(state, tile);
         // Line 12 in one factor for O and one exponential for P: both are divided by the new sum.
-        const float inverse_sum = now.sum > 0 ? 1 / now.sum : 0;
+        const float inverse_sum = now.sum != 0 ? 1 / now.sum : 0;
         sOld[row] = state.sum * __expf(state.max - now.max) * inverse_sum;
         for (int key = 0; key < block_n; ++key) {
           float p = __expf(s[key] - now.max) * inverse_sum;
@@ -125,7 +125,7 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
         }
         //! [ex03a]
         gState[q0 + row0 + row] = now;
-        if (last) gLse[q0 + row0 + row] = now.sum > 0 ? now.max + logf(now.sum) : -INFINITY;
+        if (last) gLse[q0 + row0 + row] = now.sum != 0 ? now.max + logf(now.sum) : -INFINITY;
       }
       __syncthreads();                                             // P and the factors are there
       for (int i = tid; i < block_m * d; i += Config::kThreads) {  // line 12: O_i

@@ -163,11 +163,11 @@ __global__ void __launch_bounds__(Config::kThreads)
         sum = quad_sum(sum);
         const float old_sum = old.sum * __expf(old.max - max);
         const MaxSum now{max, old_sum + sum};
-        const float inverse_sum = now.sum > 0 ? 1 / now.sum : 0;
+        const float inverse_sum = now.sum != 0 ? 1 / now.sum : 0;
         if (tid % 4 == 0 && row0 + row < shape.seqlen_q) {
           smem.sOld[row] = old_sum * inverse_sum, smem.sNew[row] = inverse_kept * inverse_sum;
           gState[q0 + row0 + row] = now;
-          if (last) gLse[q0 + row0 + row] = now.sum > 0 ? max + logf(now.sum) : -INFINITY;
+          if (last) gLse[q0 + row0 + row] = now.sum != 0 ? max + logf(now.sum) : -INFINITY;
         }
       }
       __syncthreads();  // P and the factors are there

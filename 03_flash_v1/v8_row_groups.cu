@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(Config::kThreads)
           MaxSum now{max, old_sum};
 #pragma unroll
           for (int w = 0; w < kWarpsN; ++w) now.sum += smem.sSum[w][local_row(m, r)];
-          const float inverse_sum = now.sum > 0 ? 1 / now.sum : 0;
+          const float inverse_sum = now.sum != 0 ? 1 / now.sum : 0;
           const float old_factor = old_sum * inverse_sum, factor = inverse_kept * inverse_sum;
           const int64_t at = (q0 + row(m, r)) * kHeadDim + warp_n * kSlice + quad_col;
 #pragma unroll
@@ -391,7 +391,7 @@ __global__ void __launch_bounds__(Config::kThreads)
           }
           if (warp_n == 0 && quad_col == 0) {
             gState[q0 + row(m, r)] = now;
-            if (last) gLse[q0 + row(m, r)] = now.sum > 0 ? max + logf(now.sum) : -INFINITY;
+            if (last) gLse[q0 + row(m, r)] = now.sum != 0 ? max + logf(now.sum) : -INFINITY;
           }
         }
       cp_async_wait<0>();  // the next Q

@@ -346,14 +346,14 @@ __global__ void __launch_bounds__(Config::kThreads)
     for (int r = 0; r < 2; ++r) {
       if (row(m, r) >= shape.seqlen_q) continue;
       const float sum = smem.sSum[0][local_row(m, r)] + smem.sSum[1][local_row(m, r)];
-      const float factor = sum > 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
+      const float factor = sum != 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
       const int64_t at = (q0 + row(m, r)) * kHeadDim + warp_n * kSlice + quad_col;
 #pragma unroll
       for (int n = 0; n < kSlice / 8; ++n)
         *reinterpret_cast<uint32_t*>(gO + at + 8 * n) =
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       if (warp_n == 0 && quad_col == 0)
-        gLse[q0 + row(m, r)] = sum > 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
+        gLse[q0 + row(m, r)] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
     }
   //! [finish]
 }

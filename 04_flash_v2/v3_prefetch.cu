@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(row_sum[m][r]);
-      const float factor = sum > 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
+      const float factor = sum != 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
       if (row(m, r) >= shape.seqlen_q) continue;
       const int64_t at = (q0 + row(m, r)) * kHeadDim + quad_col;
 #pragma unroll
@@ -295,7 +295,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         *reinterpret_cast<uint32_t*>(gO + at + 8 * n) =
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       if (quad_col == 0)
-        gLse[q0 + row(m, r)] = sum > 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
+        gLse[q0 + row(m, r)] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
     }
   //! [finish]
 }

@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(row_sum[m][r]);
-      const float factor = sum > 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
+      const float factor = sum != 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
       const int row = 16 * m + 8 * r + lane_id / 4;
       if (row >= rows) continue;
       Element* const to = gO + own.q + int64_t{first_row + row} * kHeadDim + lane_id % 4 * 2;
@@ -275,7 +275,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         *reinterpret_cast<uint32_t*>(to + 8 * n) =
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       if (lane_id % 4 == 0)
-        gLse[own.lse + first_row + row] = sum > 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
+        gLse[own.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
     }
   //! [finish]
 }

@@ -42,8 +42,8 @@ __device__ __forceinline__ void combine(float* sWeight,            // [rows, num
       max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
     for (int n = lane_id; n < num_splits; n += 32) sum += weight[n] = exp2f(weight[n] - max);
     for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
-    for (int n = lane_id; n < num_splits; n += 32) weight[n] *= sum > 0 ? 1 / sum : 0;
-    if (lane_id == 0) gLse[rows.first + r] = sum > 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
+    for (int n = lane_id; n < num_splits; n += 32) weight[n] *= sum != 0 ? 1 / sum : 0;
+    if (lane_id == 0) gLse[rows.first + r] = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
   }
   __syncthreads();  // the weights of all rows are there
   constexpr int kChunks = kHeadDim / 4;

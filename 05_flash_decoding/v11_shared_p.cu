@@ -160,8 +160,8 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 #pragma unroll
   for (int c = 0; c < kOwn; ++c)
     if (owner)
-      store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum > 0 ? 1 / sum : 0);
-  if (lane_id == 0) gLse[row] = sum > 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
+      store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum != 0 ? 1 / sum : 0);
+  if (lane_id == 0) gLse[row] = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
 }
 //! [merge_row]
 
@@ -307,8 +307,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int n = 0; n < Config::kNumWarps; ++n) sum += smem.sSum[n][row];
       //! [merge]
       // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
-      const float factor = sum > 0 ? 1 / sum : 0;
-      const float lse = sum > 0 ? row_max[r] + log2f(sum) : -INFINITY;
+      const float factor = sum != 0 ? 1 / sum : 0;
+      const float lse = sum != 0 ? row_max[r] + log2f(sum) : -INFINITY;
       const int64_t to =
           num_splits == 1 ? rows.first + row : slot_of(first_block, split) * kRows + row;
 #pragma unroll

@@ -177,8 +177,8 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 #pragma unroll
   for (int c = 0; c < kOwn; ++c)
     if (owner)
-      store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum > 0 ? 1 / sum : 0);
-  if (lane_id == 0) gLse[row] = sum > 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
+      store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum != 0 ? 1 / sum : 0);
+  if (lane_id == 0) gLse[row] = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
 }
 //! [merge_row]
 
@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(Config::kThreads)
             make_float2(o[n][2 * r], o[n][2 * r + 1]);
       const float sum = quad_sum(row_sum[r]);
       if (lane_id % 4 == 0) {  // a warp that saw no key must not raise the common maximum
-        smem.sMax[warp_id][row] = sum > 0 ? row_max[r] : kLowest;
+        smem.sMax[warp_id][row] = sum != 0 ? row_max[r] : kLowest;
         smem.sSum[warp_id][row] = sum;
       }
     }
@@ -349,8 +349,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       }
       //! [merge]
       // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
-      const float factor = sum > 0 ? 1 / sum : 0;
-      const float lse = sum > 0 ? max + log2f(sum) : -INFINITY;
+      const float factor = sum != 0 ? 1 / sum : 0;
+      const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
       if (num_splits == 1) {
         store_row_part(gO + (rows.first + r) * kHeadDim + col, out, factor);
         if (col == 0) gLse[rows.first + r] = kLn2 * lse;

@@ -141,8 +141,8 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 #pragma unroll
   for (int c = 0; c < kOwn; ++c)
     if (owner)
-      store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum > 0 ? 1 / sum : 0);
-  if (lane_id == 0) gLse[row] = sum > 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
+      store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum != 0 ? 1 / sum : 0);
+  if (lane_id == 0) gLse[row] = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
 }
 //! [merge_row]
 
@@ -274,8 +274,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       const int row = quad_row + 8 * r;
       const float sum = quad_sum(row_sum[r]);
       if (row >= rows.count) continue;
-      const float factor = sum > 0 ? 1 / sum : 0;
-      const float lse = sum > 0 ? row_max[r] + log2f(sum) : -INFINITY;
+      const float factor = sum != 0 ? 1 / sum : 0;
+      const float lse = sum != 0 ? row_max[r] + log2f(sum) : -INFINITY;
       const int64_t to =
           num_splits == 1 ? rows.first + row : Schedule::slot(segment, split) * kRows + row;
 #pragma unroll

@@ -155,8 +155,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
     //! [merge]
     // (7) O = O / l, once; (8) store O and lse. A row that sees nothing: O = 0, lse = -inf.
-    gO[(rows.first + r) * kHeadDim + col] = from_float<Element>(sum > 0 ? out / sum : 0);
-    if (col == 0) gLse[rows.first + r] = sum > 0 ? kLn2 * max + logf(sum) : -INFINITY;
+    gO[(rows.first + r) * kHeadDim + col] = from_float<Element>(sum != 0 ? out / sum : 0);
+    if (col == 0) gLse[rows.first + r] = sum != 0 ? kLn2 * max + logf(sum) : -INFINITY;
   }
 }
 

@@ -238,8 +238,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     //! [merge]
     // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
     const int64_t to = (rows.first + r) * num_splits + split;
-    gOPartial[to * kHeadDim + col] = sum > 0 ? out / sum : 0;
-    if (col == 0) gLsePartial[to] = sum > 0 ? max + log2f(sum) : -INFINITY;
+    gOPartial[to * kHeadDim + col] = sum != 0 ? out / sum : 0;
+    if (col == 0) gLsePartial[to] = sum != 0 ? max + log2f(sum) : -INFINITY;
   }
 }
 

@@ -254,13 +254,13 @@ __global__ void __launch_bounds__(Config::kThreads)
       //! [merge]
       // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
       if (num_splits == 1) {
-        gO[(rows.first + r) * kHeadDim + col] = from_float<Element>(sum > 0 ? out / sum : 0);
-        if (col == 0) gLse[rows.first + r] = sum > 0 ? kLn2 * max + logf(sum) : -INFINITY;
+        gO[(rows.first + r) * kHeadDim + col] = from_float<Element>(sum != 0 ? out / sum : 0);
+        if (col == 0) gLse[rows.first + r] = sum != 0 ? kLn2 * max + logf(sum) : -INFINITY;
         continue;
       }
       const int64_t to = slot_of(first_block, split) * kRows + r;
-      gOPartial[to * kHeadDim + col] = sum > 0 ? out / sum : 0;
-      if (col == 0) gLsePartial[to] = sum > 0 ? max + log2f(sum) : -INFINITY;
+      gOPartial[to * kHeadDim + col] = sum != 0 ? out / sum : 0;
+      if (col == 0) gLsePartial[to] = sum != 0 ? max + log2f(sum) : -INFINITY;
     }
 
     // (9) the last one merges

@@ -24,7 +24,7 @@ ATTN_DECLARE_STEP(tile_counter);
 namespace attn {
 namespace {
 
-constexpr float kLargest = 448, kSmallestMax = 1e-10f;  // as in quantise.h
+constexpr float kLargest = 448, kSmallestMax = 1e-10f, kSmallestV = 0x1p-80f;  // as in quantise.h
 constexpr const char* kQuantised[] = {"q", "k", "v"};
 constexpr int64_t kPartials = 256;
 
@@ -35,10 +35,11 @@ float random_sign(int column) {
   return ((x ^ x >> 13) & 1) != 0 ? -1.0f : 1.0f;
 }
 
-// Rounds `count` numbers to e4m3 with the scale of the largest of them; they mean `norm` of what
-// they are.
-void round_together(float* x, std::size_t count, float norm = 1) {
-  float largest = kSmallestMax;
+float smallest_of(const HostTensor& t) { return t.spec.name == "v" ? kSmallestV : kSmallestMax; }
+
+// Rounds `count` numbers to e4m3 with the scale of the largest of them, at least `largest`; they
+// mean `norm` of what they are.
+void round_together(float* x, std::size_t count, float largest, float norm = 1) {
   for (std::size_t i = 0; i < count; ++i) largest = std::max(largest, std::abs(x[i]));
   const float scale = kLargest / largest, descale = largest / kLargest * norm;
   for (std::size_t i = 0; i < count; ++i) x[i] *= scale;
@@ -54,7 +55,7 @@ void round_tiles(const Problem& p, HostTensor& t, float norm = 1) {
   for (int64_t head = 0; head < heads; ++head)
     for (int64_t row = 0; row < rows; row += kTile)
       round_together(t.data.data() + (head * rows + row) * d,
-                     static_cast<std::size_t>(std::min(kTile, rows - row) * d), norm);
+                     static_cast<std::size_t>(std::min(kTile, rows - row) * d), smallest_of(t), norm);
 }
 
 // Random signs, then Hadamard's matrix: additions in the kernel's order.
@@ -231,7 +232,7 @@ HostTensors in_tensor_scales(const Problem&, const HostTensors& inputs) {
   for (const char* name : kQuantised) {
     HostTensor& t = stored.at(name);
     t.spec.dtype = DType::fp32;
-    round_together(t.data.data(), t.data.size());
+    round_together(t.data.data(), t.data.size(), smallest_of(t));
   }
   return stored;
 }
@@ -284,7 +285,7 @@ HostTensors rotated_in_windows(const Problem& p, const HostTensors& inputs) {
           sum += part;
         }
         const float mean = sum / static_cast<float>(end - key0);
-        const float descale = std::max({high - mean, mean - low, kSmallestMax}) / kLargest;
+        const float descale = std::max({high - mean, mean - low, kSmallestV}) / kLargest;
         for (int64_t key = key0; key < end; ++key) {
           const float code = round_to(DType::e4m3, (v[at(key)] - mean) * (1 / descale));
           out[at(key)] = mean + code * descale;
@@ -324,10 +325,22 @@ HostTensors turned_in_registers(const Problem& p, const HostTensors& inputs) {
   return rotated_in_windows(p, turned(p, inputs, DType::fp32));
 }
 
+// The diagonal of the rotation: Q and K are multiplied by diag(signs) H / sqrt(d).
+static HostTensors signs_of_columns(const Problem& p, const ReadWorkspace&) {
+  HostTensor signs =
+      zeros({"signs", {1, 1, 1, p.head_dim}, DType::fp32, {}, nullptr, false, 1});
+  for (std::size_t c = 0; c < signs.data.size(); ++c)
+    signs.data[c] = random_sign(static_cast<int>(c));
+  HostTensors choices;
+  choices.emplace("signs", std::move(signs));
+  return choices;
+}
+
 static Step rotated_step(std::string name, std::string idea, Launch launch) {
   Step step =
       tile_scales_step(std::move(name), std::move(idea), launch, rotated_in_tile_scales);
   step.cost = [launch](const Problem& p) { return rotated_cost(p, launch); };
+  step.choices = signs_of_columns;
   return step;
 }
 
@@ -338,6 +351,7 @@ static Step windows_step(std::string name, std::string idea, Launch launch, bool
   step.workspaces = fused ? windows_workspaces : apart_workspaces;
   step.cost = [launch, fused](const Problem& p) { return rotary_cost(p, launch, fused); };
   step.takes.push_back("rotary");
+  step.choices = signs_of_columns;
   return step;
 }
 

@@ -139,7 +139,8 @@ __device__ __forceinline__ void store_o(Element* gO, float* gLse, const Work& wo
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     row_sum[r] = quad_sum(row_sum[r]);
-    const float factor = row_sum[r] > 0 ? __fdividef(1, row_sum[r]) : 0;  // nothing seen: O = 0
+    // O = 0 where nothing is seen. Not `> 0`: a NaN would get the lse of such a row.
+    const float factor = row_sum[r] != 0 ? __fdividef(1, row_sum[r]) : 0;
     const int row = first_row() + 8 * r;
     const bool exists = work.row0 + row < work.seqlen_q;
     Element* const gRow =
@@ -154,7 +155,7 @@ __device__ __forceinline__ void store_o(Element* gO, float* gLse, const Work& wo
             upper ? make_uint2(got, odd) : make_uint2(even, got);
     }
     if (quad_col() == 0 && exists)
-      gLse[work.lse + row] = row_sum[r] > 0 ? kLn2 * (row_max[r] + __log2f(row_sum[r])) : -INFINITY;
+      gLse[work.lse + row] = row_sum[r] != 0 ? kLn2 * (row_max[r] + __log2f(row_sum[r])) : -INFINITY;
   }
 }
 //! [epilogue]

@@ -14,7 +14,10 @@ namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
 constexpr float kLargestE4M3 = 448;
-constexpr float kSmallestMax = 1e-10f;  // so that no descale is 0
+// Least values that a scale is chosen for. Scores are multiplied by the descales of Q and of K, and
+// a product of 0 would turn the -inf of a masked score into NaN. That of V divides l, which is
+// below 2^38.
+constexpr float kSmallestMax = 1e-10f, kSmallestV = 0x1p-80f;
 struct QuantisePass {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;
 };
@@ -24,7 +27,11 @@ enum Tensor { kQ, kK, kV, kTensors };
 // Where a key lies that is the tile's first but for `keys`: rows of v8 are whole 16 bytes.
 inline __host__ __device__ int64_t padded_keys(int64_t keys) { return round_up(keys, 16); }
 
-// Eight numbers of bf16, as floats.
+// An infinity as NaN, x + 0 x: e4m3 has no infinity, and a conversion that saturates would make it
+// 448. fmaxf ignores NaN, so that scales come from finite values alone.
+__device__ __forceinline__ float finite_or_nan(float x) { return x + 0 * x; }
+
+// Eight numbers of bf16, as floats; infinities as NaN.
 struct Eight {
   float x[8];
 };
@@ -34,8 +41,8 @@ __device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
   Eight e;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    e.x[2 * i] = __uint_as_float(pairs[i] << 16);
-    e.x[2 * i + 1] = __uint_as_float(pairs[i] & 0xFFFF0000u);
+    e.x[2 * i] = finite_or_nan(__uint_as_float(pairs[i] << 16));
+    e.x[2 * i + 1] = finite_or_nan(__uint_as_float(pairs[i] & 0xFFFF0000u));
   }
   return e;
 }
@@ -79,7 +86,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
 // The largest of a tensor, by all threads of a block.
 __device__ __forceinline__ float tensor_max(const float* gPartial, int tensor,
                                             float (&sMax)[QuantisePass::kWarps]) {
-  return fmaxf(block_max(gPartial[tensor * kPartials + threadIdx.x], sMax), kSmallestMax);
+  return fmaxf(block_max(gPartial[tensor * kPartials + threadIdx.x], sMax),
+               tensor == kV ? kSmallestV : kSmallestMax);
 }
 
 // Q and K: 16 numbers a thread. blockIdx.y: which of them.

@@ -290,7 +290,12 @@ __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDi
       unpack<kHeadDim>(bits, nullptr, numbers);
     i += static_cast<int>(gridDim.x);
     if (i < tiles) bits.load(i < tiles_q ? q.g : k.g, next = tile(i));
-    if constexpr (kRotated) add_the_rest(numbers);
+    if constexpr (kRotated) {
+      add_the_rest(numbers);
+      for (auto& row : numbers.x)
+#pragma unroll
+        for (float& number : row) number = finite_or_nan(number);
+    }
     quantise_tile(g8, gDescale, own, numbers, sMax[parity], kRotated ? kHadamardNorm<kHeadDim> : 1);
   }
 }
@@ -332,7 +337,7 @@ __global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256   ? 2
   for (int panel = 0; panel < kPanels; ++panel)
 #pragma unroll
     for (int i = 0; i < 4; ++i) largest = largest_of(eight(panel, i), largest);
-  largest = fmaxf(block_max(largest, sMax), kSmallestMax);
+  largest = fmaxf(block_max(largest, sMax), kSmallestV);
   if (threadIdx.x == 0) gDescale[head * tiles + tile] = largest / kLargestE4M3;
 #pragma unroll
   for (int panel = 0; panel < kPanels; ++panel) {

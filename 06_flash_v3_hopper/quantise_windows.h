@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
     const Eight e = load_eight(gV + (head * seqlen_k + key) * head_dim + panel * kColumns + column);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      sum[i] += e.x[i];
+      sum[i] += fabsf(e.x[i]) < INFINITY ? e.x[i] : 0;  // a NaN is its key's alone, not the window's
       least[i] = fminf(least[i], e.x[i]), most[i] = fmaxf(most[i], e.x[i]);
     }
   }
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
     low = fminf(low, sLeast[row][threadIdx.x]), high = fmaxf(high, sMost[row][threadIdx.x]);
   }
   const float mean = all / static_cast<float>(end - key0);
-  const float largest = fmaxf(fmaxf(high - mean, mean - low), kSmallestMax);
+  const float largest = fmaxf(fmaxf(high - mean, mean - low), kSmallestV);
   gWindows[(head * windows + window) * head_dim + panel * kColumns + threadIdx.x] =
       make_float2(mean, largest / kLargestE4M3);
 }

@@ -118,8 +118,9 @@ std::vector<Expected> append_reference(const Problem& p, const HostTensors& in, 
 // ---- copies ------------------------------------------------------------------------------------
 
 TensorSpec whole_pool(const Problem& p, const char* name) {
-  const int64_t pages =
-      std::max(p.own.contains("num_pages") ? num_pages_of(p) : 0, 2 * p.batch + 1);
+  const bool loaded = p.inputs == InputKind::files;
+  const int64_t pages = std::max(p.own.contains("num_pages") ? num_pages_of(p) : 0,
+                                 loaded ? 0 : 2 * p.batch + 1);
   TensorSpec spec{name, {pages, page_size_of(p), p.kv_heads, p.head_dim}, p.dtype};
   spec.file = std::string(name) + "_pages";
   return spec;
@@ -141,23 +142,42 @@ void draw_copies(const Problem& p, HostTensor& t) {
   }
 }
 TensorSpec copies_of(const Problem& p) {
-  return {"page_copies", {1, 1, p.batch, 3}, DType::int32, {}, draw_copies, true, 2};
-}
-std::vector<int64_t> copies_drawn(const Problem& p) {
-  HostTensor t = zeros(copies_of(p));
-  draw_copies(p, t);
-  return t.numbers;
+  return {"page_copies", {1, 1, p.batch, 3}, DType::int32, {}, draw_copies, false, 2};
 }
 template <class Body>  // body(page, token, head) of every row that is written, and where it is from
-void for_each_copied(const Problem& p, Body body) {
-  const std::vector<int64_t> copies = copies_drawn(p);
+void for_each_copied(const Problem& p, const HostTensors& in, Body body) {
+  const std::vector<int64_t>& copies = in.at("page_copies").numbers;
   for (auto at = copies.begin(); at != copies.end(); at += 3)
     for (int64_t i = 0; i < at[2]; ++i)
       for (int64_t h = 0; h < p.kv_heads; ++h) body(at[0], at[1], i, h);
 }
+// Copies have no order: a page is read or written, and written once.
+void check_copies(const Problem& p, HostTensors& in) {
+  const std::vector<int64_t>& copies = in.at("page_copies").numbers;
+  const int64_t pages = in.at("k").spec.shape[0];
+  std::map<int64_t, std::size_t> writers, readers;  // page -> copy
+  for (std::size_t n = 0; n < copies.size() / 3; ++n) {
+    const int64_t from = copies[3 * n], to = copies[3 * n + 1], tokens = copies[3 * n + 2];
+    for (const int64_t page : {from, to})
+      if (page < 0 || page >= pages)
+        throw InputError(fmt::format("page_copies: entry [{}] names page {}, must be from 0 to {}",
+                                     n, page, pages - 1));
+    if (tokens < 0 || tokens > page_size_of(p))
+      throw InputError(fmt::format("page_copies: entry [{}] copies {} tokens, must be from 0 to {}",
+                                   n, tokens, page_size_of(p)));
+    readers.try_emplace(from, n);
+    if (!writers.try_emplace(to, n).second)
+      throw InputError(fmt::format("page_copies: entries [{}] and [{}] both write page {}",
+                                   writers.at(to), n, to));
+  }
+  for (const auto& [page, n] : writers)
+    if (readers.contains(page))
+      throw InputError(fmt::format("page_copies: entry [{}] writes page {}, which entry [{}] reads",
+                                   n, page, readers.at(page)));
+}
 std::vector<int64_t> copied_rows(const Problem& p, const HostTensors& in, const std::string& k) {
   std::vector<int64_t> rows;
-  for_each_copied(p, [&](int64_t, int64_t to, int64_t i, int64_t h) {
+  for_each_copied(p, in, [&](int64_t, int64_t to, int64_t i, int64_t h) {
     rows.push_back(in.at(k).spec.row(to, i, h));
   });
   std::ranges::sort(rows);
@@ -168,9 +188,9 @@ std::vector<Expected> copy_reference(const Problem& p, const HostTensors& in, Se
   for (const char* name : {"k", "v"}) {
     const HostTensor& t = in.at(name);
     std::size_t rows = 0, at = 0;
-    for_each_copied(p, [&](int64_t, int64_t, int64_t, int64_t) { ++rows; });
+    for_each_copied(p, in, [&](int64_t, int64_t, int64_t, int64_t) { ++rows; });
     Expected e = expected_rows(t.spec, rows, 0, false);
-    for_each_copied(p, [&](int64_t from, int64_t to, int64_t i, int64_t h) {
+    for_each_copied(p, in, [&](int64_t from, int64_t to, int64_t i, int64_t h) {
       e.rows[at] = {to, i, h};
       const auto first = static_cast<std::ptrdiff_t>(at) * p.head_dim;
       std::copy_n(t.row(from, i, h), p.head_dim, e.reference.begin() + first);
@@ -242,20 +262,36 @@ const Operation& page_copy() {
     op.few_queries = 1;
     op.own = {page_options()[0], page_options()[1]};
     op.complete = [](Problem& p, const std::set<std::string>&) {
-      if (p.own.contains("num_pages") && num_pages_of(p) < 2 * p.batch + 1)
+      if (p.inputs != InputKind::files && p.own.contains("num_pages") &&
+          num_pages_of(p) < 2 * p.batch + 1)
         throw InputError(fmt::format("--num-pages {}: {} copies need {}", num_pages_of(p), p.batch,
                                      2 * p.batch + 1));
       if (!p.seqused_k.empty()) throw InputError("--seqused: page_copy has pages, no sequences");
     };
     op.changes = copied_rows;
+    op.place = check_copies;
+    // Of copies that are loaded, whole pages: how many tokens they have is in the file alone.
     op.useful_bytes = [](const Problem& p) {
+      if (p.inputs == InputKind::files)
+        return 4 * bytes_of_rows(p, static_cast<double>(p.batch * page_size_of(p)));
+      HostTensor copies = zeros(copies_of(p));
+      draw_copies(p, copies);
       double rows = 0;
-      const std::vector<int64_t> copies = copies_drawn(p);
-      for (std::size_t n = 2; n < copies.size(); n += 3) rows += static_cast<double>(copies[n]);
+      for (std::size_t n = 2; n < copies.numbers.size(); n += 3)
+        rows += static_cast<double>(copies.numbers[n]);
       return 4 * bytes_of_rows(p, rows);
     };
-    op.sizes_of_files = [](const std::string& folder, Problem&) {
-      throw InputError(folder + ": page_copy draws its pages");
+    op.sizes_of_files = [](const std::string& folder, Problem& p) {
+      const auto k =
+          shape_of_file(folder, "k_pages.npy", 4, "num_pages, page_size, kv_heads, head_dim");
+      const auto copies = shape_of_file(folder, "page_copies.npy", 2, "copies, 3");
+      if (std::ranges::min(k) < 1 || copies[1] != 3)
+        throw InputError(fmt::format("{}: k_pages.npy [{}] needs sides of at least 1, and "
+                                     "page_copies.npy [{}] rows of (from, to, tokens)",
+                                     folder, fmt::join(k, ", "), fmt::join(copies, ", ")));
+      p.batch = copies[0], p.kv_heads = p.heads = k[2], p.head_dim = k[3];
+      p.own["num_pages"] = {static_cast<double>(k[0])};
+      p.own["page_size"] = {static_cast<double>(k[1])};
     };
     return op;
   }();

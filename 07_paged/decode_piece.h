@@ -160,9 +160,9 @@ __device__ __forceinline__ void merge_parts_of_row(const float* gOPartial, const
       add_scaled(
           out, exp2f(gLsePartial[place_of(n)] - max),
           *reinterpret_cast<const float4*>(gOPartial + place_of(n) * Config::kHeadDim + col));
-    store_row_part(gO + col, out, sum > 0 ? 1 / sum : 0);
+    store_row_part(gO + col, out, sum != 0 ? 1 / sum : 0);
   }
-  if (lane_id == 0) *gLse = sum > 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
+  if (lane_id == 0) *gLse = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
 }
 
 // What a piece is read from and stored to: as the arguments of the kernel.
@@ -302,8 +302,8 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
       add_scaled(out, weight, *reinterpret_cast<const float4*>(&sO[n][r][col]));
     }
     // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
-    const float factor = sum > 0 ? 1 / sum : 0;
-    const float lse = sum > 0 ? max + log2f(sum) : -INFINITY;
+    const float factor = sum != 0 ? 1 / sum : 0;
+    const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
     if (work.num_parts == 1) {
       store_row_part(g.gO + group.q(row0 + r) + col, out, factor);
       if (col == 0) g.gLse[group.lse(row0 + r)] = kLn2 * lse;

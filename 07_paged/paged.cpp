@@ -138,16 +138,20 @@ std::vector<Expected> with_sinks(std::vector<Expected> expected, const HostTenso
   const auto columns = static_cast<std::size_t>(o.spec.columns());
   for (std::size_t r = 0; r < o.rows.size(); ++r) {
     const double sink = double{in.at("sinks").data[static_cast<std::size_t>(o.rows[r].h)]};
-    const auto joined = [&](double x) {
-      return std::max(x, sink) + std::log1p(std::exp(-std::abs(x - sink)));
+    const auto joined = [&](double x) {  // of two that are -inf the difference is NaN
+      return x == sink ? x + std::log(2) : std::max(x, sink) + std::log1p(std::exp(-std::abs(x - sink)));
     };
-    const double share = std::exp(lse.reference[r] - joined(lse.reference[r]));
+    const double all = joined(lse.reference[r]);
+    const double share = std::isfinite(lse.reference[r]) ? std::exp(lse.reference[r] - all) : 0;
     for (std::size_t c = r * columns; c < (r + 1) * columns; ++c)
-      o.reference[c] *= share, o.low[c] = static_cast<float>(o.low[c] * share);
-    o.scale[r] *= share, o.slack[r] *= 2 * share;
-    lse.reference[r] = joined(lse.reference[r]);
+      o.reference[c] *= share,
+          o.low[c] = round_to(o.spec.dtype, static_cast<float>(o.low[c] * share));
+    // A small share makes O subnormal in fp16: the spacing of these numbers does not shrink with it.
+    const double spacing = subnormal_slack(o.spec);
+    o.scale[r] *= share, o.slack[r] = 2 * share * (o.slack[r] - spacing) + spacing;
+    lse.reference[r] = all;
     lse.low[r] = static_cast<float>(joined(double{lse.low[r]}));
-    lse.scale[r] = std::max(1.0, std::abs(lse.reference[r]));
+    lse.scale[r] = std::max(1.0, std::isfinite(all) ? std::abs(all) : 0.0);
   }
   return expected;
 }
@@ -185,8 +189,16 @@ std::vector<TensorSpec> paged_inputs(const Problem& p) {
   return specs;
 }
 
+// A sink times log2(e) has to be a float32.
+constexpr float kLargestSink = 1e30f;
+
 // The table that was loaded says where tokens lie; its unused entries are poison here, too.
 void place_pages(const Problem& p, HostTensors& in) {
+  if (in.contains("sinks"))
+    for (const float x : in.at("sinks").data)
+      if (!(x <= kLargestSink))
+        throw InputError(fmt::format("sinks: {}; must be -inf (no sink) or at most {}", x,
+                                     kLargestSink));
   HostTensor& table = in.at("page_table");
   for (const char* name : {"k", "v"})
     if (in.contains(name)) in.at(name).spec.layout = in_pages(p, name, table).layout;
@@ -202,10 +214,10 @@ std::vector<int64_t> shape_of_file(const std::string& folder, const char* file, 
   const std::filesystem::path path = std::filesystem::path(folder) / file;
   const bool is_table = std::string_view(file) == "page_table.npy";
   const std::vector<int64_t> shape =
-      (is_table ? read_npy_bytes(path, {"<i4", "<i8"}) : read_npy_bytes(path, {"<f4"})).shape;
+      is_table ? read_npy_shape(path, {"<i4", "<i8"}) : read_npy_shape(path, {"<f4", "<f2"});
   if (shape.size() != rank)
-    throw InputError(
-        fmt::format("{}: has rank {}, must be [{}]", path.string(), shape.size(), sides));
+    throw InputError(fmt::format("{}: has shape [{}], must be [{}]", path.string(),
+                                 fmt::join(shape, ", "), sides));
   return shape;
 }
 
@@ -236,7 +248,10 @@ void sizes_of_pages(const std::string& folder, Problem& p, const char* file) {
 namespace {
 
 void sizes_of_files(const std::string& folder, Problem& p) {
-  const auto q = shape_of_file(folder, "q.npy", 4, "batch, heads, seqlen_q, head_dim");
+  auto q = shape_of_file(folder, "q.npy", 4,
+                         p.files_bnhd ? "batch, seqlen_q, heads, head_dim"
+                                      : "batch, heads, seqlen_q, head_dim");
+  if (p.files_bnhd) std::swap(q[1], q[2]);
   sizes_of_pages(folder, p);
   if (q[0] != p.batch || q[3] != p.head_dim)
     throw InputError(fmt::format(

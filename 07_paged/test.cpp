@@ -114,6 +114,28 @@ TEST_CASE("a sink takes its share of a row and has no value", "[emulated]") {
   CHECK(std::abs(expected[1].reference[0] - std::log(4.0)) < 1e-6);
   CHECK(std::abs(expected[1].reference[1] - std::log(3.0)) < 1e-6);
 }
+// A running maximum that begins as the sink would make P of the keys subnormal in fp16; added at the
+// end it costs nothing. Beside it a sink that dominates by so much that O is subnormal, a sink of
+// -inf, which is none, and a sequence without keys.
+TEST_CASE("fp16 with sinks far above the scores, and with sinks of -inf", "[emulated]") {
+  for (const int64_t splits : {1, 8}) {
+    Problem p = paged(2, 700, 64, 16, DType::fp16);
+    p.batch = 3, p.heads = 6, p.kv_heads = 1, p.seqused_k = {33, 700, 0};
+    p.own["sinks"] = {1}, p.own["blocks"] = {static_cast<double>(splits)};
+    p.finish();
+    Case c(p, paged_decode());
+    c.inputs.at("sinks").data = {9, 12, 14, 17, 30, -INFINITY};
+    c.expected = paged_decode().reference(p, c.inputs, {});
+    for (const Step& step : chapter().steps) {
+      if (step.operation != &paged_decode() || refusal(step, p)) continue;
+      INFO(step.name << " " << splits);
+      HostTensors out;
+      CHECK(run_step(step, c, Backend::emulated, &out) == "");
+      CHECK(out.at("lse").row(2, 5, 0)[0] == -INFINITY);
+      CHECK(std::abs(out.at("lse").row(2, 4, 0)[0] - 30) < 1e-5f);
+    }
+  }
+}
 // A query that sees the key at its own position alone: both are turned by one angle, wherever that
 // is, so that the score is their product.
 TEST_CASE("a query is turned by the position of the last key", "[emulated]") {

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <deque>
+#include <filesystem>
 #include <fstream>
 #include <istream>
 #include <map>
@@ -102,8 +103,8 @@ Trace read_trace(std::istream& in, const std::string& name) {
     if (std::max(r.samples, r.beams) > kCapacity / kLongest)
       wrong(fmt::format("does not fit into the cache: samples x beams x {} must be at most {}",
                         kLongest, kCapacity));
-    if (r.arrival < (trace.empty() ? 0 : trace.back().arrival))
-      wrong("arrives before the line above");
+    if (r.arrival < 0) wrong("arrival must be at least 0");
+    if (!trace.empty() && r.arrival < trace.back().arrival) wrong("arrives before the line above");
     if (r.arrival > kLastArrival) wrong("arrives after step 2^53");
     systems.insert(r.system);
     if (std::ssize(trace) + std::ssize(systems) >= kMostPrompts)
@@ -432,8 +433,14 @@ int trace_command(const std::vector<std::string>& arguments) {
   if (from.empty()) {
     trace = drawn_trace(kDrawnRequests, 1);
   } else {
+    if (std::filesystem::is_directory(from))
+      throw InputError(fmt::format("--trace {}: a folder; a file of lines {} is accepted", from,
+                                   kHeader));
     std::ifstream file(from);
-    if (!file) throw InputError(fmt::format("--trace {}: cannot be read", from));
+    if (!file)
+      throw InputError(fmt::format("--trace {}: {}", from,
+                                   std::filesystem::exists(from) ? "cannot be read"
+                                                                 : "no such file"));
     trace = read_trace(file, from);
   }
   if (!save.empty()) {

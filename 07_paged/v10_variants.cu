@@ -5,8 +5,9 @@
 //           arithmetic on one number, which knows its query, its key and its head: a function
 //           object that the kernel is compiled with. Where a model does nothing, it is the product
 //           with the scale that was there before. (A window is a range of keys and costs no
-//           arithmetic: all steps have it.) A sink (StreamingLLM, arXiv 2309.17453; here learned, a
-//           logit a head) is a key without a value: softmax begins as if it had seen one. With a
+//           arithmetic: all steps have it.) A sink (StreamingLLM, arXiv 2309.17453; here learned,
+//           one logit per head) is a key without a value: its exp is added to the denominator when
+//           all keys of the row are summed. With a
 //           rotary embedding the keys lie rotated in their pages (a1_append), and queries are
 //           rotated on their way to shared memory, which saves a pass over Q.
 // expect    the time of v5 without, with ALiBi, a sink and --rotary; some more with softcap where
@@ -159,13 +160,26 @@ struct Variant {
 };
 //! [variant]
 
+// Adds exp2(sink_log2) to the denominator `sum`, both relative to 2^max; returns what O is scaled
+// by when the sink raises `max`. This comes after the last key: a running maximum that begins as
+// the sink would make P of scores far below it subnormal in fp16. -inf means no sink.
+//! [sink]
+__device__ __forceinline__ float add_sink(float sink_log2, float& max, float& sum) {
+  const float before = max;
+  max = fmaxf(max, sink_log2);
+  const float rescale = exp2f(before - max);
+  sum = fmaf(sum, rescale, exp2f(sink_log2 - max));
+  return rescale;
+}
+//! [sink]
+
 // The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
 // every 32nd part. `place_of(n)`: where part n lies.
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
-                                          Element* gO, float* gLse, int64_t row, int num_parts,
-                                          PlaceOf place_of) {
+                                          Element* gO, float* gLse, int64_t row, float sink_log2,
+                                          int num_parts, PlaceOf place_of) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
@@ -201,11 +215,11 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
     }
   }
   for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+  const float rescale = add_sink(sink_log2, max, sum), factor = sum != 0 ? rescale / sum : 0;
 #pragma unroll
   for (int c = 0; c < kOwn; ++c)
-    if (owner)
-      store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum > 0 ? 1 / sum : 0);
-  if (lane_id == 0) gLse[row] = sum > 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
+    if (owner) store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], factor);
+  if (lane_id == 0) gLse[row] = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
 }
 //! [merge_row]
 
@@ -268,13 +282,13 @@ __global__ void __launch_bounds__(Config::kThreads)
       seen[r] = keys_of_query(shape, used, i), diagonal[r] = i + used - shape.seqlen_q;
       const int head = rows.bh_kv % shape.kv_heads * group + h;
       if (Variant::kHasSlopes) slope_log2[r] = gSlopes[head] * kLog2e;
-      //! [sink]
-      if (gSinks != nullptr && split == 0 && warp_id == 0) {  // once a row: one warp of one part
-        row_max[r] = gSinks[head] * kLog2e;
-        row_sum[r] = lane_id % 4 == 0 ? 1 : 0;  // and one lane
-      }
-      //! [sink]
     }
+    // The sink of row r's head. Partial results have none: the merge adds it, once per row.
+    const auto sink_log2 = [&](int r) {
+      const int head = rows.bh_kv % shape.kv_heads * (shape.heads / shape.kv_heads) +
+                       (rows.row0 + r) / shape.seqlen_q;
+      return gSinks == nullptr ? -INFINITY : gSinks[head] * kLog2e;
+    };
 
     // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
     //! [pipeline]
@@ -379,8 +393,9 @@ __global__ void __launch_bounds__(Config::kThreads)
       }
       //! [merge]
       // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
-      const float factor = sum > 0 ? 1 / sum : 0;
-      const float lse = sum > 0 ? max + log2f(sum) : -INFINITY;
+      const float rescale = num_splits == 1 ? add_sink(sink_log2(r), max, sum) : 1;
+      const float factor = sum != 0 ? rescale / sum : 0;
+      const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
       if (num_splits == 1) {
         store_row_part(gO + (rows.first + r) * kHeadDim + col, out, factor);
         if (col == 0) gLse[rows.first + r] = kLn2 * lse;
@@ -400,8 +415,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
-      merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
-                                 [&](int n) { return int64_t{first_part + n} * kRows + r; });
+      merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, sink_log2(r),
+                                 num_splits, [&](int n) { return int64_t{first_part + n} * kRows + r; });
     if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
     //! [arrive]
   }

@@ -163,8 +163,8 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
   for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
 #pragma unroll
   for (int c = 0; c < kOwn; ++c)
-    store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum > 0 ? 1 / sum : 0);
-  if (lane_id == 0) gLse[row] = sum > 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
+    store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum != 0 ? 1 / sum : 0);
+  if (lane_id == 0) gLse[row] = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
 }
 //! [merge_row]
 
@@ -316,8 +316,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       const float sum = smem.sSum[row];
       //! [merge]
       // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
-      const float factor = sum > 0 ? 1 / sum : 0;
-      const float lse = sum > 0 ? smem.sMax[row] + log2f(sum) : -INFINITY;
+      const float factor = sum != 0 ? 1 / sum : 0;
+      const float lse = sum != 0 ? smem.sMax[row] + log2f(sum) : -INFINITY;
       const int64_t to = num_splits == 1 ? rows.first + row : place_of(split, row);
 #pragma unroll
       for (int n = 0; n < Config::kColumns / 8; ++n) {

@@ -215,8 +215,8 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 #pragma unroll
   for (int c = 0; c < kOwn; ++c)
     if (owner)
-      store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum > 0 ? 1 / sum : 0);
-  if (lane_id == 0) gLse[row] = sum > 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
+      store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum != 0 ? 1 / sum : 0);
+  if (lane_id == 0) gLse[row] = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
 }
 //! [merge_row]
 
@@ -420,8 +420,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       }
       //! [merge]
       // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
-      const float factor = sum > 0 ? 1 / sum : 0;
-      const float lse = sum > 0 ? max + log2f(sum) : -INFINITY;
+      const float factor = sum != 0 ? 1 / sum : 0;
+      const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
       if (num_splits == 1) {
         store_row_part(gO + (rows.first + r) * kHeadDim + col, out, factor);
         if (col == 0) gLse[rows.first + r] = kLn2 * lse;

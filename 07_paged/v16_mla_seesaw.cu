@@ -379,8 +379,8 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
       if (row >= rows.count) continue;
       const float sum = smem.sSum[kLeft][row] + smem.sSum[kRight][row];
       // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
-      const float factor = sum > 0 ? 1 / sum : 0;
-      const float lse = sum > 0 ? row_max[r] + log2f(sum) : -INFINITY;
+      const float factor = sum != 0 ? 1 / sum : 0;
+      const float lse = sum != 0 ? row_max[r] + log2f(sum) : -INFINITY;
       const int64_t to = num_splits == 1 ? rows.first + row : place_of(split, row);
 #pragma unroll
       for (int n = 0; n < Config::kColumns / 8; ++n) {

@@ -375,7 +375,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(row_sum[m][r]);
-      const float factor = sum > 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
+      const float factor = sum != 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
       char* const to = sO + (16 * m + 8 * r) * Config::kRowBytes;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)
@@ -383,7 +383,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       const int row = 16 * m + 8 * r + lane_id / 4;
       if (lane_id % 4 == 0 && row < rows)
-        gLse[own.lse + first_row + row] = sum > 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
+        gLse[own.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
     }
   __syncwarp();  // all of the warp's rows are there
 #pragma unroll

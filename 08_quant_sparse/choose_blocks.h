@@ -343,8 +343,9 @@ __global__ void __launch_bounds__(MeansStorage<Config>::kThreads)
   const int last_row = min(row0 + Config::kBlockM, shape.seqlen_q) - 1;
   const auto kept = [&](int n) {
     if (rule.sink && n == 0) return true;
-    if (rule.diagonal && n >= (row0 + shift) / Config::kBlockN &&
-        n <= (last_row + shift) / Config::kBlockN)
+    // Products, not quotients, which would round a diagonal before key 0 to block 0.
+    if (rule.diagonal && (n + 1) * Config::kBlockN > row0 + shift &&
+        n * Config::kBlockN <= last_row + shift)
       return true;
     return own[n] >= least;
   };

@@ -169,6 +169,9 @@ Step cache_step(std::string name, std::string idea, const char* type, Launch lau
 
 }  // namespace
 
+// As in quantise_kv.h.
+static float smallest_of(const HostTensor& t) { return t.spec.name == "v" ? 0x1p-80f : 1e-10f; }
+
 HostTensors cache_of_8_bits(const Problem& p, const HostTensors& inputs) {
   const float most_code = p.dtype == DType::int8 ? 127 : 448;
   HostTensors stored = inputs;
@@ -178,7 +181,7 @@ HostTensors cache_of_8_bits(const Problem& p, const HostTensors& inputs) {
     const auto d = static_cast<std::size_t>(p.head_dim);
     for (std::size_t at = 0; at < t.data.size(); at += d) {
       float* const x = t.data.data() + at;
-      float largest = 1e-10f;
+      float largest = smallest_of(t);
       for (std::size_t c = 0; c < d; ++c) largest = std::max(largest, std::abs(x[c]));
       const float scale = most_code / largest, descale = largest / most_code;
       for (std::size_t c = 0; c < d; ++c)
@@ -200,8 +203,9 @@ HostTensors cache_of_4_bits(const Problem& p, const HostTensors& inputs) {
       float* const x = t.data.data() + at;
       const auto [least, most] = std::minmax_element(x, x + d);
       const float from = *least, to = *most;
-      const float scale = round_to(DType::bf16, std::max((to - from) / 15, 1e-10f));
-      const float middle = round_to(DType::bf16, from + 8 * scale), inverse = 1 / scale;
+      const float width = (to - from) / 15, smallest = smallest_of(t);
+      const float scale = round_to(DType::bf16, std::max(width, smallest)), inverse = 1 / scale;
+      const float middle = round_to(DType::bf16, width < smallest ? from : from + 8 * scale);
       for (std::size_t c = 0; c < d; ++c) {
         const float code = std::clamp(std::nearbyint((x[c] - middle) * inverse), -8.0f, 7.0f);
         x[c] = code * scale + middle;

@@ -6,9 +6,9 @@
 //     q8 [B Hq, seqlen_q, d]    q_descale [B Hq, tiles, groups of Q]
 //     k8 [B Hkv, seqlen_k, d]   k_descale [B Hkv, tiles, groups of K]
 //
-// SageAttention (arXiv 2410.02367), section 4. What is no number, or infinite, is carried through:
-// the descale of a group with such an element is no number, nor is O of any row whose tile of
-// queries is multiplied with the group's tile.
+// SageAttention (arXiv 2410.02367), section 4. NaN and infinities propagate: int8 has no code for
+// them, so the descale of their group is NaN, and O of each row whose query tile is multiplied with
+// the group's tile.
 #pragma once
 
 #include "attn/kernel.h"
@@ -17,7 +17,10 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-constexpr float kSmallestMax = 1e-10f;  // so that rows of zeros have a scale
+// Least values that a scale is chosen for. Scores are multiplied by the descales of Q and of K, and
+// a product of 0 would turn the -inf of a masked score into NaN. That of V divides l, which is
+// below 2^38.
+constexpr float kSmallestMax = 1e-10f, kSmallestV = 0x1p-80f;
 constexpr int kScaleRows = 128;         // rows of a tile
 struct QuantisePass {
   static constexpr int kThreads = 256;
@@ -75,6 +78,10 @@ __device__ __forceinline__ Eight eight_of(const uint4& bits) {
 __device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
   return eight_of(*reinterpret_cast<const uint4*>(g));
 }
+
+// An infinity as NaN, x + 0 x: e4m3 has no infinity, and a conversion that saturates would make it
+// 448. Scales of V come from finite values alone.
+__device__ __forceinline__ float finite_or_nan(float x) { return x + 0 * x; }
 
 // |x| as a whole number: these compare as the numbers do, with infinity and then NaN at the end,
 // where fmaxf would leave a NaN out.

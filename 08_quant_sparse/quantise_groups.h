@@ -137,10 +137,9 @@ __global__ void __launch_bounds__(Pass::kThreads)
     largest_bits = max(largest_bits, __shfl_xor_sync(~0u, largest_bits, mask));
   }
   if (!exists) return;
-  const auto rounded = [](float y) { return to_float(from_float<__nv_bfloat16>(y)); };
   const bool finite = largest_bits < 0x7F800000u && most - least < 3e38f;
-  const float scale = rounded(fmaxf((most - least) / Codes::kLargest, kSmallestMax));
-  const float middle = rounded(least + Codes::kMiddle * scale), inverse = 1 / scale;
+  const auto [scale, middle] = affine_for<Codes>(least, most, kSmallestV);
+  const float inverse = 1 / scale;
   uint32_t word = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {

@@ -4,8 +4,7 @@
 //     k4, v4 [B Hkv, seqlen_k, d / 2]    descale [B Hkv, padded, 2]: of the key, of the value, each
 //                                        two numbers of bf16, the scale and what code 8 means
 //
-// QServe (arXiv 2405.04532), section 5.1. What is no number, or infinite, is carried through, as in
-// quantise_kv.h.
+// QServe (arXiv 2405.04532), section 5.1. NaN and infinities propagate as in quantise_kv.h.
 #pragma once
 
 #include "quantise_kv.h"
@@ -19,6 +18,17 @@ struct Affine {
 };
 __device__ __forceinline__ Affine affine_of(uint32_t pair) {
   return {unpack<__nv_bfloat16>(pair, 0), unpack<__nv_bfloat16>(pair, 1)};
+}
+
+// The scale and the middle of numbers from `least` to `most`, both rounded to bf16. Codes are chosen
+// for what is stored. Where the numbers are closer than the least scale, the middle is theirs: of
+// zeros it is 0, and so is O, where 8 scales less 8 scales would leave a rounding error.
+template <class Codes>
+__device__ __forceinline__ Affine affine_for(float least, float most, float smallest_scale) {
+  const auto rounded = [](float y) { return to_float(from_float<__nv_bfloat16>(y)); };
+  const float width = (most - least) / Codes::kLargest;
+  const float scale = rounded(fmaxf(width, smallest_scale));
+  return {scale, rounded(width < smallest_scale ? least : least + Codes::kMiddle * scale)};
 }
 
 // A warp has some rows of K (blockIdx.y = 0) or V, eight columns a lane.
@@ -53,11 +63,10 @@ __global__ void __launch_bounds__(Pass::kThreads)
     largest_bits = max(largest_bits, __shfl_xor_sync(~0u, largest_bits, mask));
   }
   if (!exists) return;
-  // Both are rounded to bf16 before codes are chosen, so that codes are of what is stored.
-  const auto rounded = [](float y) { return to_float(from_float<__nv_bfloat16>(y)); };
   const bool finite = largest_bits < 0x7F800000u && most - least < 3e38f;
-  const float scale = rounded(fmaxf((most - least) / Codes::kLargest, kSmallestMax));
-  const float middle = rounded(least + Codes::kMiddle * scale), inverse = 1 / scale;
+  const auto [scale, middle] =
+      affine_for<Codes>(least, most, of_k ? kSmallestMax : kSmallestV);
+  const float inverse = 1 / scale;
   uint32_t word = 0;
 #pragma unroll
   for (int i = 0; i < 8; ++i) {

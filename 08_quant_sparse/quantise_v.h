@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
   for (int key = part * keys + own; key < end; key += kRowsAtOnce) {
     const Eight e = load_eight(gV + (head * seqlen_k + key) * kHeadDim + 8 * lane);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) largest[i] = max(largest[i], size_bits(e.x[i]));
+    for (int i = 0; i < 8; ++i)
+      if (fabsf(e.x[i]) < INFINITY) largest[i] = max(largest[i], size_bits(e.x[i]));
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) sLargest[own][8 * lane + i] = largest[i];
@@ -50,8 +51,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
 }
 
 __device__ __forceinline__ Scale e4m3_scale_of(unsigned largest_bits) {
-  const float largest = fmaxf(__uint_as_float(largest_bits), kSmallestMax);
-  if (largest_bits >= 0x7F800000u) return {0, NAN};
+  const float largest = fmaxf(__uint_as_float(largest_bits), kSmallestV);
   return {kLargestE4M3 / largest, largest / kLargestE4M3};
 }
 // A block has a head, a thread a channel. The largest of a head replaces that of its first part.
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
     const int64_t at = (head * seqlen_k + key) * kHeadDim + column0 + column;
     const Eight e = key < seqlen_k ? load_eight(gV + at) : Eight{};
 #pragma unroll
-    for (int c = 0; c < 8; ++c) x[c][i] = e.x[c];
+    for (int c = 0; c < 8; ++c) x[c][i] = finite_or_nan(e.x[c]);
   }
   const unsigned* const gLargest = gParts + head * parts * kHeadDim + column0 + column;
 #pragma unroll

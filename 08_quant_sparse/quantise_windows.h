@@ -40,6 +40,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
     const Eight e = load_eight(gV + (head * seqlen_k + key) * head_dim + panel * kColumns + column);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
+      if (!(fabsf(e.x[i]) < INFINITY)) continue;  // a NaN is its key's alone, not the window's
       sum[i] += e.x[i];
       least[i] = fminf(least[i], e.x[i]), most[i] = fmaxf(most[i], e.x[i]);
     }
@@ -56,9 +57,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
     all += sSum[row][threadIdx.x];
     low = fminf(low, sLeast[row][threadIdx.x]), high = fmaxf(high, sMost[row][threadIdx.x]);
   }
-  // What is no number, or infinite, is in the sum: times 0 all but numbers are NaN.
-  const float mean = fmaf(all, 0.0f, all / static_cast<float>(end - key0));
-  const float largest = fmaxf(fmaxf(high - mean, mean - low), kSmallestMax);
+  const float mean = all / static_cast<float>(end - key0);
+  const float largest = fmaxf(fmaxf(high - mean, mean - low), kSmallestV);
   gWindows[(head * windows + window) * head_dim + panel * kColumns + threadIdx.x] =
       make_float2(mean, largest / kLargestE4M3);
 }
@@ -88,7 +88,7 @@ __device__ __forceinline__ void transpose_smoothed(const __nv_bfloat16* __restri
     const int64_t at = (head * seqlen_k + key) * kHeadDim + column0 + column;
     const Eight e = key < seqlen_k ? load_eight(gV + at) : Eight{};
 #pragma unroll
-    for (int c = 0; c < 8; ++c) x[c][i] = e.x[c];
+    for (int c = 0; c < 8; ++c) x[c][i] = finite_or_nan(e.x[c]);
   }
   const float2* const window = window_of(head, key0) + column0 + column;
 #pragma unroll

@@ -13,7 +13,7 @@ namespace attn {
 namespace {
 
 // As in quantise.h.
-constexpr float kSmallestMax = 1e-10f;
+constexpr float kSmallestMax = 1e-10f, kSmallestV = 0x1p-80f;
 
 // Which rows of a tile share a scale: row -> group.
 using GroupOf = int (*)(int64_t row);
@@ -162,7 +162,7 @@ void round_channels(const Problem& p, HostTensor& v) {
   for (std::size_t at = 0; at < v.data.size(); at += static_cast<std::size_t>(keys * d))
     for (int64_t c = 0; c < d; ++c) {
       float* const x = v.data.data() + at + c;
-      float largest = kSmallestMax;
+      float largest = kSmallestV;
       for (int64_t j = 0; j < keys; ++j) largest = std::max(largest, std::abs(x[j * d]));
       const float scale = 448 / largest, descale = largest / 448;
       for (int64_t j = 0; j < keys; ++j)
@@ -176,7 +176,7 @@ void round_about(float mean, float* x, int64_t count, int64_t d) {
   float low = x[0], high = x[0];
   for (int64_t j = 0; j < count; ++j)
     low = std::min(low, x[j * d]), high = std::max(high, x[j * d]);
-  const float descale = std::max({high - mean, mean - low, kSmallestMax}) / 448;
+  const float descale = std::max({high - mean, mean - low, kSmallestV}) / 448;
   for (int64_t j = 0; j < count; ++j)
     x[j * d] = mean + round_to(DType::e4m3, (x[j * d] - mean) * (1 / descale)) * descale;
 }

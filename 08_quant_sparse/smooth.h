@@ -31,7 +31,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
   for (int key = part * keys + own; key < end; key += kRowsAtOnce) {
     const Eight e = load_eight(gK + (head * seqlen_k + key) * kHeadDim + 8 * lane);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) sum[i] += e.x[i];
+    for (int i = 0; i < 8; ++i)
+      sum[i] += fabsf(e.x[i]) < INFINITY ? e.x[i] : 0;  // a NaN is its tile's alone, not the head's
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) sSum[own][8 * lane + i] = sum[i];

@@ -131,10 +131,6 @@ Step with_columns(std::string name, std::string idea, Launch launch) {
 
 Reason refuse_predicted(const Problem& p) {
   if (p.softmax_scale < 1e-10) return "--scale below 1e-10: this step predicts by scores";
-  if (rule_of(p).diagonal && p.seqlen_q > p.seqlen_k)
-    return fmt::format(
-        "--keep-diagonal: {} queries and {} keys: the first ones have no place among the keys",
-        p.seqlen_q, p.seqlen_k);
   const int64_t n_blocks = tiles_of(p.seqlen_k, sparse_block_n(p.head_dim));
   if (n_blocks > 65535)
     return fmt::format("--seqlen-k {}: at most 65535 blocks of {} keys, whose weights are added up",
@@ -154,6 +150,24 @@ Reason refuse_predicted(const Problem& p) {
 double kept_share(const Problem& p) {
   const PredictRule rule = rule_of(p);
   return rule.by_mass || !has_field(p) ? 1 : double(rule.amount);
+}
+
+// The lists that a launch chose, as `--mask block:` takes them: block_mask [B, Hq, tiles of queries,
+// blocks of keys].
+HostTensors chosen_by_launch(const Problem& p, const ReadWorkspace& read) {
+  const std::vector<int32_t> visits = read("visits"), visited = read("visited");
+  const int64_t tiles = tiles_of_queries(p),
+                n_blocks = tiles_of(p.seqlen_k, sparse_block_n(p.head_dim));
+  HostTensor mask = zeros({"block_mask", {p.batch, p.heads, tiles, n_blocks}, DType::int8});
+  for (int64_t tile = 0; tile < p.batch * p.heads * tiles; ++tile) {
+    const int32_t *const list = visits.data() + 3 * tile;  // struct Visits: first, masked, end
+    for (int32_t at = list[0]; at < list[2]; ++at)
+      mask.data[static_cast<std::size_t>(tile * n_blocks + visited[static_cast<std::size_t>(at)])] =
+          1;
+  }
+  HostTensors choices;
+  choices.emplace(mask.spec.name, std::move(mask));
+  return choices;
 }
 
 // Lists by prediction.
@@ -191,6 +205,7 @@ Step predict_step(std::string name, std::string idea, Launch launch) {
     cost.push_back(sparse_cost(p, kept_share(p)).front());
     return cost;
   };
+  step.choices = chosen_by_launch;
   // What it multiplies is what it was given; said, so that the distance to attention to all keys is
   // printed beside the check.
   step.logical = [](const Problem&, const HostTensors& inputs) { return inputs; };
@@ -199,7 +214,9 @@ Step predict_step(std::string name, std::string idea, Launch launch) {
 
 HostTensors order_tensor(const Problem& p) {
   HostTensor order{
-      {"token_order", {1, 1, 1, p.seqlen_k}, DType::int32}, {}, token_order(p, order_of(p))};
+      {"token_order", {1, 1, 1, p.seqlen_k}, DType::int32, {}, nullptr, false, 1},
+      {},
+      token_order(p, order_of(p))};
   HostTensors tensors;
   tensors.emplace("token_order", std::move(order));
   return tensors;
@@ -224,6 +241,11 @@ Step ordered_step(std::string name, std::string idea, Launch launch) {
     return refuse_predicted(p);
   };
   step.plan = [](const Problem& p, const HostTensors&) { return order_tensor(p); };
+  step.choices = [](const Problem& p, const ReadWorkspace& read) {
+    HostTensors choices = chosen_by_launch(p, read);  // blocks of tokens in that order
+    choices.merge(order_tensor(p));
+    return choices;
+  };
   step.workspaces = [of_lists = step.workspaces](const Problem& p) {
     std::vector<Workspace> all = of_lists(p);
     for (const char* copy : {"q_ordered", "k_ordered", "v_ordered"})
@@ -295,6 +317,15 @@ Step longest_first_step(std::string name, std::string idea, Launch launch) {
     std::vector<Workspace> all = before(p);
     all.push_back({"tile_order", p.batch * p.heads * tiles_of_queries(p) * 4});
     return all;
+  };
+  step.choices = [](const Problem& p, const ReadWorkspace& read) {
+    HostTensors choices = chosen_by_launch(p, read);
+    const std::vector<int32_t> order = read("tile_order");
+    HostTensor tiles{{"tile_order", {1, 1, 1, std::ssize(order)}, DType::int32, {}, nullptr, false, 1},
+                     {},
+                     {order.begin(), order.end()}};
+    choices.emplace(tiles.spec.name, std::move(tiles));
+    return choices;
   };
   step.cost = [before = step.cost](const Problem& p) {
     const double tiles = double(p.batch * p.heads * tiles_of_queries(p));

@@ -151,10 +151,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
     REQUIRE(p != problems.end());
     Session session(*p, *step.operation, Backend::gpu, draw(*step.operation, *p).tensors);
     REQUIRE(session.prepare(step).ok());
-    REQUIRE(session.launch().ok());
-    const HostTensors first = session.outputs();
-    for (int i = 0; i < 1000; ++i) REQUIRE(session.launch().ok());
-    for (const auto& [name, t] : session.outputs()) CHECK(same(t, first.at(name)));
+    CHECK(session.repeats_differ(1000) == "");
   }
 }
 
@@ -186,10 +183,10 @@ bool prefills(const Step& step) { return step.name.starts_with("q"); }
 
 }  // namespace
 
-// A NaN or an infinity must not become a number. It takes its group's scale, and with it the tiles
-// of queries that are multiplied with the group's tile; in K it takes the mean too, where there is
-// one, and so the whole head. All others are as they were.
-TEST_CASE("what is no number is carried through to who sees it", "[emulated]") {
+// docs/notation.md, "NaN and infinities". int8 has no code for NaN: it is in the scale of its group,
+// and reaches the tiles of queries that are multiplied with the group's tile. Where K has a mean
+// subtracted, that of the head lacks a value, and other rows are rounded otherwise.
+TEST_CASE("NaN in Q or K of 8 bits reaches the rows that see its tile", "[emulated]") {
   for (const Step& step : chapter().steps | std::views::filter(prefills))
     for (const char* tensor : {"q", "k"})
       for (const float bad : {NAN, INFINITY, -INFINITY}) {
@@ -206,10 +203,12 @@ TEST_CASE("what is no number is carried through to who sees it", "[emulated]") {
           return std::all_of(o, o + 64, [](float x) { return std::isnan(x); }) &&
                  std::isnan(out.at("lse").row(0, h, i)[0]);
         };
-        const auto as_before = [&](int64_t h, int64_t i) {
+        const auto as_before = [&](int64_t h, int64_t i, float within = 0) {
           const float* const o = out.at("o").row(0, h, i);
-          return std::equal(o, o + 64, right.at("o").row(0, h, i)) &&
-                 out.at("lse").row(0, h, i)[0] == right.at("lse").row(0, h, i)[0];
+          return std::equal(o, o + 64, right.at("o").row(0, h, i),
+                            [&](float a, float b) { return std::abs(a - b) <= within; }) &&
+                 std::abs(out.at("lse").row(0, h, i)[0] - right.at("lse").row(0, h, i)[0]) <=
+                     within;
         };
         INFO(step.name << " " << tensor << " " << bad);
         CHECK(all_nan(0, 10));  // it sees itself
@@ -217,30 +216,38 @@ TEST_CASE("what is no number is carried through to who sees it", "[emulated]") {
           for (const int64_t i : {0, 20, 30}) CHECK(all_nan(0, i));
         const bool in_mean = step.name != "q1_int8_qk" && tensor == std::string("k");
         for (const int64_t i : {256, 299})  // of a tile far away
-          CHECK((in_mean ? all_nan(0, i) : as_before(0, i)));
+          CHECK(as_before(0, i, in_mean ? 0.2f : 0));
         for (const int64_t i : {0, 10, 299}) CHECK(as_before(1, i));
       }
 }
-
-// In V it takes its channel of the head.
-TEST_CASE("what is no number in V of 8 bits is carried through to its channel", "[emulated]") {
+TEST_CASE("NaN in V of 8 bits reaches its channel, in query tiles that visit its key tile",
+          "[emulated]") {
   for (const Step& step : chapter().steps | std::views::filter(prefills))
-    for (const float bad : {NAN, INFINITY}) {
+    for (const float bad : {NAN, INFINITY, -INFINITY}) {
       if (quantises_to(step) != DType::e4m3) continue;
-      Problem p = problem(150, 150, 64, DType::e4m3);
+      Problem p = problem(300, 300, 64, DType::e4m3);
       p.heads = p.kv_heads = 2;
+      p.window_left = 20, p.window_right = 20;
       p.finish();
       HostTensors in = draw_inputs(p, forward().inputs(p));
       const HostTensors right = outputs_of(step, p, in);
       in.at("v").data[10 * 64 + 7] = bad;
       const HostTensors out = outputs_of(step, p, in);
-      INFO(step.name);
+      INFO(step.name << " " << bad);
+      int wrong = 0;
       for (int64_t h = 0; h < 2; ++h)
-        for (int64_t i = 0; i < 150; ++i)
+        for (int64_t i = 0; i < 300; ++i)
           for (int64_t c = 0; c < 64; ++c) {
-            const float o = out.at("o").row(0, h, i)[c];
-            CHECK((h == 0 && c == 7 ? std::isnan(o) : o == right.at("o").row(0, h, i)[c]));
+            const float o = out.at("o").row(0, h, i)[c], before = right.at("o").row(0, h, i)[c];
+            const bool channel = h == 0 && c == 7;
+            if (channel && i <= 30)  // the rows that see it
+              wrong += !std::isnan(o);
+            else if (channel && i < 256)  // those of its tiles may
+              wrong += !(std::isnan(o) || std::abs(o - before) < 0.2f);
+            else  // a mean of V lacks a value
+              wrong += !(channel ? std::abs(o - before) < 0.2f : o == before);
           }
+      CHECK(wrong == 0);
     }
 }
 

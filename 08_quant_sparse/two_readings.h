@@ -9,8 +9,7 @@
 // Nothing is rounded before the mean of all keys is known, which is why there are two readings. V
 // has a mean and a scale for each channel of a head: the blocks that a tile of queries visits come
 // from all over the sequence, so that a window's mean (quantise_windows.h) would need an O of its
-// own for each window. A channel of a head in which something is no number, or infinite, has a mean
-// that is no number: so has O of the head.
+// own for each window. Means and scales are those of finite values.
 #pragma once
 
 #include "block_sums.h"
@@ -116,8 +115,9 @@ __device__ __forceinline__ void channels_of_block(ChannelParts<kHeadDim>& sParts
 #pragma unroll 16  // so many loads in flight
   for (int row = owner; row < count; row += kOwners) {
     const uint32_t two = reinterpret_cast<const uint32_t*>(gRows + int64_t{row} * kHeadDim)[pair];
-    const float x = __uint_as_float(two << 16), y = __uint_as_float(two & 0xFFFF0000u);
-    sum.x += x, sum.y += y;
+    const float x = finite_or_nan(__uint_as_float(two << 16));
+    const float y = finite_or_nan(__uint_as_float(two & 0xFFFF0000u));
+    sum.x += x == x ? x : 0, sum.y += y == y ? y : 0;  // not NaN
     least.x = fminf(least.x, x), least.y = fminf(least.y, y);
     most.x = fmaxf(most.x, x), most.y = fmaxf(most.y, y);
   }
@@ -174,9 +174,11 @@ __global__ void __launch_bounds__(Pass::kThreads)
   if (blockIdx.y == 0) {
     const float* const g = gKMeans + head * blocks * kHeadDim + col;
 #pragma unroll 8  // so many loads in flight
-    for (int n = owner; n < blocks; n += kOwners)
-      sum = fmaf(g[int64_t{n} * kHeadDim], static_cast<float>(min(kBlockN, seqlen_k - n * kBlockN)),
-                 sum);
+    for (int n = owner; n < blocks; n += kOwners) {
+      const float mean = g[int64_t{n} * kHeadDim];
+      if (fabsf(mean) < INFINITY)
+        sum = fmaf(mean, static_cast<float>(min(kBlockN, seqlen_k - n * kBlockN)), sum);
+    }
   } else {
     const float* const g = gVParts + head * blocks * 3 * kHeadDim + col;
 #pragma unroll 4
@@ -193,13 +195,12 @@ __global__ void __launch_bounds__(Pass::kThreads)
     sum += sSum[n][col];
     least = fminf(least, sLeast[n][col]), most = fmaxf(most, sMost[n][col]);
   }
-  float mean = sum / static_cast<float>(seqlen_k);
+  const float mean = sum / static_cast<float>(seqlen_k);
   if (blockIdx.y == 0) {
     gKMean[head * kHeadDim + col] = mean;
     return;
   }
-  mean = fmaf(sum, 0.0f, mean);  // of what is infinite no number: times 0 it is NaN
-  const float largest = fmaxf(fmaxf(most - mean, mean - least), kSmallestMax);
+  const float largest = fmaxf(fmaxf(most - mean, mean - least), kSmallestV);
   gVChannel[head * kHeadDim + col] = make_float2(mean, largest / kLargestE4M3);
 }
 //! [reduce]

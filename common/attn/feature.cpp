@@ -159,7 +159,7 @@ TensorSpec alibi_slopes(const Problem& p) {
     for (std::size_t h = 0; h < t.data.size(); ++h)
       t.data[h] = static_cast<float>(alibi_slope(static_cast<int64_t>(h), problem.heads));
   };
-  return {"alibi", {1, 1, 1, p.heads}, DType::fp32, {}, slopes, true, 1};
+  return {"alibi", {1, 1, 1, p.heads}, DType::fp32, {}, slopes, false, 1};
 }
 
 double alibi_slope(int64_t head, int64_t heads) {

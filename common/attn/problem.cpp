@@ -60,7 +60,6 @@ int64_t longest_of(const std::vector<int64_t>& lengths, const char* option) {
       throw InputError(fmt::format("{}: a length of {}, must be from 0 to 2^24", option, n));
     tokens = std::min(tokens + n, kMostTokens + 1);
   }
-  if (tokens == 0) throw InputError(fmt::format("{}: all sequences are empty", option));
   if (tokens > kMostTokens)
     throw InputError(fmt::format("{}: must be at most 2^24 tokens together", option));
   return *std::max_element(lengths.begin(), lengths.end());
@@ -82,16 +81,16 @@ void Problem::finish() {
     seqlen_k = longest_of(varlen_k, "--varlen-k");
   }
   if (matrix) head_dim = 1, softmax_scale = 1;
-  const auto positive = [](int64_t value, const char* option) {
-    if (value < 1)
-      throw InputError(fmt::format("{} {}: must be at least 1", option, value));
+  const auto at_least = [](int64_t least, int64_t value, const char* option) {
+    if (value < least)
+      throw InputError(fmt::format("{} {}: must be at least {}", option, value, least));
   };
-  positive(batch, "--batch");
-  positive(heads, "--heads");
-  positive(kv_heads, "--kv-heads");
-  positive(seqlen_q, "--seqlen-q");
-  positive(seqlen_k, "--seqlen-k");
-  positive(head_dim, "--head-dim");
+  at_least(0, batch, "--batch");
+  at_least(1, heads, "--heads");
+  at_least(1, kv_heads, "--kv-heads");
+  at_least(matrix ? 1 : 0, seqlen_q, "--seqlen-q");
+  at_least(matrix ? 1 : 0, seqlen_k, "--seqlen-k");
+  at_least(1, head_dim, "--head-dim");
   if (heads % kv_heads != 0)
     throw InputError(fmt::format(
         "--heads {} --kv-heads {}: the query heads must be a multiple of the key/value heads",
@@ -143,6 +142,18 @@ void Problem::finish() {
   dropout = std::round(dropout * 256) / 256;
   if (top_k < 0) throw InputError(fmt::format("--top-k {}: must be at least 1", top_k));
   if (softmax_scale == 0) softmax_scale = 1 / std::sqrt(static_cast<double>(head_dim));
+}
+
+bool Problem::empty() const { return tokens_q() == 0 || tokens_k() == 0; }
+
+Problem Problem::at_least_one() const {
+  Problem p = *this;
+  p.batch = std::max<int64_t>(1, batch);
+  p.seqlen_q = std::max<int64_t>(1, seqlen_q), p.seqlen_k = std::max<int64_t>(1, seqlen_k);
+  if (varlen() && tokens_q() == 0) p.varlen_q[0] = 1;
+  if (varlen() && tokens_k() == 0) p.varlen_k[0] = 1;
+  if (!seqused_k.empty()) p.seqused_k.resize(static_cast<std::size_t>(p.batch), 0);
+  return p;
 }
 
 Problem Problem::sequence(int64_t b) const {

@@ -94,12 +94,22 @@ struct Problem {
   /// seqlen_k columns. Then `finish()` sets head_dim and softmax_scale to 1.
   bool matrix = false;
   InputKind inputs = InputKind::random;
+  /// Files of q, k, v, o and their gradients are `[batch, seqlen, heads, head_dim]`, as
+  /// FlashAttention has them, and not `[batch, heads, seqlen, head_dim]`: `--layout bnhd`.
+  bool files_bnhd = false;
   uint64_t seed = 1;
 
   /// Fills what depends on the rest. Throws InputError, in one line, for a problem that has no
-  /// meaning: a size below 1 (a sequence may be empty, a tensor may not), heads that kv_heads does
-  /// not divide, a size that overflows 63 bits. Rounds `dropout` to a multiple of 1/256.
+  /// meaning: heads or a head dim below 1, heads that kv_heads does not divide, a size that
+  /// overflows 63 bits. Batch and lengths may be 0. Rounds `dropout` to a multiple of 1/256.
   void finish();
+
+  /// There is no query or no key at all: a batch or a length of 0. The result is known without a
+  /// launch: O = 0 and lse = -inf in what rows there are, as in PyTorch. (FlashAttention-2 refuses a
+  /// batch of 0, and writes lse = +inf without keys.)
+  bool empty() const;
+  /// The same with sizes of at least 1: what a step would be asked if there were something to do.
+  Problem at_least_one() const;
 
   int64_t group() const { return heads / kv_heads; }  ///< query heads that share one K/V head
   bool varlen() const { return !varlen_q.empty(); }

@@ -41,7 +41,7 @@ int64_t rotary_row_of_keys(const Problem& p) {
 
 TensorSpec rotary_table(const Problem& p) {
   const int64_t positions = std::max(p.seqlen_q, p.seqlen_k);
-  return {"cos_sin", {1, 1, positions, p.head_dim}, DType::fp32, {}, angles, true, 2};
+  return {"cos_sin", {1, 1, positions, p.head_dim}, DType::fp32, {}, angles, false, 2};
 }
 
 Feature rotary_feature() {

@@ -121,6 +121,9 @@ inline constexpr GpuNeeds kHopperTarget{90, true, {}};
 
 struct Operation;  // check/operation.h
 
+/// Reads a workspace of the step that was launched last, by its name, as 32-bit words.
+using ReadWorkspace = std::function<std::vector<int32_t>(const std::string& name)>;
+
 /// One row of a chapter's table.
 struct Step {
   std::string name;                      ///< as its file: "v1_global"
@@ -132,6 +135,9 @@ struct Step {
   std::function<std::vector<Workspace>(const Problem&)> workspaces;
   std::function<Cost(const Problem&)> cost;
   Launch launch;
+  /// Choices of a launch that are no outputs and that --save writes beside them: the blocks that a
+  /// step visits, an order of tokens. Null: none.
+  std::function<HostTensors(const Problem&, const ReadWorkspace&)> choices = {};
   Launch prepare = {};            ///< run once before, untimed: what a forward pass keeps
   bool deterministic = true;      ///< bit-equal from run to run
   GpuNeeds needs = {};            ///< on a GPU; the emulator has all instructions

@@ -62,7 +62,8 @@ struct TensorSpec {
   Layout layout = {};
   /// Fills a tensor that is not drawn; null: drawn (inputs.h).
   void (*made)(const Problem&, HostTensor&) = nullptr;
-  bool derived = false;  ///< made from the options alone: not loaded from a file
+  /// Made from the options alone. A file of that name must say the same.
+  bool derived = false;
   int rank = 4;          ///< how many of its sides a file has: the last ones
   std::string file = {};  ///< its name in --load and --save, without .npy; empty: `name`
   int64_t elements() const { return shape[0] * shape[1] * shape[2] * shape[3]; }

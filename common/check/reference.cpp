@@ -97,6 +97,10 @@ std::vector<std::size_t> first_rows(const std::vector<HeadRows>& pieces) {
 
 using namespace detail;
 
+double subnormal_slack(const TensorSpec& spec) {
+  return 0x1p-11 * smallest_normal(spec.dtype) * std::sqrt(static_cast<double>(spec.columns()));
+}
+
 Expected expected_rows(const TensorSpec& spec, std::size_t rows, double row_bound,
                        bool field_rule) {
   Expected e{spec, row_bound, field_rule, {}, {}, {}, {}, {}, {}};

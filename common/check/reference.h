@@ -62,6 +62,9 @@ struct Expected {
   /// [rows, columns] in place of all these, where the tensor holds whole numbers: right or wrong.
   std::vector<int64_t> numbers = {};
 };
+/// The part of a row's slack that does not shrink with the row: what rounding to the spacing of the
+/// type's subnormal numbers does.
+double subnormal_slack(const TensorSpec&);
 /// Of `rows` rows, zeros.
 Expected expected_rows(const TensorSpec&, std::size_t rows, double row_bound, bool field_rule);
 
@@ -69,7 +72,7 @@ Expected expected_rows(const TensorSpec&, std::size_t rows, double row_bound, bo
 struct Selection {
   bool full = true;
   /// For samples: pairs (query, key) that may be computed before it gets too slow.
-  double budget = 4e8;
+  double budget = 2e7;
 };
 
 /// Expected o `[B, Hq, seqlen_q, d]` and lse `[B, Hq, seqlen_q, 1]`. A sample holds, of every

@@ -51,8 +51,7 @@ void store(Expected& e, std::size_t r, Expected::Row where, const Ref& ref, cons
   }
   const double terms = std::sqrt(squares.sum());
   e.scale[r] = std::max(ref.norm(), terms);
-  e.slack[r] = relative * terms +  // and the spacing of subnormal results
-               0x1p-11 * smallest_normal(e.spec.dtype) * std::sqrt(static_cast<double>(columns));
+  e.slack[r] = relative * terms + subnormal_slack(e.spec);
 }
 
 }  // namespace attn::detail

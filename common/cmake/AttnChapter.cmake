@@ -117,7 +117,8 @@ function(attn_add_test name)
   add_executable(${name} ${arg_SOURCES} ${arg_OBJECTS} $<TARGET_OBJECTS:attn_test_main>)
   attn_test_settings(${name} ${arg_LIBRARY})
   catch_discover_tests(${name} TEST_SPEC "~[gpu]~[figures]" TEST_PREFIX "${name}: "
-                       TEST_LIST ${name}_CASES PROPERTIES TIMEOUT 600)
+                       TEST_LIST ${name}_CASES
+                       PROPERTIES TIMEOUT 600 SKIP_REGULAR_EXPRESSION "skipped: ")
   # Catch's script takes a list of labels apart: they are set when ctest has read what it wrote. The
   # tests of a chapter come first, for they are the long ones: at the end short ones fill all cores.
   set(labels ${CMAKE_CURRENT_BINARY_DIR}/${name}_labels.cmake)
@@ -138,7 +139,8 @@ endforeach()
     endif()
     if(text MATCHES "\\[gpu\\]")
       add_test(NAME ${name}.gpu COMMAND ${name} "[gpu]")
-      set_tests_properties(${name}.gpu PROPERTIES LABELS "gpu;${arg_LABELS}" SKIP_RETURN_CODE 77)
+      set_tests_properties(${name}.gpu PROPERTIES LABELS "gpu;${arg_LABELS}" SKIP_RETURN_CODE 77
+                           SKIP_REGULAR_EXPRESSION "skipped: ")
       break()
     endif()
   endforeach()
@@ -184,7 +186,10 @@ function(attn_add_chapter chapter)
     add_library(attn_bench_main OBJECT ${common}/run/bench_main.cpp)
     target_link_libraries(attn_bench_main PRIVATE attn attn_warnings benchmark::benchmark)
     add_library(attn_chapter_tests OBJECT ${common}/tests/test_model.cpp
-                                          ${common}/tests/test_schedules.cpp)
+                                          ${common}/tests/test_schedules.cpp
+                                          ${common}/tests/test_not_finite.cpp
+                                          ${common}/tests/test_e4m3_steps.cpp
+                                          ${common}/tests/test_launches.cpp)
     attn_test_settings(attn_chapter_tests attn)
   endif()
   add_executable(${chapter} $<TARGET_OBJECTS:attn_chapter_main> ${objects})

@@ -243,6 +243,22 @@ void DeviceBuffer::download(void* to, int64_t first, int64_t bytes) const {
   std::memcpy(to, from, n);
 }
 
+void DeviceBuffer::copy_from(const DeviceBuffer& other) {
+  const auto n = static_cast<std::size_t>(bytes_);
+#if ATTN_HAVE_CUDA
+  if (device_.backend == Backend::gpu)
+    return cuda(cudaMemcpy(data(), other.data(), n, cudaMemcpyDeviceToDevice), "copying");
+#endif
+  std::memcpy(data(), other.data(), n);
+}
+
+bool DeviceBuffer::same_as(const DeviceBuffer& other) const {
+#if ATTN_HAVE_CUDA
+  if (device_.backend == Backend::gpu) return same_bytes_on_gpu(data(), other.data(), bytes_);
+#endif
+  return std::memcmp(data(), other.data(), static_cast<std::size_t>(bytes_)) == 0;
+}
+
 std::optional<std::string> DeviceBuffer::broken_guard() const {
   std::vector<unsigned char> guard(kGuardBytes);
   unpoison_guards(true);

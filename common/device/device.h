@@ -76,6 +76,10 @@ class DeviceBuffer {
   void download(void* to) const { download(to, 0, bytes_); }
   /// `bytes` from byte `first` on.
   void download(void* to, int64_t first, int64_t bytes) const;
+  /// Takes the bytes of another buffer of the same device and size.
+  void copy_from(const DeviceBuffer&);
+  /// Whether all bytes are those of another such buffer. On a GPU they are compared there.
+  bool same_as(const DeviceBuffer&) const;
   /// The first byte of a guard band that was overwritten: a line that says where, or nothing.
   std::optional<std::string> broken_guard() const;
 
@@ -91,6 +95,9 @@ class DeviceBuffer {
   std::byte* base_ = nullptr;  // guard | data | guard
   std::unique_ptr<emulator::GlobalBuffer> emulated_;  // the emulator's view of data
 };
+
+/// Whether two device pointers have the same bytes (GPU only).
+bool same_bytes_on_gpu(const void* a, const void* b, int64_t bytes);
 
 /// Waits for the device. Throws DeviceError with the CUDA error of whatever ran before.
 void synchronize(Device);

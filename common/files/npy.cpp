@@ -52,18 +52,45 @@ constexpr std::size_t kHeaderAlignment = 64;
 // What a caller takes: type codes such as "<f4", and their names for messages.
 using Types = std::vector<std::string_view>;
 
-// NumPy's name of a type code such as "f8", or empty.
+// A type of NumPy's: its code without the byte order, its name, and its other spellings, all of
+// which numpy.dtype() takes and np.load with it.
+struct NumpyType {
+  std::string_view code, name;
+  std::array<std::string_view, 8> spellings = {};
+};
+constexpr NumpyType kNumpyTypes[] = {
+    {"f2", "float16", {"e", "half"}},
+    {"f4", "float32", {"f", "single"}},
+    {"f8", "float64", {"d", "float", "double", "float_"}},
+    {"f16", "float128", {"g", "longdouble", "longfloat"}},
+    {"i1", "int8", {"b", "byte"}},
+    {"i2", "int16", {"h", "short"}},
+    {"i4", "int32", {"i", "intc"}},
+    {"i8", "int64", {"l", "q", "p", "int", "int_", "long", "longlong", "intp"}},
+    {"u1", "uint8", {"B", "ubyte"}},
+    {"u2", "uint16", {"H", "ushort"}},
+    {"u4", "uint32", {"I", "uintc"}},
+    {"u8", "uint64", {"L", "Q", "P", "uint", "ulong", "ulonglong", "uintp"}},
+    {"b1", "bool", {"?", "bool_", "bool8"}},
+    {"c8", "complex64", {"F", "csingle", "singlecomplex"}},
+    {"c16", "complex128", {"D", "complex", "cdouble", "complex_"}},
+};
+
+// The type that `text`, without its byte order, spells; nullptr if it is none of these. As NumPy
+// does it, "f04" is "f4" and one comma at the end is nothing.
+const NumpyType* numpy_type(std::string text) {
+  if (text.ends_with(',')) text.pop_back();
+  while (text.size() > 2 && std::isalpha(static_cast<unsigned char>(text[0])) && text[1] == '0')
+    text.erase(1, 1);
+  for (const NumpyType& type : kNumpyTypes)
+    if (text == type.code || text == type.name ||
+        (!text.empty() && std::ranges::find(type.spellings, text) != type.spellings.end()))
+      return &type;
+  return nullptr;
+}
 std::string_view dtype_name(std::string_view code) {
-  constexpr std::array<std::pair<std::string_view, std::string_view>, 15> kNames = {{
-      {"f2", "float16"}, {"f4", "float32"},   {"f8", "float64"},    {"f16", "float128"},
-      {"i1", "int8"},    {"i2", "int16"},     {"i4", "int32"},      {"i8", "int64"},
-      {"u1", "uint8"},   {"u2", "uint16"},    {"u4", "uint32"},     {"u8", "uint64"},
-      {"b1", "bool"},    {"c8", "complex64"}, {"c16", "complex128"},
-  }};
-  for (const auto& [key, name] : kNames) {
-    if (key == code) return name;
-  }
-  return {};
+  const NumpyType* const type = numpy_type(std::string(code));
+  return type ? type->name : std::string_view();
 }
 
 // A file that is read: what it may hold, for messages.
@@ -93,32 +120,44 @@ std::string system_message(int error, std::string_view otherwise) {
 // ---- What the header means -------------------------------------------------------------------
 
 // The accepted type that `descr` is, in this machine's byte order; throws for any other.
-std::string_view checked_type(const Wanted& path, const Value& descr) {
+std::string_view checked_type(const Wanted& path, const Value& given) {
+  // ('<f4', ()) is '<f4': a sub-array type without dimensions.
+  const bool no_dimensions = given.kind == Value::Kind::kTuple && given.items.size() == 2 &&
+                             given.items[1].kind == Value::Kind::kTuple &&
+                             given.items[1].items.empty();
+  const Value& descr = no_dimensions ? given.items[0] : given;
   if (descr.kind == Value::Kind::kList) {
     fail(path, "a structured dtype: save each field as a " + std::string(path.name()) +
                    " array of its own");
   }
   if (descr.kind != Value::Kind::kString) fail(path, "'descr' in its header is not a dtype");
-  std::string_view code = descr.text;
+  std::string_view text = descr.text;
   char order = '=';
-  if (!code.empty() && std::string_view("<>=|").find(code.front()) != std::string_view::npos) {
-    order = code.front();
-    code.remove_prefix(1);
+  if (!text.empty() && std::string_view("<>=|").find(text.front()) != std::string_view::npos) {
+    order = text.front();
+    text.remove_prefix(1);
   }
-  for (const std::string_view type : path.types) {
-    if (code != type.substr(1)) continue;
-    // a byte has no order
-    if (order == type.front() || order == '=' || code.ends_with('1')) return type;
-    if (order == '>') {
-      fail(path, "big-endian " + std::string(dtype_name(code)) + ": convert with .astype('" +
-                     std::string(type) + "')");
-    }
+  const NumpyType* const found = numpy_type(std::string(text));
+  // A byte order stands before codes, not before names: numpy.dtype('<float32') is an error.
+  if (found == nullptr || (text.size() != descr.text.size() && text.size() > 1 &&
+                           text == found->name)) {
+    if (text == "V2")
+      fail(path, "raw 16-bit values " + in_quotes(descr.text) +
+                     ", as bfloat16 is saved: convert with .astype(np." +
+                     std::string(path.name()) + ") before np.save");
     fail(path, "unknown dtype " + in_quotes(descr.text));
   }
-  const std::string_view name = dtype_name(code);
-  if (name.empty()) fail(path, "unknown dtype " + in_quotes(descr.text));
-  if (name.starts_with("complex")) fail(path, std::string(name) + ": not a real number type");
-  fail(path, std::string(name) + ": convert with .astype(np." + std::string(path.name()) + ")");
+  for (const std::string_view type : path.types) {
+    if (found->code != type.substr(1)) continue;
+    if (order == '>' && found->code.back() != '1')
+      fail(path, "big-endian " + std::string(found->name) + ": convert with .astype('" +
+                     std::string(type) + "')");
+    return type;
+  }
+  if (found->name.starts_with("complex"))
+    fail(path, std::string(found->name) + ": not a real number type");
+  fail(path, std::string(found->name) + ": convert with .astype(np." + std::string(path.name()) +
+                 ")" + (found->code == "f2" ? ", or compute in fp16 (--dtype fp16)" : ""));
 }
 
 // Bytes of one value of a type such as "<f4".
@@ -245,10 +284,17 @@ NpyArray read_npy(const std::filesystem::path& path) {
   return array;
 }
 
-NpyBytes read_npy_bytes(const std::filesystem::path& npy_path,
-                        const std::vector<std::string_view>& accepted) {
-  const Wanted path{npy_path, accepted};
+namespace {
+// A file whose header has been read: its data is next.
+struct Opened {
   std::ifstream file;
+  std::vector<int64_t> shape;
+  std::string_view type;
+  std::uint64_t data_bytes = 0;
+};
+Opened open_npy(const Wanted& path) {
+  Opened array;
+  std::ifstream& file = array.file;
   const std::uint64_t file_size = open_for_reading(path, file);
   if (file_size == 0) fail(path, "an empty file");
 
@@ -287,25 +333,38 @@ NpyBytes read_npy_bytes(const std::filesystem::path& npy_path,
   std::string header(header_size, '\0');
   if (!read_exactly(file, header.data(), header_size)) fail(path, "truncated header");
 
-  NpyBytes array;
-  std::string_view type;
-  std::tie(array.shape, type) = parse_header(path, header);
-  array.type = type;
-  const std::optional<int64_t> count = checked_count(array.shape, type);
+  std::tie(array.shape, array.type) = parse_header(path, header);
+  const std::optional<int64_t> count = checked_count(array.shape, array.type);
   if (!count) fail(path, "shape " + shape_text(array.shape) + " needs more than 63 bits of bytes");
-  const std::uint64_t data_bytes = static_cast<std::uint64_t>(*count * bytes_of_value(type));
+  const std::uint64_t data_bytes = static_cast<std::uint64_t>(*count * bytes_of_value(array.type));
   const std::uint64_t bytes_left = file_size - header_begin - header_size;
   if (data_bytes != bytes_left) {
     fail(path, (data_bytes > bytes_left ? "truncated data: " : "trailing bytes: ") +
                    ("shape " + shape_text(array.shape)) + " takes " + std::to_string(data_bytes) +
                    " bytes and the file holds " + std::to_string(bytes_left));
   }
+  array.data_bytes = data_bytes;
+  return array;
+}
+}  // namespace
+
+std::vector<int64_t> read_npy_shape(const std::filesystem::path& npy_path,
+                                    const std::vector<std::string_view>& accepted) {
+  return open_npy({npy_path, accepted}).shape;
+}
+
+NpyBytes read_npy_bytes(const std::filesystem::path& npy_path,
+                        const std::vector<std::string_view>& accepted) {
+  const Wanted path{npy_path, accepted};
+  Opened opened = open_npy(path);
+  NpyBytes array{std::move(opened.shape), std::string(opened.type), {}};
+  const std::uint64_t data_bytes = opened.data_bytes;
   try {
     array.bytes.resize(static_cast<std::size_t>(data_bytes));
   } catch (const std::exception&) {  // bad_alloc, length_error
     fail(path, "not enough memory for its " + std::to_string(data_bytes) + " bytes");
   }
-  if (!read_exactly(file, reinterpret_cast<char*>(array.bytes.data()), data_bytes)) {
+  if (!read_exactly(opened.file, reinterpret_cast<char*>(array.bytes.data()), data_bytes)) {
     fail(path, "cannot read its data whole");
   }
   return array;

@@ -42,6 +42,9 @@ struct NpyBytes {
 /// the first.
 NpyBytes read_npy_bytes(const std::filesystem::path& path,
                         const std::vector<std::string_view>& accepted);
+/// The shape in a file's header, which is held to the file's size: the data is not read.
+std::vector<int64_t> read_npy_shape(const std::filesystem::path& path,
+                                    const std::vector<std::string_view>& accepted);
 void write_npy_bytes(const std::filesystem::path& path, const std::vector<int64_t>& shape,
                      std::string_view type, const void* bytes);
 

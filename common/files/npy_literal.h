@@ -4,6 +4,7 @@
 
 #include <cctype>
 #include <cstdint>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -170,6 +171,10 @@ class HeaderParser {
       ++position_;
     }
     const std::string_view word = text_.substr(begin, position_ - begin);
+    // u'...', as Python 2 wrote strings, and r'...': without escapes they are '...'.
+    const bool prefix = word == "u" || word == "U" || word == "r" || word == "R";
+    if (prefix && position_ < text_.size() && (text_[position_] == '\'' || text_[position_] == '"'))
+      return parse_string();
     Value value;
     if (word == "True" || word == "False") {
       value.kind = Value::Kind::kBool;

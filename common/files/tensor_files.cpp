@@ -15,12 +15,32 @@
 namespace attn {
 namespace {
 
+// Whether heads and tokens change places in a file of `--layout bnhd`.
+bool swapped(const TensorSpec& spec, bool bnhd) {
+  constexpr std::string_view kNames[] = {"q", "k", "v", "o", "do", "dq", "dk", "dv"};
+  return bnhd && spec.rank == 4 && spec.contiguous() &&
+         std::ranges::find(kNames, spec.name) != std::end(kNames);
+}
+
 // Without the sides that a tensor has for form: lse [B, Hq, seqlen_q], packed tokens [tokens,
 // heads, d], tables.
-std::vector<int64_t> shape_in_file(const TensorSpec& spec) {
+std::vector<int64_t> shape_in_file(const TensorSpec& spec, bool bnhd) {
   std::vector<int64_t> shape(std::end(spec.shape) - spec.rank, std::end(spec.shape));
   if (spec.name == "lse") shape.pop_back();
+  if (swapped(spec, bnhd)) std::swap(shape[1], shape[2]);
   return shape;
+}
+
+// The rows of [outer, a, b, columns] as those of [outer, b, a, columns].
+std::vector<float> with_sides_swapped(const std::vector<float>& x, int64_t outer, int64_t a,
+                                      int64_t b, int64_t columns) {
+  std::vector<float> out(x.size());
+  for (int64_t n = 0; n < outer; ++n)
+    for (int64_t i = 0; i < a; ++i)
+      for (int64_t j = 0; j < b; ++j)
+        std::copy_n(x.begin() + ((n * a + i) * b + j) * columns, columns,
+                    out.begin() + ((n * b + j) * a + i) * columns);
+  return out;
 }
 
 // How the elements of a type lie in a file. Rounded floating-point numbers as float32; what NumPy
@@ -62,25 +82,27 @@ std::filesystem::path file_of(const std::filesystem::path& folder, const TensorS
   return folder / ((spec.file.empty() ? spec.name : spec.file) + ".npy");
 }
 
-HostTensor load(const std::filesystem::path& path, const TensorSpec& spec) {
+HostTensor load(const std::filesystem::path& path, const TensorSpec& spec, bool bnhd = false) {
   const std::string_view type = type_in_file(spec.dtype);
-  // Whole numbers may be written in either width.
-  const std::vector<std::string_view> accepted =
-      is_index(spec.dtype) ? std::vector<std::string_view>{type, type == "<i4" ? "<i8" : "<i4"}
-                           : std::vector{type};
+  std::vector<std::string_view> accepted{type};
+  if (is_index(spec.dtype)) accepted.push_back(type == "<i4" ? "<i8" : "<i4");  // either width
+  if (type == "<f4") accepted = types_in_files(spec.dtype);
   const NpyBytes file = read_npy_bytes(path, accepted);
-  std::vector<int64_t> shape = shape_in_file(spec);
+  std::vector<int64_t> shape = shape_in_file(spec, bnhd);
   if (spec.dtype == DType::int4) shape.back() = bytes_of(spec.dtype, shape.back());
   if (file.shape != shape)
     throw InputError(fmt::format("{}: has shape [{}], must be [{}]", path.string(),
                                  fmt::join(file.shape, ", "), fmt::join(shape, ", ")));
   TensorSpec stored = spec;
   stored.dtype = file.type == "<f4"   ? DType::fp32
+                 : file.type == "<f2" ? DType::fp16
                  : file.type == "<i4" ? DType::int32
                  : file.type == "<i8" ? DType::int64
                                       : spec.dtype;
   HostTensor t = from_bytes(stored, file.bytes);
   t.spec.dtype = spec.dtype;
+  if (swapped(spec, bnhd))
+    t.data = with_sides_swapped(t.data, shape[0], shape[1], shape[2], shape[3]);
   if (spec.dtype == DType::int32)
     for (const int64_t n : t.numbers)
       if (n != static_cast<int32_t>(n))
@@ -90,6 +112,11 @@ HostTensor load(const std::filesystem::path& path, const TensorSpec& spec) {
 }
 
 }  // namespace
+
+std::vector<std::string_view> types_in_files(DType dtype) {
+  if (dtype == DType::fp16) return {"<f4", "<f2"};
+  return {"<f4"};
+}
 
 std::vector<int64_t> load_lengths(const std::filesystem::path& path, int64_t count,
                                   std::optional<int64_t> most) {
@@ -108,19 +135,41 @@ namespace {
 
 // Rows that belong to no sequence become NaN, whatever they were; nothing else may be infinite.
 // `note`: what a reader of the message should know.
+// `overwritten`: rows that the operation writes before anybody reads them.
 void check_finite(const std::filesystem::path& path, const Problem& p, HostTensor& t,
-                  const std::string& note) {
+                  std::vector<int64_t> overwritten, const std::string& note) {
   poison_unused(p, t);
-  const std::vector<int64_t> unused =
+  std::vector<int64_t> unused =
       t.spec.unused_rows(p.batch, t.spec.contiguous() ? t.spec.shape[1] : t.spec.shape[2]);
-  const bool scores = t.spec.name == "x";  // of which -inf is a masked one
+  unused.insert(unused.end(), overwritten.begin(), overwritten.end());
+  std::ranges::sort(unused);
+  // A score of -inf is a masked one, a sink of -inf is none.
+  const bool scores = t.spec.name == "x" || t.spec.name == "sinks";
   for (std::size_t i = 0; i < t.data.size(); ++i) {
     const float x = t.data[i];
     if (std::isfinite(x) || (scores && x == -std::numeric_limits<float>::infinity())) continue;
     if (std::ranges::binary_search(unused, static_cast<int64_t>(i) / t.spec.columns())) continue;
+    const auto row = static_cast<int64_t>(i) / t.spec.columns();
+    int64_t in_file = row;  // the row's number there
+    if (swapped(t.spec, p.files_bnhd)) {
+      const int64_t heads = t.spec.shape[1], rows = t.spec.shape[2], head = row / rows % heads;
+      in_file = (row / rows / heads * rows + row % rows) * heads + head;
+    }
     throw InputError(fmt::format("{}: element {} is {} in {}; inputs must be finite{}",
-                                 path.string(), i, x, name(t.spec.dtype), note));
+                                 path.string(),
+                                 in_file * t.spec.columns() +
+                                     static_cast<int64_t>(i) % t.spec.columns(),
+                                 x, name(t.spec.dtype), note));
   }
+}
+
+// A file that would be ignored otherwise: the user means it.
+void check_derived(const std::filesystem::path& path, const HostTensor& file,
+                   const HostTensor& options) {
+  if (file.data != options.data || file.numbers != options.numbers)
+    throw InputError(fmt::format(
+        "{}: is not what the options say{}", path.string(),
+        options.spec.name == "block_mask" ? ": --mask block:" + path.string() + " takes it" : ""));
 }
 
 }  // namespace
@@ -131,14 +180,16 @@ Inputs load_inputs(const std::string& folder, const Problem& p, const Operation&
   std::string note;
   for (const TensorSpec& spec : op.store ? op.originals(p) : op.inputs(p)) {
     const std::filesystem::path path = file_of(folder, spec);
-    if (spec.derived || (spec.made && !std::filesystem::exists(path))) {
+    const bool exists = std::filesystem::exists(path);
+    if (spec.derived || (spec.made && !exists)) {
       tensors.merge(draw_inputs(p, std::span(&spec, 1)));
+      if (exists) check_derived(path, load(path, spec), tensors.at(spec.name));
       if (spec.name == "seqused_k" && p.one_length())
         note = fmt::format("; no {}: all {} tokens of each sequence are in use",
                            path.filename().string(), p.seqlen_k);
       continue;
     }
-    tensors.emplace(spec.name, load(path, spec));
+    tensors.emplace(spec.name, load(path, spec, p.files_bnhd));
     read.push_back(spec.name);
   }
   try {
@@ -146,21 +197,28 @@ Inputs load_inputs(const std::string& folder, const Problem& p, const Operation&
   } catch (const InputError& e) {
     throw InputError(e.what() + note);
   }
-  for (const std::string& name : read)
-    check_finite(file_of(folder, tensors.at(name).spec), p, tensors.at(name), note);
+  for (const std::string& name : read) {
+    const bool changes = op.changes && (name == "k" || name == "v");
+    check_finite(file_of(folder, tensors.at(name).spec), p, tensors.at(name),
+                 changes ? op.changes(p, tensors, name) : std::vector<int64_t>(), note);
+  }
   if (!op.store) return {std::move(tensors), {}};
   return {op.store(p, tensors), std::move(tensors)};
 }
 
-void save_tensors(const std::filesystem::path& folder, const HostTensors& tensors) {
+void save_tensors(const std::filesystem::path& folder, const HostTensors& tensors, bool bnhd) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) throw InputError(fmt::format("--save {}: {}", folder.string(), error.message()));
   for (const auto& [name, t] : tensors) {
     const DType type = t.spec.dtype;
-    std::vector<int64_t> shape = shape_in_file(t.spec);
+    std::vector<int64_t> shape = shape_in_file(t.spec, bnhd);
     if (type_in_file(type) == "<f4") {
-      write_npy(file_of(folder, t.spec), shape, t.data.data());
+      const bool swap = swapped(t.spec, bnhd);
+      const std::vector<float> other =
+          swap ? with_sides_swapped(t.data, shape[0], shape[2], shape[1], shape[3])
+               : std::vector<float>();
+      write_npy(file_of(folder, t.spec), shape, swap ? other.data() : t.data.data());
       continue;
     }
     if (type == DType::int4) shape.back() = bytes_of(type, shape.back());

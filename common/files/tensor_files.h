@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "attn/problem.h"
@@ -23,7 +24,12 @@ Inputs load_inputs(const std::string& folder, const Problem&, const Operation&);
 std::vector<int64_t> load_lengths(const std::filesystem::path&, int64_t count,
                                   std::optional<int64_t> most = {});
 
-/// Writes FOLDER/NAME.npy for each tensor; makes the folder. Throws InputError.
-void save_tensors(const std::filesystem::path& folder, const HostTensors&);
+/// The element types that a file may have of a tensor that a kernel takes in `dtype`: float32, and
+/// float16 for fp16.
+std::vector<std::string_view> types_in_files(DType);
+
+/// Writes FOLDER/NAME.npy for each tensor; makes the folder. `bnhd`: see Problem::files_bnhd.
+/// Throws InputError.
+void save_tensors(const std::filesystem::path& folder, const HostTensors&, bool bnhd = false);
 
 }  // namespace attn

@@ -3,12 +3,15 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <limits>
 #include <random>
 #include <vector>
 
 #include "attn/error.h"
 #include "files/npy.h"
 #include "attn/sliding_tiles.h"
+#include "attn/tensor.h"
 #include "run/parse.h"
 
 namespace attn {
@@ -160,13 +163,42 @@ constexpr Kind kKinds[] = {
      }},
 };
 
+// A folder's hidden_begin.npy and hidden_end.npy, as --save writes them.
+std::shared_ptr<const KeyMask> intervals_of_files(const std::string& folder) {
+  const auto read = [&](const char* name) {
+    const auto path = std::filesystem::path(folder) / name;
+    NpyBytes file = read_npy_bytes(path, {"<i4", "<i8"});
+    if (file.shape.size() != 4 || (file.shape[2] != 1 && file.shape[2] != 2))
+      throw InputError(fmt::format("{}: has shape [{}], must be [B or 1, Hq or 1, 1 or 2, seqlen_k]",
+                                   path.string(), fmt::join(file.shape, ", ")));
+    TensorSpec spec{name, {}, file.type == "<i4" ? DType::int32 : DType::int64};
+    std::ranges::copy(file.shape, spec.shape);
+    std::vector<int64_t> rows = from_bytes(spec, file.bytes).numbers;
+    for (std::size_t n = 0; n < rows.size(); ++n)
+      if (rows[n] < 0 || rows[n] > std::numeric_limits<int32_t>::max())
+        throw InputError(fmt::format("{}: entry {} is {}, must be a query from 0 on",
+                                     path.string(), n, rows[n]));
+    return std::pair{file.shape, rows};
+  };
+  const auto [shape, begin] = read("hidden_begin.npy");
+  const auto [other, end] = read("hidden_end.npy");
+  if (shape != other)
+    throw InputError(fmt::format("{}: hidden_begin.npy [{}] and hidden_end.npy [{}] must have one "
+                                 "shape",
+                                 folder, fmt::join(shape, ", "), fmt::join(other, ", ")));
+  return std::make_shared<ColumnIntervals>(shape, begin, end, "flashmask:" + folder);
+}
+
 std::shared_ptr<const KeyMask> flashmask(const std::string& text, const std::string& name,
                                          const Problem& p) {
+  if (std::filesystem::is_directory(name)) return intervals_of_files(name);
   const auto kind = std::ranges::find(kKinds, name, &Kind::name);
   if (kind == std::end(kKinds)) {
     std::string names;
     for (const Kind& k : kKinds) names += (names.empty() ? "" : ", ") + std::string(k.name);
-    throw InputError(fmt::format("--mask {}: must be one of {}", text, names));
+    throw InputError(fmt::format(
+        "--mask {}: must be one of {}, or a folder with hidden_begin.npy and hidden_end.npy", text,
+        names));
   }
   if (p.seqlen_q != p.seqlen_k)
     throw InputError(fmt::format("--mask {}: {} queries and {} keys: must be as many", text,
@@ -229,7 +261,8 @@ std::shared_ptr<const KeyMask> sliding_tiles(const std::string& text, const std:
 
 }  // namespace
 
-std::shared_ptr<const KeyMask> read_mask(const std::string& text, const Problem& p) {
+std::shared_ptr<const KeyMask> read_mask(const std::string& text, const Problem& p,
+                                         const std::string& load) {
   const auto colon = text.find(':');
   const std::string kind = text.substr(0, colon),
                     rest = colon == std::string::npos ? "" : text.substr(colon + 1);
@@ -237,12 +270,18 @@ std::shared_ptr<const KeyMask> read_mask(const std::string& text, const Problem&
   if (kind == "random") mask = random_mask(parts_of(text, rest), p);
   if (kind == "block") mask = mask_of_file(parts_of(text, rest), p);
   if (kind == "sta") mask = sliding_tiles(text, rest, p);
-  if (kind == "flashmask") mask = flashmask(text, rest, p);
+  if (kind == "flashmask") {
+    const std::filesystem::path begin = std::filesystem::path(load) / "hidden_begin.npy";
+    if (!load.empty() && !std::filesystem::is_directory(rest) && std::filesystem::exists(begin))
+      mask = intervals_of_files(load);
+    else
+      mask = flashmask(text, rest, p);
+  }
   if (mask == nullptr) throw InputError(fmt::format("--mask {}: {}", text, kAccepted));
   try {
     mask->fits(p);
   } catch (const InputError& e) {  // which says what is wrong with the tensor, not where it is from
-    if (kind == "block") throw InputError(fmt::format("--mask {}: {}", text, e.what()));
+    if (kind == "block" || kind == "flashmask") throw InputError(fmt::format("--mask {}: {}", text, e.what()));
     throw;
   }
   return mask;

@@ -18,11 +18,17 @@ namespace attn {
 ///     flashmask:KIND                     column intervals: a kind of FlashMask's (arXiv 2410.01359,
 ///                                        figure 1), drawn with --seed; those that are causal need
 ///                                        --causal beside them
+///     flashmask:FOLDER                   column intervals of one's own: hidden_begin.npy and
+///                                        hidden_end.npy [B or 1, Hq or 1, 1 or 2, seqlen_k], int32
+///                                        or int64; queries from begin to end do not see the key
 ///     sta:CANVAS,TILE,WINDOW[,WINDOW]    windows of tiles (attn/sliding_tiles.h), sides as 30x48x80;
 ///                                        several windows: head after head; what keys there are
 ///                                        beyond the canvas is text
 ///
-/// Blocks have 128 queries and 128 keys unless it says otherwise. Throws InputError.
-std::shared_ptr<const KeyMask> read_mask(const std::string& text, const Problem&);
+/// `load`: the folder of --load, or "". Its hidden_begin.npy and hidden_end.npy count before what
+/// a KIND would draw. Blocks have 128 queries and 128 keys unless it says otherwise. Throws
+/// InputError.
+std::shared_ptr<const KeyMask> read_mask(const std::string& text, const Problem&,
+                                         const std::string& load = "");
 
 }  // namespace attn

@@ -5,7 +5,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 #include <limits>
 #include <set>
 
@@ -13,9 +12,8 @@
 #include "device/gpus.h"
 #include "check/field.h"
 #include "check/inputs.h"
-#include "files/npy.h"
-#include "files/tensor_files.h"
 #include "check/operation.h"
+#include "run/file_shapes.h"
 #include "run/mask_option.h"
 #include "run/parse.h"
 
@@ -40,101 +38,6 @@ std::vector<int64_t> parse_lengths(const std::string& option, const std::string&
   for (const std::string& part : split(text, ','))
     lengths.push_back(parse_number<int64_t>(option, part, 0, std::numeric_limits<int64_t>::max()));
   return lengths;
-}
-
-// The shapes of q.npy and k.npy (of the first input, for operations on rows) are the problem; an
-// option that says otherwise is a mistake.
-void take_shapes_of_files(const std::string& folder, const Operation& operation,
-                          const std::set<std::string>& given, Problem& p) {
-  if (!std::filesystem::is_directory(folder))
-    throw InputError(fmt::format("--load {}: no such folder", folder));
-  const std::size_t rank = p.varlen() ? 3 : 4;
-  const auto shape_of_file = [&](const std::string& name) {
-    const auto path = std::filesystem::path(folder) / (name + ".npy");
-    const std::vector<int64_t> shape = read_npy(path).shape;
-    if (shape.size() != rank)
-      throw InputError(fmt::format("{}: has rank {}, must be [{}]", path.string(), shape.size(),
-                                   operation.matrix ? "batch, heads, rows, columns"
-                                   : p.varlen()     ? "tokens, heads, head_dim"
-                                                    : "batch, heads, seqlen, head_dim"));
-    return shape;
-  };
-  const auto take = [&](int64_t& field, int64_t value, std::initializer_list<const char*> options) {
-    for (const char* option : options)
-      if (given.contains(option) && field != value)
-        throw InputError(
-            fmt::format("{} {}: the files in {} say {}", option, field, folder, value));
-    field = value;
-  };
-  if (operation.matrix) {
-    const auto x = shape_of_file(operation.inputs(p).front().name);
-    take(p.batch, x[0], {"--batch"});
-    take(p.heads, x[1], {"--heads"});
-    take(p.kv_heads, x[1], {"--kv-heads"});
-    take(p.seqlen_q, x[2], {"--seqlen-q", "--seqlen", "--rows"});
-    take(p.seqlen_k, x[3], {"--seqlen-k", "--seqlen", "--cols"});
-    return;
-  }
-  const auto q = shape_of_file("q"), k = shape_of_file("k"), v = shape_of_file("v");
-  const auto text = [](const std::vector<int64_t>& s) {
-    return fmt::format("[{}]", fmt::join(s, ", "));
-  };
-  const std::vector<TensorSpec> inputs = operation.inputs(p);
-  if (std::ranges::find(inputs, "do", &TensorSpec::name) != inputs.end())
-    if (const auto d_o = shape_of_file("do"); d_o != q)
-      throw InputError(fmt::format("{}: q.npy {} and do.npy {} must have one shape", folder,
-                                   text(q), text(d_o)));
-  if (k != v)
-    throw InputError(
-        fmt::format("{}: k.npy {} and v.npy {} must have one shape", folder, text(k), text(v)));
-  if (p.varlen()) {  // the list says how many tokens; whoever reads the files holds them to it
-    if (q[2] != k[2])
-      throw InputError(fmt::format("{}: q.npy {} and k.npy {} must agree in head_dim", folder,
-                                   text(q), text(k)));
-    take(p.heads, q[1], {"--heads"});
-    take(p.kv_heads, k[1], {"--kv-heads"});
-    take(p.head_dim, q[2], {"--head-dim"});
-    return;
-  }
-  if (q[0] != k[0] || q[3] != k[3])
-    throw InputError(fmt::format("{}: q.npy {} and k.npy {} must agree in batch and head_dim",
-                                 folder, text(q), text(k)));
-  take(p.batch, q[0], {"--batch"});
-  take(p.heads, q[1], {"--heads"});
-  take(p.kv_heads, k[1], {"--kv-heads"});
-  take(p.seqlen_q, q[2], {"--seqlen-q", "--seqlen"});
-  take(p.seqlen_k, k[2], {"--seqlen-k", "--seqlen"});
-  take(p.head_dim, q[3], {"--head-dim"});
-  const std::filesystem::path used = std::filesystem::path(folder) / "seqused_k.npy";
-  if (std::ranges::find(inputs, "seqused_k", &TensorSpec::name) == inputs.end() ||
-      !std::filesystem::exists(used))
-    return;
-  if (!p.seqused_k.empty())
-    throw InputError(fmt::format("--seqused: not together with {}", used.string()));
-  p.seqused_k = load_lengths(used, p.batch, p.seqlen_k);
-}
-
-// The same for operations whose inputs have shapes of their own.
-void take_sizes_of_files(const std::string& folder, const Operation& operation,
-                         const std::set<std::string>& given, Problem& p) {
-  if (!std::filesystem::is_directory(folder))
-    throw InputError(fmt::format("--load {}: no such folder", folder));
-  Problem found = p;
-  operation.sizes_of_files(folder, found);
-  const auto same = [&](const std::string& option, const auto& said, const auto& there) {
-    if (given.contains(option) && said != there)
-      throw InputError(fmt::format("{} {}: the files in {} say {}", option, said, folder, there));
-  };
-  same("--batch", p.batch, found.batch);
-  same("--heads", p.heads, found.heads);
-  same("--kv-heads", p.kv_heads, found.kv_heads);
-  same("--seqlen-q", p.seqlen_q, found.seqlen_q);
-  same("--seqlen-k", p.seqlen_k, found.seqlen_k);
-  same("--head-dim", p.head_dim, found.head_dim);
-  for (const Feature& f : operation.own)
-    if (f.values(p).size() == 1 && f.values(found).size() == 1)
-      same(f.option(), f.values(p).front(), f.values(found).front());
-  p = std::move(found);
 }
 
 // `list` as --varlen gave it, or nothing. The other options that say lengths make no sense beside a list.
@@ -194,13 +97,13 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   value("--step", "all, or NAME[,NAME]", [&](const std::string& t) { steps = t; });
   value("--operation", "one of those that --list shows (the first)",
         [&](const std::string& t) { operation = t; });
-  integer("--batch", "B (1)", &p.batch);
+  integer("--batch", "B (1)", &p.batch, 0);
   integer("--heads", "Hq, query heads (2)", &p.heads);
   integer("--kv-heads", "Hkv, key/value heads (as --heads)", &p.kv_heads);
-  integer("--seqlen-q", "queries (128; of an operation for few: 1)", &p.seqlen_q);
-  integer("--seqlen-k", "keys (128)", &p.seqlen_k);
+  integer("--seqlen-q", "queries (128; of an operation for few: 1)", &p.seqlen_q, 0);
+  integer("--seqlen-k", "keys (128)", &p.seqlen_k, 0);
   value("--seqlen", "both lengths", [&](const std::string& t) {
-    const int64_t n = parse_number<int64_t>("--seqlen", t, 1, kMost);
+    const int64_t n = parse_number<int64_t>("--seqlen", t, 0, kMost);
     if (!given.contains("--seqlen-q")) p.seqlen_q = n;
     if (!given.contains("--seqlen-k")) p.seqlen_k = n;
   });
@@ -230,7 +133,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   });
   value("--mask",
         "random:DENSITY or block:FILE[,BLOCK_M,BLOCK_N]: blocks of queries and keys that meet; "
-        "flashmask:KIND; sta:CANVAS,TILE,WINDOW[,WINDOW...]",
+        "flashmask:KIND or flashmask:FOLDER; sta:CANVAS,TILE,WINDOW[,WINDOW...]",
         [&](const std::string& t) { mask = t; });
   // Of two masks it would not be clear that the last one counts, and not both.
   app.get_option("--mask")->multi_option_policy(CLI::MultiOptionPolicy::Throw);
@@ -322,6 +225,12 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
         [&](const std::string& t) { o.load = t; });
   value("--save", "write inputs to DIR, outputs to DIR/STEP",
         [&](const std::string& t) { o.save = t; });
+  value("--layout",
+        "of q, k, v, o and their gradients in --load and --save: bhnd [batch, heads, seqlen, "
+        "head_dim] (default), or bnhd, as FlashAttention has them",
+        [&](const std::string& t) {
+          p.files_bnhd = parse_choice<bool>("--layout", t, {{"bhnd", false}, {"bnhd", true}});
+        });
   value("--profile", "launch one step once and nothing else, for ncu",
         [&](const std::string& t) { o.profile = t; });
   app.add_flag("--require-gpu", o.require_gpu, "exit 77 instead of emulating");
@@ -450,17 +359,23 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   take_varlen(varlen, given, p);
   if (!o.gpu.empty() && find_gpu(o.gpu) == nullptr)
     throw InputError(fmt::format("--gpu {}: must be one of {}", o.gpu, gpu_names()));
+  if (given.contains("--layout")) {
+    if (o.load.empty() && o.save.empty()) throw InputError("--layout: needs --load or --save");
+    if (p.matrix)
+      throw InputError(fmt::format("--layout: a {} has rows of scores", o.operation->name));
+  }
   if (!o.load.empty()) {
-    const auto take = o.operation->sizes_of_files ? take_sizes_of_files : take_shapes_of_files;
-    take(o.load, *o.operation, given, p);
+    o.warning = take_shapes_of_files(o.load, *o.operation, given, p);
     p.inputs = InputKind::files;
   }
+  if (given.contains("--layout") && p.varlen())
+    throw InputError("--layout: packed sequences are [tokens, heads, head_dim] in files");
   if (o.operation->complete) o.operation->complete(p, given);
   if (!mask.empty()) {
     if (p.varlen()) throw InputError("--mask: not together with --varlen");
     if (o.operation->matrix)
       throw InputError(fmt::format("--mask: {} has no keys", o.operation->name));
-    p.mask = read_mask(mask, p);
+    p.mask = read_mask(mask, p, o.load);
   }
   if (has_field(p)) check_field(p);
   p.finish();

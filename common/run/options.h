@@ -35,6 +35,7 @@ struct Options {
   bool turns = false;  ///< times a step for each line of standard input that names one
   std::string gpu;  ///< whose datasheet to predict with; empty: the GPU at hand, or the H200
   std::string json, load, save, profile;
+  std::string warning;  ///< of what was taken in one of two ways; a line, or empty
   bool require_gpu = false;
 };
 

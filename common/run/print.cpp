@@ -74,7 +74,8 @@ void print_roofs(const Roofs& r, DType dtype) {
 
 void print_step(const StepResult& s) {
   using Outcome = StepResult::Outcome;
-  if (s.outcome == Outcome::unsupported || s.outcome == Outcome::error) {
+  const bool not_launched = s.outcome == Outcome::pass && !s.reason.empty();  // an empty problem
+  if (s.outcome == Outcome::unsupported || s.outcome == Outcome::error || not_launched) {
     fmt::print("{:<16} {:<11} {}\n", s.step, name(s.outcome), s.reason);
     return;
   }

@@ -109,11 +109,14 @@ class Run {
     fmt::print("device: {}\n", result_.device);
     fmt::print("problem: {} {}\n", operation_.name, problem_text());
     std::fflush(stdout);
+    if (!options_.warning.empty())
+      fmt::print(stderr, "{}: {}\n", chapter_.name, options_.warning);
     if (options_.time && result_.backend == Backend::emulated)
       fmt::print("time: not measured (emulated)\n");
     JsonFile json_file(options_.json);
     if (!options_.save.empty()) save_tensors(options_.save, {});  // can it be written at all?
 
+    if (problem().empty()) return finish(json_file, run_empty());
     const std::vector<Planned> plan = make_plan();
     result_.roofs = choose_roofs();
     const bool none_supported = std::all_of(plan.begin(), plan.end(), [](const Planned& p) {
@@ -129,8 +132,7 @@ class Run {
       return finish(json_file, none_supported ? kUnsupported : device_failed_ ? kDevice : kPass);
     }
     std::tie(inputs_, originals_) = drawn_or_loaded();
-    if (!options_.save.empty() && options_.save != options_.load)
-      save_tensors(options_.save, inputs_);
+    save_inputs();
     choose_schedule(result_.schedule);
     emulator::find_races = emulator::find_global_races = options_.races;
     Session session(problem(), operation_, result_.backend, inputs_);
@@ -169,6 +171,59 @@ class Run {
   int finish(JsonFile& json_file, int exit_status) {
     json_file.write(to_json(result_).dump(1));
     return exit_status;
+  }
+
+  void save_inputs() const {
+    if (!options_.save.empty() && options_.save != options_.load)
+      save_tensors(options_.save, inputs_, problem().files_bnhd);
+  }
+  // Outputs, and what the launch chose.
+  void save_all(Session& session, const Step& step, const HostTensors& outputs) const {
+    save_outputs(step, outputs);
+    if (step.choices)
+      save_outputs(step, step.choices(problem(), [&](const std::string& name) {
+                     return session.workspace(name);
+                   }));
+  }
+  void save_outputs(const Step& step, const HostTensors& outputs) const {
+    save_tensors(std::filesystem::path(options_.save) / step.name, outputs, problem().files_bnhd);
+  }
+
+  // A step of this operation, and among those that were asked for.
+  bool is_asked_for(const Step& step) const {
+    return step.operation == options_.operation &&
+           (options_.steps.empty() || std::ranges::count(options_.steps, step.name) > 0);
+  }
+
+  // A batch or a length of 0 (Problem::empty): each step that takes such a problem has the same
+  // result, and no kernel is launched.
+  int run_empty() {
+    std::tie(inputs_, originals_) = drawn_or_loaded();
+    save_inputs();
+    bool any = false;
+    for (const Step& step : chapter_.steps) {
+      if (!is_asked_for(step) || (options_.steps.empty() && !shown_for(step, problem().dtype)))
+        continue;
+      std::optional<std::string> reason = refusal(step, problem().at_least_one());
+      if (!reason) reason = lacking(step);
+      if (reason) {
+        add(refused(step, StepResult::Outcome::unsupported, *reason));
+        continue;
+      }
+      any = true;
+      HostTensors outputs;
+      for (const TensorSpec& spec : operation_.outputs(problem())) {
+        HostTensor t = inputs_.contains(spec.name) ? inputs_.at(spec.name) : zeros(spec);
+        if (spec.name == "lse")
+          std::ranges::fill(t.data, -std::numeric_limits<float>::infinity());
+        outputs.emplace(spec.name, std::move(t));
+      }
+      if (!options_.save.empty()) save_outputs(step, outputs);
+      StepResult s = refused(step, StepResult::Outcome::pass,
+                             "empty: no query or no key: outputs are 0 and lse is -inf; not launched");
+      add(std::move(s));
+    }
+    return any ? kPass : kUnsupported;
   }
 
   // With --check off and nothing to time or save, only predictions are asked for.
@@ -238,11 +293,8 @@ class Run {
       return s.operation == options_.operation && fits(s);
     });
     for (const Step& step : chapter_.steps) {
-      const auto& asked = options_.steps;
-      if (step.operation != options_.operation) continue;
-      if (asked.empty() && some && !fits(step)) continue;
-      if (!asked.empty() && std::find(asked.begin(), asked.end(), step.name) == asked.end())
-        continue;
+      if (!is_asked_for(step)) continue;
+      if (options_.steps.empty() && some && !fits(step)) continue;
       std::optional<std::string> reason = refusal(step, problem());
       if (!reason) reason = lacking(step);
       if (!reason && !step.launch.on(result_.backend)) reason = "not built for this device";
@@ -340,8 +392,7 @@ class Run {
         if (status.ok()) {
           if (auto damage = session.damage()) return stop(Outcome::fail, *damage);
           const HostTensors outputs = session.outputs();
-          if (!options_.save.empty())
-            save_tensors(std::filesystem::path(options_.save) / step.name, outputs);
+          if (!options_.save.empty()) save_all(session, step, outputs);
           s.outcome = Outcome::pass;
           for (const Expected& e : expected(step)) {
             s.verdicts.push_back(examine(outputs.at(e.spec.name), e, problem(), step));
@@ -354,8 +405,7 @@ class Run {
         }
       } else if (status.ok() && !options_.save.empty()) {
         status = session.launch();
-        if (status.ok())
-          save_tensors(std::filesystem::path(options_.save) / step.name, session.outputs());
+        if (status.ok()) save_all(session, step, session.outputs());
       }
       if (status.ok() && timer_ && s.outcome != Outcome::fail) status = time_step(session, s);
       if (status.code == Status::Code::kUnsupported)

@@ -143,12 +143,38 @@ Status Session::capture() {
   return captured_->capture(arguments_, function);
 }
 
-Status Session::launch() {
+Status Session::start() {
   poison();
   const InUse in_use(device_);
-  const Status status = captured_ ? captured_->replay() : call(step_->launch);
+  return captured_ ? captured_->replay() : call(step_->launch);
+}
+Status Session::launch() {
+  const Status status = start();
+  const InUse in_use(device_);
   if (status.ok()) synchronize(device_);
   return status;
+}
+
+void Session::abandon() {
+  for (DeviceBuffer& workspace : workspaces_) workspace.poison();
+}
+
+std::string Session::repeats_differ(int count, const std::function<void(int)>& before) {
+  std::vector<DeviceBuffer> first;
+  for (int n = 0; n < count; ++n) {
+    if (before) before(n);
+    if (const Status status = launch(); !status.ok())
+      return fmt::format("launch {}: {}", n, status.message);
+    const std::vector<TensorSpec> specs = operation_.outputs(problem_);
+    for (std::size_t i = 0; i < specs.size(); ++i) {
+      const DeviceBuffer& now = output(specs[i].name);
+      if (n == 0)
+        first.emplace_back(device_, specs[i].name, now.bytes()).copy_from(now);
+      else if (!now.same_as(first[i]))
+        return fmt::format("{} of launch {} has other bits than that of launch 0", now.name(), n);
+    }
+  }
+  return "";
 }
 
 // A program built without CUDA has no kernels for a GPU.

@@ -3,6 +3,7 @@
 /// chapter program, its benchmark and its tests all run steps through this.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -50,6 +51,16 @@ class Session {
   /// Poisons outputs and workspaces (not what `prepare` saved), gives in-out tensors back their
   /// values, and launches the prepared step.
   Status launch();
+  /// The same without waiting for the end: of two sessions whose launches were captured, each runs
+  /// in a stream of its own.
+  Status start();
+  /// Leaves all workspaces as a launch that was aborted may leave them: poisoned, counters among
+  /// them. The next prepare() has to make them good.
+  void abandon();
+  /// Launches the prepared step `count` times, each after `before(n)`, and compares the bits of
+  /// every output of every launch with those of the first: "" or the first that differs. A launch
+  /// that fails is said, too.
+  std::string repeats_differ(int count, const std::function<void(int n)>& before = {});
   /// What the launch wrote, after waiting for it. Throws DeviceError.
   HostTensors outputs();
   /// Rows of an output, by their numbers in memory: [1, 1, count, columns]. For a tensor too large

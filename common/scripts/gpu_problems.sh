@@ -300,16 +300,6 @@ features_of() {  # STEP
   echo "forward_varlen_n8192 --step $1 --varlen 128,4096,256,1024,8192,512,2048,128 --heads 16" \
     "--head-dim 128"
 }
-# The reference of a large problem takes the CPU 10 to 20 seconds, so one problem of each operation is checked on the
-# way. That steps are right is what the tests are for.
-check_of() {  # CHAPTER.PROBLEM
-  case $1 in
-    01_naive.forward_n1024|01_naive.backward_n1024|02_*_c1024|02_*_topk_*|02_*.forward_*) echo sample ;;
-    03_flash_v1.forward_d128_n1024|03_flash_v1.backward_d64_n2048|03_*_scalar_*) echo sample ;;
-    05_*.decode_b1_n8192|07_*.decode_b1_n1024|07_*.append_128mb|08_*.canvas_18x24x24|08_*.chosen_n8192_0.25|08_*.chosen_e4m3_n8192_0.25|08_*.ordered_n8192_0.25|08_*.columns_document_n8192|08_*.blocks_d128_n8192_0.25|0[46]_*.forward_d128_causal_n512|0[46]_*.forward_d128_n2048|04_*.backward_d128_causal_n2048) echo sample ;;
-    *) echo off ;;
-  esac
-}
 kMemoryLengths="1024 2048 4096 8192 16384 32768 65536 131072"
 # Kinds of --mask flashmask:, and what has to be beside them.
 kFlashMasks="causal:--causal sliding_window:--causal causal_document:--causal document: share_question:--causal \

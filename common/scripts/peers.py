@@ -17,11 +17,15 @@ Backends: math, flash (FlashAttention-2), cudnn; torch.softmax for softmax. A st
 "01_naive:v6_cublas" runs that program beside --program. Of decode each backend takes its turns twice: as a plain call,
 and ("flash graph") as the replay of a CUDA graph that was captured of it.
 
+Before anything is timed, the outputs of each backend are compared with those of the first step, on the inputs that the
+program drew (--save): the largest relative L2 difference of a row, or of a gradient's row. A difference above what two
+roundings explain ends the run with status 1. Both sides are then timed on these inputs.
+
 For every problem each backend and each step takes a turn a round (--rounds, at least 5), in an order that is turned
 round every time; before each turn the GPU rests for twice as long as the timed calls of the turn before took. One program runs
 for all rounds of a problem (--turns). The method is that of the chapter program (device.h, timing method 3): the L2
 cache overwritten, a kernel that spins for a millisecond, so that whatever the host needs to launch is queued when the
-clock starts, then CUDA events around one call; random normal data, the median over all rounds with its quartiles. A
+clock starts, then CUDA events around one call; the median over all rounds with its quartiles. A
 ratio is the peer's time over the step's, of a round: above 1 the step is faster. It is printed with the quartiles of
 the rounds. Prints a table and writes everything as JSON. Needs PyTorch with CUDA; exits with 77 where there is none,
 2 for bad options.
@@ -36,11 +40,12 @@ import tempfile
 import time
 
 try:
+    import numpy
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 except ImportError:
-    print("peers.py: PyTorch is not installed")
+    print("peers.py: PyTorch or NumPy is not installed")
     sys.exit(77)
 
 BACKENDS = {
@@ -54,6 +59,10 @@ NO_ROOFS = ("--gpu", "h200")
 TIMING_METHOD = 3  # as kTimingMethod in device.h
 LEAST_ROUNDS = 5
 CYCLES_A_SECOND = 2e9  # of torch.cuda._sleep, about
+# The largest relative L2 difference of a row of O between two right kernels: twice what the checker lets one of them be
+# off by (reference.cpp). Gradients may be off by twice as much.
+DIFFERENCES = {"bf16": 1.2e-2, "fp16": 2e-3, "fp32": 4e-5}
+MOST_BYTES = 8e9  # of the inputs that are passed in files
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
@@ -69,23 +78,55 @@ def quartiles(seconds):
     return {"median_s": at(0.5), "q1_s": at(0.25), "q3_s": at(0.75), "min_s": t[0], "count": len(t)}
 
 
-class Peer:
-    """PyTorch's tensors of one problem."""
+def load(folder, *names):
+    """The first of these .npy files that exists, on the GPU, or None."""
+    for name in names:
+        path = os.path.join(folder, name + ".npy")
+        if os.path.exists(path):
+            return torch.from_numpy(numpy.load(path)).cuda()
+    return None
 
-    def __init__(self, p):
-        dtype = DTYPES[p.dtype]
+
+def load_cache(folder, name):
+    """K or V [B, Hkv, N, d], of a file of its own or from pages."""
+    pages = load(folder, name + "_pages")
+    if pages is None:
+        return load(folder, name)
+    rows = pages[load(folder, "page_table").long()]  # [B, max_pages, page_size, Hkv, d]
+    return rows.flatten(1, 2).transpose(1, 2).contiguous()
+
+
+def bytes_of_files(p):
+    """What the program would write of a problem's inputs, in float32."""
+    if p.operation == "softmax":
+        return 4 * p.rows * p.cols
+    return 4 * p.batch * p.head_dim * (2 * p.heads * p.seqlen_q + 2 * p.kv_heads * p.seqlen_k)
+
+
+class Peer:
+    """PyTorch's tensors of one problem: those in `folder`, which the program wrote, or random ones."""
+
+    def __init__(self, p, folder=None):
         self.p = p
+
+        def tensor(loaded, shape, grad=False):
+            dtype = DTYPES[p.dtype]
+            if loaded is None:
+                return torch.randn(shape, device="cuda", dtype=dtype, requires_grad=grad)
+            return loaded.reshape(shape).to(dtype).requires_grad_(grad)
+
+        def given(find, *names):
+            return find(folder, *names) if folder else None
+
         if p.operation == "softmax":
-            self.x = torch.randn((p.rows, p.cols), device="cuda", dtype=dtype)
-        else:
-            grad = p.operation == "backward"
-            shape = (p.batch, p.heads, p.seqlen_q, p.head_dim)
-            kv_shape = (p.batch, p.kv_heads, p.seqlen_k, p.head_dim)
-            self.q = torch.randn(shape, device="cuda", dtype=dtype, requires_grad=grad)
-            self.k, self.v = (
-                torch.randn(kv_shape, device="cuda", dtype=dtype, requires_grad=grad) for _ in range(2)
-            )
-            self.d_o = torch.randn(shape, device="cuda", dtype=dtype)
+            self.x = tensor(given(load, "x"), (p.rows, p.cols))
+            return
+        grad = p.operation == "backward"
+        shape = (p.batch, p.heads, p.seqlen_q, p.head_dim)
+        kv_shape = (p.batch, p.kv_heads, p.seqlen_k, p.head_dim)
+        self.q = tensor(given(load, "q"), shape, grad)
+        self.k, self.v = (tensor(given(load_cache, name), kv_shape, grad) for name in "kv")
+        self.d_o = tensor(given(load, "do"), shape)
 
     def call(self, backend):
         """What is timed, as a function of nothing."""
@@ -122,6 +163,47 @@ class Peer:
             graph.replay()
             return out  # the graph writes there: it must live as long
         return run
+
+
+def row_difference(a, b):
+    """The largest relative L2 difference of a row of two lists of tensors."""
+    worst = 0.0
+    for x, y in zip(a, b):
+        x, y = x.float().flatten(0, -2), y.float().reshape(x.shape).flatten(0, -2)
+        size = y.norm(dim=-1).clamp_min(y.norm() / y.shape[0] ** 0.5 / 10)  # a row near 0 is none of its own
+        worst = max(worst, ((x - y).norm(dim=-1) / size).max().item())
+    return worst
+
+
+def outputs_of(program, p, step, folder):
+    """Lets the program write its inputs to `folder`; returns what the step made of them, or why there is nothing."""
+    run = subprocess.run([program, *program_options(p), "--step", step, "--check", "off", "--save", folder,
+                          "--require-gpu", *NO_ROOFS], capture_output=True, text=True, check=False)
+    if run.returncode != 0:
+        return (run.stderr or run.stdout).strip().splitlines()[-1]
+    of_step = os.path.join(folder, step)
+    names = ("dq", "dk", "dv") if p.operation == "backward" else ("o", "p", "y")
+    return [x for name in names if (x := load(of_step, name)) is not None]
+
+
+def compare(p, backends, call, ours, difference=row_difference):
+    """The difference of each backend's outputs from `ours`; exits with 1 where one is too large."""
+    found = {}
+    for name in backends:
+        if ":" in name or name.endswith(GRAPH):
+            continue
+        try:
+            theirs = call(name)()
+        except RuntimeError:  # it does not support the problem, which its turn says
+            continue
+        theirs = list(theirs) if isinstance(theirs, tuple) else [theirs]
+        found[name] = difference(theirs, ours)
+        bound = DIFFERENCES[p.dtype] * (2 if p.operation == "backward" else 1)
+        if not found[name] <= bound:
+            print(f"peers.py: {' '.join(program_options(p))}: {name} differs by {found[name]:.2e} in a row, "
+                  f"at most {bound:.2e} is rounding: nothing is timed")
+            sys.exit(1)
+    return found
 
 
 class Timer:
@@ -364,7 +446,15 @@ def main():
             if ":" in name:
                 chapter, step = name.split(":")
                 programs[name] = Program(args, p, os.path.join(os.path.dirname(args.program), chapter), step, NO_ROOFS)
-        peer, calls = Peer(p), {}
+        with tempfile.TemporaryDirectory(dir=next((d for d in ("/dev/shm",) if os.path.isdir(d)), None)) as folder:
+            ours = (f"{bytes_of_files(p):.1e} bytes of inputs" if bytes_of_files(p) > MOST_BYTES else
+                    outputs_of(args.program, p, steps[0], folder))
+            files = not isinstance(ours, str)
+            peer, calls = Peer(p, folder if files else None), {}
+        differences = compare(p, backends, peer.call, ours) if files else {}
+        if not files:
+            print(f"  outputs were not compared: {ours}")
+        ours = None
 
         def turn(side):
             if side in programs:
@@ -386,7 +476,8 @@ def main():
                   "launch_hidden": name not in late} for name in backends]
         ratios = ratios_of(rounds, steps, backends)
         report["problems"].append({"problem": run["problem"], "operation": p.operation, "rounds": args.rounds,
-                                   "runs": [run], "peers": peers, "ratios": ratios})
+                                   "runs": [run], "peers": peers, "ratios": ratios,
+                                   "output_differences": differences})
         print(" ".join(program_options(p)))
         for step in run["steps"]:
             if not step.get("time"):

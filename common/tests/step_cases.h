@@ -251,7 +251,7 @@ inline void check_large_steps(const std::string& operation, Problem p, Backend b
   for (const Step* step : steps) {
     INFO(step->name << " " << p.text());
     if (memory_need(p, op, *step).total() > static_cast<double>(free_bytes(backend))) {
-      WARN("not run, for want of memory: " << step->name << " " << p.text());
+      skipped(step->name + " needs more memory than there is: " + p.text());
       continue;
     }
     REQUIRE(session.prepare(*step).ok());

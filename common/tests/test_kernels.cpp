@@ -33,7 +33,7 @@ struct Kernel {
     if (gpu_info().available)                                                 \
       body(Backend::gpu);                                                     \
     else                                                                      \
-      WARN("no GPU: " << gpu_info().error);                                   \
+      skipped("no GPU: " + gpu_info().error);                                 \
   }                                                                           \
   static_assert(true)
 

@@ -124,7 +124,7 @@ constexpr std::array<std::string_view, 0> kNotCountedYet{};
 }  // namespace
 
 TEST_CASE("the order of tiles and the size of L2 say what is read from HBM", "[model]") {
-  if (!std::filesystem::exists(kReports)) return;  // an edition without reports
+  if (!std::filesystem::exists(kReports)) return skipped("an edition without reports");
   int compared = 0;
   for (const Step& step : chapter().steps) {
     if (!step.tiled) continue;
@@ -134,7 +134,7 @@ TEST_CASE("the order of tiles and the size of L2 say what is read from HBM", "[m
     const bool is_new = std::ranges::find(kNotCountedYet, step.name) != std::end(kNotCountedYet);
     CHECK(is_new == !c);
     if (!c || unverified(step.name)) {
-      WARN(step.name << ": not counted as it is");
+      skipped(step.name + " has not been counted as it is");
       continue;
     }
     double model = 0;

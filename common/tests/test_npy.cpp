@@ -128,13 +128,14 @@ TEST_CASE("read_npy refuses other arrays that NumPy wrote and says what to do", 
       {"big_endian", "big-endian float32: convert with .astype('<f4')"},
       {"rank9", "9 dimensions"},
       {"float64", "float64: convert with .astype(np.float32)"},
-      {"float16", "float16: convert with .astype(np.float32)"},
+      {"float16", "float16: convert with .astype(np.float32), or compute in fp16 (--dtype fp16)"},
       {"int32", "int32: convert with .astype(np.float32)"},
       {"uint8", "uint8: convert with .astype(np.float32)"},
       {"bool", "bool: convert with .astype(np.float32)"},
       {"complex64", "complex64: not a real number type"},
       {"string", "unknown dtype '<U3'"},
-      {"raw_16bit", "unknown dtype '|V2'"},
+      {"raw_16bit", "raw 16-bit values '|V2', as bfloat16 is saved: convert with "
+                    ".astype(np.float32) before np.save"},
       {"structured", "structured dtype"},
   };
   for (const auto& [name, what] : cases) {
@@ -244,7 +245,12 @@ TEST_CASE("read_npy refuses broken files", "[npy]") {
     refuses_header("{'descr': '<f4', 'fortran_order': 0, 'shape': (2,)}", "neither True nor False");
     refuses_header("{'descr': 4, 'fortran_order': False, 'shape': (2,)}", "not a dtype");
     refuses_header("{'descr': '', 'fortran_order': False, 'shape': (2,)}", "unknown dtype ''");
-    refuses_header("{'descr': '|f4', 'fortran_order': False, 'shape': (2,)}", "unknown dtype");
+    refuses_header("{'descr': '<float32', 'fortran_order': False, 'shape': (2,)}", "unknown dtype");
+    refuses_header("{'descr': 'f', 'fortran_order': False, 'shape': (3,)}", "truncated data");
+    refuses_header("{'descr': '>f', 'fortran_order': False, 'shape': (2,)}", "big-endian float32");
+    refuses_header("{'descr': 'float', 'fortran_order': False, 'shape': (2,)}", "float64: convert");
+    refuses_header("{'descr': ('<f4', (2,)), 'fortran_order': False, 'shape': (2,)}",
+                   "not a dtype");
     refuses_header("{'descr': '|O', 'fortran_order': False, 'shape': (2,)}", "unknown dtype '|O'");
     refuses_header("{'descr': 'a\nb\x1b[31m\xc3', 'fortran_order': False, 'shape': (2,)}",
                    "unknown dtype 'a?b?[31m?'");
@@ -278,6 +284,13 @@ TEST_CASE("read_npy accepts every spelling of the same header", "[npy]") {
            std::string_view("  {\n'descr'\t:\r\n '=f4' , 'fortran_order' : False , "
                             "'shape' : ( 2 , ) , }  \n"),
            std::string_view("{'descr': 'f4', 'fortran_order': False, 'shape': (2L,)}"),
+           std::string_view("{'descr': 'f', 'fortran_order': False, 'shape': (2,)}"),
+           std::string_view("{'descr': '<f', 'fortran_order': False, 'shape': (2,)}"),
+           std::string_view("{'descr': '|f4', 'fortran_order': False, 'shape': (2,)}"),
+           std::string_view("{'descr': 'float32', 'fortran_order': False, 'shape': (2,)}"),
+           std::string_view("{'descr': 'single', 'fortran_order': False, 'shape': (2,)}"),
+           std::string_view("{'descr': u'<f4', 'fortran_order': False, 'shape': (2,)}"),
+           std::string_view("{'descr': ('<f4', ()), 'fortran_order': False, 'shape': (2,)}"),
            std::string_view("{'descr': '<f4', 'fortran_order': False, 'shape': (+2, )}"),
            std::string_view("{'descr': '<f4', 'fortran_order': True, 'shape': (2,)}"),
        }) {

@@ -395,3 +395,32 @@ TEST_CASE("distances by hand", "[session]") {
   CHECK(off.relative_l1 == Approx(3.0 / 7));
   CHECK(off.rmse == Approx(std::sqrt(3.0 / 4)));
 }
+
+// ---- repeats ------------------------------------------------------------------------------------
+
+namespace {
+
+int repeat = 0, other_bits_in = -1;
+
+Status write_ones(const Arguments& args) {
+  const int64_t elements = args.problem.batch * args.problem.heads * args.problem.seqlen_q;
+  for (int64_t i = 0; i < elements * args.problem.head_dim; ++i) args.out<float>("o")[i] = 1;
+  for (int64_t i = 0; i < elements; ++i) args.out<float>("lse")[i] = 1;
+  if (repeat++ == other_bits_in) args.out<float>("lse")[elements - 1] = -0.0f;
+  return Status::success();
+}
+
+}  // namespace
+
+TEST_CASE("every repeat is compared, not the last one alone", "[session]") {
+  Problem p = problem(5, 7, 8, DType::fp32);
+  p.finish();
+  const Step step = host_step(forward(), write_ones);
+  Session session(p, forward(), Backend::emulated, draw(forward(), p).tensors);
+  REQUIRE(session.prepare(step).ok());
+  for (const int n : {-1, 1, 3, 9}) {
+    repeat = 0, other_bits_in = n;
+    CHECK(session.repeats_differ(10) ==
+          (n < 0 ? "" : fmt::format("lse of launch {} has other bits than that of launch 0", n)));
+  }
+}

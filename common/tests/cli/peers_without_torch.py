@@ -16,6 +16,7 @@ def module(name, **contents):
     vars(sys.modules[name]).update(contents)
 
 
+module("numpy")
 module("torch", bfloat16=0, float16=0, float32=0, cuda=types.SimpleNamespace(is_available=lambda: False))
 module("torch.nn")
 module("torch.nn.attention", sdpa_kernel=None,
@@ -221,3 +222,35 @@ assert code == 2 and "--causal needs equal lengths" in said, said
 alone = subprocess.run([sys.executable, "-I", "-S", script, "--program", "x"], capture_output=True, text=True, check=False)
 assert alone.returncode == 77 and "not installed" in alone.stdout, alone
 print("everything as expected")
+
+# Outputs that differ end the run before anything is timed.
+one = problems("--seqlen 64")[0]
+one.program_operation = "forward"
+
+
+def compared(differences, **more):
+    """Exit status and text of compare() for backends whose outputs are so far off."""
+    said = io.StringIO()
+    vars(one).update(more)
+
+    def call(name):
+        def run():
+            if differences[name] is None:
+                raise RuntimeError("not supported")
+            return differences[name]
+        return run
+    try:
+        with redirect_stdout(said):
+            return 0, peers.compare(one, list(differences), call, 0.0, lambda theirs, ours: abs(theirs[0] - ours))
+    except SystemExit as e:
+        return e.code, said.getvalue()
+
+
+assert compared({"flash": 0.01, "cudnn": None}) == (0, {"flash": 0.01})
+status, text = compared({"flash": 0.001, "cudnn": 0.02})
+assert status == 1 and "cudnn differs by 2.00e-02" in text and "nothing is timed" in text, text
+assert compared({"flash": float("nan")})[0] == 1
+assert compared({"flash": 0.02}, operation="backward")[0] == 0
+assert compared({"flash": 0.01}, operation="forward", dtype="fp16")[0] == 1
+assert compared({"flash": 0.9, "flash graph": 0.9, "04_x:v7": 0.9}, dtype="bf16")[0] == 1
+assert compared({"flash graph": 0.9, "04_x:v7": 0.9})[0] == 0  # the same kernels; another program
