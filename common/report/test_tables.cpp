@@ -392,14 +392,17 @@ TEST_CASE("a table of traffic: the model beside ncu") {
     std::string csv =
         said + "\"ID\",\"Kernel Name\",\"CC\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n";
     for (std::size_t id = 0; id < l2_of_kernels.size(); ++id)
-      for (const auto& [metric, value] :
-           {std::pair("lts__t_bytes.sum", l2_of_kernels[id]),
-            std::pair("dram__bytes_read.sum", 1.5e9), std::pair("dram__bytes_write.sum", 0.5e9),
-            std::pair("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", l2_of_kernels[id] / 80),
-            std::pair("l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum", l2_of_kernels[id] / 160)})
+      for (const auto& [metric, unit, value] :
+           {std::tuple("lts__t_bytes.sum", "byte", l2_of_kernels[id]),
+            std::tuple("dram__bytes_read.sum", "byte", 1.5e9),
+            std::tuple("dram__bytes_write.sum", "byte", 0.5e9),
+            std::tuple("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "sector",
+                       l2_of_kernels[id] / 80),
+            std::tuple("l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum", "sector",
+                       l2_of_kernels[id] / 160)})
         csv += fmt::format(
-            "\"{}\",\"void k{}<__nv_bfloat16>(int)\",\"9.0\",\"{}\",\"byte\",\"{:.0f}\"\n", id, id,
-            metric, value);
+            "\"{}\",\"void k{}<__nv_bfloat16>(int)\",\"9.0\",\"{}\",\"{}\",\"{:.0f}\"\n", id, id,
+            metric, unit, value);
     reports.write("03_flash_v1." + s + ".ncu.csv", csv);
   };
   const std::string line =
