@@ -25,6 +25,7 @@ struct Moved {
   double factor = 1;  ///< b / a, with both raised to the counter's floor
   double weight = 1;  ///< of sectors a load (store): the share of loads (stores) in all sectors
   double rank = 0;    ///< |ln factor| x weight
+  bool width = false; ///< sectors a request that moved without the sectors: wider accesses
 };
 
 /// Counters of both sides, causes (ratios) first, then counts, then rates; within each what moved
@@ -60,7 +61,8 @@ std::vector<Diff> compare_files(std::vector<StepData> a, std::vector<StepData> b
 std::string headline(const Diff&);
 /// A factor for people: "x 0.55", "from 0", "n/a".
 std::string factor_text(const Moved&);
-/// "better", "worse"; empty for a counter that is neither.
+/// "better", "worse"; empty for a counter that is neither. Sectors a request that moved while the
+/// sectors did not move along are "wider" or "narrower" accesses: no more and no less is moved.
 std::string better_text(const Moved&);
 /// More than 1 % of a change, or a side without it.
 bool moved(const Moved&);

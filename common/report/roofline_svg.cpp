@@ -17,6 +17,7 @@ namespace {
 
 constexpr double kWidth = 960, kHeight = 640;
 constexpr Box kPlot{96, 92, 936, 572};
+constexpr std::size_t kMostLabels = 16;  // more are numbers, with a key below
 constexpr double kCharacter = 7.3;  // of the 13 pixel font, on average
 
 // The colours of the other figures of docs/figures.
@@ -57,6 +58,7 @@ std::string rate_text(double rate, std::string_view unit) {
 
 struct Point {
   std::string name;
+  std::size_t file = 0;
   double intensity = 0, predicted = 0, measured = 0;  // measured 0: not measured
 };
 
@@ -76,11 +78,12 @@ class Picture {
   }
 
   RooflineSvg draw() {
-    head();
     grid();
     draw_roofs();
     draw_points();
-    out_.text += "</svg>\n";
+    const std::string body = std::move(out_.text);
+    head();  // its height depends on the key
+    out_.text += body + "</svg>\n";
     return std::move(out_);
   }
 
@@ -116,14 +119,17 @@ class Picture {
   }
 
   void collect_points() {
-    for (const ResultFile& f : files_)
-      for (const StepRow& s : f.steps) {
+    std::map<std::string, std::size_t> file_of;
+    for (std::size_t n = 0; n < files_.size(); ++n)
+      for (const StepRow& s : files_[n].steps) {
+        const ResultFile& f = files_[n];
         double bytes = 0, exp = 0;
         for (const PhaseRow& p : s.phases) bytes += p.hbm_bytes(), exp += p.exp;
         if (!(s.flop > 0) || !(bytes > 0) || !(s.predicted_s > 0)) continue;  // unsupported
-        Point p{s.name, s.flop / bytes, s.flop / s.predicted_s,
+        Point p{s.name, n, s.flop / bytes, s.flop / s.predicted_s,
                 s.median_s ? s.flop / *s.median_s : 0};
         points_.push_back(p);
+        several_runs_ |= file_of.emplace(s.name, n).first->second != n;
         if (exp > 0) flop_per_exp_ = std::max(flop_per_exp_, operations_per_exp(f, s.flop / exp));
       }
     if (points_.empty())
@@ -219,12 +225,12 @@ class Picture {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
         "height=\"{1}\" "
         "role=\"img\" aria-labelledby=\"{2}-t {2}-d\">\n",
-        kWidth, kHeight, escaped(id_));
+        kWidth, height_, escaped(id_));
     add("<title id=\"{}-t\">{}</title>", escaped(id_), escaped(title));
     std::string description = f.operation + ", " + problem + ".";
     for (const Point& p : points_)
       description += fmt::format(
-          " {}: {:.0f} operations a byte, at most {}{}.", p.name, p.intensity,
+          " {}: {:.0f} operations a byte, at most {}{}.", p.name + run_of(p), p.intensity,
           rate_text(p.predicted, "FLOP/s"),
           p.measured > 0 ? ", measured " + rate_text(p.measured, "FLOP/s") : std::string());
     add("<desc id=\"{}-d\">{}</desc>", escaped(id_), escaped(description));
@@ -234,7 +240,7 @@ class Picture {
         "z\"/></marker></defs>",
         escaped(id_));
     add("<rect class=\"bg\" x=\"0.5\" y=\"0.5\" width=\"{}\" height=\"{}\" rx=\"6\"/>", kWidth - 1,
-        kHeight - 1);
+        height_ - 1);
     add("<text class=\"t\" x=\"24\" y=\"32\">{}</text>", escaped(title));
     add("<text class=\"s\" x=\"24\" y=\"54\">{}</text>",
         escaped(f.operation + ", " + problem +
@@ -249,8 +255,23 @@ class Picture {
       add("<circle class=\"filled\" cx=\"130\" cy=\"72\" r=\"4.5\"/><text x=\"142\" "
           "y=\"77\">measured</text>"
           "<path class=\"arrow\" d=\"M220 72 L250 72\" marker-end=\"url(#{}-a)\"/>"
-          "<text x=\"260\" y=\"77\">from step to step</text>",
-          escaped(id_));
+          "<text x=\"260\" y=\"77\">from {}</text>",
+          escaped(id_), several_runs_ ? "run to run" : "step to step");
+    if (!several_runs_) return;
+    std::string runs;
+    for (std::size_t n = 0; n < files_.size(); ++n)
+      runs += fmt::format("{}{}: {}", n ? "; " : "", run_name(n),
+                          printable(files_[n].path.string()));
+    add("<text class=\"e s\" x=\"{}\" y=\"77\">{}</text>", kPlot.right, escaped(tail(runs, 75)));
+  }
+
+  // Runs of the same steps are told apart by a letter: " A".
+  static std::string run_name(std::size_t n) {
+    return n < 26 ? std::string(1, static_cast<char>('A' + n)) : std::to_string(n + 1);
+  }
+  std::string run_of(const Point& p) const { return several_runs_ ? " " + run_name(p.file) : ""; }
+  static std::string tail(const std::string& text, std::size_t most) {
+    return text.size() <= most ? text : "..." + text.substr(text.size() - most + 3);
   }
 
   // Decades, and 2 and 5 of each where the axis is short.
@@ -351,62 +372,138 @@ class Picture {
 
   struct Marker {
     double x, y;
-    std::vector<std::string> names;
-    std::string rate;
+    std::map<std::size_t, std::vector<std::string>> names;  // by file
+    double least, most;
     bool filled;
-    std::string text() const { return short_list(names) + ": " + rate; }
   };
+
+  // "v1, v2: 346 to 349 TFLOP/s"
+  std::string text(const Marker& m) const {
+    std::string all;
+    for (const auto& [file, names] : m.names)
+      all += fmt::format("{}{}{}", all.empty() ? "" : ", ", short_list(names),
+                         several_runs_ ? " " + run_name(file) : "");
+    const std::string least = rate_text(m.least, "FLOP/s"), most = rate_text(m.most, "FLOP/s");
+    if (!m.filled) return fmt::format("{}: at most {}", all, most);
+    if (least == most) return fmt::format("{}: {}", all, most);
+    const auto blank = least.find(' ');
+    const bool one_unit = most.ends_with(least.substr(blank));
+    return fmt::format("{}: {} to {}", all, one_unit ? least.substr(0, blank) : least, most);
+  }
+
+  // Steps at the same place share a marker and a label; measurements of two runs do not.
+  static void mark(std::vector<Marker>& markers, double x, double y, bool filled, const Point& p,
+                   double rate) {
+    for (Marker& m : markers)
+      if (m.filled == filled && std::hypot(m.x - x, m.y - y) < 1.5 &&
+          (!filled || m.names.contains(p.file))) {
+        m.names[p.file].push_back(p.name);
+        m.least = std::min(m.least, rate), m.most = std::max(m.most, rate);
+        return;
+      }
+    markers.push_back({x, y, {{p.file, {p.name}}}, rate, rate, filled});
+  }
 
   void draw_points() {
     std::vector<Marker> markers;
-    // Steps at the same place share a marker and a label.
-    const auto mark = [&](double x, double y, bool filled, const std::string& name, double rate) {
-      for (Marker& m : markers)
-        if (m.filled == filled && std::hypot(m.x - x, m.y - y) < 1.5) {
-          m.names.push_back(name);
-          return;
-        }
-      const std::string text = (filled ? "" : "at most ") + rate_text(rate, "FLOP/s");
-      markers.push_back({x, y, {name}, text, filled});
-    };
     const Point* previous = nullptr;
+    std::map<std::string, const Point*> runs;  // the run before of a step
     for (const Point& p : points_) {
       const double x = px(p.intensity), yp = py(p.predicted);
-      mark(x, yp, false, p.name, p.predicted);
+      mark(markers, x, yp, false, p, p.predicted);
       if (!(p.measured > 0)) continue;
       const double ym = py(p.measured);
-      mark(x, ym, true, p.name, p.measured);
+      mark(markers, x, ym, true, p, p.measured);
       line({x, yp, x, ym}, "gap");
       lines_.push_back({x, yp, x, ym});
-      if (previous) arrow({px(previous->intensity), py(previous->measured), x, ym});
-      previous = &p;
+      const Point*& from = several_runs_ ? runs[p.name] : previous;
+      if (from) arrow({px(from->intensity), py(from->measured), x, ym});
+      from = &p;
     }
     // What was measured gets the better places.
     std::stable_sort(markers.begin(), markers.end(),
                      [](auto& a, auto& b) { return a.filled > b.filled; });
-    std::vector<Label> labels;
     // A dot inside a ring is both: what was measured is what was predicted.
     for (const bool filled : {false, true})
       for (const Marker& m : markers)
         if (m.filled == filled)
           add("<circle class=\"{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\"/>",
               filled ? "filled" : "hollow", m.x, m.y, filled ? 4.5 : 7.0);
-    for (const Marker& m : markers) {
-      obstacles_.push_back({m.x - 7, m.y - 7, m.x + 7, m.y + 7});
-      const double width = kCharacter * static_cast<double>(m.text().size());
-      labels.push_back({m.x, m.y, width, 17, {}, false});
+    for (const Marker& m : markers) obstacles_.push_back({m.x - 7, m.y - 7, m.x + 7, m.y + 7});
+    std::vector<std::string> texts;
+    for (const Marker& m : markers) texts.push_back(text(m));
+    std::vector<Label> labels = place(markers, texts);
+    if (!readable(labels)) {
+      key(texts);
+      for (std::size_t i = 0; i < texts.size(); ++i) texts[i] = std::to_string(i + 1);
+      labels = place(markers, texts);
     }
-    place_labels(labels, kPlot, obstacles_, lines_);
-    for (std::size_t i = 0; i < labels.size(); ++i) {
-      const Box& b = labels[i].box;
-      if (labels[i].leader) line(leader_to(labels[i], b), "leader");
-    }
+    for (const Label& l : labels)
+      if (l.leader) line(leader_to(l, l.box), "leader");
     for (std::size_t i = 0; i < labels.size(); ++i) {
       const Box& b = labels[i].box;
       add("<text class=\"c halo\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", (b.left + b.right) / 2,
-          b.bottom - 4, escaped(markers[i].text()));
+          b.bottom - 4, escaped(texts[i]));
       out_.labels.push_back(b);
     }
+  }
+
+  std::vector<Label> place(const std::vector<Marker>& markers,
+                           const std::vector<std::string>& texts) const {
+    std::vector<Label> labels;
+    for (std::size_t i = 0; i < markers.size(); ++i)
+      labels.push_back({markers[i].x, markers[i].y,
+                        kCharacter * static_cast<double>(texts[i].size()), 17, {}, false});
+    place_labels(labels, kPlot, obstacles_, lines_);
+    return labels;
+  }
+
+  // Few labels, none over another, over a marker or over a roof's label.
+  bool readable(const std::vector<Label>& labels) const {
+    if (labels.size() > kMostLabels) return false;
+    for (std::size_t i = 0; i < labels.size(); ++i) {
+      if (labels[i].box.left < kPlot.left || labels[i].box.right > kPlot.right) return false;
+      for (const Box& o : obstacles_)
+        if (overlap(labels[i].box, o)) return false;
+      for (std::size_t j = 0; j < i; ++j)
+        if (overlap(labels[i].box, labels[j].box)) return false;
+    }
+    return true;
+  }
+
+  // Below the plot, what each number stands for: one column, or two where all texts are short.
+  void key(const std::vector<std::string>& texts) {
+    std::vector<std::vector<std::string>> entries;
+    std::size_t lines = 0;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      entries.push_back(wrapped(fmt::format("{}  {}", i + 1, texts[i]), 115));
+      lines += entries.back().size();
+    }
+    const bool two = std::all_of(texts.begin(), texts.end(), [](auto& t) { return t.size() < 52; });
+    const std::size_t column = two ? (lines + 1) / 2 : lines;
+    std::size_t row = 0;
+    for (const auto& entry : entries)
+      for (const std::string& text : entry) {
+        const double x = row < column ? 24 : kWidth / 2 + 12;
+        const double y = kHeight + 10 + 19 * static_cast<double>(row % column);
+        add("<text x=\"{}\" y=\"{}\">{}</text>", x, y, escaped(text));
+        out_.labels.push_back({x, y - 13, x + kCharacter * static_cast<double>(text.size()), y + 4});
+        ++row;
+      }
+    height_ = kHeight + 20 + 19 * static_cast<double>(column);
+  }
+
+  // Broken at blanks into lines of at most `most` characters; later lines are indented.
+  static std::vector<std::string> wrapped(std::string text, std::size_t most) {
+    std::vector<std::string> lines;
+    while (text.size() > most) {
+      const std::size_t blank = text.rfind(' ', most);
+      if (blank == text.npos || blank < 8) break;
+      lines.push_back(text.substr(0, blank));
+      text = "    " + text.substr(blank + 1);
+    }
+    lines.push_back(text);
+    return lines;
   }
 
   // From one marker to the next, ending where the marker begins.
@@ -428,6 +525,8 @@ class Picture {
   double x0_ = 0, x1_ = 1, y0_ = 0, y1_ = 1;  // log10
   std::vector<Box> obstacles_;
   std::vector<Segment> lines_;
+  bool several_runs_ = false;  // a step name stands in several files
+  double height_ = kHeight;
   RooflineSvg out_;
 };
 
