@@ -40,13 +40,14 @@ Words expand(const fs::path& folder, const Words& words) {
   return all;
 }
 
-std::string table(const Words& words, const fs::path& reports) {
+std::string table(const Words& words, const fs::path& reports, const fs::path& page) {
   const std::string& kind = words.at(0);
   if (kind == "state") return state_table(reports);
   const Words names(words.begin() + 1, words.end());
   const auto file = [&] { return reports / (names.at(0) + ".json"); };
   if (kind == "steps") return steps_table(file());
-  if (kind == "ladder") return ladder_table(reports, names);
+  if (kind == "ladder") return ladder_table(reports, names, page);
+  if (kind == "tree") return tree_figure(names.at(0), page);
   if (kind == "phases") return phases_table(file());
   if (kind == "lengths") return lengths_table(reports, expand(reports, names));
   if (kind == "problems") return problems_table(reports, expand(reports, names));
@@ -62,7 +63,7 @@ std::string table(const Words& words, const fs::path& reports) {
     return diff_table(reports, names);
   }
   throw InputError(
-      fmt::format("table: {}: must be steps, ladder, phases, lengths, problems, accuracy, memory, "
+      fmt::format("table: {}: must be steps, ladder, tree, phases, lengths, problems, accuracy, memory, "
                   "peers, ratios, means, counters, traffic, diff or "
                   "state",
                   kind));
@@ -130,9 +131,11 @@ std::string fill_tables(const std::string& page, const std::string& name, const 
       throw InputError(fmt::format("{}: a table marker needs a kind and a file", name));
     out += page.substr(at, close + kClose.size() - at) + "\n";
     try {
-      out += table(words, reports);
-      if (const std::string state = state_of(reports, files_of(words, reports)); !state.empty())
-        out.append("\n").append(state).append("\n");
+      out += table(words, reports, name);
+      // What a tree is made of has no state.
+      const std::string state =
+          words[0] == "tree" ? "" : state_of(reports, files_of(words, reports));
+      if (!state.empty()) out.append("\n").append(state).append("\n");
     } catch (const NotMeasured& e) {
       out += "not measured yet\n";
       if (missing)

@@ -10,6 +10,8 @@
 /// | kind | arguments | rows |
 /// |---|---|---|
 /// | steps | one result file | a step: time, rate, share of the roof, modelled bytes |
+/// | ladder | result files of one chapter | a timed step, as a tree: time, ratio to its parent, a counter that moved |
+/// | tree | a chapter | its steps as the tree that `parent` in their headers makes |
 /// | phases | one result file | a phase of a step: measured, predicted |
 /// | lengths | result files | a step, a column for each file's length or columns: TFLOP/s, or GB/s |
 /// | problems | result files of one operation | a problem and step: time, rate |
@@ -35,8 +37,8 @@
 
 namespace attn::report {
 
-/// `page` with every table generated anew from the files in `reports`. `name` stands in messages; `missing`, if given,
-/// gets a line for each table that is not measured yet. Throws InputError, in one line, for an
+/// `page` with every table generated anew from the files in `reports`. `name` is its path: it stands
+/// in messages, and ladders read the step files next to it. `missing`, if given, gets a line for each table that is not measured yet. Throws InputError, in one line, for an
 /// unknown kind, a damaged file or an unclosed marker.
 std::string fill_tables(const std::string& page, const std::string& name,
                         const std::filesystem::path& reports,

@@ -91,7 +91,7 @@ TEST_CASE("a counter that a side lacks is n/a, and moves nothing") {
   }
 }
 
-TEST_CASE("wider accesses are neither better nor worse; more sectors are worse") {
+TEST_CASE("wider accesses are neither better nor worse, more sectors are worse") {
   const auto verdict = [&](const char* key, std::map<std::string, double> a,
                            std::map<std::string, double> b) {
     for (const Moved& m : rank_counters(counters(std::move(a)), counters(std::move(b))))

@@ -5,9 +5,14 @@ set -euo pipefail
 report=$1 reports=$2 page=$3
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+# A ladder is made of the step files next to its page.
+folder=$work/$(basename "$(dirname "$page")")
+mkdir "$folder"
+cp "$(dirname "$page")"/*.cu "$folder"
+copy=$folder/page.md
 
-check() { "$report" tables --check --reports "$reports" "$work/page.md" >"$work/log" 2>&1; }
-cp "$page" "$work/page.md"
+check() { "$report" tables --check --reports "$reports" "$copy" >"$work/log" 2>&1; }
+cp "$page" "$copy"
 check || { cat "$work/log"; echo "FAILED: the page as it is"; exit 1; }
 
 tables=$(grep -c '^<!-- table: ' "$page")
@@ -28,10 +33,10 @@ for ((n = 1; n <= tables; ++n)); do
         }
         print line[i]
       }
-    }' "$page" >"$work/page.md"
-  [[ $(diff "$page" "$work/page.md" | grep -c '^>') -eq 1 ]] || { echo "FAILED: table $n not changed"; exit 1; }
+    }' "$page" >"$copy"
+  [[ $(diff "$page" "$copy" | grep -c '^>') -eq 1 ]] || { echo "FAILED: table $n not changed"; exit 1; }
   if check; then
-    diff "$page" "$work/page.md" || true
+    diff "$page" "$copy" || true
     echo "FAILED: a changed digit in table $n was not found"
     exit 1
   fi
