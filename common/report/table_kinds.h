@@ -28,6 +28,12 @@ std::string peers_table(const std::filesystem::path&);
 std::string ratios_table(const std::filesystem::path& folder, const Words& names);
 std::string means_table(const std::filesystem::path& folder, const Words& names);
 
+// Of what peers.py and others (others.*.json) measured: headlines.cpp.
+std::string others_table(const std::filesystem::path& folder, const Words& names);
+std::string headline_table(const std::filesystem::path& folder, const Words& specs);
+/// The names of the files of its specs, each once.
+Words headline_files(const Words& specs);
+
 // Of ncu's exports: counter_tables.cpp.
 std::string counters_table(const std::filesystem::path& folder, const std::string& chapter);
 std::string diff_table(const std::filesystem::path& folder, const Words& names);

@@ -19,6 +19,8 @@
 /// | peers | one file of peers.py | a problem: times of the peers, and how much faster a step is |
 /// | ratios | files of peers.py, maybe step=NAME, peers=NAME,NAME | a problem: the step's rate, its ratio to each peer |
 /// | means | files of peers.py, step=NAME, maybe peers=NAME,NAME | a head dim and mask: geometric mean over all lengths |
+/// | others | one file others.*, maybe step=NAME,.. peers=NAME,.. ratios=NAME,.. | a problem: times of peers and steps, and ratios |
+/// | headline | LABEL=FILE:STEP:PEER,PEER ... of peers.* and others.* | a step and peer: geometric mean of the ratios, least and most, number of points |
 /// | counters | a chapter | a kernel of a step: what ncu counted |
 /// | traffic | one result file, its chapter, STEP,STEP | a step: bytes of L2 and HBM, modelled and counted |
 /// | diff | two exports, maybe a kernel | a counter that moved by more than 1 % |
@@ -27,7 +29,8 @@
 /// Operations that count no arithmetic have their rate in GB/s: the bytes that the step's model
 /// counts, over time. Below each table stands the state of its files, where the folder has a
 /// manifest (evidence.h). A name that ends in * stands for all files that begin so (lengths,
-/// problems, memory). Where a file that is named is not there yet, the table is one line: "not
+/// problems, memory). A headline must name the strongest peer of its file: the one with the lowest
+/// mean. Files of another card are ../h100/NAME. Where a file that is named is not there yet, the table is one line: "not
 /// measured yet".
 #pragma once
 

@@ -197,6 +197,67 @@ TEST_CASE("a mean names all lengths that it is of, and those that are missing") 
   has(reports.refusal("means p step=v9"), "has no such ratio");
 }
 
+TEST_CASE("a headline has mean, least, most and points, and names the strongest peer") {
+  Reports reports;
+  json p = {{"schema", "attn-peers-1"}, {"gpu", "NVIDIA H200"}, {"torch", "2.11"}, {"cudnn", 91900}};
+  p["problems"] = json::array();
+  const auto add = [&](std::map<std::string, double> by_peer) {
+    json ratios = json::array();
+    for (const auto& [peer, ratio] : by_peer)
+      ratios.push_back({{"step", "v7"}, {"peer", peer}, {"median", ratio}});
+    p["problems"].push_back({{"problem", problem("bf16", 512)}, {"ratios", ratios}});
+  };
+  add({{"cudnn", 2}, {"cudnn graph", 0.5}, {"flash", 3}});
+  add({{"cudnn", 0.5}, {"cudnn graph", 0.5}});
+  reports.write("peers.09_x", p);
+  json o = {{"schema", "attn-others-1"},
+            {"measured_by", "not by this repository's scripts"},
+            {"date", "2026-11-26"},
+            {"gpu", "NVIDIA H100"},
+            {"commit", "abc"},
+            {"method", "m"},
+            {"problems", "n: tokens"},
+            {"libraries", json::object()},
+            {"peers", {{"fa3", "FlashAttention-3"}, {"fa3_kernel", "its kernel alone"}}}};
+  const auto row = [](const char* name, double fa3, double kernel) {
+    return json{{"name", name},
+                {"us", {{"fa3", 10 * fa3}, {"fa3_kernel", 10 * kernel}, {"v7", 10}}},
+                {"ratio", {{"v7", {{"fa3", fa3}, {"fa3_kernel", kernel}}}}}};
+  };
+  o["rows"] = {row("fwd d64 n512", 1.21, 0.9), row("fwd d64 n2048", 1.0, 0.4)};
+  reports.write("others.09_x", o);
+  const std::string text = reports.table(
+      "headline Decode,_long=peers.09_x:v7:cudnn,cudnn_graph,flash "
+      "Forward=others.09_x:v7:fa3,fa3_kernel");
+  has_line(text, "| what | step | compared with | times as fast | least to most | problems | card | "
+                 "measured by |");
+  has_line(text, "| Decode, long | `v7` | cuDNN, called | 1.00 | 0.50 to 2.00 | 2 | NVIDIA H200 | "
+                 "`peers.py` |");
+  has_line(text, "| Decode, long | `v7` | cuDNN, as a graph | 0.50 | 0.50 to 0.50 | 2 | "
+                 "NVIDIA H200 | `peers.py` |");
+  has_line(text, "| Decode, long | `v7` | FlashAttention-2 (PyTorch), called | 3.00 | 3.00 to 3.00 | "
+                 "1 of 2 | NVIDIA H200 | `peers.py` |");
+  has_line(text, "| Forward | `v7` | FlashAttention-3 | 1.10 | 1.00 to 1.21 | 2 | NVIDIA H100 | "
+                 "others, 2026-11-26 |");
+  has(reports.refusal("headline Decode=peers.09_x:v7:cudnn,flash"),
+      "leaves out the strongest peer of v7: cudnn graph");
+  has(reports.refusal("headline Decode=peers.09_x:v8:cudnn"), "has no ratio of v8");
+  has(reports.refusal("headline Decode=peers.09_x:v7:fa3"), "v7 has no peer fa3");
+  has(reports.refusal("headline peers.09_x:v7"), "must be LABEL=FILE:STEP:PEER,PEER");
+  CHECK(reports.table("headline A=nosuch:v7:cudnn") == "not measured yet\n");
+
+  const std::string others = reports.table("others others.09_x");
+  has(others, "NVIDIA H100, measured on 2026-11-26 at commit abc, not by this repository's scripts");
+  has(others, "`others.09_x.json`. n: tokens. `x name`");
+  has_line(others, "| problem | FlashAttention-3 us | its kernel alone us | `v7` us | "
+                   "`v7` x FlashAttention-3 | `v7` x its kernel alone |");
+  has_line(others, "| d64 n512 | 12.1 | 9.0 | 10.0 | 1.21 | 0.90 |");
+  has(others, "`v7` x FlashAttention-3: 1.10 (1.00 to 1.21)");
+  has_line(reports.table("others others.09_x peers=fa3"),
+           "| problem | FlashAttention-3 us | `v7` us | `v7` x FlashAttention-3 |");
+  has(reports.refusal("others peers.09_x"), "peers.09_x is of our scripts");
+}
+
 TEST_CASE("tables say how many tokens a batch of several lengths has") {
   Reports reports;
   json p = problem("bf16", 2048);
@@ -557,7 +618,8 @@ TEST_CASE("a table whose report is not there says so, and says which") {
   reports.write("cut.json", std::string("{\"schema\": "));
   has(reports.refusal("steps cut"), "cut.json: is not a JSON object");
   has(reports.refusal("nosuch there"),
-      "must be steps, ladder, tree, phases, lengths, problems, accuracy, memory, peers, ratios");
+      "must be steps, ladder, tree, phases, lengths, problems, accuracy, memory, peers, ratios, "
+      "means, others, headline");
   has(refusal_of([&] { return fill_tables("", "page.md", reports.path() / "nowhere"); }),
       "no such folder");
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # tables.sh ATTN_REPORT REPORTS PAGE: `attn_report tables --check` passes PAGE as it is, and finds one changed
-# digit in any of its tables.
+# digit in any of its tables, headlines among them.
 set -euo pipefail
 report=$1 reports=$2 page=$3
 work=$(mktemp -d)
@@ -8,7 +8,7 @@ trap 'rm -rf "$work"' EXIT
 # A ladder is made of the step files next to its page.
 folder=$work/$(basename "$(dirname "$page")")
 mkdir "$folder"
-cp "$(dirname "$page")"/*.cu "$folder"
+find "$(dirname "$page")" -maxdepth 1 -name '*.cu' -exec cp -t "$folder" {} +
 copy=$folder/page.md
 
 check() { "$report" tables --check --reports "$reports" "$copy" >"$work/log" 2>&1; }
@@ -22,7 +22,7 @@ for ((n = 1; n <= tables; ++n)); do
   awk -v wanted="$n" '
     /^<!-- table: / { ++table }
     { line[NR] = $0 }
-    table == wanted && !ended && /[0-9]/ && !/^<!--/ { last = NR }
+    table == wanted && !ended && /[0-9]/ && !/^<!--/ && !/State:/ { last = NR }
     table == wanted && /^<!-- end table/ { ended = 1 }
     END {
       for (i = 1; i <= NR; ++i) {
