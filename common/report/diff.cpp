@@ -26,9 +26,9 @@ double weight_of(std::string_view key, const KernelCounters& a, const KernelCoun
   return weight;
 }
 
-// Whether sectors a request moved by the width of the accesses: requests changed, and the sectors did
-// not move in the same direction. Stores of 16 bytes a lane touch 16 sectors a request, and are the
-// aim.
+// Whether sectors a request moved by the width of the accesses: requests changed, and the sectors
+// did not move in the same direction. Stores of 16 bytes a lane touch 16 sectors a request, and are
+// the aim.
 bool by_width(std::string_view key, double factor, const KernelCounters& a,
               const KernelCounters& b) {
   if (!key.ends_with("_sectors_per_request")) return false;

@@ -116,7 +116,8 @@ std::string headline_table(const fs::path& folder, const Words& specs) {
       if (!step->second.contains(peer)) std::ranges::replace(peer, '_', ' ');
       const auto found = step->second.find(peer);
       if (found == step->second.end())
-        throw InputError(fmt::format("table headline: {}: {} has no peer {}", s.file, s.step, peer));
+        throw InputError(
+            fmt::format("table headline: {}: {} has no peer {}", s.file, s.step, peer));
       named |= peer == strongest;
       const std::vector<double>& ratios = found->second;
       const auto [least, most] = std::ranges::minmax(ratios);

@@ -91,7 +91,8 @@ std::string difference(const json& problem, const json& other) {
     if (problem.at(key) != other.at(key) &&
         !(std::string_view(key) == "seqlen_q" && problem.at(key) == problem.at("seqlen_k")))
       text += fmt::format("{}={} ", name, problem.at(key).get<int64_t>());
-  if (problem.at("dtype") != other.at("dtype")) text += problem.at("dtype").get<std::string>() + " ";
+  if (problem.at("dtype") != other.at("dtype"))
+    text += problem.at("dtype").get<std::string>() + " ";
   if (problem.at("causal") != other.at("causal") && problem.at("causal").get<bool>())
     text += "causal ";
   return text;

@@ -10,14 +10,13 @@
 #include "attn/error.h"
 #include "report/json_object.h"
 #include "report/markup.h"
-#include "report/short_list.h"
+#include "report/roofline_marks.h"
 
 namespace attn::report {
 namespace {
 
 constexpr double kWidth = 960, kHeight = 640;
 constexpr Box kPlot{96, 92, 936, 572};
-constexpr std::size_t kMostLabels = 16;  // more are numbers, with a key below
 constexpr double kCharacter = 7.3;  // of the 13 pixel font, on average
 
 // The colours of the other figures of docs/figures.
@@ -46,21 +45,6 @@ constexpr const char* kStyle = R"(  <style>
     }
   </style>
 )";
-
-// "801 TFLOP/s", "2.13 Pop/s".
-std::string rate_text(double rate, std::string_view unit) {
-  double scaled = rate;
-  std::string prefix;
-  for (const char* next : {"k", "M", "G", "T", "P"})
-    if (scaled >= 999.5) scaled /= 1000, prefix = next;
-  return fmt::format("{:.{}f} {}{}", scaled, scaled < 10 ? 2 : scaled < 100 ? 1 : 0, prefix, unit);
-}
-
-struct Point {
-  std::string name;
-  std::size_t file = 0;
-  double intensity = 0, predicted = 0, measured = 0;  // measured 0: not measured
-};
 
 struct FlatRoof {
   double rate;
@@ -260,20 +244,14 @@ class Picture {
     if (!several_runs_) return;
     std::string runs;
     for (std::size_t n = 0; n < files_.size(); ++n)
-      runs += fmt::format("{}{}: {}", n ? "; " : "", run_name(n),
+      runs += fmt::format("{}{}: {}", n ? "; " : "", roofline_run(n),
                           printable(files_[n].path.string()));
     add("<text class=\"e s\" x=\"{}\" y=\"77\">{}</text>", kPlot.right, escaped(tail(runs, 75)));
   }
 
-  // Runs of the same steps are told apart by a letter: " A".
-  static std::string run_name(std::size_t n) {
-    return n < 26 ? std::string(1, static_cast<char>('A' + n)) : std::to_string(n + 1);
+  std::string run_of(const Point& p) const {
+    return several_runs_ ? " " + roofline_run(p.file) : "";
   }
-  std::string run_of(const Point& p) const { return several_runs_ ? " " + run_name(p.file) : ""; }
-  static std::string tail(const std::string& text, std::size_t most) {
-    return text.size() <= most ? text : "..." + text.substr(text.size() - most + 3);
-  }
-
   // Decades, and 2 and 5 of each where the axis is short.
   static std::vector<double> ticks(double from, double to) {
     std::vector<double> all;
@@ -370,40 +348,6 @@ class Picture {
     }
   }
 
-  struct Marker {
-    double x, y;
-    std::map<std::size_t, std::vector<std::string>> names;  // by file
-    double least, most;
-    bool filled;
-  };
-
-  // "v1, v2: 346 to 349 TFLOP/s"
-  std::string text(const Marker& m) const {
-    std::string all;
-    for (const auto& [file, names] : m.names)
-      all += fmt::format("{}{}{}", all.empty() ? "" : ", ", short_list(names),
-                         several_runs_ ? " " + run_name(file) : "");
-    const std::string least = rate_text(m.least, "FLOP/s"), most = rate_text(m.most, "FLOP/s");
-    if (!m.filled) return fmt::format("{}: at most {}", all, most);
-    if (least == most) return fmt::format("{}: {}", all, most);
-    const auto blank = least.find(' ');
-    const bool one_unit = most.ends_with(least.substr(blank));
-    return fmt::format("{}: {} to {}", all, one_unit ? least.substr(0, blank) : least, most);
-  }
-
-  // Steps at the same place share a marker and a label; measurements of two runs do not.
-  static void mark(std::vector<Marker>& markers, double x, double y, bool filled, const Point& p,
-                   double rate) {
-    for (Marker& m : markers)
-      if (m.filled == filled && std::hypot(m.x - x, m.y - y) < 1.5 &&
-          (!filled || m.names.contains(p.file))) {
-        m.names[p.file].push_back(p.name);
-        m.least = std::min(m.least, rate), m.most = std::max(m.most, rate);
-        return;
-      }
-    markers.push_back({x, y, {{p.file, {p.name}}}, rate, rate, filled});
-  }
-
   void draw_points() {
     std::vector<Marker> markers;
     const Point* previous = nullptr;
@@ -431,9 +375,9 @@ class Picture {
               filled ? "filled" : "hollow", m.x, m.y, filled ? 4.5 : 7.0);
     for (const Marker& m : markers) obstacles_.push_back({m.x - 7, m.y - 7, m.x + 7, m.y + 7});
     std::vector<std::string> texts;
-    for (const Marker& m : markers) texts.push_back(text(m));
+    for (const Marker& m : markers) texts.push_back(text(m, several_runs_));
     std::vector<Label> labels = place(markers, texts);
-    if (!readable(labels)) {
+    if (!readable(labels, kPlot, obstacles_)) {
       key(texts);
       for (std::size_t i = 0; i < texts.size(); ++i) texts[i] = std::to_string(i + 1);
       labels = place(markers, texts);
@@ -458,19 +402,6 @@ class Picture {
     return labels;
   }
 
-  // Few labels, none over another, over a marker or over a roof's label.
-  bool readable(const std::vector<Label>& labels) const {
-    if (labels.size() > kMostLabels) return false;
-    for (std::size_t i = 0; i < labels.size(); ++i) {
-      if (labels[i].box.left < kPlot.left || labels[i].box.right > kPlot.right) return false;
-      for (const Box& o : obstacles_)
-        if (overlap(labels[i].box, o)) return false;
-      for (std::size_t j = 0; j < i; ++j)
-        if (overlap(labels[i].box, labels[j].box)) return false;
-    }
-    return true;
-  }
-
   // Below the plot, what each number stands for: one column, or two where all texts are short.
   void key(const std::vector<std::string>& texts) {
     std::vector<std::vector<std::string>> entries;
@@ -487,23 +418,11 @@ class Picture {
         const double x = row < column ? 24 : kWidth / 2 + 12;
         const double y = kHeight + 10 + 19 * static_cast<double>(row % column);
         add("<text x=\"{}\" y=\"{}\">{}</text>", x, y, escaped(text));
-        out_.labels.push_back({x, y - 13, x + kCharacter * static_cast<double>(text.size()), y + 4});
+        const double width = kCharacter * static_cast<double>(text.size());
+        out_.labels.push_back({x, y - 13, x + width, y + 4});
         ++row;
       }
     height_ = kHeight + 20 + 19 * static_cast<double>(column);
-  }
-
-  // Broken at blanks into lines of at most `most` characters; later lines are indented.
-  static std::vector<std::string> wrapped(std::string text, std::size_t most) {
-    std::vector<std::string> lines;
-    while (text.size() > most) {
-      const std::size_t blank = text.rfind(' ', most);
-      if (blank == text.npos || blank < 8) break;
-      lines.push_back(text.substr(0, blank));
-      text = "    " + text.substr(blank + 1);
-    }
-    lines.push_back(text);
-    return lines;
   }
 
   // From one marker to the next, ending where the marker begins.

@@ -135,7 +135,8 @@ bool expects(const StepSource& s, const Counter& c) {
   if (!label.starts_with("stall ")) return has_word(text, label);
   // "stalls on barriers", "long scoreboard stalls"
   const std::string reason = label.substr(6);
-  return text.find("stall") != text.npos && (has_word(text, reason) || has_word(text, reason + "s"));
+  return text.find("stall") != text.npos &&
+         (has_word(text, reason) || has_word(text, reason + "s"));
 }
 
 }  // namespace attn::report

@@ -66,8 +66,8 @@ std::string table(const Words& words, const fs::path& reports, const fs::path& p
     return diff_table(reports, names);
   }
   throw InputError(
-      fmt::format("table: {}: must be steps, ladder, tree, phases, lengths, problems, accuracy, memory, "
-                  "peers, ratios, means, others, headline, counters, traffic, diff or "
+      fmt::format("table: {}: must be steps, ladder, tree, phases, lengths, problems, accuracy, "
+                  "memory, peers, ratios, means, others, headline, counters, traffic, diff or "
                   "state",
                   kind));
 }
@@ -122,8 +122,9 @@ std::string states_of(const fs::path& reports, const Words& files) {
   for (const auto& [folder, names] : by_folder) {
     const std::string state = state_of((reports / folder).lexically_normal(), names);
     if (state.empty()) continue;
-    text += "\n" + (folder.empty() ? state : fmt::format("{}: {}", folder.filename().string(), state));
     text += "\n";
+    if (!folder.empty()) text += folder.filename().string() + ": ";
+    text += state + "\n";
   }
   return text;
 }

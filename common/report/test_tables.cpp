@@ -199,7 +199,8 @@ TEST_CASE("a mean names all lengths that it is of, and those that are missing") 
 
 TEST_CASE("a headline has mean, least, most and points, and names the strongest peer") {
   Reports reports;
-  json p = {{"schema", "attn-peers-1"}, {"gpu", "NVIDIA H200"}, {"torch", "2.11"}, {"cudnn", 91900}};
+  json p = {
+      {"schema", "attn-peers-1"}, {"gpu", "NVIDIA H200"}, {"torch", "2.11"}, {"cudnn", 91900}};
   p["problems"] = json::array();
   const auto add = [&](std::map<std::string, double> by_peer) {
     json ratios = json::array();
@@ -229,14 +230,16 @@ TEST_CASE("a headline has mean, least, most and points, and names the strongest 
   const std::string text = reports.table(
       "headline Decode,_long=peers.09_x:v7:cudnn,cudnn_graph,flash "
       "Forward=others.09_x:v7:fa3,fa3_kernel");
-  has_line(text, "| what | step | compared with | times as fast | least to most | problems | card | "
-                 "measured by |");
+  has_line(text,
+           "| what | step | compared with | times as fast | least to most | problems | card | "
+           "measured by |");
   has_line(text, "| Decode, long | `v7` | cuDNN, called | 1.00 | 0.50 to 2.00 | 2 | NVIDIA H200 | "
                  "`peers.py` |");
   has_line(text, "| Decode, long | `v7` | cuDNN, as a graph | 0.50 | 0.50 to 0.50 | 2 | "
                  "NVIDIA H200 | `peers.py` |");
-  has_line(text, "| Decode, long | `v7` | FlashAttention-2 (PyTorch), called | 3.00 | 3.00 to 3.00 | "
-                 "1 of 2 | NVIDIA H200 | `peers.py` |");
+  has_line(text,
+           "| Decode, long | `v7` | FlashAttention-2 (PyTorch), called | 3.00 | 3.00 to 3.00 | "
+           "1 of 2 | NVIDIA H200 | `peers.py` |");
   has_line(text, "| Forward | `v7` | FlashAttention-3 | 1.10 | 1.00 to 1.21 | 2 | NVIDIA H100 | "
                  "others, 2026-11-26 |");
   has(reports.refusal("headline Decode=peers.09_x:v7:cudnn,flash"),
@@ -247,7 +250,8 @@ TEST_CASE("a headline has mean, least, most and points, and names the strongest 
   CHECK(reports.table("headline A=nosuch:v7:cudnn") == "not measured yet\n");
 
   const std::string others = reports.table("others others.09_x");
-  has(others, "NVIDIA H100, measured on 2026-11-26 at commit abc, not by this repository's scripts");
+  has(others,
+      "NVIDIA H100, measured on 2026-11-26 at commit abc, not by this repository's scripts");
   has(others, "`others.09_x.json`. n: tokens. `x name`");
   has_line(others, "| problem | FlashAttention-3 us | its kernel alone us | `v7` us | "
                    "`v7` x FlashAttention-3 | `v7` x its kernel alone |");
@@ -557,7 +561,7 @@ TEST_CASE("a ladder is a tree: each step over its parent, branches before the tr
   has(reports.refusal("tree 07_y"), "no folder 07_y with step files");
 }
 
-TEST_CASE("the counter of a ladder moved by 10 %, is no launch attribute, and is the expected one") {
+TEST_CASE("a ladder's counter moved by 10 %, is no launch attribute, is the expected one") {
   Reports reports;
   const auto counted = [&](const char* name, std::map<std::string, double> values) {
     std::string csv = "\"ID\",\"Kernel Name\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n";

@@ -5,8 +5,9 @@
 #
 # The problems are in gpu_problems.sh: the smallest that take each step through its paths. A line a run says which
 # steps it ran and which of them refused the problem; a step that no problem of its operation reaches is an error.
-# Steps that a tool cannot judge are in gpu_problems.sh, too (tool_cannot); single findings that are known to be false
-# are in sanitizer_exceptions.txt. Both are said with the reason. An exception that matches no finding is an error.
+# Steps that a tool cannot judge are in gpu_problems.sh, too (tool_cannot); single findings that are
+# known to be false are in sanitizer_exceptions.txt. Both are said with the reason. An exception that
+# matches no finding is an error.
 # ATTN_SANITIZE_JOBS runs go on side by side (half the cores, at most 8, if not set).
 #
 # Exit status: 0 all clean, 1 a tool found something or a step was not reached, 77 no GPU or no compute-sanitizer.
@@ -24,7 +25,7 @@ jobs=$((jobs < 1 ? 1 : jobs > 8 && ${ATTN_SANITIZE_JOBS:-0} == 0 ? 8 : jobs))
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# The exceptions, a line each: TOOL, CHAPTER/STEP, PROBLEM, FIRST, SECOND, BECAUSE, with tabs between.
+# The exceptions, a line each: tool, chapter/step, problem, first, second, because; tabs between.
 exceptions=$(awk '
   function finish() {
     if (of["tool"] == "") return
@@ -44,19 +45,24 @@ exceptions=$(awk '
 used=$(mktemp -d)
 trap 'rm -rf "$work" "$used"' EXIT
 
-# What a tool found, a line each: the step, and the two places FILE:LINE in the source, - for none. A finding without a
-# place is one of a step "?".
+# What a tool found, a line each: the step, and the two places FILE:LINE in the source, - for none.
+# A finding without a place is one of a step "?".
 findings() {  # LOG
   awk '
-    function place() { return match($0, / in [^ ]+:[0-9]+/) ? substr($0, RSTART + 4, RLENGTH - 4) : "-" }
+    function place() {
+      return match($0, / in [^ ]+:[0-9]+/) ? substr($0, RSTART + 4, RLENGTH - 4) : "-"
+    }
     function finish() { if (found && !told) print step "\t" first "\t-"; found = told = 0 }
     /^========= (COMPUTE-SANITIZER|[A-Z]+ SUMMARY)/ { next }
     /^========= *$/ { finish(); next }
     /^========= [^ ]/ { finish(); found = 1; step = "?"; first = "-" }
     found && /^=========/ {
-      if (step == "?" && match($0, /gpu::[a-z]+[0-9]+_[a-z0-9_]+/)) step = substr($0, RSTART + 5, RLENGTH - 5)
-      if (/^========= +and (Read|Write|Atomic) access/) { print step "\t" first "\t" place(); told = 1 }
-      else if (first == "-") first = place()
+      if (step == "?" && match($0, /gpu::[a-z]+[0-9]+_[a-z0-9_]+/))
+        step = substr($0, RSTART + 5, RLENGTH - 5)
+      if (/^========= +and (Read|Write|Atomic) access/) {
+        print step "\t" first "\t" place()
+        told = 1
+      } else if (first == "-") first = place()
     }
     END { finish() }' "$1"
 }
@@ -65,7 +71,8 @@ source_at() {  # CHAPTER FILE:LINE
   [ "$2" != - ] || { echo -; return; }
   local file
   file=$(find "$1" common -name "$(basename "${2%:*}")" | head -n 1)
-  [ -z "$file" ] || printf '%s: %s\n' "$(basename "$file")" "$(sed -n "${2##*:}{s/^ *//; s/ *$//; p}" "$file")"
+  [ -z "$file" ] || printf '%s: %s\n' "$(basename "$file")" \
+    "$(sed -n "${2##*:}{s/^ *//; s/ *$//; p}" "$file")"
 }
 # Are all findings of a run excused? Prints why, and notes which exceptions were used.
 excused() {  # CHAPTER TOOL PROBLEM LOG
@@ -91,8 +98,10 @@ one() {  # NUMBER TOOL PROGRAM OPERATION PROBLEM STEPS
   if [ $status -ne 0 ] && { [ $status -ne 3 ] || [ "$6" = all ]; }; then
     verdict="NOT CLEAN"
     # 9: a tool found something. A check that failed besides is no matter of the tool.
-    if [ $status -eq 9 ] && ! awk '$2 == "fail" || $2 == "error" { bad = 1 } END { exit !bad }' "$work/$1.log" &&
-      known=$(excused "$(basename "$3")" "$2" "$5" "$work/$1.log" | sort -u; exit "${PIPESTATUS[0]}"); then
+    if [ $status -eq 9 ] &&
+      ! awk '$2 == "fail" || $2 == "error" { bad = 1 } END { exit !bad }' "$work/$1.log" &&
+      known=$(excused "$(basename "$3")" "$2" "$5" "$work/$1.log" | sort -u
+        exit "${PIPESTATUS[0]}"); then
       verdict="clean but for findings known to be false"
     fi
   fi
@@ -163,7 +172,8 @@ for program in "${programs[@]}"; do
   done
   while IFS=$'\t' read -r tool step problem rest; do
     [ "${step%%/*}" = "$chapter" ] || continue
-    if [ ! -e "$used/$(printf '%s\t%s\t%s\t%s\n' "$tool" "$step" "$problem" "$rest" | sha256sum | cut -c 1-16)" ]; then
+    id=$(printf '%s\t%s\t%s\t%s\n' "$tool" "$step" "$problem" "$rest" | sha256sum | cut -c 1-16)
+    if [ ! -e "$used/$id" ]; then
       echo "sanitizer_exceptions.txt: matches no finding any more: $tool, $step [$problem]"
       bad=1
     fi

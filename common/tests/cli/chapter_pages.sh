@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# chapter_pages.sh ROOT: the README of a chapter has at most 350 lines, generated ones not counted; a step that a page names is
-# there; and words of older pages, which nobody in the field knows, are in no page and in no source.
-# Ends with planted faults.
+# chapter_pages.sh ROOT: the README of a chapter has at most 350 lines, generated ones not counted;
+# a step that a page names is there; and words of older pages, which nobody in the field knows, are
+# in no page and in no source. Ends with planted faults.
 set -uo pipefail
 export LC_ALL=C.UTF-8
 most_lines=350
@@ -44,7 +44,8 @@ yes a | head -n 350 >"$work/01_first/README.md"
 [[ -z $(pages_of "$work") ]] || { echo "350 lines: $(pages_of "$work")"; exit 1; }
 echo a >>"$work/01_first/README.md"
 expect '351 lines, at most 350'
-{ yes a | head -n 350; printf '<!-- table: tree x -->\nb\n<!-- end table -->\n'; } >"$work/01_first/README.md"
+{ yes a | head -n 350; printf '<!-- table: tree x -->\nb\n<!-- end table -->\n'; } \
+  >"$work/01_first/README.md"
 [[ -z $(pages_of "$work") ]] || { echo "350 lines and a table: $(pages_of "$work")"; exit 1; }
 echo 'In `v1_one.cu` a thread' >"$work/01_first/README.md"
 expect 'names v1_one, which is not there'

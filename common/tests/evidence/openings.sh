@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# openings.sh ROOT: the opening of README.md (all before "## Four things to know") and of each chapter's pages (all
-# before their first section) has no measured figure outside of generated blocks. Ends with planted faults.
+# openings.sh ROOT: the opening of README.md (all before "## Four things to know") and of each
+# chapter's pages (all before their first section) has no measured figure outside of generated
+# blocks. Ends with planted faults.
 set -uo pipefail
 
-figures_of() {  # figures_of PAGE END: lines of its opening that hold a figure, generated blocks left out
+# figures_of PAGE END: lines of its opening that hold a figure, generated blocks left out.
+figures_of() {
   awk -v end="$2" '
     index($0, end) == 1 { exit }
     /^<!-- table: / { generated = 1 }
@@ -31,7 +33,8 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/01_first"
 expect() {  # expect PAGE LINE: a figure in LINE is found, and in a generated block it is none
   printf '# Title\n\n%s\n\n## Four things to know\n1.5\n' "$2" >"$work/$1"
-  [[ $(openings_of "$work") == "$1:3: a figure"* ]] || { echo "FAILED: not found in $1: $2"; exit 1; }
+  [[ $(openings_of "$work") == "$1:3: a figure"* ]] ||
+    { echo "FAILED: not found in $1: $2"; exit 1; }
   printf '# Title\n<!-- table: headline x -->\n%s\n<!-- end table -->\n' "$2" >"$work/$1"
   [[ -z $(openings_of "$work") ]] || { echo "FAILED: found in a generated block: $2"; exit 1; }
 }
