@@ -11,6 +11,7 @@ namespace attn::report {
 namespace {
 
 constexpr double kSame = 0.01;         // medians this near are the same
+constexpr double kTold = 1.1;          // a counter that moved less is no headline
 constexpr double kSingleNoise = 0.03;  // two single times this near say nothing
 
 // Loads matter as much as they are of the traffic: 1 % of the sectors explains no time.
@@ -263,7 +264,7 @@ std::string better_text(const Moved& m) {
 
 std::string headline(const Diff& d) {
   for (const Moved& m : d.total)
-    if (m.a && m.b && moved(m))
+    if (m.a && m.b && std::abs(std::log(m.factor)) >= std::log(kTold))
       return fmt::format("what moved most: {}, {} -> {} ({}): {}", m.counter->label,
                          value_text(*m.counter, m.a), value_text(*m.counter, m.b), factor_text(m),
                          m.counter->meaning);

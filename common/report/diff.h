@@ -57,7 +57,7 @@ Diff compare(StepData a, StepData b, bool force);
 /// InputError where there are none.
 std::vector<Diff> compare_files(std::vector<StepData> a, std::vector<StepData> b, bool force);
 
-/// What moved most, in one line; empty where no counter is in both.
+/// What moved most, in one line; empty where no counter in both moved by 10 %.
 std::string headline(const Diff&);
 /// A factor for people: "x 0.55", "from 0", "n/a".
 std::string factor_text(const Moved&);

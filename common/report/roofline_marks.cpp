@@ -12,7 +12,36 @@ namespace {
 
 constexpr std::size_t kMostLabels = 16;  // more are numbers, with a key below
 
+// The colours of the other figures of docs/figures.
+constexpr const char* kStyle = R"(  <style>
+    .bg { fill: #ffffff; stroke: #d9dfe5; } .plot { fill: none; stroke: #8496a9; }
+    text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
+           fill: #1d2530; }
+    .t { font-size: 16px; font-weight: 600; } .s { fill: #56616f; }
+    .c { text-anchor: middle; } .e { text-anchor: end; }
+    .halo { paint-order: stroke; stroke: #ffffff; stroke-width: 4px; stroke-linejoin: round; }
+    .grid { stroke: #e8edf2; } .roof { stroke: #0b5cad; stroke-width: 2.5; fill: none; }
+    .dash { stroke-dasharray: 7 5; }
+    .rt { fill: #0b5cad; } .gap { stroke: #8496a9; stroke-dasharray: 2 4; }
+    .leader { stroke: #a9b4c0; }
+    .arrow { stroke: #3d8a54; stroke-width: 2; fill: none; } .head { fill: #3d8a54; }
+    .hollow { fill: #ffffff; stroke: #b5562a; stroke-width: 2; }
+    .filled { fill: #b5562a; stroke: #ffffff; stroke-width: 1; }
+    @media (prefers-color-scheme: dark) {
+      .bg { fill: #1b2027; stroke: #323a44; } .plot { stroke: #6d7f92; }
+      text { fill: #dfe5ec; } .s { fill: #a9b4c0; }
+      .halo { stroke: #1b2027; } .grid { stroke: #2a323b; } .roof { stroke: #6cb4ff; }
+      .rt { fill: #6cb4ff; }
+      .gap { stroke: #6d7f92; } .leader { stroke: #56616f; } .arrow { stroke: #7cc592; }
+      .head { fill: #7cc592; }
+      .hollow { fill: #1b2027; stroke: #e39a70; } .filled { fill: #e39a70; stroke: #1b2027; }
+    }
+  </style>
+)";
+
 }  // namespace
+
+const char* roofline_style() { return kStyle; }
 
 // "801 TFLOP/s", "2.13 Pop/s".
 std::string rate_text(double rate, std::string_view unit) {

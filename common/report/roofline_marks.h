@@ -27,6 +27,9 @@ struct Marker {
   bool filled;                                            ///< measured
 };
 
+/// The <style> element of the picture, for light and dark pages.
+const char* roofline_style();
+
 /// "801 TFLOP/s", "2.13 Pop/s".
 std::string rate_text(double rate, std::string_view unit);
 

@@ -19,33 +19,6 @@ constexpr double kWidth = 960, kHeight = 640;
 constexpr Box kPlot{96, 92, 936, 572};
 constexpr double kCharacter = 7.3;  // of the 13 pixel font, on average
 
-// The colours of the other figures of docs/figures.
-constexpr const char* kStyle = R"(  <style>
-    .bg { fill: #ffffff; stroke: #d9dfe5; } .plot { fill: none; stroke: #8496a9; }
-    text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
-           fill: #1d2530; }
-    .t { font-size: 16px; font-weight: 600; } .s { fill: #56616f; }
-    .c { text-anchor: middle; } .e { text-anchor: end; }
-    .halo { paint-order: stroke; stroke: #ffffff; stroke-width: 4px; stroke-linejoin: round; }
-    .grid { stroke: #e8edf2; } .roof { stroke: #0b5cad; stroke-width: 2.5; fill: none; }
-    .dash { stroke-dasharray: 7 5; }
-    .rt { fill: #0b5cad; } .gap { stroke: #8496a9; stroke-dasharray: 2 4; }
-    .leader { stroke: #a9b4c0; }
-    .arrow { stroke: #3d8a54; stroke-width: 2; fill: none; } .head { fill: #3d8a54; }
-    .hollow { fill: #ffffff; stroke: #b5562a; stroke-width: 2; }
-    .filled { fill: #b5562a; stroke: #ffffff; stroke-width: 1; }
-    @media (prefers-color-scheme: dark) {
-      .bg { fill: #1b2027; stroke: #323a44; } .plot { stroke: #6d7f92; }
-      text { fill: #dfe5ec; } .s { fill: #a9b4c0; }
-      .halo { stroke: #1b2027; } .grid { stroke: #2a323b; } .roof { stroke: #6cb4ff; }
-      .rt { fill: #6cb4ff; }
-      .gap { stroke: #6d7f92; } .leader { stroke: #56616f; } .arrow { stroke: #7cc592; }
-      .head { fill: #7cc592; }
-      .hollow { fill: #1b2027; stroke: #e39a70; } .filled { fill: #e39a70; stroke: #1b2027; }
-    }
-  </style>
-)";
-
 struct FlatRoof {
   double rate;
   std::string label;
@@ -218,7 +191,7 @@ class Picture {
           rate_text(p.predicted, "FLOP/s"),
           p.measured > 0 ? ", measured " + rate_text(p.measured, "FLOP/s") : std::string());
     add("<desc id=\"{}-d\">{}</desc>", escaped(id_), escaped(description));
-    out_.text += kStyle;
+    out_.text += roofline_style();
     add("<defs><marker id=\"{}-a\" viewBox=\"0 0 10 10\" refX=\"9\" refY=\"5\" markerWidth=\"7\" "
         "markerHeight=\"7\" orient=\"auto\"><path class=\"head\" d=\"M0 0 L10 5 L0 10 "
         "z\"/></marker></defs>",

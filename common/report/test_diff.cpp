@@ -115,6 +115,18 @@ TEST_CASE("wider accesses are neither better nor worse, more sectors are worse")
   }
 }
 
+TEST_CASE("a headline is a counter that moved by 10 %") {
+  const auto of = [](std::map<std::string, double> a, std::map<std::string, double> b) {
+    Diff d;
+    d.total = rank_counters(counters(std::move(a)), counters(std::move(b)));
+    return headline(d);
+  };
+  CHECK(of({{"stall_barrier", 0.46}, {"instructions", 100}},
+           {{"stall_barrier", 0.43}, {"instructions", 50}})
+            .find("what moved most: instructions, 100 inst -> 50 inst") == 0);
+  CHECK(of({{"stall_barrier", 0.46}}, {{"stall_barrier", 0.43}}).empty());
+}
+
 TEST_CASE("from 0 and to 0 are said as such") {
   const auto a = counters({{"tensor_bf16_ops", 0}, {"shared_ld_conflicts", 9}, {"l2_bytes", 0}});
   const auto b = counters({{"tensor_bf16_ops", 7}, {"shared_ld_conflicts", 0}, {"l2_bytes", 0}});
