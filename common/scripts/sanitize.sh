@@ -70,7 +70,7 @@ findings() {  # LOG
 source_at() {  # CHAPTER FILE:LINE
   [ "$2" != - ] || { echo -; return; }
   local file
-  file=$(find "$1" common -name "$(basename "${2%:*}")" | head -n 1)
+  file=$(find "$1" common -name "$(basename "${2%:*}")" -print -quit)
   [ -z "$file" ] || printf '%s: %s\n' "$(basename "$file")" \
     "$(sed -n "${2##*:}{s/^ *//; s/ *$//; p}" "$file")"
 }
@@ -82,7 +82,7 @@ excused() {  # CHAPTER TOOL PROBLEM LOG
   while IFS=$'\t' read -r step first second; do
     entry=$(printf '%s\t%s\t%s\t%s\t%s\t' "$2" "$1/$step" "$3" "$(source_at "$1" "$first")" \
       "$(source_at "$1" "$second")")
-    entry=$(awk -v start="$entry" 'index($0, start) == 1 { print; exit }' <<<"$exceptions")
+    entry=$(awk -v start="$entry" 'index($0, start) == 1' <<<"$exceptions")
     [ -n "$entry" ] || return 1
     printf '%s\n' "$entry" >"$used/$(sha256sum <<<"$entry" | cut -c 1-16)"
     printf '  known to be false: %s: %s and %s: %s\n' "$step" "$first" "$second" "${entry##*$'\t'}"
