@@ -71,8 +71,9 @@ struct CounterFile {
   std::vector<KernelCounters> kernels;
 };
 
-/// Reads an export of `ncu --csv`, page details or raw. profile.sh puts lines before it, as
-/// `==profile.sh== clocks: none`. Throws InputError, in one line.
+/// Reads an export of `ncu --csv`, page details or raw, in UTF-8 or UTF-16. Messages of ncu and
+/// output of the program may stand around its rows; processes may be mixed. profile.sh puts lines
+/// before it, as `==profile.sh== clocks: none`. Throws InputError, in one line.
 CounterFile read_counter_file(const std::filesystem::path&);
 
 /// A step's launches as one: sums, ratios of sums, largest, or means weighted by time.

@@ -11,6 +11,7 @@ namespace attn::report {
 namespace {
 
 constexpr double kSame = 0.01;         // medians this near are the same
+constexpr double kTold = 1.1;          // a counter that moved less is no headline
 constexpr double kSingleNoise = 0.03;  // two single times this near say nothing
 
 // Loads matter as much as they are of the traffic: 1 % of the sectors explains no time.
@@ -24,6 +25,19 @@ double weight_of(std::string_view key, const KernelCounters& a, const KernelCoun
     weight = std::max(weight, (loads ? *ld : *st) / (*ld + *st));
   }
   return weight;
+}
+
+// Whether sectors a request moved by the width of the accesses: requests changed, and the sectors
+// did not move in the same direction. Stores of 16 bytes a lane touch 16 sectors a request, and are
+// the aim.
+bool by_width(std::string_view key, double factor, const KernelCounters& a,
+              const KernelCounters& b) {
+  if (!key.ends_with("_sectors_per_request")) return false;
+  const std::string sectors = fmt::format("{}_sectors", key.substr(0, 2));
+  const auto before = a.value(sectors), after = b.value(sectors);
+  if (!before || !after || *before <= 0 || *after <= 0) return false;
+  const double moved = std::log(*after / *before);
+  return std::abs(moved) <= kSame || (moved > 0) != (factor > 1);
 }
 
 // Kernels of the same name where it is unique, the others by position where their numbers agree.
@@ -129,7 +143,7 @@ class Tables {
     const bool first =
         std::find(explained_.begin(), explained_.end(), m.counter) == explained_.end();
     if (first) explained_.push_back(m.counter);
-    std::string line = fmt::format("  {:<24}{:>14}{:>14}   {:<9}{:<8}{}", m.counter->label,
+    std::string line = fmt::format("  {:<24}{:>14}{:>14}   {:<9}{:<9}{}", m.counter->label,
                                    value_text(*m.counter, m.a), value_text(*m.counter, m.b),
                                    factor_text(m), better_text(m), first ? m.counter->meaning : "");
     line.erase(line.find_last_not_of(' ') + 1);
@@ -174,6 +188,7 @@ std::vector<Moved> rank_counters(const KernelCounters& a, const KernelCounters& 
       m.factor = std::max(*m.b, c.floor) / std::max(*m.a, c.floor);
       m.weight = weight_of(c.key, a, b);
       m.rank = std::abs(std::log(m.factor)) * m.weight;
+      m.width = by_width(c.key, m.factor, a, b);
     }
     all.push_back(m);
   }
@@ -243,12 +258,13 @@ std::string factor_text(const Moved& m) {
 
 std::string better_text(const Moved& m) {
   if (m.counter->better == Better::neither || !m.a || !m.b || !moved(m)) return "";
+  if (m.width) return m.factor > 1 ? "wider" : "narrower";
   return (m.factor < 1) == (m.counter->better == Better::lower) ? "better" : "worse";
 }
 
 std::string headline(const Diff& d) {
   for (const Moved& m : d.total)
-    if (m.a && m.b && moved(m))
+    if (m.a && m.b && std::abs(std::log(m.factor)) >= std::log(kTold))
       return fmt::format("what moved most: {}, {} -> {} ({}): {}", m.counter->label,
                          value_text(*m.counter, m.a), value_text(*m.counter, m.b), factor_text(m),
                          m.counter->meaning);

@@ -25,6 +25,7 @@ struct Moved {
   double factor = 1;  ///< b / a, with both raised to the counter's floor
   double weight = 1;  ///< of sectors a load (store): the share of loads (stores) in all sectors
   double rank = 0;    ///< |ln factor| x weight
+  bool width = false; ///< sectors a request that moved without the sectors: wider accesses
 };
 
 /// Counters of both sides, causes (ratios) first, then counts, then rates; within each what moved
@@ -56,11 +57,12 @@ Diff compare(StepData a, StepData b, bool force);
 /// InputError where there are none.
 std::vector<Diff> compare_files(std::vector<StepData> a, std::vector<StepData> b, bool force);
 
-/// What moved most, in one line; empty where no counter is in both.
+/// What moved most, in one line; empty where no counter in both moved by 10 %.
 std::string headline(const Diff&);
 /// A factor for people: "x 0.55", "from 0", "n/a".
 std::string factor_text(const Moved&);
-/// "better", "worse"; empty for a counter that is neither.
+/// "better", "worse"; empty for a counter that is neither. Sectors a request that moved while the
+/// sectors did not move along are "wider" or "narrower" accesses: no more and no less is moved.
 std::string better_text(const Moved&);
 /// More than 1 % of a change, or a side without it.
 bool moved(const Moved&);

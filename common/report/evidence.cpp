@@ -23,6 +23,9 @@ constexpr const char* kHead =
     "attn_report evidence.\n"
     "# A file: sha256, name, part, chapter, method of timing (0: no time of ours in it); below it "
     "the keys of its steps.\n";
+// The part of what others measured, on our kernels too: it has no verdict of ours, and no line in
+// parts.txt.
+constexpr const char* kOthers = "others";
 constexpr const char* kUnverified =
     "\n# Changed since, and not measured again: chapter/step, then the reason why this may "
     "be.\nunverified:\n";
@@ -86,7 +89,12 @@ void read_steps(const fs::path& path, const Keys& keys, EvidenceFile& f) {
         if (!s.at("time").is_null()) f.timing_method = run.value("timing_method", 1);
       }
   };
-  if (name.ends_with(".json")) {
+  if (f.part == kOthers) {
+    const json j = read_json(path);
+    for (const json& row : j.at("rows"))
+      for (const auto& [step, time] : row.at("us").items())
+        if (keys.contains(f.chapter + "/" + step)) steps.insert(step);
+  } else if (name.ends_with(".json")) {
     const json j = read_json(path);
     if (!j.contains("problems")) {
       results(j);
@@ -211,7 +219,7 @@ void record(const fs::path& folder, const fs::path& root, const std::string& par
     return measured && !changed;
   });
   write_manifest(folder, m);
-  if (part == "tried") return;  // notes of versions that are no more
+  if (part == "tried" || part == kOthers) return;
   std::map<std::string, Part> parts = read_parts(folder);
   parts[unit] = {verdict, digest_of(m, unit), seconds};
   std::string text;
@@ -230,12 +238,14 @@ std::vector<std::string> check_evidence(const fs::path& folder, const fs::path& 
       wrong.push_back(fmt::format("{}: the manifest has no such file", name));
   }
   std::set<std::string> units, changed;
+  bool own = false;  // not what others measured alone
   for (const auto& [name, f] : m.files) {
-    units.insert(f.part + " " + f.chapter);
+    if (f.part != kOthers) units.insert(f.part + " " + f.chapter), own = true;
     if (!fs::exists(folder / name))
       wrong.push_back(fmt::format("{}: gone since it was measured", name));
     else if (sha256(read(folder / name)) != f.sha256)
       wrong.push_back(fmt::format("{}: not as it was measured", name));
+    if (f.part == kOthers) continue;  // its tables say that kernels have changed since
     for (const std::string& step : changed_steps(f, now)) changed.insert(f.chapter + "/" + step);
   }
   const std::map<std::string, Part> parts = read_parts(folder);
@@ -250,9 +260,9 @@ std::vector<std::string> check_evidence(const fs::path& folder, const fs::path& 
     if (!unit.starts_with("tried ") && !parts.contains(unit))
       wrong.push_back(fmt::format("parts.txt: {}: has files, and no line", unit));
   for (const auto& [step, key] : now)
-    if (std::ranges::none_of(m.files, [&, &s = step](const auto& named) {
+    if (own && std::ranges::none_of(m.files, [&, &s = step](const auto& named) {
           const auto slash = s.find('/');
-          return named.second.chapter == s.substr(0, slash) &&
+          return named.second.part != kOthers && named.second.chapter == s.substr(0, slash) &&
                  named.second.keys.contains(s.substr(slash + 1));
         }))
       changed.insert(step);  // new
@@ -350,7 +360,9 @@ std::string state_table(const fs::path& folder, fs::path root) {
     grid.add("changed", "changed since",
              row.changed.empty() ? "nothing" : fmt::format("{}", fmt::join(row.changed, ", ")));
     grid.add("method", "method of timing",
-             row.methods.empty() ? "no times" : fmt::format("{}", fmt::join(row.methods, ", ")));
+             unit.second == kOthers  ? "not by our scripts"
+             : row.methods.empty() ? "no times"
+                                   : fmt::format("{}", fmt::join(row.methods, ", ")));
   }
   std::string text = grid.markdown();
   std::map<std::string, std::vector<std::string>> fresh;  // by chapter: steps that no file has

@@ -2,7 +2,8 @@
 /// Which kernels a folder of measurements is true of: DIR/manifest.txt says for each file its
 /// checksum, the part of verify_on_gpu.sh that wrote it, the method of timing and the keys
 /// (kernel_key.h) of the steps in it; DIR/parts.txt says for each part and chapter whether it
-/// passed, on which files, and how long it took.
+/// passed, on which files, and how long it took. Files of the part "others" were not measured by
+/// this repository's scripts: they have checksums and keys, and no line in parts.txt.
 #pragma once
 
 #include <filesystem>

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "report/encoding.h"
 #include "report/json_object.h"
 
 namespace attn::report {
@@ -225,7 +226,7 @@ std::string StepData::title() const {
 }
 
 std::vector<StepData> read_steps(const fs::path& path, const std::string& step) {
-  const std::string bytes = read_bytes(path), file = name_of(path);
+  const std::string file = name_of(path), bytes = utf8_text(read_bytes(path), file);
   const auto first = bytes.find_first_not_of(" \t\r\n");
   std::vector<StepData> steps;
   if (first == bytes.npos || (bytes[first] != '{' && bytes[first] != '[')) {

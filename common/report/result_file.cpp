@@ -9,6 +9,7 @@
 
 #include "attn/mask.h"
 #include "attn/tensor.h"
+#include "report/encoding.h"
 #include "report/json_object.h"
 
 namespace attn::report {
@@ -192,7 +193,7 @@ std::string read_bytes(const std::filesystem::path& path) {
 }
 
 json parse_json(const std::string& bytes, const std::string& file) {
-  json document = json::parse(bytes, nullptr, /*allow_exceptions=*/false);
+  json document = json::parse(utf8_text(bytes, file), nullptr, /*allow_exceptions=*/false);
   if (document.is_discarded())
     throw InputError(
         fmt::format("{}: is not JSON, or was not written to its end", printable(file)));

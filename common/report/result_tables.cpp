@@ -7,8 +7,6 @@
 #include <set>
 
 #include "device/roofline.h"
-#include "report/diff.h"
-#include "report/profile.h"
 #include "report/table_kinds.h"
 #include "report/table_text.h"
 
@@ -110,72 +108,6 @@ std::string steps_table(const fs::path& path) {
                      operation_of(j), problem_text(j.at("problem")), count,
                      roofs_text(j.at("roofs")), bytes ? " GB/s: modelled bytes over time." : "",
                      grid.markdown(), above.text());
-}
-
-// "waits: 2.80 to 2.31": what moved most between two steps, of counters that say why; "-" where
-// nothing was counted.
-std::string moved_most(const fs::path& folder, const std::string& chapter, const std::string& from,
-                       const std::string& to) {
-  static const std::set<std::string_view> kTelling{"hbm_read_bytes",
-                                                   "l2_bytes",
-                                                   "instructions",
-                                                   "registers",
-                                                   "shared_per_block_bytes",
-                                                   "stall_long_scoreboard",
-                                                   "stall_short_scoreboard",
-                                                   "stall_barrier",
-                                                   "stall_mio_throttle",
-                                                   "stall_lg_throttle",
-                                                   "st_requests"};
-  const fs::path a = folder / fmt::format("{}.{}.ncu.csv", chapter, from),
-                 b = folder / fmt::format("{}.{}.ncu.csv", chapter, to);
-  if (!fs::exists(a) || !fs::exists(b)) return "-";
-  const Diff d = compare_files(read_steps(a, from), read_steps(b, to), true).at(0);
-  const Moved* most = nullptr;
-  for (const Moved& m : d.total)
-    if (kTelling.contains(m.counter->key) && moved(m) && (most == nullptr || m.rank > most->rank))
-      most = &m;
-  if (most == nullptr) return "-";
-  return fmt::format("{}: {} to {}", most->counter->label, value_text(*most->counter, most->a),
-                     value_text(*most->counter, most->b));
-}
-
-// A chapter's steps in their order: the time of one problem, or of several, how many times faster
-// than the step before, and the counter that moved most.
-std::string ladder_table(const fs::path& folder, const Words& names) {
-  Grid grid;
-  std::vector<json> runs;
-  for (const std::string& name : names) runs.push_back(read_json(folder / (name + ".json")));
-  std::string before;
-  for (const json& first : runs.at(0).at("steps")) {
-    if (first.at("time").is_null()) continue;
-    const std::string step = name_of(first);
-    grid.add_row();
-    grid.add("step", "step", code(step));
-    for (std::size_t i = 0; i < runs.size(); ++i) {
-      const auto time_of = [&](const std::string& wanted) -> std::optional<double> {
-        for (const json& s : runs[i].at("steps"))
-          if (name_of(s) == wanted && !s.at("time").is_null())
-            return s.at("time").at("median_s").get<double>();
-        return std::nullopt;
-      };
-      const auto own = time_of(step), last = before.empty() ? std::nullopt : time_of(before);
-      const std::string ms = fmt::format("ms{}", i), ratio = fmt::format("ratio{}", i);
-      const bool causal = runs[i].at("problem").at("causal").get<bool>();
-      grid.add_column(ms, causal ? "causal ms" : "ms");
-      grid.add_column(ratio, "x step before");
-      if (own) grid.put(ms, milliseconds(*own));
-      if (own && last) grid.put(ratio, fmt::format("{:.2f}", *last / *own));
-    }
-    if (!before.empty())
-      grid.add("moved", "counter that moved most",
-               moved_most(folder, runs[0].at("chapter").get<std::string>(), before, step));
-    before = step;
-  }
-  if (grid.empty()) throw InputError(fmt::format("table ladder: {} has no times", names.at(0)));
-  return fmt::format("{}, {}: {}; `x step before`: how many times faster.\n\n{}",
-                     device_of(runs[0]), operation_of(runs[0]), problem_text(runs[0].at("problem")),
-                     grid.markdown());
 }
 
 std::string phases_table(const fs::path& path) {

@@ -10,7 +10,7 @@
 #include "attn/error.h"
 #include "report/json_object.h"
 #include "report/markup.h"
-#include "report/short_list.h"
+#include "report/roofline_marks.h"
 
 namespace attn::report {
 namespace {
@@ -18,47 +18,6 @@ namespace {
 constexpr double kWidth = 960, kHeight = 640;
 constexpr Box kPlot{96, 92, 936, 572};
 constexpr double kCharacter = 7.3;  // of the 13 pixel font, on average
-
-// The colours of the other figures of docs/figures.
-constexpr const char* kStyle = R"(  <style>
-    .bg { fill: #ffffff; stroke: #d9dfe5; } .plot { fill: none; stroke: #8496a9; }
-    text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif;
-           fill: #1d2530; }
-    .t { font-size: 16px; font-weight: 600; } .s { fill: #56616f; }
-    .c { text-anchor: middle; } .e { text-anchor: end; }
-    .halo { paint-order: stroke; stroke: #ffffff; stroke-width: 4px; stroke-linejoin: round; }
-    .grid { stroke: #e8edf2; } .roof { stroke: #0b5cad; stroke-width: 2.5; fill: none; }
-    .dash { stroke-dasharray: 7 5; }
-    .rt { fill: #0b5cad; } .gap { stroke: #8496a9; stroke-dasharray: 2 4; }
-    .leader { stroke: #a9b4c0; }
-    .arrow { stroke: #3d8a54; stroke-width: 2; fill: none; } .head { fill: #3d8a54; }
-    .hollow { fill: #ffffff; stroke: #b5562a; stroke-width: 2; }
-    .filled { fill: #b5562a; stroke: #ffffff; stroke-width: 1; }
-    @media (prefers-color-scheme: dark) {
-      .bg { fill: #1b2027; stroke: #323a44; } .plot { stroke: #6d7f92; }
-      text { fill: #dfe5ec; } .s { fill: #a9b4c0; }
-      .halo { stroke: #1b2027; } .grid { stroke: #2a323b; } .roof { stroke: #6cb4ff; }
-      .rt { fill: #6cb4ff; }
-      .gap { stroke: #6d7f92; } .leader { stroke: #56616f; } .arrow { stroke: #7cc592; }
-      .head { fill: #7cc592; }
-      .hollow { fill: #1b2027; stroke: #e39a70; } .filled { fill: #e39a70; stroke: #1b2027; }
-    }
-  </style>
-)";
-
-// "801 TFLOP/s", "2.13 Pop/s".
-std::string rate_text(double rate, std::string_view unit) {
-  double scaled = rate;
-  std::string prefix;
-  for (const char* next : {"k", "M", "G", "T", "P"})
-    if (scaled >= 999.5) scaled /= 1000, prefix = next;
-  return fmt::format("{:.{}f} {}{}", scaled, scaled < 10 ? 2 : scaled < 100 ? 1 : 0, prefix, unit);
-}
-
-struct Point {
-  std::string name;
-  double intensity = 0, predicted = 0, measured = 0;  // measured 0: not measured
-};
 
 struct FlatRoof {
   double rate;
@@ -76,11 +35,12 @@ class Picture {
   }
 
   RooflineSvg draw() {
-    head();
     grid();
     draw_roofs();
     draw_points();
-    out_.text += "</svg>\n";
+    const std::string body = std::move(out_.text);
+    head();  // its height depends on the key
+    out_.text += body + "</svg>\n";
     return std::move(out_);
   }
 
@@ -116,14 +76,17 @@ class Picture {
   }
 
   void collect_points() {
-    for (const ResultFile& f : files_)
-      for (const StepRow& s : f.steps) {
+    std::map<std::string, std::size_t> file_of;
+    for (std::size_t n = 0; n < files_.size(); ++n)
+      for (const StepRow& s : files_[n].steps) {
+        const ResultFile& f = files_[n];
         double bytes = 0, exp = 0;
         for (const PhaseRow& p : s.phases) bytes += p.hbm_bytes(), exp += p.exp;
         if (!(s.flop > 0) || !(bytes > 0) || !(s.predicted_s > 0)) continue;  // unsupported
-        Point p{s.name, s.flop / bytes, s.flop / s.predicted_s,
+        Point p{s.name, n, s.flop / bytes, s.flop / s.predicted_s,
                 s.median_s ? s.flop / *s.median_s : 0};
         points_.push_back(p);
+        several_runs_ |= file_of.emplace(s.name, n).first->second != n;
         if (exp > 0) flop_per_exp_ = std::max(flop_per_exp_, operations_per_exp(f, s.flop / exp));
       }
     if (points_.empty())
@@ -219,22 +182,22 @@ class Picture {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" "
         "height=\"{1}\" "
         "role=\"img\" aria-labelledby=\"{2}-t {2}-d\">\n",
-        kWidth, kHeight, escaped(id_));
+        kWidth, height_, escaped(id_));
     add("<title id=\"{}-t\">{}</title>", escaped(id_), escaped(title));
     std::string description = f.operation + ", " + problem + ".";
     for (const Point& p : points_)
       description += fmt::format(
-          " {}: {:.0f} operations a byte, at most {}{}.", p.name, p.intensity,
+          " {}: {:.0f} operations a byte, at most {}{}.", p.name + run_of(p), p.intensity,
           rate_text(p.predicted, "FLOP/s"),
           p.measured > 0 ? ", measured " + rate_text(p.measured, "FLOP/s") : std::string());
     add("<desc id=\"{}-d\">{}</desc>", escaped(id_), escaped(description));
-    out_.text += kStyle;
+    out_.text += roofline_style();
     add("<defs><marker id=\"{}-a\" viewBox=\"0 0 10 10\" refX=\"9\" refY=\"5\" markerWidth=\"7\" "
         "markerHeight=\"7\" orient=\"auto\"><path class=\"head\" d=\"M0 0 L10 5 L0 10 "
         "z\"/></marker></defs>",
         escaped(id_));
     add("<rect class=\"bg\" x=\"0.5\" y=\"0.5\" width=\"{}\" height=\"{}\" rx=\"6\"/>", kWidth - 1,
-        kHeight - 1);
+        height_ - 1);
     add("<text class=\"t\" x=\"24\" y=\"32\">{}</text>", escaped(title));
     add("<text class=\"s\" x=\"24\" y=\"54\">{}</text>",
         escaped(f.operation + ", " + problem +
@@ -249,10 +212,19 @@ class Picture {
       add("<circle class=\"filled\" cx=\"130\" cy=\"72\" r=\"4.5\"/><text x=\"142\" "
           "y=\"77\">measured</text>"
           "<path class=\"arrow\" d=\"M220 72 L250 72\" marker-end=\"url(#{}-a)\"/>"
-          "<text x=\"260\" y=\"77\">from step to step</text>",
-          escaped(id_));
+          "<text x=\"260\" y=\"77\">from {}</text>",
+          escaped(id_), several_runs_ ? "run to run" : "step to step");
+    if (!several_runs_) return;
+    std::string runs;
+    for (std::size_t n = 0; n < files_.size(); ++n)
+      runs += fmt::format("{}{}: {}", n ? "; " : "", roofline_run(n),
+                          printable(files_[n].path.string()));
+    add("<text class=\"e s\" x=\"{}\" y=\"77\">{}</text>", kPlot.right, escaped(tail(runs, 75)));
   }
 
+  std::string run_of(const Point& p) const {
+    return several_runs_ ? " " + roofline_run(p.file) : "";
+  }
   // Decades, and 2 and 5 of each where the axis is short.
   static std::vector<double> ticks(double from, double to) {
     std::vector<double> all;
@@ -349,64 +321,81 @@ class Picture {
     }
   }
 
-  struct Marker {
-    double x, y;
-    std::vector<std::string> names;
-    std::string rate;
-    bool filled;
-    std::string text() const { return short_list(names) + ": " + rate; }
-  };
-
   void draw_points() {
     std::vector<Marker> markers;
-    // Steps at the same place share a marker and a label.
-    const auto mark = [&](double x, double y, bool filled, const std::string& name, double rate) {
-      for (Marker& m : markers)
-        if (m.filled == filled && std::hypot(m.x - x, m.y - y) < 1.5) {
-          m.names.push_back(name);
-          return;
-        }
-      const std::string text = (filled ? "" : "at most ") + rate_text(rate, "FLOP/s");
-      markers.push_back({x, y, {name}, text, filled});
-    };
     const Point* previous = nullptr;
+    std::map<std::string, const Point*> runs;  // the run before of a step
     for (const Point& p : points_) {
       const double x = px(p.intensity), yp = py(p.predicted);
-      mark(x, yp, false, p.name, p.predicted);
+      mark(markers, x, yp, false, p, p.predicted);
       if (!(p.measured > 0)) continue;
       const double ym = py(p.measured);
-      mark(x, ym, true, p.name, p.measured);
+      mark(markers, x, ym, true, p, p.measured);
       line({x, yp, x, ym}, "gap");
       lines_.push_back({x, yp, x, ym});
-      if (previous) arrow({px(previous->intensity), py(previous->measured), x, ym});
-      previous = &p;
+      const Point*& from = several_runs_ ? runs[p.name] : previous;
+      if (from) arrow({px(from->intensity), py(from->measured), x, ym});
+      from = &p;
     }
     // What was measured gets the better places.
     std::stable_sort(markers.begin(), markers.end(),
                      [](auto& a, auto& b) { return a.filled > b.filled; });
-    std::vector<Label> labels;
     // A dot inside a ring is both: what was measured is what was predicted.
     for (const bool filled : {false, true})
       for (const Marker& m : markers)
         if (m.filled == filled)
           add("<circle class=\"{}\" cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"{}\"/>",
               filled ? "filled" : "hollow", m.x, m.y, filled ? 4.5 : 7.0);
-    for (const Marker& m : markers) {
-      obstacles_.push_back({m.x - 7, m.y - 7, m.x + 7, m.y + 7});
-      const double width = kCharacter * static_cast<double>(m.text().size());
-      labels.push_back({m.x, m.y, width, 17, {}, false});
+    for (const Marker& m : markers) obstacles_.push_back({m.x - 7, m.y - 7, m.x + 7, m.y + 7});
+    std::vector<std::string> texts;
+    for (const Marker& m : markers) texts.push_back(text(m, several_runs_));
+    std::vector<Label> labels = place(markers, texts);
+    if (!readable(labels, kPlot, obstacles_)) {
+      key(texts);
+      for (std::size_t i = 0; i < texts.size(); ++i) texts[i] = std::to_string(i + 1);
+      labels = place(markers, texts);
     }
-    place_labels(labels, kPlot, obstacles_, lines_);
-    for (std::size_t i = 0; i < labels.size(); ++i) {
-      const Box& b = labels[i].box;
-      if (labels[i].leader) line(leader_to(labels[i], b), "leader");
-    }
+    for (const Label& l : labels)
+      if (l.leader) line(leader_to(l, l.box), "leader");
     for (std::size_t i = 0; i < labels.size(); ++i) {
       const Box& b = labels[i].box;
       add("<text class=\"c halo\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", (b.left + b.right) / 2,
-          b.bottom - 4, escaped(markers[i].text()));
+          b.bottom - 4, escaped(texts[i]));
       out_.labels.push_back(b);
     }
+  }
+
+  std::vector<Label> place(const std::vector<Marker>& markers,
+                           const std::vector<std::string>& texts) const {
+    std::vector<Label> labels;
+    for (std::size_t i = 0; i < markers.size(); ++i)
+      labels.push_back({markers[i].x, markers[i].y,
+                        kCharacter * static_cast<double>(texts[i].size()), 17, {}, false});
+    place_labels(labels, kPlot, obstacles_, lines_);
+    return labels;
+  }
+
+  // Below the plot, what each number stands for: one column, or two where all texts are short.
+  void key(const std::vector<std::string>& texts) {
+    std::vector<std::vector<std::string>> entries;
+    std::size_t lines = 0;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      entries.push_back(wrapped(fmt::format("{}  {}", i + 1, texts[i]), 115));
+      lines += entries.back().size();
+    }
+    const bool two = std::all_of(texts.begin(), texts.end(), [](auto& t) { return t.size() < 52; });
+    const std::size_t column = two ? (lines + 1) / 2 : lines;
+    std::size_t row = 0;
+    for (const auto& entry : entries)
+      for (const std::string& text : entry) {
+        const double x = row < column ? 24 : kWidth / 2 + 12;
+        const double y = kHeight + 10 + 19 * static_cast<double>(row % column);
+        add("<text x=\"{}\" y=\"{}\">{}</text>", x, y, escaped(text));
+        const double width = kCharacter * static_cast<double>(text.size());
+        out_.labels.push_back({x, y - 13, x + width, y + 4});
+        ++row;
+      }
+    height_ = kHeight + 20 + 19 * static_cast<double>(column);
   }
 
   // From one marker to the next, ending where the marker begins.
@@ -428,6 +417,8 @@ class Picture {
   double x0_ = 0, x1_ = 1, y0_ = 0, y1_ = 1;  // log10
   std::vector<Box> obstacles_;
   std::vector<Segment> lines_;
+  bool several_runs_ = false;  // a step name stands in several files
+  double height_ = kHeight;
   RooflineSvg out_;
 };
 

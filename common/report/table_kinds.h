@@ -12,17 +12,27 @@ using Words = std::vector<std::string>;
 
 // Of results of chapter programs: result_tables.cpp.
 std::string steps_table(const std::filesystem::path&);
-std::string ladder_table(const std::filesystem::path& folder, const Words& names);
 std::string phases_table(const std::filesystem::path&);
 std::string lengths_table(const std::filesystem::path& folder, Words names);
 std::string problems_table(const std::filesystem::path& folder, const Words& names);
 std::string accuracy_table(const std::filesystem::path& folder, const Words& names);
 std::string memory_table(const std::filesystem::path& folder, const Words& names);
 
+// Of results, exports and the step files of the chapter that `page` is of: ladder.cpp.
+std::string ladder_table(const std::filesystem::path& folder, const Words& names,
+                         const std::filesystem::path& page);
+std::string tree_figure(const std::string& chapter, const std::filesystem::path& page);
+
 // Of what peers.py wrote: peer_tables.cpp.
 std::string peers_table(const std::filesystem::path&);
 std::string ratios_table(const std::filesystem::path& folder, const Words& names);
 std::string means_table(const std::filesystem::path& folder, const Words& names);
+
+// Of what peers.py and others (others.*.json) measured: headlines.cpp.
+std::string others_table(const std::filesystem::path& folder, const Words& names);
+std::string headline_table(const std::filesystem::path& folder, const Words& specs);
+/// The names of the files of its specs, each once.
+Words headline_files(const Words& specs);
 
 // Of ncu's exports: counter_tables.cpp.
 std::string counters_table(const std::filesystem::path& folder, const std::string& chapter);

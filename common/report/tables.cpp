@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <sstream>
 
 #include "report/evidence.h"
@@ -40,18 +41,21 @@ Words expand(const fs::path& folder, const Words& words) {
   return all;
 }
 
-std::string table(const Words& words, const fs::path& reports) {
+std::string table(const Words& words, const fs::path& reports, const fs::path& page) {
   const std::string& kind = words.at(0);
   if (kind == "state") return state_table(reports);
   const Words names(words.begin() + 1, words.end());
   const auto file = [&] { return reports / (names.at(0) + ".json"); };
   if (kind == "steps") return steps_table(file());
-  if (kind == "ladder") return ladder_table(reports, names);
+  if (kind == "ladder") return ladder_table(reports, names, page);
+  if (kind == "tree") return tree_figure(names.at(0), page);
   if (kind == "phases") return phases_table(file());
   if (kind == "lengths") return lengths_table(reports, expand(reports, names));
   if (kind == "problems") return problems_table(reports, expand(reports, names));
   if (kind == "accuracy") return accuracy_table(reports, expand(reports, names));
   if (kind == "memory") return memory_table(reports, expand(reports, names));
+  if (kind == "headline") return headline_table(reports, names);
+  if (kind == "others") return others_table(reports, names);
   if (kind == "peers") return peers_table(file());
   if (kind == "means") return means_table(reports, names);
   if (kind == "ratios") return ratios_table(reports, names);
@@ -62,8 +66,8 @@ std::string table(const Words& words, const fs::path& reports) {
     return diff_table(reports, names);
   }
   throw InputError(
-      fmt::format("table: {}: must be steps, ladder, phases, lengths, problems, accuracy, memory, "
-                  "peers, ratios, means, counters, traffic, diff or "
+      fmt::format("table: {}: must be steps, ladder, tree, phases, lengths, problems, accuracy, "
+                  "memory, peers, ratios, means, others, headline, counters, traffic, diff or "
                   "state",
                   kind));
 }
@@ -95,6 +99,7 @@ Words files_of(const Words& words, const fs::path& reports) {
     if (kind != "traffic") return files;
     names.resize(1);
   }
+  if (kind == "headline") names = headline_files(names);
   std::erase_if(names, [](const std::string& n) { return n.find('=') != n.npos; });
   if (kind == "ladder") {  // and the exports of the steps
     const std::string chapter = names.at(0).substr(0, names.at(0).find('.')) + ".";
@@ -105,6 +110,23 @@ Words files_of(const Words& words, const fs::path& reports) {
   }
   for (const std::string& name : expand(reports, names)) files.push_back(name + ".json");
   return files;
+}
+
+// The state of these files, a paragraph for each folder that they lie in ("../h100/NAME.json").
+std::string states_of(const fs::path& reports, const Words& files) {
+  std::map<fs::path, Words> by_folder;
+  if (files.empty()) by_folder[""];
+  for (const std::string& file : files)
+    by_folder[fs::path(file).parent_path()].push_back(fs::path(file).filename().string());
+  std::string text;
+  for (const auto& [folder, names] : by_folder) {
+    const std::string state = state_of((reports / folder).lexically_normal(), names);
+    if (state.empty()) continue;
+    text += "\n";
+    if (!folder.empty()) text += folder.filename().string() + ": ";
+    text += state + "\n";
+  }
+  return text;
 }
 
 }  // namespace
@@ -130,9 +152,8 @@ std::string fill_tables(const std::string& page, const std::string& name, const 
       throw InputError(fmt::format("{}: a table marker needs a kind and a file", name));
     out += page.substr(at, close + kClose.size() - at) + "\n";
     try {
-      out += table(words, reports);
-      if (const std::string state = state_of(reports, files_of(words, reports)); !state.empty())
-        out.append("\n").append(state).append("\n");
+      out += table(words, reports, name);
+      if (words[0] != "tree") out += states_of(reports, files_of(words, reports));
     } catch (const NotMeasured& e) {
       out += "not measured yet\n";
       if (missing)

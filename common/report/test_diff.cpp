@@ -91,6 +91,42 @@ TEST_CASE("a counter that a side lacks is n/a, and moves nothing") {
   }
 }
 
+TEST_CASE("wider accesses are neither better nor worse, more sectors are worse") {
+  const auto verdict = [&](const char* key, std::map<std::string, double> a,
+                           std::map<std::string, double> b) {
+    for (const Moved& m : rank_counters(counters(std::move(a)), counters(std::move(b))))
+      if (m.counter->key == key) return better_text(m);
+    return std::string("not there");
+  };
+  for (const std::string op : {"ld", "st"}) {
+    const auto of = [&](double sectors, double requests) {
+      return std::map<std::string, double>{{op + "_sectors", sectors},
+                                           {op + "_requests", requests}};
+    };
+    const std::string key = op + "_sectors_per_request";
+    CHECK(verdict(key.c_str(), of(64, 16), of(64, 4)) == "wider");
+    CHECK(verdict(key.c_str(), of(64, 16), of(60, 4)) == "wider");  // and fewer sectors
+    CHECK(verdict(key.c_str(), of(64, 4), of(64, 16)) == "narrower");
+    CHECK(verdict(key.c_str(), of(64, 4), of(128, 4)) == "worse");  // scattered
+    CHECK(verdict(key.c_str(), of(64, 4), of(256, 8)) == "worse");
+    CHECK(verdict(key.c_str(), of(128, 4), of(64, 4)) == "better");
+    CHECK(verdict((op + "_requests").c_str(), of(64, 16), of(64, 4)) == "better");
+    CHECK(verdict((op + "_sectors").c_str(), of(64, 16), of(128, 16)) == "worse");
+  }
+}
+
+TEST_CASE("a headline is a counter that moved by 10 %") {
+  const auto of = [](std::map<std::string, double> a, std::map<std::string, double> b) {
+    Diff d;
+    d.total = rank_counters(counters(std::move(a)), counters(std::move(b)));
+    return headline(d);
+  };
+  CHECK(of({{"stall_barrier", 0.46}, {"instructions", 100}},
+           {{"stall_barrier", 0.43}, {"instructions", 50}})
+            .find("what moved most: instructions, 100 inst -> 50 inst") == 0);
+  CHECK(of({{"stall_barrier", 0.46}}, {{"stall_barrier", 0.43}}).empty());
+}
+
 TEST_CASE("from 0 and to 0 are said as such") {
   const auto a = counters({{"tensor_bf16_ops", 0}, {"shared_ld_conflicts", 9}, {"l2_bytes", 0}});
   const auto b = counters({{"tensor_bf16_ops", 7}, {"shared_ld_conflicts", 0}, {"l2_bytes", 0}});

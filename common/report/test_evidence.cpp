@@ -196,6 +196,28 @@ TEST_CASE("what is as it was measured passes, what was edited does not", "[evide
   CHECK(has(refusal_of([&] { return q.wrong(); }), "manifest.txt:1: cannot be read"));
 }
 
+TEST_CASE("what others measured has checksum and keys, and no verdict of ours", "[evidence]") {
+  Project p;
+  const std::string name = "others.01_first.forward.json";
+  p.report(name, R"({"rows": [{"us": {"fa3": 2, "v1_one": 1}}]})");
+  CHECK(p.wrong() == name + ": the manifest has no such file\n");
+  record(p.reports, p.root, "others", "01_first", "passed", 0, {name});
+  CHECK(p.wrong() == "");
+  CHECK(read_manifest(p.reports).files[name].keys.size() == 1);
+  CHECK(p.state(name) == "State: measured on the kernels as they are.");
+  // A kernel that changes is told in the table, and is no file of ours to measure again.
+  p.write("01_first/v1_one.cu", with(kKernel, "n < 4", "n < 5"));
+  CHECK(p.state(name) == "State: `v1_one` has changed since.");
+  p.write("01_first/v1_one.cu", kKernel);
+  p.report(name, R"({"rows": [{"us": {"fa3": 3, "v1_one": 1}}]})");
+  CHECK(p.wrong() == name + ": not as it was measured\n");
+  // A folder of nothing else claims nothing of the other steps.
+  fs::create_directories(p.root / "docs/reports/other");
+  std::ofstream(p.root / "docs/reports/other" / name) << R"({"rows": []})";
+  record(p.root / "docs/reports/other", p.root, "others", "01_first", "passed", 0, {name});
+  CHECK(check_evidence(p.root / "docs/reports/other", p.root).empty());
+}
+
 TEST_CASE("a kernel that changed is told, and needs a reason", "[evidence]") {
   Project p;
   CHECK(p.state("01_first.n64.json") ==

@@ -28,13 +28,18 @@ std::size_t count(const std::string& text, const std::string& what) {
   return n;
 }
 
+double height(const RooflineSvg& svg) {
+  const std::string start = "viewBox=\"0 0 960 ";
+  return std::stod(svg.text.substr(svg.text.find(start) + start.size()));
+}
+
 void check_labels(const RooflineSvg& svg) {
   for (std::size_t i = 0; i < svg.labels.size(); ++i) {
     const Box& b = svg.labels[i];
     CHECK(b.left >= 0);
     CHECK(b.top >= 0);
     CHECK(b.right <= 960);
-    CHECK(b.bottom <= 640);
+    CHECK(b.bottom <= height(svg));
     for (std::size_t j = 0; j < i; ++j) CHECK_FALSE(overlap(b, svg.labels[j]));
   }
 }
@@ -103,6 +108,47 @@ TEST_CASE("labels overlap nowhere, whatever is drawn") {
     CHECK(well_formed(svg.text));
     check_labels(svg);
   }
+}
+
+TEST_CASE("before and after are two points of each step, with an arrow from one to the other") {
+  json after = json::parse(read_all(recorded("01_naive.forward_n4096.json")));
+  for (json& s : after["steps"])  // 1 % less time: within a pixel of the run before
+    for (const char* key : {"median_s", "q1_s", "q3_s"})
+      s["time"][key] = (s["name"] == "v3_tiled" ? 0.5 : 0.99) * s["time"][key].get<double>();
+  TemporaryFile file;
+  const fs::path path = file.write(after.dump(), "after.json");
+  const RooflineSvg svg = roofline_svg(read({recorded("01_naive.forward_n4096.json"), path}));
+  CHECK(well_formed(svg.text));
+  check_labels(svg);
+  CHECK(count(svg.text, "class=\"filled\"") == 11);  // five steps in two runs, and the legend
+  for (const char* text : {"v1_global A: 484 GFLOP/s", "v1_global B: 489 GFLOP/s",
+                           "v3_tiled A: ", "v3_tiled B: ", "v1, v2 A, v1, v2 B: at most ",
+                           "from run to run", "after.json"}) {
+    INFO(text);
+    CHECK(svg.text.find(std::string(text)) != std::string::npos);
+  }
+  CHECK(count(svg.text, "class=\"arrow\"") == 2);  // of v3, and the legend
+}
+
+TEST_CASE("more labels than fit are numbers with a key below the plot") {
+  json many = json::parse(read_all(recorded("01_naive.forward_n4096.json")));
+  const json step = many["steps"][3];
+  many["steps"] = json::array();
+  for (int n = 1; n <= 27; ++n) {
+    json s = step;
+    s["name"] = "v" + std::to_string(n) + "_a_step";
+    for (const char* key : {"median_s", "q1_s", "q3_s"})
+      s["time"][key] = (1 + 0.05 * n) * s["time"][key].get<double>();
+    many["steps"].push_back(s);
+  }
+  TemporaryFile file;
+  const RooflineSvg svg = roofline_svg(read({file.write(many.dump())}));
+  CHECK(well_formed(svg.text));
+  check_labels(svg);
+  CHECK(height(svg) > 640);
+  CHECK(svg.text.find(">1  v1_a_step: ") != std::string::npos);
+  CHECK(svg.text.find(">27  v27_a_step: ") != std::string::npos);
+  CHECK(svg.text.find(">27</text>") != std::string::npos);
 }
 
 TEST_CASE("names of several steps are numbers, where that says which") {

@@ -24,11 +24,17 @@ class Reports {
   void write(const std::string& name, const std::string& text) { folder_.write(text, name); }
   void write(const std::string& name, const json& j) { write(name + ".json", j.dump()); }
   fs::path path() const { return folder_.path().parent_path(); }
+  // A step file of a chapter that lies next to the reports.
+  void step(const std::string& chapter, const std::string& name, const std::string& header) {
+    fs::create_directories(path() / chapter);
+    write(chapter + "/" + name + ".cu", "// " + name + ": a step.\n//\n" + header + "\n");
+  }
   // What stands between the markers of `table`.
   std::string table(const std::string& table) {
     const std::string begin = "<!-- table: " + table + " -->\n", end = "<!-- end table -->\n";
     missing.clear();
-    const std::string page = fill_tables(begin + "old\n" + end, "page.md", path(), &missing);
+    const std::string page =
+        fill_tables(begin + "old\n" + end, (path() / "page.md").string(), path(), &missing);
     REQUIRE(page.starts_with(begin));
     REQUIRE(page.ends_with(end));
     return page.substr(begin.size(), page.size() - begin.size() - end.size());
@@ -189,6 +195,71 @@ TEST_CASE("a mean names all lengths that it is of, and those that are missing") 
   CHECK(reports.table("means p step=v7 peers=flash").find("cudnn |") == std::string::npos);
   has(reports.refusal("means p"), "needs step=NAME");
   has(reports.refusal("means p step=v9"), "has no such ratio");
+}
+
+TEST_CASE("a headline has mean, least, most and points, and names the strongest peer") {
+  Reports reports;
+  json p = {
+      {"schema", "attn-peers-1"}, {"gpu", "NVIDIA H200"}, {"torch", "2.11"}, {"cudnn", 91900}};
+  p["problems"] = json::array();
+  const auto add = [&](std::map<std::string, double> by_peer) {
+    json ratios = json::array();
+    for (const auto& [peer, ratio] : by_peer)
+      ratios.push_back({{"step", "v7"}, {"peer", peer}, {"median", ratio}});
+    p["problems"].push_back({{"problem", problem("bf16", 512)}, {"ratios", ratios}});
+  };
+  add({{"cudnn", 2}, {"cudnn graph", 0.5}, {"flash", 3}});
+  add({{"cudnn", 0.5}, {"cudnn graph", 0.5}});
+  reports.write("peers.09_x", p);
+  json o = {{"schema", "attn-others-1"},
+            {"measured_by", "not by this repository's scripts"},
+            {"date", "2026-11-26"},
+            {"gpu", "NVIDIA H100"},
+            {"commit", "abc"},
+            {"method", "m"},
+            {"problems", "n: tokens"},
+            {"libraries", json::object()},
+            {"peers", {{"fa3", "FlashAttention-3"}, {"fa3_kernel", "its kernel alone"}}}};
+  const auto row = [](const char* name, double fa3, double kernel) {
+    return json{{"name", name},
+                {"us", {{"fa3", 10 * fa3}, {"fa3_kernel", 10 * kernel}, {"v7", 10}}},
+                {"ratio", {{"v7", {{"fa3", fa3}, {"fa3_kernel", kernel}}}}}};
+  };
+  o["rows"] = {row("fwd d64 n512", 1.21, 0.9), row("fwd d64 n2048", 1.0, 0.4)};
+  reports.write("others.09_x", o);
+  const std::string text = reports.table(
+      "headline Decode,_long=peers.09_x:v7:cudnn,cudnn_graph,flash "
+      "Forward=others.09_x:v7:fa3,fa3_kernel");
+  has_line(text,
+           "| what | step | compared with | times as fast | least to most | problems | card | "
+           "measured by |");
+  has_line(text, "| Decode, long | `v7` | cuDNN, called | 1.00 | 0.50 to 2.00 | 2 | NVIDIA H200 | "
+                 "`peers.py` |");
+  has_line(text, "| Decode, long | `v7` | cuDNN, as a graph | 0.50 | 0.50 to 0.50 | 2 | "
+                 "NVIDIA H200 | `peers.py` |");
+  has_line(text,
+           "| Decode, long | `v7` | FlashAttention-2 (PyTorch), called | 3.00 | 3.00 to 3.00 | "
+           "1 of 2 | NVIDIA H200 | `peers.py` |");
+  has_line(text, "| Forward | `v7` | FlashAttention-3 | 1.10 | 1.00 to 1.21 | 2 | NVIDIA H100 | "
+                 "others, 2026-11-26 |");
+  has(reports.refusal("headline Decode=peers.09_x:v7:cudnn,flash"),
+      "leaves out the strongest peer of v7: cudnn graph");
+  has(reports.refusal("headline Decode=peers.09_x:v8:cudnn"), "has no ratio of v8");
+  has(reports.refusal("headline Decode=peers.09_x:v7:fa3"), "v7 has no peer fa3");
+  has(reports.refusal("headline peers.09_x:v7"), "must be LABEL=FILE:STEP:PEER,PEER");
+  CHECK(reports.table("headline A=nosuch:v7:cudnn") == "not measured yet\n");
+
+  const std::string others = reports.table("others others.09_x");
+  has(others,
+      "NVIDIA H100, measured on 2026-11-26 at commit abc, not by this repository's scripts");
+  has(others, "`others.09_x.json`. n: tokens. `x name`");
+  has_line(others, "| problem | FlashAttention-3 us | its kernel alone us | `v7` us | "
+                   "`v7` x FlashAttention-3 | `v7` x its kernel alone |");
+  has_line(others, "| d64 n512 | 12.1 | 9.0 | 10.0 | 1.21 | 0.90 |");
+  has(others, "`v7` x FlashAttention-3: 1.10 (1.00 to 1.21)");
+  has_line(reports.table("others others.09_x peers=fa3"),
+           "| problem | FlashAttention-3 us | `v7` us | `v7` x FlashAttention-3 |");
+  has(reports.refusal("others peers.09_x"), "peers.09_x is of our scripts");
 }
 
 TEST_CASE("tables say how many tokens a batch of several lengths has") {
@@ -392,14 +463,17 @@ TEST_CASE("a table of traffic: the model beside ncu") {
     std::string csv =
         said + "\"ID\",\"Kernel Name\",\"CC\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n";
     for (std::size_t id = 0; id < l2_of_kernels.size(); ++id)
-      for (const auto& [metric, value] :
-           {std::pair("lts__t_bytes.sum", l2_of_kernels[id]),
-            std::pair("dram__bytes_read.sum", 1.5e9), std::pair("dram__bytes_write.sum", 0.5e9),
-            std::pair("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", l2_of_kernels[id] / 80),
-            std::pair("l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum", l2_of_kernels[id] / 160)})
+      for (const auto& [metric, unit, value] :
+           {std::tuple("lts__t_bytes.sum", "byte", l2_of_kernels[id]),
+            std::tuple("dram__bytes_read.sum", "byte", 1.5e9),
+            std::tuple("dram__bytes_write.sum", "byte", 0.5e9),
+            std::tuple("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum", "sector",
+                       l2_of_kernels[id] / 80),
+            std::tuple("l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum", "sector",
+                       l2_of_kernels[id] / 160)})
         csv += fmt::format(
-            "\"{}\",\"void k{}<__nv_bfloat16>(int)\",\"9.0\",\"{}\",\"byte\",\"{:.0f}\"\n", id, id,
-            metric, value);
+            "\"{}\",\"void k{}<__nv_bfloat16>(int)\",\"9.0\",\"{}\",\"{}\",\"{:.0f}\"\n", id, id,
+            metric, unit, value);
     reports.write("03_flash_v1." + s + ".ncu.csv", csv);
   };
   const std::string line =
@@ -441,13 +515,91 @@ TEST_CASE(
   CHECK(text.find("b1_back") != std::string::npos);
 }
 
-TEST_CASE("a ladder has each step over the one before") {
+TEST_CASE("a ladder is a tree: each step over its parent, branches before the trunk") {
   Reports reports;
+  reports.step("09_x", "v1_a", "// parent    08_w/v3_old, whose loop it keeps");
+  reports.step("09_x", "v2_b", "// parent    v1_a");
+  reports.step("09_x", "v3_c", "// parent    v2_b");
+  reports.step("09_x", "v4_d", "// parent    v2_b (not v3_c: that is a branch)");
+  reports.step("09_x", "v10_e", "// parent    v4_d");
+  reports.write("09_x.run", run("09_x", "forward", problem("bf16", 1024),
+                                {step("v1_a", 4e11, 1, 2e-3), step("v2_b", 4e11, 1, 1e-3),
+                                 step("v3_c", 4e11, 1, 4e-3), step("v4_d", 4e11, 1, 1e-3),
+                                 step("v10_e", 4e11, 1, 5e-4)}));
+  const std::string table = reports.table("ladder 09_x.run");
+  has(table, "`x parent`: how many times faster than the parent.");
+  has_line(table, "| step | parent | ms | x parent | counter that moved |");
+  has(table,
+      "| `v1_a` | - | 2.000 | - | - |\n"
+      "| `v2_b` | `v1` | 1.000 | 2.00 | - |\n"
+      "| &emsp;\u2514 `v3_c` | `v2` | 4.000 | 0.25 | - |\n"
+      "| `v4_d` | `v2` | 1.000 | 1.00 | - |\n"
+      "| `v10_e` | `v4` | 0.500 | 2.00 | - |\n");
+  CHECK(reports.table("tree 09_x") ==
+        "Each step below its parent, a branch before what follows where it began:\n\n```text\n"
+        "v1_a  (parent: 08_w/v3_old, whose loop it keeps)\n"
+        "v2_b\n"
+        "\u251c\u2500 v3_c\n"
+        "v4_d\n"
+        "v10_e\n"
+        "```\n");
+  // Two problems: columns say in what they differ.
+  json other = problem("bf16", 4096);
+  other["batch"] = 16;
+  reports.write("09_x.other", run("09_x", "forward", other, {step("v1_a", 4e11, 1, 4e-3)}));
+  const std::string two = reports.table("ladder 09_x.run 09_x.other");
+  has_line(two, "| step | parent | B=1 N=1024 ms | B=1 N=1024 x parent | B=16 N=4096 ms | "
+                "B=16 N=4096 x parent | counter that moved |");
+  has_line(two, "| `v1_a` | - | 2.000 | - | 4.000 | - | - |");
+  other = problem("bf16", 1024);
+  other["causal"] = true;
+  reports.write("09_x.causal", run("09_x", "forward", other, {step("v1_a", 4e11, 1, 4e-3)}));
+  has(reports.table("ladder 09_x.run 09_x.causal"),
+      "| step | parent | ms | x parent | causal ms | causal x parent |");
+  reports.step("09_x", "v1_a", "// parent    v10_e");
+  has(reports.refusal("ladder 09_x.run"), "its parents go in a circle");
+  has(reports.refusal("tree 07_y"), "no folder 07_y with step files");
+}
+
+TEST_CASE("a ladder's counter moved by 10 %, is no launch attribute, is the expected one") {
+  Reports reports;
+  const auto counted = [&](const char* name, std::map<std::string, double> values) {
+    std::string csv = "\"ID\",\"Kernel Name\",\"Metric Name\",\"Metric Unit\",\"Metric Value\"\n";
+    for (const auto& [metric, value] : values)
+      csv += fmt::format("\"0\",\"k(int)\",\"{}\",\"{}\",\"{}\"\n", metric,
+                         metric.starts_with("gpu__time") ? "ns"
+                         : metric.starts_with("dram__")  ? "byte"
+                                                         : "",
+                         value);
+    reports.write(fmt::format("09_x.{}.ncu.csv", name), csv);
+  };
   reports.write("09_x.run", run("09_x", "forward", problem("bf16", 1024),
                                 {step("v1_a", 4e11, 1, 2e-3), step("v2_b", 4e11, 1, 1e-3)}));
-  const std::string table = reports.table("ladder 09_x.run");
-  has(table, "| `v1_a` | 2.000 | - | - |");
-  has(table, "| `v2_b` | 1.000 | 2.00 | - |");
+  reports.step("09_x", "v1_a", "// parent    none");
+  const auto moved = [&](const char* expect) {
+    reports.step("09_x", "v2_b", std::string("// parent    v1_a\n// expect    ") + expect);
+    const std::string table = reports.table("ladder 09_x.run"), row = "| `v2_b` | `v1` | ";
+    const auto at = table.find("2.00 | ", table.find(row)) + 7;
+    return table.substr(at, table.find(" |", at) - at);
+  };
+  const char* kLong = "smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio";
+  const char* kShort = "smsp__average_warps_issue_stalled_short_scoreboard_per_issue_active.ratio";
+  // Noise, and what the launch fixes.
+  counted("v1_a", {{"gpu__time_duration.sum", 2e6}, {kLong, 0.30}, {kShort, 0.05},
+                   {"sm__inst_executed.sum", 1000}, {"launch__registers_per_thread", 64}});
+  counted("v2_b", {{"gpu__time_duration.sum", 1e6}, {kLong, 0.31}, {kShort, 0.13},
+                   {"sm__inst_executed.sum", 1090}, {"launch__registers_per_thread", 255}});
+  CHECK(moved("sm__inst_executed.sum") == "-");
+  counted("v2_b", {{"gpu__time_duration.sum", 1e6}, {kLong, 3.1}, {kShort, 0.45},
+                   {"sm__inst_executed.sum", 500}, {"launch__registers_per_thread", 255}});
+  CHECK(moved("nothing that is counted") == "stall long scoreboard: 0.30 to 3.10");
+  CHECK(moved("sm__inst_executed.sum falls by half") == "instructions: 1.00 kinst to 500 inst");
+  CHECK(moved("fewer stalls (smsp__average_warps_issue_stalled_short_scoreboard...)") ==
+        "stall short scoreboard: 0.05 to 0.45");
+  CHECK(moved("sm__inst_executed_pipe_xu.sum") == "stall long scoreboard: 0.30 to 3.10");
+  CHECK(moved("of many things\n//           instructions fall") ==
+        "instructions: 1.00 kinst to 500 inst");
+  CHECK(moved("fewer stalls on the short scoreboard") == "stall short scoreboard: 0.05 to 0.45");
 }
 
 TEST_CASE("a table whose report is not there says so, and says which") {
@@ -461,7 +613,8 @@ TEST_CASE("a table whose report is not there says so, and says which") {
     INFO(words);
     CHECK(reports.table(words) == "not measured yet\n");
     REQUIRE(reports.missing.size() == 1);
-    CHECK(reports.missing[0].find(std::string("page.md: table ") + words + ": ") == 0);
+    CHECK(reports.missing[0].find(std::string("page.md: table ") + words + ": ") !=
+          std::string::npos);
   }
   reports.table("steps there");
   CHECK(reports.missing.empty());
@@ -469,7 +622,8 @@ TEST_CASE("a table whose report is not there says so, and says which") {
   reports.write("cut.json", std::string("{\"schema\": "));
   has(reports.refusal("steps cut"), "cut.json: is not a JSON object");
   has(reports.refusal("nosuch there"),
-      "must be steps, ladder, phases, lengths, problems, accuracy, memory, peers, ratios");
+      "must be steps, ladder, tree, phases, lengths, problems, accuracy, memory, peers, ratios, "
+      "means, others, headline");
   has(refusal_of([&] { return fill_tables("", "page.md", reports.path() / "nowhere"); }),
       "no such folder");
 }

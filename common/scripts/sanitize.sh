@@ -5,7 +5,9 @@
 #
 # The problems are in gpu_problems.sh: the smallest that take each step through its paths. A line a run says which
 # steps it ran and which of them refused the problem; a step that no problem of its operation reaches is an error.
-# What a tool is known to be wrong about is in gpu_problems.sh, too (tool_cannot), and is said with the reason.
+# Steps that a tool cannot judge are in gpu_problems.sh, too (tool_cannot); single findings that are
+# known to be false are in sanitizer_exceptions.txt. Both are said with the reason. An exception that
+# matches no finding is an error.
 # ATTN_SANITIZE_JOBS runs go on side by side (half the cores, at most 8, if not set).
 #
 # Exit status: 0 all clean, 1 a tool found something or a step was not reached, 77 no GPU or no compute-sanitizer.
@@ -23,14 +25,85 @@ jobs=$((jobs < 1 ? 1 : jobs > 8 && ${ATTN_SANITIZE_JOBS:-0} == 0 ? 8 : jobs))
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+# The exceptions, a line each: tool, chapter/step, problem, first, second, because; tabs between.
+exceptions=$(awk '
+  function finish() {
+    if (of["tool"] == "") return
+    line = ""
+    for (n = 1; n <= 6; ++n) {
+      if (of[keys[n]] == "") { print FILENAME ": an entry has no " keys[n] >"/dev/stderr"; exit 1 }
+      line = line (n > 1 ? "\t" : "") of[keys[n]]
+    }
+    print line
+    delete of
+  }
+  BEGIN { split("tool step problem first second because", keys) }
+  /^#/ { next }
+  NF == 0 { finish(); next }
+  { key = $1; sub(/^[a-z]+ /, ""); of[key] = $0 }
+  END { finish() }' common/scripts/sanitizer_exceptions.txt)
+used=$(mktemp -d)
+trap 'rm -rf "$work" "$used"' EXIT
+
+# What a tool found, a line each: the step, and the two places FILE:LINE in the source, - for none.
+# A finding without a place is one of a step "?".
+findings() {  # LOG
+  awk '
+    function place() {
+      return match($0, / in [^ ]+:[0-9]+/) ? substr($0, RSTART + 4, RLENGTH - 4) : "-"
+    }
+    function finish() { if (found && !told) print step "\t" first "\t-"; found = told = 0 }
+    /^========= (COMPUTE-SANITIZER|[A-Z]+ SUMMARY)/ { next }
+    /^========= *$/ { finish(); next }
+    /^========= [^ ]/ { finish(); found = 1; step = "?"; first = "-" }
+    found && /^=========/ {
+      if (step == "?" && match($0, /gpu::[a-z]+[0-9]+_[a-z0-9_]+/))
+        step = substr($0, RSTART + 5, RLENGTH - 5)
+      if (/^========= +and (Read|Write|Atomic) access/) {
+        print step "\t" first "\t" place()
+        told = 1
+      } else if (first == "-") first = place()
+    }
+    END { finish() }' "$1"
+}
+# The line of source at a place, as an exception has it: "FILE: TEXT".
+source_at() {  # CHAPTER FILE:LINE
+  [ "$2" != - ] || { echo -; return; }
+  local file
+  file=$(find "$1" common -name "$(basename "${2%:*}")" -print -quit)
+  [ -z "$file" ] || printf '%s: %s\n' "$(basename "$file")" \
+    "$(sed -n "${2##*:}{s/^ *//; s/ *$//; p}" "$file")"
+}
+# Are all findings of a run excused? Prints why, and notes which exceptions were used.
+excused() {  # CHAPTER TOOL PROBLEM LOG
+  local step first second entry all
+  all=$(findings "$4")
+  [ -n "$all" ] || return 1
+  while IFS=$'\t' read -r step first second; do
+    entry=$(printf '%s\t%s\t%s\t%s\t%s\t' "$2" "$1/$step" "$3" "$(source_at "$1" "$first")" \
+      "$(source_at "$1" "$second")")
+    entry=$(awk -v start="$entry" 'index($0, start) == 1' <<<"$exceptions")
+    [ -n "$entry" ] || return 1
+    printf '%s\n' "$entry" >"$used/$(sha256sum <<<"$entry" | cut -c 1-16)"
+    printf '  known to be false: %s: %s and %s: %s\n' "$step" "$first" "$second" "${entry##*$'\t'}"
+  done <<<"$all"
+}
+
 one() {  # NUMBER TOOL PROGRAM OPERATION PROBLEM STEPS
-  local verdict=clean ran refused status=0
+  local verdict=clean ran refused known='' status=0
   # shellcheck disable=SC2086  # a problem is several words
   compute-sanitizer --tool "$2" --error-exitcode 9 \
     "$3" --operation "$4" $5 --step "$6" --require-gpu >"$work/$1.log" 2>&1 || status=$?
   # 3: no step supports the problem. That is no finding where steps were left out.
   if [ $status -ne 0 ] && { [ $status -ne 3 ] || [ "$6" = all ]; }; then
     verdict="NOT CLEAN"
+    # 9: a tool found something. A check that failed besides is no matter of the tool.
+    if [ $status -eq 9 ] &&
+      ! awk '$2 == "fail" || $2 == "error" { bad = 1 } END { exit !bad }' "$work/$1.log" &&
+      known=$(excused "$(basename "$3")" "$2" "$5" "$work/$1.log" | sort -u
+        exit "${PIPESTATUS[0]}"); then
+      verdict="clean but for findings known to be false"
+    fi
   fi
   ran=$(awk '$2 == "pass" || $2 == "unchecked" { printf "%s ", $1 }' "$work/$1.log")
   ran=${ran% }
@@ -40,9 +113,10 @@ one() {  # NUMBER TOOL PROGRAM OPERATION PROBLEM STEPS
   {
     printf '%-18s %-12s %-9s %s: %s%s [%s]\n' "$(basename "$3")" "$4" "$2" "$verdict" "${ran:-no step ran}" \
       "${refused:+ (refused: $refused)}" "$5"
-    [ "$verdict" = clean ] || tail -n 25 "$work/$1.log"
+    [ -z "$known" ] || printf '%s\n' "$known"
+    [ "$verdict" != "NOT CLEAN" ] || tail -n 25 "$work/$1.log"
   } >"$work/$1.said"
-  [ "$verdict" = clean ]
+  [ "$verdict" != "NOT CLEAN" ]
 }
 
 bad=0
@@ -96,5 +170,13 @@ for program in "${programs[@]}"; do
     done
     rm -f "$work"/*
   done
+  while IFS=$'\t' read -r tool step problem rest; do
+    [ "${step%%/*}" = "$chapter" ] || continue
+    id=$(printf '%s\t%s\t%s\t%s\n' "$tool" "$step" "$problem" "$rest" | sha256sum | cut -c 1-16)
+    if [ ! -e "$used/$id" ]; then
+      echo "sanitizer_exceptions.txt: matches no finding any more: $tool, $step [$problem]"
+      bad=1
+    fi
+  done <<<"$exceptions"
 done
 exit $bad
