@@ -76,6 +76,8 @@ void Session::replace(const HostTensors& inputs) {
     const HostTensor& tensor = inputs.at(specs[n].name);
     inputs_[n].bytes = to_bytes({specs[n], tensor.data, tensor.numbers});
     inputs_[n].layout = tensor.spec.layout;
+    if (inputs_[n].in_out)
+      inputs_[n].may_change = operation_.changes(problem_, inputs, specs[n].name);
     restore(inputs_[n]);
   }
 }
