@@ -119,6 +119,8 @@ void ColumnIntervals::fits(const Problem& p) const {
   must_be("hidden_begin", shape_, p, shape_[2], p.seqlen_k);
 }
 
+std::string ColumnIntervals::text() const { return name_; }
+
 std::vector<HostTensor> ColumnIntervals::tensors() const {
   return {{spec_of("hidden_begin", shape_, DType::int32), {}, begin_},
           {spec_of("hidden_end", shape_, DType::int32), {}, end_}};

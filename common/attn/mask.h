@@ -64,7 +64,7 @@ class ColumnIntervals : public KeyMask {
   void for_each_range(int64_t b, int64_t h, int64_t i, KeyRange within,
                       const std::function<void(KeyRange)>& seen) const override;
   void fits(const Problem&) const override;
-  std::string text() const override { return name_; }
+  std::string text() const override;
   std::vector<HostTensor> tensors() const override;
 
   const std::vector<int64_t>& shape() const { return shape_; }
