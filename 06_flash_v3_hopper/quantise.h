@@ -31,20 +31,43 @@ inline __host__ __device__ int64_t padded_keys(int64_t keys) { return round_up(k
 // 448. fmaxf ignores NaN, so that scales come from finite values alone.
 __device__ __forceinline__ float finite_or_nan(float x) { return x + 0 * x; }
 
-// Eight numbers of bf16, as floats; infinities as NaN.
+// Eight numbers of bf16, as floats.
 struct Eight {
   float x[8];
 };
-__device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
+__device__ __forceinline__ Eight load_eight_as_given(const __nv_bfloat16* g) {
   const uint4 bits = *reinterpret_cast<const uint4*>(g);
   const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
   Eight e;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    e.x[2 * i] = finite_or_nan(__uint_as_float(pairs[i] << 16));
-    e.x[2 * i + 1] = finite_or_nan(__uint_as_float(pairs[i] & 0xFFFF0000u));
+    e.x[2 * i] = __uint_as_float(pairs[i] << 16);
+    e.x[2 * i + 1] = __uint_as_float(pairs[i] & 0xFFFF0000u);
   }
   return e;
+}
+// Infinities as NaN.
+__device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
+  Eight e = load_eight_as_given(g);
+#pragma unroll
+  for (float& x : e.x) x = finite_or_nan(x);
+  return e;
+}
+
+// Sum, least and most of the finite values of a column of `count` rows, `stride` elements apart: the
+// slow path of passes that add up without looking, where a sum has become NaN or infinite.
+struct FiniteColumn {
+  float sum = 0, least = INFINITY, most = -INFINITY;
+};
+inline __device__ FiniteColumn finite_column(const __nv_bfloat16* g, int64_t stride,
+                                                   int count) {
+  FiniteColumn c;
+  for (int row = 0; row < count; ++row) {
+    const float x = to_float(g[row * stride]);
+    if (!(fabsf(x) < INFINITY)) continue;
+    c.sum += x, c.least = fminf(c.least, x), c.most = fmaxf(c.most, x);
+  }
+  return c;
 }
 __device__ __forceinline__ float largest_of(const Eight& e, float so_far) {
 #pragma unroll
@@ -72,11 +95,16 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const int tensor = static_cast<int>(blockIdx.y);
   const __nv_bfloat16* const g = tensor == kQ ? gQ : tensor == kK ? gK : gV;
   const int64_t count = tensor == kQ ? eights_q : eights_k;
+  const int64_t first = int64_t{blockIdx.x} * Pass::kThreads + threadIdx.x;
   float largest = 0;
 #pragma unroll 4  // so many loads in flight
-  for (int64_t i = int64_t{blockIdx.x} * Pass::kThreads + threadIdx.x; i < count;
-       i += kPartials * Pass::kThreads)
-    largest = largest_of(load_eight(g + 8 * i), largest);
+  for (int64_t i = first; i < count; i += kPartials * Pass::kThreads)
+    largest = largest_of(load_eight_as_given(g + 8 * i), largest);
+  if (largest == INFINITY) {  // rare: once more, of finite values
+    largest = 0;
+    for (int64_t i = first; i < count; i += kPartials * Pass::kThreads)
+      largest = largest_of(load_eight(g + 8 * i), largest);
+  }
   __shared__ float sMax[Pass::kWarps];
   largest = block_max(largest, sMax);
   if (threadIdx.x == 0) gPartial[tensor * kPartials + blockIdx.x] = largest;

@@ -83,6 +83,22 @@ __device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
 // 448. Scales of V come from finite values alone.
 __device__ __forceinline__ float finite_or_nan(float x) { return x + 0 * x; }
 
+// Sum, least and most of the finite values of a column of `count` rows, `stride` elements apart: the
+// slow path of passes that add up without looking, where a sum has become NaN or infinite.
+struct FiniteColumn {
+  float sum = 0, least = INFINITY, most = -INFINITY;
+};
+inline __device__ FiniteColumn finite_column(const __nv_bfloat16* g, int64_t stride,
+                                                   int count) {
+  FiniteColumn c;
+  for (int row = 0; row < count; ++row) {
+    const float x = to_float(g[row * stride]);
+    if (!(fabsf(x) < INFINITY)) continue;
+    c.sum += x, c.least = fminf(c.least, x), c.most = fmaxf(c.most, x);
+  }
+  return c;
+}
+
 // |x| as a whole number: these compare as the numbers do, with infinity and then NaN at the end,
 // where fmaxf would leave a NaN out.
 __device__ __forceinline__ unsigned size_bits(float x) { return __float_as_uint(x) & 0x7FFFFFFFu; }

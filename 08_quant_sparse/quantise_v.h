@@ -37,8 +37,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   for (int key = part * keys + own; key < end; key += kRowsAtOnce) {
     const Eight e = load_eight(gV + (head * seqlen_k + key) * kHeadDim + 8 * lane);
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      if (fabsf(e.x[i]) < INFINITY) largest[i] = max(largest[i], size_bits(e.x[i]));
+    for (int i = 0; i < 8; ++i) largest[i] = max(largest[i], size_bits(e.x[i]));
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) sLargest[own][8 * lane + i] = largest[i];
@@ -46,6 +45,12 @@ __global__ void __launch_bounds__(Pass::kThreads)
   for (int col = threadIdx.x; col < kHeadDim; col += Pass::kThreads) {
     unsigned all = 0;
     for (int row = 0; row < kRowsAtOnce; ++row) all = max(all, sLargest[row][col]);
+    if (all >= 0x7F800000u) {  // a NaN is its key's alone: it has no part in the scale
+      const FiniteColumn column =
+          finite_column(gV + (head * seqlen_k + part * keys) * kHeadDim + col, kHeadDim,
+                        end - part * keys);
+      all = size_bits(fmaxf(fmaxf(-column.least, column.most), 0));
+    }
     gParts[(head * parts + part) * kHeadDim + col] = all;
   }
 }

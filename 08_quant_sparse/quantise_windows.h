@@ -40,7 +40,6 @@ __global__ void __launch_bounds__(Pass::kThreads)
     const Eight e = load_eight(gV + (head * seqlen_k + key) * head_dim + panel * kColumns + column);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if (!(fabsf(e.x[i]) < INFINITY)) continue;  // a NaN is its key's alone, not the window's
       sum[i] += e.x[i];
       least[i] = fminf(least[i], e.x[i]), most[i] = fmaxf(most[i], e.x[i]);
     }
@@ -56,6 +55,12 @@ __global__ void __launch_bounds__(Pass::kThreads)
   for (int row = 0; row < kRowsAtOnce; ++row) {
     all += sSum[row][threadIdx.x];
     low = fminf(low, sLeast[row][threadIdx.x]), high = fmaxf(high, sMost[row][threadIdx.x]);
+  }
+  if (!(fabsf(all) < INFINITY)) {  // a NaN is its key's alone, not the window's
+    const FiniteColumn column =
+        finite_column(gV + (head * seqlen_k + key0) * head_dim + panel * kColumns + threadIdx.x,
+                      head_dim, end - key0);
+    all = column.sum, low = column.least, high = column.most;
   }
   const float mean = all / static_cast<float>(end - key0);
   const float largest = fmaxf(fmaxf(high - mean, mean - low), kSmallestV);

@@ -31,8 +31,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   for (int key = part * keys + own; key < end; key += kRowsAtOnce) {
     const Eight e = load_eight(gK + (head * seqlen_k + key) * kHeadDim + 8 * lane);
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      sum[i] += fabsf(e.x[i]) < INFINITY ? e.x[i] : 0;  // a NaN is its tile's alone, not the head's
+    for (int i = 0; i < 8; ++i) sum[i] += e.x[i];
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) sSum[own][8 * lane + i] = sum[i];
@@ -40,6 +39,10 @@ __global__ void __launch_bounds__(Pass::kThreads)
   for (int col = threadIdx.x; col < kHeadDim; col += Pass::kThreads) {
     float all = 0;
     for (int row = 0; row < kRowsAtOnce; ++row) all += sSum[row][col];
+    if (!(fabsf(all) < INFINITY))  // a NaN is its tile's alone, not the head's
+      all = finite_column(gK + (head * seqlen_k + part * keys) * kHeadDim + col, kHeadDim,
+                          end - part * keys)
+                .sum;
     gParts[(head * parts + part) * kHeadDim + col] = all;
   }
 }

@@ -115,9 +115,8 @@ __device__ __forceinline__ void channels_of_block(ChannelParts<kHeadDim>& sParts
 #pragma unroll 16  // so many loads in flight
   for (int row = owner; row < count; row += kOwners) {
     const uint32_t two = reinterpret_cast<const uint32_t*>(gRows + int64_t{row} * kHeadDim)[pair];
-    const float x = finite_or_nan(__uint_as_float(two << 16));
-    const float y = finite_or_nan(__uint_as_float(two & 0xFFFF0000u));
-    sum.x += x == x ? x : 0, sum.y += y == y ? y : 0;  // not NaN
+    const float x = __uint_as_float(two << 16), y = __uint_as_float(two & 0xFFFF0000u);
+    sum.x += x, sum.y += y;
     least.x = fminf(least.x, x), least.y = fminf(least.y, y);
     most.x = fmaxf(most.x, x), most.y = fmaxf(most.y, y);
   }
@@ -129,6 +128,12 @@ __device__ __forceinline__ void channels_of_block(ChannelParts<kHeadDim>& sParts
     sum.x += a.x, sum.y += a.y;
     least.x = fminf(least.x, low.x), least.y = fminf(least.y, low.y);
     most.x = fmaxf(most.x, high.x), most.y = fmaxf(most.y, high.y);
+  }
+  if (!(fabsf(sum.x + sum.y) < INFINITY)) {  // a NaN is its key's alone, not the channel's
+    const FiniteColumn x = finite_column(gRows + 2 * pair, kHeadDim, count),
+                       y = finite_column(gRows + 2 * pair + 1, kHeadDim, count);
+    sum = make_float2(x.sum, y.sum);
+    least = make_float2(x.least, y.least), most = make_float2(x.most, y.most);
   }
   auto* const g = reinterpret_cast<float2*>(gParts) + pair;
   g[0] = sum, g[kPairs] = least, g[2 * kPairs] = most;
