@@ -25,7 +25,7 @@ endfunction()
 
 # attn_shipped_regions(<inout text> <folder of exercises> <exercise>): in the edition for students the region of
 # an exercise is an #include of the student's file. A step with two of them is right in the region of the one that is
-# not built: student_edition.cmake left it in exercises/ex03c.region, in hexadecimal, so that nobody reads it by accident.
+# not built: student_edition.cmake left it in exercises/ex03c.region (AttnHidden.cmake).
 function(attn_shipped_regions inout folder exercise)
   set(text "${${inout}}")
   file(GLOB regions ${folder}/*.region)
@@ -35,14 +35,7 @@ function(attn_shipped_regions inout folder exercise)
     if(NOT before OR other STREQUAL exercise)
       continue()
     endif()
-    file(READ ${file} digits)
-    string(REGEX MATCHALL "[0-9a-f][0-9a-f]" bytes "${digits}")
-    set(region)
-    foreach(byte ${bytes})
-      math(EXPR code "0x${byte}")
-      string(ASCII ${code} character)
-      string(APPEND region "${character}")
-    endforeach()
+    attn_decode(region ${file})
     set(text "${before}//! [${other}]${region}//! [${other}]${after}")
   endforeach()
   set(${inout} "${text}" PARENT_SCOPE)
