@@ -1,6 +1,7 @@
 #include "run/runner.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -25,7 +26,9 @@
 #include "run/results.h"
 #include "run/session.h"
 #include "files/tensor_files.h"
+#include "check/refusals.h"
 #include "run/diagnosis.h"
+#include "run/elsewhere.h"
 #include "run/schedule.h"
 
 namespace attn {
@@ -243,7 +246,9 @@ class Run {
       if (asked.empty() && some && !fits(step)) continue;
       if (!asked.empty() && std::find(asked.begin(), asked.end(), step.name) == asked.end())
         continue;
-      std::optional<std::string> reason = refusal(step, problem());
+      std::optional<std::string> reason;
+      if (const auto all = refusals(step, problem()); !all.empty())
+        reason = fmt::format("{}", fmt::join(all, "; "));
       if (!reason) reason = lacking(step);
       if (!reason && !step.launch.on(result_.backend)) reason = "not built for this device";
       if (reason) {
@@ -458,10 +463,18 @@ int run_chapter(const Chapter& chapter, int argc, const char* const* argv) {
     const std::optional<Options> options = parse_options(chapter, argc, argv);
     if (!options) return kPass;
     if (options->list) {
-      print_list(chapter);
+      print_list(chapter, options->operation_given ? options->operation : nullptr);
       return kPass;
     }
+    if (options->takes) {
+      const std::vector<std::string> steps =
+          steps_that_take(chapter, *options->operation, options->problem);
+      for (const std::string& name : steps) fmt::print("{}\n", name);
+      return steps.empty() ? kUnsupported : kPass;
+    }
     const int exit_status = Run(chapter, *options).run();
+    if (exit_status == kUnsupported)
+      print_who_takes(chapter, *options, {argv + 1, argv + argc});
     if (std::fflush(stdout) != 0 || std::ferror(stdout))
       throw InputError("standard output: could not be written");
     return exit_status;
