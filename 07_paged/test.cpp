@@ -198,6 +198,16 @@ TEST_CASE("what no sequence has is poison", "[emulated]") {
     return rows[std::bit_cast<uint32_t>(unused_nan(sequence))] / 64;
   };
   CHECK((count(0) == 3 && count(1) == 0 && count(2) == 0 && count(-1) == 3 * 5));
+  for (const DType type : {DType::bf16, DType::fp16}) {  // also where a kernel reads them
+    HostTensor k = in.at("k");
+    k.spec.dtype = type;
+    const HostTensor read = from_bytes(k.spec, to_bytes(k));
+    int64_t kept = 0;
+    for (std::size_t i = 0; i < k.data.size(); ++i)
+      kept += std::isnan(k.data[i]) &&
+              std::bit_cast<uint32_t>(read.data[i]) == std::bit_cast<uint32_t>(k.data[i]);
+    CHECK(kept == (3 + 3 * 5) * 64);
+  }
   p.own["num_pages"] = {9};
   CHECK_THROWS_WITH(draw(paged_decode(), p), "--num-pages 9: the sequences need 10");
 }

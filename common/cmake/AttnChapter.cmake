@@ -127,7 +127,8 @@ function(attn_add_test name)
   endif()
   file(CONFIGURE OUTPUT ${labels} @ONLY CONTENT
 "foreach(case IN LISTS @name@_CASES)
-  set_tests_properties(\"\${case}\" PROPERTIES LABELS \"cpu;@arg_LABELS@\" COST @cost@)
+  set_tests_properties(\"\${case}\" PROPERTIES LABELS \"cpu;@arg_LABELS@\" COST @cost@
+                       SKIP_REGULAR_EXPRESSION \"SKIPPED: \")
 endforeach()
 ")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels})

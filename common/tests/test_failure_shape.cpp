@@ -314,8 +314,9 @@ TEST_CASE("NaN says whether it was computed or read", "[check]") {
                                         {500, "behind the last key of its sequence"},
                                         {-1, "from a page that no sequence uses"}}) {
     const float nan = unused_nan(sequence);
-    const auto bf16 = static_cast<float>(emulator::BFloat16(nan));
-    for (const float read : {nan, nan * 2 + 1, -nan, bf16})
+    const auto half = static_cast<float>(emulator::Float16(nan)),
+               bf16 = static_cast<float>(emulator::BFloat16(nan));
+    for (const float read : {nan, nan * 2 + 1, -nan, half, bf16})
       CHECK(spoiled(read).ends_with(
           fmt::format("got nan (NaN that was read {}; 116 of 12672 elements are NaN)", words)));
   }

@@ -6,7 +6,8 @@ program=$1
 help=$("$program" --help)
 for word in "${@:2}"; do
   option=${word%%=*} group=${word#*=}
-  found=$(awk -v option="$option" '/^[A-Z].*:$/ { group = $0 } $1 == option { print group }' <<<"$help")
+  found=$(awk -v option="$option" '/^[A-Z].*:$/ { group = $0 }
+                                 $1 == option { print group }' <<<"$help")
   [[ $found == "${group:+$group:}" ]] || { echo "$option: in '$found', not '$group'"; exit 1; }
   [[ -z $group ]] || continue
   said=$("$program" "$option" 1 --seqlen 8 2>&1 || true)

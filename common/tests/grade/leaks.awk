@@ -86,6 +86,7 @@ function remember_value(line,  name, value) {
   gsub(/[ \t]/, "", line)
   pairs[++pair_count] = line
   quiz_of[pair_count] = file
+  names = names (names == "" ? "" : "|") name
   if (value ~ /^[0-9][0-9][0-9][0-9][0-9][0-9]+$/) long_number[pair_count] = value
   if (value ~ /[0-9][0-9.*]*[0-9]/) number[pair_count] = evaluate(value)
 }
@@ -93,12 +94,22 @@ function look_for_long_numbers(line,  i) {
   for (i = 1; i <= pair_count; ++i)
     if (long_number[i] != "" && index(line, long_number[i])) leak(quiz_of[i], line)
 }
+# Counts the answers that a line names: "refused = 9", is["refused"] = 9; or {"refused", 9}.
+function look_for_names(line,  i) {
+  gsub(/"\]? *[,=] */, "=", line)
+  gsub(/["\[\]{};]/, " ", line)
+  gsub(/ *= */, "=", line)
+  line = " " line " "
+  for (i = 1; i <= pair_count; ++i)
+    if (!((file, i) in met) && index(line, " " pairs[i] " ")) {
+      met[file, i] = 1
+      ++named[quiz_of[i]]
+    }
+}
 # Of each quiz how many answers a text names; and which numbers a line has, arithmetic included.
 function look_for_values(line,  spaced, i, e, found, seen, expression, value) {
   spaced = line
-  gsub(/[ \t"]/, "", line)
-  if (line ~ /=/)
-    for (i = 1; i <= pair_count; ++i) if (line == pairs[i]) ++named[quiz_of[i]]
+  if (line ~ /[,=]/ && line ~ ("(" names ")[]\"]* *[,=]")) look_for_names(line)
   while (match(spaced, /[0-9(][0-9.e()*^\/+ -]*[*^][0-9.e()*^\/+ -]*/)) {
     expression = substr(spaced, RSTART, RLENGTH)
     spaced = substr(spaced, RSTART + RLENGTH)
