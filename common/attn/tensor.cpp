@@ -224,7 +224,7 @@ void encode(DType dtype, const float* values, std::size_t count, void* device) {
           out[i] = to_device(from[i]);
           if (!keeps_nan || from[i] == from[i]) continue;
           const std::uint16_t bits = nan_bits(dtype, from[i]);
-          std::memcpy(&out[i], &bits, sizeof bits);
+          std::memcpy(to + 2 * i, &bits, sizeof bits);
         }
       });
     }
