@@ -222,7 +222,7 @@ TEST_CASE("a failure is tried again with simpler pages", "[emulated]") {
   const auto table = [&](const std::string& change) {
     return draw(paged_decode(), all.at(change)).tensors.at("page_table").numbers;
   };
-  CHECK(page_size_of(all.at("with pages of 1 token")) == 1);
+  CHECK(splits::page_size_of(all.at("with pages of 1 token")) == 1);
   CHECK(table("with one page a sequence (40)").size() == 2);
   constexpr int64_t kNone = (int64_t{1} << 31) - 1;
   CHECK(table("with pages in order") ==
