@@ -330,7 +330,6 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
         [&](const std::string& t) { o.profile = t; });
   app.add_flag("--require-gpu", o.require_gpu, "exit 77 instead of emulating");
 
-  group_options(chapter, app);
   app.allow_extras();  // so that what is unknown can be named alone
   try {
     app.parse(argc, argv);
@@ -342,6 +341,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
           fmt::format("{}: there is no such option (--help lists them)", extras.front()));
     }
   } catch (const CLI::CallForHelp&) {
+    group_options(chapter, app);  // here alone: messages do not name what is left out
     fmt::print("{}", app.help());
     for (const Command& command : chapter.commands)
       fmt::print("{}, before all others: {}\n", command.option, command.help);
