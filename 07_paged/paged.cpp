@@ -74,10 +74,12 @@ void shuffled(const Problem& p, HostTensor& table) {
     throw InputError(fmt::format("--num-pages {}: the sequences need {}", all, in_use));
   std::vector<int64_t> pages(static_cast<std::size_t>(all));
   std::iota(pages.rbegin(), pages.rend(), 0);
+  if (own(p, "identity_table", 0) > 0) std::ranges::sort(pages);
   std::mt19937_64 random(p.seed);
-  for (std::size_t n = 1; n < static_cast<std::size_t>(in_use); ++n)
+  const bool moved = own(p, "identity_table", 0) == 0;
+  for (std::size_t n = 1; moved && n < static_cast<std::size_t>(in_use); ++n)
     std::swap(pages[n], pages[n + random() % (pages.size() - n)]);
-  if (in_use > 1) std::swap(pages[0], pages[random() % static_cast<uint64_t>(in_use)]);
+  if (moved && in_use > 1) std::swap(pages[0], pages[random() % static_cast<uint64_t>(in_use)]);
   auto next = pages.begin();
   const std::vector<int64_t> lengths = lengths_of(p);
   const int64_t room = max_pages_of(p);
@@ -360,6 +362,29 @@ std::vector<int64_t> drawn_lengths(const std::string& text, int64_t batch, uint6
   return draw_lengths(read_lengths(text), batch, seed);
 }
 
+// A failure with pages: it may need more than one token a page, more than one page a sequence.
+std::vector<std::pair<std::string, Problem>> other_page_sizes(const Problem& p) {
+  const std::vector<int64_t> lengths = lengths_of(p);
+  const int64_t longest = lengths.empty() ? 0 : *std::ranges::max_element(lengths);
+  std::vector<std::pair<std::string, Problem>> all;
+  const auto add = [&](std::string change, int64_t size) {
+    Problem varied = p;
+    varied.own["page_size"] = {static_cast<double>(size)};
+    varied.own.erase("num_pages");
+    all.emplace_back(std::move(change), std::move(varied));
+  };
+  if (page_size_of(p) > 1) add("with pages of 1 token", 1);
+  if (page_size_of(p) < longest && longest <= kLargestPage)
+    add(fmt::format("with one page a sequence ({})", longest), longest);
+  return all;
+}
+std::vector<std::pair<std::string, Problem>> pages_in_order(const Problem& p) {
+  if (own(p, "identity_table", 0) > 0) return {};
+  Problem varied = p;
+  varied.own["identity_table"] = {1};
+  return {{"with pages in order", std::move(varied)}};
+}
+
 std::vector<Feature> page_options() {
   return {{.name = "page_size",
            .lacking = "pages",
@@ -369,6 +394,12 @@ std::vector<Feature> page_options() {
            .most = kLargestPage,
            .whole = true,
            .otherwise = 16,
+           .vary = other_page_sizes,
+           .everywhere = true},
+          {.name = "identity_table",
+           .lacking = "table in order",
+           .help = "sequences take the pages of the pool in order: a table of 0, 1, 2, ...",
+           .vary = pages_in_order,
            .everywhere = true},
           {.name = "num_pages",
            .lacking = "pool",

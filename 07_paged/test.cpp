@@ -1,13 +1,17 @@
 // What chapter 07 promises: every step right for every batch and every page size that it accepts,
 // on both back ends.
+#include <bit>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <numeric>
 
 #include "07_paged/paged.h"
 #include "07_paged/splits.h"
 #include "attn/error.h"
 #include "attn/rotary.h"
+#include "check/inputs.h"
+#include "check/variations.h"
 #include "run/options.h"
 #include "run/runner.h"
 #include "test_pages.h"
@@ -209,8 +213,48 @@ TEST_CASE("what no sequence has is poison", "[emulated]") {
   CHECK(entries == 2 + 8);
   CHECK(last == 1);  // the pool's last page is somebody's
   CHECK(num_pages_of(p) == 10 + 3);
+  // Each NaN says whose it is: behind the last key of a sequence, or in a page of none.
+  std::map<uint32_t, int64_t> rows;
+  for (const float x : in.at("k").data) rows[std::bit_cast<uint32_t>(x)] += std::isnan(x);
+  const auto count = [&](int64_t sequence) {
+    return rows[std::bit_cast<uint32_t>(unused_nan(sequence))] / 64;
+  };
+  CHECK((count(0) == 3 && count(1) == 0 && count(2) == 0 && count(-1) == 3 * 5));
+  for (const DType type : {DType::bf16, DType::fp16}) {  // also where a kernel reads them
+    HostTensor k = in.at("k");
+    k.spec.dtype = type;
+    const HostTensor read = from_bytes(k.spec, to_bytes(k));
+    int64_t kept = 0;
+    for (std::size_t i = 0; i < k.data.size(); ++i)
+      kept += std::isnan(k.data[i]) &&
+              std::bit_cast<uint32_t>(read.data[i]) == std::bit_cast<uint32_t>(k.data[i]);
+    CHECK(kept == (3 + 3 * 5) * 64);
+  }
   p.own["num_pages"] = {9};
   CHECK_THROWS_WITH(draw(paged_decode(), p), "--num-pages 9: the sequences need 10");
+}
+
+TEST_CASE("a failure is tried again with simpler pages", "[emulated]") {
+  Problem p = paged(1, 40, 64, 5, DType::bf16);
+  p.batch = 2, p.seqused_k = {7, 40};
+  p.own["num_pages"] = {20};
+  p.finish();
+  std::map<std::string, Problem> all;
+  for (const Variation& v : variations(p, paged_decode(), std::nullopt)) all[v.change] = v.problem;
+  const auto table = [&](const std::string& change) {
+    return draw(paged_decode(), all.at(change)).tensors.at("page_table").numbers;
+  };
+  CHECK(splits::page_size_of(all.at("with pages of 1 token")) == 1);
+  CHECK(table("with one page a sequence (40)").size() == 2);
+  constexpr int64_t kNone = (int64_t{1} << 31) - 1;
+  CHECK(table("with pages in order") ==
+        std::vector<int64_t>{0, 1, kNone, kNone, kNone, kNone, kNone, kNone,
+                             2, 3, 4,     5,     6,     7,     8,     9});
+  p.own["page_size"] = {1}, p.own["identity_table"] = {1};
+  for (const Variation& v : variations(p, paged_decode(), std::nullopt)) {
+    CHECK(v.change != "with pages of 1 token");
+    CHECK(v.change != "with pages in order");
+  }
 }
 
 TEST_CASE("lengths are drawn as --lengths says", "[emulated]") {

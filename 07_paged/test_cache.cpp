@@ -74,6 +74,7 @@ TEST_CASE("who writes to a page that others have gets a copy", "[cache]") {
 }
 
 TEST_CASE("exercise b has the answers that the pool gives", "[cache]") {
+  //! [answers]
   PagePool pool(8);
   std::map<std::string, Sequence> s;
   std::map<std::string, int64_t> is;
@@ -101,12 +102,12 @@ TEST_CASE("exercise b has the answers that the pool gives", "[cache]") {
   add("C", 6);
   is["first"] = s["C"].pages[3], is["second"] = s["C"].pages[4];
   const std::string answers = text_of("07_paged/exercises/b.solution.txt");
-  if (answers.empty()) return;  // the edition for students has none
   for (const auto& [name, value] : is) {
     INFO(name << " = " << value);
     CHECK(answers.find(name + " = " + std::to_string(value) + "\n") != std::string::npos);
   }
   CHECK(answers.find(copied ? "c_copies = yes" : "c_copies = no") != std::string::npos);
+  //! [answers]
 }
 
 TEST_CASE("a radix tree splits where sequences part", "[cache]") {

@@ -252,6 +252,7 @@ TEST_CASE("what is no latent attention is refused", "[emulated]") {
 }
 
 TEST_CASE("exercise e has the answers that shapes give", "[emulated]") {
+  //! [answers]
   using namespace splits;
   const auto rate = [](int64_t rows) {
     return 2 * (kLatentDim + kLatentValues) * rows / (2 * kLatentDim);
@@ -275,11 +276,11 @@ TEST_CASE("exercise e has the answers that shapes give", "[emulated]") {
       {"l2", (one.heads + kWgmmaRows - 1) / kWgmmaRows * 1000 * 2 * kLatentDim}};
   std::ifstream in(std::string(ATTN_SOURCE_DIR) + "/07_paged/exercises/e.solution.txt");
   const std::string answers{std::istreambuf_iterator<char>(in), {}};
-  if (answers.empty()) return;  // the edition for students has none
   for (const auto& [name, value] : is) {
     INFO(name << " = " << value);
     CHECK(answers.find(name + " = " + std::to_string(value) + "\n") != std::string::npos);
   }
+  //! [answers]
 }
 
 TEST_CASE("latent attention is saved and loaded", "[emulated]") {

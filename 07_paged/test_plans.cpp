@@ -208,6 +208,7 @@ TEST_CASE("the page of results shows what plans make of batches", "[emulated]") 
 }
 
 TEST_CASE("exercise c has the answers that plans give", "[emulated]") {
+  //! [answers]
   Problem p = problem(1, 2500, 128, DType::bf16);
   p.batch = 4, p.heads = p.kv_heads = 1;
   p.finish();
@@ -227,9 +228,9 @@ TEST_CASE("exercise c has the answers that plans give", "[emulated]") {
   for (const int planned = tiles_of(); tiles_of() == planned; ++is["step"])
     for (int64_t& n : lengths) ++n;
   const std::string answers = text_of("07_paged/exercises/c.solution.txt");
-  if (answers.empty()) return;  // the edition for students has none
   for (const auto& [name, value] : is) {
     INFO(name << " = " << value);
     CHECK(answers.find(name + " = " + std::to_string(value) + "\n") != std::string::npos);
   }
+  //! [answers]
 }

@@ -8,7 +8,7 @@
 #   [t](other.md#part)     ->  @ref page_part "t"         also for the sources that are on the site
 #   [t](LICENSE)           ->  t, or a link below SOURCE_URL
 #   ![t](figures/x.svg)    ->  ![t](docs/figures/x.svg)   relative to the html folder
-#   [Code: f.cu, b](f.cu)  ->  \snippet folder/f.cu b     a line of its own: a link on GitHub
+#   [Code: f.cu, b](f.cu)  ->  f.cu \snippet f.cu b      a line of its own: a link on GitHub
 #   # Title                ->  its contents below it, where the page has at least 4 sections
 #   ## Hint 1, ## Why      ->  <details>                  of exercises: read when it is asked for
 #
@@ -265,7 +265,13 @@ function snippet(line,   path, region) {
     path = line
     sub(/^.*\]\(/, "", path)
     sub(/\).*$/, "", path)
-    return "\\snippet " join_path(folder, path) " " region
+    path = join_path(folder, path)
+    return "\\htmlonly[block]<div class=\"quoted\">\\endhtmlonly" file_name(path) \
+           "\\htmlonly[block]</div>\\endhtmlonly\\snippet " path " " region
+}
+# The name of a quoted file, over the code: a link where the file is on the site.
+function file_name(path) {
+    return is_site_source(path) && exists(path) ? "@ref " path " \"" path "\"" : path
 }
 
 # ---- blocks --------------------------------------------------------------------------------------

@@ -1,6 +1,11 @@
 # Makes every source file a documented file for Doxygen, so that pages can link to it: appends
 # a \file block whose brief is the first sentence line of the file's header comment. The site shows
 # the unfiltered source (FILTER_SOURCE_FILES = NO). POSIX awk.
+#
+# A line "//! [softmax]" marks where a quotation begins and ends (\snippet reads the unfiltered
+# file). Doxygen would take it for documentation of what comes next: here it is a plain comment.
+
+/^[ \t]*\/\/! \[[A-Za-z0-9_]+\][ \t]*$/ { sub(/\/\/!/, "// ") }
 
 { print }
 

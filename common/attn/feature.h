@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "attn/problem.h"
@@ -51,6 +52,9 @@ struct Feature {
   std::function<std::vector<double>(const Problem&)> get = {};
   std::function<void(Problem&, const std::vector<double>&)> set = {};
   double otherwise = 0;     ///< of an operation's own: what it is without the option; 0: nothing
+  /// Of an operation's own: problems that are simpler in it, with which a failure is tried again,
+  /// and the change in words ("with pages of 1 token").
+  std::function<std::vector<std::pair<std::string, Problem>>(const Problem&)> vary = {};
   bool everywhere = false;  ///< a step has it unless its `refuses` says otherwise
   bool on_matrix = false;   ///< rows of scores alone can have it, too (Problem::matrix)
 

@@ -38,7 +38,9 @@ std::vector<bool> open_blocks(const Sides& canvas, const std::vector<Sides>& win
   std::vector<bool> open;
   open.reserve(windows.size() * static_cast<std::size_t>(blocks * blocks));
   const auto at = [&](int64_t tile) {
-    return Sides{tile / canvas[2] / canvas[1], tile / canvas[2] % canvas[1], tile % canvas[2]};
+    Sides place;  // the last side runs fastest
+    for (std::size_t i = 3; i-- > 0; tile /= canvas[i]) place[i] = tile % canvas[i];
+    return place;
   };
   for (const Sides& window : windows)
     for (int64_t m = 0; m < blocks; ++m)

@@ -194,6 +194,16 @@ void round_to(DType dtype, float* values, std::size_t count) {
   });
 }
 
+// A NaN in 16 bits keeps the first bits of its fraction, which say where it comes from, and an
+// element that nobody wrote stays one. Eigen makes one NaN of all.
+static std::uint16_t nan_bits(DType dtype, float nan) {
+  const auto bits = std::bit_cast<std::uint32_t>(nan);
+  if (bits == kUnwritten) return static_cast<std::uint16_t>(unwritten_bits(dtype));
+  return static_cast<std::uint16_t>(dtype == DType::bf16
+                                        ? bits >> 16 | 0x40
+                                        : (bits >> 16 & 0x8000) | 0x7E00 | (bits >> 13 & 0x1FF));
+}
+
 void encode(DType dtype, const float* values, std::size_t count, void* device) {
   auto* bytes = static_cast<std::byte*>(device);
   in_chunks(count, [&](std::size_t first, std::size_t n) {
@@ -209,7 +219,13 @@ void encode(DType dtype, const float* values, std::size_t count, void* device) {
     } else {
       with_element(dtype, [&](auto to_device, auto) {
         auto* out = reinterpret_cast<decltype(to_device(0.0f))*>(to);
-        for (std::size_t i = 0; i < n; ++i) out[i] = to_device(from[i]);
+        const bool keeps_nan = dtype == DType::fp16 || dtype == DType::bf16;
+        for (std::size_t i = 0; i < n; ++i) {
+          out[i] = to_device(from[i]);
+          if (!keeps_nan || from[i] == from[i]) continue;
+          const std::uint16_t bits = nan_bits(dtype, from[i]);
+          std::memcpy(to + 2 * i, &bits, sizeof bits);
+        }
       });
     }
   });

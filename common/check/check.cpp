@@ -7,6 +7,8 @@
 #include <cmath>
 #include <limits>
 
+#include "check/inputs.h"
+
 namespace attn {
 namespace {
 
@@ -62,11 +64,20 @@ bool same_not_finite(double ref, float got) {
 }
 
 // Whether a NaN is that of poisoned memory (all bits 1), as x86 carries it through arithmetic and
-// copies keep it. A NaN that x86 makes has no bits below the highest of its fraction, and one that
-// a GPU makes is positive.
-bool from_poison(float nan) {
+// copies keep it, in 16 bits at least. A NaN that x86 makes has no bits below the highest of its
+// fraction, and one that a GPU makes is positive.
+bool from_poison(float nan) { return std::bit_cast<std::uint32_t>(nan) >> 16 == 0xFFFF; }
+
+// Where a NaN comes from: what poison it was made of, as x86 carries it through arithmetic.
+std::string origin(float nan) {
+  if (from_poison(nan)) return "read from memory that nobody had written";
   const auto bits = std::bit_cast<std::uint32_t>(nan);
-  return bits >> 31 == 1 && (bits & 0x3FFFFF) != 0;
+  const std::uint32_t code = bits >> 16 & 63;
+  if (code == 0 || code > kNoSequenceCode || (bits & 0xFFFF) != 0) return "computed";
+  if (code == kUnwrittenCode) return "read from an output that nobody had written";
+  if (code == kNoSequenceCode) return "read from a page that no sequence uses";
+  if (code == kAnySequenceCode) return "read behind the last key of its sequence";
+  return fmt::format("read behind the last key of sequence {}", code - 1);
 }
 
 // Elements of one kind among those that are compared: how many, and the first.
@@ -214,8 +225,7 @@ Verdict check(const HostTensor& out, const Expected& e) {
     v.failure =
         fmt::format("{}: expected {:.7g}, got nan (NaN that was {}; {} of {} elements are NaN)",
                     place(nan.row, nan.column), e.reference[nan.row * columns + nan.column],
-                    from_poison(at(nan)) ? "read from memory that nobody had written" : "computed",
-                    nan.count, allowed.size() * columns);
+                    origin(at(nan)), nan.count, allowed.size() * columns);
   v.wrong = wrong_elements(out, e, allowed, v.max_bound);
   return v;
 }

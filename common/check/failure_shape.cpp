@@ -347,6 +347,22 @@ class Pattern {
     return "";
   }
 
+  // "ln 2: a row's sum is 2 times what it should be", for lse that is off by the same everywhere.
+  std::string offset_meaning(double offset) const {
+    if (e_.spec.name != "lse") return "";
+    const double ratio = std::exp(std::abs(offset)), whole = std::round(ratio);
+    if (whole >= 2 && whole <= 4096 && std::abs(ratio / whole - 1) < 1e-4 &&
+        (whole <= 16 || std::exp2(std::round(std::log2(whole))) == whole))
+      return offset > 0
+                 ? fmt::format(" (ln {}: the sum of each row is {} times what it should be)", whole,
+                               whole)
+                 : fmt::format(" (ln {}: the sum of each row is 1/{} of what it should be)", whole,
+                               whole);
+    if (p_.dropout > 0 && std::abs(ratio * (1 - p_.dropout) - 1) < 1e-4)
+      return " (ln of 1 - dropout: lse is of all keys, dropped or not)";
+    return "";
+  }
+
   std::string values() const {
     if (is_index(e_.spec.dtype)) return "";  // no quantities
     int64_t finite = 0, zeros = 0, multiples = 0, rows = 0;
@@ -379,7 +395,8 @@ class Pattern {
       const double factor = or_ / rr, off = (oo - factor * or_) / static_cast<double>(finite);
       const double alike = 1e-8 * mean * mean;
       if (spread <= alike && spread <= off)
-        return fmt::format("each is {:.4g} too {}", std::abs(mean), mean > 0 ? "large" : "small");
+        return fmt::format("each is {:.4g} too {}{}", std::abs(mean), mean > 0 ? "large" : "small",
+                           offset_meaning(mean));
       if (off > 1e-8 * oo / static_cast<double>(finite)) return "";
     }
     if (columns_ > 1 && finite < 8) return "";  // so few look like multiples by chance

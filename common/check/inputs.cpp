@@ -83,10 +83,23 @@ std::vector<int64_t> skewed_lengths(int64_t count, int64_t longest, uint64_t see
 
 void poison_unused(const Problem& p, HostTensor& t) {
   if (is_index(t.spec.dtype)) return;
-  const int64_t heads = t.spec.contiguous() ? t.spec.shape[1] : t.spec.shape[2],
-                columns = t.spec.columns();
-  for (const int64_t row : t.spec.unused_rows(p.batch, heads))
-    std::fill_n(t.data.begin() + row * columns, columns, std::numeric_limits<float>::quiet_NaN());
+  const bool contiguous = t.spec.contiguous();
+  const int64_t heads = contiguous ? t.spec.shape[1] : t.spec.shape[2], columns = t.spec.columns();
+  const std::vector<int64_t> unused = t.spec.unused_rows(p.batch, heads);
+  if (unused.empty()) return;
+  // Whose last key a row is behind.
+  std::vector<int64_t> owner(static_cast<std::size_t>(t.spec.rows()), -1);
+  const int64_t unit = contiguous ? t.spec.shape[2] : t.spec.layout.page_size;  // that has an owner
+  for (int64_t b = 0; b < p.batch; ++b)
+    for (int64_t h = 0; h < heads; ++h) {
+      const int64_t length = t.spec.rows_of(b);
+      const int64_t room = contiguous ? unit : (length + unit - 1) / unit * unit;
+      for (int64_t i = length; i < room; ++i)
+        owner[static_cast<std::size_t>(t.spec.row(b, h, i))] = b;
+    }
+  for (const int64_t row : unused)
+    std::fill_n(t.data.begin() + row * columns, columns,
+                unused_nan(owner[static_cast<std::size_t>(row)]));
 }
 
 HostTensors draw_inputs(const Problem& p, std::span<const TensorSpec> specs) {

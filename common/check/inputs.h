@@ -14,6 +14,8 @@
 /// -inf alone.
 #pragma once
 
+#include <bit>
+#include <cstdint>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -33,6 +35,20 @@ std::vector<int64_t> skewed_lengths(int64_t count, int64_t longest, uint64_t see
 /// (TensorSpec::made). The names q, k, v, do and x (and any other, drawn as random) have the
 /// meaning above. Rows that belong to no sequence are NaN.
 HostTensors draw_inputs(const Problem& problem, std::span<const TensorSpec> specs);
+
+/// What rows of an input hold that no sequence uses: a NaN that says whose they are, also in 16
+/// bits and behind arithmetic, but for a GPU's, which makes its canonical NaN of all. `sequence`:
+/// behind whose last key they lie; -1: in a page of no sequence.
+///
+/// Its fraction begins with 1 and a number of 6 bits: of the sequence and 1, or one of these.
+inline constexpr std::uint32_t kUnwrittenCode = 0x25, kAnySequenceCode = 61,
+                               kNoSequenceCode = 62;
+inline float unused_nan(int64_t sequence) {
+  std::uint32_t code = sequence < 0 ? kNoSequenceCode : kAnySequenceCode;
+  if (sequence >= 0 && sequence + 1 < kAnySequenceCode && sequence + 1 != kUnwrittenCode)
+    code = static_cast<std::uint32_t>(sequence + 1);
+  return std::bit_cast<float>(0x7FC00000u | code << 16);
+}
 
 /// Makes the rows of `t` that belong to no sequence NaN: behind what is in use of a cache, in pages
 /// of nobody.

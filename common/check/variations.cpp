@@ -8,11 +8,13 @@
 
 #include "attn/error.h"
 #include "attn/feature.h"
+#include "check/operation.h"
 
 namespace attn {
 
-std::vector<Variation> variations(const Problem& p, bool rows_alone,
+std::vector<Variation> variations(const Problem& p, const Operation& op,
                                   const std::optional<Tiling>& tiling) {
+  const bool rows_alone = op.matrix;
   std::vector<Variation> all;
   const auto add = [&](std::string change, auto edit) {
     Problem varied = p;
@@ -56,6 +58,9 @@ std::vector<Variation> variations(const Problem& p, bool rows_alone,
     if (p.heads > 1) add("with one head", one_head);
     if (p.batch > 1) add("with one sequence", one_sequence);
   }
+  for (const Feature& f : op.own)
+    if (f.vary)
+      for (auto& [change, varied] : f.vary(p)) add(change, [&](Problem& v) { v = varied; });
 
   const int64_t tile_q = rows_alone ? 1
                          : tiling   ? tiling->block_m

@@ -22,10 +22,10 @@ struct Variation {
 };
 
 /// The changes that a problem can have: without its mask, with a mask over equal lengths, without
-/// each of softcap, ALiBi and dropout; with one head; with one sequence, the longest; of a problem
-/// of `rows_alone` (a softmax) with one row; with lengths that are whole tiles, of the step or of
-/// 128.
-std::vector<Variation> variations(const Problem&, bool rows_alone, const std::optional<Tiling>&);
+/// each of softcap, ALiBi and dropout; with one head; with one sequence, the longest; of an
+/// operation on rows of scores (a softmax) with one row; what features of the operation's own name
+/// (Feature::vary); with lengths that are whole tiles, of the step or of 128.
+std::vector<Variation> variations(const Problem&, const Operation&, const std::optional<Tiling>&);
 
 /// What a step did with a variation.
 struct Varied {

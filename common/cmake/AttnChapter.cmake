@@ -118,7 +118,7 @@ function(attn_add_test name)
   attn_test_settings(${name} ${arg_LIBRARY})
   catch_discover_tests(${name} TEST_SPEC "~[gpu]~[figures]" TEST_PREFIX "${name}: "
                        TEST_LIST ${name}_CASES
-                       PROPERTIES TIMEOUT 600 SKIP_REGULAR_EXPRESSION "skipped: ")
+                       PROPERTIES TIMEOUT 600)
   # Catch's script takes a list of labels apart: they are set when ctest has read what it wrote. The
   # tests of a chapter come first, for they are the long ones: at the end short ones fill all cores.
   set(labels ${CMAKE_CURRENT_BINARY_DIR}/${name}_labels.cmake)
@@ -128,7 +128,8 @@ function(attn_add_test name)
   endif()
   file(CONFIGURE OUTPUT ${labels} @ONLY CONTENT
 "foreach(case IN LISTS @name@_CASES)
-  set_tests_properties(\"\${case}\" PROPERTIES LABELS \"cpu;@arg_LABELS@\" COST @cost@)
+  set_tests_properties(\"\${case}\" PROPERTIES LABELS \"cpu;@arg_LABELS@\" COST @cost@
+                       SKIP_REGULAR_EXPRESSION \"SKIPPED: \")
 endforeach()
 ")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels})
@@ -140,7 +141,7 @@ endforeach()
     if(text MATCHES "\\[gpu\\]")
       add_test(NAME ${name}.gpu COMMAND ${name} "[gpu]")
       set_tests_properties(${name}.gpu PROPERTIES LABELS "gpu;${arg_LABELS}" SKIP_RETURN_CODE 77
-                           SKIP_REGULAR_EXPRESSION "skipped: ")
+                           SKIP_REGULAR_EXPRESSION "SKIPPED: ")
       break()
     endif()
   endforeach()
@@ -270,7 +271,7 @@ function(attn_inline_headers out)
     endif()
     set(content)
     if(NOT header IN_LIST seen)
-      file(READ ${CMAKE_CURRENT_SOURCE_DIR}/${header} content)
+      attn_read(content ${CMAKE_CURRENT_SOURCE_DIR}/${header})
       if(NOT content MATCHES "namespace ATTN_BACKEND")
         list(APPEND shared ${header})
         continue()
@@ -324,7 +325,7 @@ endfunction()
 # not occur: the step has changed. All versions of a step are one compile unit.
 function(attn_add_broken_steps step)
   set(folder ${CMAKE_CURRENT_BINARY_DIR}/broken/${step})
-  file(READ ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu unchanged)
+  attn_read(unchanged ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
                ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
   attn_inline_headers(unchanged)

@@ -25,7 +25,7 @@ endfunction()
 
 # attn_shipped_regions(<inout text> <folder of exercises> <exercise>): in the edition for students the region of
 # an exercise is an #include of the student's file. A step with two of them is right in the region of the one that is
-# not built: student_edition.cmake left it in exercises/ex03c.region, in hexadecimal, so that nobody reads it by accident.
+# not built: student_edition.cmake left it in exercises/ex03c.region (AttnHidden.cmake).
 function(attn_shipped_regions inout folder exercise)
   set(text "${${inout}}")
   file(GLOB regions ${folder}/*.region)
@@ -35,14 +35,7 @@ function(attn_shipped_regions inout folder exercise)
     if(NOT before OR other STREQUAL exercise)
       continue()
     endif()
-    file(READ ${file} digits)
-    string(REGEX MATCHALL "[0-9a-f][0-9a-f]" bytes "${digits}")
-    set(region)
-    foreach(byte ${bytes})
-      math(EXPR code "0x${byte}")
-      string(ASCII ${code} character)
-      string(APPEND region "${character}")
-    endforeach()
+    attn_decode(region ${file})
     set(text "${before}//! [${other}]${region}//! [${other}]${after}")
   endforeach()
   set(${inout} "${text}" PARENT_SCOPE)
@@ -319,6 +312,12 @@ function(attn_add_exercise chapter letter)
     APPEND PROPERTY OBJECT_DEPENDS ${work}/filtered)
   attn_child_program(${exercise}_student ${work}/student_table.cpp
                      "${${exercise}_student_kernels_OBJECTS};${prepare}")
+  # A stub uses few of the names that it is given.
+  target_compile_options(${exercise}_student_kernels_emulated PRIVATE -Wno-unused)
+  if(ATTN_HAVE_CUDA)
+    target_compile_options(${exercise}_student_kernels_gpu PRIVATE
+      $<$<COMPILE_LANGUAGE:CUDA>:-diag-suppress=177,550 -Xcompiler=-Wno-unused>)
+  endif()
   # Built when the exercise is: `all` has the checked versions below.
   set_target_properties(${exercise}_student ${exercise}_student_kernels_emulated PROPERTIES EXCLUDE_FROM_ALL ON)
   if(ATTN_HAVE_CUDA)
@@ -328,8 +327,8 @@ function(attn_add_exercise chapter letter)
     COMMAND ${filter} object ${exercise} $<TARGET_OBJECTS:${exercise}_student_kernels_emulated>
     COMMAND_EXPAND_LISTS VERBATIM)
   attn_editor_entry(${exercise} ${student} ${work}/${exercise}_student.cu ${arg_STEP}_student)
-  add_custom_target(${exercise} COMMAND judge_${chapter} ${exercise} --speed
-    DEPENDS ${exercise}_student USES_TERMINAL VERBATIM)
+  attn_verdict_target(${exercise} $<TARGET_FILE:judge_${chapter}> ${exercise} --speed)
+  add_dependencies(${exercise} judge_${chapter} ${exercise}_student)
   attn_hint_target(${exercise} ${folder}/${letter}.md ${work})
   # The student's text in the place of the region, beside the shipped file.
   file(MAKE_DIRECTORY ${work}/diff)
@@ -338,7 +337,7 @@ function(attn_add_exercise chapter letter)
             -DOUT=${work}/diff/${region_name} -P ${PROJECT_SOURCE_DIR}/common/cmake/exercise_inline.cmake
     COMMAND git --no-pager diff --no-index --ignore-all-space ${work}/diff/${region_name} ${region_file}
             || true
-    VERBATIM USES_TERMINAL)
+    COMMENT "${exercise}: your text, and the shipped one" VERBATIM USES_TERMINAL)
 
   # A student edition has no wrong answers planted, and the shipped step *is* the student's.
   if(NOT mutants)
@@ -464,7 +463,15 @@ endfunction()
 function(attn_hint_target exercise page folder)
   add_custom_target(${exercise}-hint
     COMMAND ${CMAKE_COMMAND} -DPAGE=${page} -DSTATE=${folder}/hints
-            -P ${PROJECT_SOURCE_DIR}/common/cmake/next_hint.cmake USES_TERMINAL VERBATIM)
+            -P ${PROJECT_SOURCE_DIR}/common/cmake/next_hint.cmake
+    COMMENT "${exercise}: the next hint" USES_TERMINAL VERBATIM)
+endfunction()
+
+# attn_verdict_target(<exercise> <program> <argument> ...): the target that runs a judge or a quiz.
+function(attn_verdict_target exercise)
+  add_custom_target(${exercise}
+    COMMAND ${CMAKE_COMMAND} "-DPROGRAM=${ARGN}" -P ${PROJECT_SOURCE_DIR}/common/cmake/verdict.cmake
+    COMMENT "${exercise}: the verdict" USES_TERMINAL VERBATIM)
 endfunction()
 
 # attn_add_quiz(<chapter> <letter> KIND <detective|predict>): a written exercise. Files in exercises/:
@@ -503,8 +510,9 @@ function(attn_add_quiz chapter letter)
     set(judge --task ${folder}/${letter}.task)
     set(seal --seal ${work}/sealed.txt)
   endif()
-  add_custom_target(${exercise} COMMAND quiz_${chapter} --answers ${student} ${judge} ${seal}
-                    USES_TERMINAL VERBATIM)
+  attn_verdict_target(${exercise} $<TARGET_FILE:quiz_${chapter}> --answers ${student} ${judge}
+                      ${seal})
+  add_dependencies(${exercise} quiz_${chapter})
   attn_hint_target(${exercise} ${folder}/${letter}.md ${work})
   file(GLOB versions CONFIGURE_DEPENDS ${folder}/${letter}.solution.txt ${folder}/${letter}.stub.txt
        ${folder}/${letter}.mutant.*.txt)

@@ -3,9 +3,12 @@
 #   cmake -P common/cmake/student_edition.cmake OUT
 #
 # OUT must not exist or be empty. In every step the region of an exercise becomes an #include of the
-# student's file, exercises/student/ex01a.inc, which begins as the stub: solving an exercise mends the
-# chapter. Where a step has two exercises, each is built beside the right version of the other, which lies in
-# exercises/ex03b.region in hexadecimal (AttnExercise.cmake). Build folders stay behind.
+# student's file, exercises/student/ex01a.inc, which begins as the stub: solving an exercise mends
+# the chapter. Where a step has two exercises, each is built beside the right version of the other,
+# which lies in exercises/ex03b.region. Where another file repeats what an exercise asks for, an
+# #include stands in its place (hide_answers.awk, AttnHidden.cmake). exercises/<letter>.hidden.txt
+# names what else is an answer: lines "<file> <marker>". Build folders, tests of the grader and the
+# page for instructors stay behind.
 cmake_minimum_required(VERSION 3.22)
 get_filename_component(root ${CMAKE_CURRENT_LIST_DIR}/../.. ABSOLUTE)
 math(EXPR last "${CMAKE_ARGC} - 1")
@@ -28,16 +31,33 @@ foreach(top ${tops})
          PATTERN student EXCLUDE
          PATTERN "*.region" EXCLUDE
          PATTERN "*.mutant.*" EXCLUDE
-         PATTERN "*.solution.*" EXCLUDE)
+         PATTERN "*.solution.*" EXCLUDE
+         PATTERN "*.hidden.txt" EXCLUDE
+         PATTERN "common/tests/grade" EXCLUDE)
   endif()
 endforeach()
 foreach(name .clang-format .clangd .devcontainer .vscode)
   file(COPY ${root}/${name} DESTINATION ${out})
 endforeach()
+file(WRITE ${out}/docs/instructors.md "# For instructors
+
+This page is in the instructor's copy of the suite. Students begin at [their own page](students.md).
+")
 # The students' files are theirs to commit, where ours are not.
 file(READ ${root}/.gitignore ignored)
 string(REPLACE "/0*/exercises/student/\n" "" ignored "${ignored}")
 file(WRITE ${out}/.gitignore "${ignored}")
+
+find_program(awk NAMES awk gawk mawk REQUIRED)
+set(work ${out}/.work)
+file(MAKE_DIRECTORY ${work}/answers ${work}/hidden)
+
+# attn_encode(<out> <file>): what attn_decode of AttnHidden.cmake reads.
+function(attn_encode out file)
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -E env LC_ALL=C ${awk} -f ${root}/common/cmake/encode.awk ${file}
+    OUTPUT_FILE ${out} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
 
 file(GLOB chapters ${out}/0*)
 foreach(chapter ${chapters})
@@ -63,21 +83,75 @@ foreach(chapter ${chapters})
       endif()
       string(FIND "${text}" "${marker}" end REVERSE)
       math(EXPR after "${begin} + ${length}")
+      math(EXPR size "${end} - ${after}")
       string(SUBSTRING "${text}" 0 ${after} before)
+      string(SUBSTRING "${text}" ${after} ${size} region)
       string(SUBSTRING "${text}" ${end} -1 rest)
+      file(WRITE ${work}/answers/${exercise} "${region}")
       string(REGEX MATCHALL "//! \\[ex[0-9]+[a-z]\\]" others "${text}")
       list(REMOVE_DUPLICATES others)
       list(LENGTH others count)
       if(count GREATER 1)
-        math(EXPR size "${end} - ${after}")
-        string(SUBSTRING "${text}" ${after} ${size} region)
-        string(HEX "${region}" region)
-        file(WRITE ${chapter}/exercises/${exercise}.region "${region}\n")
+        attn_encode(${chapter}/exercises/${exercise}.region ${work}/answers/${exercise})
       endif()
       file(WRITE ${step} "${before}\n#include \"exercises/student/${exercise}.inc\"\n${rest}")
     endforeach()
   endforeach()
+  file(GLOB more ${root}/${chapter_name}/exercises/*.hidden.txt)
+  foreach(list ${more})
+    get_filename_component(letter ${list} NAME_WE)
+    file(STRINGS ${list} pairs REGEX "^[^#]")
+    foreach(pair ${pairs})
+      separate_arguments(pair)
+      list(GET pair 0 file)
+      list(GET pair 1 marker)
+      file(READ ${chapter}/${file} text)
+      if(NOT text MATCHES "//! \\[${marker}\\]\n(.*)//! \\[${marker}\\]")
+        message(FATAL_ERROR "${list}: ${file} has no pair of //! [${marker}]")
+      endif()
+      file(WRITE ${work}/answers/ex${number}${letter}_${marker} "${CMAKE_MATCH_1}")
+    endforeach()
+  endforeach()
 endforeach()
+
+# The same text elsewhere.
+file(GLOB answers ${work}/answers/*)
+file(GLOB given ${out}/0*/exercises/*.stub.inc)
+file(GLOB quizzes ${root}/0*/exercises/*.solution.txt)
+file(GLOB_RECURSE texts ${out}/*)
+list(FILTER texts EXCLUDE REGEX "/\\.work/|/exercises/(student/|[a-z]\\.stub)|\\.(npy|region)$")
+execute_process(
+  COMMAND ${CMAKE_COMMAND} -E env LC_ALL=C
+          ${awk} -v out=${work}/hidden -f ${root}/common/cmake/hide_answers.awk
+          kind=answer ${answers} kind=given ${given} kind=quiz ${quizzes} kind=text ${texts}
+  COMMAND_ERROR_IS_FATAL ANY)
+foreach(text ${texts})
+  if(EXISTS ${text}.hidden)
+    file(RENAME ${text}.hidden ${text})
+  endif()
+endforeach()
+file(MAKE_DIRECTORY ${out}/common/hidden)
+file(GLOB hidden RELATIVE ${work}/hidden ${work}/hidden/*)
+foreach(name ${hidden})
+  attn_encode(${out}/common/hidden/${name} ${work}/hidden/${name})
+endforeach()
+file(REMOVE_RECURSE ${work})
+
+# Tests of answers, between two //! [answers], are skipped, and counted.
+file(GLOB tests ${out}/0*/test*.cpp)
+foreach(test ${tests})
+  file(READ ${test} text)
+  set(marker "//! [answers]\n")
+  string(FIND "${text}" "${marker}" begin)
+  if(NOT begin EQUAL -1)
+    string(FIND "${text}" "${marker}" end REVERSE)
+    string(SUBSTRING "${text}" 0 ${begin} before)
+    string(SUBSTRING "${text}" ${end} -1 rest)
+    string(REPLACE "${marker}" "" rest "${rest}")
+    file(WRITE ${test} "${before}ATTN_SKIP(\"the edition for students has no answers\");\n${rest}")
+  endif()
+endforeach()
+
 # Its steps are not those that were measured: the evidence is not checked there.
 file(WRITE ${out}/.student_edition "made by common/cmake/student_edition.cmake\n")
 message("student edition: ${out}")

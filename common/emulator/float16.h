@@ -20,7 +20,7 @@ struct Float16 {
     const std::uint32_t magnitude = all ^ sign;
     std::uint32_t half;
     if (magnitude >= 0x47800000u) {  // 65536 and above, infinity, NaN
-      half = magnitude > 0x7F800000u ? 0x7E00u : 0x7C00u;
+      half = magnitude > 0x7F800000u ? 0x7E00u | (magnitude >> 13 & 0x1FFu) : 0x7C00u;
     } else if (magnitude <
                0x38800000u) {  // below 2^-14: adding 0.5 rounds at the last subnormal place
       half = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3F000000u;

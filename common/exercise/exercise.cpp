@@ -215,15 +215,9 @@ std::vector<Problem> cases(const Step& step, uint64_t seed) {
   return all;
 }
 
-// What became of one problem: a pass, wrong numbers with their shape, or why there are none.
-// `turn`: another schedule.
-Varied answered(const Step& step, const Problem& p, Backend backend, StudentProcess& student,
-                uint64_t turn = 0) {
-  Request request = request_for(step, p, backend);
-  request.schedule += turn;
-  request.early_copies ^= turn % 2 == 1;
-  const Operation& op = *step.operation;
-  request.inputs = draw(op, p).tensors;
+// What became of a request: a pass, wrong numbers with their shape, or why there are none.
+Varied answer_of(const Step& step, const Problem& p, const Request& request,
+                 StudentProcess& student) {
   const Reply reply = student.ask(request);
   if (!reply.message.empty()) return {Varied::Outcome::stopped, reply.message};
   const HostTensors out = reply.outputs(request);
@@ -232,6 +226,34 @@ Varied answered(const Step& step, const Problem& p, Backend backend, StudentProc
       return {Varied::Outcome::fail, failure_text(v, "        ")};
   return {Varied::Outcome::pass, ""};
 }
+// The same of a problem. `turn`: another schedule, of a variation.
+Varied answered(const Step& step, const Problem& p, Backend backend, StudentProcess& student,
+                std::optional<uint64_t> turn = {}) {
+  Request request = request_for(step, p, backend);
+  request.schedule += turn.value_or(0);
+  request.early_copies ^= turn.value_or(0) % 2 == 1;
+  request.quiet = turn.has_value();
+  request.inputs = draw(*step.operation, p).tensors;
+  return answer_of(step, p, request, student);
+}
+
+// Of a step that leaves something for its next launch, which of the two launches was wrong: the
+// second, if one alone is right.
+std::string launch_text(const Step& step, const Problem& p, Backend backend,
+                        StudentProcess& student) {
+  Request request = request_for(step, p, backend);
+  std::vector<std::string> kept;
+  for (const Workspace& w : request.workspaces)
+    if (w.saved) kept.push_back(w.name);
+  if (kept.empty() || !student.restart()) return "";
+  request.launches = 1, request.quiet = true;
+  request.inputs = draw(*step.operation, p).tensors;
+  if (answer_of(step, p, request, student).outcome != Varied::Outcome::pass)
+    return "the first of two launches is wrong";
+  return fmt::format(
+      "the first launch is right, the second is wrong: it begins with what the first left in {}",
+      fmt::join(kept, ", "));
+}
 
 // The same problem with one thing changed, in the emulator under three schedules.
 std::vector<Varied> varied(const Step& step, const Problem& p, Backend backend,
@@ -239,7 +261,7 @@ std::vector<Varied> varied(const Step& step, const Problem& p, Backend backend,
   constexpr double kSeconds = 20;
   std::vector<Varied> all;
   student.hurry(kSeconds);
-  for (const Variation& variation : variations(p, step.operation->matrix, tiling_of(step, p))) {
+  for (const Variation& variation : variations(p, *step.operation, tiling_of(step, p))) {
     Varied v;
     if (const auto reason = refusal(step, variation.problem))
       v = {Varied::Outcome::unsupported, *reason};
@@ -301,6 +323,7 @@ bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,
                   std::optional<int> only) {
   const Step& step = shipped_step(e);
   fmt::print("{} ({}, {})\n", e.name, e.kind, e.step);
+  std::fflush(stdout);  // before what the student's program prints
   if (e.judge) {
     Request request;
     request.what = Request::What::probe;
@@ -323,6 +346,8 @@ bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,
       if (answer.outcome != Varied::Outcome::pass) {
         fmt::print("FAIL  {}: {}\n      {}\n", where, p.text(), answer.reason);
         std::fflush(stdout);
+        if (const std::string launch = launch_text(step, p, backend, student); !launch.empty())
+          fmt::print("        launch: {}\n", launch);
         if (const auto again = varied_text(varied(step, p, backend, student), answer.reason);
             !again.empty())
           fmt::print("        varied: {}\n", again);

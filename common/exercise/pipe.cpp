@@ -104,6 +104,8 @@ std::string encoded(const Request& r) {
             {"backend", static_cast<int>(r.backend)},
             {"schedule", r.schedule},
             {"early_copies", r.early_copies},
+            {"launches", r.launches},
+            {"quiet", r.quiet},
             {"problem", to_json(r.problem)},
             {"mask", to_json(r.problem.mask.get())},
             {"workspaces", json::array()},
@@ -206,6 +208,8 @@ std::optional<Request> read_request(int file) {
   r.backend = static_cast<Backend>(head.at("backend").get<int>());
   head.at("schedule").get_to(r.schedule);
   head.at("early_copies").get_to(r.early_copies);
+  head.at("launches").get_to(r.launches);
+  head.at("quiet").get_to(r.quiet);
   r.problem = problem(head.at("problem"));
   for (const json& w : head.at("workspaces"))
     r.workspaces.push_back({w.at("name"), w.at("bytes"), w.at("saved")});

@@ -33,6 +33,8 @@ struct Request {
   Backend backend = Backend::emulated;
   uint64_t schedule = 0;  ///< seed of the emulator's schedule
   bool early_copies = false;
+  int launches = 2;    ///< of a step with a workspace that one launch leaves for the next
+  bool quiet = false;  ///< what the kernel prints is not shown, from now on
   Problem problem;  ///< its seed only where dropout needs it: the inputs are all that a kernel
                     ///< should know
   std::vector<Workspace> workspaces;

@@ -101,11 +101,10 @@ Varied apart(const std::function<Varied()>& work) {
 std::vector<Varied> diagnose(const Step& step, const Problem& p, Backend backend,
                              std::uint64_t schedule) {
   const Operation& op = *step.operation;
-  const bool rows_alone = op.matrix;
-  if (const auto none = not_varied(p, rows_alone, backend)) return {*none};
+  if (const auto none = not_varied(p, op.matrix, backend)) return {*none};
   std::vector<Varied> all;
   bool device_failed = false;
-  for (const Variation& variation : variations(p, rows_alone, tiling_of(step, p))) {
+  for (const Variation& variation : variations(p, op, tiling_of(step, p))) {
     Varied varied;
     if (const auto reason = refusal(step, variation.problem)) {
       varied = {Outcome::unsupported, *reason};

@@ -16,6 +16,7 @@
 #include "run/file_shapes.h"
 #include "run/mask_option.h"
 #include "run/parse.h"
+#include "run/step_options.h"
 
 namespace attn {
 namespace {
@@ -93,9 +94,12 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   };
   int64_t rows = 0, cols = 0;
   Problem& p = o.problem;
-  app.add_flag("--list", o.list, "the steps: name, idea, operation, what they support");
-  value("--step", "all, or NAME[,NAME]", [&](const std::string& t) { steps = t; });
-  value("--operation", "one of those that --list shows (the first)",
+  app.add_flag("--list", o.list,
+               "the steps (of --operation): name, idea, operation, what they support");
+  app.add_flag("--takes", o.takes, "the names of the steps that take the problem; nothing runs");
+  value("--step", "all, or NAME[,NAME]; v7 is the one step that begins so",
+        [&](const std::string& t) { steps = t; });
+  value("--operation", fmt::format("{} (the first)", fmt::join(operation_names(chapter), ", ")),
         [&](const std::string& t) { operation = t; });
   integer("--batch", "B (1)", &p.batch, 0);
   integer("--heads", "Hq, query heads (2)", &p.heads);
@@ -114,7 +118,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
         [&](const std::string& t) { p.varlen_k = parse_lengths("--varlen-k", t); });
   integer("--head-dim", "d (64)", &p.head_dim);
   value("--dtype",
-        "fp32, fp16, bf16; or int8, e4m3, int4: given in bf16, quantised by the step (bf16)",
+        dtype_help(chapter),
         [&](const std::string& t) {
           p.dtype = parse_choice<DType>("--dtype", t,
                                         {{"fp32", DType::fp32},
@@ -246,6 +250,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
           fmt::format("{}: there is no such option (--help lists them)", extras.front()));
     }
   } catch (const CLI::CallForHelp&) {
+    group_options(chapter, app);  // here alone: messages do not name what is left out
     fmt::print("{}", app.help());
     for (const Command& command : chapter.commands)
       fmt::print("{}, before all others: {}\n", command.option, command.help);
@@ -255,25 +260,14 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   }
 
   const std::vector<const Operation*> operations = operations_of(chapter);
+  o.operation_given = !operation.empty();
   if (operation.empty() && !operations.empty()) operation = operations.front()->name;
   o.operation = find_operation(chapter, operation);
-  if (o.operation == nullptr) {
-    std::vector<std::string> names;
-    for (const Operation* op : operations) names.push_back(op->name);
-    throw InputError(
-        fmt::format("--operation {}: this chapter has {}", operation, fmt::join(names, ", ")));
-  }
+  if (o.operation == nullptr)
+    throw InputError(fmt::format("--operation {}: this chapter has {}", operation,
+                                 fmt::join(operation_names(chapter), ", ")));
   // A step names its operation, so that `--step b1_global` needs no --operation beside it; and what
   // it quantises to.
-  const auto take_step = [&](const char* from, const std::string& name) -> const Step& {
-    std::vector<std::string> names;
-    for (const Step& s : chapter.steps) {
-      if (s.name == name) return s;
-      names.push_back(s.name);
-    }
-    throw InputError(fmt::format("{} {}: this chapter has {}", from, name.empty() ? "''" : name,
-                                 fmt::join(names, ", ")));
-  };
   if (o.schedule && o.device == DeviceChoice::gpu)
     throw InputError(fmt::format(
         "--schedule {}: of the emulator alone, not together with --device gpu", *o.schedule));
@@ -293,8 +287,9 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     o.steps = split(steps, ',');
   }
   if (!o.steps.empty()) {
-    for (const std::string& name : o.steps) {
-      const Step& step = take_step(option, name);
+    for (std::string& name : o.steps) {
+      const Step& step = step_called(chapter, option, name);
+      name = step.name;
       if (!given.contains("--operation") && &name == &o.steps.front()) o.operation = step.operation;
       if (!given.contains("--dtype") && &name == &o.steps.front()) p.dtype = quantises_to(step);
       if (step.operation != o.operation)
@@ -302,6 +297,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
                                      step.operation->name, o.operation->name));
     }
   }
+  if (!o.profile.empty()) o.profile = o.steps.front();
   // Where all steps of the operation quantise, the type of the first one.
   if (!given.contains("--dtype") && o.steps.empty()) {
     const auto of_it = [&](const Step& s) { return s.operation == o.operation; };

@@ -36,12 +36,14 @@ std::string error_text(const StepResult& s) {
 
 }  // namespace
 
-void print_list(const Chapter& c) {
+void print_list(const Chapter& c, const Operation* operation) {
   fmt::print("{}: {}\n", c.name, c.summary);
-  for (const Step& s : c.steps)
+  for (const Step& s : c.steps) {
+    if (operation != nullptr && s.operation != operation) continue;
     fmt::print("  {:<16} {:<12} {}\n  {:<16} {:<12} supports {}{}\n", s.name, s.operation->name,
                s.idea, "", "", s.support,
                s.deterministic ? "" : "; results differ from run to run (order of atomics)");
+  }
 }
 
 bool shown_for(const Step& step, DType type) {

@@ -7,8 +7,8 @@
 
 namespace attn {
 
-/// `--list`: the steps, their operations, ideas and what they support.
-void print_list(const Chapter&);
+/// `--list`: the steps (of one operation, unless it is null), their ideas and what they support.
+void print_list(const Chapter&, const Operation*);
 /// Whether a step that nobody named is shown for a problem of this type: those that quantise, for
 /// the type that they quantise to, and nowhere else.
 bool shown_for(const Step&, DType);

@@ -1,6 +1,7 @@
 #include "run/runner.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -25,7 +26,9 @@
 #include "run/results.h"
 #include "run/session.h"
 #include "files/tensor_files.h"
+#include "check/refusals.h"
 #include "run/diagnosis.h"
+#include "run/elsewhere.h"
 #include "run/schedule.h"
 
 namespace attn {
@@ -189,6 +192,12 @@ class Run {
     save_tensors(std::filesystem::path(options_.save) / step.name, outputs, problem().files_bnhd);
   }
 
+  // All that keeps a step from a problem, in a line; or nothing.
+  static std::optional<std::string> reasons_against(const Step& step, const Problem& p) {
+    const std::vector<std::string> all = refusals(step, p);
+    return all.empty() ? std::nullopt : std::optional(fmt::format("{}", fmt::join(all, "; ")));
+  }
+
   // A step of this operation, and among those that were asked for.
   bool is_asked_for(const Step& step) const {
     return step.operation == options_.operation &&
@@ -204,7 +213,7 @@ class Run {
     for (const Step& step : chapter_.steps) {
       if (!is_asked_for(step) || (options_.steps.empty() && !shown_for(step, problem().dtype)))
         continue;
-      std::optional<std::string> reason = refusal(step, problem().at_least_one());
+      std::optional<std::string> reason = reasons_against(step, problem().at_least_one());
       if (!reason) reason = lacking(step);
       if (reason) {
         add(refused(step, StepResult::Outcome::unsupported, *reason));
@@ -295,7 +304,7 @@ class Run {
     for (const Step& step : chapter_.steps) {
       if (!is_asked_for(step)) continue;
       if (options_.steps.empty() && some && !fits(step)) continue;
-      std::optional<std::string> reason = refusal(step, problem());
+      std::optional<std::string> reason = reasons_against(step, problem());
       if (!reason) reason = lacking(step);
       if (!reason && !step.launch.on(result_.backend)) reason = "not built for this device";
       if (reason) {
@@ -508,10 +517,18 @@ int run_chapter(const Chapter& chapter, int argc, const char* const* argv) {
     const std::optional<Options> options = parse_options(chapter, argc, argv);
     if (!options) return kPass;
     if (options->list) {
-      print_list(chapter);
+      print_list(chapter, options->operation_given ? options->operation : nullptr);
       return kPass;
     }
+    if (options->takes) {
+      const std::vector<std::string> steps =
+          steps_that_take(chapter, *options->operation, options->problem);
+      for (const std::string& name : steps) fmt::print("{}\n", name);
+      return steps.empty() ? kUnsupported : kPass;
+    }
     const int exit_status = Run(chapter, *options).run();
+    if (exit_status == kUnsupported)
+      print_who_takes(chapter, *options, {argv + 1, argv + argc});
     if (std::fflush(stdout) != 0 || std::ferror(stdout))
       throw InputError("standard output: could not be written");
     return exit_status;

@@ -21,6 +21,8 @@
 # Exit status: 0 graded (whatever the points), 1 our own programs cannot be built, 2 a submission that cannot be used.
 set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
+# shellcheck source=common/scripts/build_progress.sh
+source "$root/common/scripts/build_progress.sh"
 usage() { echo "usage: common/scripts/grade.sh SUBMISSION [--student ID] [--out DIR]" >&2; exit 2; }
 
 submission="" student="" out=$root/build/grades
@@ -77,6 +79,10 @@ for stub in "$root"/0*/exercises/*.stub.*; do
   fi
 done
 
+# Progress, for whoever waits: to standard error.
+say() { echo "grade.sh: $student: $1" >&2; }
+say "$((${#kernels[@]} + ${#quizzes[@]})) of ${#exercises[@]} exercises are handed in"
+
 # ---- our programs with these files: one submission at a time -----------------------------------
 gpu=0
 command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && gpu=1
@@ -92,8 +98,14 @@ build_programs() {
   # shellcheck disable=SC2086  # several words
   cmake -S "$root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release "${cuda[@]}" ${ATTN_CMAKE_ARGS:-} \
     -DATTN_STUDENT_DIR="$built_from" >"$work/build.log" 2>&1 || fail "the build could not be configured: $work/build.log"
+  mapfile -t targets < <(printf '%s\n' "${targets[@]}" | awk '!seen[$0]++')
+  say "build ${#targets[@]} programs: ${targets[*]}$(time_to_build "$build" "$(nproc)" \
+    "${targets[@]}") (log: $work/build.log)"
   # All at once, as far as it goes; then, for its own words, each that is missing.
-  cmake --build "$build" --target "${targets[@]}" -- -k 0 >>"$work/build.log" 2>&1 || true
+  local shown=(say_progress 20)
+  [[ ! -t 2 ]] || shown=(show_progress)
+  cmake --build "$build" --target "${targets[@]}" -- -k 0 2>&1 | tee -a "$work/build.log" |
+    "${shown[@]}" >&2 || true
   local e program
   for e in ${kernels[@]+"${kernels[@]}"}; do
     [[ -x $build/bin/${e}_student ]] || cmake --build "$build" --target "${e}_student" >"$work/$e.build.log" 2>&1 || true
@@ -108,7 +120,7 @@ build_programs() {
 }
 if [[ ${#targets[@]} -gt 0 ]]; then
   exec 9>"$root/build/grade/lock"
-  flock 9
+  flock -n 9 || { say "waits: another submission is being built"; flock 9; }
   build_programs 8>&-
   flock -u 9
 fi
@@ -118,7 +130,7 @@ for e in ${kernels[@]+"${kernels[@]}"}; do
     log=$work/$e.build.log
     verdict[$e]=$(sed -n "s/^$e: refused: /refused: /p" "$log" | sed -n 1p)
     [[ -n ${verdict[$e]} ]] ||
-      verdict[$e]="does not compile: $(grep -m1 -oE 'error: .*|undefined reference to .*' "$log" || echo "see $log")"
+      verdict[$e]="does not compile: $(grep -m1 -oE 'error: .*|undefined reference to .*' "$log" || echo "see $student/$e.build.log")"
   fi
 done
 
@@ -138,6 +150,11 @@ failed() {  # EXERCISE RUN: the first failure, and the command that shows it aga
 new_seed() { od -An -N6 -tu8 /dev/urandom | tr -d ' '; }
 cores=$(nproc)
 declare -A process
+to_judge=0
+for e in ${kernels[@]+"${kernels[@]}"}; do
+  [[ -n ${verdict[$e]} ]] || to_judge=$((to_judge + 1))
+done
+[[ $to_judge -eq 0 ]] || say "judge $to_judge kernels, each under three seeds"
 runs="1 2 3"
 [[ $gpu -eq 0 ]] || runs="1 2"  # the third is the one that is timed, alone
 for e in ${kernels[@]+"${kernels[@]}"}; do
@@ -156,6 +173,7 @@ for e in ${kernels[@]+"${kernels[@]}"}; do
     wait "${process[$e.$run]}" || status=$?
     if [[ $status -ne 0 && ${verdict[$e]} = right ]]; then failed "$e" "$run"; fi
   done
+  say "$e: ${verdict[$e]%%:*}"
 done
 
 # The counters of one launch; prints why it is no honest one. Silent where there is no ncu.
@@ -250,7 +268,6 @@ meter { width: 100%; height: 1.2rem }
 <table>
 <tr><th>exercise<th>points<th>verdict
 HTML
-  pages=$(realpath --relative-to="$out" "$root")
   for e in "${exercises[@]}"; do
     style=bad
     case ${verdict[$e]} in
@@ -258,8 +275,10 @@ HTML
       "not handed in") style=none ;;
       *) [[ ${points[$e]} = 0.00 ]] || style=part ;;
     esac
-    printf '<tr><td><a href="%s">%s</a><td>%s of %s<td class="%s">%s%s\n' "$(html_text "$pages/${chapter_of[$e]}/exercises/${e: -1}.md")" \
-      "$e" "${points[$e]}" "$each" "$style" "$(html_text "${verdict[$e]}")" \
+    # The task is named, not linked: the page is read elsewhere.
+    title=$(sed -n '1s/^# //p' "$root/${chapter_of[$e]}/exercises/${e: -1}.md")
+    printf '<tr><td>%s<td>%s of %s<td class="%s">%s%s\n' "$(html_text "${title:-$e}")" \
+      "${points[$e]}" "$each" "$style" "$(html_text "${verdict[$e]}")" \
       "${again[$e]:+<br><code>$(html_text "${again[$e]}")</code>}"
   done
   echo '</table>'

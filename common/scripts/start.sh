@@ -8,6 +8,7 @@ usage: common/scripts/start.sh [run] [CHAPTER...] [OPTION...]   build, run every
        common/scripts/start.sh test [CTEST OPTION...]           build, run all tests
        common/scripts/start.sh build                            build all, run nothing
        common/scripts/start.sh build --exercise ex01a           build what that exercise needs
+       common/scripts/start.sh exercise ex01a [hint|diff]       build your file and judge it; a hint
        common/scripts/start.sh docs                             build the documentation site
        common/scripts/start.sh install                          install what all of these need
        common/scripts/start.sh --help
@@ -19,6 +20,7 @@ only if ATTN_CMAKE_ARGS speaks of CUDA.
 
 run    CHAPTERs are folders such as 01_naive (default: all). OPTIONs go to each chapter program, as
        in `start.sh run 01_naive --seqlen 512 --causal`. Results: build/release/results/*.json
+exercise  prints what compilers say of your file, and the verdict, and exits with 1 if it is wrong
 test   CTEST OPTIONs go to ctest, as in `start.sh test -R 01_naive`.
 
 environment
@@ -41,6 +43,8 @@ extra_packages=(ccache python3-numpy)
 tools=(g++ cmake ninja git)
 
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd -P)
+# shellcheck source=common/scripts/build_progress.sh
+source "$root/common/scripts/build_progress.sh"
 build=$root/build/release
 results=$build/results
 log=$build/build.log
@@ -144,18 +148,6 @@ cuda_arguments() {
 
 # ---- configure, build ------------------------------------------------------------------------
 
-# Ninja's "[12/80]", in one line that is written over.
-show_progress() {
-  local line count="" width=0
-  while IFS= read -r line; do
-    [[ $line =~ ^\[[0-9]+/[0-9]+\] ]] || continue
-    count=${BASH_REMATCH[0]}
-    printf '\r%s' "$count"
-    width=${#count}
-  done
-  if [[ $width -gt 0 ]]; then printf '\r%*s\r' "$width" ""; fi
-}
-
 # run_logged NAME COMMAND...: its output goes to the log; where it fails, what matters of it is
 # printed.
 run_logged() {
@@ -233,22 +225,8 @@ prepare() {  # PACKAGE...
     say "left out: code for a GPU, of which there is none (ATTN_CMAKE_ARGS=-DATTN_CUDA=ON builds it)"
 }
 
-# time_to_build TARGET...: how many files are still to be compiled, and about how long that takes. A
-# core needs 5 s for one and 16 s for one of the GPU, the mean over all; less with a compiler cache.
-time_to_build() {
-  local file cpu=0 gpu=0
-  while read -r file; do
-    [[ ! -e $build/$file ]] || continue
-    if [[ $file == *.cu.o ]]; then gpu=$((gpu + 1)); else cpu=$((cpu + 1)); fi
-  done < <(ninja -C "$build" -t commands "$@" 2>/dev/null |
-    awk '/ -c / { for (n = 1; n < NF; n++) if ($n == "-o") print $(n + 1) }')
-  [[ $((cpu + gpu)) -gt 0 ]] || return 0
-  printf ': files to compile: %d, for the GPU %d; about %d min' "$cpu" "$gpu" \
-    $(((5 * cpu + 16 * gpu) / jobs / 60 + 1))
-}
-
 build_targets() {  # TARGET...
-  say "build $*$(time_to_build "$@") ($jobs at once; log: $log)"
+  say "build $*$(time_to_build "$build" "$jobs" "$@") ($jobs at once; log: $log)"
   run_logged "the build" cmake --build --preset release --parallel "$jobs" --target "$@"
 }
 
@@ -333,10 +311,27 @@ run_chapters() {
 
 # ---- exercises -------------------------------------------------------------------------------
 
-# build_exercises [--exercise ex01a]...: the student's program and its judge, or the quiz; without
-# one, all there is.
+# find_exercise ex01a: sets `chapter`, and the files `student` and `page`; `targets` are the
+# student's program and its judge, or the quiz.
+find_exercise() {
+  local exercise=$1
+  [[ $exercise =~ ^ex([0-9][0-9])([a-z])$ ]] || die "--exercise $exercise: must be as ex01a" 2
+  page=$(echo "$root/${BASH_REMATCH[1]}"_*/exercises/"${BASH_REMATCH[2]}".md)
+  [[ -f $page ]] || die "no exercise $exercise: there is no ${page#"$root/"}" 2
+  chapter=$(basename "${page%/exercises/*}")
+  student=${page%/*}/student/$exercise
+  if [[ -f ${page%.md}.stub.txt ]]; then
+    targets=("quiz_$chapter")
+    student+=.txt
+  else
+    targets=("${exercise}_student" "judge_$chapter")
+    student+=.inc
+  fi
+}
+
+# build_exercises [--exercise ex01a]...: what each needs; without one, all there is.
 build_exercises() {
-  local exercise word student targets=() next=()
+  local exercise word chapter student page targets=() all=() next=()
   while [[ $# -gt 0 ]]; do
     case $1 in
       --exercise) [[ $# -ge 2 ]] || die "--exercise: which one? As --exercise ex01a" 2 ;;
@@ -345,24 +340,47 @@ build_exercises() {
     esac
     exercise=$2
     shift 2
-    [[ $exercise =~ ^ex([0-9][0-9])([a-z])$ ]] || die "--exercise $exercise: must be as ex01a" 2
-    word=$(echo "$root/${BASH_REMATCH[1]}"_*/exercises/"${BASH_REMATCH[2]}".md)
-    [[ -f $word ]] || die "no exercise $exercise: there is no ${word#"$root/"}" 2
-    student=${word%/*}/student/$exercise
-    word=$(basename "${word%/exercises/*}")
-    if [[ -f $root/$word/exercises/${BASH_REMATCH[2]}.stub.txt ]]; then
-      targets+=("quiz_$word")
-      student+=.txt
-    else
-      targets+=("${exercise}_student" "judge_$word")
-      student+=.inc
-    fi
-    next+=("edit ${student#"$root/"}, then: cmake --build --preset release --target $exercise")
+    find_exercise "$exercise"
+    all+=("${targets[@]}")
+    next+=("edit ${student#"$root/"}, then: common/scripts/start.sh exercise $exercise")
   done
   prepare "${packages[@]}"
-  [[ ${#targets[@]} -gt 0 ]] || targets=(all)
-  build_targets "${targets[@]}"
+  [[ ${#all[@]} -gt 0 ]] || all=(all)
+  build_targets "${all[@]}"
   for word in "${next[@]}"; do say "$word"; done
+}
+
+# judge_exercise ex01a [hint|diff]: builds the student's file and says what the compiler says of it,
+# or the verdict, and nothing else. Exits with 1 if it is wrong.
+judge_exercise() {
+  [[ $# -ge 1 ]] || die "exercise: which one? As exercise ex01a" 2
+  local exercise=$1 chapter student page targets=() status=0
+  find_exercise "$exercise"
+  [[ ${2:-hint} =~ ^(hint|diff)$ && $# -le 2 ]] ||
+    die "exercise $exercise takes no ${!#}: hint or diff" 2
+  prepare "${packages[@]}" >/dev/null
+  if [[ $# -eq 2 ]]; then
+    cmake --build --preset release --target "$exercise-$2" 2>&1 | diagnostics
+    return
+  fi
+  local missing
+  missing=$(time_to_build "$build" "$jobs" "${targets[@]}")
+  [[ -z $missing ]] || say "build ${targets[*]}$missing"
+  cmake --build --preset release --parallel "$jobs" --target "${targets[@]}" >"$log" 2>&1 ||
+    status=$?
+  if [[ $status -ne 0 ]]; then
+    diagnostics <"$log" >&2
+    exit 1
+  fi
+  if [[ ${targets[0]} == quiz_* ]]; then
+    local seal=$build/$chapter/exercises/$exercise/sealed.txt
+    local question=(--task "${page%.md}.task" --seal "$seal")
+    [[ ! -f ${page%.md}.key ]] || question=(--key "${page%.md}.key")
+    "$build/bin/quiz_$chapter" --answers "$student" "${question[@]}" || status=$?
+  else
+    "$build/bin/judge_$chapter" "$exercise" --speed || status=$?
+  fi
+  exit "$status"
 }
 
 # ---- the command -----------------------------------------------------------------------------
@@ -370,11 +388,11 @@ build_exercises() {
 command=run
 if [[ $# -gt 0 ]]; then
   case $1 in
-    run | test | build | docs | install) command=$1 && shift ;;
+    run | test | build | exercise | docs | install) command=$1 && shift ;;
     -h | --help | help) usage && exit 0 ;;
     -*) ;;  # options of `run`
     [0-9][0-9]_*) ;;  # its chapters
-    *) die "no command $1: run, test, build, docs, install or --help" 2 ;;
+    *) die "no command $1: run, test, build, exercise, docs, install or --help" 2 ;;
   esac
 fi
 
@@ -390,6 +408,7 @@ case $command in
       --output-junit "$build/test-results.xml" "$@"
     ;;
   build) build_exercises "$@" ;;
+  exercise) judge_exercise "$@" ;;
   install)
     [[ $# -eq 0 ]] || die "install takes no $1" 2
     mkdir -p "$build"

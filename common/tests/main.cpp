@@ -15,5 +15,8 @@ int main(int argc, char** argv) {
     std::printf("no GPU: %s\n", attn::gpu_info().error.c_str());
     return required && std::strcmp(required, "1") == 0 ? 1 : 77;
   }
-  return Catch::Session().run(argc, argv);
+  const int status = Catch::Session().run(argc, argv);
+  if (attn::tests::skipped_cases > 0)
+    std::printf("%d test cases were skipped\n", attn::tests::skipped_cases);
+  return status;
 }

@@ -121,7 +121,9 @@ TEST_CASE("the changes that a problem can have", "[diagnosis]") {
   const auto changes = [](Problem p, bool rows_alone = false, std::optional<Tiling> tiling = {}) {
     p.finish();
     std::vector<std::string> text;
-    for (const Variation& v : variations(p, rows_alone, tiling))
+    Operation op;
+    op.matrix = rows_alone;
+    for (const Variation& v : variations(p, op, tiling))
       text.push_back(v.change + ": " + v.problem.text());
     return fmt::format("{}", fmt::join(text, "\n"));
   };
@@ -154,7 +156,7 @@ TEST_CASE("the changes that a problem can have", "[diagnosis]") {
   Problem packed;
   packed.varlen_q = {3, 70, 0}, packed.varlen_k = {9, 64, 5}, packed.heads = packed.kv_heads = 1;
   packed.finish();
-  const std::vector<Variation> of_packed = variations(packed, false, Tiling{64, 32});
+  const std::vector<Variation> of_packed = variations(packed, {}, Tiling{64, 32});
   REQUIRE(of_packed.size() == 2);
   CHECK((of_packed[0].change == "with one sequence" &&
          of_packed[0].problem.varlen_k == std::vector<int64_t>{64}));

@@ -10,6 +10,8 @@
 #include <fmt/format.h>
 
 #include "check/failure_shape.h"
+#include "check/inputs.h"
+#include "emulator/float16.h"
 #include "tests/model_kernel.h"
 
 namespace {
@@ -191,6 +193,14 @@ TEST_CASE("a factor or a difference that wrong values share is named", "[shape]"
         "each is 1.443 times what is expected (log2 e: base 2 in place of e)");
   CHECK(value("lse", [](float x) { return x + 0.5f; }) == "each is 0.5 too large");
   CHECK(value("lse", [](float x) { return x - 2; }) == "each is 2 too small");
+  // What is added up twice, or by every second lane alone; other offsets mean nothing.
+  CHECK(value("lse", [](float x) { return x + 0.6931472f; }) ==
+        "each is 0.6931 too large (ln 2: the sum of each row is 2 times what it should be)");
+  CHECK(value("lse", [](float x) { return x - std::log(32.0f); }) ==
+        "each is 3.466 too small (ln 32: the sum of each row is 1/32 of what it should be)");
+  CHECK(value("lse", [](float x) { return x + std::log(37.0f); }) == "each is 3.611 too large");
+  CHECK(value("lse", [](float x) { return x * 1.442695f; })
+            .ends_with("(log2 e: base 2 in place of e)"));
   CHECK(value("o", [](float x) { return x + 0.5f; }) == "");
   HostTensor by_row = right.out.at("o");
   for (const auto& [b, h, i] : right.of("o").rows)
@@ -297,6 +307,24 @@ TEST_CASE("NaN says whether it was computed or read", "[check]") {
         text.ends_with("got nan (NaN that was read from memory that nobody had written; 116 of "
                        "12672 elements are NaN)"));
   }
+  // Rows of caches that no sequence uses.
+  for (const auto& [sequence, words] : {std::pair{0, "behind the last key of sequence 0"},
+                                        {59, "behind the last key of sequence 59"},
+                                        {36, "behind the last key of its sequence"},
+                                        {500, "behind the last key of its sequence"},
+                                        {-1, "from a page that no sequence uses"}}) {
+    const float nan = unused_nan(sequence);
+    const auto half = static_cast<float>(emulator::Float16(nan)),
+               bf16 = static_cast<float>(emulator::BFloat16(nan));
+    for (const float read : {nan, nan * 2 + 1, -nan, half, bf16})
+      CHECK(spoiled(read).ends_with(
+          fmt::format("got nan (NaN that was read {}; 116 of 12672 elements are NaN)", words)));
+  }
+  CHECK(spoiled(std::bit_cast<float>(kUnwritten | 0x400000) * (zero + 1))
+            .ends_with("(NaN that was computed; 116 of 12672 elements are NaN)"));
+  CHECK(spoiled(std::bit_cast<float>(0x7FE50000))
+            .ends_with("(NaN that was read from an output that nobody had written; 116 of 12672 "
+                       "elements are NaN)"));
   // Arithmetic with an element that nobody wrote is not such an element.
   CHECK_FALSE(unwritten(std::bit_cast<float>(kUnwritten) + zero));
 }

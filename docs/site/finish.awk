@@ -1,7 +1,9 @@
 # What Doxygen leaves to do, on all HTML files of the site at once:
 # awk -f finish.awk *.html >search/texts.js
 #
-#   in pages       links to a file's documentation lead to its source, where there is one
+#   in pages       links to a file's documentation lead to its source, where there is one; a
+#                  figure is a link to itself, in its full size; at the end are the page before
+#                  and the next
 #   in all files   menu.js, and in search.html the engine, search/engine.js
 #   on stdout      the text of pages, one entry a section, and of sources, one entry a file
 #
@@ -10,6 +12,35 @@
 BEGIN {
     for (i = 1; i < ARGC; i++) there[ARGV[i]] = 1
     print "var siteTexts = ["
+    read_order("navtreedata.js")
+}
+
+# The pages as the sidebar has them, up to the sources: of_page[n] and page_title[n].
+function read_order(file,   line, part, child, url) {
+    while ((getline line < file) > 0) {
+        if (!match(line, /\[ "([^"\\]|\\.)*", "[^"#]+\.html", /)) continue
+        part = substr(line, RSTART, RLENGTH)
+        child = substr(line, RSTART + RLENGTH)
+        sub(/^\[ "/, "", part)
+        sub(/", $/, "", part)
+        match(part, /", "[^"]*$/)
+        url = substr(part, RSTART + 4)
+        part = substr(part, 1, RSTART - 1)
+        gsub(/\\"/, "\\&quot;", part)
+        if (url == "files.html" || url == "annotated.html") continue
+        if (!(url in place)) place[url] = ++pages
+        of_page[place[url]] = url
+        page_title[place[url]] = part
+        if (child ~ /^"/) {
+            gsub(/[^A-Za-z0-9_]/, "", child)
+            read_order(child ".js")
+        }
+    }
+    close(file)
+}
+function link_to(n, rel, before, after) {
+    if (n < 1 || n > pages) return ""
+    return "<a rel=\"" rel "\" href=\"" of_page[n] "\">" before page_title[n] after "</a>"
 }
 
 # A page made from Markdown, in contrast to what Doxygen lists by itself.
@@ -87,6 +118,25 @@ kind == "page" {
         rest = substr(rest, RSTART + RLENGTH)
     }
     line = line rest
+    rest = line
+    line = ""
+    while (match(rest, /<img src="docs\/[^"]*"[^>]*>/)) {
+        image = substr(rest, RSTART, RLENGTH)
+        target = image
+        sub(/^<img src="/, "", target)
+        sub(/".*/, "", target)
+        sub(/ style="pointer-events: none;"/, "", image)
+        line = line substr(rest, 1, RSTART - 1) "<a class=\"figure\" title=\"full size\" href=\"" \
+               target "\">" image "</a>"
+        rest = substr(rest, RSTART + RLENGTH)
+    }
+    line = line rest
+}
+
+/<!-- contents -->/ && kind == "page" && (FILENAME in place) {
+    n = place[FILENAME]
+    print "<nav class=\"turn\">" link_to(n - 1, "prev", "&#8592; ", "") \
+          link_to(n + 1, "next", "", " &#8594;") "</nav>" >out
 }
 
 /^<\/head>/ {

@@ -23,6 +23,35 @@ done
 grep -q 'src="search/engine.js"' search.html || fail "search.html does not load search/engine.js"
 if grep -nE 'src="(https?:)?//' "$page" search.html; then fail "a script from the network"; fi
 
+# Marks of quotations are no documentation.
+grep -rhoE '//! \[[A-Za-z0-9_]+\]$' "$docs"/../0*/*.{cu,h,cpp} | sort -u |
+  sed 's/.*\[/[/' >"$work/marks"
+[[ $(wc -l <"$work/marks") -gt 30 ]] || fail "few marks in the sources"
+documented='(<p[^>]*>|class="mdescRight">|class="ttdoc">)\[[A-Za-z0-9_]+\]( |<)'
+{ grep -hoE "$documented" ./*.html || true; } | sed 's/.*\[/[/; s/\].*/]/' | sort -u \
+  >"$work/documented"
+stray=$(grep -xFf "$work/marks" "$work/documented" || true)
+[[ -z $stray ]] || fail "marks of quotations as documentation: $stray"
+# Quoted code has the name of its file over it, as a link.
+for chapter in "$docs"/../0*; do
+  quoted=$(grep -c '^\[Code: ' "$chapter/README.md" || true)
+  shown=$(grep -cE '<div class="quoted">(<p[^>]*>)?<a class="el"' \
+    "ch$(basename "$chapter").html" || true)
+  [[ $quoted -eq $shown ]] || fail "$chapter: $quoted quotations, $shown with a file's name"
+done
+# Figures open in their full size; pages lead to the ones before and behind; v2 comes before v10.
+grep -qE '<a class="figure" [^>]*href="docs/figures/[^"]*\.svg"><img ' "$page" || fail "a figure"
+grep -q '<nav class="turn"><a rel="prev" href="profiling.html">.*<a rel="next" href="ch01_naive_R' \
+  "$page" || fail "$page: the page before, the next page"
+while read -r target; do
+  [[ -f $target ]] || fail "a page leads to $target"
+done < <(grep -hoE '<a rel="(prev|next)" href="[^"]*"' ./*.html |
+  sed 's/.*href="//; s/"//' | sort -u)
+for list in files.html "$(grep -l 'v10_l2_order' dir_*.html)"; do
+  found=$(grep -nE '>v(2_split_q|10_l2_order)\.cu<' "$list" | sed 's/.*>v\([0-9]*\)_.*/\1/')
+  [[ $(paste -sd ' ' <<<"$found") == "2 10" ]] || fail "$list: v10 comes before v2"
+done
+
 # The texts: "KIND", "NAME", "URL", "TEXT", a line each.
 texts=search/texts.js
 [[ $(grep -c '^"page"' "$texts") -gt 100 ]] || fail "$texts has few pages"

@@ -33,7 +33,7 @@ string(JSON last LENGTH "${tasks}" tasks)
 math(EXPR last "${last} - 1")
 foreach(n RANGE ${last})
   string(JSON command GET "${tasks}" tasks ${n} command)
-  if(NOT command MATCHES "^common/scripts/start\\.sh( build| test| docs)?$"
+  if(NOT command MATCHES "^common/scripts/start\\.sh( build| test| docs| exercise .*)?$"
      AND NOT command MATCHES "--preset release")
     wrong("tasks.json: ${command}")
   endif()
@@ -41,7 +41,8 @@ endforeach()
 
 # The image has one list of packages, that of start.sh.
 file(READ ${ROOT}/.devcontainer/Dockerfile dockerfile)
-if(NOT dockerfile MATCHES "COPY common/scripts/start\\.sh .*start\\.sh install")
+if(NOT dockerfile MATCHES "COPY common/scripts/start\\.sh .*start\\.sh install"
+   OR NOT dockerfile MATCHES "COPY [^\n]*common/scripts/build_progress\\.sh")
   wrong("Dockerfile: does not ask start.sh to install")
 endif()
 

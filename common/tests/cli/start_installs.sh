@@ -8,7 +8,7 @@ start=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/a tree/common/scripts" "$work/system"
-cp "$start" "$work/a tree/common/scripts/start.sh"
+cp "$start" "$(dirname "$start")/build_progress.sh" "$work/a tree/common/scripts/"
 
 # The real commands that start.sh itself needs, and nothing else of this machine.
 for tool in bash env cat mkdir dirname basename grep tail wc awk sed rm nproc getconf tee; do
@@ -162,7 +162,8 @@ touch "$work/a tree/01_naive/exercises/"{a.md,a.stub.inc,d.md,d.stub.txt}
 run complete build --exercise ex01a --exercise=ex01d
 [[ $status -eq 0 ]] || fail "exit status"
 has "--target ex01a_student judge_01_naive quiz_01_naive" "$calls"
-has "edit 01_naive/exercises/student/ex01d.txt, then: cmake --build --preset release" "$output"
+has "edit 01_naive/exercises/student/ex01d.txt, then: common/scripts/start.sh exercise ex01d" \
+  "$output"
 
 # What all need, and nothing is configured.
 run root install

@@ -1,7 +1,10 @@
 # cmake -DROOT=... -DEDITION=... -DWORK=... -P regions.cmake: what an exercise is built from in the edition for students,
 # with its solution in the place of the student's text, is what it is built from here: nothing of another exercise's stub
-# is in it, and the right version of its region is.
+# is in it, and the right version of its region is; what is hidden is what was there.
 cmake_minimum_required(VERSION 3.22)
+set(PROJECT_SOURCE_DIR ${EDITION})
+set(PROJECT_BINARY_DIR ${WORK})
+include(${ROOT}/common/cmake/AttnHidden.cmake)
 include(${ROOT}/common/cmake/AttnExercise.cmake)
 set(count 0)
 file(GLOB lists ${ROOT}/0*/CMakeLists.txt)
@@ -24,7 +27,7 @@ foreach(list ${lists})
     attn_exercise_source(${WORK}/theirs.cu ${student_folder}/${step}.cu ${exercise} student
                          ${WORK}/solution.inc "" ${headers})
     file(READ ${WORK}/ours.cu ours)
-    file(READ ${WORK}/theirs.cu theirs)
+    attn_read(theirs ${WORK}/theirs.cu)
     # Where a line is for messages: the edition's step has fewer.
     string(REGEX REPLACE "#line [^\n]*\n" "" ours "${ours}")
     string(REGEX REPLACE "#line [^\n]*\n" "" theirs "${theirs}")

@@ -37,6 +37,7 @@ cp "$root/01_naive/exercises/e.mutant.tensor_bound.txt" "$work/lies/ex01e.txt"
   cat "$root/01_naive/exercises/a.mutant.mask_off_by_one.inc"; } >"$work/luck/ex01a.inc"
 { region v1_global ex01a; echo 'gLse[-3] = 0;'; } >"$work/luck/ex01a_guard"
 
+# Its progress, too.
 grade() { "$root/common/scripts/grade.sh" "$work/$1" --out "$work/out" 2>&1; }
 grade good >"$work/good.txt" &
 good=$!
@@ -65,8 +66,15 @@ expect "$(grade luck)" 'ex01a  0\.00 +wrong: .*(guard|outside|before)'
 [[ $(wc -l <"$work/out/grades.csv") -eq 6 ]]
 grep -qE "^good,[0-9.]+,$each,$each,$each,$each,$each," "$work/out/grades.csv"  # the same points as in the JSON
 python3 -c 'import json, sys; [json.load(open(p)) for p in sys.argv[1:]]' "$work"/out/*.json 2>/dev/null || ! command -v python3 >/dev/null
-# Links of a page that lies elsewhere lead to the exercises.
-link=$(sed -nE 's/.*<a href="([^"]*)">ex01a<.*/\1/p' "$work/out/good.html")
-[[ -f $work/out/$link ]] || { echo "a link that leads nowhere: $link"; exit 1; }
+# A page is read elsewhere: it names the tasks, and nothing of this machine.
+expect "$(<"$work/out/good.html")" '<td>ex01a: .*<td class="good">right'
+for page in "$work"/out/*.html "$work"/out/*.json "$work"/out/*.csv; do
+  if grep -nE "href=|$root|$work" "$page"; then echo "$page: of this machine"; exit 1; fi
+done
+# Whoever waits is told what is built, how far it is, and each verdict.
+expect "$good" '^grade.sh: good: 5 of [0-9]+ exercises are handed in$'
+expect "$good" '^grade.sh: good: build 5 programs: ex01a_student judge_01_naive .*\(log: '
+expect "$good" '^grade.sh: good: judge 3 kernels, each under three seeds$'
+expect "$good" '^grade.sh: good: ex01b: right$'
 if "$root/common/scripts/grade.sh" "$work/nosuch" 2>/dev/null; then exit 1; fi
 echo "everything as expected"

@@ -27,6 +27,36 @@ for stub in "$root"/0*/exercises/*.stub.inc; do
 done
 [[ $count -gt 0 ]] || fail "no exercises"
 
+# What an exercise asks for stands nowhere in the edition, neither in other steps nor in pages or
+# tests; nor do the answers to a quiz.
+mkdir "$work/answers"
+for stub in "$root"/0*/exercises/*.stub.inc; do
+  chapter=$(dirname "$(dirname "$stub")")
+  letter=$(basename "$stub" .stub.inc)
+  exercise=ex$(basename "$chapter" | cut -c 1-2)$letter
+  # A function that checks the answer is none.
+  awk -v m="//! [$exercise]" 'index($0, m) { inside = !inside; checks = 0; next }
+    /free_of_conflicts|static_assert/ { checks = 1 } inside && !checks' \
+    "$chapter"/*.cu "$chapter"/*.h >"$work/answers/$exercise"
+  [[ -s $work/answers/$exercise ]] || fail "$exercise: no region"
+done
+# leaks FOLDER: what stands in its files.
+leaks() {
+  find "$1" -type f ! -name '*.npy' ! -path '*/exercises/student/*' ! -name '*.stub.inc' \
+    ! -path "*/build/*" ! -path '*/.git/*' -print0 |
+    xargs -0 -n 5000 env LC_ALL=C awk -f "$root/common/tests/grade/leaks.awk" \
+    kind=answer "$work"/answers/* kind=given "$root"/0*/exercises/*.stub.inc \
+    kind=quiz "$root"/0*/exercises/*.solution.txt kind=text
+}
+leaks "$out" >"$work/leaks" || fail "in the edition stand answers:
+$(cat "$work/leaks")"
+if leaks "$root" >"$work/leaks"; then fail "the suite has answers, and none is found"; fi
+for exercise in "$work"/answers/*; do
+  name=$(basename "$exercise")
+  grep -q ": $name: " "$work/leaks" || fail "$name: is not found in the suite"
+done
+grep -q 'answers.sh: e.solution.txt: ' "$work/leaks" || fail "arithmetic of a quiz is not found"
+
 # A right answer is right there too, whatever the other exercises of its step are.
 cmake -DROOT="$root" -DEDITION="$out" -DWORK="$work" -P "$root/common/tests/grade/regions.cmake" ||
   fail "an exercise is not built from the shipped step"

@@ -1,0 +1,33 @@
+# What the edition for students hides of answers (student_edition.cmake): text as the decimal codes
+# of its bytes, so that nobody reads it by accident. Elsewhere nothing is hidden, and nothing here
+# does anything.
+
+# attn_decode(<out> <file>): the text.
+function(attn_decode out file)
+  file(READ ${file} codes)
+  separate_arguments(codes)
+  string(ASCII ${codes} text)
+  set(${out} "${text}" PARENT_SCOPE)
+endfunction()
+
+# attn_read(<out> <file>): the text of a source, with what is hidden of it in its place: for texts
+# that are changed before they are compiled.
+function(attn_read out file)
+  file(READ ${file} text)
+  while(text MATCHES "#include \"(hidden/[a-z0-9_]+\\.inc)\"\n")
+    file(READ ${PROJECT_BINARY_DIR}/${CMAKE_MATCH_1} hidden)
+    string(REPLACE "${CMAKE_MATCH_0}" "${hidden}" text "${text}")
+  endwhile()
+  set(${out} "${text}" PARENT_SCOPE)
+endfunction()
+
+# For compilers: #include "hidden/ex01a_1.inc".
+file(GLOB hidden ${PROJECT_SOURCE_DIR}/common/hidden/*)
+foreach(file ${hidden})
+  get_filename_component(name ${file} NAME)
+  attn_decode(text ${file})
+  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/hidden/${name}.inc CONTENT "@text@" @ONLY)
+endforeach()
+if(hidden AND NOT CMAKE_SCRIPT_MODE_FILE)
+  include_directories(${PROJECT_BINARY_DIR})
+endif()
