@@ -14,9 +14,9 @@ namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
 constexpr float kLargestE4M3 = 448;
-// Least values that a scale is chosen for. Scores are multiplied by the descales of Q and of K, and
-// a product of 0 would turn the -inf of a masked score into NaN. That of V divides l, which is
-// below 2^38.
+// Lower bounds of the absolute maximum from which a scale is computed. Scores are multiplied by the
+// descales of Q and of K: a product of 0 would turn the -inf of a masked score into NaN. l is divided
+// by the descale of V, at least 2^-88.8: below l = 2^37 the quotient is below 2^126.
 constexpr float kSmallestMax = 1e-10f, kSmallestV = 0x1p-80f;
 struct QuantisePass {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;
@@ -54,8 +54,8 @@ __device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
   return e;
 }
 
-// Sum, least and most of the finite values of a column of `count` rows, `stride` elements apart: the
-// slow path of passes that add up without looking, where a sum has become NaN or infinite.
+// Sum, least and most of the finite values of a column of `count` rows, `stride` elements apart. The
+// slow path of a pass whose sum has become NaN or infinite.
 struct FiniteColumn {
   float sum = 0, least = INFINITY, most = -INFINITY;
 };
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
 #pragma unroll 4  // so many loads in flight
   for (int64_t i = first; i < count; i += kPartials * Pass::kThreads)
     largest = largest_of(load_eight_as_given(g + 8 * i), largest);
-  if (largest == INFINITY) {  // rare: once more, of finite values
+  if (largest == INFINITY) {  // rare: a second pass that ignores infinities
     largest = 0;
     for (int64_t i = first; i < count; i += kPartials * Pass::kThreads)
       largest = largest_of(load_eight(g + 8 * i), largest);

@@ -174,6 +174,8 @@ __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDi
     for (int n = 0; n < numbers.kRows; ++n) {
       turn_row(numbers.x[n], numbers.row(n));
       hadamard(numbers.x[n], lane);
+#pragma unroll
+      for (float& number : numbers.x[n]) number = finite_or_nan(number);  // sums may overflow
     }
     quantise_tile(t.g8, t.gDescale, own, numbers, smem.sMax[head % 2], kHadamardNorm<kHeadDim>);
   }

@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
     all += sSum[row][threadIdx.x];
     low = fminf(low, sLeast[row][threadIdx.x]), high = fmaxf(high, sMost[row][threadIdx.x]);
   }
-  if (!(fabsf(all) < INFINITY)) {  // a NaN is its key's alone, not the window's
+  if (!(fabsf(all) < INFINITY)) {  // one bad key must not spoil the window's mean
     const FiniteColumn column =
         finite_column(gV + (head * seqlen_k + key0) * head_dim + panel * kColumns + threadIdx.x,
                       head_dim, end - key0);

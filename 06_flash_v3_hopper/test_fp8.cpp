@@ -11,6 +11,7 @@
 #include "emulator/products.h"
 #include "fp8.h"
 #include "run/runner.h"
+#include "tests/on_page.h"
 #include "tests/step_cases.h"
 
 using namespace attn;
@@ -440,28 +441,36 @@ TEST_CASE(
   CHECK(f7 < 1.02 * f6);
 }
 
-// The figures of FP8.md: test_06_flash_v3_hopper "[figures]". Values with a mean of 8.5, as video
-// models have them.
-TEST_CASE("errors over the number of keys, for FP8.md", "[.][figures]") {
-  for (int64_t keys = 256; keys <= 16384; keys *= 2) {
-    const Problem p = one_head_of(64, keys, 64);
-    HostTensors in = draw_inputs(p, forward().inputs(p));
-    for (float& x : in.at("v").data) x = round_to(DType::bf16, x + 8.5f);
-    std::string row = fmt::format("{:>6}", keys);
-    for (const char* step : {"f1_fp8", "f2_p_scale", "f3_two_level", "f4_block_scales",
-                             "f5_incoherent", "f6_windows"})
-      row += fmt::format("  {} {:.2e}", step,
-                         distance_of(step, p, in, Backend::emulated, true).relative_l1);
-    fmt::print("{}\n", row);
-  }
+// The tables of FP8.md, looked up in the page. Values with a mean of 8.5, as video models have them.
+TEST_CASE("errors over the number of keys, for FP8.md", "[figures]") {
+  const std::map<std::string, std::vector<const char*>> kRows{
+      {"`f1`, `f2`", {"f1_fp8", "f2_p_scale"}},
+      {"`f3`", {"f3_two_level"}},
+      {"`f4`, `f5`", {"f4_block_scales", "f5_incoherent"}},
+      {"`f6`", {"f6_windows"}}};
+  for (const auto& [label, steps] : kRows)
+    for (const char* step : steps) {
+      std::string row;
+      for (const int64_t keys : {256, 1024, 4096, 16384}) {
+        const Problem p = one_head_of(64, keys, 64);
+        HostTensors in = draw_inputs(p, forward().inputs(p));
+        for (float& x : in.at("v").data) x = round_to(DType::bf16, x + 8.5f);
+        row += fmt::format("{}{:.3f}", row.empty() ? "" : " | ",
+                           distance_of(step, p, in, Backend::emulated, true).relative_l1);
+      }
+      INFO(step << " | " << row);
+      CHECK(on_page("06_flash_v3_hopper/FP8.md", label, row));
+    }
   for (const int64_t keys : {512, 1024, 2048, 4096}) {
     const Problem p = one_head_of(128, keys, 128, InputKind::outlier);
     const HostTensors in = draw_inputs(p, forward().inputs(p));
-    std::string row = fmt::format("outliers {:>6}", keys);
+    std::string row;
     for (const char* step : {"f1_fp8", "f2_p_scale", "f3_two_level", "f4_block_scales",
                              "f5_incoherent", "f6_windows"})
-      row +=
-          fmt::format("  {} {:.2e}", step, distance_of(step, p, in, Backend::emulated, true).rmse);
-    fmt::print("{}\n", row);
+      row += (row.empty() ? "" : " | ") +
+             short_exponent(fmt::format(
+                 "{:.1e}", distance_of(step, p, in, Backend::emulated, true).rmse));
+    INFO("outliers " << keys << " | " << row);
+    CHECK(on_page("06_flash_v3_hopper/FP8.md", fmt::format("{} |", keys), row));
   }
 }

@@ -17,9 +17,9 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// Least values that a scale is chosen for. Scores are multiplied by the descales of Q and of K, and
-// a product of 0 would turn the -inf of a masked score into NaN. That of V divides l, which is
-// below 2^38.
+// Lower bounds of the absolute maximum from which a scale is computed. Scores are multiplied by the
+// descales of Q and of K: a product of 0 would turn the -inf of a masked score into NaN. l is divided
+// by the descale of V, at least 2^-88.8: below l = 2^37 the quotient is below 2^126.
 constexpr float kSmallestMax = 1e-10f, kSmallestV = 0x1p-80f;
 constexpr int kScaleRows = 128;         // rows of a tile
 struct QuantisePass {
@@ -83,8 +83,8 @@ __device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
 // 448. Scales of V come from finite values alone.
 __device__ __forceinline__ float finite_or_nan(float x) { return x + 0 * x; }
 
-// Sum, least and most of the finite values of a column of `count` rows, `stride` elements apart: the
-// slow path of passes that add up without looking, where a sum has become NaN or infinite.
+// Sum, least and most of the finite values of a column of `count` rows, `stride` elements apart. The
+// slow path of a pass whose sum has become NaN or infinite.
 struct FiniteColumn {
   float sum = 0, least = INFINITY, most = -INFINITY;
 };

@@ -20,9 +20,9 @@ __device__ __forceinline__ Affine affine_of(uint32_t pair) {
   return {unpack<__nv_bfloat16>(pair, 0), unpack<__nv_bfloat16>(pair, 1)};
 }
 
-// The scale and the middle of numbers from `least` to `most`, both rounded to bf16. Codes are chosen
-// for what is stored. Where the numbers are closer than the least scale, the middle is theirs: of
-// zeros it is 0, and so is O, where 8 scales less 8 scales would leave a rounding error.
+// The scale and the middle (what code 8 means) of numbers from `least` to `most`, both rounded to
+// bf16; codes are chosen for what is stored. If the numbers are closer than the smallest scale, their
+// minimum is the middle: zeros then decode to exactly 0, and not to a rounding error of 8 scales.
 template <class Codes>
 __device__ __forceinline__ Affine affine_for(float least, float most, float smallest_scale) {
   const auto rounded = [](float y) { return to_float(from_float<__nv_bfloat16>(y)); };

@@ -5,8 +5,8 @@
 //     v_parts [B Hkv, parts, d]    v_descale [B Hkv, d]
 //     v8 [B Hkv, d, padded]        its keys in the order of e4m3_column in each 16 (wgmma_e4m3.h)
 //
-// SageAttention2 (arXiv 2411.10958), section 3.3. A channel of a head in which something is no
-// number, or infinite, has a descale that is no number: O of the head has none there.
+// SageAttention2 (arXiv 2411.10958), section 3.3. Scales come from finite values. A NaN or an
+// infinity becomes e4m3's NaN code, and stays in its key.
 #pragma once
 
 #include "mean_parts.h"
@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   for (int col = threadIdx.x; col < kHeadDim; col += Pass::kThreads) {
     unsigned all = 0;
     for (int row = 0; row < kRowsAtOnce; ++row) all = max(all, sLargest[row][col]);
-    if (all >= 0x7F800000u) {  // a NaN is its key's alone: it has no part in the scale
+    if (all >= 0x7F800000u) {  // one bad key must not spoil the channel's scale
       const FiniteColumn column =
           finite_column(gV + (head * seqlen_k + part * keys) * kHeadDim + col, kHeadDim,
                         end - part * keys);

@@ -4,8 +4,8 @@
 //     v_window [B Hkv, windows, d, 2]    mean, descale
 //     v8       [B Hkv, d, padded]        (V - mean) / descale, as in quantise_v.h
 //
-// A channel of a window in which something is no number, or infinite, has a mean that is no number:
-// so has O of all rows whose tile of queries meets the window.
+// Means and scales come from finite values. A NaN or an infinity becomes e4m3's NaN code, and stays
+// in its key.
 #pragma once
 
 #include "quantise_v.h"
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
     all += sSum[row][threadIdx.x];
     low = fminf(low, sLeast[row][threadIdx.x]), high = fmaxf(high, sMost[row][threadIdx.x]);
   }
-  if (!(fabsf(all) < INFINITY)) {  // a NaN is its key's alone, not the window's
+  if (!(fabsf(all) < INFINITY)) {  // one bad key must not spoil the window's mean
     const FiniteColumn column =
         finite_column(gV + (head * seqlen_k + key0) * head_dim + panel * kColumns + threadIdx.x,
                       head_dim, end - key0);

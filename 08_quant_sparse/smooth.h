@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   for (int col = threadIdx.x; col < kHeadDim; col += Pass::kThreads) {
     float all = 0;
     for (int row = 0; row < kRowsAtOnce; ++row) all += sSum[row][col];
-    if (!(fabsf(all) < INFINITY))  // a NaN is its tile's alone, not the head's
+    if (!(fabsf(all) < INFINITY))  // one bad key must not spoil the head's mean
       all = finite_column(gK + (head * seqlen_k + part * keys) * kHeadDim + col, kHeadDim,
                           end - part * keys)
                 .sum;

@@ -7,6 +7,7 @@
 #include "attn/small_types.h"
 #include "check/field.h"
 #include "quantised.h"
+#include "tests/on_page.h"
 #include "tests/step_cases.h"
 
 using namespace attn;
@@ -188,44 +189,55 @@ TEST_CASE("finer scales take outliers most of their weight", "[accuracy]") {
   CHECK(q3 < 0.8 * q2);
 }
 
-// The table of CACHES.md: test_08_quant_sparse "[figures]".
-TEST_CASE("errors of caches by kind of input, for CACHES.md", "[.][figures]") {
-  const auto print = [](const char* what, const Problem& p, const HostTensors& in) {
-    for (const Step& step : chapter().steps) {
-      if (step.operation != &decode()) continue;
-      const Distance d = from_originals(step.name.c_str(), p, in);
-      fmt::print("{:<10} {:<16} relative L1 {:.4f}  RMSE {:.1e}\n", what, step.name,
-                 d.relative_l1, d.rmse);
+// The table of CACHES.md, looked up in the page.
+TEST_CASE("errors of caches by kind of input, for CACHES.md", "[figures]") {
+  const auto compare = [](const char* what, const Problem& p, const HostTensors& in) {
+    std::string row;
+    for (const char* step : {"d1_int8_kv", "d2_fp8_kv", "d3_int4_kv", "d9_kivi"}) {
+      const Distance d = from_originals(step, p, in);
+      row += fmt::format("{}{:.4f}, {}", row.empty() ? "" : " | ", d.relative_l1,
+                         short_exponent(fmt::format("{:.1e}", d.rmse)));
     }
+    INFO(what << " | " << row);
+    CHECK(on_page("08_quant_sparse/CACHES.md", what, row));
   };
   const Problem normal = decoding(), outliers = decoding(InputKind::outlier);
-  print("normal", normal, draw(decode(), normal).tensors);
-  print("outliers", outliers, draw(decode(), outliers).tensors);
-  print("biased", normal, with_biased_channels(normal, decode()));
+  compare("normal", normal, draw(decode(), normal).tensors);
+  compare("outliers", outliers, draw(decode(), outliers).tensors);
+  compare("biased", normal, with_biased_channels(normal, decode()));
 }
 
-// The table and the figure of the README: test_08_quant_sparse "[figures]".
-TEST_CASE("errors by kind of input, for the README", "[.][figures]") {
-  const auto print = [](const char* what, const Problem& p, const HostTensors& in) {
+// Both tables of the README, looked up in the page. The second has as many digits of a cosine as
+// are other than 9.
+TEST_CASE("errors by kind of input, for the README", "[figures]") {
+  const auto compare = [](const char* what, const Problem& p, const HostTensors& in) {
+    std::string row;
     for (const Step& step : chapter().steps | std::views::filter(prefills)) {
+      if (step.name == "q9_mma_sync") continue;
       const Distance d = from_originals(step.name.c_str(), p, in);
-      fmt::print("{:<10} {:<16} cosine {:.6f}  relative L1 {:.4f}  RMSE {:.2e}\n", what, step.name,
-                 d.cosine, d.relative_l1, d.rmse);
+      row += fmt::format("{}{:.4f}, {}", row.empty() ? "" : " | ", d.relative_l1,
+                         short_exponent(fmt::format("{:.1e}", d.rmse)));
     }
-    const auto cosine_of = [&](auto stored) { return of_stored(p, in, stored).cosine; };
-    fmt::print("{:<10} Q K^T alone, cosine: int8 per thread, mean of K {:.6f}, of Q and K {:.6f}; "
-               "int4, none {:.4f}, K {:.4f}, Q and K {:.4f}\n",
-               what, cosine_of(smoothed_threads), cosine_of(smoothed_q), cosine_of(int4_threads),
-               cosine_of(int4_smooth_k), cosine_of(smoothed_q_int4));
+    INFO(what << " | " << row);
+    CHECK(on_page("08_quant_sparse/README.md", what, row));
+    std::string cosines;
+    for (const auto stored : {smoothed_threads, smoothed_q, int4_threads, int4_smooth_k,
+                              smoothed_q_int4}) {
+      const double cosine = of_stored(p, in, stored).cosine;
+      const int digits = cosine > 0.99999 ? 6 : cosine > 0.9991 ? 5 : cosine > 0.99 ? 4 : 3;
+      cosines += fmt::format("{}{:.{}f}", cosines.empty() ? "" : " | ", cosine, digits);
+    }
+    INFO(what << " | " << cosines);
+    CHECK(on_page("08_quant_sparse/README.md", what, cosines));
   };
   constexpr int64_t kKeys = 4096;
   for (const InputKind kind : {InputKind::random, InputKind::outlier}) {
     const Problem p = one_head_of(128, kKeys, 128, kind);
-    print(kind == InputKind::random ? "normal" : "outliers", p,
-          draw_inputs(p, forward().inputs(p)));
+    compare(kind == InputKind::random ? "normal" : "outliers", p,
+            draw_inputs(p, forward().inputs(p)));
   }
   const Problem p = one_head_of(128, kKeys, 128);
-  print("biased", p, with_biased_channels(p));
-  print("sink", p, with_sink(p));
-  print("field", p, of_field(p));
+  compare("biased", p, with_biased_channels(p));
+  compare("sink", p, with_sink(p));
+  compare("field", p, of_field(p));
 }

@@ -18,7 +18,7 @@ using namespace attn;
 namespace {
 
 constexpr std::pair<const char*, TokenOrder> kOrders[] = {{"row by row", TokenOrder::rows},
-                                                          {"Hilbert curve", TokenOrder::hilbert},
+                                                          {"along a Hilbert curve", TokenOrder::hilbert},
                                                           {"at random", TokenOrder::random}};
 
 Problem on_canvas(const std::string& canvas, int64_t text) {
@@ -96,8 +96,8 @@ TEST_CASE("blocks along a Hilbert curve are more alike than rows, and these than
   CHECK(rows.k > 1.5 * random.k);
 }
 
-// The table of SPARSE.md: test_08_quant_sparse "[orders][figures]".
-TEST_CASE("similarity and sparsity by order, for the page", "[.][figures][orders]") {
+// The table of SPARSE.md, looked up in the page.
+TEST_CASE("similarity and sparsity by order, for the page", "[figures][orders]") {
   const Problem p = on_canvas("16x16x16", 0);
   const HostTensors in = draw_inputs(p, attention_inputs(p));
   for (const auto& [name, order] : kOrders) {
@@ -106,7 +106,10 @@ TEST_CASE("similarity and sparsity by order, for the page", "[.][figures][orders
     const Similarity similarity = mean_similarity(p, ordered);
     double keep = 1 / 32.0;  // one block of 32 after the other
     while (keep < 1 && error_of(p, ordered, keep, all) > 0.05) keep += 1 / 32.0;
-    fmt::print("| {} | {:.3f} | {:.3f} | {:.0f} % | {:.4f} |\n", name, similarity.q, similarity.k,
-               100 * (1 - keep), error_of(p, ordered, keep, all));
+    const std::string row =
+        fmt::format("{:.3f} | {:.3f} | {:.0f} % | {:.4f}", similarity.q, similarity.k,
+                    100 * (1 - keep), error_of(p, ordered, keep, all));
+    INFO(name << " | " << row);
+    CHECK(on_page("08_quant_sparse/SPARSE.md", name, row));
   }
 }

@@ -6,6 +6,7 @@
 
 #include "quantised.h"
 #include "sparq.h"
+#include "tests/on_page.h"
 #include "tests/step_cases.h"
 
 using namespace attn;
@@ -171,16 +172,21 @@ TEST_CASE("the cost of SparQ is the paper's count of bytes", "[sparq]") {
   CHECK(dense / (cost[0].hbm_read + cost[2].hbm_read) == Approx(6.4).epsilon(0.01));
 }
 
-// The figures of the README: test_08_quant_sparse "[figures]".
-TEST_CASE("errors of SparQ by tokens that are read, for the README", "[.][figures]") {
-  for (const InputKind kind : {InputKind::random, InputKind::needle})
+// The table of CACHES.md, looked up in the page.
+TEST_CASE("errors of SparQ by tokens that are read, for CACHES.md", "[figures]") {
+  for (const InputKind kind : {InputKind::random, InputKind::needle}) {
+    std::string row;
     for (const double keys : {64, 128, 256, 512, 4096}) {
       Problem p = cache_of(4096, 128, 8, 2, kind);
       choose(p, 32, keys, 32);
       p.finish();
       const HostTensors in = draw(*sparq_step_of_table().operation, p).tensors;
       const Distance d = distance(outputs_of(p, in).at("o"), forward_reference(p, in, {})[0]);
-      fmt::print("sparq {:<8} r 32, k {:>4}: cosine {:.6f}, relative L1 {:.4f}, RMSE {:.2e}\n",
-                 name(kind), keys, d.cosine, d.relative_l1, d.rmse);
+      row += fmt::format("{}{:.{}f}", row.empty() ? "" : " | ", d.relative_l1,
+                         d.relative_l1 > 0.1 ? 2 : 4);
     }
+    const char* const what = kind == InputKind::random ? "normal" : "needle";
+    INFO(what << " | " << row);
+    CHECK(on_page("08_quant_sparse/CACHES.md", what, row));
+  }
 }

@@ -129,7 +129,7 @@ __device__ __forceinline__ void channels_of_block(ChannelParts<kHeadDim>& sParts
     least.x = fminf(least.x, low.x), least.y = fminf(least.y, low.y);
     most.x = fmaxf(most.x, high.x), most.y = fmaxf(most.y, high.y);
   }
-  if (!(fabsf(sum.x + sum.y) < INFINITY)) {  // a NaN is its key's alone, not the channel's
+  if (!(fabsf(sum.x + sum.y) < INFINITY)) {  // one bad key must not spoil the channel
     const FiniteColumn x = finite_column(gRows + 2 * pair, kHeadDim, count),
                        y = finite_column(gRows + 2 * pair + 1, kHeadDim, count);
     sum = make_float2(x.sum, y.sum);

@@ -129,7 +129,7 @@ function(attn_add_test name)
   file(CONFIGURE OUTPUT ${labels} @ONLY CONTENT
 "foreach(case IN LISTS @name@_CASES)
   set_tests_properties(\"\${case}\" PROPERTIES LABELS \"cpu;@arg_LABELS@\" COST @cost@
-                       SKIP_REGULAR_EXPRESSION \"SKIPPED: \")
+                       SKIP_RETURN_CODE 77)
 endforeach()
 ")
   set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels})
@@ -140,8 +140,7 @@ endforeach()
     endif()
     if(text MATCHES "\\[gpu\\]")
       add_test(NAME ${name}.gpu COMMAND ${name} "[gpu]")
-      set_tests_properties(${name}.gpu PROPERTIES LABELS "gpu;${arg_LABELS}" SKIP_RETURN_CODE 77
-                           SKIP_REGULAR_EXPRESSION "SKIPPED: ")
+      set_tests_properties(${name}.gpu PROPERTIES LABELS "gpu;${arg_LABELS}" SKIP_RETURN_CODE 77)
       break()
     endif()
   endforeach()

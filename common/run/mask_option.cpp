@@ -271,8 +271,11 @@ std::shared_ptr<const KeyMask> read_mask(const std::string& text, const Problem&
   if (kind == "block") mask = mask_of_file(parts_of(text, rest), p);
   if (kind == "sta") mask = sliding_tiles(text, rest, p);
   if (kind == "flashmask") {
-    const std::filesystem::path begin = std::filesystem::path(load) / "hidden_begin.npy";
-    if (!load.empty() && !std::filesystem::is_directory(rest) && std::filesystem::exists(begin))
+    const auto loaded = [&](const char* name) {
+      return !load.empty() && std::filesystem::exists(std::filesystem::path(load) / name);
+    };
+    if (!std::filesystem::is_directory(rest) &&
+        (loaded("hidden_begin.npy") || loaded("hidden_end.npy")))
       mask = intervals_of_files(load);
     else
       mask = flashmask(text, rest, p);

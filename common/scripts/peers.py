@@ -32,6 +32,7 @@ the rounds. Prints a table and writes everything as JSON. Needs PyTorch with CUD
 """
 import argparse
 import json
+import math
 import os
 import shlex
 import subprocess
@@ -166,12 +167,15 @@ class Peer:
 
 
 def row_difference(a, b):
-    """The largest relative L2 difference of a row of two lists of tensors."""
+    """The largest relative L2 difference of a row of two lists of tensors; infinity where one has a NaN or lacks one."""
+    if not b or len(a) != len(b):
+        return math.inf
     worst = 0.0
     for x, y in zip(a, b):
         x, y = x.float().flatten(0, -2), y.float().reshape(x.shape).flatten(0, -2)
         size = y.norm(dim=-1).clamp_min(y.norm() / y.shape[0] ** 0.5 / 10)  # a row near 0 is none of its own
-        worst = max(worst, ((x - y).norm(dim=-1) / size).max().item())
+        of_rows = ((x - y).norm(dim=-1) / size).max().item()
+        worst = max(worst, of_rows) if math.isfinite(of_rows) else math.inf
     return worst
 
 
@@ -194,7 +198,8 @@ def compare(p, backends, call, ours, difference=row_difference):
             continue
         try:
             theirs = call(name)()
-        except RuntimeError:  # it does not support the problem, which its turn says
+        except RuntimeError as error:
+            print(f"  {name}: outputs were not compared: {str(error).splitlines()[0]}")
             continue
         theirs = list(theirs) if isinstance(theirs, tuple) else [theirs]
         found[name] = difference(theirs, ours)

@@ -254,3 +254,54 @@ assert compared({"flash": 0.02}, operation="backward")[0] == 0
 assert compared({"flash": 0.01}, operation="forward", dtype="fp16")[0] == 1
 assert compared({"flash": 0.9, "flash graph": 0.9, "04_x:v7": 0.9}, dtype="bf16")[0] == 1
 assert compared({"flash graph": 0.9, "04_x:v7": 0.9})[0] == 0  # the same kernels; another program
+
+
+class Rows:
+    """A stand-in for a tensor of rows: what row_difference() asks of one."""
+
+    def __init__(self, rows):
+        self.rows, self.shape = rows, (len(rows), len(rows[0]))
+
+    def float(self):
+        return self
+
+    def flatten(self, *_):
+        return self
+
+    def reshape(self, _):
+        return self
+
+    def __sub__(self, other):
+        return Rows([[a - b for a, b in zip(x, y)] for x, y in zip(self.rows, other.rows)])
+
+    def norm(self, dim=None):
+        norms = [sum(x * x for x in row) ** 0.5 for row in self.rows]
+        return Numbers(norms) if dim == -1 else sum(x * x for x in norms) ** 0.5
+
+
+class Numbers:
+    """And for one of numbers."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def clamp_min(self, least):
+        return Numbers([max(x, least) for x in self.numbers])
+
+    def __truediv__(self, other):
+        return Numbers([a / b for a, b in zip(self.numbers, other.numbers)])
+
+    def max(self):
+        return Numbers([float("nan") if any(x != x for x in self.numbers) else max(self.numbers)])
+
+    def item(self):
+        return self.numbers[0]
+
+
+right, off, bad = Rows([[3.0, 4.0], [0.0, 5.0]]), Rows([[3.0, 4.0], [0.0, 5.5]]), Rows([[3.0, 4.0], [float("nan"), 5.0]])
+assert peers.row_difference([right], [right]) == 0
+assert abs(peers.row_difference([off], [right]) - 0.1) < 1e-12
+assert peers.row_difference([bad], [right]) == float("inf")
+assert peers.row_difference([right], [bad]) == float("inf")
+assert peers.row_difference([right, bad], [right, right]) == float("inf")
+assert peers.row_difference([right, right], [right]) == float("inf") and peers.row_difference([], []) == float("inf")
