@@ -154,3 +154,47 @@ TEST_CASE("files say which of them is wrong, and where", "[emulated]") {
     std::filesystem::remove_all(folder);
   }
 }
+
+TEST_CASE("page_copy takes copies from files, and refuses those without an order", "[emulated]") {
+  const std::string folder = "page_copies";
+  std::filesystem::remove_all(folder);
+  const auto run = [&](std::vector<const char*> more) {
+    more.insert(more.begin(), {"07_paged", "--device", "emulated", "--operation", "page_copy"});
+    return run_chapter(chapter(), static_cast<int>(more.size()), more.data());
+  };
+  REQUIRE(run({"--batch", "3", "--kv-heads", "1", "--head-dim", "64", "--page-size", "4", "--save",
+               folder.c_str()}) == 0);
+  const auto copies = [&](const std::vector<int32_t>& rows) {
+    write_npy_bytes(folder + "/page_copies.npy", {std::ssize(rows) / 3, 3}, "<i4", rows.data());
+    return run({"--load", folder.c_str()});
+  };
+  CHECK(copies({0, 5, 4, 0, 6, 2, 1, 2, 0}) == 0);  // one page to two; a copy of no token
+  CHECK(copies({0, 5, 4, 1, 5, 4}) == 2);           // a page that is written twice
+  CHECK(copies({0, 5, 4, 5, 6, 4}) == 2);           // and one that is read, too
+  CHECK(copies({0, 7, 4}) == 2);                    // of 7 pages
+  CHECK(copies({-1, 5, 4}) == 2);
+  CHECK(copies({0, 5, 5}) == 2);  // more than a page has
+  std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("slots that are overwritten may hold anything", "[emulated]") {
+  const std::string folder = "overwritten";
+  std::filesystem::remove_all(folder);
+  Problem p = paged(2, 20, 64, 5, DType::bf16);
+  p.batch = 2, p.heads = p.kv_heads = 1, p.seqused_k = {17, 7};
+  p.finish();
+  HostTensors in = draw(paged_append(), p).tensors;
+  for (const bool overwritten : {true, false}) {
+    HostTensors bad = in;
+    HostTensor& k = bad.at("k");
+    k.data[static_cast<std::size_t>(k.spec.row(0, 0, overwritten ? 16 : 3) * 64)] = NAN;
+    save_tensors(folder, bad);
+    Problem loaded = p;
+    loaded.inputs = InputKind::files;
+    if (overwritten)
+      CHECK_NOTHROW(load_inputs(folder, loaded, paged_append()));
+    else
+      CHECK_THROWS_AS(load_inputs(folder, loaded, paged_append()), InputError);
+  }
+  std::filesystem::remove_all(folder);
+}

@@ -364,3 +364,33 @@ TEST_CASE("what a cache with groups stores, by hand", "[quantise]") {
   CHECK(stored.at("v").data[32 * 64 + 1] == round_to(DType::fp16, 0.3f));
   CHECK(stored.at("v").data[161 * 64] == 1);
 }
+
+// Zeros have no scale of their own, and tiny values one far below those of other tokens. Of zeros O
+// is exactly 0; of values of 1e-20 it is what it is of the same values, times 1e-20.
+TEST_CASE("caches of zeros, with a head of zeros, and of values of 1e-20", "[emulated]") {
+  for (const Step* step : cache_steps())
+    for (const char* what : {"zeros", "v zeros", "a head", "tiny", "half a head"}) {
+      Problem p = problem(1, 300, 64, quantises_to(*step));
+      p.heads = 4, p.kv_heads = 2;
+      p.finish();
+      Case c(p, decode());
+      std::vector<float>&k = c.inputs.at("k").data, &v = c.inputs.at("v").data;
+      if (std::string(what) == "zeros") std::ranges::fill(k, 0.0f);
+      for (std::size_t i = 0; i < v.size(); ++i) {
+        const bool first_head = i < v.size() / 2;
+        if (std::string(what) == "tiny") v[i] = round_to(DType::bf16, v[i] * 1e-20f);
+        const bool zero = std::string(what).ends_with("zeros") ||
+                          (std::string(what) == "a head" && first_head) ||
+                          (std::string(what) == "half a head" && first_head && i / 64 % 2 == 0);
+        if (zero) v[i] = 0;
+      }
+      INFO(step->name << ": " << what);
+      HostTensors out;
+      CHECK(run_step(*step, c, Backend::emulated, &out) == "");
+      if (std::string(what).ends_with("zeros"))
+        CHECK(std::ranges::all_of(out.at("o").data, [](float x) { return x == 0; }));
+      if (std::string(what) != "tiny" || step->name == "d9_kivi") continue;  // d9: notation.md
+      const Distance lost = distance(out.at("o"), decode().reference(p, c.inputs, {}).front());
+      CHECK(lost.cosine > 0.9);
+    }
+}

@@ -367,3 +367,28 @@ TEST_CASE("problems that steps cannot choose for are refused", "[predict]") {
   CHECK(refusal(step_named("s6_skip_pv"), p).value_or("") ==
         "this step skips P V, and needs --skip-below");
 }
+
+// What --save writes beside O and lse: the blocks that a launch visited, as `--mask block:` takes
+// them, and s7's order.
+TEST_CASE("the choices of a launch are the blocks of the rule, and its order", "[emulated]") {
+  for (const char* name : {"s5_predict", "s7_hilbert", "s9_longest_first"}) {
+    const Step& step = step_named(name);
+    Problem p = on_canvas("8x8x8", 40, 64, DType::bf16);
+    p.dtype = quantises_to(step);
+    p.own["keep"] = {0.4};
+    p.finish();
+    const HostTensors in = draw(predict(), p).tensors;
+    Session session(p, predict(), Backend::emulated, in);
+    REQUIRE(session.prepare(step).ok());
+    REQUIRE(session.launch().ok());
+    const HostTensors choices =
+        step.choices(p, [&](const std::string& buffer) { return session.workspace(buffer); });
+    INFO(name);
+    const auto rule = chosen_blocks(p, step.logical(p, in));
+    CHECK(choices.at("block_mask").data == rule->tensors().front().data);
+    CHECK(choices.contains("token_order") == (step.name == "s7_hilbert"));
+    if (choices.contains("token_order"))
+      CHECK(choices.at("token_order").numbers == token_order(p, TokenOrder::hilbert));
+    CHECK(choices.contains("tile_order") == (step.name == "s9_longest_first"));
+  }
+}

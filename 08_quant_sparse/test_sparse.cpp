@@ -1,8 +1,10 @@
 // The steps of chapter 08 that skip: masks of blocks of any density and shape, beside other masks.
+#include <filesystem>
 #include <random>
 
 #include "08_quant_sparse/sparse.h"
 #include "attn/error.h"
+#include "files/tensor_files.h"
 #include "run/mask_option.h"
 #include "run/runner.h"
 #include "tests/step_cases.h"
@@ -349,4 +351,46 @@ TEST_CASE("a mask of windows is called by all of them", "[sparse]") {
   p.heads = p.kv_heads = 4;  // two windows again
   CHECK(read_mask("sta:2x8x40,2x8x8,2x8x24,2x8x8", p)->text() ==
         "sta:2x8x40,2x8x8,2x8x24,2x8x8,2x8x24,2x8x8");
+}
+
+// Intervals of one's own, for each head: from a folder, or beside the tensors of --load. The run
+// checks against a reference that hides the same rows; a NaN of the mask alone would not show.
+TEST_CASE("hidden_begin and hidden_end of one's own are the mask", "[emulated]") {
+  const std::string folder = "own_intervals";
+  std::filesystem::remove_all(folder);
+  Problem p = problem(200, 200, 64, DType::bf16);
+  p.heads = 2, p.kv_heads = 1;
+  p.finish();
+  TensorSpec spec{"hidden_begin", {1, 2, 1, 200}, DType::int32};
+  HostTensor begin = zeros(spec), end = zeros(spec);
+  end.spec.name = "hidden_end";
+  for (std::size_t i = 0; i < begin.numbers.size(); ++i) {
+    const auto head = static_cast<int64_t>(i) / 200, j = static_cast<int64_t>(i) % 200;
+    begin.numbers[i] = head == 0 ? j / 2 : 0, end.numbers[i] = head == 0 ? j / 2 + 30 : j % 7;
+  }
+  save_tensors(folder, {{"hidden_begin", begin}, {"hidden_end", end}});
+  for (const std::string& text : {"flashmask:" + folder, std::string("flashmask:causal")}) {
+    const auto mask = read_mask(text, p, text.ends_with("causal") ? folder : "");
+    const std::vector<HostTensor> tensors = mask->tensors();
+    CHECK(tensors.at(0).numbers == begin.numbers);
+    CHECK(tensors.at(1).numbers == end.numbers);
+  }
+  const char* const words[] = {"08_quant_sparse", "--device", "emulated", "--step", "s2",
+                               "--heads", "2", "--kv-heads", "1", "--seqlen", "200", "--mask",
+                               "flashmask:own_intervals", "--check", "full"};
+  CHECK(run_chapter(chapter(), static_cast<int>(std::size(words)), words) == 0);
+  const auto why = [&](const std::string& text, const std::string& load = "") -> std::string {
+    try {
+      read_mask(text, p, load);
+    } catch (const InputError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  std::filesystem::remove(folder + "/hidden_begin.npy");
+  CHECK(why("flashmask:" + folder).find("hidden_begin.npy: no such file") != std::string::npos);
+  CHECK(why("flashmask:causal", folder).find("hidden_begin.npy: no such file") !=
+        std::string::npos);
+  CHECK(why("flashmask:").find("or a folder with hidden_begin.npy") != std::string::npos);
+  std::filesystem::remove_all(folder);
 }

@@ -97,6 +97,28 @@ TEST_CASE("--layout bnhd reads and writes FlashAttention's order", "[load]") {
   }
   // lse is [batch, heads, seqlen_q] in both, as FlashAttention's softmax_lse.
   CHECK(read_npy(bnhd / "v1_global/lse.npy").data == read_npy(bhnd / "v1_global/lse.npy").data);
+  // Gradients, too.
+  const Folder grads("layout_grads");
+  const Words backward{"--step", "b1_global", "--batch", "1", "--heads", "3", "--seqlen", "5",
+                       "--head-dim", "8", "--save"};
+  Words words = backward;
+  words.push_back(bhnd / "backward");
+  REQUIRE(run(words) == 0);
+  words.back() = grads.path;
+  words.insert(words.end(), {"--layout", "bnhd"});
+  REQUIRE(run(words) == 0);
+  for (const char* name : {"do", "b1_global/dq", "b1_global/dk", "b1_global/dv"}) {
+    const NpyArray a = read_npy(bhnd / (std::string("backward/") + name + ".npy").c_str());
+    const NpyArray b = read_npy(grads / (std::string(name) + ".npy").c_str());
+    INFO(name);
+    REQUIRE(b.shape == std::vector<int64_t>{1, 5, 3, 8});
+    int64_t wrong = 0;
+    for (std::size_t h = 0; h < 3; ++h)
+      for (std::size_t n = 0; n < 5; ++n)
+        for (std::size_t c = 0; c < 8; ++c)
+          wrong += a.data[(h * 5 + n) * 8 + c] != b.data[(n * 3 + h) * 8 + c];
+    CHECK(wrong == 0);
+  }
   CHECK(said({"--layout", "bnhd"}) == "--layout: needs --load or --save");
   CHECK(has(said({"--layout", "bhdn", "--load", bhnd.path}), "must be one of bhnd, bnhd"));
 }
