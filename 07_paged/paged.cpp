@@ -214,7 +214,7 @@ void place_pages(const Problem& p, HostTensors& in) {
 std::vector<int64_t> shape_of_file(const std::string& folder, const char* file, std::size_t rank,
                                    const char* sides) {
   const std::filesystem::path path = std::filesystem::path(folder) / file;
-  const bool is_table = std::string_view(file) == "page_table.npy";
+  const bool is_table = std::string_view(file).starts_with("page_");  // page_table, page_copies
   const std::vector<int64_t> shape =
       is_table ? read_npy_shape(path, {"<i4", "<i8"}) : read_npy_shape(path, {"<f4", "<f2"});
   if (shape.size() != rank)
@@ -259,6 +259,12 @@ void sizes_of_files(const std::string& folder, Problem& p) {
     throw InputError(fmt::format(
         "{}: q.npy [{}], k_pages.npy and page_table.npy must agree in batch ({}) and head_dim ({})",
         folder, fmt::join(q, ", "), p.batch, p.head_dim));
+  if (q[1] < 1 || q[1] % p.kv_heads != 0)
+    throw InputError(fmt::format(
+        "{}/q.npy: {} heads and k_pages.npy {}: the query heads must be a multiple of the key/value "
+        "heads{}",
+        folder, q[1], p.kv_heads,
+        p.files_bnhd ? "" : "; of [batch, seqlen_q, heads, head_dim] say --layout bnhd"));
   p.heads = q[1], p.seqlen_q = q[2];
 }
 
@@ -331,7 +337,8 @@ void take_lengths(Problem& p, const std::set<std::string>& given) {
     if (given.contains(other))
       throw InputError(fmt::format("{}: not together with --lengths", other));
   p.seqused_k = draw_lengths(how->second, p.batch, p.seed);
-  p.seqlen_k = std::max<int64_t>(1, *std::ranges::max_element(p.seqused_k));
+  p.seqlen_k = 1;
+  for (const int64_t n : p.seqused_k) p.seqlen_k = std::max(p.seqlen_k, n);
 }
 
 }  // namespace

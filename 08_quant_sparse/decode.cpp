@@ -205,7 +205,7 @@ HostTensors cache_of_4_bits(const Problem& p, const HostTensors& inputs) {
       const float from = *least, to = *most;
       const float width = (to - from) / 15, smallest = smallest_of(t);
       const float scale = round_to(DType::bf16, std::max(width, smallest)), inverse = 1 / scale;
-      const float middle = round_to(DType::bf16, width < smallest ? from : from + 8 * scale);
+      const float middle = round_to(DType::bf16, width < smallest ? 0.5f * (from + to) : from + 8 * scale);
       for (std::size_t c = 0; c < d; ++c) {
         const float code = std::clamp(std::nearbyint((x[c] - middle) * inverse), -8.0f, 7.0f);
         x[c] = code * scale + middle;
@@ -217,8 +217,8 @@ HostTensors cache_of_4_bits(const Problem& p, const HostTensors& inputs) {
 
 namespace {
 
-float power_of_two(float x) {
-  return std::ldexp(1.0f, std::clamp(std::ilogb(std::max(x, 1e-10f)), -126, 126));
+float power_of_two(float x, float smallest = 1e-10f) {
+  return std::ldexp(1.0f, std::clamp(std::ilogb(std::max(x, smallest)), -126, 126));
 }
 // `x` over a power of 2 in fp16, and a sixteenth of it if that is what is stored.
 float in_fp16(float x, float unit, float part = 1) {
@@ -247,10 +247,10 @@ void round_group(float* k, std::size_t d) {
   for (std::size_t c = 0; c < d; ++c)
     round_channel(k + c, d, least[c], width[c], 2 * power_of_two(widest), power_of_two(farthest));
 }
-void round_newest(float* x, std::size_t d, float part) {
+void round_newest(float* x, std::size_t d, float part, float smallest) {
   float largest = 0;
   for (std::size_t c = 0; c < d; ++c) largest = std::max(largest, std::abs(x[c]));
-  for (std::size_t c = 0; c < d; ++c) x[c] = in_fp16(x[c], power_of_two(largest), part);
+  for (std::size_t c = 0; c < d; ++c) x[c] = in_fp16(x[c], power_of_two(largest, smallest), part);
 }
 
 }  // namespace
@@ -273,7 +273,7 @@ HostTensors cache_of_groups(const Problem& p, const HostTensors& inputs) {
       for (std::size_t key = 0; of_k && key < coded; key += groups::kGroup)
         round_group(x + key * d, d);
       for (std::size_t key = coded; key < static_cast<std::size_t>(used); ++key)
-        round_newest(x + key * d, d, of_k ? 0.0625f : 1);
+        round_newest(x + key * d, d, of_k ? 0.0625f : 1, smallest_of(stored.at(name)));
     }
   }
   return stored;

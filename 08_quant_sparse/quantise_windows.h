@@ -57,10 +57,10 @@ __global__ void __launch_bounds__(Pass::kThreads)
     low = fminf(low, sLeast[row][threadIdx.x]), high = fmaxf(high, sMost[row][threadIdx.x]);
   }
   if (!(fabsf(all) < INFINITY)) {  // one bad key must not spoil the window's mean
-    const FiniteColumn column =
+    const FiniteColumn of_column =
         finite_column(gV + (head * seqlen_k + key0) * head_dim + panel * kColumns + threadIdx.x,
                       head_dim, end - key0);
-    all = column.sum, low = column.least, high = column.most;
+    all = of_column.sum, low = of_column.least, high = of_column.most;
   }
   const float mean = all / static_cast<float>(end - key0);
   const float largest = fmaxf(fmaxf(high - mean, mean - low), kSmallestV);

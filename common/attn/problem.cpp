@@ -151,7 +151,7 @@ Problem Problem::at_least_one() const {
   p.batch = std::max<int64_t>(1, batch);
   p.seqlen_q = std::max<int64_t>(1, seqlen_q), p.seqlen_k = std::max<int64_t>(1, seqlen_k);
   if (varlen() && tokens_q() == 0) p.varlen_q[0] = 1;
-  if (varlen() && tokens_k() == 0) p.varlen_k[0] = 1;
+  if (!varlen_k.empty() && tokens_k() == 0) p.varlen_k[0] = 1;  // before finish() it may be empty
   if (!seqused_k.empty()) p.seqused_k.resize(static_cast<std::size_t>(p.batch), 0);
   return p;
 }

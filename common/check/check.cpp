@@ -136,7 +136,8 @@ Distance distance(const HostTensor& out, const Expected& e) {
   }
   if (count == 0) return {};
   const double sizes = std::sqrt(out2 * ref2);
-  return {sizes > 0 ? dot / sizes : 1, ref1 > 0 ? off1 / ref1 : off1, std::sqrt(off2 / count)};
+  const double cosine = sizes > 0 ? dot / sizes : out2 == ref2 ? 1 : 0;  // 0 is like 0 alone
+  return {cosine, ref1 > 0 ? off1 / ref1 : off1, std::sqrt(off2 / count)};
 }
 
 Verdict check(const HostTensor& out, const Expected& e) {

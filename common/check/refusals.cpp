@@ -24,7 +24,7 @@ void drop(const Feature& f, Problem& p) {
     f.give(p, {});
 }
 
-// A value in place of the one that a reason names.
+// A value instead of the one that a reason names.
 struct Repair {
   std::string option;
   std::function<void(Problem&)> change;

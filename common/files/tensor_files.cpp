@@ -114,7 +114,7 @@ HostTensor load(const std::filesystem::path& path, const TensorSpec& spec, bool 
 }  // namespace
 
 std::vector<std::string_view> types_in_files(DType dtype) {
-  if (dtype == DType::fp16) return {"<f4", "<f2"};
+  if (dtype == DType::fp16 || dtype == DType::fp32) return {"<f4", "<f2"};  // exact in both
   return {"<f4"};
 }
 

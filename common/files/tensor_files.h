@@ -25,7 +25,7 @@ std::vector<int64_t> load_lengths(const std::filesystem::path&, int64_t count,
                                   std::optional<int64_t> most = {});
 
 /// The element types that a file may have of a tensor that a kernel takes in `dtype`: float32, and
-/// float16 for fp16.
+/// float16 for fp16 and fp32.
 std::vector<std::string_view> types_in_files(DType);
 
 /// Writes FOLDER/NAME.npy for each tensor; makes the folder. `bnhd`: see Problem::files_bnhd.

@@ -302,7 +302,8 @@ std::string evidence_summary(const fs::path& folder, const fs::path& root) {
   return text;
 }
 
-std::string state_of(const fs::path& folder, const std::vector<std::string>& files, fs::path root) {
+std::string state_of(const fs::path& folder, const std::vector<std::string>& files, fs::path root,
+                     const std::string& table) {
   if (!fs::exists(folder / "manifest.txt")) return "";
   const bool around = root.empty();
   if (around) root = root_of(folder);
@@ -322,6 +323,12 @@ std::string state_of(const fs::path& folder, const std::vector<std::string>& fil
     if (f.timing_method != 0) oldest = std::min(oldest, f.timing_method);
   }
   if (!launched) return "State: computed; nothing was launched.";
+  const auto named = [&](const std::string& step) { return table.find(step) != table.npos; };
+  if (std::ranges::any_of(m.files, [&](const auto& file) {
+        return std::ranges::any_of(file.second.keys,
+                                   [&](const auto& key) { return named(code(key.first)); });
+      }))
+    std::erase_if(changed, [&](const std::string& step) { return !named(step); });
   std::string text = changed.empty()
                          ? std::string("State: measured on the kernels as they are")
                          : fmt::format("State: {} {} changed since", fmt::join(changed, ", "),

@@ -50,9 +50,10 @@ std::string evidence_summary(const std::filesystem::path& folder,
                              const std::filesystem::path& root);
 
 /// One sentence for the end of a table that is made of `files`; empty where the folder has no
-/// manifest. `root` defaults to the project that the folder lies in.
+/// manifest. `root` defaults to the project that the folder lies in. `table`: its text; if it names
+/// steps, changed ones that it does not name are left out.
 std::string state_of(const std::filesystem::path& folder, const std::vector<std::string>& files,
-                     std::filesystem::path root = {});
+                     std::filesystem::path root = {}, const std::string& table = "");
 
 /// A Markdown table of the same: a chapter and part, the steps that have changed since, the method
 /// of timing.

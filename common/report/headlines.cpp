@@ -1,5 +1,5 @@
 // Headlines: how many times as fast a step is as its peers, in one row each; and what others
-// measured, beside what peers.py did.
+// measured, next to what peers.py did.
 #include <fmt/format.h>
 
 #include <algorithm>

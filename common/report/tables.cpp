@@ -113,14 +113,14 @@ Words files_of(const Words& words, const fs::path& reports) {
 }
 
 // The state of these files, a paragraph for each folder that they lie in ("../h100/NAME.json").
-std::string states_of(const fs::path& reports, const Words& files) {
+std::string states_of(const fs::path& reports, const Words& files, const std::string& table) {
   std::map<fs::path, Words> by_folder;
   if (files.empty()) by_folder[""];
   for (const std::string& file : files)
     by_folder[fs::path(file).parent_path()].push_back(fs::path(file).filename().string());
   std::string text;
   for (const auto& [folder, names] : by_folder) {
-    const std::string state = state_of((reports / folder).lexically_normal(), names);
+    const std::string state = state_of((reports / folder).lexically_normal(), names, {}, table);
     if (state.empty()) continue;
     text += "\n";
     if (!folder.empty()) text += folder.filename().string() + ": ";
@@ -152,8 +152,9 @@ std::string fill_tables(const std::string& page, const std::string& name, const 
       throw InputError(fmt::format("{}: a table marker needs a kind and a file", name));
     out += page.substr(at, close + kClose.size() - at) + "\n";
     try {
-      out += table(words, reports, name);
-      if (words[0] != "tree") out += states_of(reports, files_of(words, reports));
+      const std::string body = table(words, reports, name);
+      out += body;
+      if (words[0] != "tree") out += states_of(reports, files_of(words, reports), body);
     } catch (const NotMeasured& e) {
       out += "not measured yet\n";
       if (missing)

@@ -96,7 +96,7 @@ std::vector<std::string> steps_that_take(const Chapter& chapter, const Operation
                                          const Problem& p) {
   std::vector<std::string> names;
   for (const Step& s : chapter.steps)
-    if (s.operation == &operation && !refusal(s, p)) names.push_back(s.name);
+    if (s.operation == &operation && !refusal(s, p.empty() ? p.at_least_one() : p)) names.push_back(s.name);
   return names;
 }
 

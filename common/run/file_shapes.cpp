@@ -86,7 +86,9 @@ std::string other_reading(const std::string& folder, const Sizes& q, const Sizes
       "{}: {} is read as [batch, heads, seqlen, head_dim], {} heads and {} queries; if it is "
       "FlashAttention's [batch, seqlen, heads, head_dim], say --layout bnhd",
       in(folder, "q"), text(q), q[1], q[2]);
-  if (!valid(q[1], k[1])) throw InputError(layouts);
+  if (!valid(q[1], k[1]))
+    throw InputError(fmt::format("{} ({} heads are no multiple of the {} of k.npy)", layouts, q[1],
+                                 k[1]));
   if (q[2] <= 1 || q[1] <= q[2]) return "";
   return "warning: " + layouts + " (--layout bhnd is silent)";
 }

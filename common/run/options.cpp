@@ -53,6 +53,9 @@ void take_varlen(const std::string& list, const std::set<std::string>& given, Pr
       throw InputError("--varlen-k: needs --varlen, the queries of each sequence");
   } else if (list == "skewed") {
     not_given("--varlen skewed", {"--varlen-k", "--seqlen-q", "--seqlen-k", "--load"});
+    if (p.batch < 1 || p.seqlen_q < 1)
+      throw InputError(fmt::format("--varlen skewed: needs a --batch and a --seqlen of at least 1, "
+                                   "not {} and {}", p.batch, p.seqlen_q));
     if (p.batch > Problem::kMostSequences)
       throw InputError(fmt::format("--batch {}: must be at most {} with --varlen", p.batch,
                                    Problem::kMostSequences));
@@ -371,7 +374,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     if (p.varlen()) throw InputError("--mask: not together with --varlen");
     if (o.operation->matrix)
       throw InputError(fmt::format("--mask: {} has no keys", o.operation->name));
-    p.mask = read_mask(mask, p, o.load);
+    // Of an empty problem a mask has nothing to hide.
+    if (p.batch > 0 && p.seqlen_q > 0 && p.seqlen_k > 0) p.mask = read_mask(mask, p, o.load);
   }
   if (has_field(p)) check_field(p);
   p.finish();

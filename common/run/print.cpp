@@ -57,7 +57,8 @@ void print_other_types(const Chapter& c, const Operation& operation, Problem p) 
     p.dtype = type;
     std::vector<std::string> steps;
     for (const Step& s : c.steps)
-      if (s.operation == &operation && shown_for(s, type) && !refusal(s, p))
+      if (s.operation == &operation && shown_for(s, type) &&
+          !refusal(s, p.empty() ? p.at_least_one() : p))
         steps.push_back(s.name);
     if (type != given && !steps.empty())
       fmt::print("with --dtype {}: {}\n", name(type), fmt::join(steps, ", "));

@@ -1,6 +1,6 @@
 /// \file
 /// Launches that follow others: replayed as CUDA graphs with other inputs, after one that was
-/// aborted, beside one in another stream. What a launch leaves (tile counters, arrival counters,
+/// aborted, at the same time as one in another stream. What a launch leaves (tile counters, arrival counters,
 /// side streams) must not be in the next result. Linked into every chapter's tests.
 #include <cmath>
 #include <cstring>

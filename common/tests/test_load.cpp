@@ -189,6 +189,8 @@ TEST_CASE("a file that contradicts the options is refused, not ignored", "[load]
     return "";
   };
   CHECK(why() == "");
+  CHECK(said({"--load", f.path, "--varlen", "3,4", "--heads", "1"}).find("SIG") ==
+        std::string::npos);  // without --varlen-k
   lengths({0, 3, 7});
   CHECK(why() == "");
   lengths({0, 4, 7});
