@@ -12,8 +12,10 @@
 #include "check/inputs.h"
 #include "check/operation.h"
 #include "tests/catch.h"
+#include "tests/on_page.h"
 
 using namespace attn;
+using namespace attn::tests;
 
 namespace {
 
