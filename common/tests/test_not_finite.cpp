@@ -49,9 +49,11 @@ struct Spoilt {
     const float lse = out.at("lse").row(0, h, i)[0], lse_before = right.at("lse").row(0, h, i)[0];
     return error <= 0.05 * 0.05 * size && (lse == lse_before || std::abs(lse - lse_before) < 1e-2f);
   }
-  // Whether the query tile of row i cannot visit the tile of a key that row `row` alone sees first:
-  // no tile has more than 192 queries, or 128 keys.
-  bool far(int64_t i) const { return p.seqlen_q > 192 && p.causal && i < 128; }
+  // Whether the query tile of row i cannot visit the tile of key `row`, as no tile has more than 192
+  // queries, or 128 keys. Chapter 01 multiplies all of P with V.
+  bool far(int64_t i) const {
+    return p.seqlen_q > 192 && p.causal && i < 128 && chapter().name != "01_naive";
+  }
   bool coded() const { return bits_of(p.dtype) < 16; }
   bool group_of(int64_t h) const { return h / p.group() == head; }
   bool sees(int64_t i) const {
@@ -120,6 +122,8 @@ void check_all_steps(Backend backend) {
       return std::ranges::find(outputs, name, &TensorSpec::name) != outputs.end();
     };
     if (!has("o") || !has("lse")) continue;
+    // In the emulator the first, the tuned and the last steps, and every third (step_cases.h).
+    if (backend == Backend::emulated && !in_turn(step, 0)) continue;
     ++steps;
     if (refusal(step, p)) continue;
     ++ran;
