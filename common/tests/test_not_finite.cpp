@@ -39,7 +39,7 @@ struct Spoilt {
            std::isfinite(out.at("lse").row(0, h, i)[0]);
   }
   // Within rounding: rows of one warp are rescaled together. `but`: a column that is not compared.
-  bool as_before(int64_t h, int64_t i, int64_t but = -1) const {
+  bool as_before(int64_t h, int64_t i, int64_t but = -1, double within = 0.05) const {
     const float *const o = out.at("o").row(0, h, i), *const before = right.at("o").row(0, h, i);
     double error = 0, size = 0;
     for (int64_t c = 0; c < out.at("o").spec.columns(); ++c) {
@@ -47,7 +47,8 @@ struct Spoilt {
       error += std::pow(double{o[c]} - before[c], 2), size += std::pow(double{before[c]}, 2);
     }
     const float lse = out.at("lse").row(0, h, i)[0], lse_before = right.at("lse").row(0, h, i)[0];
-    return error <= 0.05 * 0.05 * size && (lse == lse_before || std::abs(lse - lse_before) < 1e-2f);
+    return error <= within * within * size &&
+           (lse == lse_before || std::abs(lse - lse_before) < 0.2f * static_cast<float>(within));
   }
   // Whether the query tile of row i cannot visit the tile of key `row`, as no tile has more than 192
   // queries, or 128 keys. Chapter 01 multiplies all of P with V.
@@ -78,7 +79,9 @@ void check_query(const Spoilt& s) {
       if (h == s.head && i == s.row)
         CHECK(s.nan(h, i));
       else
-        CHECK((s.as_before(h, i) || (h == s.head && shares && s.nan(h, i))));
+        // Where the mean of a tile of Q is subtracted it lacks a value: codes of four bits are others.
+        CHECK((s.as_before(h, i, -1, shares && h == s.head ? 0.2 : 0.05) ||
+               (h == s.head && shares && s.nan(h, i))));
     }
 }
 
