@@ -12,6 +12,7 @@
 #include "attn/rotary.h"
 #include "check/inputs.h"
 #include "check/variations.h"
+#include "files/npy.h"
 #include "run/options.h"
 #include "run/runner.h"
 #include "test_pages.h"
@@ -328,6 +329,13 @@ TEST_CASE("the program says which options of pages it cannot take", "[emulated]"
              "5", "--save", "append_files"}) == 0);
   CHECK(run({"--load", "append_files"}) == 0);
   CHECK(run({"--load", "append_files", "--page-size", "5"}) == 2);
+  // A model's table goes on behind the longest sequence; one that ends before is refused.
+  NpyArray angles = read_npy("append_files/cos_sin.npy");
+  for (const int64_t positions : {40, 29}) {
+    angles.data.resize(static_cast<std::size_t>(positions * angles.shape[1]));
+    write_npy("append_files/cos_sin.npy", {positions, angles.shape[1]}, angles.data.data());
+    CHECK(run({"--load", "append_files"}) == (positions == 40 ? 0 : 2));
+  }
   std::filesystem::remove_all("append_files");
   const char* const trace[] = {"07_paged", "--trace", "no_such_file.csv"};
   CHECK(run_chapter(chapter(), 3, trace) == 2);

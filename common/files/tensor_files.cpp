@@ -163,6 +163,21 @@ void check_finite(const std::filesystem::path& path, const Problem& p, HostTenso
   }
 }
 
+// A model's table of rotary angles is made for its longest context, or for the longest sequence
+// where pages have room for more: rows that no token needs may lack in the file, and are made.
+HostTensor load_angles(const std::filesystem::path& path, const TensorSpec& spec,
+                       const Problem& p) {
+  TensorSpec in_file = spec;
+  const std::vector<int64_t> shape = read_npy_shape(path, types_in_files(spec.dtype));
+  const int64_t used = p.seqused_k.empty() ? p.seqlen_k : std::ranges::max(p.seqused_k);
+  if (shape.size() == 2 && p.seqlen_q <= p.seqlen_k && shape[0] >= std::max(used, p.seqlen_q))
+    in_file.shape[2] = shape[0];
+  const HostTensor file = load(path, in_file);
+  HostTensor t = draw_inputs(p, std::span(&spec, 1)).at(spec.name);
+  std::copy_n(file.data.begin(), std::min(file.data.size(), t.data.size()), t.data.begin());
+  return t;
+}
+
 // A file that would be ignored otherwise: the user means it.
 void check_derived(const std::filesystem::path& path, const HostTensor& file,
                    const HostTensor& options) {
@@ -189,7 +204,8 @@ Inputs load_inputs(const std::string& folder, const Problem& p, const Operation&
                            path.filename().string(), p.seqlen_k);
       continue;
     }
-    tensors.emplace(spec.name, load(path, spec, p.files_bnhd));
+    tensors.emplace(spec.name, spec.name == "cos_sin" ? load_angles(path, spec, p)
+                                                      : load(path, spec, p.files_bnhd));
     read.push_back(spec.name);
   }
   try {
