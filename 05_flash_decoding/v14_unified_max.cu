@@ -6,7 +6,7 @@
 //           constant. Then O is never rescaled, and lanes agree on nothing in the loop. Rows whose
 //           maximum is outside a range are worked out again, as in v13. (In the paper parts merge
 //           by addition then; here they are weighted as in v13, since one may have fallen back.)
-// expect    wait: fixed latency, instructions; gpu__time_duration.sum where the loop is not hidden
+// expect    wait stalls, instructions; gpu__time_duration.sum where the loop is not hidden
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include <algorithm>
 #include <type_traits>

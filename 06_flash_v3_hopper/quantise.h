@@ -6,6 +6,7 @@
 //                                keys in the order of e4m3_column in each 16 (ptx/wgmma_e4m3.h)
 #pragma once
 
+#include "attn/finite.h"
 #include "attn/kernel.h"
 #include "ptx/tma_bytes.h"
 #include "ptx/wgmma_e4m3.h"
@@ -26,10 +27,6 @@ enum Tensor { kQ, kK, kV, kTensors };
 
 // Where a key lies that is the tile's first but for `keys`: rows of v8 are whole 16 bytes.
 inline __host__ __device__ int64_t padded_keys(int64_t keys) { return round_up(keys, 16); }
-
-// An infinity as NaN, x + 0 x: e4m3 has no infinity, and a conversion that saturates would make it
-// 448. fmaxf ignores NaN, so that scales come from finite values alone.
-__device__ __forceinline__ float finite_or_nan(float x) { return x + 0 * x; }
 
 // Eight numbers of bf16, as floats.
 struct Eight {
@@ -54,21 +51,6 @@ __device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
   return e;
 }
 
-// Sum, least and most of the finite values of a column of `count` rows, `stride` elements apart. The
-// slow path of a pass whose sum has become NaN or infinite.
-struct FiniteColumn {
-  float sum = 0, least = INFINITY, most = -INFINITY;
-};
-inline __device__ FiniteColumn finite_column(const __nv_bfloat16* g, int64_t stride,
-                                                   int count) {
-  FiniteColumn c;
-  for (int row = 0; row < count; ++row) {
-    const float x = to_float(g[row * stride]);
-    if (!(fabsf(x) < INFINITY)) continue;
-    c.sum += x, c.least = fminf(c.least, x), c.most = fmaxf(c.most, x);
-  }
-  return c;
-}
 __device__ __forceinline__ float largest_of(const Eight& e, float so_far) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) so_far = fmaxf(so_far, fabsf(e.x[i]));

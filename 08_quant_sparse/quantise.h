@@ -11,6 +11,7 @@
 // the group's tile.
 #pragma once
 
+#include "attn/finite.h"
 #include "attn/kernel.h"
 #include "ptx/wgmma_s8.h"
 
@@ -77,26 +78,6 @@ __device__ __forceinline__ Eight eight_of(const uint4& bits) {
 }
 __device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
   return eight_of(*reinterpret_cast<const uint4*>(g));
-}
-
-// An infinity as NaN, x + 0 x: e4m3 has no infinity, and a conversion that saturates would make it
-// 448. Scales of V come from finite values alone.
-__device__ __forceinline__ float finite_or_nan(float x) { return x + 0 * x; }
-
-// Sum, least and most of the finite values of a column of `count` rows, `stride` elements apart. The
-// slow path of a pass whose sum has become NaN or infinite.
-struct FiniteColumn {
-  float sum = 0, least = INFINITY, most = -INFINITY;
-};
-inline __device__ FiniteColumn finite_column(const __nv_bfloat16* g, int64_t stride,
-                                                   int count) {
-  FiniteColumn c;
-  for (int row = 0; row < count; ++row) {
-    const float x = to_float(g[row * stride]);
-    if (!(fabsf(x) < INFINITY)) continue;
-    c.sum += x, c.least = fminf(c.least, x), c.most = fmaxf(c.most, x);
-  }
-  return c;
 }
 
 // |x| as a whole number: these compare as the numbers do, with infinity and then NaN at the end,

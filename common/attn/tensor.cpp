@@ -195,7 +195,7 @@ void round_to(DType dtype, float* values, std::size_t count) {
 }
 
 // A NaN in 16 bits keeps the first bits of its fraction, which say where it comes from, and an
-// element that nobody wrote stays one. Eigen makes one NaN of all.
+// unwritten element stays one. Eigen makes one NaN of all.
 static std::uint16_t nan_bits(DType dtype, float nan) {
   const auto bits = std::bit_cast<std::uint32_t>(nan);
   if (bits == kUnwritten) return static_cast<std::uint16_t>(unwritten_bits(dtype));

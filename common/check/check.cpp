@@ -70,11 +70,11 @@ bool from_poison(float nan) { return std::bit_cast<std::uint32_t>(nan) >> 16 == 
 
 // Where a NaN comes from: what poison it was made of, as x86 carries it through arithmetic.
 std::string origin(float nan) {
-  if (from_poison(nan)) return "read from memory that nobody had written";
+  if (from_poison(nan)) return "read from uninitialised memory";
   const auto bits = std::bit_cast<std::uint32_t>(nan);
   const std::uint32_t code = bits >> 16 & 63;
   if (code == 0 || code > kNoSequenceCode || (bits & 0xFFFF) != 0) return "computed";
-  if (code == kUnwrittenCode) return "read from an output that nobody had written";
+  if (code == kUnwrittenCode) return "read from an output that was never written";
   if (code == kNoSequenceCode) return "read from a page that no sequence uses";
   if (code == kAnySequenceCode) return "read behind the last key of its sequence";
   return fmt::format("read behind the last key of sequence {}", code - 1);

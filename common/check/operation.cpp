@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <optional>
 
@@ -279,6 +280,23 @@ DType quantises_to(const Step& step) {
 
 bool takes(const Step& step, std::string_view feature) {
   return std::ranges::find(step.takes, feature) != step.takes.end();
+}
+
+HostTensors outputs_without_keys(const Problem& p, const Operation& op, const HostTensors& inputs) {
+  HostTensors outputs;
+  for (const TensorSpec& spec : op.outputs(p)) {
+    HostTensor t = inputs.contains(spec.name) ? inputs.at(spec.name) : zeros(spec);
+    if (spec.name == "lse") {
+      // A sink is a key without a value. lse is [batch, heads, seqlen_q].
+      for (std::size_t r = 0; r < t.data.size(); ++r)
+        t.data[r] = inputs.contains("sinks")
+                        ? inputs.at("sinks").data[r / static_cast<std::size_t>(p.seqlen_q) %
+                                                  static_cast<std::size_t>(p.heads)]
+                        : -std::numeric_limits<float>::infinity();
+    }
+    outputs.emplace(spec.name, std::move(t));
+  }
+  return outputs;
 }
 
 }  // namespace attn

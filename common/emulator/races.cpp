@@ -172,7 +172,7 @@ const std::string* Races::touch(Access& now, const Memory& memory, std::size_t f
       for (std::size_t b = 0; b < kBytes && !never_written_; ++b)
         if ((mask >> b & 1) && cell.writer_of(b) == 0)
           never_written_ = memory.name(begin + b) + " was " + done({now, block_[now.thread]}) +
-                           ", where nobody had written";
+                           ", where no thread had written";
     if (reads_only(now.kind)) {
       Reader reader = anywhere;
       reader.place_and_bytes |= mask;

@@ -187,7 +187,7 @@ class Races {
   /// code of that moment.
   void copies_done(std::size_t t, std::size_t who, std::uint32_t done);
 
-  /// The first read, or atomic, of shared memory that nobody had written, or nothing. A write that
+  /// The first read, or atomic, of uninitialised shared memory, or nothing. A write that
   /// comes after it is a race, or not.
   std::optional<std::string> never_written() const { return never_written_; }
 

@@ -310,33 +310,37 @@ std::string state_of(const fs::path& folder, const std::vector<std::string>& fil
   if (!fs::exists(root / "common/attn/kernel.h")) return "";
   const Manifest m = read_manifest(folder);
   const Keys now = around ? keys_around(folder) : kernel_keys(root);
-  std::set<std::string> changed;
-  bool timed = false, launched = false;
-  int oldest = kTimingMethod;
+  std::set<std::string> changed, measured;
+  std::set<int> methods;
   for (const std::string& name : files) {
     const auto found = m.files.find(name);
     if (found == m.files.end()) return fmt::format("State: {} is in no manifest.", name);
     const EvidenceFile& f = found->second;
-    launched |= !f.keys.empty();
+    for (const auto& [step, key] : f.keys) measured.insert(code(step));
     for (const std::string& step : changed_steps(f, now)) changed.insert(code(step));
-    timed |= f.timing_method != 0;
-    if (f.timing_method != 0) oldest = std::min(oldest, f.timing_method);
+    if (f.timing_method != 0) methods.insert(f.timing_method);
   }
-  if (!launched) return "State: computed; nothing was launched.";
+  if (measured.empty()) return "State: computed; nothing was launched.";
   const auto named = [&](const std::string& step) { return table.find(step) != table.npos; };
   if (std::ranges::any_of(m.files, [&](const auto& file) {
         return std::ranges::any_of(file.second.keys,
                                    [&](const auto& key) { return named(code(key.first)); });
       }))
-    std::erase_if(changed, [&](const std::string& step) { return !named(step); });
-  std::string text = changed.empty()
-                         ? std::string("State: measured on the kernels as they are")
-                         : fmt::format("State: {} {} changed since", fmt::join(changed, ", "),
-                                       changed.size() == 1 ? "has" : "have");
-  if (oldest == 1) text += "; by timing method 1, in which the host's time to launch counts";
-  else if (oldest < kTimingMethod)
-    text += fmt::format("; by timing method {}, with an event more before the kernel", oldest);
-  else if (timed) text += fmt::format(", timing method {}", kTimingMethod);
+    for (auto* const steps : {&changed, &measured})
+      std::erase_if(*steps, [&](const std::string& step) { return !named(step); });
+  std::string text = "State: ";
+  if (changed.empty())
+    text += "measured on the kernels as they are";
+  else if (changed.size() > 2 && changed == measured)
+    text += "every step has changed since";
+  else
+    text += fmt::format("{} {} changed since", fmt::join(changed, ", "),
+                        changed.size() == 1 ? "has" : "have");
+  if (methods.empty()) return text + ".";
+  text += fmt::format(", timing method{} {}", methods.size() == 1 ? "" : "s",
+                      fmt::join(methods, " and "));
+  if (methods.contains(1)) text += "; method 1 counts the host's time to launch";
+  if (methods.contains(2)) text += "; method 2 has one more event before the kernel";
   return text + ".";
 }
 

@@ -305,7 +305,7 @@ class Export {
   Launch& launch_of(const Record& r) {
     const std::string& id = r.fields[columns_.at("ID")];
     if (id.empty() || !all_digits(id))
-      fail(file_, r.line, fmt::format("'{}' is no number of a launch", id));
+      fail(file_, r.line, fmt::format("'{}' is not a launch ID", id));
     const std::string key =
         fmt::format("{}\n{}\n{}", field(r, "Host Name"), field(r, "Process ID"), id);
     const std::string kernel = field(r, "Kernel Name");

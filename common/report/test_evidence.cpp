@@ -312,13 +312,36 @@ TEST_CASE("steps that were never measured are one list", "[evidence]") {
         "Not measured yet: 01_first: `v3_new`, `v4_new`; 02_second: `v1_one`.\n");
 }
 
+TEST_CASE("a state names the steps that changed, and says every step where all did", "[evidence]") {
+  Project p;
+  p.write("01_first/v3_three.cu", with(kKernel, "v1_one", "v3_three"));
+  p.report("01_first.n64.json",
+           R"({"timing_method": 3, "steps": [
+               {"name": "v1_one", "outcome": "pass", "time": {"median_s": 1}},
+               {"name": "v2_two", "outcome": "pass", "time": {"median_s": 1}},
+               {"name": "v3_three", "outcome": "pass", "time": {"median_s": 1}}]})");
+  record(p.reports, p.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
+  for (const char* step : {"v1_one", "v2_two", "v3_three"}) {
+    INFO(step);
+    CHECK(has(p.state("01_first.n64.json"), "every step") == false);
+    p.write(std::string("01_first/") + step + ".cu",
+            with(with(kKernel, "v1_one", step), "n < 4", "n < 5"));
+  }
+  CHECK(p.state("01_first.n64.json") == "State: every step has changed since, timing method 3.");
+}
+
 TEST_CASE("older methods are told, and the stalest part comes first", "[evidence]") {
   Project p;
   p.write_report("01_first.n64.json", 1);
   record(p.reports, p.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
   CHECK(p.state("01_first.n64.json") ==
-        "State: measured on the kernels as they are; by timing method 1, in which the host's time "
-        "to launch counts.");
+        "State: measured on the kernels as they are, timing method 1; method 1 counts the host's "
+        "time to launch.");
+  p.write_report("01_first.n128.json", 3);
+  record(p.reports, p.root, "times", "01_first", "passed", 7,
+         {"01_first.n64.json", "01_first.n128.json"});
+  CHECK(has(state_of(p.reports, {"01_first.n64.json", "01_first.n128.json"}, p.root),
+            "timing methods 1 and 3;"));
   const std::vector<std::string> units{"tests 01_first", "times 01_first", "counters 01_first"};
   CHECK(stalest_first(p.reports, p.root, units, false) ==
         std::vector<std::string>{"counters 01_first", "times 01_first"});

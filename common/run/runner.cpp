@@ -220,22 +220,10 @@ class Run {
         continue;
       }
       any = true;
-      HostTensors outputs;
-      for (const TensorSpec& spec : operation_.outputs(problem())) {
-        HostTensor t = inputs_.contains(spec.name) ? inputs_.at(spec.name) : zeros(spec);
-        if (spec.name == "lse")
-          std::ranges::fill(t.data, -std::numeric_limits<float>::infinity());
-        // A sink is a key without a value.
-        for (std::size_t r = 0; spec.name == "lse" && inputs_.contains("sinks") && r < t.data.size();
-             ++r)
-          t.data[r] = inputs_.at("sinks").data[r / static_cast<std::size_t>(problem().seqlen_q) %
-                                               static_cast<std::size_t>(problem().heads)];
-        outputs.emplace(spec.name, std::move(t));
-      }
-      if (!options_.save.empty()) save_outputs(step, outputs);
-      StepResult s = refused(step, StepResult::Outcome::pass,
-                             "empty: there is no query or no key, so outputs are 0; not launched");
-      add(std::move(s));
+      if (!options_.save.empty())
+        save_outputs(step, outputs_without_keys(problem(), operation_, inputs_));
+      add(refused(step, StepResult::Outcome::pass,
+                  "empty: no query or no key, so outputs are 0; not launched"));
     }
     return any ? kPass : kUnsupported;
   }

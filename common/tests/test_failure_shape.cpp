@@ -304,7 +304,7 @@ TEST_CASE("NaN says whether it was computed or read", "[check]") {
     const std::string text = spoiled(read);
     CHECK(text.starts_with(begin));
     CHECK(
-        text.ends_with("got nan (NaN that was read from memory that nobody had written; 116 of "
+        text.ends_with("got nan (NaN that was read from uninitialised memory; 116 of "
                        "12672 elements are NaN)"));
   }
   // Rows of caches that no sequence uses.
@@ -323,7 +323,7 @@ TEST_CASE("NaN says whether it was computed or read", "[check]") {
   CHECK(spoiled(std::bit_cast<float>(kUnwritten | 0x400000) * (zero + 1))
             .ends_with("(NaN that was computed; 116 of 12672 elements are NaN)"));
   CHECK(spoiled(std::bit_cast<float>(0x7FE50000))
-            .ends_with("(NaN that was read from an output that nobody had written; 116 of 12672 "
+            .ends_with("(NaN that was read from an output that was never written; 116 of 12672 "
                        "elements are NaN)"));
   // Arithmetic with an element that nobody wrote is not such an element.
   CHECK_FALSE(unwritten(std::bit_cast<float>(kUnwritten) + zero));

@@ -141,7 +141,7 @@ TEST_CASE("files that can be read in both orders are warned of", "[load]") {
   CHECK(said({"--load", f.path}) == "");
 }
 
-TEST_CASE("a file of the wrong shape is named, not an option that nobody gave", "[load]") {
+TEST_CASE("an error about a shape names the file, not an option that was not given", "[load]") {
   const Folder f("wrong_shapes");
   write_qkv(f.path, {1, 3, 8, 16}, {1, 2, 8, 16});
   CHECK(has(said({"--load", f.path}), "3 heads are no multiple of the 2 of k.npy"));

@@ -248,7 +248,7 @@ TEST_CASE("an atomic reads what is there: what nobody has written is named", "[e
   const std::string said = message(1, 0, dim3(1), dim3(64), count_on_nothing, &out);
   INFO(said);
   CHECK(has(said, "byte 0 of count of block (0,0,0) was changed by atomicAdd of thread ("));
-  CHECK(has(said, ", where nobody had written"));
+  CHECK(has(said, ", where no thread had written"));
 }
 
 TEST_CASE("named barrier 0 is __syncthreads's", "[emulator][races]") {
@@ -288,7 +288,7 @@ TEST_CASE("what nobody has written is named", "[emulator][races]") {
     CHECK(member ==
           "byte 280 of shared memory of block (0,0,0) (partial[1][2]) was read by thread (3,0,0) "
           "at " +
-              place(kUnwrittenLine) + ", where nobody had written");
+              place(kUnwrittenLine) + ", where no thread had written");
     CHECK(has(variable, "byte 28 of variable of block (0,0,0) was read by thread (3,0,0) at "));
   }
 }
@@ -301,7 +301,7 @@ TEST_CASE("what nobody has written is named where blocks are watched together, t
     CHECK(message(seed, sizeof(Storage), dim3(1), dim3(32), read_unwritten, true, &out) ==
           "byte 280 of shared memory of block (0,0,0) (partial[1][2]) was read by thread (3,0,0) "
           "of block (0,0,0) at " +
-              place(kUnwrittenLine) + ", where nobody had written");
+              place(kUnwrittenLine) + ", where no thread had written");
     const std::string variable =
         message(seed, sizeof(Storage), dim3(3), dim3(32), read_unwritten, false, &out);
     CHECK(has(variable, "byte 28 of variable of block ("));
