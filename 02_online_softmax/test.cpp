@@ -6,6 +6,7 @@
 #include "02_online_softmax/algorithm.h"
 #include "02_online_softmax/operations.h"
 #include "device/roofline.h"
+#include "run/runner.h"
 #include "tests/step_cases.h"
 
 using namespace attn;
@@ -258,6 +259,16 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   CHECK(check_steps("softmax", p, Backend::emulated).text() == all_ran(1));
   p = rows_cols(1, 352 * 1024 / 4 + 3, DType::fp32);
   CHECK(check_steps("softmax", p, Backend::emulated).text() == all_ran(1));
+}
+
+TEST_CASE("no rows, or no columns, are an empty result", "[emulated]") {
+  for (const char* operation : {"softmax", "softmax_topk", "forward"})
+    for (const char* none : {"--rows", "--cols"}) {
+      const bool has_rows = std::string(operation) != "forward";
+      const char* argv[] = {"02_online_softmax", "--device", "emulated", "--operation", operation,
+                            none, "0"};
+      CHECK(run_chapter(chapter(), 7, argv) == (has_rows ? 0 : 2));
+    }
 }
 
 TEST_CASE("costs are what the README derives", "[emulated]") {

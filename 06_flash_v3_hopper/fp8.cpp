@@ -55,7 +55,8 @@ void round_tiles(const Problem& p, HostTensor& t, float norm = 1) {
   for (int64_t head = 0; head < heads; ++head)
     for (int64_t row = 0; row < rows; row += kTile)
       round_together(t.data.data() + (head * rows + row) * d,
-                     static_cast<std::size_t>(std::min(kTile, rows - row) * d), smallest_of(t), norm);
+                     static_cast<std::size_t>(std::min(kTile, rows - row) * d), smallest_of(t),
+                     norm);
 }
 
 // Random signs, then Hadamard's matrix: additions in the kernel's order.
@@ -327,8 +328,7 @@ HostTensors turned_in_registers(const Problem& p, const HostTensors& inputs) {
 
 // The diagonal of the rotation: Q and K are multiplied by diag(signs) H / sqrt(d).
 static HostTensors signs_of_columns(const Problem& p, const ReadWorkspace&) {
-  HostTensor signs =
-      zeros({"signs", {1, 1, 1, p.head_dim}, DType::fp32, {}, nullptr, false, 1});
+  HostTensor signs = zeros({"signs", {1, 1, 1, p.head_dim}, DType::fp32, {}, nullptr, false, 1});
   for (std::size_t c = 0; c < signs.data.size(); ++c)
     signs.data[c] = random_sign(static_cast<int>(c));
   HostTensors choices;

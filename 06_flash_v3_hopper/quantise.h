@@ -16,8 +16,8 @@ using namespace attn;
 
 constexpr float kLargestE4M3 = 448;
 // Lower bounds of the absolute maximum from which a scale is computed. Scores are multiplied by the
-// descales of Q and of K: a product of 0 would turn the -inf of a masked score into NaN. l is divided
-// by the descale of V, at least 2^-88.8: below l = 2^37 the quotient is below 2^126.
+// descales of Q and of K: a product of 0 would turn the -inf of a masked score into NaN. l is
+// divided by the descale of V, at least 2^-88.8: below l = 2^37 the quotient is below 2^126.
 constexpr float kSmallestMax = 1e-10f, kSmallestV = 0x1p-80f;
 struct QuantisePass {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;
@@ -136,8 +136,8 @@ struct TransposeStorage {
   uint32_t sWords[kTransposedColumns][kTransposedKeys / 4 + 1];  // one more: fewer bank conflicts
 };
 // A thread's four keys, in the order of their slots; 0 where there are none.
-// As given: a conversion between two loads makes the second wait for the first, which cost f1 and f6
-// 3 % of their time on an H200.
+// As given: a conversion between two loads makes the second wait for the first, which cost f1 and
+// f6 3 % of their time on an H200.
 __device__ __forceinline__ void load_keys(const __nv_bfloat16* gV, int64_t row_stride, int key0,
                                           int keys, int group, Eight (&four)[4]) {
 #pragma unroll

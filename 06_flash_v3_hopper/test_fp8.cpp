@@ -441,7 +441,8 @@ TEST_CASE(
   CHECK(f7 < 1.02 * f6);
 }
 
-// The tables of FP8.md, looked up in the page. Values with a mean of 8.5, as video models have them.
+// The tables of FP8.md, looked up in the page. Values with a mean of 8.5, as video models have
+// them.
 TEST_CASE("errors over the number of keys, for FP8.md", "[figures]") {
   const std::map<std::string, std::vector<const char*>> kRows{
       {"`f1`, `f2`", {"f1_fp8", "f2_p_scale"}},
@@ -468,8 +469,8 @@ TEST_CASE("errors over the number of keys, for FP8.md", "[figures]") {
     for (const char* step : {"f1_fp8", "f2_p_scale", "f3_two_level", "f4_block_scales",
                              "f5_incoherent", "f6_windows"})
       row += (row.empty() ? "" : " | ") +
-             short_exponent(fmt::format(
-                 "{:.1e}", distance_of(step, p, in, Backend::emulated, true).rmse));
+             short_exponent(
+                 fmt::format("{:.1e}", distance_of(step, p, in, Backend::emulated, true).rmse));
     INFO("outliers " << keys << " | " << row);
     CHECK(on_page("06_flash_v3_hopper/FP8.md", fmt::format("{} |", keys), row));
   }

@@ -252,8 +252,8 @@ Problem narrow_window() {
 }  // namespace
 
 // docs/notation.md, "NaN and infinities". P of a key that a row does not see is 0, and 0 times NaN
-// is NaN: so all rows of a tile of queries have it, if one of them sees the tile of keys. Scales and
-// means come from finite values, so nothing else changes; but for f6, whose mean of the channel
+// is NaN: so all rows of a tile of queries have it, if one of them sees the tile of keys. Scales
+// and means come from finite values, so nothing else changes; but for f6, whose mean of the channel
 // lacks a value.
 TEST_CASE("NaN in V reaches its channel, in query tiles that visit its key tile",
           "[emulated][fp8]") {

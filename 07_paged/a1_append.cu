@@ -5,7 +5,8 @@
 //           first, columns c and c + d/2 by the angle of c: whoever reads it from the cache later
 //           finds it done, and K is not read and written once more for it.
 // expect    dram__throughput: a copy, at the rate of one
-// supports  fp16, bf16; head dims 64, 128, 256; any page size, any number of new tokens
+// supports  fp16, bf16; head dims 64, 128, 256; any page size, any number of new tokens (of a
+//           sequence that is shorter than that, the first ones are padding)
 #include "attn/kernel.h"
 #include "rotate.h"
 #include "splits.h"

@@ -119,8 +119,8 @@ std::vector<Expected> append_reference(const Problem& p, const HostTensors& in, 
 
 TensorSpec whole_pool(const Problem& p, const char* name) {
   const bool loaded = p.inputs == InputKind::files;
-  const int64_t pages = std::max(p.own.contains("num_pages") ? num_pages_of(p) : 0,
-                                 loaded ? 0 : 2 * p.batch + 1);
+  const int64_t pages =
+      std::max(p.own.contains("num_pages") ? num_pages_of(p) : 0, loaded ? 0 : 2 * p.batch + 1);
   TensorSpec spec{name, {pages, page_size_of(p), p.kv_heads, p.head_dim}, p.dtype};
   spec.file = std::string(name) + "_pages";
   return spec;
@@ -286,9 +286,10 @@ const Operation& page_copy() {
           shape_of_file(folder, "k_pages.npy", 4, "num_pages, page_size, kv_heads, head_dim");
       const auto copies = shape_of_file(folder, "page_copies.npy", 2, "copies, 3");
       if (std::ranges::min(k) < 1 || copies[1] != 3)
-        throw InputError(fmt::format("{}: k_pages.npy [{}] needs sides of at least 1, and "
-                                     "page_copies.npy [{}] rows of (from, to, tokens)",
-                                     folder, fmt::join(k, ", "), fmt::join(copies, ", ")));
+        throw InputError(
+            fmt::format("{}: k_pages.npy [{}] needs sides of at least 1, and "
+                        "page_copies.npy [{}] rows of (from, to, tokens)",
+                        folder, fmt::join(k, ", "), fmt::join(copies, ", ")));
       p.batch = copies[0], p.kv_heads = p.heads = k[2], p.head_dim = k[3];
       p.own["num_pages"] = {static_cast<double>(k[0])};
       p.own["page_size"] = {static_cast<double>(k[1])};

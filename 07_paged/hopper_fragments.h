@@ -142,7 +142,8 @@ __device__ __forceinline__ void store_o(Element* gO, float* gLse, const Work& wo
             upper ? make_uint2(got, odd) : make_uint2(even, got);
     }
     if (quad_col() == 0 && exists)
-      gLse[work.lse + row] = row_sum[r] != 0 ? kLn2 * (row_max[r] + __log2f(row_sum[r])) : -INFINITY;
+      gLse[work.lse + row] =
+          row_sum[r] != 0 ? kLn2 * (row_max[r] + __log2f(row_sum[r])) : -INFINITY;
   }
 }
 //! [epilogue]

@@ -38,9 +38,9 @@ std::vector<Expected> reference(const Problem& p, const HostTensors& in, Selecti
 }
 
 void sizes_of_files(const std::string& folder, Problem& p) {
-  auto q = shape_of_file(folder, "q.npy", 4,
-                         p.files_bnhd ? "batch, seqlen_q, heads, head_dim"
-                                      : "batch, heads, seqlen_q, head_dim");
+  auto q = shape_of_file(
+      folder, "q.npy", 4,
+      p.files_bnhd ? "batch, seqlen_q, heads, head_dim" : "batch, heads, seqlen_q, head_dim");
   if (p.files_bnhd) std::swap(q[1], q[2]);
   sizes_of_pages(folder, p, "kv_pages.npy");
   if (q[0] != p.batch || q[3] != p.head_dim)

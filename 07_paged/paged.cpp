@@ -141,14 +141,16 @@ std::vector<Expected> with_sinks(std::vector<Expected> expected, const HostTenso
   for (std::size_t r = 0; r < o.rows.size(); ++r) {
     const double sink = double{in.at("sinks").data[static_cast<std::size_t>(o.rows[r].h)]};
     const auto joined = [&](double x) {  // of two that are -inf the difference is NaN
-      return x == sink ? x + std::log(2) : std::max(x, sink) + std::log1p(std::exp(-std::abs(x - sink)));
+      return x == sink ? x + std::log(2)
+                       : std::max(x, sink) + std::log1p(std::exp(-std::abs(x - sink)));
     };
     const double all = joined(lse.reference[r]);
     const double share = std::isfinite(lse.reference[r]) ? std::exp(lse.reference[r] - all) : 0;
     for (std::size_t c = r * columns; c < (r + 1) * columns; ++c)
       o.reference[c] *= share,
           o.low[c] = round_to(o.spec.dtype, static_cast<float>(o.low[c] * share));
-    // A small share makes O subnormal in fp16: the spacing of these numbers does not shrink with it.
+    // A small share makes O subnormal in fp16: the spacing of these numbers does not shrink with
+    // it.
     const double spacing = subnormal_slack(o.spec);
     o.scale[r] *= share, o.slack[r] = 2 * share * (o.slack[r] - spacing) + spacing;
     lse.reference[r] = all;
@@ -199,8 +201,8 @@ void place_pages(const Problem& p, HostTensors& in) {
   if (in.contains("sinks"))
     for (const float x : in.at("sinks").data)
       if (!(x <= kLargestSink))
-        throw InputError(fmt::format("sinks: {}; must be -inf (no sink) or at most {}", x,
-                                     kLargestSink));
+        throw InputError(
+            fmt::format("sinks: {}; must be -inf (no sink) or at most {}", x, kLargestSink));
   HostTensor& table = in.at("page_table");
   for (const char* name : {"k", "v"})
     if (in.contains(name)) in.at(name).spec.layout = in_pages(p, name, table).layout;
@@ -250,9 +252,9 @@ void sizes_of_pages(const std::string& folder, Problem& p, const char* file) {
 namespace {
 
 void sizes_of_files(const std::string& folder, Problem& p) {
-  auto q = shape_of_file(folder, "q.npy", 4,
-                         p.files_bnhd ? "batch, seqlen_q, heads, head_dim"
-                                      : "batch, heads, seqlen_q, head_dim");
+  auto q = shape_of_file(
+      folder, "q.npy", 4,
+      p.files_bnhd ? "batch, seqlen_q, heads, head_dim" : "batch, heads, seqlen_q, head_dim");
   if (p.files_bnhd) std::swap(q[1], q[2]);
   sizes_of_pages(folder, p);
   if (q[0] != p.batch || q[3] != p.head_dim)
@@ -261,7 +263,8 @@ void sizes_of_files(const std::string& folder, Problem& p) {
         folder, fmt::join(q, ", "), p.batch, p.head_dim));
   if (q[1] < 1 || q[1] % p.kv_heads != 0)
     throw InputError(fmt::format(
-        "{}/q.npy: {} heads and k_pages.npy {}: the query heads must be a multiple of the key/value "
+        "{}/q.npy: {} heads and k_pages.npy {}: the query heads must be a multiple of the "
+        "key/value "
         "heads{}",
         folder, q[1], p.kv_heads,
         p.files_bnhd ? "" : "; of [batch, seqlen_q, heads, head_dim] say --layout bnhd"));

@@ -119,9 +119,9 @@ TEST_CASE("a sink takes its share of a row and has no value", "[emulated]") {
   CHECK(std::abs(expected[1].reference[0] - std::log(4.0)) < 1e-6);
   CHECK(std::abs(expected[1].reference[1] - std::log(3.0)) < 1e-6);
 }
-// A running maximum that begins as the sink would make P of the keys subnormal in fp16; added at the
-// end it costs nothing. Beside it a sink that dominates by so much that O is subnormal, a sink of
-// -inf, which is none, and a sequence without keys.
+// A running maximum that begins as the sink would make P of the keys subnormal in fp16; added at
+// the end it costs nothing. Beside it a sink that dominates by so much that O is subnormal, a sink
+// of -inf, which is none, and a sequence without keys.
 TEST_CASE("fp16 with sinks far above the scores, and with sinks of -inf", "[emulated]") {
   for (const int64_t splits : {1, 8}) {
     Problem p = paged(2, 700, 64, 16, DType::fp16);
@@ -248,9 +248,8 @@ TEST_CASE("a failure is tried again with simpler pages", "[emulated]") {
   CHECK(splits::page_size_of(all.at("with pages of 1 token")) == 1);
   CHECK(table("with one page a sequence (40)").size() == 2);
   constexpr int64_t kNone = (int64_t{1} << 31) - 1;
-  CHECK(table("with pages in order") ==
-        std::vector<int64_t>{0, 1, kNone, kNone, kNone, kNone, kNone, kNone,
-                             2, 3, 4,     5,     6,     7,     8,     9});
+  CHECK(table("with pages in order") == std::vector<int64_t>{0, 1, kNone, kNone, kNone, kNone,
+                                                             kNone, kNone, 2, 3, 4, 5, 6, 7, 8, 9});
   p.own["page_size"] = {1}, p.own["identity_table"] = {1};
   for (const Variation& v : variations(p, paged_decode(), std::nullopt)) {
     CHECK(v.change != "with pages of 1 token");

@@ -434,13 +434,13 @@ int trace_command(const std::vector<std::string>& arguments) {
     trace = drawn_trace(kDrawnRequests, 1);
   } else {
     if (std::filesystem::is_directory(from))
-      throw InputError(fmt::format("--trace {}: a folder; a file of lines {} is accepted", from,
-                                   kHeader));
+      throw InputError(
+          fmt::format("--trace {}: a folder; a file of lines {} is accepted", from, kHeader));
     std::ifstream file(from);
     if (!file)
-      throw InputError(fmt::format("--trace {}: {}", from,
-                                   std::filesystem::exists(from) ? "cannot be read"
-                                                                 : "no such file"));
+      throw InputError(
+          fmt::format("--trace {}: {}", from,
+                      std::filesystem::exists(from) ? "cannot be read" : "no such file"));
     trace = read_trace(file, from);
   }
   if (!save.empty()) {

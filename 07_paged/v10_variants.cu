@@ -23,6 +23,7 @@
 #include "splits.h"
 #include "tiles.h"
 #include "turned_q.h"
+#include "variant.h"
 
 namespace ATTN_BACKEND::v10_variants {
 using namespace attn;
@@ -137,41 +138,6 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
   }
 }
 //! [mma]
-
-// What becomes of the product of a query and a key: a score to base 2.
-//! [variant]
-template <bool kSoftcap, bool kAlibi>
-struct Variant {
-  static constexpr bool kHasSlopes = kAlibi;
-  float scale_log2, scale_by_cap, cap_log2;
-  // `slope_log2`: of the query's head; `distance`: from the key to the query's diagonal.
-  __device__ __forceinline__ float operator()(float x, float slope_log2, int distance) const {
-    if constexpr (kSoftcap) {  // tanh y = 1 - 2 / (e^2y + 1); its series where y is small
-      const float y = x * scale_by_cap, y2 = y * y;
-      const float series = y * fmaf(y2, fmaf(y2, fmaf(y2, -17.0f / 315, 2.0f / 15), -1.0f / 3), 1);
-      const float whole = fmaf(-2, __fdividef(1, exp2f(2 * kLog2e * y) + 1), 1);
-      x = cap_log2 * (fabsf(y) < 0.25f ? series : whole);
-    } else {
-      x *= scale_log2;
-    }
-    if constexpr (kAlibi) x = fmaf(-slope_log2, fabsf(static_cast<float>(distance)), x);
-    return x;
-  }
-};
-//! [variant]
-
-// Adds exp2(sink_log2) to the denominator `sum`, both relative to 2^max; returns what O is scaled
-// by when the sink raises `max`. This comes after the last key: a running maximum that begins as
-// the sink would make P of scores far below it subnormal in fp16. -inf means no sink.
-//! [sink]
-__device__ __forceinline__ float add_sink(float sink_log2, float& max, float& sum) {
-  const float before = max;
-  max = fmaxf(max, sink_log2);
-  const float rescale = exp2f(before - max);
-  sum = fmaf(sum, rescale, exp2f(sink_log2 - max));
-  return rescale;
-}
-//! [sink]
 
 // The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
 // every 32nd part. `place_of(n)`: where part n lies.
@@ -416,7 +382,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, sink_log2(r),
-                                 num_splits, [&](int n) { return int64_t{first_part + n} * kRows + r; });
+                                 num_splits,
+                                 [&](int n) { return int64_t{first_part + n} * kRows + r; });
     if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
     //! [arrive]
   }

@@ -205,7 +205,8 @@ HostTensors cache_of_4_bits(const Problem& p, const HostTensors& inputs) {
       const float from = *least, to = *most;
       const float width = (to - from) / 15, smallest = smallest_of(t);
       const float scale = round_to(DType::bf16, std::max(width, smallest)), inverse = 1 / scale;
-      const float middle = round_to(DType::bf16, width < smallest ? 0.5f * (from + to) : from + 8 * scale);
+      const float middle =
+          round_to(DType::bf16, width < smallest ? 0.5f * (from + to) : from + 8 * scale);
       for (std::size_t c = 0; c < d; ++c) {
         const float code = std::clamp(std::nearbyint((x[c] - middle) * inverse), -8.0f, 7.0f);
         x[c] = code * scale + middle;

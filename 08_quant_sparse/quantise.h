@@ -19,8 +19,8 @@ namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
 // Lower bounds of the absolute maximum from which a scale is computed. Scores are multiplied by the
-// descales of Q and of K: a product of 0 would turn the -inf of a masked score into NaN. l is divided
-// by the descale of V, at least 2^-88.8: below l = 2^37 the quotient is below 2^126.
+// descales of Q and of K: a product of 0 would turn the -inf of a masked score into NaN. l is
+// divided by the descale of V, at least 2^-88.8: below l = 2^37 the quotient is below 2^126.
 constexpr float kSmallestMax = 1e-10f, kSmallestV = 0x1p-80f;
 constexpr int kScaleRows = 128;         // rows of a tile
 struct QuantisePass {

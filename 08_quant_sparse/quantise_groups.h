@@ -180,8 +180,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
     for (int mask = 16; mask > 0; mask /= 2)
       largest_bits = max(largest_bits, __shfl_xor_sync(~0u, largest_bits, mask));
     const bool finite = largest_bits < 0x7F800000u;
-    scale[of] = power_of_two(fmaxf(__uint_as_float(finite ? largest_bits : 0),
-                                   of == 0 ? kSmallestMax : kSmallestV));
+    scale[of] = power_of_two(
+        fmaxf(__uint_as_float(finite ? largest_bits : 0), of == 0 ? kSmallestMax : kSmallestV));
     inverse[of] = 1 / scale[of];
     if (!finite) scale[of] = NAN;
 #pragma unroll

@@ -3,8 +3,8 @@
 //
 //     k8, v8 [B Hkv, seqlen_k, d]    descale [B Hkv, padded, 2]: of the key, of the value
 //
-// NaN and infinities propagate: the descale of their token is NaN, and O of each query that sees the
-// token. What lies behind the keys in use is not read, and not written.
+// NaN and infinities propagate: the descale of their token is NaN, and O of each query that sees
+// the token. What lies behind the keys in use is not read, and not written.
 #pragma once
 
 #include "attn/kernel.h"
@@ -52,8 +52,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
     largest_bits = max(largest_bits, __shfl_xor_sync(~0u, largest_bits, mask));
   if (!exists) return;
   const bool finite = largest_bits < 0x7F800000u;
-  const float largest =
-      fmaxf(__uint_as_float(largest_bits), of_k ? kSmallestMax : kSmallestV);
+  const float largest = fmaxf(__uint_as_float(largest_bits), of_k ? kSmallestMax : kSmallestV);
   const float scale = finite ? Codes::kLargest / largest : 0;
   *reinterpret_cast<uint2*>((of_k ? gK8 : gV8) + at) =
       make_uint2(Codes::encode(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale),

@@ -21,15 +21,16 @@ __device__ __forceinline__ Affine affine_of(uint32_t pair) {
 }
 
 // The scale and the middle (what code 8 means) of numbers from `least` to `most`, both rounded to
-// bf16; codes are chosen for what is stored. If the numbers are closer than the smallest scale, the middle
-// is that of their range: zeros then decode to exactly 0, and not to a rounding error of 8 scales.
+// bf16; codes are chosen for what is stored. If the numbers are closer than the smallest scale, the
+// middle is that of their range: zeros then decode to exactly 0, and not to a rounding error of 8
+// scales.
 template <class Codes>
 __device__ __forceinline__ Affine affine_for(float least, float most, float smallest_scale) {
   const auto rounded = [](float y) { return to_float(from_float<__nv_bfloat16>(y)); };
   const float width = (most - least) / Codes::kLargest;
   const float scale = rounded(fmaxf(width, smallest_scale));
-  return {scale, rounded(width < smallest_scale ? 0.5f * (least + most)
-                                        : least + Codes::kMiddle * scale)};
+  return {scale,
+          rounded(width < smallest_scale ? 0.5f * (least + most) : least + Codes::kMiddle * scale)};
 }
 
 // A warp has some rows of K (blockIdx.y = 0) or V, eight columns a lane.
@@ -65,8 +66,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   }
   if (!exists) return;
   const bool finite = largest_bits < 0x7F800000u && most - least < 3e38f;
-  const auto [scale, middle] =
-      affine_for<Codes>(least, most, of_k ? kSmallestMax : kSmallestV);
+  const auto [scale, middle] = affine_for<Codes>(least, most, of_k ? kSmallestMax : kSmallestV);
   const float inverse = 1 / scale;
   uint32_t word = 0;
 #pragma unroll

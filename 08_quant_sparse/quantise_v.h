@@ -46,9 +46,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
     unsigned all = 0;
     for (int row = 0; row < kRowsAtOnce; ++row) all = max(all, sLargest[row][col]);
     if (all >= 0x7F800000u) {  // one bad key must not spoil the channel's scale
-      const FiniteColumn column =
-          finite_column(gV + (head * seqlen_k + part * keys) * kHeadDim + col, kHeadDim,
-                        end - part * keys);
+      const FiniteColumn column = finite_column(
+          gV + (head * seqlen_k + part * keys) * kHeadDim + col, kHeadDim, end - part * keys);
       all = size_bits(fmaxf(fmaxf(-column.least, column.most), 0));
     }
     gParts[(head * parts + part) * kHeadDim + col] = all;

@@ -152,15 +152,15 @@ double kept_share(const Problem& p) {
   return rule.by_mass || !has_field(p) ? 1 : double(rule.amount);
 }
 
-// The lists that a launch chose, as `--mask block:` takes them: block_mask [B, Hq, tiles of queries,
-// blocks of keys].
+// The lists that a launch chose, as `--mask block:` takes them: block_mask [B, Hq, tiles of
+// queries, blocks of keys].
 HostTensors chosen_by_launch(const Problem& p, const ReadWorkspace& read) {
   const std::vector<int32_t> visits = read("visits"), visited = read("visited");
   const int64_t tiles = tiles_of_queries(p),
                 n_blocks = tiles_of(p.seqlen_k, sparse_block_n(p.head_dim));
   HostTensor mask = zeros({"block_mask", {p.batch, p.heads, tiles, n_blocks}, DType::int8});
   for (int64_t tile = 0; tile < p.batch * p.heads * tiles; ++tile) {
-    const int32_t *const list = visits.data() + 3 * tile;  // struct Visits: first, masked, end
+    const int32_t* const list = visits.data() + 3 * tile;  // struct Visits: first, masked, end
     for (int32_t at = list[0]; at < list[2]; ++at)
       mask.data[static_cast<std::size_t>(tile * n_blocks + visited[static_cast<std::size_t>(at)])] =
           1;
@@ -213,10 +213,9 @@ Step predict_step(std::string name, std::string idea, Launch launch) {
 }
 
 HostTensors order_tensor(const Problem& p) {
-  HostTensor order{
-      {"token_order", {1, 1, 1, p.seqlen_k}, DType::int32, {}, nullptr, false, 1},
-      {},
-      token_order(p, order_of(p))};
+  HostTensor order{{"token_order", {1, 1, 1, p.seqlen_k}, DType::int32, {}, nullptr, false, 1},
+                   {},
+                   token_order(p, order_of(p))};
   HostTensors tensors;
   tensors.emplace("token_order", std::move(order));
   return tensors;
@@ -321,9 +320,10 @@ Step longest_first_step(std::string name, std::string idea, Launch launch) {
   step.choices = [](const Problem& p, const ReadWorkspace& read) {
     HostTensors choices = chosen_by_launch(p, read);
     const std::vector<int32_t> order = read("tile_order");
-    HostTensor tiles{{"tile_order", {1, 1, 1, std::ssize(order)}, DType::int32, {}, nullptr, false, 1},
-                     {},
-                     {order.begin(), order.end()}};
+    HostTensor tiles{
+        {"tile_order", {1, 1, 1, std::ssize(order)}, DType::int32, {}, nullptr, false, 1},
+        {},
+        {order.begin(), order.end()}};
     choices.emplace(tiles.spec.name, std::move(tiles));
     return choices;
   };

@@ -183,9 +183,9 @@ bool prefills(const Step& step) { return step.name.starts_with("q"); }
 
 }  // namespace
 
-// docs/notation.md, "NaN and infinities". int8 has no code for NaN: it is in the scale of its group,
-// and reaches the tiles of queries that are multiplied with the group's tile. Where K has a mean
-// subtracted, that of the head lacks a value, and other rows are rounded otherwise.
+// docs/notation.md, "NaN and infinities". int8 has no code for NaN: it is in the scale of its
+// group, and reaches the tiles of queries that are multiplied with the group's tile. Where K has a
+// mean subtracted, that of the head lacks a value, and other rows are rounded otherwise.
 TEST_CASE("NaN in Q or K of 8 bits reaches the rows that see its tile", "[emulated]") {
   for (const Step& step : chapter().steps | std::views::filter(prefills))
     for (const char* tensor : {"q", "k"})

@@ -221,8 +221,8 @@ TEST_CASE("errors by kind of input, for the README", "[figures]") {
     INFO(what << " | " << row);
     CHECK(on_page("08_quant_sparse/README.md", what, row));
     std::string cosines;
-    for (const auto stored : {smoothed_threads, smoothed_q, int4_threads, int4_smooth_k,
-                              smoothed_q_int4}) {
+    for (const auto stored :
+         {smoothed_threads, smoothed_q, int4_threads, int4_smooth_k, smoothed_q_int4}) {
       const double cosine = of_stored(p, in, stored).cosine;
       const int digits = cosine > 0.99999 ? 6 : cosine > 0.9991 ? 5 : cosine > 0.99 ? 4 : 3;
       cosines += fmt::format("{}{:.{}f}", cosines.empty() ? "" : " | ", cosine, digits);

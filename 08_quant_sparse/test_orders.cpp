@@ -19,9 +19,10 @@ using namespace attn::tests;
 
 namespace {
 
-constexpr std::pair<const char*, TokenOrder> kOrders[] = {{"row by row", TokenOrder::rows},
-                                                          {"along a Hilbert curve", TokenOrder::hilbert},
-                                                          {"at random", TokenOrder::random}};
+constexpr std::pair<const char*, TokenOrder> kOrders[] = {
+    {"row by row", TokenOrder::rows},
+    {"along a Hilbert curve", TokenOrder::hilbert},
+    {"at random", TokenOrder::random}};
 
 Problem on_canvas(const std::string& canvas, int64_t text) {
   Problem p;

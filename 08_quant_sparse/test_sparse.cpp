@@ -375,9 +375,21 @@ TEST_CASE("hidden_begin and hidden_end of one's own are the mask", "[emulated]")
     CHECK(tensors.at(0).numbers == begin.numbers);
     CHECK(tensors.at(1).numbers == end.numbers);
   }
-  const char* const words[] = {"08_quant_sparse", "--device", "emulated", "--step", "s2",
-                               "--heads", "2", "--kv-heads", "1", "--seqlen", "200", "--mask",
-                               "flashmask:own_intervals", "--check", "full"};
+  const char* const words[] = {"08_quant_sparse",
+                               "--device",
+                               "emulated",
+                               "--step",
+                               "s2",
+                               "--heads",
+                               "2",
+                               "--kv-heads",
+                               "1",
+                               "--seqlen",
+                               "200",
+                               "--mask",
+                               "flashmask:own_intervals",
+                               "--check",
+                               "full"};
   CHECK(run_chapter(chapter(), static_cast<int>(std::size(words)), words) == 0);
   const auto why = [&](const std::string& text, const std::string& load = "") -> std::string {
     try {

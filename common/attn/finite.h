@@ -1,7 +1,7 @@
 /// \file
 /// Quantising passes compute scales and means from finite values only, and turn an infinity into
-/// NaN: one infinite input then spoils its own channel, not the scale of all (docs/notation.md, "NaN
-/// and infinities").
+/// NaN: one infinite input then spoils its own channel, not the scale of all (docs/notation.md,
+/// "NaN and infinities").
 #pragma once
 
 #include "attn/kernel.h"

@@ -88,8 +88,8 @@ void Problem::finish() {
   at_least(0, batch, "--batch");
   at_least(1, heads, "--heads");
   at_least(1, kv_heads, "--kv-heads");
-  at_least(matrix ? 1 : 0, seqlen_q, "--seqlen-q");
-  at_least(matrix ? 1 : 0, seqlen_k, "--seqlen-k");
+  at_least(0, seqlen_q, "--seqlen-q");
+  at_least(0, seqlen_k, "--seqlen-k");
   at_least(1, head_dim, "--head-dim");
   if (heads % kv_heads != 0)
     throw InputError(fmt::format(

@@ -57,8 +57,8 @@ class KeyMask;  // mask.h
 
 /// Shapes as everywhere in the suite: Q, O, dO, dQ `[batch, heads, seqlen_q, head_dim]`, K, V, dK,
 /// dV
-/// `[batch, kv_heads, seqlen_k, head_dim]`, lse `[batch, heads, seqlen_q]`, all contiguous. Those of a batch of
-/// sequences of several lengths (varlen) are packed: see tensor.h.
+/// `[batch, kv_heads, seqlen_k, head_dim]`, lse `[batch, heads, seqlen_q]`, all contiguous. Those
+/// of a batch of sequences of several lengths (varlen) are packed: see tensor.h.
 struct Problem {
   /// Of a varlen batch: whoever walks the sequences copies the problem, lists and all, for each.
   static constexpr int64_t kMostSequences = int64_t{1} << 14;
@@ -105,8 +105,8 @@ struct Problem {
   void finish();
 
   /// There is no query or no key at all: a batch or a length of 0. The result is known without a
-  /// launch: O = 0 and lse = -inf in what rows there are, as in PyTorch. (FlashAttention-2 refuses a
-  /// batch of 0, and writes lse = +inf without keys.)
+  /// launch: O = 0 and lse = -inf in what rows there are, as in PyTorch. (FlashAttention-2 refuses
+  /// a batch of 0, and writes lse = +inf without keys.)
   bool empty() const;
   /// The same with sizes of at least 1: what a step would be asked if there were something to do.
   Problem at_least_one() const;

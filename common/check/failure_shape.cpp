@@ -353,11 +353,10 @@ class Pattern {
     const double ratio = std::exp(std::abs(offset)), whole = std::round(ratio);
     if (whole >= 2 && whole <= 4096 && std::abs(ratio / whole - 1) < 1e-4 &&
         (whole <= 16 || std::exp2(std::round(std::log2(whole))) == whole))
-      return offset > 0
-                 ? fmt::format(" (ln {}: the sum of each row is {} times what it should be)", whole,
-                               whole)
-                 : fmt::format(" (ln {}: the sum of each row is 1/{} of what it should be)", whole,
-                               whole);
+      return offset > 0 ? fmt::format(" (ln {}: the sum of each row is {} times what it should be)",
+                                      whole, whole)
+                        : fmt::format(" (ln {}: the sum of each row is 1/{} of what it should be)",
+                                      whole, whole);
     if (p_.dropout > 0 && std::abs(ratio * (1 - p_.dropout) - 1) < 1e-4)
       return " (ln of 1 - dropout: lse is of all keys, dropped or not)";
     return "";

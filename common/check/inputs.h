@@ -41,8 +41,7 @@ HostTensors draw_inputs(const Problem& problem, std::span<const TensorSpec> spec
 /// behind whose last key they lie; -1: in a page of no sequence.
 ///
 /// Its fraction begins with 1 and a number of 6 bits: of the sequence and 1, or one of these.
-inline constexpr std::uint32_t kUnwrittenCode = 0x25, kAnySequenceCode = 61,
-                               kNoSequenceCode = 62;
+inline constexpr std::uint32_t kUnwrittenCode = 0x25, kAnySequenceCode = 61, kNoSequenceCode = 62;
 inline float unused_nan(int64_t sequence) {
   std::uint32_t code = sequence < 0 ? kNoSequenceCode : kAnySequenceCode;
   if (sequence >= 0 && sequence + 1 < kAnySequenceCode && sequence + 1 != kUnwrittenCode)

@@ -65,8 +65,8 @@ struct Operation {
   double compulsory_bytes(const Problem&) const;
 };
 
-/// The outputs of a problem without queries or without keys (Problem::empty): O and gradients 0, lse
-/// -inf or, where a head has a sink, the sink; an in-out tensor is left as given.
+/// The outputs of a problem without queries or without keys (Problem::empty): O and gradients 0,
+/// lse -inf or, where a head has a sink, the sink; an in-out tensor is left as given.
 HostTensors outputs_without_keys(const Problem&, const Operation&, const HostTensors& inputs);
 
 /// The type whose rate is the roof of a problem's products.

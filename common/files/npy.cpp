@@ -139,12 +139,12 @@ std::string_view checked_type(const Wanted& path, const Value& given) {
   }
   const NumpyType* const found = numpy_type(std::string(text));
   // A byte order stands before codes, not before names: numpy.dtype('<float32') is an error.
-  if (found == nullptr || (text.size() != descr.text.size() && text.size() > 1 &&
-                           text == found->name)) {
+  if (found == nullptr ||
+      (text.size() != descr.text.size() && text.size() > 1 && text == found->name)) {
     if (text == "V2")
       fail(path, "raw 16-bit values " + in_quotes(descr.text) +
-                     ", as bfloat16 is saved: convert with .astype(np." +
-                     std::string(path.name()) + ") before np.save");
+                     ", as bfloat16 is saved: convert with .astype(np." + std::string(path.name()) +
+                     ") before np.save");
     fail(path, "unknown dtype " + in_quotes(descr.text));
   }
   for (const std::string_view type : path.types) {

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <fstream>
 #include <limits>
+#include <set>
 #include <span>
 
 #include "attn/error.h"
@@ -155,11 +156,10 @@ void check_finite(const std::filesystem::path& path, const Problem& p, HostTenso
       const int64_t heads = t.spec.shape[1], rows = t.spec.shape[2], head = row / rows % heads;
       in_file = (row / rows / heads * rows + row % rows) * heads + head;
     }
-    throw InputError(fmt::format("{}: element {} is {} in {}; inputs must be finite{}",
-                                 path.string(),
-                                 in_file * t.spec.columns() +
-                                     static_cast<int64_t>(i) % t.spec.columns(),
-                                 x, name(t.spec.dtype), note));
+    throw InputError(
+        fmt::format("{}: element {} is {} in {}; inputs must be finite{}", path.string(),
+                    in_file * t.spec.columns() + static_cast<int64_t>(i) % t.spec.columns(), x,
+                    name(t.spec.dtype), note));
   }
 }
 
@@ -220,6 +220,20 @@ Inputs load_inputs(const std::string& folder, const Problem& p, const Operation&
   }
   if (!op.store) return {std::move(tensors), {}};
   return {op.store(p, tensors), std::move(tensors)};
+}
+
+std::vector<std::string> files_not_read(const std::string& folder, const Problem& p,
+                                        const Operation& op) {
+  std::set<std::filesystem::path> known;
+  for (const TensorSpec& spec : op.inputs(p)) known.insert(file_of(folder, spec));
+  if (op.store)
+    for (const TensorSpec& spec : op.originals(p)) known.insert(file_of(folder, spec));
+  std::vector<std::string> others;
+  for (const auto& entry : std::filesystem::directory_iterator(folder))
+    if (entry.path().extension() == ".npy" && !known.contains(entry.path()))
+      others.push_back(entry.path().filename().string());
+  std::ranges::sort(others);
+  return others;
 }
 
 void save_tensors(const std::filesystem::path& folder, const HostTensors& tensors, bool bnhd) {

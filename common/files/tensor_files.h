@@ -20,6 +20,11 @@ namespace attn {
 /// missing, has another shape or is not finite.
 Inputs load_inputs(const std::string& folder, const Problem&, const Operation&);
 
+/// The .npy files of the folder that the operation has no tensor for, sorted: without --sinks that
+/// of the sinks, say. The user may mean them.
+std::vector<std::string> files_not_read(const std::string& folder, const Problem&,
+                                        const Operation&);
+
 /// `count` whole numbers, one a sequence; with `most` each is from 0 to that.
 std::vector<int64_t> load_lengths(const std::filesystem::path&, int64_t count,
                                   std::optional<int64_t> most = {});

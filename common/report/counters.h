@@ -69,6 +69,7 @@ struct CounterFile {
   std::string clocks;   ///< "none" or "base" where profile.sh says what ncu did to the clocks
   std::string problem;  ///< "forward B=1 ..." where profile.sh says it
   std::vector<KernelCounters> kernels;
+  std::size_t processes = 1;  ///< that the kernels were launched by
 };
 
 /// Reads an export of `ncu --csv`, page details or raw, in UTF-8 or UTF-16. Messages of ncu and

@@ -105,7 +105,8 @@ void choose_times(Diff& d) {
     d.time_source = "medians of the chapter program";
   } else if (ncu_a && ncu_b) {
     d.time_a = single(*ncu_a), d.time_b = single(*ncu_b);
-    d.time_source = "one launch of each kernel under ncu";
+    d.time_source = fmt::format("sums of launches under ncu: {} of A, {} of B",
+                                d.a.kernels.size(), d.b.kernels.size());
   } else {
     for (const auto& [side, ncu] : {std::pair(&d.a, ncu_a), std::pair(&d.b, ncu_b)})
       if (!side->time && !ncu)
@@ -219,6 +220,14 @@ Diff compare(StepData a, StepData b, bool force) {
   if (!d.a.kernels.empty() && !d.b.kernels.empty()) {
     d.total = rank_counters(step_total(d.a.kernels), step_total(d.b.kernels));
     pair_kernels(d);
+    // Nothing tells a step that needs one kernel less from an export that lost one.
+    if (!d.unmatched.empty())
+      d.notes.push_back(fmt::format("without a partner: {}; the times are the whole steps' only if "
+                                    "both exports are complete",
+                                    fmt::join(d.unmatched, ", ")));
+    for (const auto& [side, data] : {std::pair("A", &d.a), std::pair("B", &d.b)})
+      if (data->processes > 1)
+        d.notes.push_back(fmt::format("{} sums launches of {} processes", side, data->processes));
   } else {
     const char* lacking = d.a.kernels.empty() ? d.b.kernels.empty() ? "A and B" : "A" : "B";
     d.notes.push_back(
@@ -312,8 +321,6 @@ std::string text(const Diff& d) {
   for (const KernelPair* k : order)
     out += fmt::format("\n{}: {} -> {}\n{}", k->name, value_text(time, k->a_s),
                        value_text(time, k->b_s), tables.table(k->counters));
-  if (!d.unmatched.empty())
-    out += fmt::format("\nwithout a partner: {}\n", fmt::join(d.unmatched, ", "));
   return out;
 }
 

@@ -25,7 +25,7 @@ struct Moved {
   double factor = 1;  ///< b / a, with both raised to the counter's floor
   double weight = 1;  ///< of sectors a load (store): the share of loads (stores) in all sectors
   double rank = 0;    ///< |ln factor| x weight
-  bool width = false; ///< sectors a request that moved without the sectors: wider accesses
+  bool width = false;  ///< sectors a request that moved without the sectors: wider accesses
 };
 
 /// Counters of both sides, causes (ratios) first, then counts, then rates; within each what moved

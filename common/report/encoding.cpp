@@ -32,8 +32,8 @@ std::size_t line_at(const std::string& text, std::size_t at) {
 }
 
 [[noreturn]] void fail(const std::string& file, std::size_t line, const char* what) {
-  throw InputError(fmt::format("{}: line {}: {} (accepted: UTF-8 or UTF-16 text)", file, line,
-                               what));
+  throw InputError(
+      fmt::format("{}: line {}: {} (accepted: UTF-8 or UTF-16 text)", file, line, what));
 }
 
 std::string from_utf16(const std::string& bytes, bool little_endian, const std::string& file) {

@@ -371,9 +371,9 @@ std::string state_table(const fs::path& folder, fs::path root) {
     grid.add("changed", "changed since",
              row.changed.empty() ? "nothing" : fmt::format("{}", fmt::join(row.changed, ", ")));
     grid.add("method", "method of timing",
-             unit.second == kOthers  ? "not by our scripts"
-             : row.methods.empty() ? "no times"
-                                   : fmt::format("{}", fmt::join(row.methods, ", ")));
+             unit.second == kOthers ? "not by our scripts"
+             : row.methods.empty()  ? "no times"
+                                    : fmt::format("{}", fmt::join(row.methods, ", ")));
   }
   std::string text = grid.markdown();
   std::map<std::string, std::vector<std::string>> fresh;  // by chapter: steps that no file has

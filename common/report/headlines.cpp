@@ -128,9 +128,8 @@ std::string headline_table(const fs::path& folder, const Words& specs) {
       grid.add("mean", "times as fast", fmt::format("{:.2f}", geometric_mean(ratios)));
       grid.add("range", "least to most", fmt::format("{:.2f} to {:.2f}", least, most));
       grid.add("points", "problems",
-               ratios.size() == r.problems
-                   ? std::to_string(r.problems)
-                   : fmt::format("{} of {}", ratios.size(), r.problems));
+               ratios.size() == r.problems ? std::to_string(r.problems)
+                                           : fmt::format("{} of {}", ratios.size(), r.problems));
       grid.add("card", "card", r.card);
       grid.add("source", "measured by", r.source);
     }
@@ -146,10 +145,14 @@ std::string headline_table(const fs::path& folder, const Words& specs) {
 std::string others_table(const fs::path& folder, const Words& words) {
   Words names, steps, peers, ratios;
   for (const std::string& word : words)
-    if (word.starts_with("step=")) steps = split(word.substr(5), ',');
-    else if (word.starts_with("peers=")) peers = split(word.substr(6), ',');
-    else if (word.starts_with("ratios=")) ratios = split(word.substr(7), ',');
-    else names.push_back(word);
+    if (word.starts_with("step="))
+      steps = split(word.substr(5), ',');
+    else if (word.starts_with("peers="))
+      peers = split(word.substr(6), ',');
+    else if (word.starts_with("ratios="))
+      ratios = split(word.substr(7), ',');
+    else
+      names.push_back(word);
   if (names.size() != 1) throw InputError("table others: needs one file of others");
   const json j = read_json(folder / (names[0] + ".json"));
   if (!is_others(j)) throw InputError(fmt::format("table others: {} is of our scripts", names[0]));
@@ -191,8 +194,8 @@ std::string others_table(const fs::path& folder, const Words& words) {
       "in `{}.json`. {}. `x name`: how many times faster than that.\n\n{}\nGeometric means (least "
       "to most): {}.\n",
       r.card, j.at("date").get<std::string>(), j.at("commit").get<std::string>(),
-      fs::path(names[0]).filename().string(), j.at("problems").get<std::string>(),
-      grid.markdown(), means);
+      fs::path(names[0]).filename().string(), j.at("problems").get<std::string>(), grid.markdown(),
+      means);
 }
 
 }  // namespace attn::report

@@ -32,13 +32,24 @@ std::vector<StepSource> sources_of(const fs::path& page, const std::string& chap
 
 // Counters that tell how a kernel ran; what its launch fixes (registers, shared memory) does not.
 bool telling(const Counter& c) {
-  static const std::set<std::string_view> kTelling{
-      "hbm_read_bytes",     "hbm_write_bytes",      "l2_bytes",
-      "ld_requests",        "st_requests",          "ld_sectors",
-      "st_sectors",         "ld_sectors_per_request", "st_sectors_per_request",
-      "shared_wavefronts",  "shared_ld_wavefronts", "shared_st_wavefronts",
-      "bank_conflict_pct",  "instructions",         "xu_instructions",
-      "tensor_bf16_ops",    "tensor_fp16_ops",      "warps_active_pct"};
+  static const std::set<std::string_view> kTelling{"hbm_read_bytes",
+                                                   "hbm_write_bytes",
+                                                   "l2_bytes",
+                                                   "ld_requests",
+                                                   "st_requests",
+                                                   "ld_sectors",
+                                                   "st_sectors",
+                                                   "ld_sectors_per_request",
+                                                   "st_sectors_per_request",
+                                                   "shared_wavefronts",
+                                                   "shared_ld_wavefronts",
+                                                   "shared_st_wavefronts",
+                                                   "bank_conflict_pct",
+                                                   "instructions",
+                                                   "xu_instructions",
+                                                   "tensor_bf16_ops",
+                                                   "tensor_fp16_ops",
+                                                   "warps_active_pct"};
   return kTelling.contains(c.key) || c.key.starts_with("stall_");
 }
 
@@ -85,9 +96,12 @@ std::string moved_most(const fs::path& folder, const std::string& chapter, const
 // In what the problems of several runs differ, for the titles of their columns: "B=16 N=8192".
 std::string difference(const json& problem, const json& other) {
   std::string text;
-  for (const auto& [key, name] :
-       {std::pair("batch", "B"), {"heads", "Hq"}, {"kv_heads", "Hkv"}, {"seqlen_q", "Nq"},
-        {"seqlen_k", "N"}, {"head_dim", "d"}})
+  for (const auto& [key, name] : {std::pair("batch", "B"),
+                                  {"heads", "Hq"},
+                                  {"kv_heads", "Hkv"},
+                                  {"seqlen_q", "Nq"},
+                                  {"seqlen_k", "N"},
+                                  {"head_dim", "d"}})
     if (problem.at(key) != other.at(key) &&
         !(std::string_view(key) == "seqlen_q" && problem.at(key) == problem.at("seqlen_k")))
       text += fmt::format("{}={} ", name, problem.at(key).get<int64_t>());
@@ -127,8 +141,10 @@ std::string ladder_table(const fs::path& folder, const Words& names, const fs::p
   const std::vector<TreeRow> tree = step_tree(sources, timed);
   for (const std::string& name : timed)
     if (std::none_of(tree.begin(), tree.end(), [&](auto& row) { return row.step->name == name; }))
-      throw InputError(fmt::format("table ladder: {}/{}.cu is not there, or its parents go in a "
-                                   "circle", chapter, name));
+      throw InputError(
+          fmt::format("table ladder: {}/{}.cu is not there, or its parents go in a "
+                      "circle",
+                      chapter, name));
   Grid grid;
   for (const TreeRow& row : tree) {
     const StepSource& step = *row.step;
@@ -152,10 +168,10 @@ std::string ladder_table(const fs::path& folder, const Words& names, const fs::p
   }
   Words problems;
   for (const json& run : runs) problems.push_back(problem_text(run.at("problem")));
-  return fmt::format(
-      "{}, {}: {}; `x parent`: how many times faster than the parent.\n\n{}",
-      runs[0].at("device").at("name").get<std::string>(),
-      runs[0].at("operation").get<std::string>(), fmt::join(problems, " and "), grid.markdown());
+  return fmt::format("{}, {}: {}; `x parent`: how many times faster than the parent.\n\n{}",
+                     runs[0].at("device").at("name").get<std::string>(),
+                     runs[0].at("operation").get<std::string>(), fmt::join(problems, " and "),
+                     grid.markdown());
 }
 
 // All steps of a chapter, drawn as a tree.

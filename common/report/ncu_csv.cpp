@@ -5,6 +5,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <set>
 
 #include "attn/error.h"
 #include "report/counters.h"
@@ -83,9 +84,10 @@ class Reader {
     const std::size_t width = r.starts_with("\"ID\"") ? 4 : r.starts_with("ID") ? 2 : 0;
     if (width == 0 || r.size() <= width) return false;
     if (r[width] == ';' || r[width] == '\t')
-      fail(file_, line_, fmt::format("columns separated by {}: a localized export, whose numbers "
-                                     "cannot be read for certain",
-                                     r[width] == ';' ? "';'" : "tabs"));
+      fail(file_, line_,
+           fmt::format("columns separated by {}: a localized export, whose numbers "
+                       "cannot be read for certain",
+                       r[width] == ';' ? "';'" : "tabs"));
     return r[width] == ',';
   }
 
@@ -157,8 +159,9 @@ std::optional<double> number(const std::string& original, const std::string& fil
     if (text[i] == ',') good = good && i > 0 && i < point && (point - i) % 4 == 0;
   if (good && point >= 1 && point <= 3 && text[0] != '0' && text.size() == point + 4 &&
       all_digits(text.substr(0, point)) && all_digits(text.substr(point + 1)))
-    fail(file, line, fmt::format("'{}' may be {}{} of a locale with points between thousands",
-                                 original, text.substr(0, point), text.substr(point + 1)));
+    fail(file, line,
+         fmt::format("'{}' may be {}{} of a locale with points between thousands", original,
+                     text.substr(0, point), text.substr(point + 1)));
   std::erase(text, ',');
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -199,10 +202,10 @@ std::optional<double> unit_factor(std::string_view unit, Dimension dimension) {
   switch (dimension) {
     case Dimension::time: {
       constexpr std::pair<std::string_view, double> kTimes[] = {
-          {"ns", 1e-9},      {"nsecond", 1e-9},     {"us", 1e-6},      {"usecond", 1e-6},
-          {"\u00b5s", 1e-6}, {"\u03bcs", 1e-6},     {"ms", 1e-3},      {"msecond", 1e-3},
-          {"s", 1},          {"sec", 1},            {"second", 1},     {"min", 60},
-          {"minute", 60},    {"h", 3600},           {"hr", 3600},      {"hour", 3600}};
+          {"ns", 1e-9},      {"nsecond", 1e-9}, {"us", 1e-6},  {"usecond", 1e-6},
+          {"\u00b5s", 1e-6}, {"\u03bcs", 1e-6}, {"ms", 1e-3},  {"msecond", 1e-3},
+          {"s", 1},          {"sec", 1},        {"second", 1}, {"min", 60},
+          {"minute", 60},    {"h", 3600},       {"hr", 3600},  {"hour", 3600}};
       for (const auto& [name, factor] : kTimes)
         if (base == name) return factor;
       return std::nullopt;
@@ -211,8 +214,7 @@ std::optional<double> unit_factor(std::string_view unit, Dimension dimension) {
       for (const char* word : {"byte", "B"})
         if (const auto scale = scale_of(base, word)) return scale;
       return std::nullopt;
-    case Dimension::percent:
-      return base == "%" ? std::optional(1.) : std::nullopt;
+    case Dimension::percent: return base == "%" ? std::optional(1.) : std::nullopt;
     case Dimension::number:
       for (const char* word : {"sector", "inst", "instruction", "request", "register", "warp",
                                "thread", "cycle", "wavefront", "op", ""})
@@ -280,6 +282,7 @@ class Export {
           }
       out_.kernels.push_back(std::move(l.kernel));
     }
+    out_.processes = processes_.size();
   }
 
  private:
@@ -290,8 +293,8 @@ class Export {
     if (r.fields[0] == "ID")
       fail(file_, r.line, "a second export begins: split the file before this line");
     if (r.fields.size() != header_.fields.size())
-      fail(file_, r.line, fmt::format("{} fields, not {} as its header", r.fields.size(),
-                                      header_.fields.size()));
+      fail(file_, r.line,
+           fmt::format("{} fields, not {} as its header", r.fields.size(), header_.fields.size()));
     return true;
   }
 
@@ -306,8 +309,10 @@ class Export {
     const std::string& id = r.fields[columns_.at("ID")];
     if (id.empty() || !all_digits(id))
       fail(file_, r.line, fmt::format("'{}' is not a launch ID", id));
-    const std::string key =
-        fmt::format("{}\n{}\n{}", field(r, "Host Name"), field(r, "Process ID"), id);
+    const std::string process =
+        fmt::format("{}\n{}", field(r, "Host Name"), field(r, "Process ID"));
+    processes_.insert(process);
+    const std::string key = process + "\n" + id;
     const std::string kernel = field(r, "Kernel Name");
     const auto [found, fresh] = index_.emplace(key, launches_.size());
     if (fresh) {
@@ -318,13 +323,15 @@ class Export {
       l.kernel.block = field(r, "Block Size");
       launches_.push_back(l);
     } else if (launches_[found->second].kernel.signature != kernel) {
-      fail(file_, r.line, fmt::format("launch {} was of '{}' before, not of '{}'", id,
-                                      launches_[found->second].kernel.signature, kernel));
+      fail(file_, r.line,
+           fmt::format("launch {} was of '{}' before, not of '{}'", id,
+                       launches_[found->second].kernel.signature, kernel));
     }
     const std::string cc = field(r, "CC");
     if (!out_.compute_capability.empty() && !cc.empty() && out_.compute_capability != cc)
-      fail(file_, r.line, fmt::format("compute capability {}, not {} as the rows before", cc,
-                                      out_.compute_capability));
+      fail(file_, r.line,
+           fmt::format("compute capability {}, not {} as the rows before", cc,
+                       out_.compute_capability));
     if (!cc.empty()) out_.compute_capability = cc;
     return launches_[found->second];
   }
@@ -335,16 +342,19 @@ class Export {
     const auto dimension = dimension_of(name);
     if (!dimension) return;  // there are texts among the others
     const auto x = number(value, file_, line);
+    if (!x && *dimension == Dimension::time)
+      fail(file_, line, fmt::format("{} of this launch is '{}': it has no time", name, value));
     if (!x) return;
     const auto factor = unit_factor(unit, *dimension);
     if (!factor) fail(file_, line, fmt::format("{} in '{}', a unit that is not known", name, unit));
     const auto [found, fresh] = l.by_name.emplace(name, *x * *factor);
     std::string& places = l.places[name];
-    if (!fresh && (found->second != *x * *factor ||
-                   places.find("\n" + section + "\n") != places.npos))
-      fail(file_, line, fmt::format("{} of this launch stood in a row before: two exports "
-                                    "without a header between them?",
-                                    name));
+    if (!fresh &&
+        (found->second != *x * *factor || places.find("\n" + section + "\n") != places.npos))
+      fail(file_, line,
+           fmt::format("{} of this launch stood in a row before: two exports "
+                       "without a header between them?",
+                       name));
     places += "\n" + section + "\n";
   }
 
@@ -385,6 +395,7 @@ class Export {
   CounterFile& out_;
   std::vector<Launch> launches_;
   std::map<std::string, std::size_t> index_;
+  std::set<std::string> processes_;
 };
 
 }  // namespace

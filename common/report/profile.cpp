@@ -147,6 +147,7 @@ StepData step_data(const CounterFile& c, const fs::path& path) {
   d.problem = problem_key(c.problem);
   d.clocks = c.clocks;
   d.kernels = c.kernels;
+  d.processes = c.processes;
   return d;
 }
 

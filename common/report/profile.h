@@ -47,6 +47,7 @@ struct StepData {
   std::string clocks;        ///< what ncu did to the clocks: "none" or "base"
   std::optional<Time> time;  ///< by the chapter program; nothing where it did not time
   std::vector<KernelCounters> kernels;
+  std::size_t processes = 1;  ///< that the kernels were launched by
   std::optional<double> predicted_s;
 
   /// The sum over the launches under ncu.

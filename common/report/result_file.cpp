@@ -57,11 +57,11 @@ class RecordedMask : public KeyMask {
 
 Problem read_problem(const Object& o) {
   Problem p;
-  p.batch = o.integer("batch", 1);
+  p.batch = o.integer("batch", 0);
   p.heads = o.integer("heads", 1);
   p.kv_heads = o.integer("kv_heads", 1);
-  p.seqlen_q = o.integer("seqlen_q", 1);
-  p.seqlen_k = o.integer("seqlen_k", 1);
+  p.seqlen_q = o.integer("seqlen_q", 0);
+  p.seqlen_k = o.integer("seqlen_k", 0);
   p.head_dim = o.integer("head_dim", 1);
   const std::string dtype = o.choice("dtype", {"fp32", "fp16", "bf16", "int8", "e4m3", "int4"});
   p.dtype = dtype == "fp32"   ? DType::fp32

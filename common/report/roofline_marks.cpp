@@ -72,7 +72,7 @@ std::string text(const Marker& m, bool several_runs) {
 
 // Steps at the same place share a marker and a label; measurements of two runs do not.
 void mark(std::vector<Marker>& markers, double x, double y, bool filled, const Point& p,
-                 double rate) {
+          double rate) {
   for (Marker& m : markers)
     if (m.filled == filled && std::hypot(m.x - x, m.y - y) < 1.5 &&
         (!filled || m.names.contains(p.file))) {

@@ -27,7 +27,7 @@ struct Marker {
   bool filled;                                            ///< measured
 };
 
-/// The <style> element of the picture, for light and dark pages.
+/// The style element of the picture, for light and dark pages.
 const char* roofline_style();
 
 /// "801 TFLOP/s", "2.13 Pop/s".
@@ -38,8 +38,7 @@ std::string roofline_run(std::size_t file);
 
 /// Adds a step to `markers`. Steps at the same place share a marker; measurements of two runs do
 /// not.
-void mark(std::vector<Marker>& markers, double x, double y, bool filled, const Point&,
-          double rate);
+void mark(std::vector<Marker>& markers, double x, double y, bool filled, const Point&, double rate);
 
 /// The label: "v1, v2: 346 to 349 TFLOP/s", "v1 A, v1 B: at most 494 TFLOP/s".
 std::string text(const Marker&, bool several_runs);

@@ -369,8 +369,12 @@ class Picture {
                            const std::vector<std::string>& texts) const {
     std::vector<Label> labels;
     for (std::size_t i = 0; i < markers.size(); ++i)
-      labels.push_back({markers[i].x, markers[i].y,
-                        kCharacter * static_cast<double>(texts[i].size()), 17, {}, false});
+      labels.push_back({markers[i].x,
+                        markers[i].y,
+                        kCharacter * static_cast<double>(texts[i].size()),
+                        17,
+                        {},
+                        false});
     place_labels(labels, kPlot, obstacles_, lines_);
     return labels;
   }

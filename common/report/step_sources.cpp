@@ -34,9 +34,7 @@ std::map<std::string, std::string> header_of(const fs::path& path) {
   return header;
 }
 
-bool word_character(char c) {
-  return c == '_' || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9');
-}
+bool word_character(char c) { return c == '_' || (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9'); }
 
 // Is `word` in `text`, not as a part of a longer word?
 bool has_word(const std::string& text, std::string_view word) {
@@ -64,8 +62,7 @@ std::vector<StepSource> read_step_sources(const fs::path& chapter) {
     const std::string& said = header["parent"];
     if (std::smatch match; std::regex_search(said, match, kStep)) {
       const std::string parent = match[0], before = match.prefix();
-      if (fs::exists(chapter / (parent + ".cu")) &&
-          !std::regex_search(before, kElsewhere))
+      if (fs::exists(chapter / (parent + ".cu")) && !std::regex_search(before, kElsewhere))
         s.parent = parent;
       else
         s.from = said.substr(0, said.find_first_of(";(:"));
@@ -108,8 +105,7 @@ std::vector<TreeRow> step_tree(const std::vector<StepSource>& steps,
     const auto& all = children[s->name];
     const StepSource* trunk = nullptr;
     for (const StepSource* child : all)
-      if (child->name[0] == s->name[0] &&
-          (!trunk || descendants(child) >= descendants(trunk)))
+      if (child->name[0] == s->name[0] && (!trunk || descendants(child) >= descendants(trunk)))
         trunk = child;
     for (const StepSource* child : all)
       if (child != trunk) add(child, depth + 1);

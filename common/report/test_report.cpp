@@ -102,6 +102,10 @@ TEST_CASE("what only some problems have is read") {
   CHECK(read_result_file(file.write(document.dump())).problem.text() ==
         "B=3 Hq=2 Hkv=2 varlen=33,0,5 varlen_k=33,7,0 d=12 bf16 softcap=15 alibi dropout=0.25 "
         "inputs=random seed=1");
+  document["problem"].erase("varlen_q");
+  document["problem"].update({{"batch", 0}, {"seqlen_q", 0}, {"seqlen_k", 0}});  // an empty result
+  CHECK(read_result_file(file.write(document.dump())).problem.batch == 0);
+  document["problem"].update({{"batch", 3}, {"varlen_q", {33, 0, 5}}});
   for (const json& wrong : {json{33, 0}, json{33, -1, 5}, json{33, "0", 5}, json(33)}) {
     document["problem"]["varlen_k"] = wrong;
     check_refusal(file.write(document.dump()), "problem.varlen_k");

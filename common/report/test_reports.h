@@ -1,5 +1,5 @@
-// What tests of tables share: a folder of small reports, and JSON as a chapter program writes it, cut
-// down to what a table reads.
+// What tests of tables share: a folder of small reports, and JSON as a chapter program writes it,
+// cut down to what a table reads.
 #pragma once
 
 #include <fmt/format.h>

@@ -120,15 +120,18 @@ TEST_CASE("a headline has mean, least, most and points, and names the strongest 
   has_line(text,
            "| what | step | compared with | times as fast | least to most | problems | card | "
            "measured by |");
-  has_line(text, "| Decode, long | `v7` | cuDNN, called | 1.00 | 0.50 to 2.00 | 2 | NVIDIA H200 | "
-                 "`peers.py` |");
-  has_line(text, "| Decode, long | `v7` | cuDNN, as a graph | 0.50 | 0.50 to 0.50 | 2 | "
-                 "NVIDIA H200 | `peers.py` |");
+  has_line(text,
+           "| Decode, long | `v7` | cuDNN, called | 1.00 | 0.50 to 2.00 | 2 | NVIDIA H200 | "
+           "`peers.py` |");
+  has_line(text,
+           "| Decode, long | `v7` | cuDNN, as a graph | 0.50 | 0.50 to 0.50 | 2 | "
+           "NVIDIA H200 | `peers.py` |");
   has_line(text,
            "| Decode, long | `v7` | FlashAttention-2 (PyTorch), called | 3.00 | 3.00 to 3.00 | "
            "1 of 2 | NVIDIA H200 | `peers.py` |");
-  has_line(text, "| Forward | `v7` | FlashAttention-3 | 1.10 | 1.00 to 1.21 | 2 | NVIDIA H100 | "
-                 "others, 2026-11-26 |");
+  has_line(text,
+           "| Forward | `v7` | FlashAttention-3 | 1.10 | 1.00 to 1.21 | 2 | NVIDIA H100 | "
+           "others, 2026-11-26 |");
   has(reports.refusal("headline Decode=peers.09_x:v7:cudnn,flash"),
       "leaves out the strongest peer of v7: cudnn graph");
   has(reports.refusal("headline Decode=peers.09_x:v8:cudnn"), "has no ratio of v8");
@@ -140,8 +143,9 @@ TEST_CASE("a headline has mean, least, most and points, and names the strongest 
   has(others,
       "NVIDIA H100, measured on 2026-11-26 at commit abc, not by this repository's scripts");
   has(others, "`others.09_x.json`. n: tokens. `x name`");
-  has_line(others, "| problem | FlashAttention-3 us | its kernel alone us | `v7` us | "
-                   "`v7` x FlashAttention-3 | `v7` x its kernel alone |");
+  has_line(others,
+           "| problem | FlashAttention-3 us | its kernel alone us | `v7` us | "
+           "`v7` x FlashAttention-3 | `v7` x its kernel alone |");
   has_line(others, "| d64 n512 | 12.1 | 9.0 | 10.0 | 1.21 | 0.90 |");
   has(others, "`v7` x FlashAttention-3: 1.10 (1.00 to 1.21)");
   has_line(reports.table("others others.09_x peers=fa3"),

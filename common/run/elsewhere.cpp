@@ -19,8 +19,8 @@ namespace {
 
 // Without what names steps, files to write, or the operation.
 std::vector<std::string> problem_of(const std::vector<std::string>& arguments) {
-  static const std::vector<std::string> with_value{"--step", "--profile", "--json", "--save",
-                                                   "--operation", "--device"};
+  static const std::vector<std::string> with_value{"--step", "--profile",   "--json",
+                                                   "--save", "--operation", "--device"};
   static const std::vector<std::string> alone{"--turns", "--time", "--require-gpu", "--races"};
   std::vector<std::string> all;
   for (std::size_t n = 0; n < arguments.size(); ++n) {
@@ -96,7 +96,8 @@ std::vector<std::string> steps_that_take(const Chapter& chapter, const Operation
                                          const Problem& p) {
   std::vector<std::string> names;
   for (const Step& s : chapter.steps)
-    if (s.operation == &operation && !refusal(s, p.empty() ? p.at_least_one() : p)) names.push_back(s.name);
+    if (s.operation == &operation && !refusal(s, p.empty() ? p.at_least_one() : p))
+      names.push_back(s.name);
   return names;
 }
 
@@ -108,9 +109,8 @@ void print_who_takes(const Chapter& chapter, const Options& o,
   std::vector<std::string> texts;
   for (const auto& [name, steps] : all)
     texts.push_back(fmt::format("{} {}", name, fmt::join(steps, " ")));
-  fmt::print("steps that take it: {}\n",
-             texts.empty() ? "none of the chapters that are built here"
-                           : fmt::format("{}", fmt::join(texts, "; ")));
+  fmt::print("steps that take it: {}\n", texts.empty() ? "none of the chapters that are built here"
+                                                       : fmt::format("{}", fmt::join(texts, "; ")));
 }
 
 }  // namespace attn

@@ -26,8 +26,8 @@ Sizes shape_of(const std::string& folder, const std::string& name, const Problem
                std::size_t rank, const char* sides) {
   const Sizes shape = read_npy_shape(in(folder, name), types_in_files(p.dtype));
   if (shape.size() != rank)
-    throw InputError(fmt::format("{}: has shape {}, must be [{}]", in(folder, name), text(shape),
-                                 sides));
+    throw InputError(
+        fmt::format("{}: has shape {}, must be [{}]", in(folder, name), text(shape), sides));
   return shape;
 }
 
@@ -87,8 +87,8 @@ std::string other_reading(const std::string& folder, const Sizes& q, const Sizes
       "FlashAttention's [batch, seqlen, heads, head_dim], say --layout bnhd",
       in(folder, "q"), text(q), q[1], q[2]);
   if (!valid(q[1], k[1]))
-    throw InputError(fmt::format("{} ({} heads are no multiple of the {} of k.npy)", layouts, q[1],
-                                 k[1]));
+    throw InputError(
+        fmt::format("{} ({} heads are no multiple of the {} of k.npy)", layouts, q[1], k[1]));
   if (q[2] <= 1 || q[1] <= q[2]) return "";
   return "warning: " + layouts + " (--layout bhnd is silent)";
 }
@@ -114,9 +114,10 @@ std::string take_attention(const std::string& folder, const Operation& operation
   if (p.files_bnhd) std::swap(q[1], q[2]), std::swap(k[1], k[2]);
   agree(folder, "q", q, "k", k, {{0, "batch"}, {3, "head_dim"}});
   if (k[1] < 1 || q[1] < 1 || q[1] % k[1] != 0)
-    throw InputError(fmt::format("{}: {} heads and {}: {}: the query heads must be a multiple of "
-                                 "the key/value heads",
-                                 in(folder, "q"), q[1], in(folder, "k"), k[1]));
+    throw InputError(
+        fmt::format("{}: {} heads and {}: {}: the query heads must be a multiple of "
+                    "the key/value heads",
+                    in(folder, "q"), q[1], in(folder, "k"), k[1]));
   take(p.batch, q[0], in(folder, "q"), given, {"--batch"});
   take(p.heads, q[1], in(folder, "q"), given, {"--heads"});
   take(p.kv_heads, k[1], in(folder, "k"), given, {"--kv-heads"});
@@ -157,9 +158,9 @@ void take_own(const std::string& folder, const Operation& operation,
 std::string take_shapes_of_files(const std::string& folder, const Operation& operation,
                                  const std::set<std::string>& given, Problem& p) {
   if (!std::filesystem::is_directory(folder))
-    throw InputError(fmt::format("--load {}: {}", folder,
-                                 std::filesystem::exists(folder) ? "not a folder"
-                                                                 : "no such folder"));
+    throw InputError(
+        fmt::format("--load {}: {}", folder,
+                    std::filesystem::exists(folder) ? "not a folder" : "no such folder"));
   if (operation.sizes_of_files) return take_own(folder, operation, given, p), "";
   if (operation.matrix)
     return take_rows(folder, operation.inputs(p.at_least_one()).front().name, given, p), "";

@@ -169,23 +169,25 @@ std::shared_ptr<const KeyMask> intervals_of_files(const std::string& folder) {
     const auto path = std::filesystem::path(folder) / name;
     NpyBytes file = read_npy_bytes(path, {"<i4", "<i8"});
     if (file.shape.size() != 4 || (file.shape[2] != 1 && file.shape[2] != 2))
-      throw InputError(fmt::format("{}: has shape [{}], must be [B or 1, Hq or 1, 1 or 2, seqlen_k]",
-                                   path.string(), fmt::join(file.shape, ", ")));
+      throw InputError(
+          fmt::format("{}: has shape [{}], must be [B or 1, Hq or 1, 1 or 2, seqlen_k]",
+                      path.string(), fmt::join(file.shape, ", ")));
     TensorSpec spec{name, {}, file.type == "<i4" ? DType::int32 : DType::int64};
     std::ranges::copy(file.shape, spec.shape);
     std::vector<int64_t> rows = from_bytes(spec, file.bytes).numbers;
     for (std::size_t n = 0; n < rows.size(); ++n)
       if (rows[n] < 0 || rows[n] > std::numeric_limits<int32_t>::max())
-        throw InputError(fmt::format("{}: entry {} is {}, must be a query from 0 on",
-                                     path.string(), n, rows[n]));
+        throw InputError(fmt::format("{}: entry {} is {}, must be a query from 0 on", path.string(),
+                                     n, rows[n]));
     return std::pair{file.shape, rows};
   };
   const auto [shape, begin] = read("hidden_begin.npy");
   const auto [other, end] = read("hidden_end.npy");
   if (shape != other)
-    throw InputError(fmt::format("{}: hidden_begin.npy [{}] and hidden_end.npy [{}] must have one "
-                                 "shape",
-                                 folder, fmt::join(shape, ", "), fmt::join(other, ", ")));
+    throw InputError(
+        fmt::format("{}: hidden_begin.npy [{}] and hidden_end.npy [{}] must have one "
+                    "shape",
+                    folder, fmt::join(shape, ", "), fmt::join(other, ", ")));
   return std::make_shared<ColumnIntervals>(shape, begin, end, "flashmask:" + folder);
 }
 
@@ -284,7 +286,8 @@ std::shared_ptr<const KeyMask> read_mask(const std::string& text, const Problem&
   try {
     mask->fits(p);
   } catch (const InputError& e) {  // which says what is wrong with the tensor, not where it is from
-    if (kind == "block" || kind == "flashmask") throw InputError(fmt::format("--mask {}: {}", text, e.what()));
+    if (kind == "block" || kind == "flashmask")
+      throw InputError(fmt::format("--mask {}: {}", text, e.what()));
     throw;
   }
   return mask;

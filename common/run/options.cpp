@@ -54,8 +54,10 @@ void take_varlen(const std::string& list, const std::set<std::string>& given, Pr
   } else if (list == "skewed") {
     not_given("--varlen skewed", {"--varlen-k", "--seqlen-q", "--seqlen-k", "--load"});
     if (p.batch < 1 || p.seqlen_q < 1)
-      throw InputError(fmt::format("--varlen skewed: needs a --batch and a --seqlen of at least 1, "
-                                   "not {} and {}", p.batch, p.seqlen_q));
+      throw InputError(
+          fmt::format("--varlen skewed: needs a --batch and a --seqlen of at least 1, "
+                      "not {} and {}",
+                      p.batch, p.seqlen_q));
     if (p.batch > Problem::kMostSequences)
       throw InputError(fmt::format("--batch {}: must be at most {} with --varlen", p.batch,
                                    Problem::kMostSequences));
@@ -95,7 +97,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
       *field = parse_number<int64_t>(name, text, lowest, kMost);
     });
   };
-  int64_t rows = 0, cols = 0;
+  int64_t rows = -1, cols = -1;  // not given
   Problem& p = o.problem;
   app.add_flag("--list", o.list,
                "the steps (of --operation): name, idea, operation, what they support");
@@ -120,8 +122,7 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   value("--varlen-k", "N,N,...: keys of each sequence (as --varlen)",
         [&](const std::string& t) { p.varlen_k = parse_lengths("--varlen-k", t); });
   integer("--head-dim", "d (64)", &p.head_dim);
-  value("--dtype",
-        dtype_help(chapter),
+  value("--dtype", dtype_help(chapter),
         [&](const std::string& t) {
           p.dtype = parse_choice<DType>("--dtype", t,
                                         {{"fp32", DType::fp32},
@@ -174,8 +175,8 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
   for (const Operation* op : operations_of(chapter))
     for (const Feature& f : op->own)
       if (own_names.insert(f.name).second) feature(f);
-  integer("--rows", "of an operation on rows: B=1, Hq=1 and as many queries", &rows);
-  integer("--cols", "of an operation on rows: as --seqlen-k", &cols);
+  integer("--rows", "of an operation on rows: B=1, Hq=1 and as many queries", &rows, 0);
+  integer("--cols", "of an operation on rows: as --seqlen-k", &cols, 0);
   value("--seed", "of the inputs (1)", [&](const std::string& t) {
     p.seed = parse_number<uint64_t>("--seed", t, 0, std::numeric_limits<uint64_t>::max());
   });
@@ -321,18 +322,18 @@ std::optional<Options> parse_options(const Chapter& chapter, int argc, const cha
     for (const char* other : {"--head-dim", "--scale", "--varlen-k"})
       if (given.contains(other))
         throw InputError(fmt::format("{}: a {} has none", other, o.operation->name));
-    if (rows > 0 || cols > 0) {
+    if (rows >= 0 || cols >= 0) {
       for (const char* other :
            {"--batch", "--heads", "--kv-heads", "--seqlen-q", "--seqlen-k", "--seqlen"})
         if (given.contains(other))
           throw InputError(fmt::format("{}: not together with --rows and --cols", other));
       p.batch = p.heads = p.kv_heads = 1;
-      if (rows > 0) p.seqlen_q = rows;
-      if (cols > 0) p.seqlen_k = cols;
+      if (rows >= 0) p.seqlen_q = rows;
+      if (cols >= 0) p.seqlen_k = cols;
     }
-  } else if (rows > 0 || cols > 0) {
+  } else if (rows >= 0 || cols >= 0) {
     throw InputError(fmt::format("{}: for operations on rows alone, the operation is {}",
-                                 rows > 0 ? "--rows" : "--cols", o.operation->name));
+                                 rows >= 0 ? "--rows" : "--cols", o.operation->name));
   }
   const auto who_has = [&](const std::string& own_feature) {
     std::vector<std::string> names;

@@ -19,8 +19,8 @@ enum class CheckChoice { automatic, full, sample, off };
 
 struct Options {
   bool list = false;
-  bool takes = false;             ///< names the steps that take the problem, and runs nothing
-  bool operation_given = false;   ///< --list is of that operation alone
+  bool takes = false;              ///< names the steps that take the problem, and runs nothing
+  bool operation_given = false;    ///< --list is of that operation alone
   std::vector<std::string> steps;  ///< empty: all that support the problem
   /// without --operation and --step that of the chapter's first step
   const Operation* operation = nullptr;

@@ -112,8 +112,7 @@ class Run {
     fmt::print("device: {}\n", result_.device);
     fmt::print("problem: {} {}\n", operation_.name, problem_text());
     std::fflush(stdout);
-    if (!options_.warning.empty())
-      fmt::print(stderr, "{}: {}\n", chapter_.name, options_.warning);
+    if (!options_.warning.empty()) fmt::print(stderr, "{}: {}\n", chapter_.name, options_.warning);
     if (options_.time && result_.backend == Backend::emulated)
       fmt::print("time: not measured (emulated)\n");
     JsonFile json_file(options_.json);
@@ -185,8 +184,8 @@ class Run {
     save_outputs(step, outputs);
     if (step.choices)
       save_outputs(step, step.choices(problem(), [&](const std::string& name) {
-                     return session.workspace(name);
-                   }));
+        return session.workspace(name);
+      }));
   }
   void save_outputs(const Step& step, const HostTensors& outputs) const {
     save_tensors(std::filesystem::path(options_.save) / step.name, outputs, problem().files_bnhd);
@@ -363,6 +362,10 @@ class Run {
   std::pair<HostTensors, HostTensors> drawn_or_loaded() const {
     Inputs inputs = options_.load.empty() ? draw(operation_, problem())
                                           : load_inputs(options_.load, problem(), operation_);
+    if (!options_.load.empty())
+      if (const auto others = files_not_read(options_.load, problem(), operation_); !others.empty())
+        fmt::print(stderr, "{}: warning: {}: not read by {} with these options: {}\n",
+                   chapter_.name, options_.load, operation_.name, fmt::join(others, ", "));
     return {std::move(inputs.tensors), std::move(inputs.originals)};
   }
 
@@ -520,8 +523,7 @@ int run_chapter(const Chapter& chapter, int argc, const char* const* argv) {
       return steps.empty() ? kUnsupported : kPass;
     }
     const int exit_status = Run(chapter, *options).run();
-    if (exit_status == kUnsupported)
-      print_who_takes(chapter, *options, {argv + 1, argv + argc});
+    if (exit_status == kUnsupported) print_who_takes(chapter, *options, {argv + 1, argv + argc});
     if (std::fflush(stdout) != 0 || std::ferror(stdout))
       throw InputError("standard output: could not be written");
     return exit_status;

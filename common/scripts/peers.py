@@ -7,9 +7,9 @@
     common/scripts/peers.py --program build/release/bin/02_online_softmax --operation softmax \\
         --problems problems.txt
 
-A problem list has a problem a line, in the words of the chapter program: "--batch 2 --seqlen 8192 --causal",
-"--rows 8 --cols 16777216 --dtype fp32"; what a line leaves out is as given on the command line, and
-"--steps" may stand there too. Text behind # is a comment.
+A problem list has one problem per line, in the options of the chapter program:
+"--batch 2 --seqlen 8192 --causal", "--rows 8 --cols 16777216 --dtype fp32". What a line leaves out
+is as given on the command line, and "--steps" may stand there too. Text behind # is a comment.
 
 Operations: forward, backward, decode and softmax. Decode is that of the program, one query (--seqlen-q) against a cache
 of --seqlen-k keys; of a program without it, forward with one query.
@@ -17,9 +17,10 @@ Backends: math, flash (FlashAttention-2), cudnn; torch.softmax for softmax. A st
 "01_naive:v6_cublas" runs that program beside --program. Of decode each backend takes its turns twice: as a plain call,
 and ("flash graph") as the replay of a CUDA graph that was captured of it.
 
-Before anything is timed, the outputs of each backend are compared with those of the first step, on the inputs that the
-program drew (--save): the largest relative L2 difference of a row, or of a gradient's row. A difference above what two
-roundings explain ends the run with status 1. Both sides are then timed on these inputs.
+Before it times anything, peers.py compares the outputs of each backend with those of the first
+step, on the inputs that the program saved (--save): the largest relative L2 difference of a row of
+O or of a gradient. A difference above what rounding explains ends the run with status 1. Both sides
+are then timed on these inputs.
 
 For every problem each backend and each step takes a turn a round (--rounds, at least 5), in an order that is turned
 round every time; before each turn the GPU rests for twice as long as the timed calls of the turn before took. One program runs
@@ -60,8 +61,8 @@ NO_ROOFS = ("--gpu", "h200")
 TIMING_METHOD = 3  # as kTimingMethod in device.h
 LEAST_ROUNDS = 5
 CYCLES_A_SECOND = 2e9  # of torch.cuda._sleep, about
-# The largest relative L2 difference of a row of O between two right kernels: twice what the checker lets one of them be
-# off by (reference.cpp). Gradients may be off by twice as much.
+# The largest relative L2 difference of a row of O between two right kernels: twice what the checker
+# lets one of them be off by (reference.cpp). Gradients may be off by twice as much.
 DIFFERENCES = {"bf16": 1.2e-2, "fp16": 2e-3, "fp32": 4e-5}
 MOST_BYTES = 8e9  # of the inputs that are passed in files
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -167,22 +168,26 @@ class Peer:
 
 
 def row_difference(a, b):
-    """The largest relative L2 difference of a row of two lists of tensors; infinity where one has a NaN or lacks one."""
+    """The largest relative L2 difference of a row of two lists of tensors; infinity where one list has
+    a NaN, or another number of tensors."""
     if not b or len(a) != len(b):
         return math.inf
     worst = 0.0
     for x, y in zip(a, b):
         x, y = x.float().flatten(0, -2), y.float().reshape(x.shape).flatten(0, -2)
-        size = y.norm(dim=-1).clamp_min(y.norm() / y.shape[0] ** 0.5 / 10)  # a row near 0 is none of its own
+        # At least a tenth of the RMS norm of rows: rounding in a row near 0 is not relative to it.
+        size = y.norm(dim=-1).clamp_min(y.norm() / y.shape[0] ** 0.5 / 10)
         of_rows = ((x - y).norm(dim=-1) / size).max().item()
         worst = max(worst, of_rows) if math.isfinite(of_rows) else math.inf
     return worst
 
 
 def outputs_of(program, p, step, folder):
-    """Lets the program write its inputs to `folder`; returns what the step made of them, or why there is nothing."""
-    run = subprocess.run([program, *program_options(p), "--step", step, "--check", "off", "--save", folder,
-                          "--require-gpu", *NO_ROOFS], capture_output=True, text=True, check=False)
+    """Lets the program save its inputs to `folder`; returns the step's outputs, or the reason why there
+    are none."""
+    run = subprocess.run([program, *program_options(p), "--step", step, "--check", "off",
+                          "--save", folder, "--require-gpu", *NO_ROOFS],
+                         capture_output=True, text=True, check=False)
     if run.returncode != 0:
         return (run.stderr or run.stdout).strip().splitlines()[-1]
     of_step = os.path.join(folder, step)
@@ -205,8 +210,8 @@ def compare(p, backends, call, ours, difference=row_difference):
         found[name] = difference(theirs, ours)
         bound = DIFFERENCES[p.dtype] * (2 if p.operation == "backward" else 1)
         if not found[name] <= bound:
-            print(f"peers.py: {' '.join(program_options(p))}: {name} differs by {found[name]:.2e} in a row, "
-                  f"at most {bound:.2e} is rounding: nothing is timed")
+            print(f"peers.py: {' '.join(program_options(p))}: {name} differs by {found[name]:.2e} "
+                  f"in a row, at most {bound:.2e} is rounding: nothing is timed")
             sys.exit(1)
     return found
 
@@ -451,9 +456,12 @@ def main():
             if ":" in name:
                 chapter, step = name.split(":")
                 programs[name] = Program(args, p, os.path.join(os.path.dirname(args.program), chapter), step, NO_ROOFS)
-        with tempfile.TemporaryDirectory(dir=next((d for d in ("/dev/shm",) if os.path.isdir(d)), None)) as folder:
-            ours = (f"{bytes_of_files(p):.1e} bytes of inputs" if bytes_of_files(p) > MOST_BYTES else
-                    outputs_of(args.program, p, steps[0], folder))
+        memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # files of some GB, read once
+        with tempfile.TemporaryDirectory(dir=memory) as folder:
+            if bytes_of_files(p) > MOST_BYTES:
+                ours = f"{bytes_of_files(p):.1e} bytes of inputs"
+            else:
+                ours = outputs_of(args.program, p, steps[0], folder)
             files = not isinstance(ours, str)
             peer, calls = Peer(p, folder if files else None), {}
         differences = compare(p, backends, peer.call, ours) if files else {}

@@ -89,8 +89,9 @@ TEST_CASE("no key is missing in e4m3, wherever it is", "[emulated][fp8]") {
       double norm2 = 0;
       for (std::size_t c = 0; c < d; ++c) norm2 += double{needle[c]} * needle[c];
       for (std::size_t i = 0; i < q.size(); ++i)  // a score of 16, and some noise
-        q[i] = round_to(DType::bf16, static_cast<float>(16 / (norm2 * p.softmax_scale)) *
-                                             needle[i % d] + 0.1f * q[i]);
+        q[i] = round_to(
+            DType::bf16,
+            static_cast<float>(16 / (norm2 * p.softmax_scale)) * needle[i % d] + 0.1f * q[i]);
       const auto verdict = [&](const HostTensors& given) -> std::string {
         const HostTensors out = outputs_of(step, p, given);
         for (const Expected& e : expected_of(step, p, in, {}))

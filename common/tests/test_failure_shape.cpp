@@ -199,8 +199,9 @@ TEST_CASE("a factor or a difference that wrong values share is named", "[shape]"
   CHECK(value("lse", [](float x) { return x - std::log(32.0f); }) ==
         "each is 3.466 too small (ln 32: the sum of each row is 1/32 of what it should be)");
   CHECK(value("lse", [](float x) { return x + std::log(37.0f); }) == "each is 3.611 too large");
-  CHECK(value("lse", [](float x) { return x * 1.442695f; })
-            .ends_with("(log2 e: base 2 in place of e)"));
+  CHECK(value("lse", [](float x) {
+          return x * 1.442695f;
+        }).ends_with("(log2 e: base 2 in place of e)"));
   CHECK(value("o", [](float x) { return x + 0.5f; }) == "");
   HostTensor by_row = right.out.at("o");
   for (const auto& [b, h, i] : right.of("o").rows)

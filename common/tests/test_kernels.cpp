@@ -27,14 +27,14 @@ struct Kernel {
 #endif
 
 // Declares a case twice: for the emulator, and for the GPU where there is one.
-#define ON_BOTH_BACK_ENDS(title, body)                                        \
-  TEST_CASE(title " (emulated)", "[kernels]") { body(Backend::emulated); }    \
-  TEST_CASE(title " (GPU)", "[kernels][gpu]") {                               \
-    if (gpu_info().available)                                                 \
-      body(Backend::gpu);                                                     \
-    else                                                                      \
-      skipped("no GPU: " + gpu_info().error);                                 \
-  }                                                                           \
+#define ON_BOTH_BACK_ENDS(title, body)                                     \
+  TEST_CASE(title " (emulated)", "[kernels]") { body(Backend::emulated); } \
+  TEST_CASE(title " (GPU)", "[kernels][gpu]") {                            \
+    if (gpu_info().available)                                              \
+      body(Backend::gpu);                                                  \
+    else                                                                   \
+      skipped("no GPU: " + gpu_info().error);                              \
+  }                                                                        \
   static_assert(true)
 
 // Device memory that starts with the bytes of `values`.

@@ -1,7 +1,7 @@
 /// \file
 /// Launches that follow others: replayed as CUDA graphs with other inputs, after one that was
-/// aborted, at the same time as one in another stream. What a launch leaves (tile counters, arrival counters,
-/// side streams) must not be in the next result. Linked into every chapter's tests.
+/// aborted, at the same time as one in another stream. What a launch leaves (tile counters, arrival
+/// counters, side streams) must not be in the next result. Linked into every chapter's tests.
 #include <cmath>
 #include <cstring>
 #include <optional>
@@ -17,8 +17,10 @@ namespace {
 std::optional<Problem> problem_for(const Step& step, Backend backend) {
   const Operation& op = *step.operation;
   const bool small = backend == Backend::emulated;
-  Problem p = problem(op.few_queries > 0 ? 3 : small ? 70 : 300, small ? 150 : 420, 64,
-                      quantises_to(step));
+  Problem p = problem(op.few_queries > 0 ? 3
+                      : small            ? 70
+                                         : 300,
+                      small ? 150 : 420, 64, quantises_to(step));
   p.batch = small ? 1 : 2, p.heads = small ? 2 : 4, p.kv_heads = small ? 1 : 2, p.causal = true;
   p.top_k = 5;
   if (op.name == "paged_mla") p.head_dim = 576, p.kv_heads = 1;

@@ -1,6 +1,6 @@
 /// \file
-/// Files of --load and --save: both orders of heads and tokens, element types, files that contradict
-/// the options, empty problems. Through the program of chapter 01, as a user has it.
+/// Files of --load and --save: both orders of heads and tokens, element types, files that
+/// contradict the options, empty problems. Through the program of chapter 01, as a user has it.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -69,8 +69,8 @@ struct Folder {
 
 TEST_CASE("FlashAttention's layout is read and written", "[load]") {
   const Folder bhnd("layout_bhnd"), bnhd("layout_bnhd"), again("layout_again");
-  const Words shape{"--batch", "2", "--heads", "6", "--kv-heads", "2", "--seqlen-q",
-                    "5",       "--seqlen-k", "9", "--head-dim", "8"};
+  const Words shape{"--batch",    "2", "--heads",    "6", "--kv-heads", "2",
+                    "--seqlen-q", "5", "--seqlen-k", "9", "--head-dim", "8"};
   const auto with = [&](Words words) {
     words.insert(words.begin(), shape.begin(), shape.end());
     return words;
@@ -84,8 +84,8 @@ TEST_CASE("FlashAttention's layout is read and written", "[load]") {
     REQUIRE(b.shape == std::vector<int64_t>{a.shape[0], a.shape[2], a.shape[1], a.shape[3]});
     int64_t wrong = 0;
     const auto at = [](const NpyArray& x, int64_t i, int64_t j, int64_t n, int64_t c) {
-      return x.data[static_cast<std::size_t>(
-          ((i * x.shape[1] + j) * x.shape[2] + n) * x.shape[3] + c)];
+      return x
+          .data[static_cast<std::size_t>(((i * x.shape[1] + j) * x.shape[2] + n) * x.shape[3] + c)];
     };
     for (int64_t i = 0; i < a.shape[0]; ++i)
       for (int64_t h = 0; h < a.shape[1]; ++h)
@@ -99,8 +99,8 @@ TEST_CASE("FlashAttention's layout is read and written", "[load]") {
   CHECK(read_npy(bnhd / "v1_global/lse.npy").data == read_npy(bhnd / "v1_global/lse.npy").data);
   // Gradients, too.
   const Folder grads("layout_grads");
-  const Words backward{"--step", "b1_global", "--batch", "1", "--heads", "3", "--seqlen", "5",
-                       "--head-dim", "8", "--save"};
+  const Words backward{"--step",   "b1_global", "--batch",    "1", "--heads", "3",
+                       "--seqlen", "5",         "--head-dim", "8", "--save"};
   Words words = backward;
   words.push_back(bhnd / "backward");
   REQUIRE(run(words) == 0);
@@ -148,8 +148,9 @@ TEST_CASE("an error about a shape names the file, not an option that was not giv
   CHECK(has(said({"--load", f.path, "--layout", "bhnd"}),
             "wrong_shapes/q.npy: 3 heads and wrong_shapes/k.npy: 2: the query heads must be"));
   write_qkv(f.path, {1, 2, 8, 16}, {1, 2, 8, 32});
-  CHECK(has(said({"--load", f.path}), "wrong_shapes/k.npy: has shape [1, 2, 8, 32] and "
-                                      "wrong_shapes/q.npy has [1, 2, 8, 16]"));
+  CHECK(has(said({"--load", f.path}),
+            "wrong_shapes/k.npy: has shape [1, 2, 8, 32] and "
+            "wrong_shapes/q.npy has [1, 2, 8, 16]"));
   write_qkv(f.path, {2, 8, 16}, {1, 2, 8, 16});
   CHECK(has(said({"--load", f.path}), "wrong_shapes/q.npy: has shape [2, 8, 16], must be [batch"));
   write_qkv(f.path, {1, 2, 8, 16}, {1, 2, 8, 16});
@@ -200,8 +201,8 @@ TEST_CASE("a file that contradicts the options is refused, not ignored", "[load]
 
 TEST_CASE("a batch or a length of 0 is an empty result", "[load]") {
   const Folder f("empty");
-  for (const Words& zero : {Words{"--batch", "0"}, {"--seqlen-q", "0"}, {"--seqlen-k", "0"},
-                            {"--seqlen", "0"}}) {
+  for (const Words& zero :
+       {Words{"--batch", "0"}, {"--seqlen-q", "0"}, {"--seqlen-k", "0"}, {"--seqlen", "0"}}) {
     INFO(zero[0]);
     Words words{"--head-dim", "8", "--heads", "2", "--save", f.path};
     if (zero[0] != "--seqlen") words.insert(words.end(), {"--seqlen-q", "3", "--seqlen-k", "3"});

@@ -12,8 +12,7 @@ using namespace attn::tests;
 
 namespace {
 
-HostTensors outputs_of(const Step& step, const Problem& p, const HostTensors& in,
-                       Backend backend) {
+HostTensors outputs_of(const Step& step, const Problem& p, const HostTensors& in, Backend backend) {
   choose_schedule(p.seed);
   Session session(p, *step.operation, backend, in);
   REQUIRE(session.prepare(step).ok());
@@ -35,7 +34,8 @@ struct Spoilt {
   }
   bool finite(int64_t h, int64_t i) const {
     const float* const o = out.at("o").row(0, h, i);
-    return std::all_of(o, o + out.at("o").spec.columns(), [](float x) { return std::isfinite(x); }) &&
+    return std::all_of(o, o + out.at("o").spec.columns(),
+                       [](float x) { return std::isfinite(x); }) &&
            std::isfinite(out.at("lse").row(0, h, i)[0]);
   }
   // Within rounding: rows of one warp are rescaled together. `but`: a column that is not compared.
@@ -50,8 +50,8 @@ struct Spoilt {
     return error <= within * within * size &&
            (lse == lse_before || std::abs(lse - lse_before) < 0.2f * static_cast<float>(within));
   }
-  // Whether the query tile of row i cannot visit the tile of key `row`, as no tile has more than 192
-  // queries, or 128 keys. Chapter 01 multiplies all of P with V.
+  // Whether the query tile of row i cannot visit the tile of key `row`, as no tile has more than
+  // 192 queries, or 128 keys. Chapter 01 multiplies all of P with V.
   bool far(int64_t i) const {
     return p.seqlen_q > 192 && p.causal && i < 128 && chapter().name != "01_naive";
   }
@@ -72,14 +72,15 @@ void check_query(const Spoilt& s) {
   for (int64_t h = 0; h < s.p.heads; ++h)
     for (int64_t i = 0; i < s.p.seqlen_q; ++i) {
       INFO("row " << i << " of head " << h);
-      // int8 has no NaN: the scale carries it, which rows of a tile share. Chapter 08 has Q in int8,
-      // also where P and V are e4m3.
+      // int8 has no NaN: the scale carries it, which rows of a tile share. Chapter 08 has Q in
+      // int8, also where P and V are e4m3.
       const bool of_int8 = s.p.dtype != DType::e4m3 || chapter().name == "08_quant_sparse";
       const bool shares = s.coded() && of_int8 && i / 128 == s.row / 128;
       if (h == s.head && i == s.row)
         CHECK(s.nan(h, i));
       else
-        // Where the mean of a tile of Q is subtracted it lacks a value: codes of four bits are others.
+        // Where the mean of a tile of Q is subtracted it lacks a value: codes of four bits are
+        // others.
         CHECK((s.as_before(h, i, -1, shares && h == s.head ? 0.2 : 0.05) ||
                (h == s.head && shares && s.nan(h, i))));
     }
@@ -140,9 +141,9 @@ void check_all_steps(Backend backend) {
     const HostTensors right = outputs_of(step, p, in, backend);
     for (const char* tensor : {"q", "k", "v"}) {
       if (!in.contains(tensor)) continue;  // latent attention: V is a part of K
-      for (const float bad : {std::numeric_limits<float>::quiet_NaN(),
-                              std::numeric_limits<float>::infinity(),
-                              -std::numeric_limits<float>::infinity()}) {
+      for (const float bad :
+           {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(),
+            -std::numeric_limits<float>::infinity()}) {
         if (bad < 0 && !in_turn(step, 0)) continue;
         const bool of_q = *tensor == 'q';
         const int64_t head = of_q ? 1 : p.kv_heads - 1, row = of_q ? p.seqlen_q - 2 : 298;
@@ -169,7 +170,6 @@ TEST_CASE("NaN and infinities reach the rows that they belong to, and no other h
           "[emulated][not_finite]") {
   check_all_steps(Backend::emulated);
 }
-TEST_CASE("NaN and infinities on the GPU reach the rows that they belong to",
-          "[gpu][not_finite]") {
+TEST_CASE("NaN and infinities on the GPU reach the rows that they belong to", "[gpu][not_finite]") {
   check_all_steps(Backend::gpu);
 }

@@ -134,8 +134,9 @@ TEST_CASE("read_npy refuses other arrays that NumPy wrote and says what to do", 
       {"bool", "bool: convert with .astype(np.float32)"},
       {"complex64", "complex64: not a real number type"},
       {"string", "unknown dtype '<U3'"},
-      {"raw_16bit", "raw 16-bit values '|V2', as bfloat16 is saved: convert with "
-                    ".astype(np.float32) before np.save"},
+      {"raw_16bit",
+       "raw 16-bit values '|V2', as bfloat16 is saved: convert with "
+       ".astype(np.float32) before np.save"},
       {"structured", "structured dtype"},
   };
   for (const auto& [name, what] : cases) {

@@ -50,8 +50,13 @@ refused '--head-dim 16: .* 8' --load "$good" --head-dim 16
 refused '--kv-heads 1: .* 2' --load "$good" --kv-heads 1
 refused '--batch 3: .* 1' --load "$good" --batch 3
 refused 'do\.npy: no such file' --load "$good" --operation backward
-refused 'q\.npy: has rank 4, must be \[tokens, heads, head_dim\]' --load "$good" --varlen 4,5
+refused 'q\.npy: has shape \[1, 2, 9, 8\], must be \[tokens, heads, head_dim\]' \
+  --load "$good" --varlen 4,5
 refused '--load: not together with --varlen skewed' --load "$good" --varlen skewed
+# What no option asks for.
+cp -r "$good" "$work/more" && cp "$good/q.npy" "$work/more/sinks.npy"
+"$program" --load "$work/more" --step v1_global 2>&1 >/dev/null |
+  grep -q 'warning: .*/more: not read by forward with these options: sinks\.npy$'
 # What is not there.
 refused 'no such folder' --load "$work/nowhere"
 refused 'no such folder' --load "$good/q.npy"

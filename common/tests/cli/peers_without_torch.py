@@ -241,7 +241,8 @@ def compared(differences, **more):
         return run
     try:
         with redirect_stdout(said):
-            return 0, peers.compare(one, list(differences), call, 0.0, lambda theirs, ours: abs(theirs[0] - ours))
+            return 0, peers.compare(one, list(differences), call, 0.0,
+                                    lambda theirs, ours: abs(theirs[0] - ours))
     except SystemExit as e:
         return e.code, said.getvalue()
 
@@ -298,10 +299,12 @@ class Numbers:
         return self.numbers[0]
 
 
-right, off, bad = Rows([[3.0, 4.0], [0.0, 5.0]]), Rows([[3.0, 4.0], [0.0, 5.5]]), Rows([[3.0, 4.0], [float("nan"), 5.0]])
+right, off = Rows([[3.0, 4.0], [0.0, 5.0]]), Rows([[3.0, 4.0], [0.0, 5.5]])
+bad = Rows([[3.0, 4.0], [float("nan"), 5.0]])
 assert peers.row_difference([right], [right]) == 0
 assert abs(peers.row_difference([off], [right]) - 0.1) < 1e-12
 assert peers.row_difference([bad], [right]) == float("inf")
 assert peers.row_difference([right], [bad]) == float("inf")
 assert peers.row_difference([right, bad], [right, right]) == float("inf")
-assert peers.row_difference([right, right], [right]) == float("inf") and peers.row_difference([], []) == float("inf")
+assert peers.row_difference([right, right], [right]) == float("inf")
+assert peers.row_difference([], []) == float("inf")
