@@ -317,45 +317,91 @@ Status dispatch_bf16(DType dtype, Body body) {
   file(CONFIGURE OUTPUT ${out} CONTENT "@text@" @ONLY)
 endfunction()
 
-# attn_add_broken_steps(<step> <reason> <from> <to> ...): for each three a test that the emulator notices
-# when the text <from>, which occurs once in <step>.cu and the chapter's headers that it includes, is replaced by
-# <to>, and that <reason> is in what
-# it says then (broken_step.cpp). One test more runs the step unchanged. CMake stops where a text does
-# not occur: the step has changed. All versions of a step are one compile unit.
-function(attn_add_broken_steps step)
-  set(folder ${CMAKE_CURRENT_BINARY_DIR}/broken/${step})
-  attn_read(unchanged ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS
-               ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
-  attn_inline_headers(unchanged)
-  attn_step_copy(${folder}/0.cu ${step} ${step}_0 "${unchanged}")
-  set(includes "#include \"broken/${step}/0.cu\"\n")
-  # A decode step prepares with a function of its own.
-  set(prepare nullptr)
-  if(step MATCHES "^d[0-9]")
-    set(prepare "::emulated::${step}_0::prepare")
+# attn_edited(<out rows> <folder> <suffix> <heading or ""> <text file> <edits file> ...): the versions of a text that
+# edit.awk writes to <folder>; rows: "name<tab>directive\n" of each.
+function(attn_edited out_rows folder suffix heading text_file)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${ARGN} ${PROJECT_SOURCE_DIR}/common/cmake/edit.awk)
+  find_program(ATTN_AWK NAMES awk gawk mawk REQUIRED)
+  mark_as_advanced(ATTN_AWK)
+  file(MAKE_DIRECTORY ${folder})
+  execute_process(COMMAND ${ATTN_AWK} -v heading=${heading} -v out=${folder}/ -v suffix=${suffix}
+                          -f ${PROJECT_SOURCE_DIR}/common/cmake/edit.awk ${ARGN} ${text_file}
+                  OUTPUT_VARIABLE rows ERROR_VARIABLE error RESULT_VARIABLE status)
+  if(NOT status EQUAL 0)
+    message(FATAL_ERROR "${text_file} has changed: ${error}")
   endif()
-  set(rows "    {attn::LaunchFunction{::emulated::${step}_0::launch}, \"\", ${prepare}},\n")
-  set(names "unchanged")
-  set(number 0)
-  math(EXPR last "${ARGC} - 3")
-  foreach(at RANGE 1 ${last} 3)  # by their numbers: a list would be cut at every semicolon
-    math(EXPR number "${number} + 1")
-    math(EXPR at_from "${at} + 1")
-    math(EXPR at_to "${at} + 2")
-    set(from "${ARGV${at_from}}")
-    string(FIND "${unchanged}" "${from}" first)
-    string(FIND "${unchanged}" "${from}" last_place REVERSE)
-    if(first EQUAL -1 OR NOT first EQUAL last_place)
-      message(FATAL_ERROR "attn_add_broken_steps: '${from}' does not occur once in ${step}.cu")
-    endif()
-    string(REPLACE "${from}" "${ARGV${at_to}}" text "${unchanged}")
+  set(${out_rows} "${rows}" PARENT_SCOPE)
+endfunction()
+
+# attn_next_row(<inout rows> <out name> <out directive>): takes the first of these rows off. A list would be cut at
+# every semicolon.
+function(attn_next_row inout name directive)
+  string(FIND "${${inout}}" "\n" end)
+  string(FIND "${${inout}}" "\t" tab)
+  math(EXPR length "${end} - ${tab} - 1")
+  math(EXPR behind "${tab} + 1")
+  math(EXPR next "${end} + 1")
+  string(SUBSTRING "${${inout}}" 0 ${tab} text)
+  set(${name} "${text}" PARENT_SCOPE)
+  string(SUBSTRING "${${inout}}" ${behind} ${length} text)
+  set(${directive} "${text}" PARENT_SCOPE)
+  string(SUBSTRING "${${inout}}" ${next} -1 text)
+  set(${inout} "${text}" PARENT_SCOPE)
+endfunction()
+
+# attn_add_broken_steps(<chapter>): broken.edits has versions of its steps with one place changed
+# (edit.awk), and of each what is said of it then (broken_step.cpp): a test a version, and one that
+# runs the step unchanged. CMake stops where a place is not found: the step has changed. What shows
+# the answer of an exercise is in exercises/broken.solution.edits, which the edition for students
+# lacks.
+function(attn_add_broken_steps chapter)
+  set(edits ${CMAKE_CURRENT_SOURCE_DIR}/broken.edits)
+  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/exercises/broken.solution.edits)
+    list(APPEND edits ${CMAKE_CURRENT_SOURCE_DIR}/exercises/broken.solution.edits)
+  endif()
+  set(steps)
+  foreach(file ${edits})
+    file(STRINGS ${file} headings REGEX "^== ")
+    list(APPEND steps ${headings})
+  endforeach()
+  list(TRANSFORM steps REPLACE "^== " "")
+  list(REMOVE_DUPLICATES steps)
+  foreach(step ${steps})
+    attn_broken_step(${chapter} ${step} ${edits})
+  endforeach()
+endfunction()
+
+function(attn_broken_step chapter step)
+  set(folder ${CMAKE_CURRENT_BINARY_DIR}/broken/${step})
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
+  attn_read(text ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
+  attn_inline_headers(text)
+  file(CONFIGURE OUTPUT ${folder}/text/0 CONTENT "@text@" @ONLY)
+  attn_edited(edited ${folder}/text "" ${step} ${folder}/text/0 ${ARGN})
+  set(number -1)
+  set(includes)
+  set(rows)
+  set(table)
+  set(target broken_${step})
+  set(edited "0\t\n${edited}")
+  while(edited)
+    attn_next_row(edited number reason)
+    attn_read(text ${folder}/text/${number})
     attn_step_copy(${folder}/${number}.cu ${step} ${step}_${number} "${text}")
     string(APPEND includes "#include \"broken/${step}/${number}.cu\"\n")
-    string(REPLACE "${step}_0" "${step}_${number}" own "${prepare}")
+    # A decode step prepares with a function of its own.
+    set(prepare nullptr)
+    if(step MATCHES "^d[0-9]")
+      set(prepare "::emulated::${step}_${number}::prepare")
+    endif()
     string(APPEND rows "    {attn::LaunchFunction{::emulated::${step}_${number}::launch},
-     \"${ARGV${at}}\", ${own}},\n")
-  endforeach()
+     \"${reason}\", ${prepare}},\n")
+    if(number EQUAL 0)
+      set(reason unchanged)
+    endif()
+    add_test(NAME "broken: ${step} ${number}: ${reason}" COMMAND ${target} ${number})
+    set_tests_properties("broken: ${step} ${number}: ${reason}" PROPERTIES LABELS "cpu;broken" TIMEOUT 300)
+  endwhile()
   file(CONFIGURE OUTPUT ${folder}/versions.cpp @ONLY CONTENT "// Generated by AttnChapter.cmake.
 #include \"tests/broken_step.h\"
 
@@ -370,9 +416,6 @@ const std::vector<attn::tests::Version> attn::tests::kVersions{
     target_include_directories(attn_broken_step PRIVATE ${PROJECT_SOURCE_DIR}/common)
     target_link_libraries(attn_broken_step PRIVATE attn attn_warnings)
   endif()
-  set(target broken_${step})
-  set(table)
-  get_filename_component(chapter ${CMAKE_CURRENT_SOURCE_DIR} NAME)
   # Workspaces, plans, and what is expected of it, are in the chapter's table.
   if(step MATCHES "^[dfqs]")
     set(table $<TARGET_OBJECTS:${chapter}_table>)
@@ -384,17 +427,6 @@ const std::vector<attn::tests::Version> attn::tests::kVersions{
   target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_SOURCE_DIR} ${CMAKE_CURRENT_BINARY_DIR}
                              ${PROJECT_SOURCE_DIR}/common)
   target_link_libraries(${target} PRIVATE attn)
-  foreach(version RANGE ${number})
-    set(name unchanged)
-    if(version GREATER 0)
-      math(EXPR at_from "3 * ${version} - 1")
-      string(STRIP "${ARGV${at_from}}" name)
-      string(REGEX REPLACE "\n.*" "" name "${name}")
-    endif()
-    add_test(NAME "broken: ${step} ${version}: ${name}" COMMAND ${target} ${version})
-    set_tests_properties("broken: ${step} ${version}: ${name}" PROPERTIES
-                         LABELS "cpu;broken" TIMEOUT 300)
-  endforeach()
 endfunction()
 
 # attn_add_diff(<target> <from> <to>): prints the difference; that there is one is no failure.

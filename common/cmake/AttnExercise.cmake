@@ -241,13 +241,14 @@ endfunction()
 # after attn_add_chapter; PREPARE: what runs once before the step: one of its KERNELS, or <step>, whose
 # file has a prepare(); TABLE: of its TABLE that which has functions that the step's launch calls;
 # HEADERS: of the chapter, one of which has the region (attn_exercise_source).
-# Files in exercises/: <letter>.md, <letter>.stub.inc, <letter>.mutant.*.inc, optionally <letter>.probe.inc and
-# <letter>.judge.inc.
+# Files in exercises/: <letter>.md, <letter>.stub.inc, <letter>.mutants, optionally <letter>.probe.inc and
+# <letter>.judge.inc. <letter>.mutants has wrong answers as changes of the region (edit.awk); one whose
+# name begins with "right" is another right one, of which wrong ones may be changes.
 #
 #   ex01a        builds and runs the student's file, exercises/student/ex01a.inc
 #   ex01a-hint   the next hint
 #   ex01a-diff   the student's step beside the shipped one
-#   ctest        the solution passes; the stub and each mutant fail with exit status 1
+#   ctest        right answers pass; the stub and each wrong one fail with exit status 1
 function(attn_add_exercise chapter letter)
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "KIND;STEP;PREPARE;TABLE" "HEADERS")
   string(SUBSTRING ${chapter} 0 2 number)
@@ -276,7 +277,6 @@ function(attn_add_exercise chapter letter)
     list(APPEND prepare
          "$<FILTER:$<TARGET_OBJECTS:${chapter}_table>,INCLUDE,/${arg_TABLE}\\.c>")
   endif()
-  file(GLOB mutants CONFIGURE_DEPENDS ${folder}/${letter}.mutant.*.inc)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${step_file})
   set(region_file ${step_file})
   foreach(header ${arg_HEADERS})
@@ -340,7 +340,7 @@ function(attn_add_exercise chapter letter)
     COMMENT "${exercise}: your text, and the shipped one" VERBATIM USES_TERMINAL)
 
   # A student edition has no wrong answers planted, and the shipped step *is* the student's.
-  if(NOT mutants)
+  if(NOT EXISTS ${folder}/${letter}.mutants)
     set_target_properties(${exercise}_student PROPERTIES EXCLUDE_FROM_ALL OFF)
     add_test(NAME "${exercise}: student" COMMAND judge_${chapter} ${exercise})
     set_tests_properties("${exercise}: student" PROPERTIES LABELS "exercise" TIMEOUT 300)
@@ -348,20 +348,50 @@ function(attn_add_exercise chapter letter)
   endif()
 
   # The checked versions: one program and one compilation for all of them, emulated.
-  set(variants solution stub)
-  attn_exercise_source(${work}/solution.cu ${step_file} ${exercise} solution "" "${probe}"
-                       ${arg_HEADERS})
-  attn_exercise_source(${work}/stub.cu ${step_file} ${exercise} stub ${folder}/${letter}.stub.inc
-                       "${probe}" ${arg_HEADERS})
-  set(all "#include \"${work}/solution.cu\"\n#include \"${work}/stub.cu\"\n")
-  foreach(mutant ${mutants})
-    get_filename_component(name ${mutant} NAME)
-    string(REGEX REPLACE "^${letter}\\.mutant\\.(.*)\\.inc$" "\\1" name ${name})
-    list(APPEND variants ${name})
-    attn_exercise_source(${work}/${name}.cu ${step_file} ${exercise} ${name} ${mutant}
-                         "${probe}" ${arg_HEADERS})
-    string(APPEND all "#include \"${work}/${name}.cu\"\n")
-  endforeach()
+  file(READ ${region_file} text)
+  attn_region(before rest "${text}" ${exercise})
+  string(LENGTH "${before}" begin)
+  string(LENGTH "${text}" length)
+  string(LENGTH "${rest}" end)
+  math(EXPR length "${length} - ${end} - ${begin}")
+  string(SUBSTRING "${text}" ${begin} ${length} region)
+  file(CONFIGURE OUTPUT ${work}/region CONTENT "@region@" @ONLY)
+  attn_edited(mutants ${work}/mutants .inc "" ${work}/region ${folder}/${letter}.mutants)
+  set(variants)
+  set(all)
+  set(rows "solution\t\nstub\t\n${mutants}")
+  while(rows)
+    attn_next_row(rows variant directive)
+    set(inc ${work}/mutants/${variant}.inc)
+    set(label mutant)
+    set(status 1)
+    # Of a "race: A | B", two lines of code, both are reported; of "says: TEXT" the judge says that.
+    set(said)
+    if(variant MATCHES "^right|^solution$")
+      set(label solution)
+      set(status 0)
+    elseif(variant STREQUAL stub)
+      set(inc ${folder}/${letter}.stub.inc)
+      set(said -DSTUB=ON)  # of a bughunt: its race is the student's to find, so no line names it
+    elseif(directive MATCHES "^race: ")
+      set(said -DRACE=${inc})
+    elseif(directive MATCHES "^says: (.*)")
+      set(said "-DSAYS=${CMAKE_MATCH_1}")
+    endif()
+    if(variant STREQUAL solution)
+      set(inc)
+    endif()
+    list(APPEND variants ${variant})
+    attn_exercise_source(${work}/${variant}.cu ${step_file} ${exercise} ${variant} "${inc}" "${probe}"
+                         ${arg_HEADERS})
+    string(APPEND all "#include \"${work}/${variant}.cu\"\n")
+    add_test(NAME "${exercise}: ${variant}" COMMAND ${CMAKE_COMMAND}
+      "-DPROGRAM=$<TARGET_FILE:judge_${chapter}>;${exercise};--program;$<TARGET_FILE:check_${exercise}>;--variant;${variant}"
+      -DSTATUS=${status} ${said}
+      "-DFOLDERS=${work}/..;${CMAKE_CURRENT_SOURCE_DIR};${PROJECT_SOURCE_DIR}"
+      -P ${PROJECT_SOURCE_DIR}/common/cmake/expect_exit.cmake)
+    set_tests_properties("${exercise}: ${variant}" PROPERTIES LABELS "exercise;${label}" TIMEOUT 300)
+  endwhile()
   file(CONFIGURE OUTPUT ${work}/variants.cpp CONTENT "${all}" @ONLY)
   attn_exercise_table(${work}/variants_table.cpp ${arg_STEP} "${probe}" "${arg_PREPARE}" 0
                       ${variants})
@@ -376,34 +406,6 @@ function(attn_add_exercise chapter letter)
   set_tests_properties("${exercise}: its object passes the filter" PROPERTIES LABELS "exercise")
   attn_child_program(check_${exercise} ${work}/variants_table.cpp
                      "$<TARGET_OBJECTS:${exercise}_variants>;${prepare}")
-  foreach(variant ${variants})
-    set(label mutant)
-    set(status 1)
-    if(variant STREQUAL solution)
-      set(label solution)
-      set(status 0)
-    endif()
-    # A mutant that begins with "// race: A | B", two lines of code, is reported as a race; of one
-    # that begins with "// says: TEXT" the judge says that.
-    set(race)
-    if(variant STREQUAL "stub")
-      set(race -DSTUB=ON)  # of a bughunt: its race is the student's to find, so no line names it
-    endif()
-    if(EXISTS ${folder}/${letter}.mutant.${variant}.inc)
-      file(READ ${folder}/${letter}.mutant.${variant}.inc text LIMIT 200)
-      if(text MATCHES "^// race: ([^\n]*)")
-        set(race -DRACE=${folder}/${letter}.mutant.${variant}.inc)
-      elseif(text MATCHES "^// says: ([^\n]*)")
-        set(race "-DSAYS=${CMAKE_MATCH_1}")
-      endif()
-    endif()
-    add_test(NAME "${exercise}: ${variant}" COMMAND ${CMAKE_COMMAND}
-      "-DPROGRAM=$<TARGET_FILE:judge_${chapter}>;${exercise};--program;$<TARGET_FILE:check_${exercise}>;--variant;${variant}"
-      -DSTATUS=${status} ${race}
-      "-DFOLDERS=${work}/..;${CMAKE_CURRENT_SOURCE_DIR};${PROJECT_SOURCE_DIR}"
-      -P ${PROJECT_SOURCE_DIR}/common/cmake/expect_exit.cmake)
-    set_tests_properties("${exercise}: ${variant}" PROPERTIES LABELS "exercise;${label}" TIMEOUT 300)
-  endforeach()
 endfunction()
 
 # attn_editor_entry(<exercise> <student's file> <student's step> <namespace>): the student's file in
@@ -475,7 +477,7 @@ function(attn_verdict_target exercise)
 endfunction()
 
 # attn_add_quiz(<chapter> <letter> KIND <detective|predict>): a written exercise. Files in exercises/:
-# <letter>.md, <letter>.stub.txt, <letter>.solution.txt, <letter>.mutant.*.txt, and <letter>.key or
+# <letter>.md, <letter>.stub.txt, <letter>.solution.txt, <letter>.mutants, and <letter>.key or
 # <letter>.task. The student's file is exercises/student/ex01d.txt; targets and tests as above.
 function(attn_add_quiz chapter letter)
   cmake_parse_arguments(PARSE_ARGV 2 arg "" "KIND" "")
@@ -514,20 +516,26 @@ function(attn_add_quiz chapter letter)
                       ${seal})
   add_dependencies(${exercise} quiz_${chapter})
   attn_hint_target(${exercise} ${folder}/${letter}.md ${work})
-  file(GLOB versions CONFIGURE_DEPENDS ${folder}/${letter}.solution.txt ${folder}/${letter}.stub.txt
-       ${folder}/${letter}.mutant.*.txt)
-  foreach(file ${versions})
-    get_filename_component(name ${file} NAME)
-    string(REGEX REPLACE "^${letter}\\.(mutant\\.)?(.*)\\.txt$" "\\2" variant ${name})
+  set(rows "stub\t\n")
+  if(EXISTS ${folder}/${letter}.mutants)
+    attn_edited(mutants ${work}/mutants .txt "" ${folder}/${letter}.solution.txt ${folder}/${letter}.mutants)
+    string(APPEND rows "solution\t\n${mutants}")
+  endif()
+  while(rows)
+    attn_next_row(rows variant directive)
+    set(answers ${work}/mutants/${variant}.txt)
     set(label mutant)
     set(status 1)
     if(variant STREQUAL solution)
       set(label solution)
       set(status 0)
     endif()
+    if(variant MATCHES "^(stub|solution)$")
+      set(answers ${folder}/${letter}.${variant}.txt)
+    endif()
     add_test(NAME "${exercise}: ${variant}" COMMAND ${CMAKE_COMMAND}
-      "-DPROGRAM=$<TARGET_FILE:quiz_${chapter}>;--answers;${file};${judge}" -DSTATUS=${status}
+      "-DPROGRAM=$<TARGET_FILE:quiz_${chapter}>;--answers;${answers};${judge}" -DSTATUS=${status}
       -P ${PROJECT_SOURCE_DIR}/common/cmake/expect_exit.cmake)
     set_tests_properties("${exercise}: ${variant}" PROPERTIES LABELS "exercise;${label}" TIMEOUT 60)
-  endforeach()
+  endwhile()
 endfunction()

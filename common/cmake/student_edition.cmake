@@ -30,7 +30,7 @@ foreach(top ${tops})
     file(COPY ${top} DESTINATION ${out}
          PATTERN student EXCLUDE
          PATTERN "*.region" EXCLUDE
-         PATTERN "*.mutant.*" EXCLUDE
+         PATTERN "*.mutants" EXCLUDE
          PATTERN "*.solution.*" EXCLUDE
          PATTERN "*.hidden.txt" EXCLUDE
          PATTERN "common/tests/grade" EXCLUDE)

@@ -6,6 +6,10 @@ root=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 region() { awk -v m="//! [$2]" 'index($0, m) { inside = !inside; next } inside' "$root/01_naive/$1.cu"; }
+wrong() {  # LETTER NAME TEXT: a planted wrong answer (edit.awk)
+  awk -v heading="$2" -v out="$work/wrong_" -f "$root/common/cmake/edit.awk" "$root/01_naive/exercises/$1.mutants" "$3" >/dev/null
+  cat "$work/wrong_1"
+}
 expect() { grep -qE "$2" <<<"$1" || { printf 'expected %s in\n%s\n' "$2" "$1"; cat "$work"/out/*/*.log | tail -n 40; exit 1; }; }
 
 mkdir -p "$work/good/answers" "$work/lies" "$work/calls" "$work/luck"
@@ -23,8 +27,8 @@ for letter in d e; do cp "$root/01_naive/exercises/$letter.solution.txt" "$work/
   cat "$root/01_naive/exercises/b.stub.inc"; } >"$work/lies/ex01b.inc"
 # A string that looks like a comment, and behind it the end of the program.
 { echo '(void)"//"; (exit)(0);'; region v5_cp_async ex01c; } >"$work/lies/ex01c.inc"
-cp "$root/01_naive/exercises/d.mutant.swapped.txt" "$work/lies/ex01d.txt"
-cp "$root/01_naive/exercises/e.mutant.tensor_bound.txt" "$work/lies/ex01e.txt"
+wrong d swapped "$root/01_naive/exercises/d.solution.txt" >"$work/lies/ex01d.txt"
+wrong e tensor_bound "$root/01_naive/exercises/e.solution.txt" >"$work/lies/ex01e.txt"
 
 # Functions of the system under any name: a program, a file of the judge's, the solution in the build folder.
 { echo 'if (row == 0) popen("cp ../v1_global.cu .", "r");'; region v1_global ex01a; } >"$work/calls/ex01a.inc"
@@ -34,7 +38,7 @@ cp "$root/01_naive/exercises/e.mutant.tensor_bound.txt" "$work/lies/ex01e.txt"
 
 # An output that is right for one problem alone; the right answer and a write to another place besides.
 { echo 'if (shape.seqlen_k == 1) { p[0] = 1; gLse[bh * shape.seqlen_q + row] = s[0] * shape.softmax_scale; return; }'
-  cat "$root/01_naive/exercises/a.mutant.mask_off_by_one.inc"; } >"$work/luck/ex01a.inc"
+  wrong a mask_off_by_one "$work/good/ex01a.inc"; } >"$work/luck/ex01a.inc"
 { region v1_global ex01a; echo 'gLse[-3] = 0;'; } >"$work/luck/ex01a_guard"
 
 # Its progress, too.

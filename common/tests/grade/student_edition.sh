@@ -9,7 +9,7 @@ fail() { echo "$1"; exit 1; }
 
 cmake -P "$root/common/cmake/student_edition.cmake" "$out" >/dev/null 2>&1 || fail "the script failed"
 if cmake -P "$root/common/cmake/student_edition.cmake" "$out" >/dev/null 2>&1; then fail "a folder that is not empty was taken"; fi
-leaks=$(find "$out" -name '*.mutant.*' -o -name '*.solution.*' -o -name .git -o -name .ci -o -path "$out/build")
+leaks=$(find "$out" -name '*.mutants' -o -name '*.solution.*' -o -name .git -o -name .ci -o -path "$out/build")
 [[ -z $leaks ]] || fail "in the edition: $leaks"
 if grep -q 'exercises/student' "$out/.gitignore"; then fail "students cannot commit their files"; fi
 

@@ -1,0 +1,128 @@
+# Changed versions of a text, each written as the lines that differ.
+#
+#   awk -v heading=v3_wgmma -v out=FOLDER/ [-v suffix=.inc] -f edit.awk EDITS... TEXT
+#
+# EDITS holds entries:
+#
+#     == o_not_rescaled            or "== name of other": on top of an earlier entry
+#     ! says: a row's sum is not 1
+#      float scale = ...;          ' ' a line that stays and finds the place, '-' goes, '+' comes
+#     -acc *= scale;
+#     @@                           another place of the same entry
+#
+# Lines are compared by their code: comments and blanks do not matter, and lines of TEXT that have no
+# code may stand between. Without `heading` each entry is written to FOLDER/NAME<suffix>; with it
+# those of that heading alone, to FOLDER/1<suffix>, FOLDER/2<suffix>, ... A line "// <directive>"
+# comes first in the file of an entry that has one. Prints a line an entry: its name or number, a tab,
+# its directive. A file whose text is there already is not written. Exits with 1, in one line, where a
+# place is not found, or more than once.
+
+function code(line) {
+  sub(/\/\/.*/, "", line)
+  gsub(/[ \t\r]+/, " ", line)
+  gsub(/^ | $/, "", line)
+  return line
+}
+
+function fail(what) {
+  printf "%s: %s\n", at_entry, what > "/dev/stderr"
+  failed = 1
+  exit 1
+}
+
+FNR == 1 { ++file }
+file < ARGC - 1 {
+  if (/^==/) {
+    title = substr($0, 4)
+    base[++entries] = ""
+    if (match(title, / of /)) {
+      base[entries] = substr(title, RSTART + 4)
+      title = substr(title, 1, RSTART - 1)
+    }
+    name[entries] = title
+    places[entries] = FILENAME ":" FNR
+    if (!(title in number)) number[title] = entries
+    first[entries] = hunk_lines + 1
+  } else if (/^!/) directive[entries] = substr($0, 3)
+  else if (entries && (/^[-+ ]/ || /^@@/)) hunk[++hunk_lines] = $0
+  else if (!/^#/ && entries && code($0) != "") { at_entry = FILENAME ":" FNR; fail("begins with none of == ! @@ - + and blank") }
+  next
+}
+{ text[++lines] = $0 }
+
+# Finds the place of hunk lines from..to in new[1..size] and notes what goes and comes there.
+function find_place(from, to,   i, k, n, found, place, at, matched, wanted, kind) {
+  n = 0
+  for (i = from; i <= to; ++i)
+    if (substr(hunk[i], 1, 1) != "+" && code(substr(hunk[i], 2)) != "")
+      wanted[++n] = code(substr(hunk[i], 2))
+  if (n == 0) fail("a place without a line that finds it")
+  found = 0
+  for (i = 1; i <= size; ++i) {
+    if (code(new[i]) != wanted[1]) continue
+    matched = 0
+    for (k = i; k <= size && matched < n; ++k) {
+      if (code(new[k]) == "") continue
+      if (code(new[k]) != wanted[matched + 1]) break
+      at[++matched] = k
+    }
+    if (matched < n) continue
+    if (++found > 1) fail("occurs more than once: " wanted[1])
+    for (k = 1; k <= n; ++k) place[k] = at[k]
+  }
+  if (!found) fail("does not occur: " wanted[1])
+  k = 0
+  for (i = from; i <= to; ++i) {
+    kind = substr(hunk[i], 1, 1)
+    if (kind == "+" && k) behind[place[k]] = behind[place[k]] substr(hunk[i], 2) "\n"
+    else if (kind == "+") ahead[place[1]] = ahead[place[1]] substr(hunk[i], 2) "\n"
+    else if (code(substr(hunk[i], 2)) != "" && ++k && kind == "-") gone[place[k]] = 1
+  }
+}
+
+# Applies entry e to new[1..size], its base before it. All its places are those of the same text.
+function apply_entry(e,   i, from, end, whole) {
+  if (base[e] != "") {
+    if (!(base[e] in number)) fail("no entry " base[e])
+    apply_entry(number[base[e]])
+  }
+  at_entry = places[e]
+  split("", gone)
+  split("", ahead)
+  split("", behind)
+  end = e < entries ? first[e + 1] - 1 : hunk_lines
+  from = first[e]
+  for (i = from; i <= end + 1; ++i)
+    if (i > end || hunk[i] ~ /^@@/) {
+      if (i > from) find_place(from, i - 1)
+      from = i + 1
+    }
+  whole = ""
+  for (i = 1; i <= size; ++i) whole = whole ahead[i] (i in gone ? "" : new[i] "\n") behind[i]
+  size = split(substr(whole, 1, length(whole) - 1), new, "\n")
+}
+
+function put(path, content,   old, line) {
+  old = ""
+  while ((getline line < path) > 0) old = old line "\n"
+  close(path)
+  if (old == content) return
+  printf "%s", content > path
+  close(path)
+}
+
+END {
+  if (failed) exit 1
+  for (e = 1; e <= entries; ++e) {
+    if (heading != "" && name[e] != heading) continue
+    size = lines
+    for (i = 1; i <= lines; ++i) new[i] = text[i]
+    at_entry = places[e]
+    apply_entry(e)
+    label = heading != "" ? ++count : name[e]
+    content = e in directive ? "// " directive[e] "\n" : ""
+    for (i = 1; i <= size; ++i) content = content new[i] "\n"
+    put(out label suffix, content)
+    print label "\t" directive[e]
+  }
+}
