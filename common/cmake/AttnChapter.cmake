@@ -317,14 +317,14 @@ Status dispatch_bf16(DType dtype, Body body) {
   file(CONFIGURE OUTPUT ${out} CONTENT "@text@" @ONLY)
 endfunction()
 
-# attn_edited(<out rows> <folder> <suffix> <heading or ""> <text file> <edits file> ...): the versions of a text that
-# edit.awk writes to <folder>; rows: "name<tab>directive\n" of each.
-function(attn_edited out_rows folder suffix heading text_file)
+# attn_edited(<out rows> <folder> <suffix> <numbered> <text file> <edits file> ...): the versions of a text that
+# edit.awk writes to <folder>; rows: what it prints of each.
+function(attn_edited out_rows folder suffix numbered text_file)
   set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${ARGN} ${PROJECT_SOURCE_DIR}/common/cmake/edit.awk)
   find_program(ATTN_AWK NAMES awk gawk mawk REQUIRED)
   mark_as_advanced(ATTN_AWK)
   file(MAKE_DIRECTORY ${folder})
-  execute_process(COMMAND ${ATTN_AWK} -v heading=${heading} -v out=${folder}/ -v suffix=${suffix}
+  execute_process(COMMAND ${ATTN_AWK} -v numbered=${numbered} -v out=${folder}/ -v suffix=${suffix}
                           -f ${PROJECT_SOURCE_DIR}/common/cmake/edit.awk ${ARGN} ${text_file}
                   OUTPUT_VARIABLE rows ERROR_VARIABLE error RESULT_VARIABLE status)
   if(NOT status EQUAL 0)
@@ -349,24 +349,18 @@ function(attn_next_row inout name directive)
   set(${inout} "${text}" PARENT_SCOPE)
 endfunction()
 
-# attn_add_broken_steps(<chapter>): broken.edits has versions of its steps with one place changed
-# (edit.awk), and of each what is said of it then (broken_step.cpp): a test a version, and one that
-# runs the step unchanged. CMake stops where a place is not found: the step has changed. What shows
-# the answer of an exercise is in exercises/broken.solution.edits, which the edition for students
-# lacks.
+# attn_add_broken_steps(<chapter>): tests/broken/STEP.edits has versions of a step with one place changed (edit.awk), named
+# by what is said of them then (broken_step.cpp): a test a version, and one that runs the step
+# unchanged. CMake stops where a place is not found: the step has changed. What shows the answer of
+# an exercise is in exercises/STEP.solution.edits, which the edition for students lacks.
 function(attn_add_broken_steps chapter)
-  set(edits ${CMAKE_CURRENT_SOURCE_DIR}/broken.edits)
-  if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/exercises/broken.solution.edits)
-    list(APPEND edits ${CMAKE_CURRENT_SOURCE_DIR}/exercises/broken.solution.edits)
-  endif()
-  set(steps)
-  foreach(file ${edits})
-    file(STRINGS ${file} headings REGEX "^== ")
-    list(APPEND steps ${headings})
-  endforeach()
-  list(TRANSFORM steps REPLACE "^== " "")
-  list(REMOVE_DUPLICATES steps)
-  foreach(step ${steps})
+  file(GLOB files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/broken/*.edits)
+  foreach(edits ${files})
+    get_filename_component(step ${edits} NAME_WE)
+    set(solution ${CMAKE_CURRENT_SOURCE_DIR}/exercises/${step}.solution.edits)
+    if(EXISTS ${solution})
+      list(APPEND edits ${solution})
+    endif()
     attn_broken_step(${chapter} ${step} ${edits})
   endforeach()
 endfunction()
@@ -377,8 +371,7 @@ function(attn_broken_step chapter step)
   attn_read(text ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
   attn_inline_headers(text)
   file(CONFIGURE OUTPUT ${folder}/text/0 CONTENT "@text@" @ONLY)
-  attn_edited(edited ${folder}/text "" ${step} ${folder}/text/0 ${ARGN})
-  set(number -1)
+  attn_edited(edited ${folder}/text "" 1 ${folder}/text/0 ${ARGN})
   set(includes)
   set(rows)
   set(table)

@@ -1,6 +1,6 @@
 # Changed versions of a text, each written as the lines that differ.
 #
-#   awk -v heading=v3_wgmma -v out=FOLDER/ [-v suffix=.inc] -f edit.awk EDITS... TEXT
+#   awk -v out=FOLDER/ [-v suffix=.inc] [-v numbered=1] -f edit.awk EDITS... TEXT
 #
 # EDITS holds entries:
 #
@@ -11,11 +11,11 @@
 #     @@                           another place of the same entry
 #
 # Lines are compared by their code: comments and blanks do not matter, and lines of TEXT that have no
-# code may stand between. Without `heading` each entry is written to FOLDER/NAME<suffix>; with it
-# those of that heading alone, to FOLDER/1<suffix>, FOLDER/2<suffix>, ... A line "// <directive>"
-# comes first in the file of an entry that has one. Prints a line an entry: its name or number, a tab,
-# its directive. A file whose text is there already is not written. Exits with 1, in one line, where a
-# place is not found, or more than once.
+# code may stand between. Each entry is written to FOLDER/NAME<suffix>, with `numbered` to
+# FOLDER/1<suffix>, FOLDER/2<suffix>, ... A directive (!) becomes the first line, "// says: ...".
+# Prints a line an entry: its name, a tab, its directive; with `numbered` its number, a tab, its title.
+# A file whose text is there already is not written. Exits with 1, in one line, where a place is not
+# found, or more than once.
 
 function code(line) {
   sub(/\/\/.*/, "", line)
@@ -35,9 +35,10 @@ file < ARGC - 1 {
   if (/^==/) {
     title = substr($0, 4)
     base[++entries] = ""
-    if (match(title, / of /)) {
-      base[entries] = substr(title, RSTART + 4)
-      title = substr(title, 1, RSTART - 1)
+    if (title ~ /^[a-z0-9_]+ of [a-z0-9_]+$/) {
+      split(title, words, " of ")
+      title = words[1]
+      base[entries] = words[2]
     }
     name[entries] = title
     places[entries] = FILENAME ":" FNR
@@ -114,15 +115,13 @@ function put(path, content,   old, line) {
 END {
   if (failed) exit 1
   for (e = 1; e <= entries; ++e) {
-    if (heading != "" && name[e] != heading) continue
     size = lines
     for (i = 1; i <= lines; ++i) new[i] = text[i]
-    at_entry = places[e]
     apply_entry(e)
-    label = heading != "" ? ++count : name[e]
     content = e in directive ? "// " directive[e] "\n" : ""
     for (i = 1; i <= size; ++i) content = content new[i] "\n"
+    label = numbered ? e : name[e]
     put(out label suffix, content)
-    print label "\t" directive[e]
+    print label "\t" (numbered ? name[e] : directive[e])
   }
 }

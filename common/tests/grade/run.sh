@@ -7,8 +7,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 region() { awk -v m="//! [$2]" 'index($0, m) { inside = !inside; next } inside' "$root/01_naive/$1.cu"; }
 wrong() {  # LETTER NAME TEXT: a planted wrong answer (edit.awk)
-  awk -v heading="$2" -v out="$work/wrong_" -f "$root/common/cmake/edit.awk" "$root/01_naive/exercises/$1.mutants" "$3" >/dev/null
-  cat "$work/wrong_1"
+  awk -v out="$work/wrong_" -f "$root/common/cmake/edit.awk" "$root/01_naive/exercises/$1.mutants" "$3" >/dev/null
+  cat "$work/wrong_$2"
 }
 expect() { grep -qE "$2" <<<"$1" || { printf 'expected %s in\n%s\n' "$2" "$1"; cat "$work"/out/*/*.log | tail -n 40; exit 1; }; }
 
