@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "operations.h"
+#include "host/operations.h"
 
 ATTN_DECLARE_STEP(v1_three_pass);
 ATTN_DECLARE_STEP(v2_online);

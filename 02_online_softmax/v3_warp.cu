@@ -7,7 +7,7 @@
 //           ncu: l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum, stalls on barriers
 // supports  fp32, fp16, bf16; any number of rows and columns
 #include "attn/kernel.h"
-#include "vectors.h"
+#include "kernels/vectors.h"
 
 namespace ATTN_BACKEND::v3_warp {
 using namespace attn;

@@ -7,7 +7,7 @@
 // supports  fp32, fp16, bf16; rows of up to 352 KiB (one block's registers and shared memory)
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
-#include "vectors.h"
+#include "kernels/vectors.h"
 
 namespace ATTN_BACKEND::v4_one_read {
 using namespace attn;

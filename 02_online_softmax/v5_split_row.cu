@@ -8,7 +8,7 @@
 //           backwards: it begins with what the first one left in L2. ncu: dram__bytes_read.sum
 // supports  fp32, fp16, bf16; any number of rows and columns
 #include "attn/kernel.h"
-#include "vectors.h"
+#include "kernels/vectors.h"
 
 namespace ATTN_BACKEND::v5_split_row {
 using namespace attn;

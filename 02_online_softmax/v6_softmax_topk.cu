@@ -7,8 +7,8 @@
 // expect    1 read; 5 times fewer accesses than a safe softmax followed by a search.
 // supports  fp32, fp16, bf16; any number of rows and columns; --top-k up to 32
 #include "attn/kernel.h"
-#include "entry.h"
-#include "vectors.h"
+#include "kernels/entry.h"
+#include "kernels/vectors.h"
 
 namespace ATTN_BACKEND::v6_softmax_topk {
 using namespace attn;

@@ -8,7 +8,7 @@
 // supports  fp32, fp16, bf16; head dims up to 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "attn/philox.h"
-#include "backward_tiles.h"
+#include "kernels/backward_tiles.h"
 
 namespace ATTN_BACKEND::b2_saved_dot {
 using namespace backward_tiles;

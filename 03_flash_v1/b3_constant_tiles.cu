@@ -10,7 +10,7 @@
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "attn/philox.h"
-#include "backward_tiles.h"
+#include "kernels/backward_tiles.h"
 
 namespace ATTN_BACKEND::b3_constant_tiles {
 using namespace backward_tiles;

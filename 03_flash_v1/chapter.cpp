@@ -5,8 +5,8 @@
 #include <string>
 
 #include "check/operation.h"
-#include "row_ranges.h"
-#include "scalar_tiles.h"
+#include "kernels/row_ranges.h"
+#include "kernels/scalar_tiles.h"
 
 ATTN_DECLARE_STEP(v1_scalar);
 ATTN_DECLARE_STEP(v2_constant_tiles);

@@ -8,13 +8,13 @@
 // expect    two instructions of about 20 a score less; 3 to 5 % of the time.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
-#include "bank_conflicts.h"
-#include "dropout.h"
+#include "kernels/bank_conflicts.h"
+#include "kernels/dropout.h"
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
 #include "ptx/named_barrier.h"
-#include "row_ranges.h"
+#include "kernels/row_ranges.h"
 
 namespace ATTN_BACKEND::v10_exp2 {
 using namespace attn;
@@ -50,7 +50,6 @@ static_assert(free_of_conflicts(swizzled_offset<32>, 32) &&
               "ldmatrix reads without conflicts");
 //! [swizzle]
 
-constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 
 //! [maxsum]
 // The maximum of some numbers, times log2(e), and the sum of exp(number - maximum).

@@ -10,7 +10,7 @@
 // supports  fp32, fp16, bf16; head dims up to 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "attn/philox.h"
-#include "scalar_tiles.h"
+#include "kernels/scalar_tiles.h"
 
 namespace ATTN_BACKEND::v1_scalar {
 using namespace attn;

@@ -10,7 +10,7 @@
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "attn/philox.h"
-#include "bank_conflicts.h"
+#include "kernels/bank_conflicts.h"
 
 namespace ATTN_BACKEND::v2_constant_tiles {
 using namespace attn;

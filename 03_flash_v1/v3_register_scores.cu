@@ -9,8 +9,8 @@
 //           work during the softmax. ncu: l1tex__data_pipe_lsu_wavefronts_mem_shared.sum
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
-#include "bank_conflicts.h"
-#include "dropout.h"
+#include "kernels/bank_conflicts.h"
+#include "kernels/dropout.h"
 #include "ptx/mma.h"
 
 namespace ATTN_BACKEND::v3_register_scores {

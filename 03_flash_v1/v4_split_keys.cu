@@ -8,8 +8,8 @@
 // expect    little by itself: P leaves shared memory, parts of O come there instead
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
-#include "bank_conflicts.h"
-#include "dropout.h"
+#include "kernels/bank_conflicts.h"
+#include "kernels/dropout.h"
 #include "ptx/mma.h"
 
 namespace ATTN_BACKEND::v4_split_keys {

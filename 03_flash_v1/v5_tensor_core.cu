@@ -9,8 +9,8 @@
 //           sm__ops_path_tensor_src_bf16_dst_fp32
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
-#include "bank_conflicts.h"
-#include "dropout.h"
+#include "kernels/bank_conflicts.h"
+#include "kernels/dropout.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
 

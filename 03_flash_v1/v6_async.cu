@@ -7,8 +7,8 @@
 //           smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
-#include "bank_conflicts.h"
-#include "dropout.h"
+#include "kernels/bank_conflicts.h"
+#include "kernels/dropout.h"
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"

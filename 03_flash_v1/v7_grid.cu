@@ -8,12 +8,12 @@
 // expect    time at B=1 falls by the share of SMs that were idle.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
-#include "bank_conflicts.h"
-#include "dropout.h"
+#include "kernels/bank_conflicts.h"
+#include "kernels/dropout.h"
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "row_ranges.h"
+#include "kernels/row_ranges.h"
 
 namespace ATTN_BACKEND::v7_grid {
 using namespace attn;

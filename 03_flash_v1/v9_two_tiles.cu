@@ -8,13 +8,13 @@
 // expect    half the shared-memory reads per MMA; stalls on short scoreboards fall.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
-#include "bank_conflicts.h"
-#include "dropout.h"
+#include "kernels/bank_conflicts.h"
+#include "kernels/dropout.h"
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
 #include "ptx/named_barrier.h"
-#include "row_ranges.h"
+#include "kernels/row_ranges.h"
 
 namespace ATTN_BACKEND::v9_two_tiles {
 using namespace attn;

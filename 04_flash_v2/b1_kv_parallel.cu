@@ -11,7 +11,7 @@
 //           columns under a causal mask
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
 #include "attn/kernel.h"
-#include "backward_tiles.h"
+#include "kernels/backward_tiles.h"
 #include "ptx/cp_async.h"
 #include "ptx/mma.h"
 #include "ptx/reduce_add.h"

@@ -9,7 +9,7 @@
 //           grow, by a quarter at d=128: every warp now loads all of Q and dO
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
 #include "attn/kernel.h"
-#include "backward_tiles.h"
+#include "kernels/backward_tiles.h"
 #include "ptx/cp_async.h"
 #include "ptx/mma.h"
 #include "ptx/reduce_add.h"

@@ -8,7 +8,7 @@
 // expect    l1tex__data_pipe_lsu_wavefronts_mem_shared.sum falls
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
 #include "attn/kernel.h"
-#include "backward_tiles.h"
+#include "kernels/backward_tiles.h"
 #include "ptx/cp_async.h"
 #include "ptx/mma.h"
 #include "ptx/named_barrier.h"

@@ -9,7 +9,7 @@
 //           sm__ops_path_tensor_src_bf16_dst_fp32.sum over the time rises
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
 #include "attn/kernel.h"
-#include "backward_tiles.h"
+#include "kernels/backward_tiles.h"
 #include "ptx/cp_async.h"
 #include "ptx/mma.h"
 #include "ptx/named_barrier.h"

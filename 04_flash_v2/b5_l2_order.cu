@@ -9,7 +9,7 @@
 //           smsp__average_warps_issue_stalled_lg_throttle_per_issue_active.ratio
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
 #include "attn/kernel.h"
-#include "backward_tiles.h"
+#include "kernels/backward_tiles.h"
 #include "ptx/cp_async.h"
 #include "ptx/mma.h"
 #include "ptx/named_barrier.h"

@@ -10,7 +10,7 @@
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA, softcap,
 //           dropout
 #include "attn/kernel.h"
-#include "backward_tiles.h"
+#include "kernels/backward_tiles.h"
 #include "ptx/cp_async.h"
 #include "ptx/mma.h"
 #include "ptx/named_barrier.h"

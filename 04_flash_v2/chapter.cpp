@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "backward_host.h"
+#include "host/backward_host.h"
 #include "check/operation.h"
 #include "attn/tiling.h"
 

@@ -16,9 +16,9 @@
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "fragments.h"
-#include "swizzle.h"
-#include "tiles.h"
+#include "kernels/fragments.h"
+#include "kernels/swizzle.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::v11_wide_stores {
 using namespace attn;

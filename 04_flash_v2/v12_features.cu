@@ -15,10 +15,10 @@
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "fragments.h"
-#include "score_features.h"
-#include "swizzle.h"
-#include "tiles.h"
+#include "kernels/fragments.h"
+#include "kernels/score_features.h"
+#include "kernels/swizzle.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::v12_features {
 using namespace attn;

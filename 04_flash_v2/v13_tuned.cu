@@ -14,11 +14,11 @@
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "fragments.h"
-#include "score_features.h"
-#include "swizzle.h"
-#include "tiles.h"
-#include "v13_tiles.h"
+#include "kernels/fragments.h"
+#include "kernels/score_features.h"
+#include "kernels/swizzle.h"
+#include "kernels/tiles.h"
+#include "kernels/v13_tiles.h"
 
 namespace ATTN_BACKEND::v13_tuned {
 using namespace attn;

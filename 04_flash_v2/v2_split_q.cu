@@ -56,7 +56,6 @@ constexpr bool free_of_conflicts() {
 static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<128>());
 //! [swizzle]
 
-constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
 constexpr float kLowest = -3.4028234e38f;
 

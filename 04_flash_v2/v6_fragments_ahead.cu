@@ -12,8 +12,8 @@
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "fragments.h"
-#include "tiles.h"
+#include "kernels/fragments.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::v6_fragments_ahead {
 using namespace attn;

@@ -15,8 +15,8 @@
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "fragments.h"
-#include "tiles.h"
+#include "kernels/fragments.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::v8_q_in_registers {
 using namespace attn;

@@ -14,8 +14,8 @@
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "fragments.h"
-#include "tiles.h"
+#include "kernels/fragments.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::v9_lazy_rescale {
 using namespace attn;

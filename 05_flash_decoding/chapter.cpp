@@ -6,8 +6,8 @@
 #include <string>
 
 #include "check/operation.h"
-#include "row_tiles.h"
-#include "splits.h"
+#include "kernels/row_tiles.h"
+#include "kernels/splits.h"
 
 ATTN_DECLARE_STEP(v1_one_block);
 ATTN_DECLARE_STEP(v2_split_kv);

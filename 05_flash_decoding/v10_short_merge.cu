@@ -15,10 +15,10 @@
 #include "ptx/global_flag.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "combine.h"
-#include "runs.h"
-#include "splits.h"
-#include "tiles.h"
+#include "kernels/combine.h"
+#include "kernels/decode/runs.h"
+#include "kernels/splits.h"
+#include "kernels/decode/rows.h"
 
 namespace ATTN_BACKEND::v10_short_merge {
 using namespace attn;
@@ -316,7 +316,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         if (col == 0) gLse[rows.first + r] = kLn2 * lse;
         continue;
       }
-      const int64_t to = slot_of(first_block, split) * kRows + r;
+      const int64_t to = partial_of(first_block, split) * kRows + r;
       *reinterpret_cast<float4*>(gOPartial + to * kHeadDim + col) =
           make_float4(out[0] * factor, out[1] * factor, out[2] * factor, out[3] * factor);
       if (col == 0) gLsePartial[to] = lse;
@@ -331,7 +331,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
-                                 [&](int n) { return slot_of(first_block, n) * kRows + r; });
+                                 [&](int n) { return partial_of(first_block, n) * kRows + r; });
     if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
     //! [arrive]
   }

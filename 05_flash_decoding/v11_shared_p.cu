@@ -16,10 +16,10 @@
 #include "ptx/global_flag.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "combine.h"
-#include "runs.h"
-#include "splits.h"
-#include "tiles.h"
+#include "kernels/combine.h"
+#include "kernels/decode/runs.h"
+#include "kernels/splits.h"
+#include "kernels/decode/rows.h"
 
 namespace ATTN_BACKEND::v11_shared_p {
 using namespace attn;
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? row_max[r] + log2f(sum) : -INFINITY;
       const int64_t to =
-          num_splits == 1 ? rows.first + row : slot_of(first_block, split) * kRows + row;
+          num_splits == 1 ? rows.first + row : partial_of(first_block, split) * kRows + row;
 #pragma unroll
       for (int n = 0; n < Config::kColumns / 8; ++n) {
         const float o0 = o[n][2 * r] * factor, o1 = o[n][2 * r + 1] * factor;
@@ -333,7 +333,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
-                                 [&](int n) { return slot_of(first_block, n) * kRows + r; });
+                                 [&](int n) { return partial_of(first_block, n) * kRows + r; });
     if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
     //! [arrive]
   }

@@ -14,11 +14,11 @@
 #include "ptx/global_flag.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "combine.h"
-#include "row_tiles.h"
-#include "runs.h"
-#include "splits.h"
-#include "tiles.h"
+#include "kernels/combine.h"
+#include "kernels/row_tiles.h"
+#include "kernels/decode/runs.h"
+#include "kernels/splits.h"
+#include "kernels/decode/rows.h"
 
 namespace ATTN_BACKEND::v12_more_rows {
 using namespace attn;
@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? row_tile[r / 2].row_max[r % 2] + log2f(sum) : -INFINITY;
       const int64_t to =
-          num_splits == 1 ? rows.first + row : slot_of(first_block, split) * kRows + row;
+          num_splits == 1 ? rows.first + row : partial_of(first_block, split) * kRows + row;
 #pragma unroll
       for (int n = 0; n < Config::kColumns / 8; ++n) {
         const float o0 = o[n][r % 2 * 2] * factor, o1 = o[n][r % 2 * 2 + 1] * factor;
@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
-                                 [&](int n) { return slot_of(first_block, n) * kRows + r; });
+                                 [&](int n) { return partial_of(first_block, n) * kRows + r; });
     if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
     //! [arrive]
   }

@@ -17,10 +17,10 @@
 #include "ptx/mma.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "combine.h"
-#include "schedules.h"
-#include "splits.h"
-#include "tiles.h"
+#include "kernels/combine.h"
+#include "kernels/decode/schedules.h"
+#include "kernels/splits.h"
+#include "kernels/decode/rows.h"
 
 namespace ATTN_BACKEND::v15_wgmma {
 using namespace attn;

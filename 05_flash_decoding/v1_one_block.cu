@@ -9,8 +9,8 @@
 //           query heads, and most SMs have none
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include "attn/kernel.h"
-#include "splits.h"
-#include "tiles.h"
+#include "kernels/splits.h"
+#include "kernels/decode/rows.h"
 
 namespace ATTN_BACKEND::v1_one_block {
 using namespace attn;

@@ -8,9 +8,9 @@
 // expect    gpu__time_duration.sum at batch 1 falls as more SMs have blocks
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include "attn/kernel.h"
-#include "combine.h"
-#include "splits.h"
-#include "tiles.h"
+#include "kernels/combine.h"
+#include "kernels/splits.h"
+#include "kernels/decode/rows.h"
 
 namespace ATTN_BACKEND::v2_split_kv {
 using namespace attn;

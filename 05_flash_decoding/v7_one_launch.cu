@@ -12,9 +12,9 @@
 #include "ptx/global_flag.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "combine.h"
-#include "splits.h"
-#include "tiles.h"
+#include "kernels/combine.h"
+#include "kernels/splits.h"
+#include "kernels/decode/rows.h"
 
 namespace ATTN_BACKEND::v7_one_launch {
 using namespace attn;

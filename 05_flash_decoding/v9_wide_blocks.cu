@@ -18,10 +18,10 @@
 #include "ptx/global_flag.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "combine.h"
-#include "runs.h"
-#include "splits.h"
-#include "tiles.h"
+#include "kernels/combine.h"
+#include "kernels/decode/runs.h"
+#include "kernels/splits.h"
+#include "kernels/decode/rows.h"
 
 namespace ATTN_BACKEND::v9_wide_blocks {
 using namespace attn;
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         if (col == 0) gLse[rows.first + r] = sum != 0 ? kLn2 * max + logf(sum) : -INFINITY;
         continue;
       }
-      const int64_t to = slot_of(first_block, split) * kRows + r;
+      const int64_t to = partial_of(first_block, split) * kRows + r;
       gOPartial[to * kHeadDim + col] = sum != 0 ? out / sum : 0;
       if (col == 0) gLsePartial[to] = sum != 0 ? max + log2f(sum) : -INFINITY;
     }
@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     static_assert(sizeof sWeight <= sizeof smem.sK + sizeof smem.sV, "the weights lie there, too");
     combine<Element, Config::kHeadDim, Config::kThreads>(
         &sWeight[0][0], gOPartial, gLsePartial, gO, gLse, rows, num_splits,
-        [&](int r, int n) { return slot_of(first_block, n) * kRows + r; });
+        [&](int r, int n) { return partial_of(first_block, n) * kRows + r; });
     if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
     __syncthreads();                                // the weights are read
     //! [arrive]

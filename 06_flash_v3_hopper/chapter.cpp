@@ -8,7 +8,7 @@
 
 #include "check/operation.h"
 #include "attn/tiling.h"
-#include "fp8.h"
+#include "host/fp8.h"
 
 ATTN_DECLARE_STEP(v1_sections);
 ATTN_DECLARE_STEP(v2_phases);

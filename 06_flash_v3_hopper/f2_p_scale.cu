@@ -17,8 +17,8 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma_e4m3.h"
-#include "fp8_fragments.h"
-#include "tiles.h"
+#include "kernels/fp8_fragments.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::f2_p_scale {
 using namespace attn;

@@ -17,9 +17,9 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma_e4m3.h"
-#include "fp8_fragments.h"
-#include "quantise_tiles.h"
-#include "tiles.h"
+#include "kernels/fp8_fragments.h"
+#include "kernels/quantise_tiles.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::f4_block_scales {
 using namespace attn;

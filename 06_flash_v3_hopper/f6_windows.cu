@@ -19,9 +19,9 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma_e4m3.h"
-#include "fp8_fragments.h"
-#include "quantise_windows.h"
-#include "tiles.h"
+#include "kernels/fp8_fragments.h"
+#include "kernels/quantise_windows.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::f6_windows {
 using namespace attn;

@@ -18,8 +18,8 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "fragments.h"
-#include "tiles.h"
+#include "kernels/hopper/fragments.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::v12_lazy_rescale {
 using namespace attn;

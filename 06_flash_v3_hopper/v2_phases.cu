@@ -14,8 +14,8 @@
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "fragments.h"
-#include "tiles.h"
+#include "kernels/hopper/fragments.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::v2_phases {
 using namespace attn;

@@ -15,8 +15,8 @@
 #include "ptx/mma.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "fragments.h"
-#include "tiles.h"
+#include "kernels/hopper/fragments.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::v4_tma {
 using namespace attn;

@@ -16,8 +16,8 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "fragments.h"
-#include "tiles.h"
+#include "kernels/hopper/fragments.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::v7_overlap {
 using namespace attn;

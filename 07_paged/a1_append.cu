@@ -8,8 +8,8 @@
 // supports  fp16, bf16; head dims 64, 128, 256; any page size, any number of new tokens (of a
 //           sequence that is shorter than that, the first ones are padding)
 #include "attn/kernel.h"
-#include "rotate.h"
-#include "splits.h"
+#include "kernels/rotate.h"
+#include "kernels/splits.h"
 
 namespace ATTN_BACKEND::a1_append {
 using namespace attn;

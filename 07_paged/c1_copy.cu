@@ -6,7 +6,7 @@
 // expect    dram__throughput: a copy, at the rate of one
 // supports  fp16, bf16; head dims 64, 128, 256; any page size
 #include "attn/kernel.h"
-#include "splits.h"
+#include "kernels/splits.h"
 
 namespace ATTN_BACKEND::c1_copy {
 using namespace attn;

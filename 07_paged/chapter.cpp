@@ -6,14 +6,14 @@
 
 #include "attn/rotary.h"
 #include "attn/tiling.h"
-#include "boxes.h"
-#include "costs.h"
-#include "mixed_plan.h"
-#include "paged.h"
-#include "plan.h"
-#include "prefix_plan.h"
-#include "splits.h"
-#include "trace.h"
+#include "kernels/boxes.h"
+#include "host/costs.h"
+#include "kernels/mixed_plan.h"
+#include "host/paged.h"
+#include "kernels/plan.h"
+#include "kernels/prefix_plan.h"
+#include "kernels/splits.h"
+#include "host/trace.h"
 
 ATTN_DECLARE_STEP(v1_block_table);
 ATTN_DECLARE_STEP(v2_page_table);
@@ -36,7 +36,7 @@ ATTN_DECLARE_STEP(a1_append);
 ATTN_DECLARE_STEP(c1_copy);
 ATTN_DECLARE_STEP(arrived);
 ATTN_DECLARE_STEP(tile_counter);
-ATTN_DECLARE_LAUNCH(arrived, mixed);
+ATTN_DECLARE_STEP(tickets);
 
 namespace attn {
 namespace {
@@ -245,7 +245,7 @@ Step mixed(std::string name, std::string idea, Launch launch) {
                                   {"tickets", plans::kTickets * 4, true},
                                   {"arrived", (most.row_blocks + 1) * 4, true}};
   };
-  step.prepare = ATTN_LAUNCH_OF(arrived, mixed);
+  step.prepare = ATTN_LAUNCH(tickets);
   step.plan = plans::mixed_tensors;
   return step;
 }

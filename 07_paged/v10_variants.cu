@@ -19,11 +19,11 @@
 #include "ptx/global_flag.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "plan.h"
-#include "splits.h"
-#include "tiles.h"
-#include "turned_q.h"
-#include "variant.h"
+#include "kernels/plan.h"
+#include "kernels/splits.h"
+#include "kernels/tiles.h"
+#include "kernels/turned_q.h"
+#include "kernels/variant.h"
 
 namespace ATTN_BACKEND::v10_variants {
 using namespace attn;

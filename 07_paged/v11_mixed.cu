@@ -23,10 +23,10 @@
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
 #include "ptx/sm_id.h"
-#include "decode_piece.h"
-#include "mixed_plan.h"
-#include "plan.h"
-#include "prefill_tiles.h"
+#include "kernels/decode_piece.h"
+#include "kernels/mixed_plan.h"
+#include "kernels/plan.h"
+#include "kernels/prefill_tiles.h"
 
 namespace ATTN_BACKEND::v11_mixed {
 using namespace attn;

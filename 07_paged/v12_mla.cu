@@ -15,9 +15,9 @@
 #include "ptx/global_flag.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "plan.h"
-#include "splits.h"
-#include "tiles.h"
+#include "kernels/plan.h"
+#include "kernels/splits.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::v12_mla {
 using namespace attn;

@@ -17,9 +17,9 @@
 #include "ptx/mma.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "plan.h"
-#include "splits.h"
-#include "tiles.h"
+#include "kernels/plan.h"
+#include "kernels/splits.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::v13_mla_wgmma {
 using namespace attn;

@@ -22,9 +22,9 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "boxes.h"
-#include "hopper_fragments.h"
-#include "hopper_tiles.h"
+#include "kernels/boxes.h"
+#include "kernels/hopper/fragments.h"
+#include "kernels/hopper_tiles.h"
 
 namespace ATTN_BACKEND::v15_prefill_tma {
 using namespace attn;

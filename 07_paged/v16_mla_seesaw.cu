@@ -22,11 +22,11 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "hopper_fragments.h"
-#include "latent_pieces.h"
-#include "plan.h"
-#include "splits.h"
-#include "tiles.h"
+#include "kernels/hopper/fragments.h"
+#include "kernels/latent_pieces.h"
+#include "kernels/plan.h"
+#include "kernels/splits.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::v16_mla_seesaw {
 using namespace attn;

@@ -22,13 +22,13 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "boxes.h"
-#include "hopper_fragments.h"
-#include "hopper_tiles.h"
-#include "plan.h"
-#include "prefix_boxes.h"
-#include "prefix_merge.h"
-#include "prefix_plan.h"
+#include "kernels/boxes.h"
+#include "kernels/hopper/fragments.h"
+#include "kernels/hopper_tiles.h"
+#include "kernels/plan.h"
+#include "kernels/prefix_boxes.h"
+#include "kernels/prefix_merge.h"
+#include "kernels/prefix_plan.h"
 
 ATTN_DECLARE_STEP(v5_balanced_plan);
 

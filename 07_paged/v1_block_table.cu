@@ -9,8 +9,8 @@
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths and page sizes,
 //           causal, windows, GQA
 #include "attn/kernel.h"
-#include "splits.h"
-#include "tiles.h"
+#include "kernels/splits.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::v1_block_table {
 using namespace attn;

@@ -17,9 +17,9 @@
 #include "ptx/global_flag.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "runs.h"
-#include "splits.h"
-#include "tiles.h"
+#include "kernels/decode/runs.h"
+#include "kernels/splits.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::v3_prefetched_pages {
 using namespace attn;

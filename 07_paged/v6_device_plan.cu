@@ -16,10 +16,10 @@
 #include "ptx/global_flag.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "line.h"
-#include "plan.h"
-#include "splits.h"
-#include "tiles.h"
+#include "kernels/line.h"
+#include "kernels/plan.h"
+#include "kernels/splits.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::v6_device_plan {
 using namespace attn;

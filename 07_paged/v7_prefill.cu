@@ -17,7 +17,7 @@
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "prefill_tiles.h"
+#include "kernels/prefill_tiles.h"
 
 namespace ATTN_BACKEND::v7_prefill {
 using namespace attn;

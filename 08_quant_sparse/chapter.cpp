@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <iterator>
 
-#include "head_windows.h"
-#include "predict.h"
-#include "quantised.h"
-#include "sparse.h"
+#include "host/head_windows.h"
+#include "kernels/predict.h"
+#include "host/quantised.h"
+#include "kernels/sparse.h"
 
 namespace attn {
 

@@ -17,12 +17,12 @@
 #include "ptx/global_flag.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "cache_tiles.h"
-#include "codes.h"
-#include "quantise_kv.h"
-#include "rows.h"
-#include "schedules.h"
-#include "splits.h"
+#include "kernels/cache_tiles.h"
+#include "kernels/codes.h"
+#include "kernels/quantise_kv.h"
+#include "kernels/decode/rows.h"
+#include "kernels/decode/schedules.h"
+#include "kernels/decode/splits.h"
 
 namespace ATTN_BACKEND::d1_int8_kv {
 using namespace attn;

@@ -18,12 +18,12 @@
 #include "ptx/global_flag.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "cache_tiles.h"
-#include "codes.h"
-#include "quantise_kv4.h"
-#include "rows.h"
-#include "schedules.h"
-#include "splits.h"
+#include "kernels/cache_tiles.h"
+#include "kernels/codes.h"
+#include "kernels/quantise_kv4.h"
+#include "kernels/decode/rows.h"
+#include "kernels/decode/schedules.h"
+#include "kernels/decode/splits.h"
 
 namespace ATTN_BACKEND::d3_int4_kv {
 using namespace attn;

@@ -8,14 +8,13 @@
 // expect    dram__bytes_read.sum
 // supports  --operation sparq, one query; bf16; head dims 64, 128, 256; lengths on the device, GQA
 #include "attn/kernel.h"
-#include "sparq.h"
+#include "kernels/sparq.h"
 
 namespace ATTN_BACKEND::d4_sparq {
 using namespace attn;
 
 using Element = __nv_bfloat16;
 
-constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 constexpr int kWarp = 32;
 
 //! [config]

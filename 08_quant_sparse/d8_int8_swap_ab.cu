@@ -17,12 +17,12 @@
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
 #include "ptx/movmatrix.h"
-#include "cache_tiles.h"
-#include "denormals.h"
-#include "quantise_kv.h"
-#include "rows.h"
-#include "schedules.h"
-#include "splits.h"
+#include "kernels/cache_tiles.h"
+#include "kernels/denormals.h"
+#include "kernels/quantise_kv.h"
+#include "kernels/decode/rows.h"
+#include "kernels/decode/schedules.h"
+#include "kernels/decode/splits.h"
 
 namespace ATTN_BACKEND::d8_int8_swap_ab {
 using namespace attn;

@@ -18,13 +18,13 @@
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
 #include "ptx/movmatrix.h"
-#include "cache_tiles.h"
-#include "denormals.h"
-#include "newest_tokens.h"
-#include "quantise_groups.h"
-#include "rows.h"
-#include "schedules.h"
-#include "splits.h"
+#include "kernels/cache_tiles.h"
+#include "kernels/denormals.h"
+#include "kernels/newest_tokens.h"
+#include "kernels/quantise_groups.h"
+#include "kernels/decode/rows.h"
+#include "kernels/decode/schedules.h"
+#include "kernels/decode/splits.h"
 
 namespace ATTN_BACKEND::d9_kivi {
 using namespace attn;

@@ -17,9 +17,9 @@
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
 #include "ptx/wgmma_s8.h"
-#include "int8_fragments.h"
-#include "quantise.h"
-#include "tiles.h"
+#include "kernels/int8_fragments.h"
+#include "kernels/quantise.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::q1_int8_qk {
 using namespace attn;

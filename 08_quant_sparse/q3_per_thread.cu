@@ -19,9 +19,9 @@
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
 #include "ptx/wgmma_s8.h"
-#include "int8_fragments.h"
-#include "smooth.h"
-#include "tiles.h"
+#include "kernels/int8_fragments.h"
+#include "kernels/smooth.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::q3_per_thread {
 using namespace attn;

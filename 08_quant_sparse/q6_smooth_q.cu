@@ -17,10 +17,10 @@
 #include "ptx/tma.h"
 #include "ptx/wgmma_e4m3.h"
 #include "ptx/wgmma_s8.h"
-#include "fp8_fragments.h"
-#include "quantise_v.h"
-#include "smooth_q.h"
-#include "tiles.h"
+#include "kernels/fp8_fragments.h"
+#include "kernels/quantise_v.h"
+#include "kernels/smooth_q.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::q6_smooth_q {
 using namespace attn;

@@ -16,10 +16,10 @@
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
 #include "ptx/mma_s8.h"
-#include "int8_fragments.h"
-#include "mma_tiles.h"
-#include "smooth.h"
-#include "tiles.h"
+#include "kernels/int8_fragments.h"
+#include "kernels/mma_tiles.h"
+#include "kernels/smooth.h"
+#include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::q9_mma_sync {
 using namespace attn;

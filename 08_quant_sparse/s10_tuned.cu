@@ -20,10 +20,10 @@
 #include "ptx/tma.h"
 #include "ptx/wgmma_e4m3.h"
 #include "ptx/wgmma_s8.h"
-#include "fp8_fragments.h"
-#include "longest_first.h"
-#include "two_readings.h"
-#include "visits.h"
+#include "kernels/fp8_fragments.h"
+#include "kernels/longest_first.h"
+#include "kernels/two_readings.h"
+#include "kernels/visits.h"
 
 namespace ATTN_BACKEND::s10_tuned {
 using namespace attn;

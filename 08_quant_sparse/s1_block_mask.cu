@@ -18,9 +18,9 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "fragments.h"
-#include "sparse_maps.h"
-#include "visits.h"
+#include "kernels/hopper/fragments.h"
+#include "kernels/sparse_maps.h"
+#include "kernels/visits.h"
 
 namespace ATTN_BACKEND::s1_block_mask {
 using namespace attn;

@@ -19,9 +19,9 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "fragments.h"
-#include "intervals.h"
-#include "sparse_maps.h"
+#include "kernels/hopper/fragments.h"
+#include "kernels/intervals.h"
+#include "kernels/sparse_maps.h"
 
 namespace ATTN_BACKEND::s2_flashmask {
 using namespace attn;

@@ -20,9 +20,9 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "fragments.h"
-#include "sparse_maps.h"
-#include "windows.h"
+#include "kernels/hopper/fragments.h"
+#include "kernels/sparse_maps.h"
+#include "kernels/windows.h"
 
 namespace ATTN_BACKEND::s3_sliding_tile {
 using namespace attn;

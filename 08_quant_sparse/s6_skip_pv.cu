@@ -18,10 +18,10 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "choose_blocks.h"
-#include "fragments.h"
-#include "sparse_maps.h"
-#include "visits.h"
+#include "kernels/choose_blocks.h"
+#include "kernels/hopper/fragments.h"
+#include "kernels/sparse_maps.h"
+#include "kernels/visits.h"
 
 namespace ATTN_BACKEND::s6_skip_pv {
 using namespace attn;

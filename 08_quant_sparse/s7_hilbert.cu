@@ -19,11 +19,11 @@
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "choose_blocks.h"
-#include "fragments.h"
-#include "ordered_rows.h"
-#include "sparse_maps.h"
-#include "visits.h"
+#include "kernels/choose_blocks.h"
+#include "kernels/hopper/fragments.h"
+#include "kernels/ordered_rows.h"
+#include "kernels/sparse_maps.h"
+#include "kernels/visits.h"
 
 namespace ATTN_BACKEND::s7_hilbert {
 using namespace attn;

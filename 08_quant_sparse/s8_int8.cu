@@ -19,10 +19,10 @@
 #include "ptx/tma.h"
 #include "ptx/wgmma_e4m3.h"
 #include "ptx/wgmma_s8.h"
-#include "choose_blocks.h"
-#include "fp8_fragments.h"
-#include "quantise_v.h"
-#include "visits.h"
+#include "kernels/choose_blocks.h"
+#include "kernels/fp8_fragments.h"
+#include "kernels/quantise_v.h"
+#include "kernels/visits.h"
 
 namespace ATTN_BACKEND::s8_int8 {
 using namespace attn;

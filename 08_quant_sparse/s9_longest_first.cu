@@ -19,11 +19,11 @@
 #include "ptx/tma.h"
 #include "ptx/wgmma_e4m3.h"
 #include "ptx/wgmma_s8.h"
-#include "choose_blocks.h"
-#include "fp8_fragments.h"
-#include "longest_first.h"
-#include "quantise_v.h"
-#include "visits.h"
+#include "kernels/choose_blocks.h"
+#include "kernels/fp8_fragments.h"
+#include "kernels/longest_first.h"
+#include "kernels/quantise_v.h"
+#include "kernels/visits.h"
 
 namespace ATTN_BACKEND::s9_longest_first {
 using namespace attn;

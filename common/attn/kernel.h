@@ -38,6 +38,8 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
+constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;  // log2(e), ln(2)
+
 template <class T>
 __host__ __device__ constexpr T ceil_div(T a, std::type_identity_t<T> b) {
   return (a + b - 1) / b;

@@ -146,14 +146,20 @@ endforeach()
   endforeach()
 endfunction()
 
-# attn_add_chapter(<chapter> STEPS <step> ... [KERNELS <more.cu> ...] [HOPPER] [PARENT <chapter>/<step>]
-#                  [TABLE <more.cpp> ...] [TESTS <more.cpp> ...] [HOPPER_STEPS <step> ...] [FIRST_STEPS <step> ...]): the program, its benchmark
-# and its tests, from <step>.cu, chapter.cpp, test.cpp and those named: beside the steps kernels that prepare them,
-# beside the table the operations that the chapter declares. HOPPER_STEPS: those of STEPS that are
-# only for sm_90a. FIRST_STEPS: those that are the first of an operation, and may differ from their parents as a
+# attn_add_chapter(<chapter> STEPS <step> ... [HOPPER] [PARENT <chapter>/<step>] [TESTS <more.cpp> ...] [SHARED <kernel> ...]
+#                  [HOPPER_STEPS <step> ...] [FIRST_STEPS <step> ...]): the program, its benchmark and its tests, from <step>.cu,
+# chapter.cpp and the files of its rooms: kernels/*.cu, which prepare steps, host/*.cpp, operations
+# and planners beside the table, tests/*.cpp. SHARED: of common/kernels. HOPPER_STEPS: those of STEPS that are only for sm_90a.
+# FIRST_STEPS: those that are the first of an operation, and may differ from their parents as a
 # chapter's first step may.
 function(attn_add_chapter chapter)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;KERNELS;TABLE;TESTS;HOPPER_STEPS;FIRST_STEPS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "HOPPER" "PARENT" "STEPS;TESTS;SHARED;HOPPER_STEPS;FIRST_STEPS")
+  file(GLOB kernels CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/kernels/*.cu)
+  foreach(shared ${arg_SHARED})
+    list(APPEND kernels ${PROJECT_SOURCE_DIR}/common/kernels/${shared}.cu)
+  endforeach()
+  file(GLOB host CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/host/*.cpp)
+  file(GLOB tests CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/*.cpp)
   set(files)
   set(hopper_files)
   foreach(step ${arg_STEPS})
@@ -167,12 +173,12 @@ function(attn_add_chapter chapter)
   if(arg_HOPPER)
     set(hopper HOPPER)
   endif()
-  attn_add_kernels(${chapter} ${hopper} FILES ${files} ${arg_KERNELS})
+  attn_add_kernels(${chapter} ${hopper} FILES ${files} ${kernels})
   if(hopper_files)
     attn_add_kernels(${chapter}_hopper HOPPER FILES ${hopper_files})
     list(APPEND ${chapter}_OBJECTS ${${chapter}_hopper_OBJECTS})
   endif()
-  add_library(${chapter}_table OBJECT chapter.cpp ${arg_TABLE})
+  add_library(${chapter}_table OBJECT chapter.cpp ${host})
   target_link_libraries(${chapter}_table PRIVATE attn attn_warnings)
   set(objects ${${chapter}_OBJECTS} $<TARGET_OBJECTS:${chapter}_table>)
   set(${chapter}_OBJECTS ${${chapter}_OBJECTS} PARENT_SCOPE)  # for attn_add_exercise
@@ -196,7 +202,7 @@ function(attn_add_chapter chapter)
   target_link_libraries(${chapter} PRIVATE attn attn_warnings)
   add_executable(bench_${chapter} $<TARGET_OBJECTS:attn_bench_main> ${objects})
   target_link_libraries(bench_${chapter} PRIVATE attn attn_warnings benchmark::benchmark)
-  attn_add_test(test_${chapter} SOURCES test.cpp ${arg_TESTS}
+  attn_add_test(test_${chapter} SOURCES ${tests} ${arg_TESTS}
                 OBJECTS $<TARGET_OBJECTS:attn_chapter_tests> ${objects} LABELS ${chapter})
 
   # diff_01_v1_v2 and so on: the lesson of a step is its difference from its parent, which its header declares.
@@ -229,6 +235,26 @@ function(attn_add_chapter chapter)
   endif()
 endfunction()
 
+# attn_add_sweep(<chapter> <name> <architecture> [KERNELS]): host/<name>.cu, which times variants of tiles on a GPU, as the
+# target <name>_<chapter>, built on demand. KERNELS: it calls those of the chapter.
+function(attn_add_sweep chapter name architecture)
+  if(NOT ATTN_HAVE_CUDA)
+    return()
+  endif()
+  set(objects)
+  if("KERNELS" IN_LIST ARGN)
+    set(objects $<TARGET_OBJECTS:${chapter}_gpu>)
+    if(TARGET ${chapter}_hopper_gpu)
+      list(APPEND objects $<TARGET_OBJECTS:${chapter}_hopper_gpu>)
+    endif()
+  endif()
+  add_executable(${name}_${chapter} EXCLUDE_FROM_ALL host/${name}.cu ${objects})
+  set_target_properties(${name}_${chapter} PROPERTIES CUDA_ARCHITECTURES ${architecture})
+  target_compile_options(${name}_${chapter}
+    PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-ftz=true --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall>)
+  target_link_libraries(${name}_${chapter} PRIVATE attn)
+endfunction()
+
 # attn_diff_budget(<chapter> <step> <lines> <reason>): a step that differs from its parent in more lines than the 80 of
 # a chapter, or the 180 of a chapter's first step. common/tests/cli/step_diffs.sh counts them.
 function(attn_diff_budget chapter step lines reason)
@@ -249,7 +275,7 @@ function(attn_diff_parent chapter step parent)
   set_property(GLOBAL APPEND_STRING PROPERTY ATTN_DIFFS "${budget} ${parent} ${chapter}/${step}\n")
 endfunction()
 
-# attn_inline_headers(<text>): puts the headers of this chapter that the step's text includes in their places: those
+# attn_inline_headers(<text>): puts the headers of kernels/, of this chapter and of common, that the step's text includes in their places: those
 # with code of a back end. What host and kernels share stays as it is.
 function(attn_inline_headers out)
   set(text "${${out}}")
@@ -257,10 +283,10 @@ function(attn_inline_headers out)
   set(shared)
   while(TRUE)
     set(header)
-    string(REGEX MATCHALL "#include \"[a-z0-9_]+\\.h\"\n" includes "${text}")
+    string(REGEX MATCHALL "#include \"kernels/[a-z0-9_/]+\\.h\"\n" includes "${text}")
     foreach(include IN LISTS includes)
       string(REGEX REPLACE ".*\"(.*)\".*" "\\1" name "${include}")
-      if(NOT header AND NOT name IN_LIST shared AND EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${name})
+      if(NOT header AND NOT name IN_LIST shared)
         set(header ${name})
         set(line "${include}")
       endif()
@@ -270,13 +296,17 @@ function(attn_inline_headers out)
     endif()
     set(content)
     if(NOT header IN_LIST seen)
-      attn_read(content ${CMAKE_CURRENT_SOURCE_DIR}/${header})
+      set(path ${CMAKE_CURRENT_SOURCE_DIR}/${header})
+      if(NOT EXISTS ${path})
+        set(path ${PROJECT_SOURCE_DIR}/common/${header})
+      endif()
+      attn_read(content ${path})
       if(NOT content MATCHES "namespace ATTN_BACKEND")
         list(APPEND shared ${header})
         continue()
       endif()
       string(REPLACE "#pragma once\n" "" content "${content}")
-      set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${header})
+      set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${path})
     endif()
     list(APPEND seen ${header})
     string(FIND "${text}" "${line}" at)

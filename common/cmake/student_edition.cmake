@@ -72,7 +72,7 @@ foreach(chapter ${chapters})
     file(MAKE_DIRECTORY ${chapter}/exercises/student)
     file(RENAME ${chapter}/exercises/student_${exercise}.tmp
                 ${chapter}/exercises/student/${exercise}.inc)
-    file(GLOB steps ${chapter}/*.cu ${chapter}/*.h)
+    file(GLOB steps ${chapter}/*.cu ${chapter}/kernels/*.h)
     set(marker "//! [${exercise}]")
     string(LENGTH "${marker}" length)
     foreach(step ${steps})
@@ -138,7 +138,7 @@ endforeach()
 file(REMOVE_RECURSE ${work})
 
 # Tests of answers, between two //! [answers], are skipped, and counted.
-file(GLOB tests ${out}/0*/test*.cpp)
+file(GLOB tests ${out}/0*/tests/test*.cpp)
 foreach(test ${tests})
   file(READ ${test} text)
   set(marker "//! [answers]\n")

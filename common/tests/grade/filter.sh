@@ -57,11 +57,11 @@ passes 'static constexpr int kRow = 33; static_assert(kRow > 32, "#include \\"ex
 passes '/* extern\n static */ constexpr auto size = sizeof(Config::kBlockN); printf("%d\\n", 3);\n'
 for f in "$1"/0*/exercises/*.stub.inc; do "$filter" text "$f" "$f"; done
 answers=0
-for source in $(grep -lE '//! \[ex[0-9]' "$1"/0*/*.cu "$1"/0*/*.h); do
+for source in $(grep -lE '//! \[ex[0-9]' "$1"/0*/*.cu "$1"/0*/kernels/*.h); do
   for e in $(grep -oE '//! \[ex[0-9]+[a-z]' "$source" | sed 's/.*\[//' | sort -u); do
     awk -v m="//! [$e]" 'index($0, m) { inside = !inside; next } inside' "$source" >"$work/$e.inc"
     awk -v out="$work/$e." -v suffix=.inc -f "$1/common/cmake/edit.awk" \
-      "${source%/*}/exercises/${e: -1}.mutants" "$work/$e.inc" >/dev/null
+      "$(sed "s,/kernels/.*,,; s,/[^/]*[.]cu$,," <<<"$source")/exercises/${e: -1}.mutants" "$work/$e.inc" >/dev/null
     for f in "$work/$e".*inc; do
       "$filter" text "$e" "$f"
       answers=$((answers + 1))

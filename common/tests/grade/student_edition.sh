@@ -19,7 +19,7 @@ for stub in "$root"/0*/exercises/*.stub.inc; do
   letter=$(basename "$stub" .stub.inc)
   exercise=ex${chapter:0:2}$letter
   cmp -s "$stub" "$out/$chapter/exercises/student/$exercise.inc" || fail "$exercise does not begin as its stub"
-  step=$(grep -lF "//! [$exercise]" "$root/$chapter"/*.cu "$root/$chapter"/*.h) || fail "$exercise: no step has its region"
+  step=$(grep -lF "//! [$exercise]" "$root/$chapter"/*.cu "$root/$chapter"/kernels/*.h) || fail "$exercise: no step has its region"
   region() { awk -v m="//! [$exercise]" 'index($0, m) { inside = !inside; next } inside && NF' "$1"; }
   [[ $(region "$out/$chapter/$(basename "$step")") == "#include \"exercises/student/$exercise.inc\"" ]] ||
     fail "$step: the region of $exercise is still there"
@@ -37,7 +37,7 @@ for stub in "$root"/0*/exercises/*.stub.inc; do
   # A function that checks the answer is none.
   awk -v m="//! [$exercise]" 'index($0, m) { inside = !inside; checks = 0; next }
     /free_of_conflicts|static_assert/ { checks = 1 } inside && !checks' \
-    "$chapter"/*.cu "$chapter"/*.h >"$work/answers/$exercise"
+    "$chapter"/*.cu "$chapter"/kernels/*.h >"$work/answers/$exercise"
   [[ -s $work/answers/$exercise ]] || fail "$exercise: no region"
 done
 # leaks FOLDER: what stands in its files.

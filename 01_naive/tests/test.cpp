@@ -1,0 +1,219 @@
+// What chapter 01 promises: every step is right on every shape that it accepts, on both back ends.
+#include "01_naive/host/algorithm.h"
+#include "device/roofline.h"
+#include "tests/step_cases.h"
+
+using namespace attn;
+using namespace attn::tests;
+
+namespace {
+
+const std::vector<int64_t> kShort{1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 113, 127, 128, 129, 203};
+const std::vector<int64_t> kHeadDims{8, 64, 40, 128, 72, 1, 33, 192};  // also not multiples of 8
+const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::fp32};
+
+const Step& step_named(const std::string& name) {
+  for (const Step& s : chapter().steps)
+    if (s.name == name) return s;
+  throw std::runtime_error("no step " + name);
+}
+
+Eigen::MatrixXd head(const HostTensor& t, int64_t b, int64_t h) {
+  using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+  return Eigen::Map<const RowMajor>(t.row(b, h, 0), t.spec.shape[2], t.spec.shape[3])
+      .cast<double>();
+}
+
+}  // namespace
+
+// Every step takes every head dim, type, mask and length of these tests, but for the tensor cores.
+bool attn::tests::promised(const Step& step, const Problem& p) {
+  return plain(p) && (!one_of_steps(step, {"v4_tensor_core", "v5_cp_async"}) ||
+                      (p.dtype != DType::fp32 && p.head_dim % 8 == 0));
+}
+
+TEST_CASE("forward steps are right on short problems", "[emulated]") {
+  Counts ran;
+  int n = 0;
+  covering_problems(kShort, kHeadDims, kDTypes, [&](Problem p) {
+    ran += check_steps("forward", p, Backend::emulated, in_turn, turn(n));
+    ++n;
+  });
+  CHECK(ran.text() ==
+        "v1_global 80, v2_coalesced 27, v3_tiled 26, v4_tensor_core 14, v5_cp_async 13, "
+        "v6_cublas 80");
+}
+
+TEST_CASE("forward steps are right on long problems", "[emulated]") {
+  for (const int64_t n : {239, 511, 512, 799})
+    check_steps("forward", one_head(problem(n, n, 64, DType::bf16, InputKind::needle)),
+                Backend::emulated);
+  Problem wide = problem(5, 3000, 256, DType::fp16, InputKind::peaked);
+  check_steps("forward", wide, Backend::emulated);
+}
+
+TEST_CASE("a softmax row that does not fit in shared memory is read again", "[emulated]") {
+  check_steps("forward", one_head(problem(2, 60001, 8, DType::bf16, InputKind::needle)),
+              Backend::emulated);
+}
+
+TEST_CASE("backward steps are right on short problems", "[emulated]") {
+  Counts ran;
+  covering_problems(kShort, kHeadDims, kDTypes,
+                    [&](Problem p) { ran += check_steps("backward", p, Backend::emulated); });
+  CHECK(ran.text() == "b1_global 80, b2_cublas 80");
+}
+
+TEST_CASE("the textbook algorithm, the reference and a step agree", "[emulated]") {
+  Problem p = problem(37, 53, 24, DType::fp32);
+  p.causal = true;
+  p.finish();
+  const HostTensors in = draw_inputs(p, backward().inputs(p));
+  const auto q = head(in.at("q"), 0, 1), k = head(in.at("k"), 0, 1), v = head(in.at("v"), 0, 1);
+  const naive::Forward forward = naive::forward(q, k, v, p.softmax_scale, true);
+  const naive::Gradients gradients =
+      naive::backward(q, k, v, forward.p, head(in.at("do"), 0, 1), p.softmax_scale);
+  const auto distance = [](const Expected& e, const Eigen::MatrixXd& m) {
+    double largest = 0;
+    for (std::size_t r = 0; r < e.rows.size(); ++r)
+      for (int64_t c = 0; e.rows[r].h == 1 && c < e.spec.columns(); ++c)
+        largest =
+            std::max(largest, std::abs(e.reference[r * static_cast<std::size_t>(e.spec.columns()) +
+                                                   static_cast<std::size_t>(c)] -
+                                       m(e.rows[r].i, c)));
+    return largest;
+  };
+  const auto o = forward_reference(p, in, {});
+  CHECK(distance(o[0], forward.o) < 1e-12);
+  CHECK(distance(o[1], forward.lse) < 1e-12);
+  const auto g = backward_reference(p, in, {});
+  CHECK(distance(g[0], gradients.dq) < 1e-12);
+  CHECK(distance(g[1], gradients.dk) < 1e-12);
+  CHECK(distance(g[2], gradients.dv) < 1e-12);
+}
+
+TEST_CASE("every schedule gives the same bits", "[emulated]") {
+  for (const Step& step : chapter().steps) {
+    Problem p = problem(70, 70, 40, DType::bf16);
+    p.finish();
+    HostTensors first;
+    CHECK(run_step(step, p, Backend::emulated, &first) == "");
+    const Operation& op = *step.operation;
+    for (uint64_t seed = 100; seed < 105; ++seed) {
+      Session session(p, op, Backend::emulated, draw_inputs(p, op.inputs(p)));
+      emulator::schedule_seed = seed;
+      CHECK(session.prepare(step).ok());
+      CHECK(session.launch().ok());
+      for (const auto& [name, t] : session.outputs()) {
+        INFO(step.name << " " << name << " under schedule " << seed);
+        CHECK(same(t, first.at(name)));
+      }
+    }
+  }
+}
+
+TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+  Problem p = problem(8, 8, 7, DType::bf16);
+  p.finish();
+  CHECK(step_named("v4_tensor_core").refuses(p).value().find("multiple of 8") != std::string::npos);
+  CHECK_FALSE(step_named("v1_global").refuses(p));
+  p = problem(8, 8, 64, DType::fp32);
+  p.finish();
+  CHECK(step_named("v4_tensor_core").refuses(p).value().find("fp16 or bf16") != std::string::npos);
+  p = problem(8, 8, 64, DType::bf16);
+  p.batch = 70000;
+  p.finish();
+  for (const Step& s : chapter().steps) {
+    INFO(s.name);
+    CHECK(s.refuses(p).has_value());  // heads lie in grid.z
+  }
+  p = problem(1, 600000, 8, DType::bf16);
+  p.finish();
+  CHECK(step_named("v1_global").refuses(p).value().find("--seqlen-k") != std::string::npos);
+  CHECK_FALSE(step_named("v2_coalesced").refuses(p));
+}
+
+TEST_CASE("costs are what the README derives", "[emulated]") {
+  Problem p = problem(4096, 4096, 128, DType::bf16);
+  p.batch = 4, p.heads = 16, p.kv_heads = 16;
+  p.finish();
+  const double scores = 64.0 * 4096 * 4096;
+  const Cost v4 = step_named("v4_tensor_core").cost(p);
+  REQUIRE(v4.size() == 3);
+  CHECK(v4[0].hbm_write == 4 * scores);  // S in fp32
+  CHECK(v4[1].hbm_read == 4 * scores);
+  CHECK(v4[1].hbm_write == 2 * scores);  // P in 16 bits
+  CHECK(v4[0].tensor_flop + v4[2].tensor_flop == forward().flop(p));
+  CHECK(step_named("v1_global").cost(p)[1].hbm_read == 3 * 4 * scores);
+  // Whatever the tensor cores do, the traffic of S and P binds.
+  CHECK(predict(v4, datasheet_roofs(*find_gpu("h200")), p.dtype).binding == "HBM");
+}
+
+TEST_CASE("all steps on the GPU", "[gpu]") {
+  Counts ran;
+  covering_problems(kLengths, kHeadDims, kDTypes, [&](Problem p) {
+    ran += check_steps("forward", p, Backend::gpu);
+    ran += check_steps("backward", p, Backend::gpu);
+  });
+  CHECK(ran.text() ==
+        "b1_global 110, b2_cublas 110, v1_global 110, v2_coalesced 110, v3_tiled 110, "
+        "v4_tensor_core 56, v5_cp_async 56, v6_cublas 110");
+  check_steps("forward", problem(2, 60001, 8, DType::bf16, InputKind::needle), Backend::gpu);
+}
+
+TEST_CASE("the two back ends agree", "[gpu]") {
+  Problem p = problem(203, 239, 64, DType::bf16, InputKind::needle);
+  p.causal = true;
+  p.finish();
+  for (const Step& step : chapter().steps) {
+    HostTensors gpu, emulated;
+    INFO(step.name);
+    REQUIRE(run_step(step, p, Backend::gpu, &gpu) == "");
+    REQUIRE(run_step(step, p, Backend::emulated, &emulated) == "");
+    for (const auto& [name, t] : gpu) {
+      double difference = 0, size = 0;
+      for (std::size_t i = 0; i < t.data.size(); ++i) {
+        const double a = t.data[i], b = emulated.at(name).data[i];
+        if (std::isfinite(b)) difference += (a - b) * (a - b), size += b * b;
+      }
+      INFO(name);
+      CHECK(std::sqrt(difference / size) < 4e-3);  // one rounding of bf16
+    }
+  }
+}
+
+TEST_CASE("1000 repeats give the same bits", "[gpu]") {
+  Problem p = problem(203, 203, 64, DType::bf16);
+  p.finish();
+  for (const Step& step : chapter().steps) {
+    const Operation& op = *step.operation;
+    Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
+    REQUIRE(session.prepare(step).ok());
+    INFO(step.name);
+    CHECK(session.repeats_differ(1000) == "");
+  }
+}
+
+TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
+  // S and P have 2^31 elements and more; the last rows of the last head are compared.
+  Problem p = problem(8192, 8192, 64, DType::bf16);
+  p.batch = 3, p.heads = 11, p.kv_heads = 11;
+  p.finish();
+  const Operation& op = forward();
+  const HostTensors inputs = draw_inputs(p, op.inputs(p));
+  Session session(p, op, Backend::gpu, inputs);
+  const auto expected = op.reference(p, inputs, {.full = false, .budget = 1e7});
+  for (const char* name : {"v3_tiled", "v4_tensor_core", "v5_cp_async", "v6_cublas"}) {
+    INFO(name);
+    const Step& step = step_named(name);
+    if (memory_need(p, op, step).total() > static_cast<double>(free_bytes(Backend::gpu))) {
+      skipped(step.name + " needs more memory than there is: " + p.text());
+      continue;
+    }
+    REQUIRE(session.prepare(step).ok());
+    REQUIRE(session.launch().ok());
+    CHECK_FALSE(session.damage());
+    const HostTensors out = session.outputs();
+    for (const Expected& e : expected) CHECK(check(out.at(e.spec.name), e).failure == "");
+  }
+}

@@ -1,0 +1,444 @@
+// What the steps of the backward pass share: where elements lie in memory, which rows see a tile of
+// keys, copies, the loops of MMAs, and the two small kernels before and after. Which warp owns
+// what, when it waits, and the arithmetic between the MMAs is in the file of each step.
+#pragma once
+
+#include <algorithm>
+
+#include "attn/kernel.h"
+#include "attn/philox.h"
+#include "emulator/warp_access.h"
+#include "ptx/cp_async.h"
+#include "ptx/ldmatrix.h"
+#include "ptx/mma.h"
+
+namespace ATTN_BACKEND::backward_tiles {
+using namespace attn;
+
+
+// A tile of rows and one of keys, and how the block's warps divide dQ and copies.
+//! [tile]
+template <int kHeadDim_, int kBlockM_, int kBlockN_, int kNumWarps_>
+struct Tile {
+  static constexpr int kHeadDim = kHeadDim_, kBlockM = kBlockM_, kBlockN = kBlockN_;  // d, B_r, B_c
+  static constexpr int kNumWarps = kNumWarps_, kThreads = 32 * kNumWarps;
+  static constexpr int kRowBytes = 2 * kHeadDim, kRowSteps = kBlockM / 16;
+  // dQ: warps along the rows and along the columns; 16-byte fragments of a thread.
+  static constexpr int kRowPairs = kBlockM / 32;
+  static constexpr int kQueryWarpsM =
+      kRowPairs > 0 && kHeadDim* kRowPairs / kNumWarps % 16 == 0 ? kRowPairs : kBlockM / 16;
+  static constexpr int kQueryRows = kBlockM / kQueryWarpsM;
+  static constexpr int kQueryCols = kHeadDim * kQueryWarpsM / kNumWarps;
+  static constexpr int kFragments = kQueryRows / 16 * (kQueryCols / 8);
+  // Copies: the 16-byte chunks of a row that are exchanged, and rows that the block copies at once.
+  static constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4, kCopyRows = kThreads / kSpan;
+  static_assert(kBlockM % 16 == 0 && kBlockN % 16 == 0, "warps own whole MMAs");
+  static_assert(kQueryRows % 16 == 0 && kQueryCols % 16 == 0 && kQueryCols > 0,
+                "warps own whole MMAs of dQ");
+  static_assert(kCopyRows % 8 == 0, "every row that a thread copies has the same phase");
+};
+//! [tile]
+
+// Offset of element (row, col) of a tile with rows of kWidth elements: 16-byte chunks of a row are
+// exchanged, XOR the row's phase, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+//! [swizzle]
+template <int kWidth>
+__host__ __device__ constexpr int swizzled_offset(int row, int col) {
+  const int phase = kWidth % 64 == 0 ? row % 8 : row / 2 % 4;
+  return row * kWidth + ((col / 8) ^ phase) * 8 + col % 8;
+}
+// The byte offset `cols` columns further in the same row, from an even column of chunks: one XOR.
+template <int kWidth>
+__host__ __device__ constexpr int along_row(int offset, int cols) {
+  constexpr int kSpan = kWidth % 64 == 0 ? 8 : 4;
+  return (offset ^ (2 * (cols % (8 * kSpan)))) + cols / (8 * kSpan) * (16 * kSpan);
+}
+template <int kWidth>
+constexpr bool free_of_conflicts() {
+  for (int col = 0; col < kWidth; col += 16) {
+    const auto rows = [=](int l) { return 2 * swizzled_offset<kWidth>(l % 16, col + l / 16 * 8); };
+    const auto cols = [=](int l) {
+      return 2 * swizzled_offset<kWidth>(l / 16 * 8 + l % 8, col + l / 8 % 2 * 8);
+    };
+    const auto fragments = [=](int l) {
+      return 2 * swizzled_offset<kWidth>(l / 4, col + 2 * (l % 4));
+    };
+    if (ldmatrix_access(rows, 4).conflicts() + ldmatrix_access(cols, 4).conflicts() +
+            shared_access(fragments, 4).conflicts() >
+        0)
+      return false;
+    for (int l = 0; l < 32; ++l)  // along_row gives the very same addresses
+      if (along_row<kWidth>(2 * swizzled_offset<kWidth>(l % 16, l / 16 * 8), col) != rows(l))
+        return false;
+  }
+  return true;
+}
+static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<96>() &&
+              free_of_conflicts<128>() && free_of_conflicts<192>() && free_of_conflicts<256>());
+//! [swizzle]
+
+// Where sequences lie. Of several lengths they are packed, [tokens, H, d]; cu_seqlens[b] is the
+// first token of sequence b. Else the pointers are null.
+struct Packing {
+  const int *cu_seqlens_q, *cu_seqlens_k;  // [B + 1]
+  int q_step, kv_step;                     // elements from a row to the next
+  int num_tiles;  // of rows, a head: each sequence begins one, in `rows` and `accum`
+  int num_m_blocks, num_n_blocks;  // of the longest sequence
+  int num_slices;                  // of `accum`: sums of dQ that are added up at the end
+  int64_t slice_tiles;             // tiles of a slice
+};
+template <class Config>
+Packing packing_of(const Arguments& args, int num_slices = 1) {
+  const Problem& p = args.problem;
+  const int num_m_blocks = static_cast<int>(ceil_div(p.seqlen_q, Config::kBlockM));
+  const int num_tiles =
+      p.varlen() ? static_cast<int>(p.tokens_q() / Config::kBlockM + p.batch) : num_m_blocks;
+  return {args.in_or_null<int>("cu_seqlens_q"),
+          args.in_or_null<int>("cu_seqlens_k"),
+          static_cast<int>(p.head_dim * (p.varlen() ? p.heads : 1)),
+          static_cast<int>(p.head_dim * (p.varlen() ? p.kv_heads : 1)),
+          num_tiles,
+          num_m_blocks,
+          static_cast<int>(ceil_div(p.seqlen_k, Config::kBlockN)),
+          num_slices,
+          (p.varlen() ? 1 : p.batch) * p.heads * num_tiles};
+}
+// A sequence and a query head of it.
+//! [sequence]
+struct Sequence {
+  int64_t q, kv, lse, tile;  // before the head's first row: elements of Q, of K; of lse; tiles
+  int seqlen_q, seqlen_k;
+};
+__device__ __forceinline__ Sequence sequence_of(const Shape& shape, const Packing& packing,
+                                                int64_t bh, int head_dim, int block_m) {
+  const int64_t b = bh / shape.heads, hq = bh % shape.heads;
+  const int64_t hkv = hq / (shape.heads / shape.kv_heads);
+  if (packing.cu_seqlens_q == nullptr)
+    return {bh * shape.seqlen_q * head_dim,
+            (b * shape.kv_heads + hkv) * shape.seqlen_k * head_dim,
+            bh * shape.seqlen_q,
+            bh * packing.num_tiles,
+            shape.seqlen_q,
+            shape.seqlen_k};
+  const int64_t q = packing.cu_seqlens_q[b], k = packing.cu_seqlens_k[b];
+  return {q * packing.q_step + hq * head_dim,
+          k * packing.kv_step + hkv * head_dim,
+          hq * shape.tokens_q + q,
+          hq * packing.num_tiles + q / block_m + b,  // those before have no more tiles than these
+          static_cast<int>(packing.cu_seqlens_q[b + 1] - q),
+          static_cast<int>(packing.cu_seqlens_k[b + 1] - k)};
+}
+//! [sequence]
+
+// Blocks of rows: some row of [begin, end) sees a key of [key0, key0 + keys), and every row of
+// [unmasked_begin, unmasked_end) sees all of them.
+//! [ranges]
+struct BlockRanges {
+  int begin, unmasked_begin, unmasked_end, end;
+};
+__device__ __forceinline__ BlockRanges blocks_that_see(const Shape& shape, int seqlen_q,
+                                                       int seqlen_k, int key0, int keys,
+                                                       int block_m) {
+  const int last = min(key0 + keys, seqlen_k) - 1, shift = seqlen_k - seqlen_q;
+  // From the first row that sees the first key to the last row that sees the last key.
+  const int begin = max(0, key0 - shift - shape.window_right);
+  const int end = min(seqlen_q, last - shift + shape.window_left + 1);
+  if (end <= begin) return {0, 0, 0, 0};  // dK = dV = 0 for all
+  // From the first row that sees the last key to the last row that sees the first key.
+  const int all_begin = max(0, last - shift - shape.window_right);
+  const int all_end = min(seqlen_q, key0 - shift + shape.window_left + 1);
+  BlockRanges seen{begin / block_m, ceil_div(all_begin, block_m), 0, ceil_div(end, block_m)};
+  // Rows past the last have P = 0, so that a block with some of them needs no mask; keys do.
+  seen.unmasked_end = all_end == seqlen_q ? seen.end : max(0, all_end) / block_m;
+  if (key0 + keys > seqlen_k) seen.unmasked_end = 0;
+  seen.unmasked_begin = min(seen.unmasked_begin, seen.end);
+  seen.unmasked_end = max(seen.unmasked_begin, seen.unmasked_end);
+  return seen;
+}
+//! [ranges]
+
+// Starts to copy kRows rows, of which `rows` exist; the others become 0. `g` is this thread's first
+// 16-byte chunk of them, of row tid / kSpan and chunk tid % kSpan.
+template <int kRows, class Config, class Element>
+__device__ __forceinline__ void load_tile(Element* tile, const Element* g, int step, int rows) {
+  constexpr int kSpan = Config::kSpan, kCopyRows = Config::kCopyRows, kHeadDim = Config::kHeadDim;
+  const int row = threadIdx.x / kSpan;
+  Element* const to = tile + swizzled_offset<kHeadDim>(row, threadIdx.x % kSpan * 8);
+#pragma unroll
+  for (int r = 0; r < kRows; r += kCopyRows) {
+    if (r + kCopyRows > kRows && row + r >= kRows) break;
+#pragma unroll
+    for (int c = 0; c < kHeadDim; c += 8 * kSpan) {
+      const bool inside = row + r < rows;
+      cp_async_16(to + r * kHeadDim + c, g + (inside ? r : -row) * step + c, inside ? 16 : 0);
+    }
+  }
+}
+
+// The loops of MMAs. `a`, `b`: byte offsets of this lane's chunk in the first 16 rows and columns.
+// Fragments are loaded before the MMA that precedes the one that needs them.
+//
+// C += A B^T. Both have rows of kK elements in shared memory. kAhead: of A, 0 where registers are
+// few and other warps hide the latency.
+//! [multiply]
+template <class Element, int kK, int kAhead = 1, int kTilesM, int kTilesN>
+__device__ __forceinline__ void multiply_abt(float (&c)[kTilesM][kTilesN][4], const char* sA, int a,
+                                             const char* sB, int b) {
+  constexpr int kLoads = kTilesN / 2, kSteps = kK / 16 * kLoads;  // a load of B is for two MMAs
+  uint32_t ra[1 + kAhead][kTilesM][4], rb[2][4];
+  const auto load_a = [&](int step) {
+#pragma unroll
+    for (int m = 0; m < kTilesM; ++m)
+      ldmatrix_x4(ra[step % (1 + kAhead)][m], sA + along_row<kK>(a, 16 * step) + 16 * m * 2 * kK);
+  };
+  const auto load_b = [&](int i) {
+    ldmatrix_x4(rb[i % 2], sB + along_row<kK>(b, i / kLoads * 16) + i % kLoads * 16 * 2 * kK);
+  };
+  load_a(0);
+  load_b(0);
+#pragma unroll
+  for (int step = 0; step < kK / 16; ++step) {
+    if (kAhead == 0 && step > 0) load_a(step);
+    if (kAhead > 0 && 16 * step + 16 < kK) load_a(step + 1);
+#pragma unroll
+    for (int n = 0; n < kLoads; ++n) {
+      const int i = step * kLoads + n;
+      if (i + 1 < kSteps) load_b(i + 1);
+      const uint32_t(&now)[4] = rb[i % 2];
+#pragma unroll
+      for (int m = 0; m < kTilesM; ++m) {
+        const uint32_t(&am)[4] = ra[step % (1 + kAhead)][m];
+        mma_m16n8k16<Element>(c[m][2 * n], am, {now[0], now[1]}, c[m][2 * n]);
+        mma_m16n8k16<Element>(c[m][2 * n + 1], am, {now[2], now[3]}, c[m][2 * n + 1]);
+      }
+    }
+  }
+}
+
+// C += A B, A in registers. Rows of B are as wide as those of C.
+template <class Element, int kTilesM, int kTilesN, int kSteps>
+__device__ __forceinline__ void multiply_ab(float (&c)[kTilesM][kTilesN][4],
+                                            const uint32_t (&a)[kTilesM][kSteps][4], const char* sB,
+                                            int b) {
+  constexpr int kWidth = 8 * kTilesN, kLoads = kTilesN / 2;
+  uint32_t rb[2][4];
+  const auto load_b = [&](int i) {
+    ldmatrix_x4_trans(rb[i % 2],
+                      sB + along_row<kWidth>(b, i % kLoads * 16) + i / kLoads * 16 * 2 * kWidth);
+  };
+  load_b(0);
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k)
+#pragma unroll
+    for (int n = 0; n < kLoads; ++n) {
+      const int i = k * kLoads + n;
+      if (i + 1 < kSteps * kLoads) load_b(i + 1);
+      const uint32_t(&now)[4] = rb[i % 2];
+#pragma unroll
+      for (int m = 0; m < kTilesM; ++m) {
+        mma_m16n8k16<Element>(c[m][2 * n], a[m][k], {now[0], now[1]}, c[m][2 * n]);
+        mma_m16n8k16<Element>(c[m][2 * n + 1], a[m][k], {now[2], now[3]}, c[m][2 * n + 1]);
+      }
+    }
+}
+
+// C += A B for columns from col0 on, both in shared memory, A for rows from row0 on: as it is, or
+// as its transpose [kK, rows]. kWidthA, kWidthB: elements of a row as it is stored.
+template <class Element, int kK, bool kTransposedA, int kWidthA, int kWidthB, int kTilesM,
+          int kTilesN>
+__device__ __forceinline__ void multiply_ab(float (&c)[kTilesM][kTilesN][4], const char* sA, int a,
+                                            int row0, const char* sB, int b, int col0) {
+  constexpr int kLoads = kTilesN / 2, kSteps = kK / 16;
+  uint32_t ra[2][kTilesM][4], rb[2][kLoads][4];
+  const auto load = [&](int step) {
+#pragma unroll
+    for (int m = 0; m < kTilesM; ++m)
+      if constexpr (kTransposedA)
+        ldmatrix_x4_trans(ra[step % 2][m],
+                          sA + along_row<kWidthA>(a, row0 + 16 * m) + step * 16 * 2 * kWidthA);
+      else
+        ldmatrix_x4(ra[step % 2][m],
+                    sA + along_row<kWidthA>(a, 16 * step) + (row0 + 16 * m) * 2 * kWidthA);
+#pragma unroll
+    for (int n = 0; n < kLoads; ++n)
+      ldmatrix_x4_trans(rb[step % 2][n],
+                        sB + along_row<kWidthB>(b, col0 + 16 * n) + step * 16 * 2 * kWidthB);
+  };
+  load(0);
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    if (step + 1 < kSteps) load(step + 1);
+#pragma unroll
+    for (int n = 0; n < kLoads; ++n) {
+      const uint32_t(&now)[4] = rb[step % 2][n];
+#pragma unroll
+      for (int m = 0; m < kTilesM; ++m) {
+        mma_m16n8k16<Element>(c[m][2 * n], ra[step % 2][m], {now[0], now[1]}, c[m][2 * n]);
+        mma_m16n8k16<Element>(c[m][2 * n + 1], ra[step % 2][m], {now[2], now[3]}, c[m][2 * n + 1]);
+      }
+    }
+  }
+}
+//! [multiply]
+
+// Stores a warp's part of dK or dV, columns from col0 on, through its place in a tile of shared
+// memory that nobody reads any more. `g`: its first row, of which `rows` exist.
+//! [store]
+template <class Element, class Config, int kTilesM, int kTilesN>
+__device__ __forceinline__ void store_gradient(Element* g, int step, int rows,
+                                               const float (&grad)[kTilesM][kTilesN][4],
+                                               float factor, char* sRows, int col0 = 0) {
+  constexpr int kHeadDim = Config::kHeadDim, kSpan = Config::kSpan;
+  const int lane_id = threadIdx.x % 32;
+  const int own = 2 * swizzled_offset<kHeadDim>(lane_id / 4, 2 * (lane_id % 4));
+#pragma unroll
+  for (int m = 0; m < kTilesM; ++m)
+#pragma unroll
+    for (int n = 0; n < kTilesN; ++n)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        *reinterpret_cast<uint32_t*>(sRows + along_row<kHeadDim>(own, col0 + 8 * n) +
+                                     (16 * m + 8 * r) * Config::kRowBytes) =
+            pack2<Element>(grad[m][n][2 * r] * factor, grad[m][n][2 * r + 1] * factor);
+  __syncwarp();  // all of the warp's rows are there
+#pragma unroll
+  for (int r = lane_id / kSpan; r < 16 * kTilesM; r += 32 / kSpan)
+#pragma unroll
+    for (int c = lane_id % kSpan * 8; c < 8 * kTilesN; c += 8 * kSpan)
+      if (r < rows)
+        *reinterpret_cast<uint4*>(g + int64_t{r} * step + col0 + c) =
+            *reinterpret_cast<const uint4*>(sRows + 2 * swizzled_offset<kHeadDim>(r, col0 + c));
+}
+//! [store]
+
+// Softcap. Of a score: P, and the factor of dP - D in dS, which is P times the slope of the cap.
+//! [features]
+struct Factors {
+  float p, ds;
+};
+__device__ __forceinline__ Factors capped(float s, float lse_log2, const Shape& shape) {
+  if (s == -INFINITY) return {0, 0};
+  if (shape.softcap == 0) {
+    const float p = exp2f(fmaf(s, shape.softmax_scale * kLog2e, -lse_log2));
+    return {p, p};
+  }
+  // tanh y = 1 - 2 / (e^2y + 1), a difference of like numbers where y is small; its slope is
+  // 1 - tanh^2.
+  const float y = s * (shape.softmax_scale / shape.softcap), y2 = y * y;
+  const float series = y * fmaf(y2, fmaf(y2, fmaf(y2, -17.0f / 315, 2.0f / 15), -1.0f / 3), 1);
+  const float half = __fdividef(1, exp2f(2 * kLog2e * y) + 1);
+  const float tanh_y = fabsf(y) < 0.25f ? series : fmaf(-2, half, 1);
+  const float p = exp2f(fmaf(shape.softcap * kLog2e, tanh_y, -lse_log2));
+  return {p, p * (4 * half * (1 - half))};
+}
+// Dropout. Its bytes for rows `row` and row + 1 and each 16 keys of this lane, in the order of
+// the accumulators. The lanes of two neighbouring keys need the same two calls of Philox: each
+// makes one.
+template <int kKeyTiles>
+__device__ __forceinline__ void draw(uint32_t (&bytes)[2][kKeyTiles], uint64_t seed, int64_t bh,
+                                     int row, int key) {
+  const int odd = threadIdx.x / 4 % 2;
+  const PhiloxBits bits = dropout_bits(seed, bh, row + odd, key / 64, threadIdx.x % 32 / 8);
+#pragma unroll
+  for (int m = 0; m < kKeyTiles; ++m) {
+    uint32_t own = bits.word[m];
+#pragma unroll
+    for (int w = 1; w + m < 4; ++w)
+      if (key % 64 / 16 == w) own = bits.word[w + m];
+    const uint32_t other = __shfl_xor_sync(~0u, own, 4);
+    bytes[0][m] = (odd ? other : own) >> 8 * odd;
+    bytes[1][m] = (odd ? own : other) >> 8 * odd;
+  }
+}
+//! [features]
+
+// (1) Of the rows of a tile: lse in base 2, D = rowsum(dO . O), and 0 where dQ is to be added up.
+//! [dot]
+template <class Element, class Config>
+__global__ void __launch_bounds__(256)
+    dot_kernel(const Element* gO,   // [B, Hq, seqlen_q, d]
+               const Element* gdO,  // [B, Hq, seqlen_q, d]
+               const float* gLse,   // [B, Hq, seqlen_q]
+               float* gRows,        // [tiles, 2, kBlockM]: lse / log(2), D
+               float4* gAccum,      // [slices, tiles, fragments, threads]
+               Shape shape, Packing packing) {
+  constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM;
+  constexpr int kLanes = kHeadDim % 128 == 0  ? kHeadDim / 8
+                         : kHeadDim % 64 == 0 ? 8
+                                              : 4;  // of a row
+  const int m_block = blockIdx.x % packing.num_m_blocks, row0 = m_block * kBlockM;
+  const Sequence own =
+      sequence_of(shape, packing, blockIdx.x / packing.num_m_blocks, kHeadDim, kBlockM);
+  if (row0 >= own.seqlen_q) return;  // of a batch with longer sequences
+  const int64_t tile = own.tile + m_block;
+  for (int slice = 0; slice < packing.num_slices; ++slice) {
+    float4* const accum = gAccum + (slice * packing.slice_tiles + tile) * (kBlockM * kHeadDim / 4);
+    for (int i = threadIdx.x; i < kBlockM * kHeadDim / 4; i += 256) accum[i] = float4{};
+  }
+  for (int r = threadIdx.x / kLanes; r < kBlockM; r += 256 / kLanes) {
+    const bool inside = row0 + r < own.seqlen_q;
+    const int64_t row = own.q + int64_t{row0 + r} * packing.q_step;
+    float sum = 0;
+    if (inside)
+#pragma unroll
+      for (int c = threadIdx.x % kLanes * 8; c < kHeadDim; c += kLanes * 8) {
+        const uint4 o = *reinterpret_cast<const uint4*>(gO + row + c);
+        const uint4 d_o = *reinterpret_cast<const uint4*>(gdO + row + c);
+        const uint32_t a[4] = {o.x, o.y, o.z, o.w}, b[4] = {d_o.x, d_o.y, d_o.z, d_o.w};
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          sum += unpack<Element>(a[i / 2], i % 2) * unpack<Element>(b[i / 2], i % 2);
+      }
+#pragma unroll
+    for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
+    if (threadIdx.x % kLanes == 0) {
+      const float lse = inside ? gLse[own.lse + row0 + r] : -INFINITY;
+      gRows[tile * (2 * kBlockM) + r] =
+          lse == -INFINITY ? INFINITY : lse * kLog2e;  // P = 0: nothing is seen
+      gRows[tile * (2 * kBlockM) + kBlockM + r] = sum;
+    }
+  }
+}
+//! [dot]
+
+// (8) dQ, rounded: the same threads and fragments as its MMAs.
+//! [convert]
+template <class Element, class Config>
+__global__ void __launch_bounds__(Config::kThreads)
+    convert_kernel(const float4* gAccum,  // [slices, tiles, fragments, threads]
+                   Element* gdQ,          // [B, Hq, seqlen_q, d]
+                   Shape shape, Packing packing) {
+  const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
+  const int m_block = blockIdx.x % packing.num_m_blocks;
+  const Sequence own = sequence_of(shape, packing, blockIdx.x / packing.num_m_blocks,
+                                   Config::kHeadDim, Config::kBlockM);
+  if (m_block * Config::kBlockM >= own.seqlen_q) return;  // of a batch with longer sequences
+  constexpr int kTilesN = Config::kQueryCols / 8;
+  const int row0 = m_block * Config::kBlockM + warp_id % Config::kQueryWarpsM * Config::kQueryRows;
+  const int col0 = warp_id / Config::kQueryWarpsM * Config::kQueryCols + 2 * (lane_id % 4);
+  float4 sums[Config::kFragments] = {};
+  for (int slice = 0; slice < packing.num_slices; ++slice) {
+    const int64_t tile = slice * packing.slice_tiles + own.tile + m_block;
+#pragma unroll
+    for (int f = 0; f < Config::kFragments; ++f) {
+      const float4 x = sums[f],
+                   y = gAccum[(tile * Config::kFragments + f) * Config::kThreads + threadIdx.x];
+      sums[f] = make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w);
+    }
+  }
+#pragma unroll
+  for (int f = 0; f < Config::kFragments; ++f) {
+    const float4 x = sums[f];
+    const int row = row0 + f / kTilesN * 16 + lane_id / 4;
+    Element* const dq = gdQ + own.q + int64_t{row} * packing.q_step + col0 + f % kTilesN * 8;
+    const float scale = shape.softmax_scale;
+    if (row < own.seqlen_q)
+      *reinterpret_cast<uint32_t*>(dq) = pack2<Element>(x.x * scale, x.y * scale);
+    if (row + 8 < own.seqlen_q)
+      *reinterpret_cast<uint32_t*>(dq + 8 * packing.q_step) =
+          pack2<Element>(x.z * scale, x.w * scale);
+  }
+}
+//! [convert]
+
+}  // namespace ATTN_BACKEND::backward_tiles

@@ -1,0 +1,64 @@
+// What the lanes of a warp do with their parts of S. The same for all forward steps of this
+// chapter.
+//
+// An accumulator lies as drawn in ptx/mma.h: a lane has, of 8 columns, columns 2 (lane % 4) and the
+// next one, of rows lane / 4 and lane / 4 + 8. A row belongs to a quad of four lanes.
+#pragma once
+
+#include "attn/kernel.h"
+
+namespace ATTN_BACKEND::flash2 {
+using namespace attn;
+
+// Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+constexpr float kLowest = -3.4028234e38f;
+
+// threadIdx.x, read anew each time: as one variable it, and all that follows from it, would keep
+// registers in the loop.
+__device__ __forceinline__ int thread_index() {
+#ifdef ATTN_EMULATED
+  return static_cast<int>(threadIdx.x);
+#else
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+#endif
+}
+
+__device__ __forceinline__ float quad_max(float x) {  // over the 4 lanes that share a row
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// Keys that a row does not see get -inf. `own`: where this lane's first row is among the keys,
+// counted from the lane's first key; `left`: how many keys there are from the first column on.
+// What a row sees shifts with it. One loop for each edge: both in one take registers that are not
+// there.
+//! [mask]
+template <int kTiles, int kColumns>
+__device__ __forceinline__ void apply_mask(float (&s)[kTiles][kColumns][4], const Shape& shape,
+                                           int own, int left) {
+  const auto mask_where = [&](auto unseen) {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m)
+#pragma unroll
+      for (int n = 0; n < kColumns; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (unseen(8 * n + i % 2, 16 * m + 8 * (i / 2))) s[m][n][i] = -INFINITY;
+  };
+  const int last = own + shape.window_right, first = own - shape.window_left;
+  if (shape.window_right < Shape::kNoWindow)
+    mask_where([&](int key, int row) { return key - row > last; });
+  if (shape.window_left < Shape::kNoWindow)
+    mask_where([&](int key, int row) { return key - row < first; });
+  if (const int keys = left - thread_index() % 4 * 2; left < 8 * kColumns)
+    mask_where([&](int key, int) { return key >= keys; });
+}
+//! [mask]
+
+}  // namespace ATTN_BACKEND::flash2

@@ -1,0 +1,64 @@
+// Splits of the keys: their shares, and the merge of some rows by one block. The same for all steps
+// that split.
+#pragma once
+
+#include "attn/kernel.h"
+#include "ptx/mma.h"
+#include "kernels/decode/rows.h"
+
+namespace ATTN_BACKEND::flash_decoding {
+
+//! [part]
+// The share of a split: whole tiles, as many for each as for the others.
+__device__ __forceinline__ Keys part_of(const Keys& keys, int split, int num_splits, int block_n) {
+  const int share = ceil_div(max(0, keys.end - keys.begin), num_splits * block_n) * block_n;
+  const int begin = min(keys.begin + split * share, keys.end);
+  return {begin, min(begin + share, keys.end)};
+}
+//! [part]
+
+// O of a row is the mean of the splits' O with the weights 2^lse, and its lse the logarithm of
+// their sum; a split without keys has lse = -inf and weight 0. First a warp works out the weights
+// of a row, a split a lane; then a thread adds up four columns, in the order of the splits, not
+// in that in which they were stored. `place_of(r, n)`: where split n of row r lies.
+//! [combine]
+template <class Element, int kHeadDim, int kThreads, class PlaceOf>
+__device__ __forceinline__ void combine(float* sWeight,            // [rows, num_splits]
+                                        const float* gOPartial,    // [parts, d]
+                                        const float* gLsePartial,  // [parts], to base 2
+                                        Element* gO,               // [B, Hq, seqlen_q, d]
+                                        float* gLse,               // [B, Hq, seqlen_q]
+                                        const Rows& rows, int num_splits, PlaceOf place_of) {
+  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
+  for (int r = warp_id; r < rows.count; r += kThreads / 32) {
+    float* const weight = sWeight + r * num_splits;
+    float max = kLowest, sum = 0;
+    for (int n = lane_id; n < num_splits; n += 32) {
+      weight[n] = gLsePartial[place_of(r, n)];
+      max = fmaxf(max, weight[n]);
+    }
+    for (int distance = 16; distance > 0; distance /= 2)
+      max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
+    for (int n = lane_id; n < num_splits; n += 32) sum += weight[n] = exp2f(weight[n] - max);
+    for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+    for (int n = lane_id; n < num_splits; n += 32) weight[n] *= sum != 0 ? 1 / sum : 0;
+    if (lane_id == 0) gLse[rows.first + r] = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
+  }
+  __syncthreads();  // the weights of all rows are there
+  constexpr int kChunks = kHeadDim / 4;
+  for (int at = threadIdx.x; at < rows.count * kChunks; at += kThreads) {
+    const int r = at / kChunks, col = at % kChunks * 4;
+    float out[4] = {};
+#pragma unroll 8
+    for (int n = 0; n < num_splits; ++n) {
+      const float weight = sWeight[r * num_splits + n];
+      const float4 o =
+          *reinterpret_cast<const float4*>(gOPartial + place_of(r, n) * kHeadDim + col);
+      add_scaled(out, weight, o);
+    }
+    store_row_part(gO + (rows.first + r) * kHeadDim + col, out, 1);
+  }
+}
+//! [combine]
+
+}  // namespace ATTN_BACKEND::flash_decoding

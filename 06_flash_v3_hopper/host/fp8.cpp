@@ -1,0 +1,380 @@
+// The FP8 steps: what each costs and refuses, and what it stores, so that it is checked against the
+// reference of just that.
+#include "host/fp8.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attn/rotary.h"
+#include "attn/tiling.h"
+#include "check/operation.h"
+#include "device/device.h"
+
+ATTN_DECLARE_STEP(f1_fp8);
+ATTN_DECLARE_STEP(f2_p_scale);
+ATTN_DECLARE_STEP(f3_two_level);
+ATTN_DECLARE_STEP(f4_block_scales);
+ATTN_DECLARE_STEP(f5_incoherent);
+ATTN_DECLARE_STEP(f6_windows);
+ATTN_DECLARE_STEP(f7_rotary);
+ATTN_DECLARE_STEP(tile_counter);
+
+namespace attn {
+namespace {
+
+constexpr float kLargest = 448, kSmallestMax = 1e-10f, kSmallestV = 0x1p-80f;  // as in quantise.h
+constexpr const char* kQuantised[] = {"q", "k", "v"};
+constexpr int64_t kPartials = 256;
+
+// As in quantise_tiles.h.
+float random_sign(int column) {
+  auto x = static_cast<uint32_t>(column) * 0x9E3779B9u;
+  x = (x ^ x >> 15) * 0x85EBCA6Bu;
+  return ((x ^ x >> 13) & 1) != 0 ? -1.0f : 1.0f;
+}
+
+float smallest_of(const HostTensor& t) { return t.spec.name == "v" ? kSmallestV : kSmallestMax; }
+
+// Rounds `count` numbers to e4m3 with the scale of the largest of them, at least `largest`; they
+// mean `norm` of what they are.
+void round_together(float* x, std::size_t count, float largest, float norm = 1) {
+  for (std::size_t i = 0; i < count; ++i) largest = std::max(largest, std::abs(x[i]));
+  const float scale = kLargest / largest, descale = largest / kLargest * norm;
+  for (std::size_t i = 0; i < count; ++i) x[i] *= scale;
+  round_to(DType::e4m3, x, count);
+  for (std::size_t i = 0; i < count; ++i) x[i] *= descale;
+}
+
+// Each tile of 128 rows of each head, with a scale of its own.
+void round_tiles(const Problem& p, HostTensor& t, float norm = 1) {
+  constexpr int64_t kTile = 128;
+  const int64_t rows = t.spec.shape[2], d = p.head_dim;
+  const int64_t heads = static_cast<int64_t>(t.data.size()) / (rows * d);  // that are there
+  for (int64_t head = 0; head < heads; ++head)
+    for (int64_t row = 0; row < rows; row += kTile)
+      round_together(t.data.data() + (head * rows + row) * d,
+                     static_cast<std::size_t>(std::min(kTile, rows - row) * d), smallest_of(t),
+                     norm);
+}
+
+// Random signs, then Hadamard's matrix: additions in the kernel's order.
+void rotate_rows(HostTensor& t, std::size_t d) {
+  for (std::size_t first = 0; first < t.data.size(); first += d) {
+    float* const x = t.data.data() + first;
+    for (std::size_t i = 0; i < d; ++i) x[i] *= random_sign(static_cast<int>(i));
+    for (std::size_t apart = 1; apart < d; apart *= 2)
+      for (std::size_t i = 0; i < d; ++i)
+        if ((i & apart) == 0) {
+          const float a = x[i], b = x[i + apart];
+          x[i] = a + b, x[i + apart] = a - b;
+        }
+  }
+}
+
+int64_t heads_q(const Problem& p) { return p.batch * p.heads; }
+int64_t heads_k(const Problem& p) { return p.batch * p.kv_heads; }
+int64_t padded_keys(const Problem& p) { return (p.seqlen_k + 15) / 16 * 16; }
+double elements_q(const Problem& p) { return double(heads_q(p) * p.seqlen_q * p.head_dim); }
+double elements_k(const Problem& p) { return double(heads_k(p) * p.seqlen_k * p.head_dim); }
+
+// As forward_cost of chapter.cpp, but for Q, K and V of a byte.
+Phase attention_phase(const Problem& p, const Tiling& t) {
+  const double heads = double(heads_q(p)), d = double(p.head_dim);
+  const double q_rows = heads * double(p.seqlen_q), pairs = heads * visits(p, t);
+  Phase phase{.name = "attention"};
+  phase.exp = pairs * double(t.block_m * t.block_n);
+  phase.tensor_flop = 4 * d * phase.exp;
+  phase.hbm_read = elements_q(p) + 2 * elements_k(p);
+  phase.hbm_write = q_rows * (2 * d + 4);
+  phase.l2_bytes = q_rows * (3 * d + 4) + pairs * 2 * double(t.block_n) * d;
+  return phase;
+}
+
+Cost tensor_scales_cost(const Problem& p, Launch launch) {
+  const double all = elements_q(p) + 2 * elements_k(p);
+  return {{.name = "scales", .hbm_read = 2 * all},
+          {.name = "quantise", .hbm_read = 2 * all, .hbm_write = all},
+          attention_phase(p, *tiling_of(launch, p))};
+}
+
+std::optional<std::string> refuse(const Problem& p, Launch launch) {
+  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
+    return fmt::format("--head-dim {}: this step has 64, 128 and 256", p.head_dim);
+  if (p.softmax_scale < 1e-10)
+    return "--scale below 1e-10: this step multiplies it by the scales of Q and of K";
+  const int64_t block_m = tiling_of(launch, p)->block_m;
+  const int64_t row_tiles = (p.seqlen_q + block_m - 1) / block_m;
+  if (heads_q(p) > ((int64_t{1} << 31) - 1) / row_tiles)
+    return fmt::format("{} heads of {} tiles of queries: at most 2^31 - 1 blocks fit in a grid",
+                       heads_q(p), row_tiles);
+  if (p.seqlen_k > 65535 * 128)
+    return fmt::format("--seqlen-k {}: V is transposed in a grid of up to 65535 x 128 keys",
+                       p.seqlen_k);
+  return std::nullopt;
+}
+
+std::vector<Workspace> tensor_scales_workspaces(const Problem& p) {
+  return {{"tile_counter", 4, true},
+          {"q8", heads_q(p) * p.seqlen_q * p.head_dim},
+          {"k8", heads_k(p) * p.seqlen_k * p.head_dim},
+          {"v8", heads_k(p) * p.head_dim * padded_keys(p)},
+          {"partial", 3 * kPartials * 4},
+          {"descale", 3 * 4}};
+}
+
+int64_t tiles_of(int64_t rows) { return (rows + 127) / 128; }
+
+std::vector<Workspace> tile_scales_workspaces(const Problem& p) {
+  std::vector<Workspace> all = tensor_scales_workspaces(p);
+  all.resize(all.size() - 2);  // no partial maxima, other scales
+  all.push_back({"q_descale", heads_q(p) * tiles_of(p.seqlen_q) * 4});
+  all.push_back({"k_descale", heads_k(p) * tiles_of(p.seqlen_k) * 4});
+  all.push_back({"v_descale", heads_k(p) * tiles_of(p.seqlen_k) * 4});
+  return all;
+}
+
+Cost tile_scales_cost(const Problem& p, Launch launch) {
+  Cost cost = tensor_scales_cost(p, launch);
+  cost.erase(cost.begin());  // one pass
+  return cost;
+}
+
+// An MMA does four rounds of the rotation: a product with a matrix of 16 x 16.
+Cost rotated_cost(const Problem& p, Launch launch) {
+  Cost cost = tile_scales_cost(p, launch);
+  cost.front().tensor_flop = 2 * 16 * (elements_q(p) + elements_k(p));
+  return cost;
+}
+
+// O of the windows before, and l and the maximum, of each block that runs: as in f6_windows.cu.
+constexpr int64_t kWindowKeys = 4096;
+int64_t windows_of(const Problem& p) { return (p.seqlen_k + kWindowKeys - 1) / kWindowKeys; }
+int64_t sums_bytes(const Problem& p) {
+  const int64_t rows = p.head_dim == 64 ? 192 : 128, threads = 2 * rows;  // of its tiles
+  const int64_t tiles = heads_q(p) * ((p.seqlen_q + rows - 1) / rows);
+  const int64_t sms = gpu_info().available ? gpu_info().num_sms : 132;
+  return std::min(tiles, sms) * (p.head_dim / 8 + 1) * threads * 16;
+}
+
+std::vector<Workspace> windows_workspaces(const Problem& p) {
+  std::vector<Workspace> all = tile_scales_workspaces(p);
+  all.pop_back();  // V has other scales
+  all.push_back({"v_window", heads_k(p) * windows_of(p) * p.head_dim * 8});
+  all.push_back({"sums", sums_bytes(p)});
+  return all;
+}
+std::vector<Workspace> apart_workspaces(const Problem& p) {
+  std::vector<Workspace> all = windows_workspaces(p);
+  if (!has_rotary(p)) return all;
+  all.push_back({"q_turned", heads_q(p) * p.seqlen_q * p.head_dim * 2});
+  all.push_back({"k_turned", heads_k(p) * p.seqlen_k * p.head_dim * 2});
+  return all;
+}
+
+// V is read twice, and O of all windows of a tile but its first written and read once, in L2.
+Cost windows_cost(const Problem& p, Launch launch) {
+  const double windows = heads_k(p) * double(windows_of(p)) * double(p.head_dim) * 8;
+  Cost cost = rotated_cost(p, launch);
+  cost.back().l2_bytes += heads_q(p) * double(p.seqlen_q) * double(windows_of(p) - 1) *
+                          (8 * double(p.head_dim) + 32);
+  cost.insert(cost.begin(),
+              {.name = "windows", .hbm_read = 2 * elements_k(p), .hbm_write = windows});
+  return cost;
+}
+
+// A rotary embedding in a pass of its own, which reads and writes Q and K, or in the one that
+// quantises.
+Cost rotary_cost(const Problem& p, Launch launch, bool fused) {
+  Cost cost = windows_cost(p, launch);
+  if (!has_rotary(p)) return cost;
+  const double both = 2 * (elements_q(p) + elements_k(p));
+  const double angles = 4 * double(std::max(p.seqlen_q, p.seqlen_k)) * double(p.head_dim);
+  if (fused)  // which rotates by additions
+    cost[1].hbm_read += angles, cost[1].tensor_flop = 0;
+  else
+    cost.insert(cost.begin() + 1, {.name = "rotary", .hbm_read = both + angles, .hbm_write = both});
+  return cost;
+}
+
+Step tensor_scales_step(std::string name, std::string idea, Launch launch) {
+  return {
+      .name = std::move(name),
+      .operation = &forward(),
+      .idea = std::move(idea),
+      .support = "sm_90a; e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; "
+                 "softmax scale (--scale) at least 1e-10",
+      .refuses = [launch](const Problem& p) { return refuse(p, launch); },
+      .workspaces = tensor_scales_workspaces,
+      .cost = [launch](const Problem& p) { return tensor_scales_cost(p, launch); },
+      .launch = launch,
+      .prepare = ATTN_LAUNCH(tile_counter),
+      .needs = kHopper,
+      .tiled = true,
+      .takes = {"e4m3"},
+      .logical = in_tensor_scales,
+  };
+}
+
+Step tile_scales_step(std::string name, std::string idea, Launch launch,
+                      HostTensors (*logical)(const Problem&, const HostTensors&)) {
+  Step step = tensor_scales_step(std::move(name), std::move(idea), launch);
+  step.workspaces = tile_scales_workspaces;
+  step.cost = [launch](const Problem& p) { return tile_scales_cost(p, launch); };
+  step.logical = logical;
+  return step;
+}
+
+}  // namespace
+
+HostTensors in_tensor_scales(const Problem&, const HostTensors& inputs) {
+  HostTensors stored = inputs;
+  for (const char* name : kQuantised) {
+    HostTensor& t = stored.at(name);
+    t.spec.dtype = DType::fp32;
+    round_together(t.data.data(), t.data.size(), smallest_of(t));
+  }
+  return stored;
+}
+
+HostTensors in_tile_scales(const Problem& p, const HostTensors& inputs) {
+  HostTensors stored = inputs;
+  for (const char* name : kQuantised) {
+    HostTensor& t = stored.at(name);
+    t.spec.dtype = DType::fp32;
+    round_tiles(p, t);
+  }
+  return stored;
+}
+
+HostTensors rotated_in_tile_scales(const Problem& p, const HostTensors& inputs) {
+  const auto norm = static_cast<float>(1 / std::sqrt(double(p.head_dim)));
+  HostTensors stored = inputs;
+  for (const char* name : kQuantised) {
+    HostTensor& t = stored.at(name);
+    t.spec.dtype = DType::fp32;
+    const bool rotated = name != std::string("v");
+    if (rotated) rotate_rows(t, static_cast<std::size_t>(p.head_dim));
+    round_tiles(p, t, rotated ? norm : 1);
+  }
+  return stored;
+}
+
+// V less the mean of a channel of a window, in codes of a scale that the channel has there; Q and K
+// as in f5.
+HostTensors rotated_in_windows(const Problem& p, const HostTensors& inputs) {
+  constexpr int64_t kRowsAtOnce = 32;  // of the kernel, whose order of additions this is
+  HostTensors stored = rotated_in_tile_scales(p, inputs);
+  const std::vector<float>& v = inputs.at("v").data;
+  std::vector<float>& out = stored.at("v").data;
+  const int64_t d = p.head_dim, heads = static_cast<int64_t>(v.size()) / (p.seqlen_k * d);
+  for (int64_t head = 0; head < heads; ++head)
+    for (int64_t key0 = 0; key0 < p.seqlen_k; key0 += kWindowKeys)
+      for (int64_t c = 0; c < d; ++c) {
+        const auto at = [&](int64_t key) {
+          return static_cast<std::size_t>((head * p.seqlen_k + key) * d + c);
+        };
+        const int64_t end = std::min(p.seqlen_k, key0 + kWindowKeys);
+        float sum = 0, low = v[at(key0)], high = low;
+        for (int64_t own = 0; own < kRowsAtOnce; ++own) {
+          float part = 0;
+          for (int64_t key = key0 + own; key < end; key += kRowsAtOnce) {
+            part += v[at(key)];
+            low = std::min(low, v[at(key)]), high = std::max(high, v[at(key)]);
+          }
+          sum += part;
+        }
+        const float mean = sum / static_cast<float>(end - key0);
+        const float descale = std::max({high - mean, mean - low, kSmallestV}) / kLargest;
+        for (int64_t key = key0; key < end; ++key) {
+          const float code = round_to(DType::e4m3, (v[at(key)] - mean) * (1 / descale));
+          out[at(key)] = mean + code * descale;
+        }
+      }
+  return stored;
+}
+
+// Q and K turned by their positions, with the kernels' fused multiply-adds. The pass of its own
+// rounds them.
+static HostTensors turned(const Problem& p, HostTensors inputs, DType stored_in) {
+  if (!has_rotary(p)) return inputs;
+  const HostTensor table = std::move(inputs.extract("cos_sin").mapped());
+  const auto d = static_cast<std::size_t>(p.head_dim), half = d / 2;
+  for (const char* name : {"q", "k"}) {
+    HostTensor& t = inputs.at(name);
+    const int64_t first = *name == 'q' ? rotary_row_of_queries(p) : rotary_row_of_keys(p);
+    for (std::size_t at = 0; at < t.data.size(); at += d) {
+      float* const x = t.data.data() + at;
+      const float* const angle =
+          table.row(0, 0, first + static_cast<int64_t>(at / d) % t.spec.shape[2]);
+      for (std::size_t c = 0; c < half; ++c) {
+        const float a = x[c], b = x[c + half];
+        x[c] = std::fma(a, angle[c], -(b * angle[c + half]));
+        x[c + half] = std::fma(b, angle[c], a * angle[c + half]);
+      }
+      round_to(stored_in, x, d);
+    }
+  }
+  return inputs;
+}
+
+HostTensors turned_apart(const Problem& p, const HostTensors& inputs) {
+  return rotated_in_windows(p, turned(p, inputs, DType::bf16));
+}
+HostTensors turned_in_registers(const Problem& p, const HostTensors& inputs) {
+  return rotated_in_windows(p, turned(p, inputs, DType::fp32));
+}
+
+// The diagonal of the rotation: Q and K are multiplied by diag(signs) H / sqrt(d).
+static HostTensors signs_of_columns(const Problem& p, const ReadWorkspace&) {
+  HostTensor signs = zeros({"signs", {1, 1, 1, p.head_dim}, DType::fp32, {}, nullptr, false, 1});
+  for (std::size_t c = 0; c < signs.data.size(); ++c)
+    signs.data[c] = random_sign(static_cast<int>(c));
+  HostTensors choices;
+  choices.emplace("signs", std::move(signs));
+  return choices;
+}
+
+static Step rotated_step(std::string name, std::string idea, Launch launch) {
+  Step step =
+      tile_scales_step(std::move(name), std::move(idea), launch, rotated_in_tile_scales);
+  step.cost = [launch](const Problem& p) { return rotated_cost(p, launch); };
+  step.choices = signs_of_columns;
+  return step;
+}
+
+static Step windows_step(std::string name, std::string idea, Launch launch, bool fused) {
+  Step step = tile_scales_step(std::move(name), std::move(idea), launch,
+                               fused ? turned_in_registers : turned_apart);
+  step.support += "; rotary embedding";
+  step.workspaces = fused ? windows_workspaces : apart_workspaces;
+  step.cost = [launch, fused](const Problem& p) { return rotary_cost(p, launch, fused); };
+  step.takes.push_back("rotary");
+  step.choices = signs_of_columns;
+  return step;
+}
+
+std::vector<Step> fp8_steps() {
+  return {
+      tensor_scales_step("f1_fp8", "FP8: both GEMMs on e4m3, one scale for each tensor",
+                         ATTN_LAUNCH(f1_fp8)),
+      tensor_scales_step("f2_p_scale", "P times 2^8, and keys from the last to the first",
+                         ATTN_LAUNCH(f2_p_scale)),
+      tensor_scales_step("f3_two_level",
+                         "P V of a tile is added to O in float32, not by the tensor core",
+                         ATTN_LAUNCH(f3_two_level)),
+      tile_scales_step("f4_block_scales", "a scale for each tile of 128 rows of Q, K and V",
+                       ATTN_LAUNCH(f4_block_scales), in_tile_scales),
+      rotated_step("f5_incoherent", "Q and K are rotated before they are rounded",
+                   ATTN_LAUNCH(f5_incoherent)),
+      windows_step(
+          "f6_windows",
+          "each window of 4096 keys: its mean of V taken off, its P V summed in the tensor core",
+          ATTN_LAUNCH(f6_windows), false),
+      windows_step("f7_rotary",
+                   "Q and K get their rotary embedding in the pass that quantises them",
+                   ATTN_LAUNCH(f7_rotary), true)};
+}
+
+}  // namespace attn

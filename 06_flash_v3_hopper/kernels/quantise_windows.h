@@ -1,0 +1,133 @@
+// V from bf16 to e4m3 less its mean: a mean and a scale for each channel (column) of a window of
+// 4096 keys. One kernel finds them, another one rounds and transposes. Q and K are those of
+// quantise_tiles.h, or of quantise_rotary.h.
+//
+//     v_window [B Hkv, windows, d, 2]    mean, descale
+//     v8       [B Hkv, d, padded]        (V - mean) / descale, as in quantise.h
+#pragma once
+
+#include "kernels/quantise_rotary.h"
+
+namespace ATTN_BACKEND::hopper {
+using namespace attn;
+
+constexpr int kWindowKeys = 4096;
+struct WindowsPass : RotaryPass {};
+
+// A block has 64 columns of a window. Each thread adds up every 32nd row, then a thread
+// a column adds up these sums: an order that is always the same, and the host's too (fp8.cpp).
+//! [windows]
+template <class Pass>
+__global__ void __launch_bounds__(Pass::kThreads)
+    windows_kernel(const __nv_bfloat16* __restrict__ gV,  // [B Hkv, seqlen_k, d]
+                   int seqlen_k, int head_dim, float2* __restrict__ gWindows) {
+  constexpr int kColumns = kTransposedColumns, kRowsAtOnce = 8 * Pass::kThreads / kColumns;
+  __shared__ float sSum[kRowsAtOnce][kColumns], sLeast[kRowsAtOnce][kColumns];
+  __shared__ float sMost[kRowsAtOnce][kColumns];
+  const int panels = head_dim / kColumns, windows = ceil_div(seqlen_k, kWindowKeys);
+  const int panel = static_cast<int>(blockIdx.x) % panels;
+  const int64_t head = blockIdx.x / panels / windows;
+  const int window = static_cast<int>(blockIdx.x / panels % windows);
+  const int column = static_cast<int>(threadIdx.x) % 8 * 8;
+  const int own = static_cast<int>(threadIdx.x) / 8;
+  const int key0 = window * kWindowKeys, end = min(seqlen_k, key0 + kWindowKeys);
+  float sum[8] = {}, least[8], most[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) least[i] = INFINITY, most[i] = -INFINITY;
+#pragma unroll 8  // so many loads in flight
+  for (int key = key0 + own; key < end; key += kRowsAtOnce) {
+    const Eight e =
+        load_eight_as_given(gV + (head * seqlen_k + key) * head_dim + panel * kColumns + column);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      sum[i] += e.x[i];
+      least[i] = fminf(least[i], e.x[i]), most[i] = fmaxf(most[i], e.x[i]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    sSum[own][column + i] = sum[i];
+    sLeast[own][column + i] = least[i], sMost[own][column + i] = most[i];
+  }
+  __syncthreads();  // those of all threads are there
+  if (threadIdx.x >= kColumns) return;
+  float all = 0, low = INFINITY, high = -INFINITY;
+  for (int row = 0; row < kRowsAtOnce; ++row) {
+    all += sSum[row][threadIdx.x];
+    low = fminf(low, sLeast[row][threadIdx.x]), high = fmaxf(high, sMost[row][threadIdx.x]);
+  }
+  if (!(fabsf(all) < INFINITY)) {  // one bad key must not spoil the window's mean
+    const FiniteColumn of_column =
+        finite_column(gV + (head * seqlen_k + key0) * head_dim + panel * kColumns + threadIdx.x,
+                      head_dim, end - key0);
+    all = of_column.sum, low = of_column.least, high = of_column.most;
+  }
+  const float mean = all / static_cast<float>(end - key0);
+  const float largest = fmaxf(fmaxf(high - mean, mean - low), kSmallestV);
+  gWindows[(head * windows + window) * head_dim + panel * kColumns + threadIdx.x] =
+      make_float2(mean, largest / kLargestE4M3);
+}
+//! [windows]
+
+// A block transposes 128 keys of 64 columns, as quantise_transposed_kernel does.
+//! [transpose_windows]
+template <class Pass>
+__global__ void __launch_bounds__(Pass::kThreads)
+    transpose_windows_kernel(const __nv_bfloat16* __restrict__ gV, int seqlen_k, int head_dim,
+                             const float2* __restrict__ gWindows, uint8_t* __restrict__ gV8) {
+  __shared__ TransposeStorage smem;
+  static_assert(kWindowKeys % kTransposedKeys == 0);
+  const int panels = head_dim / kTransposedColumns, windows = ceil_div(seqlen_k, kWindowKeys);
+  const int64_t head = blockIdx.x / panels, padded = padded_keys(seqlen_k);
+  const int column0 = static_cast<int>(blockIdx.x) % panels * kTransposedColumns;
+  const int key0 = static_cast<int>(blockIdx.y) * kTransposedKeys;
+  const int column = static_cast<int>(threadIdx.x) % 8 * 8;
+  const int group = static_cast<int>(threadIdx.x) / 8;
+  Eight four[4];
+  load_keys(gV + head * seqlen_k * head_dim + column0 + column, head_dim, key0, seqlen_k, group,
+            four);
+  const float2* const window =
+      gWindows + (head * windows + key0 / kWindowKeys) * head_dim + column0 + column;
+#pragma unroll
+  for (int c = 0; c < 8; ++c) {
+    const float2 v = window[c];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) four[i].x[c] = (four[i].x[c] - v.x) * (1 / v.y);
+  }
+  store_transposed(smem, four, 1, group, column);
+  __syncthreads();  // all codes are there
+  write_transposed(smem, gV8 + (head * head_dim + column0) * padded, padded, key0);
+}
+//! [transpose_windows]
+
+//! [launch_windows]
+// Fused: one pass turns and quantises Q and K, where there is a rotary embedding.
+template <int kHeadDim, bool kFused = false>
+Status quantise_windows(const Arguments& args) {
+  using Pass = WindowsPass;
+  const Problem& p = args.problem;
+  const auto* const v = args.in<__nv_bfloat16>("v");
+  auto* const windows = reinterpret_cast<float2*>(args.out<float>("v_window"));
+  const int seqlen_k = static_cast<int>(p.seqlen_k);
+  const auto panels = static_cast<unsigned>(p.batch * p.kv_heads * kHeadDim / kTransposedColumns);
+  args.phase("windows");
+  if (const Status status =
+          launch_kernel(windows_kernel<Pass>,
+                        dim3(panels * static_cast<unsigned>(ceil_div(p.seqlen_k, kWindowKeys))),
+                        dim3(Pass::kThreads), 0, args.stream, v, seqlen_k, kHeadDim, windows);
+      !status.ok())
+    return status;
+  const bool turned = args.in_or_null<float>("cos_sin") != nullptr;
+  if (const Status status = turned ? quantise_turned<Pass, kHeadDim, kFused>(args)
+                                   : quantise_q_and_k<Pass, true, kHeadDim>(args);
+      !status.ok())
+    return status;
+  return launch_kernel(
+      transpose_windows_kernel<Pass>,
+      dim3(panels, static_cast<unsigned>(ceil_div(padded_keys(p.seqlen_k), kTransposedKeys))),
+      dim3(Pass::kThreads), 0, args.stream, v, seqlen_k, kHeadDim, windows,
+      args.out<uint8_t>("v8"));
+}
+//! [launch_windows]
+
+}  // namespace ATTN_BACKEND::hopper

@@ -1,0 +1,147 @@
+// What the passes of the FP8 steps store of Q, K and V, number for number. Attention alone would
+// not see a rotation by another orthogonal matrix, as long as it is one for both, nor codes of V
+// that are a little too small.
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "attn/small_types.h"
+#include "host/fp8.h"
+#include "run/runner.h"
+#include "tests/step_cases.h"
+
+using namespace attn;
+using namespace attn::tests;
+
+namespace {
+
+constexpr double kMostOthers = 1e-4;  // of all numbers
+
+// Codes of q, k or v as the inputs lie; what each is to be multiplied by, and what is added then.
+struct Stored {
+  std::vector<uint8_t> codes;
+  std::vector<float> descales, means;
+  float meaning(std::size_t i) const { return means[i] + E4M3::decode(codes[i]) * descales[i]; }
+};
+
+template <class T>
+std::vector<T> downloaded(const DeviceBuffer& buffer) {
+  std::vector<T> all(static_cast<std::size_t>(buffer.bytes()) / sizeof(T));
+  buffer.download(all.data());
+  return all;
+}
+
+// Where a key of 16 lies in v8: the order of PTX's accumulators, as FP8.md has it.
+constexpr int kSlots[] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
+
+Stored stored(const std::map<std::string, DeviceBuffer>& buffers, const std::string& name,
+              int64_t heads, int64_t rows, int64_t d) {
+  const std::vector<uint8_t> codes = downloaded<uint8_t>(buffers.at(name + "8"));
+  const bool windows = name == "v" && buffers.contains("v_window");
+  const bool tensors = buffers.contains("descale");  // one scale for each
+  const std::string of_scales = windows ? "v_window" : tensors ? "descale" : name + "_descale";
+  const std::vector<float> scales = downloaded<float>(buffers.at(of_scales));
+  const std::size_t tensor = name == "q" ? 0 : name == "k" ? 1 : 2;
+  const int64_t padded = (rows + 15) / 16 * 16, part = windows ? 4096 : 128;
+  const int64_t parts = (rows + part - 1) / part;  // of a head
+  Stored s;
+  for (int64_t head = 0; head < heads; ++head)
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t c = 0; c < d; ++c) {
+        const int64_t at = name == "v" ? (head * d + c) * padded + row / 16 * 16 + kSlots[row % 16]
+                                       : (head * rows + row) * d + c;
+        s.codes.push_back(codes.at(static_cast<std::size_t>(at)));
+        const auto own = static_cast<std::size_t>(head * parts + row / part);
+        const auto channel = own * static_cast<std::size_t>(d) + static_cast<std::size_t>(c);
+        s.means.push_back(windows ? scales.at(2 * channel) : 0);
+        s.descales.push_back(scales.at(windows ? 2 * channel + 1 : tensors ? tensor : own));
+      }
+  // What lies behind the last key is multiplied by 0, so it must be a number.
+  if (name == "v") CHECK(std::ranges::count(codes, E4M3::kNaN) == 0);
+  if (name == "v") CHECK(std::ranges::count(codes, E4M3::kNaN | 0x80) == 0);
+  return s;
+}
+
+// A code's place among all of them, from the least to the largest.
+int rank_of(uint8_t code) { return (code & 0x80) != 0 ? -(code & 0x7F) : code; }
+
+// Runs the step and compares what it stored with `Step::logical`. A sum in another order may be
+// rounded to the neighbouring code, which happens to few.
+void check_stored(const Step& step, const Problem& p, Backend backend) {
+  const HostTensors in = draw_inputs(p, forward().inputs(p));
+  Arguments arguments(p, backend);
+  std::map<std::string, DeviceBuffer> buffers;
+  const auto bind = [&](const std::string& name, int64_t bytes) -> DeviceBuffer& {
+    DeviceBuffer& b = buffers.try_emplace(name, backend, name, bytes).first->second;
+    b.poison();
+    arguments.bind(name, b.data());
+    return b;
+  };
+  for (const auto& [name, tensor] : in)
+    bind(name, tensor.spec.bytes()).upload(to_bytes(tensor).data());
+  for (const TensorSpec& spec : forward().outputs(p)) bind(spec.name, spec.bytes());
+  for (const Workspace& w : step.workspaces(p)) bind(w.name, w.bytes);
+  REQUIRE(step.prepare.on(backend)(arguments).ok());
+  REQUIRE(step.launch.on(backend)(arguments).message == "");
+  synchronize(backend);
+  const HostTensors expected = step.logical(p, in);
+  std::size_t others = 0, far = 0, all = 0;
+  for (const std::string name : {"q", "k", "v"}) {
+    const bool of_q = name == "q";
+    const Stored s = stored(buffers, name, p.batch * (of_q ? p.heads : p.kv_heads),
+                            of_q ? p.seqlen_q : p.seqlen_k, p.head_dim);
+    const std::vector<float>& y = expected.at(name).data;
+    REQUIRE(s.codes.size() == y.size());
+    for (std::size_t i = 0; i < y.size(); ++i) {
+      // Of a mean and a code of the other sign little is left, with the error of both.
+      const float error = 1e-5f * (std::abs(y[i]) + s.descales[i]);
+      if (std::abs(s.meaning(i) - y[i]) <= error) continue;
+      ++others;
+      const uint8_t code = E4M3::encode((y[i] - s.means[i]) / s.descales[i]);
+      far += std::abs(rank_of(code) - rank_of(s.codes[i])) > 1;
+    }
+    all += y.size();
+  }
+  INFO(others << " others of " << all);
+  CHECK(static_cast<double>(others) < kMostOthers * static_cast<double>(all));
+  CHECK(far == 0);
+}
+
+void check_codes(Backend backend) {
+  for (const Step& step : fp8_steps())
+    for (const int64_t d : {64, 128, 256}) {
+      if (one_of_steps(step, {"f2_p_scale", "f3_two_level"}) && d > 64) continue;  // as f1
+      Problem p = problem(131, 263, d, DType::e4m3);  // two tiles of queries, three of keys
+      p.window_left = 10, p.window_right = 0;         // attention itself is not looked at
+      if (step.name == "f7_rotary") p.own["rotary"] = {1};
+      p.finish();
+      INFO(step.name << " " << p.text());
+      check_stored(step, p, backend);
+    }
+}
+// Of f6 and f7 a second window.
+void check_codes_of_windows(Backend backend) {
+  for (const Step& step : fp8_steps()) {
+    if (step.name != "f6_windows") continue;
+    Problem p = problem(3, 4200, 64, DType::e4m3);
+    p.window_left = 10, p.window_right = 0;
+    p.finish();
+    INFO(step.name << " " << p.text());
+    check_stored(step, p, backend);
+  }
+}
+
+}  // namespace
+
+TEST_CASE("codes of Q, K and V are those of the host", "[emulated][fp8][rotary]") {
+  check_codes(Backend::emulated);
+}
+TEST_CASE("codes of two windows of V are those of the host", "[emulated][fp8]") {
+  check_codes_of_windows(Backend::emulated);
+}
+TEST_CASE("codes of Q, K and V are those of the host, on the GPU", "[gpu][fp8][rotary]") {
+  check_codes(Backend::gpu);
+  check_codes_of_windows(Backend::gpu);
+}

@@ -1,0 +1,318 @@
+// What rows of random numbers, compared within a tenth, would let pass: a scale of V of another
+// tile or head, a P above 448, several blocks of 256
+// columns; and numbers that have no scale: zeros, tiny ones, NaN and infinities.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "attn/tiling.h"
+#include "host/fp8.h"
+#include "run/runner.h"
+#include "tests/step_cases.h"
+
+using namespace attn;
+using namespace attn::tests;
+
+namespace {
+
+// Without a rotary embedding f7 is f6.
+constexpr const char* kSteps[] = {"f1_fp8",          "f2_p_scale",    "f3_two_level",
+                                  "f4_block_scales", "f5_incoherent", "f6_windows"};
+
+// Those that quantise each in a way of their own.
+constexpr const char* kPasses[] = {"f1_fp8", "f4_block_scales", "f5_incoherent", "f6_windows"};
+
+const Step& step_named(const std::string& name) {
+  return *std::ranges::find(chapter().steps, name, &Step::name);
+}
+bool sums_by_windows(const Step& step) { return one_of_steps(step, {"f6_windows", "f7_rotary"}); }
+
+// A problem, and its inputs after `change(tensors)`, in bf16 again.
+template <class Change>
+Case case_of(Problem p, Change change) {
+  p.finish();
+  Case c(p, forward());
+  change(c.inputs);
+  for (const char* name : {"q", "k", "v"}) {
+    std::vector<float>& x = c.inputs.at(name).data;
+    round_to(DType::bf16, x.data(), x.size());
+  }
+  return c;
+}
+
+HostTensors outputs_of(const Step& step, const Problem& p, const HostTensors& in) {
+  Session session(p, forward(), Backend::emulated, in);
+  REQUIRE(session.prepare(step).ok());
+  REQUIRE(session.launch().ok());
+  return session.outputs();
+}
+
+// Runs the steps that `which` names and compares some rows of each head, for problems of which the
+// reference would take longer than the step.
+void check_some_rows(Problem p, Backend backend, bool (*which)(const Step&), double budget) {
+  p.finish();
+  const HostTensors in = draw(forward(), p).tensors;
+  for (const Step* step : steps_for("forward", p)) {
+    if (!which(*step)) continue;
+    INFO(step->name << ": " << p.text());
+    Session session(p, forward(), backend, in);
+    REQUIRE(session.prepare(*step).ok());
+    REQUIRE(session.launch().ok());
+    CHECK_FALSE(session.damage());
+    const HostTensors out = session.outputs();
+    for (const Expected& e : expected_of(*step, p, in, {.full = false, .budget = budget})) {
+      const Verdict v = examine(out.at(e.spec.name), e, p, *step);
+      CHECK(failure_text(v) == "");
+    }
+  }
+}
+
+// Each `keys` keys of each head of V around means of their own, and of a size of their own: a scale
+// or a mean of a neighbour or of another head is wrong by a factor of 2 at least. Each query of a
+// needle has one of them for all of its O.
+void part_values(HostTensor& v, int64_t keys) {
+  const int64_t rows = v.spec.shape[2], d = v.spec.columns();
+  for (std::size_t i = 0; i < v.data.size(); ++i) {
+    const auto row = static_cast<int64_t>(i) / d, column = static_cast<int64_t>(i) % d;
+    const int64_t head = row / rows, part = row % rows / keys;
+    const float mean = 1 + 0.5f * static_cast<float>(column % 5);
+    v.data[i] = std::ldexp(v.data[i] + mean, static_cast<int>((3 * head + part) % 5 - 2));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("scales of V are those of the tile and of the head", "[emulated][fp8]") {
+  Problem p = problem(150, 515, 64, DType::e4m3, InputKind::needle);
+  p.batch = 2, p.heads = 2, p.kv_heads = 1;
+  Problem causal = p;
+  causal.batch = 1, causal.kv_heads = 2, causal.causal = true;
+  for (const Problem& one : {p, causal}) {
+    const Case c = case_of(one, [](HostTensors& in) { part_values(in.at("v"), 128); });
+    for (const char* name : {"f4_block_scales", "f5_incoherent"}) {
+      INFO(name << " " << c.problem.text());
+      CHECK(run_step(step_named(name), c, Backend::emulated) == "");
+    }
+  }
+}
+TEST_CASE("means and scales of V are those of the window and of the head", "[emulated][fp8]") {
+  Problem p = problem(12, 4160, 64, DType::e4m3, InputKind::needle);
+  p.heads = 4, p.kv_heads = 2;
+  Problem edge = p;  // of what rows see, the first key is 4066 to 4135
+  edge.seqlen_q = 70, edge.seqlen_k = 4260, edge.window_left = 124, edge.window_right = 0;
+  for (const Problem& one : {p, edge}) {
+    const Case c = case_of(one, [](HostTensors& in) { part_values(in.at("v"), 4096); });
+    INFO(c.problem.text());
+    CHECK(run_step(step_named("f6_windows"), c, Backend::emulated) == "");
+  }
+}
+
+// The second block that a row visits has the largest scores, by a factor of 2^0.8 in the first warp
+// up to 2^9.6 in the twelfth: a step that does not rescale has P of so much more, and e4m3 ends at
+// 448.
+TEST_CASE("no P is above what e4m3 has, however little a maximum grows", "[emulated][fp8]") {
+  const Case c = case_of(one_head(problem(192, 384, 64, DType::e4m3)), [](HostTensors& in) {
+    std::vector<float>&q = in.at("q").data, &k = in.at("k").data, &v = in.at("v").data;
+    for (std::size_t i = 0; i < q.size(); ++i) {
+      const auto warp = static_cast<float>(i / 64 / 16);
+      q[i] = i % 64 == 0 ? 8 * 0.8f * (warp + 1) * std::log(2.0f) : 0.25f * q[i];
+    }
+    for (std::size_t i = 0; i < k.size(); ++i)
+      k[i] = i % 64 == 0 ? (i / 64 / 128 == 1 ? 1.0f : 0.0f) : 0.25f * k[i];
+    for (float& x : v) x += 2;  // that is too small then, all of it
+  });
+  for (const char* name : kSteps) {
+    INFO(name);
+    CHECK(run_step(step_named(name), c, Backend::emulated) == "");
+  }
+}
+
+TEST_CASE("FP8 steps are right on several blocks of 256 columns", "[emulated][fp8]") {
+  Problem p = problem(150, 395, 256, DType::e4m3, InputKind::needle);
+  p.heads = 2, p.kv_heads = 1, p.causal = true;
+  check_steps("forward", p, Backend::emulated);
+}
+
+// Of more queries than keys the first ones see nothing; the last tile sees two windows.
+TEST_CASE("f6 merges windows of more queries than keys", "[emulated][fp8]") {
+  Problem p = one_head(problem(4230, 4190, 64, DType::e4m3, InputKind::needle));
+  p.window_left = 64, p.window_right = 0;
+  check_some_rows(
+      p, Backend::emulated, [](const Step& step) { return step.name == "f6_windows"; }, 1e6);
+}
+
+// Of tiles there are more than blocks: a block takes several, and uses its place for sums again.
+TEST_CASE("FP8 steps with several tiles a block on the GPU", "[gpu][fp8]") {
+  for (const int64_t d : {64, 128, 256}) {
+    Problem p = problem(4200, 9000, d, DType::e4m3, InputKind::needle);
+    p.heads = 16, p.kv_heads = 4, p.causal = true;
+    check_some_rows(
+        p, Backend::gpu, [](const Step&) { return true; }, 1e7);
+  }
+  Problem p = problem(6000, 4500, 64, DType::e4m3, InputKind::needle);
+  p.heads = 16, p.kv_heads = 4;
+  for (const bool causal : {false, true}) {
+    p.causal = causal;
+    check_some_rows(p, Backend::gpu, sums_by_windows, 1e7);
+  }
+  p.causal = false, p.window_left = 200, p.window_right = 100;
+  check_some_rows(p, Backend::gpu, sums_by_windows, 1e7);
+}
+
+TEST_CASE("O of values that are all 0 is 0", "[emulated][fp8]") {
+  const Case c = case_of(one_head(problem(70, 150, 64, DType::e4m3)),
+                         [](HostTensors& in) { std::ranges::fill(in.at("v").data, 0.0f); });
+  for (const char* name : kSteps) {
+    INFO(name);
+    HostTensors out;
+    CHECK(run_step(step_named(name), c, Backend::emulated, &out) == "");  // lse, too
+    CHECK(std::ranges::all_of(out.at("o").data, [](float x) { return x == 0; }));
+  }
+}
+// So that 448 divided by the largest does not overflow. The last factor leaves numbers that are
+// subnormal in bf16, and 0 in codes.
+TEST_CASE("Q and K below 1e-10 have the scale of 1e-10, V below 2^-80 that of 2^-80",
+          "[emulated][fp8]") {
+  for (const char* tensor : {"q", "k", "v"})
+    for (const int exponent : {-50, -66, -90, -130}) {
+      const Case c = case_of(one_head(problem(20, 60, 64, DType::e4m3)), [&](HostTensors& in) {
+        for (float& x : in.at(tensor).data) x = std::ldexp(x, exponent);
+      });
+      for (const char* name : kPasses) {
+        INFO(name << ", " << tensor << " times 2^" << exponent);
+        HostTensors out;
+        CHECK(run_step(step_named(name), c, Backend::emulated, &out) == "");
+        if (*tensor != 'v' || exponent < -80) continue;
+        // Of values as they were given, not as they were stored: a V of 1e-20 is no V of 0.
+        const Distance lost =
+            distance(out.at("o"), forward().reference(c.problem, c.inputs, {}).front());
+        CHECK(lost.cosine > 0.99);
+      }
+    }
+}
+
+namespace {
+
+constexpr float kInfinities[] = {std::numeric_limits<float>::infinity(),
+                                 -std::numeric_limits<float>::infinity()};
+
+// Outputs of a step for a problem, and for the same with one number of the first head replaced.
+struct Spoilt {
+  static constexpr int64_t kColumn = 7;
+  const Step& step;
+  Problem p;
+  HostTensors in, right, out = {};
+  Spoilt(const Step& of, const Problem& problem)
+      : step(of), p(problem), in(draw(forward(), p).tensors), right(outputs_of(step, p, in)) {}
+  void spoil(const char* tensor, int64_t row, float bad) {
+    HostTensors changed = in;
+    changed.at(tensor).data[static_cast<std::size_t>(row * p.head_dim + kColumn)] = bad;
+    out = outputs_of(step, p, changed);
+  }
+  bool nan(int64_t h, int64_t i, int64_t c) const {
+    return std::isnan(out.at("o").row(0, h, i)[c]);
+  }
+  bool lost(int64_t h, int64_t i) const {
+    for (int64_t c = 0; c < p.head_dim; ++c)
+      if (!nan(h, i, c)) return false;
+    return std::isnan(out.at("lse").row(0, h, i)[0]);
+  }
+  bool lse_as_before(int64_t h, int64_t i) const {
+    return out.at("lse").row(0, h, i)[0] == right.at("lse").row(0, h, i)[0];
+  }
+  // Bit for bit; but for one column, which may be off by a share `within` of the row's size.
+  bool as_before(int64_t h, int64_t i, float within = 0) const {
+    const float *o = out.at("o").row(0, h, i), *before = right.at("o").row(0, h, i);
+    double size = 0;
+    for (int64_t c = 0; c < p.head_dim; ++c) size += std::pow(double{before[c]}, 2);
+    const double rms = std::sqrt(size / static_cast<double>(p.head_dim));
+    for (int64_t c = 0; c < p.head_dim; ++c)
+      if (!(std::abs(o[c] - before[c]) <= (c == kColumn ? within * rms : 0))) return false;
+    return lse_as_before(h, i);
+  }
+  // But for one column, which is NaN.
+  bool column_nan(int64_t h, int64_t i) const {
+    const float *o = out.at("o").row(0, h, i), *before = right.at("o").row(0, h, i);
+    for (int64_t c = 0; c < p.head_dim; ++c)
+      if (c == kColumn ? !std::isnan(o[c]) : o[c] != before[c]) return false;
+    return lse_as_before(h, i);
+  }
+};
+
+// Rows of the first head see 20 keys to each side; key 10 is in the first tile.
+Problem narrow_window() {
+  Problem p = problem(300, 300, 64, DType::e4m3);
+  p.window_left = 20, p.window_right = 20;
+  p.finish();
+  return p;
+}
+
+}  // namespace
+
+// docs/notation.md, "NaN and infinities". P of a key that a row does not see is 0, and 0 times NaN
+// is NaN: so all rows of a tile of queries have it, if one of them sees the tile of keys. Scales
+// and means come from finite values, so nothing else changes; but for f6, whose mean of the channel
+// lacks a value.
+TEST_CASE("NaN in V reaches its channel, in query tiles that visit its key tile",
+          "[emulated][fp8]") {
+  const Problem p = narrow_window();
+  for (const char* name : kSteps) {
+    const Step& step = step_named(name);
+    const int64_t block_m = tiling_of(step, p)->block_m;
+    const float within = sums_by_windows(step) ? 0.1f : 0;
+    Spoilt s(step, p);
+    for (const float bad : {NAN, kInfinities[0], kInfinities[1]}) {
+      s.spoil("v", 10, bad);
+      INFO(name << " " << bad);
+      for (int64_t i = 0; i < 300; ++i) {
+        const bool visits = i / block_m * block_m - 20 < 128;
+        CHECK((visits ? s.column_nan(0, i) : s.as_before(0, i, within)));
+        CHECK(s.as_before(1, i));
+      }
+    }
+  }
+}
+TEST_CASE("NaN in V of f6 is its key tile's, not its window's", "[emulated][fp8]") {
+  for (const bool visits : {false, true}) {
+    Problem p = problem(40, 4200, 64, DType::e4m3);  // row 0 is that of key 4160
+    p.window_left = visits ? 4100 : 80, p.window_right = 0;
+    p.finish();
+    Spoilt s(step_named("f6_windows"), p);
+    for (const float bad : {NAN, kInfinities[0], kInfinities[1]}) {
+      s.spoil("v", 100, bad);  // a tile of the first window
+      INFO(bad << " " << visits);
+      for (int64_t i = 0; i < 40; ++i) {
+        CHECK((visits ? s.column_nan(0, i) : s.as_before(0, i, 0.1f)));
+        CHECK(s.as_before(1, i));
+      }
+    }
+  }
+}
+
+// In Q it is its row's; in K that of all rows that see the key. With Hadamard's rotation it is in
+// all columns of its row.
+TEST_CASE("NaN in Q or K makes O and lse NaN of the rows that see it", "[emulated][fp8]") {
+  const Problem p = narrow_window();
+  for (const char* name : kPasses) {
+    const Step& step = step_named(name);
+    Spoilt s(step, p);
+    for (const char* tensor : {"q", "k"})
+      for (const float bad : {NAN, kInfinities[0], kInfinities[1]}) {
+        s.spoil(tensor, 10, bad);
+        INFO(name << " " << tensor << " " << bad);
+        const int64_t first = *tensor == 'q' ? 10 : 0, last = *tensor == 'q' ? 10 : 30;
+        for (int64_t i = 0; i < 300; ++i) {
+          // Other rows of a warp may be rounded otherwise, as they are rescaled together.
+          if (i >= first && i <= last)
+            CHECK(s.lost(0, i));
+          else if (i / 16 == first / 16 || i / 16 == last / 16)
+            CHECK_FALSE(s.nan(0, i, 0));
+          else
+            CHECK(s.as_before(0, i));
+          CHECK(s.as_before(1, i));
+        }
+      }
+  }
+}

@@ -1,0 +1,134 @@
+// What v16_mla_seesaw has beside its loop: the pieces of a block, the maps by which TMA finds Q and
+// pages, and the merge of parts, which is that of v12_mla and v13_mla_wgmma.
+#pragma once
+
+#include "attn/kernel.h"
+#include "ptx/mma.h"
+#include "ptx/tma.h"
+#include "kernels/boxes.h"
+#include "kernels/hopper/fragments.h"
+#include "kernels/plan.h"
+#include "kernels/splits.h"
+#include "kernels/tiles.h"
+
+namespace ATTN_BACKEND::latent {
+using namespace attn;
+using namespace paged;
+using namespace plans;
+using namespace splits;
+
+// What a block works on, piece by piece: a part of a sequence's keys, and a tile of its rows.
+struct Piece {
+  Work work;
+  int row_block, used;
+  Rows rows;
+  int begin, end;  // keys
+};
+template <class Config>
+struct Pieces {
+  const Work* gWork;      // [pieces]: what each team works on, one by one
+  const int* gWorkBegin;  // [teams + 1]: the first piece of each team
+  const int* gSeqused;    // [B]: keys of each sequence
+  Shape shape;
+  int row_tiles;
+  // The blocks of a team have one row tile each, of one sequence after the other.
+  __device__ int team() const { return static_cast<int>(blockIdx.x) / row_tiles; }
+  __device__ int row_tile() const { return static_cast<int>(blockIdx.x) % row_tiles; }
+  __device__ int begin() const { return gWorkBegin[team()]; }
+  __device__ int end() const { return gWorkBegin[team() + 1]; }
+  __device__ Piece at(int piece) const {
+    const Work w = gWork[piece];
+    const int used = gSeqused[w.row_block], block = w.row_block * row_tiles + row_tile();
+    const int first = w.tile * Config::kTile, keys = keys_of_sequence(shape, used).end;
+    return {w, block, used, rows_of(shape, block, Config::kRows), first,
+            min(keys, first + w.count * Config::kTile)};
+  }
+};
+
+// The place of a key in the pool, counted in tokens: fewer than 2^31.
+struct Pages {
+  const int* gTable;  // [B, max_pages]: the pages of each sequence
+  int max_pages, page_size, box_rows;
+};
+__device__ __forceinline__ int slot_of(const Pages& pages, int sequence, int key, int end) {
+  if (key >= end) return hopper::kNowhere;  // the table is not read there
+  const int page = pages.gTable[int64_t{sequence} * pages.max_pages + key / pages.page_size];
+  return page * pages.page_size + key % pages.page_size;
+}
+
+// Of Q [9, rows, 64], all of a block's at once. Of a pool [num_pages, page_size, 576] as
+// [tokens / 8, 9, 8, 64]: boxes of a page's rows and a half's panels; as [tokens, 9, 64]: of a row.
+//! [map]
+struct Maps {
+  TensorMap q, half[2], row;
+  template <class Element, class Config>
+  Status make(const Arguments& args, int box_rows) {
+    const Problem& p = args.problem;
+    const auto* const gK = args.in<Element>("k");
+    const int64_t rows = p.batch * p.heads * p.seqlen_q;
+    const int64_t tokens = num_pages_of(p) * page_size_of(p), token_bytes = 2 * kLatentDim;
+    constexpr int kPanels = kLatentDim / 64;
+    const auto make_half = [&](int n) {
+      return make_tensor_map<4>(half[n], gK, {64, 8, kPanels, tokens / 8},
+                                {token_bytes, 128, 8 * token_bytes},
+                                {64, 8, Config::panels(n), box_rows / 8}, Swizzle::k128);
+    };
+    for (const Status& status :
+         {make_tensor_map<3>(q, args.in<Element>("q"), {64, rows, kPanels}, {token_bytes, 128},
+                             {64, Config::kRows, kPanels}, Swizzle::k128),
+          make_half(0), make_half(1), hopper::map_of_rows(row, gK, p)})
+      if (!status.ok()) return status;
+    return Status::success();
+  }
+};
+//! [map]
+
+// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
+// every 32nd part. `place_of(n)`: where part n lies.
+//! [merge_row]
+template <class Element, class Config, class PlaceOf>
+__device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
+                                          Element* gO, float* gLse, int64_t row, int num_parts,
+                                          PlaceOf place_of) {
+  constexpr int kHeadDim = Config::kOutDim, kAtOnce = 4;  // parts in flight
+  constexpr int kOwn = ceil_div(kHeadDim, 128);
+  const int lane_id = threadIdx.x % 32;
+  float4 parts[kAtOnce][kOwn] = {};
+  const auto load = [&](int n0) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c)
+        if (n0 + i < num_parts)
+          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
+                                                         128 * c + 4 * lane_id);
+  };
+  load(0);
+  float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int distance = 16; distance > 0; distance /= 2)
+    max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
+  for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
+    if (n0 > 0) load(n0);
+    if (n0 % 32 == 0) {
+      const int n = n0 + lane_id;
+      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
+      sum += weight;
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float of_part = __shfl_sync(~0u, weight, n0 % 32 + i);
+      if (n0 + i >= num_parts) continue;
+#pragma unroll
+      for (int c = 0; c < kOwn; ++c) add_scaled(out[c], of_part, parts[i][c]);
+    }
+  }
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
+#pragma unroll
+  for (int c = 0; c < kOwn; ++c)
+    store_row_part(gO + row * kHeadDim + 128 * c + 4 * lane_id, out[c], sum != 0 ? 1 / sum : 0);
+  if (lane_id == 0) gLse[row] = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
+}
+//! [merge_row]
+
+}  // namespace ATTN_BACKEND::latent

@@ -1,0 +1,64 @@
+// What is behind a prefix, merged with the parts of the prefix: the last phase of v17_prefix_tma,
+// a copy of what v8_shared_prefix has in its own file.
+#pragma once
+
+#include "attn/kernel.h"
+#include "kernels/tiles.h"
+
+namespace ATTN_BACKEND::paged {
+
+// A warp has a row, a lane four columns of each 128.
+constexpr int kMergeWarps = 4;
+template <class Element, int kHeadDim>
+__global__ void __launch_bounds__(32 * kMergeWarps)
+    merge_prefix_kernel(const int* gPrefixOf,      // [B, 4]: parts, place, first row, rows
+                        const float* gOPartial,    // [places, d]
+                        const float* gLsePartial,  // [places], to base 2
+                        Element* gO,               // [B, Hq, seqlen_q, d]
+                        float* gLse,               // [B, Hq, seqlen_q]
+                        Shape shape, int rows) {
+  const int lane_id = threadIdx.x % 32, at = blockIdx.x * kMergeWarps + threadIdx.x / 32;
+  if (at >= rows) return;
+  const int each = shape.heads / shape.kv_heads * shape.seqlen_q;
+  const int head = at / each % shape.kv_heads, b = at / (each * shape.kv_heads);
+  const int *const of = gPrefixOf + 4 * b, parts = of[0];
+  if (parts == 0) return;  // nothing is shared
+  const auto place_of = [&](int n) {
+    return int64_t{of[1]} + (head * parts + n) * of[3] + of[2] + at % each;
+  };
+  const float own = gLse[at] * kLog2e;
+  float max = own, sum = 0;
+  for (int n = 0; n < parts; ++n) max = fmaxf(max, gLsePartial[place_of(n)]);
+#pragma unroll
+  for (int c = 4 * lane_id; c < kHeadDim; c += 128) {
+    uint2& out = *reinterpret_cast<uint2*>(gO + int64_t{at} * kHeadDim + c);
+    const float weight = exp2f(own - max);
+    float x[4] = {weight * unpack<Element>(out.x, 0), weight * unpack<Element>(out.x, 1),
+                  weight * unpack<Element>(out.y, 0), weight * unpack<Element>(out.y, 1)};
+    sum = weight;
+    for (int n = 0; n < parts; ++n) {
+      const float of_part = exp2f(gLsePartial[place_of(n)] - max);
+      add_scaled(x, of_part,
+                 *reinterpret_cast<const float4*>(gOPartial + place_of(n) * kHeadDim + c));
+      sum += of_part;
+    }
+    store_row_part(gO + int64_t{at} * kHeadDim + c, x, 1 / sum);
+  }
+  __syncwarp();  // all lanes have read the lse that is replaced
+  if (lane_id == 0) gLse[at] = kLn2 * (max + log2f(sum));
+}
+
+template <class Element, int kHeadDim>
+Status merge_prefix(const Arguments& args) {
+  const Problem& p = args.problem;
+  const int64_t rows = p.batch * p.heads * p.seqlen_q;
+  args.phase("merge");
+  return launch_kernel(merge_prefix_kernel<Element, kHeadDim>,
+                       dim3(static_cast<unsigned>(ceil_div(rows, kMergeWarps))),
+                       dim3(32 * kMergeWarps), 0, args.stream, args.in<int>("prefix_of"),
+                       args.in<float>("prefix_o"), args.in<float>("prefix_lse"),
+                       args.out<Element>("o"), args.out<float>("lse"), shape_of(p),
+                       static_cast<int>(rows));
+}
+
+}  // namespace ATTN_BACKEND::paged

@@ -1,0 +1,19 @@
+// What all steps of this chapter that decode share with chapter 05_flash_decoding, and the sum of a
+// number over lanes.
+#pragma once
+
+#include "kernels/decode/rows.h"
+
+namespace ATTN_BACKEND::paged {
+using namespace flash_decoding;
+
+// The sum of a number over the lanes of a warp up to this one.
+__device__ __forceinline__ int sum_up(int sum) {
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int before = __shfl_up_sync(~0u, sum, distance);
+    if (static_cast<int>(threadIdx.x % 32) >= distance) sum += before;
+  }
+  return sum;
+}
+
+}  // namespace ATTN_BACKEND::paged

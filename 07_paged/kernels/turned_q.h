@@ -1,0 +1,40 @@
+// Queries that are turned by their positions on the way to shared memory, for keys that lie turned
+// in their pages.
+#pragma once
+
+#include "attn/kernel.h"
+#include "kernels/rotate.h"
+#include "kernels/tiles.h"
+
+namespace ATTN_BACKEND::paged {
+using namespace attn;
+
+// Stores the rows of Q at `gRows`, each turned by its position. A query before the first key takes
+// position 0, whose angles are 0, and stays as it is; rows that are not there become 0. 16 bytes of
+// both halves of a row meet in one thread, so that this is no asynchronous copy: it waits for Q.
+// `offset(row, col)`: in sQ. A barrier has to follow before others read it.
+//! [turn_q]
+template <class Config, class Element>
+__device__ __forceinline__ void load_turned_q(Element* sQ, const Element* gRows,
+                                              const float* gCosSin, const Rows& rows,
+                                              int first_position, int seqlen_q,
+                                              int (*offset)(int row, int col)) {
+  constexpr int kHeadDim = Config::kHeadDim, kHalf = kHeadDim / 2, kLanes = kHalf / 8;
+  for (int at = threadIdx.x; at < Config::kRows * kLanes; at += Config::kThreads) {
+    const int row = at / kLanes, col = at % kLanes * 8;
+    uint4 x{}, y{};
+    if (row < rows.count) {
+      x = *reinterpret_cast<const uint4*>(gRows + row * kHeadDim + col);
+      y = *reinterpret_cast<const uint4*>(gRows + row * kHeadDim + col + kHalf);
+      const int position = max(0, first_position + (rows.row0 + row) % seqlen_q);
+      const auto* const angles =
+          reinterpret_cast<const float4*>(gCosSin + int64_t{position} * kHeadDim + col);
+      rotate<Element>(x, y, angles, angles + kHalf / 4);
+    }
+    *reinterpret_cast<uint4*>(sQ + offset(row, col)) = x;
+    *reinterpret_cast<uint4*>(sQ + offset(row, col + kHalf)) = y;
+  }
+}
+//! [turn_q]
+
+}  // namespace ATTN_BACKEND::paged

@@ -1,0 +1,143 @@
+// Launches of chapter 07 again and again: in any schedule, replayed with other lengths and
+// pages as graphs are, with plans and tables that are wrong.
+#include "07_paged/kernels/splits.h"
+#include "tests/test_pages.h"
+
+using namespace attn;
+using namespace attn::tests;
+
+TEST_CASE("every schedule gives the same bits", "[emulated]") {
+  for (const Step* step : decode_steps()) {
+    if (!step->deterministic) continue;
+    Problem p = paged(2, 900, 64, 16, DType::bf16);
+    p.batch = 2, p.heads = 4, p.kv_heads = 1, p.causal = true;
+    p.seqused_k = {900, 333};
+    p.own["blocks"] = {3};
+    p.finish();
+    HostTensors first;
+    CHECK(run_step(*step, p, Backend::emulated, &first) == "");
+    Session session(p, *step->operation, Backend::emulated, draw(*step->operation, p).tensors);
+    for (uint64_t seed = 100; seed < 105; ++seed) {
+      emulator::schedule_seed = seed;
+      // Every other time with the counters that the launch before has left.
+      if (seed % 2 == 0) CHECK(session.prepare(*step).ok());
+      CHECK(session.launch().ok());
+      for (const auto& [name, t] : session.outputs()) {
+        INFO(step->name << " " << name << " under schedule " << seed);
+        CHECK(same(t, first.at(name)));
+      }
+    }
+  }
+}
+
+namespace {
+// A launch that was captured once finds other lengths, other pages and another plan on the device
+// each time it is replayed, and the counters as the launch before left them. On a GPU it is a
+// graph.
+void replay(Backend backend) {
+  for (const Step* step : decode_steps()) {
+    Problem p = paged(1, 900, 128, 16, DType::bf16);
+    p.batch = 3, p.heads = 4, p.kv_heads = 1;
+    p.own["num_pages"] = {200}, p.own["blocks"] = {5};
+    p.seqused_k = {900, 900, 900};
+    p.finish();
+    Session session(p, *step->operation, backend, draw(*step->operation, p).tensors);
+    REQUIRE(session.prepare(*step).ok());
+    REQUIRE(session.capture().ok());
+    for (const auto& lengths : std::vector<std::vector<int64_t>>{
+             {900, 250, 0}, {900, 250, 0}, {0, 0, 0}, {3, 800, 130}, {900, 900, 900}}) {
+      p.seqused_k = lengths, ++p.seed;
+      HostTensors expected;
+      INFO(step->name << " with lengths " << lengths[0] << ", " << lengths[1] << ", "
+                      << lengths[2]);
+      CHECK(run_step(*step, p, backend, &expected) == "");
+      const HostTensors inputs = draw(*step->operation, p).tensors;
+      session.replace(inputs);
+      session.replan(inputs);
+      CHECK(session.launch().ok());
+      for (const auto& [name, t] : session.outputs()) CHECK(same(t, expected.at(name)));
+      CHECK(!session.damage());
+    }
+  }
+}
+}  // namespace
+
+TEST_CASE("a launch is right again with other pages", "[emulated]") { replay(Backend::emulated); }
+TEST_CASE("a launch is right again with other pages on the GPU", "[gpu]") { replay(Backend::gpu); }
+
+TEST_CASE("a wrong table and a wrong length are found", "[emulated]") {
+  for (const Step* step : decode_steps()) {
+    Problem p = paged(1, 200, 64, 16, DType::bf16);
+    p.batch = 3, p.heads = 4, p.kv_heads = 2;
+    p.seqused_k = {187, 187, 33};  // none fills its last page
+    p.finish();
+    const Case right(p, *step->operation);
+    Session session(p, *step->operation, Backend::emulated, right.inputs);
+    REQUIRE(session.prepare(*step).ok());
+    const auto passes = [&](const HostTensors& inputs) {
+      session.replace(inputs);
+      session.replan(inputs);
+      REQUIRE(session.launch().ok());
+      return check(session.outputs().at("o"), right.expected[0]).pass;
+    };
+    INFO(step->name);
+    CHECK(passes(right.inputs));
+    HostTensors wrong = right.inputs;  // the row of another sequence
+    std::vector<int64_t>& table = wrong.at("page_table").numbers;
+    std::copy_n(table.begin(), splits::max_pages_of(p), table.begin() + splits::max_pages_of(p));
+    CHECK(!passes(wrong));
+    for (const int64_t off : {-1, 1}) {  // the last page has a token less, or more
+      wrong = right.inputs;
+      wrong.at("seqused_k").numbers[1] += off;
+      CHECK(!passes(wrong));
+    }
+  }
+}
+
+namespace {
+// A graph, or a launch, whose plan is not that of the lengths that it finds.
+void stale_plan(Backend backend) {
+  for (const Step* step : decode_steps()) {
+    if (!step->plan) continue;
+    Problem p = paged(1, 900, 64, 16, DType::bf16);
+    p.batch = 2, p.heads = 4, p.kv_heads = 1;
+    p.own["num_pages"] = {200}, p.own["blocks"] = {3};
+    p.seqused_k = {500, 300};
+    p.finish();
+    Session session(p, *step->operation, backend, draw(*step->operation, p).tensors);
+    REQUIRE(session.prepare(*step).ok());
+    REQUIRE(session.capture().ok());
+    p.seqused_k = {900, 100};
+    const Case other(p, *step->operation);
+    session.replace(other.inputs);
+    CHECK(session.launch().ok());
+    INFO(step->name);
+    CHECK(!check(session.outputs().at("o"), other.expected[0]).pass);
+    // With the plan of these lengths the answer is right.
+    session.replan(other.inputs);
+    CHECK(session.launch().ok());
+    CHECK(check(session.outputs().at("o"), other.expected[0]).pass);
+  }
+}
+}  // namespace
+
+TEST_CASE("a plan of other lengths gives a wrong answer", "[emulated]") {
+  stale_plan(Backend::emulated);
+}
+TEST_CASE("a plan of other lengths gives a wrong answer on the GPU", "[gpu]") {
+  stale_plan(Backend::gpu);
+}
+
+TEST_CASE("1000 repeats give the same bits", "[gpu]") {
+  for (const Step* step : decode_steps()) {
+    if (!step->deterministic) continue;
+    Problem p = paged(1, 5000, 128, 16, DType::bf16);
+    p.batch = 3, p.heads = 8, p.kv_heads = 2;
+    p.seqused_k = {5000, 1, 3333};
+    p.finish();
+    Session session(p, *step->operation, Backend::gpu, draw(*step->operation, p).tensors);
+    REQUIRE(session.prepare(*step).ok());
+    INFO(step->name);
+    CHECK(session.repeats_differ(1000) == "");
+  }
+}

@@ -1,0 +1,327 @@
+// The steps with a small cache: what each costs and refuses, and what it stores, so that it is
+// checked against the reference of just that.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "attn/small_types.h"
+#include "check/operation.h"
+#include "kernels/groups.h"
+#include "host/quantised.h"
+#include "kernels/decode/splits.h"
+
+ATTN_DECLARE_STEP(d1_int8_kv);
+ATTN_DECLARE_LAUNCH(d1_int8_kv, prepare);
+ATTN_DECLARE_STEP(d2_fp8_kv);
+ATTN_DECLARE_LAUNCH(d2_fp8_kv, prepare);
+ATTN_DECLARE_STEP(d3_int4_kv);
+ATTN_DECLARE_LAUNCH(d3_int4_kv, prepare);
+ATTN_DECLARE_STEP(d5_swap_ab);
+ATTN_DECLARE_LAUNCH(d5_swap_ab, prepare);
+ATTN_DECLARE_STEP(d6_denormals);
+ATTN_DECLARE_LAUNCH(d6_denormals, prepare);
+ATTN_DECLARE_STEP(d7_wide_tiles);
+ATTN_DECLARE_LAUNCH(d7_wide_tiles, prepare);
+ATTN_DECLARE_STEP(d8_int8_swap_ab);
+ATTN_DECLARE_LAUNCH(d8_int8_swap_ab, prepare);
+ATTN_DECLARE_STEP(d9_kivi);
+ATTN_DECLARE_LAUNCH(d9_kivi, prepare);
+
+namespace attn {
+namespace {
+
+using namespace splits;
+using Reason = std::optional<std::string>;
+
+Reason refuse(const Problem& p) {
+  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
+    return fmt::format("--head-dim {}: only 64, 128 and 256", p.head_dim);
+  if (p.seqlen_q > 16) return fmt::format("--seqlen-q {}: at most 16 queries", p.seqlen_q);
+  if (p.seqlen_k >= 1 << 30) return fmt::format("--seqlen-k {}: at most 2^30 - 1", p.seqlen_k);
+  const double tiles = double(row_blocks(p, kMmaRows)) * double(p.seqlen_k / 64 + 1);
+  if (tiles >= 0x1p30) return fmt::format("{:.0f} tiles of keys: at most 2^30 - 1", tiles);
+  return std::nullopt;
+}
+
+int64_t rows_of(const Problem& p) { return p.batch * p.heads * p.seqlen_q; }
+int64_t kv_rows(const Problem& p) { return p.batch * p.kv_heads * p.seqlen_k; }
+// As in quantise_kv.h.
+int64_t padded_rows(const Problem& p) {
+  return p.batch * p.kv_heads * ((p.seqlen_k + 1) / 2 * 2);
+}
+// Keys that some query sees, of all sequences; in whole tiles of `tile`.
+double keys_of(const Problem& p, int64_t tile = 1) {
+  double keys = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Problem one = p.sequence(b);
+    const int64_t seen = one.visible(one.seqlen_q - 1).end - one.visible(0).begin;
+    keys += double((std::max<int64_t>(0, seen) + tile - 1) / tile * tile);
+  }
+  return keys;
+}
+
+// `kv` bytes of all keys and values with their scales come from HBM once, and through L2. A run of
+// tiles ends where it does: parts of the head that is cut there are written and read again.
+Cost cost_of_bytes(const Problem& p, double kv, int64_t mma_rows) {
+  const double d = double(p.head_dim), q = double(rows_of(p)) * d * 2;
+  const int64_t heads = row_blocks(p, mma_rows);
+  const double pairs = keys_of(p, 16) * double(heads / p.batch * mma_rows);
+  const double parts = heads % kSms == 0 ? 0 : double(std::min(heads, kSms) + kSms);
+  const double rows = double(std::min(mma_rows, p.group() * p.seqlen_q));
+  return {{.name = "attention",
+           .tensor_flop = 4 * d * pairs,
+           .exp = pairs,
+           .hbm_read = kv + q,
+           .hbm_write = q + 4 * double(rows_of(p)),
+           .l2_bytes = kv + 2 * q + 2 * parts * rows * (d + 1) * 4}};
+}
+
+Cost cache_cost(const Problem& p, double token_bytes, int64_t mma_rows = kMmaRows) {
+  return cost_of_bytes(p, keys_of(p) * double(p.kv_heads) * token_bytes, mma_rows);
+}
+
+constexpr int64_t kSwappedRows = 8;  // of an MMA's right operand
+// Keys of a block's tile: 16 of each warp.
+int64_t tile_keys(const Problem& p) { return p.head_dim == 256 ? 128 : 256; }
+EvenSplits even(const Problem& p, int64_t mma_rows) {
+  return even_splits(p, mma_rows, tile_keys(p), kSms);
+}
+
+// Two parts a resident block, or as many as there are splits of --split-keys; counters; the cache.
+std::vector<Workspace> workspaces(const Problem& p, int64_t code_bits,
+                                  int64_t mma_rows = kMmaRows) {
+  int64_t places = int64_t{kMostRuns} * 2;
+  if (p.own.contains("split_keys")) places = std::max(places, even(p, mma_rows).blocks);
+  const int64_t codes = kv_rows(p) * p.head_dim * code_bits / 8;
+  return {{"o_partial", places * mma_rows * p.head_dim * 4},
+          {"lse_partial", places * mma_rows * 4},
+          {"arrived", row_blocks(p, mma_rows) * 4, true},
+          {"k8", codes, true},
+          {"v8", codes, true},
+          {"descale", padded_rows(p) * 8, true}};
+}
+
+// Of d9: tokens in codes and in 16 bits, as far as some query sees them. q z of a group is a
+// product with 16 rows that are alike.
+Cost groups_cost(const Problem& p) {
+  const double d = double(p.head_dim);
+  double coded = 0, newest = 0;
+  for (int64_t b = 0; b < p.batch; ++b) {
+    const Problem one = p.sequence(b);
+    const int64_t begin = one.visible(0).begin, end = one.visible(one.seqlen_q - 1).end;
+    const int64_t codes = groups::coded_of(static_cast<int>(one.seqlen_k));
+    coded += double(std::max<int64_t>(0, std::min(end, codes) - begin));
+    newest += double(std::max<int64_t>(0, end - std::max(begin, codes)));
+  }
+  const double of_groups = double(groups::group_bytes(int(p.head_dim))) / groups::kGroup;
+  const double kv = coded * (d + 4 + of_groups) + newest * (4 * d + 8);
+  Cost cost = cost_of_bytes(p, kv * double(p.kv_heads), kSwappedRows);
+  const double rows = double(row_blocks(p, kSwappedRows) / p.batch * kSwappedRows);
+  cost.front().tensor_flop += 2 * d * coded / groups::kGroup * 16 * rows;
+  return cost;
+}
+std::vector<Workspace> groups_workspaces(const Problem& p) {
+  std::vector<Workspace> all = workspaces(p, 4, kSwappedRows);
+  const int64_t heads = p.batch * p.kv_heads, room = heads * groups::kNewestRoom;
+  const int64_t rows = heads * groups::room_of(static_cast<int>(p.seqlen_k));
+  for (Workspace& w : all) {
+    if (w.name == "k8" || w.name == "v8") w.bytes = rows * p.head_dim / 2;
+    if (w.name == "descale") w.bytes = rows * 4;  // of values alone
+  }
+  const int64_t bytes = groups::group_bytes(static_cast<int>(p.head_dim));
+  all.push_back({"groups", rows / groups::kGroup * bytes, true});
+  all.push_back({"k_newest", room * p.head_dim * 2, true});
+  all.push_back({"v_newest", room * p.head_dim * 2, true});
+  all.push_back({"newest_scale", room * 8, true});
+  return all;
+}
+
+Step cache_step(std::string name, std::string idea, const char* type, Launch launch, Launch prepare,
+                HostTensors (*logical)(const Problem&, const HostTensors&)) {
+  return {
+      .name = std::move(name),
+      .operation = &decode(),
+      .idea = std::move(idea),
+      .support = fmt::format("{}, given in bf16; head dims 64, 128, 256; up to 16 queries, causal, "
+                             "windows, GQA",
+                             type),
+      .refuses = [](const Problem& p) -> Reason {
+        if (Reason reason = refuse(p)) return reason;
+        if (const auto given = p.own.find("split_keys"); given != p.own.end()) {
+          if (std::fmod(given->second[0], double(tile_keys(p))) != 0)
+            return fmt::format("--split-keys {}: must be a multiple of {}, the keys of a tile",
+                               given->second[0], tile_keys(p));
+          if (const int64_t blocks = even(p, kSwappedRows).blocks; blocks >= int64_t{1} << 31)
+            return fmt::format("{} splits: at most 2^31 - 1 fit in a grid", blocks);
+        }
+        return std::nullopt;
+      },
+      .workspaces = [](const Problem& p) { return workspaces(p, 8); },
+      .cost = [](const Problem& p) { return cache_cost(p, 2 * double(p.head_dim) + 8); },
+      .launch = launch,
+      .prepare = prepare,
+      .needs = kAmpere,
+      .takes = {type, "seqused", "split_keys"},
+      .logical = logical,
+  };
+}
+
+}  // namespace
+
+// As in quantise_kv.h.
+static float smallest_of(const HostTensor& t) { return t.spec.name == "v" ? 0x1p-80f : 1e-10f; }
+
+HostTensors cache_of_8_bits(const Problem& p, const HostTensors& inputs) {
+  const float most_code = p.dtype == DType::int8 ? 127 : 448;
+  HostTensors stored = inputs;
+  for (const char* name : {"k", "v"}) {
+    HostTensor& t = stored.at(name);
+    t.spec.dtype = DType::fp32;
+    const auto d = static_cast<std::size_t>(p.head_dim);
+    for (std::size_t at = 0; at < t.data.size(); at += d) {
+      float* const x = t.data.data() + at;
+      float largest = smallest_of(t);
+      for (std::size_t c = 0; c < d; ++c) largest = std::max(largest, std::abs(x[c]));
+      const float scale = most_code / largest, descale = largest / most_code;
+      for (std::size_t c = 0; c < d; ++c)
+        x[c] = descale * (p.dtype == DType::int8 ? static_cast<float>(to_int8(x[c] * scale))
+                                                 : E4M3::decode(E4M3::encode(x[c] * scale)));
+    }
+  }
+  return stored;
+}
+
+// The kernel's arithmetic: scale and middle in bf16, codes of what these are.
+HostTensors cache_of_4_bits(const Problem& p, const HostTensors& inputs) {
+  HostTensors stored = inputs;
+  for (const char* name : {"k", "v"}) {
+    HostTensor& t = stored.at(name);
+    t.spec.dtype = DType::fp32;
+    const auto d = static_cast<std::size_t>(p.head_dim);
+    for (std::size_t at = 0; at < t.data.size(); at += d) {
+      float* const x = t.data.data() + at;
+      const auto [least, most] = std::minmax_element(x, x + d);
+      const float from = *least, to = *most;
+      const float width = (to - from) / 15, smallest = smallest_of(t);
+      const float scale = round_to(DType::bf16, std::max(width, smallest)), inverse = 1 / scale;
+      const float middle =
+          round_to(DType::bf16, width < smallest ? 0.5f * (from + to) : from + 8 * scale);
+      for (std::size_t c = 0; c < d; ++c) {
+        const float code = std::clamp(std::nearbyint((x[c] - middle) * inverse), -8.0f, 7.0f);
+        x[c] = code * scale + middle;
+      }
+    }
+  }
+  return stored;
+}
+
+namespace {
+
+float power_of_two(float x, float smallest = 1e-10f) {
+  return std::ldexp(1.0f, std::clamp(std::ilogb(std::max(x, smallest)), -126, 126));
+}
+// `x` over a power of 2 in fp16, and a sixteenth of it if that is what is stored.
+float in_fp16(float x, float unit, float part = 1) {
+  return round_to(DType::fp16, x * (1 / unit) * part) / part * unit;
+}
+// Channel `c` of the 32 keys of a group from `k` on, if a group's units are these.
+void round_channel(float* k, std::size_t d, float least, float width, float of_scales,
+                   float of_zeros) {
+  int exponent = 0;  // three significant bits, rounded up
+  const float digits = std::ceil(8 * std::frexp(width / of_scales, &exponent));
+  const float scale = std::max(std::ldexp(digits / 8, exponent), 0x1p-14f) * of_scales;
+  const float zero = in_fp16(least, of_zeros, 0.0625f), inverse = 1 / scale;
+  for (std::size_t i = 0; i < groups::kGroup; ++i)
+    k[i * d] = std::clamp(std::nearbyint((k[i * d] - zero) * inverse), 0.0f, 15.0f) * scale + zero;
+}
+void round_group(float* k, std::size_t d) {
+  std::vector<float> least(d), width(d);
+  float widest = 0, farthest = 0;
+  for (std::size_t c = 0; c < d; ++c) {
+    float most = least[c] = k[c];
+    for (std::size_t i = 1; i < groups::kGroup; ++i)
+      least[c] = std::min(least[c], k[i * d + c]), most = std::max(most, k[i * d + c]);
+    width[c] = std::max((most - least[c]) / 15, 1e-10f);
+    widest = std::max(widest, width[c]), farthest = std::max(farthest, std::abs(least[c]));
+  }
+  for (std::size_t c = 0; c < d; ++c)
+    round_channel(k + c, d, least[c], width[c], 2 * power_of_two(widest), power_of_two(farthest));
+}
+void round_newest(float* x, std::size_t d, float part, float smallest) {
+  float largest = 0;
+  for (std::size_t c = 0; c < d; ++c) largest = std::max(largest, std::abs(x[c]));
+  for (std::size_t c = 0; c < d; ++c) x[c] = in_fp16(x[c], power_of_two(largest, smallest), part);
+}
+
+}  // namespace
+
+HostTensors cache_of_groups(const Problem& p, const HostTensors& inputs) {
+  HostTensors stored = cache_of_4_bits(p, inputs);  // V, as far as it is codes
+  const auto d = static_cast<std::size_t>(p.head_dim);
+  const auto room = static_cast<std::size_t>(p.seqlen_k);
+  for (const char* name : {"k", "v"}) {
+    const std::vector<float>& given = inputs.at(name).data;
+    std::vector<float>& data = stored.at(name).data;
+    for (std::size_t head = 0; head < data.size() / (room * d); ++head) {
+      const auto b = static_cast<int64_t>(head) / p.kv_heads;
+      const auto used = static_cast<int>(p.sequence(b).seqlen_k);
+      const auto coded = static_cast<std::size_t>(groups::coded_of(used));
+      float* const x = data.data() + head * room * d;
+      const float* const from = given.data() + head * room * d;
+      const bool of_k = name[0] == 'k';
+      std::copy(from + (of_k ? 0 : coded * d), from + room * d, x + (of_k ? 0 : coded * d));
+      for (std::size_t key = 0; of_k && key < coded; key += groups::kGroup)
+        round_group(x + key * d, d);
+      for (std::size_t key = coded; key < static_cast<std::size_t>(used); ++key)
+        round_newest(x + key * d, d, of_k ? 0.0625f : 1, smallest_of(stored.at(name)));
+    }
+  }
+  return stored;
+}
+
+std::vector<Step> decode_steps() {
+  Step int4 =
+      cache_step("d3_int4_kv", "a cache of four bits, a zero point for each key and value", "int4",
+                 ATTN_LAUNCH(d3_int4_kv), ATTN_LAUNCH_OF(d3_int4_kv, prepare), cache_of_4_bits);
+  int4.workspaces = [](const Problem& p) { return workspaces(p, 4); };
+  int4.cost = [](const Problem& p) { return cache_cost(p, double(p.head_dim) + 8); };
+  // The same cache, with K and V on the left.
+  const auto swapped = [](Step step, int64_t code_bits) {
+    step.workspaces = [=](const Problem& p) { return workspaces(p, code_bits, kSwappedRows); };
+    step.cost = [=](const Problem& p) {
+      return cache_cost(p, 2 * double(p.head_dim * code_bits) / 8 + 8, kSwappedRows);
+    };
+    return step;
+  };
+  Step groups =
+      cache_step("d9_kivi", "scales of K's channels, for 32 tokens; the newest in 16 bits", "int4",
+                 ATTN_LAUNCH(d9_kivi), ATTN_LAUNCH_OF(d9_kivi, prepare), cache_of_groups);
+  groups.workspaces = groups_workspaces;
+  groups.cost = groups_cost;
+  return {cache_step("d1_int8_kv", "a cache of int8, a scale for each key and value", "int8",
+                     ATTN_LAUNCH(d1_int8_kv), ATTN_LAUNCH_OF(d1_int8_kv, prepare), cache_of_8_bits),
+          cache_step("d2_fp8_kv", "a cache of e4m3, a scale for each key and value", "e4m3",
+                     ATTN_LAUNCH(d2_fp8_kv), ATTN_LAUNCH_OF(d2_fp8_kv, prepare), cache_of_8_bits),
+          int4,
+          swapped(cache_step("d5_swap_ab",
+                             "K and V are the left operands: half the MMAs, and scores", "int4",
+                             ATTN_LAUNCH(d5_swap_ab), ATTN_LAUNCH_OF(d5_swap_ab, prepare),
+                             cache_of_4_bits),
+                  4),
+          swapped(cache_step("d6_denormals", "codes are operands as they lie: denormal numbers",
+                             "int4", ATTN_LAUNCH(d6_denormals),
+                             ATTN_LAUNCH_OF(d6_denormals, prepare), cache_of_4_bits),
+                  4),
+          swapped(cache_step("d7_wide_tiles", "a warp has 32 keys at once", "int4",
+                             ATTN_LAUNCH(d7_wide_tiles), ATTN_LAUNCH_OF(d7_wide_tiles, prepare),
+                             cache_of_4_bits),
+                  4),
+          swapped(cache_step("d8_int8_swap_ab", "the same for a cache of int8", "int8",
+                             ATTN_LAUNCH(d8_int8_swap_ab),
+                             ATTN_LAUNCH_OF(d8_int8_swap_ab, prepare), cache_of_8_bits),
+                  8),
+          groups};
+}
+
+}  // namespace attn

@@ -1,0 +1,425 @@
+// Which blocks of keys a tile of queries visits, predicted from the means of both (SpargeAttn,
+// arXiv 2502.18137, section 3.3), in two kernels:
+//
+//     pool     Q, K      -> q_mean [B Hq, tiles, d], q_similar [B Hq, tiles], k_mean, k_similar
+//     choose   those     -> the lists of s1; of long sequences with a scratch of `scores`
+//                           [B Hq, tiles, blocks]
+#pragma once
+
+#include "kernels/hopper/fragments.h"
+#include "ptx/cp_async.h"
+#include "ptx/mma.h"  // unpack
+#include "kernels/predict.h"
+#include "kernels/sparse.h"
+#include "kernels/visits.h"
+
+namespace ATTN_BACKEND::hopper {
+using namespace attn;
+
+// Blocks of rows of Q or of K, and what is found of them.
+template <class Element>
+struct Pooled {
+  const Element* gX;  // [heads, rows, d]
+  int rows, block, blocks;
+  float *gMean, *gSimilar;  // [heads, blocks, d] and [heads, blocks]
+};
+
+constexpr int kPoolRows = 8;  // of a thread at a time: so many loads of 16 bytes in flight
+
+template <class Element>
+__device__ __forceinline__ void unpack_eight(float (&eight)[8], uint4 bits) {
+  const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if constexpr (std::is_same_v<Element, __nv_bfloat16>)  // the upper half of a float
+      eight[i] = __uint_as_float(i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xFFFF0000u);
+    else
+      eight[i] = unpack<Element>(words[i / 2], i % 2);
+  }
+}
+
+// Adds up each of kPoolRows numbers over the kLanes lanes that share rows: neighbours first, then
+// pairs of neighbours. A lane gets the sum of number `lane % kPoolRows`: at each exchange it keeps
+// every other one and sends the rest, so that there are kPoolRows - 1 shuffles, and one for each
+// further doubling of lanes, where each sum for itself would take log2(kLanes).
+//! [sums]
+template <int kLanes>
+__device__ __forceinline__ float sums_of_rows(float (&x)[kPoolRows], int lane) {
+  static_assert(kPoolRows <= kLanes);
+  int distance = 1;
+#pragma unroll
+  for (int left = kPoolRows / 2; left > 0; left /= 2, distance *= 2) {
+    const bool odd = (lane & distance) != 0;
+#pragma unroll
+    for (int r = 0; r < left; ++r) {
+      const float own = odd ? x[2 * r + 1] : x[2 * r], other = odd ? x[2 * r] : x[2 * r + 1];
+      x[r] = own + __shfl_xor_sync(~0u, other, distance);
+    }
+  }
+#pragma unroll
+  for (; distance < kLanes; distance *= 2) x[0] += __shfl_xor_sync(~0u, x[0], distance);
+  return x[0];
+}
+//! [sums]
+
+// The mean of a block's rows, and how alike they are: the mean cosine of all pairs, of each with
+// itself among them. That is the squared length of the mean of the rows' directions, so that one
+// pass over the rows finds both. -1 where a mean is no number: such a block is seen by all.
+//
+// A row's length is needed by all of its lanes, but its inverse is found by few of them: a square
+// root and a division are some 20 instructions.
+//! [pool]
+template <class Element, int kHeadDim, int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    pool_kernel(Pooled<Element> of_q, Pooled<Element> of_k, int q_blocks) {
+  constexpr int kLanes = kHeadDim / 8, kRowsAtOnce = kThreads / kLanes;
+  __shared__ float sSum[kRowsAtOnce][kHeadDim], sDirection[kRowsAtOnce][kHeadDim];
+  __shared__ float sLength[kHeadDim];
+  const bool is_q = static_cast<int>(blockIdx.x) < q_blocks;
+  const Pooled<Element> x = is_q ? of_q : of_k;
+  const int block = static_cast<int>(blockIdx.x) - (is_q ? 0 : q_blocks);
+  const int row0 = block % x.blocks * x.block;
+  const int count = min(x.block, x.rows - row0);
+  const int lane = threadIdx.x % kLanes, own = static_cast<int>(threadIdx.x) / kLanes;
+  const Element* const gRows =
+      x.gX + (int64_t{block / x.blocks} * x.rows + row0) * kHeadDim + 8 * lane;
+  float sum[8] = {}, direction[8] = {};
+#pragma unroll 1
+  for (int first = 0; first < count; first += kPoolRows * kRowsAtOnce) {
+    uint4 bits[kPoolRows];  // all are on their way before one is used
+#pragma unroll
+    for (int r = 0; r < kPoolRows; ++r) {
+      const int row = first + r * kRowsAtOnce + own;
+      bits[r] = make_uint4(0, 0, 0, 0);
+      if (row < count) bits[r] = *reinterpret_cast<const uint4*>(gRows + int64_t{row} * kHeadDim);
+    }
+    float square[kPoolRows] = {}, eight[8];
+#pragma unroll
+    for (int r = 0; r < kPoolRows; ++r) {
+      unpack_eight<Element>(eight, bits[r]);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) square[r] = fmaf(eight[i], eight[i], square[r]);
+    }
+    const float of_row = sums_of_rows<kLanes>(square, lane);
+    const float inverse_of_row = of_row > 0 ? 1 / sqrtf(of_row) : 0;
+#pragma unroll
+    for (int r = 0; r < kPoolRows; ++r) {
+      const float inverse = __shfl_sync(~0u, inverse_of_row, r, kLanes);
+      unpack_eight<Element>(eight, bits[r]);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        sum[i] += eight[i];
+        direction[i] = fmaf(eight[i], inverse, direction[i]);
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    sSum[own][8 * lane + i] = sum[i];
+    sDirection[own][8 * lane + i] = direction[i];
+  }
+  __syncthreads();  // the sums of all threads are there
+  for (int col = threadIdx.x; col < kHeadDim; col += kThreads) {
+    float all = 0, of_directions = 0;
+    for (int row = 0; row < kRowsAtOnce; ++row)
+      all += sSum[row][col], of_directions += sDirection[row][col];
+    const float mean = all / static_cast<float>(count);
+    x.gMean[int64_t{block} * kHeadDim + col] = mean;
+    of_directions /= static_cast<float>(count);
+    sLength[col] = fabsf(mean) < INFINITY ? of_directions : NAN;
+  }
+  __syncthreads();  // and of all columns
+  if (threadIdx.x >= kWarp) return;
+  float length = 0;
+  for (int col = threadIdx.x; col < kHeadDim; col += kWarp)
+    length = fmaf(sLength[col], sLength[col], length);
+  for (int distance = 1; distance < kWarp; distance *= 2)
+    length += __shfl_xor_sync(~0u, length, distance);
+  if (threadIdx.x == 0) x.gSimilar[block] = length >= 0 ? length : -1;
+}
+//! [pool]
+
+// Floats as whole numbers that compare as they do, and back. kAlways is above all of them.
+constexpr unsigned kAlways = ~0u;
+__device__ __forceinline__ unsigned order_of(float x) {
+  const unsigned bits = __float_as_uint(x);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+__device__ __forceinline__ float score_of(unsigned order) {
+  return __uint_as_float(order >> 31 ? order & 0x7FFFFFFFu : ~order);
+}
+
+// Over all lanes of a warp: one instruction (redux), of which the emulator has shuffles.
+#ifdef ATTN_EMULATED
+template <class Operation>
+__device__ unsigned warp_reduce(unsigned x, Operation operation) {
+  for (int distance = 1; distance < kWarp; distance *= 2)
+    x = operation(x, __shfl_xor_sync(~0u, x, distance));
+  return x;
+}
+__device__ inline unsigned warp_sum(unsigned x) {
+  return warp_reduce(x, [](unsigned a, unsigned b) { return a + b; });
+}
+__device__ inline unsigned warp_min(unsigned x) {
+  return warp_reduce(x, [](unsigned a, unsigned b) { return min(a, b); });
+}
+__device__ inline unsigned warp_max(unsigned x) {
+  return warp_reduce(x, [](unsigned a, unsigned b) { return max(a, b); });
+}
+#else
+__device__ __forceinline__ unsigned warp_sum(unsigned x) { return __reduce_add_sync(~0u, x); }
+__device__ __forceinline__ unsigned warp_min(unsigned x) { return __reduce_min_sync(~0u, x); }
+__device__ __forceinline__ unsigned warp_max(unsigned x) { return __reduce_max_sync(~0u, x); }
+#endif
+
+struct Means {
+  const float *gQ, *gQSimilar, *gK, *gKSimilar;
+};
+
+// Means in shared memory: those of a block's tiles of queries, and of kKeys blocks of keys at a
+// time. Behind them lie the scores [kTiles, blocks of keys], where there are few enough of those.
+template <class Config>
+struct MeansStorage {
+  static constexpr int kTiles = kTilesTogether, kThreads = kTiles * kWarp, kKeys = 64;
+  static_assert(kTiles % (kKeys / kWarp) == 0 && kThreads % (Config::kHeadDim / 4) == 0);
+  // Eight lanes that read 16 bytes of eight rows each find them in different banks.
+  static constexpr int kRow = Config::kHeadDim + 4;
+  float sK[kKeys][kRow], sQ[kTiles][Config::kHeadDim];
+  ATTN_MEMBERS(MeansStorage, sK, sQ)
+  static std::size_t bytes(int n_blocks) {
+    return sizeof(MeansStorage) +
+           (n_blocks > kScoresInShared ? 0 : sizeof(unsigned) * kTiles * n_blocks);
+  }
+};
+
+// Which tiles of queries a block has: `count` from number `first` on, of all heads' tiles.
+struct TilesTogether {
+  int head, m_block, first, count;
+};
+
+// Scores of all tiles of a block and all blocks of keys that one of them sees, as `order_of` them;
+// kAlways where no mean stands for one of the two. A warp has 32 means of keys, a lane each, and
+// kTilesOfWarp tiles; what a lane reads of K it multiplies by all of them. A score's products are
+// added up by one thread, one after the other: the order is that of the host.
+//! [score]
+template <class Config>
+__device__ __forceinline__ void score(MeansStorage<Config>& smem, unsigned* scores,
+                                      const Means& means, TilesTogether tiles, BlockRanges seen,
+                                      int64_t of_k, int n_blocks, float least_similarity) {
+  using Storage = MeansStorage<Config>;
+  constexpr int kHeadDim = Config::kHeadDim, kPieces = kHeadDim / 4;  // of a row: 16 bytes
+  constexpr int kKeyGroups = Storage::kKeys / kWarp, kTilesOfWarp = kKeyGroups;
+  const int warp_id = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
+  // A thread copies one piece of every kRowsAtOnce-th row; behind the end the last row once more.
+  constexpr int kRowsAtOnce = Storage::kThreads / kPieces;
+  const int row0 = static_cast<int>(threadIdx.x) / kPieces, col = threadIdx.x % kPieces * 4;
+  const float* const gQ = means.gQ + int64_t{tiles.first} * kHeadDim + col;
+  const float* const gK = means.gK + of_k * kHeadDim + col;
+  for (int row = row0; row < Storage::kTiles; row += kRowsAtOnce)
+    cp_async_16(&smem.sQ[row][col], gQ + min(row, tiles.count - 1) * kHeadDim);
+  const int own_key = warp_id % kKeyGroups * kWarp + lane;
+  const int own_tile = warp_id / kKeyGroups * kTilesOfWarp;
+  const auto* const k = reinterpret_cast<const float4*>(smem.sK[own_key]);
+  for (int n0 = seen.begin; n0 < seen.end; n0 += Storage::kKeys) {
+    for (int row = row0; row < Storage::kKeys; row += kRowsAtOnce)
+      cp_async_16(&smem.sK[row][col], gK + min(n0 + row, seen.end - 1) * kHeadDim);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();  // the means are there
+    const int n = n0 + own_key;
+    if (n < seen.end) {
+      const float k_similar = means.gKSimilar[of_k + n];  // on their way during the products
+      float q_similar[kTilesOfWarp], sum[kTilesOfWarp] = {};
+#pragma unroll
+      for (int t = 0; t < kTilesOfWarp; ++t)
+        q_similar[t] = means.gQSimilar[tiles.first + min(own_tile + t, tiles.count - 1)];
+#pragma unroll 4
+      for (int c = 0; c < kPieces; ++c) {
+        const float4 b = k[c];
+#pragma unroll
+        for (int t = 0; t < kTilesOfWarp; ++t) {
+          const float4 a = *reinterpret_cast<const float4*>(&smem.sQ[own_tile + t][4 * c]);
+          sum[t] = fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, fmaf(a.x, b.x, sum[t]))));
+        }
+      }
+#pragma unroll
+      for (int t = 0; t < kTilesOfWarp; ++t) {
+        const int tile = own_tile + t;
+        if (tile >= tiles.count) break;
+        const bool k_stands = k_similar >= least_similarity;
+        const bool q_stands = q_similar[t] >= least_similarity;
+        scores[int64_t{tile} * n_blocks + n] =
+            k_stands && q_stands && fabsf(sum[t]) < INFINITY ? order_of(sum[t]) : kAlways;
+      }
+    }
+    __syncthreads();  // all are done with them, and the scores are there
+  }
+}
+//! [score]
+
+// The largest threshold that enough scores reach, found bit by bit: no sorting, and equal scores
+// are kept together. At each bit the scores in a range that begins at `least` are in question, and
+// `above` counts those that lie above the range; the upper half of the range is added to it.
+//! [search]
+__device__ __forceinline__ unsigned least_kept(const unsigned* scores, BlockRanges seen,
+                                               const PredictRule& rule, float scale) {
+  const int lane = threadIdx.x % kWarp;
+  unsigned count = 0, most = 0, lowest = kAlways;
+#pragma unroll 4
+  for (int n = seen.begin + lane; n < seen.end; n += kWarp)
+    if (const unsigned order = scores[n]; order != kAlways)
+      ++count, most = max(most, order), lowest = min(lowest, order);
+  count = warp_sum(count), most = warp_max(most), lowest = warp_min(lowest);
+  if (count == 0) return 0;
+  const float best = score_of(most);
+  // How many there are between two numbers; or their weights. (A product that no compiler fuses
+  // with a sum.)
+  const auto sum_between = [&](unsigned from, unsigned to) {
+    const auto is_between = [&](unsigned order) { return order >= from && order <= to; };
+    unsigned sum = 0;
+    if (rule.by_mass) {
+#pragma unroll 1
+      for (int n = seen.begin + lane; n < seen.end; n += kWarp)
+        if (const unsigned order = scores[n]; is_between(order))
+          sum += weight_of(fmaf(score_of(order) - best, scale, 0.0f));
+    } else {
+#pragma unroll 4
+      for (int n = seen.begin + lane; n < seen.end; n += kWarp) sum += is_between(scores[n]);
+    }
+    return warp_sum(sum);
+  };
+  const unsigned enough = needed(rule, rule.by_mass ? sum_between(lowest, most) : count);
+  unsigned least = 0, above = 0;
+#pragma unroll 1
+  for (unsigned bit = 1u << 31; bit > 0; bit >>= 1) {
+    if (bit > (most ^ lowest)) {  // all scores have the same one
+      least |= most & bit;
+      continue;
+    }
+    const unsigned half = least | bit;
+    const unsigned from_half = above + sum_between(half, min(half | (bit - 1), most));
+    if (from_half >= enough)
+      least = half;
+    else
+      above = from_half;
+    if (from_half == enough && !rule.by_mass) break;  // just these (a weight may be 0)
+  }
+  return least;
+}
+//! [search]
+
+// (1) The scores of eight tiles of queries of a head, by all threads; then a warp for each: (2) the
+// least score that is kept, (3) the list, of which a lane has one of 32 blocks.
+//! [choose]
+template <class Config>
+__global__ void __launch_bounds__(MeansStorage<Config>::kThreads)
+    choose_kernel(Visits* gVisits, int* gVisited, unsigned* gScores, Means means, Shape shape,
+                  PredictRule rule, int n_blocks) {
+  using Storage = MeansStorage<Config>;
+  auto& smem = dynamic_shared<Storage>();
+  const int warp_id = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
+  const int m_blocks = ceil_div(shape.seqlen_q, Config::kBlockM);
+  const int groups = ceil_div(m_blocks, Storage::kTiles);
+  TilesTogether tiles{static_cast<int>(blockIdx.x) / groups,
+                      static_cast<int>(blockIdx.x) % groups * Storage::kTiles, 0, 0};
+  tiles.first = tiles.head * m_blocks + tiles.m_block;
+  tiles.count = min(Storage::kTiles, m_blocks - tiles.m_block);
+  const auto seen_by = [&](int m_block, int count) {
+    return blocks_seen(shape, shape.seqlen_q, shape.seqlen_k, m_block * Config::kBlockM,
+                       count * Config::kBlockM, Config::kBlockN);
+  };
+  unsigned* const scores = n_blocks > kScoresInShared ? gScores + int64_t{tiles.first} * n_blocks
+                                                      : reinterpret_cast<unsigned*>(&smem + 1);
+  score<Config>(smem, scores, means, tiles, seen_by(tiles.m_block, tiles.count),
+                int64_t{tiles.head / (shape.heads / shape.kv_heads)} * n_blocks, n_blocks,
+                rule.least_similarity);
+  if (warp_id >= tiles.count) return;
+  const int tile = tiles.first + warp_id, row0 = (tiles.m_block + warp_id) * Config::kBlockM;
+  const BlockRanges seen = seen_by(tiles.m_block + warp_id, 1);
+  const unsigned* const own = scores + int64_t{warp_id} * n_blocks;
+  const unsigned least = least_kept(own, seen, rule, shape.softmax_scale * kLog2e);
+
+  const int shift = shape.seqlen_k - shape.seqlen_q;
+  const int last_row = min(row0 + Config::kBlockM, shape.seqlen_q) - 1;
+  const auto kept = [&](int n) {
+    if (rule.sink && n == 0) return true;
+    // Products, not quotients, which would round a diagonal before key 0 to block 0.
+    if (rule.diagonal && (n + 1) * Config::kBlockN > row0 + shift &&
+        n * Config::kBlockN <= last_row + shift)
+      return true;
+    return own[n] >= least;
+  };
+  Visits visits{tile * n_blocks, 0, 0};
+  int at = visits.first;
+  const auto list = [&](int begin, int end) {
+#pragma unroll 1  // it is here three times
+    for (int n0 = begin; n0 < end; n0 += kWarp) {
+      const int n = n0 + lane;
+      const bool wanted = n < end && kept(n);
+      const unsigned taken = __ballot_sync(~0u, wanted);
+      if (wanted) gVisited[at + __popc(taken & ((1u << lane) - 1))] = n;
+      at += __popc(taken);
+    }
+  };
+  list(seen.unmasked_begin, seen.unmasked_end);
+  visits.masked = at;
+  list(seen.begin, seen.unmasked_begin);
+  list(seen.unmasked_end, seen.end);
+  visits.end = at;
+  if (lane == 0) gVisits[tile] = visits;
+}
+//! [choose]
+
+// Blocks of Q or of K, and where what is found of them goes: `means` and `similar`.
+//! [launch]
+template <class Element>
+Pooled<Element> pooled(const Arguments& args, const std::string& name, int64_t rows, int block,
+                       const std::string& means) {
+  return {args.in<Element>(name),
+          static_cast<int>(rows),
+          block,
+          static_cast<int>(ceil_div(rows, block)),
+          args.out<float>(means),
+          args.out<float>(name + "_similar")};
+}
+
+// Phase "choose", of what has been pooled, and what the attention kernel gets of it.
+template <class Element, class Config>
+Status choose_pooled(const Arguments& args, const PredictRule& rule, const Pooled<Element>& q,
+                     const Pooled<Element>& k, VisitLists& lists) {
+  using Storage = MeansStorage<Config>;
+  const Problem& p = args.problem;
+  args.phase("choose");
+  if (const Status done = launch_kernel(
+          choose_kernel<Config>,
+          dim3(static_cast<unsigned>(p.batch * p.heads * ceil_div(q.blocks, Storage::kTiles))),
+          dim3(Storage::kThreads), Storage::bytes(k.blocks), args.stream,
+          args.out<Visits>("visits"), args.out<int>("visited"),
+          k.blocks > kScoresInShared ? args.out<unsigned>("scores") : nullptr,
+          Means{q.gMean, q.gSimilar, k.gMean, k.gSimilar}, shape_of(p), rule, k.blocks);
+      !done.ok())
+    return done;
+  lists = {args.out<Visits>("visits"), args.out<int>("visited"),
+           static_cast<int>(p.heads * q.blocks), q.blocks};
+  return Status::success();
+}
+
+// Phases "pool" and "choose".
+template <class Element, class Config>
+Status choose_visits(const Arguments& args, const PredictRule& rule, VisitLists& lists) {
+  const Problem& p = args.problem;
+  const auto q = pooled<Element>(args, "q", p.seqlen_q, Config::kBlockM, "q_mean");
+  const auto k = pooled<Element>(args, "k", p.seqlen_k, Config::kBlockN, "k_mean");
+  const int64_t tiles = p.batch * p.heads * q.blocks, blocks = p.batch * p.kv_heads * k.blocks;
+  args.phase("pool");
+  if (const Status done =
+          launch_kernel(pool_kernel<Element, Config::kHeadDim, kPoolThreads>,
+                        dim3(static_cast<unsigned>(tiles + blocks)), dim3(kPoolThreads), 0,
+                        args.stream, q, k, static_cast<int>(tiles));
+      !done.ok())
+    return done;
+  return choose_pooled<Element, Config>(args, rule, q, k, lists);
+}
+//! [launch]
+
+}  // namespace ATTN_BACKEND::hopper

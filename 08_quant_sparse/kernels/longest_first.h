@@ -1,0 +1,72 @@
+// The order in which tiles of queries are taken, where they visit different numbers of blocks:
+// those with the longest lists first, so that none of them is left for the end, when other SMs are
+// idle (Graham 1969, "longest processing time").
+//
+//     tile_order [tiles]    the n-th tile to be taken, as TileOrder counts them
+//
+// Sections stay one after the other, so that K and V of a section's heads stay in L2.
+#pragma once
+
+#include "kernels/visits.h"
+
+namespace ATTN_BACKEND::hopper {
+using namespace attn;
+
+constexpr int kLengthClasses = 64;
+// The class of a tile that visits `count` of `n_blocks`: 0 is that of the longest lists.
+inline __host__ __device__ int length_class(int count, int n_blocks) {
+  return (n_blocks - count) * kLengthClasses / (n_blocks + 1);
+}
+struct OrderPass {
+  static constexpr int kThreads = 256;
+};
+
+// A block has a section. Lists of about the same length are a class; tiles of a class come in any
+// order, which changes no bit of any of them.
+//! [longest_first]
+template <class Pass, class Config>
+__global__ void __launch_bounds__(Pass::kThreads)
+    order_kernel(TileOrder tiles, VisitLists lists, int n_blocks, int* __restrict__ gOrder) {
+  __shared__ int sCount[kLengthClasses], sNext[kLengthClasses];
+  const auto own = static_cast<int>(threadIdx.x);
+  const unsigned of_section = tiles.section * tiles.num_m_blocks;
+  const unsigned first = blockIdx.x * of_section, end = min(tiles.count(), first + of_section);
+  const auto class_of = [&](unsigned n) {
+    const TileOrder::Tile tile = tiles.at<Config::kBlockM>(n);
+    const int list = tile.bh * static_cast<int>(tiles.num_m_blocks) + tile.row0 / Config::kBlockM;
+    return length_class(lists.gVisits[list].count(), n_blocks);
+  };
+  if (own < kLengthClasses) sCount[own] = 0;
+  __syncthreads();  // all classes are empty
+  for (unsigned n = first + own; n < end; n += Pass::kThreads) atomicAdd(&sCount[class_of(n)], 1);
+  __syncthreads();  // all are counted
+  if (own < kLengthClasses) {
+    auto before = static_cast<int>(first);
+    for (int i = 0; i < own; ++i) before += sCount[i];
+    sNext[own] = before;
+  }
+  __syncthreads();  // where each class begins is known
+  for (unsigned n = first + own; n < end; n += Pass::kThreads)
+    gOrder[atomicAdd(&sNext[class_of(n)], 1)] = static_cast<int>(n);
+}
+//! [longest_first]
+
+// Heads of a section as heads_of_section() has them, for K and V of a byte: as many bytes, so twice
+// as many heads. More tiles have more short ones among them that fill up the end.
+inline unsigned section_of_codes(Problem p, unsigned num_m_blocks) {
+  p.seqlen_k = ceil_div(p.seqlen_k, 2);
+  return static_cast<unsigned>(heads_of_section(p, num_m_blocks));
+}
+
+// Phase "order".
+template <class Config>
+Status longest_first(const Arguments& args, const TileOrder& tiles, const VisitLists& lists) {
+  args.phase("order");
+  return launch_kernel(order_kernel<OrderPass, Config>,
+                       dim3(ceil_div(tiles.num_heads, tiles.section)), dim3(OrderPass::kThreads), 0,
+                       args.stream, tiles, lists,
+                       static_cast<int>(ceil_div(args.problem.seqlen_k, Config::kBlockN)),
+                       args.out<int>("tile_order"));
+}
+
+}  // namespace ATTN_BACKEND::hopper

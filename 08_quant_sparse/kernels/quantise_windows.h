@@ -1,0 +1,157 @@
+// V from bf16 to e4m3 less its mean, SageAttention2's "smooth V" (arXiv 2411.10958) by windows: a
+// mean and a scale for each channel (column) of a window of 4096 keys. As 06's quantise_windows.h.
+//
+//     v_window [B Hkv, windows, d, 2]    mean, descale
+//     v8       [B Hkv, d, padded]        (V - mean) / descale, as in quantise_v.h
+//
+// Means and scales come from finite values. A NaN or an infinity becomes e4m3's NaN code, and stays
+// in its key.
+#pragma once
+
+#include "kernels/quantise_v.h"
+
+namespace ATTN_BACKEND::hopper {
+using namespace attn;
+
+constexpr int kWindowKeys = 4096;
+
+// A block has 64 columns of a window. Each thread adds up every 32nd row, then a thread for each
+// column adds up these sums: an order that is always the same, and the host's too (rounded.cpp).
+//! [windows]
+template <class Pass>
+__global__ void __launch_bounds__(Pass::kThreads)
+    windows_kernel(const __nv_bfloat16* __restrict__ gV,  // [B Hkv, seqlen_k, d]
+                   int seqlen_k, int head_dim, float2* __restrict__ gWindows) {
+  constexpr int kColumns = kTransposedColumns, kRowsAtOnce = 8 * Pass::kThreads / kColumns;
+  __shared__ float sSum[kRowsAtOnce][kColumns], sLeast[kRowsAtOnce][kColumns];
+  __shared__ float sMost[kRowsAtOnce][kColumns];
+  const int panels = head_dim / kColumns, windows = ceil_div(seqlen_k, kWindowKeys);
+  const int panel = static_cast<int>(blockIdx.x) % panels;
+  const int64_t head = blockIdx.x / panels / windows;
+  const int window = static_cast<int>(blockIdx.x / panels % windows);
+  const int column = static_cast<int>(threadIdx.x) % 8 * 8;
+  const int own = static_cast<int>(threadIdx.x) / 8;
+  const int key0 = window * kWindowKeys, end = min(seqlen_k, key0 + kWindowKeys);
+  float sum[8] = {}, least[8], most[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) least[i] = INFINITY, most[i] = -INFINITY;
+#pragma unroll 4  // so many loads in flight
+  for (int key = key0 + own; key < end; key += kRowsAtOnce) {
+    const Eight e = load_eight(gV + (head * seqlen_k + key) * head_dim + panel * kColumns + column);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      sum[i] += e.x[i];
+      least[i] = fminf(least[i], e.x[i]), most[i] = fmaxf(most[i], e.x[i]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    sSum[own][column + i] = sum[i];
+    sLeast[own][column + i] = least[i], sMost[own][column + i] = most[i];
+  }
+  __syncthreads();  // those of all threads are there
+  if (threadIdx.x >= kColumns) return;
+  float all = 0, low = INFINITY, high = -INFINITY;
+  for (int row = 0; row < kRowsAtOnce; ++row) {
+    all += sSum[row][threadIdx.x];
+    low = fminf(low, sLeast[row][threadIdx.x]), high = fmaxf(high, sMost[row][threadIdx.x]);
+  }
+  if (!(fabsf(all) < INFINITY)) {  // one bad key must not spoil the window's mean
+    const FiniteColumn of_column =
+        finite_column(gV + (head * seqlen_k + key0) * head_dim + panel * kColumns + threadIdx.x,
+                      head_dim, end - key0);
+    all = of_column.sum, low = of_column.least, high = of_column.most;
+  }
+  const float mean = all / static_cast<float>(end - key0);
+  const float largest = fmaxf(fmaxf(high - mean, mean - low), kSmallestV);
+  gWindows[(head * windows + window) * head_dim + panel * kColumns + threadIdx.x] =
+      make_float2(mean, largest / kLargestE4M3);
+}
+//! [windows]
+
+// As transpose_kernel of quantise_v.h: 64 columns `panel` of 128 keys `tile`. `window_of` says
+// where the means and scales of a head's columns are that the keys from one on have.
+//! [transpose_windows]
+// A word more than there are in a row: fewer bank conflicts.
+using TransposedWords = uint32_t[kTransposedColumns][kTransposedKeys / 4 + 1];
+template <class Pass, int kHeadDim, class WindowOf>
+__device__ __forceinline__ void transpose_smoothed(const __nv_bfloat16* __restrict__ gV,
+                                                   int seqlen_k, unsigned panel, unsigned tile,
+                                                   WindowOf window_of, TransposedWords& sWords,
+                                                   uint8_t* __restrict__ gV8) {
+  constexpr int kPanels = kHeadDim / kTransposedColumns;
+  const int64_t head = panel / kPanels, padded = padded_keys(seqlen_k);
+  const int column0 = static_cast<int>(panel) % kPanels * kTransposedColumns;
+  const int key0 = static_cast<int>(tile) * kTransposedKeys;
+  // 8 threads have a row's 64 columns, 32 groups of four keys.
+  const int column = static_cast<int>(threadIdx.x) % 8 * 8;
+  const int group = static_cast<int>(threadIdx.x) / 8;
+  float x[8][4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int key = key0 + group / 4 * 16 + e4m3_column(group % 4 * 4 + i);
+    const int64_t at = (head * seqlen_k + key) * kHeadDim + column0 + column;
+    const Eight e = key < seqlen_k ? load_eight(gV + at) : Eight{};
+#pragma unroll
+    for (int c = 0; c < 8; ++c) x[c][i] = finite_or_nan(e.x[c]);
+  }
+  const float2* const window = window_of(head, key0) + column0 + column;
+#pragma unroll
+  for (int c = 0; c < 8; ++c) {
+    const auto [mean, descale] = window[c];
+    const float scale = 1 / descale;
+    sWords[column + c][group] =
+        pack4_e4m3((x[c][0] - mean) * scale, (x[c][1] - mean) * scale, (x[c][2] - mean) * scale,
+                   (x[c][3] - mean) * scale);
+  }
+  __syncthreads();  // all codes are there
+  const int word = static_cast<int>(threadIdx.x) % 32;
+  if (key0 + 4 * word >= padded) return;
+  uint8_t* const g = gV8 + (head * kHeadDim + column0) * padded + key0 + 4 * word;
+  for (int col = threadIdx.x / 32; col < kTransposedColumns; col += Pass::kThreads / 32)
+    *reinterpret_cast<uint32_t*>(g + col * padded) = sWords[col][word];
+}
+
+template <class Pass, int kHeadDim>
+__global__ void __launch_bounds__(Pass::kThreads)
+    transpose_windows_kernel(const __nv_bfloat16* __restrict__ gV, int seqlen_k,
+                             const float2* __restrict__ gWindows, uint8_t* __restrict__ gV8) {
+  __shared__ TransposedWords sWords;
+  static_assert(kWindowKeys % kTransposedKeys == 0);
+  transpose_smoothed<Pass, kHeadDim>(
+      gV, seqlen_k, blockIdx.x, blockIdx.y,
+      [&](int64_t head, int key0) {
+        const int windows = ceil_div(seqlen_k, kWindowKeys);
+        return gWindows + (head * windows + key0 / kWindowKeys) * kHeadDim;
+      },
+      sWords, gV8);
+}
+//! [transpose_windows]
+
+// All of a step's pass: the mean of K, codes of Q and K, means and scales of V, codes of V.
+//! [launch_windows]
+template <int kHeadDim, class Groups>
+Status quantise_windows(const Arguments& args) {
+  using Pass = QuantisePass;
+  const Problem& p = args.problem;
+  if (const Status status = quantise_smoothed<kHeadDim, Groups>(args); !status.ok()) return status;
+  const auto* const v = args.in<__nv_bfloat16>("v");
+  auto* const windows = reinterpret_cast<float2*>(args.out<float>("v_window"));
+  const int seqlen_k = static_cast<int>(p.seqlen_k);
+  const auto panels = static_cast<unsigned>(p.batch * p.kv_heads * kHeadDim / kTransposedColumns);
+  args.phase("windows");
+  if (const Status status =
+          launch_kernel(windows_kernel<Pass>,
+                        dim3(panels * static_cast<unsigned>(ceil_div(p.seqlen_k, kWindowKeys))),
+                        dim3(Pass::kThreads), 0, args.stream, v, seqlen_k, kHeadDim, windows);
+      !status.ok())
+    return status;
+  args.phase("transpose");
+  return launch_kernel(
+      transpose_windows_kernel<Pass, kHeadDim>,
+      dim3(panels, static_cast<unsigned>(ceil_div(padded_keys(p.seqlen_k), kTransposedKeys))),
+      dim3(Pass::kThreads), 0, args.stream, v, seqlen_k, windows, args.out<uint8_t>("v8"));
+}
+//! [launch_windows]
+
+}  // namespace ATTN_BACKEND::hopper

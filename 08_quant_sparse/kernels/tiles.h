@@ -1,0 +1,47 @@
+// What a tile of queries is of. The same for all prefill steps of this chapter.
+#pragma once
+
+#include "attn/kernel.h"
+#include "kernels/hopper/tile_order.h"
+
+namespace ATTN_BACKEND::hopper {
+using namespace attn;
+
+// Of steps that skip: places in the list of all tiles' blocks. From `first` on those of which every
+// row sees all keys, from `masked` on those that need the element mask, up to `end`.
+//! [visits]
+struct Visits {
+  int first, masked, end;
+  __host__ __device__ int count() const { return end - first; }
+};
+//! [visits]
+
+// What a block works on: some rows of one head, and the blocks of keys that they see.
+//! [work]
+struct Work {
+  int row0 = -1;  // in its sequence; -1: there is no more
+  int seqlen_q, seqlen_k;
+  int q_head, kv_head;  // counted through the batch
+  BlockRanges seen;
+  int64_t o, lse;  // of its first row: elements from the beginning
+  // Of steps that skip: what it visits in place of `seen`, and the last key, -1 where that is none.
+  Visits visits = {};
+  int last_key = -1;
+};
+template <class Config>
+__device__ __forceinline__ Work work_of(const Shape& shape, TileOrder::Tile tile) {
+  const auto [bh, row0] = tile;
+  const int64_t row = int64_t{bh} * shape.seqlen_q + row0;  // of all rows of [B, Hq, seqlen_q]
+  return {
+      row0,
+      shape.seqlen_q,
+      shape.seqlen_k,
+      bh,
+      bh / (shape.heads / shape.kv_heads),
+      blocks_seen(shape, shape.seqlen_q, shape.seqlen_k, row0, Config::kBlockM, Config::kBlockN),
+      row * Config::kHeadDim,
+      row};
+}
+//! [work]
+
+}  // namespace ATTN_BACKEND::hopper

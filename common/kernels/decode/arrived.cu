@@ -1,0 +1,13 @@
+// Counters that are 0 before the first launch of a step that has one launch. Of chapter
+// 05_flash_decoding.
+#include "attn/kernel.h"
+#include "kernels/decode/arrived.h"
+#include "kernels/decode/splits.h"
+
+namespace ATTN_BACKEND::arrived {
+
+Status launch(const Arguments& args) {
+  return clear(args, "arrived", splits::row_blocks(args.problem, splits::kMmaRows));
+}
+
+}  // namespace ATTN_BACKEND::arrived

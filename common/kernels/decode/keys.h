@@ -1,0 +1,30 @@
+// Which keys a query sees, and how many tiles that is: for kernels and for plans. Of chapter
+// 05_flash_decoding.
+#pragma once
+
+#include "attn/kernel.h"
+
+namespace ATTN_BACKEND::flash_decoding {
+using namespace attn;
+
+// Keys [begin, end). A query sees those up to the diagonal, which ends at the last key in use.
+//! [keys]
+struct Keys {
+  int begin, end;
+};
+__device__ __forceinline__ Keys keys_of_query(const Shape& shape, int used, int i) {
+  const int diagonal = i + used - shape.seqlen_q;
+  return {max(0, diagonal - shape.window_left), min(used, diagonal + shape.window_right + 1)};
+}
+// The keys that some query of a sequence sees; and tiles of them. Without keys there is one, which
+// stores O = 0.
+__device__ __forceinline__ Keys keys_of_sequence(const Shape& shape, int used) {
+  return {keys_of_query(shape, used, 0).begin, keys_of_query(shape, used, shape.seqlen_q - 1).end};
+}
+__device__ __forceinline__ int tiles_of(const Shape& shape, int used, int tile_keys) {
+  const Keys keys = keys_of_sequence(shape, used);
+  return max(1, ceil_div(max(0, keys.end - keys.begin), tile_keys));
+}
+//! [keys]
+
+}  // namespace ATTN_BACKEND::flash_decoding

@@ -1,0 +1,183 @@
+// What the threads of a consumer warpgroup do with their parts of S, P and O, and how rings of
+// stages are counted. Of chapter 06_flash_v3_hopper.
+//
+// An accumulator of 64 rows and n columns lies as drawn in ptx/wgmma.h: lane l of a warp has, of
+// every 8 columns, columns 2 (l % 4) and the next one, of rows l / 4 and l / 4 + 8: [n / 8][4]
+// per thread.
+#pragma once
+
+#include "attn/kernel.h"
+#include "kernels/hopper/tile_order.h"
+#include "ptx/mma.h"
+#include "ptx/wgmma.h"
+
+namespace ATTN_BACKEND::hopper {
+using namespace attn;
+
+// Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+constexpr float kLowest = -3.4028234e38f;
+constexpr int kWarpgroup = 128, kWarp = 32;  // threads
+
+// A stage of a ring, and the phase of its barriers: both follow from how many came before.
+//! [pipeline]
+template <int kStages>
+struct PipelineState {
+  int count = 0;
+  __device__ int index() const { return count % kStages; }
+  __device__ int phase() const { return count / kStages % 2; }
+  __device__ void advance() { ++count; }
+  __device__ PipelineState previous() const { return {count - 1}; }
+};
+//! [pipeline]
+
+// threadIdx.x, read anew each time: as one variable it, and all that follows from it, would keep
+// registers in the loop.
+__device__ __forceinline__ int thread_index() {
+#ifdef ATTN_EMULATED
+  return static_cast<int>(threadIdx.x);
+#else
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+#endif
+}
+// The first row of this lane in the tile, the second one is 8 below it; the first of its columns of
+// 8.
+__device__ __forceinline__ int first_row() {
+  return thread_index() / kWarp * 16 + thread_index() % kWarp / 4;
+}
+__device__ __forceinline__ int quad_col() { return thread_index() % 4 * 2; }
+
+// The operand with its groups of 8 rows `bytes` apart, where other atoms lie between them.
+__device__ __forceinline__ WgmmaOperand groups_apart(WgmmaOperand operand, int bytes) {
+  return {(operand.bits & ~(uint64_t{0x3FFF} << 32)) | static_cast<uint64_t>(bytes >> 4) << 32};
+}
+
+__device__ __forceinline__ float quad_max(float x) {  // over the 4 lanes that share a row
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// tanh y = 1 - 2 / (e^2y + 1), a difference of like numbers where y is small: there its series.
+//! [softcap]
+template <class Config>
+__device__ __forceinline__ void apply_softcap(float (&s)[Config::kBlockN / 8][4],
+                                              const Shape& shape) {
+  const float in = shape.softmax_scale / shape.softcap;
+#pragma unroll
+  for (int n = 0; n < Config::kBlockN / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float y = s[n][i] * in, y2 = y * y;
+      const float series = y * fmaf(y2, fmaf(y2, fmaf(y2, -17.0f / 315, 2.0f / 15), -1.0f / 3), 1);
+      const float whole = fmaf(-2, __fdividef(1, exp2f(2 * kLog2e * y) + 1), 1);
+      s[n][i] = shape.softcap * (fabsf(y) < 0.25f ? series : whole);
+    }
+}
+//! [softcap]
+
+// Keys that a row does not see get -inf. `row0` is where the tile's first row is among the keys.
+//! [mask]
+template <class Config>
+__device__ __forceinline__ void apply_mask(float (&s)[Config::kBlockN / 8][4], const Shape& shape,
+                                           const BlockRanges& seen, int n_block, int row0,
+                                           int last_key) {
+  if (n_block >= seen.unmasked_begin && n_block < seen.unmasked_end) return;
+  // Keys from this lane's first one on: its first row is at `own`, and it sees none after `last`.
+  const int key0 = n_block * Config::kBlockN + quad_col();
+  const int own = row0 + first_row() - key0;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int last = min(own + 8 * r + shape.window_right, last_key - key0);
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (8 * n + i > last) s[n][2 * r + i] = -INFINITY;
+  }
+  if (n_block >= seen.unmasked_begin) return;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {  // the left edge of the window
+    const int first = own + 8 * r - shape.window_left;
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 8; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        if (8 * n + i < first) s[n][2 * r + i] = -INFINITY;
+  }
+}
+//! [mask]
+
+template <int kColumns>
+__device__ __forceinline__ void rescale_rows(float (&o)[kColumns / 8][4],
+                                             const float (&rescale)[2]) {
+#pragma unroll
+  for (int n = 0; n < kColumns / 8; ++n)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
+}
+
+// Two neighbouring accumulators, rounded in pairs, are the left operand of 16 keys.
+template <class Element, int kBlockN>
+__device__ __forceinline__ void round_p(uint32_t (&p)[kBlockN / 16][4],
+                                        const float (&s)[kBlockN / 8][4]) {
+#pragma unroll
+  for (int n = 0; n < kBlockN / 8; ++n) {
+    p[n / 2][n % 2 * 2] = pack2<Element>(s[n][0], s[n][1]);
+    p[n / 2][n % 2 * 2 + 1] = pack2<Element>(s[n][2], s[n][3]);
+  }
+}
+
+// The register epilogue: (7) O = O / l, once; (8) store O and lse. Where there is a `gLseShift`
+// [rows of all heads], lse is that much more; where there are `gChannels` [d], O's columns are
+// multiplied by them. The four lanes of a row have two
+// neighbouring columns of every eight, 16 bytes in all, half a sector. So two lanes exchange halves
+// first: then each has four columns side by side, and a quad writes 32 bytes, a whole sector.
+//! [epilogue]
+template <class Element, int kHeadDim, class Tile>
+__device__ __forceinline__ void store_o(Element* gO, float* gLse, const Tile& work,
+                                        int64_t row_stride, const float (&o)[kHeadDim / 8][4],
+                                        const float (&row_max)[2], float (&row_sum)[2],
+                                        const float* gLseShift = nullptr,
+                                        const float* gChannels = nullptr) {
+  const bool upper = thread_index() % 2 != 0;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    row_sum[r] = quad_sum(row_sum[r]);
+    // Nothing seen: O = 0. Else the largest P is 1 or about that, or the sum is no number.
+    const bool none = row_sum[r] == 0;
+    const float factor = none ? 0 : __fdividef(1, row_sum[r]);
+    const int row = first_row() + 8 * r;
+    const bool exists = work.row0 + row < work.seqlen_q;
+    Element* const gRow =
+        gO + work.o + row * row_stride + (upper ? 8 : 0) + thread_index() / 2 % 2 * 4;
+#pragma unroll
+    for (int n = 0; n < kHeadDim / 8; n += 2) {
+      float2 of_even = make_float2(factor, factor), of_odd = of_even;
+      if (gChannels != nullptr) {
+        const float2 a = *reinterpret_cast<const float2*>(gChannels + 8 * n + quad_col());
+        const float2 b = *reinterpret_cast<const float2*>(gChannels + 8 * n + 8 + quad_col());
+        of_even.x *= a.x, of_even.y *= a.y, of_odd.x *= b.x, of_odd.y *= b.y;
+      }
+      const uint32_t even =
+          pack2<Element>(o[n][2 * r] * of_even.x, o[n][2 * r + 1] * of_even.y);
+      const uint32_t odd =
+          pack2<Element>(o[n + 1][2 * r] * of_odd.x, o[n + 1][2 * r + 1] * of_odd.y);
+      const uint32_t got = __shfl_xor_sync(~0u, upper ? even : odd, 1);
+      if (exists)
+        *reinterpret_cast<uint2*>(gRow + 8 * n) =
+            upper ? make_uint2(got, odd) : make_uint2(even, got);
+    }
+    if (quad_col() == 0 && exists) {
+      const float shift = gLseShift == nullptr ? 0 : gLseShift[work.lse + row];
+      gLse[work.lse + row] = none ? -INFINITY : shift + kLn2 * (row_max[r] + __log2f(row_sum[r]));
+    }
+  }
+}
+//! [epilogue]
+
+}  // namespace ATTN_BACKEND::hopper

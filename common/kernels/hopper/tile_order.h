@@ -1,0 +1,86 @@
+// Tiles of queries: their order, and the blocks of keys that each of them sees. Of chapter
+// 06_flash_v3_hopper.
+#pragma once
+
+#include <algorithm>
+
+#include "attn/kernel.h"
+
+namespace ATTN_BACKEND::hopper {
+using namespace attn;
+
+// Blocks of keys: some row of [row0, row0 + rows) sees something of [begin, end), and every row
+// sees all of [unmasked_begin, unmasked_end).
+//! [ranges]
+struct BlockRanges {
+  int begin, unmasked_begin, unmasked_end, end;
+};
+inline __device__ BlockRanges blocks_seen(const Shape& shape, int seqlen_q, int seqlen_k, int row0,
+                                          int rows, int block_n) {
+  const int last = min(row0 + rows, seqlen_q) - 1, shift = seqlen_k - seqlen_q;
+  const int begin = max(0, row0 + shift - shape.window_left);
+  const int end = min(seqlen_k, last + shift + shape.window_right + 1);
+  if (end <= begin) return {0, 0, 0, 1};  // O = 0, lse = -inf: one block, masked entirely
+  // What the last row sees first, and the first row last.
+  const int all_begin = max(0, last + shift - shape.window_left);
+  const int all_end = min(seqlen_k, row0 + shift + shape.window_right + 1);
+  BlockRanges seen{begin / block_n, ceil_div(all_begin, block_n), all_end / block_n,
+                   ceil_div(end, block_n)};
+  seen.unmasked_begin = min(seen.unmasked_begin, seen.end);
+  seen.unmasked_end = max(seen.unmasked_begin, seen.unmasked_end);
+  return seen;
+}
+//! [ranges]
+
+// Heads of a section: as many as have K and V of 12 MB, of an H200's L2 of 60 MB; but with a mask
+// so many that an SM gets three tiles on average, long and short ones, if these have no more than
+// 32 MB. Sections are of equal size.
+//! [section]
+inline int64_t heads_of_section(const Problem& p, int64_t num_m_blocks) {
+  constexpr int64_t kMega = 1 << 20, kTilesPerSm = 3, kSms = 132;
+  const int64_t heads = p.heads * p.batch, bytes = 2 * p.seqlen_k * p.head_dim * 2;
+  const auto fit = [&](int64_t limit) { return std::max<int64_t>(1, limit / bytes) * p.group(); };
+  const int64_t balanced =
+      p.masked() ? std::min(fit(32 * kMega), ceil_div(kTilesPerSm * kSms, num_m_blocks)) : 1;
+  return ceil_div(heads, std::max<int64_t>(1, heads / std::max(fit(12 * kMega), balanced)));
+}
+//! [section]
+
+// Heads come in sections; in one, the tiles with the most keys come first, those of all its heads.
+//! [order]
+struct TileOrder {
+  unsigned num_m_blocks, num_heads, section;
+  TileOrder(const Problem& p, int block_m)
+      : num_m_blocks(static_cast<unsigned>(ceil_div(p.seqlen_q, block_m))),
+        num_heads(static_cast<unsigned>(p.heads * p.batch)),
+        section(static_cast<unsigned>(heads_of_section(p, num_m_blocks))) {}
+  __host__ __device__ unsigned count() const { return num_m_blocks * num_heads; }
+  struct Tile {
+    int bh, row0;  // its head, counted through the batch, and its first row
+  };
+  template <int kBlockM>
+  __device__ Tile at(unsigned tile) const {
+    const unsigned first_head = tile / (section * num_m_blocks) * section;
+    const unsigned heads = min(section, num_heads - first_head);
+    const unsigned in_section = tile - first_head * num_m_blocks;
+    return {static_cast<int>(first_head + in_section % heads),
+            static_cast<int>((num_m_blocks - 1 - in_section / heads) * kBlockM)};
+  }
+};
+//! [order]
+
+// Dynamic persistent: a block begins with the tile of its own number. The next ones come from a
+// counter in device memory, so that a block with short tiles gets more of them.
+//! [tiles]
+struct DynamicPersistent : TileOrder {
+  unsigned* counter = nullptr;  // 0 before the first launch, and after each one
+  using TileOrder::TileOrder;
+  __device__ unsigned first() const { return blockIdx.x; }
+  // Whoever has had a tile counts once, so that it is counted count() times in all, and is 0 again.
+  __device__ unsigned next(unsigned) const { return gridDim.x + atomicInc(counter, count() - 1); }
+};
+//! [tiles]
+
+constexpr int kEmulatedSms = 2;  // so few that each block has several tiles
+
+}  // namespace ATTN_BACKEND::hopper
