@@ -8,10 +8,10 @@
 #include "attn/tiling.h"
 #include "kernels/boxes.h"
 #include "host/costs.h"
-#include "kernels/mixed_plan.h"
+#include "host/mixed_plan.h"
 #include "host/paged.h"
-#include "kernels/plan.h"
-#include "kernels/prefix_plan.h"
+#include "host/plan.h"
+#include "host/prefix_plan.h"
 #include "kernels/splits.h"
 #include "host/trace.h"
 

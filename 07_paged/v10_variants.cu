@@ -19,7 +19,7 @@
 #include "ptx/global_flag.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "kernels/plan.h"
+#include "kernels/work.h"
 #include "kernels/splits.h"
 #include "kernels/tiles.h"
 #include "kernels/turned_q.h"

@@ -24,8 +24,7 @@
 #include "ptx/mma.h"
 #include "ptx/sm_id.h"
 #include "kernels/decode_piece.h"
-#include "kernels/mixed_plan.h"
-#include "kernels/plan.h"
+#include "kernels/work.h"
 #include "kernels/prefill_tiles.h"
 
 namespace ATTN_BACKEND::v11_mixed {

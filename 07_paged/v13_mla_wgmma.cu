@@ -17,7 +17,7 @@
 #include "ptx/mma.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma.h"
-#include "kernels/plan.h"
+#include "kernels/work.h"
 #include "kernels/splits.h"
 #include "kernels/tiles.h"
 

@@ -14,7 +14,7 @@
 #include "ptx/global_flag.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "kernels/plan.h"
+#include "kernels/work.h"
 #include "kernels/splits.h"
 #include "kernels/tiles.h"
 

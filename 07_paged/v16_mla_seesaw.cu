@@ -24,7 +24,7 @@
 #include "ptx/wgmma.h"
 #include "kernels/hopper/fragments.h"
 #include "kernels/latent_pieces.h"
-#include "kernels/plan.h"
+#include "kernels/work.h"
 #include "kernels/splits.h"
 #include "kernels/tiles.h"
 

@@ -25,10 +25,9 @@
 #include "kernels/boxes.h"
 #include "kernels/hopper/fragments.h"
 #include "kernels/hopper_tiles.h"
-#include "kernels/plan.h"
+#include "kernels/work.h"
 #include "kernels/prefix_boxes.h"
 #include "kernels/prefix_merge.h"
-#include "kernels/prefix_plan.h"
 
 ATTN_DECLARE_STEP(v5_balanced_plan);
 

@@ -17,7 +17,7 @@
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
 #include "kernels/line.h"
-#include "kernels/plan.h"
+#include "kernels/work.h"
 #include "kernels/splits.h"
 #include "kernels/tiles.h"
 

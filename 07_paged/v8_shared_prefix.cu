@@ -16,9 +16,8 @@
 #include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
-#include "kernels/plan.h"
+#include "kernels/work.h"
 #include "kernels/prefill_tiles.h"
-#include "kernels/prefix_plan.h"
 
 ATTN_DECLARE_STEP(v5_balanced_plan);
 

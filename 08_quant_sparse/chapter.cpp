@@ -3,9 +3,9 @@
 #include <iterator>
 
 #include "host/head_windows.h"
-#include "kernels/predict.h"
+#include "host/predict.h"
 #include "host/quantised.h"
-#include "kernels/sparse.h"
+#include "host/sparse_steps.h"
 
 namespace attn {
 

@@ -31,19 +31,6 @@ __device__ __forceinline__ void round_p_e4m3(uint32_t (&p)[kBlockN / 32][4],
 }
 //! [round]
 
-// As v9 and all later steps take tiles.
-// Dynamic persistent: a block begins with the tile of its own number. The next ones come from a
-// counter in device memory, so that a block with short tiles gets more of them.
-//! [tiles]
-struct DynamicPersistent : TileOrder {
-  unsigned* counter = nullptr;  // 0 before the first launch, and after each one
-  using TileOrder::TileOrder;
-  __device__ unsigned first() const { return blockIdx.x; }
-  // Each tile is followed by one count: there are count() of them in all, and it is 0 again.
-  __device__ unsigned next(unsigned) const { return gridDim.x + atomicInc(counter, count() - 1); }
-};
-//! [tiles]
-
 // Boxes are tiles of rows of Q and K, all their panels; of V^T panels of 128 keys, or 64, all
 // columns.
 //! [maps]

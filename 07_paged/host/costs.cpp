@@ -4,7 +4,7 @@
 
 #include "attn/tiling.h"
 #include "host/paged.h"
-#include "kernels/plan.h"
+#include "host/plan.h"
 #include "kernels/splits.h"
 
 namespace attn {

@@ -1,13 +1,13 @@
 // Tiles are counted here by the function that the kernels count them with: tiles_of.
 #define ATTN_EMULATED
-#include "kernels/mixed_plan.h"
+#include "host/mixed_plan.h"
 
 #include <algorithm>
 #include <numeric>
 #include <queue>
 
 #include "kernels/decode/keys.h"
-#include "kernels/plan.h"
+#include "host/plan.h"
 
 namespace attn::plans {
 namespace {

@@ -1,6 +1,6 @@
 // Tiles are counted here by the function that the kernels count them with: tiles_of.
 #define ATTN_EMULATED
-#include "kernels/plan.h"
+#include "host/plan.h"
 
 #include <algorithm>
 #include <numeric>

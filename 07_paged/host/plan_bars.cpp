@@ -7,7 +7,7 @@
 
 #include "attn/error.h"
 #include "host/paged.h"
-#include "kernels/plan.h"
+#include "host/plan.h"
 #include "kernels/splits.h"
 
 namespace attn::plans {

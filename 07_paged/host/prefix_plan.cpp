@@ -1,9 +1,9 @@
-#include "kernels/prefix_plan.h"
+#include "host/prefix_plan.h"
 
 #include <algorithm>
 #include <map>
 
-#include "kernels/plan.h"
+#include "host/plan.h"
 #include "kernels/splits.h"
 
 namespace attn::plans {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "attn/kernel.h"
-#include "kernels/mixed_plan.h"
+#include "kernels/work.h"
 #include "kernels/prefill_tiles.h"
 #include "ptx/cp_async.h"
 #include "ptx/global_flag.h"

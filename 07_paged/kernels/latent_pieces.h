@@ -7,7 +7,8 @@
 #include "ptx/tma.h"
 #include "kernels/boxes.h"
 #include "kernels/hopper/fragments.h"
-#include "kernels/plan.h"
+#include "kernels/hopper_tiles.h"
+#include "kernels/work.h"
 #include "kernels/splits.h"
 #include "kernels/tiles.h"
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/decode/keys.h"
-#include "kernels/plan.h"
+#include "kernels/work.h"
 
 namespace ATTN_BACKEND::paged {
 using namespace attn;

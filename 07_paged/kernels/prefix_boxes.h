@@ -6,7 +6,7 @@
 
 #include "kernels/hopper/fragments.h"
 #include "kernels/hopper_tiles.h"
-#include "kernels/prefix_plan.h"
+#include "kernels/work.h"
 
 namespace ATTN_BACKEND::hopper {
 using namespace attn;

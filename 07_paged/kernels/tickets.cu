@@ -1,7 +1,7 @@
 // Counters of v11_mixed that are 0 before its first launch.
 #include "attn/kernel.h"
 #include "kernels/decode/arrived.h"
-#include "kernels/mixed_plan.h"
+#include "kernels/work.h"
 
 namespace ATTN_BACKEND::tickets {
 using namespace attn;

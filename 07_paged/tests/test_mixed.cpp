@@ -3,7 +3,7 @@
 #include <memory>
 #include <random>
 
-#include "07_paged/kernels/mixed_plan.h"
+#include "07_paged/host/mixed_plan.h"
 #include "07_paged/host/paged.h"
 #include "07_paged/kernels/splits.h"
 #include "tests/step_cases.h"

@@ -5,7 +5,7 @@
 #include <iterator>
 
 #include "07_paged/host/paged.h"
-#include "07_paged/kernels/plan.h"
+#include "07_paged/host/plan.h"
 #include "07_paged/kernels/splits.h"
 #include "files/tensor_files.h"
 #include "run/runner.h"

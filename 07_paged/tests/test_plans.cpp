@@ -5,7 +5,7 @@
 #include <iterator>
 #include <random>
 
-#include "07_paged/kernels/plan.h"
+#include "07_paged/host/plan.h"
 #include "tests/step_cases.h"
 
 using namespace attn;

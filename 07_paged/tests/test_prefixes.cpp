@@ -1,7 +1,7 @@
 // Shared prefixes of chapter 07: who shares what, and steps that read it once.
 #include "07_paged/host/paged.h"
-#include "07_paged/kernels/plan.h"
-#include "07_paged/kernels/prefix_plan.h"
+#include "07_paged/host/plan.h"
+#include "07_paged/host/prefix_plan.h"
 #include "07_paged/kernels/splits.h"
 #include "attn/error.h"
 #include "tests/step_cases.h"

@@ -1,7 +1,7 @@
 // The rule by which tiles of queries choose blocks of keys, on the host: written for itself, with a
 // sort, and sums in the order in which the kernels have them.
 #define ATTN_EMULATED
-#include "kernels/predict.h"
+#include "host/predict.h"
 
 #include <fmt/format.h>
 

@@ -1,12 +1,12 @@
 // The steps that skip: what each costs and refuses.
-#include "kernels/sparse.h"
+#include "host/sparse_steps.h"
 
 #include <fmt/format.h>
 
 #include "attn/tiling.h"
 #include "check/field.h"
 #include "check/operation.h"
-#include "kernels/predict.h"
+#include "host/predict.h"
 #include "host/quantised.h"
 #include "host/token_order.h"
 

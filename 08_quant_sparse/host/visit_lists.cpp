@@ -1,7 +1,7 @@
 // The lists of blocks that tiles of queries visit. Tiles are cut here by the function that the
 // kernels cut them with: blocks_seen.
 #define ATTN_EMULATED
-#include "kernels/sparse.h"
+#include "host/sparse_steps.h"
 
 #include <algorithm>
 

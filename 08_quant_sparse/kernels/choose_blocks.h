@@ -9,7 +9,7 @@
 #include "kernels/hopper/fragments.h"
 #include "ptx/cp_async.h"
 #include "ptx/mma.h"  // unpack
-#include "kernels/predict.h"
+#include "kernels/predict_rule.h"
 #include "kernels/sparse.h"
 #include "kernels/visits.h"
 

@@ -9,6 +9,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "attn/problem.h"
+
 #ifdef __CUDACC__
 #define ATTN_BOTH_RULE __host__ __device__
 #else
@@ -26,6 +28,9 @@ struct PredictRule {
   float skip_below;        // s6: P V of a tile is skipped where all of P is below 2^-this; 0: never
 };
 //! [rule]
+
+/// That of a problem: its options, or what they are without them.
+PredictRule rule_of(const Problem&);
 
 constexpr int kPoolThreads = 64;      // that pool: the order of their sums depends on it
 constexpr int kTilesTogether = 8;      // tiles of queries that read means of keys once

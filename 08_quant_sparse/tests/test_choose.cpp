@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "08_quant_sparse/kernels/predict.h"
+#include "08_quant_sparse/host/predict.h"
 #include "08_quant_sparse/kernels/sparse.h"
 #include "attn/error.h"
 #include "check/field.h"

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <set>
 
-#include "08_quant_sparse/kernels/predict.h"
+#include "08_quant_sparse/host/predict.h"
 #include "08_quant_sparse/host/token_order.h"
 #include "check/field.h"
 #include "check/inputs.h"

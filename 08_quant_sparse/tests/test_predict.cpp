@@ -1,7 +1,7 @@
 // Steps that choose what they look at: the rule by hand, and right attention to what it chooses.
 #include <cmath>
 
-#include "08_quant_sparse/kernels/predict.h"
+#include "08_quant_sparse/host/predict.h"
 #include "08_quant_sparse/kernels/sparse.h"
 #include "08_quant_sparse/host/token_order.h"
 #include "attn/error.h"

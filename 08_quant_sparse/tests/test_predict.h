@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "08_quant_sparse/kernels/predict.h"
+#include "08_quant_sparse/host/predict.h"
 #include "attn/error.h"
 #include "check/field.h"
 #include "tests/step_cases.h"

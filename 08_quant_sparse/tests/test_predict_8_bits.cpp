@@ -7,7 +7,7 @@
 #include <set>
 
 #include "08_quant_sparse/kernels/longest_first.h"
-#include "08_quant_sparse/kernels/predict.h"
+#include "08_quant_sparse/host/predict.h"
 #include "08_quant_sparse/kernels/sparse.h"
 #include "run/runner.h"
 #include "tests/test_predict.h"

@@ -2,7 +2,7 @@
 #include <filesystem>
 #include <random>
 
-#include "08_quant_sparse/kernels/sparse.h"
+#include "08_quant_sparse/host/sparse_steps.h"
 #include "attn/error.h"
 #include "files/tensor_files.h"
 #include "run/mask_option.h"

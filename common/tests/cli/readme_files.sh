@@ -7,7 +7,7 @@ bad=0
 
 # The names in the first cell of a row, a line each: "files/npy.h".
 named=$(sed -n 's/^| \(`[^|]*\) |.*/\1/p' README.md | grep -o '`[^`]*`' | tr -d '`')
-for file in {attn,check,cmake,device,emulator,exercise,files,ptx,report,run,scripts}/*; do
+for file in {attn,check,cmake,device,emulator,exercise,files,kernels/*,ptx,report,run,scripts}/*; do
   [[ -f $file ]] || continue
   case $file in
     *.pyc|report/CMakeLists.txt|report/test_*) continue ;;

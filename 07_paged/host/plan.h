@@ -6,19 +6,9 @@
 #include <vector>
 
 #include "attn/step.h"
+#include "kernels/work.h"
 
 namespace attn::plans {
-
-// Some tiles of the keys of a row block: [tile, tile + count) of all that its queries see. A row
-// block whose keys several pieces share has parts first_part to first_part + num_parts - 1 of the
-// workspace, one a piece, in the order of the keys.
-//! [work]
-struct Work {
-  int row_block, tile, count;
-  int part, num_parts, first_part;
-};
-//! [work]
-constexpr int kWorkNumbers = 6;
 
 struct Plan {
   std::vector<Work> work;
@@ -26,12 +16,6 @@ struct Plan {
   int parts = 0;           // of row blocks that are shared
   int budget = 0;          // tiles of a block at most, each piece counted as kPieceTiles more
 };
-
-// What a piece costs besides its tiles: Q, the first copies and the merge, in tiles. With 2 the
-// kernel of v5 was faster than with 0 and 1 in the three batches that were timed on an H200: 256
-// sequences of 16 to 512 tokens, 64 of 512 to 2048, and one of 131072 among 63 of 1024
-// (docs/reports/h200/07_paged.tried.txt).
-constexpr int kPieceTiles = 2;
 
 // One piece a block. All sequences are cut into chunks of one length: the smallest of which there
 // are no more than `blocks`. Where there are more row blocks than that, none is cut.
@@ -53,26 +37,13 @@ Plan runs_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t bloc
 // block of the first part.
 Plan line_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t blocks);
 
-// Neighbouring row blocks of a sequence that are in step: as many blocks, one for each, go through
-// the same keys at the same time, so that a token, whose heads lie side by side, is presumably read
-// in fewer stretches of DRAM. The most of which all blocks have some to do: on 132 SMs 4 of 8
-// heads.
-int in_step(const Problem&, int64_t blocks);
-
-// Resident blocks, one an SM: as many as --blocks says, or as the GPU has SMs; without one 132.
-int64_t planned_blocks(const Problem&);
-// Blocks of a launch with a uniform plan; pieces that a balanced plan has at most.
-int64_t most_chunks(const Problem&);
+// Pieces that a balanced plan has at most.
 int64_t most_pieces(const Problem&);
 // What the two give a step (Step::plan): work [most, 6] and, of a balanced plan, work_begin [blocks
 // + 1].
 HostTensors uniform_tensors(const Problem&, const HostTensors& inputs);
 HostTensors balanced_tensors(const Problem&, const HostTensors& inputs);
 
-// Of latent attention: the blocks that have the rows of a sequence, `rows` each, are a team and
-// work on the same piece at a time. So a plan has pieces for teams, and Work::row_block is a
-// sequence.
-int64_t teams(const Problem&, int64_t rows);
 Plan team_plan(const Problem&, const std::vector<int64_t>& lengths, int64_t teams);
 HostTensors team_tensors(const Problem&, const HostTensors& inputs, int64_t rows);
 

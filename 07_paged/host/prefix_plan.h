@@ -7,35 +7,9 @@
 #include <vector>
 
 #include "attn/step.h"
-#include "kernels/splits.h"
+#include "kernels/work.h"
 
 namespace attn::plans {
-
-// Tiles of the kernel that reads prefixes: rows, keys of a block; and its resident blocks an SM,
-// which the plan has pieces for. Of v8_shared_prefix, and of v17_prefix_tma.
-struct PrefixTiles {
-  int64_t rows, keys, blocks_per_sm;
-};
-constexpr PrefixTiles mma_prefix_tiles(int64_t head_dim) {
-  return {splits::prefix_rows(head_dim), splits::kPrefillKeys, 2};
-}
-constexpr PrefixTiles wgmma_prefix_tiles(int64_t head_dim) {
-  return {head_dim == 64 ? 192 : 128, splits::tile_keys(head_dim), 1};
-}
-
-// Some blocks of the keys of a prefix, with a tile of the queries of all sequences that share it:
-// they are the rows of one matrix, member after member, each with the rows of its K/V head.
-//! [prefix_work]
-struct PrefixWork {
-  int sequence, kv_head;   // whose row of the page table has the pages
-  int first_member, rows;  // members[first_member] and on, and the rows of all of them
-  int row0;                // of the tile
-  int keys;                // of the prefix
-  int begin, end;          // blocks of keys; where both are the same nothing is to be done
-  int place;               // in the workspace, of the first row of all
-};
-//! [prefix_work]
-constexpr int kPrefixNumbers = 9;
 
 struct PrefixPlan {
   std::vector<PrefixWork> work;
@@ -54,9 +28,8 @@ struct PrefixPlan {
 // hides from somebody is not shared, nor what a query does not see.
 PrefixPlan prefix_plan(const Problem&, const std::vector<int64_t>& table,
                        const std::vector<int64_t>& lengths, int64_t blocks, PrefixTiles);
-// Room for either tiles: entries of the list, and rows of parts.
+// Room for either tiles: rows of parts.
 int64_t most_prefix_places(const Problem&);
-int64_t most_prefix_work(const Problem&);
 // What it gives a step: prefix_work, members, prefix_of; suffix_table and suffix_used, which are
 // page table and lengths without the prefixes; and a balanced plan of those.
 HostTensors prefix_tensors(const Problem&, const HostTensors& inputs, PrefixTiles);

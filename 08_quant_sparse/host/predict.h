@@ -1,8 +1,6 @@
 // Attention to blocks of keys that each tile of queries chooses itself: the operation, whose rule
-// is a part of the problem, and the steps. (A guard by name: broken versions of a step hold its
-// headers.)
-#ifndef ATTN_08_PREDICT_H
-#define ATTN_08_PREDICT_H
+// is a part of the problem, and the steps.
+#pragma once
 
 #include <memory>
 #include <vector>
@@ -14,9 +12,6 @@
 namespace attn {
 
 struct Operation;
-
-/// The rule of a problem: its options, or what they are without them.
-PredictRule rule_of(const Problem&);
 
 /// What the rule makes of inputs: `block_mask` [B, Hq, tiles of queries, blocks of keys], for keys
 /// that causal and window leave. Where inputs are what a step of 8 bits multiplies, `q_given` and
@@ -37,5 +32,3 @@ const Operation& predict();
 std::vector<Step> predict_steps();
 
 }  // namespace attn
-
-#endif  // ATTN_08_PREDICT_H
