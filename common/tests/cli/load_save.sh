@@ -59,7 +59,7 @@ cp -r "$good" "$work/more" && cp "$good/q.npy" "$work/more/sinks.npy"
   grep -q 'warning: .*/more: not read by forward with these options: sinks\.npy$'
 # What is not there.
 refused 'no such folder' --load "$work/nowhere"
-refused 'no such folder' --load "$good/q.npy"
+refused 'not a folder' --load "$good/q.npy"
 cp -r "$good" "$work/no_k" && rm "$work/no_k/k.npy"
 refused 'no_k/k\.npy: no such file' --load "$work/no_k"
 # Files that contradict each other.
@@ -68,19 +68,19 @@ mixed() {  # NAME OPTION...: k.npy of another problem
   cp -r "$good" "$work/$1" && cp "$work/other_$1/k.npy" "$work/$1/k.npy"
 }
 mixed length --seqlen 10 --head-dim 8
-refused 'k\.npy \[1, 2, 10, 8\] and v\.npy \[1, 2, 9, 8\]' --load "$work/length"
+refused 'v\.npy: has shape \[1, 2, 9, 8\] and .*k\.npy has \[1, 2, 10, 8\]: they must have one shape' --load "$work/length"
 mixed width --seqlen 9 --head-dim 16
 cp "$work/width/k.npy" "$work/width/v.npy"
-refused 'q\.npy \[1, 2, 9, 8\] and k\.npy \[1, 2, 9, 16\]' --load "$work/width"
+refused 'k\.npy: has shape \[1, 2, 9, 16\] and .*q\.npy has \[1, 2, 9, 8\]: they must agree in head_dim' --load "$work/width"
 mixed heads --heads 3 --seqlen 9 --head-dim 8
 cp "$work/heads/k.npy" "$work/heads/v.npy"
-refused '--heads 2 --kv-heads 3' --load "$work/heads"
+refused '2 heads are no multiple of the 3 of k\.npy' --load "$work/heads"
 # Files of another kind, cut files.
 with_k() {  # FILE: a good folder with FILE as k.npy
   rm -rf "$work/kind" && cp -r "$good" "$work/kind" && cp "$1" "$work/kind/k.npy"
 }
 for kind in refused_float64:float64 refused_float16:float16 refused_fortran:Fortran \
-            refused_big_endian:big-endian refused_int32:int32 rank2:'rank 2'; do
+            refused_big_endian:big-endian refused_int32:int32 rank2:'shape .2, 3., must be'; do
   with_k "$fixtures/${kind%%:*}.npy"
   refused "k\\.npy: .*${kind#*:}" --load "$work/kind"
 done
