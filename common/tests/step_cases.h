@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 #include <initializer_list>
+#include <limits>
 #include <map>
 #include <optional>
 #include <random>
@@ -154,6 +155,15 @@ struct Counts {
   std::map<std::string, int> of;
   void operator+=(const Counts& other) {
     for (const auto& [step, n] : other.of) of[step] += n;
+  }
+  /// Of the steps of a ladder ("v"): how many the one ran that ran fewest. So a step that is added is
+  /// asked for, too.
+  int least(char ladder) const {
+    int fewest = std::numeric_limits<int>::max();
+    for (const Step& step : chapter().steps)
+      if (step.name[0] == ladder)
+        fewest = std::min(fewest, of.contains(step.name) ? of.at(step.name) : 0);
+    return fewest;
   }
   std::string text() const {  // "v1_global 80, v2_coalesced 80"
     std::string all;
