@@ -74,9 +74,9 @@ struct SharedStorage {
   // mbarriers: all consumer warps are done with them
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
   uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
-  Work work[kWorkRing];  // the emulator names 14 members, and not this one
+  Work work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, v_descale, q_full, k_full, v_full,
-               q_empty, k_empty, v_empty, work_full, prefetch)
+               q_empty, k_empty, v_empty, work_full, prefetch, work)
 };
 
 using Tiles = DynamicPersistent;

@@ -69,23 +69,16 @@ __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162f
 #ifdef ATTN_EMULATED
 #define ATTN_MEMBER(storage, member) \
   ::attn::emulator::member_of<decltype(storage::member)>(#member, offsetof(storage, member)),
-#define ATTN_MEMBERS_14(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_13(s, __VA_ARGS__))
-#define ATTN_MEMBERS_13(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_12(s, __VA_ARGS__))
-#define ATTN_MEMBERS_12(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_11(s, __VA_ARGS__))
-#define ATTN_MEMBERS_11(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_10(s, __VA_ARGS__))
-#define ATTN_MEMBERS_10(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_9(s, __VA_ARGS__))
-#define ATTN_MEMBERS_9(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_8(s, __VA_ARGS__))
-#define ATTN_MEMBERS_8(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_7(s, __VA_ARGS__))
-#define ATTN_MEMBERS_7(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_6(s, __VA_ARGS__))
-#define ATTN_MEMBERS_6(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_5(s, __VA_ARGS__))
-#define ATTN_MEMBERS_5(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_4(s, __VA_ARGS__))
-#define ATTN_MEMBERS_4(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_3(s, __VA_ARGS__))
-#define ATTN_MEMBERS_3(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_2(s, __VA_ARGS__))
-#define ATTN_MEMBERS_2(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_MEMBERS_1(s, __VA_ARGS__))
-#define ATTN_MEMBERS_1(s, m) ATTN_MEMBER(s, m)
+#define ATTN_EACH_MEMBER(s, m, ...) ATTN_MEMBER(s, m) __VA_OPT__(ATTN_AGAIN ATTN_PARENS(s, __VA_ARGS__))
+#define ATTN_AGAIN() ATTN_EACH_MEMBER
+#define ATTN_PARENS ()
+#define ATTN_EXPAND(...) ATTN_EXPAND_16(ATTN_EXPAND_16(ATTN_EXPAND_16(ATTN_EXPAND_16(__VA_ARGS__))))
+#define ATTN_EXPAND_16(...) ATTN_EXPAND_4(ATTN_EXPAND_4(ATTN_EXPAND_4(ATTN_EXPAND_4(__VA_ARGS__))))
+#define ATTN_EXPAND_4(...) ATTN_EXPAND_1(ATTN_EXPAND_1(ATTN_EXPAND_1(ATTN_EXPAND_1(__VA_ARGS__))))
+#define ATTN_EXPAND_1(...) __VA_ARGS__
 #define ATTN_MEMBERS(storage, ...)                                       \
   static const ::attn::emulator::Members& attn_members() {               \
-    static const ::attn::emulator::Members all{ATTN_MEMBERS_14(storage, __VA_ARGS__)}; \
+    static const ::attn::emulator::Members all{ATTN_EXPAND(ATTN_EACH_MEMBER(storage, __VA_ARGS__))}; \
     return all;                                                          \
   }
 #else

@@ -1,0 +1,66 @@
+# What ATTN_MEMBERS of a struct leaves out, or names though it is none: a line each. By the text, as
+# the macro is the last in its struct.
+#
+#   awk -f members.awk FILE...
+
+function strip(line) {
+  sub(/\/\/.*/, "", line)
+  return line
+}
+
+# The names that a declaration declares: what stands before [, =, a comma or the end.
+function declared(text,   parts, n, i, name) {
+  gsub(/\[[^\[\]]*\]/, " ", text)
+  gsub(/<[^<>]*>/, " ", text)
+  gsub(/<[^<>]*>/, " ", text)
+  gsub(/alignas *\([^()]*\)/, " ", text)
+  if (text ~ /^[ \n]*(static|constexpr|using|template|friend|typedef|enum|struct|union|explicit)[ \n]/ || text ~ /[()]/) return ""
+  n = split(text, parts, ",")
+  all = ""
+  for (i = 1; i <= n; ++i) {
+    name = parts[i]
+    sub(/=.*/, "", name)
+    gsub(/[ \n]+$/, "", name)
+    sub(/.*[^A-Za-z0-9_]/, "", name)
+    if (name != "") all = all " " name
+  }
+  return all
+}
+
+FNR == 1 { depth = 0; text = "" }
+{ text = text strip($0) "\n" }
+/ATTN_MEMBERS\(/ { pending = 1 }
+pending && /\) *;? *$/ {
+  pending = 0
+  at = match(text, /ATTN_MEMBERS\([^()]*\)[; \n]*$/)
+  if (!at) next
+  list = substr(text, at)
+  gsub(/ATTN_MEMBERS\(|\).*|[ \n]/, "", list)
+  n = split(list, names, ",")
+  # Back to the { of the struct.
+  body = substr(text, 1, at - 1)
+  level = 0
+  for (i = length(body); i > 0; --i) {
+    c = substr(body, i, 1)
+    if (c == "}") ++level
+    if (c == "{" && level-- == 0) break
+  }
+  body = substr(body, i + 1)
+  # Without functions and nested structs; a function ends without a semicolon.
+  while (match(body, /\{[^{}]*\}/)) body = substr(body, 1, RSTART - 1) (substr(body, RSTART + RLENGTH) ~ /^[ \n]*;/ ? "()" : "();") substr(body, RSTART + RLENGTH)
+  split("", has)
+  split("", listed)
+  count = split(body, lines, ";")
+  for (i = 1; i <= count; ++i) {
+    m = split(declared(lines[i]), found, " ")
+    for (k = 1; k <= m; ++k) has[found[k]] = 1
+  }
+  for (i = 2; i <= n; ++i) listed[names[i]] = 1
+  for (name in has) if (!(name in listed)) { print FILENAME ":" FNR ": ATTN_MEMBERS leaves out " name; bad = 1 }
+  for (name in listed) if (!(name in has)) { print FILENAME ":" FNR ": ATTN_MEMBERS names " name ", which is no member"; bad = 1 }
+  ++structs
+}
+END {
+  print structs " structs"
+  exit bad
+}
