@@ -79,7 +79,7 @@ struct SharedStorage {
   uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
   Work work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, sVector, q_descale, k_descale, q_full, k_full, v_full,
-               q_empty, k_empty, v_empty, work_full, work)  // 14 at most
+               q_empty, k_empty, v_empty, work_full, prefetch, work)
 };
 
 using Tiles = DynamicPersistent;

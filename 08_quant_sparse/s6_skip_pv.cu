@@ -89,7 +89,7 @@ struct SharedStorage {
   // Whether a warp's rows need P V of a tile; two tiles, so that nobody writes what is being read.
   int needed[2][Config::kNumConsumers][4];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
-               work_full, prefetch, work)  // names 14 members, not these two
+               work_full, prefetch, work, n_block, needed)
 };
 
 using Tiles = DynamicPersistent;

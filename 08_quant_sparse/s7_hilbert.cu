@@ -89,7 +89,7 @@ struct SharedStorage {
   Work work[kWorkRing];
   int n_block[Config::kStages];  // of K and V of a stage
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
-               work_full, prefetch, work)  // names 14 members, and not n_block
+               work_full, prefetch, work, n_block)
 };
 
 using Tiles = DynamicPersistent;

@@ -30,7 +30,7 @@ function declared(text,   parts, n, i, name) {
 FNR == 1 { depth = 0; text = "" }
 { text = text strip($0) "\n" }
 /ATTN_MEMBERS\(/ { pending = 1 }
-pending && /\) *;? *$/ {
+pending && strip($0) ~ /\) *;? *$/ {
   pending = 0
   at = match(text, /ATTN_MEMBERS\([^()]*\)[; \n]*$/)
   if (!at) next

@@ -4,7 +4,8 @@ set -euo pipefail
 here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 cd "$1"
 mapfile -t files < <(grep -rl --include='*.cu' --include='*.h' 'ATTN_MEMBERS(' 0[1-8]_*/ common/kernels)
-awk -f "$here/members.awk" "${files[@]}"
+awk -f "$here/members.awk" "${files[@]}" | tee /dev/stderr |
+  grep -qx "$(grep -h 'ATTN_MEMBERS(' "${files[@]}" | wc -l) structs"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cat >"$work/x.cu" <<'END'
