@@ -61,14 +61,18 @@ Cost backward_cost(const Problem& p, int64_t row_multiple, double p_bytes, doubl
                    double ds_reads, bool tensor) {
   const Sizes n(p, row_multiple);
   const double flop = 2 * double(p.head_dim) * n.scores;
-  Phase dv{.name = "dv", .hbm_read = p_bytes * n.scores + n.q * n.element,
+  Phase dv{.name = "dv",
+           .hbm_read = p_bytes * n.scores + n.q * n.element,
            .hbm_write = n.kv * n.element};
   Phase dp{.name = "dp", .hbm_read = (n.q + n.kv) * n.element, .hbm_write = 4 * n.scores};
-  Phase ds{.name = "ds", .hbm_read = ds_reads * (p_bytes + 4) * n.scores,
+  Phase ds{.name = "ds",
+           .hbm_read = ds_reads * (p_bytes + 4) * n.scores,
            .hbm_write = ds_bytes * n.scores};
-  Phase dq{.name = "dq", .hbm_read = ds_bytes * n.scores + n.kv * n.element,
+  Phase dq{.name = "dq",
+           .hbm_read = ds_bytes * n.scores + n.kv * n.element,
            .hbm_write = n.q * n.element};
-  Phase dk{.name = "dk", .hbm_read = ds_bytes * n.scores + n.q * n.element,
+  Phase dk{.name = "dk",
+           .hbm_read = ds_bytes * n.scores + n.q * n.element,
            .hbm_write = n.kv * n.element};
   for (Phase* product : {&dv, &dp, &dq, &dk})
     (tensor ? product->tensor_flop : product->fp32_flop) = flop;
@@ -103,6 +107,35 @@ bool on_tensor_cores(const Problem& p) { return p.dtype != DType::fp32; }
 
 const char* const kAnything = "fp32, fp16, bf16; any lengths, head dims, masks, GQA";
 
+std::vector<Workspace> s_and_p_in_fp32(const Problem& p) {
+  return {{"S", score_bytes(p, 1, 4)}, {"P", score_bytes(p, 1, 4)}};
+}
+std::vector<Workspace> p_in_16_bits(const Problem& p) {
+  return {{"S", score_bytes(p, 8, 4)}, {"P", score_bytes(p, 8, size_of(p.dtype))}};
+}
+// The softmax of a thread reads S three times; later ones once, where a row fits in shared memory.
+Cost read_three_times(const Problem& p) { return forward_cost(p, 1, 4, 3, false); }
+int reads_of_s(const Problem& p) { return p.seqlen_k * 4 <= 224 * 1024 ? 1 : 3; }
+
+Step tensor_core_step(std::string name, std::string idea, Launch launch) {
+  return {.name = std::move(name),
+          .operation = &forward(),
+          .idea = std::move(idea),
+          .support = "fp16, bf16; head dims that are a multiple of 8; any lengths, masks, GQA",
+          .refuses = [](const Problem& p) -> Reason {
+            if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
+            if (p.head_dim % 8 != 0)
+              return fmt::format(
+                  "--head-dim {}: tensor-core steps need a multiple of 8 (16-byte rows)",
+                  p.head_dim);
+            return refuse_grid(p.batch * p.heads, p.seqlen_q, 128, "--seqlen-q");
+          },
+          .workspaces = p_in_16_bits,
+          .cost = [](const Problem& p) { return forward_cost(p, 8, 2, reads_of_s(p), true, 64); },
+          .launch = launch,
+          .needs = kAmpere};
+}
+
 Chapter make_chapter() {
   Chapter c{"01_naive", "attention with S and P in HBM: what fusing has to beat", {}};
   c.steps.push_back({
@@ -110,14 +143,13 @@ Chapter make_chapter() {
       .operation = &forward(),
       .idea = "three kernels, one thread an element; neighbouring threads in neighbouring rows",
       .support = kAnything,
-      .refuses = [](const Problem& p) {
-        Reason r = refuse_grid(p.batch * p.heads, p.seqlen_k, 8, "--seqlen-k");
-        return r ? r : refuse_grid(1, p.head_dim, 8, "--head-dim");
-      },
-      .workspaces = [](const Problem& p) {
-        return std::vector<Workspace>{{"S", score_bytes(p, 1, 4)}, {"P", score_bytes(p, 1, 4)}};
-      },
-      .cost = [](const Problem& p) { return forward_cost(p, 1, 4, 3, false); },
+      .refuses =
+          [](const Problem& p) {
+            Reason r = refuse_grid(p.batch * p.heads, p.seqlen_k, 8, "--seqlen-k");
+            return r ? r : refuse_grid(1, p.head_dim, 8, "--head-dim");
+          },
+      .workspaces = s_and_p_in_fp32,
+      .cost = read_three_times,
       .launch = ATTN_LAUNCH(v1_global),
   });
   c.steps.push_back({
@@ -125,11 +157,12 @@ Chapter make_chapter() {
       .operation = &forward(),
       .idea = "neighbouring threads on neighbouring addresses",
       .support = kAnything,
-      .refuses = [](const Problem& p) {
-        return refuse_grid(p.batch * p.heads, p.seqlen_q, 8, "--seqlen-q");
-      },
-      .workspaces = c.steps[0].workspaces,
-      .cost = c.steps[0].cost,
+      .refuses =
+          [](const Problem& p) {
+            return refuse_grid(p.batch * p.heads, p.seqlen_q, 8, "--seqlen-q");
+          },
+      .workspaces = s_and_p_in_fp32,
+      .cost = read_three_times,
       .launch = ATTN_LAUNCH(v2_coalesced),
   });
   c.steps.push_back({
@@ -137,52 +170,31 @@ Chapter make_chapter() {
       .operation = &forward(),
       .idea = "tiles in shared memory and registers; softmax by a warp a row, read once",
       .support = kAnything,
-      .refuses = [](const Problem& p) {
-        return refuse_grid(p.batch * p.heads, p.seqlen_q, 64, "--seqlen-q");
-      },
-      .workspaces = c.steps[0].workspaces,
-      .cost = [](const Problem& p) {
-        return forward_cost(p, 1, 4, p.seqlen_k * 4 <= 224 * 1024 ? 1 : 3, false);
-      },
+      .refuses =
+          [](const Problem& p) {
+            return refuse_grid(p.batch * p.heads, p.seqlen_q, 64, "--seqlen-q");
+          },
+      .workspaces = s_and_p_in_fp32,
+      .cost = [](const Problem& p) { return forward_cost(p, 1, 4, reads_of_s(p), false); },
       .launch = ATTN_LAUNCH(v3_tiled),
   });
-  c.steps.push_back({
-      .name = "v4_tensor_core",
-      .operation = &forward(),
-      .idea = "mma.sync for both GEMMs; tiles of 16-bit elements, P in 16 bits",
-      .support = "fp16, bf16; head dims that are a multiple of 8; any lengths, masks, GQA",
-      .refuses = [](const Problem& p) -> Reason {
-        if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
-        if (p.head_dim % 8 != 0)
-          return fmt::format("--head-dim {}: tensor-core steps need a multiple of 8 (16-byte rows)",
-                             p.head_dim);
-        return refuse_grid(p.batch * p.heads, p.seqlen_q, 128, "--seqlen-q");
-      },
-      .workspaces = [](const Problem& p) {
-        return std::vector<Workspace>{{"S", score_bytes(p, 8, 4)},
-                                      {"P", score_bytes(p, 8, size_of(p.dtype))}};
-      },
-      .cost = [](const Problem& p) {
-        return forward_cost(p, 8, 2, p.seqlen_k * 4 <= 224 * 1024 ? 1 : 3, true, 64);
-      },
-      .launch = ATTN_LAUNCH(v4_tensor_core),
-      .needs = kAmpere,
-  });
-  c.steps.push_back(c.steps[3]);
-  c.steps.back().name = "v5_cp_async";
-  c.steps.back().idea = "a cp.async pipeline, 16-byte stores, a vectorised softmax";
-  c.steps.back().launch = ATTN_LAUNCH(v5_cp_async);
+  c.steps.push_back(tensor_core_step(
+      "v4_tensor_core", "mma.sync for both GEMMs; tiles of 16-bit elements, P in 16 bits",
+      ATTN_LAUNCH(v4_tensor_core)));
+  c.steps.push_back(tensor_core_step("v5_cp_async",
+                                     "a cp.async pipeline, 16-byte stores, a vectorised softmax",
+                                     ATTN_LAUNCH(v5_cp_async)));
   c.steps.push_back({
       .name = "v6_cublas",
       .operation = &forward(),
       .idea = "cuBLAS for both GEMMs: what a library gives without fusing",
       .support = kAnything,
       .refuses = refuse_cublas,
-      .workspaces = c.steps[3].workspaces,
-      .cost = [](const Problem& p) {
-        return forward_cost(p, 8, double(size_of(p.dtype)), p.seqlen_k * 4 <= 224 * 1024 ? 1 : 3,
-                            on_tensor_cores(p));
-      },
+      .workspaces = p_in_16_bits,
+      .cost =
+          [](const Problem& p) {
+            return forward_cost(p, 8, double(size_of(p.dtype)), reads_of_s(p), on_tensor_cores(p));
+          },
       .launch = ATTN_LAUNCH(v6_cublas),
   });
   c.steps.push_back({
@@ -190,15 +202,17 @@ Chapter make_chapter() {
       .operation = &backward(),
       .idea = "five kernels, one thread an element; P kept from the forward pass",
       .support = kAnything,
-      .refuses = [](const Problem& p) {
-        Reason r = refuse_grid(p.batch * p.heads, p.seqlen_q, 8, "--seqlen-q");
-        return r ? r : refuse_grid(1, p.seqlen_k, 8, "--seqlen-k");
-      },
-      .workspaces = [](const Problem& p) {
-        return std::vector<Workspace>{{"P", score_bytes(p, 1, 4), true},
-                                      {"S", score_bytes(p, 1, 4)},
-                                      {"dP", score_bytes(p, 1, 4)}};
-      },
+      .refuses =
+          [](const Problem& p) {
+            Reason r = refuse_grid(p.batch * p.heads, p.seqlen_q, 8, "--seqlen-q");
+            return r ? r : refuse_grid(1, p.seqlen_k, 8, "--seqlen-k");
+          },
+      .workspaces =
+          [](const Problem& p) {
+            return std::vector<Workspace>{{"P", score_bytes(p, 1, 4), true},
+                                          {"S", score_bytes(p, 1, 4)},
+                                          {"dP", score_bytes(p, 1, 4)}};
+          },
       .cost = [](const Problem& p) { return backward_cost(p, 1, 4, 4, 2, false); },
       .launch = ATTN_LAUNCH(b1_global),
       .prepare = ATTN_LAUNCH(v2_coalesced),
@@ -209,15 +223,17 @@ Chapter make_chapter() {
       .idea = "cuBLAS for the four GEMMs, a warp a row for dS",
       .support = kAnything,
       .refuses = refuse_cublas,
-      .workspaces = [](const Problem& p) {
-        return std::vector<Workspace>{{"P", score_bytes(p, 8, size_of(p.dtype)), true},
-                                      {"S", score_bytes(p, 8, 4)},
-                                      {"dS", score_bytes(p, 8, size_of(p.dtype))}};
-      },
-      .cost = [](const Problem& p) {
-        const auto e = double(size_of(p.dtype));
-        return backward_cost(p, 8, e, e, 2, on_tensor_cores(p));
-      },
+      .workspaces =
+          [](const Problem& p) {
+            return std::vector<Workspace>{{"P", score_bytes(p, 8, size_of(p.dtype)), true},
+                                          {"S", score_bytes(p, 8, 4)},
+                                          {"dS", score_bytes(p, 8, size_of(p.dtype))}};
+          },
+      .cost =
+          [](const Problem& p) {
+            const auto e = double(size_of(p.dtype));
+            return backward_cost(p, 8, e, e, 2, on_tensor_cores(p));
+          },
       .launch = ATTN_LAUNCH(b2_cublas),
       .prepare = ATTN_LAUNCH(v6_cublas),
   });

@@ -1,19 +1,10 @@
-// The table of chapter 07: its steps, what each costs and what each refuses.
-#include <fmt/format.h>
-
-#include <algorithm>
-#include <string>
-
-#include "attn/rotary.h"
-#include "attn/tiling.h"
-#include "kernels/boxes.h"
-#include "host/costs.h"
-#include "host/mixed_plan.h"
+// The table of chapter 07: its steps. What a kind of them costs and refuses is in host/steps.cpp.
 #include "host/paged.h"
 #include "host/plan.h"
 #include "host/prefix_plan.h"
-#include "kernels/splits.h"
+#include "host/steps.h"
 #include "host/trace.h"
+#include "kernels/splits.h"
 
 ATTN_DECLARE_STEP(v1_block_table);
 ATTN_DECLARE_STEP(v2_page_table);
@@ -34,385 +25,12 @@ ATTN_DECLARE_STEP(v16_mla_seesaw);
 ATTN_DECLARE_STEP(v17_prefix_tma);
 ATTN_DECLARE_STEP(a1_append);
 ATTN_DECLARE_STEP(c1_copy);
-ATTN_DECLARE_STEP(arrived);
-ATTN_DECLARE_STEP(tile_counter);
-ATTN_DECLARE_STEP(tickets);
 
 namespace attn {
 namespace {
 
+using namespace builders;
 using namespace splits;
-using Reason = std::optional<std::string>;
-
-const char* const kUnscaledMaximum =
-    "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
-
-// What no step of this chapter takes.
-Reason refuse_all(const Problem& p) {
-  if (p.dtype == DType::fp32) return "the elements must be fp16 or bf16";
-  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
-    return fmt::format("--head-dim {}: only 64, 128 and 256", p.head_dim);
-  if (p.seqlen_k >= 1 << 30) return fmt::format("--seqlen-k {}: at most 2^30 - 1", p.seqlen_k);
-  if (num_pages_of(p) * page_size_of(p) >= int64_t{1} << 31)
-    return fmt::format("--num-pages {}: of {} tokens each, a pool holds at most 2^31 - 1 tokens",
-                       num_pages_of(p), page_size_of(p));
-  return std::nullopt;
-}
-Reason refuse(const Problem& p) {
-  if (Reason reason = refuse_all(p)) return reason;
-  if (p.seqlen_q > 16) return fmt::format("--seqlen-q {}: at most 16 queries", p.seqlen_q);
-  if (row_blocks(p, 1) >= int64_t{1} << 31)
-    return fmt::format("{} blocks: at most 2^31 - 1 fit in a grid", row_blocks(p, 1));
-  return std::nullopt;
-}
-// Tiles of all row blocks are counted in 32 bits, in plans with one more for each.
-Reason refuse_runs(const Problem& p) {
-  if (Reason reason = refuse(p)) return reason;
-  const double tiles = double(row_blocks(p, kMmaRows)) * double(p.seqlen_k / 64 + 2);
-  if (tiles >= 0x1p30) return fmt::format("{:.0f} tiles of keys: at most 2^30 - 1", tiles);
-  return std::nullopt;
-}
-
-const char* const kSupport =
-    "fp16, bf16; head dims 64, 128, 256; any page size; up to 16 queries, causal, windows, GQA";
-
-// Two parts a resident block, whatever the lengths, and counters that the merge needs.
-Step runs(std::string name, std::string idea, Launch launch) {
-  return {.name = std::move(name),
-          .operation = &paged_decode(),
-          .idea = std::move(idea),
-          .support = kSupport,
-          .refuses = refuse_runs,
-          .workspaces =
-              [](const Problem& p) {
-                const int64_t rows = int64_t{kMostRuns} * 2 * kMmaRows;
-                return std::vector<Workspace>{{"o_partial", rows * p.head_dim * 4},
-                                              {"lse_partial", rows * 4},
-                                              {"arrived", row_blocks(p, kMmaRows) * 4, true}};
-              },
-          .cost =
-              [](const Problem& p) {
-                const int64_t heads = row_blocks(p, kMmaRows);
-                Phase all = decode_cost(p, kMmaRows);
-                // Where a run ends a head is cut, if runs do not end where heads do.
-                const double parts = heads % kSms == 0 ? 0 : double(std::min(heads, kSms) + kSms);
-                const double rows = double(std::min(kMmaRows, p.group() * p.seqlen_q));
-                all.l2_bytes += 2 * parts * rows * double(p.head_dim + 1) * 4;
-                return Cost{all};
-              },
-          .launch = launch,
-          .prepare = ATTN_LAUNCH(arrived),
-          .needs = kAmpere,
-          .takes = {"seqused"}};
-}
-
-// What blocks work on is planned; parts of row blocks that several share, and counters.
-using MakePlan = plans::Plan (*)(const Problem&, const std::vector<int64_t>&, int64_t);
-Step planned(std::string name, std::string idea, Launch launch, MakePlan make,
-             HostTensors (*tensors)(const Problem&, const HostTensors&)) {
-  Step step = runs(std::move(name), std::move(idea), launch);
-  step.workspaces = [](const Problem& p) {
-    const int64_t rows = 2 * plans::planned_blocks(p) * kMmaRows;
-    return std::vector<Workspace>{{"o_partial", rows * p.head_dim * 4},
-                                  {"lse_partial", rows * 4},
-                                  {"arrived", row_blocks(p, kMmaRows) * 4, true}};
-  };
-  step.cost = [make](const Problem& p) {
-    const std::vector<int64_t> lengths =
-        p.seqused_k.empty() ? std::vector(static_cast<std::size_t>(p.batch), p.seqlen_k)
-                            : p.seqused_k;
-    const plans::Plan plan = make(p, lengths, plans::planned_blocks(p));
-    Phase all = decode_cost(p, kMmaRows);
-    const double rows = double(std::min(kMmaRows, p.group() * p.seqlen_q));
-    all.l2_bytes += 2 * plan.parts * rows * double(p.head_dim + 1) * 4;
-    return Cost{all};
-  };
-  step.plan = tensors;
-  return step;
-}
-
-constexpr int64_t kMostPlanned = 1 << 14;  // sequences whose beginnings fit into shared memory
-// The plan is the first phase of the launch, and lies in a workspace.
-Step device_planned(std::string name, std::string idea, Launch launch) {
-  Step step = planned(std::move(name), std::move(idea), launch, plans::line_plan, nullptr);
-  step.refuses = [](const Problem& p) -> Reason {
-    if (p.batch > kMostPlanned)
-      return fmt::format("--batch {}: this step plans for at most {} sequences", p.batch,
-                         kMostPlanned);
-    return refuse_runs(p);
-  };
-  step.workspaces = [of_parts = step.workspaces](const Problem& p) {
-    std::vector<Workspace> all = of_parts(p);
-    all.push_back({"work", plans::most_pieces(p) * plans::kWorkNumbers * 4});
-    all.push_back({"work_range", plans::planned_blocks(p) * 2 * 4});
-    return all;
-  };
-  step.cost = [attention = step.cost](const Problem& p) {
-    const double read = 4 * double(p.batch);
-    const double written =
-        4 * double(plans::kWorkNumbers * plans::most_pieces(p) + 2 * plans::planned_blocks(p));
-    Cost all{{.name = "plan", .hbm_read = read, .hbm_write = written, .l2_bytes = read + written}};
-    all.push_back(attention(p).front());
-    return all;
-  };
-  return step;
-}
-
-Reason refuse_prefill(const Problem& p) {
-  if (Reason reason = refuse_all(p)) return reason;
-  const int64_t rows = prefill_rows(p.head_dim);
-  const double blocks = double(p.batch * p.heads) * double((p.seqlen_q + rows - 1) / rows);
-  if (blocks >= 0x1p31) return fmt::format("{:.0f} blocks: at most 2^31 - 1 fit in a grid", blocks);
-  if (p.softmax_scale < 1e-37) return kUnscaledMaximum;
-  for (int64_t b = 0; p.own.contains("tree") && b < p.batch; ++b)
-    if (const Problem one = p.sequence(b); one.seqlen_k < one.seqlen_q)
-      return fmt::format("--tree: sequence {} has {} keys, fewer than its {} tokens", b,
-                         one.seqlen_k, one.seqlen_q);
-  return std::nullopt;
-}
-
-Step prefill(std::string name, std::string idea, std::vector<std::string> takes, Launch launch) {
-  return {
-      .name = std::move(name),
-      .operation = &paged_prefill(),
-      .idea = std::move(idea),
-      .support =
-          "fp16, bf16; head dims 64, 128, 256; any page size; ragged batches, causal, "
-          "windows, GQA",
-      .refuses = refuse_prefill,
-      .workspaces = [](const Problem&) { return std::vector<Workspace>(); },
-      .cost = prefill_cost,
-      .launch = launch,
-      .needs = kAmpere,
-      .takes = std::move(takes),
-  };
-}
-
-// A box of TMA has rows of one page, and is whole atoms.
-Reason refuse_boxes(const Problem& p) {
-  if (box_rows(p) % kAtomRows == 0) return std::nullopt;
-  return fmt::format("--page-size {}: a multiple of {}, so that a box of TMA is whole atoms",
-                     page_size_of(p), kAtomRows);
-}
-
-// Chapter 06's kernel, whose tiles its launch states.
-Step hopper_prefill(std::string name, std::string idea, Launch launch) {
-  Step step = prefill(std::move(name), std::move(idea), {"seqused", "varlen"}, launch);
-  step.support =
-      "sm_90a; fp16, bf16; head dims 64, 128, 256; page sizes that 8 divides; ragged batches, "
-      "causal, windows, GQA";
-  step.refuses = [](const Problem& p) -> Reason {
-    if (Reason reason = refuse_prefill(p)) return reason;
-    return refuse_boxes(p);
-  };
-  step.cost = [launch](const Problem& p) { return tiled_prefill_cost(p, *tiling_of(launch, p)); };
-  step.workspaces = [](const Problem&) {
-    return std::vector<Workspace>{{"tile_counter", 4, true}};
-  };
-  step.prepare = ATTN_LAUNCH(tile_counter);
-  step.needs = kHopper;
-  return step;
-}
-
-// Sequences with few queries decode, in 16 rows; of a batch each sequence costs what it does alone.
-// What parts cost is left out: they are a plan of all sequences.
-Step mixed(std::string name, std::string idea, Launch launch) {
-  Step step =
-      prefill(std::move(name), std::move(idea), {"seqused", "varlen", "serial", "streams"}, launch);
-  step.support += "; --serial, --streams";
-  step.cost = [](const Problem& p) {
-    const bool decodes = p.seqlen_q <= plans::kMostDecoding;
-    Phase all = decodes ? decode_cost(p, kMmaRows) : prefill_cost(p).front();
-    if (!p.own.contains("serial")) return Cost{all};
-    Phase none;
-    all.name = decodes ? "decode" : "prefill", none.name = decodes ? "prefill" : "decode";
-    return decodes ? Cost{none, all} : Cost{all, none};
-  };
-  step.refuses = [](const Problem& p) -> Reason {
-    if (Reason reason = refuse_prefill(p)) return reason;
-    if (p.own.contains("serial") && p.own.contains("streams"))
-      return "--serial --streams: two launches run in turn or in two streams; one of the two "
-             "options is accepted, or neither";
-    const double tiles = double(row_blocks(p, kMmaRows)) * double(p.seqlen_k / 64 + 2);
-    if (tiles >= 0x1p30) return fmt::format("{:.0f} tiles of keys: at most 2^30 - 1", tiles);
-    return std::nullopt;
-  };
-  step.workspaces = [](const Problem& p) {
-    const plans::MixedBounds most = plans::mixed_bounds(p);
-    const int64_t rows = most.parts * kMmaRows;
-    return std::vector<Workspace>{{"o_partial", rows * p.head_dim * 4},
-                                  {"lse_partial", rows * 4},
-                                  {"tickets", plans::kTickets * 4, true},
-                                  {"arrived", (most.row_blocks + 1) * 4, true}};
-  };
-  step.prepare = ATTN_LAUNCH(tickets);
-  step.plan = plans::mixed_tensors;
-  return step;
-}
-
-// A shared prefix in tiles of the queries of all that share it, once; what is behind it as v5 has
-// it; and parts that are stored, and read by a merge.
-plans::PrefixPlan prefixes_of(const Problem& p, plans::PrefixTiles tiles) {
-  const std::vector<int64_t> lengths =
-      p.seqused_k.empty() ? std::vector(static_cast<std::size_t>(p.batch), p.seqlen_k)
-                          : p.seqused_k;
-  const std::vector<int64_t> table =
-      p.own.contains("shared_prefix") ? drawn_table(p).numbers : std::vector<int64_t>();
-  Problem one = p;
-  if (table.empty()) one.window_left = 0;  // as with a window: nothing is shared
-  return plans::prefix_plan(one, table, lengths, plans::planned_blocks(p), tiles);
-}
-Cost shared_cost(const Step& suffix, const Problem& p, plans::PrefixTiles tiles) {
-  const plans::PrefixPlan plan = prefixes_of(p, tiles);
-  const double element = double(size_of(p.dtype)), d = double(p.head_dim);
-  const double rows = double(tiles.rows), partial = double(plan.places) * (d + 1) * 4;
-  Phase prefix{.name = "prefix"};
-  for (const plans::PrefixWork& w : plan.work) {
-    const double keys = double(w.end - w.begin) * double(tiles.keys);
-    prefix.exp += rows * keys;
-    prefix.l2_bytes += 2 * keys * d * element;
-    if (w.row0 == 0) prefix.hbm_read += 2 * keys * d * element;
-  }
-  prefix.tensor_flop = 4 * d * prefix.exp;
-  prefix.l2_bytes += partial;
-  Problem rest = p;
-  rest.own.erase("shared_prefix");
-  rest.seqused_k.resize(static_cast<std::size_t>(p.batch), p.seqlen_k);
-  for (std::size_t b = 0; b < rest.seqused_k.size(); ++b) rest.seqused_k[b] -= plan.keys[b];
-  return {prefix, suffix.cost(rest).front(), {.name = "merge", .l2_bytes = partial}};
-}
-using TilesOf = plans::PrefixTiles (*)(int64_t head_dim);
-Step shared(std::string name, std::string idea, Launch launch, TilesOf tiles_of) {
-  Step step = planned(std::move(name), std::move(idea), launch, plans::balanced_plan, nullptr);
-  step.plan = [tiles_of](const Problem& p, const HostTensors& in) {
-    return plans::prefix_tensors(p, in, tiles_of(p.head_dim));
-  };
-  step.support += "; reads shared prefixes of 128 tokens and more once";
-  step.cost = [suffix = step, tiles_of](const Problem& p) {
-    return shared_cost(suffix, p, tiles_of(p.head_dim));
-  };
-  step.workspaces = [of_parts = step.workspaces](const Problem& p) {
-    std::vector<Workspace> all = of_parts(p);
-    const int64_t places = plans::most_prefix_places(p);
-    all.push_back({"prefix_o", places * p.head_dim * 4});
-    all.push_back({"prefix_lse", places * 4});
-    return all;
-  };
-  step.refuses = [](const Problem& p) -> Reason {
-    if (p.softmax_scale < 1e-37) return kUnscaledMaximum;
-    return refuse_runs(p);
-  };
-  return step;
-}
-
-// The same by TMA and wgmma.
-Step hopper_shared(std::string name, std::string idea, Launch launch) {
-  Step step = shared(std::move(name), std::move(idea), launch, plans::wgmma_prefix_tiles);
-  step.support.replace(step.support.find("any page size"), 13, "page sizes that 8 divides");
-  step.support = "sm_90a; " + step.support;
-  step.refuses = [of_mma = step.refuses](const Problem& p) -> Reason {
-    if (Reason reason = of_mma(p)) return reason;
-    return refuse_boxes(p);
-  };
-  step.needs = kHopper;
-  return step;
-}
-
-// Latent attention. `rows`: of a block.
-Reason refuse_latent(const Problem& p) {
-  if (p.dtype == DType::fp32) return "the elements must be fp16 or bf16";
-  if (p.head_dim != kLatentDim)
-    return fmt::format("--head-dim {}: a token has {} numbers here, {} of them its value",
-                       p.head_dim, kLatentDim, kLatentValues);
-  if (p.kv_heads != 1) return fmt::format("--kv-heads {}: all query heads share one", p.kv_heads);
-  Problem other = p;
-  other.head_dim = 64;
-  return refuse_runs(other);
-}
-Step latent(std::string name, std::string idea, Launch launch, int64_t rows) {
-  return {.name = std::move(name),
-          .operation = &paged_mla(),
-          .idea = std::move(idea),
-          .support =
-              "fp16, bf16; head dim 576, of V 512; one K/V head; any page size; up to 16 "
-              "queries, causal, windows",
-          .refuses = refuse_latent,
-          .workspaces =
-              [rows](const Problem& p) {
-                const int64_t row_tiles = (p.heads * p.seqlen_q + rows - 1) / rows;
-                const int64_t parts = 2 * plans::teams(p, rows) * row_tiles * rows;
-                return std::vector<Workspace>{{"o_partial", parts * kLatentValues * 4},
-                                              {"lse_partial", parts * 4},
-                                              {"arrived", row_blocks(p, kMmaRows) * 4, true}};
-              },
-          .cost = [rows](const Problem& p) { return latent_cost(p, rows); },
-          .launch = launch,
-          .prepare = ATTN_LAUNCH(arrived),
-          .needs = kAmpere,
-          .takes = {"seqused"},
-          .plan = [rows](const Problem& p,
-                         const HostTensors& in) { return plans::team_tensors(p, in, rows); }};
-}
-
-Reason refuse_latent_wgmma(const Problem& p) {
-  if (p.softmax_scale < 1e-37) return kUnscaledMaximum;
-  return refuse_latent(p);
-}
-Step latent_wgmma(std::string name, std::string idea, Launch launch) {
-  Step step = latent(std::move(name), std::move(idea), launch, kWgmmaRows);
-  step.needs = kHopper;
-  step.support = "sm_90a; " + step.support;
-  step.refuses = refuse_latent_wgmma;
-  return step;
-}
-// A tile begins with the first key that is seen: with a window that need not be where a box begins.
-Step seesaw() {
-  Step step = latent_wgmma("v16_mla_seesaw", "latent attention whose softmax runs under products",
-                           ATTN_LAUNCH(v16_mla_seesaw));
-  step.support =
-      "sm_90a; fp16, bf16; head dim 576, of V 512; one K/V head; page sizes that 8 divides; up "
-      "to 16 queries, causal";
-  step.refuses = [](const Problem& p) -> Reason {
-    if (Reason reason = refuse_latent_wgmma(p)) return reason;
-    if (Reason reason = refuse_boxes(p)) return reason;
-    if (p.window_left >= 0)
-      return fmt::format(
-          "--window {},{}: a tile of this step begins where a box of TMA does, not where a window "
-          "may; -1 to the left and --causal are accepted",
-          p.window_left, p.window_right);
-    return std::nullopt;
-  };
-  return step;
-}
-
-// New tokens, in chunks of 16 bytes, are counted in 32 bits.
-Reason refuse_append(const Problem& p) {
-  if (Reason reason = refuse_all(p)) return reason;
-  const double chunks = double(p.batch * p.seqlen_q * p.kv_heads) * double(p.head_dim / 16);
-  if (chunks >= 0x1p31) return fmt::format("{:.0f} chunks of new tokens: at most 2^31 - 1", chunks);
-  return std::nullopt;
-}
-
-// What is written is read once before.
-Step copies(std::string name, std::string idea, const Operation& operation, const char* phase,
-            Launch launch, Reason (*refuses)(const Problem&)) {
-  return {
-      .name = std::move(name),
-      .operation = &operation,
-      .idea = std::move(idea),
-      .support = "fp16, bf16; head dims 64, 128, 256; any page size",
-      .refuses = refuses,
-      .workspaces = [](const Problem&) { return std::vector<Workspace>(); },
-      .cost =
-          [&operation, phase](const Problem& p) {
-            const double bytes = operation.compulsory_bytes(p);
-            return Cost{
-                {.name = phase, .hbm_read = bytes / 2, .hbm_write = bytes / 2, .l2_bytes = bytes}};
-          },
-      .launch = launch,
-      .needs = kAmpere,
-      .takes = {"seqused"}};
-}
 
 Chapter make_chapter() {
   Chapter c{"07_paged", "K and V in pages: batches of any shape, shared prefixes", {}};
@@ -421,18 +39,9 @@ Chapter make_chapter() {
        paged::trace_command});
   c.commands.push_back(
       {"--plans", "[--svg FILE]: what plans make of batches of many kinds", plans::plans_command});
-  c.steps.push_back({
-      .name = "v1_block_table",
-      .operation = &paged_decode(),
-      .idea = "a block for each query head, whose keys lie in pages",
-      .support = kSupport,
-      .refuses = refuse,
-      .workspaces = [](const Problem&) { return std::vector<Workspace>(); },
-      .cost = [](const Problem& p) { return Cost{decode_cost(p, 1)}; },
-      .launch = ATTN_LAUNCH(v1_block_table),
-      .needs = kAmpere,
-      .takes = {"seqused"},
-  });
+  c.steps.push_back(one_block("v1_block_table",
+                              "a block for each query head, whose keys lie in pages",
+                              ATTN_LAUNCH(v1_block_table)));
   c.steps.push_back(runs("v2_page_table", "chapter 05's loop, with a look-up for each key",
                          ATTN_LAUNCH(v2_page_table)));
   c.steps.push_back(runs("v3_prefetched_pages", "a key is looked up once, a tile ahead",
@@ -449,27 +58,11 @@ Chapter make_chapter() {
                             {"seqused", "varlen"}, ATTN_LAUNCH(v7_prefill)));
   c.steps.push_back(shared("v8_shared_prefix", "a prefix that sequences share is read once for all",
                            ATTN_LAUNCH(v8_shared_prefix), plans::mma_prefix_tiles));
-  Step tree = prefill("v9_tree_mask", "the queries of a sequence are a tree of tokens",
-                      {"seqused", "varlen", "tree"}, ATTN_LAUNCH(v9_tree_mask));
-  tree.support += ", trees";
-  c.steps.push_back(std::move(tree));
-  Step variants =
-      planned("v10_variants", "softcap and ALiBi by one functor, sinks, queries rotated on the way",
-              ATTN_LAUNCH(v10_variants), plans::balanced_plan, plans::balanced_tensors);
-  variants.support += ", softcap, ALiBi, sinks, rotary embedding of queries";
-  variants.takes.insert(variants.takes.end(), {"softcap", "alibi", "sinks", "rotary"});
-  variants.refuses = [](const Problem& p) -> Reason {
-    // Row 0 of the table is taken for key 0; with more queries than keys it is that of query 0.
-    if (has_rotary(p) && p.seqlen_q > p.seqlen_k)
-      return fmt::format("--rotary: {} queries, but room for {} keys", p.seqlen_q, p.seqlen_k);
-    return refuse_runs(p);
-  };
-  variants.cost = [of_scores = variants.cost](const Problem& p) {
-    Cost cost = of_scores(p);
-    if (has_rotary(p)) cost[0].hbm_read += 4 * double(p.batch * p.seqlen_q * p.head_dim);
-    return cost;
-  };
-  c.steps.push_back(std::move(variants));
+  c.steps.push_back(with_trees("v9_tree_mask", "the queries of a sequence are a tree of tokens",
+                               ATTN_LAUNCH(v9_tree_mask)));
+  c.steps.push_back(with_variants(
+      "v10_variants", "softcap and ALiBi by one functor, sinks, queries rotated on the way",
+      ATTN_LAUNCH(v10_variants)));
   c.steps.push_back(
       mixed("v11_mixed", "prefill and decoding of a batch in one launch", ATTN_LAUNCH(v11_mixed)));
   c.steps.push_back(latent("v12_mla",
@@ -483,7 +76,9 @@ Chapter make_chapter() {
   c.steps.push_back(hopper_prefill("v15_prefill_tma",
                                    "chapter 06's kernel, whose tiles are boxes of pages",
                                    ATTN_LAUNCH(v15_prefill_tma)));
-  c.steps.push_back(seesaw());
+  c.steps.push_back(latent_boxes("v16_mla_seesaw",
+                                 "latent attention whose softmax runs under products",
+                                 ATTN_LAUNCH(v16_mla_seesaw)));
   c.steps.push_back(hopper_shared("v17_prefix_tma", "v8's prefixes on the kernel of v15",
                                   ATTN_LAUNCH(v17_prefix_tma)));
   c.steps.push_back(copies("a1_append", "new tokens go to their pages, keys rotated on the way",

@@ -25,7 +25,7 @@ namespace ATTN_BACKEND::q2_smooth_k {
 using namespace attn;
 using namespace hopper;
 
-using Element = __nv_bfloat16;    // of what is given, of P, and of O
+using Element = __nv_bfloat16;    // of what is given, and of O
 using Descales = BlockDescales;   // a scale for each tile
 
 constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8

@@ -27,7 +27,7 @@ namespace ATTN_BACKEND::q3_per_thread {
 using namespace attn;
 using namespace hopper;
 
-using Element = __nv_bfloat16;    // of what is given, of P, and of O
+using Element = __nv_bfloat16;    // of what is given, and of O
 using Descales = ThreadDescales;  // scales for what a lane has of a tile
 
 constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8

@@ -99,8 +99,7 @@ __device__ __forceinline__ void issue_qk(int (&s)[Config::kBlockN / 8][4], const
 }
 //! [issue_qk]
 
-// (5) P V, of the columns of a slice: P from registers, V transposed, [d, k]. Issues it, and does
-// not wait.
+// (5) P V of a slice: P from registers, V transposed, [d, k]. Issues it, and does not wait.
 //! [issue_pv]
 template <class Config>
 __device__ __forceinline__ void issue_pv(float (&pv)[Config::kSliceColumns / 8][4],

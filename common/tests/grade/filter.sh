@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # filter.sh ROOT: what exercise_filter.sh refuses, with its words, and what it lets pass.
 set -euo pipefail
+shopt -s nullglob
 filter=$1/common/scripts/exercise_filter.sh
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

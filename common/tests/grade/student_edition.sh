@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # student_edition.sh ROOT: the edition for students has every exercise and no answer, nor a history with one.
 set -euo pipefail
+shopt -s nullglob
 root=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -21,7 +22,7 @@ for stub in "$root"/0*/exercises/*.stub.inc; do
   cmp -s "$stub" "$out/$chapter/exercises/student/$exercise.inc" || fail "$exercise does not begin as its stub"
   step=$(grep -lF "//! [$exercise]" "$root/$chapter"/*.cu "$root/$chapter"/kernels/*.h) || fail "$exercise: no step has its region"
   region() { awk -v m="//! [$exercise]" 'index($0, m) { inside = !inside; next } inside && NF' "$1"; }
-  [[ $(region "$out/$chapter/$(basename "$step")") == "#include \"exercises/student/$exercise.inc\"" ]] ||
+  [[ $(region "$out/${step#"$root"/}") == "#include \"exercises/student/$exercise.inc\"" ]] ||
     fail "$step: the region of $exercise is still there"
   count=$((count + 1))
 done
