@@ -15,7 +15,6 @@
 #include "device/device.h"
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
-#include "ptx/named_barrier.h"
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma_e4m3.h"
@@ -36,10 +35,6 @@ constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of 
 // The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
 constexpr int kWorkRing = 8;
 
-// Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
-// MMAs.
-enum NamedBarrier { kBlock = 0, kPingPong = 1 };
-
 //! [config]
 template <int kHeadDim_>
 struct Config {
@@ -54,7 +49,6 @@ struct Config {
   static_assert(kScaleRows % 64 == 0 && kScaleRows % kBlockN == 0);
   static constexpr int kStages = kHeadDim == 256 ? 2 : 3;            // tiles of K, and of V
   static constexpr int kQStages = 2;                                 // tiles of Q
-  static constexpr bool kUsesPingPong = false;  // it would be slower at d=128 and 256
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
   // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
   static constexpr int kProducerRegisters = kHeadDim == 64 ? 32 : kHeadDim == 128 ? 40 : 24;
@@ -308,18 +302,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
-  //! [pingpong]
-  // This warpgroup may issue its MMAs when the one before has issued its own.
-  const auto pingpong_wait = [&] {
-    if (Config::kUsesPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
-  };
-  const auto pingpong_pass_on = [&] {
-    if (Config::kUsesPingPong)
-      named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
-  };
-  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
-  //! [pingpong]
-
   // The tile of queries that is worked on, and which of this block's it is.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
@@ -394,11 +376,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
   const auto mmas = [&](int n_block) {
     wait_k();
-    pingpong_wait();
     issue_s();
     wait_full(smem.v_full, kv.previous());
     issue_o(kv.previous());
-    pingpong_pass_on();
     wgmma_wait<1>(s);  // S is there, P V in flight
     release(smem.k_empty, kv);
     if (n_block == seen.begin) release_q();
@@ -417,9 +397,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (!take_tile()) return;
   // The first S of all has no P V before it.
   wait_k();
-  pingpong_wait();
   issue_s();
-  pingpong_pass_on();
   wgmma_wait<0>(s);
   release(smem.k_empty, kv);
   if (seen.begin + 1 == seen.end) release_q();
@@ -451,9 +429,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       --n_block;
     } else {
       wait_full(smem.v_full, kv.previous());
-      pingpong_wait();
       issue_o(kv.previous());
-      pingpong_pass_on();
     }
     wait_o();
     round_p_e4m3<kBlockN>(p, s);

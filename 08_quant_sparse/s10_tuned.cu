@@ -15,7 +15,6 @@
 #include "device/device.h"
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
-#include "ptx/named_barrier.h"
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma_e4m3.h"
@@ -40,10 +39,6 @@ constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of 
 // The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
 constexpr int kWorkRing = 8;
 
-// Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
-// MMAs.
-enum NamedBarrier { kBlock = 0, kPingPong = 1 };
-
 //! [config]
 template <int kHeadDim_>
 struct Config {
@@ -57,7 +52,6 @@ struct Config {
   static constexpr int kStages = 3;               // tiles of K, and of V
   static constexpr int kQStages = 2;              // tiles of Q
   static constexpr int kVisitRing = 2 * kStages;  // which blocks they are: read after K's release
-  static constexpr bool kUsesPingPong = false;    // it would be slower at d=128 and 256
   // After its block's softmax. Earlier, ptxas awaits P V before the exponentials: 5 % at d=128.
   static constexpr bool kAwaitsVLate = kHeadDim == 128;
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
@@ -335,18 +329,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
-  //! [pingpong]
-  // This warpgroup may issue its MMAs when the one before has issued its own.
-  const auto pingpong_wait = [&] {
-    if (Config::kUsesPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
-  };
-  const auto pingpong_pass_on = [&] {
-    if (Config::kUsesPingPong)
-      named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
-  };
-  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
-  //! [pingpong]
-
   // The tile of queries that is worked on, and which of this block's it is.
   PipelineState<Config::kQStages> q{-1};
   int count = 0, unmasked = 0;  // blocks of keys that it visits; of which so many have no mask
@@ -422,11 +404,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
   const auto mmas = [&](int nth) {
     wait_k();
-    pingpong_wait();
     issue_s();
     if (!Config::kAwaitsVLate) wait_full(smem.v_full, kv.previous());
     issue_o(kv.previous());
-    pingpong_pass_on();
     wgmma_wait<1>(whole);  // S is there, P V in flight
     release(smem.k_empty, kv);
     if (nth == count - 1) release_q();
@@ -445,9 +425,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (!take_tile()) return;
   // The first S of all has no P V before it.
   wait_k();
-  pingpong_wait();
   issue_s();
-  pingpong_pass_on();
   wgmma_wait<0>(whole);
   release(smem.k_empty, kv);
   if (count == 1) release_q();
@@ -479,9 +457,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       ++nth;
     } else {
       if (!Config::kAwaitsVLate) wait_full(smem.v_full, kv.previous());
-      pingpong_wait();
       issue_o(kv.previous());
-      pingpong_pass_on();
     }
     wait_o();
     round_p_e4m3<kBlockN>(p, s);
