@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/hopper/fragments.h"
+#include "kernels/scaled_epilogue.h"
 #include "kernels/tiles.h"
 #include "ptx/tma.h"
 #include "ptx/tma_bytes.h"

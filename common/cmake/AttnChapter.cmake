@@ -116,6 +116,7 @@ function(attn_add_test name)
   endif()
   add_executable(${name} ${arg_SOURCES} ${arg_OBJECTS} $<TARGET_OBJECTS:attn_test_main>)
   attn_test_settings(${name} ${arg_LIBRARY})
+  target_include_directories(${name} BEFORE PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   catch_discover_tests(${name} TEST_SPEC "~[gpu]~[figures]" TEST_PREFIX "${name}: "
                        TEST_LIST ${name}_CASES
                        PROPERTIES TIMEOUT 600)
@@ -179,6 +180,7 @@ function(attn_add_chapter chapter)
     list(APPEND ${chapter}_OBJECTS ${${chapter}_hopper_OBJECTS})
   endif()
   add_library(${chapter}_table OBJECT chapter.cpp ${host})
+  target_include_directories(${chapter}_table PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
   target_link_libraries(${chapter}_table PRIVATE attn attn_warnings)
   set(objects ${${chapter}_OBJECTS} $<TARGET_OBJECTS:${chapter}_table>)
   set(${chapter}_OBJECTS ${${chapter}_OBJECTS} PARENT_SCOPE)  # for attn_add_exercise

@@ -132,50 +132,36 @@ __device__ __forceinline__ void round_p(uint32_t (&p)[kBlockN / 16][4],
   }
 }
 
-// The register epilogue: (7) O = O / l, once; (8) store O and lse. Where there is a `gLseShift`
-// [rows of all heads], lse is that much more; where there are `gChannels` [d], O's columns are
-// multiplied by them. The four lanes of a row have two
+// The register epilogue: (7) O = O / l, once; (8) store O and lse. The four lanes of a row have two
 // neighbouring columns of every eight, 16 bytes in all, half a sector. So two lanes exchange halves
 // first: then each has four columns side by side, and a quad writes 32 bytes, a whole sector.
 //! [epilogue]
 template <class Element, int kHeadDim, class Tile>
 __device__ __forceinline__ void store_o(Element* gO, float* gLse, const Tile& work,
                                         int64_t row_stride, const float (&o)[kHeadDim / 8][4],
-                                        const float (&row_max)[2], float (&row_sum)[2],
-                                        const float* gLseShift = nullptr,
-                                        const float* gChannels = nullptr) {
+                                        const float (&row_max)[2], float (&row_sum)[2]) {
   const bool upper = thread_index() % 2 != 0;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     row_sum[r] = quad_sum(row_sum[r]);
-    // Nothing seen: O = 0. Else the largest P is 1 or about that, or the sum is no number.
-    const bool none = row_sum[r] == 0;
-    const float factor = none ? 0 : __fdividef(1, row_sum[r]);
+    // O = 0 where nothing is seen. Not `> 0`: a NaN would get the lse of such a row.
+    const float factor = row_sum[r] != 0 ? __fdividef(1, row_sum[r]) : 0;
     const int row = first_row() + 8 * r;
     const bool exists = work.row0 + row < work.seqlen_q;
     Element* const gRow =
         gO + work.o + row * row_stride + (upper ? 8 : 0) + thread_index() / 2 % 2 * 4;
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; n += 2) {
-      float2 of_even = make_float2(factor, factor), of_odd = of_even;
-      if (gChannels != nullptr) {
-        const float2 a = *reinterpret_cast<const float2*>(gChannels + 8 * n + quad_col());
-        const float2 b = *reinterpret_cast<const float2*>(gChannels + 8 * n + 8 + quad_col());
-        of_even.x *= a.x, of_even.y *= a.y, of_odd.x *= b.x, of_odd.y *= b.y;
-      }
-      const uint32_t even =
-          pack2<Element>(o[n][2 * r] * of_even.x, o[n][2 * r + 1] * of_even.y);
-      const uint32_t odd =
-          pack2<Element>(o[n + 1][2 * r] * of_odd.x, o[n + 1][2 * r + 1] * of_odd.y);
+      const uint32_t even = pack2<Element>(o[n][2 * r] * factor, o[n][2 * r + 1] * factor);
+      const uint32_t odd = pack2<Element>(o[n + 1][2 * r] * factor, o[n + 1][2 * r + 1] * factor);
       const uint32_t got = __shfl_xor_sync(~0u, upper ? even : odd, 1);
       if (exists)
         *reinterpret_cast<uint2*>(gRow + 8 * n) =
             upper ? make_uint2(got, odd) : make_uint2(even, got);
     }
-    if (quad_col() == 0 && exists) {
-      const float shift = gLseShift == nullptr ? 0 : gLseShift[work.lse + row];
-      gLse[work.lse + row] = none ? -INFINITY : shift + kLn2 * (row_max[r] + __log2f(row_sum[r]));
-    }
+    if (quad_col() == 0 && exists)
+      gLse[work.lse + row] =
+          row_sum[r] != 0 ? kLn2 * (row_max[r] + __log2f(row_sum[r])) : -INFINITY;
   }
 }
 //! [epilogue]
