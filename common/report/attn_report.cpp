@@ -35,6 +35,23 @@ std::vector<ResultFile> read_all(const std::vector<std::string>& paths) {
   return files;
 }
 
+// Documents by their names; NAME* stands for all that begin so.
+std::vector<std::string> named_documents(const std::vector<std::string>& words) {
+  std::vector<std::string> paths;
+  for (const std::string& word : words) {
+    const std::filesystem::path path = word;
+    if (!word.ends_with('*')) {
+      paths.push_back(named_document(path));
+      continue;
+    }
+    const std::string begin = path.filename().string();
+    for (const std::string& name :
+         document_names(path.parent_path(), begin.substr(0, begin.size() - 1), ".json"))
+      paths.push_back(path.parent_path() / (name + ".json"));
+  }
+  return paths;
+}
+
 std::string read_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) throw InputError(fmt::format("{}: cannot be read", path));
@@ -175,7 +192,8 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
                   "what `evidence keys` wrote before; exit 1 if it would write something else now");
   };
   const auto unchanged = [&](CodeKeys& code) {
-    if (a.unchanged.empty() || read_text(a.unchanged) == keys_text(code, a.unit.chapter)) return true;
+    if (a.unchanged.empty() || read_text(a.unchanged) == keys_text(code, a.unit.chapter))
+      return true;
     fmt::print("the code changed meanwhile\n");
     status = 1;
     return false;
@@ -194,7 +212,8 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
   CLI::App* record_command = unit_command("record", "takes in what was measured just now");
   record_command->add_option("NAME", a.name, "the document's name, without .json")->required();
   record_command->add_option("FILE", a.file, "what the program, peers.py or ncu wrote")->required();
-  record_command->add_option("--options", a.options, "the problem's options; of peers one for each");
+  record_command->add_option("--options", a.options,
+                             "the problem's options; of peers one for each");
   writes(record_command);
   record_command->callback([&a, unchanged, measured] {
     CodeKeys code(a.root);
@@ -211,8 +230,9 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
     finish(a.folder, code, a.unit, verdict, a.seconds, a.words, measured());
   });
   CLI::App* todo = unit_command(
-      "todo", "what is to be measured again of a document: nothing, \"all\" or steps; of peers "
-              "those of the problems on stdin");
+      "todo",
+      "what is to be measured again of a document: nothing, \"all\" or steps; of peers "
+      "those of the problems on stdin");
   todo->add_option("NAME", a.name, "the document; none for a log");
   todo->add_option("--steps", a.words, "steps that the list of problems names")->delimiter(',');
   todo->callback([&a] {
@@ -279,8 +299,8 @@ int run(int argc, const char* const* argv) {
   diff_command->add_option("B", b, "the same, for what is judged")->required();
   diff_command->add_option("--step-a", step_a, "the step of A, where A holds several");
   diff_command->add_option("--step-b", step_b, "the step of B");
-  diff_command->add_flag(
-      "--force", force, "compare different GPUs, element types, problems or clock controls");
+  diff_command->add_flag("--force", force,
+                         "compare different GPUs, element types, problems or clock controls");
   diff_command->footer(
       "FAST or SLOW: the quartile ranges are apart. SAME: medians within 1 %. AMBIGUOUS: neither,\n"
       "or a time without quartiles and less than 3 % of difference.\n"
@@ -288,8 +308,8 @@ int run(int argc, const char* const* argv) {
       "load or a store count as much as loads or stores are of all sectors.\n"
       "Exit status: 0 SAME or FAST, 1 SLOW, 3 AMBIGUOUS (of several steps: SLOW before\n"
       "AMBIGUOUS), 2 a file that cannot be read or two that cannot be compared.");
-  CLI::App* roofline_command = app.add_subcommand(
-      "roofline", "draws steps below the roofs of their GPU, as an SVG file");
+  CLI::App* roofline_command =
+      app.add_subcommand("roofline", "draws steps below the roofs of their GPU, as an SVG file");
   roofline_command->add_option("RESULTS", files, "results of chapter programs, of one GPU")
       ->required();
   roofline_command->add_option("-o,--output", output, "the SVG file; stdout if not given");
@@ -334,9 +354,11 @@ int run(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& e) {
     throw InputError(fmt::format("{} (--help lists the commands)", e.what()));
   }
-  for (std::string& file : files) file = named_document(file);
-  for (std::string* file : {&results, &counters, &a, &b})
-    if (!file->empty()) *file = named_document(*file);
+  files = named_documents(files);
+  for (const auto& [file, step] :
+       {std::pair(&results, std::string()), std::pair(&counters, import_options.step),
+        std::pair(&a, step_a), std::pair(&b, step_b)})
+    if (!file->empty()) *file = named_document(*file, step);
   if (*summary_command) fmt::print("{}", summary_text(read_all(files)));
   if (*tables_command) return tables(pages, reports, check_only);
   if (*import_command) write_text(output, import_profile(results, counters, import_options));

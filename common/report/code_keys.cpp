@@ -89,8 +89,7 @@ std::set<std::string> hopper_steps(const std::string& cmake) {
 // Drops what a row of a chapter's table has for people and for the model: ".cost = ...".
 Tokens without_model(const Tokens& tokens) {
   static const std::set<std::string> kModel{"cost",  "refuses", "idea",    "support",
-                                            "takes", "choices", "logical", "name",
-                                            "operation"};
+                                            "takes", "choices", "logical", "operation"};
   Tokens kept;
   for (std::size_t i = 0; i < tokens.size(); ++i) {
     if (tokens[i] == "." && i + 2 < tokens.size() && kModel.contains(tokens[i + 1]) &&
@@ -243,14 +242,14 @@ fs::path CodeKeys::resolve(const std::string& chapter, const std::string& header
 }
 
 // The step's file but for host functions, then of the headers what it uses.
-Tokens CodeKeys::device_tokens(const std::string& chapter, const std::string& step) {
+std::vector<Chunk> CodeKeys::device_chunks(const std::string& chapter, const std::string& step) {
   static const std::set<std::string> kOfAttn{"kernel.h", "philox.h", "blas.h", "problem.h"};
   std::vector<std::string> included;
-  Tokens all;
-  Tokens file = tokens(folder(chapter) / (step + ".cu"), &included);
+  std::vector<Chunk> all;
+  Tokens file = tokens(folder(chapter) / (step + ".cu"), &included), wanted;
   drop_messages(file);
-  for (const Chunk& chunk : chunks_of(file))
-    if (!chunk.is_host_function()) append(all, chunk.tokens);
+  for (Chunk& chunk : chunks_of(file))
+    if (!chunk.is_host_function()) all.push_back(std::move(chunk));
   included.push_back("attn/problem.h");  // through attn/step.h
   std::vector<Chunk> chunks;
   std::set<fs::path> seen;
@@ -291,12 +290,15 @@ Tokens CodeKeys::device_tokens(const std::string& chapter, const std::string& st
     if (empty) nothing.insert(c.name);
     return empty;
   });
-  drop_calls(all, nothing);
-  for (Chunk& c : chunks) drop_calls(c.tokens, nothing);
-  for (const Chunk* c : used_chunks(chunks, all, true)) append(all, c->tokens);
-  std::erase_if(all, [&](const std::string& t) {
-    return nothing.contains(t) || t == kDirective || t == kEndOfDirective;
-  });
+  for (std::vector<Chunk>* some : {&all, &chunks})
+    for (Chunk& c : *some) {
+      drop_calls(c.tokens, nothing);
+      std::erase_if(c.tokens, [&](const std::string& t) { return nothing.contains(t); });
+    }
+  for (std::vector<Chunk>* some : {&all, &chunks})
+    std::erase_if(*some, [](const Chunk& c) { return c.tokens.empty(); });
+  for (const Chunk& c : all) append(wanted, c.tokens);
+  for (const Chunk* c : used_chunks(chunks, wanted, true)) all.push_back(*c);
   return all;
 }
 
@@ -306,9 +308,10 @@ std::string CodeKeys::kernel(const std::string& chapter, const std::string& step
   std::string& key = keys_["kernel " + chapter + "/" + file];
   if (!key.empty()) return key;
   const std::set<std::string> hopper = hopper_steps(read(folder(chapter) / "CMakeLists.txt"));
-  Tokens all = device_tokens(chapter, file);
-  append(all, flags_of(root_, chapter == "common" ? file.starts_with("hopper")
-                                                  : hopper.contains(file) || hopper.contains("*")));
+  std::vector<Chunk> all = device_chunks(chapter, file);
+  const bool for_hopper = chapter == "common" ? file.starts_with("hopper")
+                                              : hopper.contains(file) || hopper.contains("*");
+  all.push_back({flags_of(root_, for_hopper), ""});
   return key = hash(all, file);
 }
 
@@ -325,7 +328,8 @@ const CodeKeys::ChapterSources& CodeKeys::sources(const std::string& chapter) {
           const std::string name = entry.path().filename().string();
           const bool code = name.ends_with(".h") || name.ends_with(".cpp");
           // The algorithm on the CPU is for the tests.
-          if (code && !name.starts_with("test") && name != "algorithm.h") files.push_back(entry.path());
+          if (code && !name.starts_with("test") && name != "algorithm.h")
+            files.push_back(entry.path());
         }
   std::ranges::sort(files, {}, [](const fs::path& path) { return path.filename(); });
   for (const char* name :
@@ -375,10 +379,7 @@ std::string CodeKeys::launch(const std::string& chapter, const std::string& step
   if (file.empty()) return "-";
   std::string& key = keys_["launch " + chapter + "/" + step];
   if (!key.empty()) return key;
-  Tokens all;
-  for (const Chunk& c : launch_chunks(chapter, step)) append(all, c.tokens);
-  std::erase_if(all, [](const std::string& t) { return t == kDirective || t == kEndOfDirective; });
-  return key = hash(all, file);
+  return key = hash(launch_chunks(chapter, step), file);
 }
 
 std::set<std::string> CodeKeys::launch_functions(const std::string& chapter,
@@ -412,13 +413,12 @@ std::string CodeKeys::method(const std::string& part) {
     const bool counters = part == "counters";
     const std::string text = read(scripts / (counters ? "verify_on_gpu.sh" : "gpu_problems.sh"));
     const std::size_t begin = text.find(counters ? "counters_of() {" : "sanitizer_problems() {");
-    if (begin != text.npos)
-      all = lex_shell(text.substr(begin, text.find("\n}", begin) - begin));
+    if (begin != text.npos) all = lex_shell(text.substr(begin, text.find("\n}", begin) - begin));
     append(all, lex_shell(read(scripts / (counters ? "metrics.txt" : "sanitize.sh"))));
   } else {
     return "-";
   }
-  return hash(all, "");
+  return hash({{all, ""}}, "");
 }
 
 std::string problem_options(const std::string& options) {
@@ -472,9 +472,7 @@ const std::vector<ListedProblem>& CodeKeys::problems(const std::string& chapter)
 std::string key_of_text(const std::string& text, const std::string& name) {
   Tokens tokens = lex(without_emulator(text));
   drop_messages(tokens);
-  std::erase_if(tokens,
-                [](const std::string& t) { return t == kDirective || t == kEndOfDirective; });
-  return hash(tokens, name);
+  return hash({{tokens, ""}}, name);
 }
 
 }  // namespace attn::report

@@ -71,7 +71,7 @@ class CodeKeys {
   std::string file_of(const std::string& chapter, const std::string& step);
   const Tokens& tokens(const std::filesystem::path&, std::vector<std::string>* included = nullptr);
   const ChapterSources& sources(const std::string& chapter);
-  Tokens device_tokens(const std::string& chapter, const std::string& step);
+  std::vector<Chunk> device_chunks(const std::string& chapter, const std::string& step);
   std::vector<Chunk> launch_chunks(const std::string& chapter, const std::string& step);
 
   std::filesystem::path root_;

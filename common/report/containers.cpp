@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <fstream>
-#include <iterator>
 #include <map>
 #include <set>
 #include <string_view>
@@ -25,8 +24,10 @@ constexpr std::string_view kName = "{\"name\":\"", kSum = ",\"sum\":\"", kStep =
 constexpr std::size_t kSumLength = 16;
 
 std::string read(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
+  std::string bytes(file ? static_cast<std::size_t>(file.tellg()) : 0, '\0');
+  file.seekg(0).read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  return bytes;
 }
 
 std::string sum_of(const std::string& text, const std::string& rows) {
@@ -95,9 +96,10 @@ json joined(const std::vector<const EvidenceLine*>& lines) {
 std::string export_of(const File& file, const EvidenceLine& line) {
   const auto after_comma = [](const std::string& text) { return text.substr(text.find(',') + 1); };
   const json j = line.json();
-  std::string text = fmt::format("==profile.sh== clocks: {}\n", j.at("clocks").get<std::string>());
-  if (const auto problem = j.value("problem", ""); !problem.empty())
-    text += fmt::format("==profile.sh== problem: {}\n", problem);
+  std::string text;
+  for (const char* what : {"clocks", "problem"})
+    if (const auto said = j.value(what, ""); !said.empty())
+      text += fmt::format("==profile.sh== {}: {}\n", what, said);
   text += after_comma(file.header) + "\n";
   for (std::size_t at = 0; at < line.rows.size();) {
     const std::size_t end = line.rows.find('\n', at);
@@ -139,10 +141,9 @@ void write_lines(const fs::path& path, const std::vector<EvidenceLine>& lines) {
     std::ofstream file(part, std::ios::binary);
     if (path.string().ends_with(kCounters)) {
       file << "\"Step\"";
-      for (const char* column :
-           {"ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream",
-            "Block Size", "Grid Size", "Device", "CC", "Section Name", "Metric Name",
-            "Metric Unit", "Metric Value"})
+      for (const char* column : {"ID", "Process ID", "Process Name", "Host Name", "Kernel Name",
+                                 "Context", "Stream", "Block Size", "Grid Size", "Device", "CC",
+                                 "Section Name", "Metric Name", "Metric Unit", "Metric Value"})
         file << ",\"" << column << '"';
       file << '\n';
       for (const EvidenceLine& line : lines) file << kStep << line.text << '\n' << line.rows;
@@ -214,7 +215,15 @@ std::vector<std::string> document_names(const fs::path& folder, const std::strin
   return {names.begin(), names.end()};
 }
 
-fs::path named_document(const fs::path& path) {
+fs::path named_document(const fs::path& path, const std::string& step) {
+  if (const std::string chapter = without(path.filename().string(), kCounters); !chapter.empty()) {
+    if (step.empty())
+      throw InputError(
+          fmt::format("{}: has the counters of several steps: name one with --step, "
+                      "or with --step-a and --step-b",
+                      path.string()));
+    return path.parent_path() / fmt::format("{}.{}{}", chapter, step, kExport);
+  }
   if (fs::exists(path)) return path;
   for (const std::string_view suffix : {kJson, kExport}) {
     const fs::path whole = path.string() + std::string(suffix);

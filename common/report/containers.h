@@ -60,7 +60,9 @@ std::vector<std::string> document_names(const std::filesystem::path& folder,
                                         const std::string& begin, const std::string& suffix);
 
 /// `path`, or where there is no such file the document that is meant: FOLDER/NAME stands for
-/// FOLDER/NAME.json, or for FOLDER/NAME.ncu.csv.
-std::filesystem::path named_document(const std::filesystem::path& path);
+/// FOLDER/NAME.json, or for FOLDER/NAME.ncu.csv. Of CHAPTER.counters.csv the export of `step`;
+/// throws InputError where none is named.
+std::filesystem::path named_document(const std::filesystem::path& path,
+                                     const std::string& step = "");
 
 }  // namespace attn::report

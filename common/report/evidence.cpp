@@ -112,8 +112,9 @@ struct State {
            const std::function<bool(const std::string&)>& wanted = {}) {
     const json& keys = line.at("keys");
     if (keys.at("version") != kKeyVersion)
-      throw InputError(fmt::format("{}: keys of version {}, this attn_report makes {}: build it again",
-                                   name, keys.at("version").dump(), kKeyVersion));
+      throw InputError(
+          fmt::format("{}: keys of version {}, this attn_report makes {}: build it again", name,
+                      keys.at("version").dump(), kKeyVersion));
     bool is_stale = false, any = false;
     const auto differs = [&](const std::string& key, const std::string& now, bool& changed,
                              bool& unknown) {
@@ -183,8 +184,7 @@ struct State {
   static std::string code_text(const std::string& step) { return report::code(step); }
   // Is there a time of ours in it?
   static bool measured_time(const json& line) {
-    if (line.contains("steps"))
-      return !line.at("steps").at(0).value("time", json()).is_null();
+    if (line.contains("steps")) return !line.at("steps").at(0).value("time", json()).is_null();
     return line.contains("problems") && line.at("problems").is_array();
   }
 };
@@ -227,10 +227,10 @@ void sort_lines(std::vector<EvidenceLine>& lines, const std::string& part,
     const json j = line.json();
     if (part == "peers") name = j.value("options", kUnknown);
     const auto found = place.find(name);
-    return std::tuple(found == place.end() ? listed.size() : found->second,
-                      part == "peers" ? std::string() : name,
-                      part == "peers" ? std::pair(std::size_t{0}, 0)
-                                      : place_of(j.at("steps").at(0).at("name")));
+    return std::tuple(
+        found == place.end() ? listed.size() : found->second,
+        part == "peers" ? std::string() : name,
+        part == "peers" ? std::pair(std::size_t{0}, 0) : place_of(j.at("steps").at(0).at("name")));
   };
   std::vector<std::pair<decltype(key(lines[0])), EvidenceLine>> keyed;
   for (EvidenceLine& line : lines) keyed.emplace_back(key(line), std::move(line));
@@ -333,8 +333,7 @@ std::vector<std::string> missing(const fs::path& folder, CodeKeys& code) {
   };
   for (const std::string& chapter : code.chapters()) {
     std::vector<std::string> needed{"tests", "access"}, lacks, unmeasured;
-    if (chapter != "common")
-      needed = {"times", "counters", "tests", "sanitizer", "large", "peers"};
+    if (chapter != "common") needed = {"times", "counters", "tests", "sanitizer", "large", "peers"};
     for (const std::string& part : needed)
       if (!parts.contains(part + " " + chapter)) lacks.push_back(part);
     add(chapter, "has no", lacks);
@@ -348,8 +347,8 @@ std::vector<std::string> missing(const fs::path& folder, CodeKeys& code) {
       for (const std::string& step : code.steps(chapter))
         if (!steps[part + " " + chapter].contains(step)) unmeasured.push_back(step);
       if (parts.contains(part + " " + chapter))
-        add(chapter, part == "times" ? "steps without times:" : "steps without counters:",
-            unmeasured);
+        add(chapter,
+            part == "times" ? "steps without times:" : "steps without counters:", unmeasured);
     }
   }
   return all;
@@ -357,9 +356,8 @@ std::vector<std::string> missing(const fs::path& folder, CodeKeys& code) {
 
 // Were all of its measurements made by others?
 bool only_others(const fs::path& folder) {
-  return std::ranges::all_of(read_parts(folder), [](const auto& part) {
-    return unit_of(part.first).part == kOthers;
-  });
+  return std::ranges::all_of(read_parts(folder),
+                             [](const auto& part) { return unit_of(part.first).part == kOthers; });
 }
 
 }  // namespace
@@ -500,17 +498,19 @@ std::string state_of(const fs::path& folder, const std::vector<std::string>& doc
   std::vector<std::pair<Unit, EvidenceLine>> lines;
   std::set<std::string> found, steps;
   const std::set<std::string> wanted(documents.begin(), documents.end());
-  for (const std::string& container : containers(folder))
+  for (const std::string& container : containers(folder)) {
+    const std::string begin = container.substr(0, container.find('.') + 1);
+    const auto first = wanted.lower_bound(begin);
+    if (first == wanted.end() || !first->starts_with(begin)) continue;
     for (const EvidenceLine& line : read_lines(folder / container))
       if (wanted.contains(line.name)) {
         lines.emplace_back(Unit{part_of(container), chapter_of(container)}, line);
         found.insert(line.name);
       }
+  }
   for (const std::string& name : documents)
     if (!found.contains(name)) return fmt::format("State: {} is no evidence.", name);
-  const auto named = [&](const std::string& step) {
-    return table.find(code(step)) != table.npos;
-  };
+  const auto named = [&](const std::string& step) { return table.find(code(step)) != table.npos; };
   std::vector<json> parsed;
   bool names_steps = false;
   for (const auto& [unit, line] : lines) {

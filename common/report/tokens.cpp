@@ -155,18 +155,34 @@ std::set<std::string> declared(const Tokens& tokens) {
 
 }  // namespace
 
-std::string hash(const Tokens& tokens, const std::string& step) {
-  const std::set<std::string> ours = declared(tokens);
-  std::map<std::string, std::size_t> order;
+std::string hash(const std::vector<Chunk>& chunks, const std::string& step) {
+  std::vector<std::set<std::string>> local;
+  std::set<std::string> shared;  // names of chunks, and members
+  for (const Chunk& c : chunks) {
+    local.push_back(declared(c.tokens));
+    if (local.back().contains(c.name)) shared.insert(c.name);
+    if (c.tokens.size() > 1 && c.tokens.back() == ";" && c.tokens[c.tokens.size() - 2] == "}")
+      shared.insert(local.back().begin(), local.back().end());
+  }
+  std::map<std::string, std::size_t> shared_order;
   std::string text;
-  for (const std::string& t : tokens) {
-    if (t == step)
-      text += "STEP";
-    else if (ours.contains(t))
-      text.append("$").append(std::to_string(order.emplace(t, order.size()).first->second));
-    else
-      text += t;
-    text += '\n';
+  const auto number = [&](const char* sign, auto& order, const std::string& t) {
+    text.append(sign).append(std::to_string(order.emplace(t, order.size()).first->second));
+  };
+  for (std::size_t n = 0; n < chunks.size(); ++n) {
+    std::map<std::string, std::size_t> order;
+    for (const std::string& t : chunks[n].tokens) {
+      if (t == kDirective || t == kEndOfDirective) continue;
+      if (t == step)
+        text += "STEP";
+      else if (shared.contains(t))
+        number("$$", shared_order, t);
+      else if (local[n].contains(t))
+        number("$", order, t);
+      else
+        text += t;
+      text += '\n';
+    }
   }
   return sha256(text).substr(0, 16);
 }
@@ -282,7 +298,8 @@ std::vector<const Chunk*> used_chunks(const std::vector<Chunk>& chunks, const To
   std::set<std::string> names;
   const auto add = [&](const Tokens& tokens) {
     for (std::size_t i = 0; i < tokens.size(); ++i)
-      if (members || i == 0 || (tokens[i - 1] != "." && tokens[i - 1] != ">")) names.insert(tokens[i]);
+      if (members || i == 0 || (tokens[i - 1] != "." && tokens[i - 1] != ">"))
+        names.insert(tokens[i]);
   };
   add(wanted);
   std::vector<bool> used(chunks.size());
@@ -338,8 +355,8 @@ Tokens lex_python(const std::string& text) {
         line_begins = false;
       }
       if (c == '"' || c == '\'') {
-        const std::string quote = text.compare(i, 3, std::string(3, c)) == 0 ? std::string(3, c)
-                                                                            : std::string(1, c);
+        const std::string quote =
+            text.compare(i, 3, std::string(3, c)) == 0 ? std::string(3, c) : std::string(1, c);
         end = i + quote.size();
         while (end < text.size() && text.compare(end, quote.size(), quote) != 0)
           end += text[end] == '\\' ? 2 : 1;

@@ -52,9 +52,9 @@ std::vector<const Chunk*> used_chunks(const std::vector<Chunk>&, const Tokens& w
 /// The body of the first function that is defined by that name, with its parameters.
 Tokens function_in(const Tokens&, const std::string& name);
 
-/// 16 hexadecimal digits. Names that the tokens declare count as the order in which they come, and
-/// `step` as the word STEP.
-std::string hash(const Tokens&, const std::string& step);
+/// 16 hexadecimal digits. A name that a chunk declares counts as the order in which it comes there;
+/// names of chunks and of members in all of them. `step` counts as the word STEP.
+std::string hash(const std::vector<Chunk>&, const std::string& step);
 
 bool is_name(const std::string& token);
 
