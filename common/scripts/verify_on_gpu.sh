@@ -116,25 +116,37 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 gpus=${CUDA_VISIBLE_DEVICES:-0}
-# What nvidia-smi says of the GPU in use; "unknown" where there is none, or for what it cannot say.
-asked() {  # FIELD
-  local said
-  said=$(nvidia-smi --id="${gpus%%,*}" --query-gpu="$1" --format=csv,noheader,nounits 2>/dev/null |
-    head -n 1) || true
-  case $said in ''|*N/A*|*rror*) echo unknown ;; *) echo "$said" ;; esac
+# Asks nvidia-smi about the GPU in use: sets uuid, driver, power, sm, memory and temperature, to
+# "unknown" where there is no nvidia-smi, or for what it cannot say.
+ask() {
+  local field said
+  said=$(nvidia-smi --id="${gpus%%,*}" --format=csv,noheader,nounits \
+    --query-gpu=uuid,driver_version,power.limit,clocks.sm,clocks.mem,temperature.gpu 2>/dev/null) ||
+    said=
+  IFS=, read -r uuid driver power sm memory temperature <<<"${said%%$'\n'*}"
+  for field in uuid driver power sm memory temperature; do
+    case ${!field} in
+      ''|*N/A*|*rror*) declare -g $field=unknown ;;
+      *) declare -g $field="${!field# }" ;;
+    esac
+  done
 }
 as_json() {  # a number, or a text
   if [[ $1 =~ ^[0-9]+(\.[0-9]+)?$ ]]; then echo "$1"; else echo "\"${1//[\"\\]/}\""; fi
 }
 commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
-[ "$commit" = unknown ] || git diff --quiet HEAD 2>/dev/null || commit=$commit+  # not all committed
-uuid=$(asked uuid) driver=$(asked driver_version) power=$(asked power.limit)
+# Not all of the sources are committed: "+".
+[ "$commit" = unknown ] || git diff --quiet HEAD -- . ':!docs' 2>/dev/null || commit=$commit+
 cuda=$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p') || true
 before=unknown
-begins() { before=$(asked temperature.gpu); }  # what is measured next
+begins() {  # what is measured next
+  ask
+  before=$temperature
+}
 # When, where and on which GPU: to $work/measured.
 provenance() {
   local key value text=
+  ask
   while IFS='=' read -r key value; do text+=${text:+,}"\"$key\":$(as_json "$value")"; done <<END
 commit=$commit
 date=$(date -u +%Y-%m-%dT%H:%M:%SZ)
@@ -142,10 +154,10 @@ gpu=${device% (sm*}
 uuid=$uuid
 driver=$driver
 cuda=${cuda:-unknown}
-clocks=SM $(asked clocks.sm) MHz, memory $(asked clocks.mem) MHz
+clocks=SM $sm MHz, memory $memory MHz
 power_limit_w=$power
 END
-  echo "{$text,\"temperature_c\":[$(as_json "$before"),$(as_json "$(asked temperature.gpu)")]}" \
+  echo "{$text,\"temperature_c\":[$(as_json "$before"),$(as_json "$temperature")]}" \
     >"$work/measured"
 }
 record() {  # PART CHAPTER NAME FILE [--options OPTIONS]...
