@@ -355,6 +355,7 @@ int run(int argc, const char* const* argv) {
     throw InputError(fmt::format("{} (--help lists the commands)", e.what()));
   }
   files = named_documents(files);
+  profiles = named_documents(profiles);
   for (const auto& [file, step] :
        {std::pair(&results, std::string()), std::pair(&counters, import_options.step),
         std::pair(&a, step_a), std::pair(&b, step_b)})
