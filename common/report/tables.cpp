@@ -132,7 +132,8 @@ std::string fill_tables(const std::string& page, const std::string& name, const 
     try {
       const std::string body = table(words, reports, name);
       out += body;
-      if (words[0] != "tree") out += states_of(reports, documents_of(words, reports), body);
+      if (words[0] != "tree" && words[0] != "state")
+        out += states_of(reports, documents_of(words, reports), body);
     } catch (const NotMeasured& e) {
       out += "not measured yet\n";
       if (missing)

@@ -262,7 +262,8 @@ counters_of() {
     begins
     # shellcheck disable=SC2086
     if "$ncu" --clock-control none --profile-from-start off --csv --print-units base \
-        --metrics "$metrics" "$bin/$1" $options --profile "$step" --require-gpu >"$work/said" 2>"$work/errors" &&
+        --metrics "$metrics" "$bin/$1" $options --profile "$step" --require-gpu \
+        >"$work/said" 2>"$work/errors" &&
         ncu_export none "$(<"$work/said")" <"$work/said" >"$work/csv"; then
       record counters "$1" "$1.$step" "$work/csv" --options="$options" || status=1
     else

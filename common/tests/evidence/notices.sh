@@ -101,8 +101,8 @@ noticed "$method" "how many launches warm up" /common/run/options.h \
   's/warmup = [0-9]+/warmup = 1/'
 noticed '^peers 05_flash_decoding.*: the way of measuring has changed since' "peers.py" peers.py \
   's/2 \* busy/busy/'
-noticed '^counters 05_flash_decoding.*: the way of measuring has changed since' "the flags of ncu" \
-  verify_on_gpu.sh 's/--clock-control none/--clock-control base/'
+noticed '^counters 05_flash_decoding.*: the way of measuring has changed since' \
+  "the flags of ncu" verify_on_gpu.sh 's/--clock-control none/--clock-control base/'
 noticed "$launch" "the list of problems" gpu_problems.sh \
   's/(decode_b16_n8192 .*cache 16 8192 32) 8/\1 4/'
 noticed '^peers 05_flash_decoding.*: launch code has changed since' "the problems of peers" \
@@ -112,7 +112,8 @@ noticed_edits=$count
 harmless "a comment" $v13 '20s,^,// A comment.\n,; s,(__syncthreads\(\);).*,\1  // another one,'
 harmless "layout" $v13 's,^  ,      ,; \,//|^#,!s, = , =\n        ,'
 harmless "a renamed local variable" $v13 's/\bfactor\b/scale_of_the_row/g'
-harmless "the help text of an option" /common/run/options.cpp 's/timed launches/launches that count/'
+harmless "the help text of an option" /common/run/options.cpp \
+  's/timed launches/launches that count/'
 harmless "a word of a message" $v13 's/only head dims 64/head dims: 64/'
 harmless "a comment in peers.py" peers.py '3s,^,# A comment.\n,'
 harmless "a step's idea in the chapter's table" /01_naive/*chapter.cpp \
