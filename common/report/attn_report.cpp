@@ -4,11 +4,15 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <fstream>
+#include <iostream>
 #include <iterator>
+#include <sstream>
 #include <string>
 #include <vector>
 
 #include "attn/error.h"
+#include "device/device.h"  // kTimingMethod
+#include "report/containers.h"
 #include "report/density_svg.h"
 #include "report/diff.h"
 #include "report/evidence.h"
@@ -29,6 +33,23 @@ std::vector<ResultFile> read_all(const std::vector<std::string>& paths) {
   std::vector<ResultFile> files;
   for (const std::string& path : paths) files.push_back(read_result_file(path));
   return files;
+}
+
+// Documents by their names; NAME* stands for all that begin so.
+std::vector<std::string> named_documents(const std::vector<std::string>& words) {
+  std::vector<std::string> paths;
+  for (const std::string& word : words) {
+    const std::filesystem::path path = word;
+    if (!word.ends_with('*')) {
+      paths.push_back(named_document(path));
+      continue;
+    }
+    const std::string begin = path.filename().string();
+    for (const std::string& name :
+         document_names(path.parent_path(), begin.substr(0, begin.size() - 1), ".json"))
+      paths.push_back(path.parent_path() / (name + ".json"));
+  }
+  return paths;
 }
 
 std::string read_text(const std::string& path) {
@@ -102,17 +123,54 @@ int verify(const std::string& path) {
   return 1;
 }
 
-// What verify_on_gpu.sh and manifest.sh do with the evidence. Returns the exit status: 1 if
-// something is wrong.
+// What verify_on_gpu.sh does with the evidence, and `evidence check`. Sets the exit status.
 struct EvidenceArguments {
-  std::string folder, root = ".", part, chapter, verdict;
+  std::string folder, root = ".", name, file, verdict, measured, unchanged;
+  Unit unit;
   int seconds = 0;
-  bool all = false;
-  std::vector<std::string> words;  // files, or units
+  bool all = false, current = false;
+  std::vector<std::string> words;  // logs, units or steps
+  std::vector<std::string> options;
 };
+
+// All keys as the sources are, a line each; only those of a chapter, if one is named.
+std::string keys_text(CodeKeys& code, const std::string& only) {
+  std::string text = "kernel            launch\n";
+  for (const std::string& chapter : code.chapters())
+    for (const std::string& step : code.steps(chapter))
+      if (only.empty() || only == chapter)
+        text += fmt::format("{}  {}  {}/{}\n", code.kernel(chapter, step),
+                            code.launch(chapter, step), chapter, step);
+  for (const char* part : {"times", "peers", "counters", "sanitizer"})
+    text += fmt::format("{}  method of {}\n", code.method(part), part);
+  return text;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);)
+    if (!line.empty()) lines.push_back(line);
+  return lines;
+}
+
+void print_lines(const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) fmt::print("{}\n", line);
+}
+
+int check(const EvidenceArguments& a) {
+  CodeKeys code(a.root);
+  const auto edited = edited_evidence(a.folder), stale = stale_evidence(a.folder, code);
+  print_lines(edited);
+  print_lines(stale);
+  if (stale.empty())
+    fmt::print("{}: all of the code as it is, timing method {}\n", a.folder, kTimingMethod);
+  return !edited.empty() || (a.current && !stale.empty()) ? 1 : 0;
+}
+
 void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
   CLI::App* evidence =
-      app.add_subcommand("evidence", "which kernels a folder of measurements is true of");
+      app.add_subcommand("evidence", "which code a folder of measurements is true of");
   evidence->require_subcommand(1);
   const auto command = [&](const char* name, const char* what) {
     CLI::App* c = evidence->add_subcommand(name, what);
@@ -121,38 +179,82 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
       c->add_option("DIR", a.folder, "folder, as docs/reports/h200")->required();
     return c;
   };
-  command("keys", "the key of each step's kernels")->callback([&a] {
-    for (const auto& [step, key] : kernel_keys(a.root)) fmt::print("{}  {}\n", key, step);
+  const auto unit_command = [&](const char* name, const char* what) {
+    CLI::App* c = command(name, what);
+    c->add_option("PART", a.unit.part)->required();
+    c->add_option("CHAPTER", a.unit.chapter)->required();
+    return c;
+  };
+  // What is measured must be of the code that the keys are of.
+  const auto writes = [&](CLI::App* c) {
+    c->add_option("--measured", a.measured, "JSON file: when, where and on which GPU")->required();
+    c->add_option("--unchanged-since", a.unchanged,
+                  "what `evidence keys` wrote before; exit 1 if it would write something else now");
+  };
+  const auto unchanged = [&](CodeKeys& code) {
+    if (a.unchanged.empty() || read_text(a.unchanged) == keys_text(code, a.unit.chapter))
+      return true;
+    fmt::print("the code changed meanwhile\n");
+    status = 1;
+    return false;
+  };
+  const auto measured = [&] { return parse_json(read_bytes(a.measured), a.measured); };
+  CLI::App* keys = command("keys", "the keys of each step, and of the ways of measuring");
+  keys->add_option("CHAPTER", a.unit.chapter, "of this one alone");
+  keys->callback([&a] {
+    CodeKeys code(a.root);
+    fmt::print("{}", keys_text(code, a.unit.chapter));
   });
-  command("check", "is every file as it was measured, and what has changed since?")
-      ->callback([&a, &status] {
-        const auto wrong = check_evidence(a.folder, a.root);
-        for (const std::string& line : wrong) fmt::print("{}\n", line);
-        fmt::print("{}", evidence_summary(a.folder, a.root));
-        status = wrong.empty() ? 0 : 1;
-      });
-  CLI::App* record_command = command("record", "notes what a part of verify_on_gpu.sh wrote");
-  record_command->add_option("PART", a.part)->required();
-  record_command->add_option("CHAPTER", a.chapter)->required();
-  record_command->add_option("VERDICT", a.verdict)->required();
-  record_command->add_option("SECONDS", a.seconds)->required();
-  record_command->add_option("FILE", a.words);
-  record_command->callback(
-      [&a] { record(a.folder, a.root, a.part, a.chapter, a.verdict, a.seconds, a.words); });
-  CLI::App* current =
-      command("current", "the files of a PART and CHAPTER that need not be measured again");
-  current->add_option("PART CHAPTER", a.words)->required()->expected(2);
-  current->callback([&a] {
-    for (const std::string& name : current_files(a.folder, a.root, a.words[0], a.words[1]))
-      fmt::print("{}\n", name);
+  CLI::App* check_command =
+      command("check", "exit 1 if a file or a line was edited or is gone; says what is stale");
+  check_command->add_flag("--current", a.current, "exit 1 if anything is stale or missing, too");
+  check_command->callback([&a, &status] { status = check(a); });
+  CLI::App* record_command = unit_command("record", "takes in what was measured just now");
+  record_command->add_option("NAME", a.name, "the document's name, without .json")->required();
+  record_command->add_option("FILE", a.file, "what the program, peers.py or ncu wrote")->required();
+  record_command->add_option("--options", a.options,
+                             "the problem's options; of peers one for each");
+  writes(record_command);
+  record_command->callback([&a, unchanged, measured] {
+    CodeKeys code(a.root);
+    if (unchanged(code)) record(a.folder, code, a.unit, a.name, a.file, a.options, measured());
   });
-  CLI::App* stale =
-      command("stale", "of \"PART CHAPTER\"s those that should be measured, the stalest first");
+  CLI::App* finish_command = unit_command("finish", "notes how a part of verify_on_gpu.sh ended");
+  finish_command->add_option("VERDICT", a.verdict)->required();
+  finish_command->add_option("SECONDS", a.seconds)->required();
+  finish_command->add_option("LOG", a.words, "files that the part wrote");
+  writes(finish_command);
+  finish_command->callback([&a, unchanged, measured] {
+    CodeKeys code(a.root);
+    const std::string verdict = unchanged(code) ? a.verdict : "failed";
+    finish(a.folder, code, a.unit, verdict, a.seconds, a.words, measured());
+  });
+  CLI::App* todo = unit_command(
+      "todo",
+      "what is to be measured again of a document: nothing, \"all\" or steps; of peers "
+      "those of the problems on stdin");
+  todo->add_option("NAME", a.name, "the document; none for a log");
+  todo->add_option("--steps", a.words, "steps that the list of problems names")->delimiter(',');
+  todo->callback([&a] {
+    CodeKeys code(a.root);
+    if (a.unit.part == "peers") {
+      const std::string problems{std::istreambuf_iterator<char>(std::cin), {}};
+      print_lines(peers_to_measure(a.folder, code, a.unit, a.name, lines_of(problems)));
+    } else {
+      fmt::print("{}\n", fmt::join(to_measure(a.folder, code, a.unit, a.name, a.words), ","));
+    }
+  });
+  CLI::App* stale = command(
+      "stale", "of \"PART CHAPTER\"s those to measure, the stalest first, and their seconds");
   stale->add_flag("--all", a.all, "the others after them");
   stale->add_option("UNIT", a.words)->required();
   stale->callback([&a] {
-    for (const std::string& unit : stalest_first(a.folder, a.root, a.words, a.all))
-      fmt::print("{}\n", unit);
+    CodeKeys code(a.root);
+    std::vector<Unit> units;
+    for (const std::string& word : a.words)
+      units.push_back({word.substr(0, word.find(' ')), word.substr(word.find(' ') + 1)});
+    for (const auto& [unit, seconds] : stalest_first(a.folder, code, units, a.all))
+      fmt::print("{} {} {}\n", unit.part, unit.chapter, seconds);
   });
 }
 
@@ -197,8 +299,8 @@ int run(int argc, const char* const* argv) {
   diff_command->add_option("B", b, "the same, for what is judged")->required();
   diff_command->add_option("--step-a", step_a, "the step of A, where A holds several");
   diff_command->add_option("--step-b", step_b, "the step of B");
-  diff_command->add_flag(
-      "--force", force, "compare different GPUs, element types, problems or clock controls");
+  diff_command->add_flag("--force", force,
+                         "compare different GPUs, element types, problems or clock controls");
   diff_command->footer(
       "FAST or SLOW: the quartile ranges are apart. SAME: medians within 1 %. AMBIGUOUS: neither,\n"
       "or a time without quartiles and less than 3 % of difference.\n"
@@ -206,8 +308,8 @@ int run(int argc, const char* const* argv) {
       "load or a store count as much as loads or stores are of all sectors.\n"
       "Exit status: 0 SAME or FAST, 1 SLOW, 3 AMBIGUOUS (of several steps: SLOW before\n"
       "AMBIGUOUS), 2 a file that cannot be read or two that cannot be compared.");
-  CLI::App* roofline_command = app.add_subcommand(
-      "roofline", "draws steps below the roofs of their GPU, as an SVG file");
+  CLI::App* roofline_command =
+      app.add_subcommand("roofline", "draws steps below the roofs of their GPU, as an SVG file");
   roofline_command->add_option("RESULTS", files, "results of chapter programs, of one GPU")
       ->required();
   roofline_command->add_option("-o,--output", output, "the SVG file; stdout if not given");
@@ -252,6 +354,12 @@ int run(int argc, const char* const* argv) {
   } catch (const CLI::ParseError& e) {
     throw InputError(fmt::format("{} (--help lists the commands)", e.what()));
   }
+  files = named_documents(files);
+  profiles = named_documents(profiles);
+  for (const auto& [file, step] :
+       {std::pair(&results, std::string()), std::pair(&counters, import_options.step),
+        std::pair(&a, step_a), std::pair(&b, step_b)})
+    if (!file->empty()) *file = named_document(*file, step);
   if (*summary_command) fmt::print("{}", summary_text(read_all(files)));
   if (*tables_command) return tables(pages, reports, check_only);
   if (*import_command) write_text(output, import_profile(results, counters, import_options));

@@ -5,6 +5,7 @@
 #include <optional>
 #include <sstream>
 
+#include "report/containers.h"
 #include "report/counters.h"
 #include "report/diff.h"
 #include "report/profile.h"
@@ -62,11 +63,8 @@ Traffic l2_traffic(const StepRow& step, const std::vector<KernelCounters>& kerne
 std::string counters_table(const fs::path& folder, const std::string& chapter) {
   Grid grid;
   std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string file = entry.path().filename().string();
-    if (file.rfind(chapter + ".", 0) == 0 && file.ends_with(".ncu.csv"))
-      files.push_back(entry.path());
-  }
+  for (const std::string& name : document_names(folder, chapter + ".", ".ncu.csv"))
+    files.push_back(folder / (name + ".ncu.csv"));
   std::sort(files.begin(), files.end(), [](const fs::path& a, const fs::path& b) {
     const std::string x = a.filename().string(), y = b.filename().string();
     const auto family = [](const std::string& s) { return s.substr(s.find('.') + 1, 1); };
@@ -91,7 +89,7 @@ std::string counters_table(const fs::path& folder, const std::string& chapter) {
     }
   }
   if (grid.empty())
-    throw NotMeasured(fmt::format("{}: has no {}.*.ncu.csv", folder.string(), chapter));
+    throw NotMeasured(fmt::format("{}: has no counters of {}", folder.string(), chapter));
   return grid.markdown();
 }
 

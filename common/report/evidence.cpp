@@ -5,11 +5,16 @@
 #include <algorithm>
 #include <fstream>
 #include <iterator>
+#include <map>
+#include <memory>
 #include <set>
 #include <sstream>
 
 #include "device/device.h"  // kTimingMethod
+#include "report/containers.h"
+#include "report/json_object.h"
 #include "report/sha256.h"
+#include "report/step_sources.h"
 #include "report/table_text.h"
 
 namespace attn::report {
@@ -18,429 +23,635 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-constexpr const char* kHead =
-    "# What was measured on which kernels. Written by common/scripts/verify_on_gpu.sh; read by "
-    "attn_report evidence.\n"
-    "# A file: sha256, name, part, chapter, method of timing (0: no time of ours in it); below it "
-    "the keys of its steps.\n";
-// The part of what others measured, on our kernels too: it has no verdict of ours, and no line in
-// parts.txt.
-constexpr const char* kOthers = "others";
-constexpr const char* kUnverified =
-    "\n# Changed since, and not measured again: chapter/step, then the reason why this may "
-    "be.\nunverified:\n";
+constexpr const char *kParts = "parts.jsonl", *kUnknown = "unknown";
+// What others measured: there is no run of ours that passed. Notes by hand: they have no keys.
+constexpr const char *kOthers = "others", *kTried = "tried";
 
-std::string read(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) throw InputError(fmt::format("{}: cannot be read", path.string()));
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-void write(const fs::path& path, const std::string& text) {
-  const fs::path part = path.string() + ".new";
-  std::ofstream(part, std::ios::binary) << text;
-  fs::rename(part, path);
-}
+std::string name_of(const Unit& unit) { return unit.part + " " + unit.chapter; }
 
-// A line of parts.txt: "times 03_flash_v1  passed  files 0123456789abcdef  95 s".
-struct Part {
-  std::string verdict, digest;
-  int seconds = 0;
-};
-std::map<std::string, Part> read_parts(const fs::path& folder) {
-  std::map<std::string, Part> parts;
-  if (!fs::exists(folder / "parts.txt")) return parts;
-  std::istringstream lines(read(folder / "parts.txt"));
-  for (std::string line; std::getline(lines, line);) {
-    std::istringstream words(line);
-    std::string part, chapter, verdict, of, digest;
-    int seconds = 0;
-    if (!(words >> part >> chapter >> verdict >> of >> digest >> seconds))
-      throw InputError(
-          fmt::format("{}: cannot be read: {}", (folder / "parts.txt").string(), line));
-    parts[part + " " + chapter] = {verdict, digest, seconds};
+std::string digest(const fs::path& path) { return sha256(read_bytes(path)).substr(0, 16); }
+
+// "04_flash_v2" of "04_flash_v2.forward_n4096" and of "peers.04_flash_v2.forward".
+std::string chapter_of(const std::string& document) {
+  std::istringstream words(document);
+  std::string word;
+  while (std::getline(words, word, '.') && (word == "peers" || word == kOthers)) {
   }
+  return word;
+}
+
+std::string part_of(const std::string& container) {
+  if (container.ends_with(".csv")) return "counters";
+  const std::string first = container.substr(0, container.find('.'));
+  return first == "peers" || first == kOthers ? first : "times";
+}
+
+bool is_of(const std::string& container, const Unit& unit) {
+  return part_of(container) == unit.part && chapter_of(container) == unit.chapter;
+}
+
+// By what gpu_problems.sh knows a document: its name there.
+std::string listed_name(const std::string& part, const std::string& document) {
+  return part == "peers" ? document : document.substr(document.find('.') + 1);
+}
+
+// The steps of an element of a document, and whether they were launched for it.
+std::map<std::string, bool> steps_in(const std::string& part, const std::string& chapter,
+                                     const json& element, CodeKeys& code) {
+  std::map<std::string, bool> steps;
+  const auto add = [&](const json& s) {
+    const auto outcome = s.at("outcome").get<std::string>();
+    if (outcome != "unsupported" && outcome != "error")
+      steps[s.at("name").get<std::string>()] = !s.at("time").is_null() || outcome == "pass";
+  };
+  if (part == kOthers) {
+    for (const auto& [step, time] : element.at("us").items())
+      if (code.kernel(chapter, step) != "-") steps[step] = true;
+  } else if (part == "peers") {
+    for (const json& run : element.at("runs"))
+      for (const json& s : run.at("steps")) add(s);
+  } else {
+    add(element);
+  }
+  return steps;
+}
+
+// The keys of steps as the sources are. What was not launched depends on the launch code alone.
+json keys_of(CodeKeys& code, const Unit& unit, const std::map<std::string, bool>& steps) {
+  json keys{{"version", kKeyVersion}, {"kernel", json::object()}};
+  for (const auto& [step, launched] : steps) {
+    if (launched) keys["kernel"][step] = code.kernel(unit.chapter, step);
+    if (unit.part != kOthers) keys["launch"][step] = code.launch(unit.chapter, step);
+  }
+  if (!steps.empty() && unit.part != kOthers) keys["method"] = code.method(unit.part);
+  return keys;
+}
+
+// Those that a log is of.
+std::map<std::string, bool> steps_of_log(CodeKeys& code, const Unit& unit) {
+  if (unit.part == "access") return {{"warp_access", true}};
+  std::map<std::string, bool> steps;
+  for (const std::string& step : code.steps(unit.chapter)) steps[step] = true;
+  return steps;
+}
+
+// What some lines are true of, compared with the sources.
+struct State {
+  std::size_t lines = 0, stale = 0;
+  std::set<std::string> measured, kernels;  // steps; those whose kernels have changed since
+  bool launch_changed = false, launch_unknown = false;
+  bool method_changed = false, method_unknown = false;
+  std::set<int> methods;  // numbers of the timing method
+  bool ours = false;      // by our scripts
+
+  bool older_method() const {
+    return std::ranges::any_of(methods, [](int n) { return n != kTimingMethod; });
+  }
+
+  void add(CodeKeys& code, const Unit& unit, const std::string& name, const json& line,
+           const std::function<bool(const std::string&)>& wanted = {}) {
+    const json& keys = line.at("keys");
+    if (keys.at("version") != kKeyVersion)
+      throw InputError(
+          fmt::format("{}: keys of version {}, this attn_report makes {}: build it again", name,
+                      keys.at("version").dump(), kKeyVersion));
+    bool is_stale = false, any = false;
+    const auto differs = [&](const std::string& key, const std::string& now, bool& changed,
+                             bool& unknown) {
+      if (key == now) return;
+      (key == kUnknown ? unknown : changed) = is_stale = true;
+    };
+    for (const auto& [step, key] : keys.at("kernel").items()) {
+      if (wanted && !wanted(step)) continue;
+      any = true;
+      measured.insert(code_text(step));
+      if (key != code.kernel(unit.chapter, step)) kernels.insert(code_text(step)), is_stale = true;
+    }
+    const json none = json::object();
+    for (const auto& [step, key] : (keys.contains("launch") ? keys.at("launch") : none).items()) {
+      if (wanted && !wanted(step)) continue;
+      any = true;
+      differs(key.get<std::string>(), code.launch(unit.chapter, step), launch_changed,
+              launch_unknown);
+    }
+    if (line.contains("verdict"))  // a log: of a step that is new it says nothing
+      for (const auto& [step, launched] : steps_of_log(code, unit))
+        if (!keys.at("kernel").contains(step))
+          measured.insert(code_text(step)), kernels.insert(code_text(step)), is_stale = true;
+    if (!any && wanted) return;
+    ++lines;
+    ours |= keys.contains("method");
+    if (keys.contains("method"))
+      differs(keys.at("method").get<std::string>(), code.method(unit.part), method_changed,
+              method_unknown);
+    const std::string options = line.value("options", kUnknown);
+    const auto& listed = code.problems(unit.chapter);
+    if (options != kUnknown && !listed.empty() &&
+        std::ranges::none_of(listed, [&](const ListedProblem& p) {
+          return p.part == unit.part && p.name == listed_name(unit.part, name) &&
+                 p.options == options;
+        }))
+      launch_changed = is_stale = true;
+    if (measured_time(line)) {
+      methods.insert(line.value("timing_method", 1));
+      is_stale |= line.value("timing_method", 1) != kTimingMethod;
+    }
+    stale += is_stale;
+  }
+
+  // "`v7_grid` has changed since", "kernels of 3 of 9 steps have changed since" ...: all that is
+  // stale, or nothing.
+  std::string text() const {
+    std::vector<std::string> all;
+    if (!kernels.empty() && kernels == measured && kernels.size() > 2)
+      all.push_back("kernels of every step have changed since");
+    else if (kernels.size() > 3)
+      all.push_back(fmt::format("kernels of {} of {} steps have changed since", kernels.size(),
+                                measured.size()));
+    else if (!kernels.empty())
+      all.push_back(fmt::format("{} {} changed since", fmt::join(kernels, ", "),
+                                kernels.size() == 1 ? "has" : "have"));
+    if (launch_changed) all.push_back("launch code has changed since");
+    if (method_changed) all.push_back("the way of measuring has changed since");
+    const bool both = launch_unknown && method_unknown;
+    if (launch_unknown || method_unknown)
+      all.push_back(fmt::format("{}{}{} unknown", launch_unknown ? "launch code" : "",
+                                both ? " and " : "", method_unknown ? "way of measuring" : ""));
+    return fmt::format("{}", fmt::join(all, "; "));
+  }
+
+ private:
+  static std::string code_text(const std::string& step) { return report::code(step); }
+  // Is there a time of ours in it?
+  static bool measured_time(const json& line) {
+    if (line.contains("steps")) return !line.at("steps").at(0).value("time", json()).is_null();
+    return line.contains("problems") && line.at("problems").is_array();
+  }
+};
+
+// The lines of parts.jsonl, by unit.
+std::map<std::string, json> read_parts(const fs::path& folder) {
+  std::map<std::string, json> parts;
+  for (const EvidenceLine& line : read_lines(folder / kParts)) parts[line.name] = line.json();
   return parts;
 }
 
-std::string text_of(const std::string& name, const EvidenceFile& f) {
-  std::string text =
-      fmt::format("{}  {}  {}  {}  {}\n", f.sha256, name, f.part, f.chapter, f.timing_method);
-  for (const auto& [step, key] : f.keys) text += fmt::format("  {} {}\n", key, step);
-  return text;
+void write_parts(const fs::path& folder, const std::map<std::string, json>& parts) {
+  std::vector<EvidenceLine> lines;
+  for (const auto& [name, part] : parts) lines.push_back(make_line(name, part));
+  write_lines(folder / kParts, lines);
 }
 
-// Over all that the manifest says of a part's files.
-std::string digest_of(const Manifest& m, const std::string& unit) {
-  std::string text;
-  for (const auto& [name, f] : m.files)
-    if (f.part + " " + f.chapter == unit) text += text_of(name, f);
-  return sha256(text).substr(0, 16);
+Unit unit_of(const std::string& name) {
+  return {name.substr(0, name.find(' ')), name.substr(name.find(' ') + 1)};
 }
 
-// The steps that were launched for a file, and the method of their times.
-void read_steps(const fs::path& path, const Keys& keys, EvidenceFile& f) {
-  const std::string name = path.filename().string();
-  std::set<std::string> steps;
-  const auto results = [&](const json& run) {
-    for (const json& s : run.at("steps"))
-      if (s.at("outcome") != "unsupported" && s.at("outcome") != "error" &&
-          (!s.at("time").is_null() || s.at("outcome") == "pass")) {
-        steps.insert(s.at("name").get<std::string>());
-        if (!s.at("time").is_null()) f.timing_method = run.value("timing_method", 1);
-      }
+json digests(const fs::path& folder, const Unit& unit, const std::vector<std::string>& logs) {
+  json files = json::object();
+  for (const std::string& container : containers(folder))
+    if (is_of(container, unit)) files[container] = digest(folder / container);
+  for (const std::string& log : logs) files[log] = digest(folder / log);
+  return files;
+}
+
+// The order of lines in a container: problems as they are listed, steps as in a ladder.
+void sort_lines(std::vector<EvidenceLine>& lines, const std::string& part,
+                const std::vector<ListedProblem>& listed) {
+  if (part == kOthers) return;
+  std::map<std::string, std::size_t> place;
+  for (const ListedProblem& p : listed)
+    if (p.part == part) place.emplace(part == "peers" ? p.options : p.name, place.size());
+  const auto key = [&](const EvidenceLine& line) {
+    std::string name = listed_name(part, line.name);
+    if (part == "counters") return std::tuple(std::size_t{0}, std::string(), place_of(name));
+    const json j = line.json();
+    if (part == "peers") name = j.value("options", kUnknown);
+    const auto found = place.find(name);
+    return std::tuple(
+        found == place.end() ? listed.size() : found->second,
+        part == "peers" ? std::string() : name,
+        part == "peers" ? std::pair(std::size_t{0}, 0) : place_of(j.at("steps").at(0).at("name")));
   };
-  if (f.part == kOthers) {
-    const json j = read_json(path);
-    for (const json& row : j.at("rows"))
-      for (const auto& [step, time] : row.at("us").items())
-        if (keys.contains(f.chapter + "/" + step)) steps.insert(step);
-  } else if (name.ends_with(".json")) {
-    const json j = read_json(path);
-    if (!j.contains("problems")) {
-      results(j);
+  std::vector<std::pair<decltype(key(lines[0])), EvidenceLine>> keyed;
+  for (EvidenceLine& line : lines) keyed.emplace_back(key(line), std::move(line));
+  std::ranges::stable_sort(keyed, {}, [](const auto& k) { return k.first; });
+  lines.clear();
+  for (auto& [k, line] : keyed) lines.push_back(std::move(line));
+}
+
+// Puts `fresh` in place of the lines for which `replaced` holds: where the first one stood.
+template <class Replaced>
+void replace_lines(const fs::path& path, std::vector<EvidenceLine> fresh, const std::string& part,
+                   const std::vector<ListedProblem>& listed, const Replaced& replaced) {
+  std::vector<EvidenceLine> lines;
+  for (const EvidenceLine& line : read_lines(path))
+    if (!replaced(line)) lines.push_back(line);
+  std::ranges::move(fresh, std::back_inserter(lines));
+  sort_lines(lines, part, listed);
+  if (lines.empty())
+    fs::remove(path);
+  else
+    write_lines(path, lines);
+}
+
+std::string step_of(const json& line) { return line.at("steps").at(0).at("name"); }
+
+// Rows of ncu with the step in front, and what stands above them.
+EvidenceLine counters_line(const std::string& name, const fs::path& file, json line) {
+  constexpr std::string_view kSays = "==profile.sh== ";
+  const std::string step = name.substr(name.find('.') + 1);
+  std::istringstream text(read_bytes(file));
+  std::string rows, header;
+  for (std::string row; std::getline(text, row);) {
+    if (row.starts_with(kSays)) {
+      const std::string said = row.substr(kSays.size());
+      line[said.substr(0, said.find(':'))] = said.substr(said.find(": ") + 2);
+    } else if (header.empty()) {
+      header = row;
     } else {
-      for (const json& p : j.at("problems"))
-        for (const json& run : p.at("runs")) results(run);
-      f.timing_method = j.value("timing_method", 1);
+      rows += fmt::format("\"{}\",{}\n", step, row);
     }
-  } else if (name.ends_with(".ncu.csv")) {
-    const std::size_t from = f.chapter.size() + 1;
-    steps.insert(name.substr(from, name.size() - from - std::string(".ncu.csv").size()));
-  } else {  // a log of all of the chapter's steps
-    for (const auto& [step, key] : keys)
-      if (step.starts_with(f.chapter + "/")) steps.insert(step.substr(f.chapter.size() + 1));
   }
-  for (const std::string& step : steps) f.keys[step] = key_of(keys, f.chapter, step);
+  return make_line(name, line, rows);
 }
 
-// Of a file, the steps whose kernels are not what they were.
-std::vector<std::string> changed_steps(const EvidenceFile& f, const Keys& now) {
-  std::vector<std::string> changed;
-  for (const auto& [step, key] : f.keys)
-    if (key_of(now, f.chapter, step) != key) changed.push_back(step);
-  return changed;
-}
-
-// Not measurements: what describes them, and what was noted of versions that are no more.
+// Not measurements: what describes them.
 bool is_evidence(const std::string& name) {
-  return name != "manifest.txt" && name != "parts.txt" && name != "README.md" &&
-         !name.ends_with(".new");
+  return name != kParts && name != "README.md" && !name.ends_with(".new");
 }
 
 fs::path root_of(const fs::path& folder) {
   return fs::weakly_canonical(fs::absolute(folder) / "../../..");
 }
 
-// Of the project that a folder lies in, once: they take a quarter of a second, and a page has many
-// tables.
-const Keys& keys_around(const fs::path& folder) {
-  static std::map<fs::path, Keys> known;
+// Of the project that a folder lies in, once: a page has many tables.
+CodeKeys* keys_around(const fs::path& folder) {
+  static std::map<fs::path, std::unique_ptr<CodeKeys>> known;
   const fs::path root = root_of(folder);
-  const auto found = known.find(root);
-  return found != known.end() ? found->second : known[root] = kernel_keys(root);
+  if (!fs::exists(root / "common/attn/kernel.h")) return nullptr;
+  auto& keys = known[root];
+  if (!keys) keys = std::make_unique<CodeKeys>(root);
+  return keys.get();
+}
+
+// Calls take(unit, document, line) for every line of the folder, of logs with an empty document.
+template <class Take>
+void for_each_line(const fs::path& folder, const Take& take) {
+  for (const std::string& container : containers(folder))
+    for (const EvidenceLine& line : read_lines(folder / container))
+      take(Unit{part_of(container), chapter_of(container)}, line.name, line.json());
+  for (const auto& [name, part] : read_parts(folder))
+    if (part.contains("keys")) take(unit_of(name), std::string(), part);
+}
+
+std::map<std::string, State> states(const fs::path& folder, CodeKeys& code) {
+  std::map<std::string, State> all;
+  for_each_line(folder, [&](const Unit& unit, const std::string& name, const json& line) {
+    all[name_of(unit)].add(code, unit, name, line);
+  });
+  return all;
+}
+
+// What a chapter must have and lacks, a line each: parts, problems that are listed, steps.
+std::vector<std::string> missing(const fs::path& folder, CodeKeys& code) {
+  std::map<std::string, std::set<std::string>> problems, steps;  // by unit
+  for_each_line(folder, [&](const Unit& unit, const std::string& name, const json& line) {
+    problems[name_of(unit)].insert(listed_name(unit.part, name));
+    for (const auto& [step, key] : line.at("keys").at("kernel").items())
+      steps[name_of(unit)].insert(step);
+  });
+  const std::map<std::string, json> parts = read_parts(folder);
+  std::vector<std::string> all;
+  const auto add = [&](const std::string& chapter, const char* what,
+                       const std::vector<std::string>& names) {
+    constexpr std::size_t kNamed = 6;
+    std::string text;
+    for (std::size_t n = 0; n < std::min(names.size(), kNamed); ++n)
+      text += (n > 0 ? ", " : "") + names[n];
+    if (names.size() > kNamed) text += fmt::format(" and {} more", names.size() - kNamed);
+    if (!names.empty()) all.push_back(fmt::format("{}: {} {}", chapter, what, text));
+  };
+  for (const std::string& chapter : code.chapters()) {
+    std::vector<std::string> needed{"tests", "access"}, lacks, unmeasured;
+    if (chapter != "common") needed = {"times", "counters", "tests", "sanitizer", "large", "peers"};
+    for (const std::string& part : needed)
+      if (!parts.contains(part + " " + chapter)) lacks.push_back(part);
+    add(chapter, "has no", lacks);
+    for (const std::string part : {"times", "counters"}) {
+      std::vector<std::string> names;
+      for (const ListedProblem& p : code.problems(chapter))
+        if (part == "times" && p.part == part && !problems[part + " " + chapter].contains(p.name))
+          names.push_back(p.name);
+      if (parts.contains(part + " " + chapter)) add(chapter, "problems without times:", names);
+      unmeasured.clear();
+      for (const std::string& step : code.steps(chapter))
+        if (!steps[part + " " + chapter].contains(step)) unmeasured.push_back(step);
+      if (parts.contains(part + " " + chapter))
+        add(chapter,
+            part == "times" ? "steps without times:" : "steps without counters:", unmeasured);
+    }
+  }
+  return all;
+}
+
+// Were all of its measurements made by others?
+bool only_others(const fs::path& folder) {
+  return std::ranges::all_of(read_parts(folder),
+                             [](const auto& part) { return unit_of(part.first).part == kOthers; });
 }
 
 }  // namespace
 
-Manifest read_manifest(const fs::path& folder) {
-  const fs::path path = folder / "manifest.txt";
-  Manifest m;
-  std::istringstream lines(read(path));
-  EvidenceFile* file = nullptr;
-  bool unverified = false;
-  int number = 0;
-  for (std::string line; std::getline(lines, line);) {
-    ++number;
-    const auto fail = [&] {
-      throw InputError(fmt::format("{}:{}: cannot be read: {}", path.string(), number, line));
-    };
-    if (line.empty() || line[0] == '#') continue;
-    std::istringstream words(line);
-    if (line.starts_with("key version ")) {
-      if (line != fmt::format("key version {}", kKeyVersion))
-        throw InputError(fmt::format("{}: {}, this attn_report makes {}: build it anew",
-                                     path.string(), line, kKeyVersion));
-    } else if (line == "unverified:") {
-      unverified = true;
-    } else if (unverified) {
-      std::string step, reason;
-      words >> step;
-      std::getline(words >> std::ws, reason);
-      if (!m.unverified.emplace(step, reason).second) fail();
-    } else if (line[0] == ' ') {
-      std::string key, step;
-      if (!file || !(words >> key >> step) || !file->keys.emplace(step, key).second) fail();
-    } else {
-      EvidenceFile f;
-      std::string name;
-      if (!(words >> f.sha256 >> name >> f.part >> f.chapter >> f.timing_method) ||
-          f.sha256.size() != 64)
-        fail();
-      const auto [entry, fresh] = m.files.emplace(name, f);
-      if (!fresh) fail();
-      file = &entry->second;
+void record(const fs::path& folder, CodeKeys& code, const Unit& unit, const std::string& name,
+            const fs::path& file, const std::vector<std::string>& options, const json& measured) {
+  std::vector<EvidenceLine> lines;
+  std::set<std::string> fresh;  // steps, or options, that the lines are of
+  fs::path container = folder / (name + ".jsonl");
+  if (unit.part == "counters") {
+    const std::string step = name.substr(name.find('.') + 1);
+    container = folder / (unit.chapter + ".counters.csv");
+    json line{{"keys", keys_of(code, unit, {{step, true}})}, {"measured", measured}};
+    line["options"] = options.empty() ? kUnknown : problem_options(options[0]);
+    line["measured"]["checked"] = false;
+    lines.push_back(counters_line(name, file, std::move(line)));
+  } else {
+    const json document = read_json(file);
+    if (document.contains("keys") || document.contains("measured"))
+      throw InputError(fmt::format("{}: is evidence, not what a program wrote", file.string()));
+    const std::string array = array_of(document);
+    if (unit.part == "times")
+      container = folder / fmt::format("{}.{}.jsonl", unit.chapter,
+                                       document.at("operation").get<std::string>());
+    std::size_t n = 0;
+    for (const json& element : document.at(array)) {
+      json line = document;
+      line[array] = json::array({element});
+      line["keys"] = keys_of(code, unit, steps_in(unit.part, unit.chapter, element, code));
+      line["measured"] = measured;
+      if (line.contains("device") && line["device"].contains("cuda_runtime")) {
+        const int version = line["device"]["cuda_runtime"];
+        line["measured"]["cuda"] = fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+      }
+      line["measured"]["checked"] = unit.part == "times"
+                                        ? element.at("outcome") == "pass"
+                                        : !element.value("output_differences", json()).empty();
+      const std::size_t own = unit.part == "peers" ? n++ : 0;
+      line["options"] = own < options.size() ? problem_options(options[own]) : kUnknown;
+      fresh.insert(unit.part == "times" ? step_of(line) : line["options"].get<std::string>());
+      lines.push_back(make_line(name, line));
     }
   }
-  return m;
+  replace_lines(container, std::move(lines), unit.part, code.problems(unit.chapter),
+                [&](const EvidenceLine& line) {
+                  if (line.name != name) return false;
+                  if (unit.part != "times" && unit.part != "peers") return true;
+                  const json j = line.json();
+                  const std::string before = j.value("options", kUnknown);
+                  return before == kUnknown && unit.part == "peers"
+                             ? true
+                             : fresh.contains(unit.part == "times" ? step_of(j) : before);
+                });
+  // Until the part has ended its files are those of a run that goes on.
+  std::map<std::string, json> parts = read_parts(folder);
+  json& part = parts[name_of(unit)];
+  part["files"] = digests(folder, unit, {});
+  part["verdict"] = "not finished";
+  part.emplace("seconds", 60);
+  write_parts(folder, parts);
 }
 
-void write_manifest(const fs::path& folder, const Manifest& m) {
-  std::string text = kHead + fmt::format("key version {}\n", kKeyVersion);
-  for (const auto& [name, f] : m.files) text += text_of(name, f);
-  text += kUnverified;
-  for (const auto& [step, reason] : m.unverified) text += fmt::format("{}  {}\n", step, reason);
-  write(folder / "manifest.txt", text);
+void finish(const fs::path& folder, CodeKeys& code, const Unit& unit, const std::string& verdict,
+            int seconds, const std::vector<std::string>& logs, const json& measured) {
+  const auto& listed = code.problems(unit.chapter);
+  if (verdict == "passed" && !listed.empty() && unit.part != kOthers && unit.part != kTried)
+    for (const std::string& container : containers(folder))
+      if (is_of(container, unit))
+        replace_lines(folder / container, {}, unit.part, listed, [&](const EvidenceLine& line) {
+          const json j = line.json();
+          const std::string options = j.value("options", kUnknown);
+          return (unit.part == "times" && code.kernel(unit.chapter, step_of(j)) == "-") ||
+                 std::ranges::none_of(listed, [&](const ListedProblem& p) {
+                   return p.part == unit.part && p.name == listed_name(unit.part, line.name) &&
+                          (unit.part != "peers" || options == kUnknown || options == p.options);
+                 });
+        });
+  std::map<std::string, json> parts = read_parts(folder);
+  json part{{"verdict", verdict},
+            {"seconds", seconds},
+            {"files", digests(folder, unit, logs)},
+            {"measured", measured}};
+  if (!logs.empty() && unit.part != kTried)
+    part["keys"] = keys_of(code, unit, steps_of_log(code, unit));
+  parts[name_of(unit)] = part;
+  write_parts(folder, parts);
 }
 
-void record(const fs::path& folder, const fs::path& root, const std::string& part,
-            const std::string& chapter, const std::string& verdict, int seconds,
-            const std::vector<std::string>& files) {
-  Manifest m;
-  if (fs::exists(folder / "manifest.txt")) m = read_manifest(folder);
-  const std::string unit = part + " " + chapter;
-  std::erase_if(m.files, [&](const auto& entry) {
-    return entry.second.part + " " + entry.second.chapter == unit &&
-           !fs::exists(folder / entry.first);
-  });
-  const Keys keys = kernel_keys(root);
-  for (const std::string& name : files) {
-    EvidenceFile f{sha256(read(folder / name)), part, chapter, 0, {}};
-    if (part != "tried") read_steps(folder / name, keys, f);
-    m.files[name] = f;
-  }
-  // Reasons end where there are files of the step, all of the step as it is.
-  std::erase_if(m.unverified, [&](const auto& entry) {
-    bool measured = false, changed = false;
-    for (const auto& [name, f] : m.files) {
-      for (const auto& [step, key] : f.keys) measured |= f.chapter + "/" + step == entry.first;
-      for (const std::string& step : changed_steps(f, keys))
-        changed |= f.chapter + "/" + step == entry.first;
-    }
-    return measured && !changed;
-  });
-  write_manifest(folder, m);
-  if (part == "tried" || part == kOthers) return;
-  std::map<std::string, Part> parts = read_parts(folder);
-  parts[unit] = {verdict, digest_of(m, unit), seconds};
-  std::string text;
-  for (const auto& [name, p] : parts)
-    text += fmt::format("{}  {}  files {}  {} s\n", name, p.verdict, p.digest, p.seconds);
-  write(folder / "parts.txt", text);
-}
-
-std::vector<std::string> check_evidence(const fs::path& folder, const fs::path& root) {
-  const Manifest m = read_manifest(folder);
-  const Keys now = kernel_keys(root);
+std::vector<std::string> edited_evidence(const fs::path& folder) {
+  if (!fs::exists(folder / kParts))
+    throw InputError(fmt::format("{}: has no {}", folder.string(), kParts));
   std::vector<std::string> wrong;
-  for (const auto& entry : fs::directory_iterator(folder)) {
-    const std::string name = entry.path().filename().string();
-    if (is_evidence(name) && !m.files.contains(name))
-      wrong.push_back(fmt::format("{}: the manifest has no such file", name));
-  }
-  std::set<std::string> units, changed;
-  bool own = false;  // not what others measured alone
-  for (const auto& [name, f] : m.files) {
-    if (f.part != kOthers) units.insert(f.part + " " + f.chapter), own = true;
-    if (!fs::exists(folder / name))
-      wrong.push_back(fmt::format("{}: gone since it was measured", name));
-    else if (sha256(read(folder / name)) != f.sha256)
-      wrong.push_back(fmt::format("{}: not as it was measured", name));
-    if (f.part == kOthers) continue;  // its tables say that kernels have changed since
-    for (const std::string& step : changed_steps(f, now)) changed.insert(f.chapter + "/" + step);
-  }
-  const std::map<std::string, Part> parts = read_parts(folder);
-  for (const auto& [unit, part] : parts) {
-    if (part.verdict != "passed")
-      wrong.push_back(fmt::format("parts.txt: {}: {}", unit, part.verdict));
-    if (part.digest != digest_of(m, unit))
+  std::set<std::string> known;
+  for (const EvidenceLine& line : read_lines(folder / kParts)) {
+    if (!line.intact()) wrong.push_back(fmt::format("{}: {}: was edited", kParts, line.name));
+    const json part = line.json();
+    if (part.at("verdict") != "passed")
       wrong.push_back(
-          fmt::format("parts.txt: {}: its files are not those that it passed with", unit));
+          fmt::format("{}: {}: {}", kParts, line.name, part.at("verdict").get<std::string>()));
+    for (const auto& [name, sum] : part.at("files").items()) {
+      known.insert(name);
+      if (!fs::exists(folder / name))
+        wrong.push_back(fmt::format("{}: gone since it was measured", name));
+      else if (digest(folder / name) != sum)
+        wrong.push_back(fmt::format("{}: not as it was measured", name));
+    }
   }
-  for (const std::string& unit : units)
-    if (!unit.starts_with("tried ") && !parts.contains(unit))
-      wrong.push_back(fmt::format("parts.txt: {}: has files, and no line", unit));
-  for (const auto& [step, key] : now)
-    if (own && std::ranges::none_of(m.files, [&, &s = step](const auto& named) {
-          const auto slash = s.find('/');
-          return named.second.part != kOthers && named.second.chapter == s.substr(0, slash) &&
-                 named.second.keys.contains(s.substr(slash + 1));
-        }))
-      changed.insert(step);  // new
-  for (const std::string& step : changed) {
-    const auto reason = m.unverified.find(step);
-    if (reason == m.unverified.end())
-      wrong.push_back(
-          fmt::format("{}: changed since it was measured, and not listed as unverified", step));
-    else if (reason->second.empty())
-      wrong.push_back(fmt::format("{}: listed as unverified without a reason", step));
-  }
-  for (const auto& [step, reason] : m.unverified)
-    if (!changed.contains(step))
-      wrong.push_back(fmt::format("{}: listed as unverified, but as it was measured", step));
+  for (const std::string& container : containers(folder))
+    for (const EvidenceLine& line : read_lines(folder / container))
+      if (!line.intact()) wrong.push_back(fmt::format("{}: {}: was edited", container, line.name));
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (const std::string name = entry.path().filename().string();
+        is_evidence(name) && !known.contains(name))
+      wrong.push_back(fmt::format("{}: no part has such a file", name));
   return wrong;
 }
 
-std::string evidence_summary(const fs::path& folder, const fs::path& root) {
-  const Manifest m = read_manifest(folder);
-  const Keys now = kernel_keys(root);
-  std::map<std::string, std::set<std::string>> changed, older;  // by chapter: steps, files
-  std::set<std::string> steps;
-  for (const auto& [name, f] : m.files) {
-    for (const auto& [step, key] : f.keys) steps.insert(f.chapter + "/" + step);
-    for (const std::string& step : changed_steps(f, now)) changed[f.chapter].insert(step);
-    if (f.timing_method != 0 && f.timing_method != kTimingMethod) older[f.chapter].insert(f.part);
+std::vector<std::string> stale_evidence(const fs::path& folder, CodeKeys& code) {
+  std::vector<std::string> all;
+  for (const auto& [name, state] : states(folder, code)) {
+    if (state.stale == 0) continue;
+    std::string text = state.text();
+    if (state.older_method())
+      text += fmt::format("{}timing method {}", text.empty() ? "" : "; ",
+                          fmt::join(state.methods, " and "));
+    all.push_back(
+        fmt::format("{}: {} of {} lines stale: {}", name, state.stale, state.lines, text));
   }
-  std::string text =
-      fmt::format("{}: {} files of {} steps\n", folder.string(), m.files.size(), steps.size());
-  for (const auto& [chapter, names] : changed)
-    text += fmt::format("  {}: changed since: {}\n", chapter, fmt::join(names, ", "));
-  for (const auto& [chapter, parts] : older)
-    text += fmt::format("  {}: an earlier timing method: {}\n", chapter, fmt::join(parts, ", "));
-  if (changed.empty() && older.empty())
-    text +=
-        "  all of the kernels as they are, timing method " + std::to_string(kTimingMethod) + "\n";
-  return text;
+  if (!only_others(folder)) std::ranges::move(missing(folder, code), std::back_inserter(all));
+  return all;
 }
 
-std::string state_of(const fs::path& folder, const std::vector<std::string>& files, fs::path root,
-                     const std::string& table) {
-  if (!fs::exists(folder / "manifest.txt")) return "";
-  const bool around = root.empty();
-  if (around) root = root_of(folder);
-  if (!fs::exists(root / "common/attn/kernel.h")) return "";
-  const Manifest m = read_manifest(folder);
-  const Keys now = around ? keys_around(folder) : kernel_keys(root);
-  std::set<std::string> changed, measured;
-  std::set<int> methods;
-  for (const std::string& name : files) {
-    const auto found = m.files.find(name);
-    if (found == m.files.end()) return fmt::format("State: {} is in no manifest.", name);
-    const EvidenceFile& f = found->second;
-    for (const auto& [step, key] : f.keys) measured.insert(code(step));
-    for (const std::string& step : changed_steps(f, now)) changed.insert(code(step));
-    if (f.timing_method != 0) methods.insert(f.timing_method);
+std::string state_of(const fs::path& folder, const std::vector<std::string>& documents,
+                     const std::string& table, CodeKeys* keys) {
+  if (!fs::exists(folder / kParts)) return "";
+  if (!keys) keys = keys_around(folder);
+  if (!keys) return "";
+  std::vector<std::pair<Unit, EvidenceLine>> lines;
+  std::set<std::string> found, steps;
+  const std::set<std::string> wanted(documents.begin(), documents.end());
+  for (const std::string& container : containers(folder)) {
+    const std::string begin = container.substr(0, container.find('.') + 1);
+    const auto first = wanted.lower_bound(begin);
+    if (first == wanted.end() || !first->starts_with(begin)) continue;
+    for (const EvidenceLine& line : read_lines(folder / container))
+      if (wanted.contains(line.name)) {
+        lines.emplace_back(Unit{part_of(container), chapter_of(container)}, line);
+        found.insert(line.name);
+      }
   }
-  if (measured.empty()) return "State: computed; nothing was launched.";
-  const auto named = [&](const std::string& step) { return table.find(step) != table.npos; };
-  if (std::ranges::any_of(m.files, [&](const auto& file) {
-        return std::ranges::any_of(file.second.keys,
-                                   [&](const auto& key) { return named(code(key.first)); });
-      }))
-    for (auto* const steps : {&changed, &measured})
-      std::erase_if(*steps, [&](const std::string& step) { return !named(step); });
-  std::string text = "State: ";
-  if (changed.empty())
-    text += "measured on the kernels as they are";
-  else if (changed.size() > 2 && changed == measured)
-    text += "every step has changed since";
-  else
-    text += fmt::format("{} {} changed since", fmt::join(changed, ", "),
-                        changed.size() == 1 ? "has" : "have");
-  if (methods.empty()) return text + ".";
-  text += fmt::format(", timing method{} {}", methods.size() == 1 ? "" : "s",
-                      fmt::join(methods, " and "));
-  if (methods.contains(1)) text += "; method 1 counts the host's time to launch";
-  if (methods.contains(2)) text += "; method 2 has one more event before the kernel";
-  return text + ".";
+  for (const std::string& name : documents)
+    if (!found.contains(name)) return fmt::format("State: {} is no evidence.", name);
+  const auto named = [&](const std::string& step) { return table.find(code(step)) != table.npos; };
+  std::vector<json> parsed;
+  bool names_steps = false;
+  for (const auto& [unit, line] : lines) {
+    parsed.push_back(line.json());
+    for (const auto& [step, key] : parsed.back().at("keys").at("kernel").items())
+      names_steps |= named(step);
+  }
+  State state;
+  for (std::size_t n = 0; n < lines.size(); ++n)
+    state.add(*keys, lines[n].first, lines[n].second.name, parsed[n],
+              names_steps ? named : std::function<bool(const std::string&)>());
+  std::string text = state.text();
+  if (state.measured.empty()) {
+    text = "computed; nothing was launched" + (text.empty() ? "" : "; " + text);
+  } else if (text.empty()) {
+    text = state.ours ? "measured on the code as it is" : "measured on the kernels as they are";
+  }
+  if (!state.methods.empty())
+    text = fmt::format("timing method{} {}{}; {}", state.methods.size() == 1 ? "" : "s",
+                       fmt::join(state.methods, " and "),
+                       state.methods.contains(1)   ? " (1 counts the host's time to launch)"
+                       : state.methods.contains(2) ? " (2 has one more event before the kernel)"
+                                                   : "",
+                       text);
+  return fmt::format("State: {}.", text);
 }
 
-std::string state_table(const fs::path& folder, fs::path root) {
-  if (!fs::exists(folder / "manifest.txt"))
-    throw NotMeasured(fmt::format("{}: no manifest yet", folder.string()));
-  const Manifest m = read_manifest(folder);
-  const Keys now = root.empty() ? keys_around(folder) : kernel_keys(root);
-  struct Row {
-    std::size_t files = 0;
-    std::set<std::string> changed;
-    std::set<int> methods;
-  };
-  std::map<std::pair<std::string, std::string>, Row> rows;  // chapter, part
-  for (const auto& [name, f] : m.files) {
-    if (f.part == "tried") continue;
-    Row& row = rows[{f.chapter, f.part}];
-    ++row.files;
-    for (const std::string& step : changed_steps(f, now)) row.changed.insert(code(step));
-    if (f.timing_method != 0) row.methods.insert(f.timing_method);
-  }
+std::string state_table(const fs::path& folder, CodeKeys* keys) {
+  if (!keys) keys = keys_around(folder);
+  if (!fs::exists(folder / kParts) || !keys)
+    throw NotMeasured(fmt::format("{}: no {} yet", folder.string(), kParts));
+  std::map<std::pair<std::string, std::string>, State> rows;
+  for (const auto& [name, state] : states(folder, *keys))
+    rows[{unit_of(name).chapter, unit_of(name).part}] = state;
   Grid grid;
-  for (const auto& [unit, row] : rows) {
+  const auto known = [](bool changed, bool unknown) {
+    return changed ? "changed" : unknown ? "unknown" : "current";
+  };
+  for (const auto& [unit, state] : rows) {
+    const bool ours = unit.second != kOthers;
     grid.add_row();
     grid.add("chapter", "chapter", unit.first);
     grid.add("part", "part", unit.second);
-    grid.add("files", "files", std::to_string(row.files));
-    grid.add("changed", "changed since",
-             row.changed.empty() ? "nothing" : fmt::format("{}", fmt::join(row.changed, ", ")));
-    grid.add("method", "method of timing",
-             unit.second == kOthers ? "not by our scripts"
-             : row.methods.empty()  ? "no times"
-                                    : fmt::format("{}", fmt::join(row.methods, ", ")));
+    grid.add("lines", "lines", std::to_string(state.lines));
+    grid.add("kernels", "kernels changed since",
+             state.kernels.empty() ? "none"
+             : state.kernels.size() > 3 || state.kernels == state.measured
+                 ? fmt::format("{} of {}", state.kernels.size(), state.measured.size())
+                 : fmt::format("{}", fmt::join(state.kernels, ", ")));
+    grid.add("launch", "launch code",
+             ours ? known(state.launch_changed, state.launch_unknown) : "-");
+    grid.add("method", "way of measuring",
+             ours ? known(state.method_changed, state.method_unknown) : "not by our scripts");
+    grid.add("number", "timing method",
+             state.methods.empty() ? "-" : fmt::format("{}", fmt::join(state.methods, ", ")));
   }
   std::string text = grid.markdown();
-  std::map<std::string, std::vector<std::string>> fresh;  // by chapter: steps that no file has
-  for (const auto& [step, reason] : m.unverified) {
-    const auto slash = step.find('/');
-    const std::string chapter = step.substr(0, slash), name = step.substr(slash + 1);
-    if (std::ranges::any_of(m.files, [&](const auto& file) {
-          return file.second.chapter == chapter && file.second.keys.contains(name);
-        }))
-      text += fmt::format("\n{}: not measured again: {}.\n", code(step), reason);
-    else
-      fresh[chapter].push_back(code(name));
-  }
-  std::vector<std::string> chapters;
-  for (const auto& [chapter, steps] : fresh)
-    chapters.push_back(fmt::format("{}: {}", chapter, fmt::join(steps, ", ")));
-  if (!chapters.empty())
-    text += fmt::format("\nNot measured yet: {}.\n", fmt::join(chapters, "; "));
-  return text;
+  if (only_others(folder)) return text;
+  for (const std::string& line : missing(folder, *keys)) text += fmt::format("\n* {}", line);
+  return text + (text.ends_with("\n") ? "" : "\n");
 }
 
-std::vector<std::string> current_files(const fs::path& folder, const fs::path& root,
-                                       const std::string& part, const std::string& chapter) {
-  Manifest m;
-  if (fs::exists(folder / "manifest.txt")) m = read_manifest(folder);
-  const Keys now = kernel_keys(root);
-  std::vector<std::string> current;
-  std::set<std::string> measured;
-  for (const auto& [name, f] : m.files) {
-    if (f.chapter != chapter) continue;
-    for (const auto& [step, key] : f.keys) measured.insert(step);
-    if (f.part == part && fs::exists(folder / name) && sha256(read(folder / name)) == f.sha256 &&
-        changed_steps(f, now).empty())
-      current.push_back(name);
+std::vector<std::string> to_measure(const fs::path& folder, CodeKeys& code, const Unit& unit,
+                                    const std::string& name,
+                                    const std::vector<std::string>& steps) {
+  const std::vector<std::string> all{"all"};
+  std::map<std::string, bool> stale;  // by step, of those that have a line
+  std::set<std::string> known;        // steps of the chapter's other documents
+  for_each_line(folder, [&](const Unit& of, const std::string& document, const json& line) {
+    if (name_of(of) != name_of(unit)) return;
+    const bool own = document == name;
+    State state;
+    state.add(code, unit, document, line);
+    const std::string step = unit.part == "times" ? step_of(line) : "";
+    known.insert(step);
+    if (own) stale[step] = state.stale > 0;
+  });
+  if (stale.empty()) return all;
+  std::vector<std::string> again;
+  if (!steps.empty()) {
+    for (const std::string& step : steps)
+      if (!stale.contains(step) || stale[step]) again.push_back(step);
+    return again.size() == steps.size() ? all : again;
   }
-  // A step that no file has belongs into any of them.
-  for (const auto& [step, key] : now)
-    if (step.starts_with(chapter + "/") && !measured.contains(step.substr(chapter.size() + 1)))
-      return {};
-  return current;
+  // The program decides which steps the problem is for: one that is new may be among them.
+  if (unit.part == "times")
+    for (const std::string& step : code.steps(unit.chapter))
+      if (!known.contains(step)) return all;
+  for (const auto& [step, is_stale] : stale)
+    if (is_stale) again.push_back(step);
+  return again.size() == stale.size() ? all : again;
 }
 
-std::vector<std::string> stalest_first(const fs::path& folder, const fs::path& root,
-                                       const std::vector<std::string>& units, bool all) {
-  Manifest m;
-  if (fs::exists(folder / "manifest.txt")) m = read_manifest(folder);
-  const Keys now = kernel_keys(root);
-  const std::map<std::string, Part> parts = read_parts(folder);
-  const auto rank = [&](const std::string& unit) {
-    const auto part = parts.find(unit);
-    if (part == parts.end() || part->second.verdict != "passed") return 0;
-    int worst = 3;
-    std::set<std::string> measured;
-    for (const auto& [name, f] : m.files) {
-      if (f.part + " " + f.chapter != unit) continue;
-      for (const auto& [step, key] : f.keys) measured.insert(step);
-      if (!changed_steps(f, now).empty()) worst = std::min(worst, 1);
-      if (f.timing_method != 0 && f.timing_method != kTimingMethod) worst = std::min(worst, 2);
+std::vector<std::string> peers_to_measure(const fs::path& folder, CodeKeys& code, const Unit& unit,
+                                          const std::string& name,
+                                          const std::vector<std::string>& options) {
+  std::set<std::string> current;
+  for_each_line(folder, [&](const Unit&, const std::string& document, const json& line) {
+    if (document != name) return;
+    State state;
+    state.add(code, unit, name, line);
+    if (state.stale == 0) current.insert(line.value("options", kUnknown));
+  });
+  std::vector<std::string> again;
+  for (const std::string& problem : options)
+    if (!current.contains(problem_options(problem))) again.push_back(problem);
+  return again;
+}
+
+std::vector<TimedUnit> stalest_first(const fs::path& folder, CodeKeys& code,
+                                     const std::vector<Unit>& units, bool all) {
+  const std::map<std::string, State> now = states(folder, code);
+  const std::map<std::string, json> parts = read_parts(folder);
+  std::vector<std::pair<int, TimedUnit>> ranked;
+  for (const Unit& unit : units) {
+    const auto part = parts.find(name_of(unit));
+    const auto state = now.find(name_of(unit));
+    int rank = 3;
+    if (part == parts.end() || part->second.at("verdict") != "passed")
+      rank = 0;
+    else if (state == now.end())
+      rank = 3;
+    else if (!state->second.kernels.empty())
+      rank = 1;
+    else if (state->second.stale > 0)
+      rank = 2;
+    if (rank == 3 && (unit.part == "times" || unit.part == "counters" || unit.part == "peers")) {
+      std::set<std::string> names;
+      for (const std::string& container : containers(folder))
+        if (is_of(container, unit))
+          for (const EvidenceLine& line : read_lines(folder / container))
+            names.insert(listed_name(unit.part, line.name));
+      for (const ListedProblem& p : code.problems(unit.chapter))
+        if (p.part == unit.part && !names.contains(p.name)) rank = 0;
     }
-    return worst;
-  };
-  std::vector<std::pair<int, std::string>> ranked;
-  for (const std::string& unit : units)
-    if (const int r = rank(unit); all || r < 3) ranked.emplace_back(r, unit);
-  std::ranges::stable_sort(ranked, {}, &std::pair<int, std::string>::first);
-  std::vector<std::string> order;
-  for (const auto& [r, unit] : ranked) order.push_back(unit);
+    const int seconds = part == parts.end() ? 60 : part->second.value("seconds", 60);
+    if (all || rank < 3) ranked.emplace_back(rank, TimedUnit{unit, seconds});
+  }
+  std::ranges::stable_sort(ranked, {}, [](const auto& r) { return r.first; });
+  std::vector<TimedUnit> order;
+  for (auto& [rank, unit] : ranked) order.push_back(std::move(unit));
   return order;
 }
 

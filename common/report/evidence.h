@@ -1,75 +1,78 @@
 /// \file
-/// Which kernels a folder of measurements is true of: DIR/manifest.txt says for each file its
-/// checksum, the part of verify_on_gpu.sh that wrote it, the method of timing and the keys
-/// (kernel_key.h) of the steps in it; DIR/parts.txt says for each part and chapter whether it
-/// passed, on which files, and how long it took. Files of the part "others" were not measured by
-/// this repository's scripts: they have checksums and keys, and no line in parts.txt.
+/// A folder of measurements, docs/reports/GPU: lines in containers (containers.h), logs, and
+/// parts.jsonl, which has a line for each part of verify_on_gpu.sh and chapter: did it pass, on
+/// which files, in how many seconds.
+///
+/// Each line says under "measured" when and on which GPU it was measured, and under "keys" which
+/// code it is true of (code_keys.h). "unknown" stands for what nobody recorded. A line is stale
+/// where a key is not that of the sources: nothing but record() and finish(), which
+/// verify_on_gpu.sh calls when it has measured, writes keys.
 #pragma once
 
 #include <filesystem>
-#include <map>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
-#include "report/kernel_key.h"
+#include "report/code_keys.h"
 
 namespace attn::report {
 
-/// A file of measurements.
-struct EvidenceFile {
-  std::string sha256, part, chapter;
-  int timing_method = 0;              ///< 0: no time of ours is in it
-  std::map<std::string, std::string> keys;  ///< step -> key when it was measured
+/// A part of verify_on_gpu.sh ("times", "peers", "counters", "tests" ...) for a chapter.
+struct Unit {
+  std::string part, chapter;
 };
 
-struct Manifest {
-  std::map<std::string, EvidenceFile> files;       ///< by name
-  std::map<std::string, std::string>
-      unverified;  ///< "chapter/step" -> why it was not measured again
+/// Puts what was measured just now into the container of `unit`: of the document named `name` the
+/// elements that `file` has, in place of older ones. `options`: those of the problem; of peers one
+/// for each problem. `measured`: the provenance. Throws InputError where `file` is evidence
+/// already.
+void record(const std::filesystem::path& folder, CodeKeys&, const Unit&, const std::string& name,
+            const std::filesystem::path& file, const std::vector<std::string>& options,
+            const nlohmann::json& measured);
+
+/// Notes how a part ended. Takes out lines of problems and steps that there are no more, if it
+/// passed. `logs` are files that it wrote beside containers.
+void finish(const std::filesystem::path& folder, CodeKeys&, const Unit&, const std::string& verdict,
+            int seconds, const std::vector<std::string>& logs, const nlohmann::json& measured);
+
+/// What is not as it was measured: files and lines that were edited, added or removed, parts that
+/// did not pass. Empty: all is well.
+std::vector<std::string> edited_evidence(const std::filesystem::path& folder);
+
+/// What is stale, a line for each part and chapter; then what a chapter must have and lacks. Empty:
+/// all is current.
+std::vector<std::string> stale_evidence(const std::filesystem::path& folder, CodeKeys&);
+
+/// One sentence for the end of a table that is made of these documents; empty where the folder has
+/// no parts.jsonl, or lies in no project. `table`: its text; if it names steps, others are left
+/// out. `keys` defaults to those of the project that the folder lies in.
+std::string state_of(const std::filesystem::path& folder, const std::vector<std::string>& documents,
+                     const std::string& table = "", CodeKeys* keys = nullptr);
+
+/// A Markdown table of the same: a row for each chapter and part, and what is missing.
+std::string state_table(const std::filesystem::path& folder, CodeKeys* keys = nullptr);
+
+/// What of the document `name` must be measured again: nothing, {"all"}, or some of its steps. Of a
+/// log, where `name` is empty, nothing or {"all"}. `steps`: those that the list of problems names;
+/// none if it leaves that to the program.
+std::vector<std::string> to_measure(const std::filesystem::path& folder, CodeKeys&, const Unit&,
+                                    const std::string& name, const std::vector<std::string>& steps);
+
+/// Of the problems of a document of peers those that must be measured again.
+std::vector<std::string> peers_to_measure(const std::filesystem::path& folder, CodeKeys&,
+                                          const Unit&, const std::string& name,
+                                          const std::vector<std::string>& options);
+
+/// A unit, and how many seconds it took the last time; a minute where it never ran.
+struct TimedUnit {
+  Unit unit;
+  int seconds = 60;
 };
-
-/// Throws InputError, in one line, for a manifest that cannot be read.
-Manifest read_manifest(const std::filesystem::path& folder);
-void write_manifest(const std::filesystem::path& folder, const Manifest&);
-
-/// Notes that `files` of `folder` were written by a part, on the kernels below `root` as they are.
-/// The line in parts.txt says `verdict` and `seconds`. Entries of files that the part wrote before
-/// and that are gone are taken out.
-void record(const std::filesystem::path& folder, const std::filesystem::path& root,
-            const std::string& part, const std::string& chapter, const std::string& verdict,
-            int seconds, const std::vector<std::string>& files);
-
-/// Everything that is wrong: a file that was changed, added or removed, a part whose digest does
-/// not agree, a step that has changed since without a reason in the manifest, a reason for a step
-/// that has not. Empty: all is well.
-std::vector<std::string> check_evidence(const std::filesystem::path& folder,
-                                        const std::filesystem::path& root);
-
-/// The state of a folder in a few lines: what has changed since, what is of an older method.
-std::string evidence_summary(const std::filesystem::path& folder,
-                             const std::filesystem::path& root);
-
-/// One sentence for the end of a table that is made of `files`; empty where the folder has no
-/// manifest. `root` defaults to the project that the folder lies in. `table`: its text; if it names
-/// steps, changed ones that it does not name are left out.
-std::string state_of(const std::filesystem::path& folder, const std::vector<std::string>& files,
-                     std::filesystem::path root = {}, const std::string& table = "");
-
-/// A Markdown table of the same: a chapter and part, the steps that have changed since, the method
-/// of timing.
-std::string state_table(const std::filesystem::path& folder, std::filesystem::path root = {});
-
-/// The files of a part that are as they were measured, on kernels as they are: what need not be
-/// measured again. None where the chapter has a step that no file has.
-std::vector<std::string> current_files(const std::filesystem::path& folder,
-                                       const std::filesystem::path& root, const std::string& part,
-                                       const std::string& chapter);
-
-/// "PART CHAPTER" in the order in which they should be measured: never passed, changed since, older
-/// method; those that are as they should be come last if `all`, else not at all. `units` are all
-/// that there are.
-std::vector<std::string> stalest_first(const std::filesystem::path& folder,
-                                       const std::filesystem::path& root,
-                                       const std::vector<std::string>& units, bool all);
+/// `units` in the order in which they should be measured: never passed, or lacks a problem; other
+/// kernels; other launch code, way of measuring or method number. Those that are current come last
+/// if `all`, else not at all.
+std::vector<TimedUnit> stalest_first(const std::filesystem::path& folder, CodeKeys&,
+                                     const std::vector<Unit>& units, bool all);
 
 }  // namespace attn::report

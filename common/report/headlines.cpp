@@ -191,7 +191,7 @@ std::string others_table(const fs::path& folder, const Words& words) {
       }
   return fmt::format(
       "{}, measured on {} at commit {}, not by this repository's scripts: method and versions are "
-      "in `{}.json`. {}. `x name`: how many times faster than that.\n\n{}\nGeometric means (least "
+      "in `{}.jsonl`. {}. `x name`: how many times faster than that.\n\n{}\nGeometric means (least "
       "to most): {}.\n",
       r.card, j.at("date").get<std::string>(), j.at("commit").get<std::string>(),
       fs::path(names[0]).filename().string(), j.at("problems").get<std::string>(), grid.markdown(),

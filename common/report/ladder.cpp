@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 
+#include "report/containers.h"
 #include "report/diff.h"
 #include "report/profile.h"
 #include "report/step_sources.h"
@@ -76,7 +77,10 @@ std::string moved_most(const fs::path& folder, const std::string& chapter, const
                        const StepSource& to) {
   const fs::path a = folder / fmt::format("{}.{}.ncu.csv", chapter, from),
                  b = folder / fmt::format("{}.{}.ncu.csv", chapter, to.name);
-  if (!fs::exists(a) || !fs::exists(b)) return "-";
+  const auto counted = [](const fs::path& path) {
+    return fs::exists(path) || is_contained(path);
+  };
+  if (!counted(a) || !counted(b)) return "-";
   const Diff d = compare_files(read_steps(a, from), read_steps(b, to.name), true).at(0);
   const KernelCounters before = step_total(d.a.kernels), after = step_total(d.b.kernels);
   const Moved* most = nullptr;

@@ -9,6 +9,7 @@
 
 #include "attn/mask.h"
 #include "attn/tensor.h"
+#include "report/containers.h"
 #include "report/encoding.h"
 #include "report/json_object.h"
 
@@ -180,6 +181,8 @@ StepRow read_step(const Object& o) {
 }
 
 std::string read_bytes(const std::filesystem::path& path) {
+  if (!std::filesystem::exists(path))
+    if (std::string document = contained_document(path); !document.empty()) return document;
   std::ifstream stream(path, std::ios::binary);
   std::string bytes;
   // A folder opens like a file and fails at the first read.

@@ -11,12 +11,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// "v10_short_merge": the family and the number, for the order of steps.
-std::pair<std::size_t, int> place_of(const std::string& name) {
-  constexpr std::string_view kFamilies = "vqfbdsac";
-  return {kFamilies.find(name[0]), std::atoi(name.c_str() + 1)};
-}
-
 // The paragraphs of the comment at the top of a step file, by keyword: "parent", "expect".
 std::map<std::string, std::string> header_of(const fs::path& path) {
   static const std::regex kParagraph("// ([a-z]+)  +(.*)"), kMore("//  +(.*)");
@@ -48,6 +42,11 @@ bool has_word(const std::string& text, std::string_view word) {
 }
 
 }  // namespace
+
+std::pair<std::size_t, int> place_of(const std::string& step) {
+  constexpr std::string_view kFamilies = "vqfbdsac";
+  return {kFamilies.find(step[0]), std::atoi(step.c_str() + 1)};
+}
 
 std::vector<StepSource> read_step_sources(const fs::path& chapter) {
   static const std::regex kStep("[a-z][0-9]+_[a-z0-9_]+");

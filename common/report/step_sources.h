@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "report/counters.h"
@@ -26,6 +27,9 @@ struct TreeRow {
   const StepSource* step = nullptr;
   int depth = 0;
 };
+
+/// "v10_short_merge": the family and the number, for the order of steps.
+std::pair<std::size_t, int> place_of(const std::string& step);
 
 /// The steps of a chapter's folder; empty where there are none.
 std::vector<StepSource> read_step_sources(const std::filesystem::path& chapter);

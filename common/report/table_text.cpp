@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "report/containers.h"
 #include "report/json_object.h"
 
 namespace attn::report {
@@ -13,7 +14,7 @@ using nlohmann::json;
 namespace fs = std::filesystem;
 
 const fs::path& existing(const fs::path& path) {
-  if (!fs::exists(path))
+  if (!fs::exists(path) && !is_contained(path))
     throw NotMeasured(fmt::format("{}: not there yet", printable(path.string())));
   return path;
 }

@@ -17,7 +17,7 @@ struct NotMeasured : InputError {
   using InputError::InputError;
 };
 
-/// `path` if there is such a file. Throws NotMeasured.
+/// `path` if there is such a file, or such a document in a container. Throws NotMeasured.
 const std::filesystem::path& existing(const std::filesystem::path& path);
 /// Throws NotMeasured, or InputError for what is no JSON object.
 nlohmann::json read_json(const std::filesystem::path&);

@@ -6,6 +6,7 @@
 #include <map>
 #include <sstream>
 
+#include "report/containers.h"
 #include "report/evidence.h"
 #include "report/table_kinds.h"
 #include "report/table_text.h"
@@ -24,13 +25,7 @@ Words expand(const fs::path& folder, const Words& words) {
       all.push_back(word);
       continue;
     }
-    const std::string begin = word.substr(0, word.size() - 1), suffix = ".json";
-    Words found;
-    for (const auto& entry : fs::directory_iterator(folder)) {
-      const std::string file = entry.path().filename().string();
-      if (file.starts_with(begin) && file.ends_with(suffix))
-        found.push_back(file.substr(0, file.size() - suffix.size()));
-    }
+    Words found = document_names(folder, word.substr(0, word.size() - 1), ".json");
     if (found.empty())
       throw NotMeasured(fmt::format("{}: no {}.json there yet", folder.string(), word));
     std::sort(found.begin(), found.end(), [](const std::string& a, const std::string& b) {
@@ -72,55 +67,38 @@ std::string table(const Words& words, const fs::path& reports, const fs::path& p
                   kind));
 }
 
-// Is it "chapter.STEP.ncu.csv" of one of these steps, "v1_a,v2_b"?
-bool is_export_of(const std::string& name, const std::string& chapter, const std::string& steps) {
-  constexpr std::string_view kEnd = ".ncu.csv";
-  if (!name.starts_with(chapter + ".") || !name.ends_with(kEnd)) return false;
-  const std::size_t from = chapter.size() + 1;
-  const std::string step = name.substr(from, name.size() - from - kEnd.size());
-  return fmt::format(",{},", steps).find(fmt::format(",{},", step)) != std::string::npos;
-}
-
-// The files that a table is made of, by name: whose state is told below it.
-Words files_of(const Words& words, const fs::path& reports) {
+// The documents that a table is made of, by name: whose state is told below it.
+Words documents_of(const Words& words, const fs::path& reports) {
   const std::string& kind = words.at(0);
-  Words names(words.begin() + 1, words.end()), files;
+  Words names(words.begin() + 1, words.end()), documents;
+  const auto counters = [&](const std::string& chapter) {
+    return document_names(reports, chapter + ".", ".ncu.csv");
+  };
   if (kind == "state") return {};
-  if (kind == "counters" || kind == "diff" || kind == "traffic") {
-    for (const auto& entry : fs::directory_iterator(reports)) {
-      const std::string name = entry.path().filename().string();
-      if (!name.ends_with(".ncu.csv")) continue;
-      const bool wanted = kind == "counters"  ? name.starts_with(names.at(0) + ".")
-                          : kind == "traffic" ? is_export_of(name, names.at(1), names.at(2))
-                                              : name == names.at(0) + ".ncu.csv" ||
-                                                    name == names.at(1) + ".ncu.csv";
-      if (wanted) files.push_back(name);
-    }
-    if (kind != "traffic") return files;
+  if (kind == "counters") return counters(names.at(0));
+  if (kind == "diff") return {names.at(0), names.at(1)};
+  if (kind == "traffic") {
+    std::istringstream steps(names.at(2));
+    for (std::string step; std::getline(steps, step, ',');)
+      documents.push_back(names.at(1) + "." + step);
     names.resize(1);
   }
   if (kind == "headline") names = headline_files(names);
   std::erase_if(names, [](const std::string& n) { return n.find('=') != n.npos; });
-  if (kind == "ladder") {  // and the exports of the steps
-    const std::string chapter = names.at(0).substr(0, names.at(0).find('.')) + ".";
-    for (const auto& entry : fs::directory_iterator(reports)) {
-      const std::string name = entry.path().filename().string();
-      if (name.starts_with(chapter) && name.ends_with(".ncu.csv")) files.push_back(name);
-    }
-  }
-  for (const std::string& name : expand(reports, names)) files.push_back(name + ".json");
-  return files;
+  if (kind == "ladder") documents = counters(names.at(0).substr(0, names.at(0).find('.')));
+  for (const std::string& name : expand(reports, names)) documents.push_back(name);
+  return documents;
 }
 
-// The state of these files, a paragraph for each folder that they lie in ("../h100/NAME.json").
-std::string states_of(const fs::path& reports, const Words& files, const std::string& table) {
+// The state of these documents, a paragraph for each folder that they lie in ("../h100/NAME").
+std::string states_of(const fs::path& reports, const Words& documents, const std::string& table) {
   std::map<fs::path, Words> by_folder;
-  if (files.empty()) by_folder[""];
-  for (const std::string& file : files)
-    by_folder[fs::path(file).parent_path()].push_back(fs::path(file).filename().string());
+  if (documents.empty()) by_folder[""];
+  for (const std::string& name : documents)
+    by_folder[fs::path(name).parent_path()].push_back(fs::path(name).filename().string());
   std::string text;
   for (const auto& [folder, names] : by_folder) {
-    const std::string state = state_of((reports / folder).lexically_normal(), names, {}, table);
+    const std::string state = state_of((reports / folder).lexically_normal(), names, table);
     if (state.empty()) continue;
     text += "\n";
     if (!folder.empty()) text += folder.filename().string() + ": ";
@@ -154,7 +132,8 @@ std::string fill_tables(const std::string& page, const std::string& name, const 
     try {
       const std::string body = table(words, reports, name);
       out += body;
-      if (words[0] != "tree") out += states_of(reports, files_of(words, reports), body);
+      if (words[0] != "tree" && words[0] != "state")
+        out += states_of(reports, documents_of(words, reports), body);
     } catch (const NotMeasured& e) {
       out += "not measured yet\n";
       if (missing)

@@ -29,11 +29,11 @@
 /// step=NAME,NAME and peers=NAME,NAME choose (ratios, means, others; for others also ratios=).
 ///
 /// Operations that count no arithmetic have their rate in GB/s: the bytes that the step's model
-/// counts, over time. Below each table stands the state of its files, where the folder has a
-/// manifest (evidence.h). A name that ends in * stands for all files that begin so (lengths,
-/// problems, memory). A headline must name the strongest peer of its file: the one with the lowest
-/// mean. Files of another card are ../h100/NAME. Where a file that is named is not there yet, the table is one line: "not
-/// measured yet".
+/// counts, over time. A name is that of a file, NAME.json or NAME.ncu.csv, or of lines in a
+/// container (containers.h). Below each table stands the state of its lines (evidence.h). A name
+/// that ends in * stands for all that begin so (lengths, problems, memory). A headline must name
+/// the strongest peer of its file: the one with the lowest mean. Files of another card are
+/// ../h100/NAME. Where a name is not there yet, the table is one line: "not measured yet".
 #pragma once
 
 #include <filesystem>

@@ -1,6 +1,10 @@
-// Keys of kernels, and the manifest of a folder of measurements.
+// Keys of code, and a folder of measurements that is compared with it.
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <cstdlib>
 
+#include "report/containers.h"
 #include "report/evidence.h"
 #include "report/test_files.h"
 #include "tests/catch.h"
@@ -43,16 +47,15 @@ class Project {
     std::string name = (fs::temp_directory_path() / "attn_evidence_XXXXXX").string();
     root = ::mkdtemp(name.data());
     reports = root / "docs/reports/gpu";
-    for (const char* folder : {"common/attn", "01_first", "docs/reports/gpu"})
+    for (const char* folder : {"common/attn", "common/device", "01_first", "docs/reports/gpu"})
       fs::create_directories(root / folder);
     write("common/attn/kernel.h", "constexpr int kWarp = 32;\n");
-    write("01_first/chapter.cpp", "");
+    write("common/device/spin.cu", "void spin() {}\n");
+    write("01_first/chapter.cpp", kTable);
     write("01_first/v1_one.cu", kKernel);
     write("01_first/v2_two.cu", with(kKernel, "v1_one", "v2_two"));
-    write_report("01_first.n64.json", 3);
-    report("tests.01_first.txt", "All tests passed\n");
-    record(reports, root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
-    record(reports, root, "tests", "01_first", "passed", 3, {"tests.01_first.txt"});
+    times("01_first.n64", 3);
+    log("tests", "All tests passed\n");
   }
   ~Project() { fs::remove_all(root); }
   void write(const std::string& path, const std::string& text) {
@@ -61,20 +64,75 @@ class Project {
   void report(const std::string& name, const std::string& text) {
     std::ofstream(reports / name) << text;
   }
-  void write_report(const std::string& name, int method, const std::string& median = "1.5") {
-    report(name, R"({"timing_method": )" + std::to_string(method) +
-                     R"(, "steps": [{"name": "v1_one", "outcome": "pass", "time": {"median_s": )" +
-                     median +
-                     R"(}}, {"name": "v2_two", "outcome": "unchecked", "time": {"median_s": 2}},
-                         {"name": "v3_three", "outcome": "unsupported", "time": null}]})");
+  // What a program writes for two steps; a third one refuses the problem.
+  std::string results(int method, double median = 1.5) const {
+    return fmt::format(R"({{"timing_method": {}, "operation": "forward", "steps": [
+        {{"name": "v1_one", "outcome": "pass", "time": {{"median_s": {}}}}},
+        {{"name": "v2_two", "outcome": "unchecked", "time": {{"median_s": 2}}}},
+        {{"name": "v3_three", "outcome": "unsupported", "time": null}}]}})",
+                       method, median);
   }
-  // All that is wrong, as one text.
-  std::string wrong() {
+  void times(const std::string& name, int method) {
+    write("result.json", results(method));
+    CodeKeys code(root);
+    record(reports, code, {"times", "01_first"}, name, root / "result.json", {"--seqlen 64"},
+           kMeasured);
+    finish(reports, code, {"times", "01_first"}, "passed", 7, {}, kMeasured);
+  }
+  void log(const std::string& part, const std::string& text, const char* verdict = "passed") {
+    report(part + ".01_first.txt", text);
+    CodeKeys code(root);
+    finish(reports, code, {part, "01_first"}, verdict, 3, {part + ".01_first.txt"}, kMeasured);
+  }
+  // All that was edited, as one text; and all that is stale.
+  std::string wrong() const { return joined(edited_evidence(reports)); }
+  std::string stale() const {
+    CodeKeys code(root);
+    std::vector<std::string> lines = stale_evidence(reports, code);
+    std::erase_if(lines, [](const std::string& line) { return !has(line, " stale: "); });
+    return joined(lines);
+  }
+  std::string missing() const {
+    CodeKeys code(root);
+    std::vector<std::string> lines = stale_evidence(reports, code);
+    std::erase_if(lines, [](const std::string& line) { return has(line, " stale: "); });
+    return joined(lines);
+  }
+  std::string state(const std::string& name, const std::string& table = "") const {
+    CodeKeys code(root);
+    return state_of(reports, {name}, table, &code);
+  }
+  std::string todo(const std::vector<std::string>& steps = {}) const {
+    CodeKeys code(root);
+    return joined(to_measure(reports, code, {"times", "01_first"}, "01_first.n64", steps), " ");
+  }
+  static bool has(const std::string& text, const std::string& part) {
+    return text.find(part) != std::string::npos;
+  }
+  static std::string joined(const std::vector<std::string>& lines, const char* end = "\n") {
     std::string all;
-    for (const std::string& line : check_evidence(reports, root)) all += line + "\n";
+    for (const std::string& line : lines) all += line + end;
     return all;
   }
-  std::string state(const std::string& file) { return state_of(reports, {file}, root); }
+  static inline const nlohmann::json kMeasured{{"commit", "0123"}, {"gpu", "a GPU"}};
+  static constexpr const char* kTable = R"(
+const char* kSupport = "anything";
+Step builder(std::string name, int64_t bytes, Launch launch) {
+  return {.name = name, .refuses = refuse, .workspaces = [=] { return room(bytes); },
+          .cost = [](const Problem& p) { return costs(p, 1); }, .launch = launch};
+}
+int64_t room(int64_t bytes) { return bytes + 4; }
+Cost costs(const Problem& p, int n) { return {n}; }
+Chapter make_chapter() {
+  Chapter c{"01_first", "a chapter", {}};
+  const int64_t large = 1024;
+  c.steps.push_back(builder("v1_one", 64, ATTN_LAUNCH(v1_one)));
+  Step two = builder("v2_two", large, ATTN_LAUNCH(v2_two));
+  two.deterministic = false;
+  c.steps.push_back(two);
+  return c;
+}
+)";
   fs::path root, reports;
 };
 
@@ -109,29 +167,23 @@ TEST_CASE("a key knows code from comments, words and names", "[evidence]") {
   CHECK_FALSE(same("gridDim", "blockDim"));
 }
 
-TEST_CASE("every step of the suite has a key of its own", "[evidence]") {
-  const Keys keys = kernel_keys(ATTN_SOURCE_DIR);
+TEST_CASE("every step of the suite has keys of its own", "[evidence]") {
+  CodeKeys code(ATTN_SOURCE_DIR);
   std::map<std::string, std::string> first;
-  for (const auto& [step, key] : keys) {
-    INFO(step << " and " << first[key]);
-    CHECK(first[key].empty());
-    first[key] = step;
-  }
   int steps = 0;
-  for (const auto& chapter : fs::directory_iterator(ATTN_SOURCE_DIR))
-    for (const auto& file : chapter.is_directory() ? fs::directory_iterator(chapter.path())
-                                                   : fs::directory_iterator()) {
-      const std::string folder = chapter.path().filename(), step = file.path().stem();
-      const bool is_step = std::isdigit(folder[0]) && file.path().extension() == ".cu" &&
-                           step.size() > 1 && std::isdigit(step[1]);
-      if (!is_step) continue;
+  for (const std::string& chapter : code.chapters())
+    for (const std::string& step : code.steps(chapter)) {
+      // Two steps may have the same kernel, and differ in how they launch it.
+      const std::string keys = code.kernel(chapter, step) + code.launch(chapter, step);
+      INFO(chapter << "/" << step << " and " << first[keys]);
+      CHECK(first[keys].empty());
+      first[keys] = chapter + "/" + step;
       ++steps;
-      INFO(folder << "/" << step);
-      CHECK(keys.contains(folder + "/" + step));
     }
   CHECK(steps > 100);
-  CHECK(key_of(keys, "03_flash_v1", "v1_half_m") == keys.at("03_flash_v1/v1_scalar"));
-  CHECK(key_of(keys, "03_flash_v1", "v99_nosuch") == "-");
+  CHECK(code.kernel("03_flash_v1", "v1_half_m") == code.kernel("03_flash_v1", "v1_scalar"));
+  CHECK(code.launch("03_flash_v1", "v1_half_m") != code.launch("03_flash_v1", "v1_scalar"));
+  CHECK(code.kernel("03_flash_v1", "v99_nosuch") == "-");
 }
 
 TEST_CASE("steps for Hopper alone have the key of its flags", "[evidence]") {
@@ -149,207 +201,297 @@ TEST_CASE("steps for Hopper alone have the key of its flags", "[evidence]") {
     write("05_some/chapter.cpp", "");
     for (const char* step : {"v1_a", "v2_b"})
       write("05_some/" + std::string(step) + ".cu", "int x;");
-    return kernel_keys(root);
+    CodeKeys keys(root);
+    return std::pair(keys.kernel("05_some", "v1_a"), keys.kernel("05_some", "v2_b"));
   };
-  const Keys none = keys_with("STEPS v1_a v2_b"), all = keys_with("STEPS v1_a v2_b HOPPER"),
+  const auto none = keys_with("STEPS v1_a v2_b"), all = keys_with("STEPS v1_a v2_b HOPPER"),
              second = keys_with("STEPS v1_a v2_b HOPPER_STEPS v2_b KERNELS more.cu");
-  const auto key = [](const Keys& keys, const char* step) {
-    return keys.at(std::string("05_some/") + step);
-  };
-  CHECK(key(none, "v1_a") == key(none, "v2_b"));
-  CHECK(key(all, "v1_a") == key(all, "v2_b"));
-  CHECK(key(all, "v1_a") != key(none, "v1_a"));
-  CHECK(key(second, "v1_a") == key(none, "v1_a"));
-  CHECK(key(second, "v2_b") == key(all, "v2_b"));
+  CHECK(none.first == none.second);
+  CHECK(all.first == all.second);
+  CHECK(all.first != none.first);
+  CHECK(second.first == none.first);
+  CHECK(second.second == all.second);
   fs::remove_all(root);
+}
+
+TEST_CASE("a launch key is of host functions, the row in the table and what both use",
+          "[evidence]") {
+  Project p;
+  const auto keys = [&] {
+    CodeKeys code(p.root);
+    return std::vector{code.kernel("01_first", "v1_one"), code.launch("01_first", "v1_one"),
+                       code.launch("01_first", "v2_two")};
+  };
+  const auto before = keys();
+  // Which of kernel, v1's launch and v2's launch an edit of the table or of v1 changes.
+  const auto changed = [&](const std::string& file, const std::string& from,
+                           const std::string& to) {
+    const std::string text = read_all(p.root / file);
+    REQUIRE(has(text, from));
+    p.write(file, with(text, from, to));
+    const auto after = keys();
+    p.write(file, text);
+    std::string all;
+    for (std::size_t n = 0; n < before.size(); ++n) all += before[n] == after[n] ? '-' : "k12"[n];
+    return all;
+  };
+  const std::string table = "01_first/chapter.cpp", step = "01_first/v1_one.cu";
+  CHECK(changed(table, "\"v1_one\", 64", "\"v1_one\", 128") == "-1-");
+  CHECK(changed(table, "large = 1024", "large = 2048") == "--2");
+  CHECK(changed(table, "two.deterministic = false", "two.deterministic = true") == "--2");
+  CHECK(changed(table, "bytes + 4", "bytes + 8") == "-12");
+  CHECK(changed(table, "costs(p, 1)", "costs(p, 2)") == "---");  // a model
+  CHECK(changed(table, "return {n}", "return {n, n}") == "---");
+  CHECK(changed(table, "\"anything\"", "\"all\"") == "---");
+  CHECK(changed(step, "return Status::unsupported(\"head dims 64 alone\")",
+                "return Status::success()") == "-1-");
+  CHECK(changed(step, "head dims 64 alone", "only 64") == "---");
+  CHECK(changed(step, "n < 4", "n < 5") == "k--");
+  // Wherever its file lies in the chapter.
+  fs::create_directories(p.root / "01_first/host");
+  p.write("01_first/chapter.cpp", "");
+  p.write("01_first/host/table.cpp", Project::kTable);
+  CHECK(keys() == before);
 }
 
 TEST_CASE("what is as it was measured passes, what was edited does not", "[evidence]") {
   Project p;
+  const std::string file = "01_first.forward.jsonl";
   CHECK(p.wrong() == "");
-  // A figure, its file alone.
-  p.write_report("01_first.n64.json", 3, "1.2");
-  CHECK(p.wrong() == "01_first.n64.json: not as it was measured\n");
-  // ... and the checksum as well: the part did not pass with this.
-  Manifest m = read_manifest(p.reports);
-  Project other;
-  other.write_report("01_first.n64.json", 3, "1.2");
-  record(other.reports, other.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
-  m.files["01_first.n64.json"].sha256 =
-      read_manifest(other.reports).files["01_first.n64.json"].sha256;
-  write_manifest(p.reports, m);
-  CHECK(p.wrong() == "parts.txt: times 01_first: its files are not those that it passed with\n");
-  // Files that come and go.
-  Project q;
-  q.report("extra.json", "{}");
-  CHECK(q.wrong() == "extra.json: the manifest has no such file\n");
-  fs::remove(q.reports / "extra.json");
-  fs::remove(q.reports / "tests.01_first.txt");
-  CHECK(q.wrong() == "tests.01_first.txt: gone since it was measured\n");
-  // Keys made in another way are not compared.
-  const std::string text = read_all(q.reports / "manifest.txt");
-  q.report("manifest.txt", with(text, "key version 1\n", "key version 0\n"));
-  CHECK(has(refusal_of([&] { return q.wrong(); }),
-            "key version 0, this attn_report makes 1: build it anew"));
-  // A damaged manifest is no pass.
-  q.report("manifest.txt", "0123  file\n");
-  CHECK(has(refusal_of([&] { return q.wrong(); }), "manifest.txt:1: cannot be read"));
+  CHECK(p.stale() == "");
+  const std::string lines = read_all(p.reports / file);
+  CHECK(std::ranges::count(lines, '\n') == 3);
+  p.report(file, with(lines, "\"median_s\":1.5", "\"median_s\":1.2"));
+  CHECK(p.wrong() == file + ": not as it was measured\n" + file + ": 01_first.n64: was edited\n");
+  // A line that is gone is found by the checksum of the file.
+  p.report(file, lines.substr(lines.find('\n') + 1));
+  CHECK(p.wrong() == file + ": not as it was measured\n");
+  p.report(file, lines);
+  CHECK(p.wrong() == "");
+  // ... and a checksum that was edited by that of its line.
+  const std::string parts = read_all(p.reports / "parts.jsonl");
+  p.report("parts.jsonl", with(parts, "\"seconds\":7", "\"seconds\":8"));
+  CHECK(p.wrong() == "parts.jsonl: times 01_first: was edited\n");
+  p.report("parts.jsonl", parts);
+  // Files that come and go, and parts that fail.
+  p.report("extra.json", "{}");
+  CHECK(p.wrong() == "extra.json: no part has such a file\n");
+  fs::remove(p.reports / "extra.json");
+  fs::remove(p.reports / "tests.01_first.txt");
+  CHECK(p.wrong() == "tests.01_first.txt: gone since it was measured\n");
+  p.log("tests", "1 failed\n", "failed");
+  CHECK(p.wrong() == "parts.jsonl: tests 01_first: failed\n");
+  // Keys made in another way are not compared; a damaged line is no pass.
+  p.report(file, with(lines, "\"version\":2", "\"version\":1"));
+  CHECK(has(refusal_of([&] { return p.stale(); }), "keys of version 1, this attn_report makes 2"));
+  p.report(file, "0123\n");
+  CHECK(has(refusal_of([&] { return p.wrong(); }), file + ":1: is no line of evidence"));
 }
 
-TEST_CASE("what others measured has checksum and keys, and no verdict of ours", "[evidence]") {
+TEST_CASE("lines are the document that a program wrote, and cannot be recorded again",
+          "[evidence]") {
   Project p;
-  const std::string name = "others.01_first.forward.json";
-  p.report(name, R"({"rows": [{"us": {"fa3": 2, "v1_one": 1}}]})");
-  CHECK(p.wrong() == name + ": the manifest has no such file\n");
-  record(p.reports, p.root, "others", "01_first", "passed", 0, {name});
+  const auto document = [&] {
+    return nlohmann::json::parse(contained_document(p.reports / "01_first.n64.json"));
+  };
+  CHECK(document() == nlohmann::json::parse(p.results(3)));
+  CHECK(contained_document(p.reports / "01_first.n65.json").empty());
+  CHECK(document_names(p.reports, "01_first.n", ".json") ==
+        std::vector<std::string>{"01_first.n64"});
+  const nlohmann::json line = read_lines(p.reports / "01_first.forward.jsonl")[0].json();
+  CHECK(line.at("measured").at("gpu") == "a GPU");
+  CHECK(line.at("measured").at("checked") == true);
+  CHECK(line.at("options") == "--seqlen 64");
+  p.write("result.json", line.dump());
+  CodeKeys code(p.root);
+  CHECK(has(refusal_of([&] {
+              record(p.reports, code, {"times", "01_first"}, "01_first.n64", p.root / "result.json",
+                     {}, {});
+              return 0;
+            }),
+            "is evidence, not what a program wrote"));
+}
+
+TEST_CASE("counters of all steps are one file, and each step an export", "[evidence]") {
+  Project p;
+  const std::string rows = read_all(recorded("01_naive.v1_global.ncu.csv"));
+  p.write("export.csv", rows);
+  CodeKeys code(p.root);
+  for (const char* step : {"v2_two", "v1_one"})
+    record(p.reports, code, {"counters", "01_first"}, std::string("01_first.") + step,
+           p.root / "export.csv", {"--seqlen 64"}, Project::kMeasured);
+  CHECK(has(p.wrong(), "parts.jsonl: counters 01_first: not finished"));
+  finish(p.reports, code, {"counters", "01_first"}, "passed", 7, {}, Project::kMeasured);
   CHECK(p.wrong() == "");
-  CHECK(read_manifest(p.reports).files[name].keys.size() == 1);
+  CHECK(contained_document(p.reports / "01_first.v2_two.ncu.csv") == rows);
+  const std::string all = read_all(p.reports / "01_first.counters.csv");
+  CHECK(all.starts_with("\"Step\",\"ID\","));
+  CHECK(all.find("\n\"v1_one\",") < all.find("\n\"v2_two\","));
+  p.report("01_first.counters.csv", with(all, "\"v1_one\",\"0\"", "\"v1_one\",\"1\""));
+  CHECK(has(p.wrong(), "01_first.counters.csv: 01_first.v1_one: was edited"));
+}
+
+TEST_CASE("what others measured has checksum and kernel keys, and no launch of ours",
+          "[evidence]") {
+  Project p;
+  const std::string name = "others.01_first.forward";
+  const auto others = [&](const char* rows) {
+    p.write("others.json", rows);
+    CodeKeys code(p.root);
+    record(p.reports, code, {"others", "01_first"}, name, p.root / "others.json", {}, {});
+    finish(p.reports, code, {"others", "01_first"}, "passed", 0, {}, {});
+  };
+  others(R"({"rows": [{"us": {"fa3": 2, "v1_one": 1}}]})");
+  CHECK(p.wrong() == "");
   CHECK(p.state(name) == "State: measured on the kernels as they are.");
-  // A kernel that changes is told in the table, and is no file of ours to measure again.
   p.write("01_first/v1_one.cu", with(kKernel, "n < 4", "n < 5"));
   CHECK(p.state(name) == "State: `v1_one` has changed since.");
-  p.write("01_first/v1_one.cu", kKernel);
-  p.report(name, R"({"rows": [{"us": {"fa3": 3, "v1_one": 1}}]})");
-  CHECK(p.wrong() == name + ": not as it was measured\n");
-  // A folder of nothing else claims nothing of the other steps.
-  fs::create_directories(p.root / "docs/reports/other");
-  std::ofstream(p.root / "docs/reports/other" / name) << R"({"rows": []})";
-  record(p.root / "docs/reports/other", p.root, "others", "01_first", "passed", 0, {name});
-  CHECK(check_evidence(p.root / "docs/reports/other", p.root).empty());
+  CHECK(has(p.stale(), "others 01_first: 1 of 1 lines stale: `v1_one` has changed since\n"));
 }
 
-TEST_CASE("a kernel that changed is told, and needs a reason", "[evidence]") {
+TEST_CASE("a state says which key differs", "[evidence]") {
   Project p;
-  CHECK(p.state("01_first.n64.json") ==
-        "State: measured on the kernels as they are, timing method 3.");
-  CHECK(p.state("tests.01_first.txt") == "State: measured on the kernels as they are.");
-  p.write("01_first/v1_one.cu", with(kKernel, "// who I am", "// nobody"));
-  CHECK(p.wrong() == "");
+  const std::string n64 = "01_first.n64";
+  CHECK(p.state(n64) == "State: timing method 3; measured on the code as it is.");
+  p.write("01_first/v1_one.cu", with(kKernel, "// who I am", "// another comment"));
+  CHECK(p.state(n64) == "State: timing method 3; measured on the code as it is.");
   p.write("01_first/v1_one.cu", with(kKernel, "n < 4", "n < 5"));
-  CHECK(p.wrong() ==
-        "01_first/v1_one: changed since it was measured, and not listed as unverified\n");
-  CHECK(p.state("01_first.n64.json") == "State: `v1_one` has changed since, timing method 3.");
-  CHECK(has(evidence_summary(p.reports, p.root), "01_first: changed since: v1_one"));
-  // A file of another step would stay.
-  CHECK(current_files(p.reports, p.root, "times", "01_first").empty());
-  Manifest m = read_manifest(p.reports);
-  m.unverified["01_first/v1_one"] = "one more number a thread";
-  write_manifest(p.reports, m);
-  CHECK(p.wrong() == "");
-  CHECK(p.state("01_first.n64.json") == "State: `v1_one` has changed since, timing method 3.");
-  // Measured again in part: the reason stays as long as a file is of the old kernel.
-  record(p.reports, p.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
-  CHECK(p.state("01_first.n64.json") ==
-        "State: measured on the kernels as they are, timing method 3.");
-  CHECK(read_manifest(p.reports).unverified.size() == 1);
-  const std::vector<std::string> measured{"01_first.n64.json"};
-  CHECK(current_files(p.reports, p.root, "times", "01_first") == measured);
-  CHECK(current_files(p.reports, p.root, "tests", "01_first").empty());
-  record(p.reports, p.root, "tests", "01_first", "passed", 7, {"tests.01_first.txt"});
-  CHECK(read_manifest(p.reports).unverified.empty());
-  // a step that no file has may belong into any
-  p.write("01_first/v3_new.cu", with(kKernel, "v1_one", "v3_new"));
-  m = read_manifest(p.reports);
-  m.unverified["01_first/v3_new"] = "never on a GPU";
-  write_manifest(p.reports, m);
-  record(p.reports, p.root, "times", "01_first", "passed", 7, measured);
-  CHECK(read_manifest(p.reports).unverified.size() == 1);  // it still was not
-  m = read_manifest(p.reports);
-  m.unverified.clear();
-  write_manifest(p.reports, m);
-  CHECK(current_files(p.reports, p.root, "times", "01_first").empty());
-  fs::remove(p.root / "01_first/v3_new.cu");
-  CHECK(p.wrong() == "");
-  m = read_manifest(p.reports);
-  m.unverified["01_first/v1_one"] = "a reason for nothing";
-  write_manifest(p.reports, m);
-  CHECK(p.wrong() == "01_first/v1_one: listed as unverified, but as it was measured\n");
-  // A header that kernels include, and a step that nobody has measured.
-  Project q;
-  q.write("common/attn/kernel.h", "constexpr int kWarp = 64;\n");
-  CHECK(has(q.wrong(), "01_first/v2_two: changed since"));
-  // Of a kernel's parameter what the kernel reads.
-  const std::string shape =
-      "struct Shape {\n  static constexpr int kNoWindow = 1 << 30;\n  int heads, stride;\n};\n";
-  q.write("common/attn/kernel.h", "constexpr int kWarp = 32;\n");
-  q.write("common/attn/problem.h", shape);
-  CHECK(has(q.wrong(), "01_first/v1_one: changed since"));  // it has a `stride`
-  record(q.reports, q.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
-  record(q.reports, q.root, "tests", "01_first", "passed", 3, {"tests.01_first.txt"});
-  CHECK(q.wrong() == "");
-  q.write("common/attn/problem.h",
-          with(shape, "int heads", "float softcap;\n  int heads") + "struct Problem { int x; };\n");
-  CHECK(q.wrong() == "");
-  q.write("common/attn/problem.h", with(shape, "int heads", "int64_t heads"));
-  CHECK(has(q.wrong(), "01_first/v1_one: changed since"));
-  q.write("common/attn/problem.h", shape);
-  q.write("common/attn/kernel.h",
-          "#define ATTN_NOTHING\nconstexpr int kWarp = 32;  // lanes\nconstexpr int kMore = 1;\n"
-          "template <class T> struct Unused { T x; };\n");
-  CHECK(q.wrong() == "");
-  q.write("01_first/v3_new.cu", with(kKernel, "v1_one", "v3_new"));
-  CHECK(p.wrong() != "");
-  CHECK(q.wrong() ==
-        "01_first/v3_new: changed since it was measured, and not listed as unverified\n");
+  CHECK(p.state(n64) == "State: timing method 3; `v1_one` has changed since.");
+  CHECK(p.state(n64, "| `v2_two` | 2 |") ==
+        "State: timing method 3; measured on the code as it is.");
+  CHECK(p.stale() ==
+        "tests 01_first: 1 of 1 lines stale: `v1_one` has changed since\n"
+        "times 01_first: 1 of 3 lines stale: `v1_one` has changed since\n");
+  p.write("01_first/v1_one.cu", kKernel);
+  p.write("01_first/chapter.cpp", with(Project::kTable, "bytes + 4", "bytes + 8"));
+  CHECK(p.state(n64) == "State: timing method 3; launch code has changed since.");
+  p.write("01_first/chapter.cpp", Project::kTable);
+  p.write("common/device/spin.cu", "void spin() { spin(); }\n");
+  CHECK(p.state(n64) == "State: timing method 3; the way of measuring has changed since.");
+  CHECK(has(p.stale(), "times 01_first: 2 of 3 lines stale: the way of measuring"));
+  CHECK_FALSE(has(p.stale(), "tests 01_first"));
+  p.write("common/device/spin.cu", "void spin() {}\n");
+  CHECK(p.stale() == "");
+  CHECK(p.state("01_first.n65") == "State: 01_first.n65 is no evidence.");
+  // What nobody recorded is unknown, and stale.
+  std::vector<EvidenceLine> lines = read_lines(p.reports / "01_first.forward.jsonl");
+  for (EvidenceLine& line : lines) {
+    nlohmann::json j = line.json();
+    for (auto& [step, key] : j["keys"]["launch"].items()) key = "unknown";
+    line = make_line(line.name, j);
+  }
+  write_lines(p.reports / "01_first.forward.jsonl", lines);
+  CHECK(p.state(n64) == "State: timing method 3; launch code unknown.");
+  CHECK(has(p.stale(), "times 01_first: 2 of 3 lines stale: launch code unknown"));
 }
 
-TEST_CASE("steps that were never measured are one list", "[evidence]") {
-  Project p;
-  const auto told = [&] {
-    const std::string text = state_table(p.reports, p.root);
-    const auto end = text.find("\n\n");  // of the table
-    return end == text.npos ? "" : text.substr(end + 2);
-  };
-  CHECK(told() == "");
-  Manifest m = read_manifest(p.reports);
-  m.unverified = {{"01_first/v1_one", "a barrier more"},
-                  {"01_first/v3_new", "a new step"},
-                  {"01_first/v4_new", "a new step"},
-                  {"02_second/v1_one", "a new chapter"}};
-  write_manifest(p.reports, m);
-  CHECK(told() ==
-        "`01_first/v1_one`: not measured again: a barrier more.\n\n"
-        "Not measured yet: 01_first: `v3_new`, `v4_new`; 02_second: `v1_one`.\n");
-}
-
-TEST_CASE("a state names the steps that changed, and says every step where all did", "[evidence]") {
+TEST_CASE("a state says every step where all kernels changed, and older methods", "[evidence]") {
   Project p;
   p.write("01_first/v3_three.cu", with(kKernel, "v1_one", "v3_three"));
-  p.report("01_first.n64.json",
-           R"({"timing_method": 3, "steps": [
-               {"name": "v1_one", "outcome": "pass", "time": {"median_s": 1}},
-               {"name": "v2_two", "outcome": "pass", "time": {"median_s": 1}},
-               {"name": "v3_three", "outcome": "pass", "time": {"median_s": 1}}]})");
-  record(p.reports, p.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
-  for (const char* step : {"v1_one", "v2_two", "v3_three"}) {
-    INFO(step);
-    CHECK(has(p.state("01_first.n64.json"), "every step") == false);
-    p.write(std::string("01_first/") + step + ".cu",
-            with(with(kKernel, "v1_one", step), "n < 4", "n < 5"));
-  }
-  CHECK(p.state("01_first.n64.json") == "State: every step has changed since, timing method 3.");
+  p.write("result.json", with(with(p.results(2), "unsupported", "pass"), "null", "{}"));
+  CodeKeys code(p.root);
+  record(p.reports, code, {"times", "01_first"}, "01_first.n64", p.root / "result.json", {}, {});
+  CHECK(p.state("01_first.n64") ==
+        "State: timing method 2 (2 has one more event before the kernel); measured on the code as "
+        "it is.");
+  CHECK(has(p.stale(), "times 01_first: 3 of 3 lines stale: timing method 2\n"));
+  p.write("common/attn/kernel.h", "constexpr int kWarp = 64;\n");
+  CHECK(has(p.state("01_first.n64"), "; kernels of every step have changed since."));
 }
 
-TEST_CASE("older methods are told, and the stalest part comes first", "[evidence]") {
+TEST_CASE("of a kernel's parameter what the kernel reads counts", "[evidence]") {
   Project p;
-  p.write_report("01_first.n64.json", 1);
-  record(p.reports, p.root, "times", "01_first", "passed", 7, {"01_first.n64.json"});
-  CHECK(p.state("01_first.n64.json") ==
-        "State: measured on the kernels as they are, timing method 1; method 1 counts the host's "
-        "time to launch.");
-  p.write_report("01_first.n128.json", 3);
-  record(p.reports, p.root, "times", "01_first", "passed", 7,
-         {"01_first.n64.json", "01_first.n128.json"});
-  CHECK(has(state_of(p.reports, {"01_first.n64.json", "01_first.n128.json"}, p.root),
-            "timing methods 1 and 3;"));
-  const std::vector<std::string> units{"tests 01_first", "times 01_first", "counters 01_first"};
-  CHECK(stalest_first(p.reports, p.root, units, false) ==
-        std::vector<std::string>{"counters 01_first", "times 01_first"});
-  CHECK(stalest_first(p.reports, p.root, units, true).back() == "tests 01_first");
+  const std::string shape =
+      "struct Shape {\n  static constexpr int kNoWindow = 1 << 30;\n  int heads, stride;\n};\n";
+  p.write("common/attn/problem.h", shape);
+  CHECK(has(p.stale(), "`v1_one`, `v2_two` have changed since"));  // they have a `stride`
+  p.times("01_first.n64", 3);
+  p.log("tests", "All tests passed\n");
+  CHECK(p.stale() == "");
+  p.write("common/attn/problem.h",
+          with(shape, "int heads", "float softcap;\n  int heads") + "struct Problem { int x; };\n");
+  CHECK(p.stale() == "");
+  p.write("common/attn/problem.h", with(shape, "int heads", "int64_t heads"));
+  CHECK(p.stale() != "");
+  p.write("common/attn/problem.h", shape);
+  p.write("common/attn/kernel.h",
+          "#define ATTN_NOTHING\nconstexpr int kWarp = 32;  // lanes\nconstexpr int kMore = 1;\n"
+          "template <class T> struct Unused { T x; };\n");
+  CHECK(p.stale() == "");
+}
+
+TEST_CASE("what a chapter lacks is listed", "[evidence]") {
+  Project p;
+  CHECK(p.missing() == "01_first: has no counters, sanitizer, large, peers\n");
+  p.write("01_first/v3_new.cu", with(kKernel, "v1_one", "v3_new"));
+  CHECK(p.missing() ==
+        "01_first: has no counters, sanitizer, large, peers\n"
+        "01_first: steps without times: v3_new\n");
+  CHECK(has(p.stale(), "tests 01_first: 1 of 1 lines stale: `v3_new` has changed since"));
+  fs::create_directories(p.root / "common/scripts");
+  p.write(
+      "common/scripts/gpu_problems.sh",
+      "problems_of() { echo n64 --step $(steps_like x ^v) --seqlen 64; echo n128 --seqlen 128; }\n"
+      "profiled_problem() { :; }\npeers_of() { :; }\n");
+  CHECK(has(p.missing(), "01_first: problems without times: n128\n"));
+  CHECK_FALSE(has(p.stale(), "launch code"));  // its own problem is as it was
+  p.write("common/scripts/gpu_problems.sh",
+          with(read_all(p.root / "common/scripts/gpu_problems.sh"), "seqlen 64", "seqlen 65"));
+  CHECK(has(p.stale(), "times 01_first: 3 of 3 lines stale: launch code has changed since"));
+}
+
+TEST_CASE("what is stale is measured again, and nothing else", "[evidence]") {
+  Project p;
+  CHECK(p.todo() == "");
   p.write("01_first/v1_one.cu", with(kKernel, "n < 4", "n < 5"));
-  CHECK(stalest_first(p.reports, p.root, {"times 01_first", "tests 01_first"}, false) ==
-        std::vector<std::string>{"times 01_first", "tests 01_first"});
-  record(p.reports, p.root, "tests", "01_first", "failed", 7, {"tests.01_first.txt"});
-  CHECK(stalest_first(p.reports, p.root, {"times 01_first", "tests 01_first"}, false).front() ==
-        "tests 01_first");
+  CHECK(p.todo() == "v1_one ");
+  CHECK(p.todo({"v2_two"}) == "");
+  CHECK(p.todo({"v1_one", "v2_two"}) == "v1_one ");
+  CHECK(p.todo({"v2_two", "v4_new"}) == "v4_new ");
+  // Of one step alone the others stay as they were.
+  p.write("result.json", with(p.results(3, 9.5), R"("v2_two")", R"("v9_other")"));
+  CodeKeys code(p.root);
+  record(p.reports, code, {"times", "01_first"}, "01_first.n64", p.root / "result.json", {}, {});
+  const std::string all = contained_document(p.reports / "01_first.n64.json");
+  CHECK(has(all, "9.5"));
+  CHECK(has(all, "v2_two"));
+  // A step that no document has may belong into any.
+  p.write("01_first/v3_new.cu", with(kKernel, "v1_one", "v3_new"));
+  CHECK(p.todo() == "all ");
+  fs::remove(p.root / "01_first/v3_new.cu");
+  p.write("common/attn/kernel.h", "constexpr int kWarp = 64;\n");
+  CHECK(p.todo({"v1_one", "v2_two"}) == "all ");
+}
+
+TEST_CASE("the stalest part comes first", "[evidence]") {
+  Project p;
+  const auto order = [&](const std::vector<Unit>& units, bool all) {
+    CodeKeys code(p.root);
+    std::string text;
+    for (const auto& [unit, seconds] : stalest_first(p.reports, code, units, all))
+      text += fmt::format("{} {} ", unit.part, seconds);
+    return text;
+  };
+  const Unit tests{"tests", "01_first"}, times{"times", "01_first"},
+      counters{"counters", "01_first"};
+  CHECK(order({tests, times, counters}, false) == "counters 60 ");
+  CHECK(order({tests, times, counters}, true) == "counters 60 tests 3 times 7 ");
+  p.times("01_first.n64", 2);
+  CHECK(order({tests, times, counters}, false) == "counters 60 times 7 ");
+  p.write("01_first/v1_one.cu", with(kKernel, "n < 4", "n < 5"));
+  CHECK(order({times, tests}, false) == "times 7 tests 3 ");
+  p.log("tests", "1 failed\n", "failed");
+  CHECK(order({times, tests}, false) == "tests 3 times 7 ");
+}
+
+TEST_CASE("the table of states has a row for each chapter and part", "[evidence]") {
+  Project p;
+  p.write("01_first/v1_one.cu", with(kKernel, "n < 4", "n < 5"));
+  CodeKeys code(p.root);
+  CHECK(state_table(p.reports, &code) ==
+        "| chapter | part | lines | kernels changed since | launch code | way of measuring | "
+        "timing method |\n|---|---:|---:|---:|---:|---:|---:|\n"
+        "| 01_first | tests | 1 | `v1_one` | current | current | - |\n"
+        "| 01_first | times | 3 | `v1_one` | current | current | 3 |\n"
+        "\n* 01_first: has no counters, sanitizer, large, peers\n");
 }

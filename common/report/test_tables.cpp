@@ -142,7 +142,7 @@ TEST_CASE("a headline has mean, least, most and points, and names the strongest 
   const std::string others = reports.table("others others.09_x");
   has(others,
       "NVIDIA H100, measured on 2026-11-26 at commit abc, not by this repository's scripts");
-  has(others, "`others.09_x.json`. n: tokens. `x name`");
+  has(others, "`others.09_x.jsonl`. n: tokens. `x name`");
   has_line(others,
            "| problem | FlashAttention-3 us | its kernel alone us | `v7` us | "
            "`v7` x FlashAttention-3 | `v7` x its kernel alone |");

@@ -9,30 +9,31 @@
 #   large      those tagged [large]: tensors of more than 2^31 elements  -> large.CHAPTER.txt
 #   sanitizer  four tools of compute-sanitizer over every step           -> sanitizer.CHAPTER.txt
 #   access     the rules of warp_access.h against the hardware counters  -> warp_access.txt
-#   times      every step at the problems of its chapter                 -> CHAPTER.PROBLEM.json
-#   peers      PyTorch's backends beside the steps, in turns             -> peers.CHAPTER*.json
-#   counters   ncu over one launch of every step                         -> CHAPTER.STEP.ncu.csv
-#   compiler   registers, stack and machine instructions of every kernel   -> compiler.CHAPTER.txt
-#   manifest   nothing: only says what the folder is true of; needs no GPU, but --out
+#   times      every step at the problems of its chapter                 -> CHAPTER.OPERATION.jsonl
+#   peers      PyTorch's backends and the steps, taking turns            -> peers.CHAPTER*.jsonl
+#   counters   ncu over one launch of every step                         -> CHAPTER.counters.csv
+#   compiler   registers, stack and machine instructions of every kernel -> compiler.CHAPTER.txt
 #
-# Without PART all of them, without CHAPTER all chapters. What belongs to no chapter, the tests of common/ and
-# access, goes by the name common. The problems of each chapter are in gpu_problems.sh.
+# Without PART all of them, without CHAPTER all chapters. What belongs to no chapter, the tests of
+# common/ and access, goes by the name common. The problems of each chapter are in gpu_problems.sh.
 #
-# With --seconds only what is stale is measured: first what never passed, then what was measured on other kernels, then
-# what was measured by an older method of timing. A part begins only if it fits, going by how long it took the last
-# time. Called again, it goes on where it stopped.
+# Every line says on which GPU, at which clocks and of which code it was measured (attn_report
+# evidence record, which is the only way to write one). A run that is cut off keeps what it has.
 #
-# With --changed files stay that are of the kernels as they are: only what has changed since is
-# measured.
+# With --seconds only what is stale is measured: first what never passed, then other kernels, then
+# other launch code and ways of measuring. A part begins only if it fits, going by how long it took
+# the last time. Called again, it goes on where it stopped.
 #
-# manifest.txt keeps the checksum of each file and the keys of the kernels in it, parts.txt for each part and chapter
-# whether it passed and how many seconds it took (attn_report evidence). The programs are expected in build/release:
-# build them first with common/scripts/start.sh.
+# With --changed lines that are of the code as it is stay: only stale ones are measured again.
+#
+# `attn_report evidence check DIR` says afterwards what is stale. The programs are expected in
+# build/release: build them first with common/scripts/start.sh.
 #
 # Exit status: 0, 1 if a part failed, 2 for a mistake on the command line, 77 where there is no GPU.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 bin=build/release/bin
+report=$bin/attn_report
 # shellcheck source=common/scripts/gpu_problems.sh
 source common/scripts/gpu_problems.sh
 # shellcheck source=common/scripts/ncu_export.sh
@@ -61,14 +62,14 @@ while [ $# -gt 0 ]; do
       shift 2 ;;
     --changed) changed=1; shift ;;
     --out) out=${2:-}; [ -n "$out" ] || die 2 "--out: its value is missing"; shift 2 ;;
-    tests|large|sanitizer|access|times|peers|counters|compiler|manifest) parts+=("$1"); shift ;;
+    tests|large|sanitizer|access|times|peers|counters|compiler) parts+=("$1"); shift ;;
     common) chapters+=("$1"); shift ;;
     *)
       chapter=${1%/}
       case " ${all_chapters[*]} " in
         *" $chapter "*) ;;
-        *) die 2 "$1: must be --out DIR, --seconds N, --changed, a part (tests, large, sanitizer, access, times, peers, counters, compiler, manifest) or a \
-chapter (common, ${all_chapters[*]})" ;;
+        *) die 2 "$1: must be --out DIR, --seconds N, --changed, a part (tests, large, sanitizer, \
+access, times, peers, counters, compiler) or a chapter (common, ${all_chapters[*]})" ;;
       esac
       chapters+=("$chapter"); shift ;;
   esac
@@ -89,66 +90,87 @@ for part in "${parts[@]}"; do
     case " $(parts_of "$chapter") " in *" $part "*) units+=("$part $chapter") ;; esac
   done
 done
-if [ ${#units[@]} -eq 0 ] && [ "${parts[*]}" != manifest ]; then
-  die 2 "${chapters[*]}: has no ${parts[*]}"
-fi
+[ ${#units[@]} -gt 0 ] || die 2 "${chapters[*]}: has no ${parts[*]}"
 
-if [ ${#units[@]} -gt 0 ]; then
-  needed=()
-  for chapter in "${chapters[@]}"; do [ "$chapter" = common ] || needed+=("$chapter"); done
-  [ ${#needed[@]} -gt 0 ] || needed=("${all_chapters[0]}")  # it says which GPU there is
-  for chapter in "${needed[@]}" attn_report; do
-    [ -x "$bin/$chapter" ] || die 2 "$bin/$chapter: not built; common/scripts/start.sh build"
-  done
-  device=$("$bin/${needed[0]}" --seqlen 8 --require-gpu | sed -n 's/^device: //p') || true
-  case $device in
-    none*|'') echo "${device:-no device}"; exit 77 ;;
-  esac
-  # "NVIDIA H200 (sm_90)" -> h200
-  gpu=$(sed -E 's/ \(sm.*//; s/^NVIDIA //; s/GeForce //; s/[^A-Za-z0-9]+/-/g' <<<"$device" | tr '[:upper:]' '[:lower:]')
-  out=${out:-docs/reports/$gpu}
-  mkdir -p "$out"
-fi
-[ -d "$out" ] || die 2 "manifest: --out DIR is needed, the folder of the reports"
-if [ -n "$limit$changed" ]; then
-  mapfile -t units < <("$bin/attn_report" evidence stale "$out" "${units[@]}")
-fi
+needed=()
+for chapter in "${chapters[@]}"; do [ "$chapter" = common ] || needed+=("$chapter"); done
+[ ${#needed[@]} -gt 0 ] || needed=("${all_chapters[0]}")  # it says which GPU there is
+for chapter in "${needed[@]}" attn_report; do
+  [ -x "$bin/$chapter" ] || die 2 "$bin/$chapter: not built; common/scripts/start.sh build"
+done
+device=$("$bin/${needed[0]}" --seqlen 8 --require-gpu | sed -n 's/^device: //p') || true
+case $device in
+  none*|'') echo "${device:-no device}"; exit 77 ;;
+esac
+# "NVIDIA H200 (sm_90)" -> h200
+gpu=$(sed -E 's/ \(sm.*//; s/^NVIDIA //; s/GeForce //; s/[^A-Za-z0-9]+/-/g' <<<"$device" |
+  tr '[:upper:]' '[:lower:]')
+out=${out:-docs/reports/$gpu}
+mkdir -p "$out"
+# Each unit with the seconds that it took the last time.
+all=--all
+[ -z "$limit$changed" ] || all=
+# shellcheck disable=SC2086  # $all is a word or none
+mapfile -t units < <("$report" evidence stale $all "$out" "${units[@]}")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Whether a file can stay as it is: it counts as written by this run then.
-stays() {  # PART CHAPTER FILE
-  [ -n "$changed" ] || return 1
-  "$bin/attn_report" evidence current "$out" "$1" "$2" | grep -qxF -- "$3" || return 1
-  touch "$out/$3"
-  echo "$3: as it was"
-}
-# The files that a part writes for a chapter, those that are there.
-files_of() {  # PART CHAPTER
-  (
-    cd "$out"
-    shopt -s nullglob
-    case $1 in
-      times) files=("$2".*.json) ;;
-      peers) files=("peers.$2.json" "peers.$2".*.json) ;;
-      counters) files=("$2".*.ncu.csv) ;;
-      access) files=(warp_access.txt) ;;
-      *) files=("$1.$2.txt") ;;
+gpus=${CUDA_VISIBLE_DEVICES:-0}
+# Asks nvidia-smi about the GPU in use: sets uuid, driver, power, sm, memory and temperature, to
+# "unknown" where there is no nvidia-smi, or for what it cannot say.
+ask() {
+  local field said
+  said=$(nvidia-smi --id="${gpus%%,*}" --format=csv,noheader,nounits \
+    --query-gpu=uuid,driver_version,power.limit,clocks.sm,clocks.mem,temperature.gpu 2>/dev/null) ||
+    said=
+  IFS=, read -r uuid driver power sm memory temperature <<<"${said%%$'\n'*}"
+  for field in uuid driver power sm memory temperature; do
+    case ${!field} in
+      ''|*N/A*|*rror*) declare -g $field=unknown ;;
+      *) declare -g $field="${!field# }" ;;
     esac
-    for file in "${files[@]}"; do [ ! -f "$file" ] || echo "$file"; done
-  )
+  done
 }
-record() {  # PART CHAPTER VERDICT SECONDS
-  local file fresh=()
-  while read -r file; do
-    # What a part that passed did not write is of a problem that it has no more.
-    if [ "$out/$file" -nt "$work/begun" ]; then fresh+=("$file"); elif [ "$3" = passed ]; then rm "$out/$file"; fi
-  done < <(files_of "$1" "$2")
-  "$bin/attn_report" evidence record "$out" "$@" "${fresh[@]}"
+as_json() {  # a number, or a text
+  if [[ $1 =~ ^[0-9]+(\.[0-9]+)?$ ]]; then echo "$1"; else echo "\"${1//[\"\\]/}\""; fi
 }
-last_seconds() {  # PART CHAPTER; a minute where it never ran
-  sed -n "s/^$1 $2  .*  \([0-9]*\) s\$/\1/p" "$out/parts.txt" 2>/dev/null | grep . || echo 60
+commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+# Not all of the sources are committed: "+".
+[ "$commit" = unknown ] || git diff --quiet HEAD -- . ':!docs' 2>/dev/null || commit=$commit+
+cuda=$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p') || true
+before=unknown
+begins() {  # what is measured next
+  ask
+  before=$temperature
 }
+# When, where and on which GPU: to $work/measured.
+provenance() {
+  local key value text=
+  ask
+  while IFS='=' read -r key value; do text+=${text:+,}"\"$key\":$(as_json "$value")"; done <<END
+commit=$commit
+date=$(date -u +%Y-%m-%dT%H:%M:%SZ)
+gpu=${device% (sm*}
+uuid=$uuid
+driver=$driver
+cuda=${cuda:-unknown}
+clocks=SM $sm MHz, memory $memory MHz
+power_limit_w=$power
+END
+  echo "{$text,\"temperature_c\":[$(as_json "$before"),$(as_json "$temperature")]}" \
+    >"$work/measured"
+}
+record() {  # PART CHAPTER NAME FILE [--options OPTIONS]...
+  provenance
+  "$report" evidence record "$out" "$@" --measured "$work/measured" --unchanged-since "$work/keys"
+}
+# What must be measured: "all", some steps, or nothing.
+todo() {  # PART CHAPTER [NAME [STEPS]]
+  if [ -z "$changed" ]; then echo all; else
+    "$report" evidence todo "$out" "$1" "$2" ${3:+"$3"} ${4:+--steps "$4"}
+  fi
+}
+steps_of() { sed -n 's/.*--step \([^ ]*\).*/\1/p' <<<"$1"; }  # OPTIONS
 
 # ---- the parts: each takes a chapter and returns 1 if something failed -------------------------
 
@@ -176,53 +198,75 @@ tests_of() { tagged "$1" "[gpu]~[large]"; }
 large_of() { tagged "$1" "[large]"; }
 
 times_of() {
-  local name options status=0
+  local name options check again status=0
   problems_of "$1" >"$work/problems"
   [ -s "$work/problems" ] || { echo "$1: gpu_problems.sh has no problem for it"; return 1; }
   while read -r name options; do
-    ! stays times "$1" "$1.$name.json" || continue
+    again=$(todo times "$1" "$1.$name" "$(steps_of "$options")")
+    [ -n "$again" ] || { echo "$1.$name: as it was"; continue; }
     case $name in
-      memory_*) options="$options --check off" ;;
-      *) options="$options --time --check sample" ;;  # nothing is timed that is not checked
+      memory_*) check="--check off" ;;
+      *) check="--time --check sample" ;;  # nothing is timed that is not checked
     esac
+    case $options/$again in
+      */all) ;;
+      *--step*) options=${options/--step $(steps_of "$options")/--step $again} ;;
+      *) options="$options --step $again" ;;
+    esac
+    begins
     # shellcheck disable=SC2086  # options are several words
-    "$bin/$1" $options --require-gpu --json "$out/$1.$name.json" </dev/null || status=1
+    "$bin/$1" $options $check --require-gpu --json "$work/result.json" </dev/null || status=1
+    record times "$1" "$1.$name" "$work/result.json" --options="$options" || status=1
+    rm -f "$work/result.json"
   done <"$work/problems"
   return $status
 }
 
 peers_of_chapter() {
-  local name options status=0
+  local name options problem status=0 known
   peers_of "$1" >"$work/peers"
   [ -s "$work/peers" ] || { echo "$1: gpu_problems.sh has no peers for it"; return 1; }
   while read -r name options; do
-    ! stays peers "$1" "$name.json" || continue
-    peer_problems "$name" >"$work/problems"
+    peer_problems "$name" | sed "s/^/$options /" >"$work/problems"
+    if [ -n "$changed" ]; then
+      "$report" evidence todo "$out" peers "$1" "$name" <"$work/problems" >"$work/again"
+      mv "$work/again" "$work/problems"
+    fi
+    [ -s "$work/problems" ] || { echo "$name: as it was"; continue; }
+    known=()
+    while read -r problem; do known+=(--options="$problem"); done <"$work/problems"
+    sed "s/^$options //" "$work/problems" >"$work/list"
+    begins
     # shellcheck disable=SC2086
-    python3 common/scripts/peers.py --program "$bin/$1" $options --problems "$work/problems" \
-      --out "$out/$name.json" </dev/null || status=1
+    python3 common/scripts/peers.py --program "$bin/$1" $options --problems "$work/list" \
+      --out "$work/peers.json" </dev/null || status=1
+    record peers "$1" "$name" "$work/peers.json" "${known[@]}" || status=1
+    rm -f "$work/peers.json"
   done <"$work/peers"
   return $status
 }
 
 counters_of() {
-  local ncu metrics step options csv status=0
+  local ncu metrics step options status=0
   ncu=$(find_ncu) || { echo "NCU=$ncu: no such program"; return 1; }
   [ -n "$ncu" ] || { echo "no ncu"; return 1; }
   metrics=$(ncu_metrics common/scripts/metrics.txt)
   for step in $(all_steps "$1"); do
-    csv=$out/$1.$step.ncu.csv
-    ! stays counters "$1" "$1.$step.ncu.csv" || continue
+    [ -n "$(todo counters "$1" "$1.$step")" ] || { echo "$1.$step: as it was"; continue; }
     options=$(profiled_problem "$1" "$step")
-    [ -n "$options" ] || { echo "$1 $step: gpu_problems.sh has no problem for it"; status=1; continue; }
+    if [ -z "$options" ]; then
+      echo "$1 $step: gpu_problems.sh has no problem for it"
+      status=1
+      continue
+    fi
+    begins
     # shellcheck disable=SC2086
-    if "$ncu" --clock-control none --profile-from-start off --csv --print-units base --metrics "$metrics" \
-        "$bin/$1" $options --profile "$step" --require-gpu >"$work/said" 2>"$work/errors" &&
+    if "$ncu" --clock-control none --profile-from-start off --csv --print-units base \
+        --metrics "$metrics" "$bin/$1" $options --profile "$step" --require-gpu \
+        >"$work/said" 2>"$work/errors" &&
         ncu_export none "$(<"$work/said")" <"$work/said" >"$work/csv"; then
-      mv "$work/csv" "$csv"
-      echo "$csv"
+      record counters "$1" "$1.$step" "$work/csv" --options="$options" || status=1
     else
-      rm -f "$csv"  # an older one is not of these sources
       echo "$1 $step: no counters"
       tail -n 5 "$work/said" "$work/errors"
       status=1
@@ -235,37 +279,40 @@ counters_of() {
 
 any_failed=0 left=()
 for unit in "${units[@]}"; do
-  read -r part chapter <<<"$unit"
-  if [ -n "$limit" ] && [ $((SECONDS + $(last_seconds "$part" "$chapter"))) -gt "$limit" ]; then
-    left+=("$unit")
+  read -r part chapter last <<<"$unit"
+  if [ -n "$limit" ] && [ $((SECONDS + last)) -gt "$limit" ]; then
+    left+=("$part $chapter")
     continue
   fi
-  echo "== $unit"
+  echo "== $part $chapter"
   failed=0
   begun=$SECONDS
-  touch "$work/begun"
-  sleep 0.02  # so that what is written is newer
-  keys=$("$bin/attn_report" evidence keys)
+  "$report" evidence keys "$chapter" >"$work/keys"
+  begins
+  unit_begun=$before
+  log=$part.$chapter.txt
   case $part in
-    tests) tests_of "$chapter" 2>&1 | tee "$out/tests.$chapter.txt" || failed=1 ;;
-    large) large_of "$chapter" 2>&1 | tee "$out/large.$chapter.txt" || failed=1 ;;
-    sanitizer) common/scripts/sanitize.sh "$bin/$chapter" 2>&1 | tee "$out/sanitizer.$chapter.txt" || failed=1 ;;
-    access) common/scripts/check_warp_access.sh 2>&1 | tee "$out/warp_access.txt" || failed=1 ;;
-    times) times_of "$chapter" || failed=1 ;;
-    peers) peers_of_chapter "$chapter" || failed=1 ;;
-    counters) counters_of "$chapter" || failed=1 ;;
-    compiler) common/scripts/compiler_report.sh "$bin/$chapter" >"$out/compiler.$chapter.txt" || failed=1 ;;
+    tests) tests_of "$chapter" 2>&1 | tee "$out/$log" || failed=1 ;;
+    large) large_of "$chapter" 2>&1 | tee "$out/$log" || failed=1 ;;
+    sanitizer)
+      common/scripts/sanitize.sh "$bin/$chapter" 2>&1 | tee "$out/$log" || failed=1 ;;
+    access)
+      log=warp_access.txt
+      common/scripts/check_warp_access.sh 2>&1 | tee "$out/$log" || failed=1 ;;
+    times) log=; times_of "$chapter" || failed=1 ;;
+    peers) log=; peers_of_chapter "$chapter" || failed=1 ;;
+    counters) log=; counters_of "$chapter" || failed=1 ;;
+    compiler) common/scripts/compiler_report.sh "$bin/$chapter" >"$out/$log" || failed=1 ;;
   esac
   verdict=passed
   [ $failed -eq 0 ] || verdict=failed
-  if [ "$("$bin/attn_report" evidence keys)" != "$keys" ]; then
-    echo "a kernel changed meanwhile"
-    verdict=failed
-  fi
+  before=$unit_begun
+  provenance
+  "$report" evidence finish "$out" "$part" "$chapter" $verdict $((SECONDS - begun)) ${log:+"$log"} \
+    --measured "$work/measured" --unchanged-since "$work/keys" || verdict=failed
   [ $verdict = passed ] || any_failed=1
-  record "$part" "$chapter" $verdict $((SECONDS - begun))
-  echo "== $unit: $verdict, $((SECONDS - begun)) s"
+  echo "== $part $chapter: $verdict, $((SECONDS - begun)) s"
 done
 if [ ${#left[@]} -gt 0 ]; then printf 'not begun for want of time: %s\n' "${left[@]}"; fi
-"$bin/attn_report" evidence check "$out" || true
+"$report" evidence check "$out" || true
 exit $any_failed

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# verify_on_gpu.sh SCRIPTS EXPORT ATTN_REPORT: what verify_on_gpu.sh and sanitize.sh run, and what the manifest says then,
-# with stand-ins for the chapter programs, ncu, compute-sanitizer and Python that write down how they were called. EXPORT
+# verify_on_gpu.sh SCRIPTS EXPORT ATTN_REPORT: what verify_on_gpu.sh and sanitize.sh run, and what is recorded then,
+# with stand-ins for the chapter programs, nvidia-smi, ncu, compute-sanitizer and Python that write down how they were called. EXPORT
 # is what ncu "counted".
 # shellcheck disable=SC2016  # the bodies of stand-ins are expanded when they run
 set -euo pipefail
@@ -17,12 +17,24 @@ mkdir -p "$tree/common/scripts" "$tree/common/attn" "$bin" "$work/with"
 cp "$report" "$bin/attn_report"
 echo "constexpr int kWarp = 32;" >"$tree/common/attn/kernel.h"
 cp "$scripts"/*.sh "$scripts/metrics.txt" "$tree/common/scripts"
+# Fewer lengths: each problem is a call.
+sed -i -e 's/^kMemoryLengths=.*/kMemoryLengths="1024 131072"/' \
+  -e 's/for n in 1024 2048 4096 8192 16384; do/for n in 2048 16384; do/' \
+  -e 's/for n in 1024 2048 4096 8192; do/for n in 2048; do/' \
+  "$tree/common/scripts/gpu_problems.sh"
 exceptions=$tree/common/scripts/sanitizer_exceptions.txt
 sed '/^tool/,$d' "$scripts/sanitizer_exceptions.txt" >"$exceptions"
 for chapter in 01_naive 02_online_softmax 03_flash_v1; do
   mkdir "$tree/$chapter"
   echo "$chapter" >"$tree/$chapter/chapter.cpp"
-  echo "__global__ void kernel_of_${chapter:0:2}() {}" >"$tree/$chapter/v1_first.cu"
+  case $chapter in
+    01_naive) steps=(v1_first b2_second) ;;
+    02_online_softmax) steps=(v1_three_pass v4_one_read v6_softmax_topk v7_attention_row) ;;
+    03_flash_v1) steps=(v1_scalar v5_mma v10_exp2 b1_scalar b3_constant_tiles b6_async b7_grid) ;;
+  esac
+  for step in "${steps[@]}"; do
+    echo "__global__ void kernel_of_${chapter:0:2}_$step() {}" >"$tree/$chapter/$step.cu"
+  done
 done
 
 stand_in() {  # PATH BODY
@@ -32,8 +44,8 @@ stand_in() {  # PATH BODY
 program='device="NVIDIA H200 (sm_90)"
 steps() { printf "v1_first forward an idea\n supports all\nb2_second backward an idea\n" ; }
 case $0 in
-  *02_*) steps() { printf "v1_three_pass softmax x\nv4_one_read softmax x\nv6_softmax_topk softmax_topk x\n"; } ;;
-  *03_*) steps() { printf "v1_scalar forward x\nv10_exp2 forward x\nb1_scalar backward x\nb3_constant_tiles backward x\nb6_async backward x\nb7_grid backward x\n"; } ;;
+  *02_*) steps() { printf "v1_three_pass softmax x\nv4_one_read softmax x\nv6_softmax_topk softmax_topk x\nv7_attention_row forward x\n"; } ;;
+  *03_*) steps() { printf "v1_scalar forward x\nv5_mma forward x\nv10_exp2 forward x\nb1_scalar backward x\nb3_constant_tiles backward x\nb6_async backward x\nb7_grid backward x\n"; } ;;
 esac
 if [[ $1 == --list ]]; then echo "a chapter"; steps; exit; fi
 operation=forward
@@ -49,8 +61,21 @@ steps | while read -r name its rest; do
   [[ $its == "$operation" ]] || continue
   case $name in $refuses*) echo "$name  unsupported  the reason" ;; *) echo "$name  pass  row error" ;; esac
 done
-result="{\"timing_method\": 3, \"steps\": [{\"name\": \"v1_first\", \"outcome\": \"pass\", \"time\": {}}]}"
-while [[ $# -gt 0 ]]; do [[ $1 != --json ]] || echo "$result" >"$2"; shift; done
+json= asked=
+while [[ $# -gt 0 ]]; do
+  [[ $1 != --json ]] || json=$2
+  [[ $1 != --step ]] || asked=,$2,
+  shift
+done
+# Of the steps that are asked for those that there are; else all.
+mine=$(steps | awk -v its="$operation" -v asked="$asked" "
+  \$2 == its { all = all \" \" \$1; if (index(asked, \",\" \$1 \",\")) some = some \" \" \$1 }
+  END { print some == \"\" ? all : some }")
+for step in $mine; do
+  results+=${results:+,}"{\"name\": \"$step\", \"outcome\": \"pass\", \"time\": {}}"
+done
+[[ -z $json ]] ||
+  echo "{\"timing_method\": 3, \"operation\": \"$operation\", \"steps\": [$results]}" >"$json"
 exit "${PROGRAM_EXIT:-0}"'
 for chapter in 01_naive 02_online_softmax 03_flash_v1; do
   stand_in "$bin/$chapter" "$program"
@@ -61,7 +86,17 @@ stand_in "$bin/test_check" 'echo "0 cases"'  # has none for a GPU
 stand_in "$tree/common/scripts/check_warp_access.sh" 'echo "33 of 33 patterns as predicted"'
 stand_in "$tree/common/scripts/compiler_report.sh" 'echo "registers  kernel"'
 stand_in "$work/with/python3" 'while [[ $# -gt 0 ]]; do
-  case $1 in --out) echo "{\"timing_method\": 3, \"problems\": []}" >"$2" ;; --problems) cat "$2" >>"$CALLS" ;; esac; shift; done'
+  case $1 in
+    --out) printf "{\"timing_method\": 3, \"problems\": [%s]}\n" "$problems" >"$2" ;;
+    --steps) step=${2##*,} ;;
+    --problems)
+      cat "$2" >>"$CALLS"
+      while read -r _; do
+        problems+=${problems:+,}"{\"runs\": [{\"steps\": [{\"name\": \"$step\", \"outcome\": \"unchecked\", \"time\": {}}]}]}"
+      done <"$2" ;;
+  esac; shift; done'
+stand_in "$work/with/nvidia-smi" 'echo "GPU-1234, 570.1, 700.00, 1980, 3201, 41"'
+sed -i 2d "$work/with/nvidia-smi"  # it is called too often to be written down
 stand_in "$work/with/ncu" '[[ -z ${NCU_EXIT:-} ]] || exit $NCU_EXIT
 while [[ $1 != */bin/* ]]; do shift; done
 echo "==PROF== a message"; "$@" | grep "^problem"; cat "$EXPORT"'
@@ -89,7 +124,7 @@ exits 0
 has "common/scripts/verify_on_gpu.sh times peers 03_flash_v1" "$output"
 has_not "set -euo" "$output"
 [[ -z $calls ]] || fail "something was called"
-for mistake in "nosuch" "04_flash_v2" "--nosuch" "docs" "--out" "access 03_flash_v1" "manifest"; do
+for mistake in "nosuch" "04_flash_v2" "--nosuch" "docs" "--out" "access 03_flash_v1"; do
   # shellcheck disable=SC2086
   run $mistake
   exits 2
@@ -106,44 +141,50 @@ has "02_online_softmax: not built" "$output"
 run times 03_flash_v1 --out "$work/other"  # that needs no other chapter's program
 exits 0
 mv "$work/saved" "$bin/02_online_softmax"
-[[ ! -e $reports/parts.txt ]] || fail "something was recorded"
+[[ ! -e $reports/parts.jsonl ]] || fail "something was recorded"
 
 # ---- one part of one chapter ------------------------------------------------------------------
 run times 03_flash_v1
 exits 0
 has "03_flash_v1 --step v7_grid,v8_row_groups,v9_two_tiles,v10_exp2 --batch 1 --heads 32 --head-dim 64 --seqlen 16384 --causal --time" "$calls"
+has_line() { grep -q -e "$1" "$2" || fail "no $1 in $2"; }
 has "--operation backward --step b6_async,b7_grid --batch 8 --heads 16 --head-dim 128" "$calls"
 has "--step v10_exp2 --heads 16 --head-dim 128 --seqlen 131072 --check off --require-gpu" "$calls"
 grep -v -e '--seqlen 8 ' -e --list <<<"$calls" | grep -q '01_naive\|02_online' && fail "another chapter"
-[[ -s $reports/03_flash_v1.forward_d128_causal_n2048.json ]] || fail "no result"
-grep -qE '^times 03_flash_v1  passed  files [0-9a-f]{16}  [0-9]+ s$' "$reports/parts.txt" || fail "not recorded"
-grep -qE '^[0-9a-f]{64}  03_flash_v1.forward_d128_causal_n2048.json  times  03_flash_v1  3$' "$reports/manifest.txt" || fail "no file"
-has "01_naive/v1_first: changed since it was measured, and not listed" "$output"  # never was
-has_not "03_flash_v1/v1_first: changed" "$output"
+lines=$reports/03_flash_v1.forward.jsonl
+has_line '^{"name":"03_flash_v1.forward_d64_causal_n16384",.*"name":"v10_exp2"' "$lines"
+has_line '"options":"--batch 1 --heads 32 --head-dim 64 --seqlen 16384 --causal"' "$lines"
+has_line '"measured":{"checked":true,"clocks":"SM 1980 MHz, memory 3201 MHz","commit":"unknown",' "$lines"
+has_line '"gpu":"NVIDIA H200","power_limit_w":700.00*,"temperature_c":\[41,41\],"uuid":"GPU-1234"}' "$lines"
+has_line '"date":"20[0-9-]*T[0-9:]*Z"' "$lines"
+parts=$reports/parts.jsonl
+has_line '^{"name":"times 03_flash_v1","files":{.*"seconds":[0-9]*,"verdict":"passed","sum":"[0-9a-f]*"}$' "$parts"
+has "01_naive: has no times, counters, tests, sanitizer, large, peers" "$output"
+has_not "stale" "$output"
 
 run times 02_online_softmax
 exits 0
 has "--operation softmax --rows 4096 --cols 65536 --dtype bf16 --time" "$calls"
 has "--operation softmax --rows 2048 --cols 65536 --dtype fp32 --time" "$calls"
-[[ $(wc -l <"$reports/parts.txt") -eq 2 ]] || fail "parts.txt: $(<"$reports/parts.txt")"
+[[ $(wc -l <"$parts") -eq 2 ]] || fail "parts: $(<"$parts")"
 
 # ---- a part that fails, and the exports -------------------------------------------------------
 NCU_EXIT=1 run counters 01_naive
 exits 1
-grep -q '^counters 01_naive  failed' "$reports/parts.txt" || fail "recorded as passed"
+has_line '^{"name":"counters 01_naive",.*"verdict":"failed"' "$parts"
 run counters
 exits 0
 has "ncu --clock-control none --profile-from-start off --csv" "$calls"
 has "bin/01_naive --batch 8 --heads 16 --head-dim 128 --seqlen 2048 --profile v1_first --require-gpu" "$calls"
 has "bin/03_flash_v1 --heads 16 --head-dim 64 --seqlen 1024 --dtype fp32 --profile b1_scalar --require-gpu" "$calls"
 has "bin/03_flash_v1 --batch 8 --heads 16 --head-dim 128 --seqlen 2048 --profile b7_grid --require-gpu" "$calls"
-csv=$reports/01_naive.v1_first.ncu.csv
-[[ $(head -n 1 "$csv") == "==profile.sh== clocks: none" ]] || fail "no clocks in $(head -n 3 "$csv")"
-[[ $(sed -n 2p "$csv") == "==profile.sh== problem: forward B=4 "*" seed=1" ]] || fail "no problem"
-[[ $(sed -n 3p "$csv") == '"ID",'*'"Metric Value"' ]] || fail "no header"
+csv=$reports/01_naive.counters.csv
+[[ $(head -n 1 "$csv") == '"Step","ID",'*'"Metric Value"' ]] || fail "no header"
+has_line '^# {"name":"01_naive.v1_first","clocks":"none","keys":{.*"problem":"forward B=4 ' "$csv"
+has_line '^"v1_first","0","' "$csv"
 TEST_EXIT=1 run tests 01_naive
 exits 1
-grep -q '^tests 01_naive  failed' "$reports/parts.txt" || fail "recorded as passed"
+has_line '^{"name":"tests 01_naive",.*"verdict":"failed"' "$parts"
 PROGRAM_EXIT=1 run times 01_naive
 [[ $status -ne 0 ]] || fail "a step that failed"
 
@@ -159,35 +200,37 @@ run sanitizer peers compiler
 exits 0
 has "--rows 8 --cols 16777216 --dtype fp32" "$calls"
 has "--steps b6_async,b7_grid --backends 01_naive:b2_cublas,flash,cudnn" "$calls"
-[[ -s $reports/peers.03_flash_v1.backward.json ]] || fail "no peers"
-run --out "$reports" manifest
-exits 0
-has "parts.txt: times 01_naive: failed" "$output"
+has_line '^{"name":"peers.03_flash_v1.backward",.*"options":"--operation backward --backends' \
+  "$reports/peers.03_flash_v1.backward.jsonl"
+check() { "$bin/attn_report" evidence check --root "$tree" "$reports" >"$work/check" || return 1; }
+check && fail "a part failed, and the check passed"
+has "parts.jsonl: times 01_naive: failed" "$(<"$work/check")"
 run times 01_naive
 exits 0
-has "all of the kernels as they are" "$output"
-run --out "$reports" manifest
-exits 0
-[[ -z $calls ]] || fail "manifest: called something"
-has_not "changed since" "$output"
-# What a part does not write any more is gone with it.
-echo "{}" >"$reports/03_flash_v1.forward_d17.json"
+check || fail "check: $(<"$work/check")"
+has_not "stale" "$(<"$work/check")"
+# Lines of a problem that is not listed any more are gone when the part has passed again.
+problems=$tree/common/scripts/gpu_problems.sh
+sed -i 's/echo "forward_n131072 /echo "forward_longest /' "$problems"
 run times 03_flash_v1
-[[ ! -e $reports/03_flash_v1.forward_d17.json ]] || fail "a file of a problem that there is not"
+exits 0
+grep -q '"03_flash_v1.forward_n131072"' "$lines" && fail "a line of a problem that there is not"
+has_line '"03_flash_v1.forward_longest"' "$lines"
 
 # ---- other kernels, and what is stale ---------------------------------------------------------
-echo "// a comment" >>"$tree/03_flash_v1/v1_first.cu"
+step=$tree/03_flash_v1/b7_grid.cu
+echo "// a comment" >>"$step"
 run --seconds 1000
 exits 0
 has_not "== " "$output"  # nothing is stale
-echo "__global__ void more() {}" >>"$tree/03_flash_v1/v1_first.cu"
+echo "__global__ void more() {}" >>"$step"
 run --seconds 1000 tests times
 exits 0
 has "== tests 03_flash_v1: passed" "$output"
 has "== times 03_flash_v1: passed" "$output"
 has_not "== tests 01_naive" "$output"
-has "03_flash_v1/v1_first: changed since" "$output"  # its counters are of before
-sed -i 's/^\(counters 03_flash_v1 .*\)  [0-9]* s$/\1  500 s/' "$reports/parts.txt"
+has 'counters 03_flash_v1: 1 of 7 lines stale: `b7_grid` has changed since' "$output"
+sed -i 's/^\({"name":"counters 03_flash_v1",.*"seconds":\)[0-9]*/\1500/' "$parts"
 run --seconds 60 counters
 exits 0
 has "not begun for want of time: counters 03_flash_v1" "$output"
@@ -196,31 +239,41 @@ for mistake in 0 x -3 ""; do
   run --seconds "$mistake"
   exits 2
 done
-stand_in "$bin/test_03_flash_v1" 'case $1 in --list-tests) echo "  a case" ;; *) echo "__global__ void again() {}" >>03_flash_v1/v1_first.cu ;; esac'
+stand_in "$bin/test_03_flash_v1" 'case $1 in --list-tests) echo "  a case" ;; *) echo "__global__ void again() {}" >>03_flash_v1/b7_grid.cu ;; esac'
 run tests 03_flash_v1
 exits 1
-has "a kernel changed meanwhile" "$output"
+has "the code changed meanwhile" "$output"
 stand_in "$bin/test_03_flash_v1" 'case $1 in --list-tests) echo "  a case" ;; *) echo "All tests passed" ;; esac'
 run  # everything, in one call
 exits 0
-has "all of the kernels as they are, timing method 3" "$output"
+has_not "stale" "$output"
 has "== access common: passed" "$output"
 
 # ---- what has changed, alone ------------------------------------------------------------------
-echo "__global__ void third() {}" >>"$tree/03_flash_v1/v1_first.cu"
-run --changed counters tests
+echo "__global__ void third() {}" >>"$step"
+run --changed counters tests times peers
 exits 0
-has "--profile v1_scalar" "$calls"
-has "03_flash_v1.b7_grid.ncu.csv: as it was" "$output"
-has_not "--profile b7_grid" "$calls"
+has "--profile b7_grid" "$calls"
+has "03_flash_v1.v1_scalar: as it was" "$output"
+has_not "--profile v1_scalar" "$calls"
 has "== tests 03_flash_v1: passed" "$output"
 has_not "== counters 01_naive" "$output"
-grep -q '03_flash_v1.b7_grid.ncu.csv  counters' "$reports/manifest.txt" || fail "gone from the manifest"
-run --changed counters
+has "--operation backward --step b7_grid --batch 8" "$calls"  # of b6_async,b7_grid
+has "03_flash_v1.memory_n1024: as it was" "$output"
+has_line '"03_flash_v1.backward_d64_n2048",.*"name":"b6_async"' "$reports/03_flash_v1.backward.jsonl"
+has "peers.03_flash_v1.forward: as it was" "$output"
+has_line '"name":"03_flash_v1.v1_scalar"' "$reports/03_flash_v1.counters.csv"
+# A problem with other options is measured again, one beside it is not.
+sed -i 's/--seqlen 131072 --warmup 1/--seqlen 131072 --warmup 2/' "$problems"
+run --changed times
+exits 0
+has "--seqlen 131072 --warmup 2" "$calls"
+has_not "--operation backward" "$calls"
+run --changed
+exits 0
+run --changed
 exits 0
 has_not "== " "$output"
-run  # and the rest
-exits 0
 
 # ---- the sanitizer ----------------------------------------------------------------------------
 script=sanitize.sh
@@ -233,7 +286,7 @@ exits 1
 [[ $(grep -c 'NOT CLEAN' <<<"$output") -eq 8 ]] || fail "not eight findings"
 REFUSES=v10 run build/release/bin/03_flash_v1
 exits 1
-has "clean: v1_scalar (refused: v10_exp2) [" "$output"
+has "clean: v1_scalar v5_mma (refused: v10_exp2) [" "$output"
 has "03_flash_v1 forward: no problem reaches v10_exp2" "$output"
 # What a tool cannot judge is left out there and named.
 sed -i 's,04_flash_v2/backward/synccheck),03_flash_v1/backward/synccheck),; s/b3_warp_pairs,.*,b8_deterministic the/b6_async,b7_grid the/' \

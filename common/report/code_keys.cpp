@@ -1,0 +1,478 @@
+#include "report/code_keys.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <regex>
+#include <sstream>
+
+namespace attn::report {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string read(const fs::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void append(Tokens& all, const Tokens& more) { all.insert(all.end(), more.begin(), more.end()); }
+
+bool is_step_name(const std::string& name) {
+  static const std::regex kStep("[a-z][0-9]+_[a-z0-9_]+");
+  return std::regex_match(name, kStep);
+}
+
+// A string that is the name of a step, without its quotes; else empty.
+std::string step_in(const std::string& token) {
+  if (token.size() < 3 || token[0] != '"') return "";
+  const std::string text = token.substr(1, token.size() - 2);
+  return is_step_name(text) ? text : "";
+}
+
+std::string number_of(const std::string& step) { return step.substr(0, step.find('_')); }
+
+int nesting(const std::string& t) {
+  return (t == "(" || t == "{" || t == "[") - (t == ")" || t == "}" || t == "]");
+}
+
+// Drops NAME(...) of these names.
+void drop_calls(Tokens& tokens, const std::set<std::string>& names) {
+  Tokens kept;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (!names.contains(tokens[i]) || i + 1 == tokens.size() || tokens[i + 1] != "(") {
+      kept.push_back(std::move(tokens[i]));
+      continue;
+    }
+    int depth = 0;
+    for (++i; i < tokens.size(); ++i) {
+      depth += (tokens[i] == "(") - (tokens[i] == ")");
+      if (depth == 0) break;
+    }
+  }
+  tokens = std::move(kept);
+}
+
+// What AttnChapter.cmake gives nvcc for kernels: flags, but for those that leave code alone, and
+// Hopper's architecture.
+Tokens flags_of(const fs::path& root, bool hopper) {
+  const std::string text = read(root / "common/cmake/AttnChapter.cmake");
+  Tokens all;
+  for (const char* begin : {"$<$<COMPILE_LANGUAGE:CUDA>:", "CUDA_ARCHITECTURES "}) {
+    if (begin[0] == 'C' && !hopper) continue;
+    const std::size_t at = text.find(begin);
+    if (at == text.npos) continue;
+    const std::size_t from = at + std::string(begin).size();
+    std::istringstream words(text.substr(from, text.find_first_of(")>", from) - from));
+    for (std::string word; words >> word;)
+      if (word != "-lineinfo" && !word.starts_with("-Xcompiler")) all.push_back(word);
+  }
+  return all;
+}
+
+// The steps that a chapter compiles for Hopper's architecture: those after HOPPER_STEPS; "*":
+// HOPPER, all of them.
+std::set<std::string> hopper_steps(const std::string& cmake) {
+  std::set<std::string> steps;
+  bool listed = false;
+  for (const std::string& word : lex(cmake)) {
+    if (word == "HOPPER") steps.insert("*");
+    if (std::isupper(static_cast<unsigned char>(word[0]))) listed = word == "HOPPER_STEPS";
+    if (listed && std::islower(static_cast<unsigned char>(word[0]))) steps.insert(word);
+    if (word == ")") listed = false;
+  }
+  return steps;
+}
+
+// Drops what a row of a chapter's table has for people and for the model: ".cost = ...".
+Tokens without_model(const Tokens& tokens) {
+  static const std::set<std::string> kModel{"cost",  "refuses", "idea",    "support",
+                                            "takes", "choices", "logical", "operation"};
+  Tokens kept;
+  for (std::size_t i = 0; i < tokens.size(); ++i) {
+    if (tokens[i] == "." && i + 2 < tokens.size() && kModel.contains(tokens[i + 1]) &&
+        tokens[i + 2] == "=") {
+      int depth = 0;
+      for (; i < tokens.size(); ++i) {
+        depth += nesting(tokens[i]);
+        if (depth < 0 || (depth == 0 && (tokens[i] == "," || tokens[i] == ";"))) break;
+      }
+      if (i == tokens.size()) break;
+    }
+    kept.push_back(tokens[i]);
+  }
+  return kept;
+}
+
+// The rows of a function that fills a chapter's table. What is declared between them is added to
+// `chunks`; a statement that belongs to no row counts for all.
+class TableRows {
+ public:
+  TableRows(const Tokens& function, std::vector<Chunk>& chunks) : chunks_(chunks) {
+    const auto body = std::ranges::find(function, "{");
+    Tokens statement;
+    int depth = 0;
+    for (auto t = body + (body != function.end()); t < function.end(); ++t) {
+      depth += nesting(*t);
+      if (depth < 0) break;
+      if (*t != ";" || depth > 0) {
+        statement.push_back(*t);
+        continue;
+      }
+      add(statement);
+      statement.clear();
+    }
+    for (auto& [step, row] : rows) append(row, for_all_);
+  }
+  std::map<std::string, Tokens> rows;
+
+ private:
+  void add(const Tokens& s) {
+    bool found = false;
+    for (std::size_t i = 0; i < s.size(); ++i)
+      if (const std::string step = step_in(s[i]); !step.empty()) add_row(s, i, step), found = true;
+    if (found || s.empty() || s[0] == "return") return;
+    if (s.size() > 4 && s[2] == "steps" && s[4] == "back" && !order_.empty())
+      append(rows[order_.back()], s);
+    else if (owners_.contains(s[0]))
+      append(rows[owners_[s[0]]], s);
+    else if (s.size() > 4 && s[4] == "push_back")
+      copied_ = s;  // c.steps.push_back(c.steps[3]), before it gets its own name
+    else if (!declare(s))
+      append(for_all_, s);
+  }
+
+  // The call, or the braces, that the name of a step stands in; else the statement.
+  void add_row(const Tokens& s, std::size_t at, const std::string& step) {
+    std::size_t begin = 0, end = s.size();
+    int depth = 0;
+    for (std::size_t i = at; i-- > 0 && depth < 1;)
+      if ((depth += nesting(s[i])) == 1) begin = i > 0 && is_name(s[i - 1]) ? i - 1 : i;
+    if (depth == 1) {
+      depth = 0;
+      for (end = begin + is_name(s[begin]); end < s.size(); ++end)
+        if ((depth += nesting(s[end])) == 0) break;
+      if (begin > 1 && s[begin - 1] == "=") owners_[s[begin - 2]] = step;
+    } else {
+      append(rows[step], copied_);
+    }
+    copied_.clear();
+    const Tokens row(s.begin() + static_cast<std::ptrdiff_t>(begin),
+                     s.begin() + static_cast<std::ptrdiff_t>(std::min(end + 1, s.size())));
+    append(rows[step], row);
+    order_.push_back(step);
+    // Rows that it takes something from: c.steps[3].workspaces.
+    const Tokens all = rows[step];
+    for (std::size_t i = 0; i + 3 < all.size(); ++i)
+      if (all[i] == "steps" && all[i + 1] == "[")
+        if (const auto n = static_cast<std::size_t>(std::atoi(all[i + 2].c_str()));
+            n + 1 < order_.size())
+          append(rows[step], rows[order_[n]]);
+  }
+
+  bool declare(const Tokens& s) {
+    bool any = false;
+    int depth = 0;
+    for (std::size_t i = 0; i + 1 < s.size(); ++i) {
+      depth += nesting(s[i]);
+      if (depth > 0 || i == 0 || !is_name(s[i]) || s[i - 1] == ".") continue;
+      if (s[i + 1] == "=" || s[i + 1] == "{") chunks_.push_back({s, s[i]}), any = true;
+    }
+    return any;
+  }
+
+  std::vector<Chunk>& chunks_;
+  std::vector<std::string> order_;
+  std::map<std::string, std::string> owners_;  // of variables
+  Tokens copied_, for_all_;
+};
+
+}  // namespace
+
+CodeKeys::CodeKeys(fs::path root) : root_(std::move(root)) {
+  if (fs::is_directory(root_))
+    for (const auto& entry : fs::directory_iterator(root_))
+      if (fs::exists(entry.path() / "chapter.cpp"))
+        chapters_.push_back(entry.path().filename().string());
+  if (fs::is_directory(root_ / "common/tests")) chapters_.push_back("common");
+  std::ranges::sort(chapters_);
+}
+
+fs::path CodeKeys::folder(const std::string& chapter) const {
+  return root_ / (chapter == "common" ? "common/tests" : chapter);
+}
+
+const std::vector<std::string>& CodeKeys::steps(const std::string& chapter) {
+  const auto [known, fresh] = steps_.try_emplace(chapter);
+  if (!fresh || std::ranges::find(chapters_, chapter) == chapters_.end()) return known->second;
+  for (const auto& entry : fs::directory_iterator(folder(chapter))) {
+    const std::string name = entry.path().stem().string();
+    if (entry.path().extension() == ".cu" && (chapter == "common" || is_step_name(name)))
+      known->second.push_back(name);  // no sweep, no preparation
+  }
+  std::ranges::sort(known->second);
+  return known->second;
+}
+
+std::string CodeKeys::file_of(const std::string& chapter, const std::string& step) {
+  const auto& all = steps(chapter);
+  if (std::ranges::find(all, step) != all.end()) return step;
+  const auto shared = std::ranges::find_if(
+      all, [&](const std::string& s) { return s.starts_with(number_of(step) + "_"); });
+  return shared == all.end() ? "" : *shared;
+}
+
+const Tokens& CodeKeys::tokens(const fs::path& path, std::vector<std::string>* included) {
+  const auto [known, fresh] = files_.try_emplace(path);
+  if (fresh) known->second.first = lex(without_emulator(read(path)), &known->second.second);
+  if (included) append(*included, known->second.second);
+  return known->second.first;
+}
+
+// Of a step's file and of another in the chapter; else of one that chapters share.
+fs::path CodeKeys::resolve(const std::string& chapter, const std::string& header) const {
+  const fs::path here = folder(chapter);
+  for (const fs::path& path :
+       {here / header, here / "kernels" / header, here / "host" / header, root_ / header,
+        root_ / "common" / header, root_ / "common/kernels" / header})
+    if (fs::is_regular_file(path)) return path;
+  return {};
+}
+
+// The step's file but for host functions, then of the headers what it uses.
+std::vector<Chunk> CodeKeys::device_chunks(const std::string& chapter, const std::string& step) {
+  static const std::set<std::string> kOfAttn{"kernel.h", "philox.h", "blas.h", "problem.h"};
+  std::vector<std::string> included;
+  std::vector<Chunk> all;
+  Tokens file = tokens(folder(chapter) / (step + ".cu"), &included), wanted;
+  drop_messages(file);
+  for (Chunk& chunk : chunks_of(file))
+    if (!chunk.is_host_function()) all.push_back(std::move(chunk));
+  included.push_back("attn/problem.h");  // through attn/step.h
+  std::vector<Chunk> chunks;
+  std::set<fs::path> seen;
+  for (std::size_t n = 0; n < included.size(); ++n) {
+    const fs::path header = resolve(chapter, included[n]);
+    const std::string name = header.filename().string(),
+                      place = header.parent_path().filename().string();
+    // The rest of common/ is the host's.
+    const bool attn = place == "attn" && kOfAttn.contains(name);
+    const bool of_common = header.string().starts_with((root_ / "common").string());
+    const bool device = !of_common || attn || place == "ptx" || place == "tests" ||
+                        header.string().starts_with((root_ / "common/kernels").string());
+    if (header.empty() || !device || !seen.insert(header).second) continue;
+    std::vector<fs::path> parts{header};
+    if (attn && name == "blas.h") parts.push_back(root_ / "common/attn/blas.cpp");
+    for (const fs::path& part : parts) {
+      Tokens text = tokens(part, &included);
+      if (place != "ptx") drop_messages(text);
+      for (Chunk& chunk : chunks_of(text)) {
+        // Of attn/kernel.h what launches and picks types is the host's.
+        const bool host = !chunk.has("__device__") && chunk.tokens[0] != kDirective &&
+                          (chunk.name.starts_with("launch") || chunk.name.starts_with("dispatch"));
+        if (attn && name == "kernel.h" && host) continue;
+        if (!attn || name != "problem.h")
+          chunks.push_back(std::move(chunk));
+        else if (chunk.name == "Shape")  // a kernel's parameter: of it what the kernel reads
+          std::ranges::move(members_of(chunk.tokens), std::back_inserter(chunks));
+      }
+    }
+  }
+  // Macros that stand for nothing on a GPU are nothing, and so is what they are given.
+  std::set<std::string> nothing;
+  std::erase_if(chunks, [&](const Chunk& c) {
+    if (c.tokens[0] != kDirective || c.tokens.size() < 3 || c.tokens[1] != "define") return false;
+    const bool empty =
+        c.tokens.size() == 3 ||
+        (c.tokens[3] == "(" && std::ranges::find(c.tokens, ")") == c.tokens.end() - 1);
+    if (empty) nothing.insert(c.name);
+    return empty;
+  });
+  for (std::vector<Chunk>* some : {&all, &chunks})
+    for (Chunk& c : *some) {
+      drop_calls(c.tokens, nothing);
+      std::erase_if(c.tokens, [&](const std::string& t) { return nothing.contains(t); });
+    }
+  for (std::vector<Chunk>* some : {&all, &chunks})
+    std::erase_if(*some, [](const Chunk& c) { return c.tokens.empty(); });
+  for (const Chunk& c : all) append(wanted, c.tokens);
+  for (const Chunk* c : used_chunks(chunks, wanted, true)) all.push_back(*c);
+  return all;
+}
+
+std::string CodeKeys::kernel(const std::string& chapter, const std::string& step) {
+  const std::string file = file_of(chapter, step);
+  if (file.empty()) return "-";
+  std::string& key = keys_["kernel " + chapter + "/" + file];
+  if (!key.empty()) return key;
+  const std::set<std::string> hopper = hopper_steps(read(folder(chapter) / "CMakeLists.txt"));
+  std::vector<Chunk> all = device_chunks(chapter, file);
+  const bool for_hopper = chapter == "common" ? file.starts_with("hopper")
+                                              : hopper.contains(file) || hopper.contains("*");
+  all.push_back({flags_of(root_, for_hopper), ""});
+  return key = hash(all, file);
+}
+
+const CodeKeys::ChapterSources& CodeKeys::sources(const std::string& chapter) {
+  const auto [known, fresh] = sources_.try_emplace(chapter);
+  ChapterSources& all = known->second;
+  if (!fresh) return all;
+  std::vector<fs::path> files;
+  const fs::path here = folder(chapter);
+  if (chapter != "common")
+    for (const fs::path& place : {here, here / "kernels", here / "host", root_ / "common/kernels"})
+      if (fs::is_directory(place))
+        for (const auto& entry : fs::directory_iterator(place)) {
+          const std::string name = entry.path().filename().string();
+          const bool code = name.ends_with(".h") || name.ends_with(".cpp");
+          // The algorithm on the CPU is for the tests.
+          if (code && !name.starts_with("test") && name != "algorithm.h")
+            files.push_back(entry.path());
+        }
+  std::ranges::sort(files, {}, [](const fs::path& path) { return path.filename(); });
+  for (const char* name :
+       {"attn/kernel.h", "attn/tiling.h", "attn/tiling.cpp", "attn/sliding_tiles.h",
+        "attn/sliding_tiles.cpp", "attn/two_streams.h", "attn/blas.h", "attn/blas.cpp",
+        "device/captured_launch.h", "device/captured_launch.cpp"})
+    if (fs::exists(root_ / "common" / name)) files.push_back(root_ / "common" / name);
+  for (const fs::path& file : files)
+    for (Chunk& chunk : chunks_of(tokens(file))) {
+      if (chunk.has("__device__") || chunk.has("__global__")) continue;
+      const bool table = file.extension() == ".cpp" && chunk.tokens.back() == "}" &&
+                         std::ranges::any_of(chunk.tokens, [](const std::string& t) {
+                           return !step_in(t).empty();
+                         });
+      if (table) {
+        for (auto& [step, row] : TableRows(without_model(chunk.tokens), all.chunks).rows)
+          append(all.rows[step], row);
+      } else {
+        chunk.tokens = without_model(chunk.tokens);
+        all.chunks.push_back(std::move(chunk));
+      }
+    }
+  for (Chunk& chunk : all.chunks) drop_messages(chunk.tokens);
+  for (auto& [step, row] : all.rows) drop_messages(row);
+  std::erase_if(all.chunks, [](const Chunk& c) { return c.tokens.empty(); });
+  return all;
+}
+
+// The host functions of the step's file and its row, then what these use.
+std::vector<Chunk> CodeKeys::launch_chunks(const std::string& chapter, const std::string& step) {
+  const ChapterSources& all = sources(chapter);
+  Tokens own = tokens(folder(chapter) / (file_of(chapter, step) + ".cu"));
+  drop_messages(own);
+  std::vector<Chunk> chunks;
+  for (Chunk& chunk : chunks_of(own))
+    if (chunk.is_host_function()) chunks.push_back(std::move(chunk));
+  if (const auto row = all.rows.find(step); row != all.rows.end())
+    chunks.push_back({row->second, "row"});
+  Tokens wanted;
+  for (const Chunk& c : chunks) append(wanted, c.tokens);
+  for (const Chunk* c : used_chunks(all.chunks, wanted, false)) chunks.push_back(*c);
+  return chunks;
+}
+
+std::string CodeKeys::launch(const std::string& chapter, const std::string& step) {
+  const std::string file = file_of(chapter, step);
+  if (file.empty()) return "-";
+  std::string& key = keys_["launch " + chapter + "/" + step];
+  if (!key.empty()) return key;
+  return key = hash(launch_chunks(chapter, step), file);
+}
+
+std::set<std::string> CodeKeys::launch_functions(const std::string& chapter,
+                                                 const std::string& step) {
+  std::set<std::string> names;
+  for (const Chunk& c : launch_chunks(chapter, step)) names.insert(c.name);
+  return names;
+}
+
+std::string CodeKeys::method(const std::string& part) {
+  const fs::path common = root_ / "common", scripts = common / "scripts";
+  Tokens all;
+  if (part == "times" || part == "peers") {
+    for (const char* name : {"device/device.h", "device/device.cpp"})
+      for (const Chunk& c : chunks_of(tokens(common / name)))
+        if (c.has("GpuTimer") || c.name == "kTimingMethod" || c.name == "spin")
+          append(all, c.tokens);
+    for (const char* name : {"device/spin.cu", "device/same_bytes.cu"})
+      append(all, tokens(common / name));
+    for (const char* name : {"time_step", "take_turns"})
+      append(all, function_in(tokens(common / "run/runner.cpp"), name));
+    append(all, function_in(tokens(common / "run/session.cpp"), "time"));
+    append(all, function_in(tokens(common / "run/results.cpp"), "statistics"));
+    for (const Chunk& c : chunks_of(tokens(common / "run/options.h")))
+      if (c.name == "Options")
+        for (const Chunk& member : members_of(c.tokens))
+          if (member.name == "warmup" || member.name == "repeat") append(all, member.tokens);
+    drop_messages(all);
+    if (part == "peers") append(all, lex_python(read(scripts / "peers.py")));
+  } else if (part == "counters" || part == "sanitizer") {
+    const bool counters = part == "counters";
+    const std::string text = read(scripts / (counters ? "verify_on_gpu.sh" : "gpu_problems.sh"));
+    const std::size_t begin = text.find(counters ? "counters_of() {" : "sanitizer_problems() {");
+    if (begin != text.npos) all = lex_shell(text.substr(begin, text.find("\n}", begin) - begin));
+    append(all, lex_shell(read(scripts / (counters ? "metrics.txt" : "sanitize.sh"))));
+  } else {
+    return "-";
+  }
+  return hash({{all, ""}}, "");
+}
+
+std::string problem_options(const std::string& options) {
+  std::istringstream words(options);
+  std::string text;
+  for (std::string word; words >> word;)
+    if (word == "--step" || word == "--steps")
+      words >> word;
+    else
+      text += (text.empty() ? "" : " ") + word;
+  return text;
+}
+
+const std::vector<ListedProblem>& CodeKeys::problems(const std::string& chapter) {
+  const auto [known, fresh] = problems_.try_emplace(chapter);
+  if (!fresh || !fs::exists(root_ / "common/scripts/gpu_problems.sh")) return known->second;
+  // steps_like asks the chapter's program, which need not be built.
+  std::string command = R"sh(cd "$1" && . common/scripts/gpu_problems.sh && chapter=$2 && shift 2 &&
+    steps_like() { echo "$2"; }
+    problems_of "$chapter" | sed "s/^/times /"
+    for step; do echo "counters $step $(profiled_problem "$chapter" "$step")"; done
+    peers_of "$chapter" | while read -r name options; do
+      peer_problems "$name" | sed "s/^/peers $name $options /"; done)sh";
+  const auto quoted = [](std::string text) {
+    for (std::size_t at = 0; (at = text.find('\'', at)) != text.npos; at += 4)
+      text.replace(at, 1, "'\\''");
+    return "'" + text + "'";
+  };
+  command = "bash -c " + quoted(command) + " bash " + quoted(root_.string()) + " " + chapter;
+  std::set<std::string> names(steps(chapter).begin(), steps(chapter).end());
+  for (const auto& [step, row] : sources(chapter).rows) names.insert(step);  // of a shared file
+  for (const std::string& step : names) command += " " + step;
+  FILE* const pipe = ::popen(command.c_str(), "r");
+  if (!pipe) return known->second;
+  std::string text;
+  char buffer[4096];
+  for (std::size_t n; (n = std::fread(buffer, 1, sizeof buffer, pipe)) > 0;) text.append(buffer, n);
+  ::pclose(pipe);
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string part, name, options;
+    words >> part >> name;
+    std::getline(words, options);
+    if (options = problem_options(options); !options.empty())
+      known->second.push_back({part, name, options});
+  }
+  return known->second;
+}
+
+std::string key_of_text(const std::string& text, const std::string& name) {
+  Tokens tokens = lex(without_emulator(text));
+  drop_messages(tokens);
+  return hash({{tokens, ""}}, name);
+}
+
+}  // namespace attn::report

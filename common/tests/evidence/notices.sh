@@ -1,0 +1,123 @@
+#!/usr/bin/env bash
+# notices.sh ATTN_REPORT PROJECT: in a copy of the sources, evidence is recorded and then something
+# is edited. What a figure depends on must make its lines stale, by the right key; what it does not
+# depend on must not.
+set -euo pipefail
+report=$1 project=$2
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+root=$work/project
+reports=$root/docs/reports/gpu
+mkdir -p "$reports"
+for chapter in 01_naive 05_flash_decoding 07_paged; do
+  mkdir -p "$root/$chapter"
+  (cd "$project/$chapter" && find . -path ./exercises -prune -o -type f -print0 |
+    xargs -0 cp --parents -t "$root/$chapter")
+done
+mkdir "$root/common"
+for folder in attn device run ptx cmake scripts kernels; do
+  [[ ! -d $project/common/$folder ]] || cp -r "$project/common/$folder" "$root/common"
+done
+
+# The line that a run would have left.
+echo '{"commit":"here","date":"today"}' >"$work/measured"
+lines() {  # PART CHAPTER NAME STEP OPTIONS
+  local step="{\"name\":\"$4\",\"outcome\":\"pass\",\"time\":{}}"
+  case $1 in
+    times) echo "{\"timing_method\":3,\"operation\":\"any\",\"steps\":[$step]}" ;;
+    peers) echo "{\"timing_method\":3,\"problems\":[{\"runs\":[{\"steps\":[$step]}]}]}" ;;
+    counters) printf '==profile.sh== clocks: none\n"ID","Metric Name"\n"0","x"\n' ;;
+  esac >"$work/file"
+  "$report" evidence record --root "$root" "$reports" "$1" "$2" "$3" "$work/file" \
+    --options="$5" --measured "$work/measured"
+}
+listed() {  # CHAPTER NAME: its options
+  (cd "$root" && . common/scripts/gpu_problems.sh && steps_like() { echo "$2"; } &&
+    problems_of "$1" | sed -n "s/^$2 //p" | sed 's/--step [^ ]*//')
+}
+lines times 01_naive 01_naive.forward_n4096 v1_global "$(listed 01_naive forward_n4096)"
+lines times 05_flash_decoding 05_flash_decoding.decode_b16_n8192 v13_even_splits \
+  "$(listed 05_flash_decoding decode_b16_n8192)"
+lines times 07_paged 07_paged.decode_b16_n8192 v5_balanced_plan \
+  "$(listed 07_paged decode_b16_n8192)"
+of_list() { (. "$root/common/scripts/gpu_problems.sh" && "$@"); }
+lines counters 05_flash_decoding 05_flash_decoding.v13_even_splits v13_even_splits \
+  "$(of_list profiled_problem 05_flash_decoding v13_even_splits)"
+peers=$(of_list peers_of 05_flash_decoding)
+first=$(of_list peer_problems peers.05_flash_decoding | sed -n 1p)
+lines peers 05_flash_decoding peers.05_flash_decoding v13_even_splits "${peers#* } $first"
+
+stale() { "$report" evidence check --root "$root" "$reports" | grep ' stale: ' || true; }
+[[ -z $(stale) ]] || { stale; echo "FAILED: stale before anything was edited"; exit 1; }
+
+count=0
+# edit FILE SED: changes the one file of that name in the copy, and says what is stale then.
+edit() {
+  local path
+  path=$(find "$root" -name "${1##*/}" -path "*$1")
+  [[ -f $path ]] || { echo "FAILED: no $1, or several"; exit 1; }
+  cp "$path" "$work/before"
+  sed -i -E "$2" "$path"
+  ! cmp -s "$path" "$work/before" || { echo "FAILED: $1 has nothing to edit: $2"; exit 1; }
+  said=$(stale)
+  cp "$work/before" "$path"
+  count=$((count + 1))
+}
+noticed() {  # PATTERN WHAT FILE SED
+  edit "$3" "$4"
+  grep -q -- "$1" <<<"$said" || { echo "FAILED: not noticed: $2"; echo "$said"; exit 1; }
+  echo "noticed: $2"
+}
+harmless() {  # WHAT FILE SED
+  edit "$2" "$3"
+  [[ -z $said ]] || { echo "FAILED: not harmless: $1"; echo "$said"; exit 1; }
+  echo "harmless: $1"
+}
+v13=/05_flash_decoding/v13_even_splits.cu
+kernel='^times 05_flash_decoding.*`v13_even_splits` has changed since'
+launch='^times 05_flash_decoding.*: launch code has changed since'
+method='^times 05_flash_decoding.*: the way of measuring has changed since'
+
+noticed "$kernel" "a barrier in a kernel" $v13 '0,/__syncthreads\(\);/s///'
+noticed '^times 01_naive.*`v1_global` has changed since' "device code that steps share" \
+  /common/attn/kernel.h \
+  's/(float to_float\(__nv_bfloat16 x\) \{ return )/\12 * /'
+noticed "$kernel" "an instruction in ptx/" /common/ptx/mma.h '0,/\.row\.col\./s//.col.row./'
+noticed "$kernel" "a compile flag" AttnChapter.cmake 's/-ftz=true/-ftz=false/'
+noticed "$launch" "the grid in launch()" $v13 's/num_sms \* Config::kBlocksPerSm/num_sms/'
+noticed "$launch" "the number of splits" /05_flash_decoding/*splits.h \
+  's/of_runs \/ 16/of_runs \/ 8/'
+noticed '^times 07_paged.*: launch code has changed since' "a plan" /plan.cpp \
+  's/return plan(ned_blocks\(p\) \+ row)/return 1 + plan\1/'
+noticed '^times 01_naive.*: launch code has changed since' "a workspace" /01_naive/*chapter.cpp \
+  '0,/score_bytes\(p, 1, 4\)\}/s//score_bytes(p, 2, 4)}/'
+noticed "$launch" "a launch attribute" /common/attn/kernel.h \
+  's/cudaFuncAttributeMaxDynamicSharedMemorySize/cudaFuncAttributePreferredSharedMemoryCarveout/'
+noticed "$method" "the timer" /common/device/device.cpp \
+  's/kLongestSpin = 64e-3/kLongestSpin = 1e-3/'
+noticed "$method" "the L2 flush" /common/device/device.cpp 's/2 \* gpu_info\(\)\.l2_bytes/4096/'
+noticed "$method" "the spin kernel" /common/device/spin.cu 's/seconds \* 1e9/seconds * 1e8/'
+noticed "$method" "how many launches warm up" /common/run/options.h \
+  's/warmup = [0-9]+/warmup = 1/'
+noticed '^peers 05_flash_decoding.*: the way of measuring has changed since' "peers.py" peers.py \
+  's/2 \* busy/busy/'
+noticed '^counters 05_flash_decoding.*: the way of measuring has changed since' \
+  "the flags of ncu" verify_on_gpu.sh 's/--clock-control none/--clock-control base/'
+noticed "$launch" "the list of problems" gpu_problems.sh \
+  's/(decode_b16_n8192 .*cache 16 8192 32) 8/\1 4/'
+noticed '^peers 05_flash_decoding.*: launch code has changed since' "the problems of peers" \
+  gpu_problems.sh 's/n in 1024 8192 65536 262144; do cache 1 /n in 8192 65536 262144; do cache 1 /'
+noticed_edits=$count
+
+harmless "a comment" $v13 '20s,^,// A comment.\n,; s,(__syncthreads\(\);).*,\1  // another one,'
+harmless "layout" $v13 's,^  ,      ,; \,//|^#,!s, = , =\n        ,'
+harmless "a renamed local variable" $v13 's/\bfactor\b/scale_of_the_row/g'
+harmless "the help text of an option" /common/run/options.cpp \
+  's/timed launches/launches that count/'
+harmless "a word of a message" $v13 's/only head dims 64/head dims: 64/'
+harmless "a comment in peers.py" peers.py '3s,^,# A comment.\n,'
+harmless "a step's idea in the chapter's table" /01_naive/*chapter.cpp \
+  's/neighbouring threads on neighbouring addresses/coalesced loads/'
+harmless "another problem in the list" gpu_problems.sh \
+  's/^( *)echo "decode_b1_n8192 .*/&\n\1echo "decode_b2_n8192 $(cache 2 8192 32 8)"/'
+echo "$noticed_edits edits noticed, $((count - noticed_edits)) harmless ones not"
