@@ -2,8 +2,8 @@
 //
 // parent    b6_features
 // idea      Nothing new about gradients. Tile sizes, keys per warp, stages, and whether blocks
-//           begin at different rows and dQ is staggered, come from a sweep (sweep_backward.cu) for
-//           each head dim. Softcap and dropout, which need registers, have tiles of their own.
+//           begin at different rows and dQ is staggered, come from host/sweep_backward.cu for each
+//           head dim. Softcap and dropout, which need registers, have tiles of their own.
 // expect    gpu__time_duration.sum, most at d=64, where three blocks fit on an SM
 // supports  fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks,
 //           GQA, softcap, dropout
@@ -329,7 +329,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       own.seqlen_k - key0 - warp_key, grad, owns_p ? inverse_keep : shape.softmax_scale, sKeys);
 }
 
-#ifndef ATTN_SWEEP  // sweep_backward.cu tries others
+#ifndef ATTN_SWEEP  // host/sweep_backward.cu tries others
 constexpr int64_t kSectionBytes = 32 << 20;  // of the 60 MB of an H200's L2
 #endif
 // Key heads of a section: as many as have Q, dO and sums of dQ of `bytes`. Sections are of equal
@@ -369,7 +369,7 @@ Status launch(const Arguments& args) {
                        packing);
 }
 
-#ifndef ATTN_SWEEP  // sweep_backward.cu has its own tiles
+#ifndef ATTN_SWEEP  // host/sweep_backward.cu has its own tiles
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;

@@ -2,8 +2,8 @@
 //
 // parent    v12_features
 // idea      Nothing new about attention. For each head dim tile sizes, warps, how much of Q stays in
-//           registers and how many blocks an SM has come from a sweep (sweep.cu), and so does the
-//           number of stages: with two, K and V are in flight a block ahead, and one barrier per
+//           registers and how many blocks an SM has come from a sweep (host/sweep.cu), and so do
+//           the stages: with two, K and V are in flight a block ahead, and one barrier per
 //           block of keys is enough.
 // expect    gpu__time_duration.sum at d=32 and 64; head dims that were not there: 96, 192, 256
 // supports  fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks,
@@ -385,7 +385,7 @@ Status launch(const Arguments& args) {
       static_cast<int>(num_m_blocks), static_cast<int>(num_heads), static_cast<int>(section));
 }
 
-#ifndef ATTN_SWEEP  // sweep.cu has its own tiles
+#ifndef ATTN_SWEEP  // host/sweep.cu has its own tiles
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;

@@ -41,7 +41,7 @@ enum NamedBarrier { kBlock = 0, kPingPong = 1 };
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  // Tiles are those of the sweep (sweep_fp8.cu).
+  // Tiles are those of the sweep (host/sweep_fp8.cu).
   static constexpr int kNumConsumers = kHeadDim == 64 ? 3 : 2;       // warpgroups that compute
   static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r

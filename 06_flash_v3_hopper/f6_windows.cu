@@ -39,7 +39,7 @@ constexpr int kWorkRing = 8;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  // Tiles are those of the sweep (sweep_fp8.cu) of f1.
+  // Tiles are those of the sweep (host/sweep_fp8.cu) of f1.
   static constexpr int kNumConsumers = kHeadDim == 64 ? 3 : 2;       // warpgroups that compute
   static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r

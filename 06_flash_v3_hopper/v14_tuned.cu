@@ -2,8 +2,8 @@
 //
 // parent    v13_features
 // idea      Nothing new about attention. Tile sizes, warpgroups and stages for each head dim come
-//           from a sweep (sweep.cu). So do the answers to two questions: does ping-pong pay here,
-//           and does the lazy rescale?
+//           from a sweep (host/sweep.cu). So do the answers to two questions: does ping-pong pay
+//           here, and does the lazy rescale?
 // expect    gpu__time_duration.sum at d=64. At d=128 the sweep found the tiles of the steps before,
 //           at d=256 it only takes ping-pong away.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap
@@ -427,7 +427,7 @@ Status launch(const Arguments& args) {
       args.in_or_null<int>("cu_seqlens_k"), shape_of(args.problem), tiles);
 }
 
-#ifndef ATTN_SWEEP  // sweep.cu has its own tiles
+#ifndef ATTN_SWEEP  // host/sweep.cu has its own tiles
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
   if (args.problem.softcap > 0) return launch<Element, WithSoftcap<kHeadDim>, true>(args);

@@ -10,7 +10,6 @@
 namespace ATTN_BACKEND::backward_tiles {
 using namespace attn;
 
-
 // The swizzled offset of element (row, col) of a tile with rows of kWidth elements: its 16-byte
 // chunks are exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4
 // banks.

@@ -1,9 +1,9 @@
-// v13_tuned's tiles for each head dim, from a sweep (sweep.cu).
+// v13_tuned's tiles for each head dim, from a sweep (host/sweep.cu).
 #pragma once
 
 #include "attn/kernel.h"
 
-namespace ATTN_BACKEND::v13_tuned {
+namespace ATTN_BACKEND::flash2 {
 
 //! [config]
 struct Tuning {
@@ -51,4 +51,4 @@ template <>
 struct WithFeatures<256> : Tuned<256, Tuning{.block_m = 64}> {};
 //! [config]
 
-}  // namespace ATTN_BACKEND::v13_tuned
+}  // namespace ATTN_BACKEND::flash2

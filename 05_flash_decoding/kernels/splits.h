@@ -32,7 +32,7 @@ inline int64_t splits_that_fill(const Problem& p, int64_t block_rows, int64_t le
 //! [fill]
 // Seconds of a launch with `num_splits`: a start, the stream of K and V, the merge, and what each
 // block costs besides. All constants are fitted to a search over 200 random problems on an H200
-// (sweep.cu). A block alone reads at kBlockRate, all SMs together at kRoof; the SM with the most
+// (host/sweep.cu). A block alone reads at kBlockRate, all SMs together at kRoof; the SM with most
 // blocks is the last one. combine() adds up eight parts at a time, and what is left over one by
 // one: a single part takes as long as eight.
 //! [model]

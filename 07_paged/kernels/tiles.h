@@ -1,5 +1,5 @@
-// What all steps of this chapter that decode share with chapter 05_flash_decoding, and the sum of a
-// number over lanes.
+// Chapter 05's rows and keys under this chapter's namespace, and an inclusive prefix sum over the
+// lanes of a warp.
 #pragma once
 
 #include "kernels/decode/rows.h"

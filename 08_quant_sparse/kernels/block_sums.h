@@ -1,8 +1,6 @@
 // In which order sums over all keys of a head are formed where blocks of keys are added up first:
-// what the kernels of two_readings.h do and the reference repeats. (A guard by name: broken
-// versions of a step hold its headers.)
-#ifndef ATTN_08_BLOCK_SUMS_H
-#define ATTN_08_BLOCK_SUMS_H
+// what the kernels of two_readings.h do and the reference repeats.
+#pragma once
 
 #include <cstdint>
 
@@ -18,4 +16,3 @@ constexpr int kReduceThreads = 1024;
 constexpr int block_owners(int64_t head_dim) { return static_cast<int>(kReduceThreads / head_dim); }
 
 }  // namespace attn
-#endif

@@ -1,8 +1,6 @@
 // Which tokens of d9's cache are codes: whole groups of 32, but for the newest ones. What the
-// kernels, the table and the checks share. (A guard by name: broken versions of a step hold its
-// headers.)
-#ifndef ATTN_08_GROUPS_H
-#define ATTN_08_GROUPS_H
+// kernels, the table and the checks share.
+#pragma once
 
 namespace attn::groups {
 
@@ -20,4 +18,3 @@ constexpr int room_of(int seqlen_k) { return (seqlen_k + kGroup - 1) / kGroup * 
 constexpr int group_bytes(int head_dim) { return 3 * head_dim + 16; }
 
 }  // namespace attn::groups
-#endif

@@ -1,8 +1,6 @@
 // Into how many parts the keys of a head are divided for their mean: what the kernel does, the
-// table states and the reference repeats. (A guard by name: broken versions of a step hold its
-// headers.)
-#ifndef ATTN_08_MEAN_PARTS_H
-#define ATTN_08_MEAN_PARTS_H
+// table states and the reference repeats.
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -24,4 +22,3 @@ inline ATTN_BOTH int mean_parts(int64_t seqlen_k) {
 }
 
 }  // namespace attn
-#endif

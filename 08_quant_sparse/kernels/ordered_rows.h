@@ -73,7 +73,7 @@ __device__ __forceinline__ void read_places(int (&places)[2], const int* gOrder,
   }
 }
 
-// As store_o of fragments.h, of rows at any place of their head.
+// As store_o of kernels/hopper/fragments.h, of rows at any place of their head.
 //! [epilogue]
 template <class Element, int kHeadDim>
 __device__ __forceinline__ void store_o_at(Element* gO, float* gLse, const Work& work,

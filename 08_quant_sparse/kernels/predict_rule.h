@@ -1,10 +1,8 @@
 // The rule by which a tile of queries chooses blocks of keys: its numbers, and the arithmetic that
 // kernels and the reference have in common. Nothing in it is rounded in two ways: sums have an
 // order, products that are added up are fused, and exponentials are whole numbers. So a choice has
-// the same bits everywhere, and attention to it can be checked. (A guard by name: broken versions
-// of a step hold its headers.)
-#ifndef ATTN_08_PREDICT_RULE_H
-#define ATTN_08_PREDICT_RULE_H
+// the same bits everywhere, and attention to it can be checked.
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -58,4 +56,3 @@ inline ATTN_BOTH_RULE unsigned needed(const PredictRule& rule, unsigned of_all) 
 }
 
 }  // namespace attn
-#endif

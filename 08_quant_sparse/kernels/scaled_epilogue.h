@@ -6,11 +6,9 @@
 
 namespace ATTN_BACKEND::hopper {
 
-// As in chapter 06: (7) O = O / l, once; (8) store O and lse. Where there is a `gLseShift`
-// [rows of all heads], lse is that much more; where there are `gChannels` [d], O's columns are
-// multiplied by them. The four lanes of a row have two
-// neighbouring columns of every eight, 16 bytes in all, half a sector. So two lanes exchange halves
-// first: then each has four columns side by side, and a quad writes 32 bytes, a whole sector.
+// As in chapter 06: (7) O = O / l, once; (8) store O and lse. Where there is a `gLseShift` [rows of
+// all heads], lse is that much more; where there are `gChannels` [d], O's columns are multiplied by
+// them.
 //! [epilogue]
 template <class Element, int kHeadDim>
 __device__ __forceinline__ void store_o(Element* gO, float* gLse, const Work& work,

@@ -1,9 +1,7 @@
 // What d4_sparq's kernels and its model on the host both compute, with the same bits: which columns
 // and which tokens are read. Sums in a given order, fused multiply-adds where they are written, and
-// an exp2 of these alone, so that no other compiler or unit rounds otherwise. (A guard by name:
-// broken versions of a step hold its headers.)
-#ifndef ATTN_08_SPARQ_H
-#define ATTN_08_SPARQ_H
+// an exp2 of these alone, so that no other compiler or unit rounds otherwise.
+#pragma once
 
 #include <cmath>
 #include <cstdint>
@@ -59,4 +57,3 @@ inline ATTN_SPARQ_BOTH float guess_scale(float scale_log2, float all, float chos
 }
 
 }  // namespace attn::sparq
-#endif

@@ -1,7 +1,5 @@
-// The steps that skip: what the host knows of their tiles and lists. (A guard by name: broken
-// versions of a step hold its headers.)
-#ifndef ATTN_08_SPARSE_H
-#define ATTN_08_SPARSE_H
+// The steps that skip: what the host knows of their tiles and lists.
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -44,5 +42,3 @@ struct ListStrides {
 ListStrides list_strides(const Problem&);
 
 }  // namespace attn
-
-#endif  // ATTN_08_SPARSE_H

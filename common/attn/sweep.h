@@ -1,5 +1,5 @@
 /// \file
-/// Times one kernel with several tiles: what a chapter's sweep.cu is made of. It runs on a GPU
+/// Times one kernel with several tiles: what a chapter's host/sweep.cu is made of. It runs on a GPU
 /// alone.
 ///
 /// 16384 tokens and 2048 / d heads, bf16. A row is a tile, as its chapter names it; registers and

@@ -384,12 +384,19 @@ function(attn_next_row inout name directive)
   set(${inout} "${text}" PARENT_SCOPE)
 endfunction()
 
-# attn_add_broken_steps(<chapter>): tests/broken/STEP.edits has versions of a step with one place changed (edit.awk), named
-# by what is said of them then (broken_step.cpp): a test a version, and one that runs the step
-# unchanged. CMake stops where a place is not found: the step has changed. What shows the answer of
+# attn_add_broken_steps(<chapter>): tests/broken/STEP.edits has versions of a step with one place changed (edit.awk), whose
+# title is what has to be said of it (broken_step.cpp): one test per version, and one for the
+# unchanged step. CMake stops where a place is not found: the step has changed. What shows the answer of
 # an exercise is in exercises/STEP.solution.edits, which the edition for students lacks.
 function(attn_add_broken_steps chapter)
   file(GLOB files CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/tests/broken/*.edits)
+  file(GLOB solutions CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/exercises/*.solution.edits)
+  foreach(solution ${solutions})
+    get_filename_component(step ${solution} NAME_WE)
+    if(NOT EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/tests/broken/${step}.edits)
+      message(FATAL_ERROR "${solution}: there is no tests/broken/${step}.edits")
+    endif()
+  endforeach()
   foreach(edits ${files})
     get_filename_component(step ${edits} NAME_WE)
     set(solution ${CMAKE_CURRENT_SOURCE_DIR}/exercises/${step}.solution.edits)

@@ -239,8 +239,8 @@ endfunction()
 
 # attn_add_exercise(<chapter> <letter> KIND <fill|index|bughunt> STEP <step> [PREPARE <kernel>]
 #                   [TABLE <file>] [HEADERS <header> ...]),
-# after attn_add_chapter; PREPARE: what runs once before the step: one of its KERNELS, or <step>, whose
-# file has a prepare(); TABLE: of its TABLE that which has functions that the step's launch calls;
+# after attn_add_chapter; PREPARE: the kernel that runs once before the step: a file of kernels/ or of
+# SHARED, or <step>, whose file has a prepare(); TABLE: the file of host/ whose functions the step's launch calls;
 # HEADERS: of the chapter, one of which has the region (attn_exercise_source).
 # Files in exercises/: <letter>.md, <letter>.stub.inc, <letter>.mutants, optionally <letter>.probe.inc and
 # <letter>.judge.inc. <letter>.mutants has wrong answers as changes of the region (edit.awk); one whose

@@ -10,8 +10,8 @@
 #     -acc *= scale;
 #     @@                           another place of the same entry
 #
-# Lines are compared by their code: comments and blanks do not matter, and lines of TEXT that have no
-# code may stand between. Each entry is written to FOLDER/NAME<suffix>, with `numbered` to
+# Lines are compared without // comments, and a run of blanks counts as one; lines of TEXT that have
+# no code may stand between. Each entry is written to FOLDER/NAME<suffix>, with `numbered` to
 # FOLDER/1<suffix>, FOLDER/2<suffix>, ... A directive (!) becomes the first line, "// says: ...".
 # Prints a line an entry: its name, a tab, its directive; with `numbered` its number, a tab, its title.
 # A file whose text is there already is not written. Exits with 1, in one line, where a place is not
@@ -32,21 +32,27 @@ function fail(what) {
 
 FNR == 1 { ++file }
 file < ARGC - 1 {
+  at_entry = FILENAME ":" FNR
   if (/^==/) {
+    if (!/^== [^ ]/) fail("must be \"== name\"")
     title = substr($0, 4)
     base[++entries] = ""
-    if (title ~ /^[a-z0-9_]+ of [a-z0-9_]+$/) {
+    if (!numbered && title ~ /^[a-z0-9_]+ of [a-z0-9_]+$/) {
       split(title, words, " of ")
       title = words[1]
       base[entries] = words[2]
     }
     name[entries] = title
     places[entries] = FILENAME ":" FNR
-    if (!(title in number)) number[title] = entries
+    if (!numbered && title in number) fail("a second entry " title)
+    number[title] = entries
     first[entries] = hunk_lines + 1
-  } else if (/^!/) directive[entries] = substr($0, 3)
+  } else if (/^!/) {
+    if (!/^! [^ ]/ || entries in directive) fail("must be the one \"! words\" of an entry")
+    directive[entries] = substr($0, 3)
+  }
   else if (entries && (/^[-+ ]/ || /^@@/)) hunk[++hunk_lines] = $0
-  else if (!/^#/ && entries && code($0) != "") { at_entry = FILENAME ":" FNR; fail("begins with none of == ! @@ - + and blank") }
+  else if (!/^#/ && code($0) != "") fail("begins with none of == ! @@ - + and blank")
   next
 }
 { text[++lines] = $0 }
@@ -82,9 +88,10 @@ function find_place(from, to,   i, k, n, found, place, at, matched, wanted, kind
 }
 
 # Applies entry e to new[1..size], its base before it. All its places are those of the same text.
-function apply_entry(e,   i, from, end, whole) {
+function apply_entry(e,   i, from, end, whole, changes) {
   if (base[e] != "") {
-    if (!(base[e] in number)) fail("no entry " base[e])
+    at_entry = places[e]
+    if (!(base[e] in number) || number[base[e]] >= e) fail("no earlier entry " base[e])
     apply_entry(number[base[e]])
   }
   at_entry = places[e]
@@ -92,6 +99,8 @@ function apply_entry(e,   i, from, end, whole) {
   split("", ahead)
   split("", behind)
   end = e < entries ? first[e + 1] - 1 : hunk_lines
+  for (i = first[e]; i <= end; ++i) changes = changes || hunk[i] ~ /^[-+]/
+  if (!changes) fail("changes nothing")
   from = first[e]
   for (i = from; i <= end + 1; ++i)
     if (i > end || hunk[i] ~ /^@@/) {
@@ -114,6 +123,10 @@ function put(path, content,   old, line) {
 
 END {
   if (failed) exit 1
+  if (!entries) {
+    at_entry = ARGV[1]
+    fail("no entry")
+  }
   for (e = 1; e <= entries; ++e) {
     size = lines
     for (i = 1; i <= lines; ++i) new[i] = text[i]

@@ -205,8 +205,9 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
     CodeKeys code(a.root);
     fmt::print("{}", keys_text(code, a.unit.chapter));
   });
-  CLI::App* check_command =
-      command("check", "exit 1 if a file or a line was edited or is gone; says what is stale");
+  CLI::App* check_command = command(
+      "check",
+      "exit 1 if a line was edited, added or is gone, or a part failed; says what is stale");
   check_command->add_flag("--current", a.current, "exit 1 if anything is stale or missing, too");
   check_command->callback([&a, &status] { status = check(a); });
   CLI::App* record_command = unit_command("record", "takes in what was measured just now");

@@ -322,7 +322,8 @@ const CodeKeys::ChapterSources& CodeKeys::sources(const std::string& chapter) {
   std::vector<fs::path> files;
   const fs::path here = folder(chapter);
   if (chapter != "common")
-    for (const fs::path& place : {here, here / "kernels", here / "host", root_ / "common/kernels"})
+    for (const fs::path& place : {here, here / "kernels", here / "host",
+                                  root_ / "common/kernels/decode", root_ / "common/kernels/hopper"})
       if (fs::is_directory(place))
         for (const auto& entry : fs::directory_iterator(place)) {
           const std::string name = entry.path().filename().string();
@@ -331,7 +332,8 @@ const CodeKeys::ChapterSources& CodeKeys::sources(const std::string& chapter) {
           if (code && !name.starts_with("test") && name != "algorithm.h")
             files.push_back(entry.path());
         }
-  std::ranges::sort(files, {}, [](const fs::path& path) { return path.filename(); });
+  std::ranges::sort(files, {},
+                    [](const fs::path& path) { return std::pair(path.filename(), path); });
   for (const char* name :
        {"attn/kernel.h", "attn/tiling.h", "attn/tiling.cpp", "attn/sliding_tiles.h",
         "attn/sliding_tiles.cpp", "attn/two_streams.h", "attn/blas.h", "attn/blas.cpp",

@@ -62,6 +62,10 @@ const File& file_of(const fs::path& path) {
     ++number;
     if (text.empty()) continue;
     if (counters && file.header.empty()) {
+      if (!text.starts_with("\"Step\"")) {
+        file.bytes.clear();
+        throw InputError(fmt::format("{}: its first line must name the columns", path.string()));
+      }
       file.header = text;
       continue;
     }

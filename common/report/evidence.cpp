@@ -314,9 +314,10 @@ std::map<std::string, State> states(const fs::path& folder, CodeKeys& code) {
 
 // What a chapter must have and lacks, a line each: parts, problems that are listed, steps.
 std::vector<std::string> missing(const fs::path& folder, CodeKeys& code) {
-  std::map<std::string, std::set<std::string>> problems, steps;  // by unit
+  std::map<std::string, std::set<std::string>> problems, options, steps;  // by unit
   for_each_line(folder, [&](const Unit& unit, const std::string& name, const json& line) {
     problems[name_of(unit)].insert(listed_name(unit.part, name));
+    options[name_of(unit)].insert(line.value("options", kUnknown));
     for (const auto& [step, key] : line.at("keys").at("kernel").items())
       steps[name_of(unit)].insert(step);
   });
@@ -337,6 +338,14 @@ std::vector<std::string> missing(const fs::path& folder, CodeKeys& code) {
     for (const std::string& part : needed)
       if (!parts.contains(part + " " + chapter)) lacks.push_back(part);
     add(chapter, "has no", lacks);
+    if (const std::set<std::string>& of_peers = options["peers " + chapter];
+        parts.contains("peers " + chapter) && !of_peers.contains(kUnknown)) {
+      unmeasured.clear();
+      for (const ListedProblem& p : code.problems(chapter))
+        if (p.part == "peers" && !of_peers.contains(problem_options(p.options)))
+          unmeasured.push_back(p.name + " " + p.options);
+      add(chapter, "problems without peers:", unmeasured);
+    }
     for (const std::string part : {"times", "counters"}) {
       std::vector<std::string> names;
       for (const ListedProblem& p : code.problems(chapter))
@@ -620,6 +629,28 @@ std::vector<std::string> peers_to_measure(const fs::path& folder, CodeKeys& code
   return again;
 }
 
+// Whether a problem of the list, or for times a step of the chapter, has no line yet.
+static bool lacks_lines(const fs::path& folder, CodeKeys& code, const Unit& unit) {
+  if (unit.part != "times" && unit.part != "counters" && unit.part != "peers") return false;
+  std::set<std::string> names, options, steps;
+  for_each_line(folder, [&](const Unit& of, const std::string& document, const json& line) {
+    if (name_of(of) != name_of(unit)) return;
+    names.insert(listed_name(unit.part, document));
+    options.insert(line.value("options", kUnknown));
+    if (unit.part == "times") steps.insert(step_of(line));
+  });
+  for (const ListedProblem& p : code.problems(unit.chapter)) {
+    if (p.part != unit.part) continue;
+    if (!names.contains(p.name)) return true;
+    if (unit.part == "peers" && !options.contains(kUnknown) &&
+        !options.contains(problem_options(p.options)))
+      return true;
+  }
+  return unit.part == "times" && std::ranges::any_of(code.steps(unit.chapter), [&](auto& step) {
+           return !steps.contains(step);
+         });
+}
+
 std::vector<TimedUnit> stalest_first(const fs::path& folder, CodeKeys& code,
                                      const std::vector<Unit>& units, bool all) {
   const std::map<std::string, State> now = states(folder, code);
@@ -637,15 +668,7 @@ std::vector<TimedUnit> stalest_first(const fs::path& folder, CodeKeys& code,
       rank = 1;
     else if (state->second.stale > 0)
       rank = 2;
-    if (rank == 3 && (unit.part == "times" || unit.part == "counters" || unit.part == "peers")) {
-      std::set<std::string> names;
-      for (const std::string& container : containers(folder))
-        if (is_of(container, unit))
-          for (const EvidenceLine& line : read_lines(folder / container))
-            names.insert(listed_name(unit.part, line.name));
-      for (const ListedProblem& p : code.problems(unit.chapter))
-        if (p.part == unit.part && !names.contains(p.name)) rank = 0;
-    }
+    if (rank == 3 && lacks_lines(folder, code, unit)) rank = 0;
     const int seconds = part == parts.end() ? 60 : part->second.value("seconds", 60);
     if (all || rank < 3) ranked.emplace_back(rank, TimedUnit{unit, seconds});
   }

@@ -205,7 +205,7 @@ TEST_CASE("steps for Hopper alone have the key of its flags", "[evidence]") {
     return std::pair(keys.kernel("05_some", "v1_a"), keys.kernel("05_some", "v2_b"));
   };
   const auto none = keys_with("STEPS v1_a v2_b"), all = keys_with("STEPS v1_a v2_b HOPPER"),
-             second = keys_with("STEPS v1_a v2_b HOPPER_STEPS v2_b KERNELS more.cu");
+             second = keys_with("STEPS v1_a v2_b HOPPER_STEPS v2_b SHARED decode/more");
   CHECK(none.first == none.second);
   CHECK(all.first == all.second);
   CHECK(all.first != none.first);

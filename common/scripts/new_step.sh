@@ -53,9 +53,10 @@ awk -v name="$name" -v parent="$parent" '
 sed -i "/attn_add_chapter/,/)/{/attn_add_chapter\|FIRST_STEPS/!s/\b$parent\b/& $name/}" "$chapter/CMakeLists.txt"
 
 # The table: the declaration, and the expression that has the parent's name.
-mapfile -t tables < <(grep -lw "ATTN_DECLARE_STEP($parent)" "$chapter/chapter.cpp" "$chapter"/host/*.cpp)
-yours="$chapter/$name.cu is written and in CMakeLists.txt; its row is yours to add beside that of $parent in"
-[[ ${#tables[@]} -gt 0 ]] || die 1 "$yours $(grep -lw "\"$parent\"" "$chapter"/chapter.cpp "$chapter"/host/* | tr '\n' ' ')"
+mapfile -t tables < <(grep -lw "ATTN_DECLARE_STEP($parent)" "$chapter/chapter.cpp" "$chapter"/host/*.cpp "$chapter"/host/*.h)
+yours="$chapter/$name.cu is written and in CMakeLists.txt"
+[[ ${#tables[@]} -gt 0 ]] ||
+  die 1 "$yours; its declaration and row are yours to add where those of $parent are: $(grep -nw "$parent" "$chapter"/chapter.cpp "$chapter"/host/*.{h,cpp} | cut -d : -f 1,2 | head -n 3 | tr '\n' ' ')"
 added=0
 for table in "${tables[@]}"; do
   sed -i "s/^ATTN_DECLARE_STEP($parent);\$/&\nATTN_DECLARE_STEP($name);/; s/^\(ATTN_DECLARE_LAUNCH(\)$parent\(, .*\)\$/&\n\1$name\2/" "$table"
@@ -112,7 +113,7 @@ for table in "${tables[@]}"; do
     rm -f "$table.new"
   fi
 done
-[[ $added -eq 1 ]] || die 1 "$yours the table: $(grep -nw "\"$parent\"" "${tables[@]}" /dev/null | head -n 3 | tr '\n' ' ')"
+[[ $added -eq 1 ]] || die 1 "$yours, its declaration is there; its row is yours to add beside that of $parent: $(grep -nw "\"$parent\"" "${tables[@]}" /dev/null | head -n 3 | tr '\n' ' ')"
 
 digits=${chapter%%_*}
 echo "$chapter/$name.cu: fill in its header, and the words of its row in ${tables[*]}"

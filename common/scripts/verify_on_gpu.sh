@@ -110,10 +110,11 @@ mkdir -p "$out"
 # Each unit with the seconds that it took the last time.
 all=--all
 [ -z "$limit$changed" ] || all=
-# shellcheck disable=SC2086  # $all is a word or none
-mapfile -t units < <("$report" evidence stale $all "$out" "${units[@]}")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
+# shellcheck disable=SC2086  # $all is a word or none
+"$report" evidence stale $all "$out" "${units[@]}" >"$work/units" || die 1 "no evidence was read from $out"
+mapfile -t units <"$work/units"
 
 gpus=${CUDA_VISIBLE_DEVICES:-0}
 # Asks nvidia-smi about the GPU in use: sets uuid, driver, power, sm, memory and temperature, to
@@ -202,7 +203,7 @@ times_of() {
   problems_of "$1" >"$work/problems"
   [ -s "$work/problems" ] || { echo "$1: gpu_problems.sh has no problem for it"; return 1; }
   while read -r name options; do
-    again=$(todo times "$1" "$1.$name" "$(steps_of "$options")")
+    again=$(todo times "$1" "$1.$name" "$(steps_of "$options")") || { status=1; continue; }
     [ -n "$again" ] || { echo "$1.$name: as it was"; continue; }
     case $name in
       memory_*) check="--check off" ;;
@@ -229,7 +230,8 @@ peers_of_chapter() {
   while read -r name options; do
     peer_problems "$name" | sed "s/^/$options /" >"$work/problems"
     if [ -n "$changed" ]; then
-      "$report" evidence todo "$out" peers "$1" "$name" <"$work/problems" >"$work/again"
+      "$report" evidence todo "$out" peers "$1" "$name" <"$work/problems" >"$work/again" ||
+        { status=1; continue; }
       mv "$work/again" "$work/problems"
     fi
     [ -s "$work/problems" ] || { echo "$name: as it was"; continue; }
@@ -247,12 +249,13 @@ peers_of_chapter() {
 }
 
 counters_of() {
-  local ncu metrics step options status=0
+  local ncu metrics step options again status=0
   ncu=$(find_ncu) || { echo "NCU=$ncu: no such program"; return 1; }
   [ -n "$ncu" ] || { echo "no ncu"; return 1; }
   metrics=$(ncu_metrics common/scripts/metrics.txt)
   for step in $(all_steps "$1"); do
-    [ -n "$(todo counters "$1" "$1.$step")" ] || { echo "$1.$step: as it was"; continue; }
+    again=$(todo counters "$1" "$1.$step") || { status=1; continue; }
+    [ -n "$again" ] || { echo "$1.$step: as it was"; continue; }
     options=$(profiled_problem "$1" "$step")
     if [ -z "$options" ]; then
       echo "$1 $step: gpu_problems.sh has no problem for it"

@@ -1,4 +1,4 @@
-// What the steps with a dynamic tile scheduler need once: a counter that is 0 at first.
+// Clears the tile counter of a dynamic scheduler, once, before the first launch.
 #include "attn/kernel.h"
 
 namespace ATTN_BACKEND::tile_counter {

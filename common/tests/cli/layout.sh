@@ -27,28 +27,28 @@ for chapter in "${chapters[@]}"; do
   [[ $(wc -l <"$chapter/CMakeLists.txt") -le 40 ]] || wrong "$chapter/CMakeLists.txt: more than 40 lines"
 done
 
-# includes FROM-REGEX TO-REGEX: of files of ours that match, no #include leads anywhere else.
+# includes WHO TO-REGEX FOLDER...: the #includes of the files below lead nowhere else.
 includes() {
-  local file include
+  local who=$1 to=$2 file include files
+  shift 2
+  mapfile -t files < <(find "$@" -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' \))
+  [[ ${#files[@]} -gt 0 ]] || { wrong "$who: no file was found in $*"; return; }
   while IFS=: read -r file include; do
     include=${include#*\"}
-    include=${include%\"*}
-    [[ $include =~ ^($2) ]] || wrong "$file: includes $include, may include $2"
-  done < <(grep -HE '^ *#include "' "${files[@]}")
+    include=${include%%\"*}
+    [[ $include =~ ^($to) && $include != *..* ]] || wrong "$file: includes $include, $who may include $to"
+  done < <(grep -HE '^ *# *include *"' "${files[@]}")
 }
-shopt -s nullglob
-files=([0-9]*/[a-z]*.cu)
-includes steps 'kernels/|attn/|device/|emulator/|ptx/|exercises/student/|hidden/'
-files=([0-9]*/kernels/*)
-includes kernels 'kernels/|attn/|device/|emulator/|ptx/|exercises/student/|hidden/'
-files=(common/kernels/*/*)
-includes shared 'kernels/(decode|hopper)/|attn/|device/|emulator/|ptx/|hidden/'
-files=([0-9]*/host/*.cpp [0-9]*/host/*.h [0-9]*/chapter.cpp)
-includes host 'host/|kernels/|attn/|check/|device/|emulator/|files/|ptx/|run/|hidden/'
+of_answers='exercises/student/|hidden/'  # in the edition for students
+device='kernels/|attn/|device/|emulator/|ptx/'
 for chapter in "${chapters[@]}"; do
-  files=("$chapter"/tests/*.cpp "$chapter"/tests/*.h)
-  includes tests "$chapter/|host/|kernels/|tests/|attn/|check/|device/|emulator/|exercise/|files/|ptx/|report/|run/|hidden/"
+  includes "a step" "$device|$of_answers" "$chapter" -maxdepth 1 ! -name chapter.cpp
+  [[ ! -d $chapter/kernels ]] || includes "a kernel header" "$device|$of_answers" "$chapter/kernels"
+  includes "the table" 'host/|kernels/|attn/|check/|device/|run/' "$chapter/chapter.cpp"
+  includes "a host file" "host/|check/|files/|run/|[vbf][0-9]+_[a-z0-9_]+\.cu|$device|hidden/" "$chapter/host"
+  includes "a test" "$chapter/|host/|tests/|check/|exercise/|files/|report/|run/|$device|hidden/" "$chapter/tests"
 done
-files=(common/{attn,check,device,emulator,exercise,files,ptx,report,run}/*.{h,cpp,cu})
-includes common 'attn/|check/|device/|emulator/|exercise/|files/|ptx/|report/|run/|tests/'
+includes "a shared kernel header" 'kernels/(decode|hopper)/|attn/|device/|emulator/|ptx/|hidden/' common/kernels
+includes "a file of common/" 'attn/|check/|device/|emulator/|exercise/|files/|ptx/|report/|run/|tests/(npy_files|catch|on_page)' \
+  common/{attn,check,device,emulator,exercise,files,ptx,report,run}
 exit $bad

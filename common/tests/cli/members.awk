@@ -9,17 +9,24 @@ function strip(line) {
 }
 
 # The names that a declaration declares: what stands before [, =, a comma or the end.
-function declared(text,   parts, n, i, name) {
-  gsub(/\[[^\[\]]*\]/, " ", text)
-  gsub(/<[^<>]*>/, " ", text)
-  gsub(/<[^<>]*>/, " ", text)
+function declared(text,   parts, n, i, name, all) {
+  if (text ~ /^[ \n]*static_assert/ || text ~ /^[ \n]*(static|constexpr|using|template|friend|typedef|enum|struct|union|explicit)[ \n]/) return ""
+  while (gsub(/\[[^\[\]]*\]/, " ", text)) {}
   gsub(/alignas *\([^()]*\)/, " ", text)
-  if (text ~ /^[ \n]*(static|constexpr|using|template|friend|typedef|enum|struct|union|explicit)[ \n]/ || text ~ /[()]/) return ""
+  gsub(/=[^,]*\([^()]*\)/, "= 0", text)
+  while (gsub(/\([^()]*\)/, " ", text)) called = 1
+  while (gsub(/<[^<>]*>/, " ", text)) {}
+  if (called) {
+    called = 0
+    return text ~ /BODY/ ? "" : " what_it_cannot_read"
+  }
   n = split(text, parts, ",")
   all = ""
   for (i = 1; i <= n; ++i) {
     name = parts[i]
-    sub(/=.*/, "", name)
+    gsub(/::/, " ", name)
+    sub(/[=:].*/, "", name)
+    sub(/INIT/, "", name)
     gsub(/[ \n]+$/, "", name)
     sub(/.*[^A-Za-z0-9_]/, "", name)
     if (name != "") all = all " " name
@@ -46,8 +53,11 @@ pending && strip($0) ~ /\) *;? *$/ {
     if (c == "{" && level-- == 0) break
   }
   body = substr(body, i + 1)
-  # Without functions and nested structs; a function ends without a semicolon.
-  while (match(body, /\{[^{}]*\}/)) body = substr(body, 1, RSTART - 1) (substr(body, RSTART + RLENGTH) ~ /^[ \n]*;/ ? "()" : "();") substr(body, RSTART + RLENGTH)
+  # Without bodies: that of a function ends without a semicolon and follows a parenthesis.
+  while (match(body, /\{[^{}]*\}/)) {
+    ahead = substr(body, 1, RSTART - 1)
+    body = ahead (ahead ~ /\)[ \na-z]*$/ ? " BODY;" : ahead ~ /(struct|union|enum) [A-Za-z_]*[ \n]*$/ ? " " : " INIT") substr(body, RSTART + RLENGTH)
+  }
   split("", has)
   split("", listed)
   count = split(body, lines, ";")

@@ -28,6 +28,7 @@ step() {  # CHAPTER NAME PARENT TABLE COUNT: COUNT times in CMakeLists.txt
   compiles "$1" "$4"
 }
 step 04_flash_v2 v14_name v11_wide_stores chapter.cpp 1
+step 04_flash_v2 v15_name v13_tuned chapter.cpp 1
 step 06_flash_v3_hopper f8_name f7_rotary host/fp8.cpp 1
 step 08_quant_sparse s11_name s10_tuned host/sparse.cpp 2
 step 01_naive v7_name v3_tiled chapter.cpp 1
@@ -38,9 +39,11 @@ refused() {  # WORDS ARGUMENT...
   if said=$(add "$@" 2>&1); then echo "not refused: $*"; exit 1; fi
   [[ $(wc -l <<<"$said") -eq 1 && $said == *"$words"* ]] || { printf '%s\n' "$said"; exit 1; }
 }
-refused 'usage' 04_flash_v2 v15_name
+refused '05_flash_decoding/v17_name.cu is written and in CMakeLists.txt, its declaration is there; its row is yours' \
+  05_flash_decoding v17_name --parent v16
+refused 'usage' 04_flash_v2 v16_name
 refused '09_more: no such chapter' 09_more v1_x --parent v1
 refused 'v13_again: 04_flash_v2/v13_tuned.cu has this number' 04_flash_v2 v13_again --parent v11
-refused '--parent v99: 04_flash_v2 has no such step' 04_flash_v2 v15_name --parent v99
+refused '--parent v99: 04_flash_v2 has no such step' 04_flash_v2 v16_name --parent v99
 refused 'must be a letter, a number and words' 04_flash_v2 name --parent v11
 echo "everything as expected"

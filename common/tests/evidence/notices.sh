@@ -38,6 +38,8 @@ listed() {  # CHAPTER NAME: its options
 lines times 01_naive 01_naive.forward_n4096 v1_global "$(listed 01_naive forward_n4096)"
 lines times 05_flash_decoding 05_flash_decoding.decode_b16_n8192 v13_even_splits \
   "$(listed 05_flash_decoding decode_b16_n8192)"
+lines times 06_flash_v3_hopper 06_flash_v3_hopper.forward_d128_n2048 v14_tuned \
+  "$(listed 06_flash_v3_hopper forward_d128_n2048)"
 lines times 07_paged 07_paged.decode_b16_n8192 v5_balanced_plan \
   "$(listed 07_paged decode_b16_n8192)"
 of_list() { (. "$root/common/scripts/gpu_problems.sh" && "$@"); }
@@ -85,8 +87,12 @@ noticed '^times 01_naive.*`v1_global` has changed since' "device code that steps
 noticed "$kernel" "an instruction in ptx/" /common/ptx/mma.h '0,/\.row\.col\./s//.col.row./'
 noticed "$kernel" "a compile flag" AttnChapter.cmake 's/-ftz=true/-ftz=false/'
 noticed "$launch" "the grid in launch()" $v13 's/num_sms \* Config::kBlocksPerSm/num_sms/'
-noticed "$launch" "the number of splits" /05_flash_decoding/*splits.h \
+noticed "$launch" "the number of splits" /common/kernels/decode/splits.h \
   's/of_runs \/ 16/of_runs \/ 8/'
+noticed '^times 06_flash_v3_hopper.*: launch code has changed since' "a tensor map" \
+  /common/kernels/hopper/tensor_maps.h 's/\{64, tile_rows, panels, 1\}/{32, tile_rows, panels, 1}/'
+noticed "$launch" "the blocks of a launch" /common/kernels/decode/splits.h \
+  's/(return )(p\.batch \* p\.kv_heads)/\12 * \2/'
 noticed '^times 07_paged.*: launch code has changed since' "a plan" /plan.cpp \
   's/return plan(ned_blocks\(p\) \+ row)/return 1 + plan\1/'
 noticed '^times 01_naive.*: launch code has changed since' "a workspace" /01_naive/*chapter.cpp \
