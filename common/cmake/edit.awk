@@ -13,9 +13,9 @@
 # Lines are compared without // comments, and a run of blanks counts as one; lines of TEXT that have
 # no code may stand between. Each entry is written to FOLDER/NAME<suffix>, with `numbered` to
 # FOLDER/1<suffix>, FOLDER/2<suffix>, ... A directive (!) becomes the first line, "// says: ...".
-# Prints a line an entry: its name, a tab, its directive; with `numbered` its number, a tab, its title.
-# A file whose text is there already is not written. Exits with 1, in one line, where a place is not
-# found, or more than once.
+# Prints a line an entry: its name, a tab, its directive; with `numbered` its number, a tab, its
+# title. A file whose text is there already is not written. Exits with 1, in one line, where a place
+# is not found, or more than once.
 
 function code(line) {
   sub(/\/\/.*/, "", line)

@@ -4,8 +4,8 @@
 #   common/scripts/new_step.sh CHAPTER NAME --parent STEP
 #   common/scripts/new_step.sh 04_flash_v2 v14_name --parent v11
 #
-# Writes CHAPTER/NAME.cu, whose header is yours to fill in, and adds the step behind its parent to the
-# steps in CHAPTER/CMakeLists.txt and to the chapter's table. It builds, passes the tests of the
+# Writes CHAPTER/NAME.cu, whose header is yours to fill in, and adds the step behind its parent to
+# the steps in CHAPTER/CMakeLists.txt and to the chapter's table. It builds, passes the tests of the
 # chapter and runs as it is; then change one idea. `diff_04_v11_v14` shows what you have changed.
 #
 # Exit status: 0, 2 for a mistake on the command line, 1 where the table has another form than this
@@ -18,11 +18,15 @@ die() {
   exit "$1"
 }
 usage='new_step.sh CHAPTER NAME --parent STEP'
-[[ ${1:-} != --help ]] || { sed -n '2,/^set -/{/^set -/d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}"; exit 0; }
+if [[ ${1:-} == --help ]]; then
+  sed -n '2,/^set -/{/^set -/d; s/^# \{0,1\}//; p}' "${BASH_SOURCE[0]}"
+  exit 0
+fi
 [[ $# -eq 4 && $3 == --parent ]] || die 2 "usage: $usage"
 chapter=${1%/} name=$2 parent=$4
 [[ -f $chapter/chapter.cpp ]] || die 2 "$chapter: no such chapter: $(echo 0[1-8]_*)"
-[[ $name =~ ^([vbfqsdac])([0-9]+)_[a-z0-9_]+$ ]] || die 2 "$name: must be a letter, a number and words: v14_name"
+[[ $name =~ ^([vbfqsdac])([0-9]+)_[a-z0-9_]+$ ]] ||
+  die 2 "$name: must be a letter, a number and words: v14_name"
 number=${BASH_REMATCH[1]}${BASH_REMATCH[2]}
 shopt -s nullglob
 taken=("$chapter/$number"_*.cu)
@@ -47,19 +51,24 @@ awk -v name="$name" -v parent="$parent" '
     if (supports) print
     next
   }
-  { body = 1; print }' "$chapter/$parent.cu" | sed "/^\/\/ parent /!s/\b$parent\b/$name/g" >"$chapter/$name.cu"
+  { body = 1; print }' "$chapter/$parent.cu" |
+  sed "/^\/\/ parent /!s/\b$parent\b/$name/g" >"$chapter/$name.cu"
 
 # The lists of steps, all and those for Hopper.
-sed -i "/attn_add_chapter/,/)/{/attn_add_chapter\|FIRST_STEPS/!s/\b$parent\b/& $name/}" "$chapter/CMakeLists.txt"
+sed -i "/attn_add_chapter/,/)/{/attn_add_chapter\|FIRST_STEPS/!s/\b$parent\b/& $name/}" \
+  "$chapter/CMakeLists.txt"
 
 # The table: the declaration, and the expression that has the parent's name.
-mapfile -t tables < <(grep -lw "ATTN_DECLARE_STEP($parent)" "$chapter/chapter.cpp" "$chapter"/host/*.cpp "$chapter"/host/*.h)
+places=("$chapter/chapter.cpp" "$chapter"/host/*.{h,cpp})
+mapfile -t tables < <(grep -lw "ATTN_DECLARE_STEP($parent)" "${places[@]}")
+places_of() { grep -nw -- "$1" "${places[@]}" | cut -d : -f 1,2 | head -n 3 | tr '\n' ' '; }
 yours="$chapter/$name.cu is written and in CMakeLists.txt"
 [[ ${#tables[@]} -gt 0 ]] ||
-  die 1 "$yours; its declaration and row are yours to add where those of $parent are: $(grep -nw "$parent" "$chapter"/chapter.cpp "$chapter"/host/*.{h,cpp} | cut -d : -f 1,2 | head -n 3 | tr '\n' ' ')"
+  die 1 "$yours; its declaration and row are yours, as those of $parent: $(places_of "$parent")"
 added=0
 for table in "${tables[@]}"; do
-  sed -i "s/^ATTN_DECLARE_STEP($parent);\$/&\nATTN_DECLARE_STEP($name);/; s/^\(ATTN_DECLARE_LAUNCH(\)$parent\(, .*\)\$/&\n\1$name\2/" "$table"
+  sed -i "s/^ATTN_DECLARE_STEP($parent);\$/&\nATTN_DECLARE_STEP($name);/
+    s/^\(ATTN_DECLARE_LAUNCH(\)$parent\(, .*\)\$/&\n\1$name\2/" "$table"
   if awk -v name="$name" -v parent="$parent" '
     { text = text $0 "\n" }
     END {
@@ -86,7 +95,9 @@ for table in "${tables[@]}"; do
       end = start
       for (level = 0; end <= length(text); ++end) {
         c = substr(text, end, 1)
-        if (c == "\"") { while (substr(text, ++end, 1) != "\"") if (substr(text, end, 1) == "\\") ++end }
+        if (c == "\"") {
+          while (substr(text, ++end, 1) != "\"") if (substr(text, end, 1) == "\\") ++end
+        }
         else if (substr(text, end, 2) == "//") { while (substr(text, end, 1) != "\n") ++end }
         else if (c ~ /[({[]/) ++level
         else if (c ~ /[)}\]]/ && --level == 0) break
@@ -95,7 +106,8 @@ for table in "${tables[@]}"; do
       whole = substr(text, start, end - start + 1)
       line = substr(text, 1, start - 1)
       sub(/.*\n/, "", line)
-      if (line ~ /[^ ]/ && line !~ /^ *return \{$/) exit 1  # "Step features = ...": more lines belong to it
+      # "Step features = ...": more lines belong to it.
+      if (line ~ /[^ ]/ && line !~ /^ *return \{$/) exit 1
       copy = whole
       gsub("\"" parent "\"", "\"" name "\"", copy)
       gsub("\\(" parent "\\)", "(" name ")", copy)
@@ -104,7 +116,8 @@ for table in "${tables[@]}"; do
       gsub(/[^ ]/, " ", indent)
       next_one = substr(text, end + 1, 1)
       rest = substr(text, end + 1)
-      if (next_one == ";" || next_one == ",") printf "%s%s\n%s%s%s", substr(text, 1, end), next_one, indent, copy, rest
+      if (next_one == ";" || next_one == ",")
+        printf "%s%s\n%s%s%s", substr(text, 1, end), next_one, indent, copy, rest
       else printf "%s,\n%s%s%s", substr(text, 1, end), indent, copy, rest
     }' "$table" >"$table.new" && [[ -s $table.new ]]; then
     mv "$table.new" "$table"
@@ -113,7 +126,8 @@ for table in "${tables[@]}"; do
     rm -f "$table.new"
   fi
 done
-[[ $added -eq 1 ]] || die 1 "$yours, its declaration is there; its row is yours to add beside that of $parent: $(grep -nw "\"$parent\"" "${tables[@]}" /dev/null | head -n 3 | tr '\n' ' ')"
+row=$(places_of "\"$parent\"")
+[[ $added -eq 1 ]] || die 1 "$yours, its declaration is there; its row is yours, as that of $parent: $row"
 
 digits=${chapter%%_*}
 echo "$chapter/$name.cu: fill in its header, and the words of its row in ${tables[*]}"

@@ -113,7 +113,8 @@ all=--all
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 # shellcheck disable=SC2086  # $all is a word or none
-"$report" evidence stale $all "$out" "${units[@]}" >"$work/units" || die 1 "no evidence was read from $out"
+"$report" evidence stale $all "$out" "${units[@]}" >"$work/units" ||
+  die 1 "no evidence was read from $out"
 mapfile -t units <"$work/units"
 
 gpus=${CUDA_VISIBLE_DEVICES:-0}

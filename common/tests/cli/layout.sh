@@ -6,25 +6,28 @@ cd "$1"
 bad=0
 wrong() { echo "$1"; bad=1; }
 
+tops='(CMakeLists\.txt|CMakePresets\.json|README\.md|LICENSE)'
 if [[ -d .git || -f .git ]]; then
   while read -r file; do
-    [[ $file =~ ^(CMakeLists\.txt|CMakePresets\.json|README\.md|LICENSE|\..*|0[1-8]_[a-z0-9_]+/.*|common/.*|docs/.*)$ ]] ||
+    [[ $file =~ ^($tops$|[.]|0[1-8]_[a-z0-9_]+/|common/|docs/) ]] ||
       wrong "$file: has no place at the top"
   done < <(git ls-files)
 fi
 
 chapters=(0[1-8]_*)
+step='[vbfqsdac][0-9]+_[a-z0-9_]+\.cu'
 for chapter in "${chapters[@]}"; do
   for file in "$chapter"/*; do
     name=${file##*/}
     if [[ -d $file ]]; then
       [[ $name =~ ^(kernels|host|tests|exercises)$ ]] || wrong "$file/: is no room of a chapter"
     else
-      [[ $name =~ ^(README|[A-Z0-9]+)\.md$|^CMakeLists\.txt$|^chapter\.cpp$|^[vbfqsdac][0-9]+_[a-z0-9_]+\.cu$ ]] ||
+      [[ $name =~ ^([A-Z0-9]+\.md|CMakeLists\.txt|chapter\.cpp|$step)$ ]] ||
         wrong "$file: beside the steps lie pages, chapter.cpp and CMakeLists.txt alone"
     fi
   done
-  [[ $(wc -l <"$chapter/CMakeLists.txt") -le 40 ]] || wrong "$chapter/CMakeLists.txt: more than 40 lines"
+  [[ $(wc -l <"$chapter/CMakeLists.txt") -le 40 ]] ||
+    wrong "$chapter/CMakeLists.txt: more than 40 lines"
 done
 
 # includes WHO TO-REGEX FOLDER...: the #includes of the files below lead nowhere else.
@@ -36,7 +39,8 @@ includes() {
   while IFS=: read -r file include; do
     include=${include#*\"}
     include=${include%%\"*}
-    [[ $include =~ ^($to) && $include != *..* ]] || wrong "$file: includes $include, $who may include $to"
+    [[ $include =~ ^($to) && $include != *..* ]] ||
+      wrong "$file: includes $include, $who may include $to"
   done < <(grep -HE '^ *# *include *"' "${files[@]}")
 }
 of_answers='exercises/student/|hidden/'  # in the edition for students
@@ -45,10 +49,14 @@ for chapter in "${chapters[@]}"; do
   includes "a step" "$device|$of_answers" "$chapter" -maxdepth 1 ! -name chapter.cpp
   [[ ! -d $chapter/kernels ]] || includes "a kernel header" "$device|$of_answers" "$chapter/kernels"
   includes "the table" 'host/|kernels/|attn/|check/|device/|run/' "$chapter/chapter.cpp"
-  includes "a host file" "host/|check/|files/|run/|[vbf][0-9]+_[a-z0-9_]+\.cu|$device|hidden/" "$chapter/host"
-  includes "a test" "$chapter/|host/|tests/|check/|exercise/|files/|report/|run/|$device|hidden/" "$chapter/tests"
+  includes "a host file" "host/|check/|files/|run/|[vbf][0-9]+_[a-z0-9_]+\.cu|$device|hidden/" \
+    "$chapter/host"
+  includes "a test" "$chapter/|host/|tests/|check/|exercise/|files/|report/|run/|$device|hidden/" \
+    "$chapter/tests"
 done
-includes "a shared kernel header" 'kernels/(decode|hopper)/|attn/|device/|emulator/|ptx/|hidden/' common/kernels
-includes "a file of common/" 'attn/|check/|device/|emulator/|exercise/|files/|ptx/|report/|run/|tests/(npy_files|catch|on_page)' \
+includes "a shared kernel header" \
+  'kernels/(decode|hopper)/|attn/|device/|emulator/|ptx/|hidden/' common/kernels
+host='attn/|check/|device/|emulator/|exercise/|files/|ptx/|report/|run/'
+includes "a file of common/" "$host|tests/(npy_files|catch|on_page)" \
   common/{attn,check,device,emulator,exercise,files,ptx,report,run}
 exit $bad

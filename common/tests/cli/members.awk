@@ -8,9 +8,16 @@ function strip(line) {
   return line
 }
 
+function complain(what) {
+  print FILENAME ":" FNR ": ATTN_MEMBERS " what
+  bad = 1
+}
+
 # The names that a declaration declares: what stands before [, =, a comma or the end.
 function declared(text,   parts, n, i, name, all) {
-  if (text ~ /^[ \n]*static_assert/ || text ~ /^[ \n]*(static|constexpr|using|template|friend|typedef|enum|struct|union|explicit)[ \n]/) return ""
+  if (text ~ /^[ \n]*static_assert/) return ""
+  if (text ~ /^[ \n]*(static|constexpr|using|template|friend|typedef)[ \n]/) return ""
+  if (text ~ /^[ \n]*(enum|struct|union|explicit)[ \n]/) return ""
   while (gsub(/\[[^\[\]]*\]/, " ", text)) {}
   gsub(/alignas *\([^()]*\)/, " ", text)
   gsub(/=[^,]*\([^()]*\)/, "= 0", text)
@@ -56,7 +63,10 @@ pending && strip($0) ~ /\) *;? *$/ {
   # Without bodies: that of a function ends without a semicolon and follows a parenthesis.
   while (match(body, /\{[^{}]*\}/)) {
     ahead = substr(body, 1, RSTART - 1)
-    body = ahead (ahead ~ /\)[ \na-z]*$/ ? " BODY;" : ahead ~ /(struct|union|enum) [A-Za-z_]*[ \n]*$/ ? " " : " INIT") substr(body, RSTART + RLENGTH)
+    behind = substr(body, RSTART + RLENGTH)
+    if (ahead ~ /\)[ \na-z]*$/) body = ahead " BODY;" behind
+    else if (ahead ~ /(struct|union|enum) [A-Za-z_]*[ \n]*$/) body = ahead " " behind
+    else body = ahead " INIT" behind
   }
   split("", has)
   split("", listed)
@@ -66,8 +76,8 @@ pending && strip($0) ~ /\) *;? *$/ {
     for (k = 1; k <= m; ++k) has[found[k]] = 1
   }
   for (i = 2; i <= n; ++i) listed[names[i]] = 1
-  for (name in has) if (!(name in listed)) { print FILENAME ":" FNR ": ATTN_MEMBERS leaves out " name; bad = 1 }
-  for (name in listed) if (!(name in has)) { print FILENAME ":" FNR ": ATTN_MEMBERS names " name ", which is no member"; bad = 1 }
+  for (name in has) if (!(name in listed)) complain("leaves out " name)
+  for (name in listed) if (!(name in has)) complain("names " name ", which is no member")
   ++structs
 }
 END {
