@@ -127,7 +127,8 @@ for table in "${tables[@]}"; do
   fi
 done
 row=$(places_of "\"$parent\"")
-[[ $added -eq 1 ]] || die 1 "$yours, its declaration is there; its row is yours, as that of $parent: $row"
+[[ $added -eq 1 ]] ||
+  die 1 "$yours, its declaration is there; its row is yours, as that of $parent: $row"
 
 digits=${chapter%%_*}
 echo "$chapter/$name.cu: fill in its header, and the words of its row in ${tables[*]}"
