@@ -389,7 +389,7 @@ function(attn_add_exercise chapter letter)
     add_test(NAME "${exercise}: ${variant}" COMMAND ${CMAKE_COMMAND}
       "-DPROGRAM=$<TARGET_FILE:judge_${chapter}>;${exercise};--program;$<TARGET_FILE:check_${exercise}>;--variant;${variant}"
       -DSTATUS=${status} ${said}
-      "-DFOLDERS=${work}/..;${CMAKE_CURRENT_SOURCE_DIR};${PROJECT_SOURCE_DIR}"
+      "-DFOLDERS=${work};${work}/..;${CMAKE_CURRENT_SOURCE_DIR};${PROJECT_SOURCE_DIR}"
       -P ${PROJECT_SOURCE_DIR}/common/cmake/expect_exit.cmake)
     set_tests_properties("${exercise}: ${variant}" PROPERTIES LABELS "exercise;${label}" TIMEOUT 300)
   endwhile()

@@ -9,7 +9,7 @@ trap 'rm -rf "$work"' EXIT
 root=$work/project
 reports=$root/docs/reports/gpu
 mkdir -p "$reports"
-for chapter in 01_naive 05_flash_decoding 07_paged; do
+for chapter in 01_naive 05_flash_decoding 06_flash_v3_hopper 07_paged; do
   mkdir -p "$root/$chapter"
   (cd "$project/$chapter" && find . -path ./exercises -prune -o -type f -print0 |
     xargs -0 cp --parents -t "$root/$chapter")
