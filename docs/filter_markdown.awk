@@ -43,8 +43,8 @@ function page_label(path,   s) {
 
 # Whether a source file is browsable on the site. Keep in step with INPUT in Doxyfile.in.
 function is_site_source(path) {
-    if (path ~ /^[0-9][0-9]_[^\/]*\/[^\/]*\.(cu|cuh|h|cpp)$/) return path !~ /\/test[^\/]*\.cpp$/
-    return path ~ /^common\/(attn|emulator|ptx|report)\/.*\.(cuh|h)$/ && path !~ /\/tests\//
+    if (path ~ /^[0-9][0-9]_[^\/]*\/((kernels|host)\/)?[^\/]*\.(cu|cuh|h|cpp)$/) return 1
+    return path ~ /^common\/(attn|emulator|kernels|ptx|report)\/.*\.(cuh|h)$/ && path !~ /\/tests\//
 }
 
 # GitHub's anchor of a heading, reduced to what a Doxygen label may hold.

@@ -16,7 +16,7 @@ inline const std::string kDirective = "\x01", kEndOfDirective = "\x02";
 /// `text` without the branches that only the emulator compiles. Other conditions are kept whole.
 std::string without_emulator(const std::string& text);
 
-/// The words, numbers, strings and signs of C++; no comments. The names of files that it includes in
+/// The words, numbers, strings and signs of C++; no comments. Names of files that it includes in
 /// quotes are added to `included`.
 Tokens lex(const std::string& text, std::vector<std::string>* included = nullptr);
 

@@ -24,7 +24,7 @@ grep -q 'src="search/engine.js"' search.html || fail "search.html does not load 
 if grep -nE 'src="(https?:)?//' "$page" search.html; then fail "a script from the network"; fi
 
 # Marks of quotations are no documentation.
-grep -rhoE '//! \[[A-Za-z0-9_]+\]$' "$docs"/../0*/*.{cu,h,cpp} | sort -u |
+grep -rhoE --include=*.cu --include=*.h --include=*.cpp --exclude-dir=exercises '//! \[[A-Za-z0-9_]+\]$' "$docs"/../0*/ | sort -u |
   sed 's/.*\[/[/' >"$work/marks"
 [[ $(wc -l <"$work/marks") -gt 30 ]] || fail "few marks in the sources"
 documented='(<p[^>]*>|class="mdescRight">|class="ttdoc">)\[[A-Za-z0-9_]+\]( |<)'
