@@ -1,5 +1,5 @@
-// What the FP8 steps have in place of kernels/hopper/fragments.h and tiles.h: P as an operand of 8
-// bits, and the tensor maps of codes.
+// FP8 counterparts of kernels/hopper/fragments.h and tiles.h: P as an operand of 8 bits, and the
+// tensor maps of codes.
 #pragma once
 
 #include "kernels/hopper/fragments.h"

@@ -1,5 +1,5 @@
-// What the int8 steps have beside kernels/hopper/fragments.h and tiles.h: scores of whole numbers as
-// floats, and the tensor maps of codes.
+// int8 counterparts of kernels/hopper/fragments.h and tiles.h: int32 scores converted to float, and
+// the tensor maps of codes.
 #pragma once
 
 #include <algorithm>

@@ -20,7 +20,7 @@ __device__ __forceinline__ void store_o(Element* gO, float* gLse, const Work& wo
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     row_sum[r] = quad_sum(row_sum[r]);
-    // Nothing seen: O = 0. Else the largest P is 1 or about that, or the sum is no number.
+    // A row that attends to nothing has O = 0. Every other row has a P of about 1, or a NaN.
     const bool none = row_sum[r] == 0;
     const float factor = none ? 0 : __fdividef(1, row_sum[r]);
     const int row = first_row() + 8 * r;

@@ -24,7 +24,7 @@ struct Work {
   int q_head, kv_head;  // counted through the batch
   BlockRanges seen;
   int64_t o, lse;  // of its first row: elements from the beginning
-  // Of steps that skip: what it visits in place of `seen`, and the last key, -1 where that is none.
+  // Sparse steps visit these blocks instead of `seen`; the last key, or -1.
   Visits visits = {};
   int last_key = -1;
 };

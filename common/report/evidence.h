@@ -4,7 +4,7 @@
 /// which files, in how many seconds.
 ///
 /// Each line says under "measured" when and on which GPU it was measured, and under "keys" which
-/// code it is true of (code_keys.h). "unknown" stands for what nobody recorded. A line is stale
+/// code it is true of (code_keys.h). "unknown" means that it was not recorded. A line is stale
 /// where a key is not that of the sources: nothing but record() and finish(), which
 /// verify_on_gpu.sh calls when it has measured, writes keys.
 #pragma once
@@ -23,8 +23,8 @@ struct Unit {
   std::string part, chapter;
 };
 
-/// Puts what was measured just now into the container of `unit`: of the document named `name` the
-/// elements that `file` has, in place of older ones. `options`: those of the problem; of peers one
+/// Writes what was just measured into the container of `unit`: the elements that `file` has replace
+/// those of the document `name`. `options`: those of the problem; of peers one
 /// for each problem. `measured`: the provenance. Throws InputError where `file` is evidence
 /// already.
 void record(const std::filesystem::path& folder, CodeKeys&, const Unit&, const std::string& name,

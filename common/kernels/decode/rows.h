@@ -25,8 +25,8 @@ __device__ __forceinline__ Rows rows_of(const Shape& shape, int block, int block
   return {bh_kv, int64_t{bh_kv} * all + row0, row0, min(block_rows, all - row0)};
 }
 
-// What some query of these rows sees; if they are of one head, those between the first and the
-// last.
+// The keys that some query of these rows sees; if the rows are of one head, those between the first
+// and the last.
 __device__ __forceinline__ Keys keys_seen(const Shape& shape, int used, const Rows& rows) {
   const int last_row = rows.row0 + rows.count - 1;
   const bool one_head = rows.row0 / shape.seqlen_q == last_row / shape.seqlen_q;
