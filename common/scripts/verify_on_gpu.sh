@@ -27,7 +27,8 @@
 # With --changed lines that are of the code as it is stay: only stale ones are measured again.
 #
 # `attn_report evidence check DIR` says afterwards what is stale. The programs are expected in
-# build/release: build them first with common/scripts/start.sh.
+# build/release: build them first with common/scripts/start.sh. Where the sources are a copy without
+# .git, ATTN_COMMIT says which commit they are of.
 #
 # Exit status: 0, 1 if a part failed, 2 for a mistake on the command line, 77 where there is no GPU.
 set -euo pipefail
@@ -136,9 +137,11 @@ ask() {
 as_json() {  # a number, or a text
   if [[ $1 =~ ^[0-9]+(\.[0-9]+)?$ ]]; then echo "$1"; else echo "\"${1//[\"\\]/}\""; fi
 }
-commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+commit=$(git rev-parse --short=12 HEAD 2>/dev/null || echo "${ATTN_COMMIT:-unknown}")
 # Not all of the sources are committed: "+".
-[ "$commit" = unknown ] || git diff --quiet HEAD -- . ':!docs' 2>/dev/null || commit=$commit+
+if git rev-parse HEAD >/dev/null 2>&1; then
+  git diff --quiet HEAD -- . ':!docs' 2>/dev/null || commit=$commit+
+fi
 cuda=$(nvcc --version 2>/dev/null | sed -n 's/.*release \([0-9.]*\).*/\1/p') || true
 before=unknown
 begins() {  # what is measured next
