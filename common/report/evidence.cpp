@@ -233,7 +233,7 @@ std::vector<std::string> edited_evidence(const fs::path& folder) {
       known.insert(name);
       if (!fs::exists(folder / name))
         wrong.push_back(fmt::format("{}: gone since it was measured", name));
-      else if (digest(folder / name) != sum)
+      else if (digest(folder / name) != sum.get<std::string>())
         wrong.push_back(fmt::format("{}: not as it was measured", name));
     }
   }

@@ -92,9 +92,13 @@ TEST_CASE("an export is a profile of the results that it belongs to") {
         read_profile(recorded("01_naive." + std::string(step) + ".ncu.csv"), in.results));
   CHECK(has(page(in), "What moved most: load sectors/request, 16.59 -&gt; 9.13"));
   in.results.pop_back();
-  CHECK_THROWS_WITH(
-      read_profile(recorded("01_naive.v1_global.ncu.csv"), in.results),
-      Catch::Matchers::Contains("01_naive.v1_global.ncu.csv: belongs to none of the results: "));
+  std::string said;
+  try {
+    read_profile(recorded("01_naive.v1_global.ncu.csv"), in.results);
+  } catch (const std::exception& e) {
+    said = e.what();
+  }
+  CHECK(has(said, "01_naive.v1_global.ncu.csv: belongs to none of the results: "));
 }
 
 TEST_CASE("a page shows what wrong elements have in common, and what the failure needs") {
