@@ -207,8 +207,7 @@ TEST_CASE("errors of caches by kind of input, for CACHES.md", "[figures]") {
   compare("biased", normal, with_biased_channels(normal, decode()));
 }
 
-// Both tables of the README, looked up in the page. The second has as many digits of a cosine as
-// are other than 9.
+// Both tables of the README, looked up in the page.
 TEST_CASE("errors by kind of input, for the README", "[figures]") {
   const auto compare = [](const char* what, const Problem& p, const HostTensors& in) {
     std::string row;
@@ -224,8 +223,7 @@ TEST_CASE("errors by kind of input, for the README", "[figures]") {
     for (const auto stored :
          {smoothed_threads, smoothed_q, int4_threads, int4_smooth_k, smoothed_q_int4}) {
       const double cosine = of_stored(p, in, stored).cosine;
-      const int digits = cosine > 0.99999 ? 6 : cosine > 0.9991 ? 5 : cosine > 0.99 ? 4 : 3;
-      cosines += fmt::format("{}{:.{}f}", cosines.empty() ? "" : " | ", cosine, digits);
+      cosines += fmt::format("{}{:.7f}", cosines.empty() ? "" : " | ", cosine);
     }
     INFO(what << " | " << cosines);
     CHECK(on_page("08_quant_sparse/README.md", what, cosines));

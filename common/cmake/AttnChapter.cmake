@@ -121,7 +121,7 @@ function(attn_add_test name)
   add_executable(${name} ${arg_SOURCES} ${arg_OBJECTS} $<TARGET_OBJECTS:attn_test_main>)
   attn_test_settings(${name} ${arg_LIBRARY})
   target_include_directories(${name} BEFORE PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
-  catch_discover_tests(${name} TEST_SPEC "~[gpu]~[figures]" TEST_PREFIX "${name}: "
+  catch_discover_tests(${name} TEST_SPEC "~[gpu]" TEST_PREFIX "${name}: "
                        TEST_LIST ${name}_CASES
                        PROPERTIES TIMEOUT 600)
   # Catch's script takes a list of labels apart: they are set when ctest has read what it wrote. The
