@@ -310,7 +310,8 @@ struct GpuTimer::Impl {
   }
 };
 GpuTimer::GpuTimer() : impl_(std::make_unique<Impl>()) {}
-Status GpuTimer::time(Arguments& arguments, LaunchFunction launch, Sample& sample) {
+Status GpuTimer::measure(Arguments& arguments, LaunchFunction launch, Sample& sample,
+                         bool between_phases) {
   constexpr double kLongestSpin = 64e-3;
   const InUse in_use(arguments.device);
   const cudaStream_t stream = as_cuda(arguments.stream);
@@ -323,14 +324,14 @@ Status GpuTimer::time(Arguments& arguments, LaunchFunction launch, Sample& sampl
     if (const Status status = spin(arguments.stream, spin_s); !status.ok()) return status;
     std::vector<std::string> names;
     arguments.on_phase = [&](std::string_view phase) {
-      if (!names.empty())  // the first one begins with the launch: an event takes time, too
+      if (between_phases && !names.empty())  // the first one begins with the launch
         cuda(cudaEventRecord(impl_->event(names.size()), stream), "recording an event");
       names.emplace_back(phase);
     };
     cuda(cudaEventRecord(impl_->event(0), stream), "recording an event");
     const Status status = launch(arguments);
     arguments.on_phase = nullptr;
-    const std::size_t last = std::max<std::size_t>(1, names.size());
+    const std::size_t last = between_phases ? std::max<std::size_t>(1, names.size()) : 1;
     cuda(cudaEventRecord(impl_->event(last), stream), "recording an event");
     if (!status.ok()) return status;
     const bool hidden = cudaEventQuery(impl_->event(0)) == cudaErrorNotReady;
@@ -343,19 +344,26 @@ Status GpuTimer::time(Arguments& arguments, LaunchFunction launch, Sample& sampl
       return double{ms} * 1e-3;
     };
     sample = {seconds(0, last), hidden, {}};
-    for (std::size_t n = 0; n < names.size(); ++n)
-      sample.phases.emplace_back(names[n], seconds(n, n + 1));
+    if (names.size() == last)
+      for (std::size_t n = 0; n < last; ++n)
+        sample.phases.emplace_back(names[n], seconds(n, n + 1));
     return status;
   }
 }
 #else
 struct GpuTimer::Impl {};
 GpuTimer::GpuTimer() {}
-Status GpuTimer::time(Arguments&, LaunchFunction, Sample&) {
+Status GpuTimer::measure(Arguments&, LaunchFunction, Sample&, bool) {
   return Status::device_error("built without CUDA");
 }
 Status spin(Stream, double) { return Status::device_error("built without CUDA"); }
 #endif
 GpuTimer::~GpuTimer() = default;
+Status GpuTimer::time(Arguments& arguments, LaunchFunction launch, Sample& sample) {
+  return measure(arguments, launch, sample, /*between_phases=*/false);
+}
+Status GpuTimer::time_phases(Arguments& arguments, LaunchFunction launch, Sample& sample) {
+  return measure(arguments, launch, sample, /*between_phases=*/true);
+}
 
 }  // namespace attn

@@ -272,6 +272,7 @@ std::string state_of(const fs::path& folder, const std::vector<std::string>& doc
                        fmt::join(state.methods, " and "),
                        state.methods.contains(1)   ? " (1 counts the host's time to launch)"
                        : state.methods.contains(2) ? " (2 has one more event before the kernel)"
+                       : state.methods.contains(3) ? " (3 has events between phases in the time)"
                                                    : "",
                        text);
   return fmt::format("State: {}.", text);

@@ -54,7 +54,7 @@ class Project {
     write("01_first/chapter.cpp", kTable);
     write("01_first/v1_one.cu", kKernel);
     write("01_first/v2_two.cu", with(kKernel, "v1_one", "v2_two"));
-    times("01_first.n64", 3);
+    times("01_first.n64", 4);
     log("tests", "All tests passed\n");
   }
   ~Project() { fs::remove_all(root); }
@@ -294,7 +294,7 @@ TEST_CASE("lines are the document that a program wrote, and cannot be recorded a
   const auto document = [&] {
     return nlohmann::json::parse(contained_document(p.reports / "01_first.n64.json"));
   };
-  CHECK(document() == nlohmann::json::parse(p.results(3)));
+  CHECK(document() == nlohmann::json::parse(p.results(4)));
   CHECK(contained_document(p.reports / "01_first.n65.json").empty());
   CHECK(document_names(p.reports, "01_first.n", ".json") ==
         std::vector<std::string>{"01_first.n64"});
@@ -352,22 +352,22 @@ TEST_CASE("what others measured has checksum and kernel keys, and no launch of o
 TEST_CASE("a state says which key differs", "[evidence]") {
   Project p;
   const std::string n64 = "01_first.n64";
-  CHECK(p.state(n64) == "State: timing method 3; measured on the code as it is.");
+  CHECK(p.state(n64) == "State: timing method 4; measured on the code as it is.");
   p.write("01_first/v1_one.cu", with(kKernel, "// who I am", "// another comment"));
-  CHECK(p.state(n64) == "State: timing method 3; measured on the code as it is.");
+  CHECK(p.state(n64) == "State: timing method 4; measured on the code as it is.");
   p.write("01_first/v1_one.cu", with(kKernel, "n < 4", "n < 5"));
-  CHECK(p.state(n64) == "State: timing method 3; `v1_one` has changed since.");
+  CHECK(p.state(n64) == "State: timing method 4; `v1_one` has changed since.");
   CHECK(p.state(n64, "| `v2_two` | 2 |") ==
-        "State: timing method 3; measured on the code as it is.");
+        "State: timing method 4; measured on the code as it is.");
   CHECK(p.stale() ==
         "tests 01_first: 1 of 1 lines stale: `v1_one` has changed since\n"
         "times 01_first: 1 of 3 lines stale: `v1_one` has changed since\n");
   p.write("01_first/v1_one.cu", kKernel);
   p.write("01_first/chapter.cpp", with(Project::kTable, "bytes + 4", "bytes + 8"));
-  CHECK(p.state(n64) == "State: timing method 3; launch code has changed since.");
+  CHECK(p.state(n64) == "State: timing method 4; launch code has changed since.");
   p.write("01_first/chapter.cpp", Project::kTable);
   p.write("common/device/spin.cu", "void spin() { spin(); }\n");
-  CHECK(p.state(n64) == "State: timing method 3; the way of measuring has changed since.");
+  CHECK(p.state(n64) == "State: timing method 4; the way of measuring has changed since.");
   CHECK(has(p.stale(), "times 01_first: 2 of 3 lines stale: the way of measuring"));
   CHECK_FALSE(has(p.stale(), "tests 01_first"));
   p.write("common/device/spin.cu", "void spin() {}\n");
@@ -381,7 +381,7 @@ TEST_CASE("a state says which key differs", "[evidence]") {
     line = make_line(line.name, j);
   }
   write_lines(p.reports / "01_first.forward.jsonl", lines);
-  CHECK(p.state(n64) == "State: timing method 3; launch code unknown.");
+  CHECK(p.state(n64) == "State: timing method 4; launch code unknown.");
   CHECK(has(p.stale(), "times 01_first: 2 of 3 lines stale: launch code unknown"));
 }
 
@@ -405,7 +405,7 @@ TEST_CASE("of a kernel's parameter what the kernel reads counts", "[evidence]") 
       "struct Shape {\n  static constexpr int kNoWindow = 1 << 30;\n  int heads, stride;\n};\n";
   p.write("common/attn/problem.h", shape);
   CHECK(has(p.stale(), "`v1_one`, `v2_two` have changed since"));  // they have a `stride`
-  p.times("01_first.n64", 3);
+  p.times("01_first.n64", 4);
   p.log("tests", "All tests passed\n");
   CHECK(p.stale() == "");
   p.write("common/attn/problem.h",
@@ -449,7 +449,7 @@ TEST_CASE("what is stale is measured again, and nothing else", "[evidence]") {
   CHECK(p.todo({"v1_one", "v2_two"}) == "v1_one ");
   CHECK(p.todo({"v2_two", "v4_new"}) == "v4_new ");
   // Of one step alone the others stay as they were.
-  p.write("result.json", with(p.results(3, 9.5), R"("v2_two")", R"("v9_other")"));
+  p.write("result.json", with(p.results(4, 9.5), R"("v2_two")", R"("v9_other")"));
   CodeKeys code(p.root);
   record(p.reports, code, {"times", "01_first"}, "01_first.n64", p.root / "result.json", {}, {});
   const std::string all = contained_document(p.reports / "01_first.n64.json");
@@ -492,6 +492,6 @@ TEST_CASE("the table of states has a row for each chapter and part", "[evidence]
         "| chapter | part | lines | kernels changed since | launch code | way of measuring | "
         "timing method |\n|---|---:|---:|---:|---:|---:|---:|\n"
         "| 01_first | tests | 1 | `v1_one` | current | current | - |\n"
-        "| 01_first | times | 3 | `v1_one` | current | current | 3 |\n"
+        "| 01_first | times | 3 | `v1_one` | current | current | 4 |\n"
         "\n* 01_first: has no counters, sanitizer, large, peers\n");
 }

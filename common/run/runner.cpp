@@ -431,20 +431,31 @@ class Run {
     busy_s_ = 0;
     std::vector<double> whole;
     std::vector<std::pair<std::string, std::vector<double>>> phases;
-    for (int i = -options_.warmup; i < options_.repeat; ++i) {
-      Sample sample;
-      if (Status status = session.time(*timer_, sample); !status.ok()) return status;
+    const auto add_phases = [&](const Sample& sample) {
       busy_s_ += sample.seconds;
-      if (i < 0) continue;
-      s.launch_hidden &= sample.launch_hidden;
-      whole.push_back(sample.seconds);
       phases.resize(sample.phases.size());
       for (std::size_t n = 0; n < phases.size(); ++n) {
         phases[n].first = sample.phases[n].first;
         phases[n].second.push_back(sample.phases[n].second);
       }
+    };
+    Sample sample;
+    for (int i = -options_.warmup; i < options_.repeat; ++i) {
+      if (Status status = session.time(*timer_, sample); !status.ok()) return status;
+      if (i < 0) {
+        busy_s_ += sample.seconds;
+        continue;
+      }
+      s.launch_hidden &= sample.launch_hidden;
+      whole.push_back(sample.seconds);
+      add_phases(sample);
     }
     s.time = statistics(whole);
+    // Phases of a launch that has several: in launches of their own, for their events take time.
+    for (int i = 0; i < options_.repeat && sample.phases.size() != 1; ++i) {
+      if (Status status = session.time_phases(*timer_, sample); !status.ok()) return status;
+      add_phases(sample);
+    }
     std::vector<double> plans;
     for (int i = 0; i < options_.repeat; ++i)
       if (const auto seconds = session.time_plan()) plans.push_back(*seconds);

@@ -269,6 +269,9 @@ std::optional<std::string> Session::damage() {
 Status Session::time(GpuTimer& timer, Sample& sample) {
   return timer.time(arguments_, step_->launch.on(device_.backend), sample);
 }
+Status Session::time_phases(GpuTimer& timer, Sample& sample) {
+  return timer.time_phases(arguments_, step_->launch.on(device_.backend), sample);
+}
 
 Status Session::profile() {
   const InUse in_use(device_);

@@ -78,6 +78,7 @@ class Session {
   void poison();
   /// Times one launch (GPU only).
   Status time(GpuTimer&, Sample&);
+  Status time_phases(GpuTimer&, Sample&);
   /// Launches between profiler marks, with nothing else on the device.
   Status profile();
 

@@ -24,7 +24,7 @@ are then timed on these inputs.
 
 For every problem each backend and each step takes a turn a round (--rounds, at least 5), in an order that is turned
 round every time; before each turn the GPU rests for twice as long as the timed calls of the turn before took. One program runs
-for all rounds of a problem (--turns). The method is that of the chapter program (device.h, timing method 3): the L2
+for all rounds of a problem (--turns). The method is that of the chapter program (device.h, timing method 4): the L2
 cache overwritten, a kernel that spins for a millisecond, so that whatever the host needs to launch is queued when the
 clock starts, then CUDA events around one call; the median over all rounds with its quartiles. A
 ratio is the peer's time over the step's, of a round: above 1 the step is faster. It is printed with the quartiles of
@@ -58,7 +58,7 @@ BACKENDS = {
 GRAPH = " graph"
 # Roofs from a datasheet: those of a run that nobody reads need not be measured.
 NO_ROOFS = ("--gpu", "h200")
-TIMING_METHOD = 3  # as kTimingMethod in device.h
+TIMING_METHOD = 4  # as kTimingMethod in device.h
 LEAST_ROUNDS = 5
 CYCLES_A_SECOND = 2e9  # of torch.cuda._sleep, about
 # The largest relative L2 difference of a row of O between two right kernels: twice what the checker

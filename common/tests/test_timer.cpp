@@ -28,6 +28,18 @@ Status fill_by_a_very_slow_host(const Arguments& arguments) {
   return fill(arguments);
 }
 
+Status fill_in_three_phases(const Arguments& arguments) {
+  for (const char* phase : {"first", "second", "third"}) {
+    arguments.phase(phase);
+    buffer->poison();
+  }
+  return Status::success();
+}
+Status fill_in_one_phase(const Arguments& arguments) {
+  arguments.phase("all");
+  return fill(arguments);
+}
+
 double median_seconds(GpuTimer& timer, LaunchFunction launch) {
   Problem problem;
   Arguments arguments(problem, Backend::gpu);
@@ -53,5 +65,32 @@ TEST_CASE("what the host needs to launch is in nobody's time", "[gpu]") {
   INFO("plain " << plain << " s");
   CHECK(std::abs(median_seconds(timer, fill_by_a_slow_host) - plain) < 30e-6);
   CHECK(std::abs(median_seconds(timer, fill_by_a_very_slow_host) - plain) < 30e-6);
+  buffer = nullptr;
+}
+
+TEST_CASE("phases are timed in launches of their own", "[gpu]") {
+  if (!gpu_info().available) return;
+  DeviceBuffer memory(Backend::gpu, "memory", 1 << 20);
+  buffer = &memory;
+  GpuTimer timer;
+  Problem problem;
+  Arguments arguments(problem, Backend::gpu);
+  Sample sample;
+  // The whole launch: no event between its phases, so no time of one.
+  REQUIRE(timer.time(arguments, fill_in_three_phases, sample).ok());
+  CHECK(sample.phases.empty());
+  REQUIRE(timer.time_phases(arguments, fill_in_three_phases, sample).ok());
+  REQUIRE(sample.phases.size() == 3);
+  CHECK(sample.phases[1].first == "second");
+  double sum = 0;
+  for (const auto& [name, seconds] : sample.phases) {
+    CHECK(seconds > 0);
+    sum += seconds;
+  }
+  CHECK(std::abs(sum - sample.seconds) < 1e-6);
+  // Of a launch of one phase both say the same.
+  REQUIRE(timer.time(arguments, fill_in_one_phase, sample).ok());
+  REQUIRE(sample.phases.size() == 1);
+  CHECK(sample.phases[0].second == sample.seconds);
   buffer = nullptr;
 }

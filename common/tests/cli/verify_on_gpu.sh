@@ -75,7 +75,7 @@ for step in $mine; do
   results+=${results:+,}"{\"name\": \"$step\", \"outcome\": \"pass\", \"time\": {}}"
 done
 [[ -z $json ]] ||
-  echo "{\"timing_method\": 3, \"operation\": \"$operation\", \"steps\": [$results]}" >"$json"
+  echo "{\"timing_method\": 4, \"operation\": \"$operation\", \"steps\": [$results]}" >"$json"
 exit "${PROGRAM_EXIT:-0}"'
 for chapter in 01_naive 02_online_softmax 03_flash_v1; do
   stand_in "$bin/$chapter" "$program"
@@ -87,7 +87,7 @@ stand_in "$tree/common/scripts/check_warp_access.sh" 'echo "33 of 33 patterns as
 stand_in "$tree/common/scripts/compiler_report.sh" 'echo "registers  kernel"'
 stand_in "$work/with/python3" 'while [[ $# -gt 0 ]]; do
   case $1 in
-    --out) printf "{\"timing_method\": 3, \"problems\": [%s]}\n" "$problems" >"$2" ;;
+    --out) printf "{\"timing_method\": 4, \"problems\": [%s]}\n" "$problems" >"$2" ;;
     --steps) step=${2##*,} ;;
     --problems)
       cat "$2" >>"$CALLS"

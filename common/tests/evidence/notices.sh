@@ -24,8 +24,8 @@ echo '{"commit":"here","date":"today"}' >"$work/measured"
 lines() {  # PART CHAPTER NAME STEP OPTIONS
   local step="{\"name\":\"$4\",\"outcome\":\"pass\",\"time\":{}}"
   case $1 in
-    times) echo "{\"timing_method\":3,\"operation\":\"any\",\"steps\":[$step]}" ;;
-    peers) echo "{\"timing_method\":3,\"problems\":[{\"runs\":[{\"steps\":[$step]}]}]}" ;;
+    times) echo "{\"timing_method\":4,\"operation\":\"any\",\"steps\":[$step]}" ;;
+    peers) echo "{\"timing_method\":4,\"problems\":[{\"runs\":[{\"steps\":[$step]}]}]}" ;;
     counters) printf '==profile.sh== clocks: none\n"ID","Metric Name"\n"0","x"\n' ;;
   esac >"$work/file"
   "$report" evidence record --root "$root" "$reports" "$1" "$2" "$3" "$work/file" \
