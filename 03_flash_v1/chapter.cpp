@@ -126,20 +126,6 @@ Reason refuse_scalar(const Problem& p) {
     return fmt::format("--head-dim {}: at most 128 (shared memory)", p.head_dim);
   return refuse_heads(p);
 }
-Reason refuse_tensor(const Problem& p) {
-  if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
-  if (p.head_dim != 32 && p.head_dim != 64 && p.head_dim != 128)
-    return fmt::format("--head-dim {}: this step has 32, 64 and 128", p.head_dim);
-  return refuse_heads(p);
-}
-Reason refuse_small_scale(const Problem& p) {
-  // A scale that is 0 as a float, or denormal and taken for 0, would make its product with a masked
-  // score no number.
-  if (p.softmax_scale < 1e-37)
-    return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
-  return refuse_tensor(p);
-}
-
 // O in fp32 and the pairs (m, l), between visits: linear in the length.
 std::vector<Workspace> state_of_rows(const Problem& p) {
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
@@ -148,8 +134,7 @@ std::vector<Workspace> state_of_rows(const Problem& p) {
 
 const char* const kScalarSupport =
     "fp32, fp16, bf16; head dims up to 128; any lengths, masks, GQA, dropout";
-const char* const kTensorSupport =
-    "fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout";
+const char* const kTensorSupport = "any lengths, masks, GQA, dropout";
 
 Step scalar_step(std::string name, std::string idea, int floats, Launch launch) {
   return {
@@ -190,7 +175,8 @@ Step tile_step(std::string name, std::string idea, Work work, Launch launch) {
       .operation = &forward(),
       .idea = std::move(idea),
       .support = kTensorSupport,
-      .refuses = refuse_tensor,
+      .limits = {.dtypes = k16Bits, .head_dims = {32, 64, 128}},
+      .refuses = refuse_heads,
       .workspaces = state_of_rows,
       .cost =
           [work](const Problem& p) {
@@ -216,7 +202,8 @@ Step backward_step(std::string name, std::string idea, int mma, Launch launch) {
       .operation = &backward(),
       .idea = std::move(idea),
       .support = kTensorSupport,
-      .refuses = refuse_small_scale,
+      .limits = {.dtypes = k16Bits, .head_dims = {32, 64, 128}, .least_scale = kLeastScale},
+      .refuses = refuse_heads,
       .workspaces =
           [](const Problem& p) {  // of the forward pass that prepares, too
             const int64_t heads = p.batch * p.heads, block = backward_tiles(p).block_m;
@@ -270,7 +257,7 @@ Chapter make_chapter() {
   c.steps.push_back(tile_step("v10_exp2",
                               "softmax scale and base of the exponential in one multiply-add", two,
                               ATTN_LAUNCH(v10_exp2)));
-  c.steps.back().refuses = refuse_small_scale;
+  c.steps.back().limits.least_scale = kLeastScale;
   c.steps.push_back(scalar_step("v1_half_m",
                                 "v1_scalar with M = 32 KiB: smaller tiles, more traffic", 8 * 1024,
                                 ATTN_LAUNCH_OF(v1_scalar, launch_half)));
@@ -320,7 +307,7 @@ Chapter make_chapter() {
     if ((p.seqlen_k + 127) / 128 > 65535)
       return fmt::format("--seqlen-k {}: at most {} (65535 blocks of 128 keys in a grid)",
                          p.seqlen_k, 65535 * 128);
-    return refuse_small_scale(p);
+    return refuse_heads(p);
   };
   return c;
 }

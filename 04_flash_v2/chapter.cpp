@@ -52,7 +52,6 @@ Cost forward_cost(const Problem& p, const Tiling& t, int64_t warp_keys = 0) {
 }
 
 Reason refuse(const Problem& p, const Launch& launch) {
-  if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
   const int64_t heads = p.batch * p.heads, block_m = tiling_of(launch, p)->block_m;
   const int64_t row_tiles = (p.seqlen_q + block_m - 1) / block_m;
   if (heads > ((int64_t{1} << 31) - 1) / row_tiles)
@@ -66,18 +65,9 @@ Step first_step(std::string name, std::string idea, Launch launch, int64_t warp_
       .name = std::move(name),
       .operation = &forward(),
       .idea = std::move(idea),
-      .support = "fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37",
-      .refuses = [launch](const Problem& p) -> Reason {
-        if (p.head_dim != 32 && p.head_dim != 64 && p.head_dim != 128)
-          return fmt::format("--head-dim {}: this step has 32, 64 and 128", p.head_dim);
-        // A scale that is 0 as a float, or denormal and taken for 0, would make the product with a
-        // masked score,
-        // -inf, no number.
-        if (p.softmax_scale < 1e-37)
-          return "--scale below 1e-37: this step takes the maximum of scores that are not scaled "
-                 "yet";
-        return refuse(p, launch);
-      },
+      .support = "any lengths, masks, GQA",
+      .limits = {.dtypes = k16Bits, .head_dims = {32, 64, 128}, .least_scale = kLeastScale},
+      .refuses = [launch](const Problem& p) { return refuse(p, launch); },
       .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
       .cost = [launch, warp_keys](
                   const Problem& p) { return forward_cost(p, *tiling_of(launch, p), warp_keys); },
@@ -89,18 +79,13 @@ Step first_step(std::string name, std::string idea, Launch launch, int64_t warp_
 
 Step featured_step(std::string name, std::string idea, std::vector<int64_t> head_dims,
                    Launch launch) {
-  const std::string dims = fmt::format("{}", fmt::join(head_dims, ", "));
   return {
       .name = std::move(name),
       .operation = &forward(),
       .idea = std::move(idea),
-      .support = "fp16, bf16; head dims " + dims +
-                 "; any lengths, packed sequences, masks, GQA, softcap, ALiBi, dropout",
-      .refuses = [launch, head_dims, dims](const Problem& p) -> Reason {
-        if (std::find(head_dims.begin(), head_dims.end(), p.head_dim) == head_dims.end())
-          return fmt::format("--head-dim {}: this step has {}", p.head_dim, dims);
-        return refuse(p, launch);
-      },
+      .support = "any lengths, packed sequences, masks, GQA, softcap, ALiBi, dropout",
+      .limits = {.dtypes = k16Bits, .head_dims = std::move(head_dims)},
+      .refuses = [launch](const Problem& p) { return refuse(p, launch); },
       .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
       .cost = [launch](const Problem& p) { return forward_cost(p, *tiling_of(launch, p)); },
       .launch = launch,

@@ -34,11 +34,6 @@ using namespace splits;
 using Reason = std::optional<std::string>;
 
 Reason refuse(const Problem& p) {
-  if (p.dtype == DType::fp32) return "the elements must be fp16 or bf16";
-  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
-    return fmt::format("--head-dim {}: only 64, 128 and 256", p.head_dim);
-  if (p.seqlen_q > 16) return fmt::format("--seqlen-q {}: at most 16 queries", p.seqlen_q);
-  if (p.seqlen_k >= 1 << 30) return fmt::format("--seqlen-k {}: at most 2^30 - 1", p.seqlen_k);
   if (row_blocks(p, 1) >= int64_t{1} << 31)
     return fmt::format("{} blocks: at most 2^31 - 1 fit in a grid", row_blocks(p, 1));
   return std::nullopt;
@@ -96,8 +91,9 @@ Cost split_cost(const Problem& p, int64_t block_rows, int64_t num_splits) {
            .l2_bytes = partial + out}};
 }
 
-const char* const kSupport =
-    "fp16, bf16; head dims 64, 128, 256; up to 16 queries, causal, windows, GQA";
+const char* const kSupport = "causal, windows, GQA";
+const Limits kLimits{.dtypes = k16Bits, .head_dims = {64, 128, 256}, .most_queries = 16,
+                     .most_keys = (1 << 30) - 1};
 
 // A single split is stored as it is: no merge is launched.
 Cost stored_or_split_cost(const Problem& p, int64_t block_rows, int64_t num_splits) {
@@ -120,6 +116,7 @@ Step split_step(std::string name, std::string idea, int64_t (*block_rows)(const 
           .operation = &decode(),
           .idea = std::move(idea),
           .support = kSupport,
+          .limits = kLimits,
           .refuses = refuse,
           .workspaces = [=](const Problem& p) { return partials(p, splits(p)); },
           .cost = [=](const Problem& p) { return cost(p, block_rows(p), splits(p)); },
@@ -213,6 +210,7 @@ Chapter make_chapter() {
       .operation = &decode(),
       .idea = "a block for each query, which reads all keys",
       .support = kSupport,
+      .limits = kLimits,
       .refuses = refuse,
       .workspaces = no_workspace,
       .cost = [](const Problem& p) { return Cost{attention(p, 1)}; },
@@ -258,9 +256,7 @@ Chapter make_chapter() {
   c.steps.back().needs = kHopper;
   Step features = even_or_runs("v16_features", "softcap and ALiBi, compiled in where they are used",
                                ATTN_LAUNCH(v16_features), mma_rows, 128);
-  features.support =
-      "fp16, bf16; head dims 64, 128, 256; up to 16 queries, causal, windows, GQA, "
-      "softcap, ALiBi";
+  features.support = "causal, windows, GQA, softcap, ALiBi";
   features.takes.insert(features.takes.end(), {"softcap", "alibi"});
   c.steps.push_back(features);
   return c;

@@ -51,13 +51,6 @@ Cost forward_cost(const Problem& p, const Tiling& t) {
 }
 
 Reason refuse(const Problem& p, const Launch& launch) {
-  if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
-  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
-    return fmt::format("--head-dim {}: this step has 64, 128 and 256", p.head_dim);
-  // A scale that is 0 as a float, or denormal and taken for 0, would make its product with a masked
-  // score no number.
-  if (p.softmax_scale < 1e-37)
-    return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
   const int64_t heads = p.batch * p.heads, block_m = tiling_of(launch, p)->block_m;
   const int64_t row_tiles = (p.seqlen_q + block_m - 1) / block_m;
   if (heads > ((int64_t{1} << 31) - 1) / row_tiles)
@@ -71,8 +64,8 @@ Step forward_step(std::string name, std::string idea, Launch launch) {
       .name = std::move(name),
       .operation = &forward(),
       .idea = std::move(idea),
-      .support =
-          "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA; scales from 1e-37",
+      .support = "any lengths, masks, GQA",
+      .limits = {.dtypes = k16Bits, .head_dims = {64, 128, 256}, .least_scale = kLeastScale},
       .refuses = [launch](const Problem& p) { return refuse(p, launch); },
       .workspaces = [](const Problem&) { return std::vector<Workspace>{}; },
       .cost = [launch](const Problem& p) { return forward_cost(p, *tiling_of(launch, p)); },
@@ -96,9 +89,7 @@ Step dynamic_step(std::string name, std::string idea, Launch launch) {
 // And with what the last two steps have in addition.
 Step featured_step(std::string name, std::string idea, Launch launch) {
   Step step = dynamic_step(std::move(name), std::move(idea), launch);
-  step.support =
-      "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, "
-      "softcap; scales from 1e-37";
+  step.support = "any lengths, packed sequences, masks, GQA, softcap";
   step.takes = {"softcap", "varlen"};
   return step;
 }

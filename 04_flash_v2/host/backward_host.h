@@ -74,7 +74,6 @@ inline Phase convert_phase(const Problem& p, double slices = 1) {
 }
 
 inline Reason refuse(const Problem& p, Tiles t) {
-  if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
   const int64_t most = (int64_t{1} << 31) - 1, heads = p.batch * p.heads;
   const int64_t tiles = std::max(t.row_tiles(p), t.key_tiles(p));
   if (heads > most / tiles)
@@ -121,7 +120,8 @@ inline Step step(std::string name, std::string idea, Tiles (*tiles)(const Proble
       .operation = &backward(),
       .idea = std::move(idea),
       .support = {},
-      .refuses = {},
+      .limits = {.dtypes = k16Bits, .head_dims = {32, 64, 128}},
+      .refuses = [tiles](const Problem& p) { return refuse(p, tiles(p)); },
       .workspaces = [tiles,
                      slices](const Problem& p) { return workspaces(p, tiles(p), slices(p)); },
       .cost =
@@ -139,31 +139,16 @@ inline Step step(std::string name, std::string idea, Tiles (*tiles)(const Proble
 // b1 to b6.
 inline Step first_step(std::string name, std::string idea, Launch launch) {
   Step first = step(std::move(name), std::move(idea), first_tiles, one_slice, launch);
-  first.support =
-      "fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA; scales from "
-      "1e-37";
+  first.support = "any lengths, packed sequences, masks, GQA";
+  first.limits.least_scale = kLeastScale;
   first.takes = {"varlen"};
-  first.refuses = [](const Problem& p) -> Reason {
-    if (p.head_dim != 32 && p.head_dim != 64 && p.head_dim != 128)
-      return fmt::format("--head-dim {}: this step has 32, 64 and 128", p.head_dim);
-    if (p.softmax_scale < 1e-37)
-      return "--scale below 1e-37: this step scales scores that a mask made -inf";
-    return refuse(p, first_tiles(p));
-  };
   return first;
 }
 
 inline Step features_step(std::string name, std::string idea, Launch launch) {
   Step features = step(std::move(name), std::move(idea), first_tiles, one_slice, launch);
-  features.support =
-      "fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA, softcap, "
-      "dropout";
+  features.support = "any lengths, packed sequences, masks, GQA, softcap, dropout";
   features.takes = {"dropout", "softcap", "varlen"};
-  features.refuses = [](const Problem& p) -> Reason {
-    if (p.head_dim != 32 && p.head_dim != 64 && p.head_dim != 128)
-      return fmt::format("--head-dim {}: this step has 32, 64 and 128", p.head_dim);
-    return refuse(p, first_tiles(p));
-  };
   return features;
 }
 
@@ -171,16 +156,9 @@ inline Step features_step(std::string name, std::string idea, Launch launch) {
 inline Step tuned_step(std::string name, std::string idea, int64_t (*slices)(const Problem&),
                        Launch launch) {
   Step tuned = step(std::move(name), std::move(idea), tuned_tiles, slices, launch);
-  tuned.support =
-      "fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks, GQA, "
-      "softcap, dropout";
+  tuned.support = "any lengths, packed sequences, masks, GQA, softcap, dropout";
+  tuned.limits.head_dims = {32, 64, 96, 128, 192, 256};
   tuned.takes = {"dropout", "softcap", "varlen"};
-  tuned.refuses = [](const Problem& p) -> Reason {
-    constexpr int64_t kDims[] = {32, 64, 96, 128, 192, 256};
-    if (std::find(std::begin(kDims), std::end(kDims), p.head_dim) == std::end(kDims))
-      return fmt::format("--head-dim {}: this step has 32, 64, 96, 128, 192 and 256", p.head_dim);
-    return refuse(p, tuned_tiles(p));
-  };
   return tuned;
 }
 

@@ -333,8 +333,8 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
       CHECK(reason->find(why) != std::string::npos);
     }
   };
-  refused(problem(1, 64, 96, DType::bf16), "--head-dim 96: only 64, 128 and 256");
-  refused(problem(17, 64, 64, DType::bf16), "--seqlen-q 17: at most 16 queries");
+  refused(problem(1, 64, 96, DType::bf16), "--head-dim 96: this step takes 64, 128 and 256");
+  refused(problem(17, 64, 64, DType::bf16), "--seqlen-q 17: this step takes at most 16");
   refused(problem(1, 64, 64, DType::fp32), "must be fp16 or bf16");
   Problem p = problem(1, 64, 64, DType::bf16);
   p.softcap = 30;

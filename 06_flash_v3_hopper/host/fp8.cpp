@@ -100,10 +100,6 @@ Cost tensor_scales_cost(const Problem& p, Launch launch) {
 }
 
 std::optional<std::string> refuse(const Problem& p, Launch launch) {
-  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
-    return fmt::format("--head-dim {}: this step has 64, 128 and 256", p.head_dim);
-  if (p.softmax_scale < 1e-10)
-    return "--scale below 1e-10: this step multiplies it by the scales of Q and of K";
   const int64_t block_m = tiling_of(launch, p)->block_m;
   const int64_t row_tiles = (p.seqlen_q + block_m - 1) / block_m;
   if (heads_q(p) > ((int64_t{1} << 31) - 1) / row_tiles)
@@ -203,8 +199,8 @@ Step tensor_scales_step(std::string name, std::string idea, Launch launch) {
       .name = std::move(name),
       .operation = &forward(),
       .idea = std::move(idea),
-      .support = "sm_90a; e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; "
-                 "softmax scale (--scale) at least 1e-10",
+      .support = "any lengths, masks, GQA",
+      .limits = {.head_dims = {64, 128, 256}, .least_scale = kLeastQuantisedScale},
       .refuses = [launch](const Problem& p) { return refuse(p, launch); },
       .workspaces = tensor_scales_workspaces,
       .cost = [launch](const Problem& p) { return tensor_scales_cost(p, launch); },
@@ -347,7 +343,7 @@ static Step rotated_step(std::string name, std::string idea, Launch launch) {
 static Step windows_step(std::string name, std::string idea, Launch launch, bool fused) {
   Step step = tile_scales_step(std::move(name), std::move(idea), launch,
                                fused ? turned_in_registers : turned_apart);
-  step.support += "; rotary embedding";
+  step.support += ", rotary embedding";
   step.workspaces = fused ? windows_workspaces : apart_workspaces;
   step.cost = [launch, fused](const Problem& p) { return rotary_cost(p, launch, fused); };
   step.takes.push_back("rotary");

@@ -20,15 +20,8 @@ namespace attn::builders {
 
 using namespace splits;
 
-static const char* const kUnscaledMaximum =
-    "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
-
 // What no step of this chapter takes.
 Reason refuse_all(const Problem& p) {
-  if (p.dtype == DType::fp32) return "the elements must be fp16 or bf16";
-  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
-    return fmt::format("--head-dim {}: only 64, 128 and 256", p.head_dim);
-  if (p.seqlen_k >= 1 << 30) return fmt::format("--seqlen-k {}: at most 2^30 - 1", p.seqlen_k);
   if (num_pages_of(p) * page_size_of(p) >= int64_t{1} << 31)
     return fmt::format("--num-pages {}: of {} tokens each, a pool holds at most 2^31 - 1 tokens",
                        num_pages_of(p), page_size_of(p));
@@ -36,7 +29,6 @@ Reason refuse_all(const Problem& p) {
 }
 static Reason refuse(const Problem& p) {
   if (Reason reason = refuse_all(p)) return reason;
-  if (p.seqlen_q > 16) return fmt::format("--seqlen-q {}: at most 16 queries", p.seqlen_q);
   if (row_blocks(p, 1) >= int64_t{1} << 31)
     return fmt::format("{} blocks: at most 2^31 - 1 fit in a grid", row_blocks(p, 1));
   return std::nullopt;
@@ -49,14 +41,18 @@ static Reason refuse_runs(const Problem& p) {
   return std::nullopt;
 }
 
-static const char* const kSupport =
-    "fp16, bf16; head dims 64, 128, 256; any page size; up to 16 queries, causal, windows, GQA";
+static const char* const kSupport = "any page size; causal, windows, GQA";
+static const Limits kDecodeLimits{.dtypes = k16Bits, .head_dims = {64, 128, 256},
+                                  .most_queries = 16, .most_keys = (1 << 30) - 1};
+static const Limits kPrefillLimits{.dtypes = k16Bits, .head_dims = {64, 128, 256},
+                                   .most_keys = (1 << 30) - 1, .least_scale = kLeastScale};
 
 Step one_block(std::string name, std::string idea, Launch launch) {
   return {.name = std::move(name),
           .operation = &paged_decode(),
           .idea = std::move(idea),
           .support = kSupport,
+          .limits = kDecodeLimits,
           .refuses = refuse,
           .workspaces = [](const Problem&) { return std::vector<Workspace>(); },
           .cost = [](const Problem& p) { return Cost{decode_cost(p, 1)}; },
@@ -71,6 +67,7 @@ Step runs(std::string name, std::string idea, Launch launch) {
           .operation = &paged_decode(),
           .idea = std::move(idea),
           .support = kSupport,
+          .limits = kDecodeLimits,
           .refuses = refuse_runs,
           .workspaces =
               [](const Problem& p) {
@@ -171,7 +168,6 @@ static Reason refuse_prefill(const Problem& p) {
   const int64_t rows = prefill_rows(p.head_dim);
   const double blocks = double(p.batch * p.heads) * double((p.seqlen_q + rows - 1) / rows);
   if (blocks >= 0x1p31) return fmt::format("{:.0f} blocks: at most 2^31 - 1 fit in a grid", blocks);
-  if (p.softmax_scale < 1e-37) return kUnscaledMaximum;
   for (int64_t b = 0; p.own.contains("tree") && b < p.batch; ++b)
     if (const Problem one = p.sequence(b); one.seqlen_k < one.seqlen_q)
       return fmt::format("--tree: sequence {} has {} keys, fewer than its {} tokens", b,
@@ -184,9 +180,8 @@ Step prefill(std::string name, std::string idea, std::vector<std::string> takes,
       .name = std::move(name),
       .operation = &paged_prefill(),
       .idea = std::move(idea),
-      .support =
-          "fp16, bf16; head dims 64, 128, 256; any page size; ragged batches, causal, "
-          "windows, GQA",
+      .support = "any page size; ragged batches, causal, windows, GQA",
+      .limits = kPrefillLimits,
       .refuses = refuse_prefill,
       .workspaces = [](const Problem&) { return std::vector<Workspace>(); },
       .cost = prefill_cost,
@@ -212,9 +207,7 @@ static Reason refuse_boxes(const Problem& p) {
 // Chapter 06's kernel, whose tiles its launch states.
 Step hopper_prefill(std::string name, std::string idea, Launch launch) {
   Step step = prefill(std::move(name), std::move(idea), {"seqused", "varlen"}, launch);
-  step.support =
-      "sm_90a; fp16, bf16; head dims 64, 128, 256; page sizes that 8 divides; ragged batches, "
-      "causal, windows, GQA";
+  step.support = "page sizes that 8 divides; ragged batches, causal, windows, GQA";
   step.refuses = [](const Problem& p) -> Reason {
     if (Reason reason = refuse_prefill(p)) return reason;
     return refuse_boxes(p);
@@ -311,10 +304,7 @@ Step shared(std::string name, std::string idea, Launch launch, TilesOf tiles_of)
     all.push_back({"prefix_lse", places * 4});
     return all;
   };
-  step.refuses = [](const Problem& p) -> Reason {
-    if (p.softmax_scale < 1e-37) return kUnscaledMaximum;
-    return refuse_runs(p);
-  };
+  step.limits.least_scale = kLeastScale;
   return step;
 }
 
@@ -322,7 +312,6 @@ Step shared(std::string name, std::string idea, Launch launch, TilesOf tiles_of)
 Step hopper_shared(std::string name, std::string idea, Launch launch) {
   Step step = shared(std::move(name), std::move(idea), launch, plans::wgmma_prefix_tiles);
   step.support.replace(step.support.find("any page size"), 13, "page sizes that 8 divides");
-  step.support = "sm_90a; " + step.support;
   step.refuses = [of_mma = step.refuses](const Problem& p) -> Reason {
     if (Reason reason = of_mma(p)) return reason;
     return refuse_boxes(p);
@@ -333,22 +322,16 @@ Step hopper_shared(std::string name, std::string idea, Launch launch) {
 
 // Latent attention. `rows`: of a block.
 static Reason refuse_latent(const Problem& p) {
-  if (p.dtype == DType::fp32) return "the elements must be fp16 or bf16";
-  if (p.head_dim != kLatentDim)
-    return fmt::format("--head-dim {}: a token has {} numbers here, {} of them its value",
-                       p.head_dim, kLatentDim, kLatentValues);
   if (p.kv_heads != 1) return fmt::format("--kv-heads {}: all query heads share one", p.kv_heads);
-  Problem other = p;
-  other.head_dim = 64;
-  return refuse_runs(other);
+  return refuse_runs(p);
 }
 Step latent(std::string name, std::string idea, Launch launch, int64_t rows) {
   return {.name = std::move(name),
           .operation = &paged_mla(),
           .idea = std::move(idea),
-          .support =
-              "fp16, bf16; head dim 576, of V 512; one K/V head; any page size; up to 16 "
-              "queries, causal, windows",
+          .support = "512 of them V; one K/V head; any page size; causal, windows",
+          .limits = {.dtypes = k16Bits, .head_dims = {kLatentDim}, .most_queries = 16,
+                     .most_keys = (1 << 30) - 1},
           .refuses = refuse_latent,
           .workspaces =
               [rows](const Problem& p) {
@@ -367,25 +350,18 @@ Step latent(std::string name, std::string idea, Launch launch, int64_t rows) {
                          const HostTensors& in) { return plans::team_tensors(p, in, rows); }};
 }
 
-static Reason refuse_latent_wgmma(const Problem& p) {
-  if (p.softmax_scale < 1e-37) return kUnscaledMaximum;
-  return refuse_latent(p);
-}
 Step latent_wgmma(std::string name, std::string idea, Launch launch) {
   Step step = latent(std::move(name), std::move(idea), launch, kWgmmaRows);
   step.needs = kHopper;
-  step.support = "sm_90a; " + step.support;
-  step.refuses = refuse_latent_wgmma;
+  step.limits.least_scale = kLeastScale;
   return step;
 }
 // A tile begins with the first key that is seen: with a window that need not be where a box begins.
 Step latent_boxes(std::string name, std::string idea, Launch launch) {
   Step step = latent_wgmma(std::move(name), std::move(idea), launch);
-  step.support =
-      "sm_90a; fp16, bf16; head dim 576, of V 512; one K/V head; page sizes that 8 divides; up "
-      "to 16 queries, causal";
+  step.support = "512 of them V; one K/V head; page sizes that 8 divides; causal";
   step.refuses = [](const Problem& p) -> Reason {
-    if (Reason reason = refuse_latent_wgmma(p)) return reason;
+    if (Reason reason = refuse_latent(p)) return reason;
     if (Reason reason = refuse_boxes(p)) return reason;
     if (p.window_left >= 0)
       return fmt::format(
@@ -412,7 +388,8 @@ Step copies(std::string name, std::string idea, const Operation& operation, cons
       .name = std::move(name),
       .operation = &operation,
       .idea = std::move(idea),
-      .support = "fp16, bf16; head dims 64, 128, 256; any page size",
+      .support = "any page size",
+      .limits = {.dtypes = k16Bits, .head_dims = {64, 128, 256}, .most_keys = (1 << 30) - 1},
       .refuses = refuses,
       .workspaces = [](const Problem&) { return std::vector<Workspace>(); },
       .cost =

@@ -231,13 +231,13 @@ TEST_CASE("what is no latent attention is refused", "[emulated]") {
   refused(p, "--kv-heads 2: all query heads share one");
   p = latent(16, 1, 64, 16);
   p.head_dim = 512;
-  refused(p, "--head-dim 512: a token has 576 numbers here, 512 of them its value");
+  refused(p, "--head-dim 512: this step takes 576");
   p = latent(16, 1, 64, 16);
   p.softmax_scale = 1e-38;
   p.finish();
   for (const Step* step : latent_steps())
     CHECK((refusal(*step, p) == std::nullopt) == (step->name == "v12_mla"));
-  refused(latent(16, 17, 64, 16), "--seqlen-q 17: at most 16 queries");
+  refused(latent(16, 17, 64, 16), "--seqlen-q 17: this step takes at most 16");
   refused(latent(16, 1, 64, 16, DType::fp32), "must be fp16 or bf16");
   const auto refused_by_boxes = [](Problem q, const std::string& why) {
     q.finish();

@@ -35,10 +35,6 @@ using namespace splits;
 using Reason = std::optional<std::string>;
 
 Reason refuse(const Problem& p) {
-  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
-    return fmt::format("--head-dim {}: only 64, 128 and 256", p.head_dim);
-  if (p.seqlen_q > 16) return fmt::format("--seqlen-q {}: at most 16 queries", p.seqlen_q);
-  if (p.seqlen_k >= 1 << 30) return fmt::format("--seqlen-k {}: at most 2^30 - 1", p.seqlen_k);
   const double tiles = double(row_blocks(p, kMmaRows)) * double(p.seqlen_k / 64 + 1);
   if (tiles >= 0x1p30) return fmt::format("{:.0f} tiles of keys: at most 2^30 - 1", tiles);
   return std::nullopt;
@@ -143,9 +139,8 @@ Step cache_step(std::string name, std::string idea, const char* type, Launch lau
       .name = std::move(name),
       .operation = &decode(),
       .idea = std::move(idea),
-      .support = fmt::format("{}, given in bf16; head dims 64, 128, 256; up to 16 queries, causal, "
-                             "windows, GQA",
-                             type),
+      .support = "causal, windows, GQA",
+      .limits = {.head_dims = {64, 128, 256}, .most_queries = 16, .most_keys = (1 << 30) - 1},
       .refuses = [](const Problem& p) -> Reason {
         if (Reason reason = refuse(p)) return reason;
         if (const auto given = p.own.find("split_keys"); given != p.own.end()) {

@@ -53,10 +53,6 @@ Cost int8_cost(const Problem& p, Launch launch) {
 }
 
 std::optional<std::string> refuse(const Problem& p, Launch launch) {
-  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
-    return fmt::format("--head-dim {}: this step has 64, 128 and 256", p.head_dim);
-  if (p.softmax_scale < 1e-10)
-    return "--scale below 1e-10: this step multiplies it by the scales of Q and of K";
   const int64_t block_m = tiling_of(launch, p)->block_m;
   const int64_t row_tiles = (p.seqlen_q + block_m - 1) / block_m;
   if (heads_q(p) > ((int64_t{1} << 31) - 1) / row_tiles)
@@ -80,8 +76,8 @@ Step int8_step(std::string name, std::string idea, Launch launch,
       .name = std::move(name),
       .operation = &forward(),
       .idea = std::move(idea),
-      .support = "sm_90a; int8, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; "
-                 "softmax scale (--scale) at least 1e-10",
+      .support = "any lengths, masks, GQA",
+      .limits = {.head_dims = {64, 128, 256}, .least_scale = kLeastQuantisedScale},
       .refuses = [launch](const Problem& p) { return refuse(p, launch); },
       .workspaces = [](const Problem& p) { return int8_workspaces(p, 1, 1); },
       .cost = [launch](const Problem& p) { return int8_cost(p, launch); },
@@ -117,7 +113,6 @@ Step smooth_step(std::string name, std::string idea, Launch launch,
 // For GPUs without wgmma: a block a tile of queries, whose number needs no counter.
 Step mma_step(std::string name, std::string idea, Launch launch) {
   Step step = smooth_step(std::move(name), std::move(idea), launch, smoothed_threads, 64, 4);
-  step.support.replace(0, step.support.find(';'), "sm_80 and later");
   step.needs = kAmpere;
   step.prepare = {};
   step.workspaces = [before = step.workspaces](const Problem& p) {
@@ -141,7 +136,6 @@ Workspace window_sums(const Problem& p, int64_t rows) {
 // V.
 Step fp8_pv_step(std::string name, std::string idea, Launch launch) {
   Step step = smooth_step(std::move(name), std::move(idea), launch, fp8_pv, 64, 4);
-  step.support.replace(step.support.find("int8"), 4, "e4m3");
   step.takes = {"e4m3"};
   step.refuses = [of_int8 = step.refuses](const Problem& p) -> std::optional<std::string> {
     if (heads_k(p) > std::numeric_limits<int32_t>::max() / p.head_dim)

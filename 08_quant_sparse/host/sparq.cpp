@@ -198,10 +198,6 @@ Cost cost(const Problem& p) {
 
 std::optional<std::string> refuse(const Problem& p) {
   const Choice choice = choice_of(p);
-  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
-    return fmt::format("--head-dim {}: only 64, 128 and 256", p.head_dim);
-  if (p.dtype != DType::bf16) return fmt::format("--dtype {}: only bf16", name(p.dtype));
-  if (p.seqlen_q != 1) return fmt::format("--seqlen-q {}: only one query", p.seqlen_q);
   if (p.window_left >= 0) return "--window: this step chooses among all tokens";
   if (p.group() > kMostGroup)
     return fmt::format("{} query heads of a K/V head: at most {}", p.group(), kMostGroup);
@@ -209,7 +205,6 @@ std::optional<std::string> refuse(const Problem& p) {
     return fmt::format("--top-columns {}: at most --head-dim, {}", choice.columns, p.head_dim);
   if (choice.newest > choice.keys)
     return fmt::format("--newest-keys {}: at most --top-keys, {}", choice.newest, choice.keys);
-  if (p.seqlen_k >= 1 << 21) return fmt::format("--seqlen-k {}: at most 2^21 - 1", p.seqlen_k);
   return std::nullopt;
 }
 
@@ -251,8 +246,9 @@ Step sparq_step() {
       .name = "d4_sparq",
       .operation = &operation(),
       .idea = "tokens are chosen by a part of each key; only these are read",
-      .support = "bf16; head dims 64, 128, 256; one query, GQA; --top-columns, --top-keys, "
-                 "--newest-keys",
+      .support = "GQA; --top-columns, --top-keys, --newest-keys",
+      .limits = {.dtypes = {DType::bf16}, .head_dims = {64, 128, 256}, .most_queries = 1,
+                 .most_keys = (1 << 21) - 1},
       .refuses = refuse,
       .workspaces =
           [](const Problem& p) {

@@ -42,11 +42,6 @@ Cost sparse_cost(const Problem& p, double kept = 1) {
 using Reason = std::optional<std::string>;
 
 Reason refuse_all(const Problem& p) {
-  if (p.head_dim != 64 && p.head_dim != 128 && p.head_dim != 256)
-    return fmt::format("--head-dim {}: this step has 64, 128 and 256", p.head_dim);
-  if (bits_of(p.dtype) > 16) return "this step has fp16 and bf16";
-  if (p.softmax_scale < 1e-37)
-    return "--scale below 1e-37: this step takes the maximum of scores that are not scaled yet";
   const int64_t block_n = sparse_block_n(p.head_dim);
   const int64_t tiles = tiles_of_queries(p), most = (int64_t{1} << 31) - 1;
   if (p.batch * p.heads > most / tiles)
@@ -84,9 +79,8 @@ Step sparse_step(std::string name, std::string idea, Reason (*refuses)(const Pro
       .name = std::move(name),
       .operation = &forward(),
       .idea = std::move(idea),
-      .support =
-          "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA; scales from "
-          "1e-37; masks of ",
+      .support = "any lengths, masks, GQA; masks of ",
+      .limits = {.dtypes = k16Bits, .head_dims = {64, 128, 256}, .least_scale = kLeastScale},
       .refuses = refuses,
       .workspaces =
           [](const Problem&) {
@@ -130,7 +124,6 @@ Step with_columns(std::string name, std::string idea, Launch launch) {
 }
 
 Reason refuse_predicted(const Problem& p) {
-  if (p.softmax_scale < 1e-10) return "--scale below 1e-10: this step predicts by scores";
   const int64_t n_blocks = tiles_of(p.seqlen_k, sparse_block_n(p.head_dim));
   if (n_blocks > 65535)
     return fmt::format("--seqlen-k {}: at most 65535 blocks of {} keys, whose weights are added up",
@@ -174,9 +167,8 @@ HostTensors chosen_by_launch(const Problem& p, const ReadWorkspace& read) {
 Step predict_step(std::string name, std::string idea, Launch launch) {
   Step step = sparse_step(std::move(name), std::move(idea), refuse_predicted, launch);
   step.operation = &predict();
-  step.support =
-      "sm_90a; fp16, bf16; head dims 64, 128, 256; any lengths, causal, windows, GQA; "
-      "softmax scale (--scale) at least 1e-10";
+  step.support = "any lengths, causal, windows, GQA";
+  step.limits.least_scale = kLeastQuantisedScale;
   step.takes = {"keep", "keep_mass", "similarity", "keep_sink", "keep_diagonal"};
   step.workspaces = [](const Problem& p) {
     const int64_t n_blocks = tiles_of(p.seqlen_k, sparse_block_n(p.head_dim));
@@ -224,9 +216,7 @@ HostTensors order_tensor(const Problem& p) {
 // Lists by prediction, of tokens in an order that the host makes: copies of Q, K and V.
 Step ordered_step(std::string name, std::string idea, Launch launch) {
   Step step = predict_step(std::move(name), std::move(idea), launch);
-  step.support =
-      "sm_90a; fp16, bf16; head dims 64, 128, 256; the canvas of --inputs field:, and text; GQA; "
-      "no causal mask, no window; softmax scale (--scale) at least 1e-10";
+  step.support = "the canvas of --inputs field:, and text; GQA; no causal mask, no window";
   step.takes.push_back("order");
   step.refuses = [](const Problem& p) -> Reason {
     if (!has_field(p))
@@ -272,9 +262,7 @@ Step ordered_step(std::string name, std::string idea, Launch launch) {
 Step predict_8_bits_step(std::string name, std::string idea, Launch launch) {
   const Step eight = fp8_pv_step(name, idea, launch);
   Step step = predict_step(std::move(name), std::move(idea), launch);
-  step.support =
-      "sm_90a; e4m3, given in bf16; head dims 64, 128, 256; any lengths, causal, windows, GQA; "
-      "softmax scale (--scale) at least 1e-10";
+  step.limits = eight.limits;
   step.takes.push_back("e4m3");
   step.refuses = [of_eight = eight.refuses](const Problem& p) -> Reason {
     const Reason reason = refuse_predicted(p);

@@ -150,8 +150,8 @@ TEST_CASE("SparQ refuses what it cannot do, in words", "[emulated]") {
     return refusal(sparq_step_of_table(), p).value_or("");
   };
   CHECK(reason([](Problem&) {}) == "");
-  CHECK(reason([](Problem& p) { p.seqlen_q = 2; }) == "--seqlen-q 2: only one query");
-  CHECK(reason([](Problem& p) { p.dtype = DType::fp16; }) == "--dtype fp16: only bf16");
+  CHECK(reason([](Problem& p) { p.seqlen_q = 2; }) == "--seqlen-q 2: this step takes at most 1");
+  CHECK(reason([](Problem& p) { p.dtype = DType::fp16; }) == "--dtype fp16: this step takes bf16");
   CHECK(reason([](Problem& p) { choose(p, 65, 9, 1); }) ==
         "--top-columns 65: at most --head-dim, 64");
   CHECK(reason([](Problem& p) { choose(p, 9, 9, 10); }) ==

@@ -124,13 +124,30 @@ struct Operation;  // check/operation.h
 /// Reads a workspace of the step that was launched last, by its name, as 32-bit words.
 using ReadWorkspace = std::function<std::vector<int32_t>(const std::string& name)>;
 
+/// The values of single options that a step takes. Empty, or 0: any.
+struct Limits {
+  std::vector<DType> dtypes = {};
+  std::vector<int64_t> head_dims = {};
+  int64_t most_queries = 0, most_keys = 0;  ///< --seqlen-q, --seqlen-k
+  double least_scale = 0;                   ///< --scale
+};
+/// Of tensor cores: fp16 and bf16.
+inline const std::vector<DType> k16Bits{DType::fp16, DType::bf16};
+/// A smaller softmax scale is 0 or a subnormal as a float; a step that multiplies a masked score
+/// (-inf) by the scale gets NaN then.
+inline constexpr double kLeastScale = 1e-37;
+/// The same of a step that multiplies the scale by those of quantised Q and K.
+inline constexpr double kLeastQuantisedScale = 1e-10;
+
 /// One row of a chapter's table.
 struct Step {
   std::string name;                      ///< as its file: "v1_global"
   const Operation* operation = nullptr;  ///< &forward(), &backward(), or one of the chapter's own
   std::string idea;       ///< one line: what this step changes
-  std::string support;    ///< one line: which problems it accepts, for --list
-  /// What a problem has that the step cannot do, or nothing; see refusal().
+  std::string support;    ///< which problems it accepts beyond `limits`, for --list
+  Limits limits = {};     ///< refusal() says what is outside of them
+  /// What else a problem has that the step cannot do, as the size of a grid, or nothing. Null: all
+  /// is said by `limits` and `takes`.
   std::function<std::optional<std::string>(const Problem&)> refuses;
   std::function<std::vector<Workspace>(const Problem&)> workspaces;
   std::function<Cost(const Problem&)> cost;

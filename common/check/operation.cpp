@@ -245,6 +245,39 @@ const Operation* find_operation(const Chapter& chapter, std::string_view name) {
   return nullptr;
 }
 
+// "32, 64 and 128".
+template <class T>
+static std::string words(const std::vector<T>& values) {
+  std::string text;
+  for (std::size_t n = 0; n < values.size(); ++n)
+    text += fmt::format("{}{}", n == 0 ? "" : n + 1 < values.size() ? ", " : " and ", values[n]);
+  return text;
+}
+
+// The first option whose value is outside of the limits, or "".
+static std::string outside(const Limits& limits, const Problem& p) {
+  const auto missing = [](const auto& all, const auto& value) {
+    return !all.empty() && std::ranges::find(all, value) == all.end();
+  };
+  if (missing(limits.dtypes, p.dtype)) {
+    std::vector<std::string_view> names;
+    for (const DType type : limits.dtypes) names.push_back(name(type));
+    return fmt::format("--dtype {}: this step takes {}", name(p.dtype), words(names));
+  }
+  if (missing(limits.head_dims, p.head_dim))
+    return fmt::format("--head-dim {}: this step takes {}", p.head_dim,
+                       words(limits.head_dims));
+  if (limits.most_queries > 0 && p.seqlen_q > limits.most_queries)
+    return fmt::format("--seqlen-q {}: this step takes at most {}", p.seqlen_q,
+                       limits.most_queries);
+  if (limits.most_keys > 0 && p.seqlen_k > limits.most_keys)
+    return fmt::format("--seqlen-k {}: this step takes at most {}", p.seqlen_k, limits.most_keys);
+  if (p.softmax_scale < limits.least_scale)
+    return fmt::format("--scale {}: this step takes {} and more", p.softmax_scale,
+                       limits.least_scale);
+  return "";
+}
+
 std::optional<std::string> refusal(const Step& step, const Problem& p) {
   const auto check = [&](const Feature& f) -> std::optional<std::string> {
     const std::vector<double> values = f.values(p);
@@ -263,7 +296,8 @@ std::optional<std::string> refusal(const Step& step, const Problem& p) {
   if (to != DType::bf16 && p.dtype != to)
     return fmt::format("--dtype {}: this step quantises what it is given to {}", name(p.dtype),
                        name(to));
-  return step.refuses(p);
+  if (std::string reason = outside(step.limits, p); !reason.empty()) return reason;
+  return step.refuses ? step.refuses(p) : std::nullopt;
 }
 
 std::vector<Expected> expected_of(const Step& step, const Problem& p, const HostTensors& inputs,

@@ -10,7 +10,7 @@
 namespace attn {
 namespace {
 
-// "--head-dim" of "--head-dim 96: this step has 32, 64 and 128".
+// "--head-dim" of "--head-dim 96: this step takes 32, 64 and 128".
 std::string option_of(const std::string& reason) {
   return reason.substr(0, reason.find_first_of(" :"));
 }

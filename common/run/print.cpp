@@ -34,6 +34,28 @@ std::string error_text(const StepResult& s) {
                      worst->bound, worst->tensor, worst->b, worst->h, worst->row);
 }
 
+// "fp16, bf16; head dims 64, 128, 256; up to 16 queries; any lengths, GQA; scales from 1e-37".
+std::string support_of(const Step& step) {
+  std::vector<std::string> parts;
+  if (step.needs.no_later) parts.push_back(fmt::format("sm_{}a", step.needs.compute_capability));
+  if (const DType to = quantises_to(step); to != DType::bf16) {
+    parts.push_back(fmt::format("{}, given in bf16", name(to)));
+  } else if (!step.limits.dtypes.empty()) {
+    std::vector<std::string_view> names;
+    for (const DType type : step.limits.dtypes) names.push_back(name(type));
+    parts.push_back(fmt::format("{}", fmt::join(names, ", ")));
+  }
+  if (const auto& dims = step.limits.head_dims; !dims.empty())
+    parts.push_back(
+        fmt::format("head dim{} {}", dims.size() == 1 ? "" : "s", fmt::join(dims, ", ")));
+  if (const int64_t most = step.limits.most_queries; most > 0)
+    parts.push_back(most == 1 ? "one query" : fmt::format("up to {} queries", most));
+  if (!step.support.empty()) parts.push_back(step.support);
+  if (step.limits.least_scale > 0)
+    parts.push_back(fmt::format("--scale from {}", step.limits.least_scale));
+  return fmt::format("{}", fmt::join(parts, "; "));
+}
+
 }  // namespace
 
 void print_list(const Chapter& c, const Operation* operation) {
@@ -41,7 +63,7 @@ void print_list(const Chapter& c, const Operation* operation) {
   for (const Step& s : c.steps) {
     if (operation != nullptr && s.operation != operation) continue;
     fmt::print("  {:<16} {:<12} {}\n  {:<16} {:<12} supports {}{}\n", s.name, s.operation->name,
-               s.idea, "", "", s.support,
+               s.idea, "", "", support_of(s),
                s.deterministic ? "" : "; results differ from run to run (order of atomics)");
   }
 }
