@@ -256,7 +256,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   CHECK(refusal(step_named("v2_split_q"), p).value().find("32, 64 and 128") != std::string::npos);
   p = problem(8, 8, 64, DType::fp32);
   p.finish();
-  CHECK(refusal(step_named("v1_loop_swap"), p).value().find("fp16 or bf16") != std::string::npos);
+  CHECK(refusal(step_named("v1_loop_swap"), p).value().find("fp16 and bf16") != std::string::npos);
   p = problem(int64_t{1} << 29, 8, 64, DType::bf16);
   p.heads = p.kv_heads = 1024;
   p.finish();
@@ -267,7 +267,8 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
       p = problem(8, 8, 64, DType::bf16);
       p.softmax_scale = scale;
       p.finish();
-      CHECK(refusal(step_named(name), p).value().find("this step takes 1e-37 and more") != std::string::npos);
+      CHECK(refusal(step_named(name), p).value().find("this step takes 1e-37 and more") !=
+            std::string::npos);
     }
   for (int set = 0; set < 3; ++set) {  // what only v12 and v13 have
     p = problem(8, 8, 64, DType::bf16);
