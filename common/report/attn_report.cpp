@@ -13,6 +13,7 @@
 #include "attn/error.h"
 #include "device/device.h"  // kTimingMethod
 #include "report/containers.h"
+#include "report/climb_svg.h"
 #include "report/density_svg.h"
 #include "report/diff.h"
 #include "report/evidence.h"
@@ -319,6 +320,14 @@ int run(int argc, const char* const* argv) {
   density_command->add_option("RESULTS", files, "results of one step and GPU, a mask each")
       ->required();
   density_command->add_option("-o,--output", output, "the SVG file; stdout if not given");
+  std::vector<std::string> lines;
+  CLI::App* climb_command = app.add_subcommand(
+      "climb", "draws the forward steps of several chapters on one problem, as an SVG file");
+  climb_command->add_option("RESULTS", files, "results of one problem and GPU, a chapter each")
+      ->required();
+  climb_command->add_option("--line", lines,
+                            "NAME=FILE:PEER: a library, from what peers.py wrote");
+  climb_command->add_option("-o,--output", output, "the SVG file; stdout if not given");
   CLI::App* referee_command = app.add_subcommand(
       "referee", "did a launch do the work that its outputs need? Exit 1 with the reasons if not");
   std::string own = "_student";
@@ -368,6 +377,12 @@ int run(int argc, const char* const* argv) {
   if (*referee_command) return referee(results, counters, own);
   if (*roofline_command) write_text(output, roofline_svg(read_all(files)).text);
   if (*density_command) write_text(output, density_svg(read_all(files)));
+  if (*climb_command) {
+    const std::vector<ResultFile> all = read_all(files);
+    std::vector<ClimbLine> libraries;
+    for (const std::string& line : lines) libraries.push_back(read_climb_line(line, all[0]));
+    write_text(output, climb_svg(all, libraries));
+  }
   if (*page_command) {
     if (!verified.empty()) return verify(verified);
     if (files.empty()) throw InputError("page: RESULTS is required, or --verify FILE");

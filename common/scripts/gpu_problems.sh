@@ -75,6 +75,8 @@ problems_of() {
           done
         done
       done
+      # The figure of the first page: every forward step on the problem of 01's forward_n4096.
+      echo "climb_n4096 --step $(steps_like "$1" '^v([2-9]|10)_') $(tokens 128 4096)"
       # One thread an element of S: a hundred times slower.
       echo "forward_scalar_n1024 --step $(steps_like "$1" '^v1_') $kScalar"
       echo "forward_fp32_gemms_n1024 --step $(steps_like "$1" '^v[2345]_') $kScalar16"
@@ -99,6 +101,7 @@ problems_of() {
           done
         done
       done
+      echo "climb_n4096 --step $(steps_like "$1" '^v') $(tokens 128 4096)"
       features_of v13_tuned ;;
     05_flash_decoding)
       # Steps one by one where they differ most; the last ones at all the peers' problems, in the peers' list.
@@ -268,6 +271,7 @@ problems_of() {
       for d in 64 128 256; do echo "forward_d${d}_n8192 --step v14_tuned $(tokens $d 8192)"; done
       echo "forward_d128_n115200 --step v14_tuned --batch 1 --heads 24 --head-dim 128" \
         "--seqlen 115200"
+      echo "climb_n4096 --step $(steps_like "$1" '^v') $(tokens 128 4096)"
       features_of v14_tuned
       echo "forward_fp16_n4096 --step v14_tuned $(tokens 128 4096) --dtype fp16"
       # FP8: all lengths, for the last steps alone but for two.
