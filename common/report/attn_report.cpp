@@ -15,6 +15,7 @@
 #include "report/containers.h"
 #include "report/climb_svg.h"
 #include "report/density_svg.h"
+#include "report/fences.h"
 #include "report/diff.h"
 #include "report/evidence.h"
 #include "report/json_object.h"
@@ -78,11 +79,12 @@ int tables(const std::vector<std::string>& pages, const std::string& reports, bo
   for (const std::string& page : pages) {
     std::vector<std::string> missing;
     const std::string before = read_text(page),
-                      after = fill_tables(before, page, reports, &missing);
+                      after =
+                          fill_fences(fill_tables(before, page, reports, &missing), page);
     for (const std::string& line : missing) fmt::print("{}\n", line);
     if (before == after) continue;
     if (check_only) {
-      fmt::print("{}: its tables differ from {}: run attn_report tables\n", page, reports);
+      fmt::print("{}: its tables or its code differ from {}: run attn_report tables\n", page, reports);
       status = 1;
       continue;
     }

@@ -274,6 +274,58 @@ std::string accuracy_table(const fs::path& folder, const Words& names) {
          grid.markdown();
 }
 
+// "01_naive|Paper|A_sentence=DOCUMENT:FIRST:LAST".
+struct ChapterSpec {
+  std::string chapter, paper, sentence, document, first, last;
+};
+static ChapterSpec chapter_spec(const std::string& word) {
+  std::string text = word;
+  Words parts;
+  for (const char separator : {'|', '|', '=', ':', ':'}) {
+    const auto at = text.find(separator);
+    if (at == text.npos)
+      throw InputError(fmt::format("table chapters: {}: must be "
+                                   "CHAPTER|PAPER|SENTENCE=DOCUMENT:FIRST:LAST, _ for a blank",
+                                   word));
+    parts.push_back(text.substr(0, at));
+    text.erase(0, at + 1);
+  }
+  for (std::size_t n : {1, 2}) std::ranges::replace(parts[n], '_', ' ');
+  return {parts[0], parts[1], parts[2], parts[3], parts[4], text};
+}
+Words chapter_files(const Words& specs) {
+  Words files;
+  for (const std::string& word : specs)
+    if (const std::string file = chapter_spec(word).document;
+        std::ranges::find(files, file) == files.end())
+      files.push_back(file);
+  return files;
+}
+std::string chapters_table(const fs::path& folder, const Words& specs) {
+  Grid grid;
+  std::string device;
+  for (const std::string& word : specs) {
+    const ChapterSpec spec = chapter_spec(word);
+    const json j = read_json(folder / (spec.document + ".json"));
+    device = device_of(j);
+    grid.add_row();
+    grid.add("chapter", "chapter", fmt::format("[{0}]({0}/README.md)", spec.chapter));
+    grid.add("paper", "paper", spec.paper);
+    grid.add("sentence", "what it teaches", spec.sentence);
+    grid.add("problem", "one problem", problem_text(j.at("problem")));
+    for (const auto& [column, step] : {std::pair("first step", spec.first), {"last step", spec.last}}) {
+      std::optional<double> seconds;
+      for (const json& s : j.at("steps"))
+        if (name_of(s) == step) seconds = seconds_of(s, "");
+      if (!seconds)
+        throw InputError(
+            fmt::format("table chapters: {} has no time of {}", spec.document, step));
+      grid.add(column, column, fmt::format("{}: {} ms", code(step), milliseconds(*seconds)));
+    }
+  }
+  return fmt::format("Medians on an {}.\n\n{}", device, grid.markdown());
+}
+
 // A row a length, a column a step of a chapter.
 std::string memory_table(const fs::path& folder, const Words& names) {
   std::map<int64_t, std::map<std::string, std::string>> lengths;

@@ -16,6 +16,11 @@ std::string phases_table(const std::filesystem::path&);
 std::string lengths_table(const std::filesystem::path& folder, Words names);
 std::string problems_table(const std::filesystem::path& folder, const Words& names);
 std::string accuracy_table(const std::filesystem::path& folder, const Words& names);
+/// Words like "01_naive|Paper|A_sentence=DOCUMENT:FIRST:LAST", blanks as underscores: a row per
+/// chapter with the times of its first and its last step on one problem.
+std::string chapters_table(const std::filesystem::path& folder, const Words& specs);
+/// The names of their documents, each once.
+Words chapter_files(const Words& specs);
 std::string memory_table(const std::filesystem::path& folder, const Words& names);
 
 // Of results, exports and the step files of the chapter that `page` is of: ladder.cpp.

@@ -23,6 +23,7 @@
 /// | headline | LABEL=FILE:STEP:PEER,PEER ... | a step and peer: mean, least, most, problems |
 /// | counters | a chapter | a kernel of a step: what ncu counted |
 /// | traffic | a result file, its chapter, STEP,STEP | a step: bytes of L2 and HBM |
+/// | chapters | see chapters_table | a chapter: times of its first and its last step |
 /// | diff | two exports, maybe a kernel | a counter that moved by more than 1 % |
 /// | state | all | a chapter and part: are its files of the kernels as they are? |
 ///
