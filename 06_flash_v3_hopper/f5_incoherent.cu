@@ -1,15 +1,15 @@
 // f5_incoherent: Q and K are rotated before they are rounded (incoherent processing).
 //
 // parent    f4_block_scales
-// idea      A row with an outlier has one large number and many small ones, and the scale is set by
-//           the large one. Q and K are multiplied by one orthogonal matrix, M = diag(+-1) H / sqrt(d)
-//           with Hadamard's H. (Q M)(K M)^T is Q K^T, and each number becomes a signed sum of all d
-//           numbers of its row, so that none is much larger than the rest. The pass that quantises
-//           also rotates, because it has whole rows in registers: log2(d) rounds of additions and
-//           subtractions, four of them in one MMA. It is quantise_tiles_kernel with kRotated
-//           (quantise_tiles.h), in short:
+// idea      A row with an outlier has one large number and many small ones, and the large one sets
+//           the scale. Q and K are multiplied by one orthogonal matrix, M = diag(+-1) H / sqrt(d),
+//           H being Hadamard's. (Q M)(K M)^T is Q K^T, and each number becomes a signed sum of all
+//           d numbers of its row, so that none is much larger than the rest. The pass that
+//           quantises also rotates, because it has whole rows in registers: log2(d) rounds of
+//           additions and subtractions, four of them in one MMA. It is quantise_tiles_kernel with
+//           kRotated (quantise_tiles.h), in short:
 //
-//               add_sixteens(bits, rotation, numbers);  // signs; H of 16 columns, by the tensor core
+//               add_sixteens(bits, rotation, numbers);  // signs; 4 rounds, by the tensor core
 //               add_the_rest(numbers);                  // log2(d) - 4 rounds: a + b and a - b
 //               quantise_tile(..., kHadamardNorm<kHeadDim>);  // the scale takes 1 / sqrt(d)
 //
