@@ -402,7 +402,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 template <class Element, class Config>
-Status attend(const Arguments& args, const VisitLists& lists) {
+Status attend(const Arguments& args, ListStrides strides) {
   static_assert(Config::kBlockM == kSparseBlockM &&
                     Config::kBlockN == sparse_block_n(Config::kHeadDim),
                 "lists are made for other tiles");
@@ -412,6 +412,8 @@ Status attend(const Arguments& args, const VisitLists& lists) {
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
+  const VisitLists lists{args.in<Visits>("visits"), args.in<int>("visited"), strides.batch,
+                         strides.head};
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
   return launch_kernel(
@@ -421,24 +423,17 @@ Status attend(const Arguments& args, const VisitLists& lists) {
 }
 
 // The attention kernel on any lists: s5_predict launches it on lists that the device makes.
-Status attend(const Arguments& args, const VisitLists& lists) {
+Status attend(const Arguments& args, ListStrides strides) {
   return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
     switch (args.problem.head_dim) {
-      case 64: return attend<Element, Config<64>>(args, lists);
-      case 128: return attend<Element, Config<128>>(args, lists);
-      case 256: return attend<Element, Config<256>>(args, lists);
+      case 64: return attend<Element, Config<64>>(args, strides);
+      case 128: return attend<Element, Config<128>>(args, strides);
+      case 256: return attend<Element, Config<256>>(args, strides);
     }
     return Status::unsupported("only head dims 64, 128 and 256");
   });
 }
 
-Status launch(const Arguments& args) {
-  VisitLists lists{};
-  if (!args.on_plan) {
-    const ListStrides strides = list_strides(args.problem);
-    lists = {args.in<Visits>("visits"), args.in<int>("visited"), strides.batch, strides.head};
-  }
-  return attend(args, lists);
-}
+Status launch(const Arguments& args) { return attend(args, list_strides(args.problem)); }
 
 }  // namespace ATTN_BACKEND::s1_block_mask

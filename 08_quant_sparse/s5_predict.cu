@@ -24,7 +24,7 @@
 #include "kernels/choose_blocks.h"
 #include "kernels/visits.h"
 
-ATTN_ATTENTION_OF(s1_block_mask, const hopper::VisitLists&);
+ATTN_ATTENTION_OF(s1_block_mask, attn::ListStrides);
 
 namespace ATTN_BACKEND::s5_predict {
 using namespace attn;
@@ -45,7 +45,7 @@ Status launch(const Arguments& args) {
     if (const Status done = choose_visits<Element, Config>(args, rule_of(args.problem), lists);
         !done.ok())
       return done;
-  return s1_block_mask::attend(args, lists);
+  return s1_block_mask::attend(args, {lists.batch_stride, lists.head_stride});
 }
 //! [launch]
 

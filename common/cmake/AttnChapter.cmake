@@ -189,7 +189,9 @@ function(attn_add_chapter chapter)
   attn_add_kernels(${chapter} ${hopper} FILES ${files} ${kernels})
   if(hopper_files)
     attn_add_kernels(${chapter}_hopper HOPPER FILES ${hopper_files})
-    list(APPEND ${chapter}_OBJECTS ${${chapter}_hopper_OBJECTS})
+    # First: of a kernel that is in units of both, the linker keeps this instantiation. The emulator's
+    # list of kernels in a unit (patchable_function_entry) does not link where it keeps another one's.
+    list(PREPEND ${chapter}_OBJECTS ${${chapter}_hopper_OBJECTS})
   endif()
   add_library(${chapter}_table OBJECT chapter.cpp ${host})
   target_include_directories(${chapter}_table PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
@@ -482,7 +484,8 @@ const std::vector<attn::tests::Version> attn::tests::kVersions{
     set(table $<TARGET_OBJECTS:${chapter}_table> $<TARGET_OBJECTS:${chapter}_emulated>)
   endif()
   # All versions launch the attention kernel as it is shipped; its own broken versions are those of
-  # the step that has it.
+  # the step that has it. Parameters of `attend` are of types that no back end's namespace has, as
+  # attn_step_copy renames what lies in one.
   attn_attention_of(launched ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
   if(launched)
     set(kernels ${chapter}_emulated)
