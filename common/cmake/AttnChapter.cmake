@@ -189,9 +189,14 @@ function(attn_add_chapter chapter)
   attn_add_kernels(${chapter} ${hopper} FILES ${files} ${kernels})
   if(hopper_files)
     attn_add_kernels(${chapter}_hopper HOPPER FILES ${hopper_files})
-    # First: of a kernel that is in units of both, the linker keeps this instantiation. The emulator's
-    # list of kernels in a unit (patchable_function_entry) does not link where it keeps another one's.
-    list(PREPEND ${chapter}_OBJECTS ${${chapter}_hopper_OBJECTS})
+    # Of a kernel that is in two units the linker keeps the first. The emulator's list of a unit's
+    # kernels (attn_together) does not link without all of them, or is dropped: of q9 in 08, not of q
+    # and s, which are one unit.
+    if(ATTN_TOGETHER GREATER 1)
+      list(PREPEND ${chapter}_OBJECTS ${${chapter}_hopper_OBJECTS})
+    else()
+      list(APPEND ${chapter}_OBJECTS ${${chapter}_hopper_OBJECTS})
+    endif()
   endif()
   add_library(${chapter}_table OBJECT chapter.cpp ${host})
   target_include_directories(${chapter}_table PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
