@@ -447,6 +447,18 @@ Status launch_attention(const Arguments& args) {
       tiles);
 }
 
+//! [attend]
+// The attention kernel without the pass before it: f5_incoherent launches it after another pass.
+Status attend(const Arguments& args) {
+  switch (args.problem.head_dim) {
+    case 64: return launch_attention<Config<64>>(args);
+    case 128: return launch_attention<Config<128>>(args);
+    case 256: return launch_attention<Config<256>>(args);
+  }
+  return Status::unsupported("only head dims 64, 128 and 256");
+}
+//! [attend]
+
 template <class Config>
 Status launch(const Arguments& args) {
   if (!args.on_plan)

@@ -1,464 +1,48 @@
-// f5_incoherent: Q and K are rotated before they are rounded.
+// f5_incoherent: Q and K are rotated before they are rounded (incoherent processing).
 //
 // parent    f4_block_scales
-// idea      A row with an outlier has one large number and many small ones, and a scale is that of the
-//           large one. Q and K are multiplied by an orthogonal matrix: random signs, then Hadamard's.
-//           Q K^T stays as it is, and each number becomes a signed sum of all d of its row, so that
-//           none is much larger than the rest. The kernel that quantises does it, as it
-//           has whole rows: d log2(d) additions a row, most in the tensor core, at the speed of memory.
+// idea      A row with an outlier has one large number and many small ones, and the large one sets
+//           the scale. Q and K are multiplied by one orthogonal matrix, M = diag(+-1) H / sqrt(d),
+//           H being Hadamard's. (Q M)(K M)^T is Q K^T, and each number becomes a signed sum of all
+//           d numbers of its row, so that none is much larger than the rest. The pass that
+//           quantises also rotates, because it has whole rows in registers: log2(d) rounds of
+//           additions and subtractions, four of them in one MMA. It is quantise_tiles_kernel with
+//           kRotated (quantise_tiles.h), in short:
+//
+//               add_sixteens(bits, rotation, numbers);  // signs; 4 rounds, by the tensor core
+//               add_the_rest(numbers);                  // log2(d) - 4 rounds: a + b and a - b
+//               quantise_tile(..., kHadamardNorm<kHeadDim>);  // the scale takes 1 / sqrt(d)
+//
+//           V is not rotated. The attention kernel is the parent's, compiled once for both steps.
 // expect    errors of inputs with outliers; no more time
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
 #include "device/device.h"
 #include "attn/kernel.h"
-#include "ptx/mbarrier.h"
-#include "ptx/named_barrier.h"
-#include "ptx/setmaxnreg.h"
-#include "ptx/tma.h"
-#include "ptx/wgmma_e4m3.h"
-#include "kernels/fp8_fragments.h"
 #include "kernels/quantise_tiles.h"
-#include "kernels/tiles.h"
+
+ATTN_ATTENTION_OF(f4_block_scales);
 
 namespace ATTN_BACKEND::f5_incoherent {
 using namespace attn;
 using namespace hopper;
 
-using Element = __nv_bfloat16;    // of what is given, and of O
-using Descales = TileDescales;    // a scale for each tile
-
-constexpr float kPScale = 8;              // to base 2: P is 256 times what it was
-constexpr float kRescaleThreshold = 0.8f;  // P is at most 2^8.8 = 446, and e4m3 ends at 448
-constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
-// The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
-constexpr int kWorkRing = 8;
-
-// Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
-// MMAs.
-enum NamedBarrier { kBlock = 0, kPingPong = 1 };
-
-//! [config]
-template <int kHeadDim_>
-struct Config {
-  static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kNumConsumers = 2;                            // warpgroups that compute
-  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
-  static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
-  static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;         // B_c
-  static constexpr int kSliceColumns = kHeadDim == 256 ? 64 : kHeadDim;  // of P V, at once
-  static constexpr int kSlices = kHeadDim / kSliceColumns;
-  static_assert(kBlockM == kScaleRows && kScaleRows % kBlockN == 0);
-  static constexpr int kStages = 2;                                  // tiles of K, and of V
-  static constexpr int kQStages = 2;                                 // tiles of Q
-  static constexpr bool kUsesPingPong = kHeadDim != 128;
-  // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
-  static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
-                    (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
-                "more registers than a block of so many threads has");
-};
-//! [config]
-
-// Tiles are panels of 128 columns, [d / 128][rows, 128], or of 64 where there are no more, with
-// TMA's swizzle of as many bytes; V^T is [d, keys].
-template <class Config>
-struct SharedStorage {
-  alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
-  alignas(1024) uint8_t sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  alignas(1024) uint8_t sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  float q_descale[Config::kQStages], k_descale[Config::kStages], v_descale[Config::kStages];
-  // mbarriers: the bytes are there
-  uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
-  // mbarriers: all consumer warps are done with them
-  uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
-  Work work[kWorkRing];
-  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, v_descale, q_full, k_full, v_full,
-               q_empty, k_empty, v_empty, work_full, prefetch, work)
-};
-
-using Tiles = DynamicPersistent;
-
-// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
-//! [issue_qk]
-template <class Config>
-__device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const uint8_t* sQ,
-                                         const uint8_t* sK) {
-  constexpr int kRow = kPanelBytes<Config::kHeadDim>;
-  const WgmmaOperand q = wgmma_operand_e4m3<kRow>(sQ), k = wgmma_operand_e4m3<kRow>(sK);
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes, 128 columns a panel
-    const int panel = i / 4, inside = i % 4 * 32;
-    wgmma_e4m3(s, q + (panel * Config::kBlockM * 128 + inside),
-               k + (panel * Config::kBlockN * 128 + inside), i > 0);
-  }
-  wgmma_commit();
-}
-//! [issue_qk]
-
-// (5) P V, of the columns of a slice: P from registers, V transposed, [d, k]. Issues it, and does
-// not wait.
-//! [issue_pv]
-template <class Config>
-__device__ __forceinline__ void issue_pv(float (&pv)[Config::kSliceColumns / 8][4],
-                                         const uint32_t (&p)[Config::kBlockN / 32][4],
-                                         const uint8_t* sV, int slice) {
-  constexpr int kKeys = kPanelKeys<Config::kBlockN>;
-  const WgmmaOperand v = wgmma_operand_e4m3<kKeys>(sV + slice * Config::kSliceColumns * kKeys);
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < Config::kBlockN / 32; ++i) {  // 32 keys are 32 bytes
-    const int panel = i * 32 / kKeys, inside = i * 32 % kKeys;
-    wgmma_e4m3(pv, p[i], v + (panel * Config::kHeadDim * kKeys + inside), i > 0);
-  }
-  wgmma_commit();
-}
-//! [issue_pv]
-
-// O += v_descale P V of a slice, in float32.
-//! [add]
-template <class Config>
-__device__ __forceinline__ void add_slice(float (&o)[Config::kHeadDim / 8][4],
-                                          const float (&pv)[Config::kSliceColumns / 8][4],
-                                          int slice, float v_descale) {
-#pragma unroll
-  for (int n = 0; n < Config::kSliceColumns / 8; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      float& sum = o[slice * (Config::kSliceColumns / 8) + n][i];
-      sum = fmaf(pv[n][i], v_descale, sum);
-    }
-}
-//! [add]
-
-// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
-// is to be multiplied by `rescale`: only where a maximum has grown by more than the threshold.
-//! [softmax]
-template <class Config>
-__device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
-                                               float (&row_max)[2], float (&row_sum)[2],
-                                               float (&rescale)[2], float softmax_scale_log2) {
-  float max[2];
-  bool grown = false;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    max[r] = s[0][2 * r];
-#pragma unroll
-    for (int n = 0; n < Config::kBlockN / 8; ++n)
-      max[r] = fmaxf(max[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-    max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
-    grown = grown || max[r] > row_max[r] + kRescaleThreshold;
-  }
-  // A warp decides for all of its rows, as branches are its own.
-  const bool rescaled = __any_sync(~0u, grown);
-  if (rescaled) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      rescale[r] = exp2f(row_max[r] - max[r]);
-      row_max[r] = max[r];
-      row_sum[r] *= rescale[r];
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < Config::kBlockN / 8; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, kPScale - row_max[i / 2]));
-      row_sum[i / 2] += s[n][i];
-    }
-  return rescaled;
-}
-//! [softmax]
-
-// One thread takes tiles of queries and (1) loads Q_i. It takes the next one when it must, not
-// earlier: a block with long tiles would keep it from others that are idle already.
-//! [producer]
-template <class Config>
-__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
-                                          const TensorMap& mapQ, const Shape& shape,
-                                          const Tiles& tiles, const Descales& descales) {
-  PipelineState<Config::kQStages> q;
-  // One count for three rings.
-  const auto ring = [&] { return PipelineState<2>{q.count}; };
-  const auto prefetch = [&] { return PipelineState<1>{q.count}; };
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const Work work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
-    smem.work[q.count % kWorkRing] = work;
-    mbarrier_arrive(&smem.work_full[ring().index()]);
-    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
-    smem.q_descale[q.index()] = descales.q(work.q_head, work.row0);
-    mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
-    tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
-    mbarrier_wait(&smem.prefetch, prefetch().phase());
-    q.advance();
-  }
-  smem.work[q.count % kWorkRing] = Work{};  // there is no more
-  mbarrier_arrive(&smem.work_full[ring().index()]);
-  mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
-  smem.q_descale[q.index()] = 0;
-  mbarrier_arrive(&smem.q_full[q.index()]);
-}
-
-// Another one loads K_j and V_j as stages become free.
-template <class Config>
-__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
-                                           const TensorMap& mapK, const TensorMap& mapV,
-                                           const Descales& descales) {
-  constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim;
-  PipelineState<Config::kStages> kv;
-  for (PipelineState<2> ring;; ring.advance()) {
-    mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
-    const Work& work = smem.work[ring.count % kWorkRing];
-    if (work.row0 < 0) break;
-    for (int n_block = work.seen.end - 1; n_block >= work.seen.begin; --n_block, kv.advance()) {
-      if (n_block == min(work.seen.begin + kPrefetchBlocks, work.seen.end) - 1)
-        mbarrier_arrive(&smem.prefetch);
-      const int stage = kv.index(), key0 = n_block * kBlockN;
-      const auto await = [&](uint64_t* full, uint64_t* empty, float& sDescale, float descale) {
-        mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
-        sDescale = descale;
-        mbarrier_arrive_expect(full, kTileBytes);
-      };
-      await(&smem.k_full[stage], &smem.k_empty[stage], smem.k_descale[stage],
-            descales.k(work.kv_head, key0));
-      tma_load(smem.sK[stage], mapK, &smem.k_full[stage], {0, key0, 0, work.kv_head});
-      await(&smem.v_full[stage], &smem.v_empty[stage], smem.v_descale[stage],
-            descales.v(work.kv_head, key0));
-#pragma unroll
-      for (int key = 0; key < kBlockN; key += kPanelKeys<kBlockN>)  // panel after panel
-        tma_load(smem.sV[stage] + key * Config::kHeadDim, mapV, &smem.v_full[stage],
-                 {key0 + key, 0, work.kv_head});
-    }
-  }
-}
-//! [producer]
-
-template <class Config>
-__device__ __forceinline__ void init_barriers(SharedStorage<Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // one lane of each says that it is done
-  for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
-  for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
-  for (int i = 0; i < Config::kStages; ++i) {
-    mbarrier_init(&smem.k_full[i], 1), mbarrier_init(&smem.v_full[i], 1);
-    mbarrier_init(&smem.k_empty[i], kWarps), mbarrier_init(&smem.v_empty[i], kWarps);
-  }
-  mbarrier_init(&smem.work_full[0], 1), mbarrier_init(&smem.work_full[1], 1);
-  mbarrier_init(&smem.prefetch, 1);
-  mbarrier_init_fence();
-}
-
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    attention_kernel(const __grid_constant__ TensorMap mapQ,  // [B Hq, d / 128, seqlen_q, 128]
-                     const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 128, seqlen_k, 128]
-                     const __grid_constant__ TensorMap mapV,  // [B Hkv, d, padded keys]
-                     Descales descales,
-                     Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
-                     float* __restrict__ gLse,                // [B, Hq, seqlen_q]
-                     Shape shape, Tiles tiles) {
-  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
-  auto& smem = dynamic_shared<SharedStorage<Config>>();
-  // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
-  // of tiles in uniform registers, as wgmma takes them.
-  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-  if (threadIdx.x == 0) init_barriers(smem);
-  __syncthreads();  // the barriers are there
-
-  if (warpgroup == Config::kNumConsumers) {
-    setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0) produce_q<Config>(smem, mapQ, shape, tiles, descales);
-    if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Config>(smem, mapK, mapV, descales);
-    return;
-  }
-  setmaxnreg_inc<Config::kConsumerRegisters>();
-
-  //! [pingpong]
-  // This warpgroup may issue its MMAs when the one before has issued its own.
-  const auto pingpong_wait = [&] {
-    if (Config::kUsesPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
-  };
-  const auto pingpong_pass_on = [&] {
-    if (Config::kUsesPingPong)
-      named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
-  };
-  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
-  //! [pingpong]
-
-  // The tile of queries that is worked on, and which of this block's it is.
-  PipelineState<Config::kQStages> q{-1};
-  int row0 = 0, last_key = 0;
-  BlockRanges seen{};
-  float q_scale_log2 = 0, scale_log2 = 0;  // with Q's scale; and with that of the block's keys
-  const auto take_tile = [&] {
-    q.advance();
-    mbarrier_wait(&smem.q_full[q.index()], q.phase());
-    const Work& work = smem.work[q.count % kWorkRing];
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
-    last_key = work.seqlen_k - 1;
-    seen = work.seen;
-    q_scale_log2 = shape.softmax_scale * kLog2e * smem.q_descale[q.index()];
-    const bool more = work.row0 >= 0;
-    __syncwarp();  // all lanes have read it, before one says so
-    return more;
-  };
-  const auto release_q = [&] {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
-  };
-  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that
-  // it is the same in all lanes as long as no `if` changes it and no consumer returns from the
-  // loop. If not, every operand of wgmma is moved to uniform registers first.
-  using KvState = PipelineState<Config::kStages>;
-  KvState kv;
-  const auto wait_full = [&](uint64_t* full, KvState at) {
-    mbarrier_wait(full + at.index(), at.phase());
-  };
-  const auto release = [&](uint64_t* empty, KvState at) {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
-  };
-
-  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-  float pv[Config::kSliceColumns / 8][4];                  // what is to be added to it
-  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
-  float s[kBlockN / 8][4];
-  uint32_t p[kBlockN / 32][4];
-  float rescale[2];
-  bool rescaled;
-  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
-  const auto softmax = [&](int n_block, auto masked) {
-    if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
-    rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, scale_log2);
-  };
-  //! [mmas]
-  const auto issue_s = [&] {
-    issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
-                     smem.sK[kv.index()]);
-  };
-  const auto issue_o = [&](KvState at, int slice = 0) {
-    issue_pv<Config>(pv, p, smem.sV[at.index()], slice);
-  };
-  // Awaits P V of the block before, and adds it to O.
-  const auto add_o = [&] {
-    const float v_descale = smem.v_descale[kv.previous().index()];
-#pragma unroll
-    for (int slice = 0; slice < Config::kSlices; ++slice) {
-      if (slice > 0) issue_o(kv.previous(), slice);
-      wgmma_wait<0>(pv);
-      add_slice<Config>(o, pv, slice, v_descale);
-    }
-    __syncwarp();  // all lanes have read the scale, before one says so
-    release(smem.v_empty, kv.previous());
-  };
-  // Waits for K of this block, and reads its scale.
-  const auto wait_k = [&] {
-    wait_full(smem.k_full, kv);
-    scale_log2 = q_scale_log2 * smem.k_descale[kv.index()];
-    __syncwarp();  // all lanes have read it, before one says that this warp is done with K
-  };
-  // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
-  const auto mmas = [&](int n_block) {
-    wait_k();
-    pingpong_wait();
-    issue_s();
-    wait_full(smem.v_full, kv.previous());
-    issue_o(kv.previous());
-    pingpong_pass_on();
-    wgmma_wait<1>(s);  // S is there, P V in flight
-    release(smem.k_empty, kv);
-    if (n_block == seen.begin) release_q();
-  };
-  const auto visit = [&](int n_block, auto masked) {
-    mmas(n_block);
-    softmax(n_block, masked);
-    add_o();
-    round_p_e4m3<kBlockN>(p, s);
-    if (rescaled) rescale_rows<kHeadDim>(o, rescale);
-    kv.advance();
-  };
-  //! [mmas]
-
-  //! [loops]
-  if (!take_tile()) return;
-  // The first S of all has no P V before it.
-  wait_k();
-  pingpong_wait();
-  issue_s();
-  pingpong_pass_on();
-  wgmma_wait<0>(s);
-  release(smem.k_empty, kv);
-  if (seen.begin + 1 == seen.end) release_q();
-  softmax(seen.end - 1, std::true_type{});
-  round_p_e4m3<kBlockN>(p, s);
-  kv.advance();
-  bool more = true;
-  int n_block = seen.end - 2;
-  do {
-    // The diagonal, right edge, last keys; what all rows see; the left edge of the window.
-    for (; n_block >= seen.unmasked_end; --n_block) visit(n_block, std::true_type{});
-    for (; n_block >= seen.unmasked_begin; --n_block) visit(n_block, std::false_type{});
-    for (; n_block >= seen.begin; --n_block) visit(n_block, std::true_type{});
-    const Work& last = smem.work[q.count % kWorkRing];
-    float last_max[2] = {row_max[0], row_max[1]};
-    float last_sum[2] = {row_sum[0], row_sum[1]};
-    more = take_tile();
-    if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
-      mmas(seen.end - 1);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
-      softmax(seen.end - 1, std::true_type{});
-      n_block = seen.end - 2;
-    } else {
-      wait_full(smem.v_full, kv.previous());
-      pingpong_wait();
-      issue_o(kv.previous());
-      pingpong_pass_on();
-    }
-    add_o();
-    round_p_e4m3<kBlockN>(p, s);
-    kv.advance();
-    // What P is times too much is in O and in l.
-#pragma unroll
-    for (int r = 0; r < 2; ++r) last_max[r] -= kPScale;
-    store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum);
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) o[n][i] = 0;
-  } while (more);
-  //! [loops]
-}
-
-template <class Config>
-Status launch_attention(const Arguments& args) {
-  Tiles tiles(args.problem, Config::kBlockM);
-  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
-  tiles.counter = args.out<unsigned>("tile_counter");
-  ByteTensorMaps maps;
-  if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
-    return made;
-  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
-  args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
-      Descales(args), args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem),
-      tiles);
-}
-
-template <class Config>
+//! [launch]
+template <int kHeadDim>
 Status launch(const Arguments& args) {
   if (!args.on_plan)
-    if (const Status done = quantise_tiles<true, Config::kHeadDim>(args); !done.ok()) return done;
-  return launch_attention<Config>(args);
+    if (const Status done = quantise_tiles</*kRotated=*/true, kHeadDim>(args); !done.ok())
+      return done;
+  return f4_block_scales::attend(args);
 }
+//! [launch]
 
 Status launch(const Arguments& args) {
   switch (args.problem.head_dim) {
-    case 64: return launch<Config<64>>(args);
-    case 128: return launch<Config<128>>(args);
-    case 256: return launch<Config<256>>(args);
+    case 64: return launch<64>(args);
+    case 128: return launch<128>(args);
+    case 256: return launch<256>(args);
   }
   return Status::unsupported("only head dims 64, 128 and 256");
 }

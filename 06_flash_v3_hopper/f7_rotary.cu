@@ -2,486 +2,161 @@
 //
 // parent    f6_windows
 // idea      Before attention comes a rotary embedding: columns c and c + d/2 of a row of Q or K are
-//           turned by the row's position (--rotary). f6 has a pass for it, which reads both and
-//           writes them again in bf16. Here the pass that quantises them does it on the way: it has
-//           whole rows in registers, and the two numbers of a pair in one lane. A block takes four
-//           heads one after the other: all have the same angles, which lie in shared memory.
-//           The change is quantise_turned_kernel of quantise_rotary.h.
+//           turned by an angle that depends on the row's position (--rotary). f6 has a pass for it,
+//           which reads both and writes them again in bf16. Here the pass that quantises also
+//           turns. It has whole rows in registers, and both numbers of a pair in one lane: a lane's
+//           eights j and j + d/64 (RowLanes). A block processes four heads one after the other,
+//           because all heads have the same angles, and keeps these in shared memory. The attention
+//           kernel is the parent's, compiled once for both steps.
 // expect    the phase rotary of f6 is gone; one rounding less
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; --rotary
 #include <algorithm>
 
 #include "device/device.h"
 #include "attn/kernel.h"
-#include "ptx/mbarrier.h"
-#include "ptx/setmaxnreg.h"
-#include "ptx/tma.h"
-#include "ptx/wgmma_e4m3.h"
-#include "kernels/fp8_fragments.h"
 #include "kernels/quantise_windows.h"
-#include "kernels/tiles.h"
+
+ATTN_ATTENTION_OF(f6_windows);
 
 namespace ATTN_BACKEND::f7_rotary {
 using namespace attn;
 using namespace hopper;
 
-using Element = __nv_bfloat16;    // of what is given, and of O
-using Descales = RowDescales;     // of Q and K: a scale for each tile
-
-constexpr float kPScale = 8;              // to base 2: P is 256 times what it was
-constexpr float kRescaleThreshold = 0.8f;  // P is at most 2^8.8 = 446, and e4m3 ends at 448
-constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
-// The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
-constexpr int kWorkRing = 8;
-
-//! [config]
-template <int kHeadDim_>
-struct Config {
-  static constexpr int kHeadDim = kHeadDim_;
-  // Tiles are those of the sweep (host/sweep_fp8.cu) of f1.
-  static constexpr int kNumConsumers = kHeadDim == 64 ? 3 : 2;       // warpgroups that compute
-  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
-  static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
-  static constexpr int kBlockN = 128;                                // B_c
-  static constexpr int kWindowBlocks = kWindowKeys / kBlockN;        // of keys, of a window
-  // The 64 rows of a warpgroup have one scale of Q, and a block of keys one of K.
-  static_assert(kScaleRows % 64 == 0 && kScaleRows % kBlockN == 0);
-  static constexpr int kStages = kHeadDim == 256 ? 2 : 3;            // tiles of K, and of V
-  static constexpr int kQStages = 2;                                 // tiles of Q
-  // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
-  static constexpr int kProducerRegisters = kHeadDim == 64 ? 32 : kHeadDim == 128 ? 40 : 24;
-  static constexpr int kConsumerRegisters = kHeadDim == 64 ? 160 : kHeadDim == 128 ? 232 : 240;
-  static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
-                    (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
-                "more registers than a block of so many threads has");
+// The angles of a tile's rows. Each row has 16 bytes of padding, so that the eight lanes of two
+// rows that read 16 bytes each in one phase hit disjoint banks.
+//! [angles]
+template <int kHeadDim>
+struct RotaryStorage {
+  static constexpr int kStride = kHeadDim + 4;
+  alignas(16) float sAngles[kScaleRows * kStride];
+  ColumnSigns<kHeadDim> signs;
+  TileMaxima<kHeadDim> sMax;
+  ATTN_MEMBERS(RotaryStorage, sAngles, signs, sMax)
 };
-//! [config]
-
-// Tiles are panels of 128 columns, [d / 128][rows, 128], or of 64 where there are no more, with
-// TMA's swizzle of as many bytes; V^T is [d, keys].
-template <class Config>
-struct SharedStorage {
-  alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
-  alignas(1024) uint8_t sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  alignas(1024) uint8_t sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  float q_descale[Config::kQStages][Config::kNumConsumers], k_descale[Config::kStages];
-  // mbarriers: the bytes are there
-  uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
-  // mbarriers: all consumer warps are done with them
-  uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
-  Work work[kWorkRing];
-  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, q_full, k_full, v_full, q_empty,
-               k_empty, v_empty, work_full, prefetch, work)
-};
-
-using Tiles = DynamicPersistent;
-
-// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
-//! [issue_qk]
-template <class Config>
-__device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const uint8_t* sQ,
-                                         const uint8_t* sK) {
-  constexpr int kRow = kPanelBytes<Config::kHeadDim>;
-  const WgmmaOperand q = wgmma_operand_e4m3<kRow>(sQ), k = wgmma_operand_e4m3<kRow>(sK);
-  wgmma_fence();
+// f5's random signs are applied to the bf16 words, before a pair is turned. If (a, b) is turned to
+// (a', b'), then (s a, r b) is turned to (s a', r b') by the same angle with its sine multiplied by
+// s r. These sines are stored here, once for all heads of the block.
+template <int kHeadDim>
+__device__ __forceinline__ void load_angles(RotaryStorage<kHeadDim>& smem, const float* g,
+                                            int rows) {
+  constexpr int kHalf = kHeadDim / 2, kFours = kHeadDim / 4;  // of a row
+  const int column = static_cast<int>(threadIdx.x) % kFours * 4;
+  float sign[4];
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes, 128 columns a panel
-    const int panel = i / 4, inside = i % 4 * 32;
-    wgmma_e4m3(s, q + (panel * Config::kBlockM * 128 + inside),
-               k + (panel * Config::kBlockN * 128 + inside), i > 0);
-  }
-  wgmma_commit();
-}
-//! [issue_qk]
-
-// (5) O += P V: P from registers, V transposed, [d, k]. Issues it, and does not wait.
-//! [issue_pv]
-template <class Config>
-__device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
-                                         const uint32_t (&p)[Config::kBlockN / 32][4],
-                                         const uint8_t* sV) {
-  constexpr int kKeys = kPanelKeys<Config::kBlockN>;
-  const WgmmaOperand v = wgmma_operand_e4m3<kKeys>(sV);
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < Config::kBlockN / 32; ++i) {  // 32 keys are 32 bytes
-    const int panel = i * 32 / kKeys, inside = i * 32 % kKeys;
-    wgmma_e4m3(o, p[i], v + (panel * Config::kHeadDim * kKeys + inside), true);
-  }
-  wgmma_commit();
-}
-//! [issue_pv]
-
-// O of a window, relative to row_max, and what the windows before it made of O, l and the maximum,
-// if there were any: afterwards it is that of all of them. Here V gets back its scales and its
-// mean.
-//! [merge]
-template <class Config>
-__device__ __forceinline__ void merge_windows(float (&o)[Config::kHeadDim / 8][4],
-                                              const float (&row_max)[2], float (&row_sum)[2],
-                                              const float4* gSums, const float4* gWindow,
-                                              bool first) {
-  constexpr int kStride = kWarpgroup * Config::kNumConsumers;
-  const float window_sum[2] = {quad_sum(row_sum[0]), quad_sum(row_sum[1])};
-#pragma unroll
-  for (int n = 0; n < Config::kHeadDim / 8; ++n) {
-    const float4 v = gWindow[4 * n];  // mean and descale of two columns
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      o[n][i] = fmaf(o[n][i], i % 2 == 0 ? v.y : v.w, window_sum[i / 2] * (i % 2 == 0 ? v.x : v.z));
-  }
-  if (first) return;
-  const float4 before = gSums[Config::kHeadDim / 8 * kStride];
-  const float factor[2] = {exp2f(before.z - row_max[0]), exp2f(before.w - row_max[1])};
-  row_sum[0] = fmaf(before.x, factor[0], row_sum[0]);
-  row_sum[1] = fmaf(before.y, factor[1], row_sum[1]);
-#pragma unroll
-  for (int n = 0; n < Config::kHeadDim / 8; ++n) {
-    const float4 sum = gSums[n * kStride];
-    o[n][0] = fmaf(sum.x, factor[0], o[n][0]), o[n][1] = fmaf(sum.y, factor[0], o[n][1]);
-    o[n][2] = fmaf(sum.z, factor[1], o[n][2]), o[n][3] = fmaf(sum.w, factor[1], o[n][3]);
+  for (int i = 0; i < 4; ++i)
+    sign[i] = column < kHalf ? 1 : random_sign(column + i) * random_sign(column - kHalf + i);
+#pragma unroll 8  // 8 loads in flight
+  for (int row = static_cast<int>(threadIdx.x) / kFours; row < kScaleRows;
+       row += RowLanes<kHeadDim>::kThreads / kFours) {
+    float4 x{};
+    if (row < rows) x = *reinterpret_cast<const float4*>(g + int64_t{row} * kHeadDim + column);
+    x.x *= sign[0], x.y *= sign[1], x.z *= sign[2], x.w *= sign[3];
+    *reinterpret_cast<float4*>(smem.sAngles + row * smem.kStride + column) = x;
   }
 }
+//! [angles]
 
-// Leaves O, l and the maximum for the next window to find. No other thread looks at them.
-template <class Config>
-__device__ __forceinline__ void leave_windows(const float (&o)[Config::kHeadDim / 8][4],
-                                              const float (&row_max)[2],
-                                              const float (&row_sum)[2], float4* gSums) {
-  constexpr int kStride = kWarpgroup * Config::kNumConsumers;
-  gSums[Config::kHeadDim / 8 * kStride] =
-      make_float4(row_sum[0], row_sum[1], row_max[0], row_max[1]);
+// H x of a turned row. Turned numbers are float32, which the bf16 MMA of quantise_tiles.h does not
+// take. So all rounds are additions; the two with columns 8 and 16 apart need shuffles.
+template <int kCount>
+__device__ __forceinline__ void hadamard(float (&x)[kCount], int lane) {
 #pragma unroll
-  for (int n = 0; n < Config::kHeadDim / 8; ++n)
-    gSums[n * kStride] = make_float4(o[n][0], o[n][1], o[n][2], o[n][3]);
-}
-//! [merge]
-
-// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
-// is to be multiplied by `rescale`: only where a maximum has grown by more than the threshold.
-//! [softmax]
-template <class Config>
-__device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
-                                               float (&row_max)[2], float (&row_sum)[2],
-                                               float (&rescale)[2], float softmax_scale_log2) {
-  float max[2];
-  bool grown = false;
+  for (int apart = 1; apart < 8; apart *= 2) add_and_subtract(x, apart);
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    max[r] = s[0][2 * r];
+  for (int apart = 1; apart < 4; apart *= 2) {
+    const float sign = (lane & apart) == 0 ? 1.0f : -1.0f;  // one has the sum, one the difference
 #pragma unroll
-    for (int n = 0; n < Config::kBlockN / 8; ++n)
-      max[r] = fmaxf(max[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-    max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
-    grown = grown || max[r] > row_max[r] + kRescaleThreshold;
+    for (int i = 0; i < kCount; ++i) x[i] = fmaf(sign, x[i], __shfl_xor_sync(~0u, x[i], apart));
   }
-  // A warp decides for all of its rows, as branches are its own.
-  const bool rescaled = __any_sync(~0u, grown);
-  if (rescaled) {
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      rescale[r] = exp2f(row_max[r] - max[r]);
-      row_max[r] = max[r];
-      row_sum[r] *= rescale[r];
+  for (int apart = 8; apart < kCount; apart *= 2) add_and_subtract(x, apart);
+}
+
+// Turns, rotates and quantises Q and K. A block processes one tile of rows in kHeads heads, whose
+// angles are the same.
+//! [fused]
+template <class Pass, int kHeadDim>
+__global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDim>::kBlocks)
+    quantise_turned_kernel(RowsOf q, RowsOf k, RotaryAngles angles) {
+  auto& smem = dynamic_shared<RotaryStorage<kHeadDim>>();
+  constexpr int kPairs = RowLanes<kHeadDim>::kEights / 2;  // of a lane's eights
+  const bool is_q = blockIdx.y == 0;
+  const RowsOf t = is_q ? q : k;
+  const int tile = static_cast<int>(blockIdx.x % t.tiles);
+  const int head0 = static_cast<int>(blockIdx.x / t.tiles) * Pass::kHeads;
+  const int heads = min(static_cast<int>(t.heads), head0 + Pass::kHeads);
+  if (head0 >= heads) return;  // the whole block
+  const int row0 = tile * kScaleRows, lane = threadIdx.x % RowLanes<kHeadDim>::kLanes;
+  TileOfRows next = t.tile(head0 * t.tiles + tile);
+  TileBits<kHeadDim> bits;
+  bits.load(t.g, next);
+  smem.signs.find();
+  load_angles(smem, angles.g + int64_t{(is_q ? angles.first_q : angles.first_k) + row0} * kHeadDim,
+              t.rows - row0);
+  __syncthreads();  // the angles are visible to all threads
+  const auto turn_row = [&](float(&x)[16 * kPairs], int row) {
+#pragma unroll
+    for (int i = 0; i < 8 * kPairs; i += 4) {
+      const float* const own = smem.sAngles + row * smem.kStride + 8 * lane + i / 8 * 32 + i % 8;
+      const float4 cosine = *reinterpret_cast<const float4*>(own);
+      const float4 sine = *reinterpret_cast<const float4*>(own + kHeadDim / 2);
+      turn(x[i], x[i + 8 * kPairs], cosine.x, sine.x);
+      turn(x[i + 1], x[i + 1 + 8 * kPairs], cosine.y, sine.y);
+      turn(x[i + 2], x[i + 2 + 8 * kPairs], cosine.z, sine.z);
+      turn(x[i + 3], x[i + 3 + 8 * kPairs], cosine.w, sine.w);
     }
-  }
-#pragma unroll
-  for (int n = 0; n < Config::kBlockN / 8; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, kPScale - row_max[i / 2]));
-      row_sum[i / 2] += s[n][i];
-    }
-  return rescaled;
-}
-//! [softmax]
-
-// One thread takes tiles of queries and (1) loads Q_i. It takes the next one when it must, not
-// earlier: a block with long tiles would keep it from others that are idle already.
-//! [producer]
-template <class Config>
-__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
-                                          const TensorMap& mapQ, const Shape& shape,
-                                          const Tiles& tiles, const Descales& descales) {
-  PipelineState<Config::kQStages> q;
-  // One count for three rings.
-  const auto ring = [&] { return PipelineState<2>{q.count}; };
-  const auto prefetch = [&] { return PipelineState<1>{q.count}; };
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const Work work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
-    smem.work[q.count % kWorkRing] = work;
-    mbarrier_arrive(&smem.work_full[ring().index()]);
-    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
-    for (int w = 0; w < Config::kNumConsumers; ++w)  // the last tile may have fewer rows
-      smem.q_descale[q.index()][w] =
-          descales.q(work.q_head, min(work.row0 + 64 * w, shape.seqlen_q - 1));
-    mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
-    tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
-    mbarrier_wait(&smem.prefetch, prefetch().phase());
-    q.advance();
-  }
-  smem.work[q.count % kWorkRing] = Work{};  // there is no more
-  mbarrier_arrive(&smem.work_full[ring().index()]);
-  mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
-  for (float& descale : smem.q_descale[q.index()]) descale = 0;
-  mbarrier_arrive(&smem.q_full[q.index()]);
-}
-
-// Another one loads K_j and V_j as stages become free.
-template <class Config>
-__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
-                                           const TensorMap& mapK, const TensorMap& mapV,
-                                           const Descales& descales) {
-  constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim;
-  PipelineState<Config::kStages> kv;
-  for (PipelineState<2> ring;; ring.advance()) {
-    mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
-    const Work& work = smem.work[ring.count % kWorkRing];
-    if (work.row0 < 0) break;
-    for (int n_block = work.seen.end - 1; n_block >= work.seen.begin; --n_block, kv.advance()) {
-      if (n_block == min(work.seen.begin + kPrefetchBlocks, work.seen.end) - 1)
-        mbarrier_arrive(&smem.prefetch);
-      const int stage = kv.index(), key0 = n_block * kBlockN;
-      mbarrier_wait(&smem.k_empty[stage], kv.phase() ^ 1);  // the first time it is
-      smem.k_descale[stage] = descales.k(work.kv_head, key0);
-      mbarrier_arrive_expect(&smem.k_full[stage], kTileBytes);
-      tma_load(smem.sK[stage], mapK, &smem.k_full[stage], {0, key0, 0, work.kv_head});
-      mbarrier_wait(&smem.v_empty[stage], kv.phase() ^ 1);
-      mbarrier_arrive_expect(&smem.v_full[stage], kTileBytes);
-#pragma unroll
-      for (int key = 0; key < kBlockN; key += kPanelKeys<kBlockN>)  // panel after panel
-        tma_load(smem.sV[stage] + key * Config::kHeadDim, mapV, &smem.v_full[stage],
-                 {key0 + key, 0, work.kv_head});
-    }
-  }
-}
-//! [producer]
-
-template <class Config>
-__device__ __forceinline__ void init_barriers(SharedStorage<Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // one lane of each says that it is done
-  for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
-  for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
-  for (int i = 0; i < Config::kStages; ++i) {
-    mbarrier_init(&smem.k_full[i], 1), mbarrier_init(&smem.v_full[i], 1);
-    mbarrier_init(&smem.k_empty[i], kWarps), mbarrier_init(&smem.v_empty[i], kWarps);
-  }
-  mbarrier_init(&smem.work_full[0], 1), mbarrier_init(&smem.work_full[1], 1);
-  mbarrier_init(&smem.prefetch, 1);
-  mbarrier_init_fence();
-}
-
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    attention_kernel(const __grid_constant__ TensorMap mapQ,  // [B Hq, d / 128, seqlen_q, 128]
-                     const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 128, seqlen_k, 128]
-                     const __grid_constant__ TensorMap mapV,  // [B Hkv, d, padded keys]
-                     Descales descales,
-                     const float4* __restrict__ gWindows,  // [B Hkv, windows, d / 2]
-                     float4* __restrict__ gSums,  // [blocks, d / 8 + 1, threads of consumers]
-                     Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
-                     float* __restrict__ gLse,                // [B, Hq, seqlen_q]
-                     Shape shape, Tiles tiles) {
-  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
-  constexpr int kWindowBlocks = Config::kWindowBlocks;
-  auto& smem = dynamic_shared<SharedStorage<Config>>();
-  // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
-  // of tiles in uniform registers, as wgmma takes them.
-  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-  if (threadIdx.x == 0) init_barriers(smem);
-  __syncthreads();  // the barriers are there
-
-  if (warpgroup == Config::kNumConsumers) {
-    setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0) produce_q<Config>(smem, mapQ, shape, tiles, descales);
-    if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Config>(smem, mapK, mapV, descales);
-    return;
-  }
-  setmaxnreg_inc<Config::kConsumerRegisters>();
-
-  // The tile of queries that is worked on, and which of this block's it is.
-  PipelineState<Config::kQStages> q{-1};
-  int row0 = 0, last_key = 0;
-  BlockRanges seen{};
-  float scale_log2 = 0;  // with Q's scale and that of the block's keys
-  const auto take_tile = [&] {
-    q.advance();
-    mbarrier_wait(&smem.q_full[q.index()], q.phase());
-    const Work& work = smem.work[q.count % kWorkRing];
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
-    last_key = work.seqlen_k - 1;
-    seen = work.seen;
-    const bool more = work.row0 >= 0;
-    __syncwarp();  // all lanes have read it, before one says so
-    return more;
   };
-  const auto release_q = [&] {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
-  };
-  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that
-  // it is the same in all lanes as long as no `if` changes it and no consumer returns from the
-  // loop. If not, every operand of wgmma is moved to uniform registers first.
-  using KvState = PipelineState<Config::kStages>;
-  KvState kv;
-  const auto wait_full = [&](uint64_t* full, KvState at) {
-    mbarrier_wait(full + at.index(), at.phase());
-  };
-  const auto release = [&](uint64_t* empty, KvState at) {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
-  };
-
-  float o[kHeadDim / 8][4] = {};                           // of a window, not divided by l yet
-  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
-  float s[kBlockN / 8][4];
-  uint32_t p[kBlockN / 32][4];
-  float rescale[2];
-  bool rescaled;
-  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
-  const auto softmax = [&](int n_block, auto masked) {
-    if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
-    rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, scale_log2);
-  };
-  //! [mmas]
-  const auto issue_s = [&] {
-    issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
-                     smem.sK[kv.index()]);
-  };
-  const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
-  // Awaits O with P V of the block before.
-  const auto wait_o = [&] {
-    wgmma_wait<0>(o);
-    release(smem.v_empty, kv.previous());
-  };
-  const auto own_sums = [&] {  // this thread's place for O and l of the windows before
-    constexpr int kConsumers = Config::kThreads - kWarpgroup;
-    return gSums + blockIdx.x * (kHeadDim / 8 + 1) * kConsumers + thread_index();
-  };
-  // All P V of a window of this tile are in O: merges it with those of the windows before.
-  const auto merge = [&](const Work& work, int window, const float (&max)[2], float (&sum)[2]) {
-    const int64_t at = int64_t{work.kv_head} * ceil_div(shape.seqlen_k, kWindowKeys) + window;
-    const bool first = window == (work.seen.end - 1) / kWindowBlocks;
-    merge_windows<Config>(o, max, sum, own_sums(), gWindows + at * (kHeadDim / 2) + quad_col() / 2,
-                          first);
-  };
-  // Waits for K of this block, and reads its scale.
-  const auto wait_k = [&] {
-    wait_full(smem.k_full, kv);
-    scale_log2 = shape.softmax_scale * kLog2e * smem.q_descale[q.index()][warpgroup] *
-                 smem.k_descale[kv.index()];
-    __syncwarp();  // all lanes have read it, before one says that this warp is done with K
-  };
-  // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
-  const auto mmas = [&](int n_block) {
-    wait_k();
-    issue_s();
-    wait_full(smem.v_full, kv.previous());
-    issue_o(kv.previous());
-    wgmma_wait<1>(s);  // S is there, P V in flight
-    release(smem.k_empty, kv);
-    if (n_block == seen.begin) release_q();
-  };
-  const auto visit = [&](int n_block, auto masked) {
-    mmas(n_block);
-    softmax(n_block, masked);
-    wait_o();
-    round_p_e4m3<kBlockN>(p, s);
-    if (rescaled) rescale_rows<kHeadDim>(o, rescale);
-    kv.advance();
-  };
-  //! [mmas]
-
-  //! [loops]
-  if (!take_tile()) return;
-  // The first S of all has no P V before it.
-  wait_k();
-  issue_s();
-  wgmma_wait<0>(s);
-  release(smem.k_empty, kv);
-  if (seen.begin + 1 == seen.end) release_q();
-  softmax(seen.end - 1, std::true_type{});
-  round_p_e4m3<kBlockN>(p, s);
-  kv.advance();
-  bool more = true;
-  int n_block = seen.end - 2;
-  do {
-    // Of this window: the diagonal, right edge, last keys; what all rows see; the window's left
-    // edge.
-    const int begin = (n_block + 1) / kWindowBlocks * kWindowBlocks;
-    for (; n_block >= max(seen.unmasked_end, begin); --n_block) visit(n_block, std::true_type{});
-    for (; n_block >= max(seen.unmasked_begin, begin); --n_block) visit(n_block, std::false_type{});
-    for (; n_block >= max(seen.begin, begin); --n_block) visit(n_block, std::true_type{});
-    const Work& last = smem.work[q.count % kWorkRing];
-    float last_max[2] = {row_max[0], row_max[1]};
-    float last_sum[2] = {row_sum[0], row_sum[1]};
-    const bool tile_ends = n_block < seen.begin;
-    if (tile_ends) {
-      more = take_tile();
-      n_block = seen.end - 1;
-    }
-    if (more) {  // the last P V of this window overlaps the first S and softmax of the next one
-      mmas(n_block);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) row_max[r] = tile_ends ? kLowest : row_max[r], row_sum[r] = 0;
-      softmax(n_block, std::true_type{});
-      --n_block;
-    } else {
-      wait_full(smem.v_full, kv.previous());
-      issue_o(kv.previous());
-    }
-    wait_o();
-    round_p_e4m3<kBlockN>(p, s);
-    kv.advance();
-    merge(last, tile_ends ? last.seen.begin / kWindowBlocks : (n_block + 1) / kWindowBlocks + 1,
-          last_max, last_sum);
-    if (tile_ends) {
-      // What P is times too much is in O and in l.
-#pragma unroll
-      for (int r = 0; r < 2; ++r) last_max[r] -= kPScale;
-      store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum);
-    } else {
-      leave_windows<Config>(o, last_max, last_sum, own_sums());
+#pragma unroll 1
+  for (int head = head0; head < heads; ++head) {
+    const TileOfRows own = next;
+    TileNumbers<kHeadDim, 4> numbers;
+    unpack(bits, &smem.signs, numbers);
+    if (head + 1 < heads) {
+      next.row0 += t.rows, next.index += t.tiles;
+      bits.load(t.g, next);
     }
 #pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n)
+    for (int n = 0; n < numbers.kRows; ++n) {
+      turn_row(numbers.x[n], numbers.row(n));
+      hadamard(numbers.x[n], lane);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) o[n][i] = 0;
-  } while (more);
-  //! [loops]
+      for (float& number : numbers.x[n]) number = finite_or_nan(number);  // sums may overflow
+    }
+    quantise_tile(t.g8, t.gDescale, own, numbers, smem.sMax[head % 2], kHadamardNorm<kHeadDim>);
+  }
 }
+//! [fused]
 
-template <class Config>
-Status launch_attention(const Arguments& args) {
-  Tiles tiles(args.problem, Config::kBlockM);
-  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
-  tiles.counter = args.out<unsigned>("tile_counter");
-  ByteTensorMaps maps;
-  if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
-    return made;
-  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
-  args.phase("attention");
+//! [launch]
+template <int kHeadDim>
+Status quantise_turned(const Arguments& args) {
+  using Pass = WindowsPass;
+  const RowsOf q = rows_of(args, "q", "q"), k = rows_of(args, "k", "k");
+  const auto blocks_of = [](const RowsOf& t) {
+    return ceil_div(t.heads, int64_t{Pass::kHeads}) * t.tiles;
+  };
+  args.phase("quantise");
   return launch_kernel(
-      attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
-      Descales(args), reinterpret_cast<const float4*>(args.out<float>("v_window")),
-      reinterpret_cast<float4*>(args.out<float>("sums")), args.out<Element>("o"),
-      args.out<float>("lse"), shape_of(args.problem), tiles);
+      quantise_turned_kernel<Pass, kHeadDim>,
+      dim3(static_cast<unsigned>(std::max(blocks_of(q), blocks_of(k))), 2),
+      dim3(RowLanes<kHeadDim>::kThreads), sizeof(RotaryStorage<kHeadDim>), args.stream, q, k,
+      RotaryAngles(args));
 }
 
-template <class Config>
+template <int kHeadDim>
 Status launch(const Arguments& args) {
   if (!args.on_plan)
-    if (const Status done = quantise_windows<Config::kHeadDim, /*kFused=*/true>(args); !done.ok())
+    if (const Status done = quantise_windows<kHeadDim>(args, quantise_turned<kHeadDim>); !done.ok())
       return done;
-  return launch_attention<Config>(args);
+  return f6_windows::attend(args);
 }
+//! [launch]
 
 Status launch(const Arguments& args) {
   switch (args.problem.head_dim) {
-    case 64: return launch<Config<64>>(args);
-    case 128: return launch<Config<128>>(args);
-    case 256: return launch<Config<256>>(args);
+    case 64: return launch<64>(args);
+    case 128: return launch<128>(args);
+    case 256: return launch<256>(args);
   }
   return Status::unsupported("only head dims 64, 128 and 256");
 }

@@ -402,14 +402,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 template <class Element, class Config>
-Status launch(const Arguments& args) {
+Status attend(const Arguments& args, ListStrides strides) {
+  static_assert(Config::kBlockM == kSparseBlockM &&
+                    Config::kBlockN == sparse_block_n(Config::kHeadDim),
+                "lists are made for other tiles");
   Tiles tiles(args.problem, Config::kBlockM);
   if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
   tiles.counter = args.out<unsigned>("tile_counter");
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
-  const ListStrides strides = list_strides(args.problem);
   const VisitLists lists{args.in<Visits>("visits"), args.in<int>("visited"), strides.batch,
                          strides.head};
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
@@ -420,15 +422,18 @@ Status launch(const Arguments& args) {
       maps.v, args.out<Element>("o"), args.out<float>("lse"), lists, shape_of(args.problem), tiles);
 }
 
-Status launch(const Arguments& args) {
+// The attention kernel on any lists: s5_predict launches it on lists that the device makes.
+Status attend(const Arguments& args, ListStrides strides) {
   return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
     switch (args.problem.head_dim) {
-      case 64: return launch<Element, Config<64>>(args);
-      case 128: return launch<Element, Config<128>>(args);
-      case 256: return launch<Element, Config<256>>(args);
+      case 64: return attend<Element, Config<64>>(args, strides);
+      case 128: return attend<Element, Config<128>>(args, strides);
+      case 256: return attend<Element, Config<256>>(args, strides);
     }
     return Status::unsupported("only head dims 64, 128 and 256");
   });
 }
+
+Status launch(const Arguments& args) { return attend(args, list_strides(args.problem)); }
 
 }  // namespace ATTN_BACKEND::s1_block_mask

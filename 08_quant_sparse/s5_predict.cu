@@ -1,11 +1,19 @@
 // s5_predict: a tile of queries chooses its blocks of keys by their means.
 //
 // parent    s1_block_mask
-// idea      Most masks are not known before. SpargeAttn (arXiv 2502.18137) predicts them: where the
-//           rows of a block are alike, their mean stands for them, and scores of means say where a
-//           tile of queries looks. Two kernels before this one, a pass over Q and K and one over
-//           means, make the lists of s1 on the device. Blocks whose rows are not alike are always
-//           seen. A causal mask hides by element beside it, whatever is chosen.
+// idea      Most masks are not known before the launch. SpargeAttn (arXiv 2502.18137) predicts
+//           them: if the rows of a block are similar, their mean represents them, and scores of
+//           means tell where a tile of queries looks. Two kernels make the lists of s1 on the
+//           device: pool_kernel reads Q and K and finds the means, choose_kernel reads the means.
+//           Both are in choose_blocks.h, because later steps use them too. The choice in short,
+//           for a tile of queries and each block of keys n:
+//
+//               score = q_mean . k_mean[n];  // kAlways if one of the two blocks is dissimilar
+//               least = least_kept(scores);  // the threshold that --keep or --keep-mass asks for
+//               if (score >= least) gVisited[at++] = n;
+//
+//           A causal mask hides single scores in the visited blocks, as in s1. The attention kernel
+//           is the parent's, compiled once for both steps.
 // expect    time: the kept share of the dense one, and phases "pool" and "choose", a few percent of
 //           it
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, causal and windows, GQA
@@ -13,415 +21,33 @@
 
 #include "device/device.h"
 #include "attn/kernel.h"
-#include "ptx/mbarrier.h"
-#include "ptx/mma.h"
-#include "ptx/named_barrier.h"
-#include "ptx/setmaxnreg.h"
-#include "ptx/tma.h"
-#include "ptx/wgmma.h"
 #include "kernels/choose_blocks.h"
-#include "kernels/hopper/fragments.h"
-#include "kernels/sparse_maps.h"
 #include "kernels/visits.h"
+
+ATTN_ATTENTION_OF(s1_block_mask, attn::ListStrides);
 
 namespace ATTN_BACKEND::s5_predict {
 using namespace attn;
 using namespace hopper;
 
-constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
-constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
-// The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
-constexpr int kWorkRing = 8;
-
-// Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
-// MMAs.
-enum NamedBarrier { kBlock = 0, kPingPong = 1 };
-
-//! [config]
-struct Tuning {
-  int num_consumers = 2;  // warpgroups that compute; one more copies
-  int block_n;            // B_c
-  int stages = 2;         // tiles of K, and of V, in shared memory
-  int q_stages = 2;       // tiles of Q there
-  bool pingpong = true;
-  bool lazy_rescale = true;
+//! [launch]
+// The tiles of s1.
+template <int kHeadDim_>
+struct Config {
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kBlockM = kSparseBlockM, kBlockN = sparse_block_n(kHeadDim);  // B_r, B_c
 };
-template <int kHeadDim_, Tuning kTuning>
-struct Tuned {
-  static constexpr int kHeadDim = kHeadDim_, kNumConsumers = kTuning.num_consumers;
-  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);
-  static constexpr int kBlockM = 64 * kNumConsumers, kBlockN = kTuning.block_n;  // B_r, B_c
-  static constexpr int kStages = kTuning.stages, kQStages = kTuning.q_stages;
-  static constexpr bool kUsesPingPong = kTuning.pingpong, kLazyRescale = kTuning.lazy_rescale;
-  // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads, 128 of 512. To request more than the others released
-  // deadlocks.
-  static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 40;
-  static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 232;
-  static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
-                    (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
-                "more registers than a block of so many threads has");
-};
-// Tiles of which the blocks of a mask are multiples (sparse.h).
-template <int kHeadDim>
-struct Config;
-template <>
-struct Config<64>
-    : Tuned<64, Tuning{.block_n = 128, .stages = 3, .pingpong = false, .lazy_rescale = false}> {};
-template <>
-struct Config<128> : Tuned<128, Tuning{.block_n = 128}> {};
-template <>
-struct Config<256> : Tuned<256, Tuning{.block_n = 64, .q_stages = 1, .pingpong = false}> {};
-//! [config]
-
-// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's swizzle of 128 bytes.
-template <class Element, class Config>
-struct SharedStorage {
-  alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
-  alignas(1024) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  // mbarriers: the bytes are there
-  uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
-  // mbarriers: all consumer warps are done with them
-  uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
-  Work work[kWorkRing];
-  int n_block[Config::kStages];  // of K and V of a stage
-  ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
-               work_full, prefetch, work, n_block)
-};
-
-using Tiles = DynamicPersistent;
-
-// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
-//! [issue_qk]
-template <class Config, class Element>
-__device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
-                                         const Element* sK) {
-  const WgmmaOperand q = wgmma_operand(sQ), k = wgmma_operand(sK);
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
-    const int panel = i / 4, inside = i % 4 * 32;
-    wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside),
-                          k + (panel * Config::kBlockN * 128 + inside), i > 0);
-  }
-  wgmma_commit();
-}
-//! [issue_qk]
-
-// (5) O += P V: P from registers, V as it lies in memory, [k, d]. Issues it, and does not wait.
-//! [issue_pv]
-template <class Config, class Element>
-__device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
-                                         const uint32_t (&p)[Config::kBlockN / 16][4],
-                                         const Element* sV) {
-  const WgmmaOperand v = wgmma_operand(sV, Config::kBlockN * 128);
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are 16 rows of 128 bytes
-    wgmma<Element, true>(o, p[i], v + 16 * 128 * i, true);
-  wgmma_commit();
-}
-//! [issue_pv]
-
-// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
-// is to be multiplied by `rescale`: with the lazy rescale, only where a maximum has grown by more
-// than the threshold.
-//! [softmax]
-template <class Config>
-__device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
-                                               float (&row_max)[2], float (&row_sum)[2],
-                                               float (&rescale)[2], float softmax_scale_log2) {
-  float max[2];
-  bool grown = !Config::kLazyRescale;
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    max[r] = s[0][2 * r];
-#pragma unroll
-    for (int n = 0; n < Config::kBlockN / 8; ++n)
-      max[r] = fmaxf(max[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-    max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
-    grown = grown || max[r] > row_max[r] + kRescaleThreshold;
-  }
-  // A warp decides for all of its rows, as branches are its own.
-  const bool rescaled = Config::kLazyRescale ? __any_sync(~0u, grown) : true;
-  if (rescaled) {
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      rescale[r] = exp2f(row_max[r] - max[r]);
-      row_max[r] = max[r];
-      row_sum[r] *= rescale[r];
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < Config::kBlockN / 8; ++n)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, -row_max[i / 2]));
-      row_sum[i / 2] += s[n][i];
-    }
-  return rescaled;
-}
-//! [softmax]
-
-// One thread takes tiles of queries and (1) loads Q_i. It takes the next one when it must, not
-// earlier: a block with long tiles would keep it from others that are idle already.
-//! [producer]
-template <class Element, class Config>
-__device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
-                                          const TensorMap& mapQ, const VisitLists& lists,
-                                          const Shape& shape, const Tiles& tiles) {
-  PipelineState<Config::kQStages> q;
-  // One count for three rings.
-  const auto ring = [&] { return PipelineState<2>{q.count}; };
-  const auto prefetch = [&] { return PipelineState<1>{q.count}; };
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const Work work = listed_work_of<Config>(shape, tiles.at<Config::kBlockM>(index), lists);
-    smem.work[q.count % kWorkRing] = work;
-    mbarrier_arrive(&smem.work_full[ring().index()]);
-    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
-    mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
-    tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
-    mbarrier_wait(&smem.prefetch, prefetch().phase());
-    q.advance();
-  }
-  smem.work[q.count % kWorkRing] = Work{};  // there is no more
-  mbarrier_arrive(&smem.work_full[ring().index()]);
-  mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
-  mbarrier_arrive(&smem.q_full[q.index()]);
-}
-
-// Another one loads K_j and V_j of the list as stages become free, and says which block it is.
-template <class Element, class Config>
-__device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
-                                           const TensorMap& mapK, const TensorMap& mapV,
-                                           const VisitLists& lists) {
-  constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim * 2;
-  PipelineState<Config::kStages> kv;
-  for (PipelineState<2> ring;; ring.advance()) {
-    mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
-    const Work& work = smem.work[ring.count % kWorkRing];
-    if (work.row0 < 0) break;
-    const int count = max(1, work.visits.count());
-    const auto block = [&](int i) {  // the i-th; of a tile without any block 0
-      return i < work.visits.count() ? lists.gBlocks[work.visits.first + i] : 0;
-    };
-    int ahead = block(0);  // read a visit ahead
-    for (int i = 0; i < count; ++i, kv.advance()) {
-      const int n_block = ahead, stage = kv.index();
-      ahead = block(i + 1);
-      if (i == max(0, count - kPrefetchBlocks)) mbarrier_arrive(&smem.prefetch);
-      const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full) {
-        mbarrier_arrive_expect(full, kTileBytes);
-        tma_load(tile, map, full, {0, n_block * kBlockN, 0, work.kv_head});
-      };
-      mbarrier_wait(&smem.k_empty[stage], kv.phase() ^ 1);  // the first time it is
-      smem.n_block[stage] = n_block;
-      load(smem.sK[stage], mapK, &smem.k_full[stage]);
-      mbarrier_wait(&smem.v_empty[stage], kv.phase() ^ 1);
-      load(smem.sV[stage], mapV, &smem.v_full[stage]);
-    }
-  }
-}
-//! [producer]
-
-template <class Element, class Config>
-__device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // one lane of each says that it is done
-  for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
-  for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
-  for (int i = 0; i < Config::kStages; ++i) {
-    mbarrier_init(&smem.k_full[i], 1), mbarrier_init(&smem.v_full[i], 1);
-    mbarrier_init(&smem.k_empty[i], kWarps), mbarrier_init(&smem.v_empty[i], kWarps);
-  }
-  mbarrier_init(&smem.work_full[0], 1), mbarrier_init(&smem.work_full[1], 1);
-  mbarrier_init(&smem.prefetch, 1);
-  mbarrier_init_fence();
-}
-
-template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    attention_kernel(const __grid_constant__ TensorMap mapQ,  // [B Hq, d / 64, seqlen_q, 64]
-                     const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 64, seqlen_k, 64]
-                     const __grid_constant__ TensorMap mapV,  // as K
-                     Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
-                     float* __restrict__ gLse,                // [B, Hq, seqlen_q]
-                     VisitLists lists, Shape shape, Tiles tiles) {
-  constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
-  auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
-  // of tiles in uniform registers, as wgmma takes them.
-  const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-  // What scores are still multiplied by: log2(e) is in it.
-  const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-  if (threadIdx.x == 0) init_barriers(smem);
-  __syncthreads();  // the barriers are there
-
-  if (warpgroup == Config::kNumConsumers) {
-    setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0) produce_q<Element, Config>(smem, mapQ, lists, shape, tiles);
-    if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Element, Config>(smem, mapK, mapV, lists);
-    return;
-  }
-  setmaxnreg_inc<Config::kConsumerRegisters>();
-
-  //! [pingpong]
-  // This warpgroup may issue its MMAs when the one before has issued its own.
-  const auto pingpong_wait = [&] {
-    if (Config::kUsesPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
-  };
-  const auto pingpong_pass_on = [&] {
-    if (Config::kUsesPingPong)
-      named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
-  };
-  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
-  //! [pingpong]
-
-  // The tile of queries that is worked on, and which of this block's it is.
-  PipelineState<Config::kQStages> q{-1};
-  int row0 = 0, last_key = 0;
-  int unmasked = 0, count = 0;  // blocks of keys that it visits
-  BlockRanges seen{};
-  const auto take_tile = [&] {
-    q.advance();
-    mbarrier_wait(&smem.q_full[q.index()], q.phase());
-    const Work& work = smem.work[q.count % kWorkRing];
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
-    last_key = work.last_key;
-    unmasked = work.visits.masked - work.visits.first, count = max(1, work.visits.count());
-    seen = work.seen;
-    const bool more = work.row0 >= 0;
-    __syncwarp();  // all lanes have read it, before one says so
-    return more;
-  };
-  const auto release_q = [&] {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
-  };
-  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that
-  // it is the same in all lanes as long as no `if` changes it and no consumer returns from the
-  // loop. If not, every operand of wgmma is moved to uniform registers first.
-  using KvState = PipelineState<Config::kStages>;
-  KvState kv;
-  const auto wait_full = [&](uint64_t* full, KvState at) {
-    mbarrier_wait(full + at.index(), at.phase());
-  };
-  const auto release = [&](uint64_t* empty, KvState at) {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
-  };
-
-  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
-  float s[kBlockN / 8][4];
-  uint32_t p[kBlockN / 16][4];
-  float rescale[2];
-  bool rescaled;
-  int n_block = 0;  // of S
-  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
-  const auto softmax = [&](auto masked) {
-    if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
-    rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
-  };
-  // This warp has read which block it is, and is done with K.
-  const auto release_k = [&] {
-    n_block = smem.n_block[kv.index()];
-    __syncwarp();  // all lanes have read it, before one says so
-    release(smem.k_empty, kv);
-  };
-  //! [mmas]
-  const auto issue_s = [&] {
-    issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
-  };
-  const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
-  // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
-  const auto mmas = [&](bool is_last) {
-    wait_full(smem.k_full, kv);
-    pingpong_wait();
-    issue_s();
-    wait_full(smem.v_full, kv.previous());
-    issue_o(kv.previous());
-    pingpong_pass_on();
-    wgmma_wait<1>(s);  // S is there, P V in flight
-    release_k();
-    if (is_last) release_q();
-  };
-  const auto visit = [&](int nth, auto masked) {
-    mmas(nth + 1 == count);
-    softmax(masked);
-    wgmma_wait<0>(o);  // and O of the block before
-    release(smem.v_empty, kv.previous());
-    round_p<Element, kBlockN>(p, s);
-    if (rescaled) rescale_rows<kHeadDim>(o, rescale);
-    kv.advance();
-  };
-  //! [mmas]
-
-  //! [loops]
-  if (!take_tile()) return;
-  // The first S of all has no P V before it.
-  wait_full(smem.k_full, kv);
-  pingpong_wait();
-  issue_s();
-  pingpong_pass_on();
-  wgmma_wait<0>(s);
-  release_k();
-  if (count == 1) release_q();
-  softmax(std::true_type{});
-  round_p<Element, kBlockN>(p, s);
-  kv.advance();
-  bool more = true;
-  int nth = 1;  // of the blocks that the tile visits
-  do {
-    for (; nth < unmasked; ++nth) visit(nth, std::false_type{});  // what all rows see
-    for (; nth < count; ++nth) visit(nth, std::true_type{});
-    const Work& last = smem.work[q.count % kWorkRing];
-    const float last_max[2] = {row_max[0], row_max[1]};
-    float last_sum[2] = {row_sum[0], row_sum[1]};
-    more = take_tile();
-    if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
-      mmas(count == 1);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
-      softmax(std::true_type{});
-      nth = 1;
-    } else {
-      wait_full(smem.v_full, kv.previous());
-      pingpong_wait();
-      issue_o(kv.previous());
-      pingpong_pass_on();
-    }
-    wgmma_wait<0>(o);
-    release(smem.v_empty, kv.previous());
-    round_p<Element, kBlockN>(p, s);
-    kv.advance();
-    store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum);
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) o[n][i] = 0;
-  } while (more);
-  //! [loops]
-}
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
-  Tiles tiles(args.problem, Config::kBlockM);
-  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
-  tiles.counter = args.out<unsigned>("tile_counter");
-  TensorMaps maps;
-  if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
-    return made;
   VisitLists lists{};
-  if (const Status chosen = choose_visits<Element, Config>(args, rule_of(args.problem), lists);
-      !chosen.ok())
-    return chosen;
-  const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
-  args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Element, Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.k,
-      maps.v, args.out<Element>("o"), args.out<float>("lse"), lists, shape_of(args.problem), tiles);
+  if (!args.on_plan)
+    if (const Status done = choose_visits<Element, Config>(args, rule_of(args.problem), lists);
+        !done.ok())
+      return done;
+  return s1_block_mask::attend(args, {lists.batch_stride, lists.head_stride});
 }
+//! [launch]
 
 Status launch(const Arguments& args) {
   return dispatch_16bit(args.problem.dtype, [&]<class Element>() {

@@ -1,12 +1,12 @@
-// sweep_fp8_06_flash_v3_hopper: the attention kernels of f1 and f5 with other tiles, timed without
-// what runs before them.
+// sweep_fp8_06_flash_v3_hopper: the attention kernels of f1 and f4 with other tiles, timed without
+// what runs before them. f5 launches f4's kernel, on inputs that its own pass has rotated.
 //
 //     sweep_fp8_06_flash_v3_hopper [f1|f5] [--head-dim D] [--causal] [--repeat R]
 //
 // A row: B_r, B_c, stages of K and V, of Q, whether ping-pong is on; the rest is in
 // attn/sweep.h.
 #include "f1_fp8.cu"
-#include "f5_incoherent.cu"
+#include "f4_block_scales.cu"
 
 #include "attn/sweep.h"
 
@@ -61,9 +61,9 @@ const std::vector<attn::sweep::Row> kF1{
 
 template <int kHeadDim, Tile kTile>
 attn::sweep::Row f5() {
-  using C = Swept<f5_incoherent::Config<kHeadDim>, kTile>;
-  return {kHeadDim, tile_of<C>(), f5_incoherent::launch_attention<C>,
-          reinterpret_cast<const void*>(&f5_incoherent::attention_kernel<C>)};
+  using C = Swept<f4_block_scales::Config<kHeadDim>, kTile>;
+  return {kHeadDim, tile_of<C>(), f4_block_scales::launch_attention<C>,
+          reinterpret_cast<const void*>(&f4_block_scales::attention_kernel<C>)};
 }
 const std::vector<attn::sweep::Row> kF5{
     f5<64, Tile{128}>(),

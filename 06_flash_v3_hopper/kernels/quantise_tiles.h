@@ -9,7 +9,9 @@
 // of all of its row, and an outlier is spread over them.
 #pragma once
 
+#include "device/device.h"
 #include "ptx/mma.h"
+#include "kernels/hopper/tile_order.h"
 #include "kernels/quantise.h"
 
 namespace ATTN_BACKEND::hopper {

@@ -1,6 +1,6 @@
 // V from bf16 to e4m3 less its mean: a mean and a scale for each channel (column) of a window of
 // 4096 keys. One kernel finds them, another one rounds and transposes. Q and K are those of
-// quantise_tiles.h, or of quantise_rotary.h.
+// quantise_tiles.h; with a rotary embedding, of quantise_rotary.h or of f7_rotary.
 //
 //     v_window [B Hkv, windows, d, 2]    mean, descale
 //     v8       [B Hkv, d, padded]        (V - mean) / descale, as in quantise.h
@@ -101,9 +101,10 @@ __global__ void __launch_bounds__(Pass::kThreads)
 //! [transpose_windows]
 
 //! [launch_windows]
-// Fused: one pass turns and quantises Q and K, where there is a rotary embedding.
-template <int kHeadDim, bool kFused = false>
-Status quantise_windows(const Arguments& args) {
+// `quantise_turned` turns Q and K and quantises them, where there is a rotary embedding.
+template <int kHeadDim>
+Status quantise_windows(const Arguments& args, LaunchFunction quantise_turned =
+                                                   turn_and_quantise<WindowsPass, kHeadDim>) {
   using Pass = WindowsPass;
   const Problem& p = args.problem;
   const auto* const v = args.in<__nv_bfloat16>("v");
@@ -118,7 +119,7 @@ Status quantise_windows(const Arguments& args) {
       !status.ok())
     return status;
   const bool turned = args.in_or_null<float>("cos_sin") != nullptr;
-  if (const Status status = turned ? quantise_turned<Pass, kHeadDim, kFused>(args)
+  if (const Status status = turned ? quantise_turned(args)
                                    : quantise_q_and_k<Pass, true, kHeadDim>(args);
       !status.ok())
     return status;

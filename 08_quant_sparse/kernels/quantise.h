@@ -43,10 +43,6 @@ struct ThreadGroups {
   __device__ static int of_q(int row) { return row / 16 * 8 + row % 8; }
   __device__ static int of_k(int key) { return key % 8 / 2; }
 };
-// The same with codes that four bits have.
-struct Int4ThreadGroups : ThreadGroups {
-  static constexpr float kLargest = 7;
-};
 //! [groups]
 
 // The mean of K over the keys of a head, which is taken off before rounding, and what that takes

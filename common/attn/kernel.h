@@ -35,6 +35,21 @@
 #define ATTN_BACKEND gpu
 #endif
 
+/// In the file of a step that has a pass of its own and launches its parent's attention kernel:
+/// declares the parent's host function `attend`, which launches that kernel alone. Behind the name
+/// of the parent stand the types of what `attend` gets besides the arguments.
+///
+///     ATTN_ATTENTION_OF(f4_block_scales);
+///     ...
+///     return f4_block_scales::attend(args);
+///
+/// The build, the tests of differences and the keys of measurements find the parent's file by it.
+#define ATTN_ATTENTION_OF(step, ...)                                      \
+  namespace ATTN_BACKEND::step {                                          \
+  attn::Status attend(const attn::Arguments& __VA_OPT__(, ) __VA_ARGS__); \
+  }                                                                       \
+  static_assert(true)
+
 namespace attn {
 inline namespace ATTN_BACKEND {
 

@@ -151,6 +151,14 @@ endforeach()
   endforeach()
 endfunction()
 
+# attn_attention_of(<out> <step file>): the step whose attention kernel this step launches, as its
+# line ATTN_ATTENTION_OF(f4_block_scales); says; empty where a step has a kernel of its own.
+function(attn_attention_of out file)
+  file(STRINGS ${file} line REGEX "^ATTN_ATTENTION_OF\\(")
+  string(REGEX REPLACE "^ATTN_ATTENTION_OF\\(([a-z0-9_]+).*" "\\1" step "${line}")
+  set(${out} "${step}" PARENT_SCOPE)
+endfunction()
+
 # attn_add_chapter(<chapter> STEPS <step> ... [HOPPER] [PARENT <chapter>/<step>] [TESTS <more.cpp> ...] [SHARED <kernel> ...]
 #                  [HOPPER_STEPS <step> ...] [FIRST_STEPS <step> ...]): the program, its benchmark and its tests, from <step>.cu,
 # chapter.cpp and the files of its rooms: kernels/*.cu, which prepare steps, host/*.cpp, operations
@@ -181,7 +189,14 @@ function(attn_add_chapter chapter)
   attn_add_kernels(${chapter} ${hopper} FILES ${files} ${kernels})
   if(hopper_files)
     attn_add_kernels(${chapter}_hopper HOPPER FILES ${hopper_files})
-    list(APPEND ${chapter}_OBJECTS ${${chapter}_hopper_OBJECTS})
+    # Of a kernel that is in two units the linker keeps the first. The emulator's list of a unit's
+    # kernels (attn_together) does not link without all of them, or is dropped: of q9 in 08, not of q
+    # and s, which are one unit.
+    if(ATTN_TOGETHER GREATER 1)
+      list(PREPEND ${chapter}_OBJECTS ${${chapter}_hopper_OBJECTS})
+    else()
+      list(APPEND ${chapter}_OBJECTS ${${chapter}_hopper_OBJECTS})
+    endif()
   endif()
   add_library(${chapter}_table OBJECT chapter.cpp ${host})
   target_include_directories(${chapter}_table PRIVATE ${CMAKE_CURRENT_SOURCE_DIR})
@@ -215,6 +230,8 @@ function(attn_add_chapter chapter)
                 OBJECTS $<TARGET_OBJECTS:attn_chapter_tests> ${objects} LABELS ${chapter})
 
   # diff_01_v1_v2 and so on: the lesson of a step is its difference from its parent, which its header declares.
+  # A step that launches its parent's attention kernel is shown whole. Its children are compared
+  # with the file that has the kernel.
   string(SUBSTRING ${chapter} 0 2 number)
   foreach(step ${arg_STEPS})
     file(STRINGS ${step}.cu header LIMIT_COUNT 5 REGEX "^// parent ")
@@ -224,8 +241,17 @@ function(attn_add_chapter chapter)
     endif()
     string(REGEX REPLACE "_.*" "" from ${parent})
     string(REGEX REPLACE "_.*" "" to ${step})
-    attn_add_diff(diff_${number}_${from}_${to}
-      ${CMAKE_CURRENT_SOURCE_DIR}/${parent}.cu ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
+    attn_attention_of(launched ${step}.cu)
+    if(launched)
+      attn_add_diff(diff_${number}_${from}_${to} /dev/null ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
+    else()
+      attn_attention_of(launched ${parent}.cu)
+      if(launched)
+        set(parent ${launched})
+      endif()
+      attn_add_diff(diff_${number}_${from}_${to}
+        ${CMAKE_CURRENT_SOURCE_DIR}/${parent}.cu ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
+    endif()
     string(REGEX REPLACE "[0-9]+$" "" from ${from})
     string(REGEX REPLACE "[0-9]+$" "" to ${to})
     if(from STREQUAL to)  # a backward pass is no step from a forward one
@@ -344,7 +370,8 @@ function(attn_step_copy out step name text)
   endforeach()
   string(REPLACE "ATTN_BACKEND::${step}" "ATTN_BACKEND::${name}" text "${text}")
   string(REPLACE "dispatch_16bit(" "dispatch_bf16(" text "${text}")
-  string(REGEX REPLACE "\n *case (128|256): return launch<[^\n]*" "" text "${text}")
+  string(REGEX REPLACE "\n *case (128|256): return (launch|launch_attention|attend)<[^\n]*" ""
+         text "${text}")
   string(REPLACE "ATTN_BACKEND::${name} {\nusing namespace attn;\n" "ATTN_BACKEND::${name} {
 using namespace attn;
 template <class Body>
@@ -460,6 +487,17 @@ const std::vector<attn::tests::Version> attn::tests::kVersions{
     set(table $<TARGET_OBJECTS:${chapter}_table>)
   elseif(chapter MATCHES "^07_")  # and kernels that clear counters
     set(table $<TARGET_OBJECTS:${chapter}_table> $<TARGET_OBJECTS:${chapter}_emulated>)
+  endif()
+  # All versions launch the attention kernel as it is shipped; its own broken versions are those of
+  # the step that has it. Parameters of `attend` are of types that no back end's namespace has, as
+  # attn_step_copy renames what lies in one.
+  attn_attention_of(launched ${CMAKE_CURRENT_SOURCE_DIR}/${step}.cu)
+  if(launched)
+    set(kernels ${chapter}_emulated)
+    if(launched IN_LIST ${chapter}_HOPPER_STEPS)
+      set(kernels ${chapter}_hopper_emulated)
+    endif()
+    list(APPEND table $<TARGET_OBJECTS:${kernels}>)
   endif()
   add_executable(${target} ${folder}/versions.cpp $<TARGET_OBJECTS:attn_broken_step> ${table})
   attn_emulated(${target})

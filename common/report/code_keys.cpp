@@ -32,6 +32,9 @@ std::string step_in(const std::string& token) {
   return is_step_name(text) ? text : "";
 }
 
+// What the file of a step without an attention kernel of its own has in its place (attn/kernel.h).
+const std::string kAttentionOf = "ATTN_ATTENTION_OF";
+
 std::string number_of(const std::string& step) { return step.substr(0, step.find('_')); }
 
 int nesting(const std::string& t) {
@@ -231,6 +234,13 @@ const Tokens& CodeKeys::tokens(const fs::path& path, std::vector<std::string>* i
   return known->second.first;
 }
 
+// A step may launch the attention kernel of its parent: ATTN_ATTENTION_OF(f4_block_scales);
+std::string CodeKeys::attention_of(const std::string& chapter, const std::string& step) {
+  const Tokens& all = tokens(folder(chapter) / (step + ".cu"));
+  const auto at = std::ranges::find(all, kAttentionOf);
+  return all.end() - at > 2 ? at[2] : "";
+}
+
 // Of a step's file and of another in the chapter; else of one that chapters share.
 fs::path CodeKeys::resolve(const std::string& chapter, const std::string& header) const {
   const fs::path here = folder(chapter);
@@ -241,15 +251,21 @@ fs::path CodeKeys::resolve(const std::string& chapter, const std::string& header
   return {};
 }
 
-// The step's file but for host functions, then of the headers what it uses.
+// The step's file and that of the attention kernel which it launches, but for host functions, then
+// of the headers what these use.
 std::vector<Chunk> CodeKeys::device_chunks(const std::string& chapter, const std::string& step) {
   static const std::set<std::string> kOfAttn{"kernel.h", "philox.h", "blas.h", "problem.h"};
   std::vector<std::string> included;
   std::vector<Chunk> all;
-  Tokens file = tokens(folder(chapter) / (step + ".cu"), &included), wanted;
-  drop_messages(file);
-  for (Chunk& chunk : chunks_of(file))
-    if (!chunk.is_host_function()) all.push_back(std::move(chunk));
+  Tokens wanted;
+  for (const std::string& name : {step, attention_of(chapter, step)}) {
+    if (name.empty()) continue;
+    Tokens file = tokens(folder(chapter) / (name + ".cu"), &included);
+    drop_messages(file);
+    for (Chunk& chunk : chunks_of(file))
+      if (!chunk.is_host_function() && chunk.tokens[0] != kAttentionOf)
+        all.push_back(std::move(chunk));
+  }
   included.push_back("attn/problem.h");  // through attn/step.h
   std::vector<Chunk> chunks;
   std::set<fs::path> seen;
@@ -360,19 +376,30 @@ const CodeKeys::ChapterSources& CodeKeys::sources(const std::string& chapter) {
   return all;
 }
 
-// The host functions of the step's file and its row, then what these use.
+// The host functions of the step's file and its row, then what these use, also in the file of the
+// attention kernel which it launches. `attend` counts only where something calls it: in the file of
+// the kernel it may be there for a child alone.
 std::vector<Chunk> CodeKeys::launch_chunks(const std::string& chapter, const std::string& step) {
   const ChapterSources& all = sources(chapter);
-  Tokens own = tokens(folder(chapter) / (file_of(chapter, step) + ".cu"));
-  drop_messages(own);
-  std::vector<Chunk> chunks;
-  for (Chunk& chunk : chunks_of(own))
-    if (chunk.is_host_function()) chunks.push_back(std::move(chunk));
+  const std::string file = file_of(chapter, step);
+  std::vector<Chunk> chunks, callable = all.chunks;
+  for (const std::string& name : {file, attention_of(chapter, file)}) {
+    if (name.empty()) continue;
+    Tokens text = tokens(folder(chapter) / (name + ".cu"));
+    drop_messages(text);
+    for (Chunk& chunk : chunks_of(text)) {
+      if (!chunk.is_host_function()) continue;
+      if (name == file && chunk.name != "attend")
+        chunks.push_back(std::move(chunk));
+      else if (chunk.name != "launch")
+        callable.push_back(std::move(chunk));
+    }
+  }
   if (const auto row = all.rows.find(step); row != all.rows.end())
     chunks.push_back({row->second, "row"});
   Tokens wanted;
   for (const Chunk& c : chunks) append(wanted, c.tokens);
-  for (const Chunk* c : used_chunks(all.chunks, wanted, false)) chunks.push_back(*c);
+  for (const Chunk* c : used_chunks(callable, wanted, false)) chunks.push_back(*c);
   return chunks;
 }
 

@@ -8,6 +8,9 @@
 /// | launch | host functions that decide grid, plan, workspaces and attributes of its launch |
 /// | method | how a part measures: timer, spin, L2 flush, warm-up; peers.py; the flags of ncu |
 ///
+/// A step that launches its parent's attention kernel (ATTN_ATTENTION_OF) has that kernel and its
+/// launch in its keys.
+///
 /// All are over tokens (tokens.h): comments, layout, messages and declared names do not count.
 /// Options, printing and the writing of JSON are in none of them, and no key depends on a path: a
 /// header is looked for in the chapter, its kernels/ and host/, common/ and common/kernels/.
@@ -69,6 +72,7 @@ class CodeKeys {
   std::filesystem::path folder(const std::string& chapter) const;
   std::filesystem::path resolve(const std::string& chapter, const std::string& header) const;
   std::string file_of(const std::string& chapter, const std::string& step);
+  std::string attention_of(const std::string& chapter, const std::string& step);
   const Tokens& tokens(const std::filesystem::path&, std::vector<std::string>* included = nullptr);
   const ChapterSources& sources(const std::string& chapter);
   std::vector<Chunk> device_chunks(const std::string& chapter, const std::string& step);

@@ -626,7 +626,7 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
         "to one named barrier from two places in the code, which PTX allows; synccheck takes it for divergence" ;;
     # Their producer writes a scale, or which block it is, beside each tile. A warp reads it,
     # meets in __syncwarp, and one lane arrives for all.
-    # Of f6 and f7 the one finding is known: sanitizer_exceptions.txt.
+    # The one finding in f6's kernel, which f7 launches too, is known: sanitizer_exceptions.txt.
     06_flash_v3_hopper/forward/racecheck) echo "$(steps_like "$1" "^f[45]_") $kOneLaneArrives" ;;
     08_quant_sparse/forward/racecheck)
       echo "$(steps_like "$1" '^q[1-8]_|^s[123]_') $kOneLaneArrives" ;;

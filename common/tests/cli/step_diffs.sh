@@ -2,8 +2,10 @@
 # step_diffs.sh ROOT DIFFS BUDGETS [--write]: a step differs from its parent in one idea. DIFFS has a line for each pair,
 # "80 chapter/parent chapter/step"; BUDGETS those that have a budget of their own, "120 chapter/step its reason".
 # Changed lines are those of `diff`, removed and added; the header, white space, the step's name and the markers of
-# snippets (//! [...]) do not count. step_diffs.txt lists the pairs that are still to be retold, with their counts of
-# today: none may grow, and one that fits its budget leaves the list. --write counts them anew.
+# snippets (//! [...]) do not count, nor does the snippet [attend], a host function for a child.
+# A step that launches its parent's attention kernel (ATTN_ATTENTION_OF) is not compared: all of its
+# lines are new. step_diffs.txt lists the pairs that are still to be retold, with their counts of
+# today: none may grow, and one that fits its budget leaves the list. --write counts them again.
 set -euo pipefail
 export LC_ALL=C
 root=$1 diffs=$2 budgets=$3
@@ -11,7 +13,8 @@ list=${STEP_DIFFS_LIST:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)/s
 most_named=5 most_lines=220  # named: of a chapter; or a quarter of its steps
 
 text() {  # of a step, without what does not count
-  sed -e '1,/^[^\/]/{/^\/\//d}' -e "s/${1##*/}/STEP/g" -e 's/[[:space:]]//g' "$root/$1.cu" | grep -v -e '^$' -e '^//!\['
+  sed -e '1,/^[^\/]/{/^\/\//d}' -e '/\/\/! \[attend\]/,/\/\/! \[attend\]/d' \
+    -e "s/${1##*/}/STEP/g" -e 's/[[:space:]]//g' "$root/$1.cu" | grep -v -e '^$' -e '^//!\['
 }
 declare -A budget_of=() listed=() counted=() named=()
 bad=0
@@ -41,7 +44,11 @@ while read -r budget parent step; do
     complain "$parent to $step: no such files"
     continue
   fi
-  count=$(diff <(text "$parent") <(text "$step") | grep -c '^[<>]' || true)
+  if grep -q '^ATTN_ATTENTION_OF(' "$root/$step.cu"; then
+    count=$(text "$step" | wc -l)
+  else
+    count=$(diff <(text "$parent") <(text "$step") | grep -c '^[<>]' || true)
+  fi
   [[ -z ${budget_of[$step]:-} || $count -gt $budget ]] ||
     complain "$step: $count lines need no budget of their own"
   budget=${budget_of[$step]:-$budget}

@@ -374,8 +374,7 @@ while read -r key text; do
       fail "sanitizer_exceptions.txt: not in $chapter/${text%%: *}: ${text#*: }" ;;
   esac
 done <"$scripts/sanitizer_exceptions.txt"
-for step in f6_windows f7_rotary; do  # whose finding the pages of 06 explain
-  grep -qx "step 06_flash_v3_hopper/$step" "$scripts/sanitizer_exceptions.txt" ||
-    fail "sanitizer_exceptions.txt: no entry for $step"
-done
+# The pages of 06 explain the finding in the kernel of f6, which f7 launches, too.
+grep -qx "step 06_flash_v3_hopper/f6_windows" "$scripts/sanitizer_exceptions.txt" ||
+  fail "sanitizer_exceptions.txt: no entry for f6_windows"
 echo "everything as expected"

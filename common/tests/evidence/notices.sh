@@ -40,6 +40,8 @@ lines times 05_flash_decoding 05_flash_decoding.decode_b16_n8192 v13_even_splits
   "$(listed 05_flash_decoding decode_b16_n8192)"
 lines times 06_flash_v3_hopper 06_flash_v3_hopper.forward_d128_n2048 v14_tuned \
   "$(listed 06_flash_v3_hopper forward_d128_n2048)"
+lines times 06_flash_v3_hopper 06_flash_v3_hopper.forward_e4m3_d128_n2048 f5_incoherent \
+  "$(listed 06_flash_v3_hopper forward_e4m3_d128_n2048)"
 lines times 07_paged 07_paged.decode_b16_n8192 v5_balanced_plan \
   "$(listed 07_paged decode_b16_n8192)"
 of_list() { (. "$root/common/scripts/gpu_problems.sh" && "$@"); }
@@ -91,6 +93,12 @@ noticed "$launch" "the number of splits" /common/kernels/decode/splits.h \
   's/of_runs \/ 16/of_runs \/ 8/'
 noticed '^times 06_flash_v3_hopper.*: launch code has changed since' "a tensor map" \
   /common/kernels/hopper/tensor_maps.h 's/\{64, tile_rows, panels, 1\}/{32, tile_rows, panels, 1}/'
+f4=/06_flash_v3_hopper/f4_block_scales.cu
+noticed '^times 06_flash_v3_hopper.*`f5_incoherent` has changed since' \
+  "the parent's kernel, which a step launches" $f4 's/v_descale, sum\)/-v_descale, sum)/'
+noticed '^times 06_flash_v3_hopper.*: launch code has changed since' \
+  "the launch of the parent's kernel" $f4 \
+  's/std::min<unsigned>\(tiles\.count\(\), num_sms\)/num_sms/'
 noticed "$launch" "the blocks of a launch" /common/kernels/decode/splits.h \
   's/(return )(p\.batch \* p\.kv_heads)/\12 * \2/'
 noticed '^times 07_paged.*: launch code has changed since' "a plan" /plan.cpp \
@@ -124,6 +132,8 @@ harmless "a word of a message" $v13 's/only head dims 64/head dims: 64/'
 harmless "a comment in peers.py" peers.py '3s,^,# A comment.\n,'
 harmless "a step's idea in the chapter's table" /01_naive/*chapter.cpp \
   's/neighbouring threads on neighbouring addresses/coalesced loads/'
+harmless "the parent's pass, which a step replaces" $f4 \
+  's/quantise_tiles<false/quantise_tiles<true/'
 harmless "another problem in the list" gpu_problems.sh \
   's/^( *)echo "decode_b1_n8192 .*/&\n\1echo "decode_b2_n8192 $(cache 2 8192 32 8)"/'
 echo "$noticed_edits edits noticed, $((count - noticed_edits)) harmless ones not"
