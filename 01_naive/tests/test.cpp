@@ -207,7 +207,8 @@ TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
   const HostTensors inputs = draw_inputs(p, op.inputs(p));
   Session session(p, op, Backend::gpu, inputs);
   const auto expected = op.reference(p, inputs, {.full = false, .budget = 1e7});
-  for (const char* name : {"v5_register_tiles", "v9_warp_tiles", "v10_ldmatrix", "v12_cp_async", "v13_cublas"}) {
+  for (const char* name :
+       {"v5_register_tiles", "v9_warp_tiles", "v10_ldmatrix", "v12_cp_async", "v13_cublas"}) {
     INFO(name);
     const Step& step = step_named(name);
     if (memory_need(p, op, step).total() > static_cast<double>(free_bytes(Backend::gpu))) {
