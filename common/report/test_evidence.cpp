@@ -373,7 +373,8 @@ TEST_CASE("a name that no line has, or that another step has, is refused", "[evi
   Project project;
   const auto all = [&] {
     std::string text;
-    for (const auto& entry : fs::directory_iterator(project.reports)) text += read_all(entry.path());
+    for (const auto& entry : fs::directory_iterator(project.reports))
+      text += read_all(entry.path());
     return text;
   };
   const std::string before = all();
@@ -401,7 +402,8 @@ TEST_CASE("a rename changes nothing but names and checksums", "[evidence]") {
       {"name": "01_first:v1_one"}, {"name": "flash"}], "ratios": [
       {"peer": "01_first:v1_one", "step": "v1_one"}], "runs": [
       {"chapter": "02_second", "steps": [{"name": "v1_one", "outcome": "pass", "time": null}]},
-      {"chapter": "01_first", "steps": [{"name": "v1_one", "outcome": "pass", "time": null}]}]}]})");
+      {"chapter": "01_first", "steps": [{"name": "v1_one", "outcome": "pass", "time": null}]}
+      ]}]})");
   CodeKeys code(project.root);
   record(project.reports, code, {"peers", "02_second"}, "peers.02_second",
          project.root / "peers.json", {"--backends flash,01_first:v1_one --seqlen 64"},

@@ -32,10 +32,10 @@ problems_of() {
           "128 --seqlen $n $repeat"
       done
       echo "forward_n16384 --step v12_cp_async,v13_cublas --heads 16 --head-dim 128 --seqlen 16384"
-      echo "forward_causal_n4096 --step v5_register_tiles,v10_ldmatrix,v12_cp_async,v13_cublas --batch 4" \
-        "--heads 16 --head-dim 128 --seqlen 4096 --causal"
-      echo "forward_fp32_n4096 --step v5_register_tiles,v13_cublas --batch 4 --heads 16 --head-dim 128" \
-        "--seqlen 4096 --dtype fp32"
+      echo "forward_causal_n4096 --step v5_register_tiles,v10_ldmatrix,v12_cp_async,v13_cublas" \
+        "--batch 4 --heads 16 --head-dim 128 --seqlen 4096 --causal"
+      echo "forward_fp32_n4096 --step v5_register_tiles,v13_cublas --batch 4 --heads 16" \
+        "--head-dim 128 --seqlen 4096 --dtype fp32"
       echo "backward_b1_n2048 --operation backward --batch 4 --heads 16 --head-dim 128 --seqlen" \
         "2048"
       for n in $kMemoryLengths; do
