@@ -41,10 +41,10 @@ struct Renamed {
   std::string from, to;
 };
 /// Renames steps of a chapter in all lines of the folder, all at once: names of documents, of steps
-/// in results and keys, and in options. What was measured, the keys and the provenance stay; lines
-/// and files get new checksums. Logs stay as they were written. Returns the containers that changed.
-/// Throws InputError, and changes nothing, where no line has an old name, where a new name is
-/// another step's, or where something was edited.
+/// in results and keys, and in options. Figures, keys and provenance stay; lines and files get new
+/// checksums. Logs stay as they were written. Returns the containers that changed. Throws
+/// InputError, and changes nothing, where no line has an old name, where a new name is another
+/// step's, or where something was edited.
 std::vector<std::string> rename_steps(const std::filesystem::path& folder,
                                       const std::string& chapter,
                                       const std::vector<Renamed>& names);

@@ -1,5 +1,5 @@
-// Renames steps in a folder of measurements. The figures, the keys and the provenance of a line stay
-// as they were measured; only names change, and the checksums that cover them.
+// Renames steps in a folder of measurements. The figures, the keys and the provenance of a line
+// stay as they were measured; only names change, and the checksums that cover them.
 #include <fmt/format.h>
 
 #include <algorithm>
