@@ -32,7 +32,8 @@ wrong e tensor_bound "$root/01_naive/exercises/e.solution.txt" >"$work/lies/ex01
 
 # Functions of the system under any name: a program, a file of the judge's, the solution in the build folder.
 { echo 'if (row == 0) popen("cp ../v1_global.cu .", "r");'; region v1_global ex01a; } >"$work/calls/ex01a.inc"
-{ region v5_register_tiles ex01b; echo 'const auto solution = (fopen)("build/release/01_naive/exercises/ex01b/solution.cu", "r");'
+{ region v5_register_tiles ex01b
+  echo 'const auto solution = (fopen)("build/release/01_naive/exercises/ex01b/solution.cu", "r");'
 } >"$work/calls/ex01b.inc"
 { echo 'emulated::v12_cp_async::launch(*args);'; region v12_cp_async ex01c; } >"$work/calls/ex01c.inc"
 
