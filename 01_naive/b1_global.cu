@@ -1,10 +1,10 @@
 // b1_global: the gradients as the formulas say them, P kept from the forward pass.
 //
 // parent    v2_coalesced (whose P it keeps, and whose mapping of threads it uses)
-// idea      five kernels: dV = P^T dO, dP = dO V^T, dS = scale * P (dP - D), dQ = dS K, dK = dS^T Q,
-//           with D = rowsum(P dP) = rowsum(dO O). P and dP are whole matrices in HBM.
-// expect    four GEMMs of N^2 d each instead of two, and P that has to be stored between the passes:
-//           the memory of training, not only its time, grows with N^2.
+// idea      five kernels: dV = P^T dO, dP = dO V^T, dS = scale * P (dP - D), dQ = dS K, dK = dS^T
+//           Q, with D = rowsum(P dP) = rowsum(dO O). P and dP are whole matrices in HBM.
+// expect    four GEMMs of N^2 d each instead of two, and P that has to be stored between the
+//           passes: the memory of training, not only its time, grows with N^2.
 // supports  as v1_global
 #include "attn/kernel.h"
 

@@ -1,10 +1,10 @@
 // b2_cublas: the four GEMMs of the backward pass by the library.
 //
-// parent    v6_cublas: four more GEMMs like its two; b1_global has the same order
-// idea      cuBLAS for dV, dP, dQ and dK; one kernel of our own for dS, a warp a row. The sum over the
-//           query heads of a group is part of the GEMM: P^T dO over group * seqlen_q rows.
+// parent    v13_cublas: four more GEMMs like its two; b1_global has the same order
+// idea      cuBLAS for dV, dP, dQ and dK; one kernel of our own for dS, a warp a row. The sum over
+//           the query heads of a group is part of the GEMM: P^T dO over group * seqlen_q rows.
 // expect    bound by the traffic of P, dP and dS: 16-bit P and dS, fp32 dP.
-// supports  as v6_cublas
+// supports  as v13_cublas
 #include "attn/blas.h"
 #include "attn/kernel.h"
 

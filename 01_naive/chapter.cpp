@@ -8,10 +8,17 @@
 
 ATTN_DECLARE_STEP(v1_global);
 ATTN_DECLARE_STEP(v2_coalesced);
-ATTN_DECLARE_STEP(v3_tiled);
-ATTN_DECLARE_STEP(v4_tensor_core);
-ATTN_DECLARE_STEP(v5_cp_async);
-ATTN_DECLARE_STEP(v6_cublas);
+ATTN_DECLARE_STEP(v3_warp_softmax);
+ATTN_DECLARE_STEP(v4_tiled);
+ATTN_DECLARE_STEP(v5_register_tiles);
+ATTN_DECLARE_STEP(v6_p_16bit);
+ATTN_DECLARE_STEP(v7_vector_loads);
+ATTN_DECLARE_STEP(v8_mma);
+ATTN_DECLARE_STEP(v9_warp_tiles);
+ATTN_DECLARE_STEP(v10_ldmatrix);
+ATTN_DECLARE_STEP(v11_vectorised);
+ATTN_DECLARE_STEP(v12_cp_async);
+ATTN_DECLARE_STEP(v13_cublas);
 ATTN_DECLARE_STEP(b1_global);
 ATTN_DECLARE_STEP(b2_cublas);
 
@@ -117,23 +124,43 @@ std::vector<Workspace> p_in_16_bits(const Problem& p) {
 Cost read_three_times(const Problem& p) { return forward_cost(p, 1, 4, 3, false); }
 int reads_of_s(const Problem& p) { return p.seqlen_k * 4 <= 224 * 1024 ? 1 : 3; }
 
-Step tensor_core_step(std::string name, std::string idea, Launch launch) {
+// Products in tiles of `tile_rows` rows, P in fp32.
+Step tiled_step(std::string name, std::string idea, int64_t tile_rows, Launch launch) {
   return {.name = std::move(name),
           .operation = &forward(),
           .idea = std::move(idea),
-          .support = "fp16, bf16; head dims that are a multiple of 8; any lengths, masks, GQA",
-          .refuses = [](const Problem& p) -> Reason {
-            if (p.dtype == DType::fp32) return "--dtype fp32: tensor cores take fp16 or bf16";
+          .support = kAnything,
+          .refuses =
+              [tile_rows](const Problem& p) {
+                return refuse_grid(p.batch * p.heads, p.seqlen_q, tile_rows, "--seqlen-q");
+              },
+          .workspaces = s_and_p_in_fp32,
+          .cost = [](const Problem& p) { return forward_cost(p, 1, 4, reads_of_s(p), false); },
+          .launch = launch};
+}
+
+// Tiles of 16-bit elements of `tile_rows` rows, copied 16 bytes at a time; products by FMA, or on
+// tensor cores.
+Step half_precision_step(std::string name, std::string idea, int64_t tile_rows, bool tensor,
+                         Launch launch) {
+  return {.name = std::move(name),
+          .operation = &forward(),
+          .idea = std::move(idea),
+          .support = "head dims that are a multiple of 8; any lengths, masks, GQA",
+          .limits = {.dtypes = k16Bits},
+          .refuses = [=](const Problem& p) -> Reason {
             if (p.head_dim % 8 != 0)
-              return fmt::format(
-                  "--head-dim {}: tensor-core steps need a multiple of 8 (16-byte rows)",
-                  p.head_dim);
-            return refuse_grid(p.batch * p.heads, p.seqlen_q, 128, "--seqlen-q");
+              return fmt::format("--head-dim {}: must be a multiple of 8 (16-byte rows)",
+                                 p.head_dim);
+            return refuse_grid(p.batch * p.heads, p.seqlen_q, tile_rows, "--seqlen-q");
           },
           .workspaces = p_in_16_bits,
-          .cost = [](const Problem& p) { return forward_cost(p, 8, 2, reads_of_s(p), true, 64); },
+          .cost =
+              [tensor](const Problem& p) {
+                return forward_cost(p, 8, 2, reads_of_s(p), tensor, tensor ? 64 : 1);
+              },
           .launch = launch,
-          .needs = kAmpere};
+          .needs = tensor ? kAmpere : GpuNeeds{}};
 }
 
 Chapter make_chapter() {
@@ -165,27 +192,37 @@ Chapter make_chapter() {
       .cost = read_three_times,
       .launch = ATTN_LAUNCH(v2_coalesced),
   });
+  c.steps.push_back(tiled_step("v3_warp_softmax", "one warp per row of the softmax, row read once",
+                               8, ATTN_LAUNCH(v3_warp_softmax)));
+  c.steps.push_back(tiled_step("v4_tiled", "shared-memory tiles, one result per thread", 32,
+                               ATTN_LAUNCH(v4_tiled)));
+  c.steps.push_back(tiled_step("v5_register_tiles", "register tiles: 4 x 4 results per thread", 64,
+                               ATTN_LAUNCH(v5_register_tiles)));
+  Step p_16bit = tiled_step("v6_p_16bit", "P in the type of Q, K and V: 16 bits", 64,
+                            ATTN_LAUNCH(v6_p_16bit));
+  p_16bit.workspaces = p_in_16_bits;
+  p_16bit.cost = [](const Problem& p) {
+    return forward_cost(p, 8, double(size_of(p.dtype)), reads_of_s(p), false);
+  };
+  c.steps.push_back(std::move(p_16bit));
+  c.steps.push_back(half_precision_step("v7_vector_loads",
+                                        "tiles of 16-bit elements, copied by 16-byte loads", 64,
+                                        false, ATTN_LAUNCH(v7_vector_loads)));
+  c.steps.push_back(half_precision_step(
+      "v8_mma", "mma.sync for both products, fragments by 32-bit loads", 64, true,
+      ATTN_LAUNCH(v8_mma)));
+  c.steps.push_back(half_precision_step(
+      "v9_warp_tiles", "32 x 64 results per warp: each fragment used in several MMAs", 128, true,
+      ATTN_LAUNCH(v9_warp_tiles)));
+  c.steps.push_back(half_precision_step("v10_ldmatrix", "fragments of mma.sync by ldmatrix", 128,
+                                        true, ATTN_LAUNCH(v10_ldmatrix)));
+  c.steps.push_back(half_precision_step("v11_vectorised",
+                                        "16-byte stores of results, softmax of four keys at once",
+                                        128, true, ATTN_LAUNCH(v11_vectorised)));
+  c.steps.push_back(half_precision_step("v12_cp_async", "a cp.async pipeline of three stages", 128,
+                                        true, ATTN_LAUNCH(v12_cp_async)));
   c.steps.push_back({
-      .name = "v3_tiled",
-      .operation = &forward(),
-      .idea = "tiles in shared memory and registers; softmax by a warp a row, read once",
-      .support = kAnything,
-      .refuses =
-          [](const Problem& p) {
-            return refuse_grid(p.batch * p.heads, p.seqlen_q, 64, "--seqlen-q");
-          },
-      .workspaces = s_and_p_in_fp32,
-      .cost = [](const Problem& p) { return forward_cost(p, 1, 4, reads_of_s(p), false); },
-      .launch = ATTN_LAUNCH(v3_tiled),
-  });
-  c.steps.push_back(tensor_core_step(
-      "v4_tensor_core", "mma.sync for both GEMMs; tiles of 16-bit elements, P in 16 bits",
-      ATTN_LAUNCH(v4_tensor_core)));
-  c.steps.push_back(tensor_core_step("v5_cp_async",
-                                     "a cp.async pipeline, 16-byte stores, a vectorised softmax",
-                                     ATTN_LAUNCH(v5_cp_async)));
-  c.steps.push_back({
-      .name = "v6_cublas",
+      .name = "v13_cublas",
       .operation = &forward(),
       .idea = "cuBLAS for both GEMMs: what a library gives without fusing",
       .support = kAnything,
@@ -195,7 +232,7 @@ Chapter make_chapter() {
           [](const Problem& p) {
             return forward_cost(p, 8, double(size_of(p.dtype)), reads_of_s(p), on_tensor_cores(p));
           },
-      .launch = ATTN_LAUNCH(v6_cublas),
+      .launch = ATTN_LAUNCH(v13_cublas),
   });
   c.steps.push_back({
       .name = "b1_global",
@@ -235,7 +272,7 @@ Chapter make_chapter() {
             return backward_cost(p, 8, e, e, 2, on_tensor_cores(p));
           },
       .launch = ATTN_LAUNCH(b2_cublas),
-      .prepare = ATTN_LAUNCH(v6_cublas),
+      .prepare = ATTN_LAUNCH(v13_cublas),
   });
   return c;
 }

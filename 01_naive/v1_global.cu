@@ -24,7 +24,7 @@ constexpr int64_t row_of_lane(int lane, int64_t row_stride) { return lane * row_
 static_assert(sectors([](int lane) { return row_of_lane(lane, 128); }, 4) == 32,
               "32 lanes in 32 rows: every load moves 32 sectors and uses 4 bytes of each");
 
-// (1) scores: S = Q K^T, one thread an element.
+// (1) scores: S = Q K^T.
 //! [scores]
 template <class Element>
 __global__ void scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
@@ -77,7 +77,7 @@ __global__ void softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]
 }
 //! [softmax]
 
-// (3) output: O = P V, one thread an element.
+// (3) output: O = P V.
 //! [output]
 template <class Element>
 __global__ void output_kernel(const float* gP,    // [B, Hq, seqlen_q, seqlen_k]
@@ -124,8 +124,7 @@ Status launch(const Arguments& args) {
 }
 
 Status launch(const Arguments& args) {
-  return dispatch_dtype(args.problem.dtype,
-                        [&]<class Element>() { return launch<Element>(args); });
+  return dispatch_dtype(args.problem.dtype, [&]<class Element>() { return launch<Element>(args); });
 }
 
 }  // namespace ATTN_BACKEND::v1_global

@@ -1,11 +1,12 @@
 // v2_coalesced: neighbouring threads work on neighbouring elements of memory.
 //
 // parent    v1_global
-// idea      threadIdx.x runs along the *columns* of the result, threadIdx.y along its rows: the lanes
-//           of a warp write 32 neighbours and read V's rows as they lie.
-// expect    stores of S: 4 sectors a request instead of 32; loads of V and stores of O: 4, or 2 in 16
-//           bits; loads of Q and P are one address for the whole warp. What stays: the lanes read 32
-//           rows of K, and in the softmax a thread still owns a row. v3_tiled mends both.
+// idea      threadIdx.x runs along the *columns* of the result, threadIdx.y along its rows: the
+//           lanes of a warp write 32 neighbouring columns and read rows of V.
+// expect    stores of S: 4 sectors per request instead of 32; loads of V and stores of O: 4, or 2
+//           in 16 bits; loads of Q and P are one address for the whole warp. Two patterns remain:
+//           in the softmax one thread still owns a row (v3_warp_softmax), and the lanes read 32
+//           rows of K (v4_tiled).
 // supports  as v1_global
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -24,7 +25,7 @@ constexpr int64_t column_of_lane(int lane) { return lane * 4; }
 static_assert(sectors([](int lane) { return column_of_lane(lane); }, 4) == 4,
               "32 lanes in 32 columns: every store moves 4 sectors and uses all of them");
 
-// (1) scores: S = Q K^T, one thread an element.
+// (1) scores: S = Q K^T.
 //! [scores]
 template <class Element>
 __global__ void scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
@@ -75,7 +76,7 @@ __global__ void softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]
 }
 //! [softmax]
 
-// (3) output: O = P V, one thread an element.
+// (3) output: O = P V.
 //! [output]
 template <class Element>
 __global__ void output_kernel(const float* gP,    // [B, Hq, seqlen_q, seqlen_k]
@@ -122,8 +123,7 @@ Status launch(const Arguments& args) {
 }
 
 Status launch(const Arguments& args) {
-  return dispatch_dtype(args.problem.dtype,
-                        [&]<class Element>() { return launch<Element>(args); });
+  return dispatch_dtype(args.problem.dtype, [&]<class Element>() { return launch<Element>(args); });
 }
 
 }  // namespace ATTN_BACKEND::v2_coalesced

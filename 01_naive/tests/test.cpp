@@ -26,9 +26,11 @@ Eigen::MatrixXd head(const HostTensor& t, int64_t b, int64_t h) {
 
 }  // namespace
 
-// Every step takes every head dim, type, mask and length of these tests, but for the tensor cores.
+// Every step takes every head dim, type, mask and length of these tests, except those whose tiles
+// hold 16-bit elements.
 bool attn::tests::promised(const Step& step, const Problem& p) {
-  return plain(p) && (!one_of_steps(step, {"v4_tensor_core", "v5_cp_async"}) ||
+  return plain(p) && (!one_of_steps(step, {"v7_vector_loads", "v8_mma", "v9_warp_tiles",
+                                           "v10_ldmatrix", "v11_vectorised", "v12_cp_async"}) ||
                       (p.dtype != DType::fp32 && p.head_dim % 8 == 0));
 }
 
@@ -113,11 +115,11 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
 TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   Problem p = problem(8, 8, 7, DType::bf16);
   p.finish();
-  CHECK(step_named("v4_tensor_core").refuses(p).value().find("multiple of 8") != std::string::npos);
+  CHECK(step_named("v10_ldmatrix").refuses(p).value().find("multiple of 8") != std::string::npos);
   CHECK_FALSE(step_named("v1_global").refuses(p));
   p = problem(8, 8, 64, DType::fp32);
   p.finish();
-  CHECK(step_named("v4_tensor_core").refuses(p).value().find("fp16 or bf16") != std::string::npos);
+  CHECK(step_named("v10_ldmatrix").refuses(p).value().find("fp16 or bf16") != std::string::npos);
   p = problem(8, 8, 64, DType::bf16);
   p.batch = 70000;
   p.finish();
@@ -136,15 +138,20 @@ TEST_CASE("costs are what the README derives", "[emulated]") {
   p.batch = 4, p.heads = 16, p.kv_heads = 16;
   p.finish();
   const double scores = 64.0 * 4096 * 4096;
-  const Cost v4 = step_named("v4_tensor_core").cost(p);
-  REQUIRE(v4.size() == 3);
-  CHECK(v4[0].hbm_write == 4 * scores);  // S in fp32
-  CHECK(v4[1].hbm_read == 4 * scores);
-  CHECK(v4[1].hbm_write == 2 * scores);  // P in 16 bits
-  CHECK(v4[0].tensor_flop + v4[2].tensor_flop == forward().flop(p));
+  const Cost v10 = step_named("v10_ldmatrix").cost(p);
+  REQUIRE(v10.size() == 3);
+  CHECK(v10[0].hbm_write == 4 * scores);  // S in fp32
+  CHECK(v10[1].hbm_read == 4 * scores);
+  CHECK(v10[1].hbm_write == 2 * scores);  // P in 16 bits
+  CHECK(v10[0].tensor_flop + v10[2].tensor_flop == forward().flop(p));
+  // Each step moves what its header says: S is read once from v3 on, P has 2 bytes from v6 on.
+  CHECK(step_named("v3_warp_softmax").cost(p)[1].hbm_read == 4 * scores);
+  CHECK(step_named("v5_register_tiles").cost(p)[1].hbm_write == 4 * scores);
+  CHECK(step_named("v6_p_16bit").cost(p)[1].hbm_write == 2 * scores);
+  CHECK(step_named("v7_vector_loads").cost(p)[0].fp32_flop == forward().flop(p) / 2);
   CHECK(step_named("v1_global").cost(p)[1].hbm_read == 3 * 4 * scores);
   // Whatever the tensor cores do, the traffic of S and P binds.
-  CHECK(predict(v4, datasheet_roofs(*find_gpu("h200")), p.dtype).binding == "HBM");
+  CHECK(predict(v10, datasheet_roofs(*find_gpu("h200")), p.dtype).binding == "HBM");
 }
 
 TEST_CASE("all steps on the GPU", "[gpu]") {
@@ -200,7 +207,8 @@ TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
   const HostTensors inputs = draw_inputs(p, op.inputs(p));
   Session session(p, op, Backend::gpu, inputs);
   const auto expected = op.reference(p, inputs, {.full = false, .budget = 1e7});
-  for (const char* name : {"v3_tiled", "v4_tensor_core", "v5_cp_async", "v6_cublas"}) {
+  for (const char* name :
+       {"v5_register_tiles", "v9_warp_tiles", "v10_ldmatrix", "v12_cp_async", "v13_cublas"}) {
     INFO(name);
     const Step& step = step_named(name);
     if (memory_need(p, op, step).total() > static_cast<double>(free_bytes(Backend::gpu))) {

@@ -5,7 +5,7 @@
 set(ATTN_TOGETHER 1 CACHE STRING "steps of a chapter that are one compile unit")
 
 # attn_together(<out units> <out alone> <extension> <file> ...): writes files that include several
-# of <file> each, all of one ladder. v3_tiled.cu and b1_global.cu come ATTN_TOGETHER at a time; of
+# of <file> each, all of one ladder. v4_tiled.cu and b1_global.cu come ATTN_TOGETHER at a time; of
 # f1_fp8.cu and the like a ladder is one unit, and q and s of the emulator are one together: two
 # units with an instantiation of one kernel beside other kernels do not link, as the entries of
 # their functions (patchable_function_entry, emulator/cuda_names.h) lie in one section a unit.

@@ -223,6 +223,19 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
     CodeKeys code(a.root);
     if (unchanged(code)) record(a.folder, code, a.unit, a.name, a.file, a.options, measured());
   });
+  CLI::App* rename_command = command(
+      "rename",
+      "renames steps of a chapter in all lines, with new checksums; what was measured stays");
+  rename_command->add_option("CHAPTER", a.unit.chapter)->required();
+  rename_command->add_option("OLD NEW", a.words, "pairs of names, all renamed at once")->required();
+  rename_command->callback([&a] {
+    if (a.words.size() % 2 != 0)
+      throw InputError(fmt::format("rename: {} has no new name", a.words.back()));
+    std::vector<Renamed> names;
+    for (std::size_t n = 0; n < a.words.size(); n += 2)
+      names.push_back({a.words[n], a.words[n + 1]});
+    print_lines(rename_steps(a.folder, a.unit.chapter, names));
+  });
   CLI::App* finish_command = unit_command("finish", "notes how a part of verify_on_gpu.sh ended");
   finish_command->add_option("VERDICT", a.verdict)->required();
   finish_command->add_option("SECONDS", a.seconds)->required();

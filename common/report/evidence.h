@@ -36,6 +36,19 @@ void record(const std::filesystem::path& folder, CodeKeys&, const Unit&, const s
 void finish(const std::filesystem::path& folder, CodeKeys&, const Unit&, const std::string& verdict,
             int seconds, const std::vector<std::string>& logs, const nlohmann::json& measured);
 
+/// A step's old and new name.
+struct Renamed {
+  std::string from, to;
+};
+/// Renames steps of a chapter in all lines of the folder, all at once: names of documents, of steps
+/// in results and keys, and in options. Figures, keys and provenance stay; lines and files get new
+/// checksums. Logs stay as they were written. Returns the containers that changed. Throws
+/// InputError, and changes nothing, where no line has an old name, where a new name is another
+/// step's, or where something was edited.
+std::vector<std::string> rename_steps(const std::filesystem::path& folder,
+                                      const std::string& chapter,
+                                      const std::vector<Renamed>& names);
+
 /// What is not as it was measured: files and lines that were edited, added or removed, parts that
 /// did not pass. Empty: all is well.
 std::vector<std::string> edited_evidence(const std::filesystem::path& folder);

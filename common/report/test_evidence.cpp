@@ -331,6 +331,104 @@ TEST_CASE("counters of all steps are one file, and each step an export", "[evide
   CHECK(has(p.wrong(), "01_first.counters.csv: 01_first.v1_one: was edited"));
 }
 
+TEST_CASE("two steps exchange their names in lines, counters and keys of logs", "[evidence]") {
+  Project project;
+  project.write("rows.csv", "\"ID\",\"Kernel Name\"\n\"0\",\"kernel\"\n");
+  CodeKeys code(project.root);
+  for (const char* name : {"01_first.v1_one", "01_first.v2_two"})
+    record(project.reports, code, {"counters", "01_first"}, name, project.root / "rows.csv",
+           {"--seqlen 64"}, Project::kMeasured);
+  finish(project.reports, code, {"counters", "01_first"}, "passed", 1, {}, Project::kMeasured);
+  const auto lines = [&](const char* file) { return read_lines(project.reports / file); };
+  const auto times = lines("01_first.forward.jsonl");
+  const auto log = lines("parts.jsonl");
+  CHECK(rename_steps(project.reports, "01_first", {{"v1_one", "v2_two"}, {"v2_two", "v1_one"}}) ==
+        std::vector<std::string>{"01_first.counters.csv", "01_first.forward.jsonl"});
+  CHECK(project.wrong() == "");
+  const auto after = lines("01_first.forward.jsonl");
+  REQUIRE(after.size() == 3);
+  // In the order of the ladder: the line of what is now v1_one comes first.
+  CHECK(after[0].json()["steps"][0]["name"] == "v1_one");
+  CHECK(after[0].json()["steps"][0]["time"] == times[1].json()["steps"][0]["time"]);
+  CHECK(after[0].json()["keys"]["kernel"]["v1_one"] == times[1].json()["keys"]["kernel"]["v2_two"]);
+  CHECK(after[0].json()["keys"]["launch"]["v1_one"] == times[1].json()["keys"]["launch"]["v2_two"]);
+  CHECK(after[0].json()["measured"] == times[1].json()["measured"]);
+  CHECK(after[2].text == times[2].text);  // that of v3_three, untouched
+  const auto counters = lines("01_first.counters.csv");
+  REQUIRE(counters.size() == 2);
+  CHECK(counters[0].name == "01_first.v1_one");
+  CHECK(counters[0].rows == "\"v1_one\",\"0\",\"kernel\"\n");
+  // The key of the log that was v1_one's is v2_two's now.
+  const auto key = [](const std::vector<EvidenceLine>& parts, const std::string& step) {
+    for (const EvidenceLine& line : parts)
+      if (line.name == "tests 01_first") return line.json()["keys"]["launch"][step];
+    return nlohmann::json();
+  };
+  CHECK(key(lines("parts.jsonl"), "v2_two") == key(log, "v1_one"));
+  CHECK(key(lines("parts.jsonl"), "v1_one") == key(log, "v2_two"));
+  CHECK(key(log, "v1_one") != key(log, "v2_two"));
+}
+
+TEST_CASE("a name that no line has, or that another step has, is refused", "[evidence]") {
+  Project project;
+  const auto all = [&] {
+    std::string text;
+    for (const auto& entry : fs::directory_iterator(project.reports))
+      text += read_all(entry.path());
+    return text;
+  };
+  const std::string before = all();
+  const auto refusal = [&](const std::vector<Renamed>& names, const char* chapter = "01_first") {
+    return refusal_of([&] { rename_steps(project.reports, chapter, names); });
+  };
+  CHECK(has(refusal({{"v9_nosuch", "v4_new"}}), "v9_nosuch: no line is of this step of 01_first"));
+  CHECK(has(refusal({{"v1_one", "v4_new"}}, "02_second"), "v1_one: no line"));
+  CHECK(has(refusal({{"v1_one", "v2_two"}}), "v2_two: 01_first has a step of this name already"));
+  CHECK(has(refusal({{"v1_one", "v4_new"}, {"v2_two", "v4_new"}}), "v4_new: two steps would get"));
+  CHECK(has(refusal({{"v1_one", "v4_new"}, {"v1_one", "v5_new"}}), "v1_one: is renamed twice"));
+  CHECK(has(refusal({{"v1_one", "no name"}}), "no name: is no name of a step"));
+  CHECK(all() == before);
+  // New checksums would hide that this line was edited.
+  const fs::path file = project.reports / "01_first.forward.jsonl";
+  const std::string edited = with(read_all(file), "1.5", "1.4");
+  project.report("01_first.forward.jsonl", edited);
+  CHECK(has(refusal({{"v1_one", "v4_new"}}), "not as it was measured; nothing was renamed"));
+  CHECK(read_all(file) == edited);
+}
+
+TEST_CASE("a rename changes nothing but names and checksums", "[evidence]") {
+  Project project;
+  project.write("peers.json", R"({"schema": "attn-peers-1", "problems": [{"peers": [
+      {"name": "01_first:v1_one"}, {"name": "flash"}], "ratios": [
+      {"peer": "01_first:v1_one", "step": "v1_one"}], "runs": [
+      {"chapter": "02_second", "steps": [{"name": "v1_one", "outcome": "pass", "time": null}]},
+      {"chapter": "01_first", "steps": [{"name": "v1_one", "outcome": "pass", "time": null}]}
+      ]}]})");
+  CodeKeys code(project.root);
+  record(project.reports, code, {"peers", "02_second"}, "peers.02_second",
+         project.root / "peers.json", {"--backends flash,01_first:v1_one --seqlen 64"},
+         Project::kMeasured);
+  finish(project.reports, code, {"peers", "02_second"}, "passed", 1, {}, Project::kMeasured);
+  const auto text_of = [&](const char* file) { return read_all(project.reports / file); };
+  const std::string times = text_of("01_first.forward.jsonl"), log = text_of("tests.01_first.txt");
+  rename_steps(project.reports, "01_first", {{"v1_one", "v8_first"}});
+  CHECK(project.wrong() == "");
+  CHECK(text_of("tests.01_first.txt") == log);
+  const nlohmann::json peers = read_lines(project.reports / "peers.02_second.jsonl")[0].json();
+  const nlohmann::json& problem = peers["problems"][0];
+  CHECK(problem["peers"][0]["name"] == "01_first:v8_first");
+  CHECK(problem["ratios"][0]["peer"] == "01_first:v8_first");
+  // A step of this name in another chapter keeps it.
+  CHECK(problem["ratios"][0]["step"] == "v1_one");
+  CHECK(problem["runs"][0]["steps"][0]["name"] == "v1_one");
+  CHECK(problem["runs"][1]["steps"][0]["name"] == "v8_first");
+  CHECK(peers["options"] == "--backends flash,01_first:v8_first --seqlen 64");
+  CHECK(peers["keys"]["kernel"].contains("v1_one"));
+  // There and back again: every byte is as it was.
+  rename_steps(project.reports, "01_first", {{"v8_first", "v1_one"}});
+  CHECK(text_of("01_first.forward.jsonl") == times);
+}
+
 TEST_CASE("what others measured has checksum and kernel keys, and no launch of ours",
           "[evidence]") {
   Project p;

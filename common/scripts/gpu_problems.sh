@@ -31,15 +31,15 @@ problems_of() {
         echo "backward_n$n --operation backward --step b2_cublas --batch 4 --heads 16 --head-dim" \
           "128 --seqlen $n $repeat"
       done
-      echo "forward_n16384 --step v5_cp_async,v6_cublas --heads 16 --head-dim 128 --seqlen 16384"
-      echo "forward_causal_n4096 --step v3_tiled,v4_tensor_core,v5_cp_async,v6_cublas --batch 4" \
-        "--heads 16 --head-dim 128 --seqlen 4096 --causal"
-      echo "forward_fp32_n4096 --step v3_tiled,v6_cublas --batch 4 --heads 16 --head-dim 128" \
-        "--seqlen 4096 --dtype fp32"
+      echo "forward_n16384 --step v12_cp_async,v13_cublas --heads 16 --head-dim 128 --seqlen 16384"
+      echo "forward_causal_n4096 --step v5_register_tiles,v10_ldmatrix,v12_cp_async,v13_cublas" \
+        "--batch 4 --heads 16 --head-dim 128 --seqlen 4096 --causal"
+      echo "forward_fp32_n4096 --step v5_register_tiles,v13_cublas --batch 4 --heads 16" \
+        "--head-dim 128 --seqlen 4096 --dtype fp32"
       echo "backward_b1_n2048 --operation backward --batch 4 --heads 16 --head-dim 128 --seqlen" \
         "2048"
       for n in $kMemoryLengths; do
-        echo "memory_n$n --step v6_cublas --heads 16 --head-dim 128 --seqlen $n"
+        echo "memory_n$n --step v13_cublas --heads 16 --head-dim 128 --seqlen $n"
       done ;;
     02_online_softmax)
       # 512 MiB of numbers, in rows that are kept on the chip and in rows that are not.
@@ -374,10 +374,10 @@ profiled_problem() {  # CHAPTER STEP
 # ---- peers: a name for the file, then options of peers.py; and the problem list of each --------
 peers_of() {
   case $1 in
-    01_naive) echo "peers.$1 --steps v5_cp_async,v6_cublas --backends math,flash,cudnn" ;;
+    01_naive) echo "peers.$1 --steps v12_cp_async,v13_cublas --backends math,flash,cudnn" ;;
     02_online_softmax) echo "peers.$1 --operation softmax --steps v4_one_read,v5_split_row --repeat 5" ;;
     03_flash_v1)
-      echo "peers.$1.forward --steps v10_exp2 --backends 01_naive:v6_cublas,math,flash,cudnn" \
+      echo "peers.$1.forward --steps v10_exp2 --backends 01_naive:v13_cublas,math,flash,cudnn" \
         "--repeat 5"
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[67]')" \
         "--backends 01_naive:b2_cublas,flash,cudnn --repeat 5" ;;

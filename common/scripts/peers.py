@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times PyTorch's backends beside the steps of a chapter, in one run.
 
-    common/scripts/peers.py --program build/release/bin/01_naive --steps v5_cp_async,v6_cublas \\
+    common/scripts/peers.py --program build/release/bin/01_naive --steps v12_cp_async,v13_cublas \\
         --batch 4 --heads 16 --head-dim 128 --seqlens 1024,2048,4096,8192 --backends math,flash \\
         --out results.json
     common/scripts/peers.py --program build/release/bin/02_online_softmax --operation softmax \\
@@ -14,7 +14,7 @@ is as given on the command line, and "--steps" may stand there too. Text behind 
 Operations: forward, backward, decode and softmax. Decode is that of the program, one query (--seqlen-q) against a cache
 of --seqlen-k keys; of a program without it, forward with one query.
 Backends: math, flash (FlashAttention-2), cudnn; torch.softmax for softmax. A step of another chapter is one too:
-"01_naive:v6_cublas" runs that program beside --program. Of decode each backend takes its turns twice: as a plain call,
+"01_naive:v13_cublas" runs that program beside --program. Of decode each backend takes its turns twice: as a plain call,
 and ("flash graph") as the replay of a CUDA graph that was captured of it.
 
 Before it times anything, peers.py compares the outputs of each backend with those of the first

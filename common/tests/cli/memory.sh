@@ -19,6 +19,6 @@ status=0
 [[ $(need) == 2* && $(need) == ????????????*.0 ]] || fail "memory_bytes of what was refused"
 
 # What a step cannot do at all needs nothing.
-"$program" --device emulated --check off --step v4_tensor_core,v6_cublas --head-dim 7 --json "$work/run.json" >"$work/said"
+"$program" --device emulated --check off --step v10_ldmatrix,v13_cublas --head-dim 7 --json "$work/run.json" >"$work/said"
 grep -q '"memory_bytes": null' "$work/run.json" || fail "a number for a step that refuses"
 echo "everything as expected"

@@ -14,8 +14,8 @@ expect() { grep -qE "$2" <<<"$1" || { printf 'expected %s in\n%s\n' "$2" "$1"; c
 
 mkdir -p "$work/good/answers" "$work/lies" "$work/calls" "$work/luck"
 region v1_global ex01a >"$work/good/ex01a.inc"
-region v3_tiled ex01b >"$work/good/answers/ex01b.inc"
-region v5_cp_async ex01c >"$work/good/ex01c.inc"
+region v5_register_tiles ex01b >"$work/good/answers/ex01b.inc"
+region v12_cp_async ex01c >"$work/good/ex01c.inc"
 for letter in d e; do cp "$root/01_naive/exercises/$letter.solution.txt" "$work/good/ex01$letter.txt"; done
 
 # Says that it has passed, and writes nothing.
@@ -26,15 +26,16 @@ for letter in d e; do cp "$root/01_naive/exercises/$letter.solution.txt" "$work/
   echo 'template <class F> constexpr NoConflicts shared_access(F, int) { return {}; }'
   cat "$root/01_naive/exercises/b.stub.inc"; } >"$work/lies/ex01b.inc"
 # A string that looks like a comment, and behind it the end of the program.
-{ echo '(void)"//"; (exit)(0);'; region v5_cp_async ex01c; } >"$work/lies/ex01c.inc"
+{ echo '(void)"//"; (exit)(0);'; region v12_cp_async ex01c; } >"$work/lies/ex01c.inc"
 wrong d swapped "$root/01_naive/exercises/d.solution.txt" >"$work/lies/ex01d.txt"
 wrong e tensor_bound "$root/01_naive/exercises/e.solution.txt" >"$work/lies/ex01e.txt"
 
 # Functions of the system under any name: a program, a file of the judge's, the solution in the build folder.
 { echo 'if (row == 0) popen("cp ../v1_global.cu .", "r");'; region v1_global ex01a; } >"$work/calls/ex01a.inc"
-{ region v3_tiled ex01b; echo 'const auto solution = (fopen)("build/release/01_naive/exercises/ex01b/solution.cu", "r");'
+{ region v5_register_tiles ex01b
+  echo 'const auto solution = (fopen)("build/release/01_naive/exercises/ex01b/solution.cu", "r");'
 } >"$work/calls/ex01b.inc"
-{ echo 'emulated::v5_cp_async::launch(*args);'; region v5_cp_async ex01c; } >"$work/calls/ex01c.inc"
+{ echo 'emulated::v12_cp_async::launch(*args);'; region v12_cp_async ex01c; } >"$work/calls/ex01c.inc"
 
 # An output that is right for one problem alone; the right answer and a write to another place besides.
 { echo 'if (shape.seqlen_k == 1) { p[0] = 1; gLse[bh * shape.seqlen_q + row] = s[0] * shape.softmax_scale; return; }'

@@ -1,11 +1,11 @@
-// v6_cublas: the GEMMs by the library, the softmax ours.
+// v13_cublas: both products by cuBLAS, the softmax is the parent's.
 //
-// parent    v5_cp_async
-// idea      cuBLAS does both GEMMs, the best there are, *without* fusing. All query heads
-//           that share a K/V head are one matrix of group * seqlen_q rows, because they lie side by
-//           side.
-// expect    the time that no faster GEMM can shorten: S is written and read, P is written and
-//           read.
+// parent    v12_cp_async
+// idea      cuBLAS computes both products with Hopper's own instructions (wgmma), without fusing.
+//           The query heads that share a K/V head are adjacent in memory, so they are one matrix of
+//           group * seqlen_q rows.
+// expect    what remains is the time that no faster product can shorten: S is written and read, P
+//           is written and read.
 // supports  fp32, fp16, bf16; any lengths, head dims, masks, GQA; dimensions below 2^31 (in the
 //           emulator Eigen stands in for cuBLAS; the softmax is the kernel below)
 #include "attn/blas.h"
@@ -13,7 +13,7 @@
 #include "ptx/cp_async.h"
 #include "ptx/mma.h"
 
-namespace ATTN_BACKEND::v6_cublas {
+namespace ATTN_BACKEND::v13_cublas {
 using namespace attn;
 
 struct Config {
@@ -30,7 +30,7 @@ __device__ __forceinline__ void store4(Element* to, float a, float b, float c, f
     *reinterpret_cast<uint2*>(to) = make_uint2(pack2<Element>(a, b), pack2<Element>(c, d));
 }
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp a row. The
+// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp per row. The
 // warp is a block of its own, so that rows of any length share the shared memory of an SM well.
 //! [softmax]
 template <class Element>
@@ -150,4 +150,4 @@ Status launch(const Arguments& args) {
   return dispatch_dtype(args.problem.dtype, [&]<class Element>() { return launch<Element>(args); });
 }
 
-}  // namespace ATTN_BACKEND::v6_cublas
+}  // namespace ATTN_BACKEND::v13_cublas

@@ -1,29 +1,27 @@
-// v5_cp_async: a cp.async pipeline, 16-byte stores, and a vectorised softmax.
+// v10_ldmatrix: fragments loaded by ldmatrix, for V transposed on the way.
 //
-// parent    v4_tensor_core
-// idea      A unit this fast starves unless copies go on while it computes: cp.async brings the
-//           next two tiles, and the whole row of a softmax. Results are stored 16 bytes at a time:
-//           they change their layout in shared memory first; P 8 bytes, since the softmax works on
-//           four keys at once.
-// expect    the GEMMs wait neither for tiles nor for stores; what remains is the traffic of S
-//           and P. ncu: long scoreboard stalls fall, store sectors a request rise, dram__bytes near
-//           the model.
+// parent    v9_warp_tiles
+// idea      ldmatrix loads four 8 x 8 matrices of 16-bit elements from shared memory straight into
+//           fragments: each lane gives the address of one row, and each lane receives two elements
+//           of every matrix. One ldmatrix_x4 replaces 4 loads. Its transposed form reads the rows
+//           of V and hands out columns, so no lane gathers single elements.
+// expect    shared-memory load instructions fall to a quarter, for V to an eighth. The products
+//           wait for their tiles: no warp multiplies while a tile is copied. ncu: stalls on the
+//           long scoreboard and at barriers.
 // supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
-#include "ptx/cp_async.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
 
-namespace ATTN_BACKEND::v5_cp_async {
+namespace ATTN_BACKEND::v10_ldmatrix {
 using namespace attn;
 
 struct Config {
   static constexpr int kBlockM = 128, kBlockK = 64;  // tile: rows, depth; kBlockN: 64 or 128
   static constexpr int kWarpsM = 4, kWarpsN = 2, kThreads = 32 * kWarpsM * kWarpsN;
-  static constexpr int kWarpM = kBlockM / kWarpsM;  // 32 rows per warp: 2 MMAs of 16
-  static constexpr int kVector = 8;                 // elements in 16 bytes
-  static constexpr int kStages = 3;  // tiles in shared memory: one used, two in flight
+  static constexpr int kWarpM = kBlockM / kWarpsM;         // 32 rows per warp: 2 MMAs of 16
+  static constexpr int kVector = 8;                        // elements in 16 bytes
   static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
 };
 
@@ -37,20 +35,16 @@ static_assert(
     "ldmatrix reads a tile without bank conflicts");
 
 template <class Element, int kBlockN>
-struct Stage {
+struct SharedStorage {
   static constexpr int kSmallerB = Config::kBlockK * padded(kBlockN);   // [kBlockK, kBlockN]
   static constexpr int kLargerB = kBlockN * padded(Config::kBlockK);    // [kBlockN, kBlockK]
   alignas(16) Element sA[Config::kBlockM * padded(Config::kBlockK)];    // 18432 bytes
   alignas(16) Element sB[kSmallerB > kLargerB ? kSmallerB : kLargerB];  // 18432 for kBlockN = 128
-};
-template <class Element, int kBlockN>
-struct SharedStorage {
-  Stage<Element, kBlockN> stages[Config::kStages];  // 110592 bytes: two blocks an SM
-  ATTN_MEMBERS(SharedStorage, stages)
+  ATTN_MEMBERS(SharedStorage, sA, sB)
 };
 
-// Starts the copy of a tile of kRows x kColumns elements to shared memory, 16 bytes at a time; what
-// lies outside the matrix becomes 0. `columns` is a multiple of 8.
+// Copies a tile of kRows x kColumns elements to shared memory, 16 bytes at a time; what lies
+// outside the matrix is 0. `columns` is a multiple of 8.
 template <int kRows, int kColumns, class Element>
 __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, int row0, int rows,
                           int col0, int columns) {
@@ -59,8 +53,9 @@ __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, 
   for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
     const int r = i / kVectors, c = i % kVectors * Config::kVector;
     const bool inside = row0 + r < rows && col0 + c < columns;
-    cp_async_16(tile + r * padded(kColumns) + c,
-                inside ? matrix + (row0 + r) * stride + col0 + c : matrix, inside ? 16 : 0);
+    *reinterpret_cast<uint4*>(tile + r * padded(kColumns) + c) =
+        inside ? *reinterpret_cast<const uint4*>(matrix + (row0 + r) * stride + col0 + c)
+               : make_uint4(0, 0, 0, 0);
   }
 }
 
@@ -73,18 +68,9 @@ __device__ __forceinline__ void store2(Element* to, float low, float high) {
   *reinterpret_cast<uint32_t*>(to) = pack2<Element>(low, high);
 }
 
-// Stores four neighbouring probabilities.
-template <class Element>
-__device__ __forceinline__ void store4(Element* to, float a, float b, float c, float d) {
-  if constexpr (sizeof(Element) == 4)
-    *reinterpret_cast<float4*>(to) = make_float4(a, b, c, d);
-  else
-    *reinterpret_cast<uint2*>(to) = make_uint2(pack2<Element>(a, b), pack2<Element>(c, d));
-}
-
-// C[rows, columns] = A[rows, depth] * op(B), one tile of kBlockM x kBlockN a block. op(B) is
+// C[rows, columns] = A[rows, depth] * op(B), one tile of kBlockM x kBlockN per block. op(B) is
 // B[columns, depth] transposed (scores) or B[depth, columns] as it lies (output). `depth_a`, up to
-// which rows of A may be read, is `depth` rounded up to 8; A is 0 in between.
+// which rows of A may be read, is `depth_b` rounded up to 8; A is 0 in between.
 //! [gemm]
 template <bool kTransposeB, int kBlockN, class Element, class C>
 __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB, int64_t stride_b,
@@ -100,47 +86,31 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
   const int warp_col = warp_id % Config::kWarpsN * kWarpN;
 
   float acc[kTilesM][kTilesN][4] = {};
-  const auto load_slice = [&](int slice) {  // a group of copies, empty beyond the last slice
-    auto& stage = smem.stages[slice % Config::kStages];
-    const int k0 = slice * kBlockK;
-    if (k0 < depth_a) {
-      load_tile<kBlockM, kBlockK>(stage.sA, gA, stride_a, row0, rows, k0, depth_a);
-      if constexpr (kTransposeB)
-        load_tile<kBlockN, kBlockK>(stage.sB, gB, stride_b, col0, columns_b, k0, depth_b);
-      else
-        load_tile<kBlockK, kBlockN>(stage.sB, gB, stride_b, k0, depth_b, col0, columns_b);
-    }
-    cp_async_commit();
-  };
-  for (int slice = 0; slice < Config::kStages - 1; ++slice) load_slice(slice);
-  const int slices = ceil_div(depth_a, kBlockK);
-  for (int slice = 0; slice < slices; ++slice) {
-    const auto& stage = smem.stages[slice % Config::kStages];
-    //! [ex01c]
-    cp_async_wait<Config::kStages - 2>();
-    // This slice is whole for every thread, and everyone is done with the stage that the next load
-    // overwrites: it was used one slice ago.
-    __syncthreads();
-    load_slice(slice + Config::kStages - 1);
-    //! [ex01c]
+  for (int k0 = 0; k0 < depth_a; k0 += kBlockK) {
+    load_tile<kBlockM, kBlockK>(smem.sA, gA, stride_a, row0, rows, k0, depth_a);
+    if constexpr (kTransposeB)
+      load_tile<kBlockN, kBlockK>(smem.sB, gB, stride_b, col0, columns_b, k0, depth_b);
+    else
+      load_tile<kBlockK, kBlockN>(smem.sB, gB, stride_b, k0, depth_b, col0, columns_b);
+    __syncthreads();  // the tiles are whole before anyone reads them
 #pragma unroll
     for (int k = 0; k < kBlockK; k += 16) {
       uint32_t a[kTilesM][4], b[kTilesN][2];
 #pragma unroll
       for (int i = 0; i < kTilesM;
            ++i)  // lanes 0-15: rows at k; lanes 16-31: the same rows at k + 8
-        ldmatrix_x4(a[i], stage.sA + (warp_row + 16 * i + lane_id % 16) * padded(kBlockK) + k +
+        ldmatrix_x4(a[i], smem.sA + (warp_row + 16 * i + lane_id % 16) * padded(kBlockK) + k +
                               lane_id / 16 * 8);
 #pragma unroll
       for (int j = 0; j < kTilesN; j += 2) {  // two MMAs of 8 columns at once
         uint32_t pair[4];
         if constexpr (kTransposeB)  // rows are columns of op(B): {8 columns} x {k, k + 8}, twice
           ldmatrix_x4(
-              pair, stage.sB +
+              pair, smem.sB +
                         (warp_col + 8 * j + lane_id / 16 * 8 + lane_id % 8) * padded(kBlockK) + k +
                         lane_id / 8 % 2 * 8);
         else  // rows run along k: {k, k + 8} x {8 columns}, twice, each transposed on the way
-          ldmatrix_x4_trans(pair, stage.sB + (k + lane_id % 16) * padded(kBlockN) + warp_col +
+          ldmatrix_x4_trans(pair, smem.sB + (k + lane_id % 16) * padded(kBlockN) + warp_col +
                                       8 * j + lane_id / 16 * 8);
         b[j][0] = pair[0], b[j][1] = pair[1], b[j + 1][0] = pair[2], b[j + 1][1] = pair[3];
       }
@@ -149,37 +119,23 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
 #pragma unroll
         for (int j = 0; j < kTilesN; ++j) mma_m16n8k16<Element>(acc[i][j], a[i], b[j], acc[i][j]);
     }
+    __syncthreads();  // everyone has read the tiles before the next ones overwrite them
   }
-  __syncthreads();  // the last tiles are read; their memory serves the results
-  // Each warp's results go through shared memory, 16 rows at a time: stored straight from the
-  // registers, an instruction would touch 8 rows and write 32 bytes of each.
-  constexpr int kVectorC = 16 / sizeof(C), kStrideC = kWarpN + kVectorC,
-                kVectorsC = kWarpN / kVectorC;
-  static_assert(8 * 16 * kStrideC * sizeof(C) <= sizeof(smem), "the results fit");
-  C* sC = reinterpret_cast<C*>(&smem) + warp_id * 16 * kStrideC;  // [16, kWarpN], padded
 #pragma unroll
-  for (int i = 0; i < kTilesM; ++i) {
+  for (int i = 0; i < kTilesM; ++i)
 #pragma unroll
-    for (int j = 0; j < kTilesN; ++j) {  // d[0], d[1] in row g; d[2], d[3] in row g + 8
-      C* to = sC + lane_id / 4 * kStrideC + 8 * j + lane_id % 4 * 2;
-      store2(to, acc[i][j][0], acc[i][j][1]);
-      store2(to + 8 * kStrideC, acc[i][j][2], acc[i][j][3]);
-    }
-    __syncwarp();  // the 16 rows are whole
+    for (int j = 0; j < kTilesN; ++j)
 #pragma unroll
-    for (int v = lane_id; v < 16 * kVectorsC; v += 32) {
-      const int r = v / kVectorsC, c = v % kVectorsC * kVectorC;
-      const int row = row0 + warp_row + 16 * i + r, col = col0 + warp_col + c;
-      if (row < rows && col < columns_c)
-        *reinterpret_cast<uint4*>(gC + row * stride_c + col) =
-            *reinterpret_cast<const uint4*>(sC + r * kStrideC + c);
-    }
-    __syncwarp();  // and read, before the next 16 overwrite them
-  }
+      for (int half = 0; half < 2; ++half) {  // d[0], d[1] in row g; d[2], d[3] in row g + 8
+        const int row = row0 + warp_row + 16 * i + 8 * half + lane_id / 4;
+        const int col = col0 + warp_col + 8 * j + lane_id % 4 * 2;
+        if (row < rows && col < columns_c)
+          store2(gC + row * stride_c + col, acc[i][j][2 * half], acc[i][j][2 * half + 1]);
+      }
 }
 //! [gemm]
 
-// (1) scores: S = Q K^T, one tile a block.
+// (1) scores: S = Q K^T.
 //! [scores]
 template <class Element>
 __global__ void __launch_bounds__(Config::kThreads, 2)
@@ -196,7 +152,7 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
 }
 //! [scores]
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp a row. The
+// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp per row. The
 // warp is a block of its own, so that rows of any length share the shared memory of an SM well.
 //! [softmax]
 template <class Element>
@@ -217,59 +173,31 @@ __global__ void __launch_bounds__(32)
   const int begin = max(0, diagonal - shape.window_left);
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
 
-  // Four scores at once, scaled, and -inf where the row does not see the key.
-  const auto scores_at = [&](const float* from, int j) {
-    const float4 x = *reinterpret_cast<const float4*>(from + j);
-    const auto masked = [&](float score, int key) {
-      return begin <= key && key < end ? score * shape.softmax_scale : -INFINITY;
-    };
-    return make_float4(masked(x.x, j), masked(x.y, j + 1), masked(x.z, j + 2), masked(x.w, j + 3));
-  };
-  const auto in_row = [&](int j) -> float4& { return *reinterpret_cast<float4*>(sRow + j); };
-  const int first = begin / 4 * 4 + 4 * lane_id;  // this lane's keys: first, first + 128, ...
-
-  if (row_fits) {  // the whole row is in flight at once, each lane's part for that lane only
-    for (int j = first; j < end; j += 128) cp_async_16(sRow + j, s + j);
-    cp_async_commit();
-    cp_async_wait<0>();
-  }
   float row_max = -INFINITY;
-#pragma unroll 4
-  for (int j = first; j < end; j += 128) {
-    const float4 x = scores_at(row_fits ? sRow : s, j);
-    row_max = fmaxf(row_max, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
-    if (row_fits) in_row(j) = x;
+  for (int j = begin + lane_id; j < end; j += 32) {
+    row_max = fmaxf(row_max, s[j] * shape.softmax_scale);
+    if (row_fits) sRow[j] = s[j];  // for this lane only: no barrier
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
-  if (row_max == -INFINITY) row_max = 0;  // nothing to attend: exp(-inf - 0) = 0, not NaN
-
-  const auto exp_of = [&](float4 x) {
-    return make_float4(__expf(x.x - row_max), __expf(x.y - row_max), __expf(x.z - row_max),
-                       __expf(x.w - row_max));
-  };
+  const float* s_again = row_fits ? sRow : s;
   float row_sum = 0;
-#pragma unroll 4
-  for (int j = first; j < end; j += 128) {
-    const float4 e = exp_of(row_fits ? in_row(j) : scores_at(s, j));
-    row_sum += (e.x + e.y) + (e.z + e.w);
-    if (row_fits) in_row(j) = e;
-  }
+  for (int j = begin + lane_id; j < end; j += 32)
+    row_sum += __expf(s_again[j] * shape.softmax_scale - row_max);
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
   // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
-#pragma unroll 4
-  for (int j = first % 128; j < row_stride; j += 128) {
-    float4 e = make_float4(0, 0, 0, 0);
-    if (first <= j && j < end) e = row_fits ? in_row(j) : exp_of(scores_at(s, j));
-    store4(p + j, e.x * inverse_sum, e.y * inverse_sum, e.z * inverse_sum, e.w * inverse_sum);
+  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {  // its own keys again
+    const bool visible = begin <= j && j < end;
+    const float e = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) : 0;
+    p[j] = from_float<Element>(e * inverse_sum);
   }
   if (lane_id == 0)
     gLse[bh * shape.seqlen_q + row] = row_sum != 0 ? row_max + logf(row_sum) : -INFINITY;
 }
 //! [softmax]
 
-// (3) output: O = P V, one tile a block.
+// (3) output: O = P V.
 //! [output]
 template <int kBlockN, class Element>
 __global__ void __launch_bounds__(Config::kThreads, 2)
@@ -325,4 +253,4 @@ Status launch(const Arguments& args) {
   return dispatch_16bit(args.problem.dtype, [&]<class Element>() { return launch<Element>(args); });
 }
 
-}  // namespace ATTN_BACKEND::v5_cp_async
+}  // namespace ATTN_BACKEND::v10_ldmatrix

@@ -1,44 +1,39 @@
-// v4_tensor_core: the same three kernels with the GEMMs on tensor cores.
+// v7_vector_loads: tiles of 16-bit elements in shared memory, copied by 16-byte loads.
 //
-// parent    v3_tiled
-// idea      mma.sync multiplies 16-bit operands, so tiles in shared memory hold elements, not
-//           floats, and P is stored in 16 bits; sums stay fp32, and so does S. A warp owns 32 rows
-//           and 32 or 64 columns of results, in fragments.
-// expect    the GEMMs are no longer bound by FP32 and shared memory, but wait for their tiles:
-//           nobody multiplies while a tile is copied. ncu: sm__ops_path_tensor_src_bf16_dst_fp32 >
-//           0; stalls on the long scoreboard and at barriers.
+// parent    v6_p_16bit
+// idea      A tile in shared memory holds fp16 or bf16 elements as they lie in HBM, not floats. So
+//           a thread copies 8 elements with one 16-byte load and one 16-byte store, and a tile of
+//           the same bytes is twice as deep. An element is converted to float when it is read from
+//           shared memory. This is the layout that tensor cores need (v8_mma).
+// expect    load requests of the products fall 8-fold, barriers to a half. The products do not get
+//           faster: multiply-adds and loads from shared memory stay, and conversions come on top.
 // supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
-#include "ptx/ldmatrix.h"
-#include "ptx/mma.h"
 
-namespace ATTN_BACKEND::v4_tensor_core {
+namespace ATTN_BACKEND::v7_vector_loads {
 using namespace attn;
 
 struct Config {
-  static constexpr int kBlockM = 128, kBlockK = 64;  // tile: rows, depth; kBlockN: 64 or 128
-  static constexpr int kWarpsM = 4, kWarpsN = 2, kThreads = 32 * kWarpsM * kWarpsN;
-  static constexpr int kWarpM = kBlockM / kWarpsM;         // 32 rows per warp: 2 MMAs of 16
+  static constexpr int kBlockM = 64, kBlockN = 64, kBlockK = 64;  // tile: rows, columns, depth
+  static constexpr int kPerThread = 4;                            // results a thread: 4 x 4
+  static constexpr int kThreadsX = kBlockN / kPerThread, kThreads = 256;
+  static_assert(kBlockM / kPerThread * kThreadsX == kThreads, "one thread for each 4 x 4 results");
   static constexpr int kVector = 8;                        // elements in 16 bytes
   static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
 };
 
-// Rows of a tile in shared memory are 16 bytes longer than their data: the 8 rows that one pass of
-// ldmatrix reads then begin in 8 different groups of 4 banks.
+// Rows of a tile in shared memory are 16 bytes longer than their data. Rows must begin at multiples
+// of 16 bytes, so 16 threads that read one column reach 8 groups of banks: one conflict per read.
 constexpr int padded(int columns) { return columns + Config::kVector; }
-constexpr int64_t row_of_matrix(int lane, int stride) { return 2 * (lane % 16) * stride; }
-static_assert(
-    ldmatrix_access([](int l) { return row_of_matrix(l, padded(64)); }, 4).conflicts() == 0 &&
-        ldmatrix_access([](int l) { return row_of_matrix(l, padded(128)); }, 4).conflicts() == 0,
-    "ldmatrix reads a tile without bank conflicts");
+static_assert(shared_access([](int lane) { return 2 * (lane % 16) * padded(Config::kBlockK); }, 4)
+                      .conflicts() == 1,
+              "16 threads along x read one column of a tile");
 
-template <class Element, int kBlockN>
+template <class Element>
 struct SharedStorage {
-  static constexpr int kSmallerB = Config::kBlockK * padded(kBlockN);   // [kBlockK, kBlockN]
-  static constexpr int kLargerB = kBlockN * padded(Config::kBlockK);    // [kBlockN, kBlockK]
-  alignas(16) Element sA[Config::kBlockM * padded(Config::kBlockK)];    // 18432 bytes
-  alignas(16) Element sB[kSmallerB > kLargerB ? kSmallerB : kLargerB];  // 18432 for kBlockN = 128
+  alignas(16) Element sA[Config::kBlockM * padded(Config::kBlockK)];
+  alignas(16) Element sB[Config::kBlockN * padded(Config::kBlockK)];  // or [kBlockK, kBlockN]
   ATTN_MEMBERS(SharedStorage, sA, sB)
 };
 
@@ -58,33 +53,20 @@ __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, 
   }
 }
 
-// Stores two neighbouring results.
-__device__ __forceinline__ void store2(float* to, float low, float high) {
-  *reinterpret_cast<float2*>(to) = make_float2(low, high);
-}
-template <class Element>
-__device__ __forceinline__ void store2(Element* to, float low, float high) {
-  *reinterpret_cast<uint32_t*>(to) = pack2<Element>(low, high);
-}
-
-// C[rows, columns] = A[rows, depth] * op(B), one tile of kBlockM x kBlockN a block. op(B) is
+// C[rows, columns] = A[rows, depth] * op(B), one tile of kBlockM x kBlockN per block. op(B) is
 // B[columns, depth] transposed (scores) or B[depth, columns] as it lies (output). `depth_a`, up to
-// which rows of A may be read, is `depth` rounded up to 8; A is 0 in between.
+// which rows of A may be read, is `depth_b` rounded up to 8; A is 0 in between.
 //! [gemm]
-template <bool kTransposeB, int kBlockN, class Element, class C>
+template <bool kTransposeB, class Element, class C>
 __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB, int64_t stride_b,
                           C* gC, int64_t stride_c, int rows, int columns_b, int columns_c,
                           int depth_a, int depth_b) {
-  auto& smem = dynamic_shared<SharedStorage<Element, kBlockN>>();
-  constexpr int kBlockM = Config::kBlockM, kBlockK = Config::kBlockK;
-  constexpr int kWarpN = kBlockN / Config::kWarpsN;
-  constexpr int kTilesM = Config::kWarpM / 16, kTilesN = kWarpN / 8;  // MMAs of a warp
+  auto& smem = dynamic_shared<SharedStorage<Element>>();
+  constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN, kBlockK = Config::kBlockK;
   const int row0 = blockIdx.y * kBlockM, col0 = blockIdx.x * kBlockN;
-  const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
-  const int warp_row = warp_id / Config::kWarpsN * Config::kWarpM;
-  const int warp_col = warp_id % Config::kWarpsN * kWarpN;
+  const int tx = threadIdx.x % Config::kThreadsX, ty = threadIdx.x / Config::kThreadsX;
 
-  float acc[kTilesM][kTilesN][4] = {};
+  float acc[Config::kPerThread][Config::kPerThread] = {};
   for (int k0 = 0; k0 < depth_a; k0 += kBlockK) {
     load_tile<kBlockM, kBlockK>(smem.sA, gA, stride_a, row0, rows, k0, depth_a);
     if constexpr (kTransposeB)
@@ -93,65 +75,50 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
       load_tile<kBlockK, kBlockN>(smem.sB, gB, stride_b, k0, depth_b, col0, columns_b);
     __syncthreads();  // the tiles are whole before anyone reads them
 #pragma unroll
-    for (int k = 0; k < kBlockK; k += 16) {
-      uint32_t a[kTilesM][4], b[kTilesN][2];
+    for (int k = 0; k < kBlockK; ++k) {
+      float a[Config::kPerThread], b[Config::kPerThread];
 #pragma unroll
-      for (int i = 0; i < kTilesM;
-           ++i)  // lanes 0-15: rows at k; lanes 16-31: the same rows at k + 8
-        ldmatrix_x4(a[i], smem.sA + (warp_row + 16 * i + lane_id % 16) * padded(kBlockK) + k +
-                              lane_id / 16 * 8);
-#pragma unroll
-      for (int j = 0; j < kTilesN; j += 2) {  // two MMAs of 8 columns at once
-        uint32_t pair[4];
-        if constexpr (kTransposeB)  // rows are columns of op(B): {8 columns} x {k, k + 8}, twice
-          ldmatrix_x4(
-              pair, smem.sB +
-                        (warp_col + 8 * j + lane_id / 16 * 8 + lane_id % 8) * padded(kBlockK) + k +
-                        lane_id / 8 % 2 * 8);
-        else  // rows run along k: {k, k + 8} x {8 columns}, twice, each transposed on the way
-          ldmatrix_x4_trans(pair, smem.sB + (k + lane_id % 16) * padded(kBlockN) + warp_col +
-                                      8 * j + lane_id / 16 * 8);
-        b[j][0] = pair[0], b[j][1] = pair[1], b[j + 1][0] = pair[2], b[j + 1][1] = pair[3];
+      for (int i = 0; i < Config::kPerThread; ++i) {
+        a[i] = to_float(smem.sA[(ty * Config::kPerThread + i) * padded(kBlockK) + k]);
+        const int col = tx + i * Config::kThreadsX;
+        b[i] = to_float(kTransposeB ? smem.sB[col * padded(kBlockK) + k]
+                                    : smem.sB[k * padded(kBlockN) + col]);
       }
 #pragma unroll
-      for (int i = 0; i < kTilesM; ++i)
+      for (int i = 0; i < Config::kPerThread; ++i)
 #pragma unroll
-        for (int j = 0; j < kTilesN; ++j) mma_m16n8k16<Element>(acc[i][j], a[i], b[j], acc[i][j]);
+        for (int j = 0; j < Config::kPerThread; ++j) acc[i][j] += a[i] * b[j];
     }
     __syncthreads();  // everyone has read the tiles before the next ones overwrite them
   }
 #pragma unroll
-  for (int i = 0; i < kTilesM; ++i)
+  for (int i = 0; i < Config::kPerThread; ++i)
 #pragma unroll
-    for (int j = 0; j < kTilesN; ++j)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {  // d[0], d[1] in row g; d[2], d[3] in row g + 8
-        const int row = row0 + warp_row + 16 * i + 8 * half + lane_id / 4;
-        const int col = col0 + warp_col + 8 * j + lane_id % 4 * 2;
-        if (row < rows && col < columns_c)
-          store2(gC + row * stride_c + col, acc[i][j][2 * half], acc[i][j][2 * half + 1]);
-      }
+    for (int j = 0; j < Config::kPerThread; ++j) {
+      const int row = row0 + ty * Config::kPerThread + i, col = col0 + tx + j * Config::kThreadsX;
+      if (row < rows && col < columns_c) gC[row * stride_c + col] = from_float<C>(acc[i][j]);
+    }
 }
 //! [gemm]
 
-// (1) scores: S = Q K^T, one tile a block.
+// (1) scores: S = Q K^T.
 //! [scores]
 template <class Element>
-__global__ void __launch_bounds__(Config::kThreads, 2)
+__global__ void __launch_bounds__(Config::kThreads, 3)
     scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
                   const Element* gK,  // [B, Hkv, seqlen_k, d]
                   float* gS,          // [B, Hq, seqlen_q, row_stride]
                   Shape shape, int row_stride) {
   const int64_t bh = blockIdx.z;                              // b * Hq + h
   const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group
-  gemm_tile<true, 128>(gQ + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
+  gemm_tile<true>(gQ + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
                        gK + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
                        gS + bh * shape.seqlen_q * row_stride, row_stride, shape.seqlen_q,
                        shape.seqlen_k, row_stride, shape.head_dim, shape.head_dim);
 }
 //! [scores]
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp a row. The
+// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp per row. The
 // warp is a block of its own, so that rows of any length share the shared memory of an SM well.
 //! [softmax]
 template <class Element>
@@ -165,7 +132,7 @@ __global__ void __launch_bounds__(32)
   const int64_t bh = blockIdx.z;
   const float* s = gS + (bh * shape.seqlen_q + row) * row_stride;  // [row_stride]
   Element* p = gP + (bh * shape.seqlen_q + row) * row_stride;      // [row_stride]
-  float* sRow = &dynamic_shared<float>();                          // [seqlen_k] if it fits
+  float* sRow = &dynamic_shared<float>();                          // [row_stride] if it fits
 
   // Keys [begin, end): the diagonal ends at the last key.
   const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
@@ -196,17 +163,17 @@ __global__ void __launch_bounds__(32)
 }
 //! [softmax]
 
-// (3) output: O = P V, one tile a block.
+// (3) output: O = P V.
 //! [output]
-template <int kBlockN, class Element>
-__global__ void __launch_bounds__(Config::kThreads, 2)
+template <class Element>
+__global__ void __launch_bounds__(Config::kThreads, 3)
     output_kernel(const Element* gP,  // [B, Hq, seqlen_q, row_stride]
                   const Element* gV,  // [B, Hkv, seqlen_k, d]
                   Element* gO,        // [B, Hq, seqlen_q, d]
                   Shape shape, int row_stride) {
   const int64_t bh = blockIdx.z;
   const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);
-  gemm_tile<false, kBlockN>(gP + bh * shape.seqlen_q * row_stride, row_stride,
+  gemm_tile<false>(gP + bh * shape.seqlen_q * row_stride, row_stride,
                             gV + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
                             gO + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
                             shape.seqlen_q, shape.head_dim, shape.head_dim, row_stride,
@@ -221,14 +188,14 @@ Status launch(const Arguments& args) {
   const auto heads = static_cast<unsigned>(args.problem.batch * args.problem.heads);
   const auto rows = static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::kBlockM));
   const dim3 block(Config::kThreads);
-  const auto blocks = [](int n, int tile) { return static_cast<unsigned>(ceil_div(n, tile)); };
+  const auto blocks = [](int n) { return static_cast<unsigned>(ceil_div(n, Config::kBlockN)); };
   const std::size_t row_bytes = sizeof(float) * static_cast<std::size_t>(row_stride);
   const bool row_fits = row_bytes <= Config::kMaxRowBytes;
 
   args.phase("scores");
   Status status =
-      launch_kernel(scores_kernel<Element>, dim3(blocks(row_stride, 128), rows, heads), block,
-                    sizeof(SharedStorage<Element, 128>), args.stream, args.in<Element>("q"),
+      launch_kernel(scores_kernel<Element>, dim3(blocks(row_stride), rows, heads), block,
+                    sizeof(SharedStorage<Element>), args.stream, args.in<Element>("q"),
                     args.in<Element>("k"), args.out<float>("S"), shape, row_stride);
   if (!status.ok()) return status;
   args.phase("softmax");
@@ -238,18 +205,13 @@ Status launch(const Arguments& args) {
                     args.out<Element>("P"), args.out<float>("lse"), shape, row_stride, row_fits);
   if (!status.ok()) return status;
   args.phase("output");
-  const auto output = [&]<int kBlockN>() {
-    return launch_kernel(
-        output_kernel<kBlockN, Element>, dim3(blocks(shape.head_dim, kBlockN), rows, heads), block,
-        sizeof(SharedStorage<Element, kBlockN>), args.stream, args.in<Element>("P"),
-        args.in<Element>("v"), args.out<Element>("o"), shape, row_stride);
-  };
-  return shape.head_dim <= 64 ? output.template operator()<64>()
-                              : output.template operator()<128>();
+  return launch_kernel(output_kernel<Element>, dim3(blocks(shape.head_dim), rows, heads), block,
+                       sizeof(SharedStorage<Element>), args.stream, args.in<Element>("P"),
+                       args.in<Element>("v"), args.out<Element>("o"), shape, row_stride);
 }
 
 Status launch(const Arguments& args) {
   return dispatch_16bit(args.problem.dtype, [&]<class Element>() { return launch<Element>(args); });
 }
 
-}  // namespace ATTN_BACKEND::v4_tensor_core
+}  // namespace ATTN_BACKEND::v7_vector_loads

@@ -1,18 +1,17 @@
-// v3_tiled: what is used again waits on the chip.
+// v6_p_16bit: P in 16 bits.
 //
-// parent    v2_coalesced
-// idea      a block computes a tile of 64 x 64 results from tiles of its operands in shared memory:
-//           each value fetched from L2 is used 64 times, and each value fetched from shared memory
-//           4 times, because a thread owns 4 x 4 results in registers. Softmax: a warp a row, the
-//           row read once and kept in shared memory.
-// expect    load requests of the GEMMs fall 64-fold, L2 bytes to a half or less, and they become
-//           bound by shared memory and FMA; all global accesses are whole sectors, shared loads
-//           have no bank conflicts.
-// supports  as v1_global
+// parent    v5_register_tiles
+// idea      The softmax rounds P to the type of Q, K and V: fp16 or bf16. Probabilities lie between
+//           0 and 1 and are averaged over many keys, so O keeps its accuracy. S stays in fp32, for
+//           exp(S) magnifies a rounding error of S. A row of S and P takes a multiple of 8 elements
+//           in memory, so that rows begin at multiples of 16 bytes; the padding of P is 0.
+// expect    HBM traffic of P falls to a half: N^2 * 2 bytes per head less in the softmax and in the
+//           output. Tensor cores (v8_mma) need P in this type.
+// supports  as v1_global; with fp32 inputs P stays in fp32
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
 
-namespace ATTN_BACKEND::v3_tiled {
+namespace ATTN_BACKEND::v6_p_16bit {
 using namespace attn;
 
 struct Config {
@@ -20,22 +19,21 @@ struct Config {
   static constexpr int kPerThread = 4;                            // results a thread: 4 x 4
   static constexpr int kThreadsX = kBlockN / kPerThread, kThreads = 256;
   static_assert(kBlockM / kPerThread * kThreadsX == kThreads, "one thread for each 4 x 4 results");
+  static constexpr int kVector = 8;                        // rows of S and P: a multiple of this
   static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
 };
 
 // Row r of the A tile (and of a transposed B tile) starts at r * kRowStride. The one float of
-// padding moves each row to the next bank, so that 16 lanes can read a column.
-//! [ex01b]
+// padding moves each row to the next bank, so that the threads along x can read a column.
 constexpr int kRowStride = Config::kBlockK + 1;
 constexpr int tile_index(int row, int k) { return row * kRowStride + k; }
-static_assert(shared_access([](int lane) { return 4 * tile_index(lane % 16, 0); }, 4).conflicts() ==
-                  0,
-              "16 threads along x read one column of a tile");
-//! [ex01b]
+static_assert(shared_access([](int lane) { return 4 * tile_index(lane % Config::kThreadsX, 0); }, 4)
+                      .conflicts() == 0,
+              "the threads along x read one column of a tile");
 
 struct SharedStorage {
-  float sA[Config::kBlockM * kRowStride];  // [kBlockM, kBlockK], 8448 bytes
-  float sB[Config::kBlockN * kRowStride];  // [kBlockN, kBlockK] or [kBlockK, kBlockN], 8448 bytes
+  float sA[Config::kBlockM * kRowStride];  // [kBlockM, kBlockK]
+  float sB[Config::kBlockN * kRowStride];  // [kBlockN, kBlockK] or [kBlockK, kBlockN]
   ATTN_MEMBERS(SharedStorage, sA, sB)
 };
 
@@ -51,31 +49,31 @@ __device__ void load_tile(float* tile, Index index, const Element* matrix, int64
   }
 }
 
-// C[rows, columns] = A[rows, depth] * op(B), one tile of kBlockM x kBlockN a block. op(B) is
-// B[columns, depth] transposed (scores) or B[depth, columns] as it lies (output).
+// C[rows, columns] = A[rows, depth] * op(B), one tile of kBlockM x kBlockN per block. op(B) is
+// B[columns, depth] transposed (scores) or B[depth, columns] as it lies (output). `depth_a`, up to
+// which rows of A may be read, is `depth_b` rounded up to 8; A is 0 in between.
 //! [gemm]
-template <bool kTransposeB, class A, class B, class C>
-__device__ void gemm_tile(const A* gA, int64_t stride_a, const B* gB, int64_t stride_b, C* gC,
-                          int64_t stride_c, int rows, int columns, int depth) {
+template <bool kTransposeB, class Element, class C>
+__device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB, int64_t stride_b,
+                          C* gC, int64_t stride_c, int rows, int columns_b, int columns_c,
+                          int depth_a, int depth_b) {
   SharedStorage& smem = dynamic_shared<SharedStorage>();
-  const int row0 = blockIdx.y * Config::kBlockM, col0 = blockIdx.x * Config::kBlockN;
+  constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN, kBlockK = Config::kBlockK;
+  const int row0 = blockIdx.y * kBlockM, col0 = blockIdx.x * kBlockN;
   const int tx = threadIdx.x % Config::kThreadsX, ty = threadIdx.x / Config::kThreadsX;
   const auto padded = [](int r, int k) { return tile_index(r, k); };
-  const auto plain = [](int k, int c) { return k * Config::kBlockN + c; };
+  const auto plain = [](int k, int c) { return k * kBlockN + c; };
 
   float acc[Config::kPerThread][Config::kPerThread] = {};
-  for (int k0 = 0; k0 < depth; k0 += Config::kBlockK) {
-    load_tile<Config::kBlockM, Config::kBlockK>(smem.sA, padded, gA, stride_a, row0, rows, k0,
-                                                depth);
+  for (int k0 = 0; k0 < depth_a; k0 += kBlockK) {
+    load_tile<kBlockM, kBlockK>(smem.sA, padded, gA, stride_a, row0, rows, k0, depth_a);
     if constexpr (kTransposeB)
-      load_tile<Config::kBlockN, Config::kBlockK>(smem.sB, padded, gB, stride_b, col0, columns, k0,
-                                                  depth);
+      load_tile<kBlockN, kBlockK>(smem.sB, padded, gB, stride_b, col0, columns_b, k0, depth_b);
     else
-      load_tile<Config::kBlockK, Config::kBlockN>(smem.sB, plain, gB, stride_b, k0, depth, col0,
-                                                  columns);
+      load_tile<kBlockK, kBlockN>(smem.sB, plain, gB, stride_b, k0, depth_b, col0, columns_b);
     __syncthreads();  // the tiles are whole before anyone reads them
 #pragma unroll
-    for (int k = 0; k < Config::kBlockK; ++k) {
+    for (int k = 0; k < kBlockK; ++k) {
       float a[Config::kPerThread], b[Config::kPerThread];
 #pragma unroll
       for (int i = 0; i < Config::kPerThread; ++i) {
@@ -95,42 +93,43 @@ __device__ void gemm_tile(const A* gA, int64_t stride_a, const B* gB, int64_t st
 #pragma unroll
     for (int j = 0; j < Config::kPerThread; ++j) {
       const int row = row0 + ty * Config::kPerThread + i, col = col0 + tx + j * Config::kThreadsX;
-      if (row < rows && col < columns) gC[row * stride_c + col] = from_float<C>(acc[i][j]);
+      if (row < rows && col < columns_c) gC[row * stride_c + col] = from_float<C>(acc[i][j]);
     }
 }
 //! [gemm]
 
-// (1) scores: S = Q K^T, one tile a block.
+// (1) scores: S = Q K^T.
 //! [scores]
 template <class Element>
 __global__ void __launch_bounds__(Config::kThreads, 3)
     scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
                   const Element* gK,  // [B, Hkv, seqlen_k, d]
-                  float* gS,          // [B, Hq, seqlen_q, seqlen_k]
-                  Shape shape) {
+                  float* gS,          // [B, Hq, seqlen_q, row_stride]
+                  Shape shape, int row_stride) {
   const int64_t bh = blockIdx.z;                              // b * Hq + h
   const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group
   gemm_tile<true>(gQ + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
-                  gK + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
-                  gS + bh * shape.seqlen_q * shape.seqlen_k, shape.seqlen_k, shape.seqlen_q,
-                  shape.seqlen_k, shape.head_dim);
+                       gK + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
+                       gS + bh * shape.seqlen_q * row_stride, row_stride, shape.seqlen_q,
+                       shape.seqlen_k, row_stride, shape.head_dim, shape.head_dim);
 }
 //! [scores]
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp a row. The
+// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp per row. The
 // warp is a block of its own, so that rows of any length share the shared memory of an SM well.
 //! [softmax]
+template <class Element>
 __global__ void __launch_bounds__(32)
-    softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]
-                   float* gP,        // [B, Hq, seqlen_q, seqlen_k]
-                   float* gLse,      // [B, Hq, seqlen_q]
-                   Shape shape, bool row_fits) {
+    softmax_kernel(const float* __restrict__ gS,  // [B, Hq, seqlen_q, row_stride]
+                   Element* __restrict__ gP,      // [B, Hq, seqlen_q, row_stride]
+                   float* gLse,                   // [B, Hq, seqlen_q]
+                   Shape shape, int row_stride, bool row_fits) {
   const int lane_id = threadIdx.x;
   const int row = blockIdx.x;
   const int64_t bh = blockIdx.z;
-  const float* s = gS + (bh * shape.seqlen_q + row) * shape.seqlen_k;  // [seqlen_k]
-  float* p = gP + (bh * shape.seqlen_q + row) * shape.seqlen_k;        // [seqlen_k]
-  float* sRow = &dynamic_shared<float>();                              // [seqlen_k] if it fits
+  const float* s = gS + (bh * shape.seqlen_q + row) * row_stride;  // [row_stride]
+  Element* p = gP + (bh * shape.seqlen_q + row) * row_stride;      // [row_stride]
+  float* sRow = &dynamic_shared<float>();                          // [row_stride] if it fits
 
   // Keys [begin, end): the diagonal ends at the last key.
   const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
@@ -140,7 +139,7 @@ __global__ void __launch_bounds__(32)
   float row_max = -INFINITY;
   for (int j = begin + lane_id; j < end; j += 32) {
     row_max = fmaxf(row_max, s[j] * shape.softmax_scale);
-    if (row_fits) sRow[j] = s[j];  // for this lane alone: no barrier
+    if (row_fits) sRow[j] = s[j];  // for this lane only: no barrier
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
@@ -148,65 +147,67 @@ __global__ void __launch_bounds__(32)
   float row_sum = 0;
   for (int j = begin + lane_id; j < end; j += 32)
     row_sum += __expf(s_again[j] * shape.softmax_scale - row_max);
-  for (int offset = 16; offset > 0; offset /= 2)
-    row_sum += __shfl_xor_sync(~0u, row_sum, offset);
+  for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
   // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
-  for (int j = (begin + lane_id) % 32; j < shape.seqlen_k; j += 32) {  // its own keys again
+  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {  // its own keys again
     const bool visible = begin <= j && j < end;
-    p[j] = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) * inverse_sum : 0;
+    const float e = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) : 0;
+    p[j] = from_float<Element>(e * inverse_sum);
   }
   if (lane_id == 0)
     gLse[bh * shape.seqlen_q + row] = row_sum != 0 ? row_max + logf(row_sum) : -INFINITY;
 }
 //! [softmax]
 
-// (3) output: O = P V, one tile a block.
+// (3) output: O = P V.
 //! [output]
 template <class Element>
 __global__ void __launch_bounds__(Config::kThreads, 3)
-    output_kernel(const float* gP,    // [B, Hq, seqlen_q, seqlen_k]
+    output_kernel(const Element* gP,  // [B, Hq, seqlen_q, row_stride]
                   const Element* gV,  // [B, Hkv, seqlen_k, d]
                   Element* gO,        // [B, Hq, seqlen_q, d]
-                  Shape shape) {
+                  Shape shape, int row_stride) {
   const int64_t bh = blockIdx.z;
   const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);
-  gemm_tile<false>(gP + bh * shape.seqlen_q * shape.seqlen_k, shape.seqlen_k,
-                   gV + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
-                   gO + bh * shape.seqlen_q * shape.head_dim, shape.head_dim, shape.seqlen_q,
-                   shape.head_dim, shape.seqlen_k);
+  gemm_tile<false>(gP + bh * shape.seqlen_q * row_stride, row_stride,
+                            gV + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
+                            gO + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
+                            shape.seqlen_q, shape.head_dim, shape.head_dim, row_stride,
+                            shape.seqlen_k);
 }
 //! [output]
 
 template <class Element>
 Status launch(const Arguments& args) {
   const Shape shape = shape_of(args.problem);
+  const int row_stride = round_up(shape.seqlen_k, Config::kVector);
   const auto heads = static_cast<unsigned>(args.problem.batch * args.problem.heads);
   const auto rows = static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::kBlockM));
   const dim3 block(Config::kThreads);
   const auto blocks = [](int n) { return static_cast<unsigned>(ceil_div(n, Config::kBlockN)); };
-  const std::size_t row_bytes = sizeof(float) * static_cast<std::size_t>(shape.seqlen_k);
+  const std::size_t row_bytes = sizeof(float) * static_cast<std::size_t>(row_stride);
   const bool row_fits = row_bytes <= Config::kMaxRowBytes;
 
   args.phase("scores");
-  Status status = launch_kernel(scores_kernel<Element>, dim3(blocks(shape.seqlen_k), rows, heads),
+  Status status = launch_kernel(scores_kernel<Element>, dim3(blocks(row_stride), rows, heads),
                                 block, sizeof(SharedStorage), args.stream, args.in<Element>("q"),
-                                args.in<Element>("k"), args.out<float>("S"), shape);
+                                args.in<Element>("k"), args.out<float>("S"), shape, row_stride);
   if (!status.ok()) return status;
   args.phase("softmax");
-  status = launch_kernel(softmax_kernel, dim3(static_cast<unsigned>(shape.seqlen_q), 1, heads),
-                         dim3(32), row_fits ? row_bytes : 0, args.stream, args.in<float>("S"),
-                         args.out<float>("P"), args.out<float>("lse"), shape, row_fits);
+  status =
+      launch_kernel(softmax_kernel<Element>, dim3(static_cast<unsigned>(shape.seqlen_q), 1, heads),
+                    dim3(32), row_fits ? row_bytes : 0, args.stream, args.in<float>("S"),
+                    args.out<Element>("P"), args.out<float>("lse"), shape, row_stride, row_fits);
   if (!status.ok()) return status;
   args.phase("output");
   return launch_kernel(output_kernel<Element>, dim3(blocks(shape.head_dim), rows, heads), block,
-                       sizeof(SharedStorage), args.stream, args.in<float>("P"),
-                       args.in<Element>("v"), args.out<Element>("o"), shape);
+                       sizeof(SharedStorage), args.stream, args.in<Element>("P"),
+                       args.in<Element>("v"), args.out<Element>("o"), shape, row_stride);
 }
 
 Status launch(const Arguments& args) {
-  return dispatch_dtype(args.problem.dtype,
-                        [&]<class Element>() { return launch<Element>(args); });
+  return dispatch_dtype(args.problem.dtype, [&]<class Element>() { return launch<Element>(args); });
 }
 
-}  // namespace ATTN_BACKEND::v3_tiled
+}  // namespace ATTN_BACKEND::v6_p_16bit
