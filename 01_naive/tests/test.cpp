@@ -119,7 +119,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   CHECK_FALSE(step_named("v1_global").refuses(p));
   p = problem(8, 8, 64, DType::fp32);
   p.finish();
-  CHECK(step_named("v10_ldmatrix").refuses(p).value().find("fp16 or bf16") != std::string::npos);
+  CHECK(refusal(step_named("v10_ldmatrix"), p).value().find("fp16 and bf16") != std::string::npos);
   p = problem(8, 8, 64, DType::bf16);
   p.batch = 70000;
   p.finish();
