@@ -15,8 +15,8 @@ ATTN_DECLARE_STEP(v4_split_keys);
 ATTN_DECLARE_STEP(v5_tensor_core);
 ATTN_DECLARE_STEP(v6_async);
 ATTN_DECLARE_STEP(v7_grid);
-ATTN_DECLARE_STEP(v8_row_groups);
-ATTN_DECLARE_STEP(v9_two_tiles);
+ATTN_DECLARE_STEP(v8_warp_pair_barriers);
+ATTN_DECLARE_STEP(v9_rows_per_warp);
 ATTN_DECLARE_STEP(v10_exp2);
 ATTN_DECLARE_STEP(b1_scalar);
 ATTN_DECLARE_STEP(b2_saved_dot);
@@ -248,12 +248,12 @@ Chapter make_chapter() {
       tile_step("v6_async", "cp.async ahead of the MMAs", mma, ATTN_LAUNCH(v6_async)));
   c.steps.push_back(tile_step("v7_grid", "a block takes a range of queries: more blocks than heads",
                               grid, ATTN_LAUNCH(v7_grid)));
-  c.steps.push_back(tile_step("v8_row_groups",
+  c.steps.push_back(tile_step("v8_warp_pair_barriers",
                               "256 keys a tile; pairs of warps that wait for nobody else", groups,
-                              ATTN_LAUNCH(v8_row_groups)));
-  c.steps.push_back(tile_step("v9_two_tiles",
+                              ATTN_LAUNCH(v8_warp_pair_barriers)));
+  c.steps.push_back(tile_step("v9_rows_per_warp",
                               "32 rows per warp: a fragment of K or V feeds two MMAs", two,
-                              ATTN_LAUNCH(v9_two_tiles)));
+                              ATTN_LAUNCH(v9_rows_per_warp)));
   c.steps.push_back(tile_step("v10_exp2",
                               "softmax scale and base of the exponential in one multiply-add", two,
                               ATTN_LAUNCH(v10_exp2)));

@@ -1,6 +1,6 @@
 // v10_exp2: the softmax scale and the base of the exponential in one multiply-add.
 //
-// parent    v9_two_tiles
+// parent    v9_rows_per_warp
 // idea      exp(scale s - m) = exp2(s c - m') with c = scale log2(e) and m' = m log2(e): one FFMA
 //           and one EX2 for each score, where v9 multiplies by scale, subtracts, and multiplies by
 //           log2(e) inside __expf. The maximum is taken over scores as the MMA left them, and

@@ -15,7 +15,7 @@ ATTN_DECLARE_STEP(v2_split_q);
 ATTN_DECLARE_STEP(v3_prefetch);
 ATTN_DECLARE_STEP(v4_unmasked_blocks);
 ATTN_DECLARE_STEP(v5_rows_per_warp);
-ATTN_DECLARE_STEP(v6_fragments_ahead);
+ATTN_DECLARE_STEP(v6_register_double_buffer);
 ATTN_DECLARE_STEP(v7_xor_addresses);
 ATTN_DECLARE_STEP(v8_q_in_registers);
 ATTN_DECLARE_STEP(v9_lazy_rescale);
@@ -113,9 +113,9 @@ Chapter make_chapter() {
   c.steps.push_back(first_step("v5_rows_per_warp",
                                "32 rows per warp: a fragment of K or V feeds two MMAs",
                                ATTN_LAUNCH(v5_rows_per_warp)));
-  c.steps.push_back(first_step("v6_fragments_ahead",
+  c.steps.push_back(first_step("v6_register_double_buffer",
                                "fragments are loaded, and P is made, one step ahead of the MMAs",
-                               ATTN_LAUNCH(v6_fragments_ahead)));
+                               ATTN_LAUNCH(v6_register_double_buffer)));
   c.steps.push_back(first_step("v7_xor_addresses",
                                "shared-memory addresses are one offset and XORs with constants",
                                ATTN_LAUNCH(v7_xor_addresses)));

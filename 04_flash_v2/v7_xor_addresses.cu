@@ -1,6 +1,6 @@
 // v7_xor_addresses: addresses are one offset and constants.
 //
-// parent    v6_fragments_ahead
+// parent    v6_register_double_buffer
 // idea      A swizzle is an XOR, so a step along a row is an XOR with a constant, and 16 rows
 //           further down are a constant sum: a lane computes one offset for Q, one for K and one
 //           for V, and reaches all fragments from them. Copies do the same with rows: a thread

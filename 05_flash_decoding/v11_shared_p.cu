@@ -1,6 +1,6 @@
 // v11_shared_p: warps share P, and own columns of O in place of keys.
 //
-// parent    v10_short_merge
+// parent    v10_vectorised_combine
 // idea      A warp with keys of its own has all of O, which is merged at the end; 16 rows are 64
 //           registers a thread for d=128, and more rows do not fit. Now the warps divide the
 //           columns of O. Each works out S for 16 keys of a tile, all agree on the rows' maxima, P

@@ -1,6 +1,6 @@
 // v13_even_splits: even splits where all sequences have one length, runs where they differ.
 //
-// parent    v10_short_merge
+// parent    v10_vectorised_combine
 // idea      A run is found from the lengths of all sequences, with scans and divisions, and the
 //           loop over its heads is code that a block has to fetch. Where all lengths are the same
 //           neither is needed: which keys a block has follows from its number, and from one length.

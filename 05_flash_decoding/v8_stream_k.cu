@@ -1,6 +1,6 @@
 // v8_stream_k: every block gets the same number of tiles, wherever they are.
 //
-// parent    v7_one_launch
+// parent    v7_fused_combine
 // idea      One number of splits does not suit sequences of several lengths, nor a product of heads
 //           and splits that the SMs do not divide. LeanAttention (arXiv 2405.10480): all tiles of
 //           keys of all heads are counted through, and each resident block takes a run of the same

@@ -11,7 +11,7 @@
 #include "host/fp8.h"
 
 ATTN_DECLARE_STEP(v1_sections);
-ATTN_DECLARE_STEP(v2_phases);
+ATTN_DECLARE_STEP(v2_separate_phases);
 ATTN_DECLARE_STEP(v3_wgmma);
 ATTN_DECLARE_STEP(v4_tma);
 ATTN_DECLARE_STEP(v5_warp_specialised);
@@ -101,8 +101,8 @@ Chapter make_chapter() {
   c.steps = {
       forward_step("v1_sections", "chapter 04's loop, on tiles in sections that share L2",
                    ATTN_LAUNCH(v1_sections)),
-      forward_step("v2_phases", "S, the softmax and P V are phases, each of a whole tile",
-                   ATTN_LAUNCH(v2_phases)),
+      forward_step("v2_separate_phases", "S, the softmax and P V are phases, each of a whole tile",
+                   ATTN_LAUNCH(v2_separate_phases)),
       forward_step("v3_wgmma", "wgmma: MMAs of four warps, operands from shared memory",
                    ATTN_LAUNCH(v3_wgmma)),
       forward_step("v4_tma", "TMA and mbarriers in place of cp.async", ATTN_LAUNCH(v4_tma)),

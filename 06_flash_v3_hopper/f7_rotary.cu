@@ -1,6 +1,6 @@
 // f7_rotary: Q and K get their rotary embedding in the pass that quantises them.
 //
-// parent    f6_windows
+// parent    f6_smooth_v_chunks
 // idea      Before attention comes a rotary embedding: columns c and c + d/2 of a row of Q or K are
 //           turned by an angle that depends on the row's position (--rotary). f6 has a pass for it,
 //           which reads both and writes them again in bf16. Here the pass that quantises also
@@ -16,7 +16,7 @@
 #include "attn/kernel.h"
 #include "kernels/quantise_windows.h"
 
-ATTN_ATTENTION_OF(f6_windows);
+ATTN_ATTENTION_OF(f6_smooth_v_chunks);
 
 namespace ATTN_BACKEND::f7_rotary {
 using namespace attn;
@@ -148,7 +148,7 @@ Status launch(const Arguments& args) {
   if (!args.on_plan)
     if (const Status done = quantise_windows<kHeadDim>(args, quantise_turned<kHeadDim>); !done.ok())
       return done;
-  return f6_windows::attend(args);
+  return f6_smooth_v_chunks::attend(args);
 }
 //! [launch]
 

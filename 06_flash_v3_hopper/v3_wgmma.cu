@@ -1,6 +1,6 @@
 // v3_wgmma: wgmma in place of mma.sync and ldmatrix.
 //
-// parent    v2_phases
+// parent    v2_separate_phases
 // idea      mma.sync does not reach a Hopper tensor core's rate. wgmma is made for it: four warps
 //           multiply as one, operands come straight from shared memory, and the MMA is
 //           asynchronous. It reads tiles as panels of 128-byte rows, and it reads them through the

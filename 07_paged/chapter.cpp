@@ -19,7 +19,7 @@ ATTN_DECLARE_STEP(v10_variants);
 ATTN_DECLARE_STEP(v11_mixed);
 ATTN_DECLARE_STEP(v12_mla);
 ATTN_DECLARE_STEP(v13_mla_wgmma);
-ATTN_DECLARE_STEP(v14_cross_piece);
+ATTN_DECLARE_STEP(v14_cross_work_tile);
 ATTN_DECLARE_STEP(v15_prefill_tma);
 ATTN_DECLARE_STEP(v16_mla_seesaw);
 ATTN_DECLARE_STEP(v17_prefix_tma);
@@ -71,8 +71,8 @@ Chapter make_chapter() {
   c.steps.push_back(latent_wgmma("v13_mla_wgmma", "latent attention of 64 rows by wgmma",
                                  ATTN_LAUNCH(v13_mla_wgmma)));
   c.steps.push_back(
-      planned("v14_cross_piece", "the copies of the next piece begin while this one is merged",
-              ATTN_LAUNCH(v14_cross_piece), plans::balanced_plan, plans::balanced_tensors));
+      planned("v14_cross_work_tile", "the copies of the next piece begin while this one is merged",
+              ATTN_LAUNCH(v14_cross_work_tile), plans::balanced_plan, plans::balanced_tensors));
   c.steps.push_back(hopper_prefill("v15_prefill_tma",
                                    "chapter 06's kernel, whose tiles are boxes of pages",
                                    ATTN_LAUNCH(v15_prefill_tma)));

@@ -1,8 +1,8 @@
 // v2_page_table: chapter 05's loop, with a look-up for each key.
 //
-// parent    05_flash_decoding/v10_short_merge
+// parent    05_flash_decoding/v10_vectorised_combine
 // idea      Runs of equal length, warps with a ring of tiles each, MMAs whose rows are the heads of
-//           a group: all of chapter 05's `v10_short_merge`, but for where a key lies. A lane looks
+//           a group: all of chapter 05's `v10_vectorised_combine`, but for where a key lies. A lane looks
 //           up the keys that it copies, all of a tile before the first copy, so that their loads
 //           are in flight together. One look-up serves K and V.
 // expect    what a page costs: gpu__time_duration.sum beside that of 05 on contiguous K and V

@@ -1,6 +1,6 @@
 // d7_wide_tiles: a warp has 32 keys at once.
 //
-// parent    d6_denormals
+// parent    d6_subnormal_operands
 // idea      Of d6's instructions for 16 keys a third does not depend on how many keys there are:
 //           addresses of the copies, a wait, a vote, a branch. A tile of 32 keys has them once. A
 //           block keeps 256 keys at once, with 8 warps; two blocks share an SM, so that one of them

@@ -439,7 +439,7 @@ Status launch_attention(const Arguments& args) {
 }
 
 //! [attend]
-// The attention kernel without the pass before it: q7_int4_lesson launches it after another pass.
+// The attention kernel without the pass before it: q7_int4_qk launches it after another pass.
 Status attend(const Arguments& args) {
   switch (args.problem.head_dim) {
     case 64: return launch_attention<Config<64>>(args);

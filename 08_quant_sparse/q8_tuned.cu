@@ -1,6 +1,6 @@
 // q8_tuned: int8 scores on 06's windows, and conversions that hide behind exponentials.
 //
-// parent    06_flash_v3_hopper/f6_windows
+// parent    06_flash_v3_hopper/f6_smooth_v_chunks
 // idea      q5 adds P V of each tile to O in float32: an FFMA for each number of O, registers for
 //           both, and at d=256 tiles of 64 keys in slices. Less its mean (SageAttention2's smooth
 //           V) P V of a window of 4096 keys may be one sum of the tensor core, as in f6. And sums

@@ -422,7 +422,7 @@ Status attend(const Arguments& args, ListStrides strides) {
       maps.v, args.out<Element>("o"), args.out<float>("lse"), lists, shape_of(args.problem), tiles);
 }
 
-// The attention kernel on any lists: s5_predict launches it on lists that the device makes.
+// The attention kernel on any lists: s4_predict launches it on lists that the device makes.
 Status attend(const Arguments& args, ListStrides strides) {
   return dispatch_16bit(args.problem.dtype, [&]<class Element>() {
     switch (args.problem.head_dim) {

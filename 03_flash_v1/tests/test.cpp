@@ -38,7 +38,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
     return p.head_dim <= 128;
   const bool any_scale = one_of_steps(
       step, {"v2_constant_tiles", "v3_register_scores", "v4_split_keys", "v5_tensor_core",
-             "v6_async", "v7_grid", "v8_row_groups", "v9_two_tiles"});
+             "v6_async", "v7_grid", "v8_warp_pair_barriers", "v9_rows_per_warp"});
   return p.dtype != DType::fp32 && one_of(p.head_dim, {32, 64, 128}) &&
          (any_scale || p.softmax_scale >= 1e-37);
 }
@@ -173,7 +173,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   CHECK_FALSE(refusal(step_named("v1_scalar"), p));
   p = problem(8, 8, 64, DType::fp32);
   p.finish();
-  CHECK(refusal(step_named("v8_row_groups"), p).value().find("fp16 and bf16") != std::string::npos);
+  CHECK(refusal(step_named("v8_warp_pair_barriers"), p).value().find("fp16 and bf16") != std::string::npos);
   p = problem(8, 8, 129, DType::fp32);
   p.finish();
   CHECK(refusal(step_named("v1_scalar"), p).value().find("at most 128") != std::string::npos);

@@ -27,10 +27,10 @@ ATTN_DECLARE_STEP(v3_bytes_in_flight);
 ATTN_DECLARE_STEP(v4_gqa);
 ATTN_DECLARE_STEP(v5_packed_rows);
 ATTN_DECLARE_STEP(v6_heuristic);
-ATTN_DECLARE_STEP(v7_one_launch);
+ATTN_DECLARE_STEP(v7_fused_combine);
 ATTN_DECLARE_STEP(v8_stream_k);
-ATTN_DECLARE_STEP(v9_wide_blocks);
-ATTN_DECLARE_STEP(v10_short_merge);
+ATTN_DECLARE_STEP(v9_eight_warps);
+ATTN_DECLARE_STEP(v10_vectorised_combine);
 ATTN_DECLARE_STEP(v11_shared_p);
 ATTN_DECLARE_STEP(v12_more_rows);
 ATTN_DECLARE_STEP(v13_even_splits);
@@ -61,10 +61,10 @@ const Named kSteps[] = {{"v1", ::gpu::v1_one_block::launch, false},
                         {"v4", ::gpu::v4_gqa::launch, false},
                         {"v5", ::gpu::v5_packed_rows::launch, false},
                         {"v6", ::gpu::v6_heuristic::launch, true},
-                        {"v7", ::gpu::v7_one_launch::launch, true},
+                        {"v7", ::gpu::v7_fused_combine::launch, true},
                         {"v8", ::gpu::v8_stream_k::launch, false},
-                        {"v9", ::gpu::v9_wide_blocks::launch, false},
-                        {"v10", ::gpu::v10_short_merge::launch, false},
+                        {"v9", ::gpu::v9_eight_warps::launch, false},
+                        {"v10", ::gpu::v10_vectorised_combine::launch, false},
                         {"v11", ::gpu::v11_shared_p::launch, false},
                         {"v12", ::gpu::v12_more_rows::launch, false},
                         {"v13", ::gpu::v13_even_splits::launch, false},
@@ -147,18 +147,18 @@ int main(int argc, char** argv) {
       const int64_t model = splits::best_splits(p, splits::kMmaRows);
       int64_t best_splits = model;
       p.own["num_splits"] = {double(model)};
-      const double us = microseconds(timer, args, ::gpu::v7_one_launch::launch, 15);
+      const double us = microseconds(timer, args, ::gpu::v7_fused_combine::launch, 15);
       double best = us;
       for (const int64_t splits : kSplits) {
         if (splits == model || splits > (at.keys + 63) / 64 ||
             at.batch * at.heads * splits > 32 * 1024)
           continue;
         p.own["num_splits"] = {double(splits)};
-        const double with = microseconds(timer, args, ::gpu::v7_one_launch::launch, 9);
+        const double with = microseconds(timer, args, ::gpu::v7_fused_combine::launch, 9);
         if (with < best) best = with, best_splits = splits;
       }
       p.own["num_splits"] = {double(model)};
-      const double again = microseconds(timer, args, ::gpu::v7_one_launch::launch, 15);
+      const double again = microseconds(timer, args, ::gpu::v7_fused_combine::launch, 15);
       const double regret = us / best - 1;
       sum += regret, worst = std::max(worst, regret), noise += std::abs(again / us - 1);
       std::printf("B%-3d L%-6d %2d/%-2d  %10.1f %6d %10.1f %6d  %6.1f %% %5.1f %%\n", int(at.batch),

@@ -51,7 +51,7 @@ void decode_problems(const std::vector<int64_t>& lengths, Body body) {
 // 16 bits, three head dims, up to 16 queries; masks by position; softcap and ALiBi in v16.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   const bool features = one_of_steps(step, {"v16_features"});
-  if (p.own.contains("num_splits") && !one_of_steps(step, {"v6_heuristic", "v7_one_launch"}))
+  if (p.own.contains("num_splits") && !one_of_steps(step, {"v6_heuristic", "v7_fused_combine"}))
     return false;
   if (p.own.contains("split_keys") && !features &&
       !one_of_steps(step, {"v13_even_splits", "v14_unified_max", "v15_wgmma"}))
@@ -92,7 +92,7 @@ TEST_CASE("any number of splits is right", "[emulated]") {
     ran += check_steps("decode", p, Backend::emulated);
   });
   CHECK(ran.of["v6_heuristic"] == 39);
-  CHECK(ran.of["v7_one_launch"] == 39);
+  CHECK(ran.of["v7_fused_combine"] == 39);
 }
 
 TEST_CASE("a batch of empty caches gives O = 0 and lse = -inf", "[emulated]") {
@@ -350,7 +350,7 @@ TEST_CASE("runs count fewer than 2^30 tiles", "[emulated]") {
   p.finish();
   for (const Step& step : chapter().steps) {
     const bool runs = one_of_steps(
-        step, {"v8_stream_k", "v9_wide_blocks", "v10_short_merge", "v11_shared_p", "v12_more_rows",
+        step, {"v8_stream_k", "v9_eight_warps", "v10_vectorised_combine", "v11_shared_p", "v12_more_rows",
                "v13_even_splits", "v14_unified_max", "v15_wgmma", "v16_features"});
     INFO(step.name);
     CHECK(!refusal(step, p));

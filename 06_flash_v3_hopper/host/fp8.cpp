@@ -17,7 +17,7 @@ ATTN_DECLARE_STEP(f2_p_scale);
 ATTN_DECLARE_STEP(f3_two_level);
 ATTN_DECLARE_STEP(f4_block_scales);
 ATTN_DECLARE_STEP(f5_incoherent);
-ATTN_DECLARE_STEP(f6_windows);
+ATTN_DECLARE_STEP(f6_smooth_v_chunks);
 ATTN_DECLARE_STEP(f7_rotary);
 ATTN_DECLARE_STEP(tile_counter);
 
@@ -144,7 +144,7 @@ Cost rotated_cost(const Problem& p, Launch launch) {
   return cost;
 }
 
-// O of the windows before, and l and the maximum, of each block that runs: as in f6_windows.cu.
+// O of the windows before, and l and the maximum, of each block that runs: as in f6_smooth_v_chunks.cu.
 constexpr int64_t kWindowKeys = 4096;
 int64_t windows_of(const Problem& p) { return (p.seqlen_k + kWindowKeys - 1) / kWindowKeys; }
 int64_t sums_bytes(const Problem& p) {
@@ -365,9 +365,9 @@ std::vector<Step> fp8_steps() {
       rotated_step("f5_incoherent", "Q and K are rotated before they are rounded",
                    ATTN_LAUNCH(f5_incoherent)),
       windows_step(
-          "f6_windows",
+          "f6_smooth_v_chunks",
           "each window of 4096 keys: its mean of V taken off, its P V summed in the tensor core",
-          ATTN_LAUNCH(f6_windows), false),
+          ATTN_LAUNCH(f6_smooth_v_chunks), false),
       windows_step("f7_rotary",
                    "Q and K get their rotary embedding in the pass that quantises them",
                    ATTN_LAUNCH(f7_rotary), true)};

@@ -124,7 +124,7 @@ void check_codes(Backend backend) {
 // Of f6 and f7 a second window.
 void check_codes_of_windows(Backend backend) {
   for (const Step& step : fp8_steps()) {
-    if (step.name != "f6_windows") continue;
+    if (step.name != "f6_smooth_v_chunks") continue;
     Problem p = problem(3, 4200, 64, DType::e4m3);
     p.window_left = 10, p.window_right = 0;
     p.finish();

@@ -59,7 +59,7 @@ TEST_CASE("FP8 steps on the GPU", "[gpu]") {
 // Windows of 4096 keys: one whole and part of another, three, those that a mask cuts off; tiles of
 // several heads, so that what one left in device memory is not taken for another's.
 TEST_CASE("f6 merges windows", "[emulated]") {
-  const auto f6 = [](const Step& step, int) { return step.name == "f6_windows"; };
+  const auto f6 = [](const Step& step, int) { return step.name == "f6_smooth_v_chunks"; };
   Problem p = problem(70, 4097, 64, DType::e4m3, InputKind::needle);
   p.heads = 4, p.kv_heads = 2;
   check_steps("forward", p, Backend::emulated, f6);
@@ -108,7 +108,7 @@ void rotary_problems(Check check_one) {
 TEST_CASE("f6 and f7 turn Q and K", "[emulated][rotary]") {
   Counts ran;
   rotary_problems([&](const Problem& p) { ran += check_steps("forward", p, Backend::emulated); });
-  CHECK(ran.text() == "f6_windows 18, f7_rotary 18");
+  CHECK(ran.text() == "f6_smooth_v_chunks 18, f7_rotary 18");
 }
 TEST_CASE("f6 and f7 turn Q and K on the GPU", "[gpu][rotary]") {
   Counts ran;
@@ -116,7 +116,7 @@ TEST_CASE("f6 and f7 turn Q and K on the GPU", "[gpu][rotary]") {
   Problem p = problem(2100, 9000, 128, DType::e4m3, InputKind::needle);
   p.causal = true, p.own["rotary"] = {1};
   ran += check_steps("forward", p, Backend::gpu);
-  CHECK(ran.text() == "f6_windows 19, f7_rotary 19");
+  CHECK(ran.text() == "f6_smooth_v_chunks 19, f7_rotary 19");
 }
 TEST_CASE("steps without a rotary embedding say so", "[rotary]") {
   Problem p = problem(70, 70, 64, DType::e4m3);
@@ -125,7 +125,7 @@ TEST_CASE("steps without a rotary embedding say so", "[rotary]") {
   for (const Step& step : chapter().steps) {
     INFO(step.name);
     const auto reason = refusal(step, p);
-    if (one_of_steps(step, {"f6_windows", "f7_rotary"}))
+    if (one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"}))
       CHECK_FALSE(reason);
     else
       CHECK(reason == "--rotary: this step has no rotary embedding");
@@ -224,7 +224,7 @@ TEST_CASE("what the tensor core cuts off adds up, and float32 registers keep it"
     const HostTensors in = sum_of_values(p, mean);
     const double f2 = distance_of("f2_p_scale", p, in, Backend::emulated, false).relative_l1;
     const double f3 = distance_of("f3_two_level", p, in, Backend::emulated, false).relative_l1;
-    const double f6 = distance_of("f6_windows", p, in, Backend::emulated, false).relative_l1;
+    const double f6 = distance_of("f6_smooth_v_chunks", p, in, Backend::emulated, false).relative_l1;
     return std::tuple(f2, f3, f6);
   };
   const auto [f2, f3, f6] = errors(4096, 8.5f);
@@ -418,7 +418,7 @@ TEST_CASE("positions: of key j it is j, of query i i + seqlen_k - seqlen_q", "[r
 }
 TEST_CASE("the program compares with originals that are turned", "[emulated][rotary]") {
   const std::vector<const char*> options{
-      "06_flash_v3_hopper", "--device", "emulated",   "--rotary", "--step", "f6_windows,f7_rotary",
+      "06_flash_v3_hopper", "--device", "emulated",   "--rotary", "--step", "f6_smooth_v_chunks,f7_rotary",
       "--seqlen-q",         "40",       "--seqlen-k", "90",       "--json", "rotary.json"};
   REQUIRE(run_chapter(chapter(), static_cast<int>(options.size()), options.data()) == 0);
   const nlohmann::json j = nlohmann::json::parse(std::ifstream("rotary.json"));
@@ -430,7 +430,7 @@ TEST_CASE(
   Problem p = one_head_of(128, 512, 128);
   p.own["rotary"] = {1};
   HostTensors in = draw(forward(), p).tensors;
-  const double f6 = distance_of("f6_windows", p, in, Backend::emulated, true).relative_l1;
+  const double f6 = distance_of("f6_smooth_v_chunks", p, in, Backend::emulated, true).relative_l1;
   const double f7 = distance_of("f7_rotary", p, in, Backend::emulated, true).relative_l1;
   INFO("relative L1: f6 " << f6 << ", f7 " << f7);
   CHECK(f6 < 0.1);
@@ -444,7 +444,7 @@ TEST_CASE("errors over the number of keys, for FP8.md", "[figures]") {
       {"`f1`, `f2`", {"f1_fp8", "f2_p_scale"}},
       {"`f3`", {"f3_two_level"}},
       {"`f4`, `f5`", {"f4_block_scales", "f5_incoherent"}},
-      {"`f6`", {"f6_windows"}}};
+      {"`f6`", {"f6_smooth_v_chunks"}}};
   for (const auto& [label, steps] : kRows)
     for (const char* step : steps) {
       std::string row;
@@ -463,7 +463,7 @@ TEST_CASE("errors over the number of keys, for FP8.md", "[figures]") {
     const HostTensors in = draw_inputs(p, forward().inputs(p));
     std::string row;
     for (const char* step : {"f1_fp8", "f2_p_scale", "f3_two_level", "f4_block_scales",
-                             "f5_incoherent", "f6_windows"})
+                             "f5_incoherent", "f6_smooth_v_chunks"})
       row += (row.empty() ? "" : " | ") +
              short_exponent(
                  fmt::format("{:.1e}", distance_of(step, p, in, Backend::emulated, true).rmse));

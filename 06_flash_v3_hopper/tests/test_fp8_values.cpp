@@ -19,15 +19,15 @@ namespace {
 
 // Without a rotary embedding f7 is f6.
 constexpr const char* kSteps[] = {"f1_fp8",          "f2_p_scale",    "f3_two_level",
-                                  "f4_block_scales", "f5_incoherent", "f6_windows"};
+                                  "f4_block_scales", "f5_incoherent", "f6_smooth_v_chunks"};
 
 // Those that quantise each in a way of their own.
-constexpr const char* kPasses[] = {"f1_fp8", "f4_block_scales", "f5_incoherent", "f6_windows"};
+constexpr const char* kPasses[] = {"f1_fp8", "f4_block_scales", "f5_incoherent", "f6_smooth_v_chunks"};
 
 const Step& step_named(const std::string& name) {
   return *std::ranges::find(chapter().steps, name, &Step::name);
 }
-bool sums_by_windows(const Step& step) { return one_of_steps(step, {"f6_windows", "f7_rotary"}); }
+bool sums_by_windows(const Step& step) { return one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"}); }
 
 // A problem, and its inputs after `change(tensors)`, in bf16 again.
 template <class Change>
@@ -105,7 +105,7 @@ TEST_CASE("means and scales of V are those of the window and of the head", "[emu
   for (const Problem& one : {p, edge}) {
     const Case c = case_of(one, [](HostTensors& in) { part_values(in.at("v"), 4096); });
     INFO(c.problem.text());
-    CHECK(run_step(step_named("f6_windows"), c, Backend::emulated) == "");
+    CHECK(run_step(step_named("f6_smooth_v_chunks"), c, Backend::emulated) == "");
   }
 }
 
@@ -140,7 +140,7 @@ TEST_CASE("f6 merges windows of more queries than keys", "[emulated][fp8]") {
   Problem p = one_head(problem(4230, 4190, 64, DType::e4m3, InputKind::needle));
   p.window_left = 64, p.window_right = 0;
   check_some_rows(
-      p, Backend::emulated, [](const Step& step) { return step.name == "f6_windows"; }, 1e6);
+      p, Backend::emulated, [](const Step& step) { return step.name == "f6_smooth_v_chunks"; }, 1e6);
 }
 
 // Of tiles there are more than blocks: a block takes several, and uses its place for sums again.
@@ -279,7 +279,7 @@ TEST_CASE("NaN in V of f6 is its key tile's, not its window's", "[emulated][fp8]
     Problem p = problem(40, 4200, 64, DType::e4m3);  // row 0 is that of key 4160
     p.window_left = visits ? 4100 : 80, p.window_right = 0;
     p.finish();
-    Spoilt s(step_named("f6_windows"), p);
+    Spoilt s(step_named("f6_smooth_v_chunks"), p);
     for (const float bad : {NAN, kInfinities[0], kInfinities[1]}) {
       s.spoil("v", 100, bad);  // a tile of the first window
       INFO(bad << " " << visits);

@@ -19,8 +19,8 @@ ATTN_DECLARE_STEP(d3_int4_kv);
 ATTN_DECLARE_LAUNCH(d3_int4_kv, prepare);
 ATTN_DECLARE_STEP(d5_swap_ab);
 ATTN_DECLARE_LAUNCH(d5_swap_ab, prepare);
-ATTN_DECLARE_STEP(d6_denormals);
-ATTN_DECLARE_LAUNCH(d6_denormals, prepare);
+ATTN_DECLARE_STEP(d6_subnormal_operands);
+ATTN_DECLARE_LAUNCH(d6_subnormal_operands, prepare);
 ATTN_DECLARE_STEP(d7_wide_tiles);
 ATTN_DECLARE_LAUNCH(d7_wide_tiles, prepare);
 ATTN_DECLARE_STEP(d8_int8_swap_ab);
@@ -304,9 +304,9 @@ std::vector<Step> decode_steps() {
                              ATTN_LAUNCH(d5_swap_ab), ATTN_LAUNCH_OF(d5_swap_ab, prepare),
                              cache_of_4_bits),
                   4),
-          swapped(cache_step("d6_denormals", "codes are operands as they lie: denormal numbers",
-                             "int4", ATTN_LAUNCH(d6_denormals),
-                             ATTN_LAUNCH_OF(d6_denormals, prepare), cache_of_4_bits),
+          swapped(cache_step("d6_subnormal_operands", "codes are operands as they lie: denormal numbers",
+                             "int4", ATTN_LAUNCH(d6_subnormal_operands),
+                             ATTN_LAUNCH_OF(d6_subnormal_operands, prepare), cache_of_4_bits),
                   4),
           swapped(cache_step("d7_wide_tiles", "a warp has 32 keys at once", "int4",
                              ATTN_LAUNCH(d7_wide_tiles), ATTN_LAUNCH_OF(d7_wide_tiles, prepare),

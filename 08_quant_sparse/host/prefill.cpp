@@ -14,9 +14,9 @@ ATTN_DECLARE_STEP(q1_int8_qk);
 ATTN_DECLARE_STEP(q2_smooth_k);
 ATTN_DECLARE_STEP(q3_per_thread);
 ATTN_DECLARE_STEP(q4_fp8_pv);
-ATTN_DECLARE_STEP(q5_diet);
+ATTN_DECLARE_STEP(q5_fewer_instructions);
 ATTN_DECLARE_STEP(q6_smooth_q);
-ATTN_DECLARE_STEP(q7_int4_lesson);
+ATTN_DECLARE_STEP(q7_int4_qk);
 ATTN_DECLARE_STEP(q8_tuned);
 ATTN_DECLARE_STEP(q9_mma_sync);
 ATTN_DECLARE_STEP(tile_counter);
@@ -236,12 +236,12 @@ std::vector<Step> prefill_steps() {
                       ATTN_LAUNCH(q3_per_thread), smoothed_threads, 64, 4),
           fp8_pv_step("q4_fp8_pv", "P and V in e4m3, V with a scale a channel",
                       ATTN_LAUNCH(q4_fp8_pv)),
-          fp8_pv_step("q5_diet", "sums that are floats as they are, O rescaled where P V is added",
-                      ATTN_LAUNCH(q5_diet)),
+          fp8_pv_step("q5_fewer_instructions", "sums that are floats as they are, O rescaled where P V is added",
+                      ATTN_LAUNCH(q5_fewer_instructions)),
           smooth_q_step("q6_smooth_q", "the mean of each tile of Q is taken off before rounding",
                         ATTN_LAUNCH(q6_smooth_q), smoothed_q),
-          smooth_q_step("q7_int4_lesson", "Q and K of four bits: what they cost, and no time",
-                        ATTN_LAUNCH(q7_int4_lesson), smoothed_q_int4),
+          smooth_q_step("q7_int4_qk", "Q and K of four bits: what they cost, and no time",
+                        ATTN_LAUNCH(q7_int4_qk), smoothed_q_int4),
           windows_step("q8_tuned", "P V of 4096 keys summed in the tensor core, V less its mean",
                        ATTN_LAUNCH(q8_tuned)),
           mma_step("q9_mma_sync", "the scores of q3 by mma.sync, P V in 16 bits: 04's loop",

@@ -13,12 +13,12 @@
 ATTN_DECLARE_STEP(s1_block_mask);
 ATTN_DECLARE_STEP(s2_flashmask);
 ATTN_DECLARE_STEP(s3_sliding_tile);
-ATTN_DECLARE_STEP(s5_predict);
-ATTN_DECLARE_STEP(s6_skip_pv);
-ATTN_DECLARE_STEP(s7_hilbert);
-ATTN_DECLARE_STEP(s8_int8);
-ATTN_DECLARE_STEP(s9_longest_first);
-ATTN_DECLARE_STEP(s10_tuned);
+ATTN_DECLARE_STEP(s4_predict);
+ATTN_DECLARE_STEP(s5_skip_pv);
+ATTN_DECLARE_STEP(s6_hilbert);
+ATTN_DECLARE_STEP(s7_int8);
+ATTN_DECLARE_STEP(s8_lpt_order);
+ATTN_DECLARE_STEP(s9_tuned);
 ATTN_DECLARE_STEP(tile_counter);
 
 namespace attn {
@@ -373,24 +373,24 @@ Step read_twice_step(std::string name, std::string idea, Launch launch) {
 }  // namespace
 
 std::vector<Step> predict_steps() {
-  Step skips = predict_step("s6_skip_pv", "P V of a tile is skipped where all of P is small",
-                            ATTN_LAUNCH(s6_skip_pv));
+  Step skips = predict_step("s5_skip_pv", "P V of a tile is skipped where all of P is small",
+                            ATTN_LAUNCH(s5_skip_pv));
   skips.takes.push_back("skip_below");
   skips.refuses = [](const Problem& p) -> Reason {
     if (!p.own.contains("skip_below")) return "this step skips P V, and needs --skip-below";
     return refuse_predicted(p);
   };
-  return {predict_step("s5_predict", "a tile of queries chooses its blocks of keys by their means",
-                       ATTN_LAUNCH(s5_predict)),
+  return {predict_step("s4_predict", "a tile of queries chooses its blocks of keys by their means",
+                       ATTN_LAUNCH(s4_predict)),
           std::move(skips),
-          ordered_step("s7_hilbert", "tokens along a curve, before blocks are chosen",
-                       ATTN_LAUNCH(s7_hilbert)),
-          predict_8_bits_step("s8_int8", "blocks that are chosen, on the kernel of 8 bits",
-                              ATTN_LAUNCH(s8_int8)),
-          longest_first_step("s9_longest_first", "tiles with the longest lists are taken first",
-                             ATTN_LAUNCH(s9_longest_first)),
-          read_twice_step("s10_tuned", "the loop of q8, after passes that read Q, K and V twice",
-                          ATTN_LAUNCH(s10_tuned))};
+          ordered_step("s6_hilbert", "tokens along a curve, before blocks are chosen",
+                       ATTN_LAUNCH(s6_hilbert)),
+          predict_8_bits_step("s7_int8", "blocks that are chosen, on the kernel of 8 bits",
+                              ATTN_LAUNCH(s7_int8)),
+          longest_first_step("s8_lpt_order", "tiles with the longest lists are taken first",
+                             ATTN_LAUNCH(s8_lpt_order)),
+          read_twice_step("s9_tuned", "the loop of q8, after passes that read Q, K and V twice",
+                          ATTN_LAUNCH(s9_tuned))};
 }
 
 std::vector<Step> sparse_steps() {

@@ -23,7 +23,7 @@ struct PredictRule {
   float amount;            // that share
   float least_similarity;  // of a block whose rows its mean stands for; others are always seen
   bool sink, diagonal;     // whether the first block, and those at the queries' places, are too
-  float skip_below;        // s6: P V of a tile is skipped where all of P is below 2^-this; 0: never
+  float skip_below;        // s5: P V of a tile is skipped where all of P is below 2^-this; 0: never
 };
 //! [rule]
 

@@ -1,5 +1,5 @@
-// What s10 must know of Q, K and V before attention, in three kernels that read each of them twice:
-// to measure, and to round. s8 reads K once more, in seven kernels.
+// What s9 must know of Q, K and V before attention, in three kernels that read each of them twice:
+// to measure, and to round. s7 reads K once more, in seven kernels.
 //
 //     measure   Q, K, V -> q_mean, q_similar, k_means, k_similar as pool_kernel has them
 //                          (choose_blocks.h); v_parts [B Hkv, blocks, 3, d]: sum, least, most

@@ -33,12 +33,12 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
                                                                       : DType::e4m3) &&
            p.softmax_scale >= 1e-10 && plain(p);
   if (step.operation->name == "predict") {
-    const bool eight = one_of_steps(step, {"s8_int8", "s9_longest_first", "s10_tuned"});
+    const bool eight = one_of_steps(step, {"s7_int8", "s8_lpt_order", "s9_tuned"});
     const bool its_type =
         eight ? p.dtype == DType::e4m3 : p.dtype == DType::bf16 || p.dtype == DType::fp16;
     return its_type && plain(p) && p.softmax_scale >= 1e-10 &&
-           p.own.contains("skip_below") == (step.name == "s6_skip_pv") &&
-           (step.name == "s7_hilbert" ? has_field(p) && !p.masked() : !p.own.contains("order"));
+           p.own.contains("skip_below") == (step.name == "s5_skip_pv") &&
+           (step.name == "s6_hilbert" ? has_field(p) && !p.masked() : !p.own.contains("order"));
   }
   if (step.name.starts_with("s")) {
     Problem q = p;
@@ -256,7 +256,7 @@ TEST_CASE("NaN in V of 8 bits reaches its channel, in query tiles that visit its
 // floats have room for beside the bias. lse, which no rounding of P touches, says what S was.
 TEST_CASE("the largest and the least sums of whole numbers are exact", "[emulated]") {
   for (const Step& step : chapter().steps | std::views::filter(prefills)) {
-    if (step.name == "q7_int4_lesson") continue;  // codes up to 7
+    if (step.name == "q7_int4_qk") continue;  // codes up to 7
     Problem p = problem(128, 128, 256, quantises_to(step));
     p.heads = p.kv_heads = p.batch = 1, p.causal = true;
     p.softmax_scale = 1.0f / 16;

@@ -16,10 +16,10 @@ using namespace attn::tests;
 
 namespace {
 
-const Step& s5_predict() {
+const Step& s4_predict() {
   for (const Step& step : chapter().steps)
-    if (step.name == "s5_predict") return step;
-  throw InputError("no s5_predict");
+    if (step.name == "s4_predict") return step;
+  throw InputError("no s4_predict");
 }
 
 int kept_blocks(const BlockMask& mask, int64_t m) {
@@ -58,7 +58,7 @@ int similarities_at_the_limit(Backend backend) {
         c.expected = predict().reference(p, in, {});
         const int64_t blocks = chosen_blocks(p, in)->shape()[3];
         CHECK((kept_blocks(*chosen_blocks(p, in), 0) == blocks) == (asked > similarity));
-        CHECK(run_step(s5_predict(), c, backend) == "");
+        CHECK(run_step(s4_predict(), c, backend) == "");
       }
     }
   return n;
@@ -101,7 +101,7 @@ int levels(Backend backend) {
         fill(c.inputs.at("k"), level, [](float x, int sign) { return float(sign) * (8 - 2 * x); });
         c.expected = predict().reference(p, c.inputs, {});
         INFO(p.text());
-        CHECK(run_step(s5_predict(), c, backend) == "");
+        CHECK(run_step(s4_predict(), c, backend) == "");
       }
   return n;
 }
@@ -115,7 +115,7 @@ void long_sequences(Backend backend) {
     p.own[rule] = {0.004};
     p.finish();
     INFO(p.text());
-    CHECK(run_step(s5_predict(), p, backend) == "");
+    CHECK(run_step(s4_predict(), p, backend) == "");
   }
 }
 

@@ -47,7 +47,7 @@ TEST_CASE("steps that choose are right about what they choose", "[emulated]") {
     on_canvases += has_field(p) && !p.masked();
   });
   CHECK(on_canvases > 2);
-  CHECK(ran.text() == fmt::format("s5_predict {}, s7_hilbert {}", problems, on_canvases));
+  CHECK(ran.text() == fmt::format("s4_predict {}, s6_hilbert {}", problems, on_canvases));
 }
 TEST_CASE("tokens in an order of their own, with text and without", "[emulated]") {
   int n = 0;
@@ -58,28 +58,28 @@ TEST_CASE("tokens in an order of their own, with text and without", "[emulated]"
                             n % 2 == 0 ? DType::fp16 : DType::bf16);
       p.own["order"] = {double(order)}, p.own["keep"] = {0.4}, p.own["similarity"] = {0.05};
       p.batch = 1 + n % 2, p.heads = 3, p.kv_heads = n % 4 == 0 ? 3 : 1;
-      CHECK(check_steps("predict", p, Backend::emulated).text() == "s7_hilbert 1");
+      CHECK(check_steps("predict", p, Backend::emulated).text() == "s6_hilbert 1");
     }
 }
-// An order that changes nothing gives what s5 gives; and all blocks are all keys, in any order.
-TEST_CASE("a step that permutes tokens is s5 of permuted tokens", "[emulated]") {
+// An order that changes nothing gives what s4 gives; and all blocks are all keys, in any order.
+TEST_CASE("a step that permutes tokens is s4 of permuted tokens", "[emulated]") {
   Problem p = on_canvas("4x8x12", 50, 64);
   p.heads = 2, p.kv_heads = 1;
   p.own["keep"] = {0.3}, p.own["similarity"] = {0.05};
   p.finish();
   HostTensors plain, ordered;
-  CHECK(run_step(step_named("s5_predict"), p, Backend::emulated, &plain) == "");
+  CHECK(run_step(step_named("s4_predict"), p, Backend::emulated, &plain) == "");
   Problem q = p;
   q.own["order"] = {double(TokenOrder::rows)};
-  CHECK(run_step(step_named("s7_hilbert"), q, Backend::emulated, &ordered) == "");
+  CHECK(run_step(step_named("s6_hilbert"), q, Backend::emulated, &ordered) == "");
   CHECK(same(plain.at("o"), ordered.at("o")));
   CHECK(same(plain.at("lse"), ordered.at("lse")));
-  // Along the curve: s5 of inputs in that order, whose rows are elsewhere.
+  // Along the curve: s4 of inputs in that order, whose rows are elsewhere.
   Case in_memory(p, predict());
   in_memory.inputs = in_order(p, in_memory.inputs, TokenOrder::hilbert);
   in_memory.expected = predict().reference(p, in_memory.inputs, {});
-  CHECK(run_step(step_named("s5_predict"), in_memory, Backend::emulated, &plain) == "");
-  CHECK(run_step(step_named("s7_hilbert"), p, Backend::emulated, &ordered) == "");
+  CHECK(run_step(step_named("s4_predict"), in_memory, Backend::emulated, &plain) == "");
+  CHECK(run_step(step_named("s6_hilbert"), p, Backend::emulated, &ordered) == "");
   const std::vector<int64_t> tokens = token_order(p, TokenOrder::hilbert);
   for (int64_t h = 0; h < 2; ++h)
     for (int64_t n = 0; n < p.seqlen_q; ++n) {
@@ -92,11 +92,11 @@ TEST_CASE("a step that permutes tokens is s5 of permuted tokens", "[emulated]") 
 // The diagonal of the first tile of queries ends three keys before key 0: it keeps no block.
 TEST_CASE("a diagonal before key 0 keeps no block", "[emulated][predict]") {
   for (const char* name :
-       {"s5_predict", "s6_skip_pv", "s8_int8", "s9_longest_first", "s10_tuned"}) {
+       {"s4_predict", "s5_skip_pv", "s7_int8", "s8_lpt_order", "s9_tuned"}) {
     const Step& step = step_named(name);
     const bool rounds = std::ranges::count(step.takes, "e4m3") > 0;
     Problem p = problem(330, 200, 64, rounds ? DType::e4m3 : DType::bf16, InputKind::peaked);
-    if (step.name == "s6_skip_pv") p.own["skip_below"] = {126};
+    if (step.name == "s5_skip_pv") p.own["skip_below"] = {126};
     p.own["keep"] = {0}, p.own["similarity"] = {-1}, p.own["keep_diagonal"] = {1};
     p.finish();
     INFO(name);
@@ -119,10 +119,10 @@ TEST_CASE("P V that is skipped is within the error that its threshold says", "[e
       p.finish();
       HostTensors skipped, all;
       INFO(p.text());
-      CHECK(run_step(step_named("s6_skip_pv"), p, Backend::emulated, &skipped) == "");
+      CHECK(run_step(step_named("s5_skip_pv"), p, Backend::emulated, &skipped) == "");
       Problem plain = p;
       plain.own.erase("skip_below");
-      CHECK(run_step(step_named("s5_predict"), plain, Backend::emulated, &all) == "");
+      CHECK(run_step(step_named("s4_predict"), plain, Backend::emulated, &all) == "");
       // The denominator has what O lacks.
       CHECK(same(skipped.at("lse"), all.at("lse")));
       const bool differs = !same(skipped.at("o"), all.at("o"));
@@ -136,13 +136,13 @@ TEST_CASE("steps that choose and skip, for any mask", "[emulated]") {
   chosen_problems([&](Problem p) {
     if (++n % 3 != 0) return;
     p.own["skip_below"] = {double(4 + n)};
-    CHECK(check_steps("predict", p, Backend::emulated).text() == "s6_skip_pv 1");
+    CHECK(check_steps("predict", p, Backend::emulated).text() == "s5_skip_pv 1");
   });
   CHECK(n == 14);
 }
 TEST_CASE("steps that choose on the GPU", "[gpu]") {
   chosen_problems([&](Problem p) {
-    check_steps("predict", p, Backend::gpu);  // s7 too, where there is a canvas and no mask
+    check_steps("predict", p, Backend::gpu);  // s6 too, where there is a canvas and no mask
     p.own["skip_below"] = {10};
     check_steps("predict", p, Backend::gpu);
     p.own.erase("skip_below"), p.dtype = DType::e4m3;
@@ -280,7 +280,7 @@ TEST_CASE("all blocks are attention to all keys", "[emulated]") {
   p.own["keep"] = {1};
   p.finish();
   HostTensors all, dense;
-  CHECK(run_step(step_named("s5_predict"), p, Backend::emulated, &all) == "");
+  CHECK(run_step(step_named("s4_predict"), p, Backend::emulated, &all) == "");
   Problem plain = p;
   plain.own.erase("keep");
   CHECK(run_step(step_named("s1_block_mask"), plain, Backend::emulated, &dense) == "");
@@ -302,7 +302,7 @@ TEST_CASE("what is no number is always seen", "[emulated]") {
       c.inputs.at(tensor).data[(768 + 300) * 64 + 7] = bad;  // of head 1
       INFO(tensor << " " << bad);
       HostTensors out;
-      CHECK(run_step(step_named("s5_predict"), c, Backend::emulated, &out) == "");
+      CHECK(run_step(step_named("s4_predict"), c, Backend::emulated, &out) == "");
       const auto rows = rows_of(p, *chosen_blocks(p, c.inputs), 1);
       int seeing = 0;
       for (const std::string& row : rows) seeing += row[2] == '1';
@@ -317,17 +317,17 @@ TEST_CASE("what is no number is always seen", "[emulated]") {
 TEST_CASE("problems that steps cannot choose for are refused", "[predict]") {
   Problem p = problem(256, 256, 64, DType::bf16);
   p.finish();
-  const Step& step = step_named("s5_predict");
+  const Step& step = step_named("s4_predict");
   CHECK(refusal(step, p).value_or("") == "");
   Problem q = p;
   q.own["skip_below"] = {10};
   CHECK(refusal(step, q).value_or("") == "--skip-below 10: this step has no P V that is skipped");
   q = p, q.dtype = DType::fp32;
   CHECK(refusal(step, q).value_or("") == "--dtype fp32: this step takes fp16 and bf16");
-  CHECK(refusal(step_named("s8_int8"), p).value_or("") ==
+  CHECK(refusal(step_named("s7_int8"), p).value_or("") ==
         "--dtype bf16: this step quantises what it is given to e4m3");
   q = p, q.dtype = DType::e4m3, q.softmax_scale = 1e-11;
-  CHECK(refusal(step_named("s8_int8"), q).value_or("") == "--scale 1e-11: this step takes 1e-10 and more");
+  CHECK(refusal(step_named("s7_int8"), q).value_or("") == "--scale 1e-11: this step takes 1e-10 and more");
   q = p, q.softmax_scale = 1e-11;
   CHECK(refusal(step, q).value_or("") == "--scale 1e-11: this step takes 1e-10 and more");
   q = p, q.seqlen_k = 65536 * 128;
@@ -340,13 +340,13 @@ TEST_CASE("problems that steps cannot choose for are refused", "[predict]") {
     Problem own = q;
     if (std::ranges::count(other.takes, "e4m3") > 0) own.dtype = DType::e4m3;
     if (std::ranges::count(other.takes, "skip_below") > 0) own.own["skip_below"] = {6};
-    if (other.name == "s7_hilbert") own.own["field"] = read_field("4x8x8");
+    if (other.name == "s6_hilbert") own.own["field"] = read_field("4x8x8");
     INFO(other.name);
     CHECK(refusal(other, own).value_or("").find("mask") != std::string::npos);
     own.mask = nullptr;
     CHECK(refusal(other, own).value_or("") == "");
   }
-  const Step& orders = step_named("s7_hilbert");
+  const Step& orders = step_named("s6_hilbert");
   CHECK(refusal(orders, p).value_or("") ==
         "this step puts the tokens of a canvas in order, and needs --inputs field:TxHxW");
   q = p, q.own["field"] = read_field("4x8x8");
@@ -364,14 +364,14 @@ TEST_CASE("problems that steps cannot choose for are refused", "[predict]") {
   const auto option = std::ranges::find(predict().own, "order", &Feature::name);
   CHECK(option->read("random") == std::vector<double>{2});
   CHECK_THROWS_AS(option->read("curve"), InputError);
-  CHECK(refusal(step_named("s6_skip_pv"), p).value_or("") ==
+  CHECK(refusal(step_named("s5_skip_pv"), p).value_or("") ==
         "this step skips P V, and needs --skip-below");
 }
 
 // What --save writes beside O and lse: the blocks that a launch visited, as `--mask block:` takes
-// them, and s7's order.
+// them, and s6's order.
 TEST_CASE("the choices of a launch are the blocks of the rule, and its order", "[emulated]") {
-  for (const char* name : {"s5_predict", "s7_hilbert", "s9_longest_first"}) {
+  for (const char* name : {"s4_predict", "s6_hilbert", "s8_lpt_order"}) {
     const Step& step = step_named(name);
     Problem p = on_canvas("8x8x8", 40, 64, DType::bf16);
     p.dtype = quantises_to(step);
@@ -386,9 +386,9 @@ TEST_CASE("the choices of a launch are the blocks of the rule, and its order", "
     INFO(name);
     const auto rule = chosen_blocks(p, step.logical(p, in));
     CHECK(choices.at("block_mask").data == rule->tensors().front().data);
-    CHECK(choices.contains("token_order") == (step.name == "s7_hilbert"));
+    CHECK(choices.contains("token_order") == (step.name == "s6_hilbert"));
     if (choices.contains("token_order"))
       CHECK(choices.at("token_order").numbers == token_order(p, TokenOrder::hilbert));
-    CHECK(choices.contains("tile_order") == (step.name == "s9_longest_first"));
+    CHECK(choices.contains("tile_order") == (step.name == "s8_lpt_order"));
   }
 }

@@ -1,4 +1,4 @@
-// The steps of 8 bits that choose: what s5 chooses, tiles in the order of their lists, windows of
+// The steps of 8 bits that choose: what s4 chooses, tiles in the order of their lists, windows of
 // the blocks that are visited.
 #define ATTN_EMULATED  // length_class as a function of the host
 #include <cmath>
@@ -22,9 +22,9 @@ TEST_CASE("steps of 8 bits that choose are right about what they choose", "[emul
     p.dtype = DType::e4m3;
     ran += check_steps("predict", p, Backend::emulated);
   });
-  CHECK(ran.of == std::map<std::string, int>{{"s8_int8", problems},
-                                             {"s9_longest_first", problems},
-                                             {"s10_tuned", problems}});
+  CHECK(ran.of == std::map<std::string, int>{{"s7_int8", problems},
+                                             {"s8_lpt_order", problems},
+                                             {"s9_tuned", problems}});
 }
 TEST_CASE("longer lists are in an earlier class, for any number of blocks", "[predict]") {
   using ::emulated::hopper::kLengthClasses, ::emulated::hopper::length_class;
@@ -91,7 +91,7 @@ TEST_CASE("the longest lists of a section come first", "[emulated]") {
 }
 // And of a step's own lists, as the launch has left both in device memory.
 TEST_CASE("tiles are taken in the order of their lists", "[emulated]") {
-  for (const char* name : {"s9_longest_first", "s10_tuned"}) {
+  for (const char* name : {"s8_lpt_order", "s9_tuned"}) {
     Problem p = problem(8 * 128, 8 * 128, 64, DType::e4m3);
     p.batch = 1, p.heads = 3, p.kv_heads = 1, p.causal = true;  // which gives lists their lengths
     p.own = {{"keep", {0.5}}, {"similarity", {0}}};
@@ -116,22 +116,22 @@ TEST_CASE("tiles in the order of their lists give what they give in any order", 
   p.own["keep"] = {0.3}, p.own["similarity"] = {0.05};
   p.heads = 4, p.kv_heads = 2;
   p.finish();
-  HostTensors s8, s9;
-  CHECK(run_step(step_named("s8_int8"), p, Backend::emulated, &s8) == "");
-  CHECK(run_step(step_named("s9_longest_first"), p, Backend::emulated, &s9) == "");
+  HostTensors s7, s8;
+  CHECK(run_step(step_named("s7_int8"), p, Backend::emulated, &s7) == "");
+  CHECK(run_step(step_named("s8_lpt_order"), p, Backend::emulated, &s8) == "");
   CHECK(same(s8.at("o"), s9.at("o")));
   CHECK(same(s8.at("lse"), s9.at("lse")));
 }
 // More than the 32 blocks of a window: one more, several windows, tiles that visit few beside tiles
 // that visit many, so that what one left in device memory is not taken for another's.
-TEST_CASE("s10 merges windows of the blocks that it visits", "[emulated]") {
+TEST_CASE("s9 merges windows of the blocks that it visits", "[emulated]") {
   const auto check = [](Problem p, double keep) {
     p.own["similarity"] = {0}, p.own["keep"] = {keep};
     p.dtype = DType::e4m3;
     const Counts ran = check_steps("predict", p, Backend::emulated, [](const Step& step, int) {
-      return step.name == "s10_tuned";
+      return step.name == "s9_tuned";
     });
-    CHECK(ran.text() == "s10_tuned 1");
+    CHECK(ran.text() == "s9_tuned 1");
   };
   Problem p = problem(70, 33 * 128, 64, DType::e4m3, InputKind::needle);
   p.heads = 4, p.kv_heads = 2;
@@ -155,7 +155,7 @@ TEST_CASE("what a step of 8 bits multiplies has beside it what it chooses by", "
   p.own["keep"] = {0.5};
   p.finish();
   const HostTensors in = draw_inputs(p, predict().inputs(p));
-  for (const char* step : {"s8_int8", "s10_tuned"}) {
+  for (const char* step : {"s7_int8", "s9_tuned"}) {
     const HostTensors stored = step_named(step).logical(p, in);
     CHECK_FALSE(same(stored.at("q"), in.at("q")));
     CHECK(same(stored.at("q_given"), in.at("q")));
@@ -165,7 +165,7 @@ TEST_CASE("what a step of 8 bits multiplies has beside it what it chooses by", "
 }
 // Means, similarities and scores of means have the same bits in all kernels that choose: so do the
 // lists, as the launches have left them.
-TEST_CASE("steps of 8 bits visit what s5 visits", "[emulated]") {
+TEST_CASE("steps of 8 bits visit what s4 visits", "[emulated]") {
   int n = 0, chosen = 0;
   for (const int64_t d : {64, 128, 256})
     for (const auto& [canvas, text] : {std::pair("8x8x12", 77), {"8x8x8", 0}, {"4x8x12", 1}}) {
@@ -177,10 +177,10 @@ TEST_CASE("steps of 8 bits visit what s5 visits", "[emulated]") {
       p.finish();
       const HostTensors in = draw_inputs(p, predict().inputs(p));
       std::vector<std::vector<int32_t>> of_s5, means_of_s5;
-      for (const char* name : {"s5_predict", "s8_int8", "s9_longest_first", "s10_tuned"}) {
+      for (const char* name : {"s4_predict", "s7_int8", "s8_lpt_order", "s9_tuned"}) {
         INFO(name << " " << p.text());
         Problem own = p;
-        if (std::string(name) != "s5_predict") own.dtype = DType::e4m3;
+        if (std::string(name) != "s4_predict") own.dtype = DType::e4m3;
         Session session(own, predict(), Backend::emulated, draw_inputs(own, predict().inputs(own)));
         REQUIRE(session.prepare(step_named(name)).ok());
         REQUIRE(session.launch().message == "");
@@ -217,7 +217,7 @@ TEST_CASE("rows of few keys are as far off as their roundings may be", "[emulate
 // The scale and the mean of the channel are those of its finite values. All other channels are as
 // they were.
 TEST_CASE("NaN in V reaches its channel, in query tiles that visit its block", "[emulated]") {
-  for (const char* name : {"s8_int8", "s9_longest_first", "s10_tuned"})
+  for (const char* name : {"s7_int8", "s8_lpt_order", "s9_tuned"})
     for (const float bad : {NAN, INFINITY, -INFINITY}) {
       Problem p = problem(300, 520, 64, DType::e4m3, InputKind::peaked);
       p.heads = p.kv_heads = 2;

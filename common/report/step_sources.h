@@ -28,7 +28,7 @@ struct TreeRow {
   int depth = 0;
 };
 
-/// "v10_short_merge": the family and the number, for the order of steps.
+/// "v10_vectorised_combine": the family and the number, for the order of steps.
 std::pair<std::size_t, int> place_of(const std::string& step);
 
 /// The steps of a chapter's folder; empty where there are none.

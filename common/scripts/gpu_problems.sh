@@ -65,7 +65,7 @@ problems_of() {
       for d in 64 128; do
         for mask in "" causal; do
           for n in 1024 2048 4096 8192 16384; do
-            steps=v7_grid,v8_row_groups,v9_two_tiles,v10_exp2
+            steps=v7_grid,v8_warp_pair_barriers,v9_rows_per_warp,v10_exp2
             # One block a head: far slower, and at two lengths that shows.
             case $n in 2048|8192) steps=v5_tensor_core,v6_async,$steps ;; esac
             echo "forward_d$d${mask:+_$mask}_n$n --step $steps $(tokens $d $n) ${mask:+--$mask}"
@@ -386,12 +386,12 @@ peers_of() {
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[78]')" \
         "--backends flash,cudnn --repeat 5" ;;
     05_flash_decoding)
-      echo "peers.$1 --operation decode --steps v10_short_merge,v13_even_splits,v14_unified_max" \
+      echo "peers.$1 --operation decode --steps v10_vectorised_combine,v13_even_splits,v14_unified_max" \
         "--backends cudnn,flash --repeat 5" ;;
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5" ;;
     07_paged)  # on contiguous K and V, which is as good as pages can be
-      echo "peers.$1 --operation decode --steps v2_page_table,v5_balanced_plan,v14_cross_piece" \
+      echo "peers.$1 --operation decode --steps v2_page_table,v5_balanced_plan,v14_cross_work_tile" \
         "--backends cudnn,flash --repeat 5" ;;
   esac
 }

@@ -143,7 +143,7 @@ int main(int argc, char** argv) {
   Problem p;
   p.seqlen_q = 300, p.seqlen_k = 391, p.head_dim = 64, p.heads = 2, p.kv_heads = 1;
   p.dtype = quantises_to(step);
-  if (step.name == "f6_windows") p.seqlen_q = 150, p.seqlen_k = 4096 + 391;  // two windows of keys
+  if (step.name == "f6_smooth_v_chunks") p.seqlen_q = 150, p.seqlen_k = 4096 + 391;  // two windows of keys
   if (step.name == "q8_tuned") p.seqlen_q = 200, p.seqlen_k = 4096 + 391;
   if (takes(step, "rotary")) p.own["rotary"] = {1};
   const Operation& op = *step.operation;
@@ -171,7 +171,7 @@ int main(int argc, char** argv) {
     p.own = {{"field", {4, 8, 16}}, {"similarity", {0.05}}, {"keep", {0.3}}};
     p.own["keep_sink"] = p.own["keep_diagonal"] = {1};
     if (takes(step, "skip_below")) p.own["skip_below"] = {6}, p.own["keep"] = {1};
-    if (step.name == "s10_tuned") {  // that visits more than a window's 32 blocks of keys
+    if (step.name == "s9_tuned") {  // that visits more than a window's 32 blocks of keys
       p.seqlen_q = 200, p.seqlen_k = 4096 + 391;
       p.own = {{"similarity", {0}}, {"keep", {0.95}}};
     }

@@ -1,4 +1,4 @@
-// v6_fragments_ahead: fragments are loaded one MMA before they are needed.
+// v6_register_double_buffer: fragments are loaded one MMA before they are needed.
 //
 // parent    v5_rows_per_warp
 // idea      A warp issues in order: an MMA that needs what the ldmatrix before it loads waits for
@@ -15,7 +15,7 @@
 #include "kernels/fragments.h"
 #include "kernels/tiles.h"
 
-namespace ATTN_BACKEND::v6_fragments_ahead {
+namespace ATTN_BACKEND::v6_register_double_buffer {
 using namespace attn;
 using namespace flash2;
 
@@ -327,4 +327,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v6_fragments_ahead
+}  // namespace ATTN_BACKEND::v6_register_double_buffer

@@ -1,12 +1,13 @@
-// s9_longest_first: tiles of queries with long lists of blocks are taken first.
+// s9_tuned: what s7 chooses, in s8's order, on the loop of q8; and fewer passes before.
 //
-// parent    s8_int8
-// idea      Lists differ: a tile whose mean stands for nothing visits all blocks, four times as
-//           many as others. Tiles are taken one by one as SMs become free, from the last of a
-//           sequence to its first; a long one that is taken late leaves all other SMs idle until it
-//           is done. So a small kernel puts the tiles of a section in the order of their lists,
-//           longest first (longest_first.h).
-// expect    time of phase "attention" beside s8's; the order costs a launch
+// parent    q8_tuned
+// idea      s8's attention is q5's, with P V added to O for each block. q8's loop has sums of 4096
+//           keys, which here are those of 32 blocks (d=256: 64) that are visited, wherever they
+//           are: so V lacks the mean of its head, and O gets it back once, with the scales, before
+//           it is divided by l. And of seven kernels before the choice three are left: means of
+//           blocks of keys, which the choice needs, make the mean of all keys; V is measured
+//           beside them (two_readings.h).
+// expect    time of phases "measure" to "order" and of "attention" beside s8's
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, causal and windows,
 //           GQA; --scale at least 1e-10
 #include <algorithm>
@@ -14,32 +15,29 @@
 #include "device/device.h"
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
-#include "ptx/named_barrier.h"
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma_e4m3.h"
 #include "ptx/wgmma_s8.h"
-#include "kernels/choose_blocks.h"
 #include "kernels/fp8_fragments.h"
 #include "kernels/longest_first.h"
-#include "kernels/quantise_v.h"
+#include "kernels/two_readings.h"
 #include "kernels/visits.h"
 
-namespace ATTN_BACKEND::s9_longest_first {
+namespace ATTN_BACKEND::s9_tuned {
 using namespace attn;
 using namespace hopper;
 
 using Element = __nv_bfloat16;    // of what is given, and of O
-using Descales = ThreadDescales;  // scales for what a lane has of a tile
+using Descales = ThreadDescales;  // of Q and K: scales for what a lane has of a tile
 
 constexpr float kPScale = 8;               // to base 2: P is 256 times what it was
+constexpr float kRescaleThreshold = 0.8f;  // P is at most 2^8.8 = 446, and e4m3 ends at 448
+constexpr int kMaskedScore = static_cast<int>(0xFF800000);  // the bits of -inf
+static_assert(kMaskedScore < -kLargestScore);
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
 // The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
 constexpr int kWorkRing = 8;
-
-// Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
-// MMAs.
-enum NamedBarrier { kBlock = 0, kPingPong = 1 };
 
 //! [config]
 template <int kHeadDim_>
@@ -49,29 +47,31 @@ struct Config {
   static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;         // B_c
+  static constexpr int kWindowBlocks = kWindowKeys / kBlockN;        // of keys, of a window
   static_assert(kBlockM == kScaleRows && kScaleRows % kBlockN == 0);
-  static constexpr int kSliceColumns = kHeadDim == 256 ? 64 : kHeadDim;  // of P V, at once
-  static constexpr int kSlices = kHeadDim / kSliceColumns;
-  static constexpr int kStages = 2;                                  // tiles of K, and of V
-  static constexpr int kQStages = 2;                                 // tiles of Q
+  static constexpr int kStages = 3;               // tiles of K, and of V
+  static constexpr int kQStages = 2;              // tiles of Q
   static constexpr int kVisitRing = 2 * kStages;  // which blocks they are: read after K's release
+  // After its block's softmax. Earlier, ptxas awaits P V before the exponentials: 5 % at d=128.
+  static constexpr bool kAwaitsVLate = kHeadDim == 128;
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
   // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = kHeadDim == 256 ? 24 : 40;
+  static constexpr int kConsumerRegisters = kHeadDim == 256 ? 240 : 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "more registers than a block of so many threads has");
 };
 //! [config]
 
-// Tiles of Q and K are panels of 128 columns of a byte, [d / 128][rows, 128], or of 64 where there
-// are no more, with TMA's swizzle of as many bytes; V^T is [d, keys].
+// Tiles are panels of 128 columns, [d / 128][rows, 128], or of 64 where there are no more, with
+// TMA's swizzle of as many bytes; V^T is [d, keys].
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
   alignas(1024) uint8_t sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) uint8_t sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  alignas(16) float q_descale[Config::kQStages][ThreadGroups::kQ];
+  alignas(16) float q_descale[Config::kQStages][Config::kBlockM / 2];
   alignas(16) float k_descale[Config::kStages][ThreadGroups::kK];
   // mbarriers: the bytes are there
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
@@ -98,58 +98,115 @@ __device__ __forceinline__ void issue_qk(int (&s)[Config::kBlockN / 8][4], const
   for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes, 128 columns a panel
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma_s8(s, q + (panel * Config::kBlockM * 128 + inside),
-             k + (panel * Config::kBlockN * 128 + inside), true);
+             k + (panel * Config::kBlockN * 128 + inside), i > 0);
   }
   wgmma_commit();
 }
 //! [issue_qk]
 
-// (5) P V, of the columns of a slice: P from registers, V transposed, [d, k]. Issues it, and does
-// not wait.
+// (5) O += P V: P from registers, V transposed, [d, k]. Issues it, and does not wait.
 //! [issue_pv]
 template <class Config>
-__device__ __forceinline__ void issue_pv(float (&pv)[Config::kSliceColumns / 8][4],
+__device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
                                          const uint32_t (&p)[Config::kBlockN / 32][4],
-                                         const uint8_t* sV, int slice) {
+                                         const uint8_t* sV) {
   constexpr int kKeys = kPanelKeys<Config::kBlockN>;
-  const WgmmaOperand v = wgmma_operand_e4m3<kKeys>(sV + slice * Config::kSliceColumns * kKeys);
+  const WgmmaOperand v = wgmma_operand_e4m3<kKeys>(sV);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 32; ++i) {  // 32 keys are 32 bytes
     const int panel = i * 32 / kKeys, inside = i * 32 % kKeys;
-    wgmma_e4m3(pv, p[i], v + (panel * Config::kHeadDim * kKeys + inside), i > 0);
+    wgmma_e4m3(o, p[i], v + (panel * Config::kHeadDim * kKeys + inside), true);
   }
   wgmma_commit();
 }
 //! [issue_pv]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S, each with the bias, becomes P,
-// in float32. O of the blocks before is to be multiplied by `rescale`.
-//! [softmax]
+// O of a window, relative to row_max, and what the windows before it left: afterwards it is that of
+// all of them. l is in float32, and goes on through all windows.
+//! [merge]
 template <class Config>
-__device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4],
+__device__ __forceinline__ void merge_windows(float (&o)[Config::kHeadDim / 8][4],
+                                              const float (&row_max)[2], const float4* gSums) {
+  constexpr int kStride = kWarpgroup * Config::kNumConsumers;
+  const float4 before = gSums[Config::kHeadDim / 8 * kStride];
+  const float factor[2] = {exp2f(before.x - row_max[0]), exp2f(before.y - row_max[1])};
+#pragma unroll
+  for (int n = 0; n < Config::kHeadDim / 8; ++n) {
+    const float4 sum = gSums[n * kStride];
+    o[n][0] = fmaf(sum.x, factor[0], o[n][0]), o[n][1] = fmaf(sum.y, factor[0], o[n][1]);
+    o[n][2] = fmaf(sum.z, factor[1], o[n][2]), o[n][3] = fmaf(sum.w, factor[1], o[n][3]);
+  }
+}
+
+// Leaves O and the maximum for the next window to find. No other thread looks at them.
+template <class Config>
+__device__ __forceinline__ void leave_windows(const float (&o)[Config::kHeadDim / 8][4],
+                                              const float (&row_max)[2], float4* gSums) {
+  constexpr int kStride = kWarpgroup * Config::kNumConsumers;
+  gSums[Config::kHeadDim / 8 * kStride] = make_float4(row_max[0], row_max[1], 0, 0);
+#pragma unroll
+  for (int n = 0; n < Config::kHeadDim / 8; ++n)
+    gSums[n * kStride] = make_float4(o[n][0], o[n][1], o[n][2], o[n][3]);
+}
+
+// V gets back its scales and its mean, in an O that is not divided by l yet. `gChannel`: means and
+// descales of the head, from this lane's first column on.
+template <class Config>
+__device__ __forceinline__ void restore_v(float (&o)[Config::kHeadDim / 8][4],
+                                          const float (&row_sum)[2], const float4* gChannel) {
+  const float sum[2] = {quad_sum(row_sum[0]), quad_sum(row_sum[1])};
+#pragma unroll
+  for (int n = 0; n < Config::kHeadDim / 8; ++n) {
+    const float4 v = gChannel[4 * n];  // of two columns
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      o[n][i] = fmaf(o[n][i], i % 2 == 0 ? v.y : v.w, sum[i / 2] * (i % 2 == 0 ? v.x : v.z));
+  }
+}
+//! [merge]
+
+// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
+// is to be multiplied by `rescale`: only where a maximum has grown by more than the threshold.
+// S is given in whole numbers, in their bits: those of -inf, of a masked one, are below all scores.
+//! [softmax]
+template <class Config, bool kMasked>
+__device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
                                                float (&row_max)[2], float (&row_sum)[2],
                                                float (&rescale)[2], float softmax_scale_log2) {
-  const float bias = kScoreBias * softmax_scale_log2;  // exact; `max` is whole, and so is their sum
+  const auto score = [](int whole) {
+    return kMasked && whole == kMaskedScore ? -INFINITY : static_cast<float>(whole);
+  };
+  float max[2];
+  bool grown = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    int largest = __float_as_int(s[0][2 * r]);  // -inf is below all scores as a whole number too
+    int largest = __float_as_int(s[0][2 * r]);
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; ++n)
-      largest = max(largest, max(__float_as_int(s[n][2 * r]), __float_as_int(s[n][2 * r + 1])));
-    const float max = fmaxf(
-        row_max[r], ceilf(quad_max(fmaf(__int_as_float(largest), softmax_scale_log2, -bias))));
-    rescale[r] = exp2f(row_max[r] - max);
-    row_max[r] = max;
-    row_sum[r] *= rescale[r];
+      largest = ::max(largest, ::max(__float_as_int(s[n][2 * r]), __float_as_int(s[n][2 * r + 1])));
+    max[r] = fmaxf(row_max[r], quad_max(score(largest) * softmax_scale_log2));
+    grown = grown || max[r] > row_max[r] + kRescaleThreshold;
+  }
+  // A warp decides for all of its rows, as branches are its own.
+  const bool rescaled = __any_sync(~0u, grown);
+  if (rescaled) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rescale[r] = exp2f(row_max[r] - max[r]);
+      row_max[r] = max[r];
+      row_sum[r] *= rescale[r];
+    }
   }
 #pragma unroll
   for (int n = 0; n < Config::kBlockN / 8; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, kPScale - row_max[i / 2] - bias));
+      const float x = score(__float_as_int(s[n][i]));
+      s[n][i] = exp2f(fmaf(x, softmax_scale_log2, kPScale - row_max[i / 2]));
       row_sum[i / 2] += s[n][i];
     }
+  return rescaled;
 }
 //! [softmax]
 
@@ -157,24 +214,27 @@ __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4
 // earlier: a block with long tiles would keep it from others that are idle already.
 //! [producer]
 template <class Config>
-__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
-                                          const TensorMap& mapQ, const Shape& shape,
-                                          const Tiles& tiles, const Descales& descales,
-                                          const VisitLists& lists, const int* gOrder) {
+__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
+                                          const Shape& shape, const Tiles& tiles,
+                                          const Descales& descales, const VisitLists& lists,
+                                          const int* gOrder) {
   PipelineState<Config::kQStages> q;
   // One count for three rings.
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const TileOrder::Tile tile = tiles.at<Config::kBlockM>(gOrder[index]);
-    const Work work = listed_work_of<Config>(shape, tile, lists);
+    const Work work =
+        listed_work_of<Config>(shape, tiles.at<Config::kBlockM>(gOrder[index]), lists);
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
-#pragma unroll 2  // more at once, and the producer has too few registers
-    for (int i = 0; i < ThreadGroups::kQ; i += 4)
-      *reinterpret_cast<float4*>(&smem.q_descale[q.index()][i]) =
-          *reinterpret_cast<const float4*>(descales.q(work.q_head, work.row0) + i);
+    // In q8 tiles may reach behind the last scales, and have those again.
+    const float4* const gScales = reinterpret_cast<const float4*>(descales.q(work.q_head, 0));
+    const int last = descales.tiles_q * (ThreadGroups::kQ / 4) - 1;
+#pragma unroll 1  // more at once, and the producer has too few registers
+    for (int i = 0; i < Config::kBlockM / 8; ++i)
+      reinterpret_cast<float4*>(smem.q_descale[q.index()])[i] =
+          gScales[min(work.row0 / 8 + i, last)];
     mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     mbarrier_wait(&smem.prefetch, prefetch().phase());
@@ -188,9 +248,9 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
 
 // Another one loads K_j and V_j of the list as stages become free, and says which block it is.
 template <class Config>
-__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
-                                           const TensorMap& mapK, const TensorMap& mapV,
-                                           const Descales& descales, const VisitLists& lists) {
+__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const TensorMap& mapK,
+                                           const TensorMap& mapV, const Descales& descales,
+                                           const VisitLists& lists) {
   constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim;
   PipelineState<Config::kStages> kv;
   for (PipelineState<2> ring;; ring.advance()) {
@@ -208,7 +268,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
       if (i == max(0, count - kPrefetchBlocks)) mbarrier_arrive(&smem.prefetch);
       mbarrier_wait(&smem.k_empty[stage], kv.phase() ^ 1);  // the first time it is
       smem.n_block[kv.count % Config::kVisitRing] = n_block;
-      *reinterpret_cast<float4*>(&smem.k_descale[stage][0]) =
+      *reinterpret_cast<float4*>(smem.k_descale[stage]) =
           *reinterpret_cast<const float4*>(descales.k(work.kv_head, key0));
       mbarrier_arrive_expect(&smem.k_full[stage], kTileBytes);
       tma_load(smem.sK[stage], mapK, &smem.k_full[stage], {0, key0, 0, work.kv_head});
@@ -243,14 +303,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 128, seqlen_k, 128]
                      const __grid_constant__ TensorMap mapV,  // [B Hkv, d, padded keys]
                      Descales descales,
-                     const float* gLseShift,                  // [B, Hq, seqlen_q]
-                     const float* gVDescale,                  // [B Hkv, d]
-                     Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
-                     float* __restrict__ gLse,                // [B, Hq, seqlen_q]
+                     const float* gLseShift,                // [B, Hq, seqlen_q]
+                     const float4* __restrict__ gVChannel,  // [B Hkv, d / 2]
+                     float4* __restrict__ gSums,  // [blocks, d / 8 + 1, threads of consumers]
+                     Element* __restrict__ gO,    // [B, Hq, seqlen_q, d]
+                     float* __restrict__ gLse,    // [B, Hq, seqlen_q]
                      VisitLists lists,
-                     const int* gOrder,                       // [tiles]: which is taken n-th
+                     const int* gOrder,  // [tiles]
                      Shape shape, Tiles tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
+  constexpr int kWindowBlocks = Config::kWindowBlocks;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
   // of tiles in uniform registers, as wgmma takes them.
@@ -267,25 +329,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
-  //! [pingpong]
-  // This warpgroup may issue its MMAs when the one before has issued its own.
-  const auto pingpong_wait = [&] { named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup); };
-  const auto pingpong_pass_on = [&] {
-    named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
-  };
-  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
-  //! [pingpong]
-
   // The tile of queries that is worked on, and which of this block's it is.
   PipelineState<Config::kQStages> q{-1};
-  int left = 0;          // blocks of keys that it has yet to visit
-  float scale_log2 = 0;  // with the scales of Q and of the block's keys
+  int count = 0, unmasked = 0;  // blocks of keys that it visits; of which so many have no mask
+  float q_scale_log2 = 0, scale_log2 = 0;  // with Q's scale; and with that of the block's keys
   const auto take_tile = [&] {
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
     const Work& work = smem.work[q.count % kWorkRing];
-    left = max(1, work.visits.count());
+    count = max(1, work.visits.count());
+    unmasked = work.visits.masked - work.visits.first;
     const bool more = work.row0 >= 0;
+    if (more)
+      q_scale_log2 = shape.softmax_scale * kLog2e *
+                     smem.q_descale[q.index()][ThreadGroups::of_q(first_row())];
     __syncwarp();  // all lanes have read it, before one says so
     return more;
   };
@@ -304,68 +361,62 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
   };
 
-  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-  float pv[Config::kSliceColumns / 8][4];                  // what is to be added to it
+  float o[kHeadDim / 8][4] = {};                           // of a window, not divided by l yet
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
   float s[kBlockN / 8][4];
   auto& whole = reinterpret_cast<int (&)[kBlockN / 8][4]>(s);  // before they are floats
   uint32_t p[kBlockN / 32][4];
-  // Of O before P V that is in flight, and before the next one. Of an O of 0 any number will do.
-  float rescale[2] = {}, next_rescale[2];
-  // S of a block of keys becomes P, masked where that is needed.
-  const auto softmax = [&] {
-    as_floats(s, whole);
-    // Read again, as variables would keep registers in the loop.
-    const Work& work = smem.work[q.count % kWorkRing];
-    apply_mask<Config>(s, shape, work.seen, smem.n_block[kv.count % Config::kVisitRing],
-                       work.row0 + work.seqlen_k - work.seqlen_q, work.last_key);
-    online_softmax<Config>(s, row_max, row_sum, next_rescale, scale_log2);
+  float rescale[2];
+  bool rescaled;
+  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
+  const auto softmax = [&](auto masked) {
+    as_floats(s, whole);  // their bits
+    if constexpr (masked.value) {
+      // Read again, as variables would keep registers in the loop.
+      const Work& work = smem.work[q.count % kWorkRing];
+      apply_mask<Config>(s, shape, work.seen, smem.n_block[kv.count % Config::kVisitRing],
+                         work.row0 + work.seqlen_k - work.seqlen_q, work.last_key);
+    }
+    rescaled = online_softmax<Config, masked.value>(s, row_max, row_sum, rescale, scale_log2);
+    if (Config::kAwaitsVLate) wait_full(smem.v_full, kv);
   };
   //! [mmas]
   const auto issue_s = [&] {
     issue_qk<Config>(whole, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
                      smem.sK[kv.index()]);
   };
-  const auto issue_o = [&](KvState at, int slice = 0) {
-    issue_pv<Config>(pv, p, smem.sV[at.index()], slice);
-  };
-  // Awaits P V of the block before, and adds it to O, which is rescaled by the same instructions.
-  const auto await_o = [&] {
-#pragma unroll
-    for (int slice = 0; slice < Config::kSlices; ++slice) {
-      if (slice > 0) issue_o(kv.previous(), slice);
-      wgmma_wait<0>(pv);
-      add_slice(o, rescale, pv, slice);
-    }
+  const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
+  // Awaits O with P V of the block before.
+  const auto wait_o = [&] {
+    wgmma_wait<0>(o);
     release(smem.v_empty, kv.previous());
   };
-  // Waits for K of this block, and reads its scale and that of Q, which would keep a register:
-  // before a barrier, so before this warp is done. Sums begin here, while it is another's turn.
+  const auto own_sums = [&] {  // this thread's place for O and the maximum of the windows before
+    constexpr int kConsumers = Config::kThreads - kWarpgroup;
+    return gSums + blockIdx.x * (kHeadDim / 8 + 1) * kConsumers + thread_index();
+  };
+  // Waits for K of this block, and reads its scale.
   const auto wait_k = [&] {
-    begin_sums(s);
     wait_full(smem.k_full, kv);
-    const float of_q = smem.q_descale[q.index()][ThreadGroups::of_q(first_row())];
-    scale_log2 = without_last_bits(shape.softmax_scale * kLog2e * of_q *
-                                   smem.k_descale[kv.index()][ThreadGroups::of_k(quad_col())]);
+    scale_log2 = q_scale_log2 * smem.k_descale[kv.index()][ThreadGroups::of_k(quad_col())];
+    __syncwarp();  // all lanes have read it, before one says that this warp is done with K
   };
   // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
-  const auto mmas = [&] {
+  const auto mmas = [&](int nth) {
     wait_k();
-    pingpong_wait();
     issue_s();
-    wait_full(smem.v_full, kv.previous());
+    if (!Config::kAwaitsVLate) wait_full(smem.v_full, kv.previous());
     issue_o(kv.previous());
-    pingpong_pass_on();
     wgmma_wait<1>(whole);  // S is there, P V in flight
     release(smem.k_empty, kv);
-    if (--left == 0) release_q();
+    if (nth == count - 1) release_q();
   };
-  const auto visit = [&] {
-    mmas();
-    softmax();
-    await_o();
+  const auto visit = [&](int nth, auto masked) {
+    mmas(nth);
+    softmax(masked);
+    wait_o();
     round_p_e4m3<kBlockN>(p, s);
-    rescale[0] = next_rescale[0], rescale[1] = next_rescale[1];
+    if (rescaled) rescale_rows<kHeadDim>(o, rescale);
     kv.advance();
   };
   //! [mmas]
@@ -374,42 +425,53 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (!take_tile()) return;
   // The first S of all has no P V before it.
   wait_k();
-  pingpong_wait();
   issue_s();
-  pingpong_pass_on();
   wgmma_wait<0>(whole);
   release(smem.k_empty, kv);
-  if (--left == 0) release_q();
-  softmax();
+  if (count == 1) release_q();
+  softmax(std::true_type{});
   round_p_e4m3<kBlockN>(p, s);
   kv.advance();
   bool more = true;
+  int nth = 1;  // of the tile's blocks, the next one
   do {
-    while (left > 0) visit();
-    // What P is times too much is in O and in l.
-    const float last_max[2] = {row_max[0] - kPScale, row_max[1] - kPScale};
+    // The blocks of this window: first those that all rows see, in the order of the list.
+    const int begin = (nth - 1) / kWindowBlocks * kWindowBlocks;
+    const int end = min(count, begin + kWindowBlocks);
+    for (; nth < min(unmasked, end); ++nth) visit(nth, std::false_type{});
+    for (; nth < end; ++nth) visit(nth, std::true_type{});
+    const Work& last = smem.work[q.count % kWorkRing];
+    float last_max[2] = {row_max[0], row_max[1]};
     float last_sum[2] = {row_sum[0], row_sum[1]};
-    // Here at once, so that these numbers need no registers while those of the next tile do.
-    rescale_rows<kHeadDim>(o, rescale);
-    rescale[0] = rescale[1] = 1;
-    more = take_tile();
-    if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
-      mmas();
-#pragma unroll
-      for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
-      softmax();
-    } else {
-      wait_full(smem.v_full, kv.previous());
-      pingpong_wait();
-      issue_o(kv.previous());
-      pingpong_pass_on();
+    const bool tile_ends = nth == count;
+    if (tile_ends) {
+      more = take_tile();
+      nth = 0;
     }
-    await_o();
+    if (more) {  // the last P V of this window overlaps the first S and softmax of the next one
+      mmas(nth);
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        if (tile_ends) row_max[r] = kLowest, row_sum[r] = 0;
+      softmax(std::true_type{});
+      ++nth;
+    } else {
+      if (!Config::kAwaitsVLate) wait_full(smem.v_full, kv.previous());
+      issue_o(kv.previous());
+    }
+    wait_o();
     round_p_e4m3<kBlockN>(p, s);
     kv.advance();
-    const Work& last = smem.work[(q.count - 1) % kWorkRing];  // take_tile() has counted on
-    store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum, gLseShift,
-                               gVDescale + last.kv_head * kHeadDim);
+    if (begin > 0) merge_windows<Config>(o, last_max, own_sums());
+    if (tile_ends) {
+      restore_v<Config>(o, last_sum, gVChannel + (last.kv_head * kHeadDim + quad_col()) / 2);
+      // What P is times too much is in O and in l.
+#pragma unroll
+      for (int r = 0; r < 2; ++r) last_max[r] -= kPScale;
+      store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum, gLseShift);
+    } else {
+      leave_windows<Config>(o, last_max, own_sums());
+    }
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
@@ -419,7 +481,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 template <class Config>
-Status launch_attention(const Arguments& args) {
+Status launch(const Arguments& args) {
   Tiles tiles(args.problem, Config::kBlockM);
   tiles.section = section_of_codes(args.problem, tiles.num_m_blocks);
   if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
@@ -428,28 +490,19 @@ Status launch_attention(const Arguments& args) {
   if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
   VisitLists lists{};
-  Arguments pooling = args;  // whose k_mean are means of blocks, not the one that is taken off
-  pooling.bind("k_mean", args.out<float>("k_means"));
-  if (const Status chosen = choose_visits<Element, Config>(pooling, rule_of(args.problem), lists);
-      !chosen.ok())
-    return chosen;
+  if (const Status done = read_twice<Config, ThreadGroups>(args, rule_of(args.problem), lists);
+      !done.ok())
+    return done;
   if (const Status done = longest_first<Config>(args, tiles, lists); !done.ok()) return done;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
-      Descales(args), args.out<float>("lse_shift"), args.out<float>("v_descale"),
-      args.out<Element>("o"), args.out<float>("lse"), lists, args.out<int>("tile_order"),
-      shape_of(args.problem), tiles);
-}
-
-template <class Config>
-Status launch(const Arguments& args) {
-  if (!args.on_plan)
-    if (const Status done = quantise_all<Config::kHeadDim, ThreadGroups>(args); !done.ok())
-      return done;
-  return launch_attention<Config>(args);
+  return launch_kernel(attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
+                       dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q,
+                       maps.k, maps.v, Descales(args), args.out<float>("lse_shift"),
+                       reinterpret_cast<const float4*>(args.out<float>("v_channel")),
+                       reinterpret_cast<float4*>(args.out<float>("sums")), args.out<Element>("o"),
+                       args.out<float>("lse"), lists, args.out<int>("tile_order"),
+                       shape_of(args.problem), tiles);
 }
 
 Status launch(const Arguments& args) {
@@ -461,4 +514,4 @@ Status launch(const Arguments& args) {
   return Status::unsupported("only head dims 64, 128 and 256");
 }
 
-}  // namespace ATTN_BACKEND::s9_longest_first
+}  // namespace ATTN_BACKEND::s9_tuned

@@ -1,14 +1,13 @@
-// s7_hilbert: tokens are put in an order of their own before blocks are made of them.
+// s5_skip_pv: P V of a tile is skipped where all of P is below a threshold.
 //
-// parent    s5_predict
-// idea      A mean stands for a block whose tokens are near each other, and of a canvas that is
-//           written row by row 128 tokens that follow each other are a line. Along a Hilbert curve
-//           they are a lump (SpargeAttn, arXiv 2502.18137). The host makes the order,
-//           `token_order` (--order), a pass copies rows of Q, K and V in it, and rows of O and lse
-//           are stored where they were: what is around the step does not see it.
-// expect    a phase "order" of 12 d bytes a token and head; similarities of blocks, and by them
-//           the share that --similarity leaves to --keep
-// supports  as s5_predict, of a canvas (--inputs field:) alone: no causal mask, no window
+// parent    s4_predict
+// idea      A tile that was chosen may still say little: if all its scores lie so far below the
+//           maximum so far that P is below 2^-skip_below, its P V changes no digit that counts
+//           (SpargeAttn, arXiv 2502.18137, section 3.4). wgmma is of a whole warpgroup, so its four
+//           warps vote. P stays in the denominator, where it is already: lse is exact, and O lacks
+//           what the threshold says. Exponentials are not saved, and V is loaded.
+// expect    half the operations of a skipped tile; a named barrier a tile
+// supports  as s4_predict, with --skip-below; a NaN in V of a tile that is skipped is not seen
 #include <algorithm>
 
 #include "device/device.h"
@@ -21,11 +20,10 @@
 #include "ptx/wgmma.h"
 #include "kernels/choose_blocks.h"
 #include "kernels/hopper/fragments.h"
-#include "kernels/ordered_rows.h"
 #include "kernels/sparse_maps.h"
 #include "kernels/visits.h"
 
-namespace ATTN_BACKEND::s7_hilbert {
+namespace ATTN_BACKEND::s5_skip_pv {
 using namespace attn;
 using namespace hopper;
 
@@ -36,7 +34,7 @@ constexpr int kWorkRing = 8;
 
 // Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
 // MMAs.
-enum NamedBarrier { kBlock = 0, kPingPong = 1 };
+enum NamedBarrier { kBlock = 0, kPingPong = 1, kVote = 4 };  // kVote + w: of warpgroup w
 
 //! [config]
 struct Tuning {
@@ -88,8 +86,10 @@ struct SharedStorage {
   uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
   Work work[kWorkRing];
   int n_block[Config::kStages];  // of K and V of a stage
+  // Whether a warp's rows need P V of a tile; two tiles, so that nobody writes what is being read.
+  int needed[2][Config::kNumConsumers][4];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
-               work_full, prefetch, work, n_block)
+               work_full, prefetch, work, n_block, needed)
 };
 
 using Tiles = DynamicPersistent;
@@ -128,21 +128,26 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 
 // (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
 // is to be multiplied by `rescale`: with the lazy rescale, only where a maximum has grown by more
-// than the threshold.
+// than the threshold. `needed`: whether some score is not `skip_below` below what P was relative to
+// before. Where none is, no maximum has grown.
 //! [softmax]
 template <class Config>
 __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
                                                float (&row_max)[2], float (&row_sum)[2],
-                                               float (&rescale)[2], float softmax_scale_log2) {
+                                               float (&rescale)[2], float softmax_scale_log2,
+                                               float skip_below, bool& needed) {
   float max[2];
   bool grown = !Config::kLazyRescale;
+  needed = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     max[r] = s[0][2 * r];
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; ++n)
       max[r] = fmaxf(max[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
-    max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
+    max[r] = quad_max(max[r]) * softmax_scale_log2;
+    needed = needed || !(max[r] < row_max[r] - skip_below);
+    max[r] = fmaxf(row_max[r], max[r]);
     grown = grown || max[r] > row_max[r] + kRescaleThreshold;
   }
   // A warp decides for all of its rows, as branches are its own.
@@ -248,8 +253,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const __grid_constant__ TensorMap mapV,  // as K
                      Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
                      float* __restrict__ gLse,                // [B, Hq, seqlen_q]
-                     const int* __restrict__ gOrder,          // [seqlen]
-                     VisitLists lists, Shape shape, Tiles tiles) {
+                     VisitLists lists, float skip_below, Shape shape, Tiles tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
@@ -319,10 +323,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float rescale[2];
   bool rescaled;
   int n_block = 0;  // of S
+  bool needed = true;  // whether P V of the block before is to be added to O
+  // Whether some warp of this warpgroup needs P V of this block.
+  const auto vote = [&](bool mine) {
+    int(&votes)[4] = smem.needed[kv.count % 2][warpgroup];
+    mine = __any_sync(~0u, mine);
+    if (thread_index() % kWarp == 0) votes[thread_index() / kWarp % 4] = mine;
+    named_barrier_sync(kVote + warpgroup, kWarpgroup);  // the votes of all four are there
+    return (votes[0] | votes[1] | votes[2] | votes[3]) != 0;
+  };
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](auto masked) {
     if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
-    rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
+    rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2, skip_below,
+                                      needed);
+    needed = vote(needed);
   };
   // This warp has read which block it is, and is done with K.
   const auto release_k = [&] {
@@ -338,12 +353,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
   const auto mmas = [&](bool is_last) {
     wait_full(smem.k_full, kv);
-    pingpong_wait();
-    issue_s();
     wait_full(smem.v_full, kv.previous());
-    issue_o(kv.previous());
-    pingpong_pass_on();
-    wgmma_wait<1>(s);  // S is there, P V in flight
+    pingpong_wait();
+    if (needed) {
+      issue_s();
+      issue_o(kv.previous());
+      pingpong_pass_on();
+      wgmma_wait<1>(s);  // S is there, P V in flight
+    } else {
+      issue_s();
+      pingpong_pass_on();
+      wgmma_wait<0>(s);
+    }
     release_k();
     if (is_last) release_q();
   };
@@ -377,8 +398,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     for (; nth < unmasked; ++nth) visit(nth, std::false_type{});  // what all rows see
     for (; nth < count; ++nth) visit(nth, std::true_type{});
     const Work& last = smem.work[q.count % kWorkRing];
-    int places[2];  // read now, so that they are there when they are needed
-    read_places(places, gOrder, last);
     const float last_max[2] = {row_max[0], row_max[1]};
     float last_sum[2] = {row_sum[0], row_sum[1]};
     more = take_tile();
@@ -398,7 +417,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     release(smem.v_empty, kv.previous());
     round_p<Element, kBlockN>(p, s);
     kv.advance();
-    store_o_at<Element, kHeadDim>(gO, gLse, last, places, o, last_max, last_sum);
+    store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum);
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
@@ -408,25 +427,24 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 }
 
 template <class Element, class Config>
-Status launch(const Arguments& given) {
-  Arguments args = given;
+Status launch(const Arguments& args) {
   Tiles tiles(args.problem, Config::kBlockM);
   if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
   tiles.counter = args.out<unsigned>("tile_counter");
-  if (const Status done = put_in_order<Element, Config::kHeadDim>(args); !done.ok()) return done;
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
   VisitLists lists{};
-  if (const Status chosen = choose_visits<Element, Config>(args, rule_of(args.problem), lists);
-      !chosen.ok())
+  const PredictRule rule = rule_of(args.problem);
+  const float skip_below = rule.skip_below > 0 ? rule.skip_below : INFINITY;
+  if (const Status chosen = choose_visits<Element, Config>(args, rule, lists); !chosen.ok())
     return chosen;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
   return launch_kernel(
       attention_kernel<Element, Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.k,
-      maps.v, args.out<Element>("o"), args.out<float>("lse"), args.in<int>("token_order"), lists,
+      maps.v, args.out<Element>("o"), args.out<float>("lse"), lists, skip_below,
       shape_of(args.problem), tiles);
 }
 
@@ -441,4 +459,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::s7_hilbert
+}  // namespace ATTN_BACKEND::s5_skip_pv

@@ -1,4 +1,4 @@
-// v14_cross_piece: the copies of the next piece begin while this one is merged.
+// v14_cross_work_tile: the copies of the next piece begin while this one is merged.
 //
 // parent    v5_balanced_plan
 // idea      At the end of a piece the copies of v5 run dry: its warps meet, merge, store, and only
@@ -18,7 +18,7 @@
 #include "kernels/splits.h"
 #include "kernels/tiles.h"
 
-namespace ATTN_BACKEND::v14_cross_piece {
+namespace ATTN_BACKEND::v14_cross_work_tile {
 using namespace attn;
 using namespace paged;
 using namespace plans;
@@ -475,4 +475,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v14_cross_piece
+}  // namespace ATTN_BACKEND::v14_cross_work_tile

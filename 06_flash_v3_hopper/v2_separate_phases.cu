@@ -1,4 +1,4 @@
-// v2_phases: S, the softmax and P V are phases, each of a whole tile.
+// v2_separate_phases: S, the softmax and P V are phases, each of a whole tile.
 //
 // parent    v1_sections
 // idea      In v1 a warp's exponentials stand between its MMAs, 16 keys at a time, and a warp skips
@@ -17,7 +17,7 @@
 #include "kernels/hopper/fragments.h"
 #include "kernels/tiles.h"
 
-namespace ATTN_BACKEND::v2_phases {
+namespace ATTN_BACKEND::v2_separate_phases {
 using namespace attn;
 using namespace hopper;
 
@@ -281,4 +281,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v2_phases
+}  // namespace ATTN_BACKEND::v2_separate_phases

@@ -1,4 +1,4 @@
-// q7_int4_lesson: Q and K of four bits.
+// q7_int4_qk: Q and K of four bits.
 //
 // parent    q6_smooth_q
 // idea      Hopper's tensor cores have no products of four bits: an mma.sync of s4 is compiled to
@@ -22,7 +22,7 @@
 
 ATTN_ATTENTION_OF(q6_smooth_q);
 
-namespace ATTN_BACKEND::q7_int4_lesson {
+namespace ATTN_BACKEND::q7_int4_qk {
 using namespace attn;
 using namespace hopper;
 
@@ -49,4 +49,4 @@ Status launch(const Arguments& args) {
   return Status::unsupported("only head dims 64, 128 and 256");
 }
 
-}  // namespace ATTN_BACKEND::q7_int4_lesson
+}  // namespace ATTN_BACKEND::q7_int4_qk

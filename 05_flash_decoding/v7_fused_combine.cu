@@ -1,4 +1,4 @@
-// v7_one_launch: the last block of a row to arrive merges its splits.
+// v7_fused_combine: the last block of a row to arrive merges its splits.
 //
 // parent    v6_heuristic
 // idea      A second kernel begins when the first has ended, and costs a few microseconds: as much
@@ -16,7 +16,7 @@
 #include "kernels/splits.h"
 #include "kernels/decode/rows.h"
 
-namespace ATTN_BACKEND::v7_one_launch {
+namespace ATTN_BACKEND::v7_fused_combine {
 using namespace attn;
 using namespace flash_decoding;
 using namespace splits;
@@ -293,4 +293,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v7_one_launch
+}  // namespace ATTN_BACKEND::v7_fused_combine

@@ -1,4 +1,4 @@
-// d6_denormals: codes are operands as they lie.
+// d6_subnormal_operands: codes are operands as they lie.
 //
 // parent    d5_swap_ab
 // idea      Two fifths of d5's instructions make numbers of codes: for two of them a masking, an
@@ -26,7 +26,7 @@
 #include "kernels/decode/schedules.h"
 #include "kernels/decode/splits.h"
 
-namespace ATTN_BACKEND::d6_denormals {
+namespace ATTN_BACKEND::d6_subnormal_operands {
 using namespace attn;
 using namespace flash_decoding;
 using namespace splits;
@@ -429,4 +429,4 @@ Status prepare(const Arguments& args) {
                        static_cast<int>(count));
 }
 
-}  // namespace ATTN_BACKEND::d6_denormals
+}  // namespace ATTN_BACKEND::d6_subnormal_operands

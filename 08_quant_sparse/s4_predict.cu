@@ -1,4 +1,4 @@
-// s5_predict: a tile of queries chooses its blocks of keys by their means.
+// s4_predict: a tile of queries chooses its blocks of keys by their means.
 //
 // parent    s1_block_mask
 // idea      Most masks are not known before the launch. SpargeAttn (arXiv 2502.18137) predicts
@@ -26,7 +26,7 @@
 
 ATTN_ATTENTION_OF(s1_block_mask, attn::ListStrides);
 
-namespace ATTN_BACKEND::s5_predict {
+namespace ATTN_BACKEND::s4_predict {
 using namespace attn;
 using namespace hopper;
 
@@ -60,4 +60,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::s5_predict
+}  // namespace ATTN_BACKEND::s4_predict

@@ -1,6 +1,6 @@
-// v10_short_merge: merges with less latency.
+// v10_vectorised_combine: merges with less latency.
 //
-// parent    v9_wide_blocks
+// parent    v9_eight_warps
 // idea      With a short cache most of the time is latency, one after the other: the merge of the
 //           warps, the count, the merge of the parts. Now a thread merges four columns of the
 //           warps at once. The parts of a row are merged by one warp, without shared memory and
@@ -20,7 +20,7 @@
 #include "kernels/splits.h"
 #include "kernels/decode/rows.h"
 
-namespace ATTN_BACKEND::v10_short_merge {
+namespace ATTN_BACKEND::v10_vectorised_combine {
 using namespace attn;
 using namespace flash_decoding;
 using namespace splits;
@@ -364,4 +364,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v10_short_merge
+}  // namespace ATTN_BACKEND::v10_vectorised_combine

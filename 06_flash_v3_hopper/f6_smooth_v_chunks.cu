@@ -1,73 +1,73 @@
-// q5_diet: fewer instructions a score.
+// f6_smooth_v_chunks: each window of 4096 keys: its mean of V taken off, its P V summed in the tensor core.
 //
-// parent    q4_fp8_pv
-// idea      An instruction a score is 64 a tile and thread, and there are about 8 to 9 of them in
-//           q4. The sums of S begin at the bits of 1.5 x 2^23, so that a whole number is a float as
-//           it is: no conversion, and the bias goes with the maximum. Such floats compare as whole
-//           numbers do, three at once. O is rescaled by the FFMA that adds P V: no vote, no branch.
-// expect    smsp__inst_executed.sum
-// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// parent    f5_incoherent
+// idea      f3 adds P V of a tile to O in float32, since sums of the tensor core are cut toward
+//           zero. That costs an FFMA for each number of O and tile, and registers: tiles of d=256
+//           are small and come in slices. But cutting hurts where sums grow, and they grow by the
+//           mean of V. So V loses it: P V is P (V - mean) + l mean, for a window of 4096 keys. What
+//           is left has both signs, and the tensor core may add up the whole window. Then O is
+//           merged with that of the windows before, which lies in device memory, in L2: once in 32
+//           tiles. V's scales are multiplied there too, so each channel of a window has its own.
+//           Ping-pong goes: with these tiles it was slower at d=128 and 256.
+// expect    the tiles and the speed of f2, which adds nothing; errors of f5, or less
+// supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; --rotary
 #include <algorithm>
 
 #include "device/device.h"
 #include "attn/kernel.h"
 #include "ptx/mbarrier.h"
-#include "ptx/named_barrier.h"
 #include "ptx/setmaxnreg.h"
 #include "ptx/tma.h"
 #include "ptx/wgmma_e4m3.h"
-#include "ptx/wgmma_s8.h"
 #include "kernels/fp8_fragments.h"
-#include "kernels/quantise_v.h"
+#include "kernels/quantise_windows.h"
 #include "kernels/tiles.h"
 
-namespace ATTN_BACKEND::q5_diet {
+namespace ATTN_BACKEND::f6_smooth_v_chunks {
 using namespace attn;
 using namespace hopper;
 
 using Element = __nv_bfloat16;    // of what is given, and of O
-using Descales = ThreadDescales;  // scales for what a lane has of a tile
+using Descales = RowDescales;     // of Q and K: a scale for each tile
 
-constexpr float kPScale = 8;               // to base 2: P is 256 times what it was
+constexpr float kPScale = 8;              // to base 2: P is 256 times what it was
+constexpr float kRescaleThreshold = 0.8f;  // P is at most 2^8.8 = 446, and e4m3 ends at 448
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
 // The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
 constexpr int kWorkRing = 8;
-
-// Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
-// MMAs.
-enum NamedBarrier { kBlock = 0, kPingPong = 1 };
 
 //! [config]
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kNumConsumers = 2;                            // warpgroups that compute
+  // Tiles are those of the sweep (host/sweep_fp8.cu) of f1.
+  static constexpr int kNumConsumers = kHeadDim == 64 ? 3 : 2;       // warpgroups that compute
   static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
-  static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;         // B_c
-  static_assert(kBlockM == kScaleRows && kScaleRows % kBlockN == 0);
-  static constexpr int kSliceColumns = kHeadDim == 256 ? 64 : kHeadDim;  // of P V, at once
-  static constexpr int kSlices = kHeadDim / kSliceColumns;
-  static constexpr int kStages = 2;                                  // tiles of K, and of V
+  static constexpr int kBlockN = 128;                                // B_c
+  static constexpr int kWindowBlocks = kWindowKeys / kBlockN;        // of keys, of a window
+  // The 64 rows of a warpgroup have one scale of Q, and a block of keys one of K.
+  static_assert(kScaleRows % 64 == 0 && kScaleRows % kBlockN == 0);
+  static constexpr int kStages = kHeadDim == 256 ? 2 : 3;            // tiles of K, and of V
   static constexpr int kQStages = 2;                                 // tiles of Q
   // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
   // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
-  static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = kHeadDim == 64 ? 32 : kHeadDim == 128 ? 40 : 24;
+  static constexpr int kConsumerRegisters = kHeadDim == 64 ? 160 : kHeadDim == 128 ? 232 : 240;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
                 "more registers than a block of so many threads has");
 };
 //! [config]
 
-// Tiles of Q and K are panels of 128 columns of a byte, [d / 128][rows, 128], or of 64 where there
-// are no more, with TMA's swizzle of as many bytes; V^T is [d, keys].
+// Tiles are panels of 128 columns, [d / 128][rows, 128], or of 64 where there are no more, with
+// TMA's swizzle of as many bytes; V^T is [d, keys].
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
   alignas(1024) uint8_t sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) uint8_t sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  alignas(16) float q_descale[Config::kQStages][ThreadGroups::kQ];
-  alignas(16) float k_descale[Config::kStages][ThreadGroups::kK];
+  float q_descale[Config::kQStages][Config::kNumConsumers], k_descale[Config::kStages];
   // mbarriers: the bytes are there
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   // mbarriers: all consumer warps are done with them
@@ -83,7 +83,7 @@ using Tiles = DynamicPersistent;
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
 template <class Config>
-__device__ __forceinline__ void issue_qk(int (&s)[Config::kBlockN / 8][4], const uint8_t* sQ,
+__device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const uint8_t* sQ,
                                          const uint8_t* sK) {
   constexpr int kRow = kPanelBytes<Config::kHeadDim>;
   const WgmmaOperand q = wgmma_operand_e4m3<kRow>(sQ), k = wgmma_operand_e4m3<kRow>(sK);
@@ -91,59 +91,112 @@ __device__ __forceinline__ void issue_qk(int (&s)[Config::kBlockN / 8][4], const
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes, 128 columns a panel
     const int panel = i / 4, inside = i % 4 * 32;
-    wgmma_s8(s, q + (panel * Config::kBlockM * 128 + inside),
-             k + (panel * Config::kBlockN * 128 + inside), true);
+    wgmma_e4m3(s, q + (panel * Config::kBlockM * 128 + inside),
+               k + (panel * Config::kBlockN * 128 + inside), i > 0);
   }
   wgmma_commit();
 }
 //! [issue_qk]
 
-// (5) P V, of the columns of a slice: P from registers, V transposed, [d, k]. Issues it, and does
-// not wait.
+// (5) O += P V: P from registers, V transposed, [d, k]. Issues it, and does not wait.
 //! [issue_pv]
 template <class Config>
-__device__ __forceinline__ void issue_pv(float (&pv)[Config::kSliceColumns / 8][4],
+__device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
                                          const uint32_t (&p)[Config::kBlockN / 32][4],
-                                         const uint8_t* sV, int slice) {
+                                         const uint8_t* sV) {
   constexpr int kKeys = kPanelKeys<Config::kBlockN>;
-  const WgmmaOperand v = wgmma_operand_e4m3<kKeys>(sV + slice * Config::kSliceColumns * kKeys);
+  const WgmmaOperand v = wgmma_operand_e4m3<kKeys>(sV);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 32; ++i) {  // 32 keys are 32 bytes
     const int panel = i * 32 / kKeys, inside = i * 32 % kKeys;
-    wgmma_e4m3(pv, p[i], v + (panel * Config::kHeadDim * kKeys + inside), i > 0);
+    wgmma_e4m3(o, p[i], v + (panel * Config::kHeadDim * kKeys + inside), true);
   }
   wgmma_commit();
 }
 //! [issue_pv]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S, each with the bias, becomes P,
-// in float32. O of the blocks before is to be multiplied by `rescale`.
+// O of a window, relative to row_max, and what the windows before it made of O, l and the maximum,
+// if there were any: afterwards it is that of all of them. Here V gets back its scales and its
+// mean.
+//! [merge]
+template <class Config>
+__device__ __forceinline__ void merge_windows(float (&o)[Config::kHeadDim / 8][4],
+                                              const float (&row_max)[2], float (&row_sum)[2],
+                                              const float4* gSums, const float4* gWindow,
+                                              bool first) {
+  constexpr int kStride = kWarpgroup * Config::kNumConsumers;
+  const float window_sum[2] = {quad_sum(row_sum[0]), quad_sum(row_sum[1])};
+#pragma unroll
+  for (int n = 0; n < Config::kHeadDim / 8; ++n) {
+    const float4 v = gWindow[4 * n];  // mean and descale of two columns
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      o[n][i] = fmaf(o[n][i], i % 2 == 0 ? v.y : v.w, window_sum[i / 2] * (i % 2 == 0 ? v.x : v.z));
+  }
+  if (first) return;
+  const float4 before = gSums[Config::kHeadDim / 8 * kStride];
+  const float factor[2] = {exp2f(before.z - row_max[0]), exp2f(before.w - row_max[1])};
+  row_sum[0] = fmaf(before.x, factor[0], row_sum[0]);
+  row_sum[1] = fmaf(before.y, factor[1], row_sum[1]);
+#pragma unroll
+  for (int n = 0; n < Config::kHeadDim / 8; ++n) {
+    const float4 sum = gSums[n * kStride];
+    o[n][0] = fmaf(sum.x, factor[0], o[n][0]), o[n][1] = fmaf(sum.y, factor[0], o[n][1]);
+    o[n][2] = fmaf(sum.z, factor[1], o[n][2]), o[n][3] = fmaf(sum.w, factor[1], o[n][3]);
+  }
+}
+
+// Leaves O, l and the maximum for the next window to find. No other thread looks at them.
+template <class Config>
+__device__ __forceinline__ void leave_windows(const float (&o)[Config::kHeadDim / 8][4],
+                                              const float (&row_max)[2],
+                                              const float (&row_sum)[2], float4* gSums) {
+  constexpr int kStride = kWarpgroup * Config::kNumConsumers;
+  gSums[Config::kHeadDim / 8 * kStride] =
+      make_float4(row_sum[0], row_sum[1], row_max[0], row_max[1]);
+#pragma unroll
+  for (int n = 0; n < Config::kHeadDim / 8; ++n)
+    gSums[n * kStride] = make_float4(o[n][0], o[n][1], o[n][2], o[n][3]);
+}
+//! [merge]
+
+// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
+// is to be multiplied by `rescale`: only where a maximum has grown by more than the threshold.
 //! [softmax]
 template <class Config>
-__device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4],
+__device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
                                                float (&row_max)[2], float (&row_sum)[2],
                                                float (&rescale)[2], float softmax_scale_log2) {
-  const float bias = kScoreBias * softmax_scale_log2;  // exact; `max` is whole, and so is their sum
+  float max[2];
+  bool grown = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    int largest = __float_as_int(s[0][2 * r]);  // -inf is below all scores as a whole number too
+    max[r] = s[0][2 * r];
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; ++n)
-      largest = max(largest, max(__float_as_int(s[n][2 * r]), __float_as_int(s[n][2 * r + 1])));
-    const float max = fmaxf(
-        row_max[r], ceilf(quad_max(fmaf(__int_as_float(largest), softmax_scale_log2, -bias))));
-    rescale[r] = exp2f(row_max[r] - max);
-    row_max[r] = max;
-    row_sum[r] *= rescale[r];
+      max[r] = fmaxf(max[r], fmaxf(s[n][2 * r], s[n][2 * r + 1]));
+    max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
+    grown = grown || max[r] > row_max[r] + kRescaleThreshold;
+  }
+  // A warp decides for all of its rows, as branches are its own.
+  const bool rescaled = __any_sync(~0u, grown);
+  if (rescaled) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      rescale[r] = exp2f(row_max[r] - max[r]);
+      row_max[r] = max[r];
+      row_sum[r] *= rescale[r];
+    }
   }
 #pragma unroll
   for (int n = 0; n < Config::kBlockN / 8; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, kPScale - row_max[i / 2] - bias));
+      s[n][i] = exp2f(fmaf(s[n][i], softmax_scale_log2, kPScale - row_max[i / 2]));
       row_sum[i / 2] += s[n][i];
     }
+  return rescaled;
 }
 //! [softmax]
 
@@ -163,10 +216,9 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
-#pragma unroll 2  // more at once, and the producer has too few registers
-    for (int i = 0; i < ThreadGroups::kQ; i += 4)
-      *reinterpret_cast<float4*>(&smem.q_descale[q.index()][i]) =
-          *reinterpret_cast<const float4*>(descales.q(work.q_head, work.row0) + i);
+    for (int w = 0; w < Config::kNumConsumers; ++w)  // the last tile may have fewer rows
+      smem.q_descale[q.index()][w] =
+          descales.q(work.q_head, min(work.row0 + 64 * w, shape.seqlen_q - 1));
     mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     mbarrier_wait(&smem.prefetch, prefetch().phase());
@@ -175,6 +227,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
   smem.work[q.count % kWorkRing] = Work{};  // there is no more
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
+  for (float& descale : smem.q_descale[q.index()]) descale = 0;
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
 
@@ -194,8 +247,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
         mbarrier_arrive(&smem.prefetch);
       const int stage = kv.index(), key0 = n_block * kBlockN;
       mbarrier_wait(&smem.k_empty[stage], kv.phase() ^ 1);  // the first time it is
-      *reinterpret_cast<float4*>(&smem.k_descale[stage][0]) =
-          *reinterpret_cast<const float4*>(descales.k(work.kv_head, key0));
+      smem.k_descale[stage] = descales.k(work.kv_head, key0);
       mbarrier_arrive_expect(&smem.k_full[stage], kTileBytes);
       tma_load(smem.sK[stage], mapK, &smem.k_full[stage], {0, key0, 0, work.kv_head});
       mbarrier_wait(&smem.v_empty[stage], kv.phase() ^ 1);
@@ -229,12 +281,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 128, seqlen_k, 128]
                      const __grid_constant__ TensorMap mapV,  // [B Hkv, d, padded keys]
                      Descales descales,
-                     const float* gLseShift,                  // [B, Hq, seqlen_q]
-                     const float* gVDescale,                  // [B Hkv, d]
+                     const float4* __restrict__ gWindows,  // [B Hkv, windows, d / 2]
+                     float4* __restrict__ gSums,  // [blocks, d / 8 + 1, threads of consumers]
                      Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
                      float* __restrict__ gLse,                // [B, Hq, seqlen_q]
                      Shape shape, Tiles tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
+  constexpr int kWindowBlocks = Config::kWindowBlocks;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
   // of tiles in uniform registers, as wgmma takes them.
@@ -250,28 +303,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
-  //! [pingpong]
-  // This warpgroup may issue its MMAs when the one before has issued its own.
-  const auto pingpong_wait = [&] { named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup); };
-  const auto pingpong_pass_on = [&] {
-    named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
-  };
-  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
-  //! [pingpong]
-
   // The tile of queries that is worked on, and which of this block's it is.
   PipelineState<Config::kQStages> q{-1};
+  int row0 = 0, last_key = 0;
   BlockRanges seen{};
-  float q_scale_log2 = 0, scale_log2 = 0;  // with Q's scale; and with that of the block's keys
+  float scale_log2 = 0;  // with Q's scale and that of the block's keys
   const auto take_tile = [&] {
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
     const Work& work = smem.work[q.count % kWorkRing];
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
+    last_key = work.seqlen_k - 1;
     seen = work.seen;
     const bool more = work.row0 >= 0;
-    if (more)
-      q_scale_log2 = shape.softmax_scale * kLog2e *
-                     smem.q_descale[q.index()][ThreadGroups::of_q(first_row())];
     __syncwarp();  // all lanes have read it, before one says so
     return more;
   };
@@ -290,68 +334,62 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
   };
 
-  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-  float pv[Config::kSliceColumns / 8][4];                  // what is to be added to it
+  float o[kHeadDim / 8][4] = {};                           // of a window, not divided by l yet
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
   float s[kBlockN / 8][4];
-  auto& whole = reinterpret_cast<int (&)[kBlockN / 8][4]>(s);  // before they are floats
   uint32_t p[kBlockN / 32][4];
-  // Of O before P V that is in flight, and before the next one. Of an O of 0 any number will do.
-  float rescale[2] = {}, next_rescale[2];
+  float rescale[2];
+  bool rescaled;
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](int n_block, auto masked) {
-    as_floats(s, whole);
-    if constexpr (masked.value) {  // read again, as variables would keep registers in the loop
-      const Work& work = smem.work[q.count % kWorkRing];
-      apply_mask<Config>(s, shape, seen, n_block, work.row0 + work.seqlen_k - work.seqlen_q,
-                         work.seqlen_k - 1);
-    }
-    online_softmax<Config>(s, row_max, row_sum, next_rescale, scale_log2);
+    if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
+    rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, scale_log2);
   };
   //! [mmas]
   const auto issue_s = [&] {
-    issue_qk<Config>(whole, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
+    issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
                      smem.sK[kv.index()]);
   };
-  const auto issue_o = [&](KvState at, int slice = 0) {
-    issue_pv<Config>(pv, p, smem.sV[at.index()], slice);
-  };
-  // Awaits P V of the block before, and adds it to O, which is rescaled by the same instructions.
-  const auto await_o = [&] {
-#pragma unroll
-    for (int slice = 0; slice < Config::kSlices; ++slice) {
-      if (slice > 0) issue_o(kv.previous(), slice);
-      wgmma_wait<0>(pv);
-      add_slice(o, rescale, pv, slice);
-    }
+  const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
+  // Awaits O with P V of the block before.
+  const auto wait_o = [&] {
+    wgmma_wait<0>(o);
     release(smem.v_empty, kv.previous());
   };
-  // Waits for K of this block, and reads its scale and that of Q, which would keep a register:
-  // before a barrier, so before this warp is done. Sums begin here, while it is another's turn.
+  const auto own_sums = [&] {  // this thread's place for O and l of the windows before
+    constexpr int kConsumers = Config::kThreads - kWarpgroup;
+    return gSums + blockIdx.x * (kHeadDim / 8 + 1) * kConsumers + thread_index();
+  };
+  // All P V of a window of this tile are in O: merges it with those of the windows before.
+  const auto merge = [&](const Work& work, int window, const float (&max)[2], float (&sum)[2]) {
+    const int64_t at = int64_t{work.kv_head} * ceil_div(shape.seqlen_k, kWindowKeys) + window;
+    const bool first = window == (work.seen.end - 1) / kWindowBlocks;
+    merge_windows<Config>(o, max, sum, own_sums(), gWindows + at * (kHeadDim / 2) + quad_col() / 2,
+                          first);
+  };
+  // Waits for K of this block, and reads its scale.
   const auto wait_k = [&] {
-    begin_sums(s);
     wait_full(smem.k_full, kv);
-    scale_log2 = without_last_bits(
-        q_scale_log2 * smem.k_descale[kv.index()][ThreadGroups::of_k(quad_col())]);
+    scale_log2 = shape.softmax_scale * kLog2e * smem.q_descale[q.index()][warpgroup] *
+                 smem.k_descale[kv.index()];
+    __syncwarp();  // all lanes have read it, before one says that this warp is done with K
   };
   // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
   const auto mmas = [&](int n_block) {
     wait_k();
-    pingpong_wait();
     issue_s();
     wait_full(smem.v_full, kv.previous());
     issue_o(kv.previous());
-    pingpong_pass_on();
-    wgmma_wait<1>(whole);  // S is there, P V in flight
+    wgmma_wait<1>(s);  // S is there, P V in flight
     release(smem.k_empty, kv);
     if (n_block == seen.begin) release_q();
   };
   const auto visit = [&](int n_block, auto masked) {
     mmas(n_block);
     softmax(n_block, masked);
-    await_o();
+    wait_o();
     round_p_e4m3<kBlockN>(p, s);
-    rescale[0] = next_rescale[0], rescale[1] = next_rescale[1];
+    if (rescaled) rescale_rows<kHeadDim>(o, rescale);
     kv.advance();
   };
   //! [mmas]
@@ -360,10 +398,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (!take_tile()) return;
   // The first S of all has no P V before it.
   wait_k();
-  pingpong_wait();
   issue_s();
-  pingpong_pass_on();
-  wgmma_wait<0>(whole);
+  wgmma_wait<0>(s);
   release(smem.k_empty, kv);
   if (seen.begin + 1 == seen.end) release_q();
   softmax(seen.end - 1, std::true_type{});
@@ -372,35 +408,43 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   bool more = true;
   int n_block = seen.end - 2;
   do {
-    // The diagonal, right edge, last keys; what all rows see; the left edge of the window.
-    for (; n_block >= seen.unmasked_end; --n_block) visit(n_block, std::true_type{});
-    for (; n_block >= seen.unmasked_begin; --n_block) visit(n_block, std::false_type{});
-    for (; n_block >= seen.begin; --n_block) visit(n_block, std::true_type{});
-    // What P is times too much is in O and in l.
-    const float last_max[2] = {row_max[0] - kPScale, row_max[1] - kPScale};
+    // Of this window: the diagonal, right edge, last keys; what all rows see; the window's left
+    // edge.
+    const int begin = (n_block + 1) / kWindowBlocks * kWindowBlocks;
+    for (; n_block >= max(seen.unmasked_end, begin); --n_block) visit(n_block, std::true_type{});
+    for (; n_block >= max(seen.unmasked_begin, begin); --n_block) visit(n_block, std::false_type{});
+    for (; n_block >= max(seen.begin, begin); --n_block) visit(n_block, std::true_type{});
+    const Work& last = smem.work[q.count % kWorkRing];
+    float last_max[2] = {row_max[0], row_max[1]};
     float last_sum[2] = {row_sum[0], row_sum[1]};
-    // Here at once, so that these numbers need no registers while those of the next tile do.
-    rescale_rows<kHeadDim>(o, rescale);
-    rescale[0] = rescale[1] = 1;
-    more = take_tile();
-    if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
-      mmas(seen.end - 1);
+    const bool tile_ends = n_block < seen.begin;
+    if (tile_ends) {
+      more = take_tile();
+      n_block = seen.end - 1;
+    }
+    if (more) {  // the last P V of this window overlaps the first S and softmax of the next one
+      mmas(n_block);
 #pragma unroll
-      for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
-      softmax(seen.end - 1, std::true_type{});
-      n_block = seen.end - 2;
+      for (int r = 0; r < 2; ++r) row_max[r] = tile_ends ? kLowest : row_max[r], row_sum[r] = 0;
+      softmax(n_block, std::true_type{});
+      --n_block;
     } else {
       wait_full(smem.v_full, kv.previous());
-      pingpong_wait();
       issue_o(kv.previous());
-      pingpong_pass_on();
     }
-    await_o();
+    wait_o();
     round_p_e4m3<kBlockN>(p, s);
     kv.advance();
-    const Work& last = smem.work[(q.count - 1) % kWorkRing];  // take_tile() has counted on
-    store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum, gLseShift,
-                               gVDescale + last.kv_head * kHeadDim);
+    merge(last, tile_ends ? last.seen.begin / kWindowBlocks : (n_block + 1) / kWindowBlocks + 1,
+          last_max, last_sum);
+    if (tile_ends) {
+      // What P is times too much is in O and in l.
+#pragma unroll
+      for (int r = 0; r < 2; ++r) last_max[r] -= kPScale;
+      store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum);
+    } else {
+      leave_windows<Config>(o, last_max, last_sum, own_sums());
+    }
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
@@ -414,7 +458,7 @@ Status launch_attention(const Arguments& args) {
   Tiles tiles(args.problem, Config::kBlockM);
   if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
   tiles.counter = args.out<unsigned>("tile_counter");
-  Fp8TensorMaps maps;
+  ByteTensorMaps maps;
   if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
@@ -422,15 +466,27 @@ Status launch_attention(const Arguments& args) {
   return launch_kernel(
       attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
       dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
-      Descales(args), args.out<float>("lse_shift"), args.out<float>("v_descale"),
-      args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem), tiles);
+      Descales(args), reinterpret_cast<const float4*>(args.out<float>("v_window")),
+      reinterpret_cast<float4*>(args.out<float>("sums")), args.out<Element>("o"),
+      args.out<float>("lse"), shape_of(args.problem), tiles);
 }
+
+//! [attend]
+// The attention kernel without the pass before it: f7_rotary launches it after another pass.
+Status attend(const Arguments& args) {
+  switch (args.problem.head_dim) {
+    case 64: return launch_attention<Config<64>>(args);
+    case 128: return launch_attention<Config<128>>(args);
+    case 256: return launch_attention<Config<256>>(args);
+  }
+  return Status::unsupported("only head dims 64, 128 and 256");
+}
+//! [attend]
 
 template <class Config>
 Status launch(const Arguments& args) {
   if (!args.on_plan)
-    if (const Status done = quantise_all<Config::kHeadDim, ThreadGroups>(args); !done.ok())
-      return done;
+    if (const Status done = quantise_windows<Config::kHeadDim>(args); !done.ok()) return done;
   return launch_attention<Config>(args);
 }
 
@@ -443,4 +499,4 @@ Status launch(const Arguments& args) {
   return Status::unsupported("only head dims 64, 128 and 256");
 }
 
-}  // namespace ATTN_BACKEND::q5_diet
+}  // namespace ATTN_BACKEND::f6_smooth_v_chunks

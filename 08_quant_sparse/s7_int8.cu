@@ -1,12 +1,12 @@
-// s8_int8: tiles of queries choose their blocks of keys, in 8 bits.
+// s7_int8: tiles of queries choose their blocks of keys, in 8 bits.
 //
-// parent    q5_diet
-// idea      What s5 chooses is a list for each tile of queries, and the producer alone reads it: so
+// parent    q5_fewer_instructions
+// idea      What s4 chooses is a list for each tile of queries, and the producer alone reads it: so
 //           it fits the kernel of 8 bits too. Blocks are chosen of Q and K as they are given, so
 //           they are those of s5. The mean of K is that of all its keys, visited or not: all scores
 //           of a row lack the same, so softmax of some of them does not see it either. There is one
 //           loop, which asks whether a block has a mask: for two there are too few registers.
-// expect    time of phase "attention" beside s5's; the passes that quantise are as long as ever
+// expect    time of phase "attention" beside s4's; the passes that quantise are as long as ever
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, causal and windows,
 //           GQA; --scale at least 1e-10
 #include <algorithm>
@@ -24,7 +24,7 @@
 #include "kernels/quantise_v.h"
 #include "kernels/visits.h"
 
-namespace ATTN_BACKEND::s8_int8 {
+namespace ATTN_BACKEND::s7_int8 {
 using namespace attn;
 using namespace hopper;
 
@@ -453,4 +453,4 @@ Status launch(const Arguments& args) {
   return Status::unsupported("only head dims 64, 128 and 256");
 }
 
-}  // namespace ATTN_BACKEND::s8_int8
+}  // namespace ATTN_BACKEND::s7_int8

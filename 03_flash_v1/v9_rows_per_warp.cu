@@ -1,6 +1,6 @@
-// v9_two_tiles: 32 rows per warp, so that a fragment of K or V feeds two MMAs of 16 rows.
+// v9_rows_per_warp: 32 rows per warp, so that a fragment of K or V feeds two MMAs of 16 rows.
 //
-// parent    v8_row_groups
+// parent    v8_warp_pair_barriers
 // idea      ldmatrix of K and V is what v8 issues most besides MMAs, and its latency is all
 //           that a warp waits for. Two tiles of 16 rows share every fragment: half the reads, twice
 //           as many MMAs to issue while one is in flight. O of them is too large for the registers
@@ -16,7 +16,7 @@
 #include "ptx/named_barrier.h"
 #include "kernels/row_ranges.h"
 
-namespace ATTN_BACKEND::v9_two_tiles {
+namespace ATTN_BACKEND::v9_rows_per_warp {
 using namespace attn;
 using namespace flash1;
 
@@ -428,4 +428,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v9_two_tiles
+}  // namespace ATTN_BACKEND::v9_rows_per_warp

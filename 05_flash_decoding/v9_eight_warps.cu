@@ -1,4 +1,4 @@
-// v9_wide_blocks: one block an SM, of twice as many warps.
+// v9_eight_warps: one block an SM, of twice as many warps.
 //
 // parent    v8_stream_k
 // idea      What a block does once costs the same however many keys it has: the look at the
@@ -23,7 +23,7 @@
 #include "kernels/splits.h"
 #include "kernels/decode/rows.h"
 
-namespace ATTN_BACKEND::v9_wide_blocks {
+namespace ATTN_BACKEND::v9_eight_warps {
 using namespace attn;
 using namespace flash_decoding;
 using namespace splits;
@@ -316,4 +316,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v9_wide_blocks
+}  // namespace ATTN_BACKEND::v9_eight_warps

@@ -1,4 +1,4 @@
-// v8_row_groups: larger tiles; pairs of warps that wait for nobody else.
+// v8_warp_pair_barriers: larger tiles; pairs of warps that wait for nobody else.
 //
 // parent    v7_grid
 // idea      traffic of O falls as tiles of keys grow, and the exchange as fewer warps share a row:
@@ -16,7 +16,7 @@
 #include "ptx/named_barrier.h"
 #include "kernels/row_ranges.h"
 
-namespace ATTN_BACKEND::v8_row_groups {
+namespace ATTN_BACKEND::v8_warp_pair_barriers {
 using namespace attn;
 using namespace flash1;
 
@@ -430,4 +430,4 @@ Status launch(const Arguments& args) {
   });
 }
 
-}  // namespace ATTN_BACKEND::v8_row_groups
+}  // namespace ATTN_BACKEND::v8_warp_pair_barriers
