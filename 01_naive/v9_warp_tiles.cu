@@ -245,14 +245,14 @@ Status launch(const Arguments& args) {
                     args.out<Element>("P"), args.out<float>("lse"), shape, row_stride, row_fits);
   if (!status.ok()) return status;
   args.phase("output");
-  const auto output = [&]<int kBlockN>() {
+  const auto gemm_pv = [&]<int kBlockN>() {
     return launch_kernel(
         output_kernel<kBlockN, Element>, dim3(blocks(shape.head_dim, kBlockN), rows, heads), block,
         sizeof(SharedStorage<Element, kBlockN>), args.stream, args.in<Element>("P"),
         args.in<Element>("v"), args.out<Element>("o"), shape, row_stride);
   };
-  return shape.head_dim <= 64 ? output.template operator()<64>()
-                              : output.template operator()<128>();
+  return shape.head_dim <= 64 ? gemm_pv.template operator()<64>()
+                              : gemm_pv.template operator()<128>();
 }
 
 Status launch(const Arguments& args) {

@@ -17,25 +17,25 @@ struct Config {
 };
 
 // The maximum of some numbers and the sum of exp(number - maximum).
-struct MaxSum {
+struct SoftmaxState {
   float max = kNothing, sum = 0;
   // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
   static constexpr float kNothing = -3.4028234e38f;
 };
 //! [ex02a]
 // The pair of both sets together.
-__device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
+__device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
 
 struct SharedStorage {
-  MaxSum partial[Config::kThreads];  // one pair a thread
+  SoftmaxState partial[Config::kThreads];  // one pair a thread
   ATTN_MEMBERS(SharedStorage, partial)
 };
 
 // Merges the pairs of all threads, by halves; all threads get the result.
-__device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
+__device__ SoftmaxState block_merge(SoftmaxState value, SoftmaxState* partial) {
   const int tid = threadIdx.x;
   partial[tid] = value;
   __syncthreads();  // all pairs are there
@@ -47,10 +47,11 @@ __device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
 }
 
 // Takes one number into the pair. One of the two exponentials of merge() is exp(0): the other is computed.
-__device__ __forceinline__ MaxSum take(MaxSum seen, float x) {
-  const float difference = x - seen.max;
+__device__ __forceinline__ SoftmaxState take(SoftmaxState state, float x) {
+  const float difference = x - state.max;
   const float e = __expf(-fabsf(difference));
-  return difference > 0 ? MaxSum{x, seen.sum * e + 1} : MaxSum{seen.max, seen.sum + e};
+  return difference > 0 ? SoftmaxState{x, state.sum * e + 1}
+                        : SoftmaxState{state.max, state.sum + e};
 }
 //! [ex02a]
 
@@ -65,15 +66,15 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
 
   // (1) first pass: maximum and sum together.
   //! [pass]
-  MaxSum seen;
-  for (int c = threadIdx.x; c < cols; c += Config::kThreads) seen = take(seen, to_float(x[c]));
-  seen = block_merge(seen, smem.partial);
+  SoftmaxState state;
+  for (int c = threadIdx.x; c < cols; c += Config::kThreads) state = take(state, to_float(x[c]));
+  state = block_merge(state, smem.partial);
   //! [pass]
 
   // (2) second pass: the quotients. A row of -inf only has seen nothing: its sum is 0.
-  const float inverse_sum = seen.sum != 0 ? 1 / seen.sum : 0;
+  const float inverse_sum = state.sum != 0 ? 1 / state.sum : 0;
   for (int c = threadIdx.x; c < cols; c += Config::kThreads)
-    y[c] = from_float<Element>(__expf(to_float(x[c]) - seen.max) * inverse_sum);
+    y[c] = from_float<Element>(__expf(to_float(x[c]) - state.max) * inverse_sum);
 }
 
 template <class Element>

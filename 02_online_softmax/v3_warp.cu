@@ -19,37 +19,37 @@ struct Config {
 
 //! [maxsum]
 // The maximum of some numbers and the sum of exp(number - maximum).
-struct MaxSum {
+struct SoftmaxState {
   float max = kNothing, sum = 0;
   // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
   static constexpr float kNothing = -3.4028234e38f;
 };
 // The pair of both sets together.
-__device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
+__device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
 //! [maxsum]
 
 struct SharedStorage {
-  MaxSum partial[Config::kWarps];  // one pair a warp
+  SoftmaxState partial[Config::kWarps];  // one pair a warp
   ATTN_MEMBERS(SharedStorage, partial)
 };
 
 // Merges the pairs of all threads: first the lanes of each warp, then the warps.
 //! [merge]
-__device__ MaxSum warp_merge(MaxSum value) {
+__device__ SoftmaxState warp_merge(SoftmaxState value) {
   for (int distance = 16; distance > 0; distance /= 2)
     value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
   return value;
 }
 //! [merge]
-__device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
+__device__ SoftmaxState block_merge(SoftmaxState value, SoftmaxState* partial) {
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   value = warp_merge(value);
   if (lane_id == 0) partial[warp_id] = value;
   __syncthreads();  // the pairs of all warps are there
-  return warp_merge(lane_id < Config::kWarps ? partial[lane_id] : MaxSum{});
+  return warp_merge(lane_id < Config::kWarps ? partial[lane_id] : SoftmaxState{});
 }
 
 // A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
@@ -77,13 +77,13 @@ struct Row {
 
 // Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of them.
 template <class Element>
-__device__ __forceinline__ MaxSum take(MaxSum seen, const Vector<Element>& vector) {
+__device__ __forceinline__ SoftmaxState take(SoftmaxState state, const Vector<Element>& vector) {
   float x[Vector<Element>::kSize];
   vector.to_floats(x);
-  float max = seen.max;
+  float max = state.max;
 #pragma unroll
   for (const float value : x) max = fmaxf(max, value);
-  float sum = seen.sum * __expf(seen.max - max);
+  float sum = state.sum * __expf(state.max - max);
 #pragma unroll
   for (const float value : x) sum += __expf(value - max);
   return {max, sum};
@@ -100,16 +100,17 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
   const int tid = threadIdx.x;
 
   // (1) first pass: maximum and sum together.
-  MaxSum seen;
-  for (int v = tid; v < row.vectors; v += Config::kThreads) seen = take(seen, load(x + row.vector(v)));
-  if (tid < row.edges) seen = merge(seen, {to_float(x[row.edge(tid)]), 1});
-  seen = block_merge(seen, smem.partial);
+  SoftmaxState state;
+  for (int v = tid; v < row.vectors; v += Config::kThreads)
+    state = take(state, load(x + row.vector(v)));
+  if (tid < row.edges) state = merge(state, {to_float(x[row.edge(tid)]), 1});
+  state = block_merge(state, smem.partial);
 
   // (2) second pass: the quotients. A row of -inf only has seen nothing: its sum is 0.
-  const float inverse_sum = seen.sum != 0 ? 1 / seen.sum : 0;
+  const float inverse_sum = state.sum != 0 ? 1 / state.sum : 0;
   for (int v = tid; v < row.vectors; v += Config::kThreads)
-    store(y + row.vector(v), quotients(load(x + row.vector(v)), seen.max, inverse_sum));
-  if (tid < row.edges) y[row.edge(tid)] = quotient(x[row.edge(tid)], seen.max, inverse_sum);
+    store(y + row.vector(v), quotients(load(x + row.vector(v)), state.max, inverse_sum));
+  if (tid < row.edges) y[row.edge(tid)] = quotient(x[row.edge(tid)], state.max, inverse_sum);
 }
 
 template <class Element>

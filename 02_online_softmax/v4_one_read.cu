@@ -15,13 +15,13 @@ using namespace softmax_vectors;
 
 //! [maxsum]
 // The maximum of some numbers and the sum of exp(number - maximum).
-struct MaxSum {
+struct SoftmaxState {
   float max = kNothing, sum = 0;
   // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
   static constexpr float kNothing = -3.4028234e38f;
 };
 // The pair of both sets together.
-__device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
+__device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
@@ -40,14 +40,14 @@ struct Config {
 };
 template <class Config>
 struct SharedStorage {
-  MaxSum partial[Config::kWarps];  // one pair a warp
+  SoftmaxState partial[Config::kWarps];  // one pair a warp
   ATTN_MEMBERS(SharedStorage, partial)
 };
 constexpr std::size_t kMaxShared = 224 * 1024;  // for vectors beyond the registers
 
 // Merges the pairs of the threads of a row: lanes first, then warps.
 template <class Config>
-__device__ MaxSum group_merge(MaxSum value, MaxSum* partial) {
+__device__ SoftmaxState group_merge(SoftmaxState value, SoftmaxState* partial) {
   constexpr int kLanes = Config::kGroup < 32 ? Config::kGroup : 32;
   for (int distance = kLanes / 2; distance > 0; distance /= 2)
     value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
@@ -86,13 +86,13 @@ struct Row {
 
 // Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of them.
 template <class Element>
-__device__ __forceinline__ MaxSum take(MaxSum seen, const Vector<Element>& vector) {
+__device__ __forceinline__ SoftmaxState take(SoftmaxState state, const Vector<Element>& vector) {
   float x[Vector<Element>::kSize];
   vector.to_floats(x);
-  float max = seen.max;
+  float max = state.max;
 #pragma unroll
   for (const float value : x) max = fmaxf(max, value);
-  float sum = seen.sum * __expf(seen.max - max);
+  float sum = state.sum * __expf(state.max - max);
 #pragma unroll
   for (const float value : x) sum += __expf(value - max);
   return {max, sum};
@@ -129,31 +129,31 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   cp_async_commit();
 
   // (2) maximum and sum together.
-  MaxSum seen;
+  SoftmaxState state;
 #pragma unroll
   for (int n = 0; n < kVectors; ++n)
-    if (member + n * kGroup < row.vectors) seen = take(seen, rX[n]);
+    if (member + n * kGroup < row.vectors) state = take(state, rX[n]);
 #pragma unroll
   for (int n = 0; n < kEdges; ++n)
-    if (member + n * kGroup < row.edges) seen = merge(seen, {to_float(rEdge[n]), 1});
+    if (member + n * kGroup < row.edges) state = merge(state, {to_float(rEdge[n]), 1});
   cp_async_wait<0>();
   for (int v = member + kVectors * kGroup; v < row.vectors; v += kGroup)
-    seen = take(seen, sX[v - kVectors * kGroup]);
-  seen = group_merge<Config>(seen, smem.partial);
+    state = take(state, sX[v - kVectors * kGroup]);
+  state = group_merge<Config>(state, smem.partial);
   if (row_id >= rows) return;
 
   // (3) the only write. A row of -inf only has seen nothing: its sum is 0.
-  const float inverse_sum = seen.sum != 0 ? 1 / seen.sum : 0;
+  const float inverse_sum = state.sum != 0 ? 1 / state.sum : 0;
 #pragma unroll
   for (int n = 0; n < kVectors; ++n)
     if (const int v = member + n * kGroup; v < row.vectors)
-      store(y + row.vector(v), quotients(rX[n], seen.max, inverse_sum));
+      store(y + row.vector(v), quotients(rX[n], state.max, inverse_sum));
 #pragma unroll
   for (int n = 0; n < kEdges; ++n)
     if (const int i = member + n * kGroup; i < row.edges)
-      y[row.edge(i)] = quotient(rEdge[n], seen.max, inverse_sum);
+      y[row.edge(i)] = quotient(rEdge[n], state.max, inverse_sum);
   for (int v = member + kVectors * kGroup; v < row.vectors; v += kGroup)
-    store(y + row.vector(v), quotients(sX[v - kVectors * kGroup], seen.max, inverse_sum));
+    store(y + row.vector(v), quotients(sX[v - kVectors * kGroup], state.max, inverse_sum));
 }
 
 template <class Element, class Config>

@@ -22,35 +22,35 @@ struct Config {
 
 //! [maxsum]
 // The maximum of some numbers and the sum of exp(number - maximum).
-struct MaxSum {
+struct SoftmaxState {
   float max = kNothing, sum = 0;
   // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
   static constexpr float kNothing = -3.4028234e38f;
 };
 // The pair of both sets together.
-__device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
+__device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
 //! [maxsum]
 
 struct SharedStorage {
-  MaxSum partial[Config::kWarps];  // one pair a warp
+  SoftmaxState partial[Config::kWarps];  // one pair a warp
   ATTN_MEMBERS(SharedStorage, partial)
 };
 
 // Merges the pairs of all threads: first the lanes of each warp, then the warps.
-__device__ MaxSum warp_merge(MaxSum value) {
+__device__ SoftmaxState warp_merge(SoftmaxState value) {
   for (int distance = 16; distance > 0; distance /= 2)
     value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
   return value;
 }
-__device__ MaxSum block_merge(MaxSum value, MaxSum* partial) {
+__device__ SoftmaxState block_merge(SoftmaxState value, SoftmaxState* partial) {
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   value = warp_merge(value);
   if (lane_id == 0) partial[warp_id] = value;
   __syncthreads();  // the pairs of all warps are there
-  return warp_merge(lane_id < Config::kWarps ? partial[lane_id] : MaxSum{});
+  return warp_merge(lane_id < Config::kWarps ? partial[lane_id] : SoftmaxState{});
 }
 
 // A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
@@ -76,13 +76,13 @@ struct Row {
 
 // Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of them.
 template <class Element>
-__device__ __forceinline__ MaxSum take(MaxSum seen, const Vector<Element>& vector) {
+__device__ __forceinline__ SoftmaxState take(SoftmaxState state, const Vector<Element>& vector) {
   float x[Vector<Element>::kSize];
   vector.to_floats(x);
-  float max = seen.max;
+  float max = state.max;
 #pragma unroll
   for (const float value : x) max = fmaxf(max, value);
-  float sum = seen.sum * __expf(seen.max - max);
+  float sum = state.sum * __expf(state.max - max);
 #pragma unroll
   for (const float value : x) sum += __expf(value - max);
   return {max, sum};
@@ -106,24 +106,25 @@ __device__ __forceinline__ void for_each_vector(const Row<Element>& row, const E
 // (1) the pair of a chunk. The edges of a row belong to its first chunk.
 template <class Element>
 __global__ void partial_kernel(const Element* gX,  // [rows, cols]
-                               MaxSum* gPartial,   // [rows, chunks]
+                               SoftmaxState* gPartial,   // [rows, chunks]
                                int cols, int chunks) {
   auto& smem = dynamic_shared<SharedStorage>();
   const int64_t row_id = blockIdx.x / chunks;
   const int chunk = blockIdx.x % chunks, tid = threadIdx.x;
   const Row<Element> row(row_id, cols);
   const Element* x = gX + row.begin;
-  MaxSum seen;
-  for_each_vector(row, x, chunk, [&](int, const Vector<Element>& part) { seen = take(seen, part); });
-  if (chunk == 0 && tid < row.edges) seen = merge(seen, {to_float(x[row.edge(tid)]), 1});
-  seen = block_merge(seen, smem.partial);
-  if (tid == 0) gPartial[row_id * chunks + chunk] = seen;
+  SoftmaxState state;
+  for_each_vector(row, x, chunk,
+                  [&](int, const Vector<Element>& part) { state = take(state, part); });
+  if (chunk == 0 && tid < row.edges) state = merge(state, {to_float(x[row.edge(tid)]), 1});
+  state = block_merge(state, smem.partial);
+  if (tid == 0) gPartial[row_id * chunks + chunk] = state;
 }
 
 // (2) the pair of the row, and the quotients of a chunk. The last chunk comes first.
 template <class Element>
 __global__ void quotients_kernel(const Element* gX,       // [rows, cols]
-                                 const MaxSum* gPartial,  // [rows, chunks]
+                                 const SoftmaxState* gPartial,  // [rows, chunks]
                                  Element* gY,             // [rows, cols]
                                  int cols, int chunks) {
   auto& smem = dynamic_shared<SharedStorage>();
@@ -133,14 +134,16 @@ __global__ void quotients_kernel(const Element* gX,       // [rows, cols]
   const Row<Element> row(row_id, cols);
   const Element* x = gX + row.begin;
   Element* y = gY + row.begin;
-  MaxSum seen;
-  for (int c = tid; c < chunks; c += Config::kThreads) seen = merge(seen, gPartial[row_id * chunks + c]);
-  seen = block_merge(seen, smem.partial);
-  const float inverse_sum = seen.sum != 0 ? 1 / seen.sum : 0;
+  SoftmaxState state;
+  for (int c = tid; c < chunks; c += Config::kThreads)
+    state = merge(state, gPartial[row_id * chunks + c]);
+  state = block_merge(state, smem.partial);
+  const float inverse_sum = state.sum != 0 ? 1 / state.sum : 0;
   for_each_vector(row, x, chunk, [&](int column, const Vector<Element>& part) {
-    store(y + column, quotients(part, seen.max, inverse_sum));
+    store(y + column, quotients(part, state.max, inverse_sum));
   });
-  if (chunk == 0 && tid < row.edges) y[row.edge(tid)] = quotient(x[row.edge(tid)], seen.max, inverse_sum);
+  if (chunk == 0 && tid < row.edges)
+    y[row.edge(tid)] = quotient(x[row.edge(tid)], state.max, inverse_sum);
 }
 
 template <class Element>
@@ -150,13 +153,14 @@ Status launch(const Arguments& args) {
   const int chunks = static_cast<int>(ceil_div(p.seqlen_k, int64_t{kSize} * Config::kChunk));
   const dim3 grid(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q * chunks));
   args.phase("partial");
-  Status status = launch_kernel(partial_kernel<Element>, grid, dim3(Config::kThreads), sizeof(SharedStorage),
-                                args.stream, args.in<Element>("x"), args.out<MaxSum>("partial"),
-                                static_cast<int>(p.seqlen_k), chunks);
+  Status status =
+      launch_kernel(partial_kernel<Element>, grid, dim3(Config::kThreads), sizeof(SharedStorage),
+                    args.stream, args.in<Element>("x"), args.out<SoftmaxState>("partial"),
+                    static_cast<int>(p.seqlen_k), chunks);
   if (!status.ok()) return status;
   args.phase("quotients");
   return launch_kernel(quotients_kernel<Element>, grid, dim3(Config::kThreads), sizeof(SharedStorage),
-                       args.stream, args.in<Element>("x"), args.out<MaxSum>("partial"),
+                       args.stream, args.in<Element>("x"), args.out<SoftmaxState>("partial"),
                        args.out<Element>("y"), static_cast<int>(p.seqlen_k), chunks);
 }
 

@@ -21,26 +21,26 @@ struct Config {
 
 //! [maxsum]
 // The maximum of some numbers and the sum of exp(number - maximum).
-struct MaxSum {
+struct SoftmaxState {
   float max = kNothing, sum = 0;
   // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
   static constexpr float kNothing = -3.4028234e38f;
 };
 // The pair of both sets together.
-__device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
+__device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
 //! [maxsum]
 
 struct SharedStorage {
-  MaxSum partial[Config::kWarps];           // one pair a warp
+  SoftmaxState partial[Config::kWarps];           // one pair a warp
   Entry best[Config::kWarps][Config::kMaxK];  // and its list
   ATTN_MEMBERS(SharedStorage, partial, best)
 };
 
 // Merges the pairs of all threads: first the lanes of each warp, then the warps.
-__device__ MaxSum warp_merge(MaxSum value) {
+__device__ SoftmaxState warp_merge(SoftmaxState value) {
   for (int distance = 16; distance > 0; distance /= 2)
     value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
   return value;
@@ -69,13 +69,13 @@ struct Row {
 
 // Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of them.
 template <class Element>
-__device__ __forceinline__ MaxSum take(MaxSum seen, const Vector<Element>& vector) {
+__device__ __forceinline__ SoftmaxState take(SoftmaxState state, const Vector<Element>& vector) {
   float x[Vector<Element>::kSize];
   vector.to_floats(x);
-  float max = seen.max;
+  float max = state.max;
 #pragma unroll
   for (const float value : x) max = fmaxf(max, value);
-  float sum = seen.sum * __expf(seen.max - max);
+  float sum = state.sum * __expf(state.max - max);
 #pragma unroll
   for (const float value : x) sum += __expf(value - max);
   return {max, sum};
@@ -92,7 +92,7 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
 
   // (1) one pass: pair and list of each warp.
-  MaxSum seen;
+  SoftmaxState state;
   Entry best;
   // All lanes of a warp make the same number of iterations, because inserting takes all of them.
   for (int v0 = warp_id * 32; v0 < row.vectors; v0 += Config::kThreads) {
@@ -101,7 +101,7 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
     float part[Vector<Element>::kSize];
     if (v < row.vectors) {
       const Vector<Element> vector = load(x + row.vector(v));
-      seen = take(seen, vector);
+      state = take(state, vector);
       vector.to_floats(part);
 #pragma unroll
       for (const float value : part) largest = fmaxf(largest, value);
@@ -117,21 +117,21 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
     Entry candidate;
     if (lane_id < row.edges) candidate = {to_float(x[row.edge(lane_id)]), row.edge(lane_id)};
     insert(best, candidate, k);
-    if (lane_id < row.edges) seen = merge(seen, {candidate.value, 1});
+    if (lane_id < row.edges) state = merge(state, {candidate.value, 1});
   }
-  seen = warp_merge(seen);
-  if (lane_id == 0) smem.partial[warp_id] = seen;
+  state = warp_merge(state);
+  if (lane_id == 0) smem.partial[warp_id] = state;
   smem.best[warp_id][lane_id] = best;
   __syncthreads();  // pairs and lists of all warps are there
   if (warp_id > 0) return;
 
   // (2) the first warp merges them.
-  seen = warp_merge(lane_id < Config::kWarps ? smem.partial[lane_id] : MaxSum{});
+  state = warp_merge(lane_id < Config::kWarps ? smem.partial[lane_id] : SoftmaxState{});
   for (int w = 1; w < Config::kWarps; ++w) insert(best, lane_id < k ? smem.best[w][lane_id] : Entry{}, k);
 
   // (3) probabilities of the list only. A row of -inf only has an empty list.
   if (lane_id < k) {
-    const float probability = best.column < 0 ? 0 : __expf(best.value - seen.max) / seen.sum;
+    const float probability = best.column < 0 ? 0 : __expf(best.value - state.max) / state.sum;
     gValues[int64_t{blockIdx.x} * k + lane_id] = from_float<Element>(probability);
     gIndices[int64_t{blockIdx.x} * k + lane_id] = best.column;
   }

@@ -20,20 +20,20 @@ struct Config {
 
 //! [maxsum]
 // The maximum of some numbers and the sum of exp(number - maximum).
-struct MaxSum {
+struct SoftmaxState {
   float max = kNothing, sum = 0;
   // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
   static constexpr float kNothing = -3.4028234e38f;
 };
 // The pair of both sets together.
-__device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
+__device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
 //! [maxsum]
 
 struct SharedStorage {
-  MaxSum partial[Config::kWarps];                   // one pair a warp
+  SoftmaxState partial[Config::kWarps];                   // one pair a warp
   float o[Config::kWarps][Config::kMaxHeadDim];     // and its row, [kWarps, d]
   ATTN_MEMBERS(SharedStorage, partial, o)
 };
@@ -73,7 +73,7 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
 
   // (1) one pass over K and V, a key a warp.
   //! [recurrence]
-  MaxSum seen;
+  SoftmaxState state;
   for (int j = begin + warp_id; j < end; j += Config::kWarps) {
     float score = 0;
 #pragma unroll
@@ -82,25 +82,25 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
       if (col < shape.head_dim) score += rQ[n] * to_float(k[int64_t{j} * shape.head_dim + col]);
     }
     score = warp_sum(score);
-    const MaxSum now = merge(seen, {score, 1});
-    const float rescale = __expf(seen.max - now.max), weight = __expf(score - now.max);
+    const SoftmaxState now = merge(state, {score, 1});
+    const float rescale = __expf(state.max - now.max), weight = __expf(score - now.max);
 #pragma unroll
     for (int n = 0; n < Config::kColumns; ++n) {
       const int col = lane_id + 32 * n;
       if (col < shape.head_dim)
         rO[n] = rO[n] * rescale + weight * to_float(v[int64_t{j} * shape.head_dim + col]);
     }
-    seen = now;
+    state = now;
   }
   //! [recurrence]
 
   // (2) the warps' parts of the row, merged like the pairs.
   //! [ex02c]
-  if (lane_id == 0) smem.partial[warp_id] = seen;
+  if (lane_id == 0) smem.partial[warp_id] = state;
 #pragma unroll
   for (int n = 0; n < Config::kColumns; ++n) smem.o[warp_id][lane_id + 32 * n] = rO[n];
   __syncthreads();  // pairs and rows of all warps are there
-  MaxSum all;
+  SoftmaxState all;
   for (int w = 0; w < Config::kWarps; ++w) all = merge(all, smem.partial[w]);
   //! [ex02c]
   // A row with nothing to attend: O = 0 and lse = -inf.

@@ -37,13 +37,14 @@ struct Tiles {
 
 // The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
 // first one is visited all the same, so that the rows get their dQ = 0.
-struct BlockRange {
+struct KvBlockRange {
   int begin, end;
 };
-__device__ BlockRange blocks_seen(const Shape& shape, int row0, int rows, int block_n) {
-  const int last = min(row0 + rows, shape.seqlen_q) - 1, shift = shape.seqlen_k - shape.seqlen_q;
-  const int begin = max(0, row0 + shift - shape.window_left);
-  const int end = min(shape.seqlen_k, last + shift + shape.window_right + 1);
+__device__ KvBlockRange kv_block_range(const Shape& shape, int row0, int rows, int block_n) {
+  const int last = min(row0 + rows, shape.seqlen_q) - 1,
+            causal_offset = shape.seqlen_k - shape.seqlen_q;
+  const int begin = max(0, row0 + causal_offset - shape.window_left);
+  const int end = min(shape.seqlen_k, last + causal_offset + shape.window_right + 1);
   if (end <= begin) return {0, 1};
   return {begin / block_n, ceil_div(end, block_n)};
 }
@@ -98,9 +99,9 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
     for (int64_t bh = bh_kv * group; bh < (bh_kv + 1) * group; ++bh) {  // the heads that share K_j
       const int64_t q0 = bh * shape.seqlen_q;
       for (int row0 = 0; row0 < shape.seqlen_q; row0 += block_m) {  // line 9
-        const BlockRange seen = blocks_seen(shape, row0, block_m, block_n);
-        if (n_block < seen.begin || n_block >= seen.end) continue;
-        const bool first = n_block == seen.begin, last = n_block + 1 == seen.end;
+        const KvBlockRange q_range = kv_block_range(shape, row0, block_m, block_n);
+        if (n_block < q_range.begin || n_block >= q_range.end) continue;
+        const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
         __syncthreads();  // all are done with P, dS and the rows before
         load_tile(sQ, gQ + q0 * d, row0, block_m, shape.seqlen_q, d, stride);  // line 10
         load_tile(sO, gO + q0 * d, row0, block_m, shape.seqlen_q, d, stride);
@@ -116,7 +117,7 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
         __syncthreads();  // D and lse are there
         //! [recompute]
         for (int i = tid; i < block_m * block_n; i += Config::kThreads) {
-          const int row = i / block_n, key = i % block_n, at = row * (block_n + 1) + key;
+          const int row = i / block_n, key = i % block_n, idx = row * (block_n + 1) + key;
           const int diagonal = row0 + row + shape.seqlen_k - shape.seqlen_q;
           const bool visible = key0 + key >= diagonal - shape.window_left &&
                                key0 + key <= diagonal + shape.window_right &&
@@ -131,8 +132,8 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
           float z = 1;  // line 14: the dropout mask of the forward pass, drawn again
           if (shape.dropped > 0)
             z = dropout_keeps(seed, bh, row0 + row, key0 + key, shape.dropped) ? 1 / kept : 0;
-          sP[at] = p * z;                    // line 15
-          sdS[at] = p * (dp * z - sD[row]);  // lines 18 and 20
+          sP[idx] = p * z;                    // line 15
+          sdS[idx] = p * (dp * z - sD[row]);  // lines 18 and 20
         }
         //! [recompute]
         __syncthreads();  // P and dS are there, of all warps
@@ -150,15 +151,15 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
         for (int i = tid; i < block_m * d; i += Config::kThreads) {
           const int row = i / d, col = i % d;
           if (row0 + row >= shape.seqlen_q) continue;
-          const int64_t at = (q0 + row0 + row) * d + col;
+          const int64_t idx = (q0 + row0 + row) * d + col;
           float dq = 0;
           for (int key = 0; key < block_n; ++key)
             dq += sdS[row * (block_n + 1) + key] * sK[key * stride + col];
-          dq = dq * shape.softmax_scale + (first ? 0 : gAccum[at]);
+          dq = dq * shape.softmax_scale + (first ? 0 : gAccum[idx]);
           if (last)
-            gdQ[at] = from_float<Element>(dq);
+            gdQ[idx] = from_float<Element>(dq);
           else
-            gAccum[at] = dq;
+            gAccum[idx] = dq;
         }
       }
     }

@@ -78,17 +78,17 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
   for (int n_block = 0; n_block * block_n < shape.seqlen_k; ++n_block) {  // line 6
     const int key0 = n_block * block_n;
     // The visits: of each head that shares these keys, the blocks of rows that see one of them.
-    const auto next_visit = [&](int visit) {
-      for (; visit < group * num_m_blocks; ++visit) {
-        const int row0 = visit % num_m_blocks * block_m;
-        const BlockRange seen = blocks_seen(shape, row0, block_m, block_n);
-        if (seen.begin <= n_block && n_block < seen.end) break;
+    const auto next_visit = [&](int process_kv_block) {
+      for (; process_kv_block < group * num_m_blocks; ++process_kv_block) {
+        const int row0 = process_kv_block % num_m_blocks * block_m;
+        const KvBlockRange q_range = kv_block_range(shape, row0, block_m, block_n);
+        if (q_range.begin <= n_block && n_block < q_range.end) break;
       }
-      return visit;
+      return process_kv_block;
     };
-    const auto load_rows = [&](int visit) {
-      const int64_t q0 = (bh_kv * group + visit / num_m_blocks) * shape.seqlen_q;
-      const int row0 = visit % num_m_blocks * block_m;
+    const auto load_rows = [&](int process_kv_block) {
+      const int64_t q0 = (bh_kv * group + process_kv_block / num_m_blocks) * shape.seqlen_q;
+      const int row0 = process_kv_block % num_m_blocks * block_m;
       load_tile(sQ, gQ + q0 * d, row0, block_m, shape.seqlen_q, d, stride);
       load_tile(sdO, gdO + q0 * d, row0, block_m, shape.seqlen_q, d, stride);
       if (tid >= block_m) return;
@@ -102,17 +102,18 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
     load_tile(sV, gV + k0 * d, key0, block_n, shape.seqlen_k, d, stride);
     // Line 8: and sdV after it.
     for (int i = tid; i < 2 * block_n * stride; i += Config::kThreads) sdK[i] = 0;
-    for (int visit = next_visit(0); visit < group * num_m_blocks; visit = next_visit(visit + 1)) {
-      const int m_block = visit % num_m_blocks, row0 = m_block * block_m;
-      const int64_t bh = bh_kv * group + visit / num_m_blocks, q0 = bh * shape.seqlen_q;
-      const BlockRange seen = blocks_seen(shape, row0, block_m, block_n);
-      const bool first = n_block == seen.begin, last = n_block + 1 == seen.end;
+    for (int process_kv_block = next_visit(0); process_kv_block < group * num_m_blocks;
+         process_kv_block = next_visit(process_kv_block + 1)) {
+      const int m_block = process_kv_block % num_m_blocks, row0 = m_block * block_m;
+      const int64_t bh = bh_kv * group + process_kv_block / num_m_blocks, q0 = bh * shape.seqlen_q;
+      const KvBlockRange q_range = kv_block_range(shape, row0, block_m, block_n);
+      const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
       __syncthreads();  // all are done with P, dS and the rows before
-      load_rows(visit);
+      load_rows(process_kv_block);
       __syncthreads();  // the rows are there, and K and V
       //! [recompute]
       for (int i = tid; i < block_m * block_n; i += Config::kThreads) {
-        const int row = i / block_n, key = i % block_n, at = row * (block_n + 1) + key;
+        const int row = i / block_n, key = i % block_n, idx = row * (block_n + 1) + key;
         const int diagonal = row0 + row + shape.seqlen_k - shape.seqlen_q;
         const bool visible = key0 + key >= diagonal - shape.window_left &&
                              key0 + key <= diagonal + shape.window_right &&
@@ -127,8 +128,8 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
         float z = 1;  // line 14: the dropout mask of the forward pass, drawn again
         if (shape.dropped > 0)
           z = dropout_keeps(seed, bh, row0 + row, key0 + key, shape.dropped) ? 1 / kept : 0;
-        sP[at] = p * z;                    // line 15
-        sdS[at] = p * (dp * z - sD[row]);  // lines 18 and 20
+        sP[idx] = p * z;                    // line 15
+        sdS[idx] = p * (dp * z - sD[row]);  // lines 18 and 20
       }
       //! [recompute]
       __syncthreads();  // P and dS are there, of all warps
@@ -146,15 +147,15 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
       for (int i = tid; i < block_m * d; i += Config::kThreads) {
         const int row = i / d, col = i % d;
         if (row0 + row >= shape.seqlen_q) continue;
-        const int64_t at = (q0 + row0 + row) * d + col;
+        const int64_t idx = (q0 + row0 + row) * d + col;
         float dq = 0;
         for (int key = 0; key < block_n; ++key)
           dq += sdS[row * (block_n + 1) + key] * sK[key * stride + col];
-        dq = dq * shape.softmax_scale + (first ? 0 : gAccum[at]);
+        dq = dq * shape.softmax_scale + (first ? 0 : gAccum[idx]);
         if (last)
-          gdQ[at] = from_float<Element>(dq);
+          gdQ[idx] = from_float<Element>(dq);
         else
-          gAccum[at] = dq;
+          gAccum[idx] = dq;
       }
     }
     __syncthreads();  // dK and dV are complete

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int tid = threadIdx.x;
   const int64_t bh_kv = blockIdx.x, k0 = bh_kv * shape.seqlen_k;
-  const int group = shape.heads / shape.kv_heads, shift = shape.seqlen_k - shape.seqlen_q;
+  const int group = shape.heads / shape.kv_heads, causal_offset = shape.seqlen_k - shape.seqlen_q;
   const int num_m_blocks = ceil_div(shape.seqlen_q, kBlockM);
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   const float inverse_keep = kDropout ? 1 / (1 - float(shape.dropped) / 256) : 1;
@@ -58,17 +58,17 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int n_block = 0; n_block * kBlockN < shape.seqlen_k; ++n_block) {
     const int key0 = n_block * kBlockN;
     // The visits: of each head that shares these keys, the blocks of rows that see one of them.
-    const auto next_visit = [&](int visit) {
-      for (; visit < group * num_m_blocks; ++visit) {
-        const int row0 = visit % num_m_blocks * kBlockM;
-        const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
-        if (seen.begin <= n_block && n_block < seen.end) break;
+    const auto next_visit = [&](int process_kv_block) {
+      for (; process_kv_block < group * num_m_blocks; ++process_kv_block) {
+        const int row0 = process_kv_block % num_m_blocks * kBlockM;
+        const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
+        if (q_range.begin <= n_block && n_block < q_range.end) break;
       }
-      return visit;
+      return process_kv_block;
     };
-    const auto load_rows = [&](int visit) {
-      const int64_t q0 = (bh_kv * group + visit / num_m_blocks) * shape.seqlen_q;
-      const int row0 = visit % num_m_blocks * kBlockM;
+    const auto load_rows = [&](int process_kv_block) {
+      const int64_t q0 = (bh_kv * group + process_kv_block / num_m_blocks) * shape.seqlen_q;
+      const int row0 = process_kv_block % num_m_blocks * kBlockM;
       load_tile<kBlockM, Config>(smem.sQ, gQ + q0 * kHeadDim, row0, shape.seqlen_q);
       load_tile<kBlockM, Config>(smem.sdO, gdO + q0 * kHeadDim, row0, shape.seqlen_q);
       if (tid >= kBlockM) return;
@@ -85,19 +85,20 @@ __global__ void __launch_bounds__(Config::kThreads)
     constexpr int kElements = kBlockN * kHeadDim / Config::kThreads;  // tid, tid + kThreads, ...
     float dk[kElements] = {}, dv[kElements] = {};
 
-    for (int visit = next_visit(0); visit < group * num_m_blocks; visit = next_visit(visit + 1)) {
-      const int m_block = visit % num_m_blocks, row0 = m_block * kBlockM;
-      const int64_t bh = bh_kv * group + visit / num_m_blocks, q0 = bh * shape.seqlen_q;
-      const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
-      const bool first = n_block == seen.begin, last = n_block + 1 == seen.end;
+    for (int process_kv_block = next_visit(0); process_kv_block < group * num_m_blocks;
+         process_kv_block = next_visit(process_kv_block + 1)) {
+      const int m_block = process_kv_block % num_m_blocks, row0 = m_block * kBlockM;
+      const int64_t bh = bh_kv * group + process_kv_block / num_m_blocks, q0 = bh * shape.seqlen_q;
+      const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
+      const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
       __syncthreads();  // all are done with P, dS and the rows before
-      load_rows(visit);
+      load_rows(process_kv_block);
       __syncthreads();  // the rows are there, and K and V
 
       //! [recompute]
       for (int i = tid; i < kBlockM * kBlockN; i += Config::kThreads) {
-        const int row = i / kBlockN, key = i % kBlockN, at = swizzled_offset<kBlockN>(row, key);
-        const int diagonal = row0 + row + shift;
+        const int row = i / kBlockN, key = i % kBlockN, idx = swizzled_offset<kBlockN>(row, key);
+        const int diagonal = row0 + row + causal_offset;
         const bool visible = key0 + key >= diagonal - shape.window_left &&
                              key0 + key <= diagonal + shape.window_right &&
                              key0 + key < shape.seqlen_k;
@@ -113,8 +114,8 @@ __global__ void __launch_bounds__(Config::kThreads)
         float z = inverse_keep;
         if constexpr (kDropout)
           if (!dropout_keeps(seed, bh, row0 + row, key0 + key, shape.dropped)) z = 0;
-        smem.sdS[at] = from_float<Element>(p * (dp * z - smem.sD[row]));
-        smem.sP[at] = from_float<Element>(z == 0 ? 0 : p);  // the factor comes at the end
+        smem.sdS[idx] = from_float<Element>(p * (dp * z - smem.sD[row]));
+        smem.sP[idx] = from_float<Element>(z == 0 ? 0 : p);  // the factor comes at the end
       }
       //! [recompute]
       __syncthreads();  // P and dS are there, of all warps
@@ -125,9 +126,9 @@ __global__ void __launch_bounds__(Config::kThreads)
         const int key = (tid + i * Config::kThreads) / kHeadDim, col = tid % kHeadDim;
 #pragma unroll 1
         for (int row = 0; row < kBlockM; ++row) {
-          const int at = swizzled_offset<kBlockN>(row, key);
-          dv[i] += to_float(smem.sP[at]) * to_float(smem.sdO[swizzled_offset<kHeadDim>(row, col)]);
-          dk[i] += to_float(smem.sdS[at]) * to_float(smem.sQ[swizzled_offset<kHeadDim>(row, col)]);
+          const int idx = swizzled_offset<kBlockN>(row, key);
+          dv[i] += to_float(smem.sP[idx]) * to_float(smem.sdO[swizzled_offset<kHeadDim>(row, col)]);
+          dk[i] += to_float(smem.sdS[idx]) * to_float(smem.sQ[swizzled_offset<kHeadDim>(row, col)]);
         }
       }
 
@@ -137,15 +138,15 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int i = tid; i < kBlockM * kHeadDim; i += Config::kThreads) {
         const int row = i / kHeadDim, col = i % kHeadDim;
         if (row0 + row >= shape.seqlen_q) continue;
-        const int64_t at = (q0 + row0 + row) * kHeadDim + col;
-        float dq = first ? 0 : accum[at];
+        const int64_t idx = (q0 + row0 + row) * kHeadDim + col;
+        float dq = first ? 0 : accum[idx];
         for (int key = 0; key < kBlockN; ++key)
           dq += to_float(smem.sdS[swizzled_offset<kBlockN>(row, key)]) *
                 to_float(smem.sK[swizzled_offset<kHeadDim>(key, col)]);
         if (last)
-          gdQ[at] = from_float<Element>(dq * shape.softmax_scale);
+          gdQ[idx] = from_float<Element>(dq * shape.softmax_scale);
         else
-          accum[at] = dq;
+          accum[idx] = dq;
       }
       //! [dq]
     }
@@ -154,10 +155,10 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
       const int key = key0 + (tid + i * Config::kThreads) / kHeadDim;
-      const int64_t at = (k0 + key) * kHeadDim + tid % kHeadDim;
+      const int64_t idx = (k0 + key) * kHeadDim + tid % kHeadDim;
       if (key >= shape.seqlen_k) continue;
-      gdK[at] = from_float<Element>(dk[i] * shape.softmax_scale);
-      gdV[at] = from_float<Element>(dv[i] * inverse_keep);
+      gdK[idx] = from_float<Element>(dk[i] * shape.softmax_scale);
+      gdV[idx] = from_float<Element>(dv[i] * inverse_keep);
     }
   }
 }

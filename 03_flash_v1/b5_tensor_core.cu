@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int query_row = warp_id / Config::kWarpsN * Config::kQueryRows;
   const int query_col = warp_id % Config::kWarpsN * Config::kQueryCols;
   const int64_t bh_kv = blockIdx.x, k0 = bh_kv * shape.seqlen_k;
-  const int group = shape.heads / shape.kv_heads, shift = shape.seqlen_k - shape.seqlen_q;
+  const int group = shape.heads / shape.kv_heads, causal_offset = shape.seqlen_k - shape.seqlen_q;
   const int num_m_blocks = ceil_div(shape.seqlen_q, kBlockM);
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   const float inverse_keep = kDropout ? 1 / (1 - float(shape.dropped) / 256) : 1;
@@ -72,17 +72,17 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int n_block = 0; n_block * kBlockN < shape.seqlen_k; ++n_block) {
     const int key0 = n_block * kBlockN;
     // The visits: of each head that shares these keys, the blocks of rows that see one of them.
-    const auto next_visit = [&](int visit) {
-      for (; visit < group * num_m_blocks; ++visit) {
-        const int row0 = visit % num_m_blocks * kBlockM;
-        const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
-        if (seen.begin <= n_block && n_block < seen.end) break;
+    const auto next_visit = [&](int process_kv_block) {
+      for (; process_kv_block < group * num_m_blocks; ++process_kv_block) {
+        const int row0 = process_kv_block % num_m_blocks * kBlockM;
+        const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
+        if (q_range.begin <= n_block && n_block < q_range.end) break;
       }
-      return visit;
+      return process_kv_block;
     };
-    const auto load_rows = [&](int visit) {
-      const int64_t q0 = (bh_kv * group + visit / num_m_blocks) * shape.seqlen_q;
-      const int row0 = visit % num_m_blocks * kBlockM;
+    const auto load_rows = [&](int process_kv_block) {
+      const int64_t q0 = (bh_kv * group + process_kv_block / num_m_blocks) * shape.seqlen_q;
+      const int row0 = process_kv_block % num_m_blocks * kBlockM;
       load_tile<kBlockM, Config>(smem.sQ, gQ + q0 * kHeadDim, row0, shape.seqlen_q);
       load_tile<kBlockM, Config>(smem.sdO, gdO + q0 * kHeadDim, row0, shape.seqlen_q);
       if (tid >= kBlockM) return;
@@ -99,14 +99,15 @@ __global__ void __launch_bounds__(Config::kThreads)
     float dk[Config::kGradKeys / 16][Config::kGradCols / 8][4] = {};
     float dv[Config::kGradKeys / 16][Config::kGradCols / 8][4] = {};
 
-    for (int visit = next_visit(0); visit < group * num_m_blocks; visit = next_visit(visit + 1)) {
-      const int m_block = visit % num_m_blocks, row0 = m_block * kBlockM;
-      const int64_t bh = bh_kv * group + visit / num_m_blocks, q0 = bh * shape.seqlen_q;
-      const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
-      const bool first = n_block == seen.begin, last = n_block + 1 == seen.end;
+    for (int process_kv_block = next_visit(0); process_kv_block < group * num_m_blocks;
+         process_kv_block = next_visit(process_kv_block + 1)) {
+      const int m_block = process_kv_block % num_m_blocks, row0 = m_block * kBlockM;
+      const int64_t bh = bh_kv * group + process_kv_block / num_m_blocks, q0 = bh * shape.seqlen_q;
+      const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
+      const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
       constexpr int kTiles = Config::kScoreRows / 16;
       __syncthreads();  // all are done with P, dS and the rows before
-      load_rows(visit);
+      load_rows(process_kv_block);
       __syncthreads();  // the rows are there, and K and V
 
       // (3) S = Q K^T, dP = dO V^T
@@ -119,7 +120,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       // (4) P = exp(scale S - lse), dS = P (dP - D)
       //! [recompute]
       const int diagonal =
-          row0 + score_row + shift;  // the last key that a causal mask leaves to the first row
+          row0 + score_row +
+          causal_offset;  // the last key that a causal mask leaves to the first row
       if (key0 + score_key < diagonal + Config::kScoreRows - 1 - shape.window_left ||
           key0 + score_key + Config::kScoreKeys >
               min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
@@ -130,9 +132,9 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const int key = key0 + score_key + 8 * n + quad_col + i % 2;
-              const int own = diagonal + 16 * m + 8 * (i / 2) + quad_row;
-              if (key < own - shape.window_left || key > own + shape.window_right ||
-                  key >= shape.seqlen_k)
+              const int row_minus_col = diagonal + 16 * m + 8 * (i / 2) + quad_row;
+              if (key < row_minus_col - shape.window_left ||
+                  key > row_minus_col + shape.window_right || key >= shape.seqlen_k)
                 s[m][n][i] = -INFINITY;
             }
       }
@@ -161,9 +163,9 @@ __global__ void __launch_bounds__(Config::kThreads)
               ds[c] = p[c] * (dp[m][n][i] * z - row_dot);
               if (z == 0) p[c] = 0;  // the factor comes at the end: a P of 1 is rounded to 1
             }
-            const int at = swizzled_offset<kBlockN>(row, score_key + 8 * n + quad_col);
-            *reinterpret_cast<uint32_t*>(smem.sP + at) = pack2<Element>(p[0], p[1]);
-            *reinterpret_cast<uint32_t*>(smem.sdS + at) = pack2<Element>(ds[0], ds[1]);
+            const int idx = swizzled_offset<kBlockN>(row, score_key + 8 * n + quad_col);
+            *reinterpret_cast<uint32_t*>(smem.sP + idx) = pack2<Element>(p[0], p[1]);
+            *reinterpret_cast<uint32_t*>(smem.sdS + idx) = pack2<Element>(ds[0], ds[1]);
           }
         }
       //! [recompute]
@@ -214,10 +216,10 @@ __global__ void __launch_bounds__(Config::kThreads)
         if (key >= shape.seqlen_k) continue;
 #pragma unroll
         for (int n = 0; n < Config::kGradCols / 8; ++n) {
-          const int64_t at = (k0 + key) * kHeadDim + grad_col + 8 * n + quad_col;
-          *reinterpret_cast<uint32_t*>(gdV + at) =
+          const int64_t idx = (k0 + key) * kHeadDim + grad_col + 8 * n + quad_col;
+          *reinterpret_cast<uint32_t*>(gdV + idx) =
               pack2<Element>(dv[m][n][2 * r] * inverse_keep, dv[m][n][2 * r + 1] * inverse_keep);
-          *reinterpret_cast<uint32_t*>(gdK + at) = pack2<Element>(
+          *reinterpret_cast<uint32_t*>(gdK + idx) = pack2<Element>(
               dk[m][n][2 * r] * shape.softmax_scale, dk[m][n][2 * r + 1] * shape.softmax_scale);
         }
       }

@@ -80,25 +80,25 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int query_row = warp_id / Config::kWarpsN * Config::kQueryRows;
   const int query_col = warp_id % Config::kWarpsN * Config::kQueryCols;
   const int64_t bh_kv = blockIdx.x, k0 = bh_kv * shape.seqlen_k;
-  const int group = shape.heads / shape.kv_heads, shift = shape.seqlen_k - shape.seqlen_q;
+  const int group = shape.heads / shape.kv_heads, causal_offset = shape.seqlen_k - shape.seqlen_q;
   const int num_m_blocks = ceil_div(shape.seqlen_q, kBlockM);
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   const float inverse_keep = kDropout ? 1 / (1 - float(shape.dropped) / 256) : 1;
 
   const int n_block = blockIdx.y, key0 = n_block * kBlockN;
   // The visits: of each head that shares these keys, the blocks of rows that see one of them.
-  const auto next_visit = [&](int visit) {
-    for (; visit < group * num_m_blocks; ++visit) {
-      const int row0 = visit % num_m_blocks * kBlockM;
-      const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
-      if (seen.begin <= n_block && n_block < seen.end) break;
+  const auto next_visit = [&](int process_kv_block) {
+    for (; process_kv_block < group * num_m_blocks; ++process_kv_block) {
+      const int row0 = process_kv_block % num_m_blocks * kBlockM;
+      const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
+      if (q_range.begin <= n_block && n_block < q_range.end) break;
     }
-    return visit;
+    return process_kv_block;
   };
   float next_lse = 0, next_dot = 0;  // of row `tid` of the next visit, in flight during the MMAs
-  const auto load_rows = [&](int visit, int stage) {
-    const int64_t q0 = (bh_kv * group + visit / num_m_blocks) * shape.seqlen_q;
-    const int row0 = visit % num_m_blocks * kBlockM;
+  const auto load_rows = [&](int process_kv_block, int stage) {
+    const int64_t q0 = (bh_kv * group + process_kv_block / num_m_blocks) * shape.seqlen_q;
+    const int row0 = process_kv_block % num_m_blocks * kBlockM;
     load_tile_async<kBlockM, Config>(smem.sQ[stage], gQ + q0 * kHeadDim, row0, shape.seqlen_q);
     load_tile_async<kBlockM, Config>(smem.sdO[stage], gdO + q0 * kHeadDim, row0, shape.seqlen_q);
     if (tid >= kBlockM) return;
@@ -113,22 +113,23 @@ __global__ void __launch_bounds__(Config::kThreads)
   };
 
   // (2) load K_j, V_j and the first rows
-  int visit = next_visit(0), stage = 0;
+  int process_kv_block = next_visit(0), stage = 0;
   load_tile_async<kBlockN, Config>(smem.sK, gK + k0 * kHeadDim, key0, shape.seqlen_k);
   load_tile_async<kBlockN, Config>(smem.sV, gV + k0 * kHeadDim, key0, shape.seqlen_k);
-  if (visit < group * num_m_blocks) load_rows(visit, stage);
+  if (process_kv_block < group * num_m_blocks) load_rows(process_kv_block, stage);
   cp_async_commit();
   store_lse_and_dot(stage);
   float dk[Config::kGradKeys / 16][Config::kGradCols / 8][4] = {};
   float dv[Config::kGradKeys / 16][Config::kGradCols / 8][4] = {};
 
-  for (int following; visit < group * num_m_blocks; visit = following, stage ^= 1) {
-    const int m_block = visit % num_m_blocks, row0 = m_block * kBlockM;
-    const int64_t bh = bh_kv * group + visit / num_m_blocks;
+  for (int following; process_kv_block < group * num_m_blocks;
+       process_kv_block = following, stage ^= 1) {
+    const int m_block = process_kv_block % num_m_blocks, row0 = m_block * kBlockM;
+    const int64_t bh = bh_kv * group + process_kv_block / num_m_blocks;
     constexpr int kTiles = Config::kScoreRows / 16;
     cp_async_wait<0>();
     __syncthreads();  // the rows are there; all are done with P, dS and the other stage
-    following = next_visit(visit + 1);
+    following = next_visit(process_kv_block + 1);
     if (following < group * num_m_blocks) load_rows(following, stage ^ 1);
     cp_async_commit();
 
@@ -141,8 +142,8 @@ __global__ void __launch_bounds__(Config::kThreads)
 
     // (4) P = exp(scale S - lse), dS = P (dP - D)
     //! [recompute]
-    const int diagonal =
-        row0 + score_row + shift;  // the last key that a causal mask leaves to the first row
+    const int diagonal = row0 + score_row +
+                         causal_offset;  // the last key that a causal mask leaves to the first row
     if (key0 + score_key < diagonal + Config::kScoreRows - 1 - shape.window_left ||
         key0 + score_key + Config::kScoreKeys >
             min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
@@ -153,9 +154,9 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int key = key0 + score_key + 8 * n + quad_col + i % 2;
-            const int own = diagonal + 16 * m + 8 * (i / 2) + quad_row;
-            if (key < own - shape.window_left || key > own + shape.window_right ||
-                key >= shape.seqlen_k)
+            const int row_minus_col = diagonal + 16 * m + 8 * (i / 2) + quad_row;
+            if (key < row_minus_col - shape.window_left ||
+                key > row_minus_col + shape.window_right || key >= shape.seqlen_k)
               s[m][n][i] = -INFINITY;
           }
     }
@@ -183,9 +184,9 @@ __global__ void __launch_bounds__(Config::kThreads)
             ds[c] = p[c] * (dp[m][n][i] * z - row_dot);
             if (z == 0) p[c] = 0;  // the factor comes at the end: a P of 1 is rounded to 1
           }
-          const int at = swizzled_offset<kBlockN>(row, score_key + 8 * n + quad_col);
-          *reinterpret_cast<uint32_t*>(smem.sP + at) = pack2<Element>(p[0], p[1]);
-          *reinterpret_cast<uint32_t*>(smem.sdS + at) = pack2<Element>(ds[0], ds[1]);
+          const int idx = swizzled_offset<kBlockN>(row, score_key + 8 * n + quad_col);
+          *reinterpret_cast<uint32_t*>(smem.sP + idx) = pack2<Element>(p[0], p[1]);
+          *reinterpret_cast<uint32_t*>(smem.sdS + idx) = pack2<Element>(ds[0], ds[1]);
         }
       }
     //! [recompute]
@@ -222,10 +223,10 @@ __global__ void __launch_bounds__(Config::kThreads)
       if (key >= shape.seqlen_k) continue;
 #pragma unroll
       for (int n = 0; n < Config::kGradCols / 8; ++n) {
-        const int64_t at = (k0 + key) * kHeadDim + grad_col + 8 * n + quad_col;
-        *reinterpret_cast<uint32_t*>(gdV + at) =
+        const int64_t idx = (k0 + key) * kHeadDim + grad_col + 8 * n + quad_col;
+        *reinterpret_cast<uint32_t*>(gdV + idx) =
             pack2<Element>(dv[m][n][2 * r] * inverse_keep, dv[m][n][2 * r + 1] * inverse_keep);
-        *reinterpret_cast<uint32_t*>(gdK + at) = pack2<Element>(
+        *reinterpret_cast<uint32_t*>(gdK + idx) = pack2<Element>(
             dk[m][n][2 * r] * shape.softmax_scale, dk[m][n][2 * r + 1] * shape.softmax_scale);
       }
     }

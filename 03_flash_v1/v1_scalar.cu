@@ -21,13 +21,13 @@ struct Config {
 
 //! [maxsum]
 // The maximum of some numbers and the sum of exp(number - maximum).
-struct MaxSum {
+struct SoftmaxState {
   float max = kNothing, sum = 0;
   // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
   static constexpr float kNothing = -3.4028234e38f;
 };
 // The pair of both sets together.
-__device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
+__device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
@@ -35,25 +35,26 @@ __device__ __forceinline__ MaxSum merge(MaxSum a, MaxSum b) {
 
 // The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
 // first one is visited all the same, so that the rows get their O = 0 and lse = -inf.
-struct BlockRange {
+struct KvBlockRange {
   int begin, end;
 };
-__device__ BlockRange blocks_seen(const Shape& shape, int row0, int rows, int block_n) {
-  const int last = min(row0 + rows, shape.seqlen_q) - 1, shift = shape.seqlen_k - shape.seqlen_q;
-  const int begin = max(0, row0 + shift - shape.window_left);
-  const int end = min(shape.seqlen_k, last + shift + shape.window_right + 1);
+__device__ KvBlockRange kv_block_range(const Shape& shape, int row0, int rows, int block_n) {
+  const int last = min(row0 + rows, shape.seqlen_q) - 1,
+            causal_offset = shape.seqlen_k - shape.seqlen_q;
+  const int begin = max(0, row0 + causal_offset - shape.window_left);
+  const int end = min(shape.seqlen_k, last + causal_offset + shape.window_right + 1);
   if (end <= begin) return {0, 1};
   return {begin / block_n, ceil_div(end, block_n)};
 }
 
 template <class Element>
-__global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
-                                 const Element* gK,  // [B, Hkv, seqlen_k, d]
-                                 const Element* gV,  // [B, Hkv, seqlen_k, d]
-                                 Element* gO,        // [B, Hq, seqlen_q, d]
-                                 float* gLse,        // [B, Hq, seqlen_q]
-                                 float* gAccum,      // [B, Hq, seqlen_q, d]: O between visits
-                                 MaxSum* gState,     // [B, Hq, seqlen_q]: m and l between visits
+__global__ void attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
+                                 const Element* gK,     // [B, Hkv, seqlen_k, d]
+                                 const Element* gV,     // [B, Hkv, seqlen_k, d]
+                                 Element* gO,           // [B, Hq, seqlen_q, d]
+                                 float* gLse,           // [B, Hq, seqlen_q]
+                                 float* gAccum,         // [B, Hq, seqlen_q, d]: O between visits
+                                 SoftmaxState* gState,  // [B, Hq, seqlen_q]: m and l between visits
                                  Shape shape, ScalarTiles tiles, uint64_t seed) {
   const int d = shape.head_dim, block_m = tiles.block_m, block_n = tiles.block_n;
   const int stride = tiles.stride;             // of a row
@@ -70,7 +71,7 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
   const Element* q = gQ + q0 * d;
   const Element* k = gK + bh_kv * shape.seqlen_k * shape.head_dim;  // [seqlen_k, d]
   const Element* v = gV + bh_kv * shape.seqlen_k * shape.head_dim;  // [seqlen_k, d]
-  const int shift = shape.seqlen_k - shape.seqlen_q;
+  const int causal_offset = shape.seqlen_k - shape.seqlen_q;
   const float kept = 1 - float(shape.dropped) / 256;
 
   for (int n_block = 0; n_block * block_n < shape.seqlen_k; ++n_block) {  // line 5
@@ -83,9 +84,9 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
       sV[key * stride + col] = inside ? to_float(v[int64_t{key0 + key} * d + col]) : 0;
     }
     for (int row0 = 0; row0 < shape.seqlen_q; row0 += block_m) {  // line 7
-      const BlockRange seen = blocks_seen(shape, row0, block_m, block_n);
-      if (n_block < seen.begin || n_block >= seen.end) continue;
-      const bool first = n_block == seen.begin, last = n_block + 1 == seen.end;
+      const KvBlockRange kv_range = kv_block_range(shape, row0, block_m, block_n);
+      if (n_block < kv_range.begin || n_block >= kv_range.end) continue;
+      const bool first = n_block == kv_range.begin, last = n_block + 1 == kv_range.end;
       __syncthreads();  // K and V are there; all are done with the rows before
       for (int i = tid; i < block_m * d; i += Config::kThreads) {  // line 8: load Q_i, O_i
         const int row = i / d, col = i % d;
@@ -96,7 +97,7 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
       __syncthreads();                                                   // Q and O are there
       for (int i = tid; i < block_m * block_n; i += Config::kThreads) {  // line 9: S = scale Q K^T
         const int row = i / block_n, key = i % block_n;
-        const int diagonal = row0 + row + shift;
+        const int diagonal = row0 + row + causal_offset;
         float score = 0;
         for (int x = 0; x < d; ++x) score += sQ[row * stride + x] * sK[key * stride + x];
         const bool visible = key0 + key >= diagonal - shape.window_left &&
@@ -109,11 +110,11 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
         const int row = tid;
         float* s = sS + row * (block_n + 1);
         //! [ex03a]
-        MaxSum tile, state;
+        SoftmaxState tile, state;
         for (int key = 0; key < block_n; ++key) tile.max = fmaxf(tile.max, s[key]);
         for (int key = 0; key < block_n; ++key) tile.sum += __expf(s[key] - tile.max);
         if (!first) state = gState[q0 + row0 + row];
-        const MaxSum now = merge(state, tile);
+        const SoftmaxState now = merge(state, tile);
         // Line 12 in one factor for O and one exponential for P: both are divided by the new sum.
         const float inverse_sum = now.sum != 0 ? 1 / now.sum : 0;
         sOld[row] = state.sum * __expf(state.max - now.max) * inverse_sum;
@@ -131,14 +132,14 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
       for (int i = tid; i < block_m * d; i += Config::kThreads) {  // line 12: O_i
         const int row = i / d, col = i % d;
         if (row0 + row >= shape.seqlen_q) continue;
-        const int64_t at = (q0 + row0 + row) * d + col;
+        const int64_t idx = (q0 + row0 + row) * d + col;
         float o = sOld[row] * sO[row * stride + col];
         for (int key = 0; key < block_n; ++key)
           o += sS[row * (block_n + 1) + key] * sV[key * stride + col];
         if (last)
-          gO[at] = from_float<Element>(o);
+          gO[idx] = from_float<Element>(o);
         else
-          gAccum[at] = o;
+          gAccum[idx] = o;
       }
     }
   }
@@ -152,8 +153,8 @@ Status launch(const Arguments& args, int floats) {
   return launch_kernel(attention_kernel<Element>, dim3(static_cast<unsigned>(p.batch * p.heads)),
                        dim3(Config::kThreads), tiles.bytes(), args.stream, args.in<Element>("q"),
                        args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"),
-                       args.out<float>("lse"), args.out<float>("accum"), args.out<MaxSum>("state"),
-                       shape_of(p), tiles, p.seed);
+                       args.out<float>("lse"), args.out<float>("accum"),
+                       args.out<SoftmaxState>("state"), shape_of(p), tiles, p.seed);
 }
 
 Status launch(const Arguments& args, int floats) {

@@ -40,7 +40,7 @@ static_assert(free_of_conflicts(swizzled_offset<32>, 32) &&
 
 //! [maxsum]
 // The maximum of some numbers and the sum of exp(number - maximum).
-struct MaxSum {
+struct SoftmaxState {
   float max = kNothing, sum = 0;
   // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
   static constexpr float kNothing = -3.4028234e38f;
@@ -73,13 +73,14 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
 
 // The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
 // first one is visited all the same, so that the rows get their O = 0 and lse = -inf.
-struct BlockRange {
+struct KvBlockRange {
   int begin, end;
 };
-__device__ BlockRange blocks_seen(const Shape& shape, int row0, int rows, int block_n) {
-  const int last = min(row0 + rows, shape.seqlen_q) - 1, shift = shape.seqlen_k - shape.seqlen_q;
-  const int begin = max(0, row0 + shift - shape.window_left);
-  const int end = min(shape.seqlen_k, last + shift + shape.window_right + 1);
+__device__ KvBlockRange kv_block_range(const Shape& shape, int row0, int rows, int block_n) {
+  const int last = min(row0 + rows, shape.seqlen_q) - 1,
+            causal_offset = shape.seqlen_k - shape.seqlen_q;
+  const int begin = max(0, row0 + causal_offset - shape.window_left);
+  const int end = min(shape.seqlen_k, last + causal_offset + shape.window_right + 1);
   if (end <= begin) return {0, 1};
   return {begin / block_n, ceil_div(end, block_n)};
 }
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                      Element* gO,        // [B, Hq, seqlen_q, d]
                      float* gLse,        // [B, Hq, seqlen_q]
                      float* gAccum,      // [B, Hq, seqlen_q, d]: O between visits
-                     MaxSum* gState,     // [B, Hq, seqlen_q]: m and l between visits
+                     SoftmaxState* gState,     // [B, Hq, seqlen_q]: m and l between visits
                      Shape shape, uint64_t seed) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
@@ -111,7 +112,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const Element* q = gQ + q0 * kHeadDim;
   const Element* k = gK + bh_kv * shape.seqlen_k * kHeadDim;
   const Element* v = gV + bh_kv * shape.seqlen_k * kHeadDim;
-  const int shift = shape.seqlen_k - shape.seqlen_q;
+  const int causal_offset = shape.seqlen_k - shape.seqlen_q;
 
   for (int n_block = 0; n_block * kBlockN < shape.seqlen_k; ++n_block) {
     // (1) load K_j and V_j
@@ -120,9 +121,9 @@ __global__ void __launch_bounds__(Config::kThreads)
     load_tile<kBlockN, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k);
     load_tile<kBlockN, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k);
     for (int row0 = 0; row0 < shape.seqlen_q; row0 += kBlockM) {
-      const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
-      if (n_block < seen.begin || n_block >= seen.end) continue;
-      const bool first = n_block == seen.begin, last = n_block + 1 == seen.end;
+      const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
+      if (n_block < kv_range.begin || n_block >= kv_range.end) continue;
+      const bool first = n_block == kv_range.begin, last = n_block + 1 == kv_range.end;
 
       // (2) load Q_i. The rows before were read from sQ two barriers ago.
       load_tile<kBlockM, Config>(smem.sQ, q, row0, shape.seqlen_q);
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       // (3) S = scale Q K^T, -inf where a query does not see a key.
       for (int i = tid; i < kBlockM * kBlockN; i += Config::kThreads) {
         const int row = i / kBlockN, key = i % kBlockN;
-        const int diagonal = row0 + row + shift;
+        const int diagonal = row0 + row + causal_offset;
         float score = 0;
         for (int x = 0; x < kHeadDim; ++x)
           score += to_float(smem.sQ[swizzled_offset<kHeadDim>(row, x)]) *
@@ -148,7 +149,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       if (tid < 4 * kBlockM) {
         const int row = tid / 4;
         float* const s = smem.sP[row];
-        MaxSum old;
+        SoftmaxState old;
         if (!first && tid % 4 == 0 && row0 + row < shape.seqlen_q) old = gState[q0 + row0 + row];
         float max = old.max, sum = 0;
         for (int key = tid % 4; key < kBlockN; key += 4) max = fmaxf(max, s[key]);
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         }
         sum = quad_sum(sum);
         const float old_sum = old.sum * __expf(old.max - max);
-        const MaxSum now{max, old_sum + sum};
+        const SoftmaxState now{max, old_sum + sum};
         const float inverse_sum = now.sum != 0 ? 1 / now.sum : 0;
         if (tid % 4 == 0 && row0 + row < shape.seqlen_q) {
           smem.sOld[row] = old_sum * inverse_sum, smem.sNew[row] = inverse_kept * inverse_sum;
@@ -176,15 +177,15 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int i = tid; i < kBlockM * kHeadDim; i += Config::kThreads) {
         const int row = i / kHeadDim, col = i % kHeadDim;
         if (row0 + row >= shape.seqlen_q) continue;
-        const int64_t at = (q0 + row0 + row) * kHeadDim + col;
+        const int64_t idx = (q0 + row0 + row) * kHeadDim + col;
         float o = 0;
         for (int key = 0; key < kBlockN; ++key)
           o += smem.sP[row][key] * to_float(smem.sV[swizzled_offset<kHeadDim>(key, col)]);
-        o = (first ? 0 : gAccum[at] * smem.sOld[row]) + o * smem.sNew[row];
+        o = (first ? 0 : gAccum[idx] * smem.sOld[row]) + o * smem.sNew[row];
         if (last)
-          gO[at] = from_float<Element>(o);
+          gO[idx] = from_float<Element>(o);
         else
-          gAccum[at] = o;
+          gAccum[idx] = o;
       }
     }
   }
@@ -198,8 +199,8 @@ Status launch(const Arguments& args) {
                        dim3(static_cast<unsigned>(p.batch * p.heads)), dim3(Config::kThreads),
                        sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
                        args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"),
-                       args.out<float>("lse"), args.out<float>("accum"), args.out<MaxSum>("state"),
-                       shape_of(p), p.seed);
+                       args.out<float>("lse"), args.out<float>("accum"),
+                       args.out<SoftmaxState>("state"), shape_of(p), p.seed);
 }
 
 template <class Element, class Config>

@@ -49,7 +49,7 @@ static_assert(free_of_conflicts(swizzled_offset<32>, 32) &&
 
 //! [maxsum]
 // The maximum of some numbers and the sum of exp(number - maximum).
-struct MaxSum {
+struct SoftmaxState {
   float max = kNothing, sum = 0;
   // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
   static constexpr float kNothing = -3.4028234e38f;
@@ -92,13 +92,14 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
 
 // The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
 // first one is visited all the same, so that the rows get their O = 0 and lse = -inf.
-struct BlockRange {
+struct KvBlockRange {
   int begin, end;
 };
-__device__ BlockRange blocks_seen(const Shape& shape, int row0, int rows, int block_n) {
-  const int last = min(row0 + rows, shape.seqlen_q) - 1, shift = shape.seqlen_k - shape.seqlen_q;
-  const int begin = max(0, row0 + shift - shape.window_left);
-  const int end = min(shape.seqlen_k, last + shift + shape.window_right + 1);
+__device__ KvBlockRange kv_block_range(const Shape& shape, int row0, int rows, int block_n) {
+  const int last = min(row0 + rows, shape.seqlen_q) - 1,
+            causal_offset = shape.seqlen_k - shape.seqlen_q;
+  const int begin = max(0, row0 + causal_offset - shape.window_left);
+  const int end = min(shape.seqlen_k, last + causal_offset + shape.window_right + 1);
   if (end <= begin) return {0, 1};
   return {begin / block_n, ceil_div(end, block_n)};
 }
@@ -115,7 +116,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 // (3) S = Q K^T for the rows and the keys of this warp.
 //! [scores]
 template <class Config, class Element>
-__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kWarpKeys / 8][4],
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kWarpKeys / 8][4],
                                        const Element* sQ, const Element* sK) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
@@ -143,7 +144,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kWarpK
 // neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the second.
 //! [output]
 template <class Config, class Element>
-__device__ __forceinline__ void output(
+__device__ __forceinline__ void gemm_pv(
     float (&o)[Config::kTiles][Config::kSlice / 8][4],
     const uint32_t (&p)[Config::kTiles][Config::kWarpKeys / 8][2], const Element* sV, int col0) {
   const int lane_id = threadIdx.x % 32;
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                      Element* gO,        // [B, Hq, seqlen_q, d]
                      float* gLse,        // [B, Hq, seqlen_q]
                      float* gAccum,      // [B, Hq, seqlen_q, d]: O between visits
-                     MaxSum* gState,     // [B, Hq, seqlen_q]: m and l between visits
+                     SoftmaxState* gState,     // [B, Hq, seqlen_q]: m and l between visits
                      Shape shape, uint64_t seed) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kWarpsN = Config::kWarpsN, kWarpKeys = Config::kWarpKeys, kSlice = Config::kSlice;
@@ -187,7 +188,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const Element* q = gQ + q0 * kHeadDim;
   const Element* k = gK + bh_kv * shape.seqlen_k * kHeadDim;
   const Element* v = gV + bh_kv * shape.seqlen_k * kHeadDim;
-  const int shift = shape.seqlen_k - shape.seqlen_q;
+  const int causal_offset = shape.seqlen_k - shape.seqlen_q;
   const int group_row = kGroupRows * warp_m;                // the rows that kWarpsN warps share
   Element* const group_q = smem.sQ + group_row * kHeadDim;  // [kGroupRows, d]
   // Row of this thread: its half r of the accumulators of tile m.
@@ -199,9 +200,9 @@ __global__ void __launch_bounds__(Config::kThreads)
     load_tile<kBlockN, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k);
     load_tile<kBlockN, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k);
     for (int row0 = 0; row0 < shape.seqlen_q; row0 += kBlockM) {
-      const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
-      if (n_block < seen.begin || n_block >= seen.end) continue;
-      const bool first = n_block == seen.begin, last = n_block + 1 == seen.end;
+      const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
+      if (n_block < kv_range.begin || n_block >= kv_range.end) continue;
+      const bool first = n_block == kv_range.begin, last = n_block + 1 == kv_range.end;
 
       // (2) load Q_i. The rows before were read from sQ two barriers ago.
       load_tile<kBlockM, Config>(smem.sQ, q, row0, shape.seqlen_q);
@@ -213,12 +214,12 @@ __global__ void __launch_bounds__(Config::kThreads)
       // (3) S = scale Q K^T, -inf where a query does not see a key.
       const int key0 = n_block * kBlockN + warp_n * kWarpKeys;
       // the last key that a causal mask leaves to the first row
-      const int diagonal = group_row0 + shift;
+      const int diagonal = group_row0 + causal_offset;
       // What the first row sees ends first, what the last one sees begins last.
       const bool none = key0 >= min(shape.seqlen_k, diagonal + kGroupRows + shape.window_right) ||
                         key0 + kWarpKeys <= diagonal - shape.window_left;
       float s[kTiles][kWarpKeys / 8][4] = {};
-      if (!none) scores<Config>(s, group_q, smem.sK + warp_n * kWarpKeys * kHeadDim);
+      if (!none) gemm_qk<Config>(s, group_q, smem.sK + warp_n * kWarpKeys * kHeadDim);
 #pragma unroll
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -233,7 +234,7 @@ __global__ void __launch_bounds__(Config::kThreads)
           for (int n = 0; n < kWarpKeys / 8; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-              const int key = key0 + 8 * n + quad_col + i % 2, own = row(m, i / 2) + shift;
+              const int key = key0 + 8 * n + quad_col + i % 2, own = row(m, i / 2) + causal_offset;
               if (key < own - shape.window_left || key > own + shape.window_right ||
                   key >= shape.seqlen_k)
                 s[m][n][i] = -INFINITY;
@@ -243,14 +244,14 @@ __global__ void __launch_bounds__(Config::kThreads)
       // (4) softmax: the maximum over this warp's keys, then over all and what was seen before.
       //! [softmax]
       float row_max[kTiles][2];
-      MaxSum old[kTiles][2];
+      SoftmaxState old[kTiles][2];
 #pragma unroll
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           // not by the declaration: nvcc 13.0 sets only the first row of such an array
           old[m][r] = {};
-          float& max = row_max[m][r] = MaxSum::kNothing;
+          float& max = row_max[m][r] = SoftmaxState::kNothing;
 #pragma unroll
           for (int n = 0; n < kWarpKeys / 8; ++n)
             max = fmaxf(max, fmaxf(s[m][n][2 * r], s[m][n][2 * r + 1]));
@@ -298,7 +299,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int w = 1; w < kWarpsN; ++w) {
         const int owner = warp_n ^ w;
         float theirs[kTiles][kSlice / 8][4] = {};
-        if (!none) output<Config>(theirs, p, v_tile, owner * kSlice);
+        if (!none) gemm_pv<Config>(theirs, p, v_tile, owner * kSlice);
         float* const to = smem.sO[warp_m][owner][w - 1];
 #pragma unroll
         for (int m = 0; m < kTiles; ++m)
@@ -311,7 +312,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                   make_float2(theirs[m][n][2 * r], theirs[m][n][2 * r + 1]);
       }
       float o[kTiles][kSlice / 8][4] = {};
-      if (!none) output<Config>(o, p, v_tile, warp_n * kSlice);
+      if (!none) gemm_pv<Config>(o, p, v_tile, warp_n * kSlice);
       __syncthreads();  // parts and sums of all warps are there
       //! [exchange]
 
@@ -323,12 +324,12 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int r = 0; r < 2; ++r) {
           if (row(m, r) >= shape.seqlen_q) continue;
           const float max = row_max[m][r], old_sum = old[m][r].sum * __expf(old[m][r].max - max);
-          MaxSum now{max, old_sum};
+          SoftmaxState now{max, old_sum};
 #pragma unroll
           for (int w = 0; w < kWarpsN; ++w) now.sum += smem.sSum[w][local_row(m, r)];
           const float inverse_sum = now.sum != 0 ? 1 / now.sum : 0;
           const float old_factor = old_sum * inverse_sum, factor = inverse_kept * inverse_sum;
-          const int64_t at = (q0 + row(m, r)) * kHeadDim + warp_n * kSlice + quad_col;
+          const int64_t idx = (q0 + row(m, r)) * kHeadDim + warp_n * kSlice + quad_col;
 #pragma unroll
           for (int n = 0; n < kSlice / 8; ++n) {
             float2 sum = make_float2(o[m][n][2 * r], o[m][n][2 * r + 1]);
@@ -340,13 +341,13 @@ __global__ void __launch_bounds__(Config::kThreads)
               sum.x += part.x, sum.y += part.y;
             }
             const float2 old_o =
-                first ? float2{} : *reinterpret_cast<const float2*>(gAccum + at + 8 * n);
+                first ? float2{} : *reinterpret_cast<const float2*>(gAccum + idx + 8 * n);
             const float2 x = make_float2(old_o.x * old_factor + sum.x * factor,
                                          old_o.y * old_factor + sum.y * factor);
             if (last)
-              *reinterpret_cast<uint32_t*>(gO + at + 8 * n) = pack2<Element>(x.x, x.y);
+              *reinterpret_cast<uint32_t*>(gO + idx + 8 * n) = pack2<Element>(x.x, x.y);
             else
-              *reinterpret_cast<float2*>(gAccum + at + 8 * n) = x;
+              *reinterpret_cast<float2*>(gAccum + idx + 8 * n) = x;
           }
           if (warp_n == 0 && quad_col == 0) {
             gState[q0 + row(m, r)] = now;
@@ -365,8 +366,8 @@ Status launch(const Arguments& args) {
                        dim3(static_cast<unsigned>(p.batch * p.heads)), dim3(Config::kThreads),
                        sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
                        args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"),
-                       args.out<float>("lse"), args.out<float>("accum"), args.out<MaxSum>("state"),
-                       shape_of(p), p.seed);
+                       args.out<float>("lse"), args.out<float>("accum"),
+                       args.out<SoftmaxState>("state"), shape_of(p), p.seed);
 }
 
 template <class Element, class Config>

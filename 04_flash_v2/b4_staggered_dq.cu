@@ -47,8 +47,8 @@ struct SharedStorage {
 // first key; `keys`: how many there are from that one on.
 //! [mask]
 template <class Config>
-__device__ __forceinline__ void apply_mask(
-    float (&s)[Config::kKeyTiles][Config::kBlockM / 8][4], const Shape& shape, int own, int keys) {
+__device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config::kBlockM / 8][4],
+                                           const Shape& shape, int row_minus_col, int keys) {
 #pragma unroll
   for (int m = 0; m < Config::kKeyTiles; ++m)
 #pragma unroll
@@ -56,8 +56,8 @@ __device__ __forceinline__ void apply_mask(
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int key = 16 * m + 8 * (e / 2), row = 8 * n + e % 2;  // from this lane's first
-        if (key - row < own - shape.window_left || key - row > own + shape.window_right ||
-            key >= keys)
+        if (key - row < row_minus_col - shape.window_left ||
+            key - row > row_minus_col + shape.window_right || key >= keys)
           s[m][n][e] = -INFINITY;
       }
 }
@@ -110,9 +110,9 @@ __device__ __forceinline__ void score_gradients(
           ds[c] = unpack<Element>(p[e], c) * (x - d);
         }
         operand[m][k][e] = pack2<Element>(ds[0], ds[1]);
-        *reinterpret_cast<uint32_t*>(sdS + along_row<Config::kBlockM>(own, 16 * k + 8 * (e / 2)) +
-                                     (16 * m + 8 * (e % 2)) * 2 * Config::kBlockM) =
-            operand[m][k][e];
+        *reinterpret_cast<uint32_t*>(
+            sdS + swizzle_advance<Config::kBlockM>(own, 16 * k + 8 * (e / 2)) +
+            (16 * m + 8 * (e % 2)) * 2 * Config::kBlockM) = operand[m][k][e];
       }
     }
 }
@@ -130,7 +130,8 @@ __global__ void __launch_bounds__(Config::kThreads)
                               float4* gAccum,      // [tiles, fragments, threads]: dQ
                               Shape shape, Packing packing, int num_kv_heads) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
-  constexpr int kKeyTiles = Config::kKeyTiles, kSpan = Config::kSpan, kStages = Config::kStages;
+  constexpr int kKeyTiles = Config::kKeyTiles, kSwizzleChunks = Config::kSwizzleChunks,
+                kStages = Config::kStages;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
@@ -144,34 +145,35 @@ __global__ void __launch_bounds__(Config::kThreads)
   if (key0 >= seqlen_k) return;  // of a batch with longer sequences
 
   // The visits: of each head that shares these keys, the blocks of rows that see one of them.
-  const BlockRanges seen = blocks_that_see(shape, seqlen_q, seqlen_k, key0, kBlockN, kBlockM);
-  const int blocks = seen.end - seen.begin, visits = group * blocks;
+  const KvBlockRange q_range = q_block_range(shape, seqlen_q, seqlen_k, key0, kBlockN, kBlockM);
+  const int blocks = q_range.end - q_range.begin, visits = group * blocks;
   struct Visit {
     int head, m_block;  // of the group
   };
-  const auto advance = [&](Visit& visit) {
-    if (++visit.m_block == seen.end) visit.m_block = seen.begin, ++visit.head;
+  const auto advance = [&](Visit& process_kv_block) {
+    if (++process_kv_block.m_block == q_range.end)
+      process_kv_block.m_block = q_range.begin, ++process_kv_block.head;
   };
   const int64_t head_step =
       packing.cu_seqlens_q == nullptr ? int64_t{seqlen_q} * kHeadDim : kHeadDim;
-  const auto tile_of = [&](const Visit& visit) {
-    return visit.head * packing.num_tiles + visit.m_block;
+  const auto tile_of = [&](const Visit& process_kv_block) {
+    return process_kv_block.head * packing.num_tiles + process_kv_block.m_block;
   };
   // This thread's first chunk of every tile.
-  const int copy_row = threadIdx.x / kSpan, chunk = threadIdx.x % kSpan * 8;
-  const auto load_rows = [&](const Visit& visit, int stage) {
-    const int row0 = visit.m_block * kBlockM;
-    const int64_t first = sequence.q + visit.head * head_step +
+  const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
+  const auto load_rows = [&](const Visit& process_kv_block, int stage) {
+    const int row0 = process_kv_block.m_block * kBlockM;
+    const int64_t first = sequence.q + process_kv_block.head * head_step +
                           int64_t{row0 + copy_row} * packing.q_step + chunk;
     load_tile<kBlockM, Config>(smem.sQ[stage], gQ + first, packing.q_step, seqlen_q - row0);
     load_tile<kBlockM, Config>(smem.sdO[stage], gdO + first, packing.q_step, seqlen_q - row0);
-    const float* const rows = gRows + (sequence.tile + tile_of(visit)) * (2 * kBlockM);
+    const float* const rows = gRows + (sequence.tile + tile_of(process_kv_block)) * (2 * kBlockM);
     if (threadIdx.x < kBlockM / 2)
       cp_async_16(&smem.sRow[stage][0][0] + 4 * threadIdx.x, rows + 4 * threadIdx.x);
   };
 
   // (2) load K_j, V_j and the first rows
-  Visit visit{0, seen.begin}, next = visit;
+  Visit process_kv_block{0, q_range.begin}, next = process_kv_block;
   const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_step + chunk;
   load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_step, seqlen_k - key0);
   load_tile<kBlockN, Config>(smem.sV, gV + first, packing.kv_step, seqlen_k - key0);
@@ -213,7 +215,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   cp_async_wait<kStages - 1>();
   __syncthreads();  // K, V and the first rows are there
 
-  for (int i = 0; i < visits; ++i, advance(visit)) {
+  for (int i = 0; i < visits; ++i, advance(process_kv_block)) {
     const int stage = i % kStages;
     const char* const sQ = reinterpret_cast<const char*>(smem.sQ[stage]);
     const char* const sdO = reinterpret_cast<const char*>(smem.sdO[stage]);
@@ -226,8 +228,10 @@ __global__ void __launch_bounds__(Config::kThreads)
     uint32_t operand[kKeyTiles][Config::kRowSteps][4];
     const float* const rows = smem.sRow[stage][owns_p ? 0 : 1] + quad_col;
     if (owns_p) {
-      const int row = visit.m_block * kBlockM + quad_col, key = key0 + warp_key + quad_row;
-      if (visit.m_block < seen.unmasked_begin || visit.m_block >= seen.unmasked_end)
+      const int row = process_kv_block.m_block * kBlockM + quad_col,
+                key = key0 + warp_key + quad_row;
+      if (process_kv_block.m_block < q_range.unmasked_begin ||
+          process_kv_block.m_block >= q_range.unmasked_end)
         apply_mask<Config>(s, shape, row + seqlen_k - seqlen_q - key, seqlen_k - key);
       probabilities<Element, Config>(operand, s, rows, sP, shape);
       named_barrier_sync(1 + pair, 64);  // the other warp may take P
@@ -244,15 +248,15 @@ __global__ void __launch_bounds__(Config::kThreads)
     // dS and the next rows are there; all are done with these rows and with the dQ before
     __syncthreads();
     if (i + kStages < visits) {
-      Visit coming = visit;
+      Visit coming = process_kv_block;
       sequence = smem.sequence;
       for (int ahead = 0; ahead < kStages; ++ahead) advance(coming);
       load_rows(coming, stage);
     }
     cp_async_commit();
 
-    if (!owns_p) add_dq(tile_of(visit), i % Config::kBuffers);
-    tile_before = tile_of(visit);
+    if (!owns_p) add_dq(tile_of(process_kv_block), i % Config::kBuffers);
+    tile_before = tile_of(process_kv_block);
   }
   if (owns_p && visits > 0) add_dq(tile_before, (visits - 1) % Config::kBuffers);
 

@@ -98,13 +98,14 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows, i
 }
 
 // The blocks of keys that some query of rows [row0, row0 + rows) sees.
-struct BlockRange {
+struct KvBlockRange {
   int begin, end;
 };
-__device__ BlockRange blocks_seen(const Shape& shape, int row0, int rows, int block_n) {
-  const int last = min(row0 + rows, shape.seqlen_q) - 1, shift = shape.seqlen_k - shape.seqlen_q;
-  const int begin = max(0, row0 + shift - shape.window_left);
-  const int end = min(shape.seqlen_k, last + shift + shape.window_right + 1);
+__device__ KvBlockRange kv_block_range(const Shape& shape, int row0, int rows, int block_n) {
+  const int last = min(row0 + rows, shape.seqlen_q) - 1,
+            causal_offset = shape.seqlen_k - shape.seqlen_q;
+  const int begin = max(0, row0 + causal_offset - shape.window_left);
+  const int end = min(shape.seqlen_k, last + causal_offset + shape.window_right + 1);
   if (end <= begin) return {0, 0};  // O = 0 and lse = -inf for all
   return {begin / block_n, ceil_div(end, block_n)};
 }
@@ -121,7 +122,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 // (3) S = Q K^T for 32 rows and the keys of this warp.
 //! [scores]
 template <class Config, class Element>
-__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kWarpKeys / 8][4],
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kWarpKeys / 8][4],
                                        const Element* sQ, const Element* sK) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
@@ -149,7 +150,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kWarpK
 // neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the second.
 //! [output]
 template <class Config, class Element>
-__device__ __forceinline__ void output(
+__device__ __forceinline__ void gemm_pv(
     float (&o)[Config::kTiles][Config::kSlice / 8][4],
     const uint32_t (&p)[Config::kTiles][Config::kWarpKeys / 8][2], const Element* sV, int col0) {
   const int lane_id = threadIdx.x % 32;
@@ -193,7 +194,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const Element* q = gQ + q0 * kHeadDim;
   const Element* k = gK + bh_kv * shape.seqlen_k * kHeadDim;
   const Element* v = gV + bh_kv * shape.seqlen_k * kHeadDim;
-  const int shift = shape.seqlen_k - shape.seqlen_q;
+  const int causal_offset = shape.seqlen_k - shape.seqlen_q;
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   // The group: kWarpsN warps that share kGroupRows rows of the tile.
   constexpr int kThreads = Config::kThreads;
@@ -203,16 +204,16 @@ __global__ void __launch_bounds__(Config::kThreads)
   // Row of this thread: its half r of the accumulators of tile m.
   const auto local_row = [&](int m, int r) { return group_row + 16 * m + 8 * r + quad_row; };
   const auto row = [&](int m, int r) { return row0 + local_row(m, r); };
-  const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
+  const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
 
   // (1) load Q_i, which stays
-  if (seen.begin < seen.end)
+  if (kv_range.begin < kv_range.end)
     load_tile<kBlockM, kThreads, Config>(smem.sQ, q, row0, shape.seqlen_q, threadIdx.x);
   float o[kTiles][kSlice / 8][4] = {};  // the columns that this warp adds up, not divided by l yet
   float row_max[kTiles][2], row_sum[kTiles][2] = {};  // of both warps' keys; of this lane's keys
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
-  for (int n_block = seen.begin; n_block < seen.end; ++n_block) {
+  for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block) {
     // (2) load K_j and V_j
     __syncthreads();  // all are done with the tiles before
     load_tile<kBlockN, kThreads, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k,
@@ -226,12 +227,12 @@ __global__ void __launch_bounds__(Config::kThreads)
     // (3) S = Q K^T, -inf where a query does not see a key.
     const int key0 = n_block * kBlockN + warp_n * kWarpKeys;
     // the last key that a causal mask leaves to the first row
-    const int diagonal = group_row0 + shift;
+    const int diagonal = group_row0 + causal_offset;
     // What the first row sees ends first, what the last one sees begins last.
     const bool none = key0 >= min(shape.seqlen_k, diagonal + kGroupRows + shape.window_right) ||
                       key0 + kWarpKeys <= diagonal - shape.window_left;
     float s[kTiles][kWarpKeys / 8][4] = {};
-    if (!none) scores<Config>(s, group_q, smem.sK + warp_n * kWarpKeys * kHeadDim);
+    if (!none) gemm_qk<Config>(s, group_q, smem.sK + warp_n * kWarpKeys * kHeadDim);
     // Most tiles are seen whole.
     if (key0 < diagonal + kGroupRows - 1 - shape.window_left ||
         key0 + kWarpKeys > min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int n = 0; n < kWarpKeys / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const int key = key0 + 8 * n + quad_col + i % 2, own = row(m, i / 2) + shift;
+            const int key = key0 + 8 * n + quad_col + i % 2, own = row(m, i / 2) + causal_offset;
             if (key < own - shape.window_left || key > own + shape.window_right ||
                 key >= shape.seqlen_k)
               s[m][n][i] = -INFINITY;
@@ -301,7 +302,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     const Element* const v_tile = smem.sV + warp_n * kWarpKeys * kHeadDim;
     {
       float theirs[kTiles][kSlice / 8][4] = {};
-      if (!none) output<Config>(theirs, p, v_tile, (1 - warp_n) * kSlice);
+      if (!none) gemm_pv<Config>(theirs, p, v_tile, (1 - warp_n) * kSlice);
       float* const to = smem.sO[warp_m][1 - warp_n];
 #pragma unroll
       for (int m = 0; m < kTiles; ++m)
@@ -313,7 +314,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                 to + exchange_offset<Config>(16 * m + 8 * r + quad_row, 8 * n + quad_col)) =
                 make_float2(theirs[m][n][2 * r], theirs[m][n][2 * r + 1]);
     }
-    if (!none) output<Config>(o, p, v_tile, warp_n * kSlice);
+    if (!none) gemm_pv<Config>(o, p, v_tile, warp_n * kSlice);
     group_sync();  // the other warp's part is there
     const float* const from = smem.sO[warp_m][warp_n];
 #pragma unroll
@@ -346,10 +347,10 @@ __global__ void __launch_bounds__(Config::kThreads)
       if (row(m, r) >= shape.seqlen_q) continue;
       const float sum = smem.sSum[0][local_row(m, r)] + smem.sSum[1][local_row(m, r)];
       const float factor = sum != 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
-      const int64_t at = (q0 + row(m, r)) * kHeadDim + warp_n * kSlice + quad_col;
+      const int64_t idx = (q0 + row(m, r)) * kHeadDim + warp_n * kSlice + quad_col;
 #pragma unroll
       for (int n = 0; n < kSlice / 8; ++n)
-        *reinterpret_cast<uint32_t*>(gO + at + 8 * n) =
+        *reinterpret_cast<uint32_t*>(gO + idx + 8 * n) =
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       if (warp_n == 0 && quad_col == 0)
         gLse[q0 + row(m, r)] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
@@ -361,7 +362,7 @@ template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
-  if (args.plans({Config::kBlockM, Config::kBlockN, num_heads, 1, Config::kGroupRows}))
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, num_heads, 1, Config::kGroupRows}))
     return Status::success();
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config>,

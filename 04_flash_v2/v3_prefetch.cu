@@ -78,13 +78,14 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows, i
 }
 
 // The blocks of keys that some query of rows [row0, row0 + rows) sees.
-struct BlockRange {
+struct KvBlockRange {
   int begin, end;
 };
-__device__ BlockRange blocks_seen(const Shape& shape, int row0, int rows, int block_n) {
-  const int last = min(row0 + rows, shape.seqlen_q) - 1, shift = shape.seqlen_k - shape.seqlen_q;
-  const int begin = max(0, row0 + shift - shape.window_left);
-  const int end = min(shape.seqlen_k, last + shift + shape.window_right + 1);
+__device__ KvBlockRange kv_block_range(const Shape& shape, int row0, int rows, int block_n) {
+  const int last = min(row0 + rows, shape.seqlen_q) - 1,
+            causal_offset = shape.seqlen_k - shape.seqlen_q;
+  const int begin = max(0, row0 + causal_offset - shape.window_left);
+  const int end = min(shape.seqlen_k, last + causal_offset + shape.window_right + 1);
   if (end <= begin) return {0, 0};  // O = 0 and lse = -inf for all
   return {begin / block_n, ceil_div(end, block_n)};
 }
@@ -101,7 +102,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 // (3) S = Q K^T for the rows of this warp.
 //! [scores]
 template <class Config, class Element>
-__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
                                        const Element* sQ, const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = threadIdx.x / 32 * Config::kWarpRows;
 #pragma unroll
@@ -128,7 +129,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlock
 // (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys.
 //! [output]
 template <class Config, class Element, class Probabilities>
-__device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
+__device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
                                        Probabilities probabilities, const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
@@ -169,18 +170,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const Element* q = gQ + q0 * kHeadDim;
   const Element* k = gK + bh_kv * shape.seqlen_k * kHeadDim;
   const Element* v = gV + bh_kv * shape.seqlen_k * kHeadDim;
-  const int shift = shape.seqlen_k - shape.seqlen_q;
+  const int causal_offset = shape.seqlen_k - shape.seqlen_q;
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   constexpr int kThreads = Config::kThreads;
   // Row of this thread: its half r of the accumulators of tile m.
   const int warp_row0 = row0 + warp_rows;
   const auto row = [&](int m, int r) { return warp_row0 + 16 * m + 8 * r + quad_row; };
-  const BlockRange seen = blocks_seen(shape, row0, kBlockM, kBlockN);
+  const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
 
   // (1) load Q_i, which stays, and the first K_j
-  if (seen.begin < seen.end) {
+  if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, kThreads, Config>(smem.sQ, q, row0, shape.seqlen_q, threadIdx.x);
-    load_tile<kBlockN, kThreads, Config>(smem.sK, k, seen.begin * kBlockN, shape.seqlen_k,
+    load_tile<kBlockN, kThreads, Config>(smem.sK, k, kv_range.begin * kBlockN, shape.seqlen_k,
                                          threadIdx.x);
     cp_async_commit();
   }
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
-  for (int n_block = seen.begin; n_block < seen.end; ++n_block) {
+  for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block) {
     // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
     // flight, so that both waits are for all of them.
     //! [pipeline]
@@ -202,9 +203,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     // (3) S = Q K^T, -inf where a query does not see a key.
     const int key0 = n_block * kBlockN;
     // the last key that a causal mask leaves to the first row
-    const int diagonal = warp_row0 + shift;
+    const int diagonal = warp_row0 + causal_offset;
     float s[kTiles][kBlockN / 8][4] = {};
-    scores<Config>(s, smem.sQ, smem.sK);
+    gemm_qk<Config>(s, smem.sQ, smem.sK);
     // Most tiles are seen whole.
     if (key0 < diagonal + kWarpRows - 1 - shape.window_left ||
         key0 + kBlockN > min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
@@ -214,7 +215,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         for (int n = 0; n < kBlockN / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const int key = key0 + 8 * n + quad_col + i % 2, own = row(m, i / 2) + shift;
+            const int key = key0 + 8 * n + quad_col + i % 2, own = row(m, i / 2) + causal_offset;
             if (key < own - shape.window_left || key > own + shape.window_right ||
                 key >= shape.seqlen_k)
               s[m][n][i] = -INFINITY;
@@ -226,7 +227,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     //! [ex04c]
     cp_async_wait<0>();
     __syncthreads();  // V_j of all threads is there; all are done with K_j
-    if (n_block + 1 < seen.end)
+    if (n_block + 1 < kv_range.end)
       load_tile<kBlockN, kThreads, Config>(smem.sK, k, (n_block + 1) * kBlockN, shape.seqlen_k,
                                            threadIdx.x);
     cp_async_commit();
@@ -276,7 +277,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     //! [softmax]
 
     // (5) O += P V
-    output<Config>(o, probabilities, smem.sV);
+    gemm_pv<Config>(o, probabilities, smem.sV);
   }
 
   // (7) O = O / l, once; (8) store O and lse
@@ -288,10 +289,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       const float sum = quad_sum(row_sum[m][r]);
       const float factor = sum != 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
       if (row(m, r) >= shape.seqlen_q) continue;
-      const int64_t at = (q0 + row(m, r)) * kHeadDim + quad_col;
+      const int64_t idx = (q0 + row(m, r)) * kHeadDim + quad_col;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)
-        *reinterpret_cast<uint32_t*>(gO + at + 8 * n) =
+        *reinterpret_cast<uint32_t*>(gO + idx + 8 * n) =
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       if (quad_col == 0)
         gLse[q0 + row(m, r)] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
@@ -303,7 +304,7 @@ template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
-  if (args.plans({Config::kBlockM, Config::kBlockN, num_heads})) return Status::success();
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, num_heads})) return Status::success();
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config>,
                        dim3(static_cast<unsigned>(num_m_blocks * num_heads)),

@@ -83,7 +83,7 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows, i
 // (3) S = Q K^T for the rows of this warp.
 //! [scores]
 template <class Config, class Element>
-__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
                                        const Element* sQ, const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = threadIdx.x / 32 * Config::kWarpRows;
 #pragma unroll
@@ -110,7 +110,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlock
 // (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys.
 //! [output]
 template <class Config, class Element, class Probabilities>
-__device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
+__device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
                                        Probabilities probabilities, const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
@@ -151,19 +151,19 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const Element* q = gQ + q0 * kHeadDim;
   const Element* k = gK + bh_kv * shape.seqlen_k * kHeadDim;
   const Element* v = gV + bh_kv * shape.seqlen_k * kHeadDim;
-  const int shift = shape.seqlen_k - shape.seqlen_q;
+  const int causal_offset = shape.seqlen_k - shape.seqlen_q;
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   constexpr int kThreads = Config::kThreads;
   // Row of this thread: its half r of the accumulators of tile m.
   const int warp_row0 = row0 + warp_rows;
   const auto row = [&](int m, int r) { return warp_row0 + 16 * m + 8 * r + quad_row; };
-  const BlockRanges seen =
-      blocks_seen(shape, shape.seqlen_q, shape.seqlen_k, row0, kBlockM, kBlockN);
+  const KvBlockRange kv_range =
+      kv_block_range(shape, shape.seqlen_q, shape.seqlen_k, row0, kBlockM, kBlockN);
 
   // (1) load Q_i, which stays, and the first K_j
-  if (seen.begin < seen.end) {
+  if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, kThreads, Config>(smem.sQ, q, row0, shape.seqlen_q, threadIdx.x);
-    load_tile<kBlockN, kThreads, Config>(smem.sK, k, seen.begin * kBlockN, shape.seqlen_k,
+    load_tile<kBlockN, kThreads, Config>(smem.sK, k, kv_range.begin * kBlockN, shape.seqlen_k,
                                          threadIdx.x);
     cp_async_commit();
   }
@@ -172,12 +172,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
   // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
-  const auto visit = [&](int n_block, auto masked) {
+  const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
     // Of a block with a mask a warp may see nothing.
     const bool idle =
-        masked.value && (key0 > warp_row0 + kWarpRows - 1 + shift + shape.window_right ||
-                         key0 + kBlockN <= warp_row0 + shift - shape.window_left);
+        masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
+                         key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
     // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
     // flight, so that both waits are for all of them.
     //! [pipeline]
@@ -191,16 +191,16 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     // (3) S = Q K^T, -inf where a query does not see a key.
     float s[kTiles][kBlockN / 8][4] = {};
     if (!idle) {
-      scores<Config>(s, smem.sQ, smem.sK);
-      const int own = row(0, 0) + shift - key0 - quad_col;
-      if constexpr (masked.value) apply_mask(s, shape, own, shape.seqlen_k - key0);
+      gemm_qk<Config>(s, smem.sQ, smem.sK);
+      const int row_minus_col = row(0, 0) + causal_offset - key0 - quad_col;
+      if constexpr (masked.value) apply_mask(s, shape, row_minus_col, shape.seqlen_k - key0);
     }
 
     // K_j+1 is in flight during softmax and P V.
     //! [pipeline_k]
     cp_async_wait<0>();
     __syncthreads();  // V_j of all threads is there; all are done with K_j
-    if (n_block + 1 < seen.end)
+    if (n_block + 1 < kv_range.end)
       load_tile<kBlockN, kThreads, Config>(smem.sK, k, (n_block + 1) * kBlockN, shape.seqlen_k,
                                            threadIdx.x);
     cp_async_commit();
@@ -250,14 +250,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     //! [softmax]
 
     // (5) O += P V
-    output<Config>(o, probabilities, smem.sV);
+    gemm_pv<Config>(o, probabilities, smem.sV);
   };
   //! [loops]
-  for (int n_block = seen.begin; n_block < seen.end; ++n_block)
-    if (n_block >= seen.unmasked_begin && n_block < seen.unmasked_end)
-      visit(n_block, std::false_type{});
+  for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block)
+    if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end)
+      process_kv_block(n_block, std::false_type{});
     else  // left edge of the window; diagonal, right edge, last keys
-      visit(n_block, std::true_type{});
+      process_kv_block(n_block, std::true_type{});
       //! [loops]
 
       // (7) O = O / l, once; (8) store O and lse
@@ -269,10 +269,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       const float sum = quad_sum(row_sum[m][r]);
       const float factor = sum != 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
       if (row(m, r) >= shape.seqlen_q) continue;
-      const int64_t at = (q0 + row(m, r)) * kHeadDim + quad_col;
+      const int64_t idx = (q0 + row(m, r)) * kHeadDim + quad_col;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)
-        *reinterpret_cast<uint32_t*>(gO + at + 8 * n) =
+        *reinterpret_cast<uint32_t*>(gO + idx + 8 * n) =
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       if (quad_col == 0)
         gLse[q0 + row(m, r)] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
@@ -284,7 +284,7 @@ template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
-  if (args.plans(
+  if (args.report_tiling(
           {Config::kBlockM, Config::kBlockN, num_heads, Config::kBlocksPerSm, Config::kWarpRows}))
     return Status::success();
   args.phase("attention");

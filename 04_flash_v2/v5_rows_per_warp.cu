@@ -84,7 +84,7 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows, i
 // (3) S = Q K^T for the rows of this warp.
 //! [scores]
 template <class Config, class Element>
-__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
                                        const Element* sQ, const Element* sK) {
   const int lane_id = thread_index() % 32, row = thread_index() / 32 * Config::kWarpRows;
 #pragma unroll
@@ -111,7 +111,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlock
 // (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys.
 //! [output]
 template <class Config, class Element, class Probabilities>
-__device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
+__device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
                                        Probabilities probabilities, const Element* sV) {
   const int lane_id = thread_index() % 32;
 #pragma unroll
@@ -147,8 +147,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
   const int bh = blockIdx.x % num_heads;
   const Sequence sequence = sequence_of(shape, bh, kHeadDim);
-  const int seqlen_k = sequence.seqlen_k, shift = seqlen_k - sequence.seqlen_q;
-  const BlockRanges seen = blocks_seen(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
+  const int seqlen_k = sequence.seqlen_k, causal_offset = seqlen_k - sequence.seqlen_q;
+  const KvBlockRange kv_range =
+      kv_block_range(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
   const auto load_kv = [&](Element* to, const Element* g, int n_block) {
     load_tile<kBlockN, Config::kThreads, Config>(to, g + sequence.kv, n_block * kBlockN, seqlen_k,
                                                  threadIdx.x);
@@ -157,10 +158,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
   if (threadIdx.x == 0) smem.sequence = sequence, smem.row0 = row0;
   // (1) load Q_i, which stays, and the first K_j
-  if (seen.begin < seen.end) {
+  if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, Config::kThreads, Config>(smem.sQ, gQ + sequence.q, row0, sequence.seqlen_q,
                                                  threadIdx.x);
-    load_kv(smem.sK, gK, seen.begin);
+    load_kv(smem.sK, gK, kv_range.begin);
     cp_async_commit();
   }
   __syncthreads();                                    // smem.sequence is there
@@ -169,13 +170,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
   // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
-  const auto visit = [&](int n_block, auto masked) {
+  const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
     // Of a block with a mask a warp may see nothing.
     const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
     const bool idle =
-        masked.value && (key0 > warp_row0 + kWarpRows - 1 + shift + shape.window_right ||
-                         key0 + kBlockN <= warp_row0 + shift - shape.window_left);
+        masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
+                         key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
     // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
     // flight, so that both waits are for all of them.
     //! [pipeline]
@@ -188,17 +189,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     // (3) S = Q K^T, -inf where a query does not see a key.
     float s[kTiles][kBlockN / 8][4] = {};
     if (!idle) {
-      scores<Config>(s, smem.sQ, smem.sK);
+      gemm_qk<Config>(s, smem.sQ, smem.sK);
       const int lane_id = thread_index() % 32;
-      const int own = warp_row0 + lane_id / 4 + shift - key0 - lane_id % 4 * 2;
-      if constexpr (masked.value) apply_mask(s, shape, own, seqlen_k - key0);
+      const int row_minus_col = warp_row0 + lane_id / 4 + causal_offset - key0 - lane_id % 4 * 2;
+      if constexpr (masked.value) apply_mask(s, shape, row_minus_col, seqlen_k - key0);
     }
 
     // K_j+1 is in flight during softmax and P V.
     //! [pipeline_k]
     cp_async_wait<0>();
     __syncthreads();  // V_j of all threads is there; all are done with K_j
-    if (n_block + 1 < seen.end) load_kv(smem.sK, gK, n_block + 1);
+    if (n_block + 1 < kv_range.end) load_kv(smem.sK, gK, n_block + 1);
     cp_async_commit();
     //! [pipeline_k]
     if (idle) return;
@@ -246,14 +247,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     //! [softmax]
 
     // (5) O += P V
-    output<Config>(o, probabilities, smem.sV);
+    gemm_pv<Config>(o, probabilities, smem.sV);
   };
   //! [loops]
-  for (int n_block = seen.begin; n_block < seen.end; ++n_block)
-    if (n_block >= seen.unmasked_begin && n_block < seen.unmasked_end)
-      visit(n_block, std::false_type{});
+  for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block)
+    if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end)
+      process_kv_block(n_block, std::false_type{});
     else  // left edge of the window; diagonal, right edge, last keys
-      visit(n_block, std::true_type{});
+      process_kv_block(n_block, std::true_type{});
   //! [loops]
 
   // (7) O = O / l, once; (8) store O and lse
@@ -284,7 +285,7 @@ template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
-  if (args.plans(
+  if (args.report_tiling(
           {Config::kBlockM, Config::kBlockN, num_heads, Config::kBlocksPerSm, Config::kWarpRows}))
     return Status::success();
   args.phase("attention");

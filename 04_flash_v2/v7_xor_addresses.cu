@@ -27,16 +27,18 @@ struct Config {
   static constexpr int kWarpRows = kBlockM / kNumWarps;
   static constexpr int kTiles = kWarpRows / 16;  // MMAs of 16 rows by a warp
   static constexpr int kRowBytes = 2 * kHeadDim;
-  static constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4;  // chunks that change places in a row
-  static constexpr int kCopyRows = kThreads / kSpan;        // rows that the block copies at once
+  static constexpr int kSwizzleChunks =
+      kHeadDim % 64 == 0 ? 8 : 4;                              // chunks that change places in a row
+  static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
 
 // The byte offset `cols` columns further in the same row, from an even column of chunks: a chunk
-// changes place by an XOR (the bits of its number are 0 where a row begins), kSpan by a sum.
-template <int kSpan>
-__host__ __device__ constexpr int along_row(int offset, int cols) {
-  return (offset ^ (2 * (cols % (8 * kSpan)))) + cols / (8 * kSpan) * (16 * kSpan);
+// changes place by an XOR (the bits of its number are 0 where a row begins), kSwizzleChunks by a sum.
+template <int kSwizzleChunks>
+__host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
+  return (offset ^ (2 * (cols % (8 * kSwizzleChunks)))) +
+         cols / (8 * kSwizzleChunks) * (16 * kSwizzleChunks);
 }
 
 // The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
@@ -63,9 +65,9 @@ constexpr bool free_of_conflicts() {
                 .conflicts() > 0)
       return false;
   for (int col = 0; col < kHeadDim; col += 16)
-    for (int l = 0; l < 32; ++l)  // along_row gives the very same addresses
-      if (const int at = 2 * swizzled_offset<kHeadDim>(l % 16, l / 16 * 8);
-          along_row<Config<kHeadDim>::kSpan>(at, col) !=
+    for (int l = 0; l < 32; ++l)  // swizzle_advance gives the very same addresses
+      if (const int idx = 2 * swizzled_offset<kHeadDim>(l % 16, l / 16 * 8);
+          swizzle_advance<Config<kHeadDim>::kSwizzleChunks>(idx, col) !=
           2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8))
         return false;
   return true;
@@ -85,18 +87,18 @@ struct SharedStorage {
 };
 
 // Issues the copies of kRows rows, of which `rows` exist; the others become 0. `g` is this thread's
-// first chunk of them, of row tid / kSpan and chunk tid % kSpan.
+// first chunk of them, of row tid / kSwizzleChunks and chunk tid % kSwizzleChunks.
 //! [copy]
 template <int kRows, class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int rows) {
-  constexpr int kSpan = Config::kSpan, kHeadDim = Config::kHeadDim;
-  const int tid = thread_index(), row = tid / kSpan;
-  Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSpan * 8);
+  constexpr int kSwizzleChunks = Config::kSwizzleChunks, kHeadDim = Config::kHeadDim;
+  const int tid = thread_index(), row = tid / kSwizzleChunks;
+  Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSwizzleChunks * 8);
   const auto copy = [&](auto compares) {
 #pragma unroll
     for (int r = 0; r < kRows; r += Config::kCopyRows)
 #pragma unroll
-      for (int c = 0; c < kHeadDim; c += 8 * kSpan) {
+      for (int c = 0; c < kHeadDim; c += 8 * kSwizzleChunks) {
         const bool inside = !compares.value || row + r < rows;
         cp_async_16(to + r * kHeadDim + c, g + (inside ? r : -row) * kHeadDim + c, inside ? 16 : 0);
       }
@@ -109,7 +111,7 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int r
 // `q`, `k`: bytes to this lane's chunk in the first 16 columns.
 //! [scores]
 template <class Element, class Config>
-__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
                                        const char* sQ, const char* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
@@ -118,14 +120,14 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlock
   const int k = 2 * swizzled_offset<Config::kHeadDim>(tid / 16 % 2 * 8 + tid % 8, tid / 8 % 2 * 8);
   const auto load_k = [&](int i) {
     const char* const rows = sK + i % kKeySteps * 16 * Config::kRowBytes;
-    ldmatrix_x4(b[i % 2], rows + along_row<Config::kSpan>(k, i / kKeySteps * 16));
+    ldmatrix_x4(b[i % 2], rows + swizzle_advance<Config::kSwizzleChunks>(k, i / kKeySteps * 16));
   };
   const auto load_q = [&](int step) {
     if (step == kColSteps) return;
 #pragma unroll
     for (int m = 0; m < Config::kTiles; ++m)
-      ldmatrix_x4(a[step % 2][m],
-                  sQ + along_row<Config::kSpan>(q, 16 * step) + 16 * m * Config::kRowBytes);
+      ldmatrix_x4(a[step % 2][m], sQ + swizzle_advance<Config::kSwizzleChunks>(q, 16 * step) +
+                                      16 * m * Config::kRowBytes);
   };
   load_q(0);
   load_k(0);
@@ -151,7 +153,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlock
 // one step ahead, so that its exponentials overlap with the MMAs.
 //! [output]
 template <class Element, class Config, class Probabilities>
-__device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
+__device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
                                        Probabilities probabilities, const char* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
@@ -159,7 +161,8 @@ __device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadD
   const int v = 2 * swizzled_offset<Config::kHeadDim>(tid % 16, tid / 16 % 2 * 8);
   const auto load_v = [&](int i) {
     const char* const rows = sV + i / kColSteps * 16 * Config::kRowBytes;
-    ldmatrix_x4_trans(b[i % 2], rows + along_row<Config::kSpan>(v, i % kColSteps * 16));
+    ldmatrix_x4_trans(b[i % 2],
+                      rows + swizzle_advance<Config::kSwizzleChunks>(v, i % kColSteps * 16));
   };
   load_v(0);
   probabilities(0, a[0]);
@@ -190,17 +193,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                      Shape shape, int num_m_blocks, int num_heads) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
-  constexpr int kSpan = Config::kSpan;
+  constexpr int kSwizzleChunks = Config::kSwizzleChunks;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
   // The tiles of queries with the most keys begin first, those of all heads.
   const int row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
   const int bh = blockIdx.x % num_heads;
   const Sequence sequence = sequence_of(shape, bh, kHeadDim);
-  const int seqlen_k = sequence.seqlen_k, shift = seqlen_k - sequence.seqlen_q;
-  const BlockRanges seen = blocks_seen(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
+  const int seqlen_k = sequence.seqlen_k, causal_offset = seqlen_k - sequence.seqlen_q;
+  const KvBlockRange kv_range =
+      kv_block_range(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
   // This thread's first chunk of every tile that it copies.
-  const int copy_row = threadIdx.x / kSpan, chunk = threadIdx.x % kSpan * 8;
+  const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
   const Element* const q = gQ + sequence.q + int64_t{row0 + copy_row} * kHeadDim + chunk;
   const int64_t kv = sequence.kv + copy_row * kHeadDim + chunk;
   const auto load_kv = [&](Element* to, const Element* g, int n_block) {
@@ -211,9 +215,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
   if (threadIdx.x == 0) smem.sequence = sequence, smem.row0 = row0;
   // (1) load Q_i, which stays, and the first K_j
-  if (seen.begin < seen.end) {
+  if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, Config>(smem.sQ, q, sequence.seqlen_q - row0);
-    load_kv(smem.sK, gK, seen.begin);
+    load_kv(smem.sK, gK, kv_range.begin);
     cp_async_commit();
   }
   __syncthreads();                                    // smem.sequence is there
@@ -222,13 +226,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
   // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
-  const auto visit = [&](int n_block, auto masked) {
+  const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
     // Of a block with a mask a warp may see nothing.
     const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
     const bool idle =
-        masked.value && (key0 > warp_row0 + kWarpRows - 1 + shift + shape.window_right ||
-                         key0 + kBlockN <= warp_row0 + shift - shape.window_left);
+        masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
+                         key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
     // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
     // flight, so that both waits are for all of them.
     //! [pipeline]
@@ -241,17 +245,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     // (3) S = Q K^T, -inf where a query does not see a key.
     float s[kTiles][kBlockN / 8][4] = {};
     if (!idle) {
-      scores<Element, Config>(s, bytes(smem.sQ), bytes(smem.sK));
+      gemm_qk<Element, Config>(s, bytes(smem.sQ), bytes(smem.sK));
       const int lane_id = thread_index() % 32;
-      const int own = warp_row0 + lane_id / 4 + shift - key0 - lane_id % 4 * 2;
-      if constexpr (masked.value) apply_mask(s, shape, own, seqlen_k - key0);
+      const int row_minus_col = warp_row0 + lane_id / 4 + causal_offset - key0 - lane_id % 4 * 2;
+      if constexpr (masked.value) apply_mask(s, shape, row_minus_col, seqlen_k - key0);
     }
 
     // K_j+1 is in flight during softmax and P V.
     //! [pipeline_k]
     cp_async_wait<0>();
     __syncthreads();  // V_j of all threads is there; all are done with K_j
-    if (n_block + 1 < seen.end) load_kv(smem.sK, gK, n_block + 1);
+    if (n_block + 1 < kv_range.end) load_kv(smem.sK, gK, n_block + 1);
     cp_async_commit();
     //! [pipeline_k]
     if (idle) return;
@@ -299,14 +303,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     //! [softmax]
 
     // (5) O += P V
-    output<Element, Config>(o, probabilities, bytes(smem.sV));
+    gemm_pv<Element, Config>(o, probabilities, bytes(smem.sV));
   };
   //! [loops]
-  for (int n_block = seen.begin; n_block < seen.end; ++n_block)
-    if (n_block >= seen.unmasked_begin && n_block < seen.unmasked_end)
-      visit(n_block, std::false_type{});
+  for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block)
+    if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end)
+      process_kv_block(n_block, std::false_type{});
     else  // left edge of the window; diagonal, right edge, last keys
-      visit(n_block, std::true_type{});
+      process_kv_block(n_block, std::true_type{});
   //! [loops]
 
   // (7) O = O / l, once; (8) store O and lse
@@ -337,7 +341,7 @@ template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
-  if (args.plans(
+  if (args.report_tiling(
           {Config::kBlockM, Config::kBlockN, num_heads, Config::kBlocksPerSm, Config::kWarpRows}))
     return Status::success();
   args.phase("attention");

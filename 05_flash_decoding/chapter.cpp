@@ -155,7 +155,7 @@ Step stream_k(std::string name, std::string idea, Launch launch,
     return std::nullopt;
   };
   step.workspaces = [=](const Problem& p) {
-    const int64_t rows = int64_t{kMostRuns} * 2 * block_rows(p);
+    const int64_t rows = int64_t{kMaxRuns} * 2 * block_rows(p);
     return std::vector<Workspace>{{"o_partial", rows * p.head_dim * 4},
                                   {"lse_partial", rows * 4},
                                   {"arrived", row_blocks(p, kMmaRows) * 4, true}};

@@ -33,7 +33,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
   static constexpr int kLanes = kHeadDim / 8;             // that copy a row: 16 bytes each
-  static constexpr int kKeysAtOnce = 32 / kLanes;         // rows that a warp copies at once
+  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows that a warp copies at once
   static constexpr int kParts = kNumWarps;                // of a row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
   static constexpr int kBlocksPerSm = 1;
@@ -70,7 +70,7 @@ template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
   const int key = threadIdx.x % 32 / Config::kLanes, chunk = threadIdx.x % Config::kLanes * 8;
 #pragma unroll
-  for (int n = 0; n < Config::kBlockN; n += Config::kKeysAtOnce) {
+  for (int n = 0; n < Config::kBlockN; n += Config::kRowsPerLoad) {
     const int row = n + key;
     const bool inside = row < count;
     cp_async_16(tile + swizzled_offset<Config::kHeadDim>(row, chunk),
@@ -82,7 +82,7 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int c
 // (3) S = Q K^T of a warp's tile, and (5) O += P V; fragments as in chapter 04.
 //! [mma]
 template <class Element, class Config>
-__device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4],
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
                                        const uint32_t (&q)[Config::kHeadDim / 16][4],
                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
@@ -98,7 +98,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4],
     }
 }
 template <class Element, class Config>
-__device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
+__device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
                                        const float (&p)[Config::kBlockN / 8][4],
                                        const Element* sV) {
   const int lane_id = threadIdx.x % 32;
@@ -120,12 +120,12 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 //! [mma]
 
 // The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `place_of(n)`: where part n lies.
+// every 32nd part. `partial_index(n)`: where part n lies.
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
-                                          PlaceOf place_of) {
+                                          PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
@@ -137,19 +137,19 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 #pragma unroll
       for (int c = 0; c < kOwn; ++c)
         if (owner && n0 + i < num_parts)
-          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
-                                                         128 * c + 4 * lane_id);
+          parts[i][c] = *reinterpret_cast<const float4*>(
+              gOPartial + partial_index(n0 + i) * kHeadDim + 128 * c + 4 * lane_id);
   };
   load(0);
   float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
-  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[partial_index(n)]);
   for (int distance = 16; distance > 0; distance /= 2)
     max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
   for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
     if (n0 > 0) load(n0);
     if (n0 % 32 == 0) {
       const int n = n0 + lane_id;
-      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
+      weight = n < num_parts ? exp2f(gLsePartial[partial_index(n)] - max) : 0;
       sum += weight;
     }
 #pragma unroll
@@ -170,36 +170,36 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config, class Schedule>
-__global__ void __launch_bounds__(Config::kThreads)
-    attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
-                     const Element* gK,    // [B, Hkv, seqlen_k, d]
-                     const Element* gV,    // [B, Hkv, seqlen_k, d]
-                     const int* gSeqused,  // [B]: keys of each sequence
-                     Element* gO,          // [B, Hq, seqlen_q, d]
-                     float* gLse,          // [B, Hq, seqlen_q]
-                     float* gOPartial,     // [slots, kRows, d]
-                     float* gLsePartial,   // [slots, kRows], to base 2
-                     unsigned* gArrived,  // [row blocks]: parts that are stored; 0 between launches
-                     Shape shape, Schedule schedule, int row_tiles) {
+__global__ void __launch_bounds__(Config::kThreads) attention_kernel(
+    const Element* gQ,     // [B, Hq, seqlen_q, d]
+    const Element* gK,     // [B, Hkv, seqlen_k, d]
+    const Element* gV,     // [B, Hkv, seqlen_k, d]
+    const int* gSeqused,   // [B]: keys of each sequence
+    Element* gO,           // [B, Hq, seqlen_q, d]
+    float* gLse,           // [B, Hq, seqlen_q]
+    float* gOPartial,      // [slots, kRows, d]
+    float* gLsePartial,    // [slots, kRows], to base 2
+    unsigned* gSemaphore,  // [row blocks]: parts that are stored; 0 between launches
+    Shape shape, Schedule schedule, int row_tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
   const int heads = shape.kv_heads * row_tiles;
   schedule.begin(shape, gSeqused, heads, Config::kTile);
-  for (Segment segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
-    const auto [used, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
+  for (WorkTile segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
+    const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
     const Rows rows = rows_of(shape, row_block, kRows);
-    const Keys all = keys_of_sequence(shape, used);
-    const Keys keys{all.begin + tile * Config::kTile,
+    const KvRange all = keys_of_sequence(shape, seqlen_k);
+    const KvRange keys{all.begin + tile * Config::kTile,
                     min(all.end, all.begin + (tile + count) * Config::kTile)};
     const int64_t kv =
         int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + lane_id % Config::kLanes * 8;
 
     // (1) load Q, which stays. Rows that are not there become 0.
     //! [load_q]
-    for (int at = threadIdx.x; at < kRows * Config::kLanes; at += Config::kThreads) {
-      const int row = at / Config::kLanes, col = at % Config::kLanes * 8;
+    for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
+      const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;
       const bool inside = row < rows.count;
       cp_async_16(&smem.sQ[0][0] + swizzled_offset<kHeadDim>(row, col),
                   gQ + (rows.first + (inside ? row : 0)) * kHeadDim + col, inside ? 16 : 0);
@@ -209,8 +209,9 @@ __global__ void __launch_bounds__(Config::kThreads)
     float o[kHeadDim / 8][4] = {};                           // not divided by l yet
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-    const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + quad_row) % shape.seqlen_q),
-                          keys_of_query(shape, used, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
+    const KvRange kv_range[2] = {
+        keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
+        keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
     // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
     //! [pipeline]
@@ -241,7 +242,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       //! [pipeline]
       // (3) S = Q K^T, -inf where a query does not see a key
       float s[kBlockN / 8][4] = {};
-      scores<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
+      gemm_qk<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
       // (4) softmax
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
@@ -250,7 +251,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int j = key0 + 8 * n + quad_col + i % 2;
-          s[n][i] = j < seen[i / 2].begin || j >= seen[i / 2].end ? -INFINITY
+          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
                                                                   : s[n][i] * softmax_scale_log2;
           max[i / 2] = fmaxf(max[i / 2], s[n][i]);
         }
@@ -275,7 +276,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         }
       //! [softmax]
       // (5) O += P V
-      output<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
+      gemm_pv<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
     }
 
     // (6) merge the parts
@@ -296,8 +297,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
     __syncthreads();                       // the parts are there
     constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
-    for (int at = threadIdx.x; at < rows.count * kChunks; at += Config::kThreads) {
-      const int r = at / kChunks, col = at % kChunks * 4;
+    for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += Config::kThreads) {
+      const int r = idx / kChunks, col = idx % kChunks * 4;
       float max = kLowest, sum = 0, out[4] = {};
 #pragma unroll
       for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[n][r]);
@@ -326,13 +327,13 @@ __global__ void __launch_bounds__(Config::kThreads)
     //! [arrive]
     __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
     if (num_splits == 1) continue;
-    if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
+    if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
     __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int n) { return Schedule::slot(segment, n) * kRows + r; });
-    if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
     //! [arrive]
   }
 }
@@ -360,7 +361,7 @@ Status launch(const Arguments& args) {
     return launch<Element, Config>(
         args, Even{static_cast<int>(even.share), static_cast<int>(even.splits)}, even.blocks);
   return launch<Element, Config>(args, Runs{static_cast<int>(p.batch)},
-                                 std::min(kMostRuns, num_sms * Config::kBlocksPerSm));
+                                 std::min(kMaxRuns, num_sms * Config::kBlocksPerSm));
 }
 //! [choice]
 

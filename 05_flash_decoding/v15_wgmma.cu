@@ -33,7 +33,7 @@ struct Config {
   static constexpr int kBlockN = 64, kTile = kBlockN;             // keys of a tile
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;  // a warpgroup
   static constexpr int kLanes = kHeadDim / 8;                     // that copy a row: 16 bytes each
-  static constexpr int kKeysAtOnce = kThreads / kLanes;  // rows that the block copies at once
+  static constexpr int kRowsPerLoad = kThreads / kLanes;  // rows that the block copies at once
   static constexpr int kStages = kHeadDim == 64 ? 8 : kHeadDim == 128 ? 6 : 3;  // tiles of K and V
   static constexpr int kBlocksPerSm = 1;
 };
@@ -61,7 +61,7 @@ template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
   const int key = threadIdx.x / Config::kLanes, chunk = threadIdx.x % Config::kLanes * 8;
 #pragma unroll
-  for (int n = 0; n < Config::kBlockN; n += Config::kKeysAtOnce) {
+  for (int n = 0; n < Config::kBlockN; n += Config::kRowsPerLoad) {
     const int row = n + key;
     cp_async_16(tile + swizzled_offset(row, chunk), g + row * Config::kHeadDim,
                 row < count ? 16 : 0);
@@ -72,22 +72,22 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int c
 // (3) S = Q K^T, and (5) O += P V, of 64 rows and 64 keys. They are issued, and not waited for.
 //! [mma]
 template <class Element, class Config>
-__device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
                                        const Element* sK) {
-  const WgmmaOperand q = wgmma_operand(sQ), k = wgmma_operand(sK);
+  const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step) {  // 64 columns a panel
-    const int at = step / 4 * 64 * 128 + step % 4 * 32;       // bytes
-    wgmma<Element, false>(s, q + at, k + at, step > 0);
+    const int idx = step / 4 * 64 * 128 + step % 4 * 32;       // bytes
+    wgmma<Element, false>(s, q + idx, k + idx, step > 0);
   }
   wgmma_commit();
 }
 template <class Element, class Config>
-__device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
+__device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
                                        const uint32_t (&p)[Config::kBlockN / 16][4],
                                        const Element* sV) {
-  const WgmmaOperand v = wgmma_operand(sV, 64 * 128);
+  const SmemDescriptor v = smem_descriptor(sV, 64 * 128);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < Config::kBlockN / 16; ++k)  // 16 keys are 16 rows of 128 bytes
@@ -97,12 +97,12 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 //! [mma]
 
 // The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `place_of(n)`: where part n lies.
+// every 32nd part. `partial_index(n)`: where part n lies.
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
-                                          PlaceOf place_of) {
+                                          PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
@@ -114,19 +114,19 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 #pragma unroll
       for (int c = 0; c < kOwn; ++c)
         if (owner && n0 + i < num_parts)
-          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
-                                                         128 * c + 4 * lane_id);
+          parts[i][c] = *reinterpret_cast<const float4*>(
+              gOPartial + partial_index(n0 + i) * kHeadDim + 128 * c + 4 * lane_id);
   };
   load(0);
   float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
-  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[partial_index(n)]);
   for (int distance = 16; distance > 0; distance /= 2)
     max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
   for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
     if (n0 > 0) load(n0);
     if (n0 % 32 == 0) {
       const int n = n0 + lane_id;
-      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
+      weight = n < num_parts ? exp2f(gLsePartial[partial_index(n)] - max) : 0;
       sum += weight;
     }
 #pragma unroll
@@ -147,28 +147,28 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config, class Schedule>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-    attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
-                     const Element* gK,    // [B, Hkv, seqlen_k, d]
-                     const Element* gV,    // [B, Hkv, seqlen_k, d]
-                     const int* gSeqused,  // [B]: keys of each sequence
-                     Element* gO,          // [B, Hq, seqlen_q, d]
-                     float* gLse,          // [B, Hq, seqlen_q]
-                     float* gOPartial,     // [slots, kRows, d]
-                     float* gLsePartial,   // [slots, kRows], to base 2
-                     unsigned* gArrived,  // [row blocks]: parts that are stored; 0 between launches
-                     Shape shape, Schedule schedule, int row_tiles) {
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attention_kernel(
+    const Element* gQ,     // [B, Hq, seqlen_q, d]
+    const Element* gK,     // [B, Hkv, seqlen_k, d]
+    const Element* gV,     // [B, Hkv, seqlen_k, d]
+    const int* gSeqused,   // [B]: keys of each sequence
+    Element* gO,           // [B, Hq, seqlen_q, d]
+    float* gLse,           // [B, Hq, seqlen_q]
+    float* gOPartial,      // [slots, kRows, d]
+    float* gLsePartial,    // [slots, kRows], to base 2
+    unsigned* gSemaphore,  // [row blocks]: parts that are stored; 0 between launches
+    Shape shape, Schedule schedule, int row_tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = 16 * warp_id + lane_id / 4, quad_col = lane_id % 4 * 2;  // of this lane
   const int heads = shape.kv_heads * row_tiles;
   schedule.begin(shape, gSeqused, heads, Config::kTile);
-  for (Segment segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
-    const auto [used, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
+  for (WorkTile segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
+    const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
     const Rows rows = rows_of(shape, row_block, kRows);
-    const Keys all = keys_of_sequence(shape, used);
-    const Keys keys{all.begin + tile * Config::kTile,
+    const KvRange all = keys_of_sequence(shape, seqlen_k);
+    const KvRange keys{all.begin + tile * Config::kTile,
                     min(all.end, all.begin + (tile + count) * Config::kTile)};
     const int chunk = threadIdx.x % Config::kLanes * 8;
     const int64_t kv = int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + chunk;
@@ -181,8 +181,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     float o[kHeadDim / 8][4] = {};                           // not divided by l yet
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-    const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + quad_row) % shape.seqlen_q),
-                          keys_of_query(shape, used, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
+    const KvRange kv_range[2] = {
+        keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
+        keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
     // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
     //! [pipeline]
@@ -196,17 +197,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       cp_async_commit();
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(keys.begin + n * kBlockN, n);
-    const auto wait_full = [&](auto pending) {
+    const auto consumer_wait = [&](auto pending) {
       cp_async_wait<pending.value>();
-      shared_write_fence();  // the async proxy, by which wgmma reads, knows of this thread's copies
+      fence_proxy_async();  // the async proxy, by which wgmma reads, knows of this thread's copies
       __syncthreads();       // the tile is there; all are done with P V of the one before
     };
     //! [pipeline]
     // (3) S = Q K^T, of the next tile together with P V of this one
     float s[kBlockN / 8][4];
     if (keys.begin < keys.end) {
-      wait_full(std::integral_constant<int, kStages - 2>());
-      scores<Element, Config>(s, smem.sQ, smem.sK[0]);
+      consumer_wait(std::integral_constant<int, kStages - 2>());
+      gemm_qk<Element, Config>(s, smem.sQ, smem.sK[0]);
       wgmma_wait<0>(s);
     }
     int stage = 0;
@@ -221,7 +222,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int j = key0 + 8 * n + quad_col + i % 2;
-            s[n][i] = j < seen[i / 2].begin || j >= seen[i / 2].end ? -INFINITY
+            s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
                                                                     : s[n][i] * softmax_scale_log2;
             max[i / 2] = fmaxf(max[i / 2], s[n][i]);
           }
@@ -254,13 +255,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       // (5) O += P V
       const int next = (stage + 1) % kStages;
       if (key0 + kBlockN < keys.end) {
-        wait_full(std::integral_constant<int, kStages - 3>());
+        consumer_wait(std::integral_constant<int, kStages - 3>());
         load_kv(key0 + (kStages - 1) * kBlockN, (stage + kStages - 1) % kStages);
-        scores<Element, Config>(s, smem.sQ, smem.sK[next]);
-        output<Element, Config>(o, p, smem.sV[stage]);
+        gemm_qk<Element, Config>(s, smem.sQ, smem.sK[next]);
+        gemm_pv<Element, Config>(o, p, smem.sV[stage]);
         wgmma_wait<0>(s, o);
       } else {
-        output<Element, Config>(o, p, smem.sV[stage]);
+        gemm_pv<Element, Config>(o, p, smem.sV[stage]);
         wgmma_wait<0>(o);
       }
       stage = next;
@@ -281,11 +282,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n) {
         const float o0 = o[n][2 * r] * factor, o1 = o[n][2 * r + 1] * factor;
-        const int64_t at = to * kHeadDim + 8 * n + quad_col;
+        const int64_t idx = to * kHeadDim + 8 * n + quad_col;
         if (num_splits == 1)
-          *reinterpret_cast<uint32_t*>(gO + at) = pack2<Element>(o0, o1);
+          *reinterpret_cast<uint32_t*>(gO + idx) = pack2<Element>(o0, o1);
         else
-          *reinterpret_cast<float2*>(gOPartial + at) = make_float2(o0, o1);
+          *reinterpret_cast<float2*>(gOPartial + idx) = make_float2(o0, o1);
       }
       if (quad_col == 0)
         (num_splits == 1 ? gLse : gLsePartial)[to] = num_splits == 1 ? kLn2 * lse : lse;
@@ -296,13 +297,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     //! [arrive]
     __syncthreads();  // this block's part is stored; nobody reads Q any more
     if (num_splits == 1) continue;
-    if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
+    if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
     __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int n) { return Schedule::slot(segment, n) * kRows + r; });
-    if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
     //! [arrive]
   }
 }
@@ -330,7 +331,7 @@ Status launch(const Arguments& args) {
     return launch<Element, Config>(
         args, Even{static_cast<int>(even.share), static_cast<int>(even.splits)}, even.blocks);
   return launch<Element, Config>(args, Runs{static_cast<int>(p.batch)},
-                                 std::min(kMostRuns, num_sms * Config::kBlocksPerSm));
+                                 std::min(kMaxRuns, num_sms * Config::kBlocksPerSm));
 }
 //! [choice]
 

@@ -23,9 +23,9 @@ struct Config {
   static constexpr int kBlockN = 16;  // keys of a warp's tile
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
   static constexpr int kLanes = kHeadDim / 8;             // that share a key: 16 bytes each
-  static constexpr int kKeysAtOnce = 32 / kLanes;         // of a warp
-  static constexpr int kKeys = kBlockN / kKeysAtOnce;     // of a lane, in a tile
-  static constexpr int kParts = kNumWarps * kKeysAtOnce;  // lanes with keys of their own
+  static constexpr int kRowsPerLoad = 32 / kLanes;         // of a warp
+  static constexpr int kKeys = kBlockN / kRowsPerLoad;     // of a lane, in a tile
+  static constexpr int kParts = kNumWarps * kRowsPerLoad;  // lanes with keys of their own
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp reads whole rows");
 };
 
@@ -37,7 +37,7 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sO, sMax, sSum)
 };
 template <class Config>
-using SplitWeights = float[Config::kRows][kMostSplits];
+using SplitWeights = float[Config::kRows][kMaxSplits];
 
 // This lane's chunks of a tile of keys, of which `count` are there; the others are 0. `g`: the
 // lane's chunk of the tile's first row.
@@ -48,7 +48,7 @@ __device__ __forceinline__ void load_tile(uint4 (&tile)[Config::kKeys], const El
   const int key = threadIdx.x % 32 / Config::kLanes;
 #pragma unroll
   for (int n = 0; n < Config::kKeys; ++n) {
-    const int row = n * Config::kKeysAtOnce + key;
+    const int row = n * Config::kRowsPerLoad + key;
     tile[n] = row < count ? *reinterpret_cast<const uint4*>(g + row * Config::kHeadDim) : uint4{};
   }
 }
@@ -56,7 +56,7 @@ __device__ __forceinline__ void load_tile(uint4 (&tile)[Config::kKeys], const El
 
 // The scores of a row with this lane's keys, to base 2: the lanes that share a key add up.
 template <class Element, class Config>
-__device__ __forceinline__ void scores(float (&s)[Config::kKeys], const float (&q)[8],
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kKeys], const float (&q)[8],
                                        const uint4 (&k)[Config::kKeys]) {
 #pragma unroll
   for (int n = 0; n < Config::kKeys; ++n) {
@@ -80,17 +80,17 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int key = lane_id / Config::kLanes, chunk = lane_id % Config::kLanes * 8;
-  const int part = warp_id * Config::kKeysAtOnce + key;
+  const int part = warp_id * Config::kRowsPerLoad + key;
   const Rows rows = rows_of(shape, blockIdx.x, kRows);
-  const int used = gSeqused[rows.bh_kv / shape.kv_heads];
+  const int seqlen_k = gSeqused[rows.bh_kv / shape.kv_heads];
   const int split = blockIdx.y, num_splits = gridDim.y;
-  const Keys keys = part_of(keys_seen(shape, used, rows), split, num_splits, kBlockN);
+  const KvRange keys = part_of(visible_keys(shape, seqlen_k, rows), split, num_splits, kBlockN);
   const int64_t kv = int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + chunk;
 
   // (1) load Q, which stays
   float q[kRows][8], o[kRows][8] = {};        // O is not divided by l yet
   float row_max[kRows], row_sum[kRows] = {};  // to base 2; of this lane's keys
-  Keys seen[kRows];
+  KvRange kv_range[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const int row = min(r, rows.count - 1);
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     const uint32_t pairs[4] = {chunk_of_q.x, chunk_of_q.y, chunk_of_q.z, chunk_of_q.w};
     for (int i = 0; i < 8; ++i)
       q[r][i] = unpack<Element>(pairs[i / 2], i % 2) * (shape.softmax_scale * kLog2e);
-    seen[r] = keys_of_query(shape, used, (rows.row0 + row) % shape.seqlen_q);
+    kv_range[r] = keys_of_query(shape, seqlen_k, (rows.row0 + row) % shape.seqlen_q);
     row_max[r] = kLowest;
   }
 
@@ -113,14 +113,14 @@ __global__ void __launch_bounds__(Config::kThreads)
     for (int r = 0; r < kRows; ++r) {
       // (3) S = q K^T, -inf where the query does not see a key
       float s[Config::kKeys];
-      scores<Element, Config>(s, q[r], k);
+      gemm_qk<Element, Config>(s, q[r], k);
       // (4) softmax
       //! [softmax]
       float max = row_max[r];
 #pragma unroll
       for (int n = 0; n < Config::kKeys; ++n) {
-        const int j = key0 + n * Config::kKeysAtOnce + key;
-        if (j < seen[r].begin || j >= seen[r].end) s[n] = -INFINITY;
+        const int j = key0 + n * Config::kRowsPerLoad + key;
+        if (j < kv_range[r].begin || j >= kv_range[r].end) s[n] = -INFINITY;
         max = fmaxf(max, s[n]);
       }
       const float rescale = exp2f(row_max[r] - max);
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     if (chunk == 0) smem.sMax[part][r] = row_max[r], smem.sSum[part][r] = row_sum[r];
   }
   __syncthreads();  // the parts are there
-  for (int at = threadIdx.x; at < rows.count * kHeadDim; at += Config::kThreads) {
-    const int r = at / kHeadDim, col = at % kHeadDim;
+  for (int idx = threadIdx.x; idx < rows.count * kHeadDim; idx += Config::kThreads) {
+    const int r = idx / kHeadDim, col = idx % kHeadDim;
     float max = kLowest, sum = 0, out = 0;
     for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[n][r]);
     for (int n = 0; n < Config::kParts; ++n) {

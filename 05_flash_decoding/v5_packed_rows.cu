@@ -26,7 +26,7 @@ struct Config {
   static constexpr int kBlockN = 16;  // keys of a warp's tile
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
   static constexpr int kLanes = kHeadDim / 8;              // that copy a row: 16 bytes each
-  static constexpr int kKeysAtOnce = 32 / kLanes;          // rows that a warp copies at once
+  static constexpr int kRowsPerLoad = 32 / kLanes;          // rows that a warp copies at once
   static constexpr int kParts = kNumWarps;                 // of a row
   static constexpr int kStages = kHeadDim <= 128 ? 3 : 2;  // tiles of K and V of a warp
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
@@ -45,7 +45,7 @@ struct SharedStorage {
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim + 8];
 template <class Config>
-using SplitWeights = float[Config::kRows][kMostSplits];
+using SplitWeights = float[Config::kRows][kMaxSplits];
 
 // The swizzled offset of element (row, col) of a tile [kBlockN, kHeadDim], as in chapter 04.
 //! [swizzle]
@@ -62,7 +62,7 @@ template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
   const int key = threadIdx.x % 32 / Config::kLanes, chunk = threadIdx.x % Config::kLanes * 8;
 #pragma unroll
-  for (int n = 0; n < Config::kBlockN; n += Config::kKeysAtOnce) {
+  for (int n = 0; n < Config::kBlockN; n += Config::kRowsPerLoad) {
     const int row = n + key;
     const bool inside = row < count;
     cp_async_16(tile + swizzled_offset<Config::kHeadDim>(row, chunk),
@@ -74,7 +74,7 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int c
 // (3) S = Q K^T of a warp's tile, and (5) O += P V; fragments as in chapter 04.
 //! [mma]
 template <class Element, class Config>
-__device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4],
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
                                        const uint32_t (&q)[Config::kHeadDim / 16][4],
                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
@@ -90,7 +90,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4],
     }
 }
 template <class Element, class Config>
-__device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
+__device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
                                        const float (&p)[Config::kBlockN / 8][4],
                                        const Element* sV) {
   const int lane_id = threadIdx.x % 32;
@@ -125,9 +125,9 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
   const Rows rows = rows_of(shape, blockIdx.x, kRows);
-  const int used = gSeqused[rows.bh_kv / shape.kv_heads];
+  const int seqlen_k = gSeqused[rows.bh_kv / shape.kv_heads];
   const int split = blockIdx.y, num_splits = gridDim.y;
-  const Keys keys = part_of(keys_seen(shape, used, rows), split, num_splits, kBlockN);
+  const KvRange keys = part_of(visible_keys(shape, seqlen_k, rows), split, num_splits, kBlockN);
   const int64_t kv = int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + lane_id % Config::kLanes * 8;
 
   //! [ex05b]
@@ -146,8 +146,9 @@ __global__ void __launch_bounds__(Config::kThreads)
   float o[kHeadDim / 8][4] = {};                           // not divided by l yet
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-  const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + quad_row) % shape.seqlen_q),
-                        keys_of_query(shape, used, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
+  const KvRange kv_range[2] = {
+      keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
+      keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
   //! [ex05b]
 
   // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     //! [pipeline]
     // (3) S = Q K^T, -inf where a query does not see a key
     float s[kBlockN / 8][4] = {};
-    scores<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
+    gemm_qk<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
     // (4) softmax
     //! [softmax]
     float max[2] = {row_max[0], row_max[1]};
@@ -181,7 +182,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int j = key0 + 8 * n + quad_col + i % 2;
-        s[n][i] = j < seen[i / 2].begin || j >= seen[i / 2].end ? -INFINITY
+        s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
                                                                 : s[n][i] * softmax_scale_log2;
         max[i / 2] = fmaxf(max[i / 2], s[n][i]);
       }
@@ -206,7 +207,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       }
     //! [softmax]
     // (5) O += P V
-    output<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
+    gemm_pv<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
   }
 
   // (6) merge the parts
@@ -226,8 +227,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
   }
   __syncthreads();  // the parts are there
-  for (int at = threadIdx.x; at < rows.count * kHeadDim; at += Config::kThreads) {
-    const int r = at / kHeadDim, col = at % kHeadDim;
+  for (int idx = threadIdx.x; idx < rows.count * kHeadDim; idx += Config::kThreads) {
+    const int r = idx / kHeadDim, col = idx % kHeadDim;
     float max = kLowest, sum = 0, out = 0;
     for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[n][r]);
     for (int n = 0; n < Config::kParts; ++n) {

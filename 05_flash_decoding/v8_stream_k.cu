@@ -33,7 +33,7 @@ struct Config {
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;        // keys of a tile of the block
   static constexpr int kLanes = kHeadDim / 8;              // that copy a row: 16 bytes each
-  static constexpr int kKeysAtOnce = 32 / kLanes;          // rows that a warp copies at once
+  static constexpr int kRowsPerLoad = 32 / kLanes;          // rows that a warp copies at once
   static constexpr int kParts = kNumWarps;                 // of a row
   static constexpr int kStages = kHeadDim <= 128 ? 3 : 2;  // tiles of K and V of a warp
   static constexpr int kBlocksPerSm = kHeadDim <= 128 ? 2 : 1;
@@ -54,7 +54,7 @@ struct SharedStorage {
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim + 8];
 template <class Config>
-using SplitWeights = float[Config::kRows][kMostRuns];  // there, too, in the merge
+using SplitWeights = float[Config::kRows][kMaxRuns];  // there, too, in the merge
 
 // The swizzled offset of element (row, col) of a tile [kBlockN, kHeadDim], as in chapter 04.
 //! [swizzle]
@@ -71,7 +71,7 @@ template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
   const int key = threadIdx.x % 32 / Config::kLanes, chunk = threadIdx.x % Config::kLanes * 8;
 #pragma unroll
-  for (int n = 0; n < Config::kBlockN; n += Config::kKeysAtOnce) {
+  for (int n = 0; n < Config::kBlockN; n += Config::kRowsPerLoad) {
     const int row = n + key;
     const bool inside = row < count;
     cp_async_16(tile + swizzled_offset<Config::kHeadDim>(row, chunk),
@@ -83,7 +83,7 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int c
 // (3) S = Q K^T of a warp's tile, and (5) O += P V; fragments as in chapter 04.
 //! [mma]
 template <class Element, class Config>
-__device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4],
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
                                        const uint32_t (&q)[Config::kHeadDim / 16][4],
                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4],
     }
 }
 template <class Element, class Config>
-__device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
+__device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
                                        const float (&p)[Config::kBlockN / 8][4],
                                        const Element* sV) {
   const int lane_id = threadIdx.x % 32;
@@ -121,29 +121,29 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 //! [mma]
 
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-    attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
-                     const Element* gK,    // [B, Hkv, seqlen_k, d]
-                     const Element* gV,    // [B, Hkv, seqlen_k, d]
-                     const int* gSeqused,  // [B]: keys of each sequence
-                     Element* gO,          // [B, Hq, seqlen_q, d]
-                     float* gLse,          // [B, Hq, seqlen_q]
-                     float* gOPartial,     // [blocks, 2, kRows, d]
-                     float* gLsePartial,   // [blocks, 2, kRows], to base 2
-                     unsigned* gArrived,  // [row blocks]: parts that are stored; 0 between launches
-                     Shape shape, int batch, int row_tiles) {
+__global__ void __launch_bounds__(Config::kThreads) attention_kernel(
+    const Element* gQ,     // [B, Hq, seqlen_q, d]
+    const Element* gK,     // [B, Hkv, seqlen_k, d]
+    const Element* gV,     // [B, Hkv, seqlen_k, d]
+    const int* gSeqused,   // [B]: keys of each sequence
+    Element* gO,           // [B, Hq, seqlen_q, d]
+    float* gLse,           // [B, Hq, seqlen_q]
+    float* gOPartial,      // [blocks, 2, kRows, d]
+    float* gLsePartial,    // [blocks, 2, kRows], to base 2
+    unsigned* gSemaphore,  // [row blocks]: parts that are stored; 0 between launches
+    Shape shape, int batch, int row_tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
   const int heads = shape.kv_heads * row_tiles;
-  Run run = run_of(shape, gSeqused, batch, heads, Config::kTile);
+  StreamKUnit run = run_of(shape, gSeqused, batch, heads, Config::kTile);
   while (run.begin < run.end) {
-    const auto [used, row_block, tile, count, tiles, first_block, num_splits, split] =
-        next_segment(run, shape, gSeqused, heads, Config::kTile);
+    const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] =
+        next_work_tile(run, shape, gSeqused, heads, Config::kTile);
     const Rows rows = rows_of(shape, row_block, kRows);
-    const Keys all = keys_of_sequence(shape, used);
-    const Keys keys{all.begin + tile * Config::kTile,
+    const KvRange all = keys_of_sequence(shape, seqlen_k);
+    const KvRange keys{all.begin + tile * Config::kTile,
                     min(all.end, all.begin + (tile + count) * Config::kTile)};
     const int64_t kv =
         int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + lane_id % Config::kLanes * 8;
@@ -163,8 +163,9 @@ __global__ void __launch_bounds__(Config::kThreads)
     float o[kHeadDim / 8][4] = {};                           // not divided by l yet
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-    const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + quad_row) % shape.seqlen_q),
-                          keys_of_query(shape, used, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
+    const KvRange kv_range[2] = {
+        keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
+        keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
     // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
     //! [pipeline]
@@ -188,7 +189,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       //! [pipeline]
       // (3) S = Q K^T, -inf where a query does not see a key
       float s[kBlockN / 8][4] = {};
-      scores<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
+      gemm_qk<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
       // (4) softmax
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
@@ -197,7 +198,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int j = key0 + 8 * n + quad_col + i % 2;
-          s[n][i] = j < seen[i / 2].begin || j >= seen[i / 2].end ? -INFINITY
+          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
                                                                   : s[n][i] * softmax_scale_log2;
           max[i / 2] = fmaxf(max[i / 2], s[n][i]);
         }
@@ -222,7 +223,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         }
       //! [softmax]
       // (5) O += P V
-      output<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
+      gemm_pv<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
     }
 
     // (6) merge the parts
@@ -242,8 +243,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
     }
     __syncthreads();  // the parts are there
-    for (int at = threadIdx.x; at < rows.count * kHeadDim; at += Config::kThreads) {
-      const int r = at / kHeadDim, col = at % kHeadDim;
+    for (int idx = threadIdx.x; idx < rows.count * kHeadDim; idx += Config::kThreads) {
+      const int r = idx / kHeadDim, col = idx % kHeadDim;
       float max = kLowest, sum = 0, out = 0;
       for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[n][r]);
       for (int n = 0; n < Config::kParts; ++n) {
@@ -267,7 +268,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     //! [arrive]
     __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
     if (num_splits == 1) continue;
-    if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
+    if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
     __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
     if (!smem.last) continue;
     auto& sWeight = reinterpret_cast<SplitWeights<Config>&>(smem);
@@ -275,7 +276,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     combine<Element, Config::kHeadDim, Config::kThreads>(
         &sWeight[0][0], gOPartial, gLsePartial, gO, gLse, rows, num_splits,
         [&](int r, int n) { return partial_of(first_block, n) * kRows + r; });
-    if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
     __syncthreads();                                // the weights are read
     //! [arrive]
   }
@@ -288,7 +289,7 @@ Status launch(const Arguments& args) {
   args.phase("attention");
   return launch_kernel(
       attention_kernel<Element, Config>,
-      dim3(static_cast<unsigned>(std::min(kMostRuns, num_sms * Config::kBlocksPerSm))),
+      dim3(static_cast<unsigned>(std::min(kMaxRuns, num_sms * Config::kBlocksPerSm))),
       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
       args.in<int>("seqused_k"), args.out<Element>("o"), args.out<float>("lse"),

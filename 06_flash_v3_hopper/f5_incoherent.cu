@@ -31,7 +31,7 @@ using namespace hopper;
 //! [launch]
 template <int kHeadDim>
 Status launch(const Arguments& args) {
-  if (!args.on_plan)
+  if (!args.on_tiling)
     if (const Status done = quantise_tiles</*kRotated=*/true, kHeadDim>(args); !done.ok())
       return done;
   return f4_block_scales::attend(args);

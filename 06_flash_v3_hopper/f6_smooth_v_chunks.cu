@@ -73,7 +73,7 @@ struct SharedStorage {
   // mbarriers: all consumer warps are done with them
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
   uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
-  Work work[kWorkRing];
+  WorkTile work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, q_full, k_full, v_full, q_empty,
                k_empty, v_empty, work_full, prefetch, work)
 };
@@ -86,7 +86,7 @@ template <class Config>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const uint8_t* sQ,
                                          const uint8_t* sK) {
   constexpr int kRow = kPanelBytes<Config::kHeadDim>;
-  const WgmmaOperand q = wgmma_operand_e4m3<kRow>(sQ), k = wgmma_operand_e4m3<kRow>(sK);
+  const SmemDescriptor q = smem_descriptor_e4m3<kRow>(sQ), k = smem_descriptor_e4m3<kRow>(sK);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes, 128 columns a panel
@@ -105,7 +105,7 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
                                          const uint32_t (&p)[Config::kBlockN / 32][4],
                                          const uint8_t* sV) {
   constexpr int kKeys = kPanelKeys<Config::kBlockN>;
-  const WgmmaOperand v = wgmma_operand_e4m3<kKeys>(sV);
+  const SmemDescriptor v = smem_descriptor_e4m3<kKeys>(sV);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 32; ++i) {  // 32 keys are 32 bytes
@@ -121,7 +121,7 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 // mean.
 //! [merge]
 template <class Config>
-__device__ __forceinline__ void merge_windows(float (&o)[Config::kHeadDim / 8][4],
+__device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][4],
                                               const float (&row_max)[2], float (&row_sum)[2],
                                               const float4* gSums, const float4* gWindow,
                                               bool first) {
@@ -149,7 +149,7 @@ __device__ __forceinline__ void merge_windows(float (&o)[Config::kHeadDim / 8][4
 
 // Leaves O, l and the maximum for the next window to find. No other thread looks at them.
 template <class Config>
-__device__ __forceinline__ void leave_windows(const float (&o)[Config::kHeadDim / 8][4],
+__device__ __forceinline__ void store_partial(const float (&o)[Config::kHeadDim / 8][4],
                                               const float (&row_max)[2],
                                               const float (&row_sum)[2], float4* gSums) {
   constexpr int kStride = kWarpgroup * Config::kNumConsumers;
@@ -212,19 +212,19 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const Work work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
+    const WorkTile work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
     for (int w = 0; w < Config::kNumConsumers; ++w)  // the last tile may have fewer rows
       smem.q_descale[q.index()][w] =
           descales.q(work.q_head, min(work.row0 + 64 * w, shape.seqlen_q - 1));
-    mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
+    mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     mbarrier_wait(&smem.prefetch, prefetch().phase());
     q.advance();
   }
-  smem.work[q.count % kWorkRing] = Work{};  // there is no more
+  smem.work[q.count % kWorkRing] = WorkTile{};  // there is no more
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
   for (float& descale : smem.q_descale[q.index()]) descale = 0;
@@ -240,18 +240,19 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
   PipelineState<Config::kStages> kv;
   for (PipelineState<2> ring;; ring.advance()) {
     mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
-    const Work& work = smem.work[ring.count % kWorkRing];
+    const WorkTile& work = smem.work[ring.count % kWorkRing];
     if (work.row0 < 0) break;
-    for (int n_block = work.seen.end - 1; n_block >= work.seen.begin; --n_block, kv.advance()) {
-      if (n_block == min(work.seen.begin + kPrefetchBlocks, work.seen.end) - 1)
+    for (int n_block = work.kv_range.end - 1; n_block >= work.kv_range.begin;
+         --n_block, kv.advance()) {
+      if (n_block == min(work.kv_range.begin + kPrefetchBlocks, work.kv_range.end) - 1)
         mbarrier_arrive(&smem.prefetch);
       const int stage = kv.index(), key0 = n_block * kBlockN;
       mbarrier_wait(&smem.k_empty[stage], kv.phase() ^ 1);  // the first time it is
       smem.k_descale[stage] = descales.k(work.kv_head, key0);
-      mbarrier_arrive_expect(&smem.k_full[stage], kTileBytes);
+      mbarrier_arrive_expect_tx(&smem.k_full[stage], kTileBytes);
       tma_load(smem.sK[stage], mapK, &smem.k_full[stage], {0, key0, 0, work.kv_head});
       mbarrier_wait(&smem.v_empty[stage], kv.phase() ^ 1);
-      mbarrier_arrive_expect(&smem.v_full[stage], kTileBytes);
+      mbarrier_arrive_expect_tx(&smem.v_full[stage], kTileBytes);
 #pragma unroll
       for (int key = 0; key < kBlockN; key += kPanelKeys<kBlockN>)  // panel after panel
         tma_load(smem.sV[stage] + key * Config::kHeadDim, mapV, &smem.v_full[stage],
@@ -306,15 +307,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // The tile of queries that is worked on, and which of this block's it is.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
-  BlockRanges seen{};
+  KvBlockRange kv_range{};
   float scale_log2 = 0;  // with Q's scale and that of the block's keys
-  const auto take_tile = [&] {
+  const auto next_work_tile = [&] {
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
-    const Work& work = smem.work[q.count % kWorkRing];
+    const WorkTile& work = smem.work[q.count % kWorkRing];
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
     last_key = work.seqlen_k - 1;
-    seen = work.seen;
+    kv_range = work.kv_range;
     const bool more = work.row0 >= 0;
     __syncwarp();  // all lanes have read it, before one says so
     return more;
@@ -327,11 +328,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // loop. If not, every operand of wgmma is moved to uniform registers first.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
-  const auto wait_full = [&](uint64_t* full, KvState at) {
-    mbarrier_wait(full + at.index(), at.phase());
+  const auto consumer_wait = [&](uint64_t* full, KvState state) {
+    mbarrier_wait(full + state.index(), state.phase());
   };
-  const auto release = [&](uint64_t* empty, KvState at) {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
+  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // this warp is done with it
+    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
   float o[kHeadDim / 8][4] = {};                           // of a window, not divided by l yet
@@ -342,7 +343,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   bool rescaled;
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](int n_block, auto masked) {
-    if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
+    if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, scale_log2);
   };
   //! [mmas]
@@ -350,26 +351,26 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
                      smem.sK[kv.index()]);
   };
-  const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
+  const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
   // Awaits O with P V of the block before.
   const auto wait_o = [&] {
     wgmma_wait<0>(o);
-    release(smem.v_empty, kv.previous());
+    consumer_release(smem.v_empty, kv.previous());
   };
   const auto own_sums = [&] {  // this thread's place for O and l of the windows before
     constexpr int kConsumers = Config::kThreads - kWarpgroup;
     return gSums + blockIdx.x * (kHeadDim / 8 + 1) * kConsumers + thread_index();
   };
   // All P V of a window of this tile are in O: merges it with those of the windows before.
-  const auto merge = [&](const Work& work, int window, const float (&max)[2], float (&sum)[2]) {
-    const int64_t at = int64_t{work.kv_head} * ceil_div(shape.seqlen_k, kWindowKeys) + window;
-    const bool first = window == (work.seen.end - 1) / kWindowBlocks;
-    merge_windows<Config>(o, max, sum, own_sums(), gWindows + at * (kHeadDim / 2) + quad_col() / 2,
-                          first);
+  const auto merge = [&](const WorkTile& work, int window, const float (&max)[2], float (&sum)[2]) {
+    const int64_t idx = int64_t{work.kv_head} * ceil_div(shape.seqlen_k, kWindowKeys) + window;
+    const bool first = window == (work.kv_range.end - 1) / kWindowBlocks;
+    merge_partials<Config>(o, max, sum, own_sums(),
+                           gWindows + idx * (kHeadDim / 2) + quad_col() / 2, first);
   };
   // Waits for K of this block, and reads its scale.
   const auto wait_k = [&] {
-    wait_full(smem.k_full, kv);
+    consumer_wait(smem.k_full, kv);
     scale_log2 = shape.softmax_scale * kLog2e * smem.q_descale[q.index()][warpgroup] *
                  smem.k_descale[kv.index()];
     __syncwarp();  // all lanes have read it, before one says that this warp is done with K
@@ -378,13 +379,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto mmas = [&](int n_block) {
     wait_k();
     issue_s();
-    wait_full(smem.v_full, kv.previous());
+    consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
     wgmma_wait<1>(s);  // S is there, P V in flight
-    release(smem.k_empty, kv);
-    if (n_block == seen.begin) release_q();
+    consumer_release(smem.k_empty, kv);
+    if (n_block == kv_range.begin) release_q();
   };
-  const auto visit = [&](int n_block, auto masked) {
+  const auto process_kv_block = [&](int n_block, auto masked) {
     mmas(n_block);
     softmax(n_block, masked);
     wait_o();
@@ -395,32 +396,35 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [mmas]
 
   //! [loops]
-  if (!take_tile()) return;
+  if (!next_work_tile()) return;
   // The first S of all has no P V before it.
   wait_k();
   issue_s();
   wgmma_wait<0>(s);
-  release(smem.k_empty, kv);
-  if (seen.begin + 1 == seen.end) release_q();
-  softmax(seen.end - 1, std::true_type{});
+  consumer_release(smem.k_empty, kv);
+  if (kv_range.begin + 1 == kv_range.end) release_q();
+  softmax(kv_range.end - 1, std::true_type{});
   round_p_e4m3<kBlockN>(p, s);
   kv.advance();
   bool more = true;
-  int n_block = seen.end - 2;
+  int n_block = kv_range.end - 2;
   do {
     // Of this window: the diagonal, right edge, last keys; what all rows see; the window's left
     // edge.
     const int begin = (n_block + 1) / kWindowBlocks * kWindowBlocks;
-    for (; n_block >= max(seen.unmasked_end, begin); --n_block) visit(n_block, std::true_type{});
-    for (; n_block >= max(seen.unmasked_begin, begin); --n_block) visit(n_block, std::false_type{});
-    for (; n_block >= max(seen.begin, begin); --n_block) visit(n_block, std::true_type{});
-    const Work& last = smem.work[q.count % kWorkRing];
+    for (; n_block >= max(kv_range.unmasked_end, begin); --n_block)
+      process_kv_block(n_block, std::true_type{});
+    for (; n_block >= max(kv_range.unmasked_begin, begin); --n_block)
+      process_kv_block(n_block, std::false_type{});
+    for (; n_block >= max(kv_range.begin, begin); --n_block)
+      process_kv_block(n_block, std::true_type{});
+    const WorkTile& last = smem.work[q.count % kWorkRing];
     float last_max[2] = {row_max[0], row_max[1]};
     float last_sum[2] = {row_sum[0], row_sum[1]};
-    const bool tile_ends = n_block < seen.begin;
+    const bool tile_ends = n_block < kv_range.begin;
     if (tile_ends) {
-      more = take_tile();
-      n_block = seen.end - 1;
+      more = next_work_tile();
+      n_block = kv_range.end - 1;
     }
     if (more) {  // the last P V of this window overlaps the first S and softmax of the next one
       mmas(n_block);
@@ -429,13 +433,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       softmax(n_block, std::true_type{});
       --n_block;
     } else {
-      wait_full(smem.v_full, kv.previous());
+      consumer_wait(smem.v_full, kv.previous());
       issue_o(kv.previous());
     }
     wait_o();
     round_p_e4m3<kBlockN>(p, s);
     kv.advance();
-    merge(last, tile_ends ? last.seen.begin / kWindowBlocks : (n_block + 1) / kWindowBlocks + 1,
+    merge(last, tile_ends ? last.kv_range.begin / kWindowBlocks : (n_block + 1) / kWindowBlocks + 1,
           last_max, last_sum);
     if (tile_ends) {
       // What P is times too much is in O and in l.
@@ -443,7 +447,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       for (int r = 0; r < 2; ++r) last_max[r] -= kPScale;
       store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum);
     } else {
-      leave_windows<Config>(o, last_max, last_sum, own_sums());
+      store_partial<Config>(o, last_max, last_sum, own_sums());
     }
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n)
@@ -456,7 +460,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 template <class Config>
 Status launch_attention(const Arguments& args) {
   Tiles tiles(args.problem, Config::kBlockM);
-  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+    return Status::success();
   tiles.counter = args.out<unsigned>("tile_counter");
   ByteTensorMaps maps;
   if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
@@ -485,7 +490,7 @@ Status attend(const Arguments& args) {
 
 template <class Config>
 Status launch(const Arguments& args) {
-  if (!args.on_plan)
+  if (!args.on_tiling)
     if (const Status done = quantise_windows<Config::kHeadDim>(args); !done.ok()) return done;
   return launch_attention<Config>(args);
 }

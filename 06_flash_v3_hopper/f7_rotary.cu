@@ -145,7 +145,7 @@ Status quantise_turned(const Arguments& args) {
 
 template <int kHeadDim>
 Status launch(const Arguments& args) {
-  if (!args.on_plan)
+  if (!args.on_tiling)
     if (const Status done = quantise_windows<kHeadDim>(args, quantise_turned<kHeadDim>); !done.ok())
       return done;
   return f6_smooth_v_chunks::attend(args);

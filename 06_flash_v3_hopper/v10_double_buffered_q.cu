@@ -64,7 +64,7 @@ struct SharedStorage {
   // mbarriers: all consumer warps are done with them
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
   uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
-  Work work[kWorkRing];
+  WorkTile work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
                work_full, prefetch, work)
 };
@@ -87,7 +87,7 @@ using Tiles = DynamicPersistent;
 template <class Config, class Element>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
                                          const Element* sK) {
-  const WgmmaOperand q = wgmma_operand(sQ), k = wgmma_operand(sK);
+  const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
@@ -105,7 +105,7 @@ template <class Config, class Element>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
                                          const uint32_t (&p)[Config::kBlockN / 16][4],
                                          const Element* sV) {
-  const WgmmaOperand v = wgmma_operand(sV, Config::kBlockN * 128);
+  const SmemDescriptor v = smem_descriptor(sV, Config::kBlockN * 128);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are 16 rows of 128 bytes
@@ -154,16 +154,16 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const Work work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
+    const WorkTile work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
-    mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
+    mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     mbarrier_wait(&smem.prefetch, prefetch().phase());
     q.advance();
   }
-  smem.work[q.count % kWorkRing] = Work{};  // there is no more
+  smem.work[q.count % kWorkRing] = WorkTile{};  // there is no more
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
   mbarrier_arrive(&smem.q_full[q.index()]);
@@ -177,14 +177,14 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
   PipelineState<Config::kStages> kv;
   for (PipelineState<2> ring;; ring.advance()) {
     mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
-    const Work& work = smem.work[ring.count % kWorkRing];
+    const WorkTile& work = smem.work[ring.count % kWorkRing];
     if (work.row0 < 0) break;
-    for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, kv.advance()) {
-      if (n_block == max(work.seen.begin, work.seen.end - kPrefetchBlocks))
+    for (int n_block = work.kv_range.begin; n_block < work.kv_range.end; ++n_block, kv.advance()) {
+      if (n_block == max(work.kv_range.begin, work.kv_range.end - kPrefetchBlocks))
         mbarrier_arrive(&smem.prefetch);
       const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
         mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
-        mbarrier_arrive_expect(full, kTileBytes);
+        mbarrier_arrive_expect_tx(full, kTileBytes);
         tma_load(tile, map, full, {0, n_block * kBlockN, 0, work.kv_head});
       };
       const int stage = kv.index();
@@ -246,14 +246,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // The tile of queries that is worked on, and which of this block's it is.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
-  BlockRanges seen{};
-  const auto take_tile = [&] {
+  KvBlockRange kv_range{};
+  const auto next_work_tile = [&] {
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
-    const Work& work = smem.work[q.count % kWorkRing];
+    const WorkTile& work = smem.work[q.count % kWorkRing];
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
     last_key = work.seqlen_k - 1;
-    seen = work.seen;
+    kv_range = work.kv_range;
     const bool more = work.row0 >= 0;
     __syncwarp();  // all lanes have read it, before one says so
     return more;
@@ -264,11 +264,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // The tile of keys that is worked on, counted from the block's first one.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
-  const auto wait_full = [&](uint64_t* full, KvState at) {
-    mbarrier_wait(full + at.index(), at.phase());
+  const auto consumer_wait = [&](uint64_t* full, KvState state) {
+    mbarrier_wait(full + state.index(), state.phase());
   };
-  const auto release = [&](uint64_t* empty, KvState at) {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
+  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // this warp is done with it
+    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
   float o[kHeadDim / 8][4] = {};                           // not divided by l yet
@@ -278,31 +278,31 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float rescale[2];
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](int n_block, auto masked) {
-    if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
+    if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
   };
   //! [mmas]
   const auto issue_s = [&] {
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
-  const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
+  const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
   // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
   const auto mmas = [&](int n_block) {
-    wait_full(smem.k_full, kv);
+    consumer_wait(smem.k_full, kv);
     pingpong_wait();
     issue_s();
-    wait_full(smem.v_full, kv.previous());
+    consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
     pingpong_pass_on();
     wgmma_wait<1>(s);  // S is there, P V in flight
-    release(smem.k_empty, kv);
-    if (n_block + 1 == seen.end) release_q();
+    consumer_release(smem.k_empty, kv);
+    if (n_block + 1 == kv_range.end) release_q();
   };
-  const auto visit = [&](int n_block, auto masked) {
+  const auto process_kv_block = [&](int n_block, auto masked) {
     mmas(n_block);
     softmax(n_block, masked);
     wgmma_wait<0>(o);  // and O of the block before
-    release(smem.v_empty, kv.previous());
+    consumer_release(smem.v_empty, kv.previous());
     round_p<Element, kBlockN>(p, s);
     rescale_rows<kHeadDim>(o, rescale);
     kv.advance();
@@ -310,31 +310,32 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [mmas]
 
   //! [loops]
-  if (!take_tile()) return;
+  if (!next_work_tile()) return;
   do {
     // The first S has no P V before it.
-    wait_full(smem.k_full, kv);
+    consumer_wait(smem.k_full, kv);
     pingpong_wait();
     issue_s();
     pingpong_pass_on();
     wgmma_wait<0>(s);
-    release(smem.k_empty, kv);
-    if (seen.begin + 1 == seen.end) release_q();
-    softmax(seen.begin, std::true_type{});
+    consumer_release(smem.k_empty, kv);
+    if (kv_range.begin + 1 == kv_range.end) release_q();
+    softmax(kv_range.begin, std::true_type{});
     round_p<Element, kBlockN>(p, s);
     kv.advance();
-    int n_block = seen.begin + 1;
+    int n_block = kv_range.begin + 1;
     // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
-    for (; n_block < seen.unmasked_begin; ++n_block) visit(n_block, std::true_type{});
-    for (; n_block < seen.unmasked_end; ++n_block) visit(n_block, std::false_type{});
-    for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});
-    wait_full(smem.v_full, kv.previous());
+    for (; n_block < kv_range.unmasked_begin; ++n_block)
+      process_kv_block(n_block, std::true_type{});
+    for (; n_block < kv_range.unmasked_end; ++n_block) process_kv_block(n_block, std::false_type{});
+    for (; n_block < kv_range.end; ++n_block) process_kv_block(n_block, std::true_type{});
+    consumer_wait(smem.v_full, kv.previous());
     pingpong_wait();
     issue_o(kv.previous());
     pingpong_pass_on();
     wgmma_wait<0>(o);
-    release(smem.v_empty, kv.previous());
-    const Work& work = smem.work[q.count % kWorkRing];
+    consumer_release(smem.v_empty, kv.previous());
+    const WorkTile& work = smem.work[q.count % kWorkRing];
     store_o<Element, kHeadDim>(gO, gLse, work, kHeadDim, o, row_max, row_sum);
 #pragma unroll
     for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
@@ -342,14 +343,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) o[n][i] = 0;
-  } while (take_tile());
+  } while (next_work_tile());
   //! [loops]
 }
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
   Tiles tiles(args.problem, Config::kBlockM);
-  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+    return Status::success();
   tiles.counter = args.out<unsigned>("tile_counter");
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())

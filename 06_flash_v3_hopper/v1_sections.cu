@@ -3,7 +3,7 @@
 // parent    04_flash_v2/v4_unmasked_blocks
 // idea      Nothing of Hopper yet: mma.sync, ldmatrix and cp.async as before. What a block works on
 //           becomes an object, as all later steps have it: `Tiles` says which tile comes next,
-//           `Work` what it is of. Heads come in sections whose K and V stay in L2, tiles have 128
+//           `WorkTile` what it is of. Heads come in sections whose K and V stay in L2, tiles have 128
 //           keys (64 at d=256), and O leaves the registers in whole sectors.
 // expect    dram__bytes_read.sum, where K and V of all heads do not fit in L2. The MMAs stay as
 //           they are: this is what Hopper's instructions are compared with.
@@ -92,7 +92,7 @@ __device__ void load_tile(Element* tile, const Element* g, int head, int row0, i
 // (3) S = Q K^T for the rows of this warp.
 //! [scores]
 template <class Config, class Element>
-__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
                                        const Element* sQ, const Element* sK) {
   const int lane_id = thread_index() % 32, row = thread_index() / 32 * 16;
 #pragma unroll
@@ -119,7 +119,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlock
 // (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys.
 //! [output]
 template <class Config, class Element, class Probabilities>
-__device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
+__device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
                                        Probabilities probabilities, const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
@@ -155,20 +155,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   // The tile of queries that is worked on, and the next one.
   unsigned index = tiles.first();
-  Work work{};
+  WorkTile work{};
   int row0 = 0, last_key = 0;
-  BlockRanges seen{};
-  const auto take_tile = [&] {
+  KvBlockRange kv_range{};
+  const auto next_work_tile = [&] {
     if (index >= tiles.count()) return false;
     work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
     index = tiles.next(index);
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
     last_key = work.seqlen_k - 1;
-    seen = work.seen;
+    kv_range = work.kv_range;
     return true;
   };
   const auto load = [&](Element* tile, const Element* g, int n_block) {
-    if (n_block < seen.end)
+    if (n_block < kv_range.end)
       load_tile<kBlockN, Config>(tile, g, work.kv_head, n_block * kBlockN, work.seqlen_k);
     cp_async_commit();
   };
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
   // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
-  const auto visit = [&](int n_block, auto masked) {
+  const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN, warp_row0 = row0 + threadIdx.x / 32 * 16;
     // Of a block with a mask a warp may see nothing.
     const bool idle = masked.value && (key0 > warp_row0 + 15 + shape.window_right ||
@@ -194,8 +194,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // (3) S = Q K^T, -inf where a query does not see a key.
     float s[kTiles][kBlockN / 8][4] = {};
     if (!idle) {
-      scores<Config>(s, smem.sQ[0], smem.sK[0]);
-      if constexpr (masked.value) apply_mask<Config>(s[0], shape, seen, n_block, row0, last_key);
+      gemm_qk<Config>(s, smem.sQ[0], smem.sK[0]);
+      if constexpr (masked.value)
+        apply_mask<Config>(s[0], shape, kv_range, n_block, row0, last_key);
     }
 
     // K_j+1 is in flight during softmax and P V.
@@ -249,20 +250,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     //! [softmax]
 
     // (5) O += P V
-    output<Config>(o, probabilities, smem.sV[0]);
+    gemm_pv<Config>(o, probabilities, smem.sV[0]);
   };
 
   //! [loops]
-  if (!take_tile()) return;
+  if (!next_work_tile()) return;
   do {
     // (1) load Q_i, which stays, and the first K_j
     load_tile<Config::kBlockM, Config>(smem.sQ[0], gQ, work.q_head, work.row0, work.seqlen_q);
-    load(smem.sK[0], gK, seen.begin);
-    int n_block = seen.begin;
+    load(smem.sK[0], gK, kv_range.begin);
+    int n_block = kv_range.begin;
     // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
-    for (; n_block < seen.unmasked_begin; ++n_block) visit(n_block, std::true_type{});
-    for (; n_block < seen.unmasked_end; ++n_block) visit(n_block, std::false_type{});
-    for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});
+    for (; n_block < kv_range.unmasked_begin; ++n_block)
+      process_kv_block(n_block, std::true_type{});
+    for (; n_block < kv_range.unmasked_end; ++n_block) process_kv_block(n_block, std::false_type{});
+    for (; n_block < kv_range.end; ++n_block) process_kv_block(n_block, std::true_type{});
     store_o<Element, kHeadDim>(gO, gLse, work, kHeadDim, o[0], row_max[0], row_sum[0]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) row_max[0][r] = kLowest, row_sum[0][r] = 0;
@@ -270,14 +272,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) o[0][n][i] = 0;
-  } while (take_tile());
+  } while (next_work_tile());
   //! [loops]
 }
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Tiles tiles(args.problem, Config::kBlockM);
-  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section, 1, 16}))  // rows of a warp
+  if (args.report_tiling(
+          {Config::kBlockM, Config::kBlockN, tiles.section, 1, 16}))  // rows of a warp
     return Status::success();
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config>, dim3(tiles.count()),

@@ -175,30 +175,30 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // The tile of queries that is worked on, which of this block's it is, and the next one.
   PipelineState<Config::kQStages> q{-1};
   unsigned index = tiles.first();
-  Work work{};
+  WorkTile work{};
   int row0 = 0, last_key = 0;
-  BlockRanges seen{};
-  const auto take_tile = [&] {
+  KvBlockRange kv_range{};
+  const auto next_work_tile = [&] {
     if (index >= tiles.count()) return false;
     q.advance();
     work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
     index = tiles.next(index);
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
     last_key = work.seqlen_k - 1;
-    seen = work.seen;
+    kv_range = work.kv_range;
     return true;
   };
   // The tile of keys that is worked on, counted from the block's first one.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   //! [wait]
-  const auto wait_full = [] {
+  const auto consumer_wait = [] {
     cp_async_wait<1>();  // the newest group of copies, a tile, may be in flight
     __syncthreads();     // the copies of all threads are there
   };
   //! [wait]
   const auto load = [&](Element* tile, const Element* g, int n_block) {
-    if (n_block < seen.end)
+    if (n_block < kv_range.end)
       load_tile<kBlockN, Config>(tile, g, work.kv_head, n_block * kBlockN, work.seqlen_k);
     cp_async_commit();
   };
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float rescale[2];
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](int n_block, auto masked) {
-    if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
+    if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
   };
   //! [mmas]
@@ -218,16 +218,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     issue_qk<Config>(s, smem.sQ[q.index()] + thread_index() / 32 * 16 * kHeadDim,
                      smem.sK[kv.index()]);
   };
-  const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
-  const auto visit = [&](int n_block, auto masked) {
-    wait_full();
+  const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
+  const auto process_kv_block = [&](int n_block, auto masked) {
+    consumer_wait();
     issue_s();
     __syncthreads();  // all warps are done with K_j
     load(smem.sK[0], gK, n_block + 1);
     softmax(n_block, masked);
     rescale_rows<kHeadDim>(o, rescale);
     round_p<Element, kBlockN>(p, s);
-    wait_full();
+    consumer_wait();
     issue_o(kv);
     __syncthreads();  // all warps are done with V_j
     load(smem.sV[0], gV, n_block + 1);
@@ -236,17 +236,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [mmas]
 
   //! [loops]
-  if (!take_tile()) return;
+  if (!next_work_tile()) return;
   do {
     // (1) load Q_i, which stays, and the first K_j and V_j
     load_tile<Config::kBlockM, Config>(smem.sQ[0], gQ, work.q_head, work.row0, work.seqlen_q);
-    load(smem.sK[0], gK, seen.begin);
-    load(smem.sV[0], gV, seen.begin);
-    int n_block = seen.begin;
+    load(smem.sK[0], gK, kv_range.begin);
+    load(smem.sV[0], gV, kv_range.begin);
+    int n_block = kv_range.begin;
     // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
-    for (; n_block < seen.unmasked_begin; ++n_block) visit(n_block, std::true_type{});
-    for (; n_block < seen.unmasked_end; ++n_block) visit(n_block, std::false_type{});
-    for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});
+    for (; n_block < kv_range.unmasked_begin; ++n_block)
+      process_kv_block(n_block, std::true_type{});
+    for (; n_block < kv_range.unmasked_end; ++n_block) process_kv_block(n_block, std::false_type{});
+    for (; n_block < kv_range.end; ++n_block) process_kv_block(n_block, std::true_type{});
     store_o<Element, kHeadDim>(gO, gLse, work, kHeadDim, o, row_max, row_sum);
 #pragma unroll
     for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
@@ -254,14 +255,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) o[n][i] = 0;
-  } while (take_tile());
+  } while (next_work_tile());
   //! [loops]
 }
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Tiles tiles(args.problem, Config::kBlockM);
-  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+    return Status::success();
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config>, dim3(tiles.count()),
                        dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,

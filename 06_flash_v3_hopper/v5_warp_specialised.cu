@@ -72,7 +72,7 @@ using Tiles = SingleTile;
 template <class Config, class Element>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
                                          const Element* sK) {
-  const WgmmaOperand q = wgmma_operand(sQ), k = wgmma_operand(sK);
+  const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
@@ -90,7 +90,7 @@ template <class Config, class Element>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
                                          const uint32_t (&p)[Config::kBlockN / 16][4],
                                          const Element* sV) {
-  const WgmmaOperand v = wgmma_operand(sV, Config::kBlockN * 128);
+  const SmemDescriptor v = smem_descriptor(sV, Config::kBlockN * 128);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are 16 rows of 128 bytes
@@ -138,16 +138,16 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
   PipelineState<Config::kQStages> q;
   PipelineState<Config::kStages> kv;
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const Work work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
+    const WorkTile work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
-    mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
+    mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     q.advance();
     //! [ex06a]
-    for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, kv.advance()) {
+    for (int n_block = work.kv_range.begin; n_block < work.kv_range.end; ++n_block, kv.advance()) {
       const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
         mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
-        mbarrier_arrive_expect(full, kTileBytes);
+        mbarrier_arrive_expect_tx(full, kTileBytes);
         tma_load(tile, map, full, {0, n_block * kBlockN, 0, work.kv_head});
       };
       const int stage = kv.index();
@@ -199,10 +199,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // The tile of queries that is worked on, which of this block's it is, and the next one.
   PipelineState<Config::kQStages> q{-1};
   unsigned index = tiles.first();
-  Work work{};
+  WorkTile work{};
   int row0 = 0, last_key = 0;
-  BlockRanges seen{};
-  const auto take_tile = [&] {
+  KvBlockRange kv_range{};
+  const auto next_work_tile = [&] {
     if (index >= tiles.count()) return false;
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     index = tiles.next(index);
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
     last_key = work.seqlen_k - 1;
-    seen = work.seen;
+    kv_range = work.kv_range;
     return true;
   };
   const auto release_q = [&] {  // this warp is done with it
@@ -219,11 +219,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // The tile of keys that is worked on, counted from the block's first one.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
-  const auto wait_full = [&](uint64_t* full, KvState at) {
-    mbarrier_wait(full + at.index(), at.phase());
+  const auto consumer_wait = [&](uint64_t* full, KvState state) {
+    mbarrier_wait(full + state.index(), state.phase());
   };
-  const auto release = [&](uint64_t* empty, KvState at) {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
+  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // this warp is done with it
+    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
   float o[kHeadDim / 8][4] = {};                           // not divided by l yet
@@ -233,39 +233,40 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float rescale[2];
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](int n_block, auto masked) {
-    if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
+    if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
   };
   //! [mmas]
   const auto issue_s = [&] {
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
-  const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
-  const auto visit = [&](int n_block, auto masked) {
-    wait_full(smem.k_full, kv);
+  const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
+  const auto process_kv_block = [&](int n_block, auto masked) {
+    consumer_wait(smem.k_full, kv);
     issue_s();
     wgmma_wait<0>(s);
-    release(smem.k_empty, kv);
-    if (n_block + 1 == seen.end) release_q();
+    consumer_release(smem.k_empty, kv);
+    if (n_block + 1 == kv_range.end) release_q();
     softmax(n_block, masked);
     rescale_rows<kHeadDim>(o, rescale);
     round_p<Element, kBlockN>(p, s);
-    wait_full(smem.v_full, kv);
+    consumer_wait(smem.v_full, kv);
     issue_o(kv);
     wgmma_wait<0>(o);
-    release(smem.v_empty, kv);
+    consumer_release(smem.v_empty, kv);
     kv.advance();
   };
   //! [mmas]
 
   //! [loops]
-  if (!take_tile()) return;
+  if (!next_work_tile()) return;
   do {
-    int n_block = seen.begin;
+    int n_block = kv_range.begin;
     // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
-    for (; n_block < seen.unmasked_begin; ++n_block) visit(n_block, std::true_type{});
-    for (; n_block < seen.unmasked_end; ++n_block) visit(n_block, std::false_type{});
-    for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});
+    for (; n_block < kv_range.unmasked_begin; ++n_block)
+      process_kv_block(n_block, std::true_type{});
+    for (; n_block < kv_range.unmasked_end; ++n_block) process_kv_block(n_block, std::false_type{});
+    for (; n_block < kv_range.end; ++n_block) process_kv_block(n_block, std::true_type{});
     store_o<Element, kHeadDim>(gO, gLse, work, kHeadDim, o, row_max, row_sum);
 #pragma unroll
     for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
@@ -273,14 +274,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) o[n][i] = 0;
-  } while (take_tile());
+  } while (next_work_tile());
   //! [loops]
 }
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Tiles tiles(args.problem, Config::kBlockM);
-  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+    return Status::success();
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;

@@ -34,9 +34,9 @@ __global__ void __launch_bounds__(Config::kThreads)
                   Element* gV,           // [num_pages, page_size, Hkv, d]
                   Shape shape, unsigned rows, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kHalf = Config::kHalf, kLanes = Config::kLanes;
-  const unsigned at = blockIdx.x * Config::kThreads + threadIdx.x, row = at / kLanes;
+  const unsigned idx = blockIdx.x * Config::kThreads + threadIdx.x, row = idx / kLanes;
   if (row >= rows) return;
-  const int column = static_cast<int>(at % kLanes) * 8;
+  const int column = static_cast<int>(idx % kLanes) * 8;
   // (1) load, before anyone knows where to: what is looked up below comes meanwhile. Pointers to 16
   // bytes: added to one of Element, half of the stores came out as four of 4 bytes.
   const int64_t from = (int64_t{row} * kHeadDim + column) / 8;

@@ -33,14 +33,14 @@ __global__ void __launch_bounds__(Config::kThreads)
   // two pages, would not move them there.
   constexpr int kRound = Config::kAtOnce * Config::kThreads;
 #pragma unroll 1
-  for (int at = static_cast<int>(threadIdx.x); at < count; at += kRound) {
+  for (int idx = static_cast<int>(threadIdx.x); idx < count; idx += kRound) {
     uint4 chunks[Config::kAtOnce];
 #pragma unroll
     for (int n = 0; n < Config::kAtOnce; ++n)
-      chunks[n] = from[min(at + n * Config::kThreads, count - 1)];
+      chunks[n] = from[min(idx + n * Config::kThreads, count - 1)];
 #pragma unroll
     for (int n = 0; n < Config::kAtOnce; ++n)
-      if (at + n * Config::kThreads < count) to[at + n * Config::kThreads] = chunks[n];
+      if (idx + n * Config::kThreads < count) to[idx + n * Config::kThreads] = chunks[n];
   }
 }
 //! [copy]

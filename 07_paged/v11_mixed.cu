@@ -44,8 +44,9 @@ struct Config {
   // Steps of 16 columns of Q that stay in registers; at d=128 there are none left for them.
   static constexpr int kQSteps = kHeadDim == 64 ? 4 : kHeadDim == 256 ? 8 : 0;
   static constexpr int kRowBytes = 2 * kHeadDim;
-  static constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4;  // chunks that change places in a row
-  static constexpr int kCopyRows = kThreads / kSpan;        // rows that the block copies at once
+  static constexpr int kSwizzleChunks =
+      kHeadDim % 64 == 0 ? 8 : 4;                              // chunks that change places in a row
+  static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
 
@@ -67,16 +68,16 @@ struct SharedStorage {
 //! [copy]
 template <int kRows, class Config, class Element, class RowOf>
 __device__ __forceinline__ void load_tile(Element* tile, int rows, RowOf row_of) {
-  constexpr int kSpan = Config::kSpan, kHeadDim = Config::kHeadDim;
-  const int tid = thread_index(), row = tid / kSpan;
-  Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSpan * 8);
+  constexpr int kSwizzleChunks = Config::kSwizzleChunks, kHeadDim = Config::kHeadDim;
+  const int tid = thread_index(), row = tid / kSwizzleChunks;
+  Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSwizzleChunks * 8);
   const auto copy = [&](auto compares) {
 #pragma unroll
     for (int r = 0; r < kRows; r += Config::kCopyRows) {
       const bool inside = !compares.value || row + r < rows;
       const Element* const from = row_of(row + r);
 #pragma unroll
-      for (int c = 0; c < kHeadDim; c += 8 * kSpan)
+      for (int c = 0; c < kHeadDim; c += 8 * kSwizzleChunks)
         cp_async_16(to + r * kHeadDim + c, from + c, inside ? 16 : 0);
     }
   };
@@ -99,10 +100,11 @@ __device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4
                                                  int q, int col) {
 #pragma unroll
   for (int m = 0; m < Config::kTiles; ++m)
-    ldmatrix_x4(a[m], sQ + along_row<Config::kSpan>(q, col) + 16 * m * Config::kRowBytes);
+    ldmatrix_x4(a[m],
+                sQ + swizzle_advance<Config::kSwizzleChunks>(q, col) + 16 * m * Config::kRowBytes);
 }
 template <class Element, class Config, int kCount>
-__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
                                        const uint32_t (&rQ)[kCount][Config::kTiles][4],
                                        const char* sQ, const char* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
@@ -111,7 +113,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlock
   const int k = 2 * swizzled_offset<Config::kHeadDim>(tid / 16 % 2 * 8 + tid % 8, tid / 8 % 2 * 8);
   const auto load_k = [&](int i) {
     const char* const rows = sK + i % kKeySteps * 16 * Config::kRowBytes;
-    ldmatrix_x4(b[i % 2], rows + along_row<Config::kSpan>(k, i / kKeySteps * 16));
+    ldmatrix_x4(b[i % 2], rows + swizzle_advance<Config::kSwizzleChunks>(k, i / kKeySteps * 16));
   };
   const auto load_q = [&](int step) {
     if (step >= Config::kQSteps && step < kColSteps)
@@ -141,7 +143,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlock
 // one step ahead, so that its exponentials overlap with the MMAs.
 //! [output]
 template <class Element, class Config, class Probabilities>
-__device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
+__device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
                                        Probabilities probabilities, const char* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
@@ -149,7 +151,8 @@ __device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadD
   const int v = 2 * swizzled_offset<Config::kHeadDim>(tid % 16, tid / 16 % 2 * 8);
   const auto load_v = [&](int i) {
     const char* const rows = sV + i / kColSteps * 16 * Config::kRowBytes;
-    ldmatrix_x4_trans(b[i % 2], rows + along_row<Config::kSpan>(v, i % kColSteps * 16));
+    ldmatrix_x4_trans(b[i % 2],
+                      rows + swizzle_advance<Config::kSwizzleChunks>(v, i % kColSteps * 16));
   };
   load_v(0);
   probabilities(0, a[0]);
@@ -182,14 +185,15 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
                                              int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
-  constexpr int kSpan = Config::kSpan;
+  constexpr int kSwizzleChunks = Config::kSwizzleChunks;
   const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
   const int b = work.sequence, hq = work.head, row0 = work.row0;
   const Sequence sequence = sequence_of(shape, cu_seqlens_q, gSeqused, b, hq);
-  const int seqlen_k = sequence.seqlen_k, shift = seqlen_k - sequence.seqlen_q;
-  const BlockRanges seen = blocks_seen(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
+  const int seqlen_k = sequence.seqlen_k, causal_offset = seqlen_k - sequence.seqlen_q;
+  const KvBlockRange kv_range =
+      kv_block_range(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
   // This thread's first chunk of a row of Q, and of a token of the pool.
-  const int chunk = threadIdx.x % kSpan * 8;
+  const int chunk = threadIdx.x % kSwizzleChunks * 8;
   const Element* const q = gQ + sequence.q + int64_t{row0} * q_step + chunk;
   const int kv = hq / (shape.heads / shape.kv_heads) * kHeadDim + chunk;
   //! [slots]
@@ -213,23 +217,23 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
   if (threadIdx.x == 0) smem.pages = pages, smem.sequence = sequence, smem.row0 = row0;
   // (1) load Q_i, which stays, and the first K_j
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
-  if (seen.begin < seen.end) {
+  if (kv_range.begin < kv_range.end) {
     const int rows = sequence.seqlen_q - row0;
     load_tile<kBlockM, Config>(smem.sQ, rows,
                                [&](int row) { return q + int64_t{min(row, rows - 1)} * q_step; });
     if (Config::kQSteps > 0) cp_async_commit();
-    store_slot(seen.begin, look_up(pages, seen.begin));
+    store_slot(kv_range.begin, look_up(pages, kv_range.begin));
   }
   __syncthreads();  // smem.sequence and the first slots are there
-  if (seen.begin < seen.end) {
-    load_kv(smem.sK, gK, seen.begin);
+  if (kv_range.begin < kv_range.end) {
+    load_kv(smem.sK, gK, kv_range.begin);
     cp_async_commit();
   }
   if (Config::kQSteps > 0) {
     cp_async_wait<1>();
     __syncthreads();  // all threads' Q is there
   }
-  if (seen.begin < seen.end) {
+  if (kv_range.begin < kv_range.end) {
 #pragma unroll
     for (int step = 0; step < Config::kQSteps; ++step)
       load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
@@ -239,13 +243,13 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
   // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
-  const auto visit = [&](int n_block, auto masked) {
+  const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
     // Of a block with a mask a warp may see nothing.
     const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
     const bool idle =
-        masked.value && (key0 > warp_row0 + kWarpRows - 1 + shift + shape.window_right ||
-                         key0 + kBlockN <= warp_row0 + shift - shape.window_left);
+        masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
+                         key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
     // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
     // flight, so that both waits are for all of them.
     //! [pipeline]
@@ -253,17 +257,17 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
     __syncthreads();  // K_j of all threads is there; all are done with V_j-1
     load_kv(smem.sV, gV, n_block);
     cp_async_commit();
-    const bool more = n_block + 1 < seen.end;
+    const bool more = n_block + 1 < kv_range.end;
     const int slot = more ? look_up(smem.pages, n_block + 1) : 0;  // waits for memory during Q K^T
     //! [pipeline]
 
     // (3) S = Q K^T, -inf where a query does not see a key.
     float s[kTiles][kBlockN / 8][4] = {};
     if (!idle) {
-      scores<Element, Config>(s, rQ, bytes(smem.sQ), bytes(smem.sK));
+      gemm_qk<Element, Config>(s, rQ, bytes(smem.sQ), bytes(smem.sK));
       const int lane_id = thread_index() % 32;
-      const int own = warp_row0 + lane_id / 4 + shift - key0 - lane_id % 4 * 2;
-      if constexpr (masked.value) apply_mask(s, shape, own, seqlen_k - key0);
+      const int row_minus_col = warp_row0 + lane_id / 4 + causal_offset - key0 - lane_id % 4 * 2;
+      if constexpr (masked.value) apply_mask(s, shape, row_minus_col, seqlen_k - key0);
     }
 
     // K_j+1 is in flight during softmax and P V.
@@ -304,14 +308,14 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
     //! [softmax]
 
     // (5) O += P V
-    output<Element, Config>(o, probabilities, bytes(smem.sV));
+    gemm_pv<Element, Config>(o, probabilities, bytes(smem.sV));
   };
   //! [loops]
-  for (int n_block = seen.begin; n_block < seen.end; ++n_block)
-    if (n_block >= seen.unmasked_begin && n_block < seen.unmasked_end)
-      visit(n_block, std::false_type{});
+  for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block)
+    if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end)
+      process_kv_block(n_block, std::false_type{});
     else  // left edge of the window; diagonal, right edge, last keys
-      visit(n_block, std::true_type{});
+      process_kv_block(n_block, std::true_type{});
   //! [loops]
 
   // (7) O = O / l, once; (8) store O, through the rows of sQ that only this warp reads, and lse
@@ -331,7 +335,7 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
       char* const to = sO + (16 * m + 8 * r) * Config::kRowBytes;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)
-        *reinterpret_cast<uint32_t*>(to + along_row<kSpan>(o_lane, 8 * n)) =
+        *reinterpret_cast<uint32_t*>(to + swizzle_advance<kSwizzleChunks>(o_lane, 8 * n)) =
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       const int row = 16 * m + 8 * r + lane_id / 4;
       if (lane_id % 4 == 0 && row < rows)
@@ -339,11 +343,11 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
     }
   __syncwarp();  // all of the warp's rows are there
 #pragma unroll
-  for (int i = 0; i < kWarpRows; i += 32 / kSpan) {
-    const int r = i + lane_id / kSpan;
+  for (int i = 0; i < kWarpRows; i += 32 / kSwizzleChunks) {
+    const int r = i + lane_id / kSwizzleChunks;
     if (r >= rows) break;
 #pragma unroll
-    for (int c = lane_id % kSpan * 8; c < kHeadDim; c += 8 * kSpan)
+    for (int c = lane_id % kSwizzleChunks * 8; c < kHeadDim; c += 8 * kSwizzleChunks)
       *reinterpret_cast<uint4*>(gO + own.q + int64_t{first_row + r} * q_step + c) =
           *reinterpret_cast<const uint4*>(sO + 2 * swizzled_offset<kHeadDim>(r, c));
   }
@@ -379,8 +383,8 @@ __device__ __forceinline__ int take_ticket(Tickets* tickets, const int* gCounts,
   for (int n = 0; n < 2; ++n) {
     const int kind = own.kind ^ n;
     if ((kinds & (kind == 0 ? kPrefill : kDecode)) == 0) continue;
-    const int at = static_cast<int>(flag_add(&tickets->taken[kind], 1));
-    if (at < gCounts[kind]) return kind == 0 ? at : gCounts[0] + at;
+    const int idx = static_cast<int>(flag_add(&tickets->taken[kind], 1));
+    if (idx < gCounts[kind]) return kind == 0 ? idx : gCounts[0] + idx;
   }
   flag_add(&tickets->on_sm[own.sm], ~0u);            // one less
   if (flag_add(&tickets->gone, 1) == gridDim.x - 1)  // nobody asks any more
@@ -404,7 +408,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                      float* gLse,              // [Hq, tokens], or [B, Hq, seqlen_q]
                      float* gOPartial,         // [parts, 16, d], of pieces
                      float* gLsePartial,       // [parts, 16], to base 2
-                     unsigned* gArrived,       // [row blocks]: parts that are stored
+                     unsigned* gSemaphore,       // [row blocks]: parts that are stored
                      Shape shape, int q_step, int page_size, int max_pages, int kinds) {
   using Decode = DecodeConfig<Config::kHeadDim>;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
@@ -425,7 +429,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
           reinterpret_cast<DecodeStorage<Element, Decode>&>(smem), work,
           rows_of_group(shape, cu_seqlens_q, gSeqused, work.sequence, work.head, q_step), shape,
           gTable + int64_t{work.sequence} * max_pages, page_size,
-          {gQ, gK, gV, gO, gLse, gOPartial, gLsePartial, gArrived});
+          {gQ, gK, gV, gO, gLse, gOPartial, gLsePartial, gSemaphore});
   }
 }
 

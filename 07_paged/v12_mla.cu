@@ -86,7 +86,7 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* gK, int 
 // (3) S = Q K^T of a warp's keys, and (5) O += P V: all keys of the tile, a warp's columns.
 //! [mma]
 template <class Element, class Config>
-__device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
 #pragma unroll
@@ -103,7 +103,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4], const
     }
 }
 template <class Element, class Config>
-__device__ __forceinline__ void output(float (&o)[Config::kColumns / 8][4],
+__device__ __forceinline__ void gemm_pv(float (&o)[Config::kColumns / 8][4],
                                        SharedStorage<Element, Config>& smem, int stage,
                                        int warps_with_keys) {
   const int lane_id = threadIdx.x % 32, col = threadIdx.x / 32 * Config::kColumns;
@@ -125,12 +125,12 @@ __device__ __forceinline__ void output(float (&o)[Config::kColumns / 8][4],
 //! [mma]
 
 // The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `place_of(n)`: where part n lies.
+// every 32nd part. `partial_index(n)`: where part n lies.
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
-                                          PlaceOf place_of) {
+                                          PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kOutDim, kAtOnce = 4;  // parts in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
@@ -141,19 +141,19 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 #pragma unroll
       for (int c = 0; c < kOwn; ++c)
         if (n0 + i < num_parts)
-          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
-                                                         128 * c + 4 * lane_id);
+          parts[i][c] = *reinterpret_cast<const float4*>(
+              gOPartial + partial_index(n0 + i) * kHeadDim + 128 * c + 4 * lane_id);
   };
   load(0);
   float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
-  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[partial_index(n)]);
   for (int distance = 16; distance > 0; distance /= 2)
     max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
   for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
     if (n0 > 0) load(n0);
     if (n0 % 32 == 0) {
       const int n = n0 + lane_id;
-      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
+      weight = n < num_parts ? exp2f(gLsePartial[partial_index(n)] - max) : 0;
       sum += weight;
     }
 #pragma unroll
@@ -173,19 +173,19 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-    attention_kernel(const Element* gQ,      // [B, Hq, seqlen_q, 576]
-                     const Element* gK,      // [num_pages, page_size, 576]
-                     const int* gTable,      // [B, max_pages]: the pages of each sequence
-                     const int* gSeqused,    // [B]: keys of each sequence
-                     const Work* gWork,      // [pieces]: what each team works on, one by one
-                     const int* gWorkBegin,  // [teams + 1]: the first piece of each team
-                     Element* gO,            // [B, Hq, seqlen_q, 512]
-                     float* gLse,            // [B, Hq, seqlen_q]
-                     float* gOPartial,       // [parts, row_tiles, kRows, 512]
-                     float* gLsePartial,     // [parts, row_tiles, kRows], to base 2
-                     unsigned* gArrived,  // [row blocks]: parts that are stored; 0 between launches
-                     Shape shape, int row_tiles, int page_size, int max_pages) {
+__global__ void __launch_bounds__(Config::kThreads) attention_kernel(
+    const Element* gQ,      // [B, Hq, seqlen_q, 576]
+    const Element* gK,      // [num_pages, page_size, 576]
+    const int* gTable,      // [B, max_pages]: the pages of each sequence
+    const int* gSeqused,    // [B]: keys of each sequence
+    const WorkTile* gWork,  // [pieces]: what each team works on, one by one
+    const int* gWorkBegin,  // [teams + 1]: the first piece of each team
+    Element* gO,            // [B, Hq, seqlen_q, 512]
+    float* gLse,            // [B, Hq, seqlen_q]
+    float* gOPartial,       // [parts, row_tiles, kRows, 512]
+    float* gLsePartial,     // [parts, row_tiles, kRows], to base 2
+    unsigned* gSemaphore,   // [row blocks]: parts that are stored; 0 between launches
+    Shape shape, int row_tiles, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   constexpr int kOutDim = Config::kOutDim;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
@@ -196,21 +196,21 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int team = blockIdx.x / row_tiles, row_tile_id = blockIdx.x % row_tiles;
   for (int piece = gWorkBegin[team]; piece < gWorkBegin[team + 1]; ++piece) {
     const auto [b, tile, count, split, num_splits, first_part] = gWork[piece];
-    const int used = gSeqused[b], row_block = b * row_tiles + row_tile_id;
+    const int seqlen_k = gSeqused[b], row_block = b * row_tiles + row_tile_id;
     //! [teams]
     const Rows rows = rows_of(shape, row_block, kRows);
-    const Keys all = keys_of_sequence(shape, used);
-    const Keys keys{all.begin + tile * Config::kTile,
+    const KvRange all = keys_of_sequence(shape, seqlen_k);
+    const KvRange keys{all.begin + tile * Config::kTile,
                     min(all.end, all.begin + (tile + count) * Config::kTile)};
     const Pages pages{gTable + int64_t{b} * max_pages, page_size};
-    const auto place_of = [&](int n, int row) {  // of part n
+    const auto partial_index = [&](int n, int row) {  // of part n
       return (int64_t{first_part + n} * row_tiles + row_tile_id) * kRows + row;
     };
 
     // (1) load Q, which stays. Rows that are not there become 0.
     //! [load_q]
-    for (int at = threadIdx.x; at < kRows * Config::kLanes; at += Config::kThreads) {
-      const int row = at / Config::kLanes, col = at % Config::kLanes * 8;
+    for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
+      const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;
       const bool inside = row < rows.count;
       cp_async_16(&smem.sQ[0][0] + swizzled_offset<kHeadDim>(row, col),
                   gQ + (rows.first + (inside ? row : 0)) * kHeadDim + col, inside ? 16 : 0);
@@ -220,8 +220,9 @@ __global__ void __launch_bounds__(Config::kThreads)
     float o[Config::kColumns / 8][4] = {};                   // not divided by l yet
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-    const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + quad_row) % shape.seqlen_q),
-                          keys_of_query(shape, used, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
+    const KvRange kv_range[2] = {
+        keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
+        keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
     // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
     //! [pipeline]
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       // (3) S = Q K^T, -inf where a query does not see a key
       float s[kBlockN / 8][4] = {};
       if (key0 + first < keys.end) {  // this warp has keys
-        scores<Element, Config>(s, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
+        gemm_qk<Element, Config>(s, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
       }
       // (4) softmax: maxima of each warp's keys, then of all
       //! [softmax]
@@ -259,7 +260,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int j = key0 + first + 8 * n + quad_col + i % 2;
-          s[n][i] = j < seen[i / 2].begin || j >= seen[i / 2].end ? -INFINITY
+          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
                                                                   : s[n][i] * softmax_scale_log2;
           max[i / 2] = fmaxf(max[i / 2], s[n][i]);
         }
@@ -298,7 +299,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       __syncthreads();  // P of all warps is there
       //! [softmax]
       // (5) O += P V
-      output<Element, Config>(o, smem, stage, ceil_div(keys.end - key0, kBlockN));
+      gemm_pv<Element, Config>(o, smem, stage, ceil_div(keys.end - key0, kBlockN));
     }
 
     // (6) add up the sums of the warps
@@ -320,15 +321,15 @@ __global__ void __launch_bounds__(Config::kThreads)
       // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? row_max[r] + log2f(sum) : -INFINITY;
-      const int64_t to = num_splits == 1 ? rows.first + row : place_of(split, row);
+      const int64_t to = num_splits == 1 ? rows.first + row : partial_index(split, row);
 #pragma unroll
       for (int n = 0; n < Config::kColumns / 8; ++n) {
         const float o0 = o[n][2 * r] * factor, o1 = o[n][2 * r + 1] * factor;
-        const int64_t at = to * kOutDim + col + 8 * n;
+        const int64_t idx = to * kOutDim + col + 8 * n;
         if (num_splits == 1)
-          *reinterpret_cast<uint32_t*>(gO + at) = pack2<Element>(o0, o1);
+          *reinterpret_cast<uint32_t*>(gO + idx) = pack2<Element>(o0, o1);
         else
-          *reinterpret_cast<float2*>(gOPartial + at) = make_float2(o0, o1);
+          *reinterpret_cast<float2*>(gOPartial + idx) = make_float2(o0, o1);
       }
       if (col > 0) continue;
       (num_splits == 1 ? gLse : gLsePartial)[to] = num_splits == 1 ? kLn2 * lse : lse;
@@ -338,13 +339,13 @@ __global__ void __launch_bounds__(Config::kThreads)
     //! [arrive]
     __syncthreads();  // this block's part is stored; nobody reads the sums any more
     if (num_splits == 1) continue;
-    if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
+    if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
     __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
-                                 [&](int n) { return place_of(n, r); });
-    if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
+                                 [&](int n) { return partial_index(n, r); });
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
     //! [arrive]
   }
 }
@@ -358,11 +359,11 @@ Status launch(const Arguments& args) {
                        dim3(static_cast<unsigned>(row_tiles * teams(p, Config::kRows))),
                        dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
                        args.in<Element>("q"), args.in<Element>("k"), args.in<int>("page_table"),
-                       args.in<int>("seqused_k"), args.in<Work>("work"), args.in<int>("work_begin"),
-                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("o_partial"),
-                       args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
-                       static_cast<int>(row_tiles), static_cast<int>(page_size_of(p)),
-                       static_cast<int>(max_pages_of(p)));
+                       args.in<int>("seqused_k"), args.in<WorkTile>("work"),
+                       args.in<int>("work_begin"), args.out<Element>("o"), args.out<float>("lse"),
+                       args.out<float>("o_partial"), args.out<float>("lse_partial"),
+                       args.out<unsigned>("arrived"), shape_of(p), static_cast<int>(row_tiles),
+                       static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
 }
 
 Status launch(const Arguments& args) {

@@ -95,22 +95,22 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* gK, int 
 // (3) S = Q K^T, by one warpgroup, and (5) O += P V, the columns of each.
 //! [mma]
 template <class Element, class Config>
-__device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
                                        const Element* sK) {
-  const WgmmaOperand q = wgmma_operand(sQ), k = wgmma_operand(sK);
+  const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step) {  // 64 columns a panel
-    const int at = step / 4 * 64 * 128 + step % 4 * 32;       // bytes
-    wgmma<Element, false>(s, q + at, k + at, step > 0);
+    const int idx = step / 4 * 64 * 128 + step % 4 * 32;       // bytes
+    wgmma<Element, false>(s, q + idx, k + idx, step > 0);
   }
   wgmma_commit();
   wgmma_wait<0>(s);
 }
 template <class Element, class Config>
-__device__ __forceinline__ void output(float (&o)[Config::kColumns / 8][4], const Element* sP,
+__device__ __forceinline__ void gemm_pv(float (&o)[Config::kColumns / 8][4], const Element* sP,
                                        const Element* sV) {
-  const WgmmaOperand p = wgmma_operand(sP), v = wgmma_operand(sV, 64 * 128);
+  const SmemDescriptor p = smem_descriptor(sP), v = smem_descriptor(sV, 64 * 128);
   wgmma_fence();
 #pragma unroll
   for (int k = 0; k < Config::kBlockN / 16; ++k)  // 16 keys are 16 rows of 128 bytes
@@ -121,12 +121,12 @@ __device__ __forceinline__ void output(float (&o)[Config::kColumns / 8][4], cons
 //! [mma]
 
 // The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `place_of(n)`: where part n lies.
+// every 32nd part. `partial_index(n)`: where part n lies.
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
-                                          PlaceOf place_of) {
+                                          PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kOutDim, kAtOnce = 4;  // parts in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
@@ -137,19 +137,19 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 #pragma unroll
       for (int c = 0; c < kOwn; ++c)
         if (n0 + i < num_parts)
-          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
-                                                         128 * c + 4 * lane_id);
+          parts[i][c] = *reinterpret_cast<const float4*>(
+              gOPartial + partial_index(n0 + i) * kHeadDim + 128 * c + 4 * lane_id);
   };
   load(0);
   float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
-  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[partial_index(n)]);
   for (int distance = 16; distance > 0; distance /= 2)
     max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
   for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
     if (n0 > 0) load(n0);
     if (n0 % 32 == 0) {
       const int n = n0 + lane_id;
-      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
+      weight = n < num_parts ? exp2f(gLsePartial[partial_index(n)] - max) : 0;
       sum += weight;
     }
 #pragma unroll
@@ -169,19 +169,19 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads)
-    attention_kernel(const Element* gQ,      // [B, Hq, seqlen_q, 576]
-                     const Element* gK,      // [num_pages, page_size, 576]
-                     const int* gTable,      // [B, max_pages]: the pages of each sequence
-                     const int* gSeqused,    // [B]: keys of each sequence
-                     const Work* gWork,      // [pieces]: what each team works on, one by one
-                     const int* gWorkBegin,  // [teams + 1]: the first piece of each team
-                     Element* gO,            // [B, Hq, seqlen_q, 512]
-                     float* gLse,            // [B, Hq, seqlen_q]
-                     float* gOPartial,       // [parts, row_tiles, kRows, 512]
-                     float* gLsePartial,     // [parts, row_tiles, kRows], to base 2
-                     unsigned* gArrived,  // [row blocks]: parts that are stored; 0 between launches
-                     Shape shape, int row_tiles, int page_size, int max_pages) {
+__global__ void __launch_bounds__(Config::kThreads) attention_kernel(
+    const Element* gQ,      // [B, Hq, seqlen_q, 576]
+    const Element* gK,      // [num_pages, page_size, 576]
+    const int* gTable,      // [B, max_pages]: the pages of each sequence
+    const int* gSeqused,    // [B]: keys of each sequence
+    const WorkTile* gWork,  // [pieces]: what each team works on, one by one
+    const int* gWorkBegin,  // [teams + 1]: the first piece of each team
+    Element* gO,            // [B, Hq, seqlen_q, 512]
+    float* gLse,            // [B, Hq, seqlen_q]
+    float* gOPartial,       // [parts, row_tiles, kRows, 512]
+    float* gLsePartial,     // [parts, row_tiles, kRows], to base 2
+    unsigned* gSemaphore,   // [row blocks]: parts that are stored; 0 between launches
+    Shape shape, int row_tiles, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   constexpr int kOutDim = Config::kOutDim;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
@@ -192,21 +192,21 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int team = blockIdx.x / row_tiles, row_tile_id = blockIdx.x % row_tiles;
   for (int piece = gWorkBegin[team]; piece < gWorkBegin[team + 1]; ++piece) {
     const auto [b, tile, count, split, num_splits, first_part] = gWork[piece];
-    const int used = gSeqused[b], row_block = b * row_tiles + row_tile_id;
+    const int seqlen_k = gSeqused[b], row_block = b * row_tiles + row_tile_id;
     //! [teams]
     const Rows rows = rows_of(shape, row_block, kRows);
-    const Keys all = keys_of_sequence(shape, used);
-    const Keys keys{all.begin + tile * Config::kTile,
+    const KvRange all = keys_of_sequence(shape, seqlen_k);
+    const KvRange keys{all.begin + tile * Config::kTile,
                     min(all.end, all.begin + (tile + count) * Config::kTile)};
     const Pages pages{gTable + int64_t{b} * max_pages, page_size};
-    const auto place_of = [&](int n, int row) {  // of part n
+    const auto partial_index = [&](int n, int row) {  // of part n
       return (int64_t{first_part + n} * row_tiles + row_tile_id) * kRows + row;
     };
 
     // (1) load Q, which stays. Rows that are not there become 0.
     //! [load_q]
-    for (int at = threadIdx.x; at < kRows * Config::kLanes; at += Config::kThreads) {
-      const int row = at / Config::kLanes, col = at % Config::kLanes * 8;
+    for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
+      const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;
       const bool inside = row < rows.count;
       cp_async_16(smem.sQ + swizzled_offset(row, col),
                   gQ + (rows.first + (inside ? row : 0)) * kHeadDim + col, inside ? 16 : 0);
@@ -216,8 +216,9 @@ __global__ void __launch_bounds__(Config::kThreads)
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     float o[Config::kColumns / 8][4] = {};                   // not divided by l yet
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
-    const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + quad_row) % shape.seqlen_q),
-                          keys_of_query(shape, used, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
+    const KvRange kv_range[2] = {
+        keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
+        keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
     // (2) K_j, a tile ahead, by the second warpgroup
     //! [pipeline]
@@ -236,24 +237,24 @@ __global__ void __launch_bounds__(Config::kThreads)
     int stage = 0;
     for (int key0 = keys.begin; key0 < keys.end; key0 += kBlockN, stage ^= 1) {
       cp_async_wait<0>();
-      shared_write_fence();  // the async proxy, by which wgmma reads, knows of this thread's copies
+      fence_proxy_async();  // the async proxy, by which wgmma reads, knows of this thread's copies
       __syncthreads();       // Q and the tile are there; all are done with P V of the one before
       if (warpgroup_id == 1) load_kv(key0 + kBlockN, stage ^ 1);
       //! [pipeline]
       if (warpgroup_id == 0) {
         // (3) S = Q K^T
         float s[kBlockN / 8][4];
-        scores<Element, Config>(s, smem.sQ, smem.sK[stage]);
+        gemm_qk<Element, Config>(s, smem.sQ, smem.sK[stage]);
         // (4) softmax; -inf where a query does not see a key, in tiles where there is such a key
         //! [softmax]
-        if (key0 < max(seen[0].begin, seen[1].begin) ||
-            key0 + kBlockN > min(seen[0].end, seen[1].end)) {
+        if (key0 < max(kv_range[0].begin, kv_range[1].begin) ||
+            key0 + kBlockN > min(kv_range[0].end, kv_range[1].end)) {
 #pragma unroll
           for (int n = 0; n < kBlockN / 8; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i)
               if (const int j = key0 + 8 * n + quad_col + i % 2;
-                  j < seen[i / 2].begin || j >= seen[i / 2].end)
+                  j < kv_range[i / 2].begin || j >= kv_range[i / 2].end)
                 s[n][i] = -INFINITY;
         }
         float max[2] = {s[0][0], s[0][2]};  // not scaled yet
@@ -284,7 +285,7 @@ __global__ void __launch_bounds__(Config::kThreads)
             *reinterpret_cast<uint32_t*>(smem.sP +
                                          swizzled_offset(quad_row + 8 * r, 8 * n + quad_col)) =
                 pack2<Element>(s[n][2 * r], s[n][2 * r + 1]);
-        shared_write_fence();  // P is for wgmma
+        fence_proxy_async();  // P is for wgmma
       }
       __syncthreads();  // P and the factors are there
       const float rescale[2] = {smem.sRescale[quad_row], smem.sRescale[quad_row + 8]};
@@ -296,7 +297,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       }
       //! [softmax]
       // (5) O += P V
-      output<Element, Config>(o, smem.sP, smem.sK[stage] + warpgroup_id * Config::kColumns * 64);
+      gemm_pv<Element, Config>(o, smem.sP, smem.sK[stage] + warpgroup_id * Config::kColumns * 64);
     }
 
     // (6) both warpgroups get the sums
@@ -318,15 +319,15 @@ __global__ void __launch_bounds__(Config::kThreads)
       // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? smem.sMax[row] + log2f(sum) : -INFINITY;
-      const int64_t to = num_splits == 1 ? rows.first + row : place_of(split, row);
+      const int64_t to = num_splits == 1 ? rows.first + row : partial_index(split, row);
 #pragma unroll
       for (int n = 0; n < Config::kColumns / 8; ++n) {
         const float o0 = o[n][2 * r] * factor, o1 = o[n][2 * r + 1] * factor;
-        const int64_t at = to * kOutDim + col + 8 * n;
+        const int64_t idx = to * kOutDim + col + 8 * n;
         if (num_splits == 1)
-          *reinterpret_cast<uint32_t*>(gO + at) = pack2<Element>(o0, o1);
+          *reinterpret_cast<uint32_t*>(gO + idx) = pack2<Element>(o0, o1);
         else
-          *reinterpret_cast<float2*>(gOPartial + at) = make_float2(o0, o1);
+          *reinterpret_cast<float2*>(gOPartial + idx) = make_float2(o0, o1);
       }
       if (col > 0) continue;
       (num_splits == 1 ? gLse : gLsePartial)[to] = num_splits == 1 ? kLn2 * lse : lse;
@@ -336,13 +337,13 @@ __global__ void __launch_bounds__(Config::kThreads)
     //! [arrive]
     __syncthreads();  // this block's part is stored; nobody reads the sums any more
     if (num_splits == 1) continue;
-    if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
+    if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
     __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
-                                 [&](int n) { return place_of(n, r); });
-    if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
+                                 [&](int n) { return partial_index(n, r); });
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
     //! [arrive]
   }
 }
@@ -356,11 +357,11 @@ Status launch(const Arguments& args) {
                        dim3(static_cast<unsigned>(row_tiles * teams(p, Config::kRows))),
                        dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
                        args.in<Element>("q"), args.in<Element>("k"), args.in<int>("page_table"),
-                       args.in<int>("seqused_k"), args.in<Work>("work"), args.in<int>("work_begin"),
-                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("o_partial"),
-                       args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
-                       static_cast<int>(row_tiles), static_cast<int>(page_size_of(p)),
-                       static_cast<int>(max_pages_of(p)));
+                       args.in<int>("seqused_k"), args.in<WorkTile>("work"),
+                       args.in<int>("work_begin"), args.out<Element>("o"), args.out<float>("lse"),
+                       args.out<float>("o_partial"), args.out<float>("lse_partial"),
+                       args.out<unsigned>("arrived"), shape_of(p), static_cast<int>(row_tiles),
+                       static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
 }
 
 Status launch(const Arguments& args) {

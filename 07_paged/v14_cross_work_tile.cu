@@ -31,7 +31,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
   static constexpr int kLanes = kHeadDim / 8;             // that copy a row: 16 bytes each
-  static constexpr int kKeysAtOnce = 32 / kLanes;         // rows that a warp copies at once
+  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows that a warp copies at once
   static constexpr int kParts = kNumWarps;                // of a row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
   static constexpr bool kQStays = kHeadDim <= 128;  // in registers, which d = 256 has too few of
@@ -77,34 +77,34 @@ __device__ __forceinline__ int slot_of(const Pages& pages, int key) {
 // The list of a block's pieces as a warp sees it. A lane has one of 32, so that going on to the
 // next takes shuffles, not loads that wait for each other.
 //! [next_pieces]
-struct Piece {
-  Work work;
-  int used;  // keys of its sequence
+struct PlannedTile {
+  WorkTile work;
+  int seqlen_k;  // keys of its sequence
 };
 struct Pieces {
-  const Work* gWork;
+  const WorkTile* gWork;
   const int* gSeqused;
   int heads, end;  // row blocks of a sequence; behind the block's last piece
   int first = -32;
-  Piece own = {};
+  PlannedTile own = {};
 
   // Piece n < end; from call to call n grows. For all lanes of a warp.
-  __device__ __forceinline__ Piece at(int n) {
+  __device__ __forceinline__ PlannedTile at(int n) {
     if (n - first >= 32) {
       first = n;
       own.work = gWork[min(n + static_cast<int>(threadIdx.x % 32), end - 1)];
-      own.used = gSeqused[own.work.row_block / heads];
+      own.seqlen_k = gSeqused[own.work.row_block / heads];
     }
     const auto of_lane = [&](int x) { return __shfl_sync(~0u, x, n - first); };
-    const Work& w = own.work;
+    const WorkTile& w = own.work;
     return {{of_lane(w.row_block), of_lane(w.tile), of_lane(w.count), of_lane(w.part),
              of_lane(w.num_parts), of_lane(w.first_part)},
-            of_lane(own.used)};
+            of_lane(own.seqlen_k)};
   }
 };
 template <class Config>
-__device__ __forceinline__ Keys keys_of(const Shape& shape, const Piece& piece) {
-  const Keys all = keys_of_sequence(shape, piece.used);
+__device__ __forceinline__ KvRange keys_of(const Shape& shape, const PlannedTile& piece) {
+  const KvRange all = keys_of_sequence(shape, piece.seqlen_k);
   const auto [row_block, tile, count, part, num_parts, first_part] = piece.work;
   return {all.begin + tile * Config::kTile,
           min(all.end, all.begin + (tile + count) * Config::kTile)};
@@ -120,7 +120,7 @@ __device__ __forceinline__ void load_tile(Element* sK, Element* sV, const Elemen
                                           const Element* gV, int token, int slot, int count) {
   const int key = threadIdx.x % 32 / Config::kLanes, chunk = threadIdx.x % Config::kLanes * 8;
 #pragma unroll
-  for (int n = 0; n < Config::kBlockN; n += Config::kKeysAtOnce) {
+  for (int n = 0; n < Config::kBlockN; n += Config::kRowsPerLoad) {
     const int row = n + key, bytes = row < count ? 16 : 0;
     const int to = swizzled_offset<Config::kHeadDim>(row, chunk);
     const int64_t from = int64_t{__shfl_sync(~0u, slot, row)} * token;
@@ -133,7 +133,7 @@ __device__ __forceinline__ void load_tile(Element* sK, Element* sV, const Elemen
 // (3) S = Q K^T of a warp's tile, and (5) O += P V; fragments as in chapter 04.
 //! [mma]
 template <class Element, class Config>
-__device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4],
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
                                        const uint32_t (&q)[Config::kHeadDim / 16][4],
                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
@@ -149,7 +149,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4],
     }
 }
 template <class Element, class Config>
-__device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
+__device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
                                        const float (&p)[Config::kBlockN / 8][4],
                                        const Element* sV) {
   const int lane_id = threadIdx.x % 32;
@@ -171,12 +171,12 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 //! [mma]
 
 // The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `place_of(n)`: where part n lies.
+// every 32nd part. `partial_index(n)`: where part n lies.
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
-                                          PlaceOf place_of) {
+                                          PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
@@ -188,19 +188,19 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 #pragma unroll
       for (int c = 0; c < kOwn; ++c)
         if (owner && n0 + i < num_parts)
-          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
-                                                         128 * c + 4 * lane_id);
+          parts[i][c] = *reinterpret_cast<const float4*>(
+              gOPartial + partial_index(n0 + i) * kHeadDim + 128 * c + 4 * lane_id);
   };
   load(0);
   float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
-  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[partial_index(n)]);
   for (int distance = 16; distance > 0; distance /= 2)
     max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
   for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
     if (n0 > 0) load(n0);
     if (n0 % 32 == 0) {
       const int n = n0 + lane_id;
-      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
+      weight = n < num_parts ? exp2f(gLsePartial[partial_index(n)] - max) : 0;
       sum += weight;
     }
 #pragma unroll
@@ -221,20 +221,20 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads, 1)
-    attention_kernel(const Element* gQ,      // [B, Hq, seqlen_q, d]
-                     const Element* gK,      // [num_pages, page_size, Hkv, d]
-                     const Element* gV,      // [num_pages, page_size, Hkv, d]
-                     const int* gTable,      // [B, max_pages]: the pages of each sequence
-                     const int* gSeqused,    // [B]: keys of each sequence
-                     const Work* gWork,      // [pieces]: what each block works on, one by one
-                     const int* gWorkBegin,  // [blocks + 1]: the first piece of each block
-                     Element* gO,            // [B, Hq, seqlen_q, d]
-                     float* gLse,            // [B, Hq, seqlen_q]
-                     float* gOPartial,       // [parts, kRows, d]
-                     float* gLsePartial,     // [parts, kRows], to base 2
-                     unsigned* gArrived,  // [row blocks]: parts that are stored; 0 between launches
-                     Shape shape, int row_tiles, int page_size, int max_pages) {
+__global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
+    const Element* gQ,      // [B, Hq, seqlen_q, d]
+    const Element* gK,      // [num_pages, page_size, Hkv, d]
+    const Element* gV,      // [num_pages, page_size, Hkv, d]
+    const int* gTable,      // [B, max_pages]: the pages of each sequence
+    const int* gSeqused,    // [B]: keys of each sequence
+    const WorkTile* gWork,  // [pieces]: what each block works on, one by one
+    const int* gWorkBegin,  // [blocks + 1]: the first piece of each block
+    Element* gO,            // [B, Hq, seqlen_q, d]
+    float* gLse,            // [B, Hq, seqlen_q]
+    float* gOPartial,       // [parts, kRows, d]
+    float* gLsePartial,     // [parts, kRows], to base 2
+    unsigned* gSemaphore,   // [row blocks]: parts that are stored; 0 between launches
+    Shape shape, int row_tiles, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   constexpr int kStages = Config::kStages, kStep = Config::kTile;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
@@ -253,8 +253,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto each_chunk_of_q = [&](auto body) {
 #pragma unroll
     for (int i = 0; i < ceil_div(kChunksOfQ, Config::kThreads); ++i) {
-      const int at = threadIdx.x + i * Config::kThreads;
-      if (at < kChunksOfQ) body(q_chunks[i], at / Config::kLanes, at % Config::kLanes * 8);
+      const int idx = threadIdx.x + i * Config::kThreads;
+      if (idx < kChunksOfQ) body(q_chunks[i], idx / Config::kLanes, idx % Config::kLanes * 8);
     }
   };
   const auto fetch_q = [&](const Rows& rows) {
@@ -277,13 +277,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   struct {
     Pieces pieces;
     int piece, key0;
-    Keys keys;
+    KvRange keys;
     Pages pages;
     int kv, slot;  // of the lane's chunk in a token; of its key in the pool
   } next{pieces, begin, 0, {}, {nullptr, page_size}, 0, 0};
   const auto find_piece = [&]() {  // the first in which this warp has a tile
     for (; next.piece < end; ++next.piece) {
-      const Piece piece = next.pieces.at(next.piece);
+      const PlannedTile piece = next.pieces.at(next.piece);
       next.keys = keys_of<Config>(shape, piece);
       next.key0 = next.keys.begin + warp_id * kBlockN;
       const int bh_kv = piece.work.row_block / row_tiles;
@@ -315,16 +315,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   __syncthreads();  // Q of all threads is there
   int stage = 0;
   for (int piece_id = begin; piece_id < end; ++piece_id) {
-    const Piece piece = pieces.at(piece_id);
+    const PlannedTile piece = pieces.at(piece_id);
     const auto [row_block, tile, count, split, num_splits, first_part] = piece.work;
     const Rows rows = rows_of(shape, row_block, kRows);
-    const Keys keys = keys_of<Config>(shape, piece);
+    const KvRange keys = keys_of<Config>(shape, piece);
     float o[kHeadDim / 8][4] = {};                           // not divided by l yet
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const int query = rows.row0 + quad_row;
-    const Keys seen[2] = {keys_of_query(shape, piece.used, query % shape.seqlen_q),
-                          keys_of_query(shape, piece.used, (query + 8) % shape.seqlen_q)};
+    const KvRange kv_range[2] = {keys_of_query(shape, piece.seqlen_k, query % shape.seqlen_q),
+                          keys_of_query(shape, piece.seqlen_k, (query + 8) % shape.seqlen_q)};
     uint32_t q[kHeadDim / 16][4];  // operands of the first MMA
     const auto read_q = [&] {
 #pragma unroll
@@ -344,7 +344,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       //! [pipeline]
       // (3) S = Q K^T, -inf where a query does not see a key
       float s[kBlockN / 8][4] = {};
-      scores<Element, Config>(s, q, &sKV[0][0][0]);
+      gemm_qk<Element, Config>(s, q, &sKV[0][0][0]);
       // (4) softmax
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int j = key0 + 8 * n + quad_col + i % 2;
-          s[n][i] = j < seen[i / 2].begin || j >= seen[i / 2].end ? -INFINITY
+          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
                                                                   : s[n][i] * softmax_scale_log2;
           max[i / 2] = fmaxf(max[i / 2], s[n][i]);
         }
@@ -378,7 +378,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
         }
       //! [softmax]
       // (5) O += P V
-      output<Element, Config>(o, s, &sKV[1][0][0]);
+      gemm_pv<Element, Config>(o, s, &sKV[1][0][0]);
     }
 
     // (6) merge the parts, while Q of the next piece comes
@@ -405,8 +405,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (lane_id == 0) smem.sStage[warp_id] = free_stage;
     __syncthreads();                       // the parts are there; all are done with Q
     constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
-    for (int at = threadIdx.x; at < rows.count * kChunks; at += Config::kThreads) {
-      const int r = at / kChunks, col = at % kChunks * 4;
+    for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += Config::kThreads) {
+      const int r = idx / kChunks, col = idx % kChunks * 4;
       float max = kLowest, sum = 0, out[4] = {};
 #pragma unroll
       for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[n][r]);
@@ -438,13 +438,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (more) put_q();
     __syncthreads();  // this block's part is stored, and Q; the warps' parts may be overwritten
     if (num_splits == 1) continue;
-    if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
+    if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
     __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int n) { return int64_t{first_part + n} * kRows + r; });
-    if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
     //! [arrive]
   }
 }
@@ -453,15 +453,15 @@ template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   args.phase("attention");
-  return launch_kernel(attention_kernel<Element, Config>,
-                       dim3(static_cast<unsigned>(planned_blocks(p))), dim3(Config::kThreads),
-                       sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
-                       args.in<Element>("k"), args.in<Element>("v"), args.in<int>("page_table"),
-                       args.in<int>("seqused_k"), args.in<Work>("work"), args.in<int>("work_begin"),
-                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("o_partial"),
-                       args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
-                       static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)),
-                       static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
+  return launch_kernel(
+      attention_kernel<Element, Config>, dim3(static_cast<unsigned>(planned_blocks(p))),
+      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+      args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
+      args.in<int>("page_table"), args.in<int>("seqused_k"), args.in<WorkTile>("work"),
+      args.in<int>("work_begin"), args.out<Element>("o"), args.out<float>("lse"),
+      args.out<float>("o_partial"), args.out<float>("lse_partial"), args.out<unsigned>("arrived"),
+      shape_of(p), static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)),
+      static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
 }
 
 Status launch(const Arguments& args) {

@@ -34,7 +34,7 @@ using namespace paged;
 using namespace plans;
 using namespace splits;
 using namespace latent;
-using hopper::kWarp, hopper::kWarpgroup, hopper::groups_apart, hopper::PipelineState;
+using hopper::kWarp, hopper::kWarpgroup, hopper::with_stride_byte_offset, hopper::PipelineState;
 
 //! [config]
 // The warpgroups that compute. Their columns of O are those of a half of a tile of keys.
@@ -87,8 +87,9 @@ template <int kHalf, class Element, class Config>
 __device__ __forceinline__ void issue_s(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
                                         const Element* sK) {
   constexpr int kPanels = Config::panels(kHalf);
-  const WgmmaOperand q = wgmma_operand(sQ + kHalf * Config::panels(kLeft) * 64 * Config::kRows);
-  const WgmmaOperand k = groups_apart(wgmma_operand(sK + Config::begin(kHalf)), kPanels * 1024);
+  const SmemDescriptor q = smem_descriptor(sQ + kHalf * Config::panels(kLeft) * 64 * Config::kRows);
+  const SmemDescriptor k =
+      with_stride_byte_offset(smem_descriptor(sK + Config::begin(kHalf)), kPanels * 1024);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < kPanels * 4; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
@@ -106,7 +107,8 @@ template <Side kSide, class Element, class Config, class POf>
 __device__ __forceinline__ void issue_o(float (&o)[Config::kColumns / 8][4], const Element* sK,
                                         POf p_of) {
   constexpr int kGroup = Config::panels(kSide) * 1024;  // bytes from 8 keys to the next ones
-  const WgmmaOperand v = groups_apart(wgmma_operand(sK + Config::begin(kSide), 1024), kGroup);
+  const SmemDescriptor v =
+      with_stride_byte_offset(smem_descriptor(sK + Config::begin(kSide), 1024), kGroup);
   wgmma_fence();
 #pragma unroll
   for (int n = 0; n < Config::kBlockN / 16; ++n)
@@ -126,12 +128,12 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem,
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int boxes = Config::kBlockN / pages.box_rows, own_row = lane * pages.box_rows;
   PipelineState<1> q, k[2];
-  for (int at = pieces.begin(); at < pieces.end(); ++at, q.advance()) {
-    const Piece piece = pieces.at(at);
+  for (int idx = pieces.begin(); idx < pieces.end(); ++idx, q.advance()) {
+    const PlannedTile piece = pieces.at(idx);
     const int sequence = piece.work.row_block;
     if (lane == 0) {
       mbarrier_wait(&smem.q_empty, q.phase() ^ 1);  // the first time it is
-      mbarrier_arrive_expect(&smem.q_full, Config::kRows * Config::kHeadDim * 2);
+      mbarrier_arrive_expect_tx(&smem.q_full, Config::kRows * Config::kHeadDim * 2);
       tma_load(smem.sQ, maps.q, &smem.q_full, {0, static_cast<int>(piece.rows.first), 0});
     }
     int ahead = slot_of(pages, sequence, piece.begin + own_row, piece.end);
@@ -149,7 +151,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem,
         Element* const tile = smem.sK[stage] + Config::begin(half);
         uint64_t* const full = &smem.k_full[stage][half];
         mbarrier_wait(&smem.k_empty[stage][half], k[stage].phase() ^ 1);
-        if (lane == 0) mbarrier_arrive_expect(full, Config::kBlockN * panels * 128);
+        if (lane == 0) mbarrier_arrive_expect_tx(full, Config::kBlockN * panels * 128);
         __syncwarp();  // all bytes are announced before any of them arrives
         if (lane < boxes && !is_cut)
           tma_load(tile + own_row / 8 * panels * kGroup, maps.half[half], full,
@@ -186,7 +188,8 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& sm
 template <Side kSide, class Element, class Config>
 __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
                                         const Pieces<Config>& pieces, Element* gO, float* gLse,
-                                        float* gOPartial, float* gLsePartial, unsigned* gArrived) {
+                                        float* gOPartial, float* gLsePartial,
+                                        unsigned* gSemaphore) {
   constexpr int kBlockN = Config::kBlockN, kOutDim = Config::kOutDim;
   constexpr Side kOther = kSide == kLeft ? kRight : kLeft;
   const Shape& shape = pieces.shape;
@@ -195,7 +198,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
   const int quad_row = 16 * (warp_id % 4) + lane_id / 4, quad_col = lane_id % 4 * 2;
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   PipelineState<1> q, k[2];
-  const auto release = [&](int stage) {  // this warp is done with its side's half
+  const auto consumer_release = [&](int stage) {  // this warp is done with its side's half
     if (lane_id == 0) mbarrier_arrive(&smem.k_empty[stage][kSide]);
     k[stage].advance();
   };
@@ -203,7 +206,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
     if (lane_id == 0) mbarrier_arrive(&smem.q_empty);
   };
 
-  for (int at = pieces.begin(); at < pieces.end(); ++at, q.advance()) {
+  for (int idx = pieces.begin(); idx < pieces.end(); ++idx, q.advance()) {
     float o[Config::kColumns / 8][4] = {};                   // not divided by l yet
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2, of both; of own tiles
     float s[kBlockN / 8][4];
@@ -211,16 +214,17 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
     // Keys of this piece, and those of them that this lane's rows see.
     int tiles, last_seen[2];
     {
-      const Piece piece = pieces.at(at);
+      const PlannedTile piece = pieces.at(idx);
       tiles = ceil_div(max(0, piece.end - piece.begin), kBlockN);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int query = (piece.rows.row0 + quad_row + 8 * r) % shape.seqlen_q;
-        last_seen[r] = min(piece.end, keys_of_query(shape, piece.used, query).end) - piece.begin;
+        last_seen[r] =
+            min(piece.end, keys_of_query(shape, piece.seqlen_k, query).end) - piece.begin;
       }
     }
     // S begins with the left half of a tile, while the right one is on its way.
-    const auto scores = [&](int stage) {
+    const auto gemm_qk = [&](int stage) {
       mbarrier_wait(&smem.k_full[stage][kLeft], k[stage].phase());
       issue_s<kLeft, Element, Config>(s, smem.sQ, smem.sK[stage]);
       mbarrier_wait(&smem.k_full[stage][kRight], k[stage].phase());
@@ -231,7 +235,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
       issue_o<kSide, Element, Config>(o, smem.sK[stage], [&](int n) -> auto& { return p[n]; });
     };
     const auto other_product = [&](int stage) {
-      const WgmmaOperand other = wgmma_operand(smem.sP);
+      const SmemDescriptor other = smem_descriptor(smem.sP);
       issue_o<kSide, Element, Config>(o, smem.sK[stage], [&](int n) { return other + 32 * n; });
     };
 
@@ -298,7 +302,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
           *reinterpret_cast<uint32_t*>(smem.sP +
                                        swizzled_offset(quad_row + 8 * r, 8 * c + quad_col)) =
               p[c / 2][c % 2 * 2 + r];
-      shared_write_fence();  // P is for wgmma
+      fence_proxy_async();  // P is for wgmma
       named_barrier_arrive(kPReady + kSide, Config::kConsumers);
     };
     const auto receive_p = [&](auto await) {
@@ -313,7 +317,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
     //! [loop]
     if constexpr (kSide == kLeft) {
       const auto even_tile = [&](int n) {
-        scores(0);
+        gemm_qk(0);
         wgmma_wait<0>(s);
         if (n + 2 >= tiles) release_q();
         softmax(n, [] {});
@@ -324,31 +328,31 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
       for (; n + 1 < tiles; n += 2) {
         even_tile(n);
         wgmma_wait<0>(o);
-        release(0);
+        consumer_release(0);
         receive_p([] {});
         other_product(1);
         wgmma_wait<0>(o);  // with the next S queued behind it the step is slower
-        release(1);
+        consumer_release(1);
       }
       if (n < tiles) even_tile(n);
     } else {
       int n = 0;
       for (; n + 1 < tiles; n += 2) {
-        scores(1);
+        gemm_qk(1);
         receive_p([&] { wgmma_wait<0>(s, o); });
         other_product(0);
         wgmma_wait<1>(s);  // S is there, O in flight
         if (n + 3 >= tiles) release_q();
         softmax(n + 1, [&] {
           wgmma_wait<0>(o);
-          release(0);
+          consumer_release(0);
         });
         send_p();
         own_product(1);
         // Both halves of a tile have to be free before the next one is loaded in its place: with
         // its half given up only behind the next S, this side would wait for that tile for ever.
         wgmma_wait<0>(o);
-        release(1);
+        consumer_release(1);
       }
       if (n < tiles) {
         receive_p([] {});
@@ -356,14 +360,14 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
       }
     }
     wgmma_wait<0>(o);
-    if (tiles % 2 == 1) release(0);
+    if (tiles % 2 == 1) consumer_release(0);
     //! [loop]
 
     // (6) both sides get the sums
-    const Piece piece = pieces.at(at);
+    const PlannedTile piece = pieces.at(idx);
     const Rows& rows = piece.rows;
     const auto [sequence, tile, count, split, num_splits, first_part] = piece.work;
-    const auto place_of = [&](int part, int row) {
+    const auto partial_index = [&](int part, int row) {
       return (int64_t{first_part + part} * pieces.row_tiles + pieces.row_tile()) * Config::kRows +
              row;
     };
@@ -381,7 +385,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
       // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? row_max[r] + log2f(sum) : -INFINITY;
-      const int64_t to = num_splits == 1 ? rows.first + row : place_of(split, row);
+      const int64_t to = num_splits == 1 ? rows.first + row : partial_index(split, row);
 #pragma unroll
       for (int n = 0; n < Config::kColumns / 8; ++n) {
         const float o0 = o[n][2 * r] * factor, o1 = o[n][2 * r + 1] * factor;
@@ -399,14 +403,14 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
     //! [arrive]
     named_barrier_sync(kBoth, Config::kConsumers);  // this part is stored, the sums have been read
     if (num_splits == 1) continue;
-    if (threadIdx.x == 0) smem.last = flag_add(&gArrived[piece.row_block], 1) == num_splits - 1u;
+    if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[piece.row_block], 1) == num_splits - 1u;
     // All see `last` and, through thread 0, the parts of the other blocks.
     named_barrier_sync(kBoth, Config::kConsumers);
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
-                                 [&](int part) { return place_of(part, r); });
-    if (threadIdx.x == 0) gArrived[piece.row_block] = 0;  // for the next launch
+                                 [&](int part) { return partial_index(part, r); });
+    if (threadIdx.x == 0) gSemaphore[piece.row_block] = 0;  // for the next launch
     //! [arrive]
   }
 }
@@ -418,7 +422,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      float* gLse,           // [B, Hq, seqlen_q]
                      float* gOPartial,      // [parts, row_tiles, kRows, 512]
                      float* gLsePartial,    // [parts, row_tiles, kRows], to base 2
-                     unsigned* gArrived) {  // [row blocks]: stored parts; 0 between launches
+                     unsigned* gSemaphore) {  // [row blocks]: stored parts; 0 between launches
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
@@ -432,9 +436,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
   if (warpgroup == kLeft)
-    consume<kLeft, Element, Config>(smem, pieces, gO, gLse, gOPartial, gLsePartial, gArrived);
+    consume<kLeft, Element, Config>(smem, pieces, gO, gLse, gOPartial, gLsePartial, gSemaphore);
   else
-    consume<kRight, Element, Config>(smem, pieces, gO, gLse, gOPartial, gLsePartial, gArrived);
+    consume<kRight, Element, Config>(smem, pieces, gO, gLse, gOPartial, gLsePartial, gSemaphore);
 }
 
 template <class Element, class Config>
@@ -445,7 +449,7 @@ Status launch(const Arguments& args) {
                     static_cast<int>(page_size_of(p)), static_cast<int>(box_rows(p))};
   Maps maps;
   if (const Status made = maps.make<Element, Config>(args, pages.box_rows); !made.ok()) return made;
-  const Pieces<Config> pieces{args.in<Work>("work"), args.in<int>("work_begin"),
+  const Pieces<Config> pieces{args.in<WorkTile>("work"), args.in<int>("work_begin"),
                               args.in<int>("seqused_k"), shape_of(p), static_cast<int>(row_tiles)};
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config>,

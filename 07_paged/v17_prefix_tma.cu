@@ -97,7 +97,7 @@ struct SharedStorage {
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
   // mbarriers too: a tile is described; take the next one. K's warp may be tiles ahead of V's.
   uint64_t work_full[4], prefetch;
-  Work work[kWorkRing];
+  WorkTile work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
                work_full, prefetch, work)
 };
@@ -109,8 +109,8 @@ using Tiles = PrefixList;
 template <class Config, class Element>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
                                          const Element* sK) {
-  const WgmmaOperand q = wgmma_operand(sQ);
-  const WgmmaOperand k = groups_apart(wgmma_operand(sK), Config::kGroupBytes);
+  const SmemDescriptor q = smem_descriptor(sQ);
+  const SmemDescriptor k = with_stride_byte_offset(smem_descriptor(sK), Config::kGroupBytes);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
@@ -128,7 +128,7 @@ template <class Config, class Element>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
                                          const uint32_t (&p)[Config::kBlockN / 16][4],
                                          const Element* sV) {
-  const WgmmaOperand v = groups_apart(wgmma_operand(sV, 1024), Config::kGroupBytes);
+  const SmemDescriptor v = with_stride_byte_offset(smem_descriptor(sV, 1024), Config::kGroupBytes);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are two groups of 8 rows
@@ -194,13 +194,14 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
     const plans::PrefixWork& piece = tiles.gWork[index];
     if (piece.begin == piece.end) continue;  // the list has room for more
-    const Work work = work_of<Config>(piece);
+    const WorkTile work = work_of<Config>(piece);
     if (lane == 0) {
       smem.work[q.count % kWorkRing] = work;
       mbarrier_arrive(&smem.work_full[ring().index()]);
     }
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
-    if (lane == 0) mbarrier_arrive_expect(&smem.q_full[q.index()], kBlockM * Config::kHeadDim * 2);
+    if (lane == 0)
+      mbarrier_arrive_expect_tx(&smem.q_full[q.index()], kBlockM * Config::kHeadDim * 2);
     __syncwarp();  // all bytes of the tile are announced before any of them arrives
     //! [rows]
     for (int r = lane * q_box_rows; r < kBlockM; r += kWarp * q_box_rows) {
@@ -219,7 +220,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
     q.advance();
   }
   if (lane == 0) {
-    smem.work[q.count % kWorkRing] = Work{};  // there is no more
+    smem.work[q.count % kWorkRing] = WorkTile{};  // there is no more
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
     mbarrier_arrive(&smem.q_full[q.index()]);
@@ -239,17 +240,18 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
   PipelineState<Config::kStages> kv;
   for (PipelineState<4> ring;; ring.advance()) {
     mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
-    const Work& work = smem.work[ring.count % kWorkRing];
+    const WorkTile& work = smem.work[ring.count % kWorkRing];
     if (work.row0 < 0) break;
-    int ahead = page_of(pages, work, work.seen.begin * kBlockN + own_row);
-    for (int n_block = work.seen.begin; n_block < work.seen.end; ++n_block, kv.advance()) {
+    int ahead = page_of(pages, work, work.kv_range.begin * kBlockN + own_row);
+    for (int n_block = work.kv_range.begin; n_block < work.kv_range.end; ++n_block, kv.advance()) {
       const int key = n_block * kBlockN + own_row, slot = slot_of(pages, work, key, ahead);
       ahead = page_of(pages, work, key + kBlockN);  // not waited for before the next tile
-      if (!kOfV && lane() == 0 && n_block == max(work.seen.begin, work.seen.end - kPrefetchBlocks))
+      if (!kOfV && lane() == 0 &&
+          n_block == max(work.kv_range.begin, work.kv_range.end - kPrefetchBlocks))
         mbarrier_arrive(&smem.prefetch);
       const auto arm = [&](uint64_t* full, uint64_t* empty) {
         mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
-        if (lane() == 0) mbarrier_arrive_expect(full, kTileBytes);
+        if (lane() == 0) mbarrier_arrive_expect_tx(full, kTileBytes);
         __syncwarp();  // all bytes of the tile are announced before any of them arrives
       };
       const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full) {
@@ -330,13 +332,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // The tile of queries that is worked on, and which of this block's it is.
   PipelineState<Config::kQStages> q{-1};
   int last_key = 0;
-  BlockRanges seen{};
-  const auto take_tile = [&] {
+  KvBlockRange kv_range{};
+  const auto next_work_tile = [&] {
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
-    const Work& work = smem.work[q.count % kWorkRing];
+    const WorkTile& work = smem.work[q.count % kWorkRing];
     last_key = work.seqlen_k - 1;
-    seen = work.seen;
+    kv_range = work.kv_range;
     const bool more = work.row0 >= 0;
     __syncwarp();  // all lanes have read it, before one says so
     return more;
@@ -349,11 +351,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // loop. If not, every operand of wgmma is moved to uniform registers first.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
-  const auto wait_full = [&](uint64_t* full, KvState at) {
-    mbarrier_wait(full + at.index(), at.phase());
+  const auto consumer_wait = [&](uint64_t* full, KvState state) {
+    mbarrier_wait(full + state.index(), state.phase());
   };
-  const auto release = [&](uint64_t* empty, KvState at) {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
+  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // this warp is done with it
+    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
   float o[kHeadDim / 8][4] = {};                           // not divided by l yet
@@ -364,31 +366,31 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   bool rescaled;
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](int n_block, auto masked) {
-    if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, 0, last_key);
+    if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, 0, last_key);
     rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
   };
   //! [mmas]
   const auto issue_s = [&] {
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
-  const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
+  const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
   // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
   const auto mmas = [&](int n_block) {
-    wait_full(smem.k_full, kv);
+    consumer_wait(smem.k_full, kv);
     pingpong_wait();
     issue_s();
-    wait_full(smem.v_full, kv.previous());
+    consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
     pingpong_pass_on();
     wgmma_wait<1>(s);  // S is there, P V in flight
-    release(smem.k_empty, kv);
-    if (n_block + 1 == seen.end) release_q();
+    consumer_release(smem.k_empty, kv);
+    if (n_block + 1 == kv_range.end) release_q();
   };
-  const auto visit = [&](int n_block, auto masked) {
+  const auto process_kv_block = [&](int n_block, auto masked) {
     mmas(n_block);
     softmax(n_block, masked);
     wgmma_wait<0>(o);  // and O of the block before
-    release(smem.v_empty, kv.previous());
+    consumer_release(smem.v_empty, kv.previous());
     round_p<Element, kBlockN>(p, s);
     if (rescaled) rescale_rows<kHeadDim>(o, rescale);
     kv.advance();
@@ -396,42 +398,42 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [mmas]
 
   //! [loops]
-  if (!take_tile()) return;
+  if (!next_work_tile()) return;
   // The first S of all has no P V before it.
-  wait_full(smem.k_full, kv);
+  consumer_wait(smem.k_full, kv);
   pingpong_wait();
   issue_s();
   pingpong_pass_on();
   wgmma_wait<0>(s);
-  release(smem.k_empty, kv);
-  if (seen.begin + 1 == seen.end) release_q();
-  softmax(seen.begin, std::true_type{});
+  consumer_release(smem.k_empty, kv);
+  if (kv_range.begin + 1 == kv_range.end) release_q();
+  softmax(kv_range.begin, std::true_type{});
   round_p<Element, kBlockN>(p, s);
   kv.advance();
   bool more = true;
-  int n_block = seen.begin + 1;
+  int n_block = kv_range.begin + 1;
   do {
     // What is whole; last keys.
-    for (; n_block < seen.unmasked_end; ++n_block) visit(n_block, std::false_type{});
-    for (; n_block < seen.end; ++n_block) visit(n_block, std::true_type{});
-    const Work& last = smem.work[q.count % kWorkRing];
+    for (; n_block < kv_range.unmasked_end; ++n_block) process_kv_block(n_block, std::false_type{});
+    for (; n_block < kv_range.end; ++n_block) process_kv_block(n_block, std::true_type{});
+    const WorkTile& last = smem.work[q.count % kWorkRing];
     const float last_max[2] = {row_max[0], row_max[1]};
     float last_sum[2] = {row_sum[0], row_sum[1]};
-    more = take_tile();
+    more = next_work_tile();
     if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
-      mmas(seen.begin);
+      mmas(kv_range.begin);
 #pragma unroll
       for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
-      softmax(seen.begin, std::true_type{});
-      n_block = seen.begin + 1;
+      softmax(kv_range.begin, std::true_type{});
+      n_block = kv_range.begin + 1;
     } else {
-      wait_full(smem.v_full, kv.previous());
+      consumer_wait(smem.v_full, kv.previous());
       pingpong_wait();
       issue_o(kv.previous());
       pingpong_pass_on();
     }
     wgmma_wait<0>(o);
-    release(smem.v_empty, kv.previous());
+    consumer_release(smem.v_empty, kv.previous());
     round_p<Element, kBlockN>(p, s);
     kv.advance();
     store_part<kHeadDim>(gOPartial, gLsePartial, last, o, last_max, last_sum);

@@ -37,8 +37,9 @@ struct Config {
   // Steps of 16 columns of Q that stay in registers; at d=128 there are none left for them.
   static constexpr int kQSteps = kHeadDim == 64 ? 4 : kHeadDim == 256 ? 8 : 0;
   static constexpr int kRowBytes = 2 * kHeadDim;
-  static constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4;  // chunks that change places in a row
-  static constexpr int kCopyRows = kThreads / kSpan;        // rows that the block copies at once
+  static constexpr int kSwizzleChunks =
+      kHeadDim % 64 == 0 ? 8 : 4;                              // chunks that change places in a row
+  static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
 
@@ -58,16 +59,16 @@ struct SharedStorage {
 //! [copy]
 template <int kRows, class Config, class Element, class RowOf>
 __device__ __forceinline__ void load_tile(Element* tile, int rows, RowOf row_of) {
-  constexpr int kSpan = Config::kSpan, kHeadDim = Config::kHeadDim;
-  const int tid = thread_index(), row = tid / kSpan;
-  Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSpan * 8);
+  constexpr int kSwizzleChunks = Config::kSwizzleChunks, kHeadDim = Config::kHeadDim;
+  const int tid = thread_index(), row = tid / kSwizzleChunks;
+  Element* const to = tile + swizzled_offset<kHeadDim>(row, tid % kSwizzleChunks * 8);
   const auto copy = [&](auto compares) {
 #pragma unroll
     for (int r = 0; r < kRows; r += Config::kCopyRows) {
       const bool inside = !compares.value || row + r < rows;
       const Element* const from = row_of(row + r);
 #pragma unroll
-      for (int c = 0; c < kHeadDim; c += 8 * kSpan)
+      for (int c = 0; c < kHeadDim; c += 8 * kSwizzleChunks)
         cp_async_16(to + r * kHeadDim + c, from + c, inside ? 16 : 0);
     }
   };
@@ -90,10 +91,11 @@ __device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4
                                                  int q, int col) {
 #pragma unroll
   for (int m = 0; m < Config::kTiles; ++m)
-    ldmatrix_x4(a[m], sQ + along_row<Config::kSpan>(q, col) + 16 * m * Config::kRowBytes);
+    ldmatrix_x4(a[m],
+                sQ + swizzle_advance<Config::kSwizzleChunks>(q, col) + 16 * m * Config::kRowBytes);
 }
 template <class Element, class Config, int kCount>
-__device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
                                        const uint32_t (&rQ)[kCount][Config::kTiles][4],
                                        const char* sQ, const char* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
@@ -102,7 +104,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlock
   const int k = 2 * swizzled_offset<Config::kHeadDim>(tid / 16 % 2 * 8 + tid % 8, tid / 8 % 2 * 8);
   const auto load_k = [&](int i) {
     const char* const rows = sK + i % kKeySteps * 16 * Config::kRowBytes;
-    ldmatrix_x4(b[i % 2], rows + along_row<Config::kSpan>(k, i / kKeySteps * 16));
+    ldmatrix_x4(b[i % 2], rows + swizzle_advance<Config::kSwizzleChunks>(k, i / kKeySteps * 16));
   };
   const auto load_q = [&](int step) {
     if (step >= Config::kQSteps && step < kColSteps)
@@ -132,7 +134,7 @@ __device__ __forceinline__ void scores(float (&s)[Config::kTiles][Config::kBlock
 // one step ahead, so that its exponentials overlap with the MMAs.
 //! [output]
 template <class Element, class Config, class Probabilities>
-__device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
+__device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
                                        Probabilities probabilities, const char* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
@@ -140,7 +142,8 @@ __device__ __forceinline__ void output(float (&o)[Config::kTiles][Config::kHeadD
   const int v = 2 * swizzled_offset<Config::kHeadDim>(tid % 16, tid / 16 % 2 * 8);
   const auto load_v = [&](int i) {
     const char* const rows = sV + i / kColSteps * 16 * Config::kRowBytes;
-    ldmatrix_x4_trans(b[i % 2], rows + along_row<Config::kSpan>(v, i % kColSteps * 16));
+    ldmatrix_x4_trans(b[i % 2],
+                      rows + swizzle_advance<Config::kSwizzleChunks>(v, i % kColSteps * 16));
   };
   load_v(0);
   probabilities(0, a[0]);
@@ -174,16 +177,16 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                      Shape shape, int page_size, int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
-  constexpr int kSpan = Config::kSpan;
+  constexpr int kSwizzleChunks = Config::kSwizzleChunks;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
   const PrefixWork work = gWork[blockIdx.x];
   if (work.begin == work.end) return;  // the list has room for more
   const int seqlen_k = work.keys;
-  const BlockRanges seen{work.begin, work.begin, seqlen_k / kBlockN, work.end};
+  const KvBlockRange kv_range{work.begin, work.begin, seqlen_k / kBlockN, work.end};
   // This thread's first chunk of a row of Q, and of a token of the pool.
   //! [rows]
-  const int chunk = threadIdx.x % kSpan * 8;
+  const int chunk = threadIdx.x % kSwizzleChunks * 8;
   const int each = shape.heads / shape.kv_heads * shape.seqlen_q;  // rows of a member
   const auto row_of_q = [&](int row) {
     const int b = gMembers[work.first_member + row / each];
@@ -213,23 +216,23 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   if (threadIdx.x == 0) smem.pages = pages, smem.work = work;
   // (1) load Q_i, which stays, and the first K_j
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
-  if (seen.begin < seen.end) {
+  if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, Config>(smem.sQ, work.rows - work.row0, [&](int row) {
       return row_of_q(min(work.row0 + row, work.rows - 1));
     });
     if (Config::kQSteps > 0) cp_async_commit();
-    store_slot(seen.begin, look_up(pages, seen.begin));
+    store_slot(kv_range.begin, look_up(pages, kv_range.begin));
   }
   __syncthreads();  // smem.work and the first slots are there
-  if (seen.begin < seen.end) {
-    load_kv(smem.sK, gK, seen.begin);
+  if (kv_range.begin < kv_range.end) {
+    load_kv(smem.sK, gK, kv_range.begin);
     cp_async_commit();
   }
   if (Config::kQSteps > 0) {
     cp_async_wait<1>();
     __syncthreads();  // all threads' Q is there
   }
-  if (seen.begin < seen.end) {
+  if (kv_range.begin < kv_range.end) {
 #pragma unroll
     for (int step = 0; step < Config::kQSteps; ++step)
       load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
@@ -239,7 +242,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
   // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
-  const auto visit = [&](int n_block, auto masked) {
+  const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
     // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
     // flight, so that both waits are for all of them.
@@ -248,13 +251,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     __syncthreads();  // K_j of all threads is there; all are done with V_j-1
     load_kv(smem.sV, gV, n_block);
     cp_async_commit();
-    const bool more = n_block + 1 < seen.end;
+    const bool more = n_block + 1 < kv_range.end;
     const int slot = more ? look_up(smem.pages, n_block + 1) : 0;  // waits for memory during Q K^T
     //! [pipeline]
 
     // (3) S = Q K^T, -inf behind the last key.
     float s[kTiles][kBlockN / 8][4] = {};
-    scores<Element, Config>(s, rQ, bytes(smem.sQ), bytes(smem.sK));
+    gemm_qk<Element, Config>(s, rQ, bytes(smem.sQ), bytes(smem.sK));
     if constexpr (masked.value) apply_mask(s, shape, 0, seqlen_k - key0);
 
     // K_j+1 is in flight during softmax and P V.
@@ -294,14 +297,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     //! [softmax]
 
     // (5) O += P V
-    output<Element, Config>(o, probabilities, bytes(smem.sV));
+    gemm_pv<Element, Config>(o, probabilities, bytes(smem.sV));
   };
   //! [loops]
-  for (int n_block = seen.begin; n_block < seen.end; ++n_block)
-    if (n_block >= seen.unmasked_begin && n_block < seen.unmasked_end)
-      visit(n_block, std::false_type{});
+  for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block)
+    if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end)
+      process_kv_block(n_block, std::false_type{});
     else  // last keys
-      visit(n_block, std::true_type{});
+      process_kv_block(n_block, std::true_type{});
   //! [loops]
 
   // (7) O = O / l of these keys; (8) store it and its lse: this part of all rows of the tile
@@ -336,35 +339,35 @@ __global__ void __launch_bounds__(Config::kThreads)
                  float* gLse,               // [B, Hq, seqlen_q]
                  Shape shape, int rows) {
   constexpr int kHeadDim = Config::kHeadDim;
-  const int lane_id = threadIdx.x % 32, at = blockIdx.x * Config::kNumWarps + threadIdx.x / 32;
-  if (at >= rows) return;
+  const int lane_id = threadIdx.x % 32, idx = blockIdx.x * Config::kNumWarps + threadIdx.x / 32;
+  if (idx >= rows) return;
   const int each = shape.heads / shape.kv_heads * shape.seqlen_q;
-  const int head = at / each % shape.kv_heads, b = at / (each * shape.kv_heads);
+  const int head = idx / each % shape.kv_heads, b = idx / (each * shape.kv_heads);
   const int *const of = gPrefixOf + 4 * b, parts = of[0];
   if (parts == 0) return;  // nothing is shared
-  const auto place_of = [&](int n) {
-    return int64_t{of[1]} + (head * parts + n) * of[3] + of[2] + at % each;
+  const auto partial_index = [&](int n) {
+    return int64_t{of[1]} + (head * parts + n) * of[3] + of[2] + idx % each;
   };
-  const float own = gLse[at] * kLog2e;
+  const float own = gLse[idx] * kLog2e;
   float max = own, sum = 0;
-  for (int n = 0; n < parts; ++n) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int n = 0; n < parts; ++n) max = fmaxf(max, gLsePartial[partial_index(n)]);
 #pragma unroll
   for (int c = 4 * lane_id; c < kHeadDim; c += 128) {
-    uint2& out = *reinterpret_cast<uint2*>(gO + int64_t{at} * kHeadDim + c);
+    uint2& out = *reinterpret_cast<uint2*>(gO + int64_t{idx} * kHeadDim + c);
     const float weight = exp2f(own - max);
     float x[4] = {weight * unpack<Element>(out.x, 0), weight * unpack<Element>(out.x, 1),
                   weight * unpack<Element>(out.y, 0), weight * unpack<Element>(out.y, 1)};
     sum = weight;
     for (int n = 0; n < parts; ++n) {
-      const float of_part = exp2f(gLsePartial[place_of(n)] - max);
+      const float of_part = exp2f(gLsePartial[partial_index(n)] - max);
       add_scaled(x, of_part,
-                 *reinterpret_cast<const float4*>(gOPartial + place_of(n) * kHeadDim + c));
+                 *reinterpret_cast<const float4*>(gOPartial + partial_index(n) * kHeadDim + c));
       sum += of_part;
     }
-    store_row_part(gO + int64_t{at} * kHeadDim + c, x, 1 / sum);
+    store_row_part(gO + int64_t{idx} * kHeadDim + c, x, 1 / sum);
   }
   __syncwarp();  // all lanes have read the lse that is replaced
-  if (lane_id == 0) gLse[at] = kLn2 * (max + log2f(sum));
+  if (lane_id == 0) gLse[idx] = kLn2 * (max + log2f(sum));
 }
 //! [merge]
 

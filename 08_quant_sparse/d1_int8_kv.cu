@@ -39,7 +39,7 @@ struct Config {
   static constexpr int kNumWarps = kHeadDim <= 128 ? 16 : 8, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
   static constexpr int kLanes = kHeadDim / 16;            // that copy a row: 16 bytes each
-  static constexpr int kKeysAtOnce = 32 / kLanes;         // rows that a warp copies at once
+  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows that a warp copies at once
   static constexpr int kParts = kNumWarps;                // of a row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
   static constexpr int kBlocksPerSm = 1;
@@ -62,7 +62,7 @@ struct SharedStorage {
 };
 // The warps' parts of O, where K and V were. A quarter of a warp stores 16 bytes a lane at once, of
 // two rows: odd rows have their halves of 32 columns exchanged, so that these use all 32 banks.
-__device__ __forceinline__ int part_column(int row, int col) { return col ^ row % 2 * 16; }
+__device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ row % 2 * 16; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
 
@@ -73,7 +73,7 @@ template <class Config>
 __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int count) {
   const int key = threadIdx.x % 32 / Config::kLanes, chunk = threadIdx.x % Config::kLanes;
 #pragma unroll
-  for (int n = 0; n < Config::kBlockN; n += Config::kKeysAtOnce) {
+  for (int n = 0; n < Config::kBlockN; n += Config::kRowsPerLoad) {
     const int row = n + key;
     const bool inside = row < count;
     cp_async_16(tile + code_offset<Config::kHeadDim>(row, chunk),
@@ -87,7 +87,7 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int c
 // O's columns come in two tiles of eight, the even ones and the odd ones of sixteen.
 //! [mma]
 template <class Config>
-__device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4],
+__device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
                                        const uint32_t (&q)[Config::kQSteps][4],
                                        const __half* sQ, const uint8_t* sK) {
   const int lane_id = threadIdx.x % 32;
@@ -100,14 +100,14 @@ __device__ __forceinline__ void scores(float (&s)[Config::kBlockN / 8][4],
       const uint32_t(&a)[4] = q_of<Config>(own, q, sQ, step + next);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {  // keys 0 to 7, 8 to 15
-        Codes::as_they_lie(words[2 * next + i], b);
+        Codes::in_storage_order(words[2 * next + i], b);
         mma_m16n8k16<__half>(s[i], a, b, s[i]);
       }
     }
   }
 }
 template <class Config>
-__device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
+__device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
                                        const float (&p)[Config::kBlockN / 8][4],
                                        const uint8_t* sV) {
   const int lane_id = threadIdx.x % 32;
@@ -129,12 +129,12 @@ __device__ __forceinline__ void output(float (&o)[Config::kHeadDim / 8][4],
 //! [mma]
 
 // The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `place_of(n)`: where part n lies.
+// every 32nd part. `partial_index(n)`: where part n lies.
 //! [merge_row]
 template <class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
-                                          PlaceOf place_of) {
+                                          PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
@@ -146,19 +146,19 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 #pragma unroll
       for (int c = 0; c < kOwn; ++c)
         if (owner && n0 + i < num_parts)
-          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
-                                                         128 * c + 4 * lane_id);
+          parts[i][c] = *reinterpret_cast<const float4*>(
+              gOPartial + partial_index(n0 + i) * kHeadDim + 128 * c + 4 * lane_id);
   };
   load(0);
   float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
-  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[partial_index(n)]);
   for (int distance = 16; distance > 0; distance /= 2)
     max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
   for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
     if (n0 > 0) load(n0);
     if (n0 % 32 == 0) {
       const int n = n0 + lane_id;
-      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
+      weight = n < num_parts ? exp2f(gLsePartial[partial_index(n)] - max) : 0;
       sum += weight;
     }
 #pragma unroll
@@ -179,29 +179,29 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Config, class Schedule>
-__global__ void __launch_bounds__(Config::kThreads)
-    attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
-                     const uint8_t* gK,    // [B, Hkv, seqlen_k, d], codes
-                     const uint8_t* gV,    // [B, Hkv, seqlen_k, d], codes
-                     const float2* gDescale,  // [B, Hkv, padded]: of a key, of a value
-                     const int* gSeqused,  // [B]: keys of each sequence
-                     Element* gO,          // [B, Hq, seqlen_q, d]
-                     float* gLse,          // [B, Hq, seqlen_q]
-                     float* gOPartial,     // [slots, kRows, d]
-                     float* gLsePartial,   // [slots, kRows], to base 2
-                     unsigned* gArrived,  // [row blocks]: parts that are stored; 0 between launches
-                     Shape shape, Schedule schedule, int row_tiles) {
+__global__ void __launch_bounds__(Config::kThreads) attention_kernel(
+    const Element* gQ,       // [B, Hq, seqlen_q, d]
+    const uint8_t* gK,       // [B, Hkv, seqlen_k, d], codes
+    const uint8_t* gV,       // [B, Hkv, seqlen_k, d], codes
+    const float2* gDescale,  // [B, Hkv, padded]: of a key, of a value
+    const int* gSeqused,     // [B]: keys of each sequence
+    Element* gO,             // [B, Hq, seqlen_q, d]
+    float* gLse,             // [B, Hq, seqlen_q]
+    float* gOPartial,        // [slots, kRows, d]
+    float* gLsePartial,      // [slots, kRows], to base 2
+    unsigned* gSemaphore,    // [row blocks]: parts that are stored; 0 between launches
+    Shape shape, Schedule schedule, int row_tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
   const int heads = shape.kv_heads * row_tiles;
   schedule.begin(shape, gSeqused, heads, Config::kTile);
-  for (Segment segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
-    const auto [used, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
+  for (WorkTile segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
+    const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
     const Rows rows = rows_of(shape, row_block, kRows);
-    const Keys all = keys_of_sequence(shape, used);
-    const Keys keys{all.begin + tile * Config::kTile,
+    const KvRange all = keys_of_sequence(shape, seqlen_k);
+    const KvRange keys{all.begin + tile * Config::kTile,
                     min(all.end, all.begin + (tile + count) * Config::kTile)};
     const int64_t kv =
         int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + lane_id % Config::kLanes * 16;
@@ -213,8 +213,9 @@ __global__ void __launch_bounds__(Config::kThreads)
                           rows.count);
     float o[kHeadDim / 8][4] = {};                           // not divided by l yet
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
-    const Keys seen[2] = {keys_of_query(shape, used, (rows.row0 + quad_row) % shape.seqlen_q),
-                          keys_of_query(shape, used, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
+    const KvRange kv_range[2] = {
+        keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
+        keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
     // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
     //! [pipeline]
@@ -249,7 +250,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       //! [pipeline]
       // (3) S = Q K^T, -inf where a query does not see a key
       float s[kBlockN / 8][4] = {};
-      scores<Config>(s, q, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
+      gemm_qk<Config>(s, q, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
       // (4) softmax
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]}, inverse[kBlockN / 8][2];  // of V's descales
@@ -260,7 +261,7 @@ __global__ void __launch_bounds__(Config::kThreads)
           const int j = key0 + 8 * n + quad_col + i % 2;
           const float2 descale = smem.sDescale[warp_id][stage][j - key0 / 2 * 2];
           if (i < 2) inverse[n][i] = descale.y > 0 ? __fdividef(1, descale.y) : 0;
-          s[n][i] = j < seen[i / 2].begin || j >= seen[i / 2].end
+          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
                         ? -INFINITY
                         : fmaf(s[n][i] * descale.x, scale_log2[i / 2], __log2f(descale.y));
           max[i / 2] = fmaxf(max[i / 2], s[n][i]);
@@ -288,7 +289,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         }
       //! [softmax]
       // (5) O += P V
-      output<Config>(o, s, &smem.sV[warp_id][stage][0][0]);
+      gemm_pv<Config>(o, s, &smem.sV[warp_id][stage][0][0]);
     }
 
     // (6) merge the parts
@@ -302,15 +303,15 @@ __global__ void __launch_bounds__(Config::kThreads)
       const int row = quad_row + 8 * r;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; n += 2)  // even columns of sixteen, odd ones
-        *reinterpret_cast<float4*>(&sO[warp_id][row][part_column(row, 8 * n + 2 * quad_col)]) =
+        *reinterpret_cast<float4*>(&sO[warp_id][row][swizzled_column(row, 8 * n + 2 * quad_col)]) =
             make_float4(o[n][2 * r], o[n + 1][2 * r], o[n][2 * r + 1], o[n + 1][2 * r + 1]);
       const float sum = quad_sum(row_sum[r]);
       if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
     }
     __syncthreads();                       // the parts are there
     constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
-    for (int at = threadIdx.x; at < rows.count * kChunks; at += Config::kThreads) {
-      const int r = at / kChunks, col = at % kChunks * 4;
+    for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += Config::kThreads) {
+      const int r = idx / kChunks, col = idx % kChunks * 4;
       float max = kLowest, sum = 0, out[4] = {};
 #pragma unroll
       for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[n][r]);
@@ -318,7 +319,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int n = 0; n < Config::kParts; ++n) {
         const float weight = exp2f(smem.sMax[n][r] - max);
         sum += weight * smem.sSum[n][r];
-        add_scaled(out, weight, *reinterpret_cast<const float4*>(&sO[n][r][part_column(r, col)]));
+        add_scaled(out, weight,
+                   *reinterpret_cast<const float4*>(&sO[n][r][swizzled_column(r, col)]));
       }
       //! [merge]
       // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
@@ -339,13 +341,13 @@ __global__ void __launch_bounds__(Config::kThreads)
     //! [arrive]
     __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
     if (num_splits == 1) continue;
-    if (threadIdx.x == 0) smem.last = flag_add(&gArrived[row_block], 1) == num_splits - 1u;
+    if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
     __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int n) { return Schedule::slot(segment, n) * kRows + r; });
-    if (threadIdx.x == 0) gArrived[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
     //! [arrive]
   }
 }
@@ -374,7 +376,7 @@ Status launch(const Arguments& args) {
     return launch<Config>(
         args, Even{static_cast<int>(even.share), static_cast<int>(even.splits)}, even.blocks);
   return launch<Config>(args, Runs{static_cast<int>(p.batch)},
-                                 std::min(kMostRuns, num_sms * Config::kBlocksPerSm));
+                                 std::min(kMaxRuns, num_sms * Config::kBlocksPerSm));
 }
 //! [choice]
 

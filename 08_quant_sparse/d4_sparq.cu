@@ -36,7 +36,7 @@ struct Sizes {
   sparq::Choice choice;
 };
 
-__device__ __forceinline__ float column(const Element* g, int64_t at) { return to_float(g[at]); }
+__device__ __forceinline__ float column(const Element* g, int64_t idx) { return to_float(g[idx]); }
 
 // Who fills the cache: K by columns, and the mean of V.
 //
@@ -50,10 +50,10 @@ __global__ void __launch_bounds__(Config::kThreads)
   __shared__ Element sK[kTile][kTile + 1];
   const int64_t head = blockIdx.x / (kHeadDim / kTile);
   const int col0 = static_cast<int>(blockIdx.x) % (kHeadDim / kTile) * kTile;
-  const int key0 = static_cast<int>(blockIdx.y) * kTile, used = gSeqused[head / sizes.kv_heads];
+  const int key0 = static_cast<int>(blockIdx.y) * kTile, seqlen_k = gSeqused[head / sizes.kv_heads];
   const int x = static_cast<int>(threadIdx.x) % kTile, y = static_cast<int>(threadIdx.x) / kTile;
   for (int i = y; i < kTile; i += Config::kThreads / kTile) {
-    const bool exists = key0 + i < used;  // behind it nothing is read
+    const bool exists = key0 + i < seqlen_k;  // behind it nothing is read
     sK[i][x] = exists ? gK[(head * sizes.seqlen_k + key0 + i) * kHeadDim + col0 + x]
                       : from_float<Element>(0);
   }
@@ -70,17 +70,17 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr int kHeadDim = Config::kHeadDim, kSlices = Config::kThreads / kHeadDim;
   __shared__ float sSum[kSlices][kHeadDim];
   const int64_t head = blockIdx.x;
-  const int used = gSeqused[head / sizes.kv_heads];
+  const int seqlen_k = gSeqused[head / sizes.kv_heads];
   const int col = static_cast<int>(threadIdx.x) % kHeadDim;
   const int slice = static_cast<int>(threadIdx.x) / kHeadDim;
   float sum = 0;
-  for (int key = slice; key < used; key += kSlices)
+  for (int key = slice; key < seqlen_k; key += kSlices)
     sum += column(gV, (head * sizes.seqlen_k + key) * kHeadDim + col);
   sSum[slice][col] = sum;
   __syncthreads();  // all slices are there
   if (slice > 0) return;
   for (int n = 1; n < kSlices; ++n) sum += sSum[n][col];
-  gMean[head * kHeadDim + col] = used > 0 ? sum / static_cast<float>(used) : 0;
+  gMean[head * kHeadDim + col] = seqlen_k > 0 ? sum / static_cast<float>(seqlen_k) : 0;
 }
 //! [prepare]
 
@@ -130,7 +130,7 @@ __device__ __forceinline__ void choose_columns(const Element* gQ,  // [group, d]
 //! [columns]
 
 // Eight elements that lie side by side.
-__device__ __forceinline__ void load_eight(float (&x)[8], const Element* g) {
+__device__ __forceinline__ void load_bf16x8(float (&x)[8], const Element* g) {
   const uint4 bits = *reinterpret_cast<const uint4*>(g);
   const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
@@ -150,7 +150,7 @@ __device__ __forceinline__ void guess_of_heads(const Element* gQ,     // [heads,
 #pragma unroll 8  // so many loads in flight
   for (int n = 0; n < sizes.choice.columns; ++n) {
     float k[8];
-    load_eight(k, gKeys + int64_t{sColumns[n]} * sizes.padded);
+    load_bf16x8(k, gKeys + int64_t{sColumns[n]} * sizes.padded);
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
       const float q = h < heads ? column(gQ, h * Config::kHeadDim + sColumns[n]) : 0;
@@ -174,17 +174,17 @@ __global__ void __launch_bounds__(Config::kThreads)
                  const Element* __restrict__ gKt,  // [B Hkv, d, padded]
                  const int* __restrict__ gSeqused, Sizes sizes, float* __restrict__ gGuesses) {
   constexpr int kHeadDim = Config::kHeadDim, kHeads = Config::kHeads;
-  __shared__ float sScale[sparq::kMostGroup];
+  __shared__ float sScale[sparq::kMaxGroup];
   __shared__ unsigned sSum[kHeadDim];
   __shared__ int sColumns[kHeadDim];
   const int64_t head = blockIdx.x;
   const int key0 = static_cast<int>(blockIdx.y) * Config::kKeys;
-  const int used = gSeqused[head / sizes.kv_heads];
-  if (key0 >= used) return;  // the whole block
+  const int seqlen_k = gSeqused[head / sizes.kv_heads];
+  if (key0 >= seqlen_k) return;  // the whole block
   const Element* const gOwnQ = gQ + head * sizes.group * kHeadDim;
   choose_columns<Config>(gOwnQ, sizes, sSum, sColumns, sScale);
   const int key = key0 + static_cast<int>(threadIdx.x) * 8;
-  if (key >= used) return;
+  if (key >= seqlen_k) return;
   const Element* const gKeys = gKt + head * kHeadDim * sizes.padded + key;
   float* const gOwn = gGuesses + head * sizes.group * sizes.padded + key;
   for (int h = 0; h < sizes.group; h += kHeads) {
@@ -241,24 +241,24 @@ __global__ void __launch_bounds__(Config::kThreads)
     choose_kernel(const float* __restrict__ gGuesses, const int* __restrict__ gSeqused, Sizes sizes,
                   unsigned* __restrict__ gShares,  // [B Hkv, padded]
                   int* __restrict__ gChosen, float* __restrict__ gAlpha) {
-  __shared__ float sMax[sparq::kMostGroup], sSum[sparq::kMostGroup];  // of the heads
+  __shared__ float sMax[sparq::kMaxGroup], sSum[sparq::kMaxGroup];  // of the heads
   __shared__ float sReduced[Config::kThreads];
   __shared__ int sCount[256], sWarps[Config::kNumWarps];
   static_assert(Config::kThreads == 256, "a thread has a digit");
   __shared__ unsigned sPrefix;
   __shared__ int sLeft;
   const int64_t head = blockIdx.x;
-  const int tid = static_cast<int>(threadIdx.x), used = gSeqused[head / sizes.kv_heads];
-  const int wanted = min(sizes.choice.keys, used);
-  if (used == 0) return;  // the whole block
+  const int tid = static_cast<int>(threadIdx.x), seqlen_k = gSeqused[head / sizes.kv_heads];
+  const int wanted = min(sizes.choice.keys, seqlen_k);
+  if (seqlen_k == 0) return;  // the whole block
   const float* const g = gGuesses + head * sizes.group * sizes.padded;
   unsigned* const gOwn = gShares + head * sizes.padded;
   for (int h = 0; h < sizes.group; ++h) {
     float max = -INFINITY, sum = 0;
-    for (int key = tid; key < used; key += Config::kThreads)
+    for (int key = tid; key < seqlen_k; key += Config::kThreads)
       max = fmaxf(max, g[int64_t{h} * sizes.padded + key]);
     max = of_block<Config>(max, sReduced, [](float a, float b) { return fmaxf(a, b); });
-    for (int key = tid; key < used; key += Config::kThreads)
+    for (int key = tid; key < seqlen_k; key += Config::kThreads)
       sum += sparq::exp2_of(g[int64_t{h} * sizes.padded + key] - max);
     sum = of_block<Config>(sum, sReduced, [](float a, float b) { return a + b; });
     if (tid == 0) sMax[h] = max, sSum[h] = sum;
@@ -267,10 +267,10 @@ __global__ void __launch_bounds__(Config::kThreads)
   const auto part = [&](int h, int key) {
     return sparq::exp2_of(g[int64_t{h} * sizes.padded + key] - sMax[h]) / sSum[h];
   };
-  for (int key = tid; key < used; key += Config::kThreads) {
+  for (int key = tid; key < seqlen_k; key += Config::kThreads) {
     float share = 0;
     for (int h = 0; h < sizes.group; ++h) share += part(h, key);
-    gOwn[key] = key >= used - sizes.choice.newest ? ~0u : __float_as_uint(share) & 0x7FFFFFFFu;
+    gOwn[key] = key >= seqlen_k - sizes.choice.newest ? ~0u : __float_as_uint(share) & 0x7FFFFFFFu;
   }
   if (tid == 0) sPrefix = 0, sLeft = wanted;
   __syncthreads();  // this block's shares are there
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     sCount[tid] = 0;
     __syncthreads();  // counts are 0
     const unsigned prefix = sPrefix, mask = shift == 24 ? 0 : ~0u << (shift + 8);
-    for (int key = tid; key < used; key += Config::kThreads)
+    for (int key = tid; key < seqlen_k; key += Config::kThreads)
       if ((gOwn[key] & mask) == prefix) atomicAdd(&sCount[gOwn[key] >> shift & 255], 1);
     __syncthreads();  // all are counted
     // The thread whose digit, counted from the top, has the last one that is taken.
@@ -290,8 +290,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
   // Threads have keys that lie side by side: how many of them are above, how many at the last one.
   const unsigned last = sPrefix;
-  const int own = ceil_div(used, Config::kThreads);
-  const int begin = min(used, tid * own), end = min(used, begin + own);
+  const int own = ceil_div(seqlen_k, Config::kThreads);
+  const int begin = min(seqlen_k, tid * own), end = min(seqlen_k, begin + own);
   int above = 0, ties = 0;
   for (int key = begin; key < end; ++key) above += gOwn[key] > last, ties += gOwn[key] == last;
   int ties_before = sum_before<Config>(ties, sWarps), place = sum_before<Config>(above, sWarps);
@@ -328,7 +328,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   constexpr int kLanes = kHeadDim / 8;                // that have a row: 16 bytes each
   constexpr int kSlices = Config::kThreads / kLanes;  // tokens at once
   __shared__ float sO[kSlices][kHeads][kHeadDim];
-  __shared__ float sSum[sparq::kMostGroup];
+  __shared__ float sSum[sparq::kMaxGroup];
   const int64_t head = blockIdx.x, q_head = head * sizes.group;
   const int tid = static_cast<int>(threadIdx.x), lane = tid % kWarp, warp = tid / kWarp;
   const int own_columns = tid % kLanes * 8, slice = tid / kLanes;
@@ -340,10 +340,10 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int n0 = 0; n0 < count; n0 += kSlices) {
     const int n = min(n0 + slice, count - 1);
     float k[8];
-    load_eight(k, gK + row_of(n) + own_columns);
+    load_bf16x8(k, gK + row_of(n) + own_columns);
     for (int h = 0; h < sizes.group; ++h) {
       float q[8], dot = 0;
-      load_eight(q, gQ + (q_head + h) * kHeadDim + own_columns);
+      load_bf16x8(q, gQ + (q_head + h) * kHeadDim + own_columns);
 #pragma unroll
       for (int i = 0; i < 8; ++i) dot = fmaf(q[i], k[i], dot);
       for (int mask = kLanes / 2; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll 4
     for (int n = slice; n < count; n += kSlices) {
       float v[8];
-      load_eight(v, gV + row_of(n) + own_columns);
+      load_bf16x8(v, gV + row_of(n) + own_columns);
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         if (h >= heads) break;
@@ -416,7 +416,7 @@ Status launch(const Arguments& args) {
   const auto heads = static_cast<unsigned>(p.batch * p.kv_heads);
   const dim3 threads(Config::kThreads);
   const auto *q = args.in<Element>("q"), *k = args.in<Element>("k"), *v = args.in<Element>("v");
-  const int* const used = args.in<int>("seqused_k");
+  const int* const seqlen_k = args.in<int>("seqused_k");
   auto* const guesses = args.out<float>("guesses");
   auto *const chosen = args.out<int>("chosen");
   auto* const alpha = args.out<float>("alpha");
@@ -424,18 +424,18 @@ Status launch(const Arguments& args) {
   if (const Status status = launch_kernel(
           guess_kernel<Config>,
           dim3(heads, static_cast<unsigned>(ceil_div(sizes.seqlen_k, Config::kKeys))), threads,
-          0, args.stream, q, args.out<Element>("kt"), used, sizes, guesses);
+          0, args.stream, q, args.out<Element>("kt"), seqlen_k, sizes, guesses);
       !status.ok())
     return status;
   args.phase("choose");
   if (const Status status =
           launch_kernel(choose_kernel<Config>, dim3(heads), threads, 0, args.stream,
-                        guesses, used, sizes, args.out<unsigned>("shares"), chosen, alpha);
+                        guesses, seqlen_k, sizes, args.out<unsigned>("shares"), chosen, alpha);
       !status.ok())
     return status;
   args.phase("attention");
   return launch_kernel(attention_kernel<Config>, dim3(heads), threads, 0, args.stream, q, k, v,
-                       used, chosen, alpha, args.out<float>("v_mean"), sizes,
+                       seqlen_k, chosen, alpha, args.out<float>("v_mean"), sizes,
                        args.out<float>("weights"), args.out<Element>("o"), args.out<float>("lse"));
 }
 
@@ -446,15 +446,15 @@ Status prepare(const Arguments& args) {
   const Sizes sizes = sizes_of(p);
   const auto heads = static_cast<unsigned>(p.batch * p.kv_heads);
   const dim3 threads(Config::kThreads);
-  const int* const used = args.in<int>("seqused_k");
+  const int* const seqlen_k = args.in<int>("seqused_k");
   if (const Status status = launch_kernel(
           transpose_kernel<Config>,
           dim3(heads * (Config::kHeadDim / 32), static_cast<unsigned>(ceil_div(sizes.padded, 32))),
-          threads, 0, args.stream, args.in<Element>("k"), used, sizes, args.out<Element>("kt"));
+          threads, 0, args.stream, args.in<Element>("k"), seqlen_k, sizes, args.out<Element>("kt"));
       !status.ok())
     return status;
   return launch_kernel(mean_kernel<Config>, dim3(heads), threads, 0, args.stream,
-                       args.in<Element>("v"), used, sizes, args.out<float>("v_mean"));
+                       args.in<Element>("v"), seqlen_k, sizes, args.out<float>("v_mean"));
 }
 
 Status launch(const Arguments& args) {

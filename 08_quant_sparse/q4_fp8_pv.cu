@@ -74,7 +74,7 @@ struct SharedStorage {
   // mbarriers: all consumer warps are done with them
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
   uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
-  Work work[kWorkRing];
+  WorkTile work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, q_full, k_full, v_full, q_empty,
                k_empty, v_empty, work_full, prefetch, work)
 };
@@ -87,7 +87,7 @@ template <class Config>
 __device__ __forceinline__ void issue_qk(int (&s)[Config::kBlockN / 8][4], const uint8_t* sQ,
                                          const uint8_t* sK) {
   constexpr int kRow = kPanelBytes<Config::kHeadDim>;
-  const WgmmaOperand q = wgmma_operand_e4m3<kRow>(sQ), k = wgmma_operand_e4m3<kRow>(sK);
+  const SmemDescriptor q = smem_descriptor_e4m3<kRow>(sQ), k = smem_descriptor_e4m3<kRow>(sK);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes, 128 columns a panel
@@ -106,7 +106,7 @@ __device__ __forceinline__ void issue_pv(float (&pv)[Config::kSliceColumns / 8][
                                          const uint32_t (&p)[Config::kBlockN / 32][4],
                                          const uint8_t* sV, int slice) {
   constexpr int kKeys = kPanelKeys<Config::kBlockN>;
-  const WgmmaOperand v = wgmma_operand_e4m3<kKeys>(sV + slice * Config::kSliceColumns * kKeys);
+  const SmemDescriptor v = smem_descriptor_e4m3<kKeys>(sV + slice * Config::kSliceColumns * kKeys);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 32; ++i) {  // 32 keys are 32 bytes
@@ -168,7 +168,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const Work work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
+    const WorkTile work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
@@ -176,12 +176,12 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
     for (int i = 0; i < ThreadGroups::kQ; i += 4)
       *reinterpret_cast<float4*>(&smem.q_descale[q.index()][i]) =
           *reinterpret_cast<const float4*>(descales.q(work.q_head, work.row0) + i);
-    mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
+    mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     mbarrier_wait(&smem.prefetch, prefetch().phase());
     q.advance();
   }
-  smem.work[q.count % kWorkRing] = Work{};  // there is no more
+  smem.work[q.count % kWorkRing] = WorkTile{};  // there is no more
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
   mbarrier_arrive(&smem.q_full[q.index()]);
@@ -196,19 +196,20 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
   PipelineState<Config::kStages> kv;
   for (PipelineState<2> ring;; ring.advance()) {
     mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
-    const Work& work = smem.work[ring.count % kWorkRing];
+    const WorkTile& work = smem.work[ring.count % kWorkRing];
     if (work.row0 < 0) break;
-    for (int n_block = work.seen.end - 1; n_block >= work.seen.begin; --n_block, kv.advance()) {
-      if (n_block == min(work.seen.begin + kPrefetchBlocks, work.seen.end) - 1)
+    for (int n_block = work.kv_range.end - 1; n_block >= work.kv_range.begin;
+         --n_block, kv.advance()) {
+      if (n_block == min(work.kv_range.begin + kPrefetchBlocks, work.kv_range.end) - 1)
         mbarrier_arrive(&smem.prefetch);
       const int stage = kv.index(), key0 = n_block * kBlockN;
       mbarrier_wait(&smem.k_empty[stage], kv.phase() ^ 1);  // the first time it is
       *reinterpret_cast<float4*>(&smem.k_descale[stage][0]) =
           *reinterpret_cast<const float4*>(descales.k(work.kv_head, key0));
-      mbarrier_arrive_expect(&smem.k_full[stage], kTileBytes);
+      mbarrier_arrive_expect_tx(&smem.k_full[stage], kTileBytes);
       tma_load(smem.sK[stage], mapK, &smem.k_full[stage], {0, key0, 0, work.kv_head});
       mbarrier_wait(&smem.v_empty[stage], kv.phase() ^ 1);
-      mbarrier_arrive_expect(&smem.v_full[stage], kTileBytes);
+      mbarrier_arrive_expect_tx(&smem.v_full[stage], kTileBytes);
 #pragma unroll
       for (int key = 0; key < kBlockN; key += kPanelKeys<kBlockN>)  // panel after panel
         tma_load(smem.sV[stage] + key * Config::kHeadDim, mapV, &smem.v_full[stage],
@@ -271,15 +272,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // The tile of queries that is worked on, and which of this block's it is.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
-  BlockRanges seen{};
+  KvBlockRange kv_range{};
   float q_scale_log2 = 0, scale_log2 = 0;  // with Q's scale; and with that of the block's keys
-  const auto take_tile = [&] {
+  const auto next_work_tile = [&] {
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
-    const Work& work = smem.work[q.count % kWorkRing];
+    const WorkTile& work = smem.work[q.count % kWorkRing];
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
     last_key = work.seqlen_k - 1;
-    seen = work.seen;
+    kv_range = work.kv_range;
     const bool more = work.row0 >= 0;
     if (more)
       q_scale_log2 = shape.softmax_scale * kLog2e *
@@ -295,11 +296,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // loop. If not, every operand of wgmma is moved to uniform registers first.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
-  const auto wait_full = [&](uint64_t* full, KvState at) {
-    mbarrier_wait(full + at.index(), at.phase());
+  const auto consumer_wait = [&](uint64_t* full, KvState state) {
+    mbarrier_wait(full + state.index(), state.phase());
   };
-  const auto release = [&](uint64_t* empty, KvState at) {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
+  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // this warp is done with it
+    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
   float o[kHeadDim / 8][4] = {};                           // not divided by l yet
@@ -313,7 +314,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](int n_block, auto masked) {
     to_floats(s, whole);
-    if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
+    if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, scale_log2);
   };
   //! [mmas]
@@ -321,8 +322,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     issue_qk<Config>(whole, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
                      smem.sK[kv.index()]);
   };
-  const auto issue_o = [&](KvState at, int slice = 0) {
-    issue_pv<Config>(pv, p, smem.sV[at.index()], slice);
+  const auto issue_o = [&](KvState state, int slice = 0) {
+    issue_pv<Config>(pv, p, smem.sV[state.index()], slice);
   };
   // Awaits P V of the block before, and adds it to O.
   const auto await_o = [&] {
@@ -332,11 +333,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       wgmma_wait<0>(pv);
       add_slice(o, pv, slice);
     }
-    release(smem.v_empty, kv.previous());
+    consumer_release(smem.v_empty, kv.previous());
   };
   // Waits for K of this block, and reads its scale: before a barrier, so before this warp is done.
   const auto wait_k = [&] {
-    wait_full(smem.k_full, kv);
+    consumer_wait(smem.k_full, kv);
     scale_log2 = q_scale_log2 * smem.k_descale[kv.index()][ThreadGroups::of_k(quad_col())];
   };
   // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
@@ -344,14 +345,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_k();
     pingpong_wait();
     issue_s();
-    wait_full(smem.v_full, kv.previous());
+    consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
     pingpong_pass_on();
     wgmma_wait<1>(whole);  // S is there, P V in flight
-    release(smem.k_empty, kv);
-    if (n_block == seen.begin) release_q();
+    consumer_release(smem.k_empty, kv);
+    if (n_block == kv_range.begin) release_q();
   };
-  const auto visit = [&](int n_block, auto masked) {
+  const auto process_kv_block = [&](int n_block, auto masked) {
     mmas(n_block);
     softmax(n_block, masked);
     await_o();
@@ -362,38 +363,39 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [mmas]
 
   //! [loops]
-  if (!take_tile()) return;
+  if (!next_work_tile()) return;
   // The first S of all has no P V before it.
   wait_k();
   pingpong_wait();
   issue_s();
   pingpong_pass_on();
   wgmma_wait<0>(whole);
-  release(smem.k_empty, kv);
-  if (seen.begin + 1 == seen.end) release_q();
-  softmax(seen.end - 1, std::true_type{});
+  consumer_release(smem.k_empty, kv);
+  if (kv_range.begin + 1 == kv_range.end) release_q();
+  softmax(kv_range.end - 1, std::true_type{});
   round_p_e4m3<kBlockN>(p, s);
   kv.advance();
   bool more = true;
-  int n_block = seen.end - 2;
+  int n_block = kv_range.end - 2;
   do {
     // The diagonal, right edge, last keys; what all rows see; the left edge of the window.
-    for (; n_block >= seen.unmasked_end; --n_block) visit(n_block, std::true_type{});
-    for (; n_block >= seen.unmasked_begin; --n_block) visit(n_block, std::false_type{});
-    for (; n_block >= seen.begin; --n_block) visit(n_block, std::true_type{});
-    const Work& last = smem.work[q.count % kWorkRing];
+    for (; n_block >= kv_range.unmasked_end; --n_block) process_kv_block(n_block, std::true_type{});
+    for (; n_block >= kv_range.unmasked_begin; --n_block)
+      process_kv_block(n_block, std::false_type{});
+    for (; n_block >= kv_range.begin; --n_block) process_kv_block(n_block, std::true_type{});
+    const WorkTile& last = smem.work[q.count % kWorkRing];
     // What P is times too much is in O and in l.
     const float last_max[2] = {row_max[0] - kPScale, row_max[1] - kPScale};
     float last_sum[2] = {row_sum[0], row_sum[1]};
-    more = take_tile();
+    more = next_work_tile();
     if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
-      mmas(seen.end - 1);
+      mmas(kv_range.end - 1);
 #pragma unroll
       for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
-      softmax(seen.end - 1, std::true_type{});
-      n_block = seen.end - 2;
+      softmax(kv_range.end - 1, std::true_type{});
+      n_block = kv_range.end - 2;
     } else {
-      wait_full(smem.v_full, kv.previous());
+      consumer_wait(smem.v_full, kv.previous());
       pingpong_wait();
       issue_o(kv.previous());
       pingpong_pass_on();
@@ -414,7 +416,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 template <class Config>
 Status launch_attention(const Arguments& args) {
   Tiles tiles(args.problem, Config::kBlockM);
-  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+    return Status::success();
   tiles.counter = args.out<unsigned>("tile_counter");
   Fp8TensorMaps maps;
   if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
@@ -430,7 +433,7 @@ Status launch_attention(const Arguments& args) {
 
 template <class Config>
 Status launch(const Arguments& args) {
-  if (!args.on_plan)
+  if (!args.on_tiling)
     if (const Status done = quantise_all<Config::kHeadDim, ThreadGroups>(args); !done.ok())
       return done;
   return launch_attention<Config>(args);

@@ -33,7 +33,7 @@ struct Int4ThreadGroups : ThreadGroups {  // scales per thread, as in q3
 
 template <int kHeadDim>
 Status launch(const Arguments& args) {
-  if (!args.on_plan)
+  if (!args.on_tiling)
     if (const Status done = quantise_smooth_q<kHeadDim, Int4ThreadGroups>(args); !done.ok())
       return done;
   return q6_smooth_q::attend(args);

@@ -85,7 +85,7 @@ struct SharedStorage {
   // mbarriers: all consumer warps are done with them
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
   uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
-  Work work[kWorkRing];
+  WorkTile work[kWorkRing];
   int n_block[Config::kStages];  // of K and V of a stage
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
                work_full, prefetch, work, n_block)
@@ -98,7 +98,7 @@ using Tiles = DynamicPersistent;
 template <class Config, class Element>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
                                          const Element* sK) {
-  const WgmmaOperand q = wgmma_operand(sQ), k = wgmma_operand(sK);
+  const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
@@ -116,7 +116,7 @@ template <class Config, class Element>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
                                          const uint32_t (&p)[Config::kBlockN / 16][4],
                                          const Element* sV) {
-  const WgmmaOperand v = wgmma_operand(sV, Config::kBlockN * 128);
+  const SmemDescriptor v = smem_descriptor(sV, Config::kBlockN * 128);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 16; ++i)  // 16 keys are 16 rows of 128 bytes
@@ -177,16 +177,17 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const Work work = windowed_work_of<Config>(shape, tiles.at<Config::kBlockM>(index), windows);
+    const WorkTile work =
+        windowed_work_of<Config>(shape, tiles.at<Config::kBlockM>(index), windows);
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
-    mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
+    mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     mbarrier_wait(&smem.prefetch, prefetch().phase());
     q.advance();
   }
-  smem.work[q.count % kWorkRing] = Work{};  // there is no more
+  smem.work[q.count % kWorkRing] = WorkTile{};  // there is no more
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
   mbarrier_arrive(&smem.q_full[q.index()]);
@@ -201,7 +202,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
   PipelineState<Config::kStages> kv;
   for (PipelineState<2> ring;; ring.advance()) {
     mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
-    const Work& work = smem.work[ring.count % kWorkRing];
+    const WorkTile& work = smem.work[ring.count % kWorkRing];
     if (work.row0 < 0) break;
     const int count = work.visits.count();
     const TileWindows::Window window =
@@ -210,7 +211,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
       const int n_block = windows.block(window, i), stage = kv.index();
       if (i == max(0, count - kPrefetchBlocks)) mbarrier_arrive(&smem.prefetch);
       const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full) {
-        mbarrier_arrive_expect(full, kTileBytes);
+        mbarrier_arrive_expect_tx(full, kTileBytes);
         tma_load(tile, map, full, {0, n_block * kBlockN, 0, work.kv_head});
       };
       mbarrier_wait(&smem.k_empty[stage], kv.phase() ^ 1);  // the first time it is
@@ -281,15 +282,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
   int unmasked = 0, count = 0;  // blocks of keys that it visits
-  BlockRanges seen{};
-  const auto take_tile = [&] {
+  KvBlockRange kv_range{};
+  const auto next_work_tile = [&] {
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
-    const Work& work = smem.work[q.count % kWorkRing];
+    const WorkTile& work = smem.work[q.count % kWorkRing];
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
     last_key = work.last_key;
     unmasked = work.visits.masked - work.visits.first, count = max(1, work.visits.count());
-    seen = work.seen;
+    kv_range = work.kv_range;
     const bool more = work.row0 >= 0;
     __syncwarp();  // all lanes have read it, before one says so
     return more;
@@ -302,11 +303,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // loop. If not, every operand of wgmma is moved to uniform registers first.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
-  const auto wait_full = [&](uint64_t* full, KvState at) {
-    mbarrier_wait(full + at.index(), at.phase());
+  const auto consumer_wait = [&](uint64_t* full, KvState state) {
+    mbarrier_wait(full + state.index(), state.phase());
   };
-  const auto release = [&](uint64_t* empty, KvState at) {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
+  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // this warp is done with it
+    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
   float o[kHeadDim / 8][4] = {};                           // not divided by l yet
@@ -318,37 +319,37 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   int n_block = 0;  // of S
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](auto masked) {
-    if constexpr (masked.value) apply_mask<Config>(s, shape, seen, n_block, row0, last_key);
+    if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
   };
   // This warp has read which block it is, and is done with K.
   const auto release_k = [&] {
     n_block = smem.n_block[kv.index()];
     __syncwarp();  // all lanes have read it, before one says so
-    release(smem.k_empty, kv);
+    consumer_release(smem.k_empty, kv);
   };
   //! [mmas]
   const auto issue_s = [&] {
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
-  const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
+  const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
   // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
   const auto mmas = [&](bool is_last) {
-    wait_full(smem.k_full, kv);
+    consumer_wait(smem.k_full, kv);
     pingpong_wait();
     issue_s();
-    wait_full(smem.v_full, kv.previous());
+    consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
     pingpong_pass_on();
     wgmma_wait<1>(s);  // S is there, P V in flight
     release_k();
     if (is_last) release_q();
   };
-  const auto visit = [&](int nth, auto masked) {
+  const auto process_kv_block = [&](int nth, auto masked) {
     mmas(nth + 1 == count);
     softmax(masked);
     wgmma_wait<0>(o);  // and O of the block before
-    release(smem.v_empty, kv.previous());
+    consumer_release(smem.v_empty, kv.previous());
     round_p<Element, kBlockN>(p, s);
     if (rescaled) rescale_rows<kHeadDim>(o, rescale);
     kv.advance();
@@ -356,9 +357,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [mmas]
 
   //! [loops]
-  if (!take_tile()) return;
+  if (!next_work_tile()) return;
   // The first S of all has no P V before it.
-  wait_full(smem.k_full, kv);
+  consumer_wait(smem.k_full, kv);
   pingpong_wait();
   issue_s();
   pingpong_pass_on();
@@ -371,12 +372,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   bool more = true;
   int nth = 1;  // of the blocks that the tile visits
   do {
-    for (; nth < unmasked; ++nth) visit(nth, std::false_type{});  // what all rows see
-    for (; nth < count; ++nth) visit(nth, std::true_type{});
-    const Work& last = smem.work[q.count % kWorkRing];
+    for (; nth < unmasked; ++nth) process_kv_block(nth, std::false_type{});  // what all rows see
+    for (; nth < count; ++nth) process_kv_block(nth, std::true_type{});
+    const WorkTile& last = smem.work[q.count % kWorkRing];
     const float last_max[2] = {row_max[0], row_max[1]};
     float last_sum[2] = {row_sum[0], row_sum[1]};
-    more = take_tile();
+    more = next_work_tile();
     if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
       mmas(count == 1);
 #pragma unroll
@@ -384,13 +385,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       softmax(std::true_type{});
       nth = 1;
     } else {
-      wait_full(smem.v_full, kv.previous());
+      consumer_wait(smem.v_full, kv.previous());
       pingpong_wait();
       issue_o(kv.previous());
       pingpong_pass_on();
     }
     wgmma_wait<0>(o);
-    release(smem.v_empty, kv.previous());
+    consumer_release(smem.v_empty, kv.previous());
     round_p<Element, kBlockN>(p, s);
     kv.advance();
     store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum);
@@ -405,7 +406,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 template <class Element, class Config>
 Status launch(const Arguments& args) {
   Tiles tiles(args.problem, Config::kBlockM);
-  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+    return Status::success();
   tiles.counter = args.out<unsigned>("tile_counter");
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())

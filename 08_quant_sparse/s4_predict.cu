@@ -40,8 +40,8 @@ struct Config {
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
-  VisitLists lists{};
-  if (!args.on_plan)
+  BlockLists lists{};
+  if (!args.on_tiling)
     if (const Status done = choose_visits<Element, Config>(args, rule_of(args.problem), lists);
         !done.ok())
       return done;

@@ -77,7 +77,7 @@ struct SharedStorage {
   // mbarriers: all consumer warps are done with them
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
   uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
-  Work work[kWorkRing];
+  WorkTile work[kWorkRing];
   int n_block[Config::kVisitRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, q_full, k_full, v_full, q_empty,
                k_empty, v_empty, work_full, prefetch, work, n_block)
@@ -91,7 +91,7 @@ template <class Config>
 __device__ __forceinline__ void issue_qk(int (&s)[Config::kBlockN / 8][4], const uint8_t* sQ,
                                          const uint8_t* sK) {
   constexpr int kRow = kPanelBytes<Config::kHeadDim>;
-  const WgmmaOperand q = wgmma_operand_e4m3<kRow>(sQ), k = wgmma_operand_e4m3<kRow>(sK);
+  const SmemDescriptor q = smem_descriptor_e4m3<kRow>(sQ), k = smem_descriptor_e4m3<kRow>(sK);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes, 128 columns a panel
@@ -111,7 +111,7 @@ __device__ __forceinline__ void issue_pv(float (&pv)[Config::kSliceColumns / 8][
                                          const uint32_t (&p)[Config::kBlockN / 32][4],
                                          const uint8_t* sV, int slice) {
   constexpr int kKeys = kPanelKeys<Config::kBlockN>;
-  const WgmmaOperand v = wgmma_operand_e4m3<kKeys>(sV + slice * Config::kSliceColumns * kKeys);
+  const SmemDescriptor v = smem_descriptor_e4m3<kKeys>(sV + slice * Config::kSliceColumns * kKeys);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 32; ++i) {  // 32 keys are 32 bytes
@@ -159,13 +159,13 @@ template <class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
                                           const TensorMap& mapQ, const Shape& shape,
                                           const Tiles& tiles, const Descales& descales,
-                                          const VisitLists& lists) {
+                                          const BlockLists& lists) {
   PipelineState<Config::kQStages> q;
   // One count for three rings.
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const Work work = listed_work_of<Config>(shape, tiles.at<Config::kBlockM>(index), lists);
+    const WorkTile work = listed_work_of<Config>(shape, tiles.at<Config::kBlockM>(index), lists);
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
@@ -173,12 +173,12 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
     for (int i = 0; i < ThreadGroups::kQ; i += 4)
       *reinterpret_cast<float4*>(&smem.q_descale[q.index()][i]) =
           *reinterpret_cast<const float4*>(descales.q(work.q_head, work.row0) + i);
-    mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
+    mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     mbarrier_wait(&smem.prefetch, prefetch().phase());
     q.advance();
   }
-  smem.work[q.count % kWorkRing] = Work{};  // there is no more
+  smem.work[q.count % kWorkRing] = WorkTile{};  // there is no more
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
   mbarrier_arrive(&smem.q_full[q.index()]);
@@ -188,12 +188,12 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
 template <class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
-                                           const Descales& descales, const VisitLists& lists) {
+                                           const Descales& descales, const BlockLists& lists) {
   constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim;
   PipelineState<Config::kStages> kv;
   for (PipelineState<2> ring;; ring.advance()) {
     mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
-    const Work& work = smem.work[ring.count % kWorkRing];
+    const WorkTile& work = smem.work[ring.count % kWorkRing];
     if (work.row0 < 0) break;
     const int count = max(1, work.visits.count());
     const auto block = [&](int i) {  // the i-th; of a tile without any block 0
@@ -208,10 +208,10 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
       smem.n_block[kv.count % Config::kVisitRing] = n_block;
       *reinterpret_cast<float4*>(&smem.k_descale[stage][0]) =
           *reinterpret_cast<const float4*>(descales.k(work.kv_head, key0));
-      mbarrier_arrive_expect(&smem.k_full[stage], kTileBytes);
+      mbarrier_arrive_expect_tx(&smem.k_full[stage], kTileBytes);
       tma_load(smem.sK[stage], mapK, &smem.k_full[stage], {0, key0, 0, work.kv_head});
       mbarrier_wait(&smem.v_empty[stage], kv.phase() ^ 1);
-      mbarrier_arrive_expect(&smem.v_full[stage], kTileBytes);
+      mbarrier_arrive_expect_tx(&smem.v_full[stage], kTileBytes);
 #pragma unroll
       for (int key = 0; key < kBlockN; key += kPanelKeys<kBlockN>)  // panel after panel
         tma_load(smem.sV[stage] + key * Config::kHeadDim, mapV, &smem.v_full[stage],
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const float* gVDescale,                  // [B Hkv, d]
                      Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
                      float* __restrict__ gLse,                // [B, Hq, seqlen_q]
-                     VisitLists lists, Shape shape, Tiles tiles) {
+                     BlockLists lists, Shape shape, Tiles tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
@@ -275,10 +275,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   PipelineState<Config::kQStages> q{-1};
   int left = 0;          // blocks of keys that it has yet to visit
   float scale_log2 = 0;  // with the scales of Q and of the block's keys
-  const auto take_tile = [&] {
+  const auto next_work_tile = [&] {
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
-    const Work& work = smem.work[q.count % kWorkRing];
+    const WorkTile& work = smem.work[q.count % kWorkRing];
     left = max(1, work.visits.count());
     const bool more = work.row0 >= 0;
     __syncwarp();  // all lanes have read it, before one says so
@@ -292,11 +292,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // loop. If not, every operand of wgmma is moved to uniform registers first.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
-  const auto wait_full = [&](uint64_t* full, KvState at) {
-    mbarrier_wait(full + at.index(), at.phase());
+  const auto consumer_wait = [&](uint64_t* full, KvState state) {
+    mbarrier_wait(full + state.index(), state.phase());
   };
-  const auto release = [&](uint64_t* empty, KvState at) {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
+  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // this warp is done with it
+    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
   float o[kHeadDim / 8][4] = {};                           // not divided by l yet
@@ -311,8 +311,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto softmax = [&] {
     as_floats(s, whole);
     // Read again, as variables would keep registers in the loop.
-    const Work& work = smem.work[q.count % kWorkRing];
-    apply_mask<Config>(s, shape, work.seen, smem.n_block[kv.count % Config::kVisitRing],
+    const WorkTile& work = smem.work[q.count % kWorkRing];
+    apply_mask<Config>(s, shape, work.kv_range, smem.n_block[kv.count % Config::kVisitRing],
                        work.row0 + work.seqlen_k - work.seqlen_q, work.last_key);
     online_softmax<Config>(s, row_max, row_sum, next_rescale, scale_log2);
   };
@@ -321,8 +321,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     issue_qk<Config>(whole, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
                      smem.sK[kv.index()]);
   };
-  const auto issue_o = [&](KvState at, int slice = 0) {
-    issue_pv<Config>(pv, p, smem.sV[at.index()], slice);
+  const auto issue_o = [&](KvState state, int slice = 0) {
+    issue_pv<Config>(pv, p, smem.sV[state.index()], slice);
   };
   // Awaits P V of the block before, and adds it to O, which is rescaled by the same instructions.
   const auto await_o = [&] {
@@ -332,13 +332,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       wgmma_wait<0>(pv);
       add_slice(o, rescale, pv, slice);
     }
-    release(smem.v_empty, kv.previous());
+    consumer_release(smem.v_empty, kv.previous());
   };
   // Waits for K of this block, and reads its scale and that of Q, which would keep a register:
   // before a barrier, so before this warp is done. Sums begin here, while it is another's turn.
   const auto wait_k = [&] {
-    begin_sums(s);
-    wait_full(smem.k_full, kv);
+    init_accumulators(s);
+    consumer_wait(smem.k_full, kv);
     const float of_q = smem.q_descale[q.index()][ThreadGroups::of_q(first_row())];
     scale_log2 = without_last_bits(shape.softmax_scale * kLog2e * of_q *
                                    smem.k_descale[kv.index()][ThreadGroups::of_k(quad_col())]);
@@ -348,14 +348,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_k();
     pingpong_wait();
     issue_s();
-    wait_full(smem.v_full, kv.previous());
+    consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
     pingpong_pass_on();
     wgmma_wait<1>(whole);  // S is there, P V in flight
-    release(smem.k_empty, kv);
+    consumer_release(smem.k_empty, kv);
     if (--left == 0) release_q();
   };
-  const auto visit = [&] {
+  const auto process_kv_block = [&] {
     mmas();
     softmax();
     await_o();
@@ -366,35 +366,35 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [mmas]
 
   //! [loops]
-  if (!take_tile()) return;
+  if (!next_work_tile()) return;
   // The first S of all has no P V before it.
   wait_k();
   pingpong_wait();
   issue_s();
   pingpong_pass_on();
   wgmma_wait<0>(whole);
-  release(smem.k_empty, kv);
+  consumer_release(smem.k_empty, kv);
   if (--left == 0) release_q();
   softmax();
   round_p_e4m3<kBlockN>(p, s);
   kv.advance();
   bool more = true;
   do {
-    while (left > 0) visit();
+    while (left > 0) process_kv_block();
     // What P is times too much is in O and in l.
     const float last_max[2] = {row_max[0] - kPScale, row_max[1] - kPScale};
     float last_sum[2] = {row_sum[0], row_sum[1]};
     // Here at once, so that these numbers need no registers while those of the next tile do.
     rescale_rows<kHeadDim>(o, rescale);
     rescale[0] = rescale[1] = 1;
-    more = take_tile();
+    more = next_work_tile();
     if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
       mmas();
 #pragma unroll
       for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
       softmax();
     } else {
-      wait_full(smem.v_full, kv.previous());
+      consumer_wait(smem.v_full, kv.previous());
       pingpong_wait();
       issue_o(kv.previous());
       pingpong_pass_on();
@@ -402,7 +402,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     await_o();
     round_p_e4m3<kBlockN>(p, s);
     kv.advance();
-    const Work& last = smem.work[(q.count - 1) % kWorkRing];  // take_tile() has counted on
+    const WorkTile& last = smem.work[(q.count - 1) % kWorkRing];  // next_work_tile() has counted on
     store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum, gLseShift,
                                gVDescale + last.kv_head * kHeadDim);
 #pragma unroll
@@ -416,12 +416,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 template <class Config>
 Status launch_attention(const Arguments& args) {
   Tiles tiles(args.problem, Config::kBlockM);
-  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+    return Status::success();
   tiles.counter = args.out<unsigned>("tile_counter");
   Fp8TensorMaps maps;
   if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
-  VisitLists lists{};
+  BlockLists lists{};
   Arguments pooling = args;  // whose k_mean are means of blocks, not the one that is taken off
   pooling.bind("k_mean", args.out<float>("k_means"));
   if (const Status chosen = choose_visits<Element, Config>(pooling, rule_of(args.problem), lists);
@@ -438,7 +439,7 @@ Status launch_attention(const Arguments& args) {
 
 template <class Config>
 Status launch(const Arguments& args) {
-  if (!args.on_plan)
+  if (!args.on_tiling)
     if (const Status done = quantise_all<Config::kHeadDim, ThreadGroups>(args); !done.ok())
       return done;
   return launch_attention<Config>(args);

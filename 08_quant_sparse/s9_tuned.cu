@@ -78,7 +78,7 @@ struct SharedStorage {
   // mbarriers: all consumer warps are done with them
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
   uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
-  Work work[kWorkRing];
+  WorkTile work[kWorkRing];
   int n_block[Config::kVisitRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, q_full, k_full, v_full, q_empty,
                k_empty, v_empty, work_full, prefetch, work, n_block)
@@ -92,7 +92,7 @@ template <class Config>
 __device__ __forceinline__ void issue_qk(int (&s)[Config::kBlockN / 8][4], const uint8_t* sQ,
                                          const uint8_t* sK) {
   constexpr int kRow = kPanelBytes<Config::kHeadDim>;
-  const WgmmaOperand q = wgmma_operand_e4m3<kRow>(sQ), k = wgmma_operand_e4m3<kRow>(sK);
+  const SmemDescriptor q = smem_descriptor_e4m3<kRow>(sQ), k = smem_descriptor_e4m3<kRow>(sK);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes, 128 columns a panel
@@ -111,7 +111,7 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
                                          const uint32_t (&p)[Config::kBlockN / 32][4],
                                          const uint8_t* sV) {
   constexpr int kKeys = kPanelKeys<Config::kBlockN>;
-  const WgmmaOperand v = wgmma_operand_e4m3<kKeys>(sV);
+  const SmemDescriptor v = smem_descriptor_e4m3<kKeys>(sV);
   wgmma_fence();
 #pragma unroll
   for (int i = 0; i < Config::kBlockN / 32; ++i) {  // 32 keys are 32 bytes
@@ -126,7 +126,7 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 // all of them. l is in float32, and goes on through all windows.
 //! [merge]
 template <class Config>
-__device__ __forceinline__ void merge_windows(float (&o)[Config::kHeadDim / 8][4],
+__device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][4],
                                               const float (&row_max)[2], const float4* gSums) {
   constexpr int kStride = kWarpgroup * Config::kNumConsumers;
   const float4 before = gSums[Config::kHeadDim / 8 * kStride];
@@ -141,7 +141,7 @@ __device__ __forceinline__ void merge_windows(float (&o)[Config::kHeadDim / 8][4
 
 // Leaves O and the maximum for the next window to find. No other thread looks at them.
 template <class Config>
-__device__ __forceinline__ void leave_windows(const float (&o)[Config::kHeadDim / 8][4],
+__device__ __forceinline__ void store_partial(const float (&o)[Config::kHeadDim / 8][4],
                                               const float (&row_max)[2], float4* gSums) {
   constexpr int kStride = kWarpgroup * Config::kNumConsumers;
   gSums[Config::kHeadDim / 8 * kStride] = make_float4(row_max[0], row_max[1], 0, 0);
@@ -216,14 +216,14 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 template <class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
                                           const Shape& shape, const Tiles& tiles,
-                                          const Descales& descales, const VisitLists& lists,
+                                          const Descales& descales, const BlockLists& lists,
                                           const int* gOrder) {
   PipelineState<Config::kQStages> q;
   // One count for three rings.
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const Work work =
+    const WorkTile work =
         listed_work_of<Config>(shape, tiles.at<Config::kBlockM>(gOrder[index]), lists);
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
@@ -235,12 +235,12 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
     for (int i = 0; i < Config::kBlockM / 8; ++i)
       reinterpret_cast<float4*>(smem.q_descale[q.index()])[i] =
           gScales[min(work.row0 / 8 + i, last)];
-    mbarrier_arrive_expect(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
+    mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     mbarrier_wait(&smem.prefetch, prefetch().phase());
     q.advance();
   }
-  smem.work[q.count % kWorkRing] = Work{};  // there is no more
+  smem.work[q.count % kWorkRing] = WorkTile{};  // there is no more
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
   mbarrier_arrive(&smem.q_full[q.index()]);
@@ -250,12 +250,12 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
 template <class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const TensorMap& mapK,
                                            const TensorMap& mapV, const Descales& descales,
-                                           const VisitLists& lists) {
+                                           const BlockLists& lists) {
   constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim;
   PipelineState<Config::kStages> kv;
   for (PipelineState<2> ring;; ring.advance()) {
     mbarrier_wait(&smem.work_full[ring.index()], ring.phase());
-    const Work& work = smem.work[ring.count % kWorkRing];
+    const WorkTile& work = smem.work[ring.count % kWorkRing];
     if (work.row0 < 0) break;
     const int count = max(1, work.visits.count());
     const auto block = [&](int i) {  // the i-th; of a tile without any block 0
@@ -270,10 +270,10 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const Te
       smem.n_block[kv.count % Config::kVisitRing] = n_block;
       *reinterpret_cast<float4*>(smem.k_descale[stage]) =
           *reinterpret_cast<const float4*>(descales.k(work.kv_head, key0));
-      mbarrier_arrive_expect(&smem.k_full[stage], kTileBytes);
+      mbarrier_arrive_expect_tx(&smem.k_full[stage], kTileBytes);
       tma_load(smem.sK[stage], mapK, &smem.k_full[stage], {0, key0, 0, work.kv_head});
       mbarrier_wait(&smem.v_empty[stage], kv.phase() ^ 1);
-      mbarrier_arrive_expect(&smem.v_full[stage], kTileBytes);
+      mbarrier_arrive_expect_tx(&smem.v_full[stage], kTileBytes);
 #pragma unroll
       for (int key = 0; key < kBlockN; key += kPanelKeys<kBlockN>)  // panel after panel
         tma_load(smem.sV[stage] + key * Config::kHeadDim, mapV, &smem.v_full[stage],
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      float4* __restrict__ gSums,  // [blocks, d / 8 + 1, threads of consumers]
                      Element* __restrict__ gO,    // [B, Hq, seqlen_q, d]
                      float* __restrict__ gLse,    // [B, Hq, seqlen_q]
-                     VisitLists lists,
+                     BlockLists lists,
                      const int* gOrder,  // [tiles]
                      Shape shape, Tiles tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
@@ -333,10 +333,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   PipelineState<Config::kQStages> q{-1};
   int count = 0, unmasked = 0;  // blocks of keys that it visits; of which so many have no mask
   float q_scale_log2 = 0, scale_log2 = 0;  // with Q's scale; and with that of the block's keys
-  const auto take_tile = [&] {
+  const auto next_work_tile = [&] {
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
-    const Work& work = smem.work[q.count % kWorkRing];
+    const WorkTile& work = smem.work[q.count % kWorkRing];
     count = max(1, work.visits.count());
     unmasked = work.visits.masked - work.visits.first;
     const bool more = work.row0 >= 0;
@@ -354,11 +354,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // loop. If not, every operand of wgmma is moved to uniform registers first.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
-  const auto wait_full = [&](uint64_t* full, KvState at) {
-    mbarrier_wait(full + at.index(), at.phase());
+  const auto consumer_wait = [&](uint64_t* full, KvState state) {
+    mbarrier_wait(full + state.index(), state.phase());
   };
-  const auto release = [&](uint64_t* empty, KvState at) {  // this warp is done with it
-    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + at.index());
+  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // this warp is done with it
+    if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
   float o[kHeadDim / 8][4] = {};                           // of a window, not divided by l yet
@@ -373,23 +373,23 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     as_floats(s, whole);  // their bits
     if constexpr (masked.value) {
       // Read again, as variables would keep registers in the loop.
-      const Work& work = smem.work[q.count % kWorkRing];
-      apply_mask<Config>(s, shape, work.seen, smem.n_block[kv.count % Config::kVisitRing],
+      const WorkTile& work = smem.work[q.count % kWorkRing];
+      apply_mask<Config>(s, shape, work.kv_range, smem.n_block[kv.count % Config::kVisitRing],
                          work.row0 + work.seqlen_k - work.seqlen_q, work.last_key);
     }
     rescaled = online_softmax<Config, masked.value>(s, row_max, row_sum, rescale, scale_log2);
-    if (Config::kAwaitsVLate) wait_full(smem.v_full, kv);
+    if (Config::kAwaitsVLate) consumer_wait(smem.v_full, kv);
   };
   //! [mmas]
   const auto issue_s = [&] {
     issue_qk<Config>(whole, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
                      smem.sK[kv.index()]);
   };
-  const auto issue_o = [&](KvState at) { issue_pv<Config>(o, p, smem.sV[at.index()]); };
+  const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
   // Awaits O with P V of the block before.
   const auto wait_o = [&] {
     wgmma_wait<0>(o);
-    release(smem.v_empty, kv.previous());
+    consumer_release(smem.v_empty, kv.previous());
   };
   const auto own_sums = [&] {  // this thread's place for O and the maximum of the windows before
     constexpr int kConsumers = Config::kThreads - kWarpgroup;
@@ -397,7 +397,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   // Waits for K of this block, and reads its scale.
   const auto wait_k = [&] {
-    wait_full(smem.k_full, kv);
+    consumer_wait(smem.k_full, kv);
     scale_log2 = q_scale_log2 * smem.k_descale[kv.index()][ThreadGroups::of_k(quad_col())];
     __syncwarp();  // all lanes have read it, before one says that this warp is done with K
   };
@@ -405,13 +405,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto mmas = [&](int nth) {
     wait_k();
     issue_s();
-    if (!Config::kAwaitsVLate) wait_full(smem.v_full, kv.previous());
+    if (!Config::kAwaitsVLate) consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
     wgmma_wait<1>(whole);  // S is there, P V in flight
-    release(smem.k_empty, kv);
+    consumer_release(smem.k_empty, kv);
     if (nth == count - 1) release_q();
   };
-  const auto visit = [&](int nth, auto masked) {
+  const auto process_kv_block = [&](int nth, auto masked) {
     mmas(nth);
     softmax(masked);
     wait_o();
@@ -422,12 +422,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [mmas]
 
   //! [loops]
-  if (!take_tile()) return;
+  if (!next_work_tile()) return;
   // The first S of all has no P V before it.
   wait_k();
   issue_s();
   wgmma_wait<0>(whole);
-  release(smem.k_empty, kv);
+  consumer_release(smem.k_empty, kv);
   if (count == 1) release_q();
   softmax(std::true_type{});
   round_p_e4m3<kBlockN>(p, s);
@@ -438,14 +438,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // The blocks of this window: first those that all rows see, in the order of the list.
     const int begin = (nth - 1) / kWindowBlocks * kWindowBlocks;
     const int end = min(count, begin + kWindowBlocks);
-    for (; nth < min(unmasked, end); ++nth) visit(nth, std::false_type{});
-    for (; nth < end; ++nth) visit(nth, std::true_type{});
-    const Work& last = smem.work[q.count % kWorkRing];
+    for (; nth < min(unmasked, end); ++nth) process_kv_block(nth, std::false_type{});
+    for (; nth < end; ++nth) process_kv_block(nth, std::true_type{});
+    const WorkTile& last = smem.work[q.count % kWorkRing];
     float last_max[2] = {row_max[0], row_max[1]};
     float last_sum[2] = {row_sum[0], row_sum[1]};
     const bool tile_ends = nth == count;
     if (tile_ends) {
-      more = take_tile();
+      more = next_work_tile();
       nth = 0;
     }
     if (more) {  // the last P V of this window overlaps the first S and softmax of the next one
@@ -456,13 +456,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       softmax(std::true_type{});
       ++nth;
     } else {
-      if (!Config::kAwaitsVLate) wait_full(smem.v_full, kv.previous());
+      if (!Config::kAwaitsVLate) consumer_wait(smem.v_full, kv.previous());
       issue_o(kv.previous());
     }
     wait_o();
     round_p_e4m3<kBlockN>(p, s);
     kv.advance();
-    if (begin > 0) merge_windows<Config>(o, last_max, own_sums());
+    if (begin > 0) merge_partials<Config>(o, last_max, own_sums());
     if (tile_ends) {
       restore_v<Config>(o, last_sum, gVChannel + (last.kv_head * kHeadDim + quad_col()) / 2);
       // What P is times too much is in O and in l.
@@ -470,7 +470,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       for (int r = 0; r < 2; ++r) last_max[r] -= kPScale;
       store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum, gLseShift);
     } else {
-      leave_windows<Config>(o, last_max, own_sums());
+      store_partial<Config>(o, last_max, own_sums());
     }
 #pragma unroll
     for (int n = 0; n < kHeadDim / 8; ++n)
@@ -484,12 +484,13 @@ template <class Config>
 Status launch(const Arguments& args) {
   Tiles tiles(args.problem, Config::kBlockM);
   tiles.section = section_of_codes(args.problem, tiles.num_m_blocks);
-  if (args.plans({Config::kBlockM, Config::kBlockN, tiles.section})) return Status::success();
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+    return Status::success();
   tiles.counter = args.out<unsigned>("tile_counter");
   Fp8TensorMaps maps;
   if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
-  VisitLists lists{};
+  BlockLists lists{};
   if (const Status done = read_twice<Config, ThreadGroups>(args, rule_of(args.problem), lists);
       !done.ok())
     return done;

@@ -17,7 +17,7 @@ using Matrix = Eigen::MatrixXd;
 
 //! [merge]
 /// The maximum of some numbers and the sum of exp(number - maximum). (-inf, 0): of none.
-struct MaxSum {
+struct SoftmaxState {
   double max = -std::numeric_limits<double>::infinity();
   double sum = 0;
 };
@@ -26,15 +26,15 @@ struct MaxSum {
 inline double rescale(double from, double to) { return std::isinf(from) ? 0 : std::exp(from - to); }
 
 /// The pair of two disjoint sets together.
-inline MaxSum merge(MaxSum a, MaxSum b) {
+inline SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const double max = std::max(a.max, b.max);
   return {max, a.sum * rescale(a.max, max) + b.sum * rescale(b.max, max)};
 }
 //! [merge]
 
 /// The pair of a row: blocks of `block` numbers, one after the other.
-inline MaxSum max_sum(const Row& x, Eigen::Index block) {
-  MaxSum seen;
+inline SoftmaxState max_sum(const Row& x, Eigen::Index block) {
+  SoftmaxState seen;
   for (Eigen::Index first = 0; first < x.size(); first += block) {
     const auto part = x.segment(first, std::min(block, x.size() - first));
     const double max = part.maxCoeff();
@@ -45,14 +45,14 @@ inline MaxSum max_sum(const Row& x, Eigen::Index block) {
 
 /// softmax(x): one pass for the pair, one for the quotients. 0 where x is -inf alone.
 inline Row softmax(const Row& x, Eigen::Index block) {
-  const MaxSum seen = max_sum(x, block);
+  const SoftmaxState seen = max_sum(x, block);
   if (seen.sum == 0) return Row::Zero(x.size());
   return (x.array() - seen.max).exp() / seen.sum;
 }
 
 /// One query: the pair, and the sum of exp(score - max) * value beside it.
 struct Attention {
-  MaxSum seen;
+  SoftmaxState seen;
   Row o;  // [d], divided by the sum at the end alone
 };
 
@@ -66,7 +66,7 @@ inline Row attention(const Row& q, const Matrix& k, const Matrix& v, double scal
     const Row score = scale * q * k.middleRows(first, count).transpose();
     const double max = score.maxCoeff();
     const Row weight = (score.array() - max).exp();
-    const MaxSum now = merge(a.seen, {max, weight.sum()});
+    const SoftmaxState now = merge(a.seen, {max, weight.sum()});
     a.o = a.o * rescale(a.seen.max, now.max) +
           weight * v.middleRows(first, count) * rescale(max, now.max);
     a.seen = now;

@@ -78,7 +78,7 @@ online::Row random_row(Eigen::Index size, double spread, unsigned seed) {
   return x;
 }
 
-bool close(online::MaxSum a, online::MaxSum b) {
+bool close(online::SoftmaxState a, online::SoftmaxState b) {
   return a.max == b.max && std::abs(a.sum - b.sum) <= 1e-12 * std::max(a.sum, b.sum);
 }
 
@@ -106,7 +106,7 @@ TEST_CASE("pairs (maximum, sum) are a commutative monoid", "[algebra]") {
     CHECK(close(online::merge({}, a), a));
     CHECK(close(online::merge(online::merge(a, b), c), online::max_sum(x, 48)));
   }
-  const online::MaxSum nothing = online::merge({}, {});
+  const online::SoftmaxState nothing = online::merge({}, {});
   CHECK((std::isinf(nothing.max) && nothing.sum == 0));
 }
 

@@ -40,13 +40,14 @@ static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conf
 
 // The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
 // first one is visited all the same, so that the rows get their dQ = 0.
-struct BlockRange {
+struct KvBlockRange {
   int begin, end;
 };
-inline __device__ BlockRange blocks_seen(const Shape& shape, int row0, int rows, int block_n) {
-  const int last = min(row0 + rows, shape.seqlen_q) - 1, shift = shape.seqlen_k - shape.seqlen_q;
-  const int begin = max(0, row0 + shift - shape.window_left);
-  const int end = min(shape.seqlen_k, last + shift + shape.window_right + 1);
+inline __device__ KvBlockRange kv_block_range(const Shape& shape, int row0, int rows, int block_n) {
+  const int last = min(row0 + rows, shape.seqlen_q) - 1,
+            causal_offset = shape.seqlen_k - shape.seqlen_q;
+  const int begin = max(0, row0 + causal_offset - shape.window_left);
+  const int end = min(shape.seqlen_k, last + causal_offset + shape.window_right + 1);
   if (end <= begin) return {0, 1};
   return {begin / block_n, ceil_div(end, block_n)};
 }

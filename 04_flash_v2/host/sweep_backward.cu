@@ -86,8 +86,8 @@ const std::vector<Row> kRows{
     row<192, 64, 96, 16, Tuning{.stagger = false}>()};
 const sweep::Pass kBackward{{"q", "k", "v", "o", "do"},
                             {"dq", "dk", "dv"},
-                            {{"lse", sweep::kMostRows * 4},
-                             {"rows", sweep::kMostRows * 8},
+                            {{"lse", sweep::kMaxRows * 4},
+                             {"rows", sweep::kMaxRows * 8},
                              {"accum", sweep::kTokens * sweep::kWidth * 4}},
                             10,
                             ::gpu::v13_tuned::launch};

@@ -31,7 +31,8 @@ struct Tile {
   static constexpr int kQueryCols = kHeadDim * kQueryWarpsM / kNumWarps;
   static constexpr int kFragments = kQueryRows / 16 * (kQueryCols / 8);
   // Copies: the 16-byte chunks of a row that are exchanged, and rows that the block copies at once.
-  static constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4, kCopyRows = kThreads / kSpan;
+  static constexpr int kSwizzleChunks = kHeadDim % 64 == 0 ? 8 : 4,
+                       kCopyRows = kThreads / kSwizzleChunks;
   static_assert(kBlockM % 16 == 0 && kBlockN % 16 == 0, "warps own whole MMAs");
   static_assert(kQueryRows % 16 == 0 && kQueryCols % 16 == 0 && kQueryCols > 0,
                 "warps own whole MMAs of dQ");
@@ -49,9 +50,10 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
 }
 // The byte offset `cols` columns further in the same row, from an even column of chunks: one XOR.
 template <int kWidth>
-__host__ __device__ constexpr int along_row(int offset, int cols) {
-  constexpr int kSpan = kWidth % 64 == 0 ? 8 : 4;
-  return (offset ^ (2 * (cols % (8 * kSpan)))) + cols / (8 * kSpan) * (16 * kSpan);
+__host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
+  constexpr int kSwizzleChunks = kWidth % 64 == 0 ? 8 : 4;
+  return (offset ^ (2 * (cols % (8 * kSwizzleChunks)))) +
+         cols / (8 * kSwizzleChunks) * (16 * kSwizzleChunks);
 }
 template <int kWidth>
 constexpr bool free_of_conflicts() {
@@ -67,8 +69,8 @@ constexpr bool free_of_conflicts() {
             shared_access(fragments, 4).conflicts() >
         0)
       return false;
-    for (int l = 0; l < 32; ++l)  // along_row gives the very same addresses
-      if (along_row<kWidth>(2 * swizzled_offset<kWidth>(l % 16, l / 16 * 8), col) != rows(l))
+    for (int l = 0; l < 32; ++l)  // swizzle_advance gives the very same addresses
+      if (swizzle_advance<kWidth>(2 * swizzled_offset<kWidth>(l % 16, l / 16 * 8), col) != rows(l))
         return false;
   }
   return true;
@@ -133,42 +135,43 @@ __device__ __forceinline__ Sequence sequence_of(const Shape& shape, const Packin
 // Blocks of rows: some row of [begin, end) sees a key of [key0, key0 + keys), and every row of
 // [unmasked_begin, unmasked_end) sees all of them.
 //! [ranges]
-struct BlockRanges {
+struct KvBlockRange {
   int begin, unmasked_begin, unmasked_end, end;
 };
-__device__ __forceinline__ BlockRanges blocks_that_see(const Shape& shape, int seqlen_q,
+__device__ __forceinline__ KvBlockRange q_block_range(const Shape& shape, int seqlen_q,
                                                        int seqlen_k, int key0, int keys,
                                                        int block_m) {
-  const int last = min(key0 + keys, seqlen_k) - 1, shift = seqlen_k - seqlen_q;
+  const int last = min(key0 + keys, seqlen_k) - 1, causal_offset = seqlen_k - seqlen_q;
   // From the first row that sees the first key to the last row that sees the last key.
-  const int begin = max(0, key0 - shift - shape.window_right);
-  const int end = min(seqlen_q, last - shift + shape.window_left + 1);
+  const int begin = max(0, key0 - causal_offset - shape.window_right);
+  const int end = min(seqlen_q, last - causal_offset + shape.window_left + 1);
   if (end <= begin) return {0, 0, 0, 0};  // dK = dV = 0 for all
   // From the first row that sees the last key to the last row that sees the first key.
-  const int all_begin = max(0, last - shift - shape.window_right);
-  const int all_end = min(seqlen_q, key0 - shift + shape.window_left + 1);
-  BlockRanges seen{begin / block_m, ceil_div(all_begin, block_m), 0, ceil_div(end, block_m)};
+  const int all_begin = max(0, last - causal_offset - shape.window_right);
+  const int all_end = min(seqlen_q, key0 - causal_offset + shape.window_left + 1);
+  KvBlockRange kv_range{begin / block_m, ceil_div(all_begin, block_m), 0, ceil_div(end, block_m)};
   // Rows past the last have P = 0, so that a block with some of them needs no mask; keys do.
-  seen.unmasked_end = all_end == seqlen_q ? seen.end : max(0, all_end) / block_m;
-  if (key0 + keys > seqlen_k) seen.unmasked_end = 0;
-  seen.unmasked_begin = min(seen.unmasked_begin, seen.end);
-  seen.unmasked_end = max(seen.unmasked_begin, seen.unmasked_end);
-  return seen;
+  kv_range.unmasked_end = all_end == seqlen_q ? kv_range.end : max(0, all_end) / block_m;
+  if (key0 + keys > seqlen_k) kv_range.unmasked_end = 0;
+  kv_range.unmasked_begin = min(kv_range.unmasked_begin, kv_range.end);
+  kv_range.unmasked_end = max(kv_range.unmasked_begin, kv_range.unmasked_end);
+  return kv_range;
 }
 //! [ranges]
 
 // Starts to copy kRows rows, of which `rows` exist; the others become 0. `g` is this thread's first
-// 16-byte chunk of them, of row tid / kSpan and chunk tid % kSpan.
+// 16-byte chunk of them, of row tid / kSwizzleChunks and chunk tid % kSwizzleChunks.
 template <int kRows, class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int step, int rows) {
-  constexpr int kSpan = Config::kSpan, kCopyRows = Config::kCopyRows, kHeadDim = Config::kHeadDim;
-  const int row = threadIdx.x / kSpan;
-  Element* const to = tile + swizzled_offset<kHeadDim>(row, threadIdx.x % kSpan * 8);
+  constexpr int kSwizzleChunks = Config::kSwizzleChunks, kCopyRows = Config::kCopyRows,
+                kHeadDim = Config::kHeadDim;
+  const int row = threadIdx.x / kSwizzleChunks;
+  Element* const to = tile + swizzled_offset<kHeadDim>(row, threadIdx.x % kSwizzleChunks * 8);
 #pragma unroll
   for (int r = 0; r < kRows; r += kCopyRows) {
     if (r + kCopyRows > kRows && row + r >= kRows) break;
 #pragma unroll
-    for (int c = 0; c < kHeadDim; c += 8 * kSpan) {
+    for (int c = 0; c < kHeadDim; c += 8 * kSwizzleChunks) {
       const bool inside = row + r < rows;
       cp_async_16(to + r * kHeadDim + c, g + (inside ? r : -row) * step + c, inside ? 16 : 0);
     }
@@ -189,10 +192,11 @@ __device__ __forceinline__ void multiply_abt(float (&c)[kTilesM][kTilesN][4], co
   const auto load_a = [&](int step) {
 #pragma unroll
     for (int m = 0; m < kTilesM; ++m)
-      ldmatrix_x4(ra[step % (1 + kAhead)][m], sA + along_row<kK>(a, 16 * step) + 16 * m * 2 * kK);
+      ldmatrix_x4(ra[step % (1 + kAhead)][m],
+                  sA + swizzle_advance<kK>(a, 16 * step) + 16 * m * 2 * kK);
   };
   const auto load_b = [&](int i) {
-    ldmatrix_x4(rb[i % 2], sB + along_row<kK>(b, i / kLoads * 16) + i % kLoads * 16 * 2 * kK);
+    ldmatrix_x4(rb[i % 2], sB + swizzle_advance<kK>(b, i / kLoads * 16) + i % kLoads * 16 * 2 * kK);
   };
   load_a(0);
   load_b(0);
@@ -223,8 +227,8 @@ __device__ __forceinline__ void multiply_ab(float (&c)[kTilesM][kTilesN][4],
   constexpr int kWidth = 8 * kTilesN, kLoads = kTilesN / 2;
   uint32_t rb[2][4];
   const auto load_b = [&](int i) {
-    ldmatrix_x4_trans(rb[i % 2],
-                      sB + along_row<kWidth>(b, i % kLoads * 16) + i / kLoads * 16 * 2 * kWidth);
+    ldmatrix_x4_trans(
+        rb[i % 2], sB + swizzle_advance<kWidth>(b, i % kLoads * 16) + i / kLoads * 16 * 2 * kWidth);
   };
   load_b(0);
 #pragma unroll
@@ -254,15 +258,15 @@ __device__ __forceinline__ void multiply_ab(float (&c)[kTilesM][kTilesN][4], con
 #pragma unroll
     for (int m = 0; m < kTilesM; ++m)
       if constexpr (kTransposedA)
-        ldmatrix_x4_trans(ra[step % 2][m],
-                          sA + along_row<kWidthA>(a, row0 + 16 * m) + step * 16 * 2 * kWidthA);
+        ldmatrix_x4_trans(ra[step % 2][m], sA + swizzle_advance<kWidthA>(a, row0 + 16 * m) +
+                                               step * 16 * 2 * kWidthA);
       else
         ldmatrix_x4(ra[step % 2][m],
-                    sA + along_row<kWidthA>(a, 16 * step) + (row0 + 16 * m) * 2 * kWidthA);
+                    sA + swizzle_advance<kWidthA>(a, 16 * step) + (row0 + 16 * m) * 2 * kWidthA);
 #pragma unroll
     for (int n = 0; n < kLoads; ++n)
       ldmatrix_x4_trans(rb[step % 2][n],
-                        sB + along_row<kWidthB>(b, col0 + 16 * n) + step * 16 * 2 * kWidthB);
+                        sB + swizzle_advance<kWidthB>(b, col0 + 16 * n) + step * 16 * 2 * kWidthB);
   };
   load(0);
 #pragma unroll
@@ -288,7 +292,7 @@ template <class Element, class Config, int kTilesM, int kTilesN>
 __device__ __forceinline__ void store_gradient(Element* g, int step, int rows,
                                                const float (&grad)[kTilesM][kTilesN][4],
                                                float factor, char* sRows, int col0 = 0) {
-  constexpr int kHeadDim = Config::kHeadDim, kSpan = Config::kSpan;
+  constexpr int kHeadDim = Config::kHeadDim, kSwizzleChunks = Config::kSwizzleChunks;
   const int lane_id = threadIdx.x % 32;
   const int own = 2 * swizzled_offset<kHeadDim>(lane_id / 4, 2 * (lane_id % 4));
 #pragma unroll
@@ -297,14 +301,14 @@ __device__ __forceinline__ void store_gradient(Element* g, int step, int rows,
     for (int n = 0; n < kTilesN; ++n)
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        *reinterpret_cast<uint32_t*>(sRows + along_row<kHeadDim>(own, col0 + 8 * n) +
+        *reinterpret_cast<uint32_t*>(sRows + swizzle_advance<kHeadDim>(own, col0 + 8 * n) +
                                      (16 * m + 8 * r) * Config::kRowBytes) =
             pack2<Element>(grad[m][n][2 * r] * factor, grad[m][n][2 * r + 1] * factor);
   __syncwarp();  // all of the warp's rows are there
 #pragma unroll
-  for (int r = lane_id / kSpan; r < 16 * kTilesM; r += 32 / kSpan)
+  for (int r = lane_id / kSwizzleChunks; r < 16 * kTilesM; r += 32 / kSwizzleChunks)
 #pragma unroll
-    for (int c = lane_id % kSpan * 8; c < 8 * kTilesN; c += 8 * kSpan)
+    for (int c = lane_id % kSwizzleChunks * 8; c < 8 * kTilesN; c += 8 * kSwizzleChunks)
       if (r < rows)
         *reinterpret_cast<uint4*>(g + int64_t{r} * step + col0 + c) =
             *reinterpret_cast<const uint4*>(sRows + 2 * swizzled_offset<kHeadDim>(r, col0 + c));

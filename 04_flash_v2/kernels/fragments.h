@@ -41,7 +41,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 //! [mask]
 template <int kTiles, int kColumns>
 __device__ __forceinline__ void apply_mask(float (&s)[kTiles][kColumns][4], const Shape& shape,
-                                           int own, int left) {
+                                           int row_minus_col, int left) {
   const auto mask_where = [&](auto unseen) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
@@ -51,7 +51,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTiles][kColumns][4], cons
         for (int i = 0; i < 4; ++i)
           if (unseen(8 * n + i % 2, 16 * m + 8 * (i / 2))) s[m][n][i] = -INFINITY;
   };
-  const int last = own + shape.window_right, first = own - shape.window_left;
+  const int last = row_minus_col + shape.window_right, first = row_minus_col - shape.window_left;
   if (shape.window_right < Shape::kNoWindow)
     mask_where([&](int key, int row) { return key - row > last; });
   if (shape.window_left < Shape::kNoWindow)

@@ -16,17 +16,18 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
   return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
 }
 // The byte offset `cols` columns further in the same row, from an even column of chunks: bits 4 to
-// 6 of the start of a row are 0 (4 and 5 where kSpan is 4), so that a chunk changes place by an
-// XOR, and kSpan chunks by a sum.
-template <int kSpan>
-__host__ __device__ constexpr int along_row(int offset, int cols) {
-  return (offset ^ (2 * (cols % (8 * kSpan)))) + cols / (8 * kSpan) * (16 * kSpan);
+// 6 of the start of a row are 0 (4 and 5 where kSwizzleChunks is 4), so that a chunk changes place by an
+// XOR, and kSwizzleChunks chunks by a sum.
+template <int kSwizzleChunks>
+__host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
+  return (offset ^ (2 * (cols % (8 * kSwizzleChunks)))) +
+         cols / (8 * kSwizzleChunks) * (16 * kSwizzleChunks);
 }
 
 // The very addresses of the three ldmatrix below: Q and V, K; and those of O.
 template <int kHeadDim>
 constexpr bool free_of_conflicts() {
-  constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4;
+  constexpr int kSwizzleChunks = kHeadDim % 64 == 0 ? 8 : 4;
   for (int col = 0; col < kHeadDim; col += 16) {
     const auto q_or_v = [=](int l) {
       return 2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8);
@@ -38,8 +39,9 @@ constexpr bool free_of_conflicts() {
     if (ldmatrix_access(q_or_v, 4).conflicts() + ldmatrix_access(k, 4).conflicts() > 0)
       return false;
     if (shared_access(o, 4).conflicts() > 0) return false;
-    for (int l = 0; l < 32; ++l)  // along_row gives the very same addresses
-      if (along_row<kSpan>(2 * swizzled_offset<kHeadDim>(l % 16, l / 16 * 8), col) != q_or_v(l))
+    for (int l = 0; l < 32; ++l)  // swizzle_advance gives the very same addresses
+      if (swizzle_advance<kSwizzleChunks>(2 * swizzled_offset<kHeadDim>(l % 16, l / 16 * 8), col) !=
+          q_or_v(l))
         return false;
   }
   return true;

@@ -22,8 +22,9 @@ struct Tuned {
   static constexpr int kQSteps = kTuning.q_steps, kStages = kTuning.stages;
   static constexpr int kBlocksPerSm = kTuning.blocks_per_sm;
   static constexpr int kRowBytes = 2 * kHeadDim;
-  static constexpr int kSpan = kHeadDim % 64 == 0 ? 8 : 4;  // chunks that change places in a row
-  static constexpr int kCopyRows = kThreads / kSpan;        // rows that the block copies at once
+  static constexpr int kSwizzleChunks =
+      kHeadDim % 64 == 0 ? 8 : 4;                              // chunks that change places in a row
+  static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kWarpRows % 16 == 0 && kBlockN % 16 == 0, "warps own whole MMAs");
   static_assert(kBlockM % kCopyRows == 0 && kBlockN % kCopyRows == 0, "threads copy alike");
   static_assert(kQSteps <= kHeadDim / 16, "there are no more columns");

@@ -10,7 +10,8 @@ namespace ATTN_BACKEND::flash_decoding {
 
 //! [part]
 // The share of a split: whole tiles, as many for each as for the others.
-__device__ __forceinline__ Keys part_of(const Keys& keys, int split, int num_splits, int block_n) {
+__device__ __forceinline__ KvRange part_of(const KvRange& keys, int split, int num_splits,
+                                           int block_n) {
   const int share = ceil_div(max(0, keys.end - keys.begin), num_splits * block_n) * block_n;
   const int begin = min(keys.begin + split * share, keys.end);
   return {begin, min(begin + share, keys.end)};
@@ -20,7 +21,7 @@ __device__ __forceinline__ Keys part_of(const Keys& keys, int split, int num_spl
 // O of a row is the mean of the splits' O with the weights 2^lse, and its lse the logarithm of
 // their sum; a split without keys has lse = -inf and weight 0. First a warp works out the weights
 // of a row, a split a lane; then a thread adds up four columns, in the order of the splits, not
-// in that in which they were stored. `place_of(r, n)`: where split n of row r lies.
+// in that in which they were stored. `partial_index(r, n)`: where split n of row r lies.
 //! [combine]
 template <class Element, int kHeadDim, int kThreads, class PlaceOf>
 __device__ __forceinline__ void combine(float* sWeight,            // [rows, num_splits]
@@ -28,13 +29,13 @@ __device__ __forceinline__ void combine(float* sWeight,            // [rows, num
                                         const float* gLsePartial,  // [parts], to base 2
                                         Element* gO,               // [B, Hq, seqlen_q, d]
                                         float* gLse,               // [B, Hq, seqlen_q]
-                                        const Rows& rows, int num_splits, PlaceOf place_of) {
+                                        const Rows& rows, int num_splits, PlaceOf partial_index) {
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   for (int r = warp_id; r < rows.count; r += kThreads / 32) {
     float* const weight = sWeight + r * num_splits;
     float max = kLowest, sum = 0;
     for (int n = lane_id; n < num_splits; n += 32) {
-      weight[n] = gLsePartial[place_of(r, n)];
+      weight[n] = gLsePartial[partial_index(r, n)];
       max = fmaxf(max, weight[n]);
     }
     for (int distance = 16; distance > 0; distance /= 2)
@@ -46,14 +47,14 @@ __device__ __forceinline__ void combine(float* sWeight,            // [rows, num
   }
   __syncthreads();  // the weights of all rows are there
   constexpr int kChunks = kHeadDim / 4;
-  for (int at = threadIdx.x; at < rows.count * kChunks; at += kThreads) {
-    const int r = at / kChunks, col = at % kChunks * 4;
+  for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += kThreads) {
+    const int r = idx / kChunks, col = idx % kChunks * 4;
     float out[4] = {};
 #pragma unroll 8
     for (int n = 0; n < num_splits; ++n) {
       const float weight = sWeight[r * num_splits + n];
       const float4 o =
-          *reinterpret_cast<const float4*>(gOPartial + place_of(r, n) * kHeadDim + col);
+          *reinterpret_cast<const float4*>(gOPartial + partial_index(r, n) * kHeadDim + col);
       add_scaled(out, weight, o);
     }
     store_row_part(gO + (rows.first + r) * kHeadDim + col, out, 1);

@@ -8,7 +8,7 @@
 
 namespace attn::splits {
 
-constexpr int64_t kMostSplits = 128;
+constexpr int64_t kMaxSplits = 128;
 
 // Rows of a block on CUDA cores: those of a group, up to the next power of 2, but no more than fit
 // into registers.
@@ -27,7 +27,7 @@ inline int64_t blocks_per_sm(const Problem& p) { return p.head_dim <= 128 ? 2 : 
 inline int64_t splits_that_fill(const Problem& p, int64_t block_rows, int64_t least = 64) {
   const int64_t wanted = kSms * blocks_per_sm(p) / row_blocks(p, block_rows);
   const int64_t most = std::max<int64_t>(1, most_keys(p) / least);
-  return std::clamp<int64_t>(wanted, 1, std::min(most, kMostSplits));
+  return std::clamp<int64_t>(wanted, 1, std::min(most, kMaxSplits));
 }
 //! [fill]
 // Seconds of a launch with `num_splits`: a start, the stream of K and V, the merge, and what each
@@ -55,9 +55,9 @@ inline double modelled_seconds(const Problem& p, int64_t block_rows, int64_t num
 }
 inline int64_t best_splits(const Problem& p, int64_t block_rows) {
   if (const auto given = p.own.find("num_splits"); given != p.own.end())
-    return std::clamp<int64_t>(static_cast<int64_t>(given->second[0]), 1, kMostSplits);
+    return std::clamp<int64_t>(static_cast<int64_t>(given->second[0]), 1, kMaxSplits);
   int64_t best = 1;
-  for (int64_t n = 2; n <= std::min(kMostSplits, (most_keys(p) + 63) / 64); ++n)
+  for (int64_t n = 2; n <= std::min(kMaxSplits, (most_keys(p) + 63) / 64); ++n)
     if (modelled_seconds(p, block_rows, n) < modelled_seconds(p, block_rows, best)) best = n;
   return best;
 }

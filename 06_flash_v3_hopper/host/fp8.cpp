@@ -260,7 +260,7 @@ HostTensors rotated_in_tile_scales(const Problem& p, const HostTensors& inputs) 
 // V less the mean of a channel of a window, in codes of a scale that the channel has there; Q and K
 // as in f5.
 HostTensors rotated_in_windows(const Problem& p, const HostTensors& inputs) {
-  constexpr int64_t kRowsAtOnce = 32;  // of the kernel, whose order of additions this is
+  constexpr int64_t kRowsPerPass = 32;  // of the kernel, whose order of additions this is
   HostTensors stored = rotated_in_tile_scales(p, inputs);
   const std::vector<float>& v = inputs.at("v").data;
   std::vector<float>& out = stored.at("v").data;
@@ -273,9 +273,9 @@ HostTensors rotated_in_windows(const Problem& p, const HostTensors& inputs) {
         };
         const int64_t end = std::min(p.seqlen_k, key0 + kWindowKeys);
         float sum = 0, low = v[at(key0)], high = low;
-        for (int64_t own = 0; own < kRowsAtOnce; ++own) {
+        for (int64_t own = 0; own < kRowsPerPass; ++own) {
           float part = 0;
-          for (int64_t key = key0 + own; key < end; key += kRowsAtOnce) {
+          for (int64_t key = key0 + own; key < end; key += kRowsPerPass) {
             part += v[at(key)];
             low = std::min(low, v[at(key)]), high = std::max(high, v[at(key)]);
           }

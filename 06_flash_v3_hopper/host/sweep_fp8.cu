@@ -95,7 +95,7 @@ attn::sweep::Pass pass_of(attn::Status (*quantise)(const attn::Arguments&)) {
                     kScales = 4 * kBytes / 64 / 128;
   return {{"q", "k", "v"},
           {"o"},
-          {{"lse", attn::sweep::kMostRows * 4},
+          {{"lse", attn::sweep::kMaxRows * 4},
            {"tile_counter", 4},
            {"q8", kBytes},
            {"k8", kBytes},

@@ -29,13 +29,13 @@ enum Tensor { kQ, kK, kV, kTensors };
 inline __host__ __device__ int64_t padded_keys(int64_t keys) { return round_up(keys, 16); }
 
 // Eight numbers of bf16, as floats.
-struct Eight {
+struct Bf16x8 {
   float x[8];
 };
-__device__ __forceinline__ Eight load_eight_as_given(const __nv_bfloat16* g) {
+__device__ __forceinline__ Bf16x8 load_bf16x8_as_given(const __nv_bfloat16* g) {
   const uint4 bits = *reinterpret_cast<const uint4*>(g);
   const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
-  Eight e;
+  Bf16x8 e;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     e.x[2 * i] = __uint_as_float(pairs[i] << 16);
@@ -44,14 +44,14 @@ __device__ __forceinline__ Eight load_eight_as_given(const __nv_bfloat16* g) {
   return e;
 }
 // Infinities as NaN.
-__device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
-  Eight e = load_eight_as_given(g);
+__device__ __forceinline__ Bf16x8 load_bf16x8(const __nv_bfloat16* g) {
+  Bf16x8 e = load_bf16x8_as_given(g);
 #pragma unroll
   for (float& x : e.x) x = finite_or_nan(x);
   return e;
 }
 
-__device__ __forceinline__ float largest_of(const Eight& e, float so_far) {
+__device__ __forceinline__ float largest_of(const Bf16x8& e, float so_far) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) so_far = fmaxf(so_far, fabsf(e.x[i]));
   return so_far;
@@ -81,11 +81,11 @@ __global__ void __launch_bounds__(Pass::kThreads)
   float largest = 0;
 #pragma unroll 4  // so many loads in flight
   for (int64_t i = first; i < count; i += kPartials * Pass::kThreads)
-    largest = largest_of(load_eight_as_given(g + 8 * i), largest);
+    largest = largest_of(load_bf16x8_as_given(g + 8 * i), largest);
   if (largest == INFINITY) {  // rare: a second pass that ignores infinities
     largest = 0;
     for (int64_t i = first; i < count; i += kPartials * Pass::kThreads)
-      largest = largest_of(load_eight(g + 8 * i), largest);
+      largest = largest_of(load_bf16x8(g + 8 * i), largest);
   }
   __shared__ float sMax[Pass::kWarps];
   largest = block_max(largest, sMax);
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   uint32_t codes[4];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const Eight e = load_eight((tensor == kQ ? gQ : gK) + first + 8 * half);
+    const Bf16x8 e = load_bf16x8((tensor == kQ ? gQ : gK) + first + 8 * half);
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       codes[2 * half + i] = pack4_e4m3(e.x[4 * i] * scale, e.x[4 * i + 1] * scale,
@@ -139,19 +139,19 @@ struct TransposeStorage {
 // As given: a conversion between two loads makes the second wait for the first, which cost f1 and
 // f6 3 % of their time on an H200.
 __device__ __forceinline__ void load_keys(const __nv_bfloat16* gV, int64_t row_stride, int key0,
-                                          int keys, int group, Eight (&four)[4]) {
+                                          int keys, int group, Bf16x8 (&four)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int key = key0 + group / 4 * 16 + e4m3_column(group % 4 * 4 + i);
     if (key < keys)
-      four[i] = load_eight_as_given(gV + key * row_stride);
+      four[i] = load_bf16x8_as_given(gV + key * row_stride);
     else
-      four[i] = Eight{};
+      four[i] = Bf16x8{};
   }
 }
 // Multiplies them by `scale` and stores the codes, transposed, in shared memory. Infinities become
 // NaN here, when all loads have been issued.
-__device__ __forceinline__ void store_transposed(TransposeStorage& smem, const Eight (&four)[4],
+__device__ __forceinline__ void store_transposed(TransposeStorage& smem, const Bf16x8 (&four)[4],
                                                  float scale, int group, int column) {
 #pragma unroll
   for (int c = 0; c < 8; ++c)
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   // 8 threads have a row's 64 columns, 32 groups of four keys.
   const int column = static_cast<int>(threadIdx.x) % 8 * 8;
   const int group = static_cast<int>(threadIdx.x) / 8;
-  Eight four[4];
+  Bf16x8 four[4];
   load_keys(gV + head * seqlen_k * head_dim + column0 + column, head_dim, key0, seqlen_k, group,
             four);
   store_transposed(smem, four, scale, group, column);

@@ -38,12 +38,12 @@ template <class Pass, int kHeadDim>
 __global__ void __launch_bounds__(Pass::kThreads)
     rotary_kernel(RowsOf q, RowsOf k, __nv_bfloat16* gQTurned, __nv_bfloat16* gKTurned,
                   RotaryAngles angles) {
-  constexpr int kHalf = kHeadDim / 2, kLanes = kHalf / 8, kRowsAtOnce = Pass::kThreads / kLanes;
+  constexpr int kHalf = kHeadDim / 2, kLanes = kHalf / 8, kRowsPerPass = Pass::kThreads / kLanes;
   const bool is_q = blockIdx.y == 0;
   const RowsOf t = is_q ? q : k;
-  const int blocks = ceil_div(t.rows, kRowsAtOnce), block = static_cast<int>(blockIdx.x % blocks);
+  const int blocks = ceil_div(t.rows, kRowsPerPass), block = static_cast<int>(blockIdx.x % blocks);
   const int64_t head0 = int64_t{blockIdx.x / blocks} * Pass::kHeads;
-  const int row = block * kRowsAtOnce + static_cast<int>(threadIdx.x) / kLanes;
+  const int row = block * kRowsPerPass + static_cast<int>(threadIdx.x) / kLanes;
   const int column = static_cast<int>(threadIdx.x) % kLanes * 8;
   if (row >= t.rows) return;
   const float* const own =
@@ -54,14 +54,14 @@ __global__ void __launch_bounds__(Pass::kThreads)
     *reinterpret_cast<float4*>(cosine + i) = *reinterpret_cast<const float4*>(own + i);
     *reinterpret_cast<float4*>(sine + i) = *reinterpret_cast<const float4*>(own + kHalf + i);
   }
-  const int64_t at = (head0 * t.rows + row) * kHeadDim + column, next = int64_t{t.rows} * kHeadDim;
-  Eight x[Pass::kHeads][2];  // of the two halves
+  const int64_t idx = (head0 * t.rows + row) * kHeadDim + column, next = int64_t{t.rows} * kHeadDim;
+  Bf16x8 x[Pass::kHeads][2];  // of the two halves
 #pragma unroll
   for (int n = 0; n < Pass::kHeads; ++n)
     if (head0 + n < t.heads)
 #pragma unroll
       for (int half = 0; half < 2; ++half)
-        x[n][half] = load_eight(t.g + at + n * next + half * kHalf);
+        x[n][half] = load_bf16x8(t.g + idx + n * next + half * kHalf);
 #pragma unroll
   for (int n = 0; n < Pass::kHeads; ++n) {
     if (head0 + n >= t.heads) break;
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const float(&e)[8] = x[n][half].x;
-      *reinterpret_cast<uint4*>((is_q ? gQTurned : gKTurned) + at + n * next + half * kHalf) =
+      *reinterpret_cast<uint4*>((is_q ? gQTurned : gKTurned) + idx + n * next + half * kHalf) =
           make_uint4(pack2<__nv_bfloat16>(e[0], e[1]), pack2<__nv_bfloat16>(e[2], e[3]),
                      pack2<__nv_bfloat16>(e[4], e[5]), pack2<__nv_bfloat16>(e[6], e[7]));
     }
@@ -82,10 +82,10 @@ __global__ void __launch_bounds__(Pass::kThreads)
 //! [launch_rotary]
 template <class Pass, int kHeadDim>
 Status turn_and_quantise(const Arguments& args) {
-  constexpr int kRowsAtOnce = Pass::kThreads / (kHeadDim / 16);
+  constexpr int kRowsPerPass = Pass::kThreads / (kHeadDim / 16);
   const RowsOf q = rows_of(args, "q", "q"), k = rows_of(args, "k", "k");
   const auto blocks_of = [](const RowsOf& t) {
-    return ceil_div(t.heads, int64_t{Pass::kHeads}) * ceil_div(t.rows, kRowsAtOnce);
+    return ceil_div(t.heads, int64_t{Pass::kHeads}) * ceil_div(t.rows, kRowsPerPass);
   };
   args.phase("rotary");
   const Status turned = launch_kernel(

@@ -34,7 +34,7 @@ struct RowLanes {
   // have at most 64 registers a thread at d=64, and 128 else: 64 KB are in flight.
   static constexpr int kThreads = kHeadDim == 256 ? 512 : 256;
   static constexpr int kBlocks = kHeadDim == 64 ? 4 : kHeadDim == 128 ? 2 : 1;
-  static constexpr int kRowsAtOnce = kThreads / kLanes, kTimes = kScaleRows / kRowsAtOnce;
+  static constexpr int kRowsPerPass = kThreads / kLanes, kTimes = kScaleRows / kRowsPerPass;
 };
 
 // The sign of column i: a bit of a hash, the same for all rows, heads and tensors.
@@ -100,13 +100,13 @@ __device__ __forceinline__ float largest_of_block(float x, float (&sMax)[kWarps]
 template <int kHeadDim, int kLanes>
 struct Places {
   static constexpr int kWide = 32 / kLanes, kParts = kHeadDim / 32;
-  static constexpr int kRowsAtOnce = RowLanes<kHeadDim>::kThreads / RowLanes<kHeadDim>::kLanes;
+  static constexpr int kRowsPerPass = RowLanes<kHeadDim>::kThreads / RowLanes<kHeadDim>::kLanes;
   static constexpr int kRows = kScaleRows * kLanes / RowLanes<kHeadDim>::kThreads;  // of a thread
   static_assert(kLanes == 4 || kLanes == 8);
   __device__ static int row(int n) {
     const int thread = static_cast<int>(threadIdx.x);
-    if constexpr (kLanes == 4) return thread / 4 + n * kRowsAtOnce;
-    return thread / 32 * 8 + 2 * (thread % 4) + n % 2 + n / 2 * kRowsAtOnce;
+    if constexpr (kLanes == 4) return thread / 4 + n * kRowsPerPass;
+    return thread / 32 * 8 + 2 * (thread % 4) + n % 2 + n / 2 * kRowsPerPass;
   }
   __device__ static int column(int j) {
     return kWide * static_cast<int>(kLanes == 4 ? threadIdx.x % 4 : threadIdx.x % 32 / 4) + 32 * j;
@@ -147,7 +147,7 @@ __device__ __forceinline__ void unpack(const TileBits<kHeadDim>& bits,
     for (int j = 0; j < bits.kParts; ++j) {
       uint4 eight = bits.eights[n][j];
       if (signs != nullptr) eight = signs->flip(eight, bits.column(j));
-      const Eight e = load_eight(reinterpret_cast<const __nv_bfloat16*>(&eight));
+      const Bf16x8 e = load_bf16x8(reinterpret_cast<const __nv_bfloat16*>(&eight));
 #pragma unroll
       for (int i = 0; i < 8; ++i) numbers.x[n][8 * j + i] = e.x[i];
     }
@@ -332,7 +332,7 @@ __global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256   ? 2
                          : uint4{};
     }
   const auto eight = [&](int panel, int i) {
-    return load_eight(reinterpret_cast<const __nv_bfloat16*>(&bits[panel][i]));
+    return load_bf16x8(reinterpret_cast<const __nv_bfloat16*>(&bits[panel][i]));
   };
   float largest = 0;
 #pragma unroll
@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256   ? 2
   if (threadIdx.x == 0) gDescale[head * tiles + tile] = largest / kLargestE4M3;
 #pragma unroll
   for (int panel = 0; panel < kPanels; ++panel) {
-    const Eight four[4] = {eight(panel, 0), eight(panel, 1), eight(panel, 2), eight(panel, 3)};
+    const Bf16x8 four[4] = {eight(panel, 0), eight(panel, 1), eight(panel, 2), eight(panel, 3)};
     store_transposed(smem, four, kLargestE4M3 / largest, group, column);
     __syncthreads();  // all codes are there
     write_transposed(smem, gV8 + (head * kHeadDim + panel * kTransposedColumns) * padded, padded,

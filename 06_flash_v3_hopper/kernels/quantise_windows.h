@@ -21,9 +21,9 @@ template <class Pass>
 __global__ void __launch_bounds__(Pass::kThreads)
     windows_kernel(const __nv_bfloat16* __restrict__ gV,  // [B Hkv, seqlen_k, d]
                    int seqlen_k, int head_dim, float2* __restrict__ gWindows) {
-  constexpr int kColumns = kTransposedColumns, kRowsAtOnce = 8 * Pass::kThreads / kColumns;
-  __shared__ float sSum[kRowsAtOnce][kColumns], sLeast[kRowsAtOnce][kColumns];
-  __shared__ float sMost[kRowsAtOnce][kColumns];
+  constexpr int kColumns = kTransposedColumns, kRowsPerPass = 8 * Pass::kThreads / kColumns;
+  __shared__ float sSum[kRowsPerPass][kColumns], sLeast[kRowsPerPass][kColumns];
+  __shared__ float sMost[kRowsPerPass][kColumns];
   const int panels = head_dim / kColumns, windows = ceil_div(seqlen_k, kWindowKeys);
   const int panel = static_cast<int>(blockIdx.x) % panels;
   const int64_t head = blockIdx.x / panels / windows;
@@ -35,9 +35,9 @@ __global__ void __launch_bounds__(Pass::kThreads)
 #pragma unroll
   for (int i = 0; i < 8; ++i) least[i] = INFINITY, most[i] = -INFINITY;
 #pragma unroll 8  // so many loads in flight
-  for (int key = key0 + own; key < end; key += kRowsAtOnce) {
-    const Eight e =
-        load_eight_as_given(gV + (head * seqlen_k + key) * head_dim + panel * kColumns + column);
+  for (int key = key0 + own; key < end; key += kRowsPerPass) {
+    const Bf16x8 e =
+        load_bf16x8_as_given(gV + (head * seqlen_k + key) * head_dim + panel * kColumns + column);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       sum[i] += e.x[i];
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   __syncthreads();  // those of all threads are there
   if (threadIdx.x >= kColumns) return;
   float all = 0, low = INFINITY, high = -INFINITY;
-  for (int row = 0; row < kRowsAtOnce; ++row) {
+  for (int row = 0; row < kRowsPerPass; ++row) {
     all += sSum[row][threadIdx.x];
     low = fminf(low, sLeast[row][threadIdx.x]), high = fmaxf(high, sMost[row][threadIdx.x]);
   }
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const int key0 = static_cast<int>(blockIdx.y) * kTransposedKeys;
   const int column = static_cast<int>(threadIdx.x) % 8 * 8;
   const int group = static_cast<int>(threadIdx.x) / 8;
-  Eight four[4];
+  Bf16x8 four[4];
   load_keys(gV + head * seqlen_k * head_dim + column0 + column, head_dim, key0, seqlen_k, group,
             four);
   const float2* const window =

@@ -13,21 +13,21 @@ using namespace attn;
 // lengths sequences are packed, [tokens, H, d], and begin at cu_seqlens[b] (else null): tensor maps
 // then hold all tokens of a head, one sequence after the other.
 //! [work]
-struct Work {
+struct WorkTile {
   int row0 = -1;           // in its sequence; -1: there is no more
   int seqlen_q, seqlen_k;  // of that
   int q_head, kv_head;     // in the maps
   int q_token, kv_token;   // the sequence's first rows there
-  BlockRanges seen;
+  KvBlockRange kv_range;
   int64_t o, lse;  // of its first row: elements from the beginning
 };
 template <class Config>
-__device__ __forceinline__ Work work_of(const Shape& shape, TileOrder::Tile tile,
+__device__ __forceinline__ WorkTile work_of(const Shape& shape, TileOrder::Tile tile,
                                         const int* gCuSeqlensQ = nullptr,
                                         const int* gCuSeqlensK = nullptr) {
   const auto [bh, row0] = tile;
   const int group = shape.heads / shape.kv_heads;
-  Work w{row0, shape.seqlen_q, shape.seqlen_k, bh, bh / group, 0, 0, {}, 0, 0};
+  WorkTile w{row0, shape.seqlen_q, shape.seqlen_k, bh, bh / group, 0, 0, {}, 0, 0};
   int64_t row = int64_t{bh} * shape.seqlen_q + row0;  // of all rows of [B, Hq, seqlen_q]
   w.lse = row;
   if (gCuSeqlensQ != nullptr) {
@@ -40,7 +40,8 @@ __device__ __forceinline__ Work work_of(const Shape& shape, TileOrder::Tile tile
   }
   w.o = row * Config::kHeadDim;
   if (row0 < w.seqlen_q)
-    w.seen = blocks_seen(shape, w.seqlen_q, w.seqlen_k, row0, Config::kBlockM, Config::kBlockN);
+    w.kv_range =
+        kv_block_range(shape, w.seqlen_q, w.seqlen_k, row0, Config::kBlockM, Config::kBlockN);
   return w;
 }
 //! [work]

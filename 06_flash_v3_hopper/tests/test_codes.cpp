@@ -17,7 +17,7 @@ using namespace attn::tests;
 
 namespace {
 
-constexpr double kMostOthers = 1e-4;  // of all numbers
+constexpr double kMaxOthers = 1e-4;  // of all numbers
 
 // Codes of q, k or v as the inputs lie; what each is to be multiplied by, and what is added then.
 struct Stored {
@@ -105,7 +105,7 @@ void check_stored(const Step& step, const Problem& p, Backend backend) {
     all += y.size();
   }
   INFO(others << " others of " << all);
-  CHECK(static_cast<double>(others) < kMostOthers * static_cast<double>(all));
+  CHECK(static_cast<double>(others) < kMaxOthers * static_cast<double>(all));
   CHECK(far == 0);
 }
 

@@ -69,7 +69,7 @@ MixedPlan mixed_plan(const Problem& p, const std::vector<int64_t>& lengths_q,
                      const std::vector<int64_t>& lengths_k, int64_t sms) {
   MixedPlan plan;
   const auto decodes = [&](std::size_t b) {
-    return lengths_q[b] > 0 && lengths_q[b] <= kMostDecoding;
+    return lengths_q[b] > 0 && lengths_q[b] <= kMaxDecoding;
   };
   const auto shape = [&](std::size_t b) {
     Shape own = shape_of(p);
@@ -127,7 +127,7 @@ MixedPlan mixed_plan(const Problem& p, const std::vector<int64_t>& lengths_q,
 MixedBounds mixed_bounds(const Problem& p) {
   MixedBounds most{};
   for (const int64_t queries : queries_of(p))
-    if (queries > kMostDecoding)
+    if (queries > kMaxDecoding)
       most.work += p.heads * ((queries + prefill_rows(p.head_dim) - 1) / prefill_rows(p.head_dim));
     else if (queries > 0)
       most.row_blocks += p.kv_heads * row_tiles(p, queries);

@@ -30,7 +30,7 @@ std::vector<int> tiles_of_all(const Problem& p, const std::vector<int64_t>& leng
 HostTensor work_tensor(const Plan& plan, int64_t most) {
   HostTensor t = zeros({"work", {1, 1, most, kWorkNumbers}, DType::int32, {}, nullptr, false, 2});
   int64_t* at = t.numbers.data();
-  for (const Work& w : plan.work) {
+  for (const WorkTile& w : plan.work) {
     at[0] = w.row_block, at[1] = w.tile, at[2] = w.count;
     at[3] = w.part, at[4] = w.num_parts, at[5] = w.first_part;
     at += kWorkNumbers;
@@ -90,8 +90,8 @@ namespace {
 // and `price`. Returns how many blocks that takes; `piece(block, row_block, tile, count)` hears of
 // each. For counting and for the plan: both see the same pieces.
 //! [walk]
-template <class Piece>
-int64_t walk(const std::vector<int>& tiles, int heads, int budget, int price, Piece piece) {
+template <class PlannedTile>
+int64_t walk(const std::vector<int>& tiles, int heads, int budget, int price, PlannedTile piece) {
   int64_t block = 0;
   int left = budget;
   for (std::size_t b = 0; b < tiles.size(); ++b)
@@ -141,7 +141,7 @@ Plan in_step(const Plan& plan, int together, int stride) {
   for (int k = 0; k < together; ++k) {
     for (std::size_t n = 0; n + 1 < plan.begin.size(); ++n)
       all.begin.push_back(plan.begin[n] + k * static_cast<int>(plan.work.size()));
-    for (Work work : plan.work) {
+    for (WorkTile work : plan.work) {
       work.row_block = work.row_block * together + k;
       work.first_part += k * stride;
       all.work.push_back(work);
@@ -187,7 +187,7 @@ Plan line_plan(const Problem& p, const std::vector<int64_t>& lengths, int64_t bl
   for (const int n : tiles)
     for (int head = 0; head < heads; ++head, ++row_block, start += n + kPieceTiles)
       for (int part = 0, parts = 1; part < parts; ++part) {
-        const Work work = ::emulated::paged::piece_on_line(row_block, start, n, length, part);
+        const WorkTile work = ::emulated::paged::piece_on_line(row_block, start, n, length, part);
         while (static_cast<int>(plan.begin.size()) <= work.first_part + part)
           plan.begin.push_back(static_cast<int>(plan.work.size()));
         plan.work.push_back(work);

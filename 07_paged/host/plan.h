@@ -11,7 +11,7 @@
 namespace attn::plans {
 
 struct Plan {
-  std::vector<Work> work;
+  std::vector<WorkTile> work;
   std::vector<int> begin;  // [blocks + 1]: block n has work[begin[n]] to work[begin[n + 1] - 1]
   int parts = 0;           // of row blocks that are shared
   int budget = 0;          // tiles of a block at most, each piece counted as kPieceTiles more

@@ -50,7 +50,7 @@ int busiest(const std::vector<std::vector<int>>& busy) {
 // Of the time of all SMs, the share that goes into tiles.
 double share(const Plan& plan) {
   double tiles = 0;
-  for (const Work& w : plan.work) tiles += w.count;
+  for (const WorkTile& w : plan.work) tiles += w.count;
   return tiles / (double(splits::kSms) * busiest(busy_tiles(plan, splits::kSms)));
 }
 

@@ -71,7 +71,7 @@ Step runs(std::string name, std::string idea, Launch launch) {
           .refuses = refuse_runs,
           .workspaces =
               [](const Problem& p) {
-                const int64_t rows = int64_t{kMostRuns} * 2 * kMmaRows;
+                const int64_t rows = int64_t{kMaxRuns} * 2 * kMmaRows;
                 return std::vector<Workspace>{{"o_partial", rows * p.head_dim * 4},
                                               {"lse_partial", rows * 4},
                                               {"arrived", row_blocks(p, kMmaRows) * 4, true}};
@@ -136,14 +136,14 @@ Step with_variants(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-constexpr int64_t kMostPlanned = 1 << 14;  // sequences whose beginnings fit into shared memory
+constexpr int64_t kMaxPlanned = 1 << 14;  // sequences whose beginnings fit into shared memory
 // The plan is the first phase of the launch, and lies in a workspace.
 Step device_planned(std::string name, std::string idea, Launch launch) {
   Step step = planned(std::move(name), std::move(idea), launch, plans::line_plan, nullptr);
   step.refuses = [](const Problem& p) -> Reason {
-    if (p.batch > kMostPlanned)
+    if (p.batch > kMaxPlanned)
       return fmt::format("--batch {}: this step plans for at most {} sequences", p.batch,
-                         kMostPlanned);
+                         kMaxPlanned);
     return refuse_runs(p);
   };
   step.workspaces = [of_parts = step.workspaces](const Problem& p) {
@@ -228,7 +228,7 @@ Step mixed(std::string name, std::string idea, Launch launch) {
       prefill(std::move(name), std::move(idea), {"seqused", "varlen", "serial", "streams"}, launch);
   step.support += "; --serial, --streams";
   step.cost = [](const Problem& p) {
-    const bool decodes = p.seqlen_q <= plans::kMostDecoding;
+    const bool decodes = p.seqlen_q <= plans::kMaxDecoding;
     Phase all = decodes ? decode_cost(p, kMmaRows) : prefill_cost(p).front();
     if (!p.own.contains("serial")) return Cost{all};
     Phase none;

@@ -30,7 +30,7 @@ constexpr int64_t kCapacity = 1 << 16;  // tokens: 8 GiB of a model with 128 KiB
 constexpr int kSampleEvery = 16;        // steps from one look at the memory to the next
 constexpr int kReserve = 32;            // of so many pages one stays free when a request begins
 constexpr int64_t kBeamSteps = 4;       // after so many a beam goes on from another one
-constexpr int64_t kMostPrompts = (int64_t{1} << 31) / kLongest;  // whose tokens have other numbers
+constexpr int64_t kMaxPrompts = (int64_t{1} << 31) / kLongest;  // whose tokens have other numbers
 constexpr int64_t kLastArrival = int64_t{1} << 53;  // so that no count of steps overflows
 
 double uniform(std::mt19937_64& random) { return (double(random() >> 11) + 0.5) * 0x1p-53; }
@@ -107,8 +107,8 @@ Trace read_trace(std::istream& in, const std::string& name) {
     if (!trace.empty() && r.arrival < trace.back().arrival) wrong("arrives before the line above");
     if (r.arrival > kLastArrival) wrong("arrives after step 2^53");
     systems.insert(r.system);
-    if (std::ssize(trace) + std::ssize(systems) >= kMostPrompts)
-      wrong(fmt::format("more than {} requests and system prompts", kMostPrompts - 1));
+    if (std::ssize(trace) + std::ssize(systems) >= kMaxPrompts)
+      wrong(fmt::format("more than {} requests and system prompts", kMaxPrompts - 1));
     trace.push_back(r);
   }
   if (trace.empty()) throw InputError(name + ": no requests");

@@ -25,7 +25,7 @@ struct DecodeConfig {
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
   static constexpr int kTile = kNumWarps * kBlockN;  // keys of a tile of the block
   static constexpr int kLanes = kHeadDim / 8;        // that copy a row: 16 bytes each
-  static constexpr int kKeysAtOnce = 32 / kLanes;    // rows that a warp copies at once
+  static constexpr int kRowsPerLoad = 32 / kLanes;    // rows that a warp copies at once
   static constexpr int kParts = kNumWarps;           // of a row
   // Tiles of K and V of a warp: as many as leave room for a second block on the SM.
   static constexpr int kStages = kHeadDim == 64 ? 4 : kHeadDim == 128 ? 3 : 1;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void load_keys(Element* sK, Element* sV, const Elemen
                                           const Element* gV, int token, int slot, int count) {
   const int key = thread_index() % 32 / Config::kLanes, chunk = thread_index() % Config::kLanes * 8;
 #pragma unroll
-  for (int n = 0; n < Config::kBlockN; n += Config::kKeysAtOnce) {
+  for (int n = 0; n < Config::kBlockN; n += Config::kRowsPerLoad) {
     const int row = n + key, bytes = row < count ? 16 : 0;
     const int to = swizzled_offset<Config::kHeadDim>(row, chunk);
     const int64_t from = int64_t{__shfl_sync(~0u, slot, row)} * token;
@@ -141,25 +141,25 @@ __device__ __forceinline__ GroupRows rows_of_group(const Shape& shape, const int
 }
 
 // The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `place_of(n)`: where part n lies.
+// every 32nd part. `partial_index(n)`: where part n lies.
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_parts_of_row(const float* gOPartial, const float* gLsePartial,
                                                    Element* gO, float* gLse, int num_parts,
-                                                   PlaceOf place_of) {
+                                                   PlaceOf partial_index) {
   const int lane_id = thread_index() % 32;
   float max = kLowest, sum = 0;
-  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[partial_index(n)]);
   for (int distance = 16; distance > 0; distance /= 2)
     max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
-  for (int n = lane_id; n < num_parts; n += 32) sum += exp2f(gLsePartial[place_of(n)] - max);
+  for (int n = lane_id; n < num_parts; n += 32) sum += exp2f(gLsePartial[partial_index(n)] - max);
   for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_xor_sync(~0u, sum, distance);
   for (int col = 4 * lane_id; col < Config::kHeadDim; col += 128) {
     float out[4] = {};
 #pragma unroll 8
     for (int n = 0; n < num_parts; ++n)
       add_scaled(
-          out, exp2f(gLsePartial[place_of(n)] - max),
-          *reinterpret_cast<const float4*>(gOPartial + place_of(n) * Config::kHeadDim + col));
+          out, exp2f(gLsePartial[partial_index(n)] - max),
+          *reinterpret_cast<const float4*>(gOPartial + partial_index(n) * Config::kHeadDim + col));
     store_row_part(gO + col, out, sum != 0 ? 1 / sum : 0);
   }
   if (lane_id == 0) *gLse = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
@@ -171,7 +171,7 @@ struct DecodeTensors {
   const Element *gQ, *gK, *gV;
   Element* gO;
   float *gLse, *gOPartial, *gLsePartial;
-  unsigned* gArrived;  // [row blocks]: parts that are stored; 0 between launches
+  unsigned* gSemaphore;  // [row blocks]: parts that are stored; 0 between launches
 };
 
 // One piece. All threads of a block; `smem` is free before it, and again after a barrier.
@@ -183,18 +183,18 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   const int warp_id = thread_index() / 32, lane_id = thread_index() % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
-  const int used = group.first_head.seqlen_k, row0 = work.row0;
+  const int seqlen_k = group.first_head.seqlen_k, row0 = work.row0;
   shape.seqlen_q = group.first_head.seqlen_q;
   const int count = min(kRows, shape.heads / shape.kv_heads * shape.seqlen_q - row0);
-  const Keys all = keys_of_sequence(shape, used);
-  const Keys keys{all.begin + work.tile * Config::kTile,
+  const KvRange all = keys_of_sequence(shape, seqlen_k);
+  const KvRange keys{all.begin + work.tile * Config::kTile,
                   min(all.end, all.begin + (work.tile + work.count) * Config::kTile)};
   const int token = shape.kv_heads * kHeadDim;  // numbers of a token
   const int kv = work.head * kHeadDim + lane_id % Config::kLanes * 8;
 
   // (1) load Q, which stays. Rows that are not there become 0.
-  for (int at = thread_index(); at < kRows * Config::kLanes; at += Config::kThreads) {
-    const int row = at / Config::kLanes, col = at % Config::kLanes * 8;
+  for (int idx = thread_index(); idx < kRows * Config::kLanes; idx += Config::kThreads) {
+    const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;
     const bool inside = row < count;
     cp_async_16(&smem.sQ[0][0] + swizzled_offset<kHeadDim>(row, col),
                 g.gQ + group.q(row0 + (inside ? row : 0)) + col, inside ? 16 : 0);
@@ -203,8 +203,8 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
   float o[kHeadDim / 8][4] = {};                           // not divided by l yet
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-  const Keys seen[2] = {keys_of_query(shape, used, (row0 + quad_row) % shape.seqlen_q),
-                        keys_of_query(shape, used, (row0 + quad_row + 8) % shape.seqlen_q)};
+  const KvRange kv_range[2] = {keys_of_query(shape, seqlen_k, (row0 + quad_row) % shape.seqlen_q),
+                        keys_of_query(shape, seqlen_k, (row0 + quad_row + 8) % shape.seqlen_q)};
 
   // (2) K_j and V_j, kStages - 1 tiles ahead, their slots one more
   constexpr int kStages = Config::kStages, kStep = Config::kTile;
@@ -245,7 +245,7 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int j = key0 + 8 * n + quad_col + i % 2;
-        s[n][i] = j < seen[i / 2].begin || j >= seen[i / 2].end ? -INFINITY
+        s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
                                                                 : s[n][i] * softmax_scale_log2;
         max[i / 2] = fmaxf(max[i / 2], s[n][i]);
       }
@@ -290,8 +290,8 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
   }
   __syncthreads();                       // the parts are there
   constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
-  for (int at = thread_index(); at < count * kChunks; at += Config::kThreads) {
-    const int r = at / kChunks, col = at % kChunks * 4;
+  for (int idx = thread_index(); idx < count * kChunks; idx += Config::kThreads) {
+    const int r = idx / kChunks, col = idx % kChunks * 4;
     float max = kLowest, sum = 0, out[4] = {};
 #pragma unroll
     for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[n][r]);
@@ -319,14 +319,14 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
   if (work.num_parts == 1) return;
   __syncthreads();  // this block's part is stored
   if (thread_index() == 0)
-    smem.last = flag_add(&g.gArrived[work.row_block], 1) == work.num_parts - 1u;
+    smem.last = flag_add(&g.gSemaphore[work.row_block], 1) == work.num_parts - 1u;
   __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
   if (!smem.last) return;
   for (int r = warp_id; r < count; r += Config::kNumWarps)
     merge_parts_of_row<Element, Config>(
         g.gOPartial, g.gLsePartial, g.gO + group.q(row0 + r), g.gLse + group.lse(row0 + r),
         work.num_parts, [&](int n) { return int64_t{work.first_part + n} * kRows + r; });
-  if (thread_index() == 0) g.gArrived[work.row_block] = 0;  // for the next launch
+  if (thread_index() == 0) g.gSemaphore[work.row_block] = 0;  // for the next launch
 }
 
 }  // namespace ATTN_BACKEND::decoding

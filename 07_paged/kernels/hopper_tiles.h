@@ -13,21 +13,21 @@ using namespace attn;
 // Of a ragged batch cu_seqlens_q[b] is the first query of sequence b (else null): the map of Q then
 // holds all tokens of a head, one sequence after the other.
 //! [work]
-struct Work {
+struct WorkTile {
   int row0 = -1;           // in its sequence; -1: there is no more
   int seqlen_q, seqlen_k;  // of that
   int sequence;
   int q_head, kv_head;  // in the map of Q; of a token
   int q_token;          // the sequence's first row in the map
-  BlockRanges seen;
+  KvBlockRange kv_range;
   int64_t o, lse;  // of its first row: elements from the beginning
 };
 template <class Config>
-__device__ __forceinline__ Work work_of(const Shape& shape, TileOrder::Tile tile,
+__device__ __forceinline__ WorkTile work_of(const Shape& shape, TileOrder::Tile tile,
                                         const int* gCuSeqlensQ, const int* gSeqused) {
   const auto [bh, row0] = tile;
   const int b = bh / shape.heads, h = bh % shape.heads;
-  Work w{row0, shape.seqlen_q, gSeqused[b], b,  bh, h / (shape.heads / shape.kv_heads),
+  WorkTile w{row0, shape.seqlen_q, gSeqused[b], b,  bh, h / (shape.heads / shape.kv_heads),
          0,    {},             0,           0};
   int64_t row = int64_t{bh} * shape.seqlen_q + row0;  // of all rows of [B, Hq, seqlen_q]
   w.lse = row;
@@ -39,7 +39,8 @@ __device__ __forceinline__ Work work_of(const Shape& shape, TileOrder::Tile tile
   }
   w.o = row * Config::kHeadDim;
   if (row0 < w.seqlen_q)
-    w.seen = blocks_seen(shape, w.seqlen_q, w.seqlen_k, row0, Config::kBlockM, Config::kBlockN);
+    w.kv_range =
+        kv_block_range(shape, w.seqlen_q, w.seqlen_k, row0, Config::kBlockM, Config::kBlockN);
   return w;
 }
 //! [work]
@@ -53,12 +54,13 @@ struct Pages {
 // A box here is outside of the pool: its rows arrive as zeros, and nothing is read.
 constexpr int kNowhere = -256;
 // The page of a key; behind the end the table is not read.
-__device__ __forceinline__ int page_of(const Pages& pages, const Work& work, int key) {
+__device__ __forceinline__ int page_of(const Pages& pages, const WorkTile& work, int key) {
   if (key >= work.seqlen_k) return 0;
   return pages.gTable[int64_t{work.sequence} * pages.max_pages + key / pages.page_size];
 }
 // Its place in the pool, counted in tokens: fewer than 2^31.
-__device__ __forceinline__ int slot_of(const Pages& pages, const Work& work, int key, int page) {
+__device__ __forceinline__ int slot_of(const Pages& pages, const WorkTile& work, int key,
+                                       int page) {
   return key < work.seqlen_k ? page * pages.page_size + key % pages.page_size : kNowhere;
 }
 //! [pages]

@@ -19,15 +19,15 @@ using namespace plans;
 using namespace splits;
 
 // What a block works on, piece by piece: a part of a sequence's keys, and a tile of its rows.
-struct Piece {
-  Work work;
-  int row_block, used;
+struct PlannedTile {
+  WorkTile work;
+  int row_block, seqlen_k;
   Rows rows;
   int begin, end;  // keys
 };
 template <class Config>
 struct Pieces {
-  const Work* gWork;      // [pieces]: what each team works on, one by one
+  const WorkTile* gWork;      // [pieces]: what each team works on, one by one
   const int* gWorkBegin;  // [teams + 1]: the first piece of each team
   const int* gSeqused;    // [B]: keys of each sequence
   Shape shape;
@@ -37,11 +37,11 @@ struct Pieces {
   __device__ int row_tile() const { return static_cast<int>(blockIdx.x) % row_tiles; }
   __device__ int begin() const { return gWorkBegin[team()]; }
   __device__ int end() const { return gWorkBegin[team() + 1]; }
-  __device__ Piece at(int piece) const {
-    const Work w = gWork[piece];
-    const int used = gSeqused[w.row_block], block = w.row_block * row_tiles + row_tile();
-    const int first = w.tile * Config::kTile, keys = keys_of_sequence(shape, used).end;
-    return {w, block, used, rows_of(shape, block, Config::kRows), first,
+  __device__ PlannedTile at(int piece) const {
+    const WorkTile w = gWork[piece];
+    const int seqlen_k = gSeqused[w.row_block], block = w.row_block * row_tiles + row_tile();
+    const int first = w.tile * Config::kTile, keys = keys_of_sequence(shape, seqlen_k).end;
+    return {w, block, seqlen_k, rows_of(shape, block, Config::kRows), first,
             min(keys, first + w.count * Config::kTile)};
   }
 };
@@ -85,12 +85,12 @@ struct Maps {
 //! [map]
 
 // The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `place_of(n)`: where part n lies.
+// every 32nd part. `partial_index(n)`: where part n lies.
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
-                                          PlaceOf place_of) {
+                                          PlaceOf partial_index) {
   constexpr int kHeadDim = Config::kOutDim, kAtOnce = 4;  // parts in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
@@ -101,19 +101,19 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 #pragma unroll
       for (int c = 0; c < kOwn; ++c)
         if (n0 + i < num_parts)
-          parts[i][c] = *reinterpret_cast<const float4*>(gOPartial + place_of(n0 + i) * kHeadDim +
-                                                         128 * c + 4 * lane_id);
+          parts[i][c] = *reinterpret_cast<const float4*>(
+              gOPartial + partial_index(n0 + i) * kHeadDim + 128 * c + 4 * lane_id);
   };
   load(0);
   float max = kLowest, sum = 0, weight = 0, out[kOwn][4] = {};
-  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int n = lane_id; n < num_parts; n += 32) max = fmaxf(max, gLsePartial[partial_index(n)]);
   for (int distance = 16; distance > 0; distance /= 2)
     max = fmaxf(max, __shfl_xor_sync(~0u, max, distance));
   for (int n0 = 0; n0 < num_parts; n0 += kAtOnce) {
     if (n0 > 0) load(n0);
     if (n0 % 32 == 0) {
       const int n = n0 + lane_id;
-      weight = n < num_parts ? exp2f(gLsePartial[place_of(n)] - max) : 0;
+      weight = n < num_parts ? exp2f(gLsePartial[partial_index(n)] - max) : 0;
       sum += weight;
     }
 #pragma unroll

@@ -13,7 +13,7 @@ using namespace attn;
 // block behind the cut: so a block costs at most length + kPieceTiles. This is piece `part` of a
 // row block that begins at `start`; `first_part` is the block that has its first tile.
 //! [line]
-__device__ __forceinline__ plans::Work piece_on_line(int row_block, int start, int tiles,
+__device__ __forceinline__ plans::WorkTile piece_on_line(int row_block, int start, int tiles,
                                                      int length, int part) {
   const int begin = start + plans::kPieceTiles, first_block = begin / length;
   const int num_parts = (begin + tiles - 1) / length - first_block + 1;

@@ -44,23 +44,24 @@ __device__ __forceinline__ Sequence sequence_of(const Shape& shape, const int* c
 
 // Blocks of keys: some row of [row0, row0 + rows) sees something of [begin, end), and every row
 // sees all of [unmasked_begin, unmasked_end).
-struct BlockRanges {
+struct KvBlockRange {
   int begin, unmasked_begin, unmasked_end, end;
 };
-__device__ __forceinline__ BlockRanges blocks_seen(const Shape& shape, int seqlen_q, int seqlen_k,
-                                                   int row0, int rows, int block_n) {
-  const int last = min(row0 + rows, seqlen_q) - 1, shift = seqlen_k - seqlen_q;
-  const int begin = max(0, row0 + shift - shape.window_left);
-  const int end = min(seqlen_k, last + shift + shape.window_right + 1);
+__device__ __forceinline__ KvBlockRange kv_block_range(const Shape& shape, int seqlen_q,
+                                                       int seqlen_k, int row0, int rows,
+                                                       int block_n) {
+  const int last = min(row0 + rows, seqlen_q) - 1, causal_offset = seqlen_k - seqlen_q;
+  const int begin = max(0, row0 + causal_offset - shape.window_left);
+  const int end = min(seqlen_k, last + causal_offset + shape.window_right + 1);
   if (end <= begin) return {0, 0, 0, 0};  // O = 0 and lse = -inf for all
   // What the last row sees first, and the first row last.
-  const int all_begin = max(0, last + shift - shape.window_left);
-  const int all_end = min(seqlen_k, row0 + shift + shape.window_right + 1);
-  BlockRanges seen{begin / block_n, ceil_div(all_begin, block_n), all_end / block_n,
+  const int all_begin = max(0, last + causal_offset - shape.window_left);
+  const int all_end = min(seqlen_k, row0 + causal_offset + shape.window_right + 1);
+  KvBlockRange kv_range{begin / block_n, ceil_div(all_begin, block_n), all_end / block_n,
                    ceil_div(end, block_n)};
-  seen.unmasked_begin = min(seen.unmasked_begin, seen.end);
-  seen.unmasked_end = max(seen.unmasked_begin, seen.unmasked_end);
-  return seen;
+  kv_range.unmasked_begin = min(kv_range.unmasked_begin, kv_range.end);
+  kv_range.unmasked_end = max(kv_range.unmasked_begin, kv_range.unmasked_end);
+  return kv_range;
 }
 
 // Heads of a section: as many as have K and V of 16 MB, or one group that shares them.
@@ -74,7 +75,7 @@ inline int64_t heads_of_section(const Problem& p) {
 // counted from the lane's first key; `left`: how many keys there are from the first column on.
 template <int kTiles, int kColumns>
 __device__ __forceinline__ void apply_mask(float (&s)[kTiles][kColumns][4], const Shape& shape,
-                                           int own, int left) {
+                                           int row_minus_col, int left) {
   const auto mask_where = [&](auto unseen) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
@@ -84,7 +85,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTiles][kColumns][4], cons
         for (int i = 0; i < 4; ++i)
           if (unseen(8 * n + i % 2, 16 * m + 8 * (i / 2))) s[m][n][i] = -INFINITY;
   };
-  const int last = own + shape.window_right, first = own - shape.window_left;
+  const int last = row_minus_col + shape.window_right, first = row_minus_col - shape.window_left;
   if (shape.window_right < Shape::kNoWindow)
     mask_where([&](int key, int row) { return key - row > last; });
   if (shape.window_left < Shape::kNoWindow)
@@ -140,9 +141,10 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
   return row * kHeadDim + ((col / 8) ^ (row % 8)) * 8 + col % 8;
 }
 // The byte offset `cols` columns further in the same row, from an even column of chunks.
-template <int kSpan>
-__host__ __device__ constexpr int along_row(int offset, int cols) {
-  return (offset ^ (2 * (cols % (8 * kSpan)))) + cols / (8 * kSpan) * (16 * kSpan);
+template <int kSwizzleChunks>
+__host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
+  return (offset ^ (2 * (cols % (8 * kSwizzleChunks)))) +
+         cols / (8 * kSwizzleChunks) * (16 * kSwizzleChunks);
 }
 // The very addresses of ldmatrix: Q and V, K; and those of O.
 template <int kHeadDim>

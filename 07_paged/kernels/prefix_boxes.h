@@ -24,11 +24,11 @@ struct PrefixList {
 // A piece as v15's kernel knows a tile: the sequence's queries are the rows of all members, and
 // what is stored of them is a part, in a place of its own. Its q_head and q_token are not used.
 template <class Config>
-__device__ __forceinline__ Work work_of(const plans::PrefixWork& piece) {
+__device__ __forceinline__ WorkTile work_of(const plans::PrefixWork& piece) {
   constexpr int kBlockN = Config::kBlockN;
-  Work w{piece.row0, piece.rows, piece.keys, piece.sequence, piece.first_member, piece.kv_head,
+  WorkTile w{piece.row0, piece.rows, piece.keys, piece.sequence, piece.first_member, piece.kv_head,
          0,          {},         0,          0};
-  w.seen = {piece.begin, piece.begin, min(piece.keys / kBlockN, piece.end), piece.end};
+  w.kv_range = {piece.begin, piece.begin, min(piece.keys / kBlockN, piece.end), piece.end};
   w.lse = int64_t{piece.place} + piece.row0;
   w.o = w.lse * Config::kHeadDim;
   return w;
@@ -53,8 +53,8 @@ Status map_of_q_rows(TensorMap& map, const Element* g, const Problem& p, int box
 // row write a sector.
 //! [prefix_epilogue]
 template <int kHeadDim>
-__device__ __forceinline__ void store_part(float* gOPartial, float* gLsePartial, const Work& work,
-                                           const float (&o)[kHeadDim / 8][4],
+__device__ __forceinline__ void store_part(float* gOPartial, float* gLsePartial,
+                                           const WorkTile& work, const float (&o)[kHeadDim / 8][4],
                                            const float (&row_max)[2], float (&row_sum)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {

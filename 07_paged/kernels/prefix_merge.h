@@ -17,35 +17,35 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
                         Element* gO,               // [B, Hq, seqlen_q, d]
                         float* gLse,               // [B, Hq, seqlen_q]
                         Shape shape, int rows) {
-  const int lane_id = threadIdx.x % 32, at = blockIdx.x * kMergeWarps + threadIdx.x / 32;
-  if (at >= rows) return;
+  const int lane_id = threadIdx.x % 32, idx = blockIdx.x * kMergeWarps + threadIdx.x / 32;
+  if (idx >= rows) return;
   const int each = shape.heads / shape.kv_heads * shape.seqlen_q;
-  const int head = at / each % shape.kv_heads, b = at / (each * shape.kv_heads);
+  const int head = idx / each % shape.kv_heads, b = idx / (each * shape.kv_heads);
   const int *const of = gPrefixOf + 4 * b, parts = of[0];
   if (parts == 0) return;  // nothing is shared
-  const auto place_of = [&](int n) {
-    return int64_t{of[1]} + (head * parts + n) * of[3] + of[2] + at % each;
+  const auto partial_index = [&](int n) {
+    return int64_t{of[1]} + (head * parts + n) * of[3] + of[2] + idx % each;
   };
-  const float own = gLse[at] * kLog2e;
+  const float own = gLse[idx] * kLog2e;
   float max = own, sum = 0;
-  for (int n = 0; n < parts; ++n) max = fmaxf(max, gLsePartial[place_of(n)]);
+  for (int n = 0; n < parts; ++n) max = fmaxf(max, gLsePartial[partial_index(n)]);
 #pragma unroll
   for (int c = 4 * lane_id; c < kHeadDim; c += 128) {
-    uint2& out = *reinterpret_cast<uint2*>(gO + int64_t{at} * kHeadDim + c);
+    uint2& out = *reinterpret_cast<uint2*>(gO + int64_t{idx} * kHeadDim + c);
     const float weight = exp2f(own - max);
     float x[4] = {weight * unpack<Element>(out.x, 0), weight * unpack<Element>(out.x, 1),
                   weight * unpack<Element>(out.y, 0), weight * unpack<Element>(out.y, 1)};
     sum = weight;
     for (int n = 0; n < parts; ++n) {
-      const float of_part = exp2f(gLsePartial[place_of(n)] - max);
+      const float of_part = exp2f(gLsePartial[partial_index(n)] - max);
       add_scaled(x, of_part,
-                 *reinterpret_cast<const float4*>(gOPartial + place_of(n) * kHeadDim + c));
+                 *reinterpret_cast<const float4*>(gOPartial + partial_index(n) * kHeadDim + c));
       sum += of_part;
     }
-    store_row_part(gO + int64_t{at} * kHeadDim + c, x, 1 / sum);
+    store_row_part(gO + int64_t{idx} * kHeadDim + c, x, 1 / sum);
   }
   __syncwarp();  // all lanes have read the lse that is replaced
-  if (lane_id == 0) gLse[at] = kLn2 * (max + log2f(sum));
+  if (lane_id == 0) gLse[idx] = kLn2 * (max + log2f(sum));
 }
 
 template <class Element, int kHeadDim>

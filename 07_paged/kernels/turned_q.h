@@ -15,13 +15,13 @@ using namespace attn;
 // `offset(row, col)`: in sQ. A barrier has to follow before others read it.
 //! [turn_q]
 template <class Config, class Element>
-__device__ __forceinline__ void load_turned_q(Element* sQ, const Element* gRows,
+__device__ __forceinline__ void load_rotated_q(Element* sQ, const Element* gRows,
                                               const float* gCosSin, const Rows& rows,
                                               int first_position, int seqlen_q,
                                               int (*offset)(int row, int col)) {
   constexpr int kHeadDim = Config::kHeadDim, kHalf = kHeadDim / 2, kLanes = kHalf / 8;
-  for (int at = threadIdx.x; at < Config::kRows * kLanes; at += Config::kThreads) {
-    const int row = at / kLanes, col = at % kLanes * 8;
+  for (int idx = threadIdx.x; idx < Config::kRows * kLanes; idx += Config::kThreads) {
+    const int row = idx / kLanes, col = idx % kLanes * 8;
     uint4 x{}, y{};
     if (row < rows.count) {
       x = *reinterpret_cast<const uint4*>(gRows + row * kHeadDim + col);

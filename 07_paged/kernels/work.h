@@ -13,7 +13,7 @@ namespace attn::plans {
 // block whose keys several pieces share has parts first_part to first_part + num_parts - 1 of the
 // workspace, one a piece, in the order of the keys.
 //! [work]
-struct Work {
+struct WorkTile {
   int row_block, tile, count;
   int part, num_parts, first_part;
 };
@@ -61,7 +61,7 @@ constexpr int kCountedSms = 256;
 constexpr int64_t kTickets = 2 * (3 + kCountedSms);
 
 // A sequence with up to so many queries decodes.
-constexpr int64_t kMostDecoding = 16;
+constexpr int64_t kMaxDecoding = 16;
 // Bounds that hold for sequences with these queries and any keys.
 struct MixedBounds {
   int64_t work, parts, row_blocks;

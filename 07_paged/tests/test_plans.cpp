@@ -56,12 +56,12 @@ std::string wrong_with(const Batch& batch, const plans::Plan& plan, const Kind& 
       kind.teams ? 1 : p.kv_heads * ((p.group() * p.seqlen_q + 15) / 16);
   const bool on_line = kind.on_line;
   std::vector<int> places(static_cast<std::size_t>(on_line ? 2 * batch.blocks : plan.parts));
-  const auto place_of = [&](const plans::Work& w) {
+  const auto partial_index = [&](const plans::WorkTile& w) {
     const int place = on_line ? 2 * (w.first_part + w.part) + (w.part == 0) : w.first_part + w.part;
     return static_cast<std::size_t>(place);
   };
-  std::vector<plans::Work> work = plan.work;
-  std::ranges::stable_sort(work, {}, &plans::Work::row_block);
+  std::vector<plans::WorkTile> work = plan.work;
+  std::ranges::stable_sort(work, {}, &plans::WorkTile::row_block);
   std::size_t at = 0;
   for (int64_t row_block = 0; row_block < p.batch * row_blocks; ++row_block) {
     Problem one = p;
@@ -71,14 +71,14 @@ std::string wrong_with(const Batch& batch, const plans::Plan& plan, const Kind& 
     const int64_t tiles = std::max<int64_t>(1, (std::max<int64_t>(0, keys) + tile - 1) / tile);
     int64_t covered = 0, first = -1, parts = 0;
     for (; at < work.size() && work[at].row_block == row_block; ++at) {
-      const plans::Work& w = work[at];
+      const plans::WorkTile& w = work[at];
       if (w.tile != covered || w.count < 1) return "a tile is in two pieces, or in none";
       if (w.part != parts++) return "the parts are not in the order of the keys";
       if (first >= 0 && w.first_part != first) return "the parts lie apart";
       covered += w.count, first = w.first_part;
       if (w.num_parts > 1) {
-        if (place_of(w) >= places.size()) return "a part behind the last one";
-        if (places[place_of(w)]++) return "a place of two parts";
+        if (partial_index(w) >= places.size()) return "a part behind the last one";
+        if (places[partial_index(w)]++) return "a place of two parts";
       }
       if (w.num_parts == 1 && w.count != tiles) return "a part that is taken for the whole";
     }
@@ -98,7 +98,7 @@ std::string wrong_with(const Batch& batch, const plans::Plan& plan, const Kind& 
     const auto together = static_cast<std::size_t>(plans::in_step(p, batch.blocks));
     const std::size_t pieces = plan.work.size() / together;
     for (std::size_t n = pieces; n < plan.work.size(); ++n) {
-      const plans::Work &of = plan.work[n - pieces], &w = plan.work[n];
+      const plans::WorkTile &of = plan.work[n - pieces], &w = plan.work[n];
       if (w.row_block != of.row_block + 1 || w.tile != of.tile || w.count != of.count)
         return "row blocks out of step";
     }
@@ -133,8 +133,8 @@ TEST_CASE("plans cover every tile of every sequence once", "[emulated]") {
     REQUIRE(line.budget <= balanced.budget + plans::kPieceTiles);
     // Never far from the mean: at most two pieces' price above it.
     int64_t cost = 0;
-    for (const plans::Work& w : balanced.work) cost += w.part == 0 ? plans::kPieceTiles : 0;
-    for (const plans::Work& w : balanced.work) cost += w.count;
+    for (const plans::WorkTile& w : balanced.work) cost += w.part == 0 ? plans::kPieceTiles : 0;
+    for (const plans::WorkTile& w : balanced.work) cost += w.count;
     REQUIRE(balanced.budget <=
             (cost + batch.blocks - 1) / batch.blocks + 2 * plans::kPieceTiles + 1);
   }
@@ -156,9 +156,10 @@ void device_plans(Backend backend, int batches) {
     const HostTensor lengths = draw_inputs(p, std::vector{seqused_of(p)}).at("seqused_k");
     DeviceBuffer seqused(backend, "seqused_k", lengths.spec.bytes());
     seqused.upload(to_bytes(lengths).data());
-    std::vector<plans::Work> work(static_cast<std::size_t>(plans::most_pieces(p)));
+    std::vector<plans::WorkTile> work(static_cast<std::size_t>(plans::most_pieces(p)));
     std::vector<int> range(static_cast<std::size_t>(2 * batch.blocks));
-    DeviceBuffer works(backend, "work", static_cast<int64_t>(work.size() * sizeof(plans::Work)));
+    DeviceBuffer works(backend, "work",
+                       static_cast<int64_t>(work.size() * sizeof(plans::WorkTile)));
     DeviceBuffer ranges(backend, "work_range", static_cast<int64_t>(range.size() * sizeof(int)));
     works.poison(), ranges.poison();
     Arguments arguments(p, backend);
@@ -173,7 +174,7 @@ void device_plans(Backend backend, int batches) {
     works.download(work.data()), ranges.download(range.data());
     REQUIRE(!works.broken_guard());
     REQUIRE(!ranges.broken_guard());
-    const auto numbers = [](const plans::Work& w) {
+    const auto numbers = [](const plans::WorkTile& w) {
       return std::vector{w.row_block, w.tile, w.count, w.part, w.num_parts, w.first_part};
     };
     std::vector<std::vector<int>> host, device;
@@ -182,7 +183,7 @@ void device_plans(Backend backend, int batches) {
       for (int w = range[2 * block]; w < range[2 * block + 1]; ++w)
         device.push_back(numbers(work[static_cast<std::size_t>(w)]));
     }
-    for (const plans::Work& w : plan.work) host.push_back(numbers(w));
+    for (const plans::WorkTile& w : plan.work) host.push_back(numbers(w));
     REQUIRE(device == host);
   }
 }
@@ -215,7 +216,7 @@ TEST_CASE("exercise c has the answers that plans give", "[emulated]") {
   std::vector<int64_t> lengths{1000, 100, 0, 2500};
   const auto tiles_of = [&] {
     int tiles = 0;
-    for (const plans::Work& w : plans::balanced_plan(p, lengths, 6, 1).work) tiles += w.count;
+    for (const plans::WorkTile& w : plans::balanced_plan(p, lengths, 6, 1).work) tiles += w.count;
     return tiles;
   };
   const plans::Plan uniform = plans::uniform_plan(p, lengths, 6, 1),

@@ -149,8 +149,8 @@ TEST_CASE("a prefix is in pieces that cover it once", "[emulated]") {
         CHECK(w.sequence == plan.members[static_cast<std::size_t>(w.first_member)]);
       }
       for (const int n : places) REQUIRE(n == 1);
-      for (const auto& [who, blocks_seen] : covered)
-        CHECK(blocks_seen == (tokens / 5 * 5 + tiles.keys - 1) / tiles.keys);
+      for (const auto& [who, kv_block_range] : covered)
+        CHECK(kv_block_range == (tokens / 5 * 5 + tiles.keys - 1) / tiles.keys);
       CHECK(covered.size() == 5 * 2);  // four groups of nine and one of four
     }
 }

@@ -87,7 +87,7 @@ EvenSplits even(const Problem& p, int64_t mma_rows) {
 // Two parts a resident block, or as many as there are splits of --split-keys; counters; the cache.
 std::vector<Workspace> workspaces(const Problem& p, int64_t code_bits,
                                   int64_t mma_rows = kMmaRows) {
-  int64_t places = int64_t{kMostRuns} * 2;
+  int64_t places = int64_t{kMaxRuns} * 2;
   if (p.own.contains("split_keys")) places = std::max(places, even(p, mma_rows).blocks);
   const int64_t codes = kv_rows(p) * p.head_dim * code_bits / 8;
   return {{"o_partial", places * mma_rows * p.head_dim * 4},

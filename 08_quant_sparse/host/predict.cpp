@@ -21,7 +21,7 @@
 namespace attn {
 namespace {
 
-using ::emulated::hopper::BlockRanges;
+using ::emulated::hopper::KvBlockRange;
 
 constexpr double kKeptShare = 0.5, kLeastSimilarity = 0.1;  // without options
 
@@ -160,8 +160,8 @@ void allow_skipped(const Problem& p, const HostTensors& in, double threshold, Ex
   });
 }
 
-BlockRanges ranges(const Problem& p, int64_t m_block) {
-  return ::emulated::hopper::blocks_seen(
+KvBlockRange ranges(const Problem& p, int64_t m_block) {
+  return ::emulated::hopper::kv_block_range(
       shape_of(p), static_cast<int>(p.seqlen_q), static_cast<int>(p.seqlen_k),
       static_cast<int>(m_block * kSparseBlockM), kSparseBlockM, sparse_block_n(p.head_dim));
 }
@@ -172,7 +172,7 @@ std::string share_of_blocks(const Problem& p, const HostTensors& inputs) {
   double visited = 0, of = 0;
   for (int64_t bh = 0; bh < p.batch * p.heads; ++bh)
     for (int64_t m = 0; m < tiles_of_queries(p); ++m) {
-      const BlockRanges seen = ranges(p, m);
+      const KvBlockRange seen = ranges(p, m);
       for (int64_t n = seen.begin; n < seen.end; ++n) {
         ++of;
         visited += mask->open(bh / p.heads, bh % p.heads, m, n);
@@ -230,7 +230,7 @@ std::shared_ptr<const BlockMask> chosen_blocks(const Problem& p, const HostTenso
   for (int64_t bh = 0; bh < p.batch * p.heads; ++bh)
     for (int64_t m = 0; m < m_blocks; ++m) {
       const Pool& of_q = q[static_cast<std::size_t>(bh * m_blocks + m)];
-      const BlockRanges seen = ranges(p, m);
+      const KvBlockRange seen = ranges(p, m);
       std::vector<float> scores;
       for (int64_t n = seen.begin; n < seen.end; ++n) {
         const Pool& of_k = k[static_cast<std::size_t>(bh / p.group() * n_blocks + n)];

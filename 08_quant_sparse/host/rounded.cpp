@@ -185,7 +185,7 @@ void round_about(float mean, float* x, int64_t count, int64_t d) {
 // mean that it has again afterwards, in the order in which windows_kernel adds up.
 void round_windows(const Problem& p, HostTensor& v) {
   v.spec.dtype = DType::fp32;
-  constexpr int64_t kRowsAtOnce = 32;
+  constexpr int64_t kRowsPerPass = 32;
   const int64_t keys = p.seqlen_k, d = p.head_dim;
   for (std::size_t at = 0; at < v.data.size(); at += static_cast<std::size_t>(keys * d))
     for (int64_t key0 = 0; key0 < keys; key0 += kWindowKeys)
@@ -193,9 +193,9 @@ void round_windows(const Problem& p, HostTensor& v) {
         float* const x = v.data.data() + at + key0 * d + c;
         const int64_t count = std::min(kWindowKeys, keys - key0);
         float sum = 0;
-        for (int64_t own = 0; own < kRowsAtOnce; ++own) {
+        for (int64_t own = 0; own < kRowsPerPass; ++own) {
           float part = 0;
-          for (int64_t j = own; j < count; j += kRowsAtOnce) part += x[j * d];
+          for (int64_t j = own; j < count; j += kRowsPerPass) part += x[j * d];
           sum += part;
         }
         round_about(sum / static_cast<float>(count), x, count, d);

@@ -199,8 +199,8 @@ Cost cost(const Problem& p) {
 std::optional<std::string> refuse(const Problem& p) {
   const Choice choice = choice_of(p);
   if (p.window_left >= 0) return "--window: this step chooses among all tokens";
-  if (p.group() > kMostGroup)
-    return fmt::format("{} query heads of a K/V head: at most {}", p.group(), kMostGroup);
+  if (p.group() > kMaxGroup)
+    return fmt::format("{} query heads of a K/V head: at most {}", p.group(), kMaxGroup);
   if (choice.columns > p.head_dim)
     return fmt::format("--top-columns {}: at most --head-dim, {}", choice.columns, p.head_dim);
   if (choice.newest > choice.keys)

@@ -1,5 +1,5 @@
 // The lists of blocks that tiles of queries visit. Tiles are cut here by the function that the
-// kernels cut them with: blocks_seen.
+// kernels cut them with: kv_block_range.
 #define ATTN_EMULATED
 #include "host/sparse_steps.h"
 
@@ -12,7 +12,7 @@ namespace attn {
 namespace {
 
 using ::emulated::hopper::BlockClass;
-using ::emulated::hopper::BlockRanges;
+using ::emulated::hopper::KvBlockRange;
 using ::emulated::hopper::Bounds;
 
 // The bounds of the intervals of each block of keys, of each list: [lists, blocks, intervals].
@@ -43,8 +43,8 @@ void each_block(const Problem& p, const std::vector<Bounds>& bounds, int64_t lis
   const int block_n = sparse_block_n(p.head_dim);
   const auto row0 = static_cast<int>(m_block * kSparseBlockM);
   const auto last_row = static_cast<int>(std::min(p.seqlen_q, int64_t{row0} + kSparseBlockM)) - 1;
-  const BlockRanges seen =
-      ::emulated::hopper::blocks_seen(shape_of(p), static_cast<int>(p.seqlen_q),
+  const KvBlockRange seen =
+      ::emulated::hopper::kv_block_range(shape_of(p), static_cast<int>(p.seqlen_q),
                                       static_cast<int>(p.seqlen_k), row0, kSparseBlockM, block_n);
   const int64_t n_blocks = (p.seqlen_k + block_n - 1) / block_n;
   for (int n = seen.begin; n < seen.end; ++n) {

@@ -2,7 +2,7 @@
 // arXiv 2502.18137, section 3.3), in two kernels:
 //
 //     pool     Q, K      -> q_mean [B Hq, tiles, d], q_similar [B Hq, tiles], k_mean, k_similar
-//     choose   those     -> the lists of s1; of long sequences with a scratch of `scores`
+//     choose   those     -> the lists of s1; of long sequences with a scratch of `gemm_qk`
 //                           [B Hq, tiles, blocks]
 #pragma once
 
@@ -27,7 +27,7 @@ struct Pooled {
 constexpr int kPoolRows = 8;  // of a thread at a time: so many loads of 16 bytes in flight
 
 template <class Element>
-__device__ __forceinline__ void unpack_eight(float (&eight)[8], uint4 bits) {
+__device__ __forceinline__ void unpack_bf16x8(float (&eight)[8], uint4 bits) {
   const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
@@ -72,8 +72,8 @@ __device__ __forceinline__ float sums_of_rows(float (&x)[kPoolRows], int lane) {
 template <class Element, int kHeadDim, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     pool_kernel(Pooled<Element> of_q, Pooled<Element> of_k, int q_blocks) {
-  constexpr int kLanes = kHeadDim / 8, kRowsAtOnce = kThreads / kLanes;
-  __shared__ float sSum[kRowsAtOnce][kHeadDim], sDirection[kRowsAtOnce][kHeadDim];
+  constexpr int kLanes = kHeadDim / 8, kRowsPerPass = kThreads / kLanes;
+  __shared__ float sSum[kRowsPerPass][kHeadDim], sDirection[kRowsPerPass][kHeadDim];
   __shared__ float sLength[kHeadDim];
   const bool is_q = static_cast<int>(blockIdx.x) < q_blocks;
   const Pooled<Element> x = is_q ? of_q : of_k;
@@ -85,18 +85,18 @@ __global__ void __launch_bounds__(kThreads)
       x.gX + (int64_t{block / x.blocks} * x.rows + row0) * kHeadDim + 8 * lane;
   float sum[8] = {}, direction[8] = {};
 #pragma unroll 1
-  for (int first = 0; first < count; first += kPoolRows * kRowsAtOnce) {
+  for (int first = 0; first < count; first += kPoolRows * kRowsPerPass) {
     uint4 bits[kPoolRows];  // all are on their way before one is used
 #pragma unroll
     for (int r = 0; r < kPoolRows; ++r) {
-      const int row = first + r * kRowsAtOnce + own;
+      const int row = first + r * kRowsPerPass + own;
       bits[r] = make_uint4(0, 0, 0, 0);
       if (row < count) bits[r] = *reinterpret_cast<const uint4*>(gRows + int64_t{row} * kHeadDim);
     }
     float square[kPoolRows] = {}, eight[8];
 #pragma unroll
     for (int r = 0; r < kPoolRows; ++r) {
-      unpack_eight<Element>(eight, bits[r]);
+      unpack_bf16x8<Element>(eight, bits[r]);
 #pragma unroll
       for (int i = 0; i < 8; ++i) square[r] = fmaf(eight[i], eight[i], square[r]);
     }
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int r = 0; r < kPoolRows; ++r) {
       const float inverse = __shfl_sync(~0u, inverse_of_row, r, kLanes);
-      unpack_eight<Element>(eight, bits[r]);
+      unpack_bf16x8<Element>(eight, bits[r]);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         sum[i] += eight[i];
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();  // the sums of all threads are there
   for (int col = threadIdx.x; col < kHeadDim; col += kThreads) {
     float all = 0, of_directions = 0;
-    for (int row = 0; row < kRowsAtOnce; ++row)
+    for (int row = 0; row < kRowsPerPass; ++row)
       all += sSum[row][col], of_directions += sDirection[row][col];
     const float mean = all / static_cast<float>(count);
     x.gMean[int64_t{block} * kHeadDim + col] = mean;
@@ -204,30 +204,31 @@ struct TilesTogether {
 //! [score]
 template <class Config>
 __device__ __forceinline__ void score(MeansStorage<Config>& smem, unsigned* scores,
-                                      const Means& means, TilesTogether tiles, BlockRanges seen,
-                                      int64_t of_k, int n_blocks, float least_similarity) {
+                                      const Means& means, TilesTogether tiles,
+                                      KvBlockRange kv_range, int64_t of_k, int n_blocks,
+                                      float least_similarity) {
   using Storage = MeansStorage<Config>;
   constexpr int kHeadDim = Config::kHeadDim, kPieces = kHeadDim / 4;  // of a row: 16 bytes
   constexpr int kKeyGroups = Storage::kKeys / kWarp, kTilesOfWarp = kKeyGroups;
   const int warp_id = static_cast<int>(threadIdx.x) / kWarp, lane = threadIdx.x % kWarp;
-  // A thread copies one piece of every kRowsAtOnce-th row; behind the end the last row once more.
-  constexpr int kRowsAtOnce = Storage::kThreads / kPieces;
+  // A thread copies one piece of every kRowsPerPass-th row; behind the end the last row once more.
+  constexpr int kRowsPerPass = Storage::kThreads / kPieces;
   const int row0 = static_cast<int>(threadIdx.x) / kPieces, col = threadIdx.x % kPieces * 4;
   const float* const gQ = means.gQ + int64_t{tiles.first} * kHeadDim + col;
   const float* const gK = means.gK + of_k * kHeadDim + col;
-  for (int row = row0; row < Storage::kTiles; row += kRowsAtOnce)
+  for (int row = row0; row < Storage::kTiles; row += kRowsPerPass)
     cp_async_16(&smem.sQ[row][col], gQ + min(row, tiles.count - 1) * kHeadDim);
   const int own_key = warp_id % kKeyGroups * kWarp + lane;
   const int own_tile = warp_id / kKeyGroups * kTilesOfWarp;
   const auto* const k = reinterpret_cast<const float4*>(smem.sK[own_key]);
-  for (int n0 = seen.begin; n0 < seen.end; n0 += Storage::kKeys) {
-    for (int row = row0; row < Storage::kKeys; row += kRowsAtOnce)
-      cp_async_16(&smem.sK[row][col], gK + min(n0 + row, seen.end - 1) * kHeadDim);
+  for (int n0 = kv_range.begin; n0 < kv_range.end; n0 += Storage::kKeys) {
+    for (int row = row0; row < Storage::kKeys; row += kRowsPerPass)
+      cp_async_16(&smem.sK[row][col], gK + min(n0 + row, kv_range.end - 1) * kHeadDim);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();  // the means are there
     const int n = n0 + own_key;
-    if (n < seen.end) {
+    if (n < kv_range.end) {
       const float k_similar = means.gKSimilar[of_k + n];  // on their way during the products
       float q_similar[kTilesOfWarp], sum[kTilesOfWarp] = {};
 #pragma unroll
@@ -261,12 +262,12 @@ __device__ __forceinline__ void score(MeansStorage<Config>& smem, unsigned* scor
 // are kept together. At each bit the scores in a range that begins at `least` are in question, and
 // `above` counts those that lie above the range; the upper half of the range is added to it.
 //! [search]
-__device__ __forceinline__ unsigned least_kept(const unsigned* scores, BlockRanges seen,
+__device__ __forceinline__ unsigned least_kept(const unsigned* scores, KvBlockRange kv_range,
                                                const PredictRule& rule, float scale) {
   const int lane = threadIdx.x % kWarp;
   unsigned count = 0, most = 0, lowest = kAlways;
 #pragma unroll 4
-  for (int n = seen.begin + lane; n < seen.end; n += kWarp)
+  for (int n = kv_range.begin + lane; n < kv_range.end; n += kWarp)
     if (const unsigned order = scores[n]; order != kAlways)
       ++count, most = max(most, order), lowest = min(lowest, order);
   count = warp_sum(count), most = warp_max(most), lowest = warp_min(lowest);
@@ -279,12 +280,13 @@ __device__ __forceinline__ unsigned least_kept(const unsigned* scores, BlockRang
     unsigned sum = 0;
     if (rule.by_mass) {
 #pragma unroll 1
-      for (int n = seen.begin + lane; n < seen.end; n += kWarp)
+      for (int n = kv_range.begin + lane; n < kv_range.end; n += kWarp)
         if (const unsigned order = scores[n]; is_between(order))
           sum += weight_of(fmaf(score_of(order) - best, scale, 0.0f));
     } else {
 #pragma unroll 4
-      for (int n = seen.begin + lane; n < seen.end; n += kWarp) sum += is_between(scores[n]);
+      for (int n = kv_range.begin + lane; n < kv_range.end; n += kWarp)
+        sum += is_between(scores[n]);
     }
     return warp_sum(sum);
   };
@@ -313,7 +315,7 @@ __device__ __forceinline__ unsigned least_kept(const unsigned* scores, BlockRang
 //! [choose]
 template <class Config>
 __global__ void __launch_bounds__(MeansStorage<Config>::kThreads)
-    choose_kernel(Visits* gVisits, int* gVisited, unsigned* gScores, Means means, Shape shape,
+    choose_kernel(BlockList* gVisits, int* gVisited, unsigned* gScores, Means means, Shape shape,
                   PredictRule rule, int n_blocks) {
   using Storage = MeansStorage<Config>;
   auto& smem = dynamic_shared<Storage>();
@@ -325,7 +327,7 @@ __global__ void __launch_bounds__(MeansStorage<Config>::kThreads)
   tiles.first = tiles.head * m_blocks + tiles.m_block;
   tiles.count = min(Storage::kTiles, m_blocks - tiles.m_block);
   const auto seen_by = [&](int m_block, int count) {
-    return blocks_seen(shape, shape.seqlen_q, shape.seqlen_k, m_block * Config::kBlockM,
+    return kv_block_range(shape, shape.seqlen_q, shape.seqlen_k, m_block * Config::kBlockM,
                        count * Config::kBlockM, Config::kBlockN);
   };
   unsigned* const scores = n_blocks > kScoresInShared ? gScores + int64_t{tiles.first} * n_blocks
@@ -335,9 +337,9 @@ __global__ void __launch_bounds__(MeansStorage<Config>::kThreads)
                 rule.least_similarity);
   if (warp_id >= tiles.count) return;
   const int tile = tiles.first + warp_id, row0 = (tiles.m_block + warp_id) * Config::kBlockM;
-  const BlockRanges seen = seen_by(tiles.m_block + warp_id, 1);
+  const KvBlockRange kv_range = seen_by(tiles.m_block + warp_id, 1);
   const unsigned* const own = scores + int64_t{warp_id} * n_blocks;
-  const unsigned least = least_kept(own, seen, rule, shape.softmax_scale * kLog2e);
+  const unsigned least = least_kept(own, kv_range, rule, shape.softmax_scale * kLog2e);
 
   const int shift = shape.seqlen_k - shape.seqlen_q;
   const int last_row = min(row0 + Config::kBlockM, shape.seqlen_q) - 1;
@@ -349,23 +351,23 @@ __global__ void __launch_bounds__(MeansStorage<Config>::kThreads)
       return true;
     return own[n] >= least;
   };
-  Visits visits{tile * n_blocks, 0, 0};
-  int at = visits.first;
+  BlockList visits{tile * n_blocks, 0, 0};
+  int idx = visits.first;
   const auto list = [&](int begin, int end) {
 #pragma unroll 1  // it is here three times
     for (int n0 = begin; n0 < end; n0 += kWarp) {
       const int n = n0 + lane;
       const bool wanted = n < end && kept(n);
       const unsigned taken = __ballot_sync(~0u, wanted);
-      if (wanted) gVisited[at + __popc(taken & ((1u << lane) - 1))] = n;
-      at += __popc(taken);
+      if (wanted) gVisited[idx + __popc(taken & ((1u << lane) - 1))] = n;
+      idx += __popc(taken);
     }
   };
-  list(seen.unmasked_begin, seen.unmasked_end);
-  visits.masked = at;
-  list(seen.begin, seen.unmasked_begin);
-  list(seen.unmasked_end, seen.end);
-  visits.end = at;
+  list(kv_range.unmasked_begin, kv_range.unmasked_end);
+  visits.masked = idx;
+  list(kv_range.begin, kv_range.unmasked_begin);
+  list(kv_range.unmasked_end, kv_range.end);
+  visits.end = idx;
   if (lane == 0) gVisits[tile] = visits;
 }
 //! [choose]
@@ -386,7 +388,7 @@ Pooled<Element> pooled(const Arguments& args, const std::string& name, int64_t r
 // Phase "choose", of what has been pooled, and what the attention kernel gets of it.
 template <class Element, class Config>
 Status choose_pooled(const Arguments& args, const PredictRule& rule, const Pooled<Element>& q,
-                     const Pooled<Element>& k, VisitLists& lists) {
+                     const Pooled<Element>& k, BlockLists& lists) {
   using Storage = MeansStorage<Config>;
   const Problem& p = args.problem;
   args.phase("choose");
@@ -394,19 +396,19 @@ Status choose_pooled(const Arguments& args, const PredictRule& rule, const Poole
           choose_kernel<Config>,
           dim3(static_cast<unsigned>(p.batch * p.heads * ceil_div(q.blocks, Storage::kTiles))),
           dim3(Storage::kThreads), Storage::bytes(k.blocks), args.stream,
-          args.out<Visits>("visits"), args.out<int>("visited"),
+          args.out<BlockList>("visits"), args.out<int>("visited"),
           k.blocks > kScoresInShared ? args.out<unsigned>("scores") : nullptr,
           Means{q.gMean, q.gSimilar, k.gMean, k.gSimilar}, shape_of(p), rule, k.blocks);
       !done.ok())
     return done;
-  lists = {args.out<Visits>("visits"), args.out<int>("visited"),
+  lists = {args.out<BlockList>("visits"), args.out<int>("visited"),
            static_cast<int>(p.heads * q.blocks), q.blocks};
   return Status::success();
 }
 
 // Phases "pool" and "choose".
 template <class Element, class Config>
-Status choose_visits(const Arguments& args, const PredictRule& rule, VisitLists& lists) {
+Status choose_visits(const Arguments& args, const PredictRule& rule, BlockLists& lists) {
   const Problem& p = args.problem;
   const auto q = pooled<Element>(args, "q", p.seqlen_q, Config::kBlockM, "q_mean");
   const auto k = pooled<Element>(args, "k", p.seqlen_k, Config::kBlockN, "k_mean");

@@ -67,7 +67,7 @@ struct Int8Codes {
   __device__ static uint32_t encode(float a, float b, float c, float d) {
     return pack4_s8(a, b, c, d) ^ 0x80808080u;
   }
-  __device__ static void as_they_lie(uint32_t word, uint32_t (&pairs)[2]) {
+  __device__ static void in_storage_order(uint32_t word, uint32_t (&pairs)[2]) {
     pairs[0] = subtract_halves(bytes_of_two(word, kUpper, 0x4140), kBias);
     pairs[1] = subtract_halves(bytes_of_two(word, kUpper, 0x4342), kBias);
   }
@@ -119,7 +119,9 @@ struct Fp8Codes {
     }
 #endif
   }
-  __device__ static void as_they_lie(uint32_t word, uint32_t (&pairs)[2]) { convert(word, pairs); }
+  __device__ static void in_storage_order(uint32_t word, uint32_t (&pairs)[2]) {
+    convert(word, pairs);
+  }
   __device__ static void crosswise(uint32_t word, uint32_t (&pairs)[2]) {
     convert(bytes_of_two(word, 0, 0x3120), pairs);
   }

@@ -9,7 +9,9 @@ constexpr int kGroup = 32;    // tokens that share the scales and zero points of
 constexpr int kNewest = 128;  // at least so many are in 16 bits, or all
 constexpr int kNewestRoom = kNewest + kGroup;  // and fewer than this
 // Tokens in codes; those behind them are in 16 bits.
-constexpr int coded_of(int used) { return used < kNewest ? 0 : (used - kNewest) / kGroup * kGroup; }
+constexpr int coded_of(int seqlen_k) {
+  return seqlen_k < kNewest ? 0 : (seqlen_k - kNewest) / kGroup * kGroup;
+}
 // Arrays of codes have room for whole groups.
 constexpr int room_of(int seqlen_k) { return (seqlen_k + kGroup - 1) / kGroup * kGroup; }
 //! [groups]

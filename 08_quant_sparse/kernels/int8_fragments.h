@@ -43,7 +43,7 @@ __device__ __forceinline__ float without_last_bits(float scale) {
   return __int_as_float(__float_as_int(scale) & ~3);
 }
 template <int kTiles>
-__device__ __forceinline__ void begin_sums(float (&s)[kTiles][4]) {
+__device__ __forceinline__ void init_accumulators(float (&s)[kTiles][4]) {
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll

@@ -60,28 +60,30 @@ __global__ void __launch_bounds__(kThreads)
 //! [lists]
 template <class Config, int kThreads>
 __global__ void __launch_bounds__(kThreads)
-    lists_kernel(Visits* gVisits, int* gVisited, const Bounds* gBounds, Shape shape, int64_t warps,
-                 int count, int n_blocks) {
+    lists_kernel(BlockList* gVisits, int* gVisited, const Bounds* gBounds, Shape shape,
+                 int64_t warps, int count, int n_blocks) {
   const int64_t warp = (int64_t{blockIdx.x} * kThreads + threadIdx.x) / kWarp;
   if (warp >= warps) return;
   const int lane = threadIdx.x % kWarp, m_blocks = ceil_div(shape.seqlen_q, Config::kBlockM);
   const int row0 = static_cast<int>(warp % m_blocks) * Config::kBlockM;
   const int last_row = min(row0 + Config::kBlockM, shape.seqlen_q) - 1;
   const Bounds* const gOfList = gBounds + warp / m_blocks * n_blocks * count;
-  const BlockRanges seen =
-      blocks_seen(shape, shape.seqlen_q, shape.seqlen_k, row0, Config::kBlockM, Config::kBlockN);
-  Visits visits{static_cast<int>(warp * n_blocks), 0, 0};
-  int at = visits.first;
+  const KvBlockRange kv_range =
+      kv_block_range(shape, shape.seqlen_q, shape.seqlen_k, row0, Config::kBlockM, Config::kBlockN);
+  BlockList visits{static_cast<int>(warp * n_blocks), 0, 0};
+  int idx = visits.first;
   for (const BlockClass wanted : {kUnmasked, kMasked}) {
-    for (int n0 = seen.begin; n0 < seen.end; n0 += kWarp) {
+    for (int n0 = kv_range.begin; n0 < kv_range.end; n0 += kWarp) {
       const int n = n0 + lane;
-      BlockClass is = n < seen.end ? classify(gOfList + n * count, count, row0, last_row) : kHidden;
-      if (is == kUnmasked && (n < seen.unmasked_begin || n >= seen.unmasked_end)) is = kMasked;
+      BlockClass is =
+          n < kv_range.end ? classify(gOfList + n * count, count, row0, last_row) : kHidden;
+      if (is == kUnmasked && (n < kv_range.unmasked_begin || n >= kv_range.unmasked_end))
+        is = kMasked;
       const unsigned taken = __ballot_sync(~0u, is == wanted);
-      if (is == wanted) gVisited[at + __popc(taken & ((1u << lane) - 1))] = n;
-      at += __popc(taken);
+      if (is == wanted) gVisited[idx + __popc(taken & ((1u << lane) - 1))] = n;
+      idx += __popc(taken);
     }
-    (wanted == kUnmasked ? visits.masked : visits.end) = at;
+    (wanted == kUnmasked ? visits.masked : visits.end) = idx;
   }
   if (lane == 0) gVisits[warp] = visits;
 }
@@ -123,7 +125,7 @@ __device__ __forceinline__ void apply_intervals(float (&s)[Config::kBlockN / 8][
 // Phases "bounds" and "lists", and what the attention kernel gets of them.
 //! [launch]
 template <class Config>
-Status find_visits(const Arguments& args, const Intervals& intervals, VisitLists& lists) {
+Status find_visits(const Arguments& args, const Intervals& intervals, BlockLists& lists) {
   constexpr int kThreads = 256;
   const Problem& p = args.problem;
   const auto n_blocks = static_cast<int>(ceil_div(p.seqlen_k, Config::kBlockN));
@@ -143,12 +145,12 @@ Status find_visits(const Arguments& args, const Intervals& intervals, VisitLists
   args.phase("lists");
   if (const Status done =
           launch_kernel(lists_kernel<Config, kThreads>, blocks(of * m_blocks), dim3(kThreads), 0,
-                        args.stream, args.out<Visits>("visits"), args.out<int>("visited"), gBounds,
-                        shape_of(p), of * m_blocks, intervals.count, n_blocks);
+                        args.stream, args.out<BlockList>("visits"), args.out<int>("visited"),
+                        gBounds, shape_of(p), of * m_blocks, intervals.count, n_blocks);
       !done.ok())
     return done;
   const ListStrides strides = list_strides(p);
-  lists = {args.out<Visits>("visits"), args.out<int>("visited"), strides.batch, strides.head};
+  lists = {args.out<BlockList>("visits"), args.out<int>("visited"), strides.batch, strides.head};
   return Status::success();
 }
 //! [launch]

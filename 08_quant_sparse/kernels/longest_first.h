@@ -26,7 +26,7 @@ struct OrderPass {
 //! [longest_first]
 template <class Pass, class Config>
 __global__ void __launch_bounds__(Pass::kThreads)
-    order_kernel(TileOrder tiles, VisitLists lists, int n_blocks, int* __restrict__ gOrder) {
+    order_kernel(TileOrder tiles, BlockLists lists, int n_blocks, int* __restrict__ gOrder) {
   __shared__ int sCount[kLengthClasses], sNext[kLengthClasses];
   const auto own = static_cast<int>(threadIdx.x);
   const unsigned of_section = tiles.section * tiles.num_m_blocks;
@@ -60,7 +60,7 @@ inline unsigned section_of_codes(Problem p, unsigned num_m_blocks) {
 
 // Phase "order".
 template <class Config>
-Status longest_first(const Arguments& args, const TileOrder& tiles, const VisitLists& lists) {
+Status longest_first(const Arguments& args, const TileOrder& tiles, const BlockLists& lists) {
   args.phase("order");
   return launch_kernel(order_kernel<OrderPass, Config>,
                        dim3(ceil_div(tiles.num_heads, tiles.section)), dim3(OrderPass::kThreads), 0,

@@ -39,9 +39,10 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
   return row * kColumns + ((col / 8) ^ phase) * 8 + col % 8;
 }
 // The byte offset `cols` columns further in the same row, from an even column of chunks.
-template <int kSpan>
-__host__ __device__ constexpr int along_row(int offset, int cols) {
-  return (offset ^ (2 * (cols % (8 * kSpan)))) + cols / (8 * kSpan) * (16 * kSpan);
+template <int kSwizzleChunks>
+__host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
+  return (offset ^ (2 * (cols % (8 * kSwizzleChunks)))) +
+         cols / (8 * kSwizzleChunks) * (16 * kSwizzleChunks);
 }
 //! [mma_swizzle]
 
@@ -59,9 +60,9 @@ constexpr bool free_of_conflicts() {
     if (ldmatrix_access(q_or_v, 4).conflicts() + ldmatrix_access(k, 4).conflicts() > 0)
       return false;
     if (shared_access(o, 4).conflicts() > 0) return false;
-    for (int l = 0; l < 32; ++l)  // along_row gives the very same addresses
-      if (along_row<kSpanOf<kColumns>>(2 * swizzled_offset<kColumns>(l % 16, l / 16 * 8), col) !=
-          q_or_v(l))
+    for (int l = 0; l < 32; ++l)  // swizzle_advance gives the very same addresses
+      if (swizzle_advance<kSpanOf<kColumns>>(2 * swizzled_offset<kColumns>(l % 16, l / 16 * 8),
+                                             col) != q_or_v(l))
         return false;
   }
   return true;
@@ -76,7 +77,7 @@ static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conf
 //! [mma_mask]
 template <int kTiles, int kColumns>
 __device__ __forceinline__ void apply_mask(float (&s)[kTiles][kColumns][4], const Shape& shape,
-                                           int own, int left) {
+                                           int row_minus_col, int left) {
   const auto mask_where = [&](auto unseen) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
@@ -86,7 +87,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTiles][kColumns][4], cons
         for (int i = 0; i < 4; ++i)
           if (unseen(8 * n + i % 2, 16 * m + 8 * (i / 2))) s[m][n][i] = -INFINITY;
   };
-  const int last = own + shape.window_right, first = own - shape.window_left;
+  const int last = row_minus_col + shape.window_right, first = row_minus_col - shape.window_left;
   if (shape.window_right < Shape::kNoWindow)
     mask_where([&](int key, int row) { return key - row > last; });
   if (shape.window_left < Shape::kNoWindow)

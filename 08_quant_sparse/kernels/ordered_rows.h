@@ -23,21 +23,21 @@ struct Ordered {
 template <class Element, int kHeadDim, int kThreads, int kTimes>
 __global__ void order_kernel(Ordered<Element> q, Ordered<Element> k, Ordered<Element> v,
                              const int* __restrict__ gOrder, int seqlen, int blocks) {
-  constexpr int kLanes = kHeadDim / 8, kRowsAtOnce = kThreads / kLanes;
+  constexpr int kLanes = kHeadDim / 8, kRowsPerPass = kThreads / kLanes;
   const Ordered<Element> x = blockIdx.y == 0 ? q : blockIdx.y == 1 ? k : v;
   const int head = static_cast<int>(blockIdx.x) / blocks;
-  const int row0 = static_cast<int>(blockIdx.x) % blocks * (kTimes * kRowsAtOnce) +
+  const int row0 = static_cast<int>(blockIdx.x) % blocks * (kTimes * kRowsPerPass) +
                    static_cast<int>(threadIdx.x) / kLanes;
   if (head >= x.heads) return;  // the whole block
   const int64_t own = int64_t{head} * seqlen * kHeadDim + threadIdx.x % kLanes * 8;
   uint4 bits[kTimes];  // so many loads in flight
 #pragma unroll
   for (int n = 0; n < kTimes; ++n)
-    if (const int row = row0 + n * kRowsAtOnce; row < seqlen)
+    if (const int row = row0 + n * kRowsPerPass; row < seqlen)
       bits[n] = *reinterpret_cast<const uint4*>(x.gFrom + own + int64_t{gOrder[row]} * kHeadDim);
 #pragma unroll
   for (int n = 0; n < kTimes; ++n)
-    if (const int row = row0 + n * kRowsAtOnce; row < seqlen)
+    if (const int row = row0 + n * kRowsPerPass; row < seqlen)
       *reinterpret_cast<uint4*>(x.gTo + own + int64_t{row} * kHeadDim) = bits[n];
 }
 //! [order]
@@ -65,7 +65,7 @@ Status put_in_order(Arguments& args) {
 
 // Where this lane's two rows of a tile were; -1 of rows that are not there.
 __device__ __forceinline__ void read_places(int (&places)[2], const int* gOrder,
-                                            const Work& work) {
+                                            const WorkTile& work) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = work.row0 + first_row() + 8 * r;
@@ -76,7 +76,7 @@ __device__ __forceinline__ void read_places(int (&places)[2], const int* gOrder,
 // As store_o of kernels/hopper/fragments.h, of rows at any place of their head.
 //! [epilogue]
 template <class Element, int kHeadDim>
-__device__ __forceinline__ void store_o_at(Element* gO, float* gLse, const Work& work,
+__device__ __forceinline__ void store_o_at(Element* gO, float* gLse, const WorkTile& work,
                                            const int (&places)[2],
                                            const float (&o)[kHeadDim / 8][4],
                                            const float (&row_max)[2], float (&row_sum)[2]) {

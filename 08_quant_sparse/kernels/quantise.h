@@ -59,12 +59,12 @@ struct Smoothing {
 //! [smoothing]
 
 // Eight numbers of bf16, as floats.
-struct Eight {
+struct Bf16x8 {
   float x[8];
 };
-__device__ __forceinline__ Eight eight_of(const uint4& bits) {
+__device__ __forceinline__ Bf16x8 bf16x8_of(const uint4& bits) {
   const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
-  Eight e;
+  Bf16x8 e;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     e.x[2 * i] = __uint_as_float(pairs[i] << 16);
@@ -72,8 +72,8 @@ __device__ __forceinline__ Eight eight_of(const uint4& bits) {
   }
   return e;
 }
-__device__ __forceinline__ Eight load_eight(const __nv_bfloat16* g) {
-  return eight_of(*reinterpret_cast<const uint4*>(g));
+__device__ __forceinline__ Bf16x8 load_bf16x8(const __nv_bfloat16* g) {
+  return bf16x8_of(*reinterpret_cast<const uint4*>(g));
 }
 
 // |x| as a whole number: these compare as the numbers do, with infinity and then NaN at the end,
@@ -132,25 +132,25 @@ struct RowsOf {
 };
 
 template <class Groups>
-constexpr int kMostGroups = Groups::kQ > Groups::kK ? Groups::kQ : Groups::kK;
+constexpr int kMaxGroups = Groups::kQ > Groups::kK ? Groups::kQ : Groups::kK;
 template <class Pass, int kHeadDim, class Groups, bool kSmooth>
 __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoothing,
-                                              unsigned (&sLargest)[kMostGroups<Groups>],
-                                              Scale (&sScale)[kMostGroups<Groups>]) {
-  constexpr int kLanes = kHeadDim / 8, kRowsAtOnce = Pass::kThreads / kLanes;
-  constexpr int kTimes = kScaleRows / kRowsAtOnce;
+                                              unsigned (&sLargest)[kMaxGroups<Groups>],
+                                              Scale (&sScale)[kMaxGroups<Groups>]) {
+  constexpr int kLanes = kHeadDim / 8, kRowsPerPass = Pass::kThreads / kLanes;
+  constexpr int kTimes = kScaleRows / kRowsPerPass;
   const bool of_q = blockIdx.y == 0;
   const RowsOf t = of_q ? q : k;
   const int64_t head = blockIdx.x / t.tiles;
   const int tile = static_cast<int>(blockIdx.x % t.tiles), lane = threadIdx.x % kLanes;
   if (head >= t.heads) return;  // the whole block
-  for (int i = threadIdx.x; i < kMostGroups<Groups>; i += Pass::kThreads) sLargest[i] = 0;
+  for (int i = threadIdx.x; i < kMaxGroups<Groups>; i += Pass::kThreads) sLargest[i] = 0;
   __syncthreads();  // they are 0
   const int own = static_cast<int>(threadIdx.x) / kLanes;  // the thread's first row in the tile
   const int64_t first = (head * t.rows + tile * kScaleRows + own) * kHeadDim + 8 * lane;
-  const auto exists = [&](int n) { return tile * kScaleRows + own + n * kRowsAtOnce < t.rows; };
+  const auto exists = [&](int n) { return tile * kScaleRows + own + n * kRowsPerPass < t.rows; };
   const auto group = [&](int n) {
-    const int row = own + n * kRowsAtOnce;
+    const int row = own + n * kRowsPerPass;
     return of_q ? Groups::of_q(row) : Groups::of_k(row);
   };
   float mean[8] = {};
@@ -169,11 +169,11 @@ __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoo
   uint4 bits[kTimes];
 #pragma unroll
   for (int n = 0; n < kTimes; ++n)
-    bits[n] = exists(n) ? *reinterpret_cast<const uint4*>(t.g + first + n * kRowsAtOnce * kHeadDim)
+    bits[n] = exists(n) ? *reinterpret_cast<const uint4*>(t.g + first + n * kRowsPerPass * kHeadDim)
                         : uint4{};
   
   const auto numbers = [&](int n) {
-    Eight e = eight_of(bits[n]);
+    Bf16x8 e = bf16x8_of(bits[n]);
     if (kSmooth && exists(n))
 #pragma unroll
       for (int i = 0; i < 8; ++i) e.x[i] -= of_q ? tile_mean[i] : mean[i];
@@ -181,7 +181,7 @@ __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoo
   };
 #pragma unroll
   for (int n = 0; n < kTimes; ++n) {
-    const Eight e = numbers(n);
+    const Bf16x8 e = numbers(n);
     unsigned largest = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) largest = max(largest, size_bits(e.x[i]));
@@ -204,7 +204,7 @@ __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoo
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] = whole_of(x[i] * scale);
     if (there)
-      *reinterpret_cast<uint2*>(t.g8 + first + n * kRowsAtOnce * kHeadDim) =
+      *reinterpret_cast<uint2*>(t.g8 + first + n * kRowsPerPass * kHeadDim) =
           make_uint2(lowest_bytes(x[0], x[1], x[2], x[3]), lowest_bytes(x[4], x[5], x[6], x[7]));
     if (kSmooth && of_q) {
       float dot = 0;  // of what the codes mean, which is what is multiplied
@@ -213,7 +213,7 @@ __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoo
         dot = fmaf(fmaf(descale, x[i] - kWhole, tile_mean[i]), mean[i], dot);
       for (int mask = kLanes / 2; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
       if (there && lane == 0)
-        smoothing.gLseShift[head * t.rows + tile * kScaleRows + own + n * kRowsAtOnce] =
+        smoothing.gLseShift[head * t.rows + tile * kScaleRows + own + n * kRowsPerPass] =
             smoothing.softmax_scale * dot;
     }
   }
@@ -222,8 +222,8 @@ __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoo
 template <class Pass, int kHeadDim, class Groups, bool kSmooth>
 __global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256 ? 2 : 3)
     quantise_kernel(RowsOf q, RowsOf k, Smoothing smoothing) {
-  __shared__ unsigned sLargest[kMostGroups<Groups>];
-  __shared__ Scale sScale[kMostGroups<Groups>];
+  __shared__ unsigned sLargest[kMaxGroups<Groups>];
+  __shared__ Scale sScale[kMaxGroups<Groups>];
   quantise_tile<Pass, kHeadDim, Groups, kSmooth>(q, k, smoothing, sLargest, sScale);
 }
 //! [tiles]

@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
       (int64_t{blockIdx.x} * Pass::kThreads + threadIdx.x) / kLanes;
   const int64_t head = row / seqlen_k, key = row % seqlen_k;
   const bool exists = row < rows && key < gSeqused[row < rows ? head / kv_heads : 0];
-  const int64_t at = row * kHeadDim + threadIdx.x % kLanes * 8;
-  const uint4 bits = exists ? *reinterpret_cast<const uint4*>((of_k ? gK : gV) + at)
+  const int64_t idx = row * kHeadDim + threadIdx.x % kLanes * 8;
+  const uint4 bits = exists ? *reinterpret_cast<const uint4*>((of_k ? gK : gV) + idx)
                             : make_uint4(0, 0, 0, 0);
   const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
   float x[8];
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const bool finite = largest_bits < 0x7F800000u;
   const float largest = fmaxf(__uint_as_float(largest_bits), of_k ? kSmallestMax : kSmallestV);
   const float scale = finite ? Codes::kLargest / largest : 0;
-  *reinterpret_cast<uint2*>((of_k ? gK8 : gV8) + at) =
+  *reinterpret_cast<uint2*>((of_k ? gK8 : gV8) + idx) =
       make_uint2(Codes::encode(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale),
                  Codes::encode(x[4] * scale, x[5] * scale, x[6] * scale, x[7] * scale));
   if (threadIdx.x % kLanes == 0)
@@ -64,9 +64,9 @@ __global__ void __launch_bounds__(Pass::kThreads)
 //! [quantise]
 
 template <class Pass>
-__global__ void __launch_bounds__(Pass::kThreads) clear_kernel(unsigned* gArrived, int count) {
-  const int at = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-  if (at < count) gArrived[at] = 0;
+__global__ void __launch_bounds__(Pass::kThreads) clear_kernel(unsigned* gSemaphore, int count) {
+  const int idx = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (idx < count) gSemaphore[idx] = 0;
 }
 
 // The counters that blocks leave at 0: once, before all launches.

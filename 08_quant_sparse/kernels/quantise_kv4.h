@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const int64_t row = (int64_t{blockIdx.x} * Pass::kThreads + threadIdx.x) / kLanes;
   const int64_t head = row / seqlen_k, key = row % seqlen_k;
   const bool exists = row < rows && key < gSeqused[row < rows ? head / kv_heads : 0];
-  const int64_t at = row * kLanes + threadIdx.x % kLanes;  // of eight columns
-  const uint4 bits = exists ? *reinterpret_cast<const uint4*>((of_k ? gK : gV) + 8 * at)
+  const int64_t idx = row * kLanes + threadIdx.x % kLanes;  // of eight columns
+  const uint4 bits = exists ? *reinterpret_cast<const uint4*>((of_k ? gK : gV) + 8 * idx)
                             : make_uint4(0, 0, 0, 0);
   const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
   float x[8];
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
     const float code = rintf((x[i] - middle) * inverse) + Codes::kMiddle;
     word |= static_cast<uint32_t>(fminf(fmaxf(code, 0), Codes::kLargest)) << 4 * i;
   }
-  (of_k ? gK4 : gV4)[at] = finite ? word : 0;
+  (of_k ? gK4 : gV4)[idx] = finite ? word : 0;
   if (threadIdx.x % kLanes == 0)
     gDescale[2 * (head * padded_keys(seqlen_k) + key) + blockIdx.y] =
         finite ? pack2<__nv_bfloat16>(scale, middle) : 0x7FC07FC0u;  // NaN

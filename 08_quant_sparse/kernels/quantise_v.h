@@ -26,16 +26,16 @@ template <class Pass, int kHeadDim>
 __global__ void __launch_bounds__(Pass::kThreads)
     channel_parts_kernel(const __nv_bfloat16* __restrict__ gV,  // [B Hkv, seqlen_k, d]
                          int seqlen_k, int parts, unsigned* __restrict__ gParts) {
-  constexpr int kLanes = kHeadDim / 8, kRowsAtOnce = Pass::kThreads / kLanes;
-  __shared__ unsigned sLargest[kRowsAtOnce][kHeadDim];
+  constexpr int kLanes = kHeadDim / 8, kRowsPerPass = Pass::kThreads / kLanes;
+  __shared__ unsigned sLargest[kRowsPerPass][kHeadDim];
   const int64_t head = blockIdx.x / parts;
   const int part = static_cast<int>(blockIdx.x % parts), keys = mean_part_keys(seqlen_k);
   const int lane = threadIdx.x % kLanes, own = static_cast<int>(threadIdx.x) / kLanes;
   const int end = min(seqlen_k, (part + 1) * keys);
   unsigned largest[8] = {};
 #pragma unroll 2  // so many loads in flight
-  for (int key = part * keys + own; key < end; key += kRowsAtOnce) {
-    const Eight e = load_eight(gV + (head * seqlen_k + key) * kHeadDim + 8 * lane);
+  for (int key = part * keys + own; key < end; key += kRowsPerPass) {
+    const Bf16x8 e = load_bf16x8(gV + (head * seqlen_k + key) * kHeadDim + 8 * lane);
 #pragma unroll
     for (int i = 0; i < 8; ++i) largest[i] = max(largest[i], size_bits(e.x[i]));
   }
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   __syncthreads();  // those of all threads are there
   for (int col = threadIdx.x; col < kHeadDim; col += Pass::kThreads) {
     unsigned all = 0;
-    for (int row = 0; row < kRowsAtOnce; ++row) all = max(all, sLargest[row][col]);
+    for (int row = 0; row < kRowsPerPass; ++row) all = max(all, sLargest[row][col]);
     if (all >= 0x7F800000u) {  // one bad key must not spoil the channel's scale
       const FiniteColumn column = finite_column(
           gV + (head * seqlen_k + part * keys) * kHeadDim + col, kHeadDim, end - part * keys);
@@ -90,8 +90,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int key = key0 + group / 4 * 16 + e4m3_column(group % 4 * 4 + i);
-    const int64_t at = (head * seqlen_k + key) * kHeadDim + column0 + column;
-    const Eight e = key < seqlen_k ? load_eight(gV + at) : Eight{};
+    const int64_t idx = (head * seqlen_k + key) * kHeadDim + column0 + column;
+    const Bf16x8 e = key < seqlen_k ? load_bf16x8(gV + idx) : Bf16x8{};
 #pragma unroll
     for (int c = 0; c < 8; ++c) x[c][i] = finite_or_nan(e.x[c]);
   }

@@ -22,9 +22,9 @@ template <class Pass>
 __global__ void __launch_bounds__(Pass::kThreads)
     windows_kernel(const __nv_bfloat16* __restrict__ gV,  // [B Hkv, seqlen_k, d]
                    int seqlen_k, int head_dim, float2* __restrict__ gWindows) {
-  constexpr int kColumns = kTransposedColumns, kRowsAtOnce = 8 * Pass::kThreads / kColumns;
-  __shared__ float sSum[kRowsAtOnce][kColumns], sLeast[kRowsAtOnce][kColumns];
-  __shared__ float sMost[kRowsAtOnce][kColumns];
+  constexpr int kColumns = kTransposedColumns, kRowsPerPass = 8 * Pass::kThreads / kColumns;
+  __shared__ float sSum[kRowsPerPass][kColumns], sLeast[kRowsPerPass][kColumns];
+  __shared__ float sMost[kRowsPerPass][kColumns];
   const int panels = head_dim / kColumns, windows = ceil_div(seqlen_k, kWindowKeys);
   const int panel = static_cast<int>(blockIdx.x) % panels;
   const int64_t head = blockIdx.x / panels / windows;
@@ -36,8 +36,9 @@ __global__ void __launch_bounds__(Pass::kThreads)
 #pragma unroll
   for (int i = 0; i < 8; ++i) least[i] = INFINITY, most[i] = -INFINITY;
 #pragma unroll 4  // so many loads in flight
-  for (int key = key0 + own; key < end; key += kRowsAtOnce) {
-    const Eight e = load_eight(gV + (head * seqlen_k + key) * head_dim + panel * kColumns + column);
+  for (int key = key0 + own; key < end; key += kRowsPerPass) {
+    const Bf16x8 e =
+        load_bf16x8(gV + (head * seqlen_k + key) * head_dim + panel * kColumns + column);
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       sum[i] += e.x[i];
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   __syncthreads();  // those of all threads are there
   if (threadIdx.x >= kColumns) return;
   float all = 0, low = INFINITY, high = -INFINITY;
-  for (int row = 0; row < kRowsAtOnce; ++row) {
+  for (int row = 0; row < kRowsPerPass; ++row) {
     all += sSum[row][threadIdx.x];
     low = fminf(low, sLeast[row][threadIdx.x]), high = fmaxf(high, sMost[row][threadIdx.x]);
   }
@@ -90,8 +91,8 @@ __device__ __forceinline__ void transpose_smoothed(const __nv_bfloat16* __restri
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int key = key0 + group / 4 * 16 + e4m3_column(group % 4 * 4 + i);
-    const int64_t at = (head * seqlen_k + key) * kHeadDim + column0 + column;
-    const Eight e = key < seqlen_k ? load_eight(gV + at) : Eight{};
+    const int64_t idx = (head * seqlen_k + key) * kHeadDim + column0 + column;
+    const Bf16x8 e = key < seqlen_k ? load_bf16x8(gV + idx) : Bf16x8{};
 #pragma unroll
     for (int c = 0; c < 8; ++c) x[c][i] = finite_or_nan(e.x[c]);
   }

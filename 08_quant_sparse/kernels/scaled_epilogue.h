@@ -11,7 +11,7 @@ namespace ATTN_BACKEND::hopper {
 // them.
 //! [epilogue]
 template <class Element, int kHeadDim>
-__device__ __forceinline__ void store_o(Element* gO, float* gLse, const Work& work,
+__device__ __forceinline__ void store_o(Element* gO, float* gLse, const WorkTile& work,
                                         int64_t row_stride, const float (&o)[kHeadDim / 8][4],
                                         const float (&row_max)[2], float (&row_sum)[2],
                                         const float* gLseShift,

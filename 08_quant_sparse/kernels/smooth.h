@@ -14,22 +14,22 @@ namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
 // A block adds up a part of the keys of a head, `keys` of them. Of each column a thread has every
-// kRowsAtOnce-th key; then one thread a column adds up these sums.
+// kRowsPerPass-th key; then one thread a column adds up these sums.
 //! [parts]
 template <class Pass, int kHeadDim>
 __global__ void __launch_bounds__(Pass::kThreads)
     mean_parts_kernel(const __nv_bfloat16* __restrict__ gK,  // [B Hkv, seqlen_k, d]
                       int seqlen_k, int parts, int keys, float* __restrict__ gParts) {
-  constexpr int kLanes = kHeadDim / 8, kRowsAtOnce = Pass::kThreads / kLanes;
-  __shared__ float sSum[kRowsAtOnce][kHeadDim];
+  constexpr int kLanes = kHeadDim / 8, kRowsPerPass = Pass::kThreads / kLanes;
+  __shared__ float sSum[kRowsPerPass][kHeadDim];
   const int64_t head = blockIdx.x / parts;
   const int part = static_cast<int>(blockIdx.x % parts);
   const int lane = threadIdx.x % kLanes, own = static_cast<int>(threadIdx.x) / kLanes;
   const int end = min(seqlen_k, (part + 1) * keys);
   float sum[8] = {};
 #pragma unroll 2  // so many loads in flight
-  for (int key = part * keys + own; key < end; key += kRowsAtOnce) {
-    const Eight e = load_eight(gK + (head * seqlen_k + key) * kHeadDim + 8 * lane);
+  for (int key = part * keys + own; key < end; key += kRowsPerPass) {
+    const Bf16x8 e = load_bf16x8(gK + (head * seqlen_k + key) * kHeadDim + 8 * lane);
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum[i] += e.x[i];
   }
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   __syncthreads();  // the sums of all threads are there
   for (int col = threadIdx.x; col < kHeadDim; col += Pass::kThreads) {
     float all = 0;
-    for (int row = 0; row < kRowsAtOnce; ++row) all += sSum[row][col];
+    for (int row = 0; row < kRowsPerPass; ++row) all += sSum[row][col];
     if (!(fabsf(all) < INFINITY))  // one bad key must not spoil the head's mean
       all = finite_column(gK + (head * seqlen_k + part * keys) * kHeadDim + col, kHeadDim,
                           end - part * keys)

@@ -49,11 +49,11 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const int first = static_cast<int>(threadIdx.x) / kKeysApart * kOwnTiles;
   float sum[kOwnKeys][kOwnTiles] = {};
   for (int col = 0; col < kHeadDim; col += 8) {
-    Eight k[kOwnKeys];
+    Bf16x8 k[kOwnKeys];
 #pragma unroll
     for (int j = 0; j < kOwnKeys; ++j) {
       const int key = min(key0 + j * kKeysApart, seqlen_k - 1);
-      k[j] = load_eight(gK + (kv_head * seqlen_k + key) * kHeadDim + col);
+      k[j] = load_bf16x8(gK + (kv_head * seqlen_k + key) * kHeadDim + col);
 #pragma unroll
       for (int i = 0; i < 8; ++i) k[j].x[i] -= sMean[col + i];
     }

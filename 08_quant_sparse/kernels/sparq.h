@@ -17,7 +17,7 @@
 namespace attn::sparq {
 
 constexpr int kSumThreads = 256;  // sums over keys: so many strided ones, then pairs of them
-constexpr int kMostGroup = 64;    // query heads of a K/V head
+constexpr int kMaxGroup = 64;    // query heads of a K/V head
 
 // r, k and l of the paper: columns of K that guess the scores; tokens that are read; how many of
 // them are the newest ones.

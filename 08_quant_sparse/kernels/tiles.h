@@ -10,7 +10,7 @@ using namespace attn;
 // Of steps that skip: places in the list of all tiles' blocks. From `first` on those of which every
 // row sees all keys, from `masked` on those that need the element mask, up to `end`.
 //! [visits]
-struct Visits {
+struct BlockList {
   int first, masked, end;
   __host__ __device__ int count() const { return end - first; }
 };
@@ -18,18 +18,18 @@ struct Visits {
 
 // What a block works on: some rows of one head, and the blocks of keys that they see.
 //! [work]
-struct Work {
+struct WorkTile {
   int row0 = -1;  // in its sequence; -1: there is no more
   int seqlen_q, seqlen_k;
   int q_head, kv_head;  // counted through the batch
-  BlockRanges seen;
+  KvBlockRange kv_range;
   int64_t o, lse;  // of its first row: elements from the beginning
-  // Sparse steps visit these blocks instead of `seen`; the last key, or -1.
-  Visits visits = {};
+  // Sparse steps visit these blocks instead of `kv_range`; the last key, or -1.
+  BlockList visits = {};
   int last_key = -1;
 };
 template <class Config>
-__device__ __forceinline__ Work work_of(const Shape& shape, TileOrder::Tile tile) {
+__device__ __forceinline__ WorkTile work_of(const Shape& shape, TileOrder::Tile tile) {
   const auto [bh, row0] = tile;
   const int64_t row = int64_t{bh} * shape.seqlen_q + row0;  // of all rows of [B, Hq, seqlen_q]
   return {
@@ -38,7 +38,7 @@ __device__ __forceinline__ Work work_of(const Shape& shape, TileOrder::Tile tile
       shape.seqlen_k,
       bh,
       bh / (shape.heads / shape.kv_heads),
-      blocks_seen(shape, shape.seqlen_q, shape.seqlen_k, row0, Config::kBlockM, Config::kBlockN),
+      kv_block_range(shape, shape.seqlen_q, shape.seqlen_k, row0, Config::kBlockM, Config::kBlockN),
       row * Config::kHeadDim,
       row};
 }

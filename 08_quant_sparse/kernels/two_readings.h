@@ -25,10 +25,10 @@ using namespace attn;
 //! [pool_rows]
 template <class Pass, int kHeadDim, int kRows>
 struct PoolStorage {
-  static constexpr int kLanes = kHeadDim / 8, kRowsAtOnce = Pass::kThreads / kLanes;
-  static constexpr int kTimes = kRows / kRowsAtOnce;                         // rows of a thread,
+  static constexpr int kLanes = kHeadDim / 8, kRowsPerPass = Pass::kThreads / kLanes;
+  static constexpr int kTimes = kRows / kRowsPerPass;                         // rows of a thread,
   static constexpr int kTogether = kTimes < kPoolRows ? kTimes : kPoolRows;  // so many at a time
-  static constexpr int kStaged = kTogether * kRowsAtOnce;  // and of all threads: rows in sRows
+  static constexpr int kStaged = kTogether * kRowsPerPass;  // and of all threads: rows in sRows
   static constexpr int kPairs = kHeadDim / 2, kOwners = column_owners(kHeadDim);
   static_assert(kOwners == kPoolThreads / kLanes && kOwners * kPairs == Pass::kThreads);
   uint4 sRows[kStaged][kLanes];
@@ -40,14 +40,14 @@ __device__ __forceinline__ void pool_rows(PoolStorage<Pass, kHeadDim, kRows>& sm
                                           const __nv_bfloat16* gRows, int count, float* gMean,
                                           float* gSimilar) {
   using Storage = PoolStorage<Pass, kHeadDim, kRows>;
-  constexpr int kLanes = Storage::kLanes, kRowsAtOnce = Storage::kRowsAtOnce;
+  constexpr int kLanes = Storage::kLanes, kRowsPerPass = Storage::kRowsPerPass;
   constexpr int kTogether = Storage::kTogether, kPairs = Storage::kPairs;
   const int lane = threadIdx.x % kLanes, own = static_cast<int>(threadIdx.x) / kLanes;
   const int pair = threadIdx.x % kPairs, owner = static_cast<int>(threadIdx.x) / kPairs;
   uint4 bits[Storage::kTimes];
 #pragma unroll
   for (int n = 0; n < Storage::kTimes; ++n) {
-    const int row = own + n * kRowsAtOnce;
+    const int row = own + n * kRowsPerPass;
     bits[n] = make_uint4(0, 0, 0, 0);
     if (row < count) bits[n] = *reinterpret_cast<const uint4*>(gRows + row * kHeadDim + 8 * lane);
   }
@@ -58,14 +58,14 @@ __device__ __forceinline__ void pool_rows(PoolStorage<Pass, kHeadDim, kRows>& sm
     float square[kPoolRows] = {};
 #pragma unroll
     for (int r = 0; r < kTogether; ++r) {
-      const Eight e = eight_of(bits[first + r]);
+      const Bf16x8 e = bf16x8_of(bits[first + r]);
 #pragma unroll
       for (int i = 0; i < 8; ++i) square[r] = fmaf(e.x[i], e.x[i], square[r]);
-      smem.sRows[own + r * kRowsAtOnce][lane] = bits[first + r];
+      smem.sRows[own + r * kRowsPerPass][lane] = bits[first + r];
     }
     const float of_row = sums_of_rows<kLanes>(square, lane);
     if (lane < kTogether)
-      smem.sInverse[own + lane * kRowsAtOnce] = of_row > 0 ? 1 / sqrtf(of_row) : 0;
+      smem.sInverse[own + lane * kRowsPerPass] = of_row > 0 ? 1 / sqrtf(of_row) : 0;
     __syncthreads();  // the rows, and what their lengths are the inverse of, are there
 #pragma unroll 8
     for (int row = owner; row < Storage::kStaged; row += Storage::kOwners) {
@@ -216,8 +216,8 @@ template <class Pass, int kHeadDim, class Groups>
 __global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256 ? 2 : 3)
     codes_kernel(RowsOf q, RowsOf k, Smoothing smoothing, const __nv_bfloat16* gV,
                  const float2* gVChannel, uint8_t* gV8) {
-  __shared__ unsigned sLargest[kMostGroups<Groups>];
-  __shared__ Scale sScale[kMostGroups<Groups>];
+  __shared__ unsigned sLargest[kMaxGroups<Groups>];
+  __shared__ Scale sScale[kMaxGroups<Groups>];
   __shared__ TransposedWords sWords;
   if (blockIdx.y < 2) {
     quantise_tile<Pass, kHeadDim, Groups, true>(q, k, smoothing, sLargest, sScale);
@@ -235,7 +235,7 @@ __global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256 ? 2 : 3)
 // Phases "measure", "reduce" and "codes", then "choose": all that attention needs, and its lists.
 //! [launch_two]
 template <class Config, class Groups>
-Status read_twice(const Arguments& args, const PredictRule& rule, VisitLists& lists) {
+Status read_twice(const Arguments& args, const PredictRule& rule, BlockLists& lists) {
   using Pass = QuantisePass;
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   const Problem& p = args.problem;

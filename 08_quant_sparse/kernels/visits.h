@@ -8,22 +8,22 @@ namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
 // One list for each tile of queries of each head; a stride of 0: one for all heads, or sequences.
-struct VisitLists {
-  const Visits* gVisits;  // [B or 1, Hq or 1, tiles of queries]
+struct BlockLists {
+  const BlockList* gVisits;  // [B or 1, Hq or 1, tiles of queries]
   const int* gBlocks;     // of all tiles, one after the other
   int batch_stride, head_stride;
 };
 
 // A tile without blocks visits block 0, of which nothing is seen.
 template <class Config>
-__device__ __forceinline__ Work listed_work_of(const Shape& shape, TileOrder::Tile tile,
-                                               const VisitLists& lists) {
-  Work work = work_of<Config>(shape, tile);
+__device__ __forceinline__ WorkTile listed_work_of(const Shape& shape, TileOrder::Tile tile,
+                                               const BlockLists& lists) {
+  WorkTile work = work_of<Config>(shape, tile);
   const int list = tile.bh / shape.heads * lists.batch_stride +
                    tile.bh % shape.heads * lists.head_stride + tile.row0 / Config::kBlockM;
   work.visits = lists.gVisits[list];
   work.last_key = shape.seqlen_k - 1;
-  if (work.visits.count() == 0) work.last_key = -1, work.seen = {0, 0, 0, 1};
+  if (work.visits.count() == 0) work.last_key = -1, work.kv_range = {0, 0, 0, 1};
   return work;
 }
 

@@ -31,13 +31,13 @@ struct TileWindows {
   // Around a tile of queries, moved so that it lies inside the canvas; for text all of the canvas.
   __device__ Window around(int head, int m_block) const {
     const int tile = m_block / m_of_tile;
-    const int at[3] = {tile / canvas[2] / canvas[1], tile / canvas[2] % canvas[1],
+    const int idx[3] = {tile / canvas[2] / canvas[1], tile / canvas[2] % canvas[1],
                        tile % canvas[2]};
     Window w;
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
-      w.size[i] = at[0] < canvas[0] ? gWindows[3 * head + i] : canvas[i];
-      w.begin[i] = min(max(at[i] - w.size[i] / 2, 0), canvas[i] - w.size[i]);
+      w.size[i] = idx[0] < canvas[0] ? gWindows[3 * head + i] : canvas[i];
+      w.begin[i] = min(max(idx[i] - w.size[i] / 2, 0), canvas[i] - w.size[i]);
     }
     return w;
   }
@@ -61,9 +61,9 @@ struct TileWindows {
 //! [windows]
 
 template <class Config>
-__device__ __forceinline__ Work windowed_work_of(const Shape& shape, TileOrder::Tile tile,
+__device__ __forceinline__ WorkTile windowed_work_of(const Shape& shape, TileOrder::Tile tile,
                                                  const TileWindows& windows) {
-  Work work = work_of<Config>(shape, tile);
+  WorkTile work = work_of<Config>(shape, tile);
   const int count =
       windows.count(windows.around(tile.bh % shape.heads, tile.row0 / Config::kBlockM));
   work.visits = {0, count - windows.tail, count};

@@ -133,7 +133,7 @@ TEST_CASE("every code becomes the number that it means, in its place", "[codes]"
     const uint32_t word = codes[0] | codes[1] << 8 | codes[2] << 16 | codes[3] << 24;
     const auto check = [&]<class Codes>(Codes, auto meaning) {
       uint32_t lie[2], cross[2];
-      Codes::as_they_lie(word, lie), Codes::crosswise(word, cross);
+      Codes::in_storage_order(word, lie), Codes::crosswise(word, cross);
       for (std::size_t i = 0; i < 4; ++i) {
         INFO("code " << codes[i] << " at " << i);
         CHECK(half_of(lie[i / 2], i % 2) == meaning(codes[i]));

@@ -41,10 +41,10 @@ std::string_view name(InputKind k) {
 
 // Models cap at 15 to 50. Far outside, a float32 quotient by the cap would lose the score or
 // overflow.
-constexpr double kLeastSoftcap = 1e-3, kMostSoftcap = 1e6;
+constexpr double kLeastSoftcap = 1e-3, kMaxSoftcap = 1e6;
 
 // Of all sequences of a varlen batch: a float32 of HostTensor counts tokens exactly up to here.
-constexpr int64_t kMostTokens = int64_t{1} << 24;
+constexpr int64_t kMaxTokens = int64_t{1} << 24;
 
 namespace {
 
@@ -56,11 +56,11 @@ std::string list_text(const std::vector<int64_t>& lengths) {
 int64_t longest_of(const std::vector<int64_t>& lengths, const char* option) {
   int64_t tokens = 0;
   for (const int64_t n : lengths) {
-    if (n < 0 || n > kMostTokens)
+    if (n < 0 || n > kMaxTokens)
       throw InputError(fmt::format("{}: a length of {}, must be from 0 to 2^24", option, n));
-    tokens = std::min(tokens + n, kMostTokens + 1);
+    tokens = std::min(tokens + n, kMaxTokens + 1);
   }
-  if (tokens > kMostTokens)
+  if (tokens > kMaxTokens)
     throw InputError(fmt::format("{}: must be at most 2^24 tokens together", option));
   return *std::max_element(lengths.begin(), lengths.end());
 }
@@ -74,9 +74,9 @@ void Problem::finish() {
                                  varlen_k.size(), varlen_q.size()));
   if (varlen()) {
     batch = static_cast<int64_t>(varlen_q.size());
-    if (batch > kMostSequences)
+    if (batch > kMaxSequences)
       throw InputError(
-          fmt::format("--varlen: {} sequences, must be at most {}", batch, kMostSequences));
+          fmt::format("--varlen: {} sequences, must be at most {}", batch, kMaxSequences));
     seqlen_q = longest_of(varlen_q, "--varlen");
     seqlen_k = longest_of(varlen_k, "--varlen-k");
   }
@@ -119,9 +119,9 @@ void Problem::finish() {
         window_right));
   if (!std::isfinite(softmax_scale))
     throw InputError("--scale: must be a finite number");
-  if (!(softcap == 0 || (softcap >= kLeastSoftcap && softcap <= kMostSoftcap)))
+  if (!(softcap == 0 || (softcap >= kLeastSoftcap && softcap <= kMaxSoftcap)))
     throw InputError(fmt::format("--softcap {}: must be from {} to {}, or 0 for none", softcap,
-                                 kLeastSoftcap, kMostSoftcap));
+                                 kLeastSoftcap, kMaxSoftcap));
   // Q, K and the score matrix, in bytes of the widest type, have to be addressable.
   const auto product_fits = [](std::initializer_list<int64_t> factors) {
     int64_t product = 64;  // 8 bytes an element, and room to add a few tensors

@@ -61,7 +61,7 @@ class KeyMask;  // mask.h
 /// of a batch of sequences of several lengths (varlen) are packed: see tensor.h.
 struct Problem {
   /// Of a varlen batch: whoever walks the sequences copies the problem, lists and all, for each.
-  static constexpr int64_t kMostSequences = int64_t{1} << 14;
+  static constexpr int64_t kMaxSequences = int64_t{1} << 14;
 
   int64_t batch = 1, heads = 2, kv_heads = 2;
   int64_t seqlen_q = 128, seqlen_k = 128, head_dim = 64;

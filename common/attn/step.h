@@ -81,11 +81,11 @@ class Arguments {
 
   /// Says what would be launched. Returns true if that is all that was asked for: then nothing may
   /// be launched.
-  bool plans(const Tiling& tiling) const {
-    if (on_plan) on_plan(tiling);
-    return on_plan != nullptr;
+  bool report_tiling(const Tiling& tiling) const {
+    if (on_tiling) on_tiling(tiling);
+    return on_tiling != nullptr;
   }
-  std::function<void(const Tiling&)> on_plan;
+  std::function<void(const Tiling&)> on_tiling;
 
  private:
   std::map<std::string, void*> pointers_;

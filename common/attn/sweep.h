@@ -25,7 +25,7 @@
 namespace attn::sweep {
 
 constexpr int64_t kTokens = 16384, kWidth = 2048, kLengths[] = {512, 1024, 2048, 4096, 8192, 16384};
-constexpr int64_t kMostRows = kTokens * kWidth / 32;  ///< of all heads, with the smallest head dim
+constexpr int64_t kMaxRows = kTokens * kWidth / 32;  ///< of all heads, with the smallest head dim
 
 struct Row {
   int head_dim;
@@ -44,7 +44,7 @@ struct Pass {
 };
 /// `tile_counter`: for kernels with a dynamic tile scheduler.
 inline const Pass kForward{
-    {"q", "k", "v"}, {"o"}, {{"lse", kMostRows * 4}, {"tile_counter", 4}}, 4};
+    {"q", "k", "v"}, {"o"}, {{"lse", kMaxRows * 4}, {"tile_counter", 4}}, 4};
 
 struct Tensor {
   DeviceBuffer buffer{Backend::gpu, "tensor", kTokens * kWidth * 2};

@@ -41,7 +41,7 @@ class LeastRecentlyUsed {
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Blocks of keys [begin, end) that a tile of queries sees something of.
-KeyRange blocks_seen(const Problem& p, const Tiling& t, int64_t m_block) {
+KeyRange kv_block_range(const Problem& p, const Tiling& t, int64_t m_block) {
   const int64_t row = m_block * t.block_m, last = std::min(row + t.block_m, p.seqlen_q) - 1;
   const int64_t begin = p.visible(row).begin, end = p.visible(last).end;
   return end > begin ? KeyRange{begin / t.block_n, ceil_div(end, t.block_n)} : KeyRange{0, 0};
@@ -52,7 +52,7 @@ KeyRange blocks_seen(const Problem& p, const Tiling& t, int64_t m_block) {
 std::optional<Tiling> tiling_of(const Launch& launch, const Problem& p) {
   std::optional<Tiling> tiling;
   Arguments arguments(p, Backend::emulated);
-  arguments.on_plan = [&](const Tiling& t) { tiling = t; };
+  arguments.on_tiling = [&](const Tiling& t) { tiling = t; };
   if (!launch.emulated(arguments).ok()) return std::nullopt;
   return tiling;
 }
@@ -68,7 +68,7 @@ double visits(const Problem& p, const Tiling& t, bool skips) {
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, t.block_m);
   if (!skips) return double(num_m_blocks) * double(ceil_div(p.seqlen_k, t.block_n));
   double count = 0;
-  for (int64_t m = 0; m < num_m_blocks; ++m) count += double(blocks_seen(p, t, m).size());
+  for (int64_t m = 0; m < num_m_blocks; ++m) count += double(kv_block_range(p, t, m).size());
   return count;
 }
 
@@ -79,9 +79,9 @@ double kv_bytes_from_hbm(const Problem& p, const Tiling& t, const Machine& machi
                tile_bytes = double(t.block_m) * row_bytes;
 
   // Several blocks of keys as one, where there are very many: the model has to answer at once.
-  constexpr double kMostEvents = 3e5;
+  constexpr double kMaxEvents = 3e5;
   int64_t blocks_together = 1;
-  while (visits(p, t) * double(heads) / double(blocks_together) > kMostEvents) blocks_together *= 2;
+  while (visits(p, t) * double(heads) / double(blocks_together) > kMaxEvents) blocks_together *= 2;
   const double kv_bytes = 2 * double(blocks_together * t.block_n) * row_bytes;
   const int64_t groups = ceil_div(ceil_div(p.seqlen_k, t.block_n), blocks_together);
 
@@ -107,7 +107,7 @@ double kv_bytes_from_hbm(const Problem& p, const Tiling& t, const Machine& machi
       const int64_t index = taken++, first_head = index / (section * num_m_blocks) * section;
       const int64_t together = std::min(section, heads - first_head),
                     own = index - first_head * num_m_blocks;
-      const KeyRange seen = blocks_seen(p, t, num_m_blocks - 1 - own / together);
+      const KeyRange seen = kv_block_range(p, t, num_m_blocks - 1 - own / together);
       block = {index, (first_head + own % together) / p.group(), seen.begin / blocks_together,
                ceil_div(seen.end, blocks_together)};
       l2.use(q_and_o + 2 * index, tile_bytes);

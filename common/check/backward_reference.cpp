@@ -212,17 +212,17 @@ std::vector<Expected> backward_reference(const Problem& batch, const HostTensors
     parallel_for(some * parts, [&](int64_t i) {
       const int64_t n = i / parts, part = i % parts;
       const KeyHead& own = *head[static_cast<std::size_t>(n)];
-      const int64_t of_head = (own.p.seqlen_q + kRowsAtOnce - 1) / kRowsAtOnce,
+      const int64_t of_head = (own.p.seqlen_q + kRowsPerPass - 1) / kRowsPerPass,
                     pieces = of_head * group;
       const int64_t begin = pieces * part / parts, end = pieces * (part + 1) / parts;
       if (part > 0 && begin == end) return;
       KeySums& mine = sums[static_cast<std::size_t>(i)].emplace(own.p);
       for (int64_t piece = begin; piece < end; ++piece) {
-        const int64_t g = piece / of_head, first = piece % of_head * kRowsAtOnce;
+        const int64_t g = piece / of_head, first = piece % of_head * kRowsPerPass;
         const auto at =
             first_q[static_cast<std::size_t>(first_head + n)] + g * own.p.seqlen_q + first;
         backward.add_rows(own, own.hkv * group + g, first,
-                          std::min(kRowsAtOnce, own.p.seqlen_q - first), mine, dq,
+                          std::min(kRowsPerPass, own.p.seqlen_q - first), mine, dq,
                           static_cast<std::size_t>(at));
       }
     });

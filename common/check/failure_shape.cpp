@@ -232,7 +232,7 @@ class Pattern {
       take_heads(look, take, head);
       if (const auto found = look(number, keys_ ? "key" : "row", keys_ ? "keys" : "rows", true);
           take(found, number))
-        clauses.back() += keys_seen(*found);
+        clauses.back() += visible_keys(*found);
     }
     std::string text = fmt::format("{}", fmt::join(clauses, ", "));
     if (const auto named = std::ranges::count(here, true); !clauses.empty())
@@ -311,7 +311,7 @@ class Pattern {
   }
 
   // Of rows of a masked problem: the keys that all of them see something of, and no other row.
-  std::string keys_seen(const Place& rows) const {
+  std::string visible_keys(const Place& rows) const {
     if (keys_ || p_.varlen() || !p_.masked()) return "";
     int64_t others_end = 0, least_end = p_.seqlen_k;
     for (const Expected::Row& row : e_.rows) {

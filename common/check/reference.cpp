@@ -79,7 +79,7 @@ std::vector<HeadRows> select_rows(const Problem& p, Selection selection) {
     }
     for (auto it = rows.begin(); it != rows.end();) {
       HeadRows piece{bh / p.heads, bh % p.heads, {}};
-      for (; it != rows.end() && static_cast<int64_t>(piece.rows.size()) < kRowsAtOnce; ++it)
+      for (; it != rows.end() && static_cast<int64_t>(piece.rows.size()) < kRowsPerPass; ++it)
         piece.rows.push_back(*it);
       pieces.push_back(std::move(piece));
     }

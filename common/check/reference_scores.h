@@ -16,7 +16,7 @@
 namespace attn::detail {
 
 /// Rows that are computed at once.
-constexpr int64_t kRowsAtOnce = 64;
+constexpr int64_t kRowsPerPass = 64;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Some rows of one head, or all of them, wherever they lie.

@@ -8,7 +8,7 @@ namespace attn::emulator {
 namespace {
 
 // Turns of threads in a row that end before an atomic: more than that is a deadlock.
-constexpr std::size_t kMostSpins = 1'000'000;
+constexpr std::size_t kMaxSpins = 1'000'000;
 
 }  // namespace
 
@@ -86,7 +86,7 @@ bool Block::step(std::size_t turns) {
 bool Block::choose() {
   if (turns_ == 0 || over()) return false;
   // Whoever spins on an atomic may spin for the late warp.
-  const bool late = !late_.empty() && (ready_.empty() || atomic_yields_ >= kMostAtomicYields);
+  const bool late = !late_.empty() && (ready_.empty() || atomic_yields_ >= kMaxAtomicYields);
   if (late) atomic_yields_ = 0;
   std::vector<std::size_t>& ready = late ? late_ : ready_;
   if (ready.empty()) {
@@ -110,7 +110,7 @@ void Block::begin_turn() {
 Fiber& Block::end_turn() {
   --turns_;
   grid_.spins = spins_ ? grid_.spins + 1 : 0;
-  if (grid_.spins > kMostSpins) fail_later(spin_text(running_));
+  if (grid_.spins > kMaxSpins) fail_later(spin_text(running_));
   if (std::exchange(paused_, false) && random_.below(2) == 0) return host_;  // other blocks first
   if (!choose()) return host_;
   begin_turn();
@@ -295,7 +295,7 @@ void Block::mbarrier_arrive(const char* what, Place place, const void* at, std::
 }
 
 void Block::mbarrier_copy(const char* what, Place place, const void* at, void* to,
-                          std::size_t bytes, std::function<void()> work, const Visits& source) {
+                          std::size_t bytes, std::function<void()> work, const BlockList& source) {
   leave_if_failed();
   require_shared(what, place, "a destination", to, bytes);
   MBarrier& barrier = mbarrier_of(what, place, at);
@@ -418,7 +418,7 @@ void Block::fail_later(const std::string& line) noexcept {
 
 std::string Block::spin_text(std::size_t t) const {
   return "deadlock: " + thread_name(t) + " spins on " + threads_[t].what + " at " +
-         threads_[t].place.text() + ", and in " + std::to_string(kMostSpins) +
+         threads_[t].place.text() + ", and in " + std::to_string(kMaxSpins) +
          " turns no thread has come to anything else; " + std::to_string(grid_.waiting) +
          " blocks have not started";
 }

@@ -202,7 +202,7 @@ void Block::copy_wait(std::size_t pending) {
 }
 
 void Block::store_async(const char* what, Place place, std::function<void()> work,
-                        const Visits& operands, const Visits& results) {
+                        const BlockList& operands, const BlockList& results) {
   AsyncWork& mine = threads_[running_].work;
   // Who wrote has to fence, then a barrier, then this thread may store: races_ knows. Else, at
   // least somebody has to.
@@ -243,7 +243,7 @@ void Block::fence_proxy() {
 void Block::product_fence() { threads_[running_].work.registers_fenced = true; }
 
 void Block::product_async(Place place, Registers d, bool accumulate, Registers a,
-                          std::function<void()> work, const Visits& operands) {
+                          std::function<void()> work, const BlockList& operands) {
   leave_if_failed();
   AsyncWork& mine = threads_[running_].work;
   if (!mine.registers_fenced) fail("wgmma", place, "without wgmma_fence since the last wait");

@@ -12,7 +12,7 @@ constexpr std::size_t kAll = ~std::size_t{0};  // threads: until all have ended
 
 void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kernel& kernel) {
   static thread_local Stacks stacks;
-  constexpr std::size_t kMostStatic = 48 * 1024, kMostShared = 227 * 1024, kBurst = 512;
+  constexpr std::size_t kMaxStatic = 48 * 1024, kMaxShared = 227 * 1024, kBurst = 512;
   const std::size_t threads = block.count();
   if (const std::size_t most = launch_bounds(kernel.function); most > 0 && threads > most)
     throw KernelError("a launch of " + std::to_string(threads) +
@@ -25,11 +25,11 @@ void run_grid(Index3 extent, Index3 block, std::size_t shared_bytes, const Kerne
     bytes += v.bytes;
     variables += (variables.empty() ? "" : ", ") + v.name + " " + std::to_string(v.bytes);
   }
-  if (bytes > kMostStatic || bytes + shared_bytes > kMostShared)
+  if (bytes > kMaxStatic || bytes + shared_bytes > kMaxShared)
     throw KernelError(
         std::to_string(bytes) + " bytes of __shared__ variables (" + variables + ") and " +
         std::to_string(shared_bytes) + " of dynamic shared memory: a block has at most " +
-        std::to_string(kMostStatic) + " of the first, " + std::to_string(kMostShared) + " in all");
+        std::to_string(kMaxStatic) + " of the first, " + std::to_string(kMaxShared) + " in all");
 
   Random random{schedule_seed};
   std::vector<std::uint32_t> order(extent.count());

@@ -169,12 +169,12 @@ extern const std::uintptr_t __stop___patchable_function_entries[] __attribute__(
 }
 
 std::size_t launch_bounds(const void* function) {
-  constexpr std::size_t kMostThreads = 1024;
+  constexpr std::size_t kMaxThreads = 1024;
   constexpr unsigned char kNop = 0x90;
   const auto entry = reinterpret_cast<std::uintptr_t>(function);
   for (const std::uintptr_t* at = __start___patchable_function_entries;
        at < __stop___patchable_function_entries; ++at) {
-    if (*at >= entry || entry - *at > kMostThreads) continue;
+    if (*at >= entry || entry - *at > kMaxThreads) continue;
     const auto* code = reinterpret_cast<const unsigned char*>(*at);
     std::size_t nops = 0;
     while (*at + nops < entry && code[nops] == kNop) ++nops;

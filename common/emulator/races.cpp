@@ -125,8 +125,8 @@ inline void Races::note_read(const Shadow& shadow, Cell& cell, Access& now, Read
   }
   if (gone) cell.readers.remove([](const Reader& r) { return r.threads.none(); });
   reader.number = number_of(now);
-  if (shadow.global && cell.readers.size() == Shadow::kMostGlobal)
-    cell.readers.begin()[replaced_++ % Shadow::kMostGlobal] = reader;
+  if (shadow.global && cell.readers.size() == Shadow::kMaxGlobal)
+    cell.readers.begin()[replaced_++ % Shadow::kMaxGlobal] = reader;
   else
     cell.readers.add(reader);
 }
@@ -178,7 +178,7 @@ const std::string* Races::touch(Access& now, const Memory& memory, std::size_t f
       reader.place_and_bytes |= mask;
       note_read(memory.shadow, cell, now, reader);
     } else if (is_atomic(now.kind)) {
-      cell.atomic = number_of(now) & Cell::kMostEvents;
+      cell.atomic = number_of(now) & Cell::kMaxEvents;
       cell.atomic_bytes = mask & Cell::kWhole;
     } else {
       note_write(cell, number_of(now), mask);

@@ -90,7 +90,7 @@ class Shadow {
   /// time: they are small.
   struct Cell {
     static constexpr std::size_t kBytes = 4;
-    static constexpr unsigned kWhole = 0xF, kMostEvents = (1u << 28) - 1;
+    static constexpr unsigned kWhole = 0xF, kMaxEvents = (1u << 28) - 1;
     /// Who wrote them last; null if it is one for all, `writer`.
     std::unique_ptr<std::array<std::uint32_t, kBytes>> writers;
     std::uint32_t writer = 0;
@@ -107,7 +107,7 @@ class Shadow {
   }
   /// Global memory holds something in the beginning, shared memory nothing. And of the entries of
   /// global memory's readers, of whom there is no end, some are remembered.
-  static constexpr std::size_t kMostGlobal = 8;
+  static constexpr std::size_t kMaxGlobal = 8;
   const bool global = false;
   explicit Shadow(bool is_global) : global(is_global) {}
 

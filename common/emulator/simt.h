@@ -197,9 +197,9 @@ class Block {
   /// It is done when the phase could end and somebody waits for that: as late as possible.
   /// `source(visit)` calls visit(first, bytes) for what it reads of global memory.
   using Visit = std::function<void(const void* first, std::size_t bytes)>;
-  using Visits = std::function<void(const Visit&)>;
+  using BlockList = std::function<void(const Visit&)>;
   void mbarrier_copy(const char* what, Place place, const void* at, void* to, std::size_t bytes,
-                     std::function<void()> work, const Visits& source);
+                     std::function<void()> work, const BlockList& source);
   /// `mbarrier.try_wait.parity` until it says yes: waits for the end of the last phase that has
   /// this parity.
   void mbarrier_wait(const char* what, Place place, const void* at, unsigned parity);
@@ -229,7 +229,7 @@ class Block {
   void copy_wait(std::size_t pending);
   /// A TMA store: what it reads of shared memory, and what it writes to global memory.
   void store_async(const char* what, Place place, std::function<void()> work,
-                   const Visits& operands, const Visits& results);
+                   const BlockList& operands, const BlockList& results);
   void store_commit();
   void store_wait(std::size_t pending);
   /// `fence.proxy.async`
@@ -242,7 +242,7 @@ class Block {
     std::size_t bytes = 0;
   };
   void product_async(Place place, Registers d, bool accumulate, Registers a,
-                     std::function<void()> work, const Visits& operands);
+                     std::function<void()> work, const BlockList& operands);
   void product_fence();
   void product_commit();
   void product_wait(std::size_t pending, Place place);
@@ -414,7 +414,7 @@ class Block {
   std::vector<std::byte> variables_;
   const Members* members_ = nullptr;
   std::vector<std::size_t> product_numbers_;  // of each warp's products (order.h)
-  static constexpr unsigned kMostAtomicYields = 256;
+  static constexpr unsigned kMaxAtomicYields = 256;
   unsigned atomic_yields_ = 0;  // since the late warp last ran
   bool paused_ = false;         // the thread that ran last has let others run
   bool spins_ = false;          // it has come back from an atomic to no barrier

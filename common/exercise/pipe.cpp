@@ -22,7 +22,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kLongestMessage = 2000, kMostProbed = int64_t{1} << 26;
+constexpr int64_t kLongestMessage = 2000, kMaxProbed = int64_t{1} << 26;
 
 json to_json(const TensorSpec& t) {
   return {{"name", t.name}, {"shape", t.shape}, {"dtype", static_cast<int>(t.dtype)}};
@@ -158,7 +158,7 @@ std::string one_line(std::string text) {
 }
 
 // Numbers come back from a probe as well: only the exercise knows how many.
-int64_t most_bytes(const Request& r) { return r.expected().value_or(kMostProbed); }
+int64_t most_bytes(const Request& r) { return r.expected().value_or(kMaxProbed); }
 
 }  // namespace
 

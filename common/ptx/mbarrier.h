@@ -50,7 +50,8 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier ATTN_CALLER) {
 }
 
 /// Arrives, and announces `bytes` that copies will bring in this phase.
-__device__ __forceinline__ void mbarrier_arrive_expect(uint64_t* barrier, int bytes ATTN_CALLER) {
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier,
+                                                          int bytes ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block::current().mbarrier_arrive("mbarrier_arrive_expect", caller, barrier,
                                              static_cast<std::size_t>(bytes));

@@ -168,7 +168,7 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, uin
 
 /// Makes what this thread has written to shared memory known to TMA and wgmma. Each writer calls it, then comes a
 /// barrier, then the thread that stores or multiplies.
-__device__ __forceinline__ void shared_write_fence() {
+__device__ __forceinline__ void fence_proxy_async() {
 #ifdef ATTN_EMULATED
   emulator::Block::current().fence_proxy();
 #else

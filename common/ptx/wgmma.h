@@ -39,16 +39,16 @@ inline namespace ATTN_BACKEND {
 
 /// What wgmma is told of an operand in shared memory. PTX ISA, "Matrix descriptor": bits 0 to 13 address / 16, 16 to
 /// 29 and 32 to 45 two strides / 16, 62 and 63 the swizzle.
-struct WgmmaOperand {
+struct SmemDescriptor {
   uint64_t bits;
   /// The operand `bytes` further on.
-  __device__ __forceinline__ WgmmaOperand operator+(int bytes) const {
+  __device__ __forceinline__ SmemDescriptor operator+(int bytes) const {
     return {bits + static_cast<uint64_t>(bytes >> 4)};
   }
 };
 
 /// An operand at `tile`, with a swizzle of 128 bytes. `panel_bytes`: from a panel to the next, where it is MN-major.
-__device__ __forceinline__ WgmmaOperand wgmma_operand(const void* tile, int panel_bytes = 16) {
+__device__ __forceinline__ SmemDescriptor smem_descriptor(const void* tile, int panel_bytes = 16) {
 #ifdef ATTN_EMULATED
   const auto address = static_cast<uint64_t>(static_cast<const std::byte*>(tile) -
                                              static_cast<const std::byte*>(emulator::Block::current().shared()));
@@ -113,7 +113,7 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kTiles][4], float (&e)[kMo
 
 #ifdef ATTN_EMULATED
 // Calls read(address, 16) for every 16-byte chunk of an operand of `rows` x 16.
-inline void each_chunk(WgmmaOperand operand, bool mn_major, int rows, emulator::Place caller,
+inline void each_chunk(SmemDescriptor operand, bool mn_major, int rows, emulator::Place caller,
                        const emulator::Block::Visit& read) {
   emulator::Block& block = emulator::Block::current();
   for (int row = 0; row < rows; row += mn_major ? 8 : 1)
@@ -131,8 +131,8 @@ struct Quad {
   const uint32_t *own = nullptr, *lanes[4] = {};
 };
 template <bool kTransposedB, class Element, int kTiles>
-void wgmma_later(float (&d)[kTiles][4], WgmmaOperand a, Quad quad, WgmmaOperand b, bool accumulate,
-                 emulator::Place caller) {
+void wgmma_later(float (&d)[kTiles][4], SmemDescriptor a, Quad quad, SmemDescriptor b,
+                 bool accumulate, emulator::Place caller) {
   emulator::tensor_flop += 2 * 64 * 8 * kTiles * 16 / 128;  // this thread's part
   emulator::Block& block = emulator::Block::current();
   const int thread = static_cast<int>(emulator::threadIdx.x) % 128;
@@ -206,7 +206,7 @@ inline constexpr bool kIsWgmmaShape = kTiles == 8 || kTiles == 10 || kTiles == 1
 /// D = A B, or D += A B if `accumulate`, A [64, 16] K-major in shared memory, B K-major (kTransposedB false: B^T is
 /// [N, k]) or MN-major ([k, N]). By all threads of a warpgroup.
 template <class Element, bool kTransposedB, int kTiles>
-__device__ __forceinline__ void wgmma(float (&d)[kTiles][4], WgmmaOperand a, WgmmaOperand b,
+__device__ __forceinline__ void wgmma(float (&d)[kTiles][4], SmemDescriptor a, SmemDescriptor b,
                                       bool accumulate ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   wgmma_later<kTransposedB, Element>(d, a, {}, b, accumulate, caller);
@@ -229,8 +229,8 @@ __device__ __forceinline__ void wgmma(float (&d)[kTiles][4], WgmmaOperand a, Wgm
 
 /// The same with A in registers, as A of mma_m16n8k16: four registers of two elements.
 template <class Element, bool kTransposedB, int kTiles>
-__device__ __forceinline__ void wgmma(float (&d)[kTiles][4], const uint32_t (&a)[4], WgmmaOperand b,
-                                      bool accumulate ATTN_CALLER) {
+__device__ __forceinline__ void wgmma(float (&d)[kTiles][4], const uint32_t (&a)[4],
+                                      SmemDescriptor b, bool accumulate ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   Quad quad{a, {}};
   emulator::Block::current().wait_warp("wgmma", caller, ~0u, quad, [](auto& lanes) {

@@ -43,16 +43,17 @@ __device__ __forceinline__ uint32_t pack4_e4m3(float a, float b, float c, float 
 
 /// An operand at `tile`, of rows of kRowBytes.
 template <int kRowBytes>
-__device__ __forceinline__ WgmmaOperand wgmma_operand_e4m3(const void* tile) {
+__device__ __forceinline__ SmemDescriptor smem_descriptor_e4m3(const void* tile) {
   static_assert(kRowBytes == 64 || kRowBytes == 128);
   constexpr uint64_t kSwizzle = kRowBytes == 128 ? 1 : 2, kGroupOf8 = 8 * kRowBytes / 16;
-  return {(wgmma_operand(tile).bits & 0x3FFF) | uint64_t{1} << 16 | kGroupOf8 << 32 | kSwizzle << 62};
+  return {(smem_descriptor(tile).bits & 0x3FFF) | uint64_t{1} << 16 | kGroupOf8 << 32 |
+          kSwizzle << 62};
 }
 
 #ifdef ATTN_EMULATED
 template <int kTiles>
-void wgmma_e4m3_later(float (&d)[kTiles][4], WgmmaOperand a, Quad quad, WgmmaOperand b, bool accumulate,
-                      emulator::Place caller) {
+void wgmma_e4m3_later(float (&d)[kTiles][4], SmemDescriptor a, Quad quad, SmemDescriptor b,
+                      bool accumulate, emulator::Place caller) {
   emulator::tensor_flop += 2 * 64 * 8 * kTiles * 32 / 128;  // this thread's part
   emulator::Block& block = emulator::Block::current();
   const int thread = static_cast<int>(emulator::threadIdx.x) % 128;
@@ -85,8 +86,8 @@ inline constexpr bool kIsWgmmaE4M3Shape = kTiles == 8 || kTiles == 16 || kTiles 
 
 /// D = A B, or D += A B if `accumulate`, both operands in shared memory. By all threads of a warpgroup.
 template <int kTiles>
-__device__ __forceinline__ void wgmma_e4m3(float (&d)[kTiles][4], WgmmaOperand a, WgmmaOperand b,
-                                           bool accumulate ATTN_CALLER) {
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[kTiles][4], SmemDescriptor a,
+                                           SmemDescriptor b, bool accumulate ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   wgmma_e4m3_later(d, a, {}, b, accumulate, caller);
 #else
@@ -104,8 +105,8 @@ __device__ __forceinline__ void wgmma_e4m3(float (&d)[kTiles][4], WgmmaOperand a
 
 /// The same with A in registers.
 template <int kTiles>
-__device__ __forceinline__ void wgmma_e4m3(float (&d)[kTiles][4], const uint32_t (&a)[4], WgmmaOperand b,
-                                           bool accumulate ATTN_CALLER) {
+__device__ __forceinline__ void wgmma_e4m3(float (&d)[kTiles][4], const uint32_t (&a)[4],
+                                           SmemDescriptor b, bool accumulate ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   Quad quad{a, {}};
   emulator::Block::current().wait_warp("wgmma_e4m3", caller, ~0u, quad, [](auto& lanes) {

@@ -69,7 +69,7 @@ __device__ __forceinline__ void wgmma_wait(int (&d)[kTiles][4] ATTN_CALLER) {
 /// D = A B, or D += A B if `accumulate`, both operands in shared memory. By all threads of a
 /// warpgroup. N is 64, 128, 160 or 192; the hardware has 8, 24 and all multiples of 16.
 template <int kTiles>
-__device__ __forceinline__ void wgmma_s8(int (&d)[kTiles][4], WgmmaOperand a, WgmmaOperand b,
+__device__ __forceinline__ void wgmma_s8(int (&d)[kTiles][4], SmemDescriptor a, SmemDescriptor b,
                                          bool accumulate ATTN_CALLER) {
   static_assert(kTiles == 8 || kTiles == 16 || kTiles == 20 || kTiles == 24);
 #ifdef ATTN_EMULATED

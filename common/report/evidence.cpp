@@ -77,14 +77,14 @@ void sort_lines(std::vector<EvidenceLine>& lines, const std::string& part,
     if (p.part == part) place.emplace(part == "peers" ? p.options : p.name, place.size());
   const auto key = [&](const EvidenceLine& line) {
     std::string name = listed_name(part, line.name);
-    if (part == "counters") return std::tuple(std::size_t{0}, std::string(), place_of(name));
+    if (part == "counters") return std::tuple(std::size_t{0}, std::string(), partial_index(name));
     const json j = line.json();
     if (part == "peers") name = j.value("options", kUnknown);
     const auto found = place.find(name);
-    return std::tuple(
-        found == place.end() ? listed.size() : found->second,
-        part == "peers" ? std::string() : name,
-        part == "peers" ? std::pair(std::size_t{0}, 0) : place_of(j.at("steps").at(0).at("name")));
+    return std::tuple(found == place.end() ? listed.size() : found->second,
+                      part == "peers" ? std::string() : name,
+                      part == "peers" ? std::pair(std::size_t{0}, 0)
+                                      : partial_index(j.at("steps").at(0).at("name")));
   };
   std::vector<std::pair<decltype(key(lines[0])), EvidenceLine>> keyed;
   for (EvidenceLine& line : lines) keyed.emplace_back(key(line), std::move(line));

@@ -143,7 +143,7 @@ void restore_order(std::vector<EvidenceLine>& lines, const std::string& part) {
     std::vector<EvidenceLine> sorted;
     for (const std::size_t n : own) sorted.push_back(lines[n]);
     std::ranges::stable_sort(sorted, {}, [&](const EvidenceLine& line) {
-      return place_of(part == "times" ? step_of(line.json()) : listed_name(part, line.name));
+      return partial_index(part == "times" ? step_of(line.json()) : listed_name(part, line.name));
     });
     for (std::size_t n = 0; n < own.size(); ++n) lines[own[n]] = sorted[n];
   }

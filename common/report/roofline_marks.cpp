@@ -10,7 +10,7 @@
 namespace attn::report {
 namespace {
 
-constexpr std::size_t kMostLabels = 16;  // more are numbers, with a key below
+constexpr std::size_t kMaxLabels = 16;  // more are numbers, with a key below
 
 // The colours of the other figures of docs/figures.
 constexpr const char* kStyle = R"(  <style>
@@ -86,7 +86,7 @@ void mark(std::vector<Marker>& markers, double x, double y, bool filled, const P
 // Few labels, none over another, over a marker or over a roof's label.
 bool readable(const std::vector<Label>& labels, const Box& plot,
               const std::vector<Box>& obstacles) {
-  if (labels.size() > kMostLabels) return false;
+  if (labels.size() > kMaxLabels) return false;
   for (std::size_t i = 0; i < labels.size(); ++i) {
     if (labels[i].box.left < plot.left || labels[i].box.right > plot.right) return false;
     for (const Box& o : obstacles)

@@ -43,7 +43,7 @@ bool has_word(const std::string& text, std::string_view word) {
 
 }  // namespace
 
-std::pair<std::size_t, int> place_of(const std::string& step) {
+std::pair<std::size_t, int> partial_index(const std::string& step) {
   constexpr std::string_view kFamilies = "vqfbdsac";
   return {kFamilies.find(step[0]), std::atoi(step.c_str() + 1)};
 }
@@ -70,8 +70,9 @@ std::vector<StepSource> read_step_sources(const fs::path& chapter) {
     steps.push_back(s);
   }
   std::sort(steps.begin(), steps.end(), [](const StepSource& a, const StepSource& b) {
-    return place_of(a.name) != place_of(b.name) ? place_of(a.name) < place_of(b.name)
-                                                : a.name < b.name;
+    return partial_index(a.name) != partial_index(b.name)
+               ? partial_index(a.name) < partial_index(b.name)
+               : a.name < b.name;
   });
   return steps;
 }

@@ -29,7 +29,7 @@ struct TreeRow {
 };
 
 /// "v10_vectorised_combine": the family and the number, for the order of steps.
-std::pair<std::size_t, int> place_of(const std::string& step);
+std::pair<std::size_t, int> partial_index(const std::string& step);
 
 /// The steps of a chapter's folder; empty where there are none.
 std::vector<StepSource> read_step_sources(const std::filesystem::path& chapter);

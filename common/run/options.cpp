@@ -58,9 +58,9 @@ void take_varlen(const std::string& list, const std::set<std::string>& given, Pr
           fmt::format("--varlen skewed: needs a --batch and a --seqlen of at least 1, "
                       "not {} and {}",
                       p.batch, p.seqlen_q));
-    if (p.batch > Problem::kMostSequences)
+    if (p.batch > Problem::kMaxSequences)
       throw InputError(fmt::format("--batch {}: must be at most {} with --varlen", p.batch,
-                                   Problem::kMostSequences));
+                                   Problem::kMaxSequences));
     p.varlen_q = skewed_lengths(p.batch, p.seqlen_q, p.seed);
   } else {
     not_given("--varlen", {"--batch", "--seqlen-q", "--seqlen-k", "--seqlen"});

@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(128, 1)
         *reinterpret_cast<uint4*>(smem.sB + row * kRowBytes + place * 16) =
             there ? *reinterpret_cast<const uint4*>(gB + from) : none;
       }
-      shared_write_fence();
+      fence_proxy_async();
       __syncthreads();
     }
     uint32_t a[4];
@@ -45,8 +45,8 @@ __global__ void __launch_bounds__(128, 1)
                                                 lane_id % 4 * 4);
     }
     const int inside = step % kSteps * 32;
-    const WgmmaOperand left = wgmma_operand_e4m3<kRowBytes>(smem.sA) + inside;
-    const WgmmaOperand right = wgmma_operand_e4m3<kRowBytes>(smem.sB) + inside;
+    const SmemDescriptor left = smem_descriptor_e4m3<kRowBytes>(smem.sA) + inside;
+    const SmemDescriptor right = smem_descriptor_e4m3<kRowBytes>(smem.sB) + inside;
     wgmma_fence();
     if constexpr (kRegisters)
       wgmma_e4m3(d, a, right, step > 0);

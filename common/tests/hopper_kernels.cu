@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(384, 1)
     for (int t = 0; t < tiles; ++t) {
       const int s = t % 2;
       if (fault != kNoWaitForReader) mbarrier_wait(&smem.empty[s], t / 2 % 2 ^ 1);
-      mbarrier_arrive_expect(&smem.full[s], fault == kTooFewBytes ? kBytes - 16 : kBytes);
+      mbarrier_arrive_expect_tx(&smem.full[s], fault == kTooFewBytes ? kBytes - 16 : kBytes);
       tma_load(smem.sA[s], mapA, &smem.full[s], {0, 0, t});
       if constexpr (kTransposedB)
         for (int p = 0; p < kPanels; ++p)
@@ -77,10 +77,10 @@ __global__ void __launch_bounds__(384, 1)
         ldmatrix_x4(a[k], smem.sA[s] + row * 64 + (piece ^ row % 8) * 8);
       }
     if (fault != kNoRegisterFence) wgmma_fence();
-    const WgmmaOperand operand_a = wgmma_operand(smem.sA[s]);
-    const WgmmaOperand operand_b = wgmma_operand(smem.sB[s], 64 * 64 * 2);
+    const SmemDescriptor operand_a = smem_descriptor(smem.sA[s]);
+    const SmemDescriptor operand_b = smem_descriptor(smem.sB[s], 64 * 64 * 2);
     for (int k = 0; k < 4; ++k) {  // 16 of k are 32 bytes on, or 16 rows of 128
-      const WgmmaOperand b = operand_b + (kTransposedB ? 2048 * k : 32 * k);
+      const SmemDescriptor b = operand_b + (kTransposedB ? 2048 * k : 32 * k);
       if constexpr (kRegisters)
         wgmma<Element, kTransposedB>(d, a[k], b, t + k > 0);
       else
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(384, 1)
           smem.sD + n / 8 * 64 * 64 + row * 64 + (n % 8 ^ row % 8) * 8 + lane_id % 4 * 2;
       *reinterpret_cast<uint32_t*>(to) = pack2<Element>(d[n][2 * half], d[n][2 * half + 1]);
     }
-  if (fault != kNoSharedFence) shared_write_fence();
+  if (fault != kNoSharedFence) fence_proxy_async();
   if (fault != kNoBarrierBeforeStore) named_barrier_sync(1, 128);  // all have written
   if (threadIdx.x == 0) {
     for (int p = 0; p < kPanels; ++p) tma_store(mapD, smem.sD + p * 64 * 64, {64 * p, 0, 0});

@@ -29,14 +29,14 @@ __global__ void __launch_bounds__(128, 1)
   };
   store(smem.sA, gA, 64);
   store(smem.sB, gB, kColumns);
-  shared_write_fence();
+  fence_proxy_async();
   __syncthreads();
   int d[kColumns / 8][4];
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < 4; ++step)
-    wgmma_s8(d, wgmma_operand_e4m3<128>(smem.sA) + 32 * step,
-             wgmma_operand_e4m3<128>(smem.sB) + 32 * step, step > 0);
+    wgmma_s8(d, smem_descriptor_e4m3<128>(smem.sA) + 32 * step,
+             smem_descriptor_e4m3<128>(smem.sB) + 32 * step, step > 0);
   wgmma_commit();
   wgmma_wait<0>(d);
   const int lane_id = threadIdx.x % 32, row0 = static_cast<int>(threadIdx.x) / 32 * 16;

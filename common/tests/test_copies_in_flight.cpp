@@ -77,7 +77,7 @@ __global__ void load_what_is_written(bool flag, const TensorMap map, __half* dat
   }
   mbarrier_init(&smem.barrier, 1), mbarrier_init_fence();
   if (flag) flag_wait(ready, 1);
-  mbarrier_arrive_expect(&smem.barrier, 64 * 64 * 2);
+  mbarrier_arrive_expect_tx(&smem.barrier, 64 * 64 * 2);
   tma_load(smem.bytes, map, &smem.barrier, {0, 0, 0});
   mbarrier_wait(&smem.barrier, 0);
 }
@@ -86,7 +86,7 @@ constexpr int kStores = __LINE__ + 6;
 __global__ void store_boxes(bool same, const TensorMap map) {
   auto& smem = dynamic_shared<Storage>();
   for (unsigned i = threadIdx.x; i < 64 * 64 * 2; i += blockDim.x) smem.bytes[i] = 0;
-  shared_write_fence(), __syncthreads();
+  fence_proxy_async(), __syncthreads();
   if (threadIdx.x != 0) return;
   tma_store(map, smem.bytes, {0, 0, same ? 0 : static_cast<int>(blockIdx.x)});
   tma_store_commit();
@@ -97,7 +97,7 @@ __global__ void store_boxes(bool same, const TensorMap map) {
 __global__ void fill_what_is_stored(bool wait, const TensorMap map) {
   auto& smem = dynamic_shared<Storage>();
   for (int i = 0; i < 8192; ++i) smem.bytes[i] = 1;
-  shared_write_fence();
+  fence_proxy_async();
   tma_store(map, smem.bytes, {0, 0, 0});
   tma_store_commit();
   if (wait) tma_store_wait<0>();
@@ -108,7 +108,7 @@ constexpr int kReadsTile = __LINE__ - 6, kFillsAgain = __LINE__ - 3;
 __global__ void read_what_is_stored(const TensorMap map, const unsigned char* data, int* out) {
   auto& smem = dynamic_shared<Storage>();
   for (int i = 0; i < 64 * 64 * 2; ++i) smem.bytes[i] = 0;
-  shared_write_fence();
+  fence_proxy_async();
   tma_store(map, smem.bytes, {0, 0, 0});
   tma_store_commit();
   tma_store_wait<0>();
@@ -127,11 +127,11 @@ __global__ void multiply_copies(Fence fence, const unsigned char* data, float* o
   for (unsigned i = threadIdx.x; i < 1024; i += 128)
     cp_async_16(smem.bytes + 16 * i, data + 16 * i);
   cp_async_commit();
-  if (fence == kFencedTooEarly) shared_write_fence();
+  if (fence == kFencedTooEarly) fence_proxy_async();
   cp_async_wait<0>();
-  if (fence == kFenced) shared_write_fence();
+  if (fence == kFenced) fence_proxy_async();
   __syncthreads();
-  const WgmmaOperand tile = wgmma_operand(smem.bytes);
+  const SmemDescriptor tile = smem_descriptor(smem.bytes);
   wgmma_fence();
   wgmma<__half, false>(d, tile, tile, false);
   wgmma_commit();
@@ -152,13 +152,13 @@ __global__ void reach(Way way, int offset, const TensorMap map, const unsigned c
   }
   if (way == kStore) {
     for (unsigned char& byte : smem.bytes) byte = 0;
-    shared_write_fence();
+    fence_proxy_async();
     tma_store(map, at, {0, 0, 0});
     tma_store_commit();
     return tma_store_wait<0>();
   }
   mbarrier_init(&smem.barrier, 1), mbarrier_init_fence();
-  mbarrier_arrive_expect(&smem.barrier, 64 * 64 * 2);
+  mbarrier_arrive_expect_tx(&smem.barrier, 64 * 64 * 2);
   tma_load(at, map, &smem.barrier, {0, 0, 0});
   mbarrier_wait(&smem.barrier, 0);
 }
@@ -170,11 +170,11 @@ __global__ void overwrite_operand(bool each, float* out) {
   auto& smem = dynamic_shared<Storage>();
   for (unsigned i = threadIdx.x; i < sizeof smem.bytes; i += blockDim.x) smem.bytes[i] = 0;
   if (threadIdx.x == 0) mbarrier_init(&smem.empty, each ? 128 : 32), mbarrier_init_fence();
-  shared_write_fence();
+  fence_proxy_async();
   __syncthreads();
   if (threadIdx.x < 128) {
     float d[8][4] = {};
-    const WgmmaOperand tile = wgmma_operand(smem.bytes);
+    const SmemDescriptor tile = smem_descriptor(smem.bytes);
     wgmma_fence();
     wgmma<__half, false>(d, tile, tile, false);
     wgmma_commit();

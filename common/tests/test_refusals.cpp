@@ -25,7 +25,7 @@ struct alignas(1024) Storage {
 __device__ Storage& filled_storage() {
   auto& smem = dynamic_shared<Storage>();
   for (unsigned i = threadIdx.x; i < sizeof smem.bytes; i += blockDim.x) smem.bytes[i] = 0;
-  shared_write_fence();
+  fence_proxy_async();
   __syncthreads();
   return smem;
 }
@@ -51,13 +51,13 @@ __global__ void bring_box(int offset, const TensorMap map) {
   auto& smem = dynamic_shared<Storage>();
   mbarrier_init(&smem.barrier, 1);
   mbarrier_init_fence();
-  mbarrier_arrive_expect(&smem.barrier, 64 * 64 * 2);
+  mbarrier_arrive_expect_tx(&smem.barrier, 64 * 64 * 2);
   tma_load(smem.bytes + offset, map, &smem.barrier, {0, 0});
   mbarrier_wait(&smem.barrier, 0);
 }
 __global__ void multiply(unsigned warps, float* out) {
   float d[8][4] = {};
-  const WgmmaOperand tile = wgmma_operand(filled_storage().bytes);
+  const SmemDescriptor tile = smem_descriptor(filled_storage().bytes);
   if (threadIdx.x / 32 < warps) {
     wgmma_fence();
     wgmma<__half, false>(d, tile, tile, false);
@@ -73,9 +73,9 @@ __global__ void multiply_in_flight(int fault, float* out) {
   auto& smem = dynamic_shared<Storage>();
   float d[8][4] = {};
   for (int i = 0; i < 128; ++i) smem.bytes[128 * i + threadIdx.x] = 0;
-  if (fault != 1) shared_write_fence();
+  if (fault != 1) fence_proxy_async();
   __syncthreads();
-  const WgmmaOperand tile = wgmma_operand(smem.bytes);
+  const SmemDescriptor tile = smem_descriptor(smem.bytes);
   uint32_t a[4] = {};
   wgmma_fence();
   wgmma<__half, false>(d, a, tile, false);
@@ -90,12 +90,12 @@ __global__ void multiply_what_others_wrote(bool all_wait, float* out) {
   auto& smem = dynamic_shared<Storage>();
   float d[8][4] = {};
   for (int i = 0; i < 128; ++i) smem.bytes[128 * i + threadIdx.x] = 0;
-  shared_write_fence();
+  fence_proxy_async();
   if (all_wait || threadIdx.x < 32)
     named_barrier_sync(1, 128);
   else
     named_barrier_arrive(1, 128);
-  const WgmmaOperand tile = wgmma_operand(smem.bytes);
+  const SmemDescriptor tile = smem_descriptor(smem.bytes);
   wgmma_fence();
   wgmma<__half, false>(d, tile, tile, false);
   wgmma_commit();
@@ -110,10 +110,10 @@ __global__ void store_what_others_wrote(Fences fences, const TensorMap map) {
   if (threadIdx.x < 32)
     for (int i = 0; i < 256; ++i) smem.bytes[32 * i + threadIdx.x] = 0;
   const unsigned first = fences == kWriters ? 0 : 32;
-  if (fences != kStorerAfter && threadIdx.x / 32 == first / 32) shared_write_fence();
+  if (fences != kStorerAfter && threadIdx.x / 32 == first / 32) fence_proxy_async();
   __syncthreads();
   if (threadIdx.x != 32) return;
-  if (fences == kStorerAfter) shared_write_fence();
+  if (fences == kStorerAfter) fence_proxy_async();
   tma_store(map, smem.bytes, {0, 0, 0});
   tma_store_commit();
   tma_store_wait<0>();

@@ -18,7 +18,7 @@ Problem long_problem(bool causal) {
 constexpr double kAll = 2.0 * 8 * 16 * 2048 * 128 * 2;  // K and V of all heads, once: 134 MB
 
 Status two_tiles(const Arguments& args) {
-  if (args.plans({128, 64, 4})) return Status::success();
+  if (args.report_tiling({128, 64, 4})) return Status::success();
   return Status::device_error("launched");
 }
 
@@ -64,7 +64,7 @@ TEST_CASE("HBM binds where the order of tiles makes it", "[tiling]") {
   Step step;
   step.operation = &forward();
   step.launch = {nullptr, [](const Arguments& args) {
-                   return args.plans({128, 128, args.problem.heads * args.problem.batch})
+                   return args.report_tiling({128, 128, args.problem.heads * args.problem.batch})
                               ? Status::success()
                               : Status::unsupported("");
                  }};

@@ -9,20 +9,21 @@ using namespace attn;
 
 // Keys [begin, end). A query sees those up to the diagonal, which ends at the last key in use.
 //! [keys]
-struct Keys {
+struct KvRange {
   int begin, end;
 };
-__device__ __forceinline__ Keys keys_of_query(const Shape& shape, int used, int i) {
-  const int diagonal = i + used - shape.seqlen_q;
-  return {max(0, diagonal - shape.window_left), min(used, diagonal + shape.window_right + 1)};
+__device__ __forceinline__ KvRange keys_of_query(const Shape& shape, int seqlen_k, int i) {
+  const int diagonal = i + seqlen_k - shape.seqlen_q;
+  return {max(0, diagonal - shape.window_left), min(seqlen_k, diagonal + shape.window_right + 1)};
 }
 // The keys that some query of a sequence sees; and tiles of them. Without keys there is one, which
 // stores O = 0.
-__device__ __forceinline__ Keys keys_of_sequence(const Shape& shape, int used) {
-  return {keys_of_query(shape, used, 0).begin, keys_of_query(shape, used, shape.seqlen_q - 1).end};
+__device__ __forceinline__ KvRange keys_of_sequence(const Shape& shape, int seqlen_k) {
+  return {keys_of_query(shape, seqlen_k, 0).begin,
+          keys_of_query(shape, seqlen_k, shape.seqlen_q - 1).end};
 }
-__device__ __forceinline__ int tiles_of(const Shape& shape, int used, int tile_keys) {
-  const Keys keys = keys_of_sequence(shape, used);
+__device__ __forceinline__ int tiles_of(const Shape& shape, int seqlen_k, int tile_keys) {
+  const KvRange keys = keys_of_sequence(shape, seqlen_k);
   return max(1, ceil_div(max(0, keys.end - keys.begin), tile_keys));
 }
 //! [keys]

@@ -27,12 +27,13 @@ __device__ __forceinline__ Rows rows_of(const Shape& shape, int block, int block
 
 // The keys that some query of these rows sees; if the rows are of one head, those between the first
 // and the last.
-__device__ __forceinline__ Keys keys_seen(const Shape& shape, int used, const Rows& rows) {
+__device__ __forceinline__ KvRange visible_keys(const Shape& shape, int seqlen_k,
+                                                const Rows& rows) {
   const int last_row = rows.row0 + rows.count - 1;
   const bool one_head = rows.row0 / shape.seqlen_q == last_row / shape.seqlen_q;
   const int first = one_head ? rows.row0 % shape.seqlen_q : 0;
   const int last = one_head ? last_row % shape.seqlen_q : shape.seqlen_q - 1;
-  return {keys_of_query(shape, used, first).begin, keys_of_query(shape, used, last).end};
+  return {keys_of_query(shape, seqlen_k, first).begin, keys_of_query(shape, seqlen_k, last).end};
 }
 
 // Over the 4 lanes that share a row of an accumulator of mma.m16n8k16.

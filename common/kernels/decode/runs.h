@@ -10,15 +10,15 @@ using namespace attn;
 
 // The tiles of a block, counted through the heads of all sequences: fewer than 2^31 in all.
 //! [runs]
-struct Run {
+struct StreamKUnit {
   int begin, end, length;  // length: of each block's run but the last
   int b, first;            // where `begin` is: its sequence, and the first tile of that
 };
 // Every warp adds up the sequences for itself, 32 at a time. `heads`: row tiles of a sequence.
 // Where all sequences have as many tiles, runs are made a little longer, so that heads end where
 // runs do: then a block rarely begins a second head, whose first keys nobody has fetched ahead.
-__device__ __forceinline__ Run run_of(const Shape& shape, const int* gSeqused, int batch, int heads,
-                                      int tile_keys) {
+__device__ __forceinline__ StreamKUnit run_of(const Shape& shape, const int* gSeqused, int batch,
+                                              int heads, int tile_keys) {
   const int lane_id = threadIdx.x % 32, block = blockIdx.x, blocks = gridDim.x;
   const auto tiles = [&](int b) { return b < batch ? tiles_of(shape, gSeqused[b], tile_keys) : 0; };
   int total = 0, most = 0;  // of a row tile of each sequence
@@ -29,7 +29,7 @@ __device__ __forceinline__ Run run_of(const Shape& shape, const int* gSeqused, i
   }
   const bool equal = total == batch * most;
   total *= heads;
-  Run run{0, 0, ceil_div(total, blocks), 0, 0};
+  StreamKUnit run{0, 0, ceil_div(total, blocks), 0, 0};
   if (equal) {
     const int whole = run.length < most ? ceil_div(most, most / run.length)  // a part of a head
                                         : round_up(run.length, most);
@@ -60,15 +60,15 @@ __device__ __forceinline__ Run run_of(const Shape& shape, const int* gSeqused, i
 
 // A head's rows, as far as they are in a run: tiles [tile, tile + count) of `tiles`.
 //! [segment]
-struct Segment {
-  int used, row_block, tile, count, tiles;
+struct WorkTile {
+  int seqlen_k, row_block, tile, count, tiles;
   int first_block, num_splits, split;  // of the blocks that share the head; which of them this is
 };
 // The first segment of what is left of a run, and takes it off.
-__device__ __forceinline__ Segment next_segment(Run& run, const Shape& shape, const int* gSeqused,
-                                                int heads, int tile_keys) {
-  Segment s;
-  s.used = gSeqused[run.b], s.tiles = tiles_of(shape, s.used, tile_keys);
+__device__ __forceinline__ WorkTile next_work_tile(StreamKUnit& run, const Shape& shape,
+                                                   const int* gSeqused, int heads, int tile_keys) {
+  WorkTile s;
+  s.seqlen_k = gSeqused[run.b], s.tiles = tiles_of(shape, s.seqlen_k, tile_keys);
   const int head = (run.begin - run.first) / s.tiles;
   const int first_tile = run.first + head * s.tiles;
   s.row_block = run.b * heads + head;

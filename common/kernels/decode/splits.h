@@ -10,7 +10,7 @@
 namespace attn::splits {
 
 constexpr int64_t kSms = 132;
-constexpr int kMostRuns = 512;    // resident blocks
+constexpr int kMaxRuns = 512;    // resident blocks
 constexpr int kEmulatedSms = 3;   // so few that a run has several heads, and a head several runs
 constexpr int64_t kMmaRows = 16;  // of a block with MMAs of 16 rows
 

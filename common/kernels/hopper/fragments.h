@@ -49,7 +49,8 @@ __device__ __forceinline__ int first_row() {
 __device__ __forceinline__ int quad_col() { return thread_index() % 4 * 2; }
 
 // The operand with its groups of 8 rows `bytes` apart, where other atoms lie between them.
-__device__ __forceinline__ WgmmaOperand groups_apart(WgmmaOperand operand, int bytes) {
+__device__ __forceinline__ SmemDescriptor with_stride_byte_offset(SmemDescriptor operand,
+                                                                  int bytes) {
   return {(operand.bits & ~(uint64_t{0x3FFF} << 32)) | static_cast<uint64_t>(bytes >> 4) << 32};
 }
 
@@ -84,25 +85,25 @@ __device__ __forceinline__ void apply_softcap(float (&s)[Config::kBlockN / 8][4]
 //! [mask]
 template <class Config>
 __device__ __forceinline__ void apply_mask(float (&s)[Config::kBlockN / 8][4], const Shape& shape,
-                                           const BlockRanges& seen, int n_block, int row0,
+                                           const KvBlockRange& kv_range, int n_block, int row0,
                                            int last_key) {
-  if (n_block >= seen.unmasked_begin && n_block < seen.unmasked_end) return;
+  if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end) return;
   // Keys from this lane's first one on: its first row is at `own`, and it sees none after `last`.
   const int key0 = n_block * Config::kBlockN + quad_col();
-  const int own = row0 + first_row() - key0;
+  const int row_minus_col = row0 + first_row() - key0;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int last = min(own + 8 * r + shape.window_right, last_key - key0);
+    const int last = min(row_minus_col + 8 * r + shape.window_right, last_key - key0);
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
         if (8 * n + i > last) s[n][2 * r + i] = -INFINITY;
   }
-  if (n_block >= seen.unmasked_begin) return;
+  if (n_block >= kv_range.unmasked_begin) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {  // the left edge of the window
-    const int first = own + 8 * r - shape.window_left;
+    const int first = row_minus_col + 8 * r - shape.window_left;
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; ++n)
 #pragma unroll

@@ -12,23 +12,23 @@ using namespace attn;
 // Blocks of keys: some row of [row0, row0 + rows) sees something of [begin, end), and every row
 // sees all of [unmasked_begin, unmasked_end).
 //! [ranges]
-struct BlockRanges {
+struct KvBlockRange {
   int begin, unmasked_begin, unmasked_end, end;
 };
-inline __device__ BlockRanges blocks_seen(const Shape& shape, int seqlen_q, int seqlen_k, int row0,
-                                          int rows, int block_n) {
-  const int last = min(row0 + rows, seqlen_q) - 1, shift = seqlen_k - seqlen_q;
-  const int begin = max(0, row0 + shift - shape.window_left);
-  const int end = min(seqlen_k, last + shift + shape.window_right + 1);
+inline __device__ KvBlockRange kv_block_range(const Shape& shape, int seqlen_q, int seqlen_k,
+                                              int row0, int rows, int block_n) {
+  const int last = min(row0 + rows, seqlen_q) - 1, causal_offset = seqlen_k - seqlen_q;
+  const int begin = max(0, row0 + causal_offset - shape.window_left);
+  const int end = min(seqlen_k, last + causal_offset + shape.window_right + 1);
   if (end <= begin) return {0, 0, 0, 1};  // O = 0, lse = -inf: one block, masked entirely
   // What the last row sees first, and the first row last.
-  const int all_begin = max(0, last + shift - shape.window_left);
-  const int all_end = min(seqlen_k, row0 + shift + shape.window_right + 1);
-  BlockRanges seen{begin / block_n, ceil_div(all_begin, block_n), all_end / block_n,
+  const int all_begin = max(0, last + causal_offset - shape.window_left);
+  const int all_end = min(seqlen_k, row0 + causal_offset + shape.window_right + 1);
+  KvBlockRange kv_range{begin / block_n, ceil_div(all_begin, block_n), all_end / block_n,
                    ceil_div(end, block_n)};
-  seen.unmasked_begin = min(seen.unmasked_begin, seen.end);
-  seen.unmasked_end = max(seen.unmasked_begin, seen.unmasked_end);
-  return seen;
+  kv_range.unmasked_begin = min(kv_range.unmasked_begin, kv_range.end);
+  kv_range.unmasked_end = max(kv_range.unmasked_begin, kv_range.unmasked_end);
+  return kv_range;
 }
 //! [ranges]
 
