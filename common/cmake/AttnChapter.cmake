@@ -190,8 +190,8 @@ function(attn_add_chapter chapter)
   if(hopper_files)
     attn_add_kernels(${chapter}_hopper HOPPER FILES ${hopper_files})
     # Of a kernel that is in two units the linker keeps the first. The emulator's list of a unit's
-    # kernels (attn_together) does not link without all of them, or is dropped: of q9 in 08, not of q
-    # and s, which are one unit.
+    # kernels (attn_together) does not link without all of them, or is dropped. So in 08 the unit of
+    # q9 loses its list, not that of q and s.
     if(ATTN_TOGETHER GREATER 1)
       list(PREPEND ${chapter}_OBJECTS ${${chapter}_hopper_OBJECTS})
     else()

@@ -51,6 +51,13 @@ echo '#' >"$work/list"
 echo '100 01/v2_two it has to' >"$work/budgets"
 expect 1 'v2_two: 0 lines need no budget of their own'
 : >"$work/budgets"
+# Of a step that launches its parent's kernel all lines count; a function for such a step does not.
+echo '#' >"$work/list"
+step v4_four 10 b && sed -i '2a ATTN_ATTENTION_OF(v1_one);' "$work/01/v4_four.cu"
+sed -i '3a //! [attend]\nStatus attend();\n//! [attend]' "$work/01/v2_two.cu"
+printf '80 01/v1_one 01/v4_four\n80 01/v1_one 01/v2_two\n' >"$work/diffs"
+expect 0 '13 of 80: 01/v1_one to 01/v4_four
+0 of 80: 01/v1_one to 01/v2_two'
 # The ladder of chapter 06 as it was before it was retold would not pass; nor would a step that is far from its parent.
 printf '80 06_flash_v3_hopper/v5_warp_specialised 06_flash_v3_hopper/v14_tuned\n' >"$work/diffs"
 echo '#' >"$work/list"
