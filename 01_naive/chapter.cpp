@@ -124,15 +124,15 @@ std::vector<Workspace> p_in_16_bits(const Problem& p) {
 Cost read_three_times(const Problem& p) { return forward_cost(p, 1, 4, 3, false); }
 int reads_of_s(const Problem& p) { return p.seqlen_k * 4 <= 224 * 1024 ? 1 : 3; }
 
-// Products in tiles of `tile_rows` rows, P in fp32.
-Step tiled_step(std::string name, std::string idea, int64_t tile_rows, Launch launch) {
+// Products by FMA, `block_rows` rows of results per block; S read once, P in fp32.
+Step fma_step(std::string name, std::string idea, int64_t block_rows, Launch launch) {
   return {.name = std::move(name),
           .operation = &forward(),
           .idea = std::move(idea),
           .support = kAnything,
           .refuses =
-              [tile_rows](const Problem& p) {
-                return refuse_grid(p.batch * p.heads, p.seqlen_q, tile_rows, "--seqlen-q");
+              [block_rows](const Problem& p) {
+                return refuse_grid(p.batch * p.heads, p.seqlen_q, block_rows, "--seqlen-q");
               },
           .workspaces = s_and_p_in_fp32,
           .cost = [](const Problem& p) { return forward_cost(p, 1, 4, reads_of_s(p), false); },
@@ -192,14 +192,14 @@ Chapter make_chapter() {
       .cost = read_three_times,
       .launch = ATTN_LAUNCH(v2_coalesced),
   });
-  c.steps.push_back(tiled_step("v3_warp_softmax", "one warp per row of the softmax, row read once",
-                               8, ATTN_LAUNCH(v3_warp_softmax)));
-  c.steps.push_back(tiled_step("v4_tiled", "shared-memory tiles, one result per thread", 32,
-                               ATTN_LAUNCH(v4_tiled)));
-  c.steps.push_back(tiled_step("v5_register_tiles", "register tiles: 4 x 4 results per thread", 64,
-                               ATTN_LAUNCH(v5_register_tiles)));
-  Step p_16bit = tiled_step("v6_p_16bit", "P in the type of Q, K and V: 16 bits", 64,
-                            ATTN_LAUNCH(v6_p_16bit));
+  c.steps.push_back(fma_step("v3_warp_softmax", "one warp per row of the softmax, row read once", 8,
+                             ATTN_LAUNCH(v3_warp_softmax)));
+  c.steps.push_back(fma_step("v4_tiled", "shared-memory tiles, one result per thread", 32,
+                             ATTN_LAUNCH(v4_tiled)));
+  c.steps.push_back(fma_step("v5_register_tiles", "register tiles: 4 x 4 results per thread", 64,
+                             ATTN_LAUNCH(v5_register_tiles)));
+  Step p_16bit = fma_step("v6_p_16bit", "P in the type of Q, K and V: 16 bits", 64,
+                          ATTN_LAUNCH(v6_p_16bit));
   p_16bit.workspaces = p_in_16_bits;
   p_16bit.cost = [](const Problem& p) {
     return forward_cost(p, 8, double(size_of(p.dtype)), reads_of_s(p), false);
