@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs on a GPU machine what CI cannot, and writes what it saw to docs/reports/<gpu>/.
 #
-#   common/scripts/verify_on_gpu.sh [--out DIR] [--seconds N] [--changed] [PART...] [CHAPTER...]
+#   common/scripts/verify_on_gpu.sh [--out DIR] [--seconds N] [--changed] [--only PATTERN]
+#                                   [PART...] [CHAPTER...]
 #   common/scripts/verify_on_gpu.sh times peers 03_flash_v1
 #   common/scripts/verify_on_gpu.sh --seconds 900      what is stalest first, for at most 15 minutes
 #
@@ -25,6 +26,8 @@
 # the last time. Called again, it goes on where it stopped.
 #
 # With --changed lines that are of the code as it is stay: only stale ones are measured again.
+#
+# With --only the part times measures those problems whose names match: --only '^climb_'.
 #
 # `attn_report evidence check DIR` says afterwards what is stale. The programs are expected in
 # build/release: build them first with common/scripts/start.sh. Where the sources are a copy without
@@ -52,6 +55,7 @@ done
 out=
 limit=
 changed=
+only=
 parts=()
 chapters=()
 while [ $# -gt 0 ]; do
@@ -62,6 +66,7 @@ while [ $# -gt 0 ]; do
       [[ $limit =~ ^[1-9][0-9]*$ ]] || die 2 "--seconds $limit: must be a whole number from 1"
       shift 2 ;;
     --changed) changed=1; shift ;;
+    --only) only=${2:-}; [ -n "$only" ] || die 2 "--only: its value is missing"; shift 2 ;;
     --out) out=${2:-}; [ -n "$out" ] || die 2 "--out: its value is missing"; shift 2 ;;
     tests|large|sanitizer|access|times|peers|counters|compiler) parts+=("$1"); shift ;;
     common) chapters+=("$1"); shift ;;
@@ -69,8 +74,8 @@ while [ $# -gt 0 ]; do
       chapter=${1%/}
       case " ${all_chapters[*]} " in
         *" $chapter "*) ;;
-        *) die 2 "$1: must be --out DIR, --seconds N, --changed, a part (tests, large, sanitizer, \
-access, times, peers, counters, compiler) or a chapter (common, ${all_chapters[*]})" ;;
+        *) die 2 "$1: must be --out DIR, --seconds N, --changed, --only PATTERN, a part \
+(tests, large, sanitizer, access, times, peers, counters, compiler) or a chapter (common, ${all_chapters[*]})" ;;
       esac
       chapters+=("$chapter"); shift ;;
   esac
@@ -207,6 +212,7 @@ times_of() {
   problems_of "$1" >"$work/problems"
   [ -s "$work/problems" ] || { echo "$1: gpu_problems.sh has no problem for it"; return 1; }
   while read -r name options; do
+    [[ -z $only || $name =~ $only ]] || continue
     again=$(todo times "$1" "$1.$name" "$(steps_of "$options")") || { status=1; continue; }
     [ -n "$again" ] || { echo "$1.$name: as it was"; continue; }
     case $name in
@@ -315,7 +321,9 @@ for unit in "${units[@]}"; do
   [ $failed -eq 0 ] || verdict=failed
   before=$unit_begun
   provenance
-  "$report" evidence finish "$out" "$part" "$chapter" $verdict $((SECONDS - begun)) ${log:+"$log"} \
+  took=$((SECONDS - begun))
+  [ -z "$only" ] || took=$last  # of the whole part
+  "$report" evidence finish "$out" "$part" "$chapter" $verdict $took ${log:+"$log"} \
     --measured "$work/measured" --unchanged-since "$work/keys" || verdict=failed
   [ $verdict = passed ] || any_failed=1
   echo "== $part $chapter: $verdict, $((SECONDS - begun)) s"

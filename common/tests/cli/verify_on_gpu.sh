@@ -209,6 +209,13 @@ run times 01_naive
 exits 0
 check || fail "check: $(<"$work/check")"
 has_not "stale" "$(<"$work/check")"
+# --only measures the problems whose names match; the others stay.
+run --only '^forward_n1024$' times 01_naive
+exits 0
+has "--seqlen 1024" "$calls"
+has_not "--seqlen 2048" "$calls"
+check || fail "check: $(<"$work/check")"
+has_not "stale" "$(<"$work/check")"
 # Lines of a problem that is not listed any more are gone when the part has passed again.
 problems=$tree/common/scripts/gpu_problems.sh
 sed -i 's/echo "forward_n131072 /echo "forward_longest /' "$problems"
