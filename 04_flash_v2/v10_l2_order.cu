@@ -41,7 +41,8 @@ struct Config {
 constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
 
 // The byte offset `cols` columns further in the same row, from an even column of chunks: a chunk
-// changes place by an XOR (the bits of its number are 0 where a row begins), kSwizzleChunks by a sum.
+// changes place by an XOR (the bits of its number are 0 where a row begins), kSwizzleChunks by a
+// sum.
 template <int kSwizzleChunks>
 __host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
   return (offset ^ (2 * (cols % (8 * kSwizzleChunks)))) +

@@ -37,8 +37,8 @@ struct SharedStorage {
 };
 
 // Issues the copies of kRows rows, of which `rows` exist; the others become 0. `g` is this thread's
-// first chunk of them, of row tid / kSwizzleChunks and chunk tid % kSwizzleChunks; `step`: elements from a row to the
-// next.
+// first chunk of them, of row tid / kSwizzleChunks and chunk tid % kSwizzleChunks; `step`:
+// elements from a row to the next.
 //! [copy]
 template <int kRows, class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int step, int rows) {

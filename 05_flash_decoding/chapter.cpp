@@ -231,8 +231,8 @@ Chapter make_chapter() {
                                mma_rows, ATTN_LAUNCH(v6_heuristic), best_splits,
                                stored_or_split_cost));
   c.steps.push_back(one_launch(
-      split_step("v7_fused_combine", "the last block of a row to arrive merges its splits", mma_rows,
-                 ATTN_LAUNCH(v7_fused_combine), best_splits, stored_or_split_cost)));
+      split_step("v7_fused_combine", "the last block of a row to arrive merges its splits",
+                 mma_rows, ATTN_LAUNCH(v7_fused_combine), best_splits, stored_or_split_cost)));
   for (std::size_t last = c.steps.size(), n = last - 2; n < last; ++n)  // v6 and v7
     c.steps[n].takes.push_back("num_splits");
   c.steps.push_back(stream_k("v8_stream_k",
@@ -240,8 +240,8 @@ Chapter make_chapter() {
                              ATTN_LAUNCH(v8_stream_k), blocks_per_sm));
   c.steps.push_back(stream_k("v9_eight_warps", "one block an SM, of twice as many warps",
                              ATTN_LAUNCH(v9_eight_warps)));
-  c.steps.push_back(
-      stream_k("v10_vectorised_combine", "merges with less latency", ATTN_LAUNCH(v10_vectorised_combine)));
+  c.steps.push_back(stream_k("v10_vectorised_combine", "merges with less latency",
+                             ATTN_LAUNCH(v10_vectorised_combine)));
   c.steps.push_back(stream_k("v11_shared_p", "warps share P, and own columns of O in place of keys",
                              ATTN_LAUNCH(v11_shared_p)));
   c.steps.push_back(stream_k("v12_more_rows", "up to 64 rows in a block",

@@ -1,4 +1,4 @@
-// f6_smooth_v_chunks: each window of 4096 keys: its mean of V taken off, its P V summed in the tensor core.
+// f6_smooth_v_chunks: smooth V per 4096-key chunk; accumulate P V in the tensor core.
 //
 // parent    f5_incoherent
 // idea      f3 adds P V of a tile to O in float32, since sums of the tensor core are cut toward

@@ -3,8 +3,8 @@
 // parent    04_flash_v2/v4_unmasked_blocks
 // idea      Nothing of Hopper yet: mma.sync, ldmatrix and cp.async as before. What a block works on
 //           becomes an object, as all later steps have it: `Tiles` says which tile comes next,
-//           `WorkTile` what it is of. Heads come in sections whose K and V stay in L2, tiles have 128
-//           keys (64 at d=256), and O leaves the registers in whole sectors.
+//           `WorkTile` what it is of. Heads come in sections whose K and V stay in L2, tiles have
+//           128 keys (64 at d=256), and O leaves the registers in whole sectors.
 // expect    dram__bytes_read.sum, where K and V of all heads do not fit in L2. The MMAs stay as
 //           they are: this is what Hopper's instructions are compared with.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA

@@ -173,7 +173,8 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   CHECK_FALSE(refusal(step_named("v1_scalar"), p));
   p = problem(8, 8, 64, DType::fp32);
   p.finish();
-  CHECK(refusal(step_named("v8_warp_pair_barriers"), p).value().find("fp16 and bf16") != std::string::npos);
+  CHECK(refusal(step_named("v8_warp_pair_barriers"), p).value().find("fp16 and bf16") !=
+        std::string::npos);
   p = problem(8, 8, 129, DType::fp32);
   p.finish();
   CHECK(refusal(step_named("v1_scalar"), p).value().find("at most 128") != std::string::npos);

@@ -16,8 +16,8 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
   return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
 }
 // The byte offset `cols` columns further in the same row, from an even column of chunks: bits 4 to
-// 6 of the start of a row are 0 (4 and 5 where kSwizzleChunks is 4), so that a chunk changes place by an
-// XOR, and kSwizzleChunks chunks by a sum.
+// 6 of the start of a row are 0 (4 and 5 where kSwizzleChunks is 4), so that a chunk changes place
+// by an XOR, and kSwizzleChunks chunks by a sum.
 template <int kSwizzleChunks>
 __host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
   return (offset ^ (2 * (cols % (8 * kSwizzleChunks)))) +

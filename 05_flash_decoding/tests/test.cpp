@@ -335,7 +335,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   };
   refused(problem(1, 64, 96, DType::bf16), "--head-dim 96: this step takes 64, 128 and 256");
   refused(problem(17, 64, 64, DType::bf16), "--seqlen-q 17: this step takes at most 16");
-  refused(problem(1, 64, 64, DType::fp32), "must be fp16 or bf16");
+  refused(problem(1, 64, 64, DType::fp32), "--dtype fp32: this step takes fp16 and bf16");
   Problem p = problem(1, 64, 64, DType::bf16);
   p.softcap = 30;
   refused(p, "--softcap 30: this step has no softcap");
@@ -350,8 +350,8 @@ TEST_CASE("runs count fewer than 2^30 tiles", "[emulated]") {
   p.finish();
   for (const Step& step : chapter().steps) {
     const bool runs = one_of_steps(
-        step, {"v8_stream_k", "v9_eight_warps", "v10_vectorised_combine", "v11_shared_p", "v12_more_rows",
-               "v13_even_splits", "v14_unified_max", "v15_wgmma", "v16_features"});
+        step, {"v8_stream_k", "v9_eight_warps", "v10_vectorised_combine", "v11_shared_p",
+               "v12_more_rows", "v13_even_splits", "v14_unified_max", "v15_wgmma", "v16_features"});
     INFO(step.name);
     CHECK(!refusal(step, p));
     p.batch = 64;

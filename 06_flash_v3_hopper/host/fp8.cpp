@@ -144,7 +144,8 @@ Cost rotated_cost(const Problem& p, Launch launch) {
   return cost;
 }
 
-// O of the windows before, and l and the maximum, of each block that runs: as in f6_smooth_v_chunks.cu.
+// O of the windows before, and l and the maximum, of each block that runs: as in
+// f6_smooth_v_chunks.cu.
 constexpr int64_t kWindowKeys = 4096;
 int64_t windows_of(const Problem& p) { return (p.seqlen_k + kWindowKeys - 1) / kWindowKeys; }
 int64_t sums_bytes(const Problem& p) {

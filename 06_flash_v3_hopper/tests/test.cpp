@@ -22,7 +22,8 @@ const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
 // steps. The FP8 steps quantise, and take a softmax scale of at least 1e-10; f6 and f7 turn Q and
 // K.
 bool attn::tests::promised(const Step& step, const Problem& p) {
-  if (p.own.contains("rotary") && !one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"})) return false;
+  if (p.own.contains("rotary") && !one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"}))
+    return false;
   if (step.name.starts_with("f"))
     return p.dtype == DType::e4m3 && one_of(p.head_dim, {64, 128, 256}) &&
            p.softmax_scale >= 1e-10 && plain(p);

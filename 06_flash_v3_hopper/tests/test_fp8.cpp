@@ -224,7 +224,8 @@ TEST_CASE("what the tensor core cuts off adds up, and float32 registers keep it"
     const HostTensors in = sum_of_values(p, mean);
     const double f2 = distance_of("f2_p_scale", p, in, Backend::emulated, false).relative_l1;
     const double f3 = distance_of("f3_two_level", p, in, Backend::emulated, false).relative_l1;
-    const double f6 = distance_of("f6_smooth_v_chunks", p, in, Backend::emulated, false).relative_l1;
+    const double f6 =
+        distance_of("f6_smooth_v_chunks", p, in, Backend::emulated, false).relative_l1;
     return std::tuple(f2, f3, f6);
   };
   const auto [f2, f3, f6] = errors(4096, 8.5f);
@@ -417,9 +418,18 @@ TEST_CASE("positions: of key j it is j, of query i i + seqlen_k - seqlen_q", "[r
   }
 }
 TEST_CASE("the program compares with originals that are turned", "[emulated][rotary]") {
-  const std::vector<const char*> options{
-      "06_flash_v3_hopper", "--device", "emulated",   "--rotary", "--step", "f6_smooth_v_chunks,f7_rotary",
-      "--seqlen-q",         "40",       "--seqlen-k", "90",       "--json", "rotary.json"};
+  const std::vector<const char*> options{"06_flash_v3_hopper",
+                                         "--device",
+                                         "emulated",
+                                         "--rotary",
+                                         "--step",
+                                         "f6_smooth_v_chunks,f7_rotary",
+                                         "--seqlen-q",
+                                         "40",
+                                         "--seqlen-k",
+                                         "90",
+                                         "--json",
+                                         "rotary.json"};
   REQUIRE(run_chapter(chapter(), static_cast<int>(options.size()), options.data()) == 0);
   const nlohmann::json j = nlohmann::json::parse(std::ifstream("rotary.json"));
   REQUIRE(j["steps"].size() == 2);

@@ -22,12 +22,15 @@ constexpr const char* kSteps[] = {"f1_fp8",          "f2_p_scale",    "f3_two_le
                                   "f4_block_scales", "f5_incoherent", "f6_smooth_v_chunks"};
 
 // Those that quantise each in a way of their own.
-constexpr const char* kPasses[] = {"f1_fp8", "f4_block_scales", "f5_incoherent", "f6_smooth_v_chunks"};
+constexpr const char* kPasses[] = {"f1_fp8", "f4_block_scales", "f5_incoherent",
+                                   "f6_smooth_v_chunks"};
 
 const Step& step_named(const std::string& name) {
   return *std::ranges::find(chapter().steps, name, &Step::name);
 }
-bool sums_by_windows(const Step& step) { return one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"}); }
+bool sums_by_windows(const Step& step) {
+  return one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"});
+}
 
 // A problem, and its inputs after `change(tensors)`, in bf16 again.
 template <class Change>
@@ -140,7 +143,8 @@ TEST_CASE("f6 merges windows of more queries than keys", "[emulated][fp8]") {
   Problem p = one_head(problem(4230, 4190, 64, DType::e4m3, InputKind::needle));
   p.window_left = 64, p.window_right = 0;
   check_some_rows(
-      p, Backend::emulated, [](const Step& step) { return step.name == "f6_smooth_v_chunks"; }, 1e6);
+      p, Backend::emulated, [](const Step& step) { return step.name == "f6_smooth_v_chunks"; },
+      1e6);
 }
 
 // Of tiles there are more than blocks: a block takes several, and uses its place for sums again.

@@ -352,7 +352,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   };
   refused(paged(1, 64, 96, 16, DType::bf16), "--head-dim 96: this step takes 64, 128 and 256");
   refused(paged(17, 64, 64, 16, DType::bf16), "--seqlen-q 17: this step takes at most 16");
-  refused(paged(1, 64, 64, 16, DType::fp32), "must be fp16 or bf16");
+  refused(paged(1, 64, 64, 16, DType::fp32), "--dtype fp32: this step takes fp16 and bf16");
   Problem p = paged(1, 64, 64, 4096, DType::bf16);
   p.own["num_pages"] = {1 << 19};
   refused(p, "a pool holds at most 2^31 - 1 tokens");

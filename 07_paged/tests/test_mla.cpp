@@ -238,7 +238,7 @@ TEST_CASE("what is no latent attention is refused", "[emulated]") {
   for (const Step* step : latent_steps())
     CHECK((refusal(*step, p) == std::nullopt) == (step->name == "v12_mla"));
   refused(latent(16, 17, 64, 16), "--seqlen-q 17: this step takes at most 16");
-  refused(latent(16, 1, 64, 16, DType::fp32), "must be fp16 or bf16");
+  refused(latent(16, 1, 64, 16, DType::fp32), "--dtype fp32: this step takes fp16 and bf16");
   const auto refused_by_boxes = [](Problem q, const std::string& why) {
     q.finish();
     for (const Step* step : latent_steps())

@@ -294,29 +294,30 @@ std::vector<Step> decode_steps() {
                  ATTN_LAUNCH(d9_kivi), ATTN_LAUNCH_OF(d9_kivi, prepare), cache_of_groups);
   groups.workspaces = groups_workspaces;
   groups.cost = groups_cost;
-  return {cache_step("d1_int8_kv", "a cache of int8, a scale for each key and value", "int8",
-                     ATTN_LAUNCH(d1_int8_kv), ATTN_LAUNCH_OF(d1_int8_kv, prepare), cache_of_8_bits),
-          cache_step("d2_fp8_kv", "a cache of e4m3, a scale for each key and value", "e4m3",
-                     ATTN_LAUNCH(d2_fp8_kv), ATTN_LAUNCH_OF(d2_fp8_kv, prepare), cache_of_8_bits),
-          int4,
-          swapped(cache_step("d5_swap_ab",
-                             "K and V are the left operands: half the MMAs, and scores", "int4",
-                             ATTN_LAUNCH(d5_swap_ab), ATTN_LAUNCH_OF(d5_swap_ab, prepare),
-                             cache_of_4_bits),
-                  4),
-          swapped(cache_step("d6_subnormal_operands", "codes are operands as they lie: denormal numbers",
-                             "int4", ATTN_LAUNCH(d6_subnormal_operands),
-                             ATTN_LAUNCH_OF(d6_subnormal_operands, prepare), cache_of_4_bits),
-                  4),
-          swapped(cache_step("d7_wide_tiles", "a warp has 32 keys at once", "int4",
-                             ATTN_LAUNCH(d7_wide_tiles), ATTN_LAUNCH_OF(d7_wide_tiles, prepare),
-                             cache_of_4_bits),
-                  4),
-          swapped(cache_step("d8_int8_swap_ab", "the same for a cache of int8", "int8",
-                             ATTN_LAUNCH(d8_int8_swap_ab),
-                             ATTN_LAUNCH_OF(d8_int8_swap_ab, prepare), cache_of_8_bits),
-                  8),
-          groups};
+  return {
+      cache_step("d1_int8_kv", "a cache of int8, a scale for each key and value", "int8",
+                 ATTN_LAUNCH(d1_int8_kv), ATTN_LAUNCH_OF(d1_int8_kv, prepare), cache_of_8_bits),
+      cache_step("d2_fp8_kv", "a cache of e4m3, a scale for each key and value", "e4m3",
+                 ATTN_LAUNCH(d2_fp8_kv), ATTN_LAUNCH_OF(d2_fp8_kv, prepare), cache_of_8_bits),
+      int4,
+      swapped(cache_step("d5_swap_ab", "K and V are the left operands: half the MMAs, and scores",
+                         "int4", ATTN_LAUNCH(d5_swap_ab), ATTN_LAUNCH_OF(d5_swap_ab, prepare),
+                         cache_of_4_bits),
+              4),
+      swapped(
+          cache_step("d6_subnormal_operands", "codes are operands as they lie: denormal numbers",
+                     "int4", ATTN_LAUNCH(d6_subnormal_operands),
+                     ATTN_LAUNCH_OF(d6_subnormal_operands, prepare), cache_of_4_bits),
+          4),
+      swapped(cache_step("d7_wide_tiles", "a warp has 32 keys at once", "int4",
+                         ATTN_LAUNCH(d7_wide_tiles), ATTN_LAUNCH_OF(d7_wide_tiles, prepare),
+                         cache_of_4_bits),
+              4),
+      swapped(cache_step("d8_int8_swap_ab", "the same for a cache of int8", "int8",
+                         ATTN_LAUNCH(d8_int8_swap_ab), ATTN_LAUNCH_OF(d8_int8_swap_ab, prepare),
+                         cache_of_8_bits),
+              8),
+      groups};
 }
 
 }  // namespace attn

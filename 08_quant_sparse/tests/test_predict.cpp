@@ -327,7 +327,8 @@ TEST_CASE("problems that steps cannot choose for are refused", "[predict]") {
   CHECK(refusal(step_named("s7_int8"), p).value_or("") ==
         "--dtype bf16: this step quantises what it is given to e4m3");
   q = p, q.dtype = DType::e4m3, q.softmax_scale = 1e-11;
-  CHECK(refusal(step_named("s7_int8"), q).value_or("") == "--scale 1e-11: this step takes 1e-10 and more");
+  CHECK(refusal(step_named("s7_int8"), q).value_or("") ==
+        "--scale 1e-11: this step takes 1e-10 and more");
   q = p, q.softmax_scale = 1e-11;
   CHECK(refusal(step, q).value_or("") == "--scale 1e-11: this step takes 1e-10 and more");
   q = p, q.seqlen_k = 65536 * 128;

@@ -272,7 +272,7 @@ static std::string outside(const Limits& limits, const Problem& p) {
                        limits.most_queries);
   if (limits.most_keys > 0 && p.seqlen_k > limits.most_keys)
     return fmt::format("--seqlen-k {}: this step takes at most {}", p.seqlen_k, limits.most_keys);
-  if (p.softmax_scale < limits.least_scale)
+  if (limits.least_scale > 0 && p.softmax_scale < limits.least_scale)
     return fmt::format("--scale {}: this step takes {} and more", p.softmax_scale,
                        limits.least_scale);
   return "";

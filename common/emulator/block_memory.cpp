@@ -207,7 +207,7 @@ void Block::store_async(const char* what, Place place, std::function<void()> wor
   // Who wrote has to fence, then a barrier, then this thread may store: races_ knows. Else, at
   // least somebody has to.
   if (!races_ && mine.fences == fences_)
-    fail(what, place, "without shared_write_fence since the last group of stores");
+    fail(what, place, "without fence_proxy_async since the last group of stores");
   if (races_) {
     const std::uint32_t group = mine.stores.open_group();
     Races::Access reads = async(mine.stores.who, group, Kind::read, what, place);

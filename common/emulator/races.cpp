@@ -198,7 +198,7 @@ std::string Races::done(const Event& event) const {
 
 std::string Races::text(const Event& before, const Event& now, const std::string& where) const {
   std::string s = "race: " + where + " was " + done(before) + " and then " + done(now);
-  if (ordered(before, now)) return s + " with no shared_write_fence between";
+  if (ordered(before, now)) return s + " with no fence_proxy_async between";
   if (before.unwaited)
     return s + ": tma_store_wait waits until shared memory has been read, and no longer";
   // Who issued it goes on at once, and knows that it is done after a wait.

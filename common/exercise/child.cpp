@@ -54,7 +54,7 @@ Reply answer(const Request& r) {
   step.workspaces = [&](const Problem&) { return r.workspaces; };
   step.launch = v->launch;
   step.prepare = v->prepare;
-  if (!step.launch.on(r.backend)) return Reply::failure("this program has no kernel for a GPU");
+  if (!step.launch.on(r.backend)) return Reply::failure(kNoGpuKernel);
 
   emulator::schedule_seed = r.schedule;
   emulator::early_copies = r.early_copies;

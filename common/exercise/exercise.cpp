@@ -343,6 +343,10 @@ bool run_exercise(const Exercise& e, StudentProcess& student, uint64_t seed,
       if (only && *only != number) continue;
       const Varied answer = answered(step, p, backend, student);
       const char* where = backend == Backend::gpu ? "gpu" : "emulated";
+      if (answer.reason == kNoGpuKernel && !only) {
+        fmt::print("not run on the GPU: {}\n", kNoGpuKernel);
+        break;
+      }
       if (answer.outcome != Varied::Outcome::pass) {
         fmt::print("FAIL  {}: {}\n      {}\n", where, p.text(), answer.reason);
         std::fflush(stdout);

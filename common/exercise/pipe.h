@@ -45,6 +45,9 @@ struct Request {
   std::optional<int64_t> expected() const;
 };
 
+/// What a program says that was compiled for the emulator alone.
+inline constexpr const char* kNoGpuKernel = "this program has no kernel for a GPU";
+
 struct Reply {
   std::string message;  ///< what went wrong, in one line; then the rest is empty
   double seconds = 0;

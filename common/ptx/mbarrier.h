@@ -53,7 +53,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier ATTN_CALLER) {
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier,
                                                           int bytes ATTN_CALLER) {
 #ifdef ATTN_EMULATED
-  emulator::Block::current().mbarrier_arrive("mbarrier_arrive_expect", caller, barrier,
+  emulator::Block::current().mbarrier_arrive("mbarrier_arrive_expect_tx", caller, barrier,
                                              static_cast<std::size_t>(bytes));
 #else
   asm volatile(

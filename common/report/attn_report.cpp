@@ -84,7 +84,8 @@ int tables(const std::vector<std::string>& pages, const std::string& reports, bo
     for (const std::string& line : missing) fmt::print("{}\n", line);
     if (before == after) continue;
     if (check_only) {
-      fmt::print("{}: its tables or its code differ from {}: run attn_report tables\n", page, reports);
+      fmt::print("{}: its tables or its code differ from {}: run attn_report tables\n", page,
+                 reports);
       status = 1;
       continue;
     }
@@ -227,7 +228,7 @@ void add_evidence_commands(CLI::App& app, EvidenceArguments& a, int& status) {
       "rename",
       "renames steps of a chapter in all lines, with new checksums; what was measured stays");
   rename_command->add_option("CHAPTER", a.unit.chapter)->required();
-  rename_command->add_option("OLD NEW", a.words, "pairs of names, all renamed at once")->required();
+  rename_command->add_option("NAMES", a.words, "pairs of names, all renamed at once")->required();
   rename_command->callback([&a] {
     if (a.words.size() % 2 != 0)
       throw InputError(fmt::format("rename: {} has no new name", a.words.back()));

@@ -112,7 +112,8 @@ std::string climb_svg(const std::vector<ResultFile>& files, const std::vector<Cl
                                    problem_text(files[0]), files[0].gpu));
     chapters.push_back(points_of(f));
     count += chapters.back().size();
-    for (const Point& p : chapters.back()) least = std::min(least, p.rate), most = std::max(most, p.rate);
+    for (const Point& p : chapters.back())
+      least = std::min(least, p.rate), most = std::max(most, p.rate);
   }
   for (const ClimbLine& l : lines) most = std::max(most, l.flop_per_s);
   const double low = std::floor(std::log10(least)), high = std::ceil(std::log10(most));

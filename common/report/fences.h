@@ -18,9 +18,10 @@ namespace attn::report {
 
 inline constexpr int kMaxFenceLines = 15, kMaxDiffLines = 24;
 
-/// `page` with every fence filled from the files next to `path`. Throws InputError, in one line that
-/// names the page and the marker, for a file or region that is not there, a range outside of it,
-/// more than kMaxFenceLines lines of code or kMaxDiffLines of a diff, or a marker without its end.
+/// `page` with every fence filled from the files next to `path`. Throws InputError, in one line
+/// that names the page and the marker, for a file or region that is not there, a range outside of
+/// it, more than kMaxFenceLines lines of code or kMaxDiffLines of a diff, or a marker without its
+/// end.
 std::string fill_fences(const std::string& page, const std::filesystem::path& path);
 
 }  // namespace attn::report

@@ -313,7 +313,8 @@ std::string chapters_table(const fs::path& folder, const Words& specs) {
     grid.add("paper", "paper", spec.paper);
     grid.add("sentence", "what it teaches", spec.sentence);
     grid.add("problem", "one problem", problem_text(j.at("problem")));
-    for (const auto& [column, step] : {std::pair("first step", spec.first), {"last step", spec.last}}) {
+    for (const auto& [column, step] :
+         {std::pair("first step", spec.first), {"last step", spec.last}}) {
       std::optional<double> seconds;
       for (const json& s : j.at("steps"))
         if (name_of(s) == step) seconds = seconds_of(s, "");

@@ -61,11 +61,11 @@ std::string table(const Words& words, const fs::path& reports, const fs::path& p
     if (names.size() < 2) throw InputError("table: diff: needs two exports");
     return diff_table(reports, names);
   }
-  throw InputError(
-      fmt::format("table: {}: must be steps, ladder, tree, phases, lengths, problems, accuracy, "
-                  "memory, chapters, peers, ratios, means, others, headline, counters, traffic, diff or "
-                  "state",
-                  kind));
+  throw InputError(fmt::format(
+      "table: {}: must be steps, ladder, tree, phases, lengths, problems, accuracy, "
+      "memory, chapters, peers, ratios, means, others, headline, counters, traffic, diff or "
+      "state",
+      kind));
 }
 
 // The documents that a table is made of, by name: whose state is told below it.

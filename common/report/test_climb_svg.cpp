@@ -77,7 +77,8 @@ TEST_CASE("the line of a library comes from a document of peers or of others") {
     "seqlen_q": 4096, "seqlen_k": 4096, "head_dim": 128, "causal": true},
     "peers": [{"name": "cudnn", "time": {"median_s": 0.5}}]},
     {"problem": {"batch": 4, "heads": 16, "kv_heads": 16, "seqlen_q": 4096, "seqlen_k": 4096,
-    "head_dim": 128, "causal": false}, "peers": [{"name": "cudnn", "time": {"median_s": 0.25}}]}]})");
+    "head_dim": 128, "causal": false},
+    "peers": [{"name": "cudnn", "time": {"median_s": 0.25}}]}]})");
   write("others.json", R"({"rows": [{"name": "fwd d128c n4096", "rate": {"fa3": 500}},
     {"name": "fwd d128  n4096", "rate": {"fa3": 600}}]})");
   const ResultFile run = file("01_first", {{"v1_one", 1}});

@@ -25,7 +25,9 @@ struct Folder {
     write("many.cu", many + "//! [many]\n");
   }
   ~Folder() { fs::remove_all(path); }
-  void write(const char* name, const std::string& text) const { std::ofstream(path / name) << text; }
+  void write(const char* name, const std::string& text) const {
+    std::ofstream(path / name) << text;
+  }
   std::string fill(const std::string& marker) const {
     try {
       return fill_fences("# Page\n\n<!-- " + marker + " -->\nold\n<!-- end code -->\nrest\n",
@@ -39,7 +41,8 @@ struct Folder {
 
 }  // namespace
 
-TEST_CASE("a fence has the lines of its region, moved to the left, and a link to them", "[fences]") {
+TEST_CASE("a fence has the lines of its region, moved to the left, and a link to them",
+          "[fences]") {
   const Folder f;
   CHECK(f.fill("code: a.cu one") ==
         "# Page\n\n<!-- code: a.cu one -->\n[a.cu, lines 3 to 7](a.cu#L3-L7)\n\n```cpp\nint a;\n"

@@ -386,12 +386,14 @@ peers_of() {
       echo "peers.$1.backward --operation backward --steps $(steps_like "$1" '^b[78]')" \
         "--backends flash,cudnn --repeat 5" ;;
     05_flash_decoding)
-      echo "peers.$1 --operation decode --steps v10_vectorised_combine,v13_even_splits,v14_unified_max" \
+      echo "peers.$1 --operation decode" \
+        "--steps v10_vectorised_combine,v13_even_splits,v14_unified_max" \
         "--backends cudnn,flash --repeat 5" ;;
     06_flash_v3_hopper)
       echo "peers.$1.forward --steps v14_tuned --backends cudnn,flash --repeat 5" ;;
     07_paged)  # on contiguous K and V, which is as good as pages can be
-      echo "peers.$1 --operation decode --steps v2_page_table,v5_balanced_plan,v14_cross_work_tile" \
+      echo "peers.$1 --operation decode" \
+        "--steps v2_page_table,v5_balanced_plan,v14_cross_work_tile" \
         "--backends cudnn,flash --repeat 5" ;;
   esac
 }

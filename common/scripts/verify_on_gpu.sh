@@ -75,7 +75,8 @@ while [ $# -gt 0 ]; do
       case " ${all_chapters[*]} " in
         *" $chapter "*) ;;
         *) die 2 "$1: must be --out DIR, --seconds N, --changed, --only PATTERN, a part \
-(tests, large, sanitizer, access, times, peers, counters, compiler) or a chapter (common, ${all_chapters[*]})" ;;
+(tests, large, sanitizer, access, times, peers, counters, compiler) or a chapter \
+(common, ${all_chapters[*]})" ;;
       esac
       chapters+=("$chapter"); shift ;;
   esac

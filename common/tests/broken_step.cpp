@@ -143,7 +143,8 @@ int main(int argc, char** argv) {
   Problem p;
   p.seqlen_q = 300, p.seqlen_k = 391, p.head_dim = 64, p.heads = 2, p.kv_heads = 1;
   p.dtype = quantises_to(step);
-  if (step.name == "f6_smooth_v_chunks") p.seqlen_q = 150, p.seqlen_k = 4096 + 391;  // two windows of keys
+  if (step.name == "f6_smooth_v_chunks")
+    p.seqlen_q = 150, p.seqlen_k = 4096 + 391;  // two windows of keys
   if (step.name == "q8_tuned") p.seqlen_q = 200, p.seqlen_k = 4096 + 391;
   if (takes(step, "rotary")) p.own["rotary"] = {1};
   const Operation& op = *step.operation;

@@ -262,7 +262,7 @@ TEST_CASE("wgmma needs a fence after cp.async, too", "[emulator][races]") {
       INFO(said);
       CHECK(has(said, "was written by cp_async_16 of thread ("));
       CHECK(has(said, "at " + place(kBrings) + " and then read by wgmma of thread ("));
-      CHECK(has(said, "at " + place(kMultiplies) + " with no shared_write_fence between"));
+      CHECK(has(said, "at " + place(kMultiplies) + " with no fence_proxy_async between"));
     }
   }
 }

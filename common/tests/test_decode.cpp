@@ -234,8 +234,8 @@ TEST_CASE("decode is rated by the keys and values in use", "[decode]") {
 TEST_CASE("decode goes through the chapter program", "[decode]") {
   const Chapter chapter{"09_decode", "the test's", {step_of(decode()), step_of(paged_decode())}};
   const auto run = [&](std::vector<const char*> options) {
-    options.insert(options.begin(), {"09_decode", "--dtype", "fp32", "--batch", "3", "--head-dim",
-                                     "16", "--json", "decode.json"});
+    options.insert(options.begin(), {"09_decode", "--device", "emulated", "--dtype", "fp32",
+                                     "--batch", "3", "--head-dim", "16", "--json", "decode.json"});
     const int status = run_chapter(chapter, static_cast<int>(options.size()), options.data());
     return std::pair(status, status == 0 ? nlohmann::json::parse(std::ifstream("decode.json"))
                                          : nlohmann::json());

@@ -141,7 +141,7 @@ TEST_CASE("what keeps copies and products apart is missed when it is left out", 
   CHECK(found(kRegistersTooEarly, {""}, true) >= 4);
   CHECK(found(kNoRegisterFence, {"without wgmma_fence since the last wait"}) == 8);
   CHECK(found(kNoInitFence, {"without mbarrier_init_fence since its mbarrier_init"}) == 8);
-  CHECK(found(kNoSharedFence, {"without shared_write_fence since the last group of stores"}) == 8);
+  CHECK(found(kNoSharedFence, {"without fence_proxy_async since the last group of stores"}) == 8);
   CHECK(found(kTooFewBytes, {"deadlock: thread (0,0,0) of block (0,0,0) waits in mbarrier_wait"}) ==
         8);
   CHECK(found(kNoBarrierBeforeStore, {""}) >= 2);
@@ -174,7 +174,7 @@ TEST_CASE("where races are looked for, what is left out is named as one", "[hopp
               "and then written by tma_load of ") == 8);
   CHECK(named(kWrongPhase, "written by tma_load of ", "read by wgmma of ") == 8);
   CHECK(named(kReleasedTooEarly, "written by tma_load of ", "read by wgmma of ") == 8);
-  CHECK(named(kNoSharedFence, "read by tma_store of ", "with no shared_write_fence between") == 8);
+  CHECK(named(kNoSharedFence, "read by tma_store of ", "with no fence_proxy_async between") == 8);
   CHECK(named(kNoBarrierBeforeStore, "written by thread (", "read by tma_store of ") == 8);
 }
 

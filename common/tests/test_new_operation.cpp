@@ -84,7 +84,8 @@ const Chapter test_chapter{"09_row_mean",
 
 TEST_CASE("an operation of a chapter's own goes through the whole program", "[operation]") {
   const auto run = [](std::vector<const char*> options) {
-    options.insert(options.begin(), {"09_row_mean", "--json", "row_mean.json"});
+    options.insert(options.begin(),
+                   {"09_row_mean", "--device", "emulated", "--json", "row_mean.json"});
     return run_chapter(test_chapter, static_cast<int>(options.size()), options.data());
   };
   CHECK(run({"--rows", "77", "--cols", "203", "--power", "3"}) == 0);

@@ -216,7 +216,7 @@ TEST_CASE("what a product in flight has is not touched before its wait", "[emula
   CHECK(message(multiply_in_flight, 128, 0, out.data()) == "");
   const std::string unfenced = message(multiply_in_flight, 128, 1, out.data());
   CHECK(has(unfenced, "and then read by wgmma of thread ("));
-  CHECK(has(unfenced, "with no shared_write_fence between"));
+  CHECK(has(unfenced, "with no fence_proxy_async between"));
   const std::string read = message(multiply_in_flight, 128, 2, out.data());
   CHECK(has(read, " reads a register of the accumulators at tests/test_refusals.cpp:"));
   CHECK(has(read, "before its wgmma_wait"));
@@ -247,7 +247,7 @@ TEST_CASE("a TMA store needs a fence between what was written and its reads, by 
     const std::string said = message(store_what_others_wrote, 64, kStorerBefore, map);
     INFO(said);
     CHECK(has(said, "and then read by tma_store of thread (32,0,0) "));
-    CHECK(has(said, "with no shared_write_fence between"));
+    CHECK(has(said, "with no fence_proxy_async between"));
   }
 }
 

@@ -358,9 +358,9 @@ TEST_CASE("inputs in fewer bits: right for what was stored, and how far that is 
           "[session]") {
   const Chapter small{"09_small", "the test's", {host_step(forward_e4m3(), attend_e4m3)}};
   const auto run = [&] {
-    const char* options[] = {"09_small",   "--dtype", "fp32",       "--seqlen", "33",
-                             "--head-dim", "16",      "--batch",    "2",        "--json",
-                             "small.json", "--save",  "small_files"};
+    const char* options[] = {"09_small", "--device", "emulated",   "--dtype", "fp32",
+                             "--seqlen", "33",       "--head-dim", "16",      "--batch",
+                             "2",        "--json",   "small.json", "--save",  "small_files"};
     return run_chapter(small, static_cast<int>(std::size(options)), options);
   };
   REQUIRE(run() == 0);

@@ -5,7 +5,7 @@ set -euo pipefail
 program=$1
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-options=(--seqlen 33 --head-dim 24 --causal --scale 0.375 --gpu a100)
+options=(--device emulated --seqlen 33 --head-dim 24 --causal --scale 0.375 --gpu a100)
 
 run() { "$program" "${options[@]}" --json "$work/$1.json" --save "$work/$1" >"$work/$1.txt"; }
 LC_ALL=C run plain
