@@ -249,16 +249,16 @@ problems_of() {
       done
       # Blocks that are chosen by their means, of a field: time over the share that is kept.
       for n in 0.1 0.25 0.5 1; do
-        echo "chosen_n8192_$n --step $(steps_like "$1" '^s5_') $kField8k --keep $n"
-        echo "skipped_n8192_$n --step $(steps_like "$1" '^s6_') $kField8k --keep $n --skip-below 8"
-        echo "ordered_n8192_$n --step $(steps_like "$1" '^s7_') $kField8k --keep $n"
-        echo "chosen_e4m3_n8192_$n --step $(steps_like "$1" '^s(8|9|10)_') $kField8k --keep $n" \
+        echo "chosen_n8192_$n --step $(steps_like "$1" '^s4_') $kField8k --keep $n"
+        echo "skipped_n8192_$n --step $(steps_like "$1" '^s5_') $kField8k --keep $n --skip-below 8"
+        echo "ordered_n8192_$n --step $(steps_like "$1" '^s6_') $kField8k --keep $n"
+        echo "chosen_e4m3_n8192_$n --step $(steps_like "$1" '^s[789]_') $kField8k --keep $n" \
           "--dtype e4m3"
       done
-      echo "ordered_n65536_0.25 --step $(steps_like "$1" '^s7_') $kField64k --keep 0.25"
-      echo "chosen_e4m3_n65536_0.25 --step $(steps_like "$1" '^s(8|9|10)_') $kField64k" \
+      echo "ordered_n65536_0.25 --step $(steps_like "$1" '^s6_') $kField64k --keep 0.25"
+      echo "chosen_e4m3_n65536_0.25 --step $(steps_like "$1" '^s[789]_') $kField64k" \
         "--keep 0.25 --dtype e4m3"
-      echo "chosen_n65536_0.25 --step $(steps_like "$1" '^s5_') $kField64k --keep 0.25" ;;
+      echo "chosen_n65536_0.25 --step $(steps_like "$1" '^s4_') $kField64k --keep 0.25" ;;
     06_flash_v3_hopper)
       for d in 64 128 256; do
         for mask in "" causal; do
@@ -357,8 +357,8 @@ profiled_problem() {  # CHAPTER STEP
     08_quant_sparse/s2_*) echo "--heads 16 --head-dim 128 --seqlen 8192 --mask flashmask:document" ;;
     08_quant_sparse/s3_*) echo "$kCanvas,18x24x24" ;;
     08_quant_sparse/s[57]_*) echo "$kField8k --keep 0.25" ;;
-    08_quant_sparse/s6_*) echo "$kField8k --keep 0.25 --skip-below 8" ;;
-    08_quant_sparse/s8_* | 08_quant_sparse/s9_* | 08_quant_sparse/s10_*)
+    08_quant_sparse/s5_*) echo "$kField8k --keep 0.25 --skip-below 8" ;;
+    08_quant_sparse/s7_* | 08_quant_sparse/s8_* | 08_quant_sparse/s9_*)
       echo "$kField8k --keep 0.25 --dtype e4m3" ;;
     08_quant_sparse/*) tokens 128 2048 ;;
     07_paged/v8_*|07_paged/v17_*) echo "$(pages 64 const:32896 32 8) --shared-prefix 32768" ;;
@@ -636,6 +636,6 @@ tool_cannot() {  # CHAPTER OPERATION TOOL
     07_paged/paged_mla/synccheck)
       echo "v16_mla_seesaw two warpgroups come to one named barrier from two places in the code," \
         "which PTX allows; synccheck takes it for divergence" ;;
-    08_quant_sparse/predict/racecheck) echo "$(steps_like "$1" '^s([5-9]|10)_') $kOneLaneArrives" ;;
+    08_quant_sparse/predict/racecheck) echo "$(steps_like "$1" '^s[4-9]_') $kOneLaneArrives" ;;
   esac
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# openings.sh ROOT: the opening of README.md (all before "## Four things to know") and of each
+# openings.sh ROOT: the opening of README.md (all before "## What a step looks like") and of each
 # chapter's pages (all before their first section) has no measured figure outside of generated
 # blocks. Ends with planted faults.
 set -uo pipefail
@@ -21,7 +21,7 @@ figures_of() {
 openings_of() {  # openings_of ROOT
   local page
   cd "$1" || return
-  figures_of README.md "## Four things to know"
+  figures_of README.md "## What a step looks like"
   for page in 0*/*.md; do figures_of "$page" "## "; done
 }
 
@@ -32,7 +32,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/01_first"
 expect() {  # expect PAGE LINE: a figure in LINE is found, and in a generated block it is none
-  printf '# Title\n\n%s\n\n## Four things to know\n1.5\n' "$2" >"$work/$1"
+  printf '# Title\n\n%s\n\n## What a step looks like\n1.5\n' "$2" >"$work/$1"
   [[ $(openings_of "$work") == "$1:3: a figure"* ]] ||
     { echo "FAILED: not found in $1: $2"; exit 1; }
   printf '# Title\n<!-- table: headline x -->\n%s\n<!-- end table -->\n' "$2" >"$work/$1"
