@@ -55,8 +55,8 @@ std::vector<Point> points_of(const ResultFile& file) {
   return points;
 }
 
-// "v12" of "v12_lazy_rescale".
-std::string number_of(const std::string& step) { return step.substr(0, step.find('_')); }
+// "12" of "v12_lazy_rescale".
+std::string number_of(const std::string& step) { return step.substr(1, step.find('_') - 1); }
 
 bool same_problem(const json& p, const Problem& problem) {
   return p.value("batch", int64_t{0}) == problem.batch &&
@@ -138,7 +138,7 @@ std::string climb_svg(const std::vector<ResultFile>& files, const std::vector<Cl
       kHeight - 1);
   add("<text class=\"t\" x=\"24\" y=\"32\">Every {} step on one problem: TFLOP/s, {}</text>",
       escaped(files[0].operation), escaped(files[0].gpu));
-  add("<text class=\"s\" x=\"24\" y=\"54\">{}; logarithmic axis; dashed: libraries</text>",
+  add("<text class=\"s\" x=\"24\" y=\"54\">{}; logarithmic axis; dashed: libraries, timed in a run of their own</text>",
       escaped(problem_text(files[0])));
   for (double e = low; e <= high; ++e) {
     const double rate = std::pow(10, e);
