@@ -138,7 +138,8 @@ std::string climb_svg(const std::vector<ResultFile>& files, const std::vector<Cl
       kHeight - 1);
   add("<text class=\"t\" x=\"24\" y=\"32\">Every {} step on one problem: TFLOP/s, {}</text>",
       escaped(files[0].operation), escaped(files[0].gpu));
-  add("<text class=\"s\" x=\"24\" y=\"54\">{}; logarithmic axis; dashed: libraries, timed in a run of their own</text>",
+  add("<text class=\"s\" x=\"24\" y=\"54\">{}; logarithmic axis; dashed: libraries, in a run of "
+      "their own</text>",
       escaped(problem_text(files[0])));
   for (double e = low; e <= high; ++e) {
     const double rate = std::pow(10, e);

@@ -10,7 +10,8 @@ figures_of() {
     index($0, end) == 1 { exit }
     /^<!-- table: / { generated = 1 }
     /^<!-- end table/ { generated = 0; next }
-    !generated { text = $0
+    /^```/ { fence = !fence; next }  # what a program prints
+    !generated && !fence { text = $0
       # Names of papers, and sections of them.
       gsub(/[0-9][0-9][0-9][0-9]\.[0-9][0-9][0-9][0-9][0-9]/, "", text)
       gsub(/sections? [0-9.]+( and [0-9.]+)?/, "", text)
