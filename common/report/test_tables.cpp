@@ -426,8 +426,8 @@ TEST_CASE("a table whose report is not there says so, and says which") {
   reports.write("cut.json", std::string("{\"schema\": "));
   has(reports.refusal("steps cut"), "cut.json: is not a JSON object");
   has(reports.refusal("nosuch there"),
-      "must be steps, ladder, tree, phases, lengths, problems, accuracy, memory, peers, ratios, "
-      "means, others, headline");
+      "must be steps, ladder, tree, phases, lengths, problems, accuracy, memory, chapters, peers, "
+      "ratios, means, others, headline");
   has(refusal_of([&] { return fill_tables("", "page.md", reports.path() / "nowhere"); }),
       "no such folder");
 }

@@ -210,10 +210,10 @@ exits 0
 check || fail "check: $(<"$work/check")"
 has_not "stale" "$(<"$work/check")"
 # --only measures the problems whose names match; the others stay.
-run --only '^forward_n1024$' times 01_naive
+run --only '^forward_n2048$' times 01_naive
 exits 0
-has "--seqlen 1024" "$calls"
-has_not "--seqlen 2048" "$calls"
+has "--operation forward --batch 4" "$calls"
+has_not "--operation backward" "$calls"
 check || fail "check: $(<"$work/check")"
 has_not "stale" "$(<"$work/check")"
 # Lines of a problem that is not listed any more are gone when the part has passed again.
