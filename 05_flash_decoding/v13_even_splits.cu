@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
   const int heads = shape.kv_heads * row_tiles;
   schedule.begin(shape, gSeqused, heads, Config::kTile);
-  for (WorkTile segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
+  for (StreamKTile segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
     const auto [seqlen_k, row_block, tile, count, tiles, first_block, num_splits, split] = segment;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);

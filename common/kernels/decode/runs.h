@@ -60,14 +60,14 @@ __device__ __forceinline__ StreamKUnit run_of(const Shape& shape, const int* gSe
 
 // A head's rows, as far as they are in a run: tiles [tile, tile + count) of `tiles`.
 //! [segment]
-struct WorkTile {
+struct StreamKTile {
   int seqlen_k, row_block, tile, count, tiles;
   int first_block, num_splits, split;  // of the blocks that share the head; which of them this is
 };
 // The first segment of what is left of a run, and takes it off.
-__device__ __forceinline__ WorkTile next_work_tile(StreamKUnit& run, const Shape& shape,
+__device__ __forceinline__ StreamKTile next_work_tile(StreamKUnit& run, const Shape& shape,
                                                    const int* gSeqused, int heads, int tile_keys) {
-  WorkTile s;
+  StreamKTile s;
   s.seqlen_k = gSeqused[run.b], s.tiles = tiles_of(shape, s.seqlen_k, tile_keys);
   const int head = (run.begin - run.first) / s.tiles;
   const int first_tile = run.first + head * s.tiles;

@@ -15,19 +15,19 @@ struct Runs {
   __device__ void begin(const Shape& shape, const int* gSeqused, int heads, int tile_keys) {
     run = run_of(shape, gSeqused, batch, heads, tile_keys);
   }
-  __device__ bool next(WorkTile& s, const Shape& shape, const int* gSeqused, int heads,
+  __device__ bool next(StreamKTile& s, const Shape& shape, const int* gSeqused, int heads,
                        int tile_keys) {
     if (run.begin >= run.end) return false;
     s = next_work_tile(run, shape, gSeqused, heads, tile_keys);
     return true;
   }
-  __device__ static int64_t slot(const WorkTile& s, int n) { return partial_of(s.first_block, n); }
+  __device__ static int64_t slot(const StreamKTile& s, int n) { return partial_of(s.first_block, n); }
 };
 struct Even {         // split n of every head has `share` tiles, or what is left of them
   int share, splits;  // of a head at most
   bool done = false;
   __device__ void begin(const Shape&, const int*, int, int) {}
-  __device__ bool next(WorkTile& s, const Shape& shape, const int* gSeqused, int heads,
+  __device__ bool next(StreamKTile& s, const Shape& shape, const int* gSeqused, int heads,
                        int tile_keys) {
     if (done) return false;
     done = true;
@@ -38,7 +38,7 @@ struct Even {         // split n of every head has `share` tiles, or what is lef
     s.first_block = s.row_block * splits;
     return s.count > 0;  // else this sequence has fewer splits
   }
-  __device__ static int64_t slot(const WorkTile& s, int n) { return int64_t{s.first_block} + n; }
+  __device__ static int64_t slot(const StreamKTile& s, int n) { return int64_t{s.first_block} + n; }
 };
 //! [schedules]
 
