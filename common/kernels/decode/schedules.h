@@ -21,7 +21,9 @@ struct Runs {
     s = next_work_tile(run, shape, gSeqused, heads, tile_keys);
     return true;
   }
-  __device__ static int64_t slot(const StreamKTile& s, int n) { return partial_of(s.first_block, n); }
+  __device__ static int64_t slot(const StreamKTile& s, int n) {
+    return partial_of(s.first_block, n);
+  }
 };
 struct Even {         // split n of every head has `share` tiles, or what is left of them
   int share, splits;  // of a head at most
