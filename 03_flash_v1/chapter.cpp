@@ -249,7 +249,7 @@ Chapter make_chapter() {
   c.steps.push_back(tile_step("v7_grid", "a block takes a range of queries: more blocks than heads",
                               grid, ATTN_LAUNCH(v7_grid)));
   c.steps.push_back(tile_step("v8_warp_pair_barriers",
-                              "256 keys a tile; pairs of warps that wait for nobody else", groups,
+                              "256 keys per tile; two warps share rows and a named barrier", groups,
                               ATTN_LAUNCH(v8_warp_pair_barriers)));
   c.steps.push_back(tile_step("v9_rows_per_warp",
                               "32 rows per warp: a fragment of K or V feeds two MMAs", two,

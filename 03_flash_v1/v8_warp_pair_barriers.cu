@@ -1,4 +1,4 @@
-// v8_warp_pair_barriers: larger tiles; pairs of warps that wait for nobody else.
+// v8_warp_pair_barriers: larger tiles; two warps share rows and synchronise by a named barrier.
 //
 // parent    v7_grid
 // idea      traffic of O falls as tiles of keys grow, and the exchange as fewer warps share a row:

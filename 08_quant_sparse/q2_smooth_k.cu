@@ -1,4 +1,4 @@
-// q2_smooth_k: the mean of K over the keys is taken off before K is rounded.
+// q2_smooth_k: subtract the mean of K over the keys before rounding K.
 //
 // parent    q1_int8_qk
 // idea      In models some channels of K have a large mean, which all keys share, and a scale has

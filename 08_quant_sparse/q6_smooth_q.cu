@@ -1,4 +1,4 @@
-// q6_smooth_q: the mean of each tile of Q is taken off before Q is rounded.
+// q6_smooth_q: subtract the mean of each tile of Q before rounding Q.
 //
 // parent    q4_fp8_pv
 // idea      What all queries of a tile have in common adds the same number to the scores of a key,

@@ -367,7 +367,7 @@ std::vector<Step> fp8_steps() {
                    ATTN_LAUNCH(f5_incoherent)),
       windows_step(
           "f6_smooth_v_chunks",
-          "each window of 4096 keys: its mean of V taken off, its P V summed in the tensor core",
+          "smooth V per 4096-key chunk; P V accumulated in the tensor core",
           ATTN_LAUNCH(f6_smooth_v_chunks), false),
       windows_step("f7_rotary",
                    "Q and K get their rotary embedding in the pass that quantises them",

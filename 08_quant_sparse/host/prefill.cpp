@@ -231,7 +231,7 @@ std::vector<Step> prefill_steps() {
   return {
       int8_step("q1_int8_qk", "Q K^T in int8, a scale for each tile of 128 rows",
                 ATTN_LAUNCH(q1_int8_qk), int8_blocks),
-      smooth_step("q2_smooth_k", "the mean of K is taken off before K is rounded",
+      smooth_step("q2_smooth_k", "smooth K: its mean over the keys is subtracted",
                   ATTN_LAUNCH(q2_smooth_k), smoothed_blocks, 1, 1),
       smooth_step("q3_per_thread", "scales of two rows of Q and of 32 keys, where they lie",
                   ATTN_LAUNCH(q3_per_thread), smoothed_threads, 64, 4),
@@ -239,7 +239,7 @@ std::vector<Step> prefill_steps() {
       fp8_pv_step("q5_fewer_instructions",
                   "sums that are floats as they are, O rescaled where P V is added",
                   ATTN_LAUNCH(q5_fewer_instructions)),
-      smooth_q_step("q6_smooth_q", "the mean of each tile of Q is taken off before rounding",
+      smooth_q_step("q6_smooth_q", "smooth Q: the mean per tile is subtracted",
                     ATTN_LAUNCH(q6_smooth_q), smoothed_q),
       smooth_q_step("q7_int4_qk", "Q and K of four bits: what they cost, and no time",
                     ATTN_LAUNCH(q7_int4_qk), smoothed_q_int4),
