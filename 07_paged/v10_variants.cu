@@ -144,8 +144,8 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
-                                          Element* gO, float* gLse, int64_t row, float sink_log2,
-                                          int num_parts, PlaceOf partial_index) {
+                                          Element* gO, float* gLse, int64_t row, int num_parts,
+                                          PlaceOf partial_index, float sink_log2) {
   constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
@@ -299,8 +299,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int j = key0 + 8 * n + quad_col + i % 2;
-          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
-                        ? -INFINITY
+          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
                         : variant(s[n][i], slope_log2[i / 2], diagonal[i / 2] - j);
           max[i / 2] = fmaxf(max[i / 2], s[n][i]);
         }
@@ -381,9 +380,9 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
-      merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, sink_log2(r),
-                                 num_splits,
-                                 [&](int n) { return int64_t{first_part + n} * kRows + r; });
+      merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
+                                 [&](int n) { return int64_t{first_part + n} * kRows + r; },
+                                 sink_log2(r));
     if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
     //! [arrive]
   }

@@ -10,7 +10,7 @@ set -euo pipefail
 export LC_ALL=C
 root=$1 diffs=$2 budgets=$3
 list=${STEP_DIFFS_LIST:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)/step_diffs.txt}
-most_named=6 most_lines=220  # named: of a chapter; or a quarter of its steps
+most_named=5 most_lines=220  # named: of a chapter; or a quarter of its steps
 
 text() {  # of a step, without what does not count
   sed -e '1,/^[^\/]/{/^\/\//d}' -e '/\/\/! \[attend\]/,/\/\/! \[attend\]/d' \

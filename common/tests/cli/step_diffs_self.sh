@@ -30,9 +30,9 @@ echo '100 01/v3_three' >"$work/budgets"
 expect 1 'without a reason'
 echo '300 01/v3_three it has to' >"$work/budgets"
 expect 1 'none may have more than 220'
-for ((i = 0; i < 7; ++i)); do echo "100 01/v3_three it has to"; done >"$work/budgets"
-expect 1 '01: 7 steps have budgets of their own'
-for ((i = 0; i < 25; ++i)); do : >"$work/01/x$i.cu"; done  # a quarter of 28
+for ((i = 0; i < 6; ++i)); do echo "100 01/v3_three it has to"; done >"$work/budgets"
+expect 1 '01: 6 steps have budgets of their own'
+for ((i = 0; i < 21; ++i)); do : >"$work/01/x$i.cu"; done  # a quarter of 24
 expect 0 ''
 rm "$work"/01/x*.cu
 echo '90 01/v9_nine it has to' >"$work/budgets"
