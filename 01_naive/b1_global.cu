@@ -115,6 +115,7 @@ __global__ void dk_kernel(const float* gdS,   // [B, Hq, seqlen_q, seqlen_k]
 
 template <class Element>
 Status launch(const Arguments& args) {
+  const BackwardParams<Element> params(args);
   const Shape shape = shape_of(args.problem);
   const auto heads = static_cast<unsigned>(args.problem.batch * args.problem.heads);
   const auto kv_heads = static_cast<unsigned>(args.problem.batch * args.problem.kv_heads);
@@ -128,24 +129,24 @@ Status launch(const Arguments& args) {
   const float* gP = args.in<float>("P");
   float* gdS = args.out<float>("dP");  // dP, then dS
 
-  Status status = run("dv", dv_kernel<Element>,
-                      dim3(across(shape.head_dim), down(shape.seqlen_k), kv_heads), block, gP,
-                      args.in<Element>("do"), args.out<Element>("dv"));
+  Status status =
+      run("dv", dv_kernel<Element>, dim3(across(shape.head_dim), down(shape.seqlen_k), kv_heads),
+          block, gP, params.dout, params.dv);
   if (status.ok())
-    status = run("dp", dp_kernel<Element>,
-                 dim3(across(shape.seqlen_k), down(shape.seqlen_q), heads), block,
-                 args.in<Element>("do"), args.in<Element>("v"), gdS);
+    status =
+        run("dp", dp_kernel<Element>, dim3(across(shape.seqlen_k), down(shape.seqlen_q), heads),
+            block, params.dout, params.v, gdS);
   if (status.ok())
     status = run("ds", ds_kernel, dim3(across(shape.seqlen_q), 1, heads), dim3(Config::kThreadsX),
                  gP, gdS);
   if (status.ok())
-    status = run("dq", dq_kernel<Element>,
-                 dim3(across(shape.head_dim), down(shape.seqlen_q), heads), block, gdS,
-                 args.in<Element>("k"), args.out<Element>("dq"));
+    status =
+        run("dq", dq_kernel<Element>, dim3(across(shape.head_dim), down(shape.seqlen_q), heads),
+            block, gdS, params.k, params.dq);
   if (status.ok())
-    status = run("dk", dk_kernel<Element>,
-                 dim3(across(shape.head_dim), down(shape.seqlen_k), kv_heads), block, gdS,
-                 args.in<Element>("q"), args.out<Element>("dk"));
+    status =
+        run("dk", dk_kernel<Element>, dim3(across(shape.head_dim), down(shape.seqlen_k), kv_heads),
+            block, gdS, params.q, params.dk);
   return status;
 }
 

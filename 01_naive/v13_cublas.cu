@@ -105,6 +105,7 @@ __global__ void __launch_bounds__(32)
 
 template <class Element>
 Status launch(const Arguments& args) {
+  const ForwardParams<Element> params(args);
   const Problem& p = args.problem;
   const Shape shape = shape_of(p);
   const int row_stride = round_up(shape.seqlen_k, Config::kVector);
@@ -118,9 +119,9 @@ Status launch(const Arguments& args) {
   Status status = gemm_strided_batched(
       args.backend, args.stream,
       {.batch = p.batch * p.kv_heads, .m = rows, .n = p.seqlen_k, .k = p.head_dim,
-       .a = args.in<Element>("q"), .a_type = p.dtype, .a_transposed = false, .lda = p.head_dim,
+       .a = params.q, .a_type = p.dtype, .a_transposed = false, .lda = p.head_dim,
        .stride_a = rows * p.head_dim,
-       .b = args.in<Element>("k"), .b_type = p.dtype, .b_transposed = true, .ldb = p.head_dim,
+       .b = params.k, .b_type = p.dtype, .b_transposed = true, .ldb = p.head_dim,
        .stride_b = p.seqlen_k * p.head_dim,
        .c = args.out<float>("S"), .c_type = DType::fp32, .ldc = row_stride,
        .stride_c = rows * row_stride});
@@ -130,7 +131,7 @@ Status launch(const Arguments& args) {
   status =
       launch_kernel(softmax_kernel<Element>, dim3(static_cast<unsigned>(shape.seqlen_q), 1, heads),
                     dim3(32), row_fits ? row_bytes : 0, args.stream, args.in<float>("S"),
-                    args.out<Element>("P"), args.out<float>("lse"), shape, row_stride, row_fits);
+                    args.out<Element>("P"), params.lse, shape, row_stride, row_fits);
   if (!status.ok()) return status;
   args.phase("output");  // (3) O [rows, d] = P [rows, seqlen_k] * V [seqlen_k, d]
   // clang-format off
@@ -139,9 +140,9 @@ Status launch(const Arguments& args) {
       {.batch = p.batch * p.kv_heads, .m = rows, .n = p.head_dim, .k = p.seqlen_k,
        .a = args.in<Element>("P"), .a_type = p.dtype, .a_transposed = false, .lda = row_stride,
        .stride_a = rows * row_stride,
-       .b = args.in<Element>("v"), .b_type = p.dtype, .b_transposed = false, .ldb = p.head_dim,
+       .b = params.v, .b_type = p.dtype, .b_transposed = false, .ldb = p.head_dim,
        .stride_b = p.seqlen_k * p.head_dim,
-       .c = args.out<Element>("o"), .c_type = p.dtype, .ldc = p.head_dim,
+       .c = params.o, .c_type = p.dtype, .ldc = p.head_dim,
        .stride_c = rows * p.head_dim});
   // clang-format on
 }

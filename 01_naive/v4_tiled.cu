@@ -145,6 +145,7 @@ __global__ void output_kernel(const float* gP,    // [B, Hq, seqlen_q, seqlen_k]
 
 template <class Element>
 Status launch(const Arguments& args) {
+  const ForwardParams<Element> params(args);
   const Shape shape = shape_of(args.problem);
   const auto heads = static_cast<unsigned>(args.problem.batch * args.problem.heads);
   const auto rows = static_cast<unsigned>(ceil_div(shape.seqlen_q, Config::kThreadsY));
@@ -155,18 +156,18 @@ Status launch(const Arguments& args) {
 
   args.phase("scores");
   Status status = launch_kernel(scores_kernel<Element>, dim3(blocks(shape.seqlen_k), rows, heads),
-                                block, sizeof(SharedStorage), args.stream, args.in<Element>("q"),
-                                args.in<Element>("k"), args.out<float>("S"), shape);
+                                block, sizeof(SharedStorage), args.stream, params.q, params.k,
+                                args.out<float>("S"), shape);
   if (!status.ok()) return status;
   args.phase("softmax");
   status = launch_kernel(softmax_kernel, dim3(static_cast<unsigned>(shape.seqlen_q), 1, heads),
                          dim3(32), row_fits ? row_bytes : 0, args.stream, args.in<float>("S"),
-                         args.out<float>("P"), args.out<float>("lse"), shape, row_fits);
+                         args.out<float>("P"), params.lse, shape, row_fits);
   if (!status.ok()) return status;
   args.phase("output");
   return launch_kernel(output_kernel<Element>, dim3(blocks(shape.head_dim), rows, heads), block,
-                       sizeof(SharedStorage), args.stream, args.in<float>("P"),
-                       args.in<Element>("v"), args.out<Element>("o"), shape);
+                       sizeof(SharedStorage), args.stream, args.in<float>("P"), params.v, params.o,
+                       shape);
 }
 
 Status launch(const Arguments& args) {

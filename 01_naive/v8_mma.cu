@@ -212,6 +212,7 @@ __global__ void __launch_bounds__(Config::kThreads, 3)
 
 template <class Element>
 Status launch(const Arguments& args) {
+  const ForwardParams<Element> params(args);
   const Shape shape = shape_of(args.problem);
   const int row_stride = round_up(shape.seqlen_k, Config::kVector);
   const auto heads = static_cast<unsigned>(args.problem.batch * args.problem.heads);
@@ -222,21 +223,20 @@ Status launch(const Arguments& args) {
   const bool row_fits = row_bytes <= Config::kMaxRowBytes;
 
   args.phase("scores");
-  Status status =
-      launch_kernel(scores_kernel<Element>, dim3(blocks(row_stride), rows, heads), block,
-                    sizeof(SharedStorage<Element>), args.stream, args.in<Element>("q"),
-                    args.in<Element>("k"), args.out<float>("S"), shape, row_stride);
+  Status status = launch_kernel(scores_kernel<Element>, dim3(blocks(row_stride), rows, heads),
+                                block, sizeof(SharedStorage<Element>), args.stream, params.q,
+                                params.k, args.out<float>("S"), shape, row_stride);
   if (!status.ok()) return status;
   args.phase("softmax");
   status =
       launch_kernel(softmax_kernel<Element>, dim3(static_cast<unsigned>(shape.seqlen_q), 1, heads),
                     dim3(32), row_fits ? row_bytes : 0, args.stream, args.in<float>("S"),
-                    args.out<Element>("P"), args.out<float>("lse"), shape, row_stride, row_fits);
+                    args.out<Element>("P"), params.lse, shape, row_stride, row_fits);
   if (!status.ok()) return status;
   args.phase("output");
   return launch_kernel(output_kernel<Element>, dim3(blocks(shape.head_dim), rows, heads), block,
-                       sizeof(SharedStorage<Element>), args.stream, args.in<Element>("P"),
-                       args.in<Element>("v"), args.out<Element>("o"), shape, row_stride);
+                       sizeof(SharedStorage<Element>), args.stream, args.in<Element>("P"), params.v,
+                       params.o, shape, row_stride);
 }
 
 Status launch(const Arguments& args) {

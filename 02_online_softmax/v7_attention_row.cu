@@ -117,12 +117,13 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
 
 template <class Element>
 Status launch(const Arguments& args) {
+  const ForwardParams<Element> params(args);
   const Problem& p = args.problem;
   args.phase("attention");
   return launch_kernel(attention_kernel<Element>,
-                       dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)), dim3(Config::kThreads),
-                       sizeof(SharedStorage), args.stream, args.in<Element>("q"), args.in<Element>("k"),
-                       args.in<Element>("v"), args.out<Element>("o"), args.out<float>("lse"), shape_of(p));
+                       dim3(static_cast<unsigned>(p.batch * p.heads * p.seqlen_q)),
+                       dim3(Config::kThreads), sizeof(SharedStorage), args.stream, params.q,
+                       params.k, params.v, params.o, params.lse, shape_of(p));
 }
 
 Status launch(const Arguments& args) {

@@ -176,16 +176,16 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
 
 template <class Element>
 Status launch(const Arguments& args) {
+  const BackwardParams<Element> params(args);
   const Problem& p = args.problem;
   const Shape shape = shape_of(p);
   const Tiles tiles(Config::kFloats, shape.head_dim);
   args.phase("attention_backward");
   return launch_kernel(attention_backward_kernel<Element>,
                        dim3(static_cast<unsigned>(p.batch * p.kv_heads)), dim3(Config::kThreads),
-                       tiles.bytes(), args.stream, args.in<Element>("q"), args.in<Element>("k"),
-                       args.in<Element>("v"), args.in<Element>("o"), args.in<Element>("do"),
-                       args.in<float>("lse"), args.out<Element>("dq"), args.out<Element>("dk"),
-                       args.out<Element>("dv"), args.out<float>("accum"), shape, tiles, p.seed);
+                       tiles.bytes(), args.stream, params.q, params.k, params.v, params.o,
+                       params.dout, params.lse, params.dq, params.dk, params.dv,
+                       args.out<float>("accum"), shape, tiles, p.seed);
 }
 
 Status launch(const Arguments& args) {

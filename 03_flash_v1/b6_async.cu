@@ -254,23 +254,21 @@ __global__ void __launch_bounds__(Config::kThreads)
 
 template <class Element, class Config, bool kDropout>
 Status launch(const Arguments& args) {
+  const BackwardParams<Element> params(args);
   const Problem& p = args.problem;
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   args.phase("dot");
   const dim3 dots(static_cast<unsigned>(ceil_div(rows, int64_t{8})));  // a warp a row
   const Status status =
-      launch_kernel(dot_kernel<Element>, dots, dim3(256), 0, args.stream, args.in<Element>("o"),
-                    args.in<Element>("do"), args.out<float>("dot"), nullptr, rows,
-                    static_cast<int>(p.head_dim), 0);
+      launch_kernel(dot_kernel<Element>, dots, dim3(256), 0, args.stream, params.o, params.dout,
+                    args.out<float>("dot"), nullptr, rows, static_cast<int>(p.head_dim), 0);
   if (!status.ok()) return status;
   args.phase("attention_backward");
   return launch_kernel(attention_backward_kernel<Element, Config, kDropout>,
                        dim3(static_cast<unsigned>(p.batch * p.kv_heads)), dim3(Config::kThreads),
-                       sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
-                       args.in<Element>("k"), args.in<Element>("v"), args.in<Element>("do"),
-                       args.in<float>("lse"), args.in<float>("dot"), args.out<Element>("dq"),
-                       args.out<Element>("dk"), args.out<Element>("dv"), args.out<float4>("accum"),
-                       shape_of(p), p.seed);
+                       sizeof(SharedStorage<Element, Config>), args.stream, params.q, params.k,
+                       params.v, params.dout, params.lse, args.in<float>("dot"), params.dq,
+                       params.dk, params.dv, args.out<float4>("accum"), shape_of(p), p.seed);
 }
 
 template <class Element, int kHeadDim>

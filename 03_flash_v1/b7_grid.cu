@@ -234,30 +234,30 @@ __global__ void __launch_bounds__(Config::kThreads)
 
 template <class Element, class Config, bool kDropout>
 Status launch(const Arguments& args) {
+  const BackwardParams<Element> params(args);
   const Problem& p = args.problem;
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   const int64_t m_blocks = p.batch * p.heads * ceil_div(p.seqlen_q, int64_t{Config::kBlockM});
   args.phase("dot");
   const dim3 dots(static_cast<unsigned>(ceil_div(rows, int64_t{8})));  // a warp a row
   Status status =
-      launch_kernel(dot_kernel<Element>, dots, dim3(256), 0, args.stream, args.in<Element>("o"),
-                    args.in<Element>("do"), args.out<float>("dot"), args.out<float4>("accum"), rows,
+      launch_kernel(dot_kernel<Element>, dots, dim3(256), 0, args.stream, params.o, params.dout,
+                    args.out<float>("dot"), args.out<float4>("accum"), rows,
                     static_cast<int>(p.head_dim), m_blocks * Config::kBlockM * p.head_dim / 4);
   if (!status.ok()) return status;
   args.phase("attention_backward");
-  status = launch_kernel(
-      attention_backward_kernel<Element, Config, kDropout>,
-      dim3(static_cast<unsigned>(p.batch * p.kv_heads),
-           static_cast<unsigned>(ceil_div(p.seqlen_k, int64_t{Config::kBlockN}))),
-      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-      args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"), args.in<Element>("do"),
-      args.in<float>("lse"), args.in<float>("dot"), args.out<Element>("dk"),
-      args.out<Element>("dv"), args.out<float4>("accum"), shape_of(p), p.seed);
+  status =
+      launch_kernel(attention_backward_kernel<Element, Config, kDropout>,
+                    dim3(static_cast<unsigned>(p.batch * p.kv_heads),
+                         static_cast<unsigned>(ceil_div(p.seqlen_k, int64_t{Config::kBlockN}))),
+                    dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
+                    params.q, params.k, params.v, params.dout, params.lse, args.in<float>("dot"),
+                    params.dk, params.dv, args.out<float4>("accum"), shape_of(p), p.seed);
   if (!status.ok()) return status;
   args.phase("convert");
   return launch_kernel(convert_kernel<Element, Config>, dim3(static_cast<unsigned>(m_blocks)),
-                       dim3(Config::kThreads), 0, args.stream, args.in<float4>("accum"),
-                       args.out<Element>("dq"), shape_of(p));
+                       dim3(Config::kThreads), 0, args.stream, args.in<float4>("accum"), params.dq,
+                       shape_of(p));
 }
 
 template <class Element, int kHeadDim>

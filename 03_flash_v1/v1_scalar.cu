@@ -147,13 +147,13 @@ __global__ void attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
 
 template <class Element>
 Status launch(const Arguments& args, int floats) {
+  const ForwardParams<Element> params(args);
   const Problem& p = args.problem;
   const ScalarTiles tiles(floats, static_cast<int>(p.head_dim));  // line 1
   args.phase("attention");
   return launch_kernel(attention_kernel<Element>, dim3(static_cast<unsigned>(p.batch * p.heads)),
-                       dim3(Config::kThreads), tiles.bytes(), args.stream, args.in<Element>("q"),
-                       args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"),
-                       args.out<float>("lse"), args.out<float>("accum"),
+                       dim3(Config::kThreads), tiles.bytes(), args.stream, params.q, params.k,
+                       params.v, params.o, params.lse, args.out<float>("accum"),
                        args.out<SoftmaxState>("state"), shape_of(p), tiles, p.seed);
 }
 

@@ -314,13 +314,13 @@ __global__ void __launch_bounds__(Config::kThreads)
 
 template <class Element, class Config, bool kDropout>
 Status launch(const Arguments& args) {
+  const ForwardParams<Element> params(args);
   const Problem& p = args.problem;
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config, kDropout>,
                        dim3(static_cast<unsigned>(p.batch * p.heads)), dim3(Config::kThreads),
-                       sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
-                       args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"),
-                       args.out<float>("lse"), args.out<float>("accum"),
+                       sizeof(SharedStorage<Element, Config>), args.stream, params.q, params.k,
+                       params.v, params.o, params.lse, args.out<float>("accum"),
                        args.out<SoftmaxState>("state"), shape_of(p), p.seed);
 }
 

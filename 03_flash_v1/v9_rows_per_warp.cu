@@ -400,6 +400,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
 template <class Element, class Config, bool kDropout>
 Status launch(const Arguments& args) {
+  const ForwardParams<Element> params(args);
   const Problem& p = args.problem;
   const int64_t rows = rows_a_block(p, Config::kBlockM);
   args.phase("attention");
@@ -407,8 +408,7 @@ Status launch(const Arguments& args) {
                        dim3(static_cast<unsigned>(p.batch * p.heads),
                             static_cast<unsigned>(ceil_div(p.seqlen_q, rows))),
                        dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-                       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
-                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("accum"),
+                       params.q, params.k, params.v, params.o, params.lse, args.out<float>("accum"),
                        args.out<SoftmaxState>("state"), shape_of(p), p.seed,
                        static_cast<int>(rows));
 }

@@ -48,7 +48,7 @@ struct SharedStorage {
 //! [mask]
 template <class Config>
 __device__ __forceinline__ void apply_mask(
-    float (&s)[Config::kScoreTiles][Config::kScoreKeys / 8][4], const Shape& shape, int own,
+    float (&s)[Config::kScoreTiles][Config::kScoreKeys / 8][4], const Shape& shape, int diagonal,
     int keys) {
 #pragma unroll
   for (int m = 0; m < Config::kScoreTiles; ++m)
@@ -57,7 +57,7 @@ __device__ __forceinline__ void apply_mask(
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int key = 8 * n + e % 2, row = 16 * m + 8 * (e / 2);  // from this lane's first
-        if (key - row < own - shape.window_left || key - row > own + shape.window_right ||
+        if (key - row < diagonal - shape.window_left || key - row > diagonal + shape.window_right ||
             key >= keys)
           s[m][n][e] = -INFINITY;
       }
@@ -70,7 +70,7 @@ template <class Element, class Config>
 __device__ __forceinline__ void probabilities(
     uint32_t (&p)[Config::kScoreTiles][Config::kScoreKeys / 8][2],
     const float (&s)[Config::kScoreTiles][Config::kScoreKeys / 8][4], const float* sLse,
-    const Shape& shape, char* sP, int own) {
+    const Shape& shape, char* sP, int lane_offset) {
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
 #pragma unroll
   for (int m = 0; m < Config::kScoreTiles; ++m)
@@ -82,7 +82,7 @@ __device__ __forceinline__ void probabilities(
         const float* const x = s[m][n] + 2 * e;
         p[m][n][e] = pack2<Element>(exp2f(fmaf(x[0], softmax_scale_log2, -lse_log2)),
                                     exp2f(fmaf(x[1], softmax_scale_log2, -lse_log2)));
-        *reinterpret_cast<uint32_t*>(sP + swizzle_advance<Config::kBlockN>(own, 8 * n) +
+        *reinterpret_cast<uint32_t*>(sP + swizzle_advance<Config::kBlockN>(lane_offset, 8 * n) +
                                      (16 * m + 8 * e) * 2 * Config::kBlockN) = p[m][n][e];
       }
 }
@@ -91,7 +91,8 @@ __device__ __forceinline__ void probabilities(
 template <class Element, class Config>
 __device__ __forceinline__ void score_gradients(
     const float (&dp)[Config::kScoreTiles][Config::kScoreKeys / 8][4], const float* sDot,
-    const uint32_t (&p)[Config::kScoreTiles][Config::kScoreKeys / 8][2], char* sdS, int own) {
+    const uint32_t (&p)[Config::kScoreTiles][Config::kScoreKeys / 8][2], char* sdS,
+    int lane_offset) {
 #pragma unroll
   for (int m = 0; m < Config::kScoreTiles; ++m)
 #pragma unroll
@@ -102,7 +103,7 @@ __device__ __forceinline__ void score_gradients(
 #pragma unroll
         for (int c = 0; c < 2; ++c)
           ds[c] = unpack<Element>(p[m][n][e], c) * (dp[m][n][2 * e + c] - sDot[16 * m + 8 * e]);
-        *reinterpret_cast<uint32_t*>(sdS + swizzle_advance<Config::kBlockN>(own, 8 * n) +
+        *reinterpret_cast<uint32_t*>(sdS + swizzle_advance<Config::kBlockN>(lane_offset, 8 * n) +
                                      (16 * m + 8 * e) * 2 * Config::kBlockN) =
             pack2<Element>(ds[0], ds[1]);
       }
@@ -145,7 +146,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     if (++process_kv_block.m_block == q_range.end)
       process_kv_block.m_block = q_range.begin, ++process_kv_block.head;
   };
-  const int64_t head_step =
+  const int64_t head_stride =
       packing.cu_seqlens_q == nullptr ? int64_t{seqlen_q} * kHeadDim : kHeadDim;
   const auto tile_of = [&](const Visit& process_kv_block) {
     return process_kv_block.head * packing.num_tiles + process_kv_block.m_block;
@@ -154,10 +155,10 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
   const auto load_rows = [&](const Visit& process_kv_block, int stage) {
     const int row0 = process_kv_block.m_block * kBlockM;
-    const int64_t first = sequence.q + process_kv_block.head * head_step +
-                          int64_t{row0 + copy_row} * packing.q_step + chunk;
-    load_tile<kBlockM, Config>(smem.sQ[stage], gQ + first, packing.q_step, seqlen_q - row0);
-    load_tile<kBlockM, Config>(smem.sdO[stage], gdO + first, packing.q_step, seqlen_q - row0);
+    const int64_t first = sequence.q + process_kv_block.head * head_stride +
+                          int64_t{row0 + copy_row} * packing.q_stride + chunk;
+    load_tile<kBlockM, Config>(smem.sQ[stage], gQ + first, packing.q_stride, seqlen_q - row0);
+    load_tile<kBlockM, Config>(smem.sdO[stage], gdO + first, packing.q_stride, seqlen_q - row0);
     const float* const rows = gRows + (sequence.tile + tile_of(process_kv_block)) * (2 * kBlockM);
     if (threadIdx.x < kBlockM / 2)
       cp_async_16(&smem.sRow[stage][0][0] + 4 * threadIdx.x, rows + 4 * threadIdx.x);
@@ -165,9 +166,9 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   // (2) load K_j, V_j and the first rows
   Visit process_kv_block{0, q_range.begin}, next = process_kv_block;
-  const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_step + chunk;
-  load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_step, seqlen_k - key0);
-  load_tile<kBlockN, Config>(smem.sV, gV + first, packing.kv_step, seqlen_k - key0);
+  const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_stride + chunk;
+  load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_stride, seqlen_k - key0);
+  load_tile<kBlockN, Config>(smem.sV, gV + first, packing.kv_stride, seqlen_k - key0);
   for (int stage = 0; stage < kStages; ++stage) {
     if (stage < visits) load_rows(next, stage), advance(next);
     cp_async_commit();
@@ -251,39 +252,37 @@ __global__ void __launch_bounds__(Config::kThreads)
   // (7) store dK_j, dV_j through the tiles of K and V
   cp_async_wait<0>();
   __syncthreads();  // all are done with K
-  const Sequence own = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
-  const int64_t keys = own.kv + int64_t{key0 + grad_key} * packing.kv_step;
-  const int count = own.seqlen_k - key0 - grad_key;
-  store_gradient<Element, Config>(gdK + keys, packing.kv_step, count, dk, shape.softmax_scale,
+  const Sequence seq = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
+  const int64_t keys = seq.kv + int64_t{key0 + grad_key} * packing.kv_stride;
+  const int count = seq.seqlen_k - key0 - grad_key;
+  store_gradient<Element, Config>(gdK + keys, packing.kv_stride, count, dk, shape.softmax_scale,
                                   sK + grad_key * Config::kRowBytes, grad_col);
-  store_gradient<Element, Config>(gdV + keys, packing.kv_step, count, dv, 1,
+  store_gradient<Element, Config>(gdV + keys, packing.kv_stride, count, dv, 1,
                                   sV + grad_key * Config::kRowBytes, grad_col);
 }
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
+  const BackwardParams<Element> params(args);
   const Problem& p = args.problem;
   const Packing packing = packing_of<Config>(args);
   const dim3 all_rows(static_cast<unsigned>(packing.num_m_blocks * p.batch * p.heads));
   const dim3 grid(static_cast<unsigned>(packing.num_n_blocks * p.batch * p.kv_heads));
   args.phase("dot");
-  Status status = launch_kernel(
-      dot_kernel<Element, Config>, all_rows, dim3(256), 0, args.stream, args.in<Element>("o"),
-      args.in<Element>("do"), args.in<float>("lse"), args.out<float>("rows"),
-      args.out<float4>("accum"), shape_of(p), packing);
+  Status status = launch_kernel(dot_kernel<Element, Config>, all_rows, dim3(256), 0, args.stream,
+                                params.o, params.dout, params.lse, args.out<float>("rows"),
+                                args.out<float4>("accum"), shape_of(p), packing);
   if (!status.ok()) return status;
   args.phase("attention_backward");
-  status = launch_kernel(
-      attention_backward_kernel<Element, Config>, grid, dim3(Config::kThreads),
-      sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
-      args.in<Element>("k"), args.in<Element>("v"), args.in<Element>("do"), args.in<float>("rows"),
-      args.out<Element>("dk"), args.out<Element>("dv"), args.out<float4>("accum"), shape_of(p),
-      packing, static_cast<int>(p.batch * p.kv_heads));
+  status = launch_kernel(attention_backward_kernel<Element, Config>, grid, dim3(Config::kThreads),
+                         sizeof(SharedStorage<Element, Config>), args.stream, params.q, params.k,
+                         params.v, params.dout, args.in<float>("rows"), params.dk, params.dv,
+                         args.out<float4>("accum"), shape_of(p), packing,
+                         static_cast<int>(p.batch * p.kv_heads));
   if (!status.ok()) return status;
   args.phase("convert");
   return launch_kernel(convert_kernel<Element, Config>, all_rows, dim3(Config::kThreads), 0,
-                       args.stream, args.in<float4>("accum"), args.out<Element>("dq"), shape_of(p),
-                       packing);
+                       args.stream, args.in<float4>("accum"), params.dq, shape_of(p), packing);
 }
 
 Status launch(const Arguments& args) {

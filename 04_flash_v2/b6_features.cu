@@ -113,7 +113,7 @@ template <class Element, class Config, bool kFeatures>
 __device__ __forceinline__ void score_gradients(
     uint32_t (&operand)[Config::kKeyTiles][Config::kRowSteps][4],
     const float (&dp)[Config::kKeyTiles][Config::kBlockM / 8][4], const float* sDot,
-    const uint4* sP, char* sdS, int own, float inverse_keep) {
+    const uint4* sP, char* sdS, int lane_offset, float inverse_keep) {
 #pragma unroll
   for (int k = 0; k < Config::kRowSteps; ++k)
 #pragma unroll
@@ -133,7 +133,7 @@ __device__ __forceinline__ void score_gradients(
         }
         operand[m][k][e] = pack2<Element>(ds[0], ds[1]);
         *reinterpret_cast<uint32_t*>(
-            sdS + swizzle_advance<Config::kBlockM>(own, 16 * k + 8 * (e / 2)) +
+            sdS + swizzle_advance<Config::kBlockM>(lane_offset, 16 * k + 8 * (e / 2)) +
             (16 * m + 8 * (e % 2)) * 2 * Config::kBlockM) = operand[m][k][e];
       }
     }
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     if (++process_kv_block.m_block == q_range.end) process_kv_block.m_block = q_range.begin;
     if (process_kv_block.m_block == first_block) ++process_kv_block.head;
   };
-  const int64_t head_step =
+  const int64_t head_stride =
       packing.cu_seqlens_q == nullptr ? int64_t{seqlen_q} * kHeadDim : kHeadDim;
   const auto tile_of = [&](const Visit& process_kv_block) {
     return process_kv_block.head * packing.num_tiles + process_kv_block.m_block;
@@ -193,10 +193,10 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
   const auto load_rows = [&](const Visit& process_kv_block, int stage) {
     const int row0 = process_kv_block.m_block * kBlockM;
-    const int64_t first = sequence.q + process_kv_block.head * head_step +
-                          int64_t{row0 + copy_row} * packing.q_step + chunk;
-    load_tile<kBlockM, Config>(smem.sQ[stage], gQ + first, packing.q_step, seqlen_q - row0);
-    load_tile<kBlockM, Config>(smem.sdO[stage], gdO + first, packing.q_step, seqlen_q - row0);
+    const int64_t first = sequence.q + process_kv_block.head * head_stride +
+                          int64_t{row0 + copy_row} * packing.q_stride + chunk;
+    load_tile<kBlockM, Config>(smem.sQ[stage], gQ + first, packing.q_stride, seqlen_q - row0);
+    load_tile<kBlockM, Config>(smem.sdO[stage], gdO + first, packing.q_stride, seqlen_q - row0);
     const float* const rows = gRows + (sequence.tile + tile_of(process_kv_block)) * (2 * kBlockM);
     if (threadIdx.x < kBlockM / 2)
       cp_async_16(&smem.sRow[stage][0][0] + 4 * threadIdx.x, rows + 4 * threadIdx.x);
@@ -204,9 +204,9 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   // (2) load K_j, V_j and the first rows
   Visit process_kv_block{0, first_block}, next = process_kv_block;
-  const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_step + chunk;
-  load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_step, seqlen_k - key0);
-  load_tile<kBlockN, Config>(smem.sV, gV + first, packing.kv_step, seqlen_k - key0);
+  const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_stride + chunk;
+  load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_stride, seqlen_k - key0);
+  load_tile<kBlockN, Config>(smem.sV, gV + first, packing.kv_stride, seqlen_k - key0);
   for (int stage = 0; stage < kStages; ++stage) {
     if (stage < visits) load_rows(next, stage), advance(next);
     cp_async_commit();
@@ -296,10 +296,11 @@ __global__ void __launch_bounds__(Config::kThreads)
   // (7) store dK_j, dV_j through the rows of K or V that were this warp's
   cp_async_wait<0>();
   __syncthreads();  // all are done with K
-  const Sequence own = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
+  const Sequence seq = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   store_gradient<Element, Config>(
-      (owns_p ? gdV : gdK) + own.kv + int64_t{key0 + warp_key} * packing.kv_step, packing.kv_step,
-      own.seqlen_k - key0 - warp_key, grad, owns_p ? inverse_keep : shape.softmax_scale, sKeys);
+      (owns_p ? gdV : gdK) + seq.kv + int64_t{key0 + warp_key} * packing.kv_stride,
+      packing.kv_stride, seq.seqlen_k - key0 - warp_key, grad,
+      owns_p ? inverse_keep : shape.softmax_scale, sKeys);
 }
 
 constexpr int64_t kSectionBytes = 32 << 20;  // of the 60 MB of an H200's L2
@@ -315,29 +316,27 @@ inline int64_t heads_of_section(const Problem& p, int64_t bytes) {
 
 template <class Element, class Config, bool kFeatures>
 Status launch(const Arguments& args) {
+  const BackwardParams<Element> params(args);
   const Problem& p = args.problem;
   const Packing packing = packing_of<Config>(args);
   const dim3 all_rows(static_cast<unsigned>(packing.num_m_blocks * p.batch * p.heads));
   const dim3 grid(static_cast<unsigned>(packing.num_n_blocks * p.batch * p.kv_heads));
   args.phase("dot");
-  Status status = launch_kernel(
-      dot_kernel<Element, Config>, all_rows, dim3(256), 0, args.stream, args.in<Element>("o"),
-      args.in<Element>("do"), args.in<float>("lse"), args.out<float>("rows"),
-      args.out<float4>("accum"), shape_of(p), packing);
+  Status status = launch_kernel(dot_kernel<Element, Config>, all_rows, dim3(256), 0, args.stream,
+                                params.o, params.dout, params.lse, args.out<float>("rows"),
+                                args.out<float4>("accum"), shape_of(p), packing);
   if (!status.ok()) return status;
   args.phase("attention_backward");
-  status = launch_kernel(
-      attention_backward_kernel<Element, Config, kFeatures>, grid, dim3(Config::kThreads),
-      sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
-      args.in<Element>("k"), args.in<Element>("v"), args.in<Element>("do"), args.in<float>("rows"),
-      args.out<Element>("dk"), args.out<Element>("dv"), args.out<float4>("accum"), shape_of(p),
-      packing, p.seed, static_cast<int>(p.batch * p.kv_heads),
-      static_cast<int>(heads_of_section(p, kSectionBytes)));
+  status = launch_kernel(attention_backward_kernel<Element, Config, kFeatures>, grid,
+                         dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>),
+                         args.stream, params.q, params.k, params.v, params.dout,
+                         args.in<float>("rows"), params.dk, params.dv, args.out<float4>("accum"),
+                         shape_of(p), packing, p.seed, static_cast<int>(p.batch * p.kv_heads),
+                         static_cast<int>(heads_of_section(p, kSectionBytes)));
   if (!status.ok()) return status;
   args.phase("convert");
   return launch_kernel(convert_kernel<Element, Config>, all_rows, dim3(Config::kThreads), 0,
-                       args.stream, args.in<float4>("accum"), args.out<Element>("dq"), shape_of(p),
-                       packing);
+                       args.stream, args.in<float4>("accum"), params.dq, shape_of(p), packing);
 }
 
 template <class Element, int kHeadDim>

@@ -332,8 +332,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]
-  const Sequence own = smem.sequence;
-  const int first_row = smem.row0 + warp_rows, rows = own.seqlen_q - first_row;  // of this warp
+  const Sequence seq = smem.sequence;
+  const int first_row = smem.row0 + warp_rows, rows = seq.seqlen_q - first_row;  // of this warp
   const int o_lane = 2 * swizzled_offset<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
   __syncwarp();  // all lanes are done with Q
 #pragma unroll
@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       const int row = 16 * m + 8 * r + lane_id / 4;
       if (lane_id % 4 == 0 && row < rows)
-        gLse[own.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
+        gLse[seq.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
     }
   __syncwarp();  // all of the warp's rows are there
 #pragma unroll
@@ -358,7 +358,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (r >= rows) break;
 #pragma unroll
     for (int c = lane_id % kSwizzleChunks * 8; c < kHeadDim; c += 8 * kSwizzleChunks)
-      *reinterpret_cast<uint4*>(gO + own.q + int64_t{first_row + r} * kHeadDim + c) =
+      *reinterpret_cast<uint4*>(gO + seq.q + int64_t{first_row + r} * kHeadDim + c) =
           *reinterpret_cast<const uint4*>(sO + 2 * swizzled_offset<kHeadDim>(r, c));
   }
   //! [finish]
@@ -372,12 +372,12 @@ Status launch(const Arguments& args) {
   if (args.report_tiling(
           {Config::kBlockM, Config::kBlockN, section, Config::kBlocksPerSm, Config::kWarpRows}))
     return Status::success();
+  const ForwardParams<Element> params(args);
   args.phase("attention");
   return launch_kernel(
       attention_kernel<Element, Config>, dim3(static_cast<unsigned>(num_m_blocks * num_heads)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-      args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"),
-      args.out<float>("lse"), shape_of(p), static_cast<int>(num_m_blocks),
+      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, params.q,
+      params.k, params.v, params.o, params.lse, shape_of(p), static_cast<int>(num_m_blocks),
       static_cast<int>(num_heads), static_cast<int>(section));
 }
 

@@ -215,12 +215,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       kv_block_range(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
   // This thread's first chunk of every tile that it copies.
   const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
-  const Element* const q = gQ + sequence.q + int64_t{row0 + copy_row} * layout.q_step + chunk;
-  const int64_t kv = sequence.kv + copy_row * layout.kv_step + chunk;
+  const Element* const q = gQ + sequence.q + int64_t{row0 + copy_row} * layout.q_stride + chunk;
+  const int64_t kv = sequence.kv + copy_row * layout.kv_stride + chunk;
   const auto load_kv = [&](auto& tiles, const Element* g, int n_block) {
     load_tile<kBlockN, Config>(tiles[n_block % kStages],
-                               g + kv + int64_t{n_block * kBlockN} * layout.kv_step, layout.kv_step,
-                               seqlen_k - n_block * kBlockN);
+                               g + kv + int64_t{n_block * kBlockN} * layout.kv_stride,
+                               layout.kv_stride, seqlen_k - n_block * kBlockN);
   };
   // c: what scores are still multiplied by
   const float softmax_scale_log2 = kFeatures ? 1 : shape.softmax_scale * kLog2e;
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   // (1) load Q_i, which stays, and the first K_j (of two stages: and V_j)
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   if (kv_range.begin < kv_range.end) {
-    load_tile<kBlockM, Config>(smem.sQ, q, layout.q_step, sequence.seqlen_q - row0);
+    load_tile<kBlockM, Config>(smem.sQ, q, layout.q_stride, sequence.seqlen_q - row0);
     if (Config::kQSteps > 0) cp_async_commit();
     load_kv(smem.sK, gK, kv_range.begin);
     if (kStages == 2) load_kv(smem.sV, gV, kv_range.begin);
@@ -337,8 +337,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]
-  const Sequence own = smem.sequence;
-  const int first_row = smem.row0 + warp_rows, rows = own.seqlen_q - first_row;  // of this warp
+  const Sequence seq = smem.sequence;
+  const int first_row = smem.row0 + warp_rows, rows = seq.seqlen_q - first_row;  // of this warp
   const float inverse_kept = kFeatures ? 1 / (1 - float(shape.dropped) / 256) : 1;
   const int o_lane = 2 * swizzled_offset<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
   __syncwarp();  // all lanes are done with Q
@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       const int row = 16 * m + 8 * r + lane_id / 4;
       if (lane_id % 4 == 0 && row < rows)
-        gLse[own.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
+        gLse[seq.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
     }
   __syncwarp();  // all of the warp's rows are there
 #pragma unroll
@@ -364,7 +364,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (r >= rows) break;
 #pragma unroll
     for (int c = lane_id % kSwizzleChunks * 8; c < kHeadDim; c += 8 * kSwizzleChunks)
-      *reinterpret_cast<uint4*>(gO + own.q + int64_t{first_row + r} * layout.q_step + c) =
+      *reinterpret_cast<uint4*>(gO + seq.q + int64_t{first_row + r} * layout.q_stride + c) =
           *reinterpret_cast<const uint4*>(sO + 2 * swizzled_offset<kHeadDim>(r, c));
   }
   //! [finish]
@@ -378,13 +378,13 @@ Status launch(const Arguments& args) {
   if (args.report_tiling(
           {Config::kBlockM, Config::kBlockN, section, Config::kBlocksPerSm, Config::kWarpRows}))
     return Status::success();
+  const ForwardParams<Element> params(args);
   args.phase("attention");
   return launch_kernel(
       attention_kernel<Element, Config, Layout, kFeatures>,
       dim3(static_cast<unsigned>(num_m_blocks * num_heads)), dim3(Config::kThreads),
-      sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
-      args.in<Element>("k"), args.in<Element>("v"), args.out<Element>("o"), args.out<float>("lse"),
-      args.in_or_null<float>("alibi"), shape_of(p), Layout(args), p.seed,
+      sizeof(SharedStorage<Element, Config>), args.stream, params.q, params.k, params.v, params.o,
+      params.lse, args.in_or_null<float>("alibi"), shape_of(p), Layout(args), p.seed,
       static_cast<int>(num_m_blocks), static_cast<int>(num_heads), static_cast<int>(section));
 }
 

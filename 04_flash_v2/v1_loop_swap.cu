@@ -242,8 +242,9 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int n = 0; n < kWarpKeys / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            const int key = key0 + 8 * n + quad_col + i % 2, own = row(m, i / 2) + causal_offset;
-            if (key < own - shape.window_left || key > own + shape.window_right ||
+            const int key = key0 + 8 * n + quad_col + i % 2,
+                      diagonal = row(m, i / 2) + causal_offset;
+            if (key < diagonal - shape.window_left || key > diagonal + shape.window_right ||
                 key >= shape.seqlen_k)
               s[m][n][i] = -INFINITY;
           }
@@ -364,12 +365,12 @@ Status launch(const Arguments& args) {
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
   if (args.report_tiling({Config::kBlockM, Config::kBlockN, num_heads, 1, Config::kGroupRows}))
     return Status::success();
+  const ForwardParams<Element> params(args);
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config>,
                        dim3(static_cast<unsigned>(num_m_blocks * num_heads)),
                        dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-                       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
-                       args.out<Element>("o"), args.out<float>("lse"), shape_of(p),
+                       params.q, params.k, params.v, params.o, params.lse, shape_of(p),
                        static_cast<int>(num_m_blocks), static_cast<int>(num_heads));
 }
 

@@ -287,12 +287,12 @@ Status launch(const Arguments& args) {
   if (args.report_tiling(
           {Config::kBlockM, Config::kBlockN, num_heads, Config::kBlocksPerSm, Config::kWarpRows}))
     return Status::success();
+  const ForwardParams<Element> params(args);
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config>,
                        dim3(static_cast<unsigned>(num_m_blocks * num_heads)),
                        dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-                       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
-                       args.out<Element>("o"), args.out<float>("lse"), shape_of(p),
+                       params.q, params.k, params.v, params.o, params.lse, shape_of(p),
                        static_cast<int>(num_m_blocks), static_cast<int>(num_heads));
 }
 

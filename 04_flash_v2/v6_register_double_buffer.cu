@@ -280,8 +280,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   // (7) O = O / l, once; (8) store O and lse
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
-  const Sequence own = smem.sequence;
-  const int first_row = smem.row0 + warp_rows, rows = own.seqlen_q - first_row;  // of this warp
+  const Sequence seq = smem.sequence;
+  const int first_row = smem.row0 + warp_rows, rows = seq.seqlen_q - first_row;  // of this warp
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -290,13 +290,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       const float factor = sum != 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
       const int row = 16 * m + 8 * r + lane_id / 4;
       if (row >= rows) continue;
-      Element* const to = gO + own.q + int64_t{first_row + row} * kHeadDim + lane_id % 4 * 2;
+      Element* const to = gO + seq.q + int64_t{first_row + row} * kHeadDim + lane_id % 4 * 2;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)
         *reinterpret_cast<uint32_t*>(to + 8 * n) =
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       if (lane_id % 4 == 0)
-        gLse[own.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
+        gLse[seq.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
     }
   //! [finish]
 }
@@ -308,12 +308,12 @@ Status launch(const Arguments& args) {
   if (args.report_tiling(
           {Config::kBlockM, Config::kBlockN, num_heads, Config::kBlocksPerSm, Config::kWarpRows}))
     return Status::success();
+  const ForwardParams<Element> params(args);
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config>,
                        dim3(static_cast<unsigned>(num_m_blocks * num_heads)),
                        dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-                       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
-                       args.out<Element>("o"), args.out<float>("lse"), shape_of(p),
+                       params.q, params.k, params.v, params.o, params.lse, shape_of(p),
                        static_cast<int>(num_m_blocks), static_cast<int>(num_heads));
 }
 

@@ -340,17 +340,16 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
+  const DecodeParams<Element> params(args);
   const Problem& p = args.problem;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
   return launch_kernel(
       attention_kernel<Element, Config>,
       dim3(static_cast<unsigned>(std::min(kMaxRuns, num_sms * Config::kBlocksPerSm))),
-      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-      args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
-      args.in<int>("seqused_k"), args.out<Element>("o"), args.out<float>("lse"),
-      args.out<float>("o_partial"), args.out<float>("lse_partial"), args.out<unsigned>("arrived"),
-      shape_of(p), static_cast<int>(p.batch),
+      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, params.q,
+      params.k, params.v, params.seqused_k, params.o, params.lse, params.o_partial,
+      params.lse_partial, params.arrived, shape_of(p), static_cast<int>(p.batch),
       static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)));
 }
 

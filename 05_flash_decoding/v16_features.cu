@@ -125,7 +125,7 @@ template <class Config>
 __device__ __forceinline__ void apply_softcap_and_alibi(float (&s)[Config::kBlockN / 8][4],
                                                         const Shape& shape,
                                                         const float (&slope_log2)[2],
-                                                        const int (&own)[2]) {
+                                                        const int (&diagonal)[2]) {
   const float cap = shape.softcap * kLog2e, in = shape.softmax_scale / shape.softcap;
 #pragma unroll
   for (int n = 0; n < Config::kBlockN / 8; ++n)
@@ -141,7 +141,7 @@ __device__ __forceinline__ void apply_softcap_and_alibi(float (&s)[Config::kBloc
       } else {
         x *= shape.softmax_scale * kLog2e;
       }
-      const int distance = own[i / 2] - 8 * n - i % 2;
+      const int distance = diagonal[i / 2] - 8 * n - i % 2;
       x = fmaf(-slope_log2[i / 2], fabsf(static_cast<float>(distance)), x);
     }
 }
@@ -382,16 +382,15 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 
 template <bool kFeatures, class Element, class Config, class Schedule>
 Status launch(const Arguments& args, const Schedule& schedule, int64_t blocks) {
+  const DecodeParams<Element> params(args);
   const Problem& p = args.problem;
   args.phase("attention");
-  return launch_kernel(attention_kernel<Element, Config, Schedule, kFeatures>,
-                       dim3(static_cast<unsigned>(blocks)), dim3(Config::kThreads),
-                       sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
-                       args.in<Element>("k"), args.in<Element>("v"), args.in<int>("seqused_k"),
-                       args.in_or_null<float>("alibi"), args.out<Element>("o"),
-                       args.out<float>("lse"), args.out<float>("o_partial"),
-                       args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
-                       schedule, static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)));
+  return launch_kernel(
+      attention_kernel<Element, Config, Schedule, kFeatures>, dim3(static_cast<unsigned>(blocks)),
+      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, params.q,
+      params.k, params.v, params.seqused_k, args.in_or_null<float>("alibi"), params.o, params.lse,
+      params.o_partial, params.lse_partial, params.arrived, shape_of(p), schedule,
+      static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)));
 }
 
 template <class Element, class Config, class Schedule>

@@ -162,13 +162,13 @@ __global__ void __launch_bounds__(Config::kThreads)
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
+  const DecodeParams<Element> params(args);
   const Problem& p = args.problem;
   args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Element, Config>, dim3(static_cast<unsigned>(row_blocks(p, Config::kRows))),
-      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, args.in<Element>("q"),
-      args.in<Element>("k"), args.in<Element>("v"), args.in<int>("seqused_k"),
-      args.out<Element>("o"), args.out<float>("lse"), shape_of(p));
+  return launch_kernel(attention_kernel<Element, Config>,
+                       dim3(static_cast<unsigned>(row_blocks(p, Config::kRows))),
+                       dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, params.q,
+                       params.k, params.v, params.seqused_k, params.o, params.lse, shape_of(p));
 }
 
 Status launch(const Arguments& args) {

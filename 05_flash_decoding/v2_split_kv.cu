@@ -182,22 +182,21 @@ __global__ void __launch_bounds__(Config::kThreads)
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
+  const DecodeParams<Element> params(args);
   const Problem& p = args.problem;
   const int64_t num_splits = splits_that_fill(p, Config::kRows);
   args.phase("attention");
   const Status status = launch_kernel(
       attention_kernel<Element, Config>,
       dim3(static_cast<unsigned>(row_blocks(p, Config::kRows)), static_cast<unsigned>(num_splits)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, args.in<Element>("q"),
-      args.in<Element>("k"), args.in<Element>("v"), args.in<int>("seqused_k"),
-      args.out<float>("o_partial"), args.out<float>("lse_partial"), shape_of(p));
+      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, params.q, params.k,
+      params.v, params.seqused_k, params.o_partial, params.lse_partial, shape_of(p));
   if (!status.ok()) return status;
   args.phase("combine");
   return launch_kernel(
       combine_kernel<Element, Config>, dim3(static_cast<unsigned>(row_blocks(p, Config::kRows))),
-      dim3(Config::kThreads), sizeof(SplitWeights<Config>), args.stream,
-      args.out<float>("o_partial"), args.out<float>("lse_partial"), args.out<Element>("o"),
-      args.out<float>("lse"), shape_of(p), static_cast<int>(num_splits));
+      dim3(Config::kThreads), sizeof(SplitWeights<Config>), args.stream, params.o_partial,
+      params.lse_partial, params.o, params.lse, shape_of(p), static_cast<int>(num_splits));
 }
 
 Status launch(const Arguments& args) {

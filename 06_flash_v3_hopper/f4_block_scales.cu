@@ -79,7 +79,7 @@ struct SharedStorage {
                q_empty, k_empty, v_empty, work_full, prefetch, work)
 };
 
-using Tiles = DynamicPersistent;
+using TileScheduler = DynamicPersistent;
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
@@ -177,15 +177,16 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 // earlier: a block with long tiles would keep it from others that are idle already.
 //! [producer]
 template <class Config>
-__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
-                                          const TensorMap& mapQ, const Shape& shape,
-                                          const Tiles& tiles, const Descales& descales) {
+__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
+                                          const Shape& shape, const TileScheduler& scheduler,
+                                          const Descales& descales) {
   PipelineState<Config::kQStages> q;
   // One count for three rings.
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const WorkTile work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
+  for (unsigned index = scheduler.first(); index < scheduler.count();
+       index = scheduler.next(index)) {
+    const WorkTile work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
@@ -257,9 +258,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 128, seqlen_k, 128]
                      const __grid_constant__ TensorMap mapV,  // [B Hkv, d, padded keys]
                      Descales descales,
-                     Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
-                     float* __restrict__ gLse,                // [B, Hq, seqlen_q]
-                     Shape shape, Tiles tiles) {
+                     Element* __restrict__ gO,  // [B, Hq, seqlen_q, d]
+                     float* __restrict__ gLse,  // [B, Hq, seqlen_q]
+                     Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
@@ -270,7 +271,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0) produce_q<Config>(smem, mapQ, shape, tiles, descales);
+    if (threadIdx.x % kWarpgroup == 0) produce_q<Config>(smem, mapQ, shape, scheduler, descales);
     if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Config>(smem, mapK, mapV, descales);
     return;
   }
@@ -434,20 +435,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <class Config>
 Status launch_attention(const Arguments& args) {
-  Tiles tiles(args.problem, Config::kBlockM);
-  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+  TileScheduler scheduler(args.problem, Config::kBlockM);
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, scheduler.section}))
     return Status::success();
-  tiles.counter = args.out<unsigned>("tile_counter");
+  const ForwardParams<Element> params(args);
+  scheduler.counter = args.out<unsigned>("tile_counter");
   ByteTensorMaps maps;
   if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
-      Descales(args), args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem),
-      tiles);
+  return launch_kernel(attention_kernel<Config>,
+                       dim3(std::min<unsigned>(scheduler.count(), num_sms)), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
+                       Descales(args), params.o, params.lse, shape_of(args.problem), scheduler);
 }
 
 //! [attend]

@@ -4,10 +4,10 @@
 // idea      f3 adds P V of a tile to O in float32, since sums of the tensor core are cut toward
 //           zero. That costs an FFMA for each number of O and tile, and registers: tiles of d=256
 //           are small and come in slices. But cutting hurts where sums grow, and they grow by the
-//           mean of V. So V loses it: P V is P (V - mean) + l mean, for a window of 4096 keys. What
-//           is left has both signs, and the tensor core may add up the whole window. Then O is
-//           merged with that of the windows before, which lies in device memory, in L2: once in 32
-//           tiles. V's scales are multiplied there too, so each channel of a window has its own.
+//           mean of V. So V loses it: P V is P (V - mean) + l mean, for a chunk of 4096 keys. What
+//           is left has both signs, and the tensor core may add up the whole chunk. Then O is
+//           merged with that of the chunks before, which lies in device memory, in L2: once in 32
+//           tiles. V's scales are multiplied there too, so each channel of a chunk has its own.
 //           Ping-pong goes: with these tiles it was slower at d=128 and 256.
 // expect    the tiles and the speed of f2, which adds nothing; errors of f5, or less
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; --rotary
@@ -20,7 +20,7 @@
 #include "ptx/tma.h"
 #include "ptx/wgmma_e4m3.h"
 #include "kernels/fp8_fragments.h"
-#include "kernels/quantise_windows.h"
+#include "kernels/quantise_chunks.h"
 #include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::f6_smooth_v_chunks {
@@ -45,7 +45,7 @@ struct Config {
   static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
   static constexpr int kBlockN = 128;                                // B_c
-  static constexpr int kWindowBlocks = kWindowKeys / kBlockN;        // of keys, of a window
+  static constexpr int kChunkBlocks = kChunkKeys / kBlockN;          // of keys, of a chunk
   // The 64 rows of a warpgroup have one scale of Q, and a block of keys one of K.
   static_assert(kScaleRows % 64 == 0 && kScaleRows % kBlockN == 0);
   static constexpr int kStages = kHeadDim == 256 ? 2 : 3;            // tiles of K, and of V
@@ -78,7 +78,7 @@ struct SharedStorage {
                k_empty, v_empty, work_full, prefetch, work)
 };
 
-using Tiles = DynamicPersistent;
+using TileScheduler = DynamicPersistent;
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
@@ -116,23 +116,23 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [issue_pv]
 
-// O of a window, relative to row_max, and what the windows before it made of O, l and the maximum,
+// O of a chunk, relative to row_max, and what the chunks before it made of O, l and the maximum,
 // if there were any: afterwards it is that of all of them. Here V gets back its scales and its
 // mean.
 //! [merge]
 template <class Config>
 __device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][4],
-                                              const float (&row_max)[2], float (&row_sum)[2],
-                                              const float4* gSums, const float4* gWindow,
-                                              bool first) {
+                                               const float (&row_max)[2], float (&row_sum)[2],
+                                               const float4* gSums, const float4* gChunk,
+                                               bool first) {
   constexpr int kStride = kWarpgroup * Config::kNumConsumers;
-  const float window_sum[2] = {quad_sum(row_sum[0]), quad_sum(row_sum[1])};
+  const float chunk_sum[2] = {quad_sum(row_sum[0]), quad_sum(row_sum[1])};
 #pragma unroll
   for (int n = 0; n < Config::kHeadDim / 8; ++n) {
-    const float4 v = gWindow[4 * n];  // mean and descale of two columns
+    const float4 v = gChunk[4 * n];  // mean and descale of two columns
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      o[n][i] = fmaf(o[n][i], i % 2 == 0 ? v.y : v.w, window_sum[i / 2] * (i % 2 == 0 ? v.x : v.z));
+      o[n][i] = fmaf(o[n][i], i % 2 == 0 ? v.y : v.w, chunk_sum[i / 2] * (i % 2 == 0 ? v.x : v.z));
   }
   if (first) return;
   const float4 before = gSums[Config::kHeadDim / 8 * kStride];
@@ -147,7 +147,7 @@ __device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][
   }
 }
 
-// Leaves O, l and the maximum for the next window to find. No other thread looks at them.
+// Leaves O, l and the maximum for the next chunk to find. No other thread looks at them.
 template <class Config>
 __device__ __forceinline__ void store_partial(const float (&o)[Config::kHeadDim / 8][4],
                                               const float (&row_max)[2],
@@ -204,15 +204,16 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 // earlier: a block with long tiles would keep it from others that are idle already.
 //! [producer]
 template <class Config>
-__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
-                                          const TensorMap& mapQ, const Shape& shape,
-                                          const Tiles& tiles, const Descales& descales) {
+__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
+                                          const Shape& shape, const TileScheduler& scheduler,
+                                          const Descales& descales) {
   PipelineState<Config::kQStages> q;
   // One count for three rings.
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const WorkTile work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
+  for (unsigned index = scheduler.first(); index < scheduler.count();
+       index = scheduler.next(index)) {
+    const WorkTile work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
@@ -282,13 +283,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 128, seqlen_k, 128]
                      const __grid_constant__ TensorMap mapV,  // [B Hkv, d, padded keys]
                      Descales descales,
-                     const float4* __restrict__ gWindows,  // [B Hkv, windows, d / 2]
+                     const float4* __restrict__ gChunks,  // [B Hkv, chunks, d / 2]
                      float4* __restrict__ gSums,  // [blocks, d / 8 + 1, threads of consumers]
-                     Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
-                     float* __restrict__ gLse,                // [B, Hq, seqlen_q]
-                     Shape shape, Tiles tiles) {
+                     Element* __restrict__ gO,    // [B, Hq, seqlen_q, d]
+                     float* __restrict__ gLse,    // [B, Hq, seqlen_q]
+                     Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
-  constexpr int kWindowBlocks = Config::kWindowBlocks;
+  constexpr int kChunkBlocks = Config::kChunkBlocks;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
   // of tiles in uniform registers, as wgmma takes them.
@@ -298,7 +299,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0) produce_q<Config>(smem, mapQ, shape, tiles, descales);
+    if (threadIdx.x % kWarpgroup == 0) produce_q<Config>(smem, mapQ, shape, scheduler, descales);
     if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Config>(smem, mapK, mapV, descales);
     return;
   }
@@ -335,7 +336,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
-  float o[kHeadDim / 8][4] = {};                           // of a window, not divided by l yet
+  float o[kHeadDim / 8][4] = {};                           // of a chunk, not divided by l yet
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 32][4];
@@ -357,16 +358,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wgmma_wait<0>(o);
     consumer_release(smem.v_empty, kv.previous());
   };
-  const auto own_sums = [&] {  // this thread's place for O and l of the windows before
+  const auto own_sums = [&] {  // this thread's place for O and l of the chunks before
     constexpr int kConsumers = Config::kThreads - kWarpgroup;
     return gSums + blockIdx.x * (kHeadDim / 8 + 1) * kConsumers + thread_index();
   };
-  // All P V of a window of this tile are in O: merges it with those of the windows before.
-  const auto merge = [&](const WorkTile& work, int window, const float (&max)[2], float (&sum)[2]) {
-    const int64_t idx = int64_t{work.kv_head} * ceil_div(shape.seqlen_k, kWindowKeys) + window;
-    const bool first = window == (work.kv_range.end - 1) / kWindowBlocks;
-    merge_partials<Config>(o, max, sum, own_sums(),
-                           gWindows + idx * (kHeadDim / 2) + quad_col() / 2, first);
+  // All P V of a chunk of this tile are in O: merges it with those of the chunks before.
+  const auto merge = [&](const WorkTile& work, int chunk, const float(&max)[2], float(&sum)[2]) {
+    const int64_t idx = int64_t{work.kv_head} * ceil_div(shape.seqlen_k, kChunkKeys) + chunk;
+    const bool first = chunk == (work.kv_range.end - 1) / kChunkBlocks;
+    merge_partials<Config>(o, max, sum, own_sums(), gChunks + idx * (kHeadDim / 2) + quad_col() / 2,
+                           first);
   };
   // Waits for K of this block, and reads its scale.
   const auto wait_k = [&] {
@@ -409,9 +410,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   bool more = true;
   int n_block = kv_range.end - 2;
   do {
-    // Of this window: the diagonal, right edge, last keys; what all rows see; the window's left
+    // Of this chunk: the diagonal, right edge, last keys; what all rows see; the chunk's left
     // edge.
-    const int begin = (n_block + 1) / kWindowBlocks * kWindowBlocks;
+    const int begin = (n_block + 1) / kChunkBlocks * kChunkBlocks;
     for (; n_block >= max(kv_range.unmasked_end, begin); --n_block)
       process_kv_block(n_block, std::true_type{});
     for (; n_block >= max(kv_range.unmasked_begin, begin); --n_block)
@@ -426,7 +427,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       more = next_work_tile();
       n_block = kv_range.end - 1;
     }
-    if (more) {  // the last P V of this window overlaps the first S and softmax of the next one
+    if (more) {  // the last P V of this chunk overlaps the first S and softmax of the next one
       mmas(n_block);
 #pragma unroll
       for (int r = 0; r < 2; ++r) row_max[r] = tile_ends ? kLowest : row_max[r], row_sum[r] = 0;
@@ -439,7 +440,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_o();
     round_p_e4m3<kBlockN>(p, s);
     kv.advance();
-    merge(last, tile_ends ? last.kv_range.begin / kWindowBlocks : (n_block + 1) / kWindowBlocks + 1,
+    merge(last, tile_ends ? last.kv_range.begin / kChunkBlocks : (n_block + 1) / kChunkBlocks + 1,
           last_max, last_sum);
     if (tile_ends) {
       // What P is times too much is in O and in l.
@@ -459,21 +460,22 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <class Config>
 Status launch_attention(const Arguments& args) {
-  Tiles tiles(args.problem, Config::kBlockM);
-  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+  TileScheduler scheduler(args.problem, Config::kBlockM);
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, scheduler.section}))
     return Status::success();
-  tiles.counter = args.out<unsigned>("tile_counter");
+  const ForwardParams<Element> params(args);
+  scheduler.counter = args.out<unsigned>("tile_counter");
   ByteTensorMaps maps;
   if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
-      Descales(args), reinterpret_cast<const float4*>(args.out<float>("v_window")),
-      reinterpret_cast<float4*>(args.out<float>("sums")), args.out<Element>("o"),
-      args.out<float>("lse"), shape_of(args.problem), tiles);
+  return launch_kernel(attention_kernel<Config>,
+                       dim3(std::min<unsigned>(scheduler.count(), num_sms)), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
+                       Descales(args), reinterpret_cast<const float4*>(args.out<float>("v_chunk")),
+                       reinterpret_cast<float4*>(args.out<float>("sums")), params.o, params.lse,
+                       shape_of(args.problem), scheduler);
 }
 
 //! [attend]
@@ -491,7 +493,7 @@ Status attend(const Arguments& args) {
 template <class Config>
 Status launch(const Arguments& args) {
   if (!args.on_tiling)
-    if (const Status done = quantise_windows<Config::kHeadDim>(args); !done.ok()) return done;
+    if (const Status done = quantise_chunks<Config::kHeadDim>(args); !done.ok()) return done;
   return launch_attention<Config>(args);
 }
 

@@ -14,7 +14,7 @@
 
 #include "device/device.h"
 #include "attn/kernel.h"
-#include "kernels/quantise_windows.h"
+#include "kernels/quantise_chunks.h"
 
 ATTN_ATTENTION_OF(f6_smooth_v_chunks);
 
@@ -97,9 +97,9 @@ __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDi
   const auto turn_row = [&](float(&x)[16 * kPairs], int row) {
 #pragma unroll
     for (int i = 0; i < 8 * kPairs; i += 4) {
-      const float* const own = smem.sAngles + row * smem.kStride + 8 * lane + i / 8 * 32 + i % 8;
-      const float4 cosine = *reinterpret_cast<const float4*>(own);
-      const float4 sine = *reinterpret_cast<const float4*>(own + kHeadDim / 2);
+      const float* const angles = smem.sAngles + row * smem.kStride + 8 * lane + i / 8 * 32 + i % 8;
+      const float4 cosine = *reinterpret_cast<const float4*>(angles);
+      const float4 sine = *reinterpret_cast<const float4*>(angles + kHeadDim / 2);
       turn(x[i], x[i + 8 * kPairs], cosine.x, sine.x);
       turn(x[i + 1], x[i + 1 + 8 * kPairs], cosine.y, sine.y);
       turn(x[i + 2], x[i + 2 + 8 * kPairs], cosine.z, sine.z);
@@ -108,7 +108,7 @@ __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDi
   };
 #pragma unroll 1
   for (int head = head0; head < heads; ++head) {
-    const TileOfRows own = next;
+    const TileOfRows current = next;
     TileNumbers<kHeadDim, 4> numbers;
     unpack(bits, &smem.signs, numbers);
     if (head + 1 < heads) {
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDi
 #pragma unroll
       for (float& number : numbers.x[n]) number = finite_or_nan(number);  // sums may overflow
     }
-    quantise_tile(t.g8, t.gDescale, own, numbers, smem.sMax[head % 2], kHadamardNorm<kHeadDim>);
+    quantise_tile(t.g8, t.gDescale, current, numbers, smem.sMax[head % 2], kHadamardNorm<kHeadDim>);
   }
 }
 //! [fused]
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDi
 //! [launch]
 template <int kHeadDim>
 Status quantise_turned(const Arguments& args) {
-  using Pass = WindowsPass;
+  using Pass = ChunksPass;
   const RowsOf q = rows_of(args, "q", "q"), k = rows_of(args, "k", "k");
   const auto blocks_of = [](const RowsOf& t) {
     return ceil_div(t.heads, int64_t{Pass::kHeads}) * t.tiles;
@@ -146,7 +146,7 @@ Status quantise_turned(const Arguments& args) {
 template <int kHeadDim>
 Status launch(const Arguments& args) {
   if (!args.on_tiling)
-    if (const Status done = quantise_windows<kHeadDim>(args, quantise_turned<kHeadDim>); !done.ok())
+    if (const Status done = quantise_chunks<kHeadDim>(args, quantise_turned<kHeadDim>); !done.ok())
       return done;
   return f6_smooth_v_chunks::attend(args);
 }

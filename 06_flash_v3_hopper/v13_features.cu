@@ -78,7 +78,7 @@ struct DynamicPersistent : TileOrder {
   // Each tile is followed by one count: there are count() of them in all, and it is 0 again.
   __device__ unsigned next(unsigned) const { return gridDim.x + atomicInc(counter, count() - 1); }
 };
-using Tiles = DynamicPersistent;
+using TileScheduler = DynamicPersistent;
 //! [tiles]
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
@@ -159,14 +159,15 @@ template <class Element, class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
                                           const TensorMap& mapQ, const int* gCuSeqlensQ,
                                           const int* gCuSeqlensK, const Shape& shape,
-                                          const Tiles& tiles) {
+                                          const TileScheduler& scheduler) {
   PipelineState<Config::kQStages> q;
   // One count for three rings.
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
+  for (unsigned index = scheduler.first(); index < scheduler.count();
+       index = scheduler.next(index)) {
     const WorkTile work =
-        work_of<Config>(shape, tiles.at<Config::kBlockM>(index), gCuSeqlensQ, gCuSeqlensK);
+        work_of<Config>(shape, scheduler.at<Config::kBlockM>(index), gCuSeqlensQ, gCuSeqlensK);
     if (work.row0 >= work.seqlen_q) continue;  // of a batch with longer sequences
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
@@ -232,7 +233,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      float* __restrict__ gLse,  // [B, Hq, seqlen_q] or [Hq, tokens]
                      const int* __restrict__ gCuSeqlensQ,  // [B + 1], or null: not packed
                      const int* __restrict__ gCuSeqlensK,  // [B + 1]
-                     Shape shape, Tiles tiles) {
+                     Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
@@ -246,7 +247,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x % kWarpgroup == 0)
-      produce_q<Element, Config>(smem, mapQ, gCuSeqlensQ, gCuSeqlensK, shape, tiles);
+      produce_q<Element, Config>(smem, mapQ, gCuSeqlensQ, gCuSeqlensK, shape, scheduler);
     if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Element, Config>(smem, mapK, mapV);
     return;
   }
@@ -384,20 +385,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <class Element, class Config, bool kSoftcap>
 Status launch(const Arguments& args) {
-  Tiles tiles(args.problem, Config::kBlockM);
-  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+  TileScheduler scheduler(args.problem, Config::kBlockM);
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, scheduler.section}))
     return Status::success();
-  tiles.counter = args.out<unsigned>("tile_counter");
+  const ForwardParams<Element> params(args);
+  scheduler.counter = args.out<unsigned>("tile_counter");
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Element, Config, kSoftcap>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.k,
-      maps.v, args.out<Element>("o"), args.out<float>("lse"), args.in_or_null<int>("cu_seqlens_q"),
-      args.in_or_null<int>("cu_seqlens_k"), shape_of(args.problem), tiles);
+  return launch_kernel(attention_kernel<Element, Config, kSoftcap>,
+                       dim3(std::min<unsigned>(scheduler.count(), num_sms)), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.k, maps.v,
+                       params.o, params.lse, args.in_or_null<int>("cu_seqlens_q"),
+                       args.in_or_null<int>("cu_seqlens_k"), shape_of(args.problem), scheduler);
 }
 
 template <class Element, int kHeadDim>

@@ -75,7 +75,7 @@ struct SingleTile : TileOrder {
   __device__ unsigned first() const { return blockIdx.x; }
   __device__ unsigned next(unsigned) const { return count(); }
 };
-using Tiles = SingleTile;
+using TileScheduler = SingleTile;
 //! [tiles]
 
 // Issues the copies of kRows rows of a [heads, rows, d] tensor; what is not there becomes zeros.
@@ -167,22 +167,22 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const Element* gV,         // [B, Hkv, seqlen_k, d]
                      Element* __restrict__ gO,  // [B, Hq, seqlen_q, d]
                      float* __restrict__ gLse,  // [B, Hq, seqlen_q]
-                     Shape shape, Tiles tiles) {
+                     Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
 
   // The tile of queries that is worked on, which of this block's it is, and the next one.
   PipelineState<Config::kQStages> q{-1};
-  unsigned index = tiles.first();
+  unsigned index = scheduler.first();
   WorkTile work{};
   int row0 = 0, last_key = 0;
   KvBlockRange kv_range{};
   const auto next_work_tile = [&] {
-    if (index >= tiles.count()) return false;
+    if (index >= scheduler.count()) return false;
     q.advance();
-    work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
-    index = tiles.next(index);
+    work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
+    index = scheduler.next(index);
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;
@@ -261,15 +261,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
-  const Tiles tiles(args.problem, Config::kBlockM);
-  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+  const TileScheduler scheduler(args.problem, Config::kBlockM);
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, scheduler.section}))
     return Status::success();
+  const ForwardParams<Element> params(args);
   args.phase("attention");
-  return launch_kernel(attention_kernel<Element, Config>, dim3(tiles.count()),
+  return launch_kernel(attention_kernel<Element, Config>, dim3(scheduler.count()),
                        dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-                       args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
-                       args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem),
-                       tiles);
+                       params.q, params.k, params.v, params.o, params.lse, shape_of(args.problem),
+                       scheduler);
 }
 
 Status launch(const Arguments& args) {

@@ -64,7 +64,7 @@ struct SingleTile : TileOrder {
   __device__ unsigned first() const { return blockIdx.x; }
   __device__ unsigned next(unsigned) const { return count(); }
 };
-using Tiles = SingleTile;
+using TileScheduler = SingleTile;
 //! [tiles]
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
@@ -133,12 +133,13 @@ __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4
 template <class Element, class Config>
 __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, const TensorMap& mapQ,
                                         const TensorMap& mapK, const TensorMap& mapV,
-                                        const Shape& shape, const Tiles& tiles) {
+                                        const Shape& shape, const TileScheduler& scheduler) {
   constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim * 2;
   PipelineState<Config::kQStages> q;
   PipelineState<Config::kStages> kv;
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const WorkTile work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
+  for (unsigned index = scheduler.first(); index < scheduler.count();
+       index = scheduler.next(index)) {
+    const WorkTile work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
     mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
@@ -178,7 +179,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const __grid_constant__ TensorMap mapV,  // as K
                      Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
                      float* __restrict__ gLse,                // [B, Hq, seqlen_q]
-                     Shape shape, Tiles tiles) {
+                     Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
@@ -191,23 +192,23 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x % kWarpgroup == 0)
-      produce<Element, Config>(smem, mapQ, mapK, mapV, shape, tiles);
+      produce<Element, Config>(smem, mapQ, mapK, mapV, shape, scheduler);
     return;
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
   // The tile of queries that is worked on, which of this block's it is, and the next one.
   PipelineState<Config::kQStages> q{-1};
-  unsigned index = tiles.first();
+  unsigned index = scheduler.first();
   WorkTile work{};
   int row0 = 0, last_key = 0;
   KvBlockRange kv_range{};
   const auto next_work_tile = [&] {
-    if (index >= tiles.count()) return false;
+    if (index >= scheduler.count()) return false;
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
-    work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
-    index = tiles.next(index);
+    work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
+    index = scheduler.next(index);
     row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;
@@ -280,17 +281,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
-  const Tiles tiles(args.problem, Config::kBlockM);
-  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+  const TileScheduler scheduler(args.problem, Config::kBlockM);
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, scheduler.section}))
     return Status::success();
+  const ForwardParams<Element> params(args);
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
   args.phase("attention");
-  return launch_kernel(attention_kernel<Element, Config>, dim3(tiles.count()),
+  return launch_kernel(attention_kernel<Element, Config>, dim3(scheduler.count()),
                        dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-                       maps.q, maps.k, maps.v, args.out<Element>("o"), args.out<float>("lse"),
-                       shape_of(args.problem), tiles);
+                       maps.q, maps.k, maps.v, params.o, params.lse, shape_of(args.problem),
+                       scheduler);
 }
 
 Status launch(const Arguments& args) {

@@ -76,7 +76,7 @@ struct DynamicPersistent : TileOrder {
   // Each tile is followed by one count: there are count() of them in all, and it is 0 again.
   __device__ unsigned next(unsigned) const { return gridDim.x + atomicInc(counter, count() - 1); }
 };
-using Tiles = DynamicPersistent;
+using TileScheduler = DynamicPersistent;
 //! [tiles]
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
@@ -145,12 +145,13 @@ __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4
 template <class Element, class Config>
 __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, const TensorMap& mapQ,
                                         const TensorMap& mapK, const TensorMap& mapV,
-                                        const Shape& shape, const Tiles& tiles) {
+                                        const Shape& shape, const TileScheduler& scheduler) {
   constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim * 2;
   PipelineState<Config::kQStages> q;
   PipelineState<Config::kStages> kv;
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const WorkTile work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
+  for (unsigned index = scheduler.first(); index < scheduler.count();
+       index = scheduler.next(index)) {
+    const WorkTile work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
@@ -192,7 +193,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const __grid_constant__ TensorMap mapV,  // as K
                      Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
                      float* __restrict__ gLse,                // [B, Hq, seqlen_q]
-                     Shape shape, Tiles tiles) {
+                     Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
@@ -205,7 +206,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x % kWarpgroup == 0)
-      produce<Element, Config>(smem, mapQ, mapK, mapV, shape, tiles);
+      produce<Element, Config>(smem, mapQ, mapK, mapV, shape, scheduler);
     return;
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
@@ -325,19 +326,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
-  Tiles tiles(args.problem, Config::kBlockM);
-  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+  TileScheduler scheduler(args.problem, Config::kBlockM);
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, scheduler.section}))
     return Status::success();
-  tiles.counter = args.out<unsigned>("tile_counter");
+  const ForwardParams<Element> params(args);
+  scheduler.counter = args.out<unsigned>("tile_counter");
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Element, Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.k,
-      maps.v, args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem), tiles);
+  return launch_kernel(attention_kernel<Element, Config>,
+                       dim3(std::min<unsigned>(scheduler.count(), num_sms)), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.k, maps.v,
+                       params.o, params.lse, shape_of(args.problem), scheduler);
 }
 
 Status launch(const Arguments& args) {

@@ -390,20 +390,20 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 
 template <bool kSoftcap, bool kAlibi, class Element, class Config>
 Status launch(const Arguments& args) {
+  const PagedParams<Element> params(args);
   const Problem& p = args.problem;
   const auto scale = static_cast<float>(p.softmax_scale), cap = static_cast<float>(p.softcap);
   const Variant<kSoftcap, kAlibi> variant{scale * kLog2e, kSoftcap ? scale / cap : 0, cap * kLog2e};
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config, Variant<kSoftcap, kAlibi>>,
                        dim3(static_cast<unsigned>(planned_blocks(p))), dim3(Config::kThreads),
-                       sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
-                       args.in<Element>("k"), args.in<Element>("v"), args.in<int>("page_table"),
-                       args.in<int>("seqused_k"), args.in<WorkTile>("work"),
+                       sizeof(SharedStorage<Element, Config>), args.stream, params.q, params.k,
+                       params.v, params.page_table, params.seqused_k, args.in<WorkTile>("work"),
                        args.in<int>("work_begin"), args.in_or_null<float>("alibi"),
-                       args.in_or_null<float>("sinks"), args.in_or_null<float>("cos_sin"),
-                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("o_partial"),
-                       args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
-                       variant, static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)),
+                       args.in_or_null<float>("sinks"), args.in_or_null<float>("cos_sin"), params.o,
+                       params.lse, params.o_partial, params.lse_partial, params.arrived,
+                       shape_of(p), variant,
+                       static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)),
                        static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
 }
 

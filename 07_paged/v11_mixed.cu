@@ -181,7 +181,7 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
                                              const Element* gK, const Element* gV,
                                              const int* gTable, const int* gSeqused,
                                              const int* cu_seqlens_q, Element* gO, float* gLse,
-                                             const Shape& shape, int q_step, int page_size,
+                                             const Shape& shape, int q_stride, int page_size,
                                              int max_pages) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
@@ -194,7 +194,7 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
       kv_block_range(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
   // This thread's first chunk of a row of Q, and of a token of the pool.
   const int chunk = threadIdx.x % kSwizzleChunks * 8;
-  const Element* const q = gQ + sequence.q + int64_t{row0} * q_step + chunk;
+  const Element* const q = gQ + sequence.q + int64_t{row0} * q_stride + chunk;
   const int kv = hq / (shape.heads / shape.kv_heads) * kHeadDim + chunk;
   //! [slots]
   // A thread looks up one key of a block, behind the end the last one.
@@ -220,7 +220,7 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
   if (kv_range.begin < kv_range.end) {
     const int rows = sequence.seqlen_q - row0;
     load_tile<kBlockM, Config>(smem.sQ, rows,
-                               [&](int row) { return q + int64_t{min(row, rows - 1)} * q_step; });
+                               [&](int row) { return q + int64_t{min(row, rows - 1)} * q_stride; });
     if (Config::kQSteps > 0) cp_async_commit();
     store_slot(kv_range.begin, look_up(pages, kv_range.begin));
   }
@@ -322,8 +322,8 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]
-  const Sequence own = smem.sequence;
-  const int first_row = smem.row0 + warp_rows, rows = own.seqlen_q - first_row;  // of this warp
+  const Sequence seq = smem.sequence;
+  const int first_row = smem.row0 + warp_rows, rows = seq.seqlen_q - first_row;  // of this warp
   const int o_lane = 2 * swizzled_offset<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
   __syncwarp();  // all lanes are done with Q
 #pragma unroll
@@ -339,7 +339,7 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       const int row = 16 * m + 8 * r + lane_id / 4;
       if (lane_id % 4 == 0 && row < rows)
-        gLse[own.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
+        gLse[seq.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
     }
   __syncwarp();  // all of the warp's rows are there
 #pragma unroll
@@ -348,7 +348,7 @@ __device__ __forceinline__ void prefill_tile(SharedStorage<Element, Config>& sme
     if (r >= rows) break;
 #pragma unroll
     for (int c = lane_id % kSwizzleChunks * 8; c < kHeadDim; c += 8 * kSwizzleChunks)
-      *reinterpret_cast<uint4*>(gO + own.q + int64_t{first_row + r} * q_step + c) =
+      *reinterpret_cast<uint4*>(gO + seq.q + int64_t{first_row + r} * q_stride + c) =
           *reinterpret_cast<const uint4*>(sO + 2 * swizzled_offset<kHeadDim>(r, c));
   }
   //! [finish]
@@ -379,14 +379,14 @@ __device__ __forceinline__ Preference preference_of_block(Tickets* tickets, cons
 // The place of this block's next work in the list, of its own kind while there is some; -1: none.
 // By one thread of a block.
 __device__ __forceinline__ int take_ticket(Tickets* tickets, const int* gCounts, int kinds,
-                                           Preference own) {
+                                           Preference preference) {
   for (int n = 0; n < 2; ++n) {
-    const int kind = own.kind ^ n;
+    const int kind = preference.kind ^ n;
     if ((kinds & (kind == 0 ? kPrefill : kDecode)) == 0) continue;
     const int idx = static_cast<int>(flag_add(&tickets->taken[kind], 1));
     if (idx < gCounts[kind]) return kind == 0 ? idx : gCounts[0] + idx;
   }
-  flag_add(&tickets->on_sm[own.sm], ~0u);            // one less
+  flag_add(&tickets->on_sm[preference.sm], ~0u);     // one less
   if (flag_add(&tickets->gone, 1) == gridDim.x - 1)  // nobody asks any more
     tickets->taken[0] = tickets->taken[1] = tickets->gone = 0;
   return -1;
@@ -408,26 +408,26 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                      float* gLse,              // [Hq, tokens], or [B, Hq, seqlen_q]
                      float* gOPartial,         // [parts, 16, d], of pieces
                      float* gLsePartial,       // [parts, 16], to base 2
-                     unsigned* gSemaphore,       // [row blocks]: parts that are stored
-                     Shape shape, int q_step, int page_size, int max_pages, int kinds) {
+                     unsigned* gSemaphore,     // [row blocks]: parts that are stored
+                     Shape shape, int q_stride, int page_size, int max_pages, int kinds) {
   using Decode = DecodeConfig<Config::kHeadDim>;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  Preference own{};
-  if (threadIdx.x == 0) own = preference_of_block(gTickets, gCounts);
+  Preference preference{};
+  if (threadIdx.x == 0) preference = preference_of_block(gTickets, gCounts);
   for (;;) {
     // There is a barrier in each piece of work: all have read the ticket before.
-    if (threadIdx.x == 0) smem.ticket = take_ticket(gTickets, gCounts, kinds, own);
+    if (threadIdx.x == 0) smem.ticket = take_ticket(gTickets, gCounts, kinds, preference);
     __syncthreads();  // the ticket is there; all are done with what else lies in shared memory
     const int ticket = smem.ticket;
     if (ticket < 0) return;
     const MixedWork& work = gWork[ticket];
     if (ticket < gCounts[0])
       prefill_tile<Element, Config>(smem, work, gQ, gK, gV, gTable, gSeqused, cu_seqlens_q, gO,
-                                    gLse, shape, q_step, page_size, max_pages);
+                                    gLse, shape, q_stride, page_size, max_pages);
     else
       decode_piece<Element, Decode>(
           reinterpret_cast<DecodeStorage<Element, Decode>&>(smem), work,
-          rows_of_group(shape, cu_seqlens_q, gSeqused, work.sequence, work.head, q_step), shape,
+          rows_of_group(shape, cu_seqlens_q, gSeqused, work.sequence, work.head, q_stride), shape,
           gTable + int64_t{work.sequence} * max_pages, page_size,
           {gQ, gK, gV, gO, gLse, gOPartial, gLsePartial, gSemaphore});
   }
@@ -435,18 +435,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
+  const PagedParams<Element> params(args);
   const Problem& p = args.problem;
   constexpr std::size_t kBytes =
       std::max(sizeof(SharedStorage<Element, Config>),
                sizeof(DecodeStorage<Element, DecodeConfig<Config::kHeadDim>>));
   const auto arguments_of = [&](Kinds kinds) {
     return std::tuple(
-        args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
-        args.in<int>("page_table"), args.in<int>("seqused_k"), args.in_or_null<int>("cu_seqlens_q"),
-        args.in<MixedWork>("work"), args.in<int>("work_counts"),
-        args.out<Tickets>("tickets") + (kinds == kDecode ? 1 : 0), args.out<Element>("o"),
-        args.out<float>("lse"), args.out<float>("o_partial"), args.out<float>("lse_partial"),
-        args.out<unsigned>("arrived"), shape_of(p),
+        params.q, params.k, params.v, params.page_table, params.seqused_k,
+        args.in_or_null<int>("cu_seqlens_q"), args.in<MixedWork>("work"),
+        args.in<int>("work_counts"), args.out<Tickets>("tickets") + (kinds == kDecode ? 1 : 0),
+        params.o, params.lse, params.o_partial, params.lse_partial, params.arrived, shape_of(p),
         static_cast<int>(p.head_dim * (p.varlen() ? p.heads : 1)),
         static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)), int{kinds});
   };

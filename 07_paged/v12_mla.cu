@@ -352,18 +352,18 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
+  const PagedParams<Element> params(args);
   const Problem& p = args.problem;
   const int64_t row_tiles = ceil_div(p.heads * p.seqlen_q, Config::kRows);
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config>,
                        dim3(static_cast<unsigned>(row_tiles * teams(p, Config::kRows))),
                        dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-                       args.in<Element>("q"), args.in<Element>("k"), args.in<int>("page_table"),
-                       args.in<int>("seqused_k"), args.in<WorkTile>("work"),
-                       args.in<int>("work_begin"), args.out<Element>("o"), args.out<float>("lse"),
-                       args.out<float>("o_partial"), args.out<float>("lse_partial"),
-                       args.out<unsigned>("arrived"), shape_of(p), static_cast<int>(row_tiles),
-                       static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
+                       params.q, params.k, params.page_table, params.seqused_k,
+                       args.in<WorkTile>("work"), args.in<int>("work_begin"), params.o, params.lse,
+                       params.o_partial, params.lse_partial, params.arrived, shape_of(p),
+                       static_cast<int>(row_tiles), static_cast<int>(page_size_of(p)),
+                       static_cast<int>(max_pages_of(p)));
 }
 
 Status launch(const Arguments& args) {

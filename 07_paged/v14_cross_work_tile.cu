@@ -86,20 +86,20 @@ struct Pieces {
   const int* gSeqused;
   int heads, end;  // row blocks of a sequence; behind the block's last piece
   int first = -32;
-  PlannedTile own = {};
+  PlannedTile lane_tile = {};
 
   // Piece n < end; from call to call n grows. For all lanes of a warp.
   __device__ __forceinline__ PlannedTile at(int n) {
     if (n - first >= 32) {
       first = n;
-      own.work = gWork[min(n + static_cast<int>(threadIdx.x % 32), end - 1)];
-      own.seqlen_k = gSeqused[own.work.row_block / heads];
+      lane_tile.work = gWork[min(n + static_cast<int>(threadIdx.x % 32), end - 1)];
+      lane_tile.seqlen_k = gSeqused[lane_tile.work.row_block / heads];
     }
     const auto of_lane = [&](int x) { return __shfl_sync(~0u, x, n - first); };
-    const WorkTile& w = own.work;
+    const WorkTile& w = lane_tile.work;
     return {{of_lane(w.row_block), of_lane(w.tile), of_lane(w.count), of_lane(w.part),
              of_lane(w.num_parts), of_lane(w.first_part)},
-            of_lane(own.seqlen_k)};
+            of_lane(lane_tile.seqlen_k)};
   }
 };
 template <class Config>
@@ -451,17 +451,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
+  const PagedParams<Element> params(args);
   const Problem& p = args.problem;
   args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Element, Config>, dim3(static_cast<unsigned>(planned_blocks(p))),
-      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-      args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
-      args.in<int>("page_table"), args.in<int>("seqused_k"), args.in<WorkTile>("work"),
-      args.in<int>("work_begin"), args.out<Element>("o"), args.out<float>("lse"),
-      args.out<float>("o_partial"), args.out<float>("lse_partial"), args.out<unsigned>("arrived"),
-      shape_of(p), static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)),
-      static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
+  return launch_kernel(attention_kernel<Element, Config>,
+                       dim3(static_cast<unsigned>(planned_blocks(p))), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Element, Config>), args.stream, params.q, params.k,
+                       params.v, params.page_table, params.seqused_k, args.in<WorkTile>("work"),
+                       args.in<int>("work_begin"), params.o, params.lse, params.o_partial,
+                       params.lse_partial, params.arrived, shape_of(p),
+                       static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)),
+                       static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
 }
 
 Status launch(const Arguments& args) {

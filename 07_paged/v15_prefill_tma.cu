@@ -100,7 +100,7 @@ struct SharedStorage {
                work_full, prefetch, work)
 };
 
-using Tiles = DynamicPersistent;
+using TileScheduler = DynamicPersistent;
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
@@ -182,14 +182,15 @@ template <class Element, class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
                                           const TensorMap& mapQ, const int* gCuSeqlensQ,
                                           const int* gSeqused, const Shape& shape,
-                                          const Tiles& tiles) {
+                                          const TileScheduler& scheduler) {
   PipelineState<Config::kQStages> q;
   // One count for three rings.
   const auto ring = [&] { return PipelineState<4>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
+  for (unsigned index = scheduler.first(); index < scheduler.count();
+       index = scheduler.next(index)) {
     const WorkTile work =
-        work_of<Config>(shape, tiles.at<Config::kBlockM>(index), gCuSeqlensQ, gSeqused);
+        work_of<Config>(shape, scheduler.at<Config::kBlockM>(index), gCuSeqlensQ, gSeqused);
     if (work.row0 >= work.seqlen_q) continue;  // of a batch with longer sequences
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
@@ -281,15 +282,15 @@ __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& sm
 
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    attention_kernel(const __grid_constant__ TensorMap mapQ,  // [B Hq, d / 64, seqlen_q, 64]
-                     const __grid_constant__ TensorMap mapK,  // pool, [Hkv d / 64, tokens, 64]
-                     const __grid_constant__ TensorMap mapV,  // as K
+    attention_kernel(const __grid_constant__ TensorMap mapQ,    // [B Hq, d / 64, seqlen_q, 64]
+                     const __grid_constant__ TensorMap mapK,    // pool, [Hkv d / 64, tokens, 64]
+                     const __grid_constant__ TensorMap mapV,    // as K
                      const __grid_constant__ TensorMap mapRow,  // V, in boxes of a row
                      Element* __restrict__ gO,  // [B, Hq, seqlen_q, d] or [tokens, Hq, d]
                      float* __restrict__ gLse,  // [B, Hq, seqlen_q] or [Hq, tokens]
                      const int* __restrict__ gCuSeqlensQ,  // [B + 1], or null: not ragged
-                     const int* __restrict__ gSeqused,  // [B]: keys of each sequence
-                     Pages pages, Shape shape, Tiles tiles) {
+                     const int* __restrict__ gSeqused,     // [B]: keys of each sequence
+                     Pages pages, Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
@@ -303,7 +304,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x % kWarpgroup == 0)
-      produce_q<Element, Config>(smem, mapQ, gCuSeqlensQ, gSeqused, shape, tiles);
+      produce_q<Element, Config>(smem, mapQ, gCuSeqlensQ, gSeqused, shape, scheduler);
     if (threadIdx.x % kWarpgroup / kWarp == 1)
       produce_kv<false, Element, Config>(smem, mapK, mapV, mapRow, pages);
     if (threadIdx.x % kWarpgroup / kWarp == 2)
@@ -447,22 +448,23 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 template <class Element, class Config>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
-  Tiles tiles(p, Config::kBlockM);
-  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+  TileScheduler scheduler(p, Config::kBlockM);
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, scheduler.section}))
     return Status::success();
-  tiles.counter = args.out<unsigned>("tile_counter");
-  const Pages pages{args.in<int>("page_table"), static_cast<int>(max_pages_of(p)),
+  const PagedParams<Element> params(args);
+  scheduler.counter = args.out<unsigned>("tile_counter");
+  const Pages pages{params.page_table, static_cast<int>(max_pages_of(p)),
                     static_cast<int>(page_size_of(p)), static_cast<int>(box_rows(p))};
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, pages.box_rows); !made.ok())
     return made;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Element, Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.k,
-      maps.v, maps.row, args.out<Element>("o"), args.out<float>("lse"),
-      args.in_or_null<int>("cu_seqlens_q"), args.in<int>("seqused_k"), pages, shape_of(p), tiles);
+  return launch_kernel(attention_kernel<Element, Config>,
+                       dim3(std::min<unsigned>(scheduler.count(), num_sms)), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.k, maps.v,
+                       maps.row, params.o, params.lse, args.in_or_null<int>("cu_seqlens_q"),
+                       params.seqused_k, pages, shape_of(p), scheduler);
 }
 
 template <class Element, int kHeadDim>

@@ -443,21 +443,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
+  const PagedParams<Element> params(args);
   const Problem& p = args.problem;
   const int64_t row_tiles = ceil_div(p.heads * p.seqlen_q, Config::kRows);
-  const Pages pages{args.in<int>("page_table"), static_cast<int>(max_pages_of(p)),
+  const Pages pages{params.page_table, static_cast<int>(max_pages_of(p)),
                     static_cast<int>(page_size_of(p)), static_cast<int>(box_rows(p))};
   Maps maps;
   if (const Status made = maps.make<Element, Config>(args, pages.box_rows); !made.ok()) return made;
   const Pieces<Config> pieces{args.in<WorkTile>("work"), args.in<int>("work_begin"),
-                              args.in<int>("seqused_k"), shape_of(p), static_cast<int>(row_tiles)};
+                              params.seqused_k, shape_of(p), static_cast<int>(row_tiles)};
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config>,
                        dim3(static_cast<unsigned>(row_tiles * teams(p, Config::kRows))),
                        dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-                       maps, pages, pieces, args.out<Element>("o"), args.out<float>("lse"),
-                       args.out<float>("o_partial"), args.out<float>("lse_partial"),
-                       args.out<unsigned>("arrived"));
+                       maps, pages, pieces, params.o, params.lse, params.o_partial,
+                       params.lse_partial, params.arrived);
 }
 
 Status launch(const Arguments& args) {

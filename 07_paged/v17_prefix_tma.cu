@@ -102,7 +102,7 @@ struct SharedStorage {
                work_full, prefetch, work)
 };
 
-using Tiles = PrefixList;
+using TileScheduler = PrefixList;
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
@@ -183,7 +183,8 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 template <class Element, class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
                                           const TensorMap& mapQ, const int* gMembers,
-                                          int q_box_rows, const Shape& shape, const Tiles& tiles) {
+                                          int q_box_rows, const Shape& shape,
+                                          const TileScheduler& scheduler) {
   constexpr int kBlockM = Config::kBlockM, kPanels = Config::kHeadDim / 64;
   const int lane = thread_index() % kWarp;
   const int each = shape.heads / shape.kv_heads * shape.seqlen_q;  // rows of a member
@@ -191,7 +192,8 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   // One count for three rings.
   const auto ring = [&] { return PipelineState<4>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
+  for (unsigned index = scheduler.first(); index < scheduler.count();
+       index = scheduler.next(index)) {
     const plans::PrefixWork& piece = tiles.gWork[index];
     if (piece.begin == piece.end) continue;  // the list has room for more
     const WorkTile work = work_of<Config>(piece);
@@ -294,7 +296,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      float* __restrict__ gOPartial,           // [places, d]
                      float* __restrict__ gLsePartial,         // [places], to base 2
                      const int* __restrict__ gMembers,  // [B]: sequences, side by side that share
-                     int q_box_rows, Pages pages, Shape shape, Tiles tiles) {
+                     int q_box_rows, Pages pages, Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
@@ -308,7 +310,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x % kWarpgroup / kWarp == 0)
-      produce_q<Element, Config>(smem, mapQ, gMembers, q_box_rows, shape, tiles);
+      produce_q<Element, Config>(smem, mapQ, gMembers, q_box_rows, shape, scheduler);
     if (threadIdx.x % kWarpgroup / kWarp == 1)
       produce_kv<false, Element, Config>(smem, mapK, mapV, pages);
     if (threadIdx.x % kWarpgroup / kWarp == 2)
@@ -447,17 +449,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
+  const PagedParams<Element> params(args);
   constexpr int kHeadDim = Config::kHeadDim;
   const Problem& p = args.problem;
-  const Tiles tiles{args.in<plans::PrefixWork>("prefix_work"),
-                    static_cast<unsigned>(plans::most_prefix_work(p))};
+  const TileScheduler scheduler{args.in<plans::PrefixWork>("prefix_work"),
+                                static_cast<unsigned>(plans::most_prefix_work(p))};
   const int rows_of_q = static_cast<int>(q_box_rows(p, Config::kBlockM));
-  const Pages pages{args.in<int>("page_table"), static_cast<int>(max_pages_of(p)),
+  const Pages pages{params.page_table, static_cast<int>(max_pages_of(p)),
                     static_cast<int>(page_size_of(p)), static_cast<int>(box_rows(p))};
   TensorMap q, k, v;
-  for (const Status& made : {map_of_q_rows(q, args.in<Element>("q"), p, rows_of_q),
-                             map_of_pool(k, args.in<Element>("k"), p, pages.box_rows),
-                             map_of_pool(v, args.in<Element>("v"), p, pages.box_rows)})
+  for (const Status& made :
+       {map_of_q_rows(q, params.q, p, rows_of_q), map_of_pool(k, params.k, p, pages.box_rows),
+        map_of_pool(v, params.v, p, pages.box_rows)})
     if (!made.ok()) return made;
   Shape shape = shape_of(p);
   shape.window_right = Shape::kNoWindow;  // all queries see all of a prefix
@@ -467,7 +470,7 @@ Status launch(const Arguments& args) {
       attention_kernel<Element, Config>, dim3(std::min<unsigned>(tiles.size, num_sms)),
       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, q, k, v,
       args.out<float>("prefix_o"), args.out<float>("prefix_lse"), args.in<int>("members"),
-      rows_of_q, pages, shape, tiles);
+      rows_of_q, pages, shape, scheduler);
   if (!status.ok()) return status;
   Arguments suffix = args;
   suffix.bind("page_table", args.out<int>("suffix_table"));

@@ -181,13 +181,13 @@ __global__ void __launch_bounds__(Config::kThreads)
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
+  const PagedParams<Element> params(args);
   const Problem& p = args.problem;
   args.phase("attention");
   return launch_kernel(
       attention_kernel<Element, Config>, dim3(static_cast<unsigned>(row_blocks(p, Config::kRows))),
-      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, args.in<Element>("q"),
-      args.in<Element>("k"), args.in<Element>("v"), args.in<int>("page_table"),
-      args.in<int>("seqused_k"), args.out<Element>("o"), args.out<float>("lse"), shape_of(p),
+      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, params.q, params.k,
+      params.v, params.page_table, params.seqused_k, params.o, params.lse, shape_of(p),
       static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
 }
 

@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Element* gV,      // [num_pages, page_size, Hkv, d]
     const int* gTable,      // [B, max_pages]: the pages of each sequence
     const int* gSeqused,    // [B]: keys of each sequence
-    const WorkTile* gWork,  // [blocks]: what each works on
+    const WorkTile* gWork,  // [blocks]: the chunk of keys of each block
     Element* gO,            // [B, Hq, seqlen_q, d]
     float* gLse,            // [B, Hq, seqlen_q]
     float* gOPartial,       // [parts, kRows, d]
@@ -201,177 +201,177 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int quad_row = lane_id / 4, quad_col = lane_id % 4 * 2;  // position in an accumulator
-  const auto [row_block, tile, count, split, num_splits, first_part] = gWork[blockIdx.x];
-  if (count == 0) return;  // there are more blocks than chunks
-  const int seqlen_k = gSeqused[row_block / (shape.kv_heads * row_tiles)];
-  const Rows rows = rows_of(shape, row_block, kRows);
-  const KvRange all = keys_of_sequence(shape, seqlen_k);
-  const KvRange keys{all.begin + tile * Config::kTile,
-                  min(all.end, all.begin + (tile + count) * Config::kTile)};
-  const Pages pages{gTable + int64_t{rows.bh_kv / shape.kv_heads} * max_pages, page_size};
-  const int token = shape.kv_heads * kHeadDim;  // numbers of a token
-  const int kv = rows.bh_kv % shape.kv_heads * kHeadDim + lane_id % Config::kLanes * 8;
+  for (unsigned piece = blockIdx.x; piece < gridDim.x; piece += gridDim.x) {  // one, so far
+    const auto [row_block, tile, count, split, num_splits, first_part] = gWork[piece];
+    if (count == 0) break;  // more blocks than chunks
+    const int seqlen_k = gSeqused[row_block / (shape.kv_heads * row_tiles)];
+    const Rows rows = rows_of(shape, row_block, kRows);
+    const KvRange all = keys_of_sequence(shape, seqlen_k);
+    const KvRange keys{all.begin + tile * Config::kTile,
+                    min(all.end, all.begin + (tile + count) * Config::kTile)};
+    const Pages pages{gTable + int64_t{rows.bh_kv / shape.kv_heads} * max_pages, page_size};
+    const int token = shape.kv_heads * kHeadDim;  // numbers of a token
+    const int kv = rows.bh_kv % shape.kv_heads * kHeadDim + lane_id % Config::kLanes * 8;
 
-  // (1) load Q, which stays. Rows that are not there become 0.
-  //! [load_q]
-  for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
-    const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;
-    const bool inside = row < rows.count;
-    cp_async_16(&smem.sQ[0][0] + swizzled_offset<kHeadDim>(row, col),
-                gQ + (rows.first + (inside ? row : 0)) * kHeadDim + col, inside ? 16 : 0);
-  }
-  cp_async_commit();
-  //! [load_q]
-  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
-  const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-  const KvRange kv_range[2] = {
-      keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
-      keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
-
-  // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
-  //! [pipeline]
-  constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
-  const int first = keys.begin + warp_id * kBlockN;
-  // The slots of the tile at key0, of keys behind the end that of the last one.
-  const auto look_up = [&](int key0) {
-    return key0 < keys.end ? slot_of(pages, min(key0 + lane_id % kBlockN, keys.end - 1)) : 0;
-  };
-  int slot = look_up(first);  // of the tile that is loaded next
-  const auto load_kv = [&](int key0, int stage) {
-    const int ahead = look_up(key0 + kStep);
-    if (key0 < keys.end)
-      load_tile<Config>(&smem.sK[warp_id][stage][0][0], &smem.sV[warp_id][stage][0][0], gK + kv,
-                        gV + kv, token, slot, keys.end - key0);
+    // (1) load Q, which stays. Rows that are not there become 0.
+    //! [load_q]
+    for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
+      const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;
+      const bool inside = row < rows.count;
+      cp_async_16(&smem.sQ[0][0] + swizzled_offset<kHeadDim>(row, col),
+                  gQ + (rows.first + (inside ? row : 0)) * kHeadDim + col, inside ? 16 : 0);
+    }
     cp_async_commit();
-    slot = ahead;
-  };
-  for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
-  cp_async_wait<kStages - 1>();
-  __syncthreads();               // Q of all threads is there
-  uint32_t q[kHeadDim / 16][4];  // operands of the first MMA
-#pragma unroll
-  for (int step = 0; step < kHeadDim / 16; ++step)
-    ldmatrix_x4(q[step], &smem.sQ[0][0] +
-                             swizzled_offset<kHeadDim>(lane_id % 16, 16 * step + lane_id / 16 * 8));
-  int stage = 0;
-  for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
-    __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
-    load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
-    cp_async_wait<kStages - 1>();
-    __syncwarp();  // this tile of all lanes is there
+    //! [load_q]
+    float o[kHeadDim / 8][4] = {};                           // not divided by l yet
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+    const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
+    const KvRange kv_range[2] = {
+        keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
+        keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
+
+    // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
     //! [pipeline]
-    // (3) S = Q K^T, -inf where a query does not see a key
-    float s[kBlockN / 8][4] = {};
-    gemm_qk<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
-    // (4) softmax
-    //! [softmax]
-    float max[2] = {row_max[0], row_max[1]};
+    constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
+    const int first = keys.begin + warp_id * kBlockN;
+    // The slots of the tile at key0, of keys behind the end that of the last one.
+    const auto look_up = [&](int key0) {
+      return key0 < keys.end ? slot_of(pages, min(key0 + lane_id % kBlockN, keys.end - 1)) : 0;
+    };
+    int slot = look_up(first);  // of the tile that is loaded next
+    const auto load_kv = [&](int key0, int stage) {
+      const int ahead = look_up(key0 + kStep);
+      if (key0 < keys.end)
+        load_tile<Config>(&smem.sK[warp_id][stage][0][0], &smem.sV[warp_id][stage][0][0], gK + kv,
+                          gV + kv, token, slot, keys.end - key0);
+      cp_async_commit();
+      slot = ahead;
+    };
+    for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
+    cp_async_wait<kStages - 1>();
+    __syncthreads();               // Q of all threads is there
+    uint32_t q[kHeadDim / 16][4];  // operands of the first MMA
 #pragma unroll
-    for (int n = 0; n < kBlockN / 8; ++n)
+    for (int step = 0; step < kHeadDim / 16; ++step)
+      ldmatrix_x4(q[step], &smem.sQ[0][0] + swizzled_offset<kHeadDim>(
+                                                lane_id % 16, 16 * step + lane_id / 16 * 8));
+    int stage = 0;
+    for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
+      __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
+      load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
+      cp_async_wait<kStages - 1>();
+      __syncwarp();  // this tile of all lanes is there
+      //! [pipeline]
+      // (3) S = Q K^T, -inf where a query does not see a key
+      float s[kBlockN / 8][4] = {};
+      gemm_qk<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
+      // (4) softmax
+      //! [softmax]
+      float max[2] = {row_max[0], row_max[1]};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int j = key0 + 8 * n + quad_col + i % 2;
-        s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
-                                                                : s[n][i] * softmax_scale_log2;
-        max[i / 2] = fmaxf(max[i / 2], s[n][i]);
+      for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int j = key0 + 8 * n + quad_col + i % 2;
+          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
+                                                                  : s[n][i] * softmax_scale_log2;
+          max[i / 2] = fmaxf(max[i / 2], s[n][i]);
+        }
+      float rescale[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        max[r] = quad_max(max[r]);
+        rescale[r] = exp2f(row_max[r] - max[r]);
+        row_max[r] = max[r];
+        row_sum[r] *= rescale[r];
       }
-    float rescale[2];
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
+#pragma unroll
+      for (int n = 0; n < kBlockN / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          s[n][i] = exp2f(s[n][i] - max[i / 2]);
+          row_sum[i / 2] += s[n][i];
+        }
+      //! [softmax]
+      // (5) O += P V
+      gemm_pv<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
+    }
+
+    // (6) merge the parts
+    //! [merge]
+    auto& sO = reinterpret_cast<OutputParts<Config>&>(smem);
+    static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV, "the parts lie where K and V were");
+    cp_async_wait<0>();
+    __syncthreads();  // all are done with K and V
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      max[r] = quad_max(max[r]);
-      rescale[r] = exp2f(row_max[r] - max[r]);
-      row_max[r] = max[r];
-      row_sum[r] *= rescale[r];
+      const int row = quad_row + 8 * r;
+#pragma unroll
+      for (int n = 0; n < kHeadDim / 8; ++n)
+        *reinterpret_cast<float2*>(&sO[warp_id][row][8 * n + quad_col]) =
+            make_float2(o[n][2 * r], o[n][2 * r + 1]);
+      const float sum = quad_sum(row_sum[r]);
+      if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
     }
+    __syncthreads();                       // the parts are there
+    constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
+    for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += Config::kThreads) {
+      const int r = idx / kChunks, col = idx % kChunks * 4;
+      float max = kLowest, sum = 0, out[4] = {};
 #pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n)
+      for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[n][r]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
-#pragma unroll
-    for (int n = 0; n < kBlockN / 8; ++n)
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        s[n][i] = exp2f(s[n][i] - max[i / 2]);
-        row_sum[i / 2] += s[n][i];
+      for (int n = 0; n < Config::kParts; ++n) {
+        const float weight = exp2f(smem.sMax[n][r] - max);
+        sum += weight * smem.sSum[n][r];
+        add_scaled(out, weight, *reinterpret_cast<const float4*>(&sO[n][r][col]));
       }
-    //! [softmax]
-    // (5) O += P V
-    gemm_pv<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
-  }
-
-  // (6) merge the parts
-  //! [merge]
-  auto& sO = reinterpret_cast<OutputParts<Config>&>(smem);
-  static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV, "the parts lie where K and V were");
-  cp_async_wait<0>();
-  __syncthreads();  // all are done with K and V
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = quad_row + 8 * r;
-#pragma unroll
-    for (int n = 0; n < kHeadDim / 8; ++n)
-      *reinterpret_cast<float2*>(&sO[warp_id][row][8 * n + quad_col]) =
-          make_float2(o[n][2 * r], o[n][2 * r + 1]);
-    const float sum = quad_sum(row_sum[r]);
-    if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
-  }
-  __syncthreads();                       // the parts are there
-  constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
-  for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += Config::kThreads) {
-    const int r = idx / kChunks, col = idx % kChunks * 4;
-    float max = kLowest, sum = 0, out[4] = {};
-#pragma unroll
-    for (int n = 0; n < Config::kParts; ++n) max = fmaxf(max, smem.sMax[n][r]);
-#pragma unroll
-    for (int n = 0; n < Config::kParts; ++n) {
-      const float weight = exp2f(smem.sMax[n][r] - max);
-      sum += weight * smem.sSum[n][r];
-      add_scaled(out, weight, *reinterpret_cast<const float4*>(&sO[n][r][col]));
+      //! [merge]
+      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      const float factor = sum != 0 ? 1 / sum : 0;
+      const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
+      if (num_splits == 1) {
+        store_row_part(gO + (rows.first + r) * kHeadDim + col, out, factor);
+        if (col == 0) gLse[rows.first + r] = kLn2 * lse;
+        continue;
+      }
+      const int64_t to = int64_t{first_part + split} * kRows + r;
+      *reinterpret_cast<float4*>(gOPartial + to * kHeadDim + col) =
+          make_float4(out[0] * factor, out[1] * factor, out[2] * factor, out[3] * factor);
+      if (col == 0) gLsePartial[to] = lse;
     }
-    //! [merge]
-    // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
-    const float factor = sum != 0 ? 1 / sum : 0;
-    const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
-    if (num_splits == 1) {
-      store_row_part(gO + (rows.first + r) * kHeadDim + col, out, factor);
-      if (col == 0) gLse[rows.first + r] = kLn2 * lse;
-      continue;
-    }
-    const int64_t to = int64_t{first_part + split} * kRows + r;
-    *reinterpret_cast<float4*>(gOPartial + to * kHeadDim + col) =
-        make_float4(out[0] * factor, out[1] * factor, out[2] * factor, out[3] * factor);
-    if (col == 0) gLsePartial[to] = lse;
-  }
 
-  // (9) the last one merges
-  //! [arrive]
-  if (num_splits == 1) return;
-  __syncthreads();  // this block's part is stored
-  if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-  __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
-  if (!smem.last) return;
-  for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
-    merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
-                               [&](int n) { return int64_t{first_part + n} * kRows + r; });
-  if (threadIdx.x == 0)
-    gSemaphore[row_block] = 0;  // for the next launch
-                              //! [arrive]
+    // (9) the last one merges
+    //! [arrive]
+    __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
+    if (num_splits == 1) continue;
+    if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
+    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    if (!smem.last) continue;
+    for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
+      merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
+                                 [&](int n) { return int64_t{first_part + n} * kRows + r; });
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
+    //! [arrive]
+  }
 }
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
+  const PagedParams<Element> params(args);
   const Problem& p = args.problem;
   args.phase("attention");
-  return launch_kernel(attention_kernel<Element, Config>,
-                       dim3(static_cast<unsigned>(most_chunks(p))), dim3(Config::kThreads),
-                       sizeof(SharedStorage<Element, Config>), args.stream, args.in<Element>("q"),
-                       args.in<Element>("k"), args.in<Element>("v"), args.in<int>("page_table"),
-                       args.in<int>("seqused_k"), args.in<WorkTile>("work"), args.out<Element>("o"),
-                       args.out<float>("lse"), args.out<float>("o_partial"),
-                       args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
-                       static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)),
-                       static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
+  return launch_kernel(
+      attention_kernel<Element, Config>, dim3(static_cast<unsigned>(most_chunks(p))),
+      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, params.q,
+      params.k, params.v, params.page_table, params.seqused_k, args.in<WorkTile>("work"), params.o,
+      params.lse, params.o_partial, params.lse_partial, params.arrived, shape_of(p),
+      static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)),
+      static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
 }
 
 Status launch(const Arguments& args) {

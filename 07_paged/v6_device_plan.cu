@@ -431,18 +431,18 @@ Status plan(const Arguments& args) {
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
+  const PagedParams<Element> params(args);
   const Problem& p = args.problem;
   if (const Status planned = plan(args); !planned.ok()) return planned;
   args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Element, Config>, dim3(static_cast<unsigned>(planned_blocks(p))),
-      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-      args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
-      args.in<int>("page_table"), args.in<int>("seqused_k"), args.in<WorkTile>("work"),
-      args.in<int>("work_range"), args.out<Element>("o"), args.out<float>("lse"),
-      args.out<float>("o_partial"), args.out<float>("lse_partial"), args.out<unsigned>("arrived"),
-      shape_of(p), static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)),
-      static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
+  return launch_kernel(attention_kernel<Element, Config>,
+                       dim3(static_cast<unsigned>(planned_blocks(p))), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Element, Config>), args.stream, params.q, params.k,
+                       params.v, params.page_table, params.seqused_k, args.in<WorkTile>("work"),
+                       args.in<int>("work_range"), params.o, params.lse, params.o_partial,
+                       params.lse_partial, params.arrived, shape_of(p),
+                       static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)),
+                       static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
 }
 
 Status launch(const Arguments& args) {

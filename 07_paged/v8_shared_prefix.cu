@@ -348,13 +348,13 @@ __global__ void __launch_bounds__(Config::kThreads)
   const auto partial_index = [&](int n) {
     return int64_t{of[1]} + (head * parts + n) * of[3] + of[2] + idx % each;
   };
-  const float own = gLse[idx] * kLog2e;
-  float max = own, sum = 0;
+  const float lse_suffix = gLse[idx] * kLog2e;
+  float max = lse_suffix, sum = 0;
   for (int n = 0; n < parts; ++n) max = fmaxf(max, gLsePartial[partial_index(n)]);
 #pragma unroll
   for (int c = 4 * lane_id; c < kHeadDim; c += 128) {
     uint2& out = *reinterpret_cast<uint2*>(gO + int64_t{idx} * kHeadDim + c);
-    const float weight = exp2f(own - max);
+    const float weight = exp2f(lse_suffix - max);
     float x[4] = {weight * unpack<Element>(out.x, 0), weight * unpack<Element>(out.x, 1),
                   weight * unpack<Element>(out.y, 0), weight * unpack<Element>(out.y, 1)};
     sum = weight;
@@ -373,6 +373,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
+  const PagedParams<Element> params(args);
   const Problem& p = args.problem;
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   args.phase("prefix");
@@ -380,10 +381,9 @@ Status launch(const Arguments& args) {
   shape.window_right = Shape::kNoWindow;  // all queries see all of a prefix
   Status status = launch_kernel(
       attention_kernel<Element, Config>, dim3(static_cast<unsigned>(most_prefix_work(p))),
-      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-      args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
-      args.in<int>("page_table"), args.in<PrefixWork>("prefix_work"), args.in<int>("members"),
-      args.out<float>("prefix_o"), args.out<float>("prefix_lse"), shape,
+      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, params.q,
+      params.k, params.v, params.page_table, args.in<PrefixWork>("prefix_work"),
+      args.in<int>("members"), args.out<float>("prefix_o"), args.out<float>("prefix_lse"), shape,
       static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)));
   if (!status.ok()) return status;
   Arguments suffix = args;
@@ -395,8 +395,7 @@ Status launch(const Arguments& args) {
   return launch_kernel(
       merge_kernel<Element, Config>, dim3(static_cast<unsigned>(ceil_div(rows, Config::kNumWarps))),
       dim3(Config::kThreads), 0, args.stream, args.in<int>("prefix_of"), args.in<float>("prefix_o"),
-      args.in<float>("prefix_lse"), args.out<Element>("o"), args.out<float>("lse"), shape_of(p),
-      static_cast<int>(rows));
+      args.in<float>("prefix_lse"), params.o, params.lse, shape_of(p), static_cast<int>(rows));
 }
 
 Status launch(const Arguments& args) {

@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                      const int* gTree,  // [tokens, words]: of each query, who sees whom; or null
                      Element* gO,       // as gQ
                      float* gLse,       // [Hq, tokens], or [B, Hq, seqlen_q]
-                     Shape shape, int q_step, int page_size, int max_pages, int words,
+                     Shape shape, int q_stride, int page_size, int max_pages, int words,
                      int num_m_blocks, int num_heads, int section) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
         max(kv_range.unmasked_begin, min(kv_range.unmasked_end, max(0, causal_offset) / kBlockN));
   // This thread's first chunk of a row of Q, and of a token of the pool.
   const int chunk = threadIdx.x % kSwizzleChunks * 8;
-  const Element* const q = gQ + sequence.q + int64_t{row0} * q_step + chunk;
+  const Element* const q = gQ + sequence.q + int64_t{row0} * q_stride + chunk;
   const int kv = hq / (shape.heads / shape.kv_heads) * kHeadDim + chunk;
   //! [slots]
   // A thread looks up one key of a block, behind the end the last one.
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   if (kv_range.begin < kv_range.end) {
     const int rows = sequence.seqlen_q - row0;
     load_tile<kBlockM, Config>(smem.sQ, rows,
-                               [&](int row) { return q + int64_t{min(row, rows - 1)} * q_step; });
+                               [&](int row) { return q + int64_t{min(row, rows - 1)} * q_stride; });
     if (Config::kQSteps > 0) cp_async_commit();
     store_slot(kv_range.begin, look_up(pages, kv_range.begin));
   }
@@ -371,8 +371,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]
-  const Sequence own = smem.sequence;
-  const int first_row = smem.row0 + warp_rows, rows = own.seqlen_q - first_row;  // of this warp
+  const Sequence seq = smem.sequence;
+  const int first_row = smem.row0 + warp_rows, rows = seq.seqlen_q - first_row;  // of this warp
   const int o_lane = 2 * swizzled_offset<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
   __syncwarp();  // all lanes are done with Q
 #pragma unroll
@@ -388,7 +388,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       const int row = 16 * m + 8 * r + lane_id / 4;
       if (lane_id % 4 == 0 && row < rows)
-        gLse[own.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
+        gLse[seq.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
     }
   __syncwarp();  // all of the warp's rows are there
 #pragma unroll
@@ -397,7 +397,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (r >= rows) break;
 #pragma unroll
     for (int c = lane_id % kSwizzleChunks * 8; c < kHeadDim; c += 8 * kSwizzleChunks)
-      *reinterpret_cast<uint4*>(gO + own.q + int64_t{first_row + r} * q_step + c) =
+      *reinterpret_cast<uint4*>(gO + seq.q + int64_t{first_row + r} * q_stride + c) =
           *reinterpret_cast<const uint4*>(sO + 2 * swizzled_offset<kHeadDim>(r, c));
   }
   //! [finish]
@@ -405,18 +405,18 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
+  const PagedParams<Element> params(args);
   const Problem& p = args.problem;
   const int64_t num_m_blocks = ceil_div(p.seqlen_q, Config::kBlockM), num_heads = p.heads * p.batch;
   args.phase("attention");
   return launch_kernel(
       attention_kernel<Element, Config>, dim3(static_cast<unsigned>(num_m_blocks * num_heads)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-      args.in<Element>("q"), args.in<Element>("k"), args.in<Element>("v"),
-      args.in<int>("page_table"), args.in<int>("seqused_k"), args.in_or_null<int>("cu_seqlens_q"),
-      args.in_or_null<int>("tree_mask"), args.out<Element>("o"), args.out<float>("lse"),
-      shape_of(p), static_cast<int>(p.head_dim * (p.varlen() ? p.heads : 1)),
-      static_cast<int>(page_size_of(p)), static_cast<int>(max_pages_of(p)),
-      static_cast<int>(tree_words(p)), static_cast<int>(num_m_blocks), static_cast<int>(num_heads),
+      dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, params.q,
+      params.k, params.v, params.page_table, params.seqused_k, args.in_or_null<int>("cu_seqlens_q"),
+      args.in_or_null<int>("tree_mask"), params.o, params.lse, shape_of(p),
+      static_cast<int>(p.head_dim * (p.varlen() ? p.heads : 1)), static_cast<int>(page_size_of(p)),
+      static_cast<int>(max_pages_of(p)), static_cast<int>(tree_words(p)),
+      static_cast<int>(num_m_blocks), static_cast<int>(num_heads),
       static_cast<int>(heads_of_section(p)));
 }
 

@@ -94,12 +94,12 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int chunk = 0; chunk < Config::kHeadDim / 32; chunk += 2) {
-    uint32_t words[4], b[4], own[4], more[4];
+    uint32_t words[4], b[4], loaded[4], more[4];
     ldmatrix_x4(words, sK + code_offset<Config::kRowBytes>(lane_id % 16, chunk + lane_id / 16));
 #pragma unroll
     for (int next = 0; next < 2; ++next) {  // this chunk and the next one: two steps each
       const int step = 2 * (chunk + next);
-      const uint32_t(&a0)[4] = q_of<Config>(own, q, sQ, step);
+      const uint32_t(&a0)[4] = q_of<Config>(loaded, q, sQ, step);
       const uint32_t(&a1)[4] = q_of<Config>(more, q, sQ, step + 1);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {  // keys 0 to 7, 8 to 15
@@ -374,16 +374,15 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 
 template <class Config, class Schedule>
 Status launch(const Arguments& args, const Schedule& schedule, int64_t blocks) {
+  const DecodeParams<Element> params(args);
   const Problem& p = args.problem;
   args.phase("attention");
-  return launch_kernel(attention_kernel<Config, Schedule>,
-                       dim3(static_cast<unsigned>(blocks)), dim3(Config::kThreads),
-                       sizeof(SharedStorage<Config>), args.stream, args.in<Element>("q"),
-                       args.out<uint8_t>("k8"), args.out<uint8_t>("v8"),
-                       args.out<uint2>("descale"), args.in<int>("seqused_k"),
-                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("o_partial"),
-                       args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
-                       schedule, static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)));
+  return launch_kernel(attention_kernel<Config, Schedule>, dim3(static_cast<unsigned>(blocks)),
+                       dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, params.q,
+                       args.out<uint8_t>("k8"), args.out<uint8_t>("v8"), args.out<uint2>("descale"),
+                       params.seqused_k, params.o, params.lse, params.o_partial, params.lse_partial,
+                       params.arrived, shape_of(p), schedule,
+                       static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)));
 }
 
 //! [choice]

@@ -106,11 +106,11 @@ __device__ __forceinline__ void choose_columns(const Element* gQ,  // [group, d]
       before += sSum[c] > sSum[col] || (sSum[c] == sSum[col] && c < col);
     return before < sizes.choice.columns;
   };
-  const bool own = tid < kHeadDim && chosen(tid);
+  const bool is_chosen = tid < kHeadDim && chosen(tid);
   __syncthreads();  // nobody reads them any more
-  if (tid < kHeadDim) sSum[tid] = own;
+  if (tid < kHeadDim) sSum[tid] = is_chosen;
   __syncthreads();  // all know which
-  if (own) {
+  if (is_chosen) {
     int place = 0;
     for (int c = 0; c < tid; ++c) place += static_cast<int>(sSum[c]);
     sColumns[place] = tid;
@@ -201,8 +201,8 @@ __global__ void __launch_bounds__(Config::kThreads)
 
 // Of all threads, in an order that is always the same.
 template <class Config, class T, class Combine>
-__device__ __forceinline__ T of_block(T own, T (&s)[Config::kThreads], Combine combine) {
-  s[threadIdx.x] = own;
+__device__ __forceinline__ T of_block(T value, T (&s)[Config::kThreads], Combine combine) {
+  s[threadIdx.x] = value;
   for (int distance = Config::kThreads / 2; distance > 0; distance /= 2) {
     __syncthreads();  // the values of this round are there
     if (static_cast<int>(threadIdx.x) < distance)
@@ -216,16 +216,16 @@ __device__ __forceinline__ T of_block(T own, T (&s)[Config::kThreads], Combine c
 
 // What the threads before this one have, all together.
 template <class Config>
-__device__ __forceinline__ int sum_before(int own, int (&s)[Config::kNumWarps]) {
+__device__ __forceinline__ int sum_before(int value, int (&s)[Config::kNumWarps]) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  int sum = own;
+  int sum = value;
   for (int distance = 1; distance < kWarp; distance *= 2) {
     const int before = __shfl_up_sync(~0u, sum, distance);
     if (lane >= distance) sum += before;
   }
   if (lane == kWarp - 1) s[warp] = sum;
   __syncthreads();  // the sums of all warps are there
-  int all = sum - own;
+  int all = sum - value;
   for (int n = 0; n < warp; ++n) all += s[n];
   __syncthreads();  // all have read them
   return all;
@@ -290,8 +290,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
   // Threads have keys that lie side by side: how many of them are above, how many at the last one.
   const unsigned last = sPrefix;
-  const int own = ceil_div(seqlen_k, Config::kThreads);
-  const int begin = min(seqlen_k, tid * own), end = min(seqlen_k, begin + own);
+  const int per_thread = ceil_div(seqlen_k, Config::kThreads);
+  const int begin = min(seqlen_k, tid * per_thread), end = min(seqlen_k, begin + per_thread);
   int above = 0, ties = 0;
   for (int key = begin; key < end; ++key) above += gOwn[key] > last, ties += gOwn[key] == last;
   int ties_before = sum_before<Config>(ties, sWarps), place = sum_before<Config>(above, sWarps);
@@ -353,12 +353,12 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
   __syncthreads();  // all scores are there
   for (int h = warp; h < sizes.group; h += Config::kNumWarps) {
-    float* const own = weights + h * sizes.choice.keys;
+    float* const row_weights = weights + h * sizes.choice.keys;
     float max = -INFINITY, sum = 0;
-    for (int n = lane; n < count; n += kWarp) max = fmaxf(max, own[n]);
+    for (int n = lane; n < count; n += kWarp) max = fmaxf(max, row_weights[n]);
     for (int mask = kWarp / 2; mask > 0; mask /= 2)
       max = fmaxf(max, __shfl_xor_sync(~0u, max, mask));
-    for (int n = lane; n < count; n += kWarp) sum += own[n] = exp2f(own[n] - max);
+    for (int n = lane; n < count; n += kWarp) sum += row_weights[n] = exp2f(row_weights[n] - max);
     for (int mask = kWarp / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(~0u, sum, mask);
     if (lane == 0) {
       sSum[h] = sum;
@@ -411,12 +411,13 @@ Sizes sizes_of(const Problem& p) {
 
 template <class Config>
 Status launch(const Arguments& args) {
+  const DecodeParams<Element> params(args);
   const Problem& p = args.problem;
   const Sizes sizes = sizes_of(p);
   const auto heads = static_cast<unsigned>(p.batch * p.kv_heads);
   const dim3 threads(Config::kThreads);
-  const auto *q = args.in<Element>("q"), *k = args.in<Element>("k"), *v = args.in<Element>("v");
-  const int* const seqlen_k = args.in<int>("seqused_k");
+  const auto *q = params.q, *k = params.k, *v = params.v;
+  const int* const seqlen_k = params.seqused_k;
   auto* const guesses = args.out<float>("guesses");
   auto *const chosen = args.out<int>("chosen");
   auto* const alpha = args.out<float>("alpha");
@@ -436,25 +437,26 @@ Status launch(const Arguments& args) {
   args.phase("attention");
   return launch_kernel(attention_kernel<Config>, dim3(heads), threads, 0, args.stream, q, k, v,
                        seqlen_k, chosen, alpha, args.out<float>("v_mean"), sizes,
-                       args.out<float>("weights"), args.out<Element>("o"), args.out<float>("lse"));
+                       args.out<float>("weights"), params.o, params.lse);
 }
 
 // K by columns, and the mean of V: once, as a server does it token by token.
 template <class Config>
 Status prepare(const Arguments& args) {
+  const DecodeParams<Element> params(args);
   const Problem& p = args.problem;
   const Sizes sizes = sizes_of(p);
   const auto heads = static_cast<unsigned>(p.batch * p.kv_heads);
   const dim3 threads(Config::kThreads);
-  const int* const seqlen_k = args.in<int>("seqused_k");
+  const int* const seqlen_k = params.seqused_k;
   if (const Status status = launch_kernel(
           transpose_kernel<Config>,
           dim3(heads * (Config::kHeadDim / 32), static_cast<unsigned>(ceil_div(sizes.padded, 32))),
-          threads, 0, args.stream, args.in<Element>("k"), seqlen_k, sizes, args.out<Element>("kt"));
+          threads, 0, args.stream, params.k, seqlen_k, sizes, args.out<Element>("kt"));
       !status.ok())
     return status;
-  return launch_kernel(mean_kernel<Config>, dim3(heads), threads, 0, args.stream,
-                       args.in<Element>("v"), seqlen_k, sizes, args.out<float>("v_mean"));
+  return launch_kernel(mean_kernel<Config>, dim3(heads), threads, 0, args.stream, params.v,
+                       seqlen_k, sizes, args.out<float>("v_mean"));
 }
 
 Status launch(const Arguments& args) {

@@ -392,16 +392,15 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
 
 template <class Config, class Schedule>
 Status launch(const Arguments& args, const Schedule& schedule, int64_t blocks) {
+  const DecodeParams<Element> params(args);
   const Problem& p = args.problem;
   args.phase("attention");
-  return launch_kernel(attention_kernel<Config, Schedule>,
-                       dim3(static_cast<unsigned>(blocks)), dim3(Config::kThreads),
-                       sizeof(SharedStorage<Config>), args.stream, args.in<Element>("q"),
-                       args.out<uint8_t>("k8"), args.out<uint8_t>("v8"),
-                       args.out<uint2>("descale"), args.in<int>("seqused_k"),
-                       args.out<Element>("o"), args.out<float>("lse"), args.out<float>("o_partial"),
-                       args.out<float>("lse_partial"), args.out<unsigned>("arrived"), shape_of(p),
-                       schedule, static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)));
+  return launch_kernel(attention_kernel<Config, Schedule>, dim3(static_cast<unsigned>(blocks)),
+                       dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, params.q,
+                       args.out<uint8_t>("k8"), args.out<uint8_t>("v8"), args.out<uint2>("descale"),
+                       params.seqused_k, params.o, params.lse, params.o_partial, params.lse_partial,
+                       params.arrived, shape_of(p), schedule,
+                       static_cast<int>(ceil_div(p.group() * p.seqlen_q, Config::kRows)));
 }
 
 //! [choice]

@@ -79,7 +79,7 @@ struct SharedStorage {
                k_empty, v_empty, work_full, prefetch, work)
 };
 
-using Tiles = DynamicPersistent;
+using TileScheduler = DynamicPersistent;
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
@@ -160,15 +160,16 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 // earlier: a block with long tiles would keep it from others that are idle already.
 //! [producer]
 template <class Config>
-__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
-                                          const TensorMap& mapQ, const Shape& shape,
-                                          const Tiles& tiles, const Descales& descales) {
+__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
+                                          const Shape& shape, const TileScheduler& scheduler,
+                                          const Descales& descales) {
   PipelineState<Config::kQStages> q;
   // One count for three rings.
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const WorkTile work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
+  for (unsigned index = scheduler.first(); index < scheduler.count();
+       index = scheduler.next(index)) {
+    const WorkTile work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
@@ -239,11 +240,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 128, seqlen_k, 128]
                      const __grid_constant__ TensorMap mapV,  // [B Hkv, d, padded keys]
                      Descales descales,
-                     const float* gLseShift,                  // [B, Hq, seqlen_q]
-                     const float* gVDescale,                  // [B Hkv, d]
-                     Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
-                     float* __restrict__ gLse,                // [B, Hq, seqlen_q]
-                     Shape shape, Tiles tiles) {
+                     const float* gLseShift,    // [B, Hq, seqlen_q]
+                     const float* gVDescale,    // [B Hkv, d]
+                     Element* __restrict__ gO,  // [B, Hq, seqlen_q, d]
+                     float* __restrict__ gLse,  // [B, Hq, seqlen_q]
+                     Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
@@ -254,7 +255,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0) produce_q<Config>(smem, mapQ, shape, tiles, descales);
+    if (threadIdx.x % kWarpgroup == 0) produce_q<Config>(smem, mapQ, shape, scheduler, descales);
     if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Config>(smem, mapK, mapV, descales);
     return;
   }
@@ -307,19 +308,20 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float pv[Config::kSliceColumns / 8][4];                  // what is to be added to it
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
   float s[kBlockN / 8][4];
-  auto& whole = reinterpret_cast<int (&)[kBlockN / 8][4]>(s);  // before they are floats
+  // S as int32, in the registers of s: a second array makes ptxas spill (q5 at d=128: 1252 bytes).
+  auto& s_acc = reinterpret_cast<int (&)[kBlockN / 8][4]>(s);
   uint32_t p[kBlockN / 32][4];
   float rescale[2];
   bool rescaled;
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](int n_block, auto masked) {
-    to_floats(s, whole);
+    to_floats(s, s_acc);
     if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, scale_log2);
   };
   //! [mmas]
   const auto issue_s = [&] {
-    issue_qk<Config>(whole, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
+    issue_qk<Config>(s_acc, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
                      smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state, int slice = 0) {
@@ -348,7 +350,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
     pingpong_pass_on();
-    wgmma_wait<1>(whole);  // S is there, P V in flight
+    wgmma_wait<1>(s_acc);  // S is there, P V in flight
     consumer_release(smem.k_empty, kv);
     if (n_block == kv_range.begin) release_q();
   };
@@ -369,7 +371,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   pingpong_wait();
   issue_s();
   pingpong_pass_on();
-  wgmma_wait<0>(whole);
+  wgmma_wait<0>(s_acc);
   consumer_release(smem.k_empty, kv);
   if (kv_range.begin + 1 == kv_range.end) release_q();
   softmax(kv_range.end - 1, std::true_type{});
@@ -415,20 +417,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <class Config>
 Status launch_attention(const Arguments& args) {
-  Tiles tiles(args.problem, Config::kBlockM);
-  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+  TileScheduler scheduler(args.problem, Config::kBlockM);
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, scheduler.section}))
     return Status::success();
-  tiles.counter = args.out<unsigned>("tile_counter");
+  const ForwardParams<Element> params(args);
+  scheduler.counter = args.out<unsigned>("tile_counter");
   Fp8TensorMaps maps;
   if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
-      Descales(args), args.out<float>("lse_shift"), args.out<float>("v_descale"),
-      args.out<Element>("o"), args.out<float>("lse"), shape_of(args.problem), tiles);
+  return launch_kernel(attention_kernel<Config>,
+                       dim3(std::min<unsigned>(scheduler.count(), num_sms)), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
+                       Descales(args), args.out<float>("lse_shift"), args.out<float>("v_descale"),
+                       params.o, params.lse, shape_of(args.problem), scheduler);
 }
 
 template <class Config>

@@ -1,9 +1,9 @@
-// q8_tuned: int8 scores on 06's windows, and conversions that hide behind exponentials.
+// q8_tuned: int8 scores on 06's chunks, and conversions that hide behind exponentials.
 //
 // parent    06_flash_v3_hopper/f6_smooth_v_chunks
 // idea      q5 adds P V of each tile to O in float32: an FFMA for each number of O, registers for
 //           both, and at d=256 tiles of 64 keys in slices. Less its mean (SageAttention2's smooth
-//           V) P V of a window of 4096 keys may be one sum of the tensor core, as in f6. And sums
+//           V) P V of a chunk of 4096 keys may be one sum of the tensor core, as in f6. And sums
 //           of S begin at 0: what q5's begin with are moves that this warp has to wait for, while
 //           a conversion takes less time than the exponential before it. The maxima are q5's.
 // expect    smsp__inst_executed.sum
@@ -18,7 +18,7 @@
 #include "ptx/wgmma_e4m3.h"
 #include "ptx/wgmma_s8.h"
 #include "kernels/fp8_fragments.h"
-#include "kernels/quantise_windows.h"
+#include "kernels/quantise_chunks.h"
 #include "kernels/tiles.h"
 
 namespace ATTN_BACKEND::q8_tuned {
@@ -30,8 +30,6 @@ using Descales = ThreadDescales;  // of Q and K: scales for what a lane has of a
 
 constexpr float kPScale = 8;               // to base 2: P is 256 times what it was
 constexpr float kRescaleThreshold = 0.8f;  // P is at most 2^8.8 = 446, and e4m3 ends at 448
-constexpr int kMaskedScore = static_cast<int>(0xFF800000);  // the bits of -inf
-static_assert(kMaskedScore < -kLargestScore);
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
 // The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
 constexpr int kWorkRing = 8;
@@ -45,7 +43,7 @@ struct Config {
   static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
   static constexpr int kBlockN = 128;                                // B_c
-  static constexpr int kWindowBlocks = kWindowKeys / kBlockN;        // of keys, of a window
+  static constexpr int kChunkBlocks = kChunkKeys / kBlockN;          // of keys, of a chunk
   static_assert(kScaleRows % 64 == 0 && kScaleRows % kBlockN == 0);
   static constexpr int kStages = kHeadDim == 256 ? 2 : 3;            // tiles of K, and of V
   static constexpr int kQStages = 2;                                 // tiles of Q
@@ -80,7 +78,7 @@ struct SharedStorage {
                k_empty, v_empty, work_full, prefetch, work)
 };
 
-using Tiles = DynamicPersistent;
+using TileScheduler = DynamicPersistent;
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
@@ -118,23 +116,23 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [issue_pv]
 
-// O of a window, relative to row_max, and what the windows before it made of O, l and the maximum,
+// O of a chunk, relative to row_max, and what the chunks before it made of O, l and the maximum,
 // if there were any: afterwards it is that of all of them. Here V gets back its scales and its
 // mean.
 //! [merge]
 template <class Config>
 __device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][4],
-                                              const float (&row_max)[2], float (&row_sum)[2],
-                                              const float4* gSums, const float4* gWindow,
-                                              bool first) {
+                                               const float (&row_max)[2], float (&row_sum)[2],
+                                               const float4* gSums, const float4* gChunk,
+                                               bool first) {
   constexpr int kStride = kWarpgroup * Config::kNumConsumers;
-  const float window_sum[2] = {quad_sum(row_sum[0]), quad_sum(row_sum[1])};
+  const float chunk_sum[2] = {quad_sum(row_sum[0]), quad_sum(row_sum[1])};
 #pragma unroll
   for (int n = 0; n < Config::kHeadDim / 8; ++n) {
-    const float4 v = gWindow[4 * n];  // mean and descale of two columns
+    const float4 v = gChunk[4 * n];  // mean and descale of two columns
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      o[n][i] = fmaf(o[n][i], i % 2 == 0 ? v.y : v.w, window_sum[i / 2] * (i % 2 == 0 ? v.x : v.z));
+      o[n][i] = fmaf(o[n][i], i % 2 == 0 ? v.y : v.w, chunk_sum[i / 2] * (i % 2 == 0 ? v.x : v.z));
   }
   if (first) return;
   const float4 before = gSums[Config::kHeadDim / 8 * kStride];
@@ -149,7 +147,7 @@ __device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][
   }
 }
 
-// Leaves O, l and the maximum for the next window to find. No other thread looks at them.
+// Leaves O, l and the maximum for the next chunk to find. No other thread looks at them.
 template <class Config>
 __device__ __forceinline__ void store_partial(const float (&o)[Config::kHeadDim / 8][4],
                                               const float (&row_max)[2],
@@ -165,23 +163,24 @@ __device__ __forceinline__ void store_partial(const float (&o)[Config::kHeadDim 
 
 // (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
 // is to be multiplied by `rescale`: only where a maximum has grown by more than the threshold.
-// S is given in whole numbers, in their bits: those of -inf, of a masked one, are below all scores.
+// The maximum is taken over the int32 scores; each is converted where its exponential needs it.
 //! [softmax]
 template <class Config, bool kMasked>
 __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
+                                               const int (&s_acc)[Config::kBlockN / 8][4],
                                                float (&row_max)[2], float (&row_sum)[2],
                                                float (&rescale)[2], float softmax_scale_log2) {
-  const auto score = [](int whole) {
-    return kMasked && whole == kMaskedScore ? -INFINITY : static_cast<float>(whole);
+  const auto score = [](int acc) {
+    return kMasked && acc == kMaskedScore<int> ? -INFINITY : static_cast<float>(acc);
   };
   float max[2];
   bool grown = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    int largest = __float_as_int(s[0][2 * r]);
+    int largest = s_acc[0][2 * r];
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; ++n)
-      largest = ::max(largest, ::max(__float_as_int(s[n][2 * r]), __float_as_int(s[n][2 * r + 1])));
+      largest = ::max(largest, ::max(s_acc[n][2 * r], s_acc[n][2 * r + 1]));
     max[r] = fmaxf(row_max[r], quad_max(score(largest) * softmax_scale_log2));
     grown = grown || max[r] > row_max[r] + kRescaleThreshold;
   }
@@ -199,7 +198,7 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
   for (int n = 0; n < Config::kBlockN / 8; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float x = score(__float_as_int(s[n][i]));
+      const float x = score(s_acc[n][i]);
       s[n][i] = exp2f(fmaf(x, softmax_scale_log2, kPScale - row_max[i / 2]));
       row_sum[i / 2] += s[n][i];
     }
@@ -211,15 +210,16 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 // earlier: a block with long tiles would keep it from others that are idle already.
 //! [producer]
 template <class Config>
-__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
-                                          const TensorMap& mapQ, const Shape& shape,
-                                          const Tiles& tiles, const Descales& descales) {
+__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
+                                          const Shape& shape, const TileScheduler& scheduler,
+                                          const Descales& descales) {
   PipelineState<Config::kQStages> q;
   // One count for three rings.
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const WorkTile work = work_of<Config>(shape, tiles.at<Config::kBlockM>(index));
+  for (unsigned index = scheduler.first(); index < scheduler.count();
+       index = scheduler.next(index)) {
+    const WorkTile work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
@@ -293,14 +293,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 128, seqlen_k, 128]
                      const __grid_constant__ TensorMap mapV,  // [B Hkv, d, padded keys]
                      Descales descales,
-                     const float* gLseShift,               // [B, Hq, seqlen_q]
-                     const float4* __restrict__ gWindows,  // [B Hkv, windows, d / 2]
+                     const float* gLseShift,              // [B, Hq, seqlen_q]
+                     const float4* __restrict__ gChunks,  // [B Hkv, chunks, d / 2]
                      float4* __restrict__ gSums,  // [blocks, d / 8 + 1, threads of consumers]
-                     Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
-                     float* __restrict__ gLse,                // [B, Hq, seqlen_q]
-                     Shape shape, Tiles tiles) {
+                     Element* __restrict__ gO,    // [B, Hq, seqlen_q, d]
+                     float* __restrict__ gLse,    // [B, Hq, seqlen_q]
+                     Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
-  constexpr int kWindowBlocks = Config::kWindowBlocks;
+  constexpr int kChunkBlocks = Config::kChunkBlocks;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
   // of tiles in uniform registers, as wgmma takes them.
@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0) produce_q<Config>(smem, mapQ, shape, tiles, descales);
+    if (threadIdx.x % kWarpgroup == 0) produce_q<Config>(smem, mapQ, shape, scheduler, descales);
     if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Config>(smem, mapK, mapV, descales);
     return;
   }
@@ -350,23 +350,23 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
-  float o[kHeadDim / 8][4] = {};                           // of a window, not divided by l yet
+  float o[kHeadDim / 8][4] = {};                           // of a chunk, not divided by l yet
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
   float s[kBlockN / 8][4];
-  auto& whole = reinterpret_cast<int (&)[kBlockN / 8][4]>(s);  // before they are floats
+  int s_acc[kBlockN / 8][4];  // S before its conversion to float
   uint32_t p[kBlockN / 32][4];
   float rescale[2];
   bool rescaled;
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](int n_block, auto masked) {
-    as_floats(s, whole);  // their bits
-    if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
-    rescaled = online_softmax<Config, masked.value>(s, row_max, row_sum, rescale, scale_log2);
+    if constexpr (masked.value) apply_mask<Config>(s_acc, shape, kv_range, n_block, row0, last_key);
+    rescaled =
+        online_softmax<Config, masked.value>(s, s_acc, row_max, row_sum, rescale, scale_log2);
     if (Config::kAwaitsVLate) consumer_wait(smem.v_full, kv);
   };
   //! [mmas]
   const auto issue_s = [&] {
-    issue_qk<Config>(whole, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
+    issue_qk<Config>(s_acc, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
                      smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
@@ -375,16 +375,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wgmma_wait<0>(o);
     consumer_release(smem.v_empty, kv.previous());
   };
-  const auto own_sums = [&] {  // this thread's place for O and l of the windows before
+  const auto own_sums = [&] {  // this thread's place for O and l of the chunks before
     constexpr int kConsumers = Config::kThreads - kWarpgroup;
     return gSums + blockIdx.x * (kHeadDim / 8 + 1) * kConsumers + thread_index();
   };
-  // All P V of a window of this tile are in O: merges it with those of the windows before.
-  const auto merge = [&](const WorkTile& work, int window, const float (&max)[2], float (&sum)[2]) {
-    const int64_t idx = int64_t{work.kv_head} * ceil_div(shape.seqlen_k, kWindowKeys) + window;
-    const bool first = window == (work.kv_range.end - 1) / kWindowBlocks;
-    merge_partials<Config>(o, max, sum, own_sums(),
-                           gWindows + idx * (kHeadDim / 2) + quad_col() / 2, first);
+  // All P V of a chunk of this tile are in O: merges it with those of the chunks before.
+  const auto merge = [&](const WorkTile& work, int chunk, const float(&max)[2], float(&sum)[2]) {
+    const int64_t idx = int64_t{work.kv_head} * ceil_div(shape.seqlen_k, kChunkKeys) + chunk;
+    const bool first = chunk == (work.kv_range.end - 1) / kChunkBlocks;
+    merge_partials<Config>(o, max, sum, own_sums(), gChunks + idx * (kHeadDim / 2) + quad_col() / 2,
+                           first);
   };
   // Waits for K of this block, and reads its scale.
   const auto wait_k = [&] {
@@ -398,7 +398,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     issue_s();
     if (!Config::kAwaitsVLate) consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
-    wgmma_wait<1>(whole);  // S is there, P V in flight
+    wgmma_wait<1>(s_acc);  // S is there, P V in flight
     consumer_release(smem.k_empty, kv);
     if (n_block == kv_range.begin) release_q();
   };
@@ -417,7 +417,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // The first S of all has no P V before it.
   wait_k();
   issue_s();
-  wgmma_wait<0>(whole);
+  wgmma_wait<0>(s_acc);
   consumer_release(smem.k_empty, kv);
   if (kv_range.begin + 1 == kv_range.end) release_q();
   softmax(kv_range.end - 1, std::true_type{});
@@ -426,9 +426,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   bool more = true;
   int n_block = kv_range.end - 2;
   do {
-    // Of this window: the diagonal, right edge, last keys; what all rows see; the window's left
+    // Of this chunk: the diagonal, right edge, last keys; what all rows see; the chunk's left
     // edge.
-    const int begin = (n_block + 1) / kWindowBlocks * kWindowBlocks;
+    const int begin = (n_block + 1) / kChunkBlocks * kChunkBlocks;
     for (; n_block >= max(kv_range.unmasked_end, begin); --n_block)
       process_kv_block(n_block, std::true_type{});
     for (; n_block >= max(kv_range.unmasked_begin, begin); --n_block)
@@ -443,7 +443,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       more = next_work_tile();
       n_block = kv_range.end - 1;
     }
-    if (more) {  // the last P V of this window overlaps the first S and softmax of the next one
+    if (more) {  // the last P V of this chunk overlaps the first S and softmax of the next one
       mmas(n_block);
 #pragma unroll
       for (int r = 0; r < 2; ++r) row_max[r] = tile_ends ? kLowest : row_max[r], row_sum[r] = 0;
@@ -456,7 +456,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wait_o();
     round_p_e4m3<kBlockN>(p, s);
     kv.advance();
-    merge(last, tile_ends ? last.kv_range.begin / kWindowBlocks : (n_block + 1) / kWindowBlocks + 1,
+    merge(last, tile_ends ? last.kv_range.begin / kChunkBlocks : (n_block + 1) / kChunkBlocks + 1,
           last_max, last_sum);
     if (tile_ends) {
       // What P is times too much is in O and in l.
@@ -476,28 +476,29 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <class Config>
 Status launch_attention(const Arguments& args) {
-  Tiles tiles(args.problem, Config::kBlockM);
-  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+  TileScheduler scheduler(args.problem, Config::kBlockM);
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, scheduler.section}))
     return Status::success();
-  tiles.counter = args.out<unsigned>("tile_counter");
+  const ForwardParams<Element> params(args);
+  scheduler.counter = args.out<unsigned>("tile_counter");
   Fp8TensorMaps maps;
   if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
-      Descales(args), args.out<float>("lse_shift"),
-      reinterpret_cast<const float4*>(args.out<float>("v_window")),
-      reinterpret_cast<float4*>(args.out<float>("sums")), args.out<Element>("o"),
-      args.out<float>("lse"), shape_of(args.problem), tiles);
+  return launch_kernel(attention_kernel<Config>,
+                       dim3(std::min<unsigned>(scheduler.count(), num_sms)), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
+                       Descales(args), args.out<float>("lse_shift"),
+                       reinterpret_cast<const float4*>(args.out<float>("v_chunk")),
+                       reinterpret_cast<float4*>(args.out<float>("sums")), params.o, params.lse,
+                       shape_of(args.problem), scheduler);
 }
 
 template <class Config>
 Status launch(const Arguments& args) {
   if (!args.on_tiling)
-    if (const Status done = quantise_windows<Config::kHeadDim, ThreadGroups>(args); !done.ok())
+    if (const Status done = quantise_chunks<Config::kHeadDim, ThreadGroups>(args); !done.ok())
       return done;
   return launch_attention<Config>(args);
 }

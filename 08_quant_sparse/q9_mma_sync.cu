@@ -285,10 +285,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     // (3) S = Q K^T, -inf where a query does not see a key.
     float s[kTiles][kBlockN / 8][4];
     if (!idle) {
-      int whole[kTiles][kBlockN / 8][4] = {};  // before they are floats
-      gemm_qk<Element, Config>(whole, rQ, bytes(smem.sQ), bytes(smem.sK));
+      int s_acc[kTiles][kBlockN / 8][4] = {};  // before they are floats
+      gemm_qk<Element, Config>(s_acc, rQ, bytes(smem.sQ), bytes(smem.sK));
 #pragma unroll
-      for (int m = 0; m < kTiles; ++m) to_floats(s[m], whole[m]);
+      for (int m = 0; m < kTiles; ++m) to_floats(s[m], s_acc[m]);
       const int lane_id = thread_index() % 32;
       const int row_minus_col = warp_row0 + lane_id / 4 + causal_offset - key0 - lane_id % 4 * 2;
       if constexpr (masked.value) apply_mask(s, shape, row_minus_col, seqlen_k - key0);
@@ -349,8 +349,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]
-  const Sequence own = smem.sequence;
-  const int first_row = smem.row0 + warp_rows, rows = own.seqlen_q - first_row;  // of this warp
+  const Sequence seq = smem.sequence;
+  const int first_row = smem.row0 + warp_rows, rows = seq.seqlen_q - first_row;  // of this warp
   const int o_lane = 2 * swizzled_offset<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
@@ -365,9 +365,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
             pack2<Element>(o[m][n][2 * r] * factor, o[m][n][2 * r + 1] * factor);
       const int row = 16 * m + 8 * r + lane_id / 4;
       if (lane_id % 4 == 0 && row < rows)
-        gLse[own.lse + first_row + row] =
+        gLse[seq.lse + first_row + row] =
             sum == 0 ? -INFINITY
-                     : gLseShift[own.lse + first_row + row] + kLn2 * row_max[m][r] + logf(sum);
+                     : gLseShift[seq.lse + first_row + row] + kLn2 * row_max[m][r] + logf(sum);
     }
   __syncwarp();  // all of the warp's rows are there
 #pragma unroll
@@ -376,7 +376,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (r >= rows) break;
 #pragma unroll
     for (int c = lane_id % kSwizzleChunks * 8; c < kHeadDim; c += 8 * kSwizzleChunks)
-      *reinterpret_cast<uint4*>(gO + own.q + int64_t{first_row + r} * kHeadDim + c) =
+      *reinterpret_cast<uint4*>(gO + seq.q + int64_t{first_row + r} * kHeadDim + c) =
           *reinterpret_cast<const uint4*>(sO + 2 * swizzled_offset<kHeadDim>(r, c));
   }
   //! [finish]
@@ -390,16 +390,16 @@ Status launch(const Arguments& args) {
   if (args.report_tiling(
           {Config::kBlockM, Config::kBlockN, section, Config::kBlocksPerSm, Config::kWarpRows}))
     return Status::success();
+  const ForwardParams<Element> params(args);
   if (const Status done = quantise_smoothed<Config::kHeadDim, ThreadGroups>(args); !done.ok())
     return done;
   args.phase("attention");
   return launch_kernel(
       attention_kernel<Element, Config>, dim3(static_cast<unsigned>(num_m_blocks * num_heads)),
       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream,
-      args.out<uint16_t>("q8"), args.out<uint16_t>("k8"), args.in<Element>("v"),
-      args.out<Element>("o"), args.out<float>("lse"), ThreadDescales(args),
-      args.out<float>("lse_shift"), shape_of(p), static_cast<int>(num_m_blocks),
-      static_cast<int>(num_heads), static_cast<int>(section));
+      args.out<uint16_t>("q8"), args.out<uint16_t>("k8"), params.v, params.o, params.lse,
+      ThreadDescales(args), args.out<float>("lse_shift"), shape_of(p),
+      static_cast<int>(num_m_blocks), static_cast<int>(num_heads), static_cast<int>(section));
 }
 
 Status launch(const Arguments& args) {

@@ -90,7 +90,7 @@ struct SharedStorage {
                work_full, prefetch, work, n_block)
 };
 
-using Tiles = DynamicPersistent;
+using TileScheduler = DynamicPersistent;
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
@@ -170,13 +170,15 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 template <class Element, class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
                                           const TensorMap& mapQ, const BlockLists& lists,
-                                          const Shape& shape, const Tiles& tiles) {
+                                          const Shape& shape, const TileScheduler& scheduler) {
   PipelineState<Config::kQStages> q;
   // One count for three rings.
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const WorkTile work = listed_work_of<Config>(shape, tiles.at<Config::kBlockM>(index), lists);
+  for (unsigned index = scheduler.first(); index < scheduler.count();
+       index = scheduler.next(index)) {
+    const WorkTile work =
+        listed_work_of<Config>(shape, scheduler.at<Config::kBlockM>(index), lists);
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
@@ -246,7 +248,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const __grid_constant__ TensorMap mapV,  // as K
                      Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
                      float* __restrict__ gLse,                // [B, Hq, seqlen_q]
-                     BlockLists lists, Intervals intervals, Shape shape, Tiles tiles) {
+                     BlockLists lists, Intervals intervals, Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
@@ -259,7 +261,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0) produce_q<Element, Config>(smem, mapQ, lists, shape, tiles);
+    if (threadIdx.x % kWarpgroup == 0)
+      produce_q<Element, Config>(smem, mapQ, lists, shape, scheduler);
     if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Element, Config>(smem, mapK, mapV, lists);
     return;
   }
@@ -409,10 +412,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <class Element, class Config>
 Status launch(const Arguments& args) {
-  Tiles tiles(args.problem, Config::kBlockM);
-  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+  TileScheduler scheduler(args.problem, Config::kBlockM);
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, scheduler.section}))
     return Status::success();
-  tiles.counter = args.out<unsigned>("tile_counter");
+  const ForwardParams<Element> params(args);
+  scheduler.counter = args.out<unsigned>("tile_counter");
   TensorMaps maps;
   if (const Status made = maps.make<Element>(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
@@ -422,10 +426,9 @@ Status launch(const Arguments& args) {
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
   return launch_kernel(attention_kernel<Element, Config>,
-                       dim3(std::min<unsigned>(tiles.count(), num_sms)), dim3(Config::kThreads),
+                       dim3(std::min<unsigned>(scheduler.count(), num_sms)), dim3(Config::kThreads),
                        sizeof(SharedStorage<Element, Config>), args.stream, maps.q, maps.k, maps.v,
-                       args.out<Element>("o"), args.out<float>("lse"), lists, intervals,
-                       shape_of(args.problem), tiles);
+                       params.o, params.lse, lists, intervals, shape_of(args.problem), scheduler);
 }
 
 Status launch(const Arguments& args) {

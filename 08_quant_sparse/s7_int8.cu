@@ -83,7 +83,7 @@ struct SharedStorage {
                k_empty, v_empty, work_full, prefetch, work, n_block)
 };
 
-using Tiles = DynamicPersistent;
+using TileScheduler = DynamicPersistent;
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
@@ -156,16 +156,17 @@ __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4
 // earlier: a block with long tiles would keep it from others that are idle already.
 //! [producer]
 template <class Config>
-__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem,
-                                          const TensorMap& mapQ, const Shape& shape,
-                                          const Tiles& tiles, const Descales& descales,
-                                          const BlockLists& lists) {
+__device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
+                                          const Shape& shape, const TileScheduler& scheduler,
+                                          const Descales& descales, const BlockLists& lists) {
   PipelineState<Config::kQStages> q;
   // One count for three rings.
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
-    const WorkTile work = listed_work_of<Config>(shape, tiles.at<Config::kBlockM>(index), lists);
+  for (unsigned index = scheduler.first(); index < scheduler.count();
+       index = scheduler.next(index)) {
+    const WorkTile work =
+        listed_work_of<Config>(shape, scheduler.at<Config::kBlockM>(index), lists);
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
@@ -241,11 +242,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      const __grid_constant__ TensorMap mapK,  // [B Hkv, d / 128, seqlen_k, 128]
                      const __grid_constant__ TensorMap mapV,  // [B Hkv, d, padded keys]
                      Descales descales,
-                     const float* gLseShift,                  // [B, Hq, seqlen_q]
-                     const float* gVDescale,                  // [B Hkv, d]
-                     Element* __restrict__ gO,                // [B, Hq, seqlen_q, d]
-                     float* __restrict__ gLse,                // [B, Hq, seqlen_q]
-                     BlockLists lists, Shape shape, Tiles tiles) {
+                     const float* gLseShift,    // [B, Hq, seqlen_q]
+                     const float* gVDescale,    // [B Hkv, d]
+                     Element* __restrict__ gO,  // [B, Hq, seqlen_q, d]
+                     float* __restrict__ gLse,  // [B, Hq, seqlen_q]
+                     BlockLists lists, Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
@@ -256,7 +257,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0) produce_q<Config>(smem, mapQ, shape, tiles, descales, lists);
+    if (threadIdx.x % kWarpgroup == 0)
+      produce_q<Config>(smem, mapQ, shape, scheduler, descales, lists);
     if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Config>(smem, mapK, mapV, descales, lists);
     return;
   }
@@ -303,13 +305,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   float pv[Config::kSliceColumns / 8][4];                  // what is to be added to it
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
   float s[kBlockN / 8][4];
-  auto& whole = reinterpret_cast<int (&)[kBlockN / 8][4]>(s);  // before they are floats
+  // S as int32, in the registers of s: a second array makes ptxas spill (q5 at d=128: 1252 bytes).
+  auto& s_acc = reinterpret_cast<int (&)[kBlockN / 8][4]>(s);
   uint32_t p[kBlockN / 32][4];
   // Of O before P V that is in flight, and before the next one. Of an O of 0 any number will do.
   float rescale[2] = {}, next_rescale[2];
   // S of a block of keys becomes P, masked where that is needed.
   const auto softmax = [&] {
-    as_floats(s, whole);
+    as_floats(s, s_acc);
     // Read again, as variables would keep registers in the loop.
     const WorkTile& work = smem.work[q.count % kWorkRing];
     apply_mask<Config>(s, shape, work.kv_range, smem.n_block[kv.count % Config::kVisitRing],
@@ -318,7 +321,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   };
   //! [mmas]
   const auto issue_s = [&] {
-    issue_qk<Config>(whole, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
+    issue_qk<Config>(s_acc, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
                      smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state, int slice = 0) {
@@ -351,7 +354,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
     pingpong_pass_on();
-    wgmma_wait<1>(whole);  // S is there, P V in flight
+    wgmma_wait<1>(s_acc);  // S is there, P V in flight
     consumer_release(smem.k_empty, kv);
     if (--left == 0) release_q();
   };
@@ -372,7 +375,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   pingpong_wait();
   issue_s();
   pingpong_pass_on();
-  wgmma_wait<0>(whole);
+  wgmma_wait<0>(s_acc);
   consumer_release(smem.k_empty, kv);
   if (--left == 0) release_q();
   softmax();
@@ -415,10 +418,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <class Config>
 Status launch_attention(const Arguments& args) {
-  Tiles tiles(args.problem, Config::kBlockM);
-  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+  TileScheduler scheduler(args.problem, Config::kBlockM);
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, scheduler.section}))
     return Status::success();
-  tiles.counter = args.out<unsigned>("tile_counter");
+  const ForwardParams<Element> params(args);
+  scheduler.counter = args.out<unsigned>("tile_counter");
   Fp8TensorMaps maps;
   if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
@@ -430,11 +434,11 @@ Status launch_attention(const Arguments& args) {
     return chosen;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
-  return launch_kernel(
-      attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-      dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
-      Descales(args), args.out<float>("lse_shift"), args.out<float>("v_descale"),
-      args.out<Element>("o"), args.out<float>("lse"), lists, shape_of(args.problem), tiles);
+  return launch_kernel(attention_kernel<Config>,
+                       dim3(std::min<unsigned>(scheduler.count(), num_sms)), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
+                       Descales(args), args.out<float>("lse_shift"), args.out<float>("v_descale"),
+                       params.o, params.lse, lists, shape_of(args.problem), scheduler);
 }
 
 template <class Config>

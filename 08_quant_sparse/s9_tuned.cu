@@ -20,7 +20,7 @@
 #include "ptx/wgmma_e4m3.h"
 #include "ptx/wgmma_s8.h"
 #include "kernels/fp8_fragments.h"
-#include "kernels/longest_first.h"
+#include "kernels/lpt_order.h"
 #include "kernels/two_readings.h"
 #include "kernels/visits.h"
 
@@ -33,8 +33,6 @@ using Descales = ThreadDescales;  // of Q and K: scales for what a lane has of a
 
 constexpr float kPScale = 8;               // to base 2: P is 256 times what it was
 constexpr float kRescaleThreshold = 0.8f;  // P is at most 2^8.8 = 446, and e4m3 ends at 448
-constexpr int kMaskedScore = static_cast<int>(0xFF800000);  // the bits of -inf
-static_assert(kMaskedScore < -kLargestScore);
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
 // The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
 constexpr int kWorkRing = 8;
@@ -47,7 +45,7 @@ struct Config {
   static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;         // B_c
-  static constexpr int kWindowBlocks = kWindowKeys / kBlockN;        // of keys, of a window
+  static constexpr int kChunkBlocks = kChunkKeys / kBlockN;          // of keys, of a chunk
   static_assert(kBlockM == kScaleRows && kScaleRows % kBlockN == 0);
   static constexpr int kStages = 3;               // tiles of K, and of V
   static constexpr int kQStages = 2;              // tiles of Q
@@ -84,7 +82,7 @@ struct SharedStorage {
                k_empty, v_empty, work_full, prefetch, work, n_block)
 };
 
-using Tiles = DynamicPersistent;
+using TileScheduler = DynamicPersistent;
 
 // (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
 //! [issue_qk]
@@ -122,8 +120,8 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [issue_pv]
 
-// O of a window, relative to row_max, and what the windows before it left: afterwards it is that of
-// all of them. l is in float32, and goes on through all windows.
+// O of a chunk, relative to row_max, and what the chunks before it left: afterwards it is that of
+// all of them. l is in float32, and goes on through all chunks.
 //! [merge]
 template <class Config>
 __device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][4],
@@ -139,7 +137,7 @@ __device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][
   }
 }
 
-// Leaves O and the maximum for the next window to find. No other thread looks at them.
+// Leaves O and the maximum for the next chunk to find. No other thread looks at them.
 template <class Config>
 __device__ __forceinline__ void store_partial(const float (&o)[Config::kHeadDim / 8][4],
                                               const float (&row_max)[2], float4* gSums) {
@@ -168,23 +166,24 @@ __device__ __forceinline__ void restore_v(float (&o)[Config::kHeadDim / 8][4],
 
 // (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
 // is to be multiplied by `rescale`: only where a maximum has grown by more than the threshold.
-// S is given in whole numbers, in their bits: those of -inf, of a masked one, are below all scores.
+// The maximum is taken over the int32 scores; each is converted where its exponential needs it.
 //! [softmax]
 template <class Config, bool kMasked>
 __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
+                                               const int (&s_acc)[Config::kBlockN / 8][4],
                                                float (&row_max)[2], float (&row_sum)[2],
                                                float (&rescale)[2], float softmax_scale_log2) {
-  const auto score = [](int whole) {
-    return kMasked && whole == kMaskedScore ? -INFINITY : static_cast<float>(whole);
+  const auto score = [](int acc) {
+    return kMasked && acc == kMaskedScore<int> ? -INFINITY : static_cast<float>(acc);
   };
   float max[2];
   bool grown = false;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    int largest = __float_as_int(s[0][2 * r]);
+    int largest = s_acc[0][2 * r];
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; ++n)
-      largest = ::max(largest, ::max(__float_as_int(s[n][2 * r]), __float_as_int(s[n][2 * r + 1])));
+      largest = ::max(largest, ::max(s_acc[n][2 * r], s_acc[n][2 * r + 1]));
     max[r] = fmaxf(row_max[r], quad_max(score(largest) * softmax_scale_log2));
     grown = grown || max[r] > row_max[r] + kRescaleThreshold;
   }
@@ -202,7 +201,7 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
   for (int n = 0; n < Config::kBlockN / 8; ++n)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float x = score(__float_as_int(s[n][i]));
+      const float x = score(s_acc[n][i]);
       s[n][i] = exp2f(fmaf(x, softmax_scale_log2, kPScale - row_max[i / 2]));
       row_sum[i / 2] += s[n][i];
     }
@@ -215,16 +214,17 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 //! [producer]
 template <class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
-                                          const Shape& shape, const Tiles& tiles,
+                                          const Shape& shape, const TileScheduler& scheduler,
                                           const Descales& descales, const BlockLists& lists,
                                           const int* gOrder) {
   PipelineState<Config::kQStages> q;
   // One count for three rings.
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
-  for (unsigned index = tiles.first(); index < tiles.count(); index = tiles.next(index)) {
+  for (unsigned index = scheduler.first(); index < scheduler.count();
+       index = scheduler.next(index)) {
     const WorkTile work =
-        listed_work_of<Config>(shape, tiles.at<Config::kBlockM>(gOrder[index]), lists);
+        listed_work_of<Config>(shape, scheduler.at<Config::kBlockM>(gOrder[index]), lists);
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
@@ -310,9 +310,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      float* __restrict__ gLse,    // [B, Hq, seqlen_q]
                      BlockLists lists,
                      const int* gOrder,  // [tiles]
-                     Shape shape, Tiles tiles) {
+                     Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
-  constexpr int kWindowBlocks = Config::kWindowBlocks;
+  constexpr int kChunkBlocks = Config::kChunkBlocks;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
   // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
   // of tiles in uniform registers, as wgmma takes them.
@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x % kWarpgroup == 0)
-      produce_q<Config>(smem, mapQ, shape, tiles, descales, lists, gOrder);
+      produce_q<Config>(smem, mapQ, shape, scheduler, descales, lists, gOrder);
     if (threadIdx.x % kWarpgroup == kWarp) produce_kv<Config>(smem, mapK, mapV, descales, lists);
     return;
   }
@@ -361,28 +361,28 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
-  float o[kHeadDim / 8][4] = {};                           // of a window, not divided by l yet
+  float o[kHeadDim / 8][4] = {};                           // of a chunk, not divided by l yet
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
   float s[kBlockN / 8][4];
-  auto& whole = reinterpret_cast<int (&)[kBlockN / 8][4]>(s);  // before they are floats
+  int s_acc[kBlockN / 8][4];  // S before its conversion to float
   uint32_t p[kBlockN / 32][4];
   float rescale[2];
   bool rescaled;
   // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
   const auto softmax = [&](auto masked) {
-    as_floats(s, whole);  // their bits
     if constexpr (masked.value) {
       // Read again, as variables would keep registers in the loop.
       const WorkTile& work = smem.work[q.count % kWorkRing];
-      apply_mask<Config>(s, shape, work.kv_range, smem.n_block[kv.count % Config::kVisitRing],
+      apply_mask<Config>(s_acc, shape, work.kv_range, smem.n_block[kv.count % Config::kVisitRing],
                          work.row0 + work.seqlen_k - work.seqlen_q, work.last_key);
     }
-    rescaled = online_softmax<Config, masked.value>(s, row_max, row_sum, rescale, scale_log2);
+    rescaled =
+        online_softmax<Config, masked.value>(s, s_acc, row_max, row_sum, rescale, scale_log2);
     if (Config::kAwaitsVLate) consumer_wait(smem.v_full, kv);
   };
   //! [mmas]
   const auto issue_s = [&] {
-    issue_qk<Config>(whole, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
+    issue_qk<Config>(s_acc, smem.sQ[q.index()] + warpgroup * 64 * kPanelBytes<kHeadDim>,
                      smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
@@ -391,7 +391,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     wgmma_wait<0>(o);
     consumer_release(smem.v_empty, kv.previous());
   };
-  const auto own_sums = [&] {  // this thread's place for O and the maximum of the windows before
+  const auto own_sums = [&] {  // this thread's place for O and the maximum of the chunks before
     constexpr int kConsumers = Config::kThreads - kWarpgroup;
     return gSums + blockIdx.x * (kHeadDim / 8 + 1) * kConsumers + thread_index();
   };
@@ -407,7 +407,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     issue_s();
     if (!Config::kAwaitsVLate) consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
-    wgmma_wait<1>(whole);  // S is there, P V in flight
+    wgmma_wait<1>(s_acc);  // S is there, P V in flight
     consumer_release(smem.k_empty, kv);
     if (nth == count - 1) release_q();
   };
@@ -426,7 +426,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // The first S of all has no P V before it.
   wait_k();
   issue_s();
-  wgmma_wait<0>(whole);
+  wgmma_wait<0>(s_acc);
   consumer_release(smem.k_empty, kv);
   if (count == 1) release_q();
   softmax(std::true_type{});
@@ -435,9 +435,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   bool more = true;
   int nth = 1;  // of the tile's blocks, the next one
   do {
-    // The blocks of this window: first those that all rows see, in the order of the list.
-    const int begin = (nth - 1) / kWindowBlocks * kWindowBlocks;
-    const int end = min(count, begin + kWindowBlocks);
+    // The blocks of this chunk: first those that all rows see, in the order of the list.
+    const int begin = (nth - 1) / kChunkBlocks * kChunkBlocks;
+    const int end = min(count, begin + kChunkBlocks);
     for (; nth < min(unmasked, end); ++nth) process_kv_block(nth, std::false_type{});
     for (; nth < end; ++nth) process_kv_block(nth, std::true_type{});
     const WorkTile& last = smem.work[q.count % kWorkRing];
@@ -448,7 +448,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       more = next_work_tile();
       nth = 0;
     }
-    if (more) {  // the last P V of this window overlaps the first S and softmax of the next one
+    if (more) {  // the last P V of this chunk overlaps the first S and softmax of the next one
       mmas(nth);
 #pragma unroll
       for (int r = 0; r < 2; ++r)
@@ -482,11 +482,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
 template <class Config>
 Status launch(const Arguments& args) {
-  Tiles tiles(args.problem, Config::kBlockM);
-  tiles.section = section_of_codes(args.problem, tiles.num_m_blocks);
-  if (args.report_tiling({Config::kBlockM, Config::kBlockN, tiles.section}))
+  TileScheduler scheduler(args.problem, Config::kBlockM);
+  scheduler.section = section_of_codes(args.problem, scheduler.num_m_blocks);
+  if (args.report_tiling({Config::kBlockM, Config::kBlockN, scheduler.section}))
     return Status::success();
-  tiles.counter = args.out<unsigned>("tile_counter");
+  const ForwardParams<Element> params(args);
+  scheduler.counter = args.out<unsigned>("tile_counter");
   Fp8TensorMaps maps;
   if (const Status made = maps.make(args, Config::kBlockM, Config::kBlockN); !made.ok())
     return made;
@@ -494,16 +495,16 @@ Status launch(const Arguments& args) {
   if (const Status done = read_twice<Config, ThreadGroups>(args, rule_of(args.problem), lists);
       !done.ok())
     return done;
-  if (const Status done = longest_first<Config>(args, tiles, lists); !done.ok()) return done;
+  if (const Status done = longest_first<Config>(args, scheduler, lists); !done.ok()) return done;
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("attention");
-  return launch_kernel(attention_kernel<Config>, dim3(std::min<unsigned>(tiles.count(), num_sms)),
-                       dim3(Config::kThreads), sizeof(SharedStorage<Config>), args.stream, maps.q,
-                       maps.k, maps.v, Descales(args), args.out<float>("lse_shift"),
+  return launch_kernel(attention_kernel<Config>,
+                       dim3(std::min<unsigned>(scheduler.count(), num_sms)), dim3(Config::kThreads),
+                       sizeof(SharedStorage<Config>), args.stream, maps.q, maps.k, maps.v,
+                       Descales(args), args.out<float>("lse_shift"),
                        reinterpret_cast<const float4*>(args.out<float>("v_channel")),
-                       reinterpret_cast<float4*>(args.out<float>("sums")), args.out<Element>("o"),
-                       args.out<float>("lse"), lists, args.out<int>("tile_order"),
-                       shape_of(args.problem), tiles);
+                       reinterpret_cast<float4*>(args.out<float>("sums")), params.o, params.lse,
+                       lists, args.out<int>("tile_order"), shape_of(args.problem), scheduler);
 }
 
 Status launch(const Arguments& args) {

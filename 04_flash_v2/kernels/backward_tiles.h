@@ -83,7 +83,7 @@ static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conf
 // first token of sequence b. Else the pointers are null.
 struct Packing {
   const int *cu_seqlens_q, *cu_seqlens_k;  // [B + 1]
-  int q_step, kv_step;                     // elements from a row to the next
+  int q_stride, kv_stride;                 // elements from a row to the next
   int num_tiles;  // of rows, a head: each sequence begins one, in `rows` and `accum`
   int num_m_blocks, num_n_blocks;  // of the longest sequence
   int num_slices;                  // of `accum`: sums of dQ that are added up at the end
@@ -123,8 +123,8 @@ __device__ __forceinline__ Sequence sequence_of(const Shape& shape, const Packin
             shape.seqlen_q,
             shape.seqlen_k};
   const int64_t q = packing.cu_seqlens_q[b], k = packing.cu_seqlens_k[b];
-  return {q * packing.q_step + hq * head_dim,
-          k * packing.kv_step + hkv * head_dim,
+  return {q * packing.q_stride + hq * head_dim,
+          k * packing.kv_stride + hkv * head_dim,
           hq * shape.tokens_q + q,
           hq * packing.num_tiles + q / block_m + b,  // those before have no more tiles than these
           static_cast<int>(packing.cu_seqlens_q[b + 1] - q),
@@ -294,14 +294,14 @@ __device__ __forceinline__ void store_gradient(Element* g, int step, int rows,
                                                float factor, char* sRows, int col0 = 0) {
   constexpr int kHeadDim = Config::kHeadDim, kSwizzleChunks = Config::kSwizzleChunks;
   const int lane_id = threadIdx.x % 32;
-  const int own = 2 * swizzled_offset<kHeadDim>(lane_id / 4, 2 * (lane_id % 4));
+  const int lane_offset = 2 * swizzled_offset<kHeadDim>(lane_id / 4, 2 * (lane_id % 4));
 #pragma unroll
   for (int m = 0; m < kTilesM; ++m)
 #pragma unroll
     for (int n = 0; n < kTilesN; ++n)
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        *reinterpret_cast<uint32_t*>(sRows + swizzle_advance<kHeadDim>(own, col0 + 8 * n) +
+        *reinterpret_cast<uint32_t*>(sRows + swizzle_advance<kHeadDim>(lane_offset, col0 + 8 * n) +
                                      (16 * m + 8 * r) * Config::kRowBytes) =
             pack2<Element>(grad[m][n][2 * r] * factor, grad[m][n][2 * r + 1] * factor);
   __syncwarp();  // all of the warp's rows are there
@@ -345,13 +345,13 @@ __device__ __forceinline__ void draw(uint32_t (&bytes)[2][kKeyTiles], uint64_t s
   const PhiloxBits bits = dropout_bits(seed, bh, row + odd, key / 64, threadIdx.x % 32 / 8);
 #pragma unroll
   for (int m = 0; m < kKeyTiles; ++m) {
-    uint32_t own = bits.word[m];
+    uint32_t word = bits.word[m];
 #pragma unroll
     for (int w = 1; w + m < 4; ++w)
-      if (key % 64 / 16 == w) own = bits.word[w + m];
-    const uint32_t other = __shfl_xor_sync(~0u, own, 4);
-    bytes[0][m] = (odd ? other : own) >> 8 * odd;
-    bytes[1][m] = (odd ? own : other) >> 8 * odd;
+      if (key % 64 / 16 == w) word = bits.word[w + m];
+    const uint32_t other = __shfl_xor_sync(~0u, word, 4);
+    bytes[0][m] = (odd ? other : word) >> 8 * odd;
+    bytes[1][m] = (odd ? word : other) >> 8 * odd;
   }
 }
 //! [features]
@@ -371,17 +371,17 @@ __global__ void __launch_bounds__(256)
                          : kHeadDim % 64 == 0 ? 8
                                               : 4;  // of a row
   const int m_block = blockIdx.x % packing.num_m_blocks, row0 = m_block * kBlockM;
-  const Sequence own =
+  const Sequence seq =
       sequence_of(shape, packing, blockIdx.x / packing.num_m_blocks, kHeadDim, kBlockM);
-  if (row0 >= own.seqlen_q) return;  // of a batch with longer sequences
-  const int64_t tile = own.tile + m_block;
+  if (row0 >= seq.seqlen_q) return;  // of a batch with longer sequences
+  const int64_t tile = seq.tile + m_block;
   for (int slice = 0; slice < packing.num_slices; ++slice) {
     float4* const accum = gAccum + (slice * packing.slice_tiles + tile) * (kBlockM * kHeadDim / 4);
     for (int i = threadIdx.x; i < kBlockM * kHeadDim / 4; i += 256) accum[i] = float4{};
   }
   for (int r = threadIdx.x / kLanes; r < kBlockM; r += 256 / kLanes) {
-    const bool inside = row0 + r < own.seqlen_q;
-    const int64_t row = own.q + int64_t{row0 + r} * packing.q_step;
+    const bool inside = row0 + r < seq.seqlen_q;
+    const int64_t row = seq.q + int64_t{row0 + r} * packing.q_stride;
     float sum = 0;
     if (inside)
 #pragma unroll
@@ -396,7 +396,7 @@ __global__ void __launch_bounds__(256)
 #pragma unroll
     for (int offset = kLanes / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(~0u, sum, offset);
     if (threadIdx.x % kLanes == 0) {
-      const float lse = inside ? gLse[own.lse + row0 + r] : -INFINITY;
+      const float lse = inside ? gLse[seq.lse + row0 + r] : -INFINITY;
       gRows[tile * (2 * kBlockM) + r] =
           lse == -INFINITY ? INFINITY : lse * kLog2e;  // P = 0: nothing is seen
       gRows[tile * (2 * kBlockM) + kBlockM + r] = sum;
@@ -414,15 +414,15 @@ __global__ void __launch_bounds__(Config::kThreads)
                    Shape shape, Packing packing) {
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int m_block = blockIdx.x % packing.num_m_blocks;
-  const Sequence own = sequence_of(shape, packing, blockIdx.x / packing.num_m_blocks,
+  const Sequence seq = sequence_of(shape, packing, blockIdx.x / packing.num_m_blocks,
                                    Config::kHeadDim, Config::kBlockM);
-  if (m_block * Config::kBlockM >= own.seqlen_q) return;  // of a batch with longer sequences
+  if (m_block * Config::kBlockM >= seq.seqlen_q) return;  // of a batch with longer sequences
   constexpr int kTilesN = Config::kQueryCols / 8;
   const int row0 = m_block * Config::kBlockM + warp_id % Config::kQueryWarpsM * Config::kQueryRows;
   const int col0 = warp_id / Config::kQueryWarpsM * Config::kQueryCols + 2 * (lane_id % 4);
   float4 sums[Config::kFragments] = {};
   for (int slice = 0; slice < packing.num_slices; ++slice) {
-    const int64_t tile = slice * packing.slice_tiles + own.tile + m_block;
+    const int64_t tile = slice * packing.slice_tiles + seq.tile + m_block;
 #pragma unroll
     for (int f = 0; f < Config::kFragments; ++f) {
       const float4 x = sums[f],
@@ -434,12 +434,12 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int f = 0; f < Config::kFragments; ++f) {
     const float4 x = sums[f];
     const int row = row0 + f / kTilesN * 16 + lane_id / 4;
-    Element* const dq = gdQ + own.q + int64_t{row} * packing.q_step + col0 + f % kTilesN * 8;
+    Element* const dq = gdQ + seq.q + int64_t{row} * packing.q_stride + col0 + f % kTilesN * 8;
     const float scale = shape.softmax_scale;
-    if (row < own.seqlen_q)
+    if (row < seq.seqlen_q)
       *reinterpret_cast<uint32_t*>(dq) = pack2<Element>(x.x * scale, x.y * scale);
-    if (row + 8 < own.seqlen_q)
-      *reinterpret_cast<uint32_t*>(dq + 8 * packing.q_step) =
+    if (row + 8 < seq.seqlen_q)
+      *reinterpret_cast<uint32_t*>(dq + 8 * packing.q_stride) =
           pack2<Element>(x.z * scale, x.w * scale);
   }
 }

@@ -14,7 +14,7 @@ using namespace attn;
 template <int kTiles, int kColumns>
 __device__ __forceinline__ void apply_softcap_and_alibi(float (&s)[kTiles][kColumns][4],
                                                         const Shape& shape, float slope_log2,
-                                                        int own) {
+                                                        int diagonal) {
   const auto each = [&](auto change) {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
@@ -37,7 +37,7 @@ __device__ __forceinline__ void apply_softcap_and_alibi(float (&s)[kTiles][kColu
     each([&](float x, int) { return x * (shape.softmax_scale * kLog2e); });
   }
   if (slope_log2 > 0) {
-    const float distance = static_cast<float>(own);
+    const float distance = static_cast<float>(diagonal);
     each([&](float x, int further) {
       return fmaf(-slope_log2, fabsf(distance + static_cast<float>(further)), x);
     });

@@ -60,20 +60,21 @@ __device__ __forceinline__ Sequence sequence_of(const Shape& shape, int bh, int 
 // the compiler, as if there were no other way.
 template <int kHeadDim>
 struct Contiguous {
-  static constexpr int q_step = kHeadDim, kv_step = kHeadDim;  // elements from a row to the next
+  static constexpr int q_stride = kHeadDim,
+                       kv_stride = kHeadDim;  // elements from a row to the next
   explicit Contiguous(const Arguments&) {}
 };
 // Sequences of several lengths are packed, [tokens, H, d]; cu_seqlens[b] is the first token of
 // sequence b. Else the pointers are null.
 struct Packed {
   const int *cu_seqlens_q, *cu_seqlens_k;  // [B + 1]
-  int q_step, kv_step;                     // elements from a row to the next
+  int q_stride, kv_stride;                 // elements from a row to the next
   explicit Packed(const Arguments& args)
       : cu_seqlens_q(args.in_or_null<int>("cu_seqlens_q")),
         cu_seqlens_k(args.in_or_null<int>("cu_seqlens_k")) {
     const Problem& p = args.problem;
-    q_step = static_cast<int>(p.head_dim * (p.varlen() ? p.heads : 1));
-    kv_step = static_cast<int>(p.head_dim * (p.varlen() ? p.kv_heads : 1));
+    q_stride = static_cast<int>(p.head_dim * (p.varlen() ? p.heads : 1));
+    kv_stride = static_cast<int>(p.head_dim * (p.varlen() ? p.kv_heads : 1));
   }
 };
 //! [sequence]
@@ -87,7 +88,7 @@ __device__ __forceinline__ Sequence sequence_of(const Shape& shape, const Packed
   if (rows.cu_seqlens_q == nullptr) return sequence_of(shape, bh, head_dim);
   const int b = bh / shape.heads, hq = bh % shape.heads, hkv = hq / (shape.heads / shape.kv_heads);
   const int64_t q = rows.cu_seqlens_q[b], k = rows.cu_seqlens_k[b];
-  return {q * rows.q_step + hq * head_dim, k * rows.kv_step + hkv * head_dim,
+  return {q * rows.q_stride + hq * head_dim, k * rows.kv_stride + hkv * head_dim,
           int64_t{hq} * shape.tokens_q + q, static_cast<int>(rows.cu_seqlens_q[b + 1] - q),
           static_cast<int>(rows.cu_seqlens_k[b + 1] - k)};
 }

@@ -144,10 +144,10 @@ Cost rotated_cost(const Problem& p, Launch launch) {
   return cost;
 }
 
-// O of the windows before, and l and the maximum, of each block that runs: as in
+// O of the chunks before, and l and the maximum, of each block that runs: as in
 // f6_smooth_v_chunks.cu.
-constexpr int64_t kWindowKeys = 4096;
-int64_t windows_of(const Problem& p) { return (p.seqlen_k + kWindowKeys - 1) / kWindowKeys; }
+constexpr int64_t kChunkKeys = 4096;
+int64_t chunks_of(const Problem& p) { return (p.seqlen_k + kChunkKeys - 1) / kChunkKeys; }
 int64_t sums_bytes(const Problem& p) {
   const int64_t rows = p.head_dim == 64 ? 192 : 128, threads = 2 * rows;  // of its tiles
   const int64_t tiles = heads_q(p) * ((p.seqlen_q + rows - 1) / rows);
@@ -155,36 +155,35 @@ int64_t sums_bytes(const Problem& p) {
   return std::min(tiles, sms) * (p.head_dim / 8 + 1) * threads * 16;
 }
 
-std::vector<Workspace> windows_workspaces(const Problem& p) {
+std::vector<Workspace> chunks_workspaces(const Problem& p) {
   std::vector<Workspace> all = tile_scales_workspaces(p);
   all.pop_back();  // V has other scales
-  all.push_back({"v_window", heads_k(p) * windows_of(p) * p.head_dim * 8});
+  all.push_back({"v_chunk", heads_k(p) * chunks_of(p) * p.head_dim * 8});
   all.push_back({"sums", sums_bytes(p)});
   return all;
 }
 std::vector<Workspace> apart_workspaces(const Problem& p) {
-  std::vector<Workspace> all = windows_workspaces(p);
+  std::vector<Workspace> all = chunks_workspaces(p);
   if (!has_rotary(p)) return all;
   all.push_back({"q_turned", heads_q(p) * p.seqlen_q * p.head_dim * 2});
   all.push_back({"k_turned", heads_k(p) * p.seqlen_k * p.head_dim * 2});
   return all;
 }
 
-// V is read twice, and O of all windows of a tile but its first written and read once, in L2.
-Cost windows_cost(const Problem& p, Launch launch) {
-  const double windows = heads_k(p) * double(windows_of(p)) * double(p.head_dim) * 8;
+// V is read twice, and O of all chunks of a tile but its first written and read once, in L2.
+Cost chunks_cost(const Problem& p, Launch launch) {
+  const double chunks = heads_k(p) * double(chunks_of(p)) * double(p.head_dim) * 8;
   Cost cost = rotated_cost(p, launch);
-  cost.back().l2_bytes += heads_q(p) * double(p.seqlen_q) * double(windows_of(p) - 1) *
-                          (8 * double(p.head_dim) + 32);
-  cost.insert(cost.begin(),
-              {.name = "windows", .hbm_read = 2 * elements_k(p), .hbm_write = windows});
+  cost.back().l2_bytes +=
+      heads_q(p) * double(p.seqlen_q) * double(chunks_of(p) - 1) * (8 * double(p.head_dim) + 32);
+  cost.insert(cost.begin(), {.name = "chunks", .hbm_read = 2 * elements_k(p), .hbm_write = chunks});
   return cost;
 }
 
 // A rotary embedding in a pass of its own, which reads and writes Q and K, or in the one that
 // quantises.
 Cost rotary_cost(const Problem& p, Launch launch, bool fused) {
-  Cost cost = windows_cost(p, launch);
+  Cost cost = chunks_cost(p, launch);
   if (!has_rotary(p)) return cost;
   const double both = 2 * (elements_q(p) + elements_k(p));
   const double angles = 4 * double(std::max(p.seqlen_q, p.seqlen_k)) * double(p.head_dim);
@@ -258,21 +257,21 @@ HostTensors rotated_in_tile_scales(const Problem& p, const HostTensors& inputs) 
   return stored;
 }
 
-// V less the mean of a channel of a window, in codes of a scale that the channel has there; Q and K
+// V less the mean of a channel of a chunk, in codes of a scale that the channel has there; Q and K
 // as in f5.
-HostTensors rotated_in_windows(const Problem& p, const HostTensors& inputs) {
+HostTensors rotated_in_chunks(const Problem& p, const HostTensors& inputs) {
   constexpr int64_t kRowsPerPass = 32;  // of the kernel, whose order of additions this is
   HostTensors stored = rotated_in_tile_scales(p, inputs);
   const std::vector<float>& v = inputs.at("v").data;
   std::vector<float>& out = stored.at("v").data;
   const int64_t d = p.head_dim, heads = static_cast<int64_t>(v.size()) / (p.seqlen_k * d);
   for (int64_t head = 0; head < heads; ++head)
-    for (int64_t key0 = 0; key0 < p.seqlen_k; key0 += kWindowKeys)
+    for (int64_t key0 = 0; key0 < p.seqlen_k; key0 += kChunkKeys)
       for (int64_t c = 0; c < d; ++c) {
         const auto at = [&](int64_t key) {
           return static_cast<std::size_t>((head * p.seqlen_k + key) * d + c);
         };
-        const int64_t end = std::min(p.seqlen_k, key0 + kWindowKeys);
+        const int64_t end = std::min(p.seqlen_k, key0 + kChunkKeys);
         float sum = 0, low = v[at(key0)], high = low;
         for (int64_t own = 0; own < kRowsPerPass; ++own) {
           float part = 0;
@@ -317,10 +316,10 @@ static HostTensors turned(const Problem& p, HostTensors inputs, DType stored_in)
 }
 
 HostTensors turned_apart(const Problem& p, const HostTensors& inputs) {
-  return rotated_in_windows(p, turned(p, inputs, DType::bf16));
+  return rotated_in_chunks(p, turned(p, inputs, DType::bf16));
 }
 HostTensors turned_in_registers(const Problem& p, const HostTensors& inputs) {
-  return rotated_in_windows(p, turned(p, inputs, DType::fp32));
+  return rotated_in_chunks(p, turned(p, inputs, DType::fp32));
 }
 
 // The diagonal of the rotation: Q and K are multiplied by diag(signs) H / sqrt(d).
@@ -341,11 +340,11 @@ static Step rotated_step(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-static Step windows_step(std::string name, std::string idea, Launch launch, bool fused) {
+static Step chunks_step(std::string name, std::string idea, Launch launch, bool fused) {
   Step step = tile_scales_step(std::move(name), std::move(idea), launch,
                                fused ? turned_in_registers : turned_apart);
   step.support += ", rotary embedding";
-  step.workspaces = fused ? windows_workspaces : apart_workspaces;
+  step.workspaces = fused ? chunks_workspaces : apart_workspaces;
   step.cost = [launch, fused](const Problem& p) { return rotary_cost(p, launch, fused); };
   step.takes.push_back("rotary");
   step.choices = signs_of_columns;
@@ -365,13 +364,11 @@ std::vector<Step> fp8_steps() {
                        ATTN_LAUNCH(f4_block_scales), in_tile_scales),
       rotated_step("f5_incoherent", "Q and K are rotated before they are rounded",
                    ATTN_LAUNCH(f5_incoherent)),
-      windows_step(
-          "f6_smooth_v_chunks",
-          "smooth V per 4096-key chunk; P V accumulated in the tensor core",
-          ATTN_LAUNCH(f6_smooth_v_chunks), false),
-      windows_step("f7_rotary",
-                   "Q and K get their rotary embedding in the pass that quantises them",
-                   ATTN_LAUNCH(f7_rotary), true)};
+      chunks_step("f6_smooth_v_chunks",
+                  "smooth V per 4096-key chunk; P V accumulated in the tensor core",
+                  ATTN_LAUNCH(f6_smooth_v_chunks), false),
+      chunks_step("f7_rotary", "Q and K get their rotary embedding in the pass that quantises them",
+                  ATTN_LAUNCH(f7_rotary), true)};
 }
 
 }  // namespace attn

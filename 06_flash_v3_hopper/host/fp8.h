@@ -16,7 +16,7 @@ HostTensors in_tensor_scales(const Problem&, const HostTensors& inputs);
 HostTensors in_tile_scales(const Problem&, const HostTensors& inputs);
 HostTensors rotated_in_tile_scales(const Problem&, const HostTensors& inputs);
 /// As the last one, but V with a mean and a scale for each channel of 4096 keys.
-HostTensors rotated_in_windows(const Problem&, const HostTensors& inputs);
+HostTensors rotated_in_chunks(const Problem&, const HostTensors& inputs);
 /// The same after a rotary embedding, if there is one: rounded to bf16 first, or not.
 HostTensors turned_apart(const Problem&, const HostTensors& inputs);
 HostTensors turned_in_registers(const Problem&, const HostTensors& inputs);

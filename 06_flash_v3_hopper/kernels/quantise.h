@@ -207,10 +207,10 @@ struct TensorDescales {
 // One scale for each tensor: two passes, as the scale is known when all has been read.
 //! [launch]
 inline Status quantise_tensors(const Arguments& args) {
+  const ForwardParams<__nv_bfloat16> params(args);
   using Pass = QuantisePass;
   const Problem& p = args.problem;
-  const auto *q = args.in<__nv_bfloat16>("q"), *k = args.in<__nv_bfloat16>("k"),
-             *v = args.in<__nv_bfloat16>("v");
+  const auto *q = params.q, *k = params.k, *v = params.v;
   float *const partial = args.out<float>("partial"), *const descale = args.out<float>("descale");
   const int64_t heads_k = p.batch * p.kv_heads;
   const int64_t count_q = p.batch * p.heads * p.seqlen_q * p.head_dim;

@@ -122,11 +122,11 @@ struct TileBits : Places<kHeadDim, 4> {
 #pragma unroll
     for (int n = 0; n < Own::kRows; ++n) {
       // What would lie behind the last row is that row again, which changes no maximum.
-      const __nv_bfloat16* const own =
+      const __nv_bfloat16* const source =
           g + int64_t{t.row0 + min(Own::row(n), t.rows - 1)} * kHeadDim;
 #pragma unroll
       for (int j = 0; j < Own::kParts; ++j)
-        eights[n][j] = *reinterpret_cast<const uint4*>(own + Own::column(j));
+        eights[n][j] = *reinterpret_cast<const uint4*>(source + Own::column(j));
     }
   }
 };
@@ -185,8 +185,8 @@ template <int kHeadDim>
 __device__ __forceinline__ void add_sixteens(const TileBits<kHeadDim>& bits,
                                              const Rotation<kHeadDim>& rotation,
                                              TileNumbers<kHeadDim, 8>& sums) {
-  const uint4 own = *reinterpret_cast<const uint4*>(rotation.sA[threadIdx.x % 32]);
-  const uint32_t a[4] = {own.x, own.y, own.z, own.w};
+  const uint4 words = *reinterpret_cast<const uint4*>(rotation.sA[threadIdx.x % 32]);
+  const uint32_t a[4] = {words.x, words.y, words.z, words.w};
   constexpr float kZero[4] = {};
 #pragma unroll
   for (int n = 0; n < bits.kRows; ++n)
@@ -248,11 +248,11 @@ __device__ __forceinline__ void quantise_tile(uint8_t* g8, float* gDescale, cons
         const float* const e = numbers.x[n] + numbers.kWide * j + 4 * i;
         codes[i] = pack4_e4m3(e[0] * scale, e[1] * scale, e[2] * scale, e[3] * scale);
       }
-      uint8_t* const own = g8 + int64_t{t.row0 + numbers.row(n)} * kHeadDim + numbers.column(j);
+      uint8_t* const target = g8 + int64_t{t.row0 + numbers.row(n)} * kHeadDim + numbers.column(j);
       if constexpr (kLanes == 4)
-        *reinterpret_cast<uint2*>(own) = make_uint2(codes[0], codes[1]);
+        *reinterpret_cast<uint2*>(target) = make_uint2(codes[0], codes[1]);
       else
-        *reinterpret_cast<uint32_t*>(own) = codes[0];
+        *reinterpret_cast<uint32_t*>(target) = codes[0];
     }
   }
 }
@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDi
   bits.load(i < tiles_q ? q.g : k.g, next);
 #pragma unroll 1
   for (int parity = 0; i < tiles; parity ^= 1) {
-    const TileOfRows own = next;
+    const TileOfRows current = next;
     uint8_t* const g8 = i < tiles_q ? q.g8 : k.g8;
     float* const gDescale = i < tiles_q ? q.gDescale : k.gDescale;
     TileNumbers<kHeadDim, kRotated ? 8 : 4> numbers;
@@ -298,7 +298,8 @@ __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDi
 #pragma unroll
         for (float& number : row) number = finite_or_nan(number);
     }
-    quantise_tile(g8, gDescale, own, numbers, sMax[parity], kRotated ? kHadamardNorm<kHeadDim> : 1);
+    quantise_tile(g8, gDescale, current, numbers, sMax[parity],
+                  kRotated ? kHadamardNorm<kHeadDim> : 1);
   }
 }
 //! [tiles]

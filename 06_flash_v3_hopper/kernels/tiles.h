@@ -51,12 +51,13 @@ struct TensorMaps {
   TensorMap q, k, v;
   template <class Element>
   Status make(const Arguments& args, int block_m, int block_n) {
+    const ForwardParams<Element> params(args);
     const Problem& p = args.problem;
     const int64_t rows_q = p.varlen() ? p.tokens_q() : p.seqlen_q;
     const int64_t rows_k = p.varlen() ? p.tokens_k() : p.seqlen_k;
-    for (const Status& status : {map_of(q, args.in<Element>("q"), p, p.heads, rows_q, block_m),
-                                 map_of(k, args.in<Element>("k"), p, p.kv_heads, rows_k, block_n),
-                                 map_of(v, args.in<Element>("v"), p, p.kv_heads, rows_k, block_n)})
+    for (const Status& status : {map_of(q, params.q, p, p.heads, rows_q, block_m),
+                                 map_of(k, params.k, p, p.kv_heads, rows_k, block_n),
+                                 map_of(v, params.v, p, p.kv_heads, rows_k, block_n)})
       if (!status.ok()) return status;
     return Status::success();
   }

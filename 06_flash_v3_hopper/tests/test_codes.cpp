@@ -39,12 +39,12 @@ constexpr int kSlots[] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
 Stored stored(const std::map<std::string, DeviceBuffer>& buffers, const std::string& name,
               int64_t heads, int64_t rows, int64_t d) {
   const std::vector<uint8_t> codes = downloaded<uint8_t>(buffers.at(name + "8"));
-  const bool windows = name == "v" && buffers.contains("v_window");
+  const bool chunks = name == "v" && buffers.contains("v_chunk");
   const bool tensors = buffers.contains("descale");  // one scale for each
-  const std::string of_scales = windows ? "v_window" : tensors ? "descale" : name + "_descale";
+  const std::string of_scales = chunks ? "v_chunk" : tensors ? "descale" : name + "_descale";
   const std::vector<float> scales = downloaded<float>(buffers.at(of_scales));
   const std::size_t tensor = name == "q" ? 0 : name == "k" ? 1 : 2;
-  const int64_t padded = (rows + 15) / 16 * 16, part = windows ? 4096 : 128;
+  const int64_t padded = (rows + 15) / 16 * 16, part = chunks ? 4096 : 128;
   const int64_t parts = (rows + part - 1) / part;  // of a head
   Stored s;
   for (int64_t head = 0; head < heads; ++head)
@@ -55,8 +55,8 @@ Stored stored(const std::map<std::string, DeviceBuffer>& buffers, const std::str
         s.codes.push_back(codes.at(static_cast<std::size_t>(at)));
         const auto own = static_cast<std::size_t>(head * parts + row / part);
         const auto channel = own * static_cast<std::size_t>(d) + static_cast<std::size_t>(c);
-        s.means.push_back(windows ? scales.at(2 * channel) : 0);
-        s.descales.push_back(scales.at(windows ? 2 * channel + 1 : tensors ? tensor : own));
+        s.means.push_back(chunks ? scales.at(2 * channel) : 0);
+        s.descales.push_back(scales.at(chunks ? 2 * channel + 1 : tensors ? tensor : own));
       }
   // What lies behind the last key is multiplied by 0, so it must be a number.
   if (name == "v") CHECK(std::ranges::count(codes, E4M3::kNaN) == 0);
@@ -121,8 +121,8 @@ void check_codes(Backend backend) {
       check_stored(step, p, backend);
     }
 }
-// Of f6 and f7 a second window.
-void check_codes_of_windows(Backend backend) {
+// Of f6 and f7 a second chunk.
+void check_codes_of_chunks(Backend backend) {
   for (const Step& step : fp8_steps()) {
     if (step.name != "f6_smooth_v_chunks") continue;
     Problem p = problem(3, 4200, 64, DType::e4m3);
@@ -138,10 +138,10 @@ void check_codes_of_windows(Backend backend) {
 TEST_CASE("codes of Q, K and V are those of the host", "[emulated][fp8][rotary]") {
   check_codes(Backend::emulated);
 }
-TEST_CASE("codes of two windows of V are those of the host", "[emulated][fp8]") {
-  check_codes_of_windows(Backend::emulated);
+TEST_CASE("codes of two chunks of V are those of the host", "[emulated][fp8]") {
+  check_codes_of_chunks(Backend::emulated);
 }
 TEST_CASE("codes of Q, K and V are those of the host, on the GPU", "[gpu][fp8][rotary]") {
   check_codes(Backend::gpu);
-  check_codes_of_windows(Backend::gpu);
+  check_codes_of_chunks(Backend::gpu);
 }

@@ -56,9 +56,9 @@ TEST_CASE("FP8 steps on the GPU", "[gpu]") {
   }
 }
 
-// Windows of 4096 keys: one whole and part of another, three, those that a mask cuts off; tiles of
+// Chunks of 4096 keys: one whole and part of another, three, those that a mask cuts off; tiles of
 // several heads, so that what one left in device memory is not taken for another's.
-TEST_CASE("f6 merges windows", "[emulated]") {
+TEST_CASE("f6 merges chunks", "[emulated]") {
   const auto f6 = [](const Step& step, int) { return step.name == "f6_smooth_v_chunks"; };
   Problem p = problem(70, 4097, 64, DType::e4m3, InputKind::needle);
   p.heads = 4, p.kv_heads = 2;
@@ -75,7 +75,7 @@ TEST_CASE("f6 merges windows", "[emulated]") {
   check_steps("forward", p, Backend::emulated, f6);
 }
 // Positions so large that the slowest pairs have turned, too.
-TEST_CASE("f7 merges windows of turned keys", "[emulated][rotary]") {
+TEST_CASE("f7 merges chunks of turned keys", "[emulated][rotary]") {
   for (const int64_t d : {64, 128, 256}) {
     Problem p = problem(30, 4500, d, DType::e4m3, InputKind::needle);
     p.batch = p.heads = p.kv_heads = 1, p.causal = d == 128;
@@ -356,8 +356,8 @@ TEST_CASE("the answers of ex06f", "[fp8]") {
   //! [answers]
 }
 
-// The mean of a window is taken off V, and each channel has a scale of its own there.
-TEST_CASE("f6's values have a mean and a scale for each channel of a window, by hand", "[fp8]") {
+// The mean of a chunk is taken off V, and each channel has a scale of its own there.
+TEST_CASE("f6's values have a mean and a scale for each channel of a chunk, by hand", "[fp8]") {
   Problem p = one_head_of(1, 4098, 64);
   HostTensors in;
   for (const TensorSpec& spec : forward().inputs(p)) in.emplace(spec.name, zeros(spec));
@@ -366,8 +366,8 @@ TEST_CASE("f6's values have a mean and a scale for each channel of a window, by 
     v[key * 64] = key % 2 == 0 ? 1008 : 992;  // a mean of 1000, and 8 above or below
     v[key * 64 + 1] = key == 5 ? 4096.0f : 0.0f;
   }
-  v[4096 * 64] = 3, v[4097 * 64] = 5;  // the next window: a mean of 4
-  const std::vector<float> stored = rotated_in_windows(p, in).at("v").data;
+  v[4096 * 64] = 3, v[4097 * 64] = 5;  // the next chunk: a mean of 4
+  const std::vector<float> stored = rotated_in_chunks(p, in).at("v").data;
   CHECK(stored[0] == 1008);
   CHECK(stored[64] == 992);
   CHECK(stored[4096 * 64] == 3);

@@ -28,7 +28,7 @@ constexpr const char* kPasses[] = {"f1_fp8", "f4_block_scales", "f5_incoherent",
 const Step& step_named(const std::string& name) {
   return *std::ranges::find(chapter().steps, name, &Step::name);
 }
-bool sums_by_windows(const Step& step) {
+bool sums_by_chunks(const Step& step) {
   return one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"});
 }
 
@@ -100,7 +100,7 @@ TEST_CASE("scales of V are those of the tile and of the head", "[emulated][fp8]"
     }
   }
 }
-TEST_CASE("means and scales of V are those of the window and of the head", "[emulated][fp8]") {
+TEST_CASE("means and scales of V are those of the chunk and of the head", "[emulated][fp8]") {
   Problem p = problem(12, 4160, 64, DType::e4m3, InputKind::needle);
   p.heads = 4, p.kv_heads = 2;
   Problem edge = p;  // of what rows see, the first key is 4066 to 4135
@@ -138,8 +138,8 @@ TEST_CASE("FP8 steps are right on several blocks of 256 columns", "[emulated][fp
   check_steps("forward", p, Backend::emulated);
 }
 
-// Of more queries than keys the first ones see nothing; the last tile sees two windows.
-TEST_CASE("f6 merges windows of more queries than keys", "[emulated][fp8]") {
+// Of more queries than keys the first ones see nothing; the last tile sees two chunks.
+TEST_CASE("f6 merges chunks of more queries than keys", "[emulated][fp8]") {
   Problem p = one_head(problem(4230, 4190, 64, DType::e4m3, InputKind::needle));
   p.window_left = 64, p.window_right = 0;
   check_some_rows(
@@ -159,10 +159,10 @@ TEST_CASE("FP8 steps with several tiles a block on the GPU", "[gpu][fp8]") {
   p.heads = 16, p.kv_heads = 4;
   for (const bool causal : {false, true}) {
     p.causal = causal;
-    check_some_rows(p, Backend::gpu, sums_by_windows, 1e7);
+    check_some_rows(p, Backend::gpu, sums_by_chunks, 1e7);
   }
   p.causal = false, p.window_left = 200, p.window_right = 100;
-  check_some_rows(p, Backend::gpu, sums_by_windows, 1e7);
+  check_some_rows(p, Backend::gpu, sums_by_chunks, 1e7);
 }
 
 TEST_CASE("O of values that are all 0 is 0", "[emulated][fp8]") {
@@ -265,7 +265,7 @@ TEST_CASE("NaN in V reaches its channel, in query tiles that visit its key tile"
   for (const char* name : kSteps) {
     const Step& step = step_named(name);
     const int64_t block_m = tiling_of(step, p)->block_m;
-    const float within = sums_by_windows(step) ? 0.1f : 0;
+    const float within = sums_by_chunks(step) ? 0.1f : 0;
     Spoilt s(step, p);
     for (const float bad : {NAN, kInfinities[0], kInfinities[1]}) {
       s.spoil("v", 10, bad);
@@ -278,14 +278,14 @@ TEST_CASE("NaN in V reaches its channel, in query tiles that visit its key tile"
     }
   }
 }
-TEST_CASE("NaN in V of f6 is its key tile's, not its window's", "[emulated][fp8]") {
+TEST_CASE("NaN in V of f6 is its key tile's, not its chunk's", "[emulated][fp8]") {
   for (const bool visits : {false, true}) {
     Problem p = problem(40, 4200, 64, DType::e4m3);  // row 0 is that of key 4160
     p.window_left = visits ? 4100 : 80, p.window_right = 0;
     p.finish();
     Spoilt s(step_named("f6_smooth_v_chunks"), p);
     for (const float bad : {NAN, kInfinities[0], kInfinities[1]}) {
-      s.spoil("v", 100, bad);  // a tile of the first window
+      s.spoil("v", 100, bad);  // a tile of the first chunk
       INFO(bad << " " << visits);
       for (int64_t i = 0; i < 40; ++i) {
         CHECK((visits ? s.column_nan(0, i) : s.as_before(0, i, 0.1f)));

@@ -81,9 +81,9 @@ __device__ __forceinline__ void scores_of_keys(float (&s)[Config::kBlockN / 8][4
   const int lane_id = thread_index() % 32, row = lane_id / 16 * 8 + lane_id % 8;
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step) {
-    uint32_t own[4];
-    if (step >= Config::kQSteps) load_q_step<Config>(own, sQ, step);
-    const auto& a = step < Config::kQSteps ? q[step % kCount] : own;
+    uint32_t loaded[4];
+    if (step >= Config::kQSteps) load_q_step<Config>(loaded, sQ, step);
+    const auto& a = step < Config::kQSteps ? q[step % kCount] : loaded;
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; n += 2) {
       uint32_t b[4];
@@ -120,10 +120,10 @@ __device__ __forceinline__ void output_of_keys(float (&o)[Config::kHeadDim / 8][
 struct GroupRows {
   Sequence first_head;
   int64_t head_q, head_lse;  // elements from a head to the next
-  int q_step;                // and from a query to the next, in Q and O
+  int q_stride;              // and from a query to the next, in Q and O
   __device__ __forceinline__ int64_t q(int r) const {
     const int n = first_head.seqlen_q;
-    return first_head.q + r / n * head_q + int64_t{r % n} * q_step;
+    return first_head.q + r / n * head_q + int64_t{r % n} * q_stride;
   }
   __device__ __forceinline__ int64_t lse(int r) const {
     const int n = first_head.seqlen_q;
@@ -132,12 +132,12 @@ struct GroupRows {
 };
 __device__ __forceinline__ GroupRows rows_of_group(const Shape& shape, const int* cu_seqlens_q,
                                                    const int* gSeqused, int b, int hkv,
-                                                   int q_step) {
+                                                   int q_stride) {
   const Sequence s =
       sequence_of(shape, cu_seqlens_q, gSeqused, b, hkv * (shape.heads / shape.kv_heads));
   const bool ragged = cu_seqlens_q != nullptr;
   return {s, ragged ? shape.head_dim : int64_t{s.seqlen_q} * shape.head_dim,
-          ragged ? shape.tokens_q : s.seqlen_q, q_step};
+          ragged ? shape.tokens_q : s.seqlen_q, q_stride};
 }
 
 // The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of

@@ -88,13 +88,13 @@ struct TensorMaps {
   TensorMap q, k, v, row;  // of V
   template <class Element>
   Status make(const Arguments& args, int block_m, int box_rows) {
+    const ForwardParams<Element> params(args);
     const Problem& p = args.problem;
-    const auto *k_pages = args.in<Element>("k"), *v_pages = args.in<Element>("v");
+    const auto *k_pages = params.k, *v_pages = params.v;
     const int64_t rows_q = p.varlen() ? p.tokens_q() : p.seqlen_q;
-    for (const Status& status : {map_of(q, args.in<Element>("q"), p, p.heads, rows_q, block_m),
-                                 map_of_pool(k, k_pages, p, box_rows),
-                                 map_of_pool(v, v_pages, p, box_rows),
-                                 map_of_rows(row, v_pages, p)})
+    for (const Status& status :
+         {map_of(q, params.q, p, p.heads, rows_q, block_m), map_of_pool(k, k_pages, p, box_rows),
+          map_of_pool(v, v_pages, p, box_rows), map_of_rows(row, v_pages, p)})
       if (!status.ok()) return status;
     return Status::success();
   }

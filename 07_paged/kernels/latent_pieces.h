@@ -64,8 +64,9 @@ struct Maps {
   TensorMap q, half[2], row;
   template <class Element, class Config>
   Status make(const Arguments& args, int box_rows) {
+    const ForwardParams<Element> params(args);
     const Problem& p = args.problem;
-    const auto* const gK = args.in<Element>("k");
+    const auto* const gK = params.k;
     const int64_t rows = p.batch * p.heads * p.seqlen_q;
     const int64_t tokens = num_pages_of(p) * page_size_of(p), token_bytes = 2 * kLatentDim;
     constexpr int kPanels = kLatentDim / 64;
@@ -75,7 +76,7 @@ struct Maps {
                                 {64, 8, Config::panels(n), box_rows / 8}, Swizzle::k128);
     };
     for (const Status& status :
-         {make_tensor_map<3>(q, args.in<Element>("q"), {64, rows, kPanels}, {token_bytes, 128},
+         {make_tensor_map<3>(q, params.q, {64, rows, kPanels}, {token_bytes, 128},
                              {64, Config::kRows, kPanels}, Swizzle::k128),
           make_half(0), make_half(1), hopper::map_of_rows(row, gK, p)})
       if (!status.ok()) return status;

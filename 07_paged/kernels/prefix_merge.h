@@ -26,13 +26,13 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
   const auto partial_index = [&](int n) {
     return int64_t{of[1]} + (head * parts + n) * of[3] + of[2] + idx % each;
   };
-  const float own = gLse[idx] * kLog2e;
-  float max = own, sum = 0;
+  const float lse_suffix = gLse[idx] * kLog2e;
+  float max = lse_suffix, sum = 0;
   for (int n = 0; n < parts; ++n) max = fmaxf(max, gLsePartial[partial_index(n)]);
 #pragma unroll
   for (int c = 4 * lane_id; c < kHeadDim; c += 128) {
     uint2& out = *reinterpret_cast<uint2*>(gO + int64_t{idx} * kHeadDim + c);
-    const float weight = exp2f(own - max);
+    const float weight = exp2f(lse_suffix - max);
     float x[4] = {weight * unpack<Element>(out.x, 0), weight * unpack<Element>(out.x, 1),
                   weight * unpack<Element>(out.y, 0), weight * unpack<Element>(out.y, 1)};
     sum = weight;
@@ -50,15 +50,15 @@ __global__ void __launch_bounds__(32 * kMergeWarps)
 
 template <class Element, int kHeadDim>
 Status merge_prefix(const Arguments& args) {
+  const ForwardParams<Element> params(args);
   const Problem& p = args.problem;
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   args.phase("merge");
   return launch_kernel(merge_prefix_kernel<Element, kHeadDim>,
                        dim3(static_cast<unsigned>(ceil_div(rows, kMergeWarps))),
                        dim3(32 * kMergeWarps), 0, args.stream, args.in<int>("prefix_of"),
-                       args.in<float>("prefix_o"), args.in<float>("prefix_lse"),
-                       args.out<Element>("o"), args.out<float>("lse"), shape_of(p),
-                       static_cast<int>(rows));
+                       args.in<float>("prefix_o"), args.in<float>("prefix_lse"), params.o,
+                       params.lse, shape_of(p), static_cast<int>(rows));
 }
 
 }  // namespace ATTN_BACKEND::paged

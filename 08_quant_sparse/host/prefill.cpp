@@ -126,7 +126,7 @@ Step mma_step(std::string name, std::string idea, Launch launch) {
 }  // namespace
 
 // Of each thread that computes, two a row, d / 8 float4 of O and one of the maximum, in q8 with l.
-Workspace window_sums(const Problem& p, int64_t rows) {
+Workspace chunk_sums(const Problem& p, int64_t rows) {
   const int64_t tiles = heads_q(p) * ((p.seqlen_q + rows - 1) / rows);
   const int64_t sms = gpu_info().available ? gpu_info().num_sms : 132;
   return {"sums", std::min(tiles, sms) * (p.head_dim / 8 + 1) * 2 * rows * 16};
@@ -198,30 +198,30 @@ Step smooth_q_step(std::string name, std::string idea, Launch launch,
   return step;
 }
 
-// And with V less its mean, by windows: the means and scales, and what each block that runs leaves
-// of O, l and the maximum for its next window. V is read twice, as before; in L2 all windows of a
+// And with V less its mean, by chunks: the means and scales, and what each block that runs leaves
+// of O, l and the maximum for its next chunk. V is read twice, as before; in L2 all chunks of a
 // tile but its first cost a write and a read of O.
-int64_t windows_of(const Problem& p) { return (p.seqlen_k + kWindowKeys - 1) / kWindowKeys; }
-Step windows_step(std::string name, std::string idea, Launch launch) {
+int64_t chunks_of(const Problem& p) { return (p.seqlen_k + kChunkKeys - 1) / kChunkKeys; }
+Step chunks_step(std::string name, std::string idea, Launch launch) {
   Step step = fp8_pv_step(std::move(name), std::move(idea), launch);
   step.workspaces = [before = step.workspaces](const Problem& p) {
     std::vector<Workspace> all = before(p);
     std::erase_if(
         all, [](const Workspace& w) { return w.name == "v_parts" || w.name == "v_descale"; });
-    all.push_back({"v_window", heads_k(p) * windows_of(p) * p.head_dim * 8});
-    all.push_back(window_sums(p, p.head_dim == 64 ? 192 : 128));
+    all.push_back({"v_chunk", heads_k(p) * chunks_of(p) * p.head_dim * 8});
+    all.push_back(chunk_sums(p, p.head_dim == 64 ? 192 : 128));
     return all;
   };
   step.cost = [before = step.cost](const Problem& p) {
     Cost cost = before(p);
-    Phase& windows = cost[cost.size() - 3];
-    windows.name = "windows";
-    windows.hbm_write = double(heads_k(p) * windows_of(p) * p.head_dim) * 8;
-    cost.back().l2_bytes += double(heads_q(p) * p.seqlen_q * (windows_of(p) - 1)) *
-                            (8 * double(p.head_dim) + 32);
+    Phase& chunks = cost[cost.size() - 3];
+    chunks.name = "chunks";
+    chunks.hbm_write = double(heads_k(p) * chunks_of(p) * p.head_dim) * 8;
+    cost.back().l2_bytes +=
+        double(heads_q(p) * p.seqlen_q * (chunks_of(p) - 1)) * (8 * double(p.head_dim) + 32);
     return cost;
   };
-  step.logical = fp8_windows;
+  step.logical = fp8_chunks;
   return step;
 }
 
@@ -243,8 +243,8 @@ std::vector<Step> prefill_steps() {
                     ATTN_LAUNCH(q6_smooth_q), smoothed_q),
       smooth_q_step("q7_int4_qk", "Q and K of four bits: what they cost, and no time",
                     ATTN_LAUNCH(q7_int4_qk), smoothed_q_int4),
-      windows_step("q8_tuned", "P V of 4096 keys summed in the tensor core, V less its mean",
-                   ATTN_LAUNCH(q8_tuned)),
+      chunks_step("q8_tuned", "P V of 4096 keys summed in the tensor core, V less its mean",
+                  ATTN_LAUNCH(q8_tuned)),
       mma_step("q9_mma_sync", "the scores of q3 by mma.sync, P V in 16 bits: 04's loop",
                ATTN_LAUNCH(q9_mma_sync))};
 }

@@ -9,8 +9,8 @@
 
 namespace attn {
 
-/// Rows with scales of their own, as in quantise.h; keys of a window, as in quantise_windows.h.
-constexpr int64_t kTileRows = 128, kWindowKeys = 4096;
+/// Rows with scales of their own, as in quantise.h; keys of a chunk, as in quantise_chunks.h.
+constexpr int64_t kTileRows = 128, kChunkKeys = 4096;
 
 /// Attention to many queries, inputs quantised by the step (operation forward).
 std::vector<Step> prefill_steps();
@@ -18,9 +18,9 @@ std::vector<Step> prefill_steps();
 /// Such a step with Q and K in int8 and P and V in e4m3, as `q4_fp8_pv` is.
 Step fp8_pv_step(std::string name, std::string idea, Launch launch);
 
-/// What each block that runs leaves of O and the maximum (q8: and l) for its next window of keys:
+/// What each block that runs leaves of O and the maximum (q8: and l) for its next chunk of keys:
 /// for a step with tiles of `rows` queries.
-Workspace window_sums(const Problem&, int64_t rows);
+Workspace chunk_sums(const Problem&, int64_t rows);
 
 /// The q, k, v that a step multiplies which stores Q and K in int8, a scale for each tile of 128
 /// rows of a head.
@@ -32,8 +32,8 @@ HostTensors smoothed_blocks(const Problem&, const HostTensors& inputs);
 HostTensors smoothed_threads(const Problem&, const HostTensors& inputs);
 /// And with V in e4m3, a scale for each column of a head.
 HostTensors fp8_pv(const Problem&, const HostTensors& inputs);
-/// Or with V less its mean, a mean and a scale for each column of a window of 4096 keys.
-HostTensors fp8_windows(const Problem&, const HostTensors& inputs);
+/// Or with V less its mean, a mean and a scale for each column of a chunk of 4096 keys.
+HostTensors fp8_chunks(const Problem&, const HostTensors& inputs);
 /// Or a mean and a scale for each column of a head; and the mean of K formed of those of blocks.
 HostTensors fp8_heads(const Problem&, const HostTensors& inputs);
 

@@ -181,17 +181,17 @@ void round_about(float mean, float* x, int64_t count, int64_t d) {
     x[j * d] = mean + round_to(DType::e4m3, (x[j * d] - mean) * (1 / descale)) * descale;
 }
 
-// Rounds V to e4m3 less its mean, each column of a window of keys with its own mean and scale: the
-// mean that it has again afterwards, in the order in which windows_kernel adds up.
-void round_windows(const Problem& p, HostTensor& v) {
+// Rounds V to e4m3 less its mean, each column of a chunk of keys with its own mean and scale: the
+// mean that it has again afterwards, in the order in which chunks_kernel adds up.
+void round_chunks(const Problem& p, HostTensor& v) {
   v.spec.dtype = DType::fp32;
   constexpr int64_t kRowsPerPass = 32;
   const int64_t keys = p.seqlen_k, d = p.head_dim;
   for (std::size_t at = 0; at < v.data.size(); at += static_cast<std::size_t>(keys * d))
-    for (int64_t key0 = 0; key0 < keys; key0 += kWindowKeys)
+    for (int64_t key0 = 0; key0 < keys; key0 += kChunkKeys)
       for (int64_t c = 0; c < d; ++c) {
         float* const x = v.data.data() + at + key0 * d + c;
-        const int64_t count = std::min(kWindowKeys, keys - key0);
+        const int64_t count = std::min(kChunkKeys, keys - key0);
         float sum = 0;
         for (int64_t own = 0; own < kRowsPerPass; ++own) {
           float part = 0;
@@ -248,9 +248,9 @@ HostTensors fp8_pv(const Problem& p, const HostTensors& inputs) {
   return stored;
 }
 
-HostTensors fp8_windows(const Problem& p, const HostTensors& inputs) {
+HostTensors fp8_chunks(const Problem& p, const HostTensors& inputs) {
   HostTensors stored = smoothed(p, inputs, thread_group_q, thread_group_k);
-  round_windows(p, stored.at("v"));
+  round_chunks(p, stored.at("v"));
   return stored;
 }
 

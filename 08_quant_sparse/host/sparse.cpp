@@ -336,7 +336,7 @@ Step read_twice_step(std::string name, std::string idea, Launch launch) {
     const int64_t heads = p.batch * p.kv_heads, d = p.head_dim;
     all.push_back({"v_parts", heads * tiles_of(p.seqlen_k, sparse_block_n(d)) * 3 * d * 4});
     all.push_back({"v_channel", heads * d * 8});
-    all.push_back(window_sums(p, kSparseBlockM));
+    all.push_back(chunk_sums(p, kSparseBlockM));
     return all;
   };
   step.cost = [before = step.cost](const Problem& p) {
@@ -350,7 +350,7 @@ Step read_twice_step(std::string name, std::string idea, Launch launch) {
     Phase attention = all.back();
     // All windows but the first.
     const double windows =
-        std::max(1.0, std::ceil(kept_share(p) * double(p.seqlen_k) / kWindowKeys)) - 1;
+        std::max(1.0, std::ceil(kept_share(p) * double(p.seqlen_k) / kChunkKeys)) - 1;
     attention.l2_bytes += double(p.batch * p.heads * p.seqlen_q) * windows * (8 * d + 32);
     return Cost{{.name = "measure",
                  .fp32_flop = 6 * (q + kv) + 3 * kv,

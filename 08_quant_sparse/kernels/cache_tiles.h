@@ -70,7 +70,7 @@ __device__ __forceinline__ void load_q(__half* sQ, float* sQScale, float* sQSum,
 
 // 16 columns of Q as the left operand; from the registers that keep all of them, or from shared
 // memory, where there are too many to keep.
-//! [q_step]
+//! [q_stride]
 template <class Config>
 __device__ __forceinline__ void load_q_step(uint32_t (&q)[4], const __half* sQ, int step) {
   const int lane_id = threadIdx.x % 32;
@@ -78,13 +78,13 @@ __device__ __forceinline__ void load_q_step(uint32_t (&q)[4], const __half* sQ, 
                                                         16 * step + lane_id / 16 * 8));
 }
 template <class Config>
-__device__ __forceinline__ const uint32_t (&q_of(uint32_t (&own)[4],
+__device__ __forceinline__ const uint32_t (&q_of(uint32_t (&loaded)[4],
                                                  const uint32_t (&q)[Config::kQSteps][4],
                                                  const __half* sQ, int step))[4] {
   if constexpr (Config::kQSteps > 1) return q[step];
-  load_q_step<Config>(own, sQ, step);
-  return own;
+  load_q_step<Config>(loaded, sQ, step);
+  return loaded;
 }
-//! [q_step]
+//! [q_stride]
 
 }  // namespace ATTN_BACKEND::flash_decoding

@@ -52,8 +52,8 @@ __device__ __forceinline__ float sums_of_rows(float (&x)[kPoolRows], int lane) {
     const bool odd = (lane & distance) != 0;
 #pragma unroll
     for (int r = 0; r < left; ++r) {
-      const float own = odd ? x[2 * r + 1] : x[2 * r], other = odd ? x[2 * r] : x[2 * r + 1];
-      x[r] = own + __shfl_xor_sync(~0u, other, distance);
+      const float kept = odd ? x[2 * r + 1] : x[2 * r], other = odd ? x[2 * r] : x[2 * r + 1];
+      x[r] = kept + __shfl_xor_sync(~0u, other, distance);
     }
   }
 #pragma unroll
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kThreads)
   const int block = static_cast<int>(blockIdx.x) - (is_q ? 0 : q_blocks);
   const int row0 = block % x.blocks * x.block;
   const int count = min(x.block, x.rows - row0);
-  const int lane = threadIdx.x % kLanes, own = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = threadIdx.x % kLanes, thread_row = static_cast<int>(threadIdx.x) / kLanes;
   const Element* const gRows =
       x.gX + (int64_t{block / x.blocks} * x.rows + row0) * kHeadDim + 8 * lane;
   float sum[8] = {}, direction[8] = {};
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads)
     uint4 bits[kPoolRows];  // all are on their way before one is used
 #pragma unroll
     for (int r = 0; r < kPoolRows; ++r) {
-      const int row = first + r * kRowsPerPass + own;
+      const int row = first + r * kRowsPerPass + thread_row;
       bits[r] = make_uint4(0, 0, 0, 0);
       if (row < count) bits[r] = *reinterpret_cast<const uint4*>(gRows + int64_t{row} * kHeadDim);
     }
@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(kThreads)
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    sSum[own][8 * lane + i] = sum[i];
-    sDirection[own][8 * lane + i] = direction[i];
+    sSum[thread_row][8 * lane + i] = sum[i];
+    sDirection[thread_row][8 * lane + i] = direction[i];
   }
   __syncthreads();  // the sums of all threads are there
   for (int col = threadIdx.x; col < kHeadDim; col += kThreads) {
@@ -338,8 +338,8 @@ __global__ void __launch_bounds__(MeansStorage<Config>::kThreads)
   if (warp_id >= tiles.count) return;
   const int tile = tiles.first + warp_id, row0 = (tiles.m_block + warp_id) * Config::kBlockM;
   const KvBlockRange kv_range = seen_by(tiles.m_block + warp_id, 1);
-  const unsigned* const own = scores + int64_t{warp_id} * n_blocks;
-  const unsigned least = least_kept(own, kv_range, rule, shape.softmax_scale * kLog2e);
+  const unsigned* const row_scores = scores + int64_t{warp_id} * n_blocks;
+  const unsigned least = least_kept(row_scores, kv_range, rule, shape.softmax_scale * kLog2e);
 
   const int shift = shape.seqlen_k - shape.seqlen_q;
   const int last_row = min(row0 + Config::kBlockM, shape.seqlen_q) - 1;
@@ -349,7 +349,7 @@ __global__ void __launch_bounds__(MeansStorage<Config>::kThreads)
     if (rule.diagonal && (n + 1) * Config::kBlockN > row0 + shift &&
         n * Config::kBlockN <= last_row + shift)
       return true;
-    return own[n] >= least;
+    return row_scores[n] >= least;
   };
   BlockList visits{tile * n_blocks, 0, 0};
   int idx = visits.first;

@@ -21,11 +21,11 @@ constexpr int kPanelBytes = kHeadDim < 128 ? 64 : 128;
 // A score is at most 127 * 127 * 256 < 2^23, so that a float has all of it.
 //! [to_floats]
 template <int kTiles>
-__device__ __forceinline__ void to_floats(float (&s)[kTiles][4], const int (&whole)[kTiles][4]) {
+__device__ __forceinline__ void to_floats(float (&s)[kTiles][4], const int (&s_acc)[kTiles][4]) {
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) s[n][i] = static_cast<float>(whole[n][i]);
+    for (int i = 0; i < 4; ++i) s[n][i] = static_cast<float>(s_acc[n][i]);
 }
 //! [to_floats]
 
@@ -50,11 +50,11 @@ __device__ __forceinline__ void init_accumulators(float (&s)[kTiles][4]) {
     for (int i = 0; i < 4; ++i) s[n][i] = kScoreBias;
 }
 template <int kTiles>
-__device__ __forceinline__ void as_floats(float (&s)[kTiles][4], const int (&whole)[kTiles][4]) {
+__device__ __forceinline__ void as_floats(float (&s)[kTiles][4], const int (&s_acc)[kTiles][4]) {
 #pragma unroll
   for (int n = 0; n < kTiles; ++n)
 #pragma unroll
-    for (int i = 0; i < 4; ++i) s[n][i] = __int_as_float(whole[n][i]);
+    for (int i = 0; i < 4; ++i) s[n][i] = __int_as_float(s_acc[n][i]);
 }
 //! [bias]
 

@@ -13,9 +13,9 @@ template <class Config>
 __device__ __forceinline__ void newest_scores(float (&s)[4],
                                               const uint32_t (&q)[Config::kHeadDim / 32][4],
                                               const __half* g) {
-  const int quad_row = threadIdx.x % 32 / 4, own = threadIdx.x % 4;
+  const int quad_row = threadIdx.x % 32 / 4, quad_col = threadIdx.x % 4;
   const auto eight = [&](int row, int chunk) {
-    return *reinterpret_cast<const uint4*>(g + row * Config::kHeadDim + 32 * chunk + 8 * own);
+    return *reinterpret_cast<const uint4*>(g + row * Config::kHeadDim + 32 * chunk + 8 * quad_col);
   };
 #pragma unroll
   for (int chunk = 0; chunk < Config::kHeadDim / 32; ++chunk) {
@@ -33,7 +33,7 @@ __device__ __forceinline__ void newest_scores(float (&s)[4],
 template <class Config>
 __device__ __forceinline__ void newest_output(float (&o)[Config::kHeadDim / 16][4],
                                               const float (&p)[4], const __half* g) {
-  const int quad_row = threadIdx.x % 32 / 4, own = threadIdx.x % 4;
+  const int quad_row = threadIdx.x % 32 / 4, quad_col = threadIdx.x % 4;
   const auto four = [&](int pair, int chunk) {
     return *reinterpret_cast<const uint4*>(
         g + 2 * (pair * Config::kHeadDim + 32 * chunk + 4 * quad_row));
@@ -42,7 +42,8 @@ __device__ __forceinline__ void newest_output(float (&o)[Config::kHeadDim / 16][
                          movmatrix_trans(pack2<__half>(p[2], p[3]))};
 #pragma unroll
   for (int chunk = 0; chunk < Config::kHeadDim / 32; ++chunk) {
-    const uint4 low = four(own, chunk), high = four(own + 4, chunk);  // keys up to 7; from 8 on
+    const uint4 low = four(quad_col, chunk),
+                high = four(quad_col + 4, chunk);  // keys up to 7; from 8 on
     float(&tile)[4] = o[2 * chunk];
     float(&next)[4] = o[2 * chunk + 1];
     mma_m16n8k16<__half>(tile, {low.x, low.y, high.x, high.y}, b, tile);

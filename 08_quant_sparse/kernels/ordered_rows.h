@@ -29,16 +29,16 @@ __global__ void order_kernel(Ordered<Element> q, Ordered<Element> k, Ordered<Ele
   const int row0 = static_cast<int>(blockIdx.x) % blocks * (kTimes * kRowsPerPass) +
                    static_cast<int>(threadIdx.x) / kLanes;
   if (head >= x.heads) return;  // the whole block
-  const int64_t own = int64_t{head} * seqlen * kHeadDim + threadIdx.x % kLanes * 8;
+  const int64_t offset = int64_t{head} * seqlen * kHeadDim + threadIdx.x % kLanes * 8;
   uint4 bits[kTimes];  // so many loads in flight
 #pragma unroll
   for (int n = 0; n < kTimes; ++n)
     if (const int row = row0 + n * kRowsPerPass; row < seqlen)
-      bits[n] = *reinterpret_cast<const uint4*>(x.gFrom + own + int64_t{gOrder[row]} * kHeadDim);
+      bits[n] = *reinterpret_cast<const uint4*>(x.gFrom + offset + int64_t{gOrder[row]} * kHeadDim);
 #pragma unroll
   for (int n = 0; n < kTimes; ++n)
     if (const int row = row0 + n * kRowsPerPass; row < seqlen)
-      *reinterpret_cast<uint4*>(x.gTo + own + int64_t{row} * kHeadDim) = bits[n];
+      *reinterpret_cast<uint4*>(x.gTo + offset + int64_t{row} * kHeadDim) = bits[n];
 }
 //! [order]
 

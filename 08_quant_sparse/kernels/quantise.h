@@ -146,11 +146,14 @@ __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoo
   if (head >= t.heads) return;  // the whole block
   for (int i = threadIdx.x; i < kMaxGroups<Groups>; i += Pass::kThreads) sLargest[i] = 0;
   __syncthreads();  // they are 0
-  const int own = static_cast<int>(threadIdx.x) / kLanes;  // the thread's first row in the tile
-  const int64_t first = (head * t.rows + tile * kScaleRows + own) * kHeadDim + 8 * lane;
-  const auto exists = [&](int n) { return tile * kScaleRows + own + n * kRowsPerPass < t.rows; };
+  const int thread_row =
+      static_cast<int>(threadIdx.x) / kLanes;  // the thread's first row in the tile
+  const int64_t first = (head * t.rows + tile * kScaleRows + thread_row) * kHeadDim + 8 * lane;
+  const auto exists = [&](int n) {
+    return tile * kScaleRows + thread_row + n * kRowsPerPass < t.rows;
+  };
   const auto group = [&](int n) {
-    const int row = own + n * kRowsPerPass;
+    const int row = thread_row + n * kRowsPerPass;
     return of_q ? Groups::of_q(row) : Groups::of_k(row);
   };
   float mean[8] = {};
@@ -213,7 +216,7 @@ __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoo
         dot = fmaf(fmaf(descale, x[i] - kWhole, tile_mean[i]), mean[i], dot);
       for (int mask = kLanes / 2; mask > 0; mask /= 2) dot += __shfl_xor_sync(~0u, dot, mask);
       if (there && lane == 0)
-        smoothing.gLseShift[head * t.rows + tile * kScaleRows + own + n * kRowsPerPass] =
+        smoothing.gLseShift[head * t.rows + tile * kScaleRows + thread_row + n * kRowsPerPass] =
             smoothing.softmax_scale * dot;
     }
   }

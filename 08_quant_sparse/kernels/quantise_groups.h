@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const int64_t row = (int64_t{blockIdx.x} * Pass::kThreads + threadIdx.x) / kLanes;
   const int64_t head = row / seqlen_k, key = row % seqlen_k;
   const bool exists = row < rows && key < coded_of(gSeqused[row < rows ? head / kv_heads : 0]);
-  const int own = threadIdx.x % kLanes;  // eight columns
-  const uint4 bits = exists ? *reinterpret_cast<const uint4*>(gV + 8 * (row * kLanes + own))
+  const int lane = threadIdx.x % kLanes;  // eight columns
+  const uint4 bits = exists ? *reinterpret_cast<const uint4*>(gV + 8 * (row * kLanes + lane))
                             : make_uint4(0, 0, 0, 0);
   const uint32_t pairs[4] = {bits.x, bits.y, bits.z, bits.w};
   float x[8];
@@ -147,8 +147,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
     word |= static_cast<uint32_t>(fminf(fmaxf(code, 0), Codes::kLargest)) << 4 * i;
   }
   const int64_t to = head * room_of(seqlen_k) + key;
-  gV4[to * kLanes + own] = finite ? word : 0;
-  if (own == 0) gDescale[to] = finite ? pack2<__nv_bfloat16>(scale, middle) : 0x7FC07FC0u;  // NaN
+  gV4[to * kLanes + lane] = finite ? word : 0;
+  if (lane == 0) gDescale[to] = finite ? pack2<__nv_bfloat16>(scale, middle) : 0x7FC07FC0u;  // NaN
 }
 
 // The newest tokens, one a warp, 16 a block; those that are not there are 0. Of V words are two
@@ -202,32 +202,31 @@ __global__ void __launch_bounds__(Pass::kThreads)
 
 template <class Codes, int kHeadDim>
 Status fill_groups(const Arguments& args) {
+  const DecodeParams<__nv_bfloat16> params(args);
   const Problem& p = args.problem;
   const int64_t heads = p.batch * p.kv_heads, rows = heads * p.seqlen_k;
   const int seqlen_k = static_cast<int>(p.seqlen_k), kv_heads = static_cast<int>(p.kv_heads);
   const auto grid = [](int64_t blocks) { return dim3(static_cast<unsigned>(blocks)); };
   using Groups = GroupPass<kHeadDim>;
-  if (const Status status =
-          launch_kernel(quantise_groups_kernel<Groups>, grid(heads * room_of(seqlen_k) / kGroup),
-                        dim3(Groups::kThreads), sizeof(GroupStorage), args.stream,
-                        args.in<__nv_bfloat16>("k"), args.in<int>("seqused_k"), seqlen_k, kv_heads,
-                        args.out<uint32_t>("k8"), args.out<uint8_t>("groups"));
+  if (const Status status = launch_kernel(
+          quantise_groups_kernel<Groups>, grid(heads * room_of(seqlen_k) / kGroup),
+          dim3(Groups::kThreads), sizeof(GroupStorage), args.stream, params.k, params.seqused_k,
+          seqlen_k, kv_heads, args.out<uint32_t>("k8"), args.out<uint8_t>("groups"));
       !status.ok())
     return status;
   using Values = QuantisePass;
-  if (const Status status = launch_kernel(
-          quantise_values_kernel<Values, Codes, kHeadDim>,
-          grid(ceil_div(rows * kHeadDim / 8, Values::kThreads)), dim3(Values::kThreads), 0,
-          args.stream, args.in<__nv_bfloat16>("v"), args.in<int>("seqused_k"), rows, seqlen_k,
-          kv_heads, args.out<uint32_t>("v8"), args.out<uint32_t>("descale"));
+  if (const Status status = launch_kernel(quantise_values_kernel<Values, Codes, kHeadDim>,
+                                          grid(ceil_div(rows * kHeadDim / 8, Values::kThreads)),
+                                          dim3(Values::kThreads), 0, args.stream, params.v,
+                                          params.seqused_k, rows, seqlen_k, kv_heads,
+                                          args.out<uint32_t>("v8"), args.out<uint32_t>("descale"));
       !status.ok())
     return status;
   using Newest = GroupPass<512>;
   return launch_kernel(keep_newest_kernel<Newest, kHeadDim>, grid(heads * kNewestRoom / 16),
-                       dim3(Newest::kThreads), 0, args.stream, args.in<__nv_bfloat16>("k"),
-                       args.in<__nv_bfloat16>("v"), args.in<int>("seqused_k"), seqlen_k, kv_heads,
-                       args.out<__half>("k_newest"), args.out<__half>("v_newest"),
-                       args.out<uint2>("newest_scale"));
+                       dim3(Newest::kThreads), 0, args.stream, params.k, params.v, params.seqused_k,
+                       seqlen_k, kv_heads, args.out<__half>("k_newest"),
+                       args.out<__half>("v_newest"), args.out<uint2>("newest_scale"));
 }
 template <class Codes>
 Status fill_groups(const Arguments& args) {

@@ -81,14 +81,14 @@ inline Status clear_counters(const Arguments& args) {
 // Fills the cache, and clears the counters.
 template <class Codes, int kHeadDim>
 Status quantise_cache(const Arguments& args) {
+  const DecodeParams<__nv_bfloat16> params(args);
   using Pass = QuantisePass;
   const Problem& p = args.problem;
   const int64_t rows = p.batch * p.kv_heads * p.seqlen_k;
   const int64_t blocks = ceil_div(rows * kHeadDim / 8, Pass::kThreads);
   if (const Status status = launch_kernel(
           quantise_kernel<Pass, Codes, kHeadDim>, dim3(static_cast<unsigned>(blocks), 2),
-          dim3(Pass::kThreads), 0, args.stream, args.in<__nv_bfloat16>("k"),
-          args.in<__nv_bfloat16>("v"), args.in<int>("seqused_k"), rows,
+          dim3(Pass::kThreads), 0, args.stream, params.k, params.v, params.seqused_k, rows,
           static_cast<int>(p.seqlen_k), static_cast<int>(p.kv_heads), args.out<uint8_t>("k8"),
           args.out<uint8_t>("v8"), args.out<float>("descale"));
       !status.ok())

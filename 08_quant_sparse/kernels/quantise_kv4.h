@@ -83,17 +83,17 @@ __global__ void __launch_bounds__(Pass::kThreads)
 
 template <class Codes>
 Status quantise_cache4(const Arguments& args) {
+  const DecodeParams<__nv_bfloat16> params(args);
   using Pass = QuantisePass;
   const Problem& p = args.problem;
   const int64_t rows = p.batch * p.kv_heads * p.seqlen_k;
   const auto launch = [&]<int kHeadDim>() {
     const int64_t blocks = ceil_div(rows * kHeadDim / 8, Pass::kThreads);
-    return launch_kernel(quantise4_kernel<Pass, Codes, kHeadDim>,
-                         dim3(static_cast<unsigned>(blocks), 2), dim3(Pass::kThreads), 0,
-                         args.stream, args.in<__nv_bfloat16>("k"), args.in<__nv_bfloat16>("v"),
-                         args.in<int>("seqused_k"), rows, static_cast<int>(p.seqlen_k),
-                         static_cast<int>(p.kv_heads), args.out<uint32_t>("k8"),
-                         args.out<uint32_t>("v8"), args.out<uint32_t>("descale"));
+    return launch_kernel(
+        quantise4_kernel<Pass, Codes, kHeadDim>, dim3(static_cast<unsigned>(blocks), 2),
+        dim3(Pass::kThreads), 0, args.stream, params.k, params.v, params.seqused_k, rows,
+        static_cast<int>(p.seqlen_k), static_cast<int>(p.kv_heads), args.out<uint32_t>("k8"),
+        args.out<uint32_t>("v8"), args.out<uint32_t>("descale"));
   };
   const Status filled = p.head_dim == 64    ? launch.template operator()<64>()
                         : p.head_dim == 128 ? launch.template operator()<128>()

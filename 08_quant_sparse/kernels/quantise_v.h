@@ -30,17 +30,17 @@ __global__ void __launch_bounds__(Pass::kThreads)
   __shared__ unsigned sLargest[kRowsPerPass][kHeadDim];
   const int64_t head = blockIdx.x / parts;
   const int part = static_cast<int>(blockIdx.x % parts), keys = mean_part_keys(seqlen_k);
-  const int lane = threadIdx.x % kLanes, own = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = threadIdx.x % kLanes, thread_row = static_cast<int>(threadIdx.x) / kLanes;
   const int end = min(seqlen_k, (part + 1) * keys);
   unsigned largest[8] = {};
 #pragma unroll 2  // so many loads in flight
-  for (int key = part * keys + own; key < end; key += kRowsPerPass) {
+  for (int key = part * keys + thread_row; key < end; key += kRowsPerPass) {
     const Bf16x8 e = load_bf16x8(gV + (head * seqlen_k + key) * kHeadDim + 8 * lane);
 #pragma unroll
     for (int i = 0; i < 8; ++i) largest[i] = max(largest[i], size_bits(e.x[i]));
   }
 #pragma unroll
-  for (int i = 0; i < 8; ++i) sLargest[own][8 * lane + i] = largest[i];
+  for (int i = 0; i < 8; ++i) sLargest[thread_row][8 * lane + i] = largest[i];
   __syncthreads();  // those of all threads are there
   for (int col = threadIdx.x; col < kHeadDim; col += Pass::kThreads) {
     unsigned all = 0;

@@ -24,17 +24,17 @@ __global__ void __launch_bounds__(Pass::kThreads)
   __shared__ float sSum[kRowsPerPass][kHeadDim];
   const int64_t head = blockIdx.x / parts;
   const int part = static_cast<int>(blockIdx.x % parts);
-  const int lane = threadIdx.x % kLanes, own = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = threadIdx.x % kLanes, thread_row = static_cast<int>(threadIdx.x) / kLanes;
   const int end = min(seqlen_k, (part + 1) * keys);
   float sum[8] = {};
 #pragma unroll 2  // so many loads in flight
-  for (int key = part * keys + own; key < end; key += kRowsPerPass) {
+  for (int key = part * keys + thread_row; key < end; key += kRowsPerPass) {
     const Bf16x8 e = load_bf16x8(gK + (head * seqlen_k + key) * kHeadDim + 8 * lane);
 #pragma unroll
     for (int i = 0; i < 8; ++i) sum[i] += e.x[i];
   }
 #pragma unroll
-  for (int i = 0; i < 8; ++i) sSum[own][8 * lane + i] = sum[i];
+  for (int i = 0; i < 8; ++i) sSum[thread_row][8 * lane + i] = sum[i];
   __syncthreads();  // the sums of all threads are there
   for (int col = threadIdx.x; col < kHeadDim; col += Pass::kThreads) {
     float all = 0;

@@ -84,6 +84,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
 // All of the pass: means of K and of Q, codes of what is left, vectors, codes of V.
 template <int kHeadDim, class Groups>
 Status quantise_smooth_q(const Arguments& args) {
+  const ForwardParams<__nv_bfloat16> params(args);
   using Pass = QuantisePass;
   const Problem& p = args.problem;
   const int seqlen_q = static_cast<int>(p.seqlen_q), seqlen_k = static_cast<int>(p.seqlen_k);
@@ -95,8 +96,7 @@ Status quantise_smooth_q(const Arguments& args) {
   if (const Status status = mean_of_k<kHeadDim>(args); !status.ok()) return status;
   if (const Status status = launch_kernel(  // the parts of a head are its tiles
           mean_parts_kernel<Pass, kHeadDim>, dim3(heads * static_cast<unsigned>(tiles)),
-          dim3(Pass::kThreads), 0, args.stream, args.in<__nv_bfloat16>("q"), seqlen_q, tiles,
-          kScaleRows, sums);
+          dim3(Pass::kThreads), 0, args.stream, params.q, seqlen_q, tiles, kScaleRows, sums);
       !status.ok())
     return status;
   if (const Status status = quantise<kHeadDim, Groups, true>(
@@ -108,8 +108,8 @@ Status quantise_smooth_q(const Arguments& args) {
   if (const Status status = launch_kernel(
           vectors_kernel<Pass, kHeadDim>,
           dim3(heads * blocks, static_cast<unsigned>(ceil_div(seqlen_k, kVectorKeys))),
-          dim3(Pass::kThreads), 0, args.stream, args.in<__nv_bfloat16>("k"), mean, sums, seqlen_q,
-          seqlen_k, group, scale * kLog2e, args.out<float>("vectors"));
+          dim3(Pass::kThreads), 0, args.stream, params.k, mean, sums, seqlen_q, seqlen_k, group,
+          scale * kLog2e, args.out<float>("vectors"));
       !status.ok())
     return status;
   return quantise_v<kHeadDim>(args);
@@ -133,14 +133,14 @@ struct SmoothTensorMaps : Fp8TensorMaps {
 //! [add_vector]
 template <int kTiles>
 __device__ __forceinline__ void scores_with_vector(float (&s)[kTiles][4],
-                                                   const int (&whole)[kTiles][4],
+                                                   const int (&s_acc)[kTiles][4],
                                                    const float* sVector, float scale_log2) {
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
     const float2 of_keys = *reinterpret_cast<const float2*>(sVector + 8 * n + quad_col());
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-      s[n][i] = fmaf(static_cast<float>(whole[n][i]), scale_log2, i % 2 ? of_keys.y : of_keys.x);
+      s[n][i] = fmaf(static_cast<float>(s_acc[n][i]), scale_log2, i % 2 ? of_keys.y : of_keys.x);
   }
 }
 //! [add_vector]

@@ -25,12 +25,12 @@ struct Choice {
   int columns, keys, newest;
 };
 inline Choice choice_of(const Problem& p) {
-  const auto own = [&](const char* name, int otherwise) {
+  const auto option = [&](const char* name, int otherwise) {
     const auto found = p.own.find(name);
     return found == p.own.end() ? otherwise : static_cast<int>(found->second[0]);
   };
-  const int keys = own("top_keys", 128);
-  return {own("top_columns", 32), keys, own("newest_keys", keys < 4 ? 1 : keys / 4)};
+  const int keys = option("top_keys", 128);
+  return {option("top_columns", 32), keys, option("newest_keys", keys < 4 ? 1 : keys / 4)};
 }
 
 // 2^x of x <= 0, to some 1e-7; 0 below 2^-60, so that no unit has a

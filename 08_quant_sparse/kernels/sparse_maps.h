@@ -13,6 +13,7 @@ struct TensorMaps {
   TensorMap q, k, v;
   template <class Element>
   Status make(const Arguments& args, int block_m, int block_n) {
+    const ForwardParams<Element> params(args);
     const Problem& p = args.problem;
     const int64_t d = p.head_dim;
     const auto map_of = [&](TensorMap& map, const Element* g, int64_t heads, int64_t rows,
@@ -22,9 +23,9 @@ struct TensorMaps {
                                 {2 * d, 128, 2 * d * rows}, {64, tile_rows, panels, 1},
                                 Swizzle::k128);
     };
-    for (const Status& status : {map_of(q, args.in<Element>("q"), p.heads, p.seqlen_q, block_m),
-                                 map_of(k, args.in<Element>("k"), p.kv_heads, p.seqlen_k, block_n),
-                                 map_of(v, args.in<Element>("v"), p.kv_heads, p.seqlen_k, block_n)})
+    for (const Status& status : {map_of(q, params.q, p.heads, p.seqlen_q, block_m),
+                                 map_of(k, params.k, p.kv_heads, p.seqlen_k, block_n),
+                                 map_of(v, params.v, p.kv_heads, p.seqlen_k, block_n)})
       if (!status.ok()) return status;
     return Status::success();
   }

@@ -8,13 +8,13 @@
 //
 // Nothing is rounded before the mean of all keys is known, which is why there are two readings. V
 // has a mean and a scale for each channel of a head: the blocks that a tile of queries visits come
-// from all over the sequence, so that a window's mean (quantise_windows.h) would need an O of its
-// own for each window. Means and scales are those of finite values.
+// from all over the sequence, so that a chunk's mean (quantise_chunks.h) would need an O of its
+// own for each chunk. Means and scales are those of finite values.
 #pragma once
 
 #include "kernels/block_sums.h"
 #include "kernels/choose_blocks.h"
-#include "kernels/quantise_windows.h"
+#include "kernels/quantise_chunks.h"
 
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
@@ -42,12 +42,12 @@ __device__ __forceinline__ void pool_rows(PoolStorage<Pass, kHeadDim, kRows>& sm
   using Storage = PoolStorage<Pass, kHeadDim, kRows>;
   constexpr int kLanes = Storage::kLanes, kRowsPerPass = Storage::kRowsPerPass;
   constexpr int kTogether = Storage::kTogether, kPairs = Storage::kPairs;
-  const int lane = threadIdx.x % kLanes, own = static_cast<int>(threadIdx.x) / kLanes;
+  const int lane = threadIdx.x % kLanes, thread_row = static_cast<int>(threadIdx.x) / kLanes;
   const int pair = threadIdx.x % kPairs, owner = static_cast<int>(threadIdx.x) / kPairs;
   uint4 bits[Storage::kTimes];
 #pragma unroll
   for (int n = 0; n < Storage::kTimes; ++n) {
-    const int row = own + n * kRowsPerPass;
+    const int row = thread_row + n * kRowsPerPass;
     bits[n] = make_uint4(0, 0, 0, 0);
     if (row < count) bits[n] = *reinterpret_cast<const uint4*>(gRows + row * kHeadDim + 8 * lane);
   }
@@ -61,11 +61,11 @@ __device__ __forceinline__ void pool_rows(PoolStorage<Pass, kHeadDim, kRows>& sm
       const Bf16x8 e = bf16x8_of(bits[first + r]);
 #pragma unroll
       for (int i = 0; i < 8; ++i) square[r] = fmaf(e.x[i], e.x[i], square[r]);
-      smem.sRows[own + r * kRowsPerPass][lane] = bits[first + r];
+      smem.sRows[thread_row + r * kRowsPerPass][lane] = bits[first + r];
     }
     const float of_row = sums_of_rows<kLanes>(square, lane);
     if (lane < kTogether)
-      smem.sInverse[own + lane * kRowsPerPass] = of_row > 0 ? 1 / sqrtf(of_row) : 0;
+      smem.sInverse[thread_row + lane * kRowsPerPass] = of_row > 0 ? 1 / sqrtf(of_row) : 0;
     __syncthreads();  // the rows, and what their lengths are the inverse of, are there
 #pragma unroll 8
     for (int row = owner; row < Storage::kStaged; row += Storage::kOwners) {

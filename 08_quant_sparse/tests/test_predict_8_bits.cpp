@@ -6,7 +6,7 @@
 #include <random>
 #include <set>
 
-#include "08_quant_sparse/kernels/longest_first.h"
+#include "08_quant_sparse/kernels/lpt_order.h"
 #include "08_quant_sparse/host/predict.h"
 #include "08_quant_sparse/kernels/sparse.h"
 #include "run/runner.h"

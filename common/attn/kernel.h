@@ -9,6 +9,7 @@
 #include <string>
 #include <type_traits>
 
+#include "attn/params.h"
 #include "attn/step.h"
 
 #ifdef ATTN_EMULATED

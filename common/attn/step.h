@@ -29,15 +29,22 @@ struct Device {
   bool operator==(const Device&) const = default;
 };
 
-/// Tiles of S, and the order in which blocks take tiles of queries: section after section of heads;
-/// in one, the last tiles of queries of all its heads first. What a launch says of itself
-/// (Arguments::plans).
+/// A tile of queries: the query head, counted over the batch, and the row block in it.
+struct QueryTile {
+  int64_t head, m_block;
+};
+
+/// The tiles of S and the order in which thread blocks take tiles of queries, as a launch reports
+/// them (Arguments::report_tiling). Default order: one section of heads after the other; within a
+/// section the last row blocks of all its heads first (LPT under a causal mask).
 struct Tiling {
   int64_t block_m, block_n;  ///< B_r, B_c
-  int64_t section = 1;       ///< query heads that are worked on together; 1: one after the other
-  int blocks_per_sm = 1;     ///< resident ones
-  /// rows that skip a block of keys together, if a warp does so for its own; 0: block_m
+  int64_t section = 1;       ///< query heads per section; 1: one head after the other
+  int blocks_per_sm = 1;     ///< resident thread blocks per SM
+  /// rows that skip a KV block together, where a warp skips for its rows alone; 0: block_m
   int64_t rows_together = 0;
+  /// Another order: the tile that is taken `index`-th, a permutation of all tiles. Null: as above.
+  std::function<QueryTile(int64_t index)> order = {};
 };
 
 /// A CUDA stream; nullptr is the default stream (and the only one of the emulator).
@@ -71,6 +78,12 @@ class Arguments {
   template <class T>
   T* out(const std::string& name) const {
     return static_cast<T*>(pointers_.at(name));
+  }
+  /// The same, or nullptr where the step has no such workspace.
+  template <class T>
+  T* out_or_null(const std::string& name) const {
+    const auto found = pointers_.find(name);
+    return found == pointers_.end() ? nullptr : static_cast<T*>(found->second);
   }
 
   /// Marks the start of a phase of the step's cost, for whoever times the launch.
@@ -158,7 +171,7 @@ struct Step {
   Launch prepare = {};            ///< run once before, untimed: what a forward pass keeps
   bool deterministic = true;      ///< bit-equal from run to run
   GpuNeeds needs = {};            ///< on a GPU; the emulator has all instructions
-  /// Its launch says its tiles (Arguments::plans). Its cost has K and V once; how often they really
+  /// Its launch reports its tiles (Arguments::report_tiling). Its cost has K and V once; how often they really
   /// come from HBM is added by cost_of, to the phase "attention".
   bool tiled = false;
   /// Features that it has (feature.h) of those which not every step has: "softcap", "varlen" ...

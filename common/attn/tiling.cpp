@@ -85,6 +85,13 @@ double kv_bytes_from_hbm(const Problem& p, const Tiling& t, const Machine& machi
   const double kv_bytes = 2 * double(blocks_together * t.block_n) * row_bytes;
   const int64_t groups = ceil_div(ceil_div(p.seqlen_k, t.block_n), blocks_together);
 
+  const auto order = t.order ? t.order : [&](int64_t index) -> QueryTile {
+    const int64_t first_head = index / (section * num_m_blocks) * section;
+    const int64_t together = std::min(section, heads - first_head),
+                  in_section = index - first_head * num_m_blocks;
+    return {first_head + in_section % together, num_m_blocks - 1 - in_section / together};
+  };
+
   LeastRecentlyUsed l2(kL2Share * machine.l2_bytes);
   struct Block {
     int64_t tile = -1, head = 0, next = 0, end = 0;  // of the tile of queries: its groups of blocks
@@ -104,12 +111,11 @@ double kv_bytes_from_hbm(const Problem& p, const Tiling& t, const Machine& machi
     if (block.next == block.end) {
       if (block.tile >= 0) l2.use(q_and_o + 2 * block.tile + 1, tile_bytes);  // O is written
       if (taken == count) continue;
-      const int64_t index = taken++, first_head = index / (section * num_m_blocks) * section;
-      const int64_t together = std::min(section, heads - first_head),
-                    own = index - first_head * num_m_blocks;
-      const KeyRange seen = kv_block_range(p, t, num_m_blocks - 1 - own / together);
-      block = {index, (first_head + own % together) / p.group(), seen.begin / blocks_together,
-               ceil_div(seen.end, blocks_together)};
+      const int64_t index = taken++;
+      const QueryTile tile = order(index);
+      const KeyRange range = kv_block_range(p, t, tile.m_block);
+      block = {index, tile.head / p.group(), range.begin / blocks_together,
+               ceil_div(range.end, blocks_together)};
       l2.use(q_and_o + 2 * index, tile_bytes);
       // an epilogue and a prologue take as long as half a block of keys
       now += 0.5 / double(blocks_together);

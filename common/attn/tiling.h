@@ -1,9 +1,9 @@
 /// \file
-/// The tiles of S that a step works on, and what their order costs: which K and V a tile brings,
-/// and how much of that comes from HBM because L2 has let go of it.
+/// A step's tiles of S, and the HBM traffic that their order causes: which K and V blocks a tile
+/// reads, and which of these reads miss L2.
 ///
-/// A launch states its tiles itself (Arguments::plans), so that the model reckons with what is
-/// launched.
+/// A launch reports its tiles itself (Arguments::report_tiling), so the model and the launch cannot
+/// disagree.
 #pragma once
 
 #include <optional>

@@ -314,6 +314,12 @@ std::vector<Chunk> CodeKeys::device_chunks(const std::string& chapter, const std
   for (std::vector<Chunk>* some : {&all, &chunks})
     std::erase_if(*some, [](const Chunk& c) { return c.tokens.empty(); });
   for (const Chunk& c : all) append(wanted, c.tokens);
+  // A kernel in a header may be named by a host function alone, as the pass that quantises Q and K.
+  Tokens launched;
+  for (const Chunk& c : launch_chunks(chapter, step)) append(launched, c.tokens);
+  for (const Chunk& c : chunks)
+    if (c.has("__global__") && std::ranges::find(launched, c.name) != launched.end())
+      wanted.push_back(c.name);
   for (const Chunk* c : used_chunks(chunks, wanted, true)) all.push_back(*c);
   return all;
 }
@@ -351,9 +357,9 @@ const CodeKeys::ChapterSources& CodeKeys::sources(const std::string& chapter) {
   std::ranges::sort(files, {},
                     [](const fs::path& path) { return std::pair(path.filename(), path); });
   for (const char* name :
-       {"attn/kernel.h", "attn/tiling.h", "attn/tiling.cpp", "attn/sliding_tiles.h",
-        "attn/sliding_tiles.cpp", "attn/two_streams.h", "attn/blas.h", "attn/blas.cpp",
-        "device/captured_launch.h", "device/captured_launch.cpp"})
+       {"attn/kernel.h", "attn/params.h", "attn/tiling.h", "attn/tiling.cpp",
+        "attn/sliding_tiles.h", "attn/sliding_tiles.cpp", "attn/two_streams.h", "attn/blas.h",
+        "attn/blas.cpp", "device/captured_launch.h", "device/captured_launch.cpp"})
     if (fs::exists(root_ / "common" / name)) files.push_back(root_ / "common" / name);
   for (const fs::path& file : files)
     for (Chunk& chunk : chunks_of(tokens(file))) {

@@ -48,7 +48,18 @@ TEST_CASE("K and V come from HBM once where they stay in L2, and with every wave
   CHECK(kv_bytes_from_hbm(shared, {128, 128, 128}, h200) == kAll / 8);
 }
 
-TEST_CASE("a launch says its tiles, and launches nothing then", "[tiling]") {
+TEST_CASE("an order given as a function replaces the order by sections", "[tiling]") {
+  const Machine h200;
+  const Problem p = long_problem(false);
+  constexpr int64_t kRowBlocks = 2048 / 128, kHeads = 8 * 16;
+  Tiling head_after_head{128, 128, 128}, all_heads{128, 128, 1};
+  head_after_head.order = [](int64_t n) { return QueryTile{n / kRowBlocks, n % kRowBlocks}; };
+  all_heads.order = [](int64_t n) { return QueryTile{n % kHeads, n / kHeads}; };
+  CHECK(kv_bytes_from_hbm(p, head_after_head, h200) == kAll);
+  CHECK(kv_bytes_from_hbm(p, all_heads, h200) > 15 * kAll);
+}
+
+TEST_CASE("a launch reports its tiles, and launches nothing then", "[tiling]") {
   const Problem p = long_problem(false);
   const auto tiling = tiling_of({nullptr, two_tiles}, p);
   REQUIRE(tiling);

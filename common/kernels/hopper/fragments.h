@@ -81,10 +81,14 @@ __device__ __forceinline__ void apply_softcap(float (&s)[Config::kBlockN / 8][4]
 }
 //! [softcap]
 
-// Keys that a row does not see get -inf. `row0` is where the tile's first row is among the keys.
+// Sets the scores of masked keys to kMaskedScore. `row0` is the tile's first row, counted as a key.
 //! [mask]
-template <class Config>
-__device__ __forceinline__ void apply_mask(float (&s)[Config::kBlockN / 8][4], const Shape& shape,
+template <class Score>
+constexpr Score kMaskedScore = -INFINITY;
+template <>
+inline constexpr int kMaskedScore<int> = -0x800000;  // below every int8 score; the bits of -inf
+template <class Config, class Score>
+__device__ __forceinline__ void apply_mask(Score (&s)[Config::kBlockN / 8][4], const Shape& shape,
                                            const KvBlockRange& kv_range, int n_block, int row0,
                                            int last_key) {
   if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end) return;
@@ -98,7 +102,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kBlockN / 8][4], c
     for (int n = 0; n < Config::kBlockN / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        if (8 * n + i > last) s[n][2 * r + i] = -INFINITY;
+        if (8 * n + i > last) s[n][2 * r + i] = kMaskedScore<Score>;
   }
   if (n_block >= kv_range.unmasked_begin) return;
 #pragma unroll
@@ -108,7 +112,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kBlockN / 8][4], c
     for (int n = 0; n < Config::kBlockN / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        if (8 * n + i < first) s[n][2 * r + i] = -INFINITY;
+        if (8 * n + i < first) s[n][2 * r + i] = kMaskedScore<Score>;
   }
 }
 //! [mask]

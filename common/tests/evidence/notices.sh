@@ -96,6 +96,10 @@ noticed '^times 06_flash_v3_hopper.*: launch code has changed since' "a tensor m
 f4=/06_flash_v3_hopper/f4_block_scales.cu
 noticed '^times 06_flash_v3_hopper.*`f5_incoherent` has changed since' \
   "the parent's kernel, which a step launches" $f4 's/v_descale, sum\)/-v_descale, sum)/'
+noticed '^times 06_flash_v3_hopper.*`f5_incoherent` has changed since' \
+  "a kernel that only a host function of a header launches" \
+  /06_flash_v3_hopper/kernels/quantise_tiles.h \
+  '/\[hadamard\]/,/\[hadamard\]/s/ - / + /'
 noticed '^times 06_flash_v3_hopper.*: launch code has changed since' \
   "the launch of the parent's kernel" $f4 \
   's/std::min<unsigned>\(tiles\.count\(\), num_sms\)/num_sms/'

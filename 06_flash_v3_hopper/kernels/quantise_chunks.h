@@ -1,8 +1,8 @@
-// V from bf16 to e4m3 less its mean: a mean and a scale for each channel (column) of a window of
+// V from bf16 to e4m3 less its mean: a mean and a scale for each channel (column) of a chunk of
 // 4096 keys. One kernel finds them, another one rounds and transposes. Q and K are those of
 // quantise_tiles.h; with a rotary embedding, of quantise_rotary.h or of f7_rotary.
 //
-//     v_window [B Hkv, windows, d, 2]    mean, descale
+//     v_chunk [B Hkv, chunks, d, 2]    mean, descale
 //     v8       [B Hkv, d, padded]        (V - mean) / descale, as in quantise.h
 #pragma once
 
@@ -11,31 +11,31 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-constexpr int kWindowKeys = 4096;
-struct WindowsPass : RotaryPass {};
+constexpr int kChunkKeys = 4096;
+struct ChunksPass : RotaryPass {};
 
-// A block has 64 columns of a window. Each thread adds up every 32nd row, then a thread
+// A block has 64 columns of a chunk. Each thread adds up every 32nd row, then a thread
 // a column adds up these sums: an order that is always the same, and the host's too (fp8.cpp).
-//! [windows]
+//! [chunks]
 template <class Pass>
 __global__ void __launch_bounds__(Pass::kThreads)
-    windows_kernel(const __nv_bfloat16* __restrict__ gV,  // [B Hkv, seqlen_k, d]
-                   int seqlen_k, int head_dim, float2* __restrict__ gWindows) {
+    chunks_kernel(const __nv_bfloat16* __restrict__ gV,  // [B Hkv, seqlen_k, d]
+                  int seqlen_k, int head_dim, float2* __restrict__ gChunks) {
   constexpr int kColumns = kTransposedColumns, kRowsPerPass = 8 * Pass::kThreads / kColumns;
   __shared__ float sSum[kRowsPerPass][kColumns], sLeast[kRowsPerPass][kColumns];
   __shared__ float sMost[kRowsPerPass][kColumns];
-  const int panels = head_dim / kColumns, windows = ceil_div(seqlen_k, kWindowKeys);
+  const int panels = head_dim / kColumns, chunks = ceil_div(seqlen_k, kChunkKeys);
   const int panel = static_cast<int>(blockIdx.x) % panels;
-  const int64_t head = blockIdx.x / panels / windows;
-  const int window = static_cast<int>(blockIdx.x / panels % windows);
+  const int64_t head = blockIdx.x / panels / chunks;
+  const int chunk = static_cast<int>(blockIdx.x / panels % chunks);
   const int column = static_cast<int>(threadIdx.x) % 8 * 8;
-  const int own = static_cast<int>(threadIdx.x) / 8;
-  const int key0 = window * kWindowKeys, end = min(seqlen_k, key0 + kWindowKeys);
+  const int thread_row = static_cast<int>(threadIdx.x) / 8;
+  const int key0 = chunk * kChunkKeys, end = min(seqlen_k, key0 + kChunkKeys);
   float sum[8] = {}, least[8], most[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) least[i] = INFINITY, most[i] = -INFINITY;
 #pragma unroll 8  // so many loads in flight
-  for (int key = key0 + own; key < end; key += kRowsPerPass) {
+  for (int key = key0 + thread_row; key < end; key += kRowsPerPass) {
     const Bf16x8 e =
         load_bf16x8_as_given(gV + (head * seqlen_k + key) * head_dim + panel * kColumns + column);
 #pragma unroll
@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    sSum[own][column + i] = sum[i];
-    sLeast[own][column + i] = least[i], sMost[own][column + i] = most[i];
+    sSum[thread_row][column + i] = sum[i];
+    sLeast[thread_row][column + i] = least[i], sMost[thread_row][column + i] = most[i];
   }
   __syncthreads();  // those of all threads are there
   if (threadIdx.x >= kColumns) return;
@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
     all += sSum[row][threadIdx.x];
     low = fminf(low, sLeast[row][threadIdx.x]), high = fmaxf(high, sMost[row][threadIdx.x]);
   }
-  if (!(fabsf(all) < INFINITY)) {  // one bad key must not spoil the window's mean
+  if (!(fabsf(all) < INFINITY)) {  // one bad key must not spoil the chunk's mean
     const FiniteColumn of_column =
         finite_column(gV + (head * seqlen_k + key0) * head_dim + panel * kColumns + threadIdx.x,
                       head_dim, end - key0);
@@ -64,20 +64,20 @@ __global__ void __launch_bounds__(Pass::kThreads)
   }
   const float mean = all / static_cast<float>(end - key0);
   const float largest = fmaxf(fmaxf(high - mean, mean - low), kSmallestV);
-  gWindows[(head * windows + window) * head_dim + panel * kColumns + threadIdx.x] =
+  gChunks[(head * chunks + chunk) * head_dim + panel * kColumns + threadIdx.x] =
       make_float2(mean, largest / kLargestE4M3);
 }
-//! [windows]
+//! [chunks]
 
 // A block transposes 128 keys of 64 columns, as quantise_transposed_kernel does.
-//! [transpose_windows]
+//! [transpose_chunks]
 template <class Pass>
 __global__ void __launch_bounds__(Pass::kThreads)
-    transpose_windows_kernel(const __nv_bfloat16* __restrict__ gV, int seqlen_k, int head_dim,
-                             const float2* __restrict__ gWindows, uint8_t* __restrict__ gV8) {
+    transpose_chunks_kernel(const __nv_bfloat16* __restrict__ gV, int seqlen_k, int head_dim,
+                            const float2* __restrict__ gChunks, uint8_t* __restrict__ gV8) {
   __shared__ TransposeStorage smem;
-  static_assert(kWindowKeys % kTransposedKeys == 0);
-  const int panels = head_dim / kTransposedColumns, windows = ceil_div(seqlen_k, kWindowKeys);
+  static_assert(kChunkKeys % kTransposedKeys == 0);
+  const int panels = head_dim / kTransposedColumns, chunks = ceil_div(seqlen_k, kChunkKeys);
   const int64_t head = blockIdx.x / panels, padded = padded_keys(seqlen_k);
   const int column0 = static_cast<int>(blockIdx.x) % panels * kTransposedColumns;
   const int key0 = static_cast<int>(blockIdx.y) * kTransposedKeys;
@@ -86,11 +86,11 @@ __global__ void __launch_bounds__(Pass::kThreads)
   Bf16x8 four[4];
   load_keys(gV + head * seqlen_k * head_dim + column0 + column, head_dim, key0, seqlen_k, group,
             four);
-  const float2* const window =
-      gWindows + (head * windows + key0 / kWindowKeys) * head_dim + column0 + column;
+  const float2* const chunk =
+      gChunks + (head * chunks + key0 / kChunkKeys) * head_dim + column0 + column;
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
-    const float2 v = window[c];
+    const float2 v = chunk[c];
 #pragma unroll
     for (int i = 0; i < 4; ++i) four[i].x[c] = (four[i].x[c] - v.x) * (1 / v.y);
   }
@@ -98,37 +98,36 @@ __global__ void __launch_bounds__(Pass::kThreads)
   __syncthreads();  // all codes are there
   write_transposed(smem, gV8 + (head * head_dim + column0) * padded, padded, key0);
 }
-//! [transpose_windows]
+//! [transpose_chunks]
 
-//! [launch_windows]
+//! [launch_chunks]
 // `quantise_turned` turns Q and K and quantises them, where there is a rotary embedding.
 template <int kHeadDim>
-Status quantise_windows(const Arguments& args, LaunchFunction quantise_turned =
-                                                   turn_and_quantise<WindowsPass, kHeadDim>) {
-  using Pass = WindowsPass;
+Status quantise_chunks(const Arguments& args,
+                       LaunchFunction quantise_turned = turn_and_quantise<ChunksPass, kHeadDim>) {
+  using Pass = ChunksPass;
   const Problem& p = args.problem;
   const auto* const v = args.in<__nv_bfloat16>("v");
-  auto* const windows = reinterpret_cast<float2*>(args.out<float>("v_window"));
+  auto* const chunks = reinterpret_cast<float2*>(args.out<float>("v_chunk"));
   const int seqlen_k = static_cast<int>(p.seqlen_k);
   const auto panels = static_cast<unsigned>(p.batch * p.kv_heads * kHeadDim / kTransposedColumns);
-  args.phase("windows");
+  args.phase("chunks");
   if (const Status status =
-          launch_kernel(windows_kernel<Pass>,
-                        dim3(panels * static_cast<unsigned>(ceil_div(p.seqlen_k, kWindowKeys))),
-                        dim3(Pass::kThreads), 0, args.stream, v, seqlen_k, kHeadDim, windows);
+          launch_kernel(chunks_kernel<Pass>,
+                        dim3(panels * static_cast<unsigned>(ceil_div(p.seqlen_k, kChunkKeys))),
+                        dim3(Pass::kThreads), 0, args.stream, v, seqlen_k, kHeadDim, chunks);
       !status.ok())
     return status;
   const bool turned = args.in_or_null<float>("cos_sin") != nullptr;
-  if (const Status status = turned ? quantise_turned(args)
-                                   : quantise_q_and_k<Pass, true, kHeadDim>(args);
+  if (const Status status =
+          turned ? quantise_turned(args) : quantise_q_and_k<Pass, true, kHeadDim>(args);
       !status.ok())
     return status;
   return launch_kernel(
-      transpose_windows_kernel<Pass>,
+      transpose_chunks_kernel<Pass>,
       dim3(panels, static_cast<unsigned>(ceil_div(padded_keys(p.seqlen_k), kTransposedKeys))),
-      dim3(Pass::kThreads), 0, args.stream, v, seqlen_k, kHeadDim, windows,
-      args.out<uint8_t>("v8"));
+      dim3(Pass::kThreads), 0, args.stream, v, seqlen_k, kHeadDim, chunks, args.out<uint8_t>("v8"));
 }
-//! [launch_windows]
+//! [launch_chunks]
 
 }  // namespace ATTN_BACKEND::hopper

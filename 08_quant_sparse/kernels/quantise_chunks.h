@@ -1,7 +1,7 @@
-// V from bf16 to e4m3 less its mean, SageAttention2's "smooth V" (arXiv 2411.10958) by windows: a
-// mean and a scale for each channel (column) of a window of 4096 keys. As 06's quantise_windows.h.
+// V from bf16 to e4m3 less its mean, SageAttention2's "smooth V" (arXiv 2411.10958) by chunks: a
+// mean and a scale for each channel (column) of a chunk of 4096 keys. As 06's quantise_chunks.h.
 //
-//     v_window [B Hkv, windows, d, 2]    mean, descale
+//     v_chunk [B Hkv, chunks, d, 2]    mean, descale
 //     v8       [B Hkv, d, padded]        (V - mean) / descale, as in quantise_v.h
 //
 // Means and scales come from finite values. A NaN or an infinity becomes e4m3's NaN code, and stays
@@ -13,30 +13,30 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-constexpr int kWindowKeys = 4096;
+constexpr int kChunkKeys = 4096;
 
-// A block has 64 columns of a window. Each thread adds up every 32nd row, then a thread for each
+// A block has 64 columns of a chunk. Each thread adds up every 32nd row, then a thread for each
 // column adds up these sums: an order that is always the same, and the host's too (rounded.cpp).
-//! [windows]
+//! [chunks]
 template <class Pass>
 __global__ void __launch_bounds__(Pass::kThreads)
-    windows_kernel(const __nv_bfloat16* __restrict__ gV,  // [B Hkv, seqlen_k, d]
-                   int seqlen_k, int head_dim, float2* __restrict__ gWindows) {
+    chunks_kernel(const __nv_bfloat16* __restrict__ gV,  // [B Hkv, seqlen_k, d]
+                  int seqlen_k, int head_dim, float2* __restrict__ gChunks) {
   constexpr int kColumns = kTransposedColumns, kRowsPerPass = 8 * Pass::kThreads / kColumns;
   __shared__ float sSum[kRowsPerPass][kColumns], sLeast[kRowsPerPass][kColumns];
   __shared__ float sMost[kRowsPerPass][kColumns];
-  const int panels = head_dim / kColumns, windows = ceil_div(seqlen_k, kWindowKeys);
+  const int panels = head_dim / kColumns, chunks = ceil_div(seqlen_k, kChunkKeys);
   const int panel = static_cast<int>(blockIdx.x) % panels;
-  const int64_t head = blockIdx.x / panels / windows;
-  const int window = static_cast<int>(blockIdx.x / panels % windows);
+  const int64_t head = blockIdx.x / panels / chunks;
+  const int chunk = static_cast<int>(blockIdx.x / panels % chunks);
   const int column = static_cast<int>(threadIdx.x) % 8 * 8;
-  const int own = static_cast<int>(threadIdx.x) / 8;
-  const int key0 = window * kWindowKeys, end = min(seqlen_k, key0 + kWindowKeys);
+  const int thread_row = static_cast<int>(threadIdx.x) / 8;
+  const int key0 = chunk * kChunkKeys, end = min(seqlen_k, key0 + kChunkKeys);
   float sum[8] = {}, least[8], most[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) least[i] = INFINITY, most[i] = -INFINITY;
 #pragma unroll 4  // so many loads in flight
-  for (int key = key0 + own; key < end; key += kRowsPerPass) {
+  for (int key = key0 + thread_row; key < end; key += kRowsPerPass) {
     const Bf16x8 e =
         load_bf16x8(gV + (head * seqlen_k + key) * head_dim + panel * kColumns + column);
 #pragma unroll
@@ -47,8 +47,8 @@ __global__ void __launch_bounds__(Pass::kThreads)
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    sSum[own][column + i] = sum[i];
-    sLeast[own][column + i] = least[i], sMost[own][column + i] = most[i];
+    sSum[thread_row][column + i] = sum[i];
+    sLeast[thread_row][column + i] = least[i], sMost[thread_row][column + i] = most[i];
   }
   __syncthreads();  // those of all threads are there
   if (threadIdx.x >= kColumns) return;
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
     all += sSum[row][threadIdx.x];
     low = fminf(low, sLeast[row][threadIdx.x]), high = fmaxf(high, sMost[row][threadIdx.x]);
   }
-  if (!(fabsf(all) < INFINITY)) {  // one bad key must not spoil the window's mean
+  if (!(fabsf(all) < INFINITY)) {  // one bad key must not spoil the chunk's mean
     const FiniteColumn of_column =
         finite_column(gV + (head * seqlen_k + key0) * head_dim + panel * kColumns + threadIdx.x,
                       head_dim, end - key0);
@@ -65,20 +65,20 @@ __global__ void __launch_bounds__(Pass::kThreads)
   }
   const float mean = all / static_cast<float>(end - key0);
   const float largest = fmaxf(fmaxf(high - mean, mean - low), kSmallestV);
-  gWindows[(head * windows + window) * head_dim + panel * kColumns + threadIdx.x] =
+  gChunks[(head * chunks + chunk) * head_dim + panel * kColumns + threadIdx.x] =
       make_float2(mean, largest / kLargestE4M3);
 }
-//! [windows]
+//! [chunks]
 
-// As transpose_kernel of quantise_v.h: 64 columns `panel` of 128 keys `tile`. `window_of` says
+// As transpose_kernel of quantise_v.h: 64 columns `panel` of 128 keys `tile`. `chunk_of` says
 // where the means and scales of a head's columns are that the keys from one on have.
-//! [transpose_windows]
+//! [transpose_chunks]
 // A word more than there are in a row: fewer bank conflicts.
 using TransposedWords = uint32_t[kTransposedColumns][kTransposedKeys / 4 + 1];
-template <class Pass, int kHeadDim, class WindowOf>
+template <class Pass, int kHeadDim, class ChunkOf>
 __device__ __forceinline__ void transpose_smoothed(const __nv_bfloat16* __restrict__ gV,
                                                    int seqlen_k, unsigned panel, unsigned tile,
-                                                   WindowOf window_of, TransposedWords& sWords,
+                                                   ChunkOf chunk_of, TransposedWords& sWords,
                                                    uint8_t* __restrict__ gV8) {
   constexpr int kPanels = kHeadDim / kTransposedColumns;
   const int64_t head = panel / kPanels, padded = padded_keys(seqlen_k);
@@ -96,14 +96,13 @@ __device__ __forceinline__ void transpose_smoothed(const __nv_bfloat16* __restri
 #pragma unroll
     for (int c = 0; c < 8; ++c) x[c][i] = finite_or_nan(e.x[c]);
   }
-  const float2* const window = window_of(head, key0) + column0 + column;
+  const float2* const chunk = chunk_of(head, key0) + column0 + column;
 #pragma unroll
   for (int c = 0; c < 8; ++c) {
-    const auto [mean, descale] = window[c];
+    const auto [mean, descale] = chunk[c];
     const float scale = 1 / descale;
-    sWords[column + c][group] =
-        pack4_e4m3((x[c][0] - mean) * scale, (x[c][1] - mean) * scale, (x[c][2] - mean) * scale,
-                   (x[c][3] - mean) * scale);
+    sWords[column + c][group] = pack4_e4m3((x[c][0] - mean) * scale, (x[c][1] - mean) * scale,
+                                           (x[c][2] - mean) * scale, (x[c][3] - mean) * scale);
   }
   __syncthreads();  // all codes are there
   const int word = static_cast<int>(threadIdx.x) % 32;
@@ -115,44 +114,44 @@ __device__ __forceinline__ void transpose_smoothed(const __nv_bfloat16* __restri
 
 template <class Pass, int kHeadDim>
 __global__ void __launch_bounds__(Pass::kThreads)
-    transpose_windows_kernel(const __nv_bfloat16* __restrict__ gV, int seqlen_k,
-                             const float2* __restrict__ gWindows, uint8_t* __restrict__ gV8) {
+    transpose_chunks_kernel(const __nv_bfloat16* __restrict__ gV, int seqlen_k,
+                            const float2* __restrict__ gChunks, uint8_t* __restrict__ gV8) {
   __shared__ TransposedWords sWords;
-  static_assert(kWindowKeys % kTransposedKeys == 0);
+  static_assert(kChunkKeys % kTransposedKeys == 0);
   transpose_smoothed<Pass, kHeadDim>(
       gV, seqlen_k, blockIdx.x, blockIdx.y,
       [&](int64_t head, int key0) {
-        const int windows = ceil_div(seqlen_k, kWindowKeys);
-        return gWindows + (head * windows + key0 / kWindowKeys) * kHeadDim;
+        const int chunks = ceil_div(seqlen_k, kChunkKeys);
+        return gChunks + (head * chunks + key0 / kChunkKeys) * kHeadDim;
       },
       sWords, gV8);
 }
-//! [transpose_windows]
+//! [transpose_chunks]
 
 // All of a step's pass: the mean of K, codes of Q and K, means and scales of V, codes of V.
-//! [launch_windows]
+//! [launch_chunks]
 template <int kHeadDim, class Groups>
-Status quantise_windows(const Arguments& args) {
+Status quantise_chunks(const Arguments& args) {
   using Pass = QuantisePass;
   const Problem& p = args.problem;
   if (const Status status = quantise_smoothed<kHeadDim, Groups>(args); !status.ok()) return status;
   const auto* const v = args.in<__nv_bfloat16>("v");
-  auto* const windows = reinterpret_cast<float2*>(args.out<float>("v_window"));
+  auto* const chunks = reinterpret_cast<float2*>(args.out<float>("v_chunk"));
   const int seqlen_k = static_cast<int>(p.seqlen_k);
   const auto panels = static_cast<unsigned>(p.batch * p.kv_heads * kHeadDim / kTransposedColumns);
-  args.phase("windows");
+  args.phase("chunks");
   if (const Status status =
-          launch_kernel(windows_kernel<Pass>,
-                        dim3(panels * static_cast<unsigned>(ceil_div(p.seqlen_k, kWindowKeys))),
-                        dim3(Pass::kThreads), 0, args.stream, v, seqlen_k, kHeadDim, windows);
+          launch_kernel(chunks_kernel<Pass>,
+                        dim3(panels * static_cast<unsigned>(ceil_div(p.seqlen_k, kChunkKeys))),
+                        dim3(Pass::kThreads), 0, args.stream, v, seqlen_k, kHeadDim, chunks);
       !status.ok())
     return status;
   args.phase("transpose");
   return launch_kernel(
-      transpose_windows_kernel<Pass, kHeadDim>,
+      transpose_chunks_kernel<Pass, kHeadDim>,
       dim3(panels, static_cast<unsigned>(ceil_div(padded_keys(p.seqlen_k), kTransposedKeys))),
-      dim3(Pass::kThreads), 0, args.stream, v, seqlen_k, windows, args.out<uint8_t>("v8"));
+      dim3(Pass::kThreads), 0, args.stream, v, seqlen_k, chunks, args.out<uint8_t>("v8"));
 }
-//! [launch_windows]
+//! [launch_chunks]
 
 }  // namespace ATTN_BACKEND::hopper

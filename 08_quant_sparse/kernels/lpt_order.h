@@ -28,7 +28,7 @@ template <class Pass, class Config>
 __global__ void __launch_bounds__(Pass::kThreads)
     order_kernel(TileOrder tiles, BlockLists lists, int n_blocks, int* __restrict__ gOrder) {
   __shared__ int sCount[kLengthClasses], sNext[kLengthClasses];
-  const auto own = static_cast<int>(threadIdx.x);
+  const auto tid = static_cast<int>(threadIdx.x);
   const unsigned of_section = tiles.section * tiles.num_m_blocks;
   const unsigned first = blockIdx.x * of_section, end = min(tiles.count(), first + of_section);
   const auto class_of = [&](unsigned n) {
@@ -36,17 +36,17 @@ __global__ void __launch_bounds__(Pass::kThreads)
     const int list = tile.bh * static_cast<int>(tiles.num_m_blocks) + tile.row0 / Config::kBlockM;
     return length_class(lists.gVisits[list].count(), n_blocks);
   };
-  if (own < kLengthClasses) sCount[own] = 0;
+  if (tid < kLengthClasses) sCount[tid] = 0;
   __syncthreads();  // all classes are empty
-  for (unsigned n = first + own; n < end; n += Pass::kThreads) atomicAdd(&sCount[class_of(n)], 1);
+  for (unsigned n = first + tid; n < end; n += Pass::kThreads) atomicAdd(&sCount[class_of(n)], 1);
   __syncthreads();  // all are counted
-  if (own < kLengthClasses) {
+  if (tid < kLengthClasses) {
     auto before = static_cast<int>(first);
-    for (int i = 0; i < own; ++i) before += sCount[i];
-    sNext[own] = before;
+    for (int i = 0; i < tid; ++i) before += sCount[i];
+    sNext[tid] = before;
   }
   __syncthreads();  // where each class begins is known
-  for (unsigned n = first + own; n < end; n += Pass::kThreads)
+  for (unsigned n = first + tid; n < end; n += Pass::kThreads)
     gOrder[atomicAdd(&sNext[class_of(n)], 1)] = static_cast<int>(n);
 }
 //! [longest_first]
