@@ -1,4 +1,4 @@
-// The table of chapter 02: its steps, what each costs and what each refuses.
+// The step table of chapter 02: what each step costs, and which problems it refuses.
 #include <fmt/format.h>
 
 #include <string>
@@ -21,7 +21,7 @@ using Reason = std::optional<std::string>;
 int64_t rows_of(const Problem& p) { return p.batch * p.heads * p.seqlen_q; }
 int64_t vector_size(const Problem& p) { return 16 / size_of(p.dtype); }
 
-// A row is read `reads` times and written once; `exp` exponentials an element.
+// A row is read `reads` times and written once; `exp` exponentials per element.
 Cost softmax_cost(const Problem& p, double reads, double exp) {
   const double elements = double(rows_of(p)) * double(p.seqlen_k);
   const double bytes = elements * double(size_of(p.dtype));
@@ -29,14 +29,14 @@ Cost softmax_cost(const Problem& p, double reads, double exp) {
       {.name = "softmax", .exp = exp * elements, .hbm_read = reads * bytes, .hbm_write = bytes}};
 }
 
-// Blocks lie in grid.x, which ends at 2^31 - 1.
+// All blocks are in gridDim.x, which is at most 2^31 - 1.
 Reason refuse_blocks(int64_t blocks) {
   if (blocks < int64_t{1} << 31) return std::nullopt;
   return fmt::format("{} blocks: at most 2^31 - 1 fit in a grid", blocks);
 }
 Reason refuse_rows(const Problem& p) { return refuse_blocks(rows_of(p)); }
 
-// v4: what one block can hold, 128 KiB in registers and 224 KiB in shared memory.
+// v4: one block holds at most 128 KiB of a row in registers and 224 KiB in shared memory.
 Reason refuse_long_rows(const Problem& p) {
   const int64_t most = 352 * 1024 / size_of(p.dtype);
   if (p.seqlen_k / vector_size(p) > most / vector_size(p))
@@ -48,7 +48,7 @@ Reason refuse_long_rows(const Problem& p) {
 }
 
 int64_t chunks_of(const Problem& p) {
-  const int64_t chunk = 4096 * vector_size(p);  // elements: v5's Config::kChunk
+  const int64_t chunk = 4096 * vector_size(p);  // v5's Config::kChunk, in elements
   return (p.seqlen_k + chunk - 1) / chunk;
 }
 
@@ -153,7 +153,7 @@ Chapter make_chapter() {
         const double element = double(size_of(p.dtype));
         const double q = double(rows_of(p) * p.head_dim) * element;
         const double kv = double(p.batch * p.kv_heads * p.seqlen_k) * double(p.head_dim) * element;
-        // K and V pass from L2 once a query, from HBM once if L2 holds them.
+        // Each query reads K and V from L2. HBM delivers them once if L2 holds them.
         return Cost{{.name = "attention",
                      .fp32_flop = 4 * double(p.head_dim) * pairs,
                      .exp = 4 * pairs,

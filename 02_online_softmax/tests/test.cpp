@@ -1,5 +1,5 @@
-// What chapter 02 promises: the algebra of the pair (maximum, sum), and every step right on every
-// shape.
+// The (m, l) states form a commutative monoid, and every step of chapter 02 is correct on every
+// shape it accepts.
 #include <numeric>
 #include <random>
 
@@ -23,15 +23,15 @@ Problem rows_cols(int64_t rows, int64_t cols, DType dtype, InputKind inputs = In
   return p;
 }
 
-// Every edge of a vector, a warp, a group and a block: cols, with rows so that rows begin inside
-// vectors.
+// Column counts at and next to the sizes of a vector, a warp, a group and a block. With several
+// rows, rows also start inside a vector.
 const std::vector<int64_t> kColumns{1,    2,    3,    4,    5,    7,    8,    9,   15,
                                     16,   31,   32,   33,   63,   64,   65,   127, 128,
                                     129,  203,  255,  256,  257,  511,  513,  799, 1000,
                                     1023, 1024, 1025, 2047, 2048, 2049, 4097, 5003};
 
-// The problems of a softmax: all widths, types, inputs; masks leave -inf at ends, and rows of
-// nothing else.
+// Softmax problems: all widths, dtypes and input kinds. Masks set -inf at the ends of rows, and
+// make some rows all -inf.
 template <class Body>
 void softmax_problems(const std::vector<int64_t>& columns, Body body) {
   constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked,
@@ -41,8 +41,8 @@ void softmax_problems(const std::vector<int64_t>& columns, Body body) {
     for (const DType dtype : kDTypes)
       for (int mask = 0; mask < 3; ++mask, ++n) {
         Problem p = rows_cols(mask == 1 ? cols % 7 + 5 : 5, cols, dtype, kInputs[n % 4]);
-        p.causal = mask == 1;                                    // the first rows may be -inf alone
-        if (mask == 2) p.window_left = 0, p.window_right = 16;  // the last ones too
+        p.causal = mask == 1;  // the first rows may be all -inf
+        if (mask == 2) p.window_left = 0, p.window_right = 16;  // the last rows, too
         p.seed = n + 1;
         body(p);
       }
@@ -59,7 +59,7 @@ const Step& step_named(const std::string& name) {
   throw std::runtime_error("no step " + name);
 }
 
-// y of a step for one row of scores.
+// Runs a step on one row of scores and returns y.
 std::vector<float> softmax_of(const Step& step, const std::vector<float>& x) {
   Problem p = rows_cols(1, static_cast<int64_t>(x.size()), DType::fp32);
   p.finish();
@@ -84,12 +84,11 @@ bool close(online::SoftmaxState a, online::SoftmaxState b) {
 
 }  // namespace
 
-// All steps take all types and any number of rows and columns, but for the three limits that
-// README.md names.
+// All steps accept all dtypes and any number of rows and columns, up to the README's three limits.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (step.operation == &forward()) return plain(p) && p.head_dim <= 256;
   if (step.operation == &softmax_topk()) return p.top_k <= 32;
-  // the last, partial 16 bytes of a row do not count
+  // a partial last vector does not count
   const int64_t columns_of_16_bytes = 16 / size_of(p.dtype);
   return step.name != "v4_one_read" || p.seqlen_k / columns_of_16_bytes <= 352 * 1024 / 16;
 }
@@ -138,7 +137,7 @@ TEST_CASE("attention of a row in blocks is attention", "[algebra]") {
 }
 
 namespace {
-// What all five softmax steps have run when each has run `n` problems.
+// The text of Counts when each of the five softmax steps has run `n` problems.
 std::string all_ran(int n) {
   return fmt::format(
       "v1_three_pass {0}, v2_online {0}, v3_warp {0}, v4_one_read {0}, v5_split_row {0}", n);
@@ -153,8 +152,8 @@ TEST_CASE("softmax steps are right on all widths", "[emulated]") {
 }
 
 TEST_CASE("softmax steps are right on long rows", "[emulated]") {
-  // Beyond the registers of v4's largest group, and beyond one chunk of v5; not a multiple of a
-  // vector.
+  // More than the registers of v4's largest group hold, more than one chunk of v5, and not a
+  // multiple of a vector.
   for (const int64_t cols : {33001, 65536, 70001})
     for (const DType dtype : kDTypes)
       check_steps("softmax", rows_cols(3, cols, dtype, InputKind::needle), Backend::emulated);
@@ -171,7 +170,7 @@ TEST_CASE("softmax with top-k is right, ties and short rows too", "[emulated]") 
     ran += check_steps("softmax_topk", with_top_k(p, ks[n++ % ks.size()]), Backend::emulated);
   });
   CHECK(ran.text() == "v6_softmax_topk 315");
-  // Equal numbers: the smaller columns come first. Rising ones: every number enters the list.
+  // Ties: the smaller columns first. Ascending values: every element enters the list.
   const Step& step = step_named("v6_softmax_topk");
   for (const bool rising : {false, true}) {
     Problem p = with_top_k(rows_cols(1, 3000, DType::fp32), 7);
@@ -199,11 +198,11 @@ TEST_CASE("attention of a row is right on short problems", "[emulated]") {
 
 TEST_CASE("a shift of the scores changes nothing, and nothing overflows", "[emulated]") {
   std::vector<float> x(1537);
-  // exact
+  // exact in fp32
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7919 % 1537) / 256;
   std::vector<float> shifted = x, huge = x;
-  for (float& v : shifted) v -= 1024;  // still exact in a float
-  // their exponentials do not fit in a float, nor do their differences
+  for (float& v : shifted) v -= 1024;  // still exact in fp32
+  // exp overflows fp32, and so do some differences
   for (float& v : huge) v *= 5e37f;
   huge[99] = 3e38f;
   for (const Step& step : chapter().steps) {
@@ -254,7 +253,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   p.dropout = 0.5;
   p.finish();
   CHECK(refusal(step_named("v7_attention_row"), p).value().find("no dropout") != std::string::npos);
-  // The longest row that v4 takes is right; the table and the step agree on where it ends.
+  // The longest row that v4 accepts is correct; the table and the step agree on the limit.
   p = rows_cols(1, 352 * 1024 / 4, DType::fp32);
   CHECK(check_steps("softmax", p, Backend::emulated).text() == all_ran(1));
   p = rows_cols(1, 352 * 1024 / 4 + 3, DType::fp32);
@@ -320,7 +319,7 @@ TEST_CASE("the two back ends agree", "[gpu]") {
     REQUIRE(run_step(step, p, Backend::emulated, &emulated) == "");
     for (const auto& [name, t] : gpu) {
       INFO(name);
-      if (t.data.empty()) {  // indices
+      if (t.data.empty()) {  // indices have no data, only numbers
         REQUIRE(!t.numbers.empty());
         CHECK(same(t, emulated.at(name)));
         continue;
@@ -330,7 +329,7 @@ TEST_CASE("the two back ends agree", "[gpu]") {
         const double a = t.data[i], b = emulated.at(name).data[i];
         if (std::isfinite(b)) difference += (a - b) * (a - b), size += b * b;
       }
-      CHECK(std::sqrt(difference / size) < 4e-3);  // one rounding of bf16
+      CHECK(std::sqrt(difference / size) < 4e-3);  // one bf16 rounding
     }
   }
 }
