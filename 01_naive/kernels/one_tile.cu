@@ -1,5 +1,5 @@
-// One warp multiplies one tile: D [16, 8] = A [16, 16] * B [16, 8], with one mma.m16n8k16. The
-// chapter's README explains this kernel, and tests/test_one_tile.cpp runs it.
+// One warp multiplies one tile: D [16, 8] = A [16, 16] * B [16, 8], with one mma.m16n8k16. MMA.md
+// of this chapter explains the two kernels, and tests/test_one_tile.cpp runs them.
 #include "attn/kernel.h"
 #include "ptx/ldmatrix.h"
 #include "ptx/mma.h"
