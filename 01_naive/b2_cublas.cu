@@ -1,10 +1,12 @@
 // b2_cublas: backward pass, cuBLAS for the four GEMMs.
 //
 // parent    v13_cublas (its P is kept, and its GEMM call is used; b1_global has the same five
-// phases) change    cuBLAS computes dV, dP, dQ and dK; one kernel computes dS, one warp per row.
+//           phases)
+// change    cuBLAS computes dV, dP, dQ and dK; one kernel computes dS, one warp per row.
 // why       The sum over the query heads of a group (GQA) becomes part of the GEMM: the heads are
-// adjacent in memory, so P^T dO runs over group * seqlen_q rows. expect    The traffic of P, dP and
-// dS limits the time: P and dS in 16 bits, dP in fp32. supports  as v13_cublas
+//           adjacent in memory, so P^T dO runs over group * seqlen_q rows.
+// expect    The traffic of P, dP and dS limits the time: P and dS in 16 bits, dP in fp32.
+// supports  as v13_cublas
 #include "attn/blas.h"
 #include "attn/kernel.h"
 

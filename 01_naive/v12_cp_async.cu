@@ -1,12 +1,13 @@
 // v12_cp_async: three-stage cp.async pipeline.
 //
-// parent    v11_vectorised change    cp.async copies tiles to shared memory without passing through
-// registers. While the warps multiply one tile, the copies of the next two are in flight. The
-// softmax loads its whole row with cp.async. why       Before, copies and MMAs of a block
-// alternated, and one of the two was always idle. expect    Stalls on the long scoreboard fall:
-// load latency is hidden behind the MMAs. The bytes of S and P stay; dram__bytes come near the
-// model. supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths,
-// masks, GQA
+// parent    v11_vectorised
+// change    cp.async copies tiles to shared memory without passing through registers. While the
+//           warps multiply one tile, the copies of the next two are in flight. The softmax loads
+//           its whole row with cp.async.
+// why       Before, copies and MMAs of a block alternated, and one of the two was always idle.
+// expect    Stalls on the long scoreboard fall: load latency is hidden behind the MMAs. The bytes
+//           of S and P stay; dram__bytes come near the model.
+// supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
 #include "ptx/cp_async.h"

@@ -1,13 +1,15 @@
 // v1_global: three naive kernels, one thread per element.
 //
-// parent    none: the first step of the suite change    S = Q K^T, P = softmax(scale S), O = P V:
-// one kernel each. S and P are full matrices in HBM. why       This is the formula, and the
-// baseline of all later steps. expect    Correct and slow. Adjacent threads work on adjacent
-// *rows*, so the 32 addresses of a warp's load fall into 32 different sectors: 32 sectors per
-// request in the softmax, 16.5 on average in the products, whose other operand is one address for
-// the warp. ncu: l1tex__t_sectors_pipe_lsu_mem_global_op_ld / l1tex__t_requests_... supports  fp32,
-// fp16, bf16 (arithmetic in fp32); any lengths, head dims, masks, GQA source    Vaswani et al. 2017
-// (arXiv 1706.03762), section 3.2.1
+// parent    none: the first step of the suite
+// change    S = Q K^T, P = softmax(scale S), O = P V: one kernel each. S and P are full matrices in
+//           HBM.
+// why       This is the formula, and the baseline of all later steps.
+// expect    Correct and slow. Adjacent threads work on adjacent *rows*, so the 32 addresses of a
+//           warp's load fall into 32 different sectors: 32 sectors per request in the softmax, 16.5
+//           on average in the products, whose other operand is one address for the warp. ncu:
+//           l1tex__t_sectors_pipe_lsu_mem_global_op_ld / l1tex__t_requests_...
+// supports  fp32, fp16, bf16 (arithmetic in fp32); any lengths, head dims, masks, GQA
+// source    Vaswani et al. 2017 (arXiv 1706.03762), section 3.2.1
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
 

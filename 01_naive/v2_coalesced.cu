@@ -1,12 +1,13 @@
 // v2_coalesced: adjacent threads access adjacent addresses.
 //
-// parent    v1_global change    threadIdx.x runs along the *columns* of the result, threadIdx.y
-// along its rows: the lanes of a warp write 32 adjacent columns and read 32 adjacent elements of
-// V's rows. why       Coalesced accesses fetch 4 sectors per request instead of 32, and use all
-// their bytes. expect    Stores of S: 32 to 4 sectors per request. Loads of V and stores of O: 4,
-// or 2 in 16 bits. Loads of Q and P are one address per warp. Two strided patterns remain: the
-// softmax (v3_warp_softmax), and K, of which the lanes read 32 rows (v4_tiled). supports  as
-// v1_global
+// parent    v1_global
+// change    threadIdx.x runs along the *columns* of the result, threadIdx.y along its rows: the
+//           lanes of a warp write 32 adjacent columns and read 32 adjacent elements of V's rows.
+// why       Coalesced accesses fetch 4 sectors per request instead of 32, and use all their bytes.
+// expect    Stores of S: 32 to 4 sectors per request. Loads of V and stores of O: 4, or 2 in 16
+//           bits. Loads of Q and P are one address per warp. Two strided patterns remain: the
+//           softmax (v3_warp_softmax), and K, of which the lanes read 32 rows (v4_tiled).
+// supports  as v1_global
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
 

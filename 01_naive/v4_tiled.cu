@@ -4,8 +4,8 @@
 // change    A block computes a 32 x 32 tile of results. It copies a 32 x 32 tile of each operand to
 //           shared memory, and each of its 1024 threads accumulates one result from there.
 // why       The block fetches each value from L2 once and uses it 32 times.
-// expect    Load requests of the products fall 32-fold. Shared memory becomes the limit: two
-//           shared loads per multiply-add.
+// expect    Load requests of the products fall 32-fold. Shared memory becomes the limit: two shared
+//           loads per multiply-add.
 // supports  as v1_global
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"

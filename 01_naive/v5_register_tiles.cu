@@ -1,11 +1,14 @@
 // v5_register_tiles: register tiles, 4 x 4 results per thread.
 //
-// parent    v4_tiled change    A thread owns 4 x 4 results in registers: it loads 4 values of A and
-// 4 of B from shared memory and does 16 multiply-adds. A block of 256 threads computes 64 x 64
-// results. why       Each value loaded from shared memory is used 4 times, each value fetched from
-// L2 64 times. expect    Shared-memory loads per multiply-add fall from two to a half, L2 bytes of
-// the products by half. Global accesses use whole sectors; shared loads have no bank conflicts. The
-// products reach about a third of the FP32 roof. supports  as v1_global
+// parent    v4_tiled
+// change    A thread owns 4 x 4 results in registers: it loads 4 values of A and 4 of B from shared
+//           memory and does 16 multiply-adds. A block of 256 threads computes 64 x 64 results.
+// why       Each value loaded from shared memory is used 4 times, each value fetched from L2 64
+//           times.
+// expect    Shared-memory loads per multiply-add fall from two to a half, L2 bytes of the products
+//           by half. Global accesses use whole sectors; shared loads have no bank conflicts. The
+//           products reach about a third of the FP32 roof.
+// supports  as v1_global
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
 

@@ -1,12 +1,14 @@
 // v6_p_16bit: P in 16 bits.
 //
-// parent    v5_register_tiles change    The softmax rounds P to the type of Q, K and V (fp16 or
-// bf16). Rows of S and P are padded with zeros to a multiple of 8 elements, so that each row starts
-// on 16 bytes. why       The tensor cores of v8_mma need P in 16 bits. Probabilities lie between 0
-// and 1 and are averaged over many keys, so O stays accurate. S stays in fp32: exp(S) amplifies a
-// rounding error of S. expect    HBM traffic of P halves: 2 N^2 bytes per head less in the softmax
-// and in the output. The products are not HBM-bound, so they gain nothing. supports  as v1_global;
-// with fp32 inputs P stays in fp32
+// parent    v5_register_tiles
+// change    The softmax rounds P to the type of Q, K and V (fp16 or bf16). Rows of S and P are
+//           padded with zeros to a multiple of 8 elements, so that each row starts on 16 bytes.
+// why       The tensor cores of v8_mma need P in 16 bits. Probabilities lie between 0 and 1 and are
+//           averaged over many keys, so O stays accurate. S stays in fp32: exp(S) amplifies a
+//           rounding error of S.
+// expect    HBM traffic of P halves: 2 N^2 bytes per head less in the softmax and in the output.
+//           The products are not HBM-bound, so they gain nothing.
+// supports  as v1_global; with fp32 inputs P stays in fp32
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
 

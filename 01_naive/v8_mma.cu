@@ -1,13 +1,14 @@
 // v8_mma: mma.sync for both products, fragments by 32-bit loads.
 //
-// parent    v7_vector_loads change    mma.sync.m16n8k16 multiplies a 16 x 16 tile of A by a 16 x 8
-// tile of B. The 32 lanes hold the tiles in registers, as fragments: one register holds two
-// elements adjacent along k. A warp owns 16 x 32 results: 4 MMAs that share one fragment of A. why
-// FP32 units limit the products; tensor cores multiply many times faster. expect
-// sm__ops_path_tensor_src_bf16_dst_fp32 > 0. Shared-memory loads remain: 4 per fragment of A, 2 per
-// fragment of K. Pairs along k lie in different rows of V, so one register of V takes two 16-bit
-// loads. supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths,
-// masks, GQA
+// parent    v7_vector_loads
+// change    mma.sync.m16n8k16 multiplies a 16 x 16 tile of A by a 16 x 8 tile of B. The 32 lanes
+//           hold the tiles in registers, as fragments: one register holds two elements adjacent
+//           along k. A warp owns 16 x 32 results: 4 MMAs that share one fragment of A.
+// why       FP32 units limit the products; tensor cores multiply many times faster.
+// expect    sm__ops_path_tensor_src_bf16_dst_fp32 > 0. Shared-memory loads remain: 4 per fragment
+//           of A, 2 per fragment of K. Pairs along k lie in different rows of V, so one register of
+//           V takes two 16-bit loads.
+// supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
 #include "ptx/mma.h"

@@ -1,12 +1,13 @@
 // v9_warp_tiles: warp tiles of 32 x 64 results, so fragments are reused.
 //
-// parent    v8_mma change    A warp keeps 2 x 8 accumulator tiles. A block computes 128 x 128
-// results, or 128 x 64 for the output of head dims up to 64. why       The idea of
-// v5_register_tiles, for fragments: 8 MMAs use one fragment of A, and 2 use one fragment of B. The
-// larger block tile halves the bytes from L2. expect    Shared-memory loads per MMA and L2 bytes of
-// the products fall by half. Copies and MMAs still alternate: stalls on the long scoreboard and on
-// barriers. supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths,
-// masks, GQA
+// parent    v8_mma
+// change    A warp keeps 2 x 8 accumulator tiles. A block computes 128 x 128 results, or 128 x 64
+//           for the output of head dims up to 64.
+// why       The idea of v5_register_tiles, for fragments: 8 MMAs use one fragment of A, and 2 use
+//           one fragment of B. The larger block tile halves the bytes from L2.
+// expect    Shared-memory loads per MMA and L2 bytes of the products fall by half. Copies and MMAs
+//           still alternate: stalls on the long scoreboard and on barriers.
+// supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
 #include "ptx/mma.h"

@@ -1,10 +1,12 @@
 // v1_three_pass: safe softmax, one block per row.
 //
-// parent    none: the softmax of 01_naive, for rows of any length change    Three passes over the row:
-// max, sum of exp(x - max), normalisation. why       Each pass needs the complete result of the
-// previous one, so a row that no cache holds is read three times. expect    3 reads and 1 write of
-// HBM for rows too long for L2; close to 1 read and 1 write for short rows, which L2 holds. ncu:
-// dram__bytes_read.sum supports  fp32, fp16, bf16; any number of rows and columns
+// parent    none: the softmax of 01_naive, for rows of any length
+// change    Three passes over the row: max, sum of exp(x - max), normalisation.
+// why       Each pass needs the complete result of the previous one, so a row that no cache holds
+//           is read three times.
+// expect    3 reads and 1 write of HBM for rows too long for L2; close to 1 read and 1 write for
+//           short rows, which L2 holds. ncu: dram__bytes_read.sum
+// supports  fp32, fp16, bf16; any number of rows and columns
 #include "attn/kernel.h"
 
 namespace ATTN_BACKEND::v1_three_pass {

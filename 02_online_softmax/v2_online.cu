@@ -1,11 +1,14 @@
 // v2_online: online softmax, max and sum in one pass.
 //
-// parent    v1_three_pass change    Each thread carries a state (m, l): the running max and the sum
-// of exp(x - m). When m grows, l is multiplied by exp(m_old - m_new). The same rule merges the
-// states of threads. why       Max and sum need one pass instead of two. expect    2 reads and 1
-// write instead of 3 and 1: 3/4 of the bytes for rows too long for L2. ncu: dram__bytes_read.sum
-// supports  fp32, fp16, bf16; any number of rows and columns source    Milakov and Gimelshein 2018
-// (arXiv 1805.02867), algorithm 3
+// parent    v1_three_pass
+// change    Each thread carries a state (m, l): the running max and the sum of exp(x - m). When m
+//           grows, l is multiplied by exp(m_old - m_new). The same rule merges the states of
+//           threads.
+// why       Max and sum need one pass instead of two.
+// expect    2 reads and 1 write instead of 3 and 1: 3/4 of the bytes for rows too long for L2. ncu:
+//           dram__bytes_read.sum
+// supports  fp32, fp16, bf16; any number of rows and columns
+// source    Milakov and Gimelshein 2018 (arXiv 1805.02867), algorithm 3
 #include "attn/kernel.h"
 
 namespace ATTN_BACKEND::v2_online {

@@ -1,10 +1,11 @@
 // v4_one_read: the row stays on chip, so HBM is read once.
 //
-// parent    v3_warp change    A group of threads, as few as the row needs, keeps the row in
-// registers. Of a very long row the rest is kept in shared memory. why       The second pass of v3
-// fetches the row again. One read and one write are the minimum. expect    1 read and 1 write: 3/2
-// times as fast as v3 on long rows. ncu: dram__bytes_read.sum supports  fp32, fp16, bf16; rows of
-// up to 352 KiB (registers and shared memory of one block)
+// parent    v3_warp
+// change    A group of threads, as few as the row needs, keeps the row in registers. Of a very long
+//           row the rest is kept in shared memory.
+// why       The second pass of v3 fetches the row again. One read and one write are the minimum.
+// expect    1 read and 1 write: 3/2 times as fast as v3 on long rows. ncu: dram__bytes_read.sum
+// supports  fp32, fp16, bf16; rows of up to 352 KiB (registers and shared memory of one block)
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
 #include "kernels/vectors.h"

@@ -1,11 +1,13 @@
 // v5_split_row: split rows, several blocks per row.
 //
-// parent    v3_warp change    Rows are cut into chunks of 64 KiB. The first kernel stores one (m,
-// l) state per chunk. The second kernel merges the states of its row and normalises its chunk. why
-// With one block per row, 8 rows keep 8 SMs busy. Flash-Decoding (chapter 05) splits the keys of a
-// query in the same way. expect    2 reads and 1 write at the speed of HBM, however few rows there
-// are. The second kernel takes the last chunk first, which may still be in L2. ncu:
-// dram__bytes_read.sum supports  fp32, fp16, bf16; any number of rows and columns
+// parent    v3_warp
+// change    Rows are cut into chunks of 64 KiB. The first kernel stores one (m, l) state per chunk.
+//           The second kernel merges the states of its row and normalises its chunk.
+// why       With one block per row, 8 rows keep 8 SMs busy. Flash-Decoding (chapter 05) splits the
+//           keys of a query in the same way.
+// expect    2 reads and 1 write at the speed of HBM, however few rows there are. The second kernel
+//           takes the last chunk first, which may still be in L2. ncu: dram__bytes_read.sum
+// supports  fp32, fp16, bf16; any number of rows and columns
 #include "attn/kernel.h"
 #include "kernels/vectors.h"
 

@@ -1,12 +1,14 @@
 // v6_softmax_topk: fused softmax and top-k.
 //
-// parent    v3_warp change    In the same pass as the (m, l) state, each warp keeps a sorted list
-// of the k largest elements, one per lane. Only k probabilities are computed and written. why
-// exp is monotonic, so the largest scores are the largest probabilities. Sampling needs neither the
-// other probabilities nor a sort. expect    1 read, instead of the 5 accesses of a safe softmax (3
-// reads, 1 write) and a search (1 read). supports  fp32, fp16, bf16; any number of rows and
-// columns; --top-k up to 32 source    Milakov and Gimelshein 2018 (arXiv 1805.02867), section 4 and
-// algorithm 4
+// parent    v3_warp
+// change    In the same pass as the (m, l) state, each warp keeps a sorted list of the k largest
+//           elements, one per lane. Only k probabilities are computed and written.
+// why       exp is monotonic, so the largest scores are the largest probabilities. Sampling needs
+//           neither the other probabilities nor a sort.
+// expect    1 read, instead of the 5 accesses of a safe softmax (3 reads, 1 write) and a search (1
+//           read).
+// supports  fp32, fp16, bf16; any number of rows and columns; --top-k up to 32
+// source    Milakov and Gimelshein 2018 (arXiv 1805.02867), section 4 and algorithm 4
 #include "attn/kernel.h"
 #include "kernels/entry.h"
 #include "kernels/vectors.h"

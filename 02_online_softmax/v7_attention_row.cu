@@ -1,12 +1,15 @@
 // v7_attention_row: online softmax with a row of O in the state.
 //
-// parent    v2_online change    The state becomes (m, l, o): o is the sum of exp(score - m) *
-// value, a row of d elements. One pass over K and V computes the attention of one query, and no
-// score is stored. why       The recurrence rescales any sum of exp(x - m) terms, scalar or vector.
-// Chapter 03 does the same for tiles of queries. expect    Memory does not grow with seqlen_q *
-// seqlen_k. Each query reads all of K and V: lts__t_bytes.sum grows with seqlen_q. supports  fp32,
-// fp16, bf16; head dims up to 256; any lengths, masks, GQA source    Rabe and Staats 2021 (arXiv
-// 2112.05682), section 2
+// parent    v2_online
+// change    The state becomes (m, l, o): o is the sum of exp(score - m) * value, a row of d
+//           elements. One pass over K and V computes the attention of one query, and no score is
+//           stored.
+// why       The recurrence rescales any sum of exp(x - m) terms, scalar or vector. Chapter 03 does
+//           the same for tiles of queries.
+// expect    Memory does not grow with seqlen_q * seqlen_k. Each query reads all of K and V:
+//           lts__t_bytes.sum grows with seqlen_q.
+// supports  fp32, fp16, bf16; head dims up to 256; any lengths, masks, GQA
+// source    Rabe and Staats 2021 (arXiv 2112.05682), section 2
 #include "attn/kernel.h"
 
 namespace ATTN_BACKEND::v7_attention_row {
