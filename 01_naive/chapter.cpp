@@ -97,7 +97,7 @@ Reason refuse_grid(int64_t heads, int64_t rows, int64_t rows_a_block, const char
     return fmt::format("--batch times --heads is {}: this step puts heads in grid.z, at most {}",
                        heads, kMost);
   if (rows > kMost * rows_a_block)
-    return fmt::format("{} {}: this step takes at most {} ({} a block in grid.y)", option, rows,
+    return fmt::format("{} {}: this step takes at most {} ({} per block in grid.y)", option, rows,
                        kMost * rows_a_block, rows_a_block);
   return std::nullopt;
 }
@@ -105,7 +105,7 @@ Reason refuse_grid(int64_t heads, int64_t rows, int64_t rows_a_block, const char
 // All query heads of a group are one matrix in the cuBLAS call.
 Reason refuse_cublas(const Problem& p) {
   if (p.group() * p.seqlen_q >= int64_t{1} << 31)
-    return fmt::format("{} query rows a key/value head: cuBLAS takes fewer than 2^31",
+    return fmt::format("{} query rows per key/value head: cuBLAS takes fewer than 2^31",
                        p.group() * p.seqlen_q);
   return refuse_grid(p.batch * p.heads, 0, 1, "");
 }
@@ -164,11 +164,11 @@ Step half_precision_step(std::string name, std::string idea, int64_t tile_rows, 
 }
 
 Chapter make_chapter() {
-  Chapter c{"01_naive", "attention with S and P in HBM: what fusing has to beat", {}};
+  Chapter c{"01_naive", "attention with S and P in HBM, the baseline of fused kernels", {}};
   c.steps.push_back({
       .name = "v1_global",
       .operation = &forward(),
-      .idea = "three kernels, one thread an element; neighbouring threads in neighbouring rows",
+      .idea = "three kernels, one thread per element; adjacent threads on adjacent rows",
       .support = kAnything,
       .refuses =
           [](const Problem& p) {
@@ -182,7 +182,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v2_coalesced",
       .operation = &forward(),
-      .idea = "neighbouring threads on neighbouring addresses",
+      .idea = "adjacent threads on adjacent addresses",
       .support = kAnything,
       .refuses =
           [](const Problem& p) {
@@ -192,7 +192,7 @@ Chapter make_chapter() {
       .cost = read_three_times,
       .launch = ATTN_LAUNCH(v2_coalesced),
   });
-  c.steps.push_back(fma_step("v3_warp_softmax", "one warp per row of the softmax, row read once", 8,
+  c.steps.push_back(fma_step("v3_warp_softmax", "one warp per softmax row; the row is read once", 8,
                              ATTN_LAUNCH(v3_warp_softmax)));
   c.steps.push_back(fma_step("v4_tiled", "shared-memory tiles, one result per thread", 32,
                              ATTN_LAUNCH(v4_tiled)));
@@ -217,14 +217,14 @@ Chapter make_chapter() {
   c.steps.push_back(half_precision_step("v10_ldmatrix", "fragments of mma.sync by ldmatrix", 128,
                                         true, ATTN_LAUNCH(v10_ldmatrix)));
   c.steps.push_back(half_precision_step("v11_vectorised",
-                                        "16-byte stores of results, softmax of four keys at once",
+                                        "16-byte accesses to S, P and O",
                                         128, true, ATTN_LAUNCH(v11_vectorised)));
-  c.steps.push_back(half_precision_step("v12_cp_async", "a cp.async pipeline of three stages", 128,
+  c.steps.push_back(half_precision_step("v12_cp_async", "three-stage cp.async pipeline", 128,
                                         true, ATTN_LAUNCH(v12_cp_async)));
   c.steps.push_back({
       .name = "v13_cublas",
       .operation = &forward(),
-      .idea = "cuBLAS for both GEMMs: what a library gives without fusing",
+      .idea = "cuBLAS for both GEMMs, without fusion",
       .support = kAnything,
       .refuses = refuse_cublas,
       .workspaces = p_in_16_bits,
@@ -237,7 +237,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "b1_global",
       .operation = &backward(),
-      .idea = "five kernels, one thread an element; P kept from the forward pass",
+      .idea = "five kernels, one thread per element; P kept from the forward pass",
       .support = kAnything,
       .refuses =
           [](const Problem& p) {
@@ -257,7 +257,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "b2_cublas",
       .operation = &backward(),
-      .idea = "cuBLAS for the four GEMMs, a warp a row for dS",
+      .idea = "cuBLAS for the four GEMMs, one warp per row for dS",
       .support = kAnything,
       .refuses = refuse_cublas,
       .workspaces =

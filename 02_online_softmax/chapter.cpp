@@ -57,11 +57,11 @@ std::vector<Workspace> no_workspace(const Problem&) { return {}; }
 const char* const kAnyRows = "fp32, fp16, bf16; any number of rows and columns";
 
 Chapter make_chapter() {
-  Chapter c{"02_online_softmax", "softmax with as few passes over memory as there can be", {}};
+  Chapter c{"02_online_softmax", "softmax in fewer passes over memory", {}};
   c.steps.push_back({
       .name = "v1_three_pass",
       .operation = &softmax(),
-      .idea = "maximum, sum, quotients: three passes over the row",
+      .idea = "safe softmax: max, sum and normalisation in three passes",
       .support = kAnyRows,
       .refuses = refuse_rows,
       .workspaces = no_workspace,
@@ -71,7 +71,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v2_online",
       .operation = &softmax(),
-      .idea = "maximum and sum in one pass: the sum is rescaled when the maximum grows",
+      .idea = "online softmax: max and sum in one pass",
       .support = kAnyRows,
       .refuses = refuse_rows,
       .workspaces = no_workspace,
@@ -81,7 +81,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v3_warp",
       .operation = &softmax(),
-      .idea = "pairs merged by shuffles; 16 bytes a load, one rescale for all of them",
+      .idea = "warp-shuffle merge; 16-byte loads with one rescale each",
       .support = kAnyRows,
       .refuses = refuse_rows,
       .workspaces = no_workspace,
@@ -91,7 +91,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v4_one_read",
       .operation = &softmax(),
-      .idea = "the row stays in registers, and what is too long in shared memory: one read",
+      .idea = "the row stays in registers and shared memory: one read",
       .support = "fp32, fp16, bf16; any number of rows, of up to 352 KiB",
       .refuses = refuse_long_rows,
       .workspaces = no_workspace,
@@ -101,7 +101,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v5_split_row",
       .operation = &softmax(),
-      .idea = "many blocks a row, their pairs merged: for few, very long rows",
+      .idea = "several blocks per row, states merged: for few, very long rows",
       .support = kAnyRows,
       .refuses = [](const Problem& p) { return refuse_blocks(rows_of(p) * chunks_of(p)); },
       .workspaces = [](const Problem& p) {
@@ -120,11 +120,11 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v6_softmax_topk",
       .operation = &softmax_topk(),
-      .idea = "the k largest probabilities only, one read and no row written",
+      .idea = "fused top-k: one read, k probabilities written",
       .support = "fp32, fp16, bf16; any number of rows and columns; --top-k up to 32",
       .refuses = [](const Problem& p) -> Reason {
         if (p.top_k > 32)
-          return fmt::format("--top-k {}: at most 32, one a lane of a warp", p.top_k);
+          return fmt::format("--top-k {}: at most 32, one per lane of a warp", p.top_k);
         return refuse_rows(p);
       },
       .workspaces = no_workspace,
@@ -140,11 +140,11 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v7_attention_row",
       .operation = &forward(),
-      .idea = "the recurrence carries a row of O: attention in one pass over K and V",
+      .idea = "online softmax with a row of O: attention in one pass over K and V",
       .support = "fp32, fp16, bf16; head dims up to 256; any lengths, masks, GQA",
       .refuses = [](const Problem& p) -> Reason {
         if (p.head_dim > 256)
-          return fmt::format("--head-dim {}: at most 256, 8 columns a lane", p.head_dim);
+          return fmt::format("--head-dim {}: at most 256, 8 columns per lane", p.head_dim);
         return refuse_rows(p);
       },
       .workspaces = no_workspace,

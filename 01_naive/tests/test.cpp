@@ -35,7 +35,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
                       (p.dtype != DType::fp32 && p.head_dim % 8 == 0));
 }
 
-TEST_CASE("forward steps are right on short problems", "[emulated]") {
+TEST_CASE("forward steps match the reference on short problems", "[emulated]") {
   Counts ran;
   int n = 0;
   covering_problems(kShort, kHeadDims, kDTypes, [&](Problem p) {
@@ -49,7 +49,7 @@ TEST_CASE("forward steps are right on short problems", "[emulated]") {
 // fibers at each barrier. On long rows it would take as long as all other steps together.
 bool on_long_rows(const Step& step, int keys) { return step.name != "v4_tiled" || keys <= 512; }
 
-TEST_CASE("forward steps are right on long problems", "[emulated]") {
+TEST_CASE("forward steps match the reference on long problems", "[emulated]") {
   for (const int n : {239, 511, 512, 799})
     check_steps("forward", one_head(problem(n, n, 64, DType::bf16, InputKind::needle)),
                 Backend::emulated, on_long_rows, n);
@@ -57,19 +57,19 @@ TEST_CASE("forward steps are right on long problems", "[emulated]") {
   check_steps("forward", wide, Backend::emulated, on_long_rows, 3000);
 }
 
-TEST_CASE("a softmax row that does not fit in shared memory is read again", "[emulated]") {
+TEST_CASE("softmax rows longer than shared memory match the reference", "[emulated]") {
   check_steps("forward", one_head(problem(2, 60001, 8, DType::bf16, InputKind::needle)),
               Backend::emulated);
 }
 
-TEST_CASE("backward steps are right on short problems", "[emulated]") {
+TEST_CASE("backward steps match the reference on short problems", "[emulated]") {
   Counts ran;
   covering_problems(kShort, kHeadDims, kDTypes,
                     [&](Problem p) { ran += check_steps("backward", p, Backend::emulated); });
   CHECK(ran.text() == "b1_global 80, b2_cublas 80");
 }
 
-TEST_CASE("the textbook algorithm, the reference and a step agree", "[emulated]") {
+TEST_CASE("the textbook algorithm matches the reference", "[emulated]") {
   Problem p = problem(37, 53, 24, DType::fp32);
   p.causal = true;
   p.finish();
@@ -117,7 +117,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
   }
 }
 
-TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+TEST_CASE("steps refuse unsupported problems and say why", "[emulated]") {
   Problem p = problem(8, 8, 7, DType::bf16);
   p.finish();
   CHECK(step_named("v10_ldmatrix").refuses(p).value().find("multiple of 8") != std::string::npos);
@@ -138,7 +138,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   CHECK_FALSE(step_named("v2_coalesced").refuses(p));
 }
 
-TEST_CASE("costs are what the README derives", "[emulated]") {
+TEST_CASE("cost models match the README", "[emulated]") {
   Problem p = problem(4096, 4096, 128, DType::bf16);
   p.batch = 4, p.heads = 16, p.kv_heads = 16;
   p.finish();
@@ -159,7 +159,7 @@ TEST_CASE("costs are what the README derives", "[emulated]") {
   CHECK(predict(v10, datasheet_roofs(*find_gpu("h200")), p.dtype).binding == "HBM");
 }
 
-TEST_CASE("all steps on the GPU", "[gpu]") {
+TEST_CASE("all steps match the reference on the GPU", "[gpu]") {
   Counts ran;
   covering_problems(kLengths, kHeadDims, kDTypes, [&](Problem p) {
     ran += check_steps("forward", p, Backend::gpu);
@@ -203,7 +203,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
+TEST_CASE("tensors with more than 2^31 elements match the reference", "[gpu][large]") {
   // S and P have more than 2^31 elements. The last rows of the last head are among those compared.
   Problem p = problem(8192, 8192, 64, DType::bf16);
   p.batch = 3, p.heads = 11, p.kv_heads = 11;

@@ -93,7 +93,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
   return step.name != "v4_one_read" || p.seqlen_k / columns_of_16_bytes <= 352 * 1024 / 16;
 }
 
-TEST_CASE("pairs (maximum, sum) are a commutative monoid", "[algebra]") {
+TEST_CASE("softmax states form a commutative monoid under merge", "[algebra]") {
   for (unsigned seed = 0; seed < 200; ++seed) {
     const double spread = seed % 2 == 0 ? 1 : 1e4;
     const online::Row x = random_row(48, spread, seed);
@@ -109,7 +109,7 @@ TEST_CASE("pairs (maximum, sum) are a commutative monoid", "[algebra]") {
   CHECK((std::isinf(nothing.max) && nothing.sum == 0));
 }
 
-TEST_CASE("any split and any order of a row give its softmax", "[algebra]") {
+TEST_CASE("any split and any order of a row give the same softmax", "[algebra]") {
   online::Row x = random_row(97, 30, 1);
   x[3] = -std::numeric_limits<double>::infinity();
   const online::Row whole = online::softmax(x, 97);
@@ -126,7 +126,7 @@ TEST_CASE("any split and any order of a row give its softmax", "[algebra]") {
             .sum() == 0);
 }
 
-TEST_CASE("attention of a row in blocks is attention", "[algebra]") {
+TEST_CASE("blockwise attention of a row matches attention", "[algebra]") {
   const online::Row q = random_row(8, 1, 3);
   online::Matrix k(53, 8), v(53, 6);
   for (Eigen::Index j = 0; j < 53; ++j) k.row(j) = random_row(8, 3, 100 + unsigned(j));
@@ -144,14 +144,14 @@ std::string all_ran(int n) {
 }
 }  // namespace
 
-TEST_CASE("softmax steps are right on all widths", "[emulated]") {
+TEST_CASE("softmax steps match the reference on all widths", "[emulated]") {
   Counts ran;
   softmax_problems(kColumns,
                    [&](const Problem& p) { ran += check_steps("softmax", p, Backend::emulated); });
   CHECK(ran.text() == all_ran(315));
 }
 
-TEST_CASE("softmax steps are right on long rows", "[emulated]") {
+TEST_CASE("softmax steps match the reference on long rows", "[emulated]") {
   // More than the registers of v4's largest group hold, more than one chunk of v5, and not a
   // multiple of a vector.
   for (const int64_t cols : {33001, 65536, 70001})
@@ -162,7 +162,7 @@ TEST_CASE("softmax steps are right on long rows", "[emulated]") {
               Backend::emulated);
 }
 
-TEST_CASE("softmax with top-k is right, ties and short rows too", "[emulated]") {
+TEST_CASE("top-k matches the reference on ties and short rows", "[emulated]") {
   Counts ran;
   const std::vector<int64_t> ks{1, 8, 5, 32, 31};
   std::size_t n = 0;
@@ -188,7 +188,7 @@ TEST_CASE("softmax with top-k is right, ties and short rows too", "[emulated]") 
   }
 }
 
-TEST_CASE("attention of a row is right on short problems", "[emulated]") {
+TEST_CASE("attention of a row matches the reference on short problems", "[emulated]") {
   Counts ran;
   covering_problems({1, 2, 3, 15, 17, 33, 64, 65, 113, 129}, {64, 128, 40, 1, 33, 192, 256},
                     kDTypes,
@@ -196,7 +196,7 @@ TEST_CASE("attention of a row is right on short problems", "[emulated]") {
   CHECK(ran.text() == "v7_attention_row 50");
 }
 
-TEST_CASE("a shift of the scores changes nothing, and nothing overflows", "[emulated]") {
+TEST_CASE("softmax is shift-invariant and does not overflow", "[emulated]") {
   std::vector<float> x(1537);
   // exact in fp32
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7919 % 1537) / 256;
@@ -237,7 +237,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
   }
 }
 
-TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+TEST_CASE("steps refuse unsupported problems and say why", "[emulated]") {
   Problem p = rows_cols(4, 100'000, DType::fp32);
   p.finish();
   CHECK(refusal(step_named("v4_one_read"), p).value().find("352 KiB") != std::string::npos);
@@ -260,7 +260,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   CHECK(check_steps("softmax", p, Backend::emulated).text() == all_ran(1));
 }
 
-TEST_CASE("no rows, or no columns, are an empty result", "[emulated]") {
+TEST_CASE("zero rows or zero columns give an empty result", "[emulated]") {
   for (const char* operation : {"softmax", "softmax_topk", "forward"})
     for (const char* none : {"--rows", "--cols"}) {
       const bool has_rows = std::string(operation) != "forward";
@@ -270,7 +270,7 @@ TEST_CASE("no rows, or no columns, are an empty result", "[emulated]") {
     }
 }
 
-TEST_CASE("costs are what the README derives", "[emulated]") {
+TEST_CASE("cost models match the README", "[emulated]") {
   Problem p = rows_cols(4096, 65536, DType::bf16);
   p.finish();
   const double bytes = 4096.0 * 65536 * 2;
@@ -287,7 +287,7 @@ TEST_CASE("costs are what the README derives", "[emulated]") {
   CHECK(total("v4_one_read") == softmax().compulsory_bytes(p));
 }
 
-TEST_CASE("all steps on the GPU", "[gpu]") {
+TEST_CASE("all steps match the reference on the GPU", "[gpu]") {
   std::size_t n = 0;
   Counts softmax, top_k, forward;
   softmax_problems(kColumns, [&](const Problem& p) {
@@ -348,7 +348,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("16 Mi columns, and tensors past 2^31 elements", "[gpu][large]") {
+TEST_CASE("16 Mi columns and more than 2^31 elements match the reference", "[gpu][large]") {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{2, 16 << 20}, {33'000, 65'537}}) {
     Problem p = rows_cols(rows, cols, DType::bf16, InputKind::needle);
     p.finish();
