@@ -59,8 +59,7 @@ __global__ void __launch_bounds__(32)
     return make_float4(masked(x.x, j), masked(x.y, j + 1), masked(x.z, j + 2), masked(x.w, j + 3));
   };
   const auto in_row = [&](int j) -> float4& { return *reinterpret_cast<float4*>(sRow + j); };
-  // this lane's quads of keys: first, first + 128, ...
-  const int first = begin / 4 * 4 + 4 * lane_id;
+  const int first = begin / 4 * 4 + 4 * lane_id;  // this lane's quads: first, first + 128, ...
 
   if (row_fits) {  // the whole row in flight; each lane reads only its own part
     for (int j = first; j < end; j += 128) cp_async_16(sRow + j, s + j);

@@ -184,8 +184,7 @@ __global__ void __launch_bounds__(32)
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
   // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
-  // the same keys per lane as above
-  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {
+  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {  // same keys per lane
     const bool visible = begin <= j && j < end;
     const float e = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) : 0;
     p[j] = from_float<Element>(e * inverse_sum);

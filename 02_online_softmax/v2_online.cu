@@ -18,14 +18,14 @@ struct Config {
   static constexpr int kThreads = 256;
 };
 
-// The (m, l) state of a set of elements: max, and sum of exp(x - max).
+// Online softmax state of a set of scores: maximum m and sum l of exp(score - m).
 struct SoftmaxState {
   float max = kNothing, sum = 0;
-  // Max of the empty set. Finite, which avoids (-inf) - (-inf) = NaN.
+  // Finite initial row maximum: avoids (-inf) - (-inf) = NaN.
   static constexpr float kNothing = -3.4028234e38f;
 };
 //! [ex02a]
-// The state of the union of both sets.
+// The state of the union of two disjoint sets.
 __device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
