@@ -1,10 +1,11 @@
-// b1_global: the gradients as the formulas say them, P kept from the forward pass.
+// b1_global: backward pass, one thread per element; P kept from the forward pass.
 //
-// parent    v2_coalesced (whose P it keeps, and whose mapping of threads it uses)
-// idea      five kernels: dV = P^T dO, dP = dO V^T, dS = scale * P (dP - D), dQ = dS K, dK = dS^T
-//           Q, with D = rowsum(P dP) = rowsum(dO O). P and dP are whole matrices in HBM.
-// expect    four GEMMs of N^2 d each instead of two, and P that has to be stored between the
-//           passes: the memory of training, not only its time, grows with N^2.
+// parent    v2_coalesced (its P is kept, and its mapping of threads to elements is used)
+// change    Five kernels: dV = P^T dO, dP = dO V^T, dS = scale * P (dP - D), dQ = dS K, dK = dS^T
+//           Q, where D = rowsum(P dP) = rowsum(dO O). P and dP are full matrices in HBM.
+// why       The gradients by the chain rule, as the formulas state them.
+// expect    Four GEMMs of N^2 d instead of two, and the memory of training grows with N^2: P stays
+//           in HBM between the passes.
 // supports  as v1_global
 #include "attn/kernel.h"
 
@@ -16,7 +17,7 @@ struct Config {
   static constexpr int kThreadsX = 32, kThreadsY = 8;
 };
 
-// (1) value gradient: dV = P^T dO, summed over the query heads that share the K/V head.
+// (1) dV = P^T dO, summed over the query heads of the group (GQA).
 //! [dv]
 template <class Element>
 __global__ void dv_kernel(const float* gP,     // [B, Hq, seqlen_q, seqlen_k]
@@ -24,7 +25,7 @@ __global__ void dv_kernel(const float* gP,     // [B, Hq, seqlen_q, seqlen_k]
                           Element* gdV,        // [B, Hkv, seqlen_k, d]
                           Shape shape) {
   const int col = blockIdx.x * Config::kThreadsX + threadIdx.x;
-  const int row = blockIdx.y * Config::kThreadsY + threadIdx.y;  // a key
+  const int row = blockIdx.y * Config::kThreadsY + threadIdx.y;  // key index
   const int64_t bh_kv = blockIdx.z;
   const int group = shape.heads / shape.kv_heads;
   if (row >= shape.seqlen_k || col >= shape.head_dim) return;
@@ -36,7 +37,7 @@ __global__ void dv_kernel(const float* gP,     // [B, Hq, seqlen_q, seqlen_k]
 }
 //! [dv]
 
-// (2) gradient of the probabilities: dP = dO V^T.
+// (2) dP = dO V^T.
 //! [dp]
 template <class Element>
 __global__ void dp_kernel(const Element* gdO,  // [B, Hq, seqlen_q, d]
@@ -56,11 +57,11 @@ __global__ void dp_kernel(const Element* gdO,  // [B, Hq, seqlen_q, d]
 }
 //! [dp]
 
-// (3) gradient of the scores: dS = scale * P (dP - D), in the memory of dP; one thread a row. P is
-// 0 where a row does not see a key, and so is dS.
+// (3) dS = scale * P (dP - D), written over dP; one thread per row. P is 0 at masked keys, so dS is
+// 0 there, too.
 //! [ds]
 __global__ void ds_kernel(const float* gP,  // [B, Hq, seqlen_q, seqlen_k]
-                          float* gdS,       // [B, Hq, seqlen_q, seqlen_k]: dP in, dS out
+                          float* gdS,  // [B, Hq, seqlen_q, seqlen_k]; in: dP, out: dS
                           Shape shape) {
   const int row = blockIdx.x * blockDim.x + threadIdx.x;
   const int64_t bh = blockIdx.z;
@@ -73,7 +74,7 @@ __global__ void ds_kernel(const float* gP,  // [B, Hq, seqlen_q, seqlen_k]
 }
 //! [ds]
 
-// (4) query gradient: dQ = dS K.
+// (4) dQ = dS K.
 //! [dq]
 template <class Element>
 __global__ void dq_kernel(const float* gdS,   // [B, Hq, seqlen_q, seqlen_k]
@@ -86,14 +87,15 @@ __global__ void dq_kernel(const float* gdS,   // [B, Hq, seqlen_q, seqlen_k]
   const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);
   if (row >= shape.seqlen_q || col >= shape.head_dim) return;
   const float* ds = gdS + (bh * shape.seqlen_q + row) * shape.seqlen_k;   // [seqlen_k]
-  const Element* k = gK + bh_kv * shape.seqlen_k * shape.head_dim + col;  // column of [seqlen_k, d]
+  // a column of [seqlen_k, d]
+  const Element* k = gK + bh_kv * shape.seqlen_k * shape.head_dim + col;
   float sum = 0;
   for (int j = 0; j < shape.seqlen_k; ++j) sum += ds[j] * to_float(k[int64_t{j} * shape.head_dim]);
   gdQ[(bh * shape.seqlen_q + row) * shape.head_dim + col] = from_float<Element>(sum);
 }
 //! [dq]
 
-// (5) key gradient: dK = dS^T Q, summed over the query heads that share the K/V head.
+// (5) dK = dS^T Q, summed over the query heads of the group (GQA).
 //! [dk]
 template <class Element>
 __global__ void dk_kernel(const float* gdS,   // [B, Hq, seqlen_q, seqlen_k]
@@ -101,7 +103,7 @@ __global__ void dk_kernel(const float* gdS,   // [B, Hq, seqlen_q, seqlen_k]
                           Element* gdK,       // [B, Hkv, seqlen_k, d]
                           Shape shape) {
   const int col = blockIdx.x * Config::kThreadsX + threadIdx.x;
-  const int row = blockIdx.y * Config::kThreadsY + threadIdx.y;  // a key
+  const int row = blockIdx.y * Config::kThreadsY + threadIdx.y;  // key index
   const int64_t bh_kv = blockIdx.z;
   const int group = shape.heads / shape.kv_heads;
   if (row >= shape.seqlen_k || col >= shape.head_dim) return;

@@ -1,9 +1,11 @@
-// b2_cublas: the four GEMMs of the backward pass by the library.
+// b2_cublas: backward pass, cuBLAS for the four GEMMs.
 //
-// parent    v13_cublas: four more GEMMs like its two; b1_global has the same order
-// idea      cuBLAS for dV, dP, dQ and dK; one kernel of our own for dS, a warp a row. The sum over
-//           the query heads of a group is part of the GEMM: P^T dO over group * seqlen_q rows.
-// expect    bound by the traffic of P, dP and dS: 16-bit P and dS, fp32 dP.
+// parent    v13_cublas (its P is kept, and its GEMM call is used; b1_global has the same five
+//           phases)
+// change    cuBLAS computes dV, dP, dQ and dK; one kernel computes dS, one warp per row.
+// why       The sum over the query heads of a group (GQA) becomes part of the GEMM: the heads are
+//           adjacent in memory, so P^T dO runs over group * seqlen_q rows.
+// expect    The traffic of P, dP and dS limits the time: P and dS in 16 bits, dP in fp32.
 // supports  as v13_cublas
 #include "attn/blas.h"
 #include "attn/kernel.h"
@@ -12,12 +14,12 @@ namespace ATTN_BACKEND::b2_cublas {
 using namespace attn;
 
 struct Config {
-  static constexpr int kVector = 8;  // rows of P, dP and dS: a multiple of this
-  static constexpr int kWarps = 4;   // rows a block of the dS kernel
+  static constexpr int kVector = 8;  // row stride of P, dP, dS: a multiple of this
+  static constexpr int kWarps = 4;  // rows per block of the dS kernel
 };
 
-// (3) gradient of the scores: dS = scale * P (dP - D), D = rowsum(P dP); one warp a row. P is 0
-// where a row does not see a key, and so is dS.
+// (3) dS = scale * P (dP - D), where D = rowsum(P dP); one warp per row. P is 0 at masked keys, so
+// dS is 0 there, too.
 //! [ds]
 template <class Element>
 __global__ void __launch_bounds__(32 * Config::kWarps)
@@ -37,7 +39,7 @@ __global__ void __launch_bounds__(32 * Config::kWarps)
   for (int offset = 16; offset > 0; offset /= 2) row_d += __shfl_xor_sync(~0u, row_d, offset);
 #pragma unroll 8
   for (int j = lane_id; j < row_stride; j += 32) {
-    const bool inside = j < shape.seqlen_k;  // the padding of a row is 0
+    const bool inside = j < shape.seqlen_k;  // row padding: 0
     gdS[first + j] = from_float<Element>(
         inside ? shape.softmax_scale * to_float(gP[first + j]) * (gdP[first + j] - row_d) : 0.f);
   }
@@ -50,8 +52,8 @@ Status launch(const Arguments& args) {
   const Shape shape = shape_of(p);
   const int64_t n_k = p.seqlen_k, d = p.head_dim;
   const int64_t row_stride = round_up(n_k, Config::kVector);
-  const int64_t rows = p.group() * p.seqlen_q;  // of the query heads of one K/V head together
-  struct Matrix {  // [rows, columns] for each K/V head, as it lies in memory
+  const int64_t rows = p.group() * p.seqlen_q;  // of all query heads in a group
+  struct Matrix {  // [rows, columns] per K/V head, row-major with stride ld
     const void* data;
     DType type;
     int64_t ld, stride;
@@ -73,7 +75,7 @@ Status launch(const Arguments& args) {
   const Matrix q = matrix("q", p.dtype, d, rows), k = matrix("k", p.dtype, d, n_k);
   const Matrix v = matrix("v", p.dtype, d, n_k), d_o = matrix("do", p.dtype, d, rows);
   const Matrix probabilities = matrix("P", p.dtype, row_stride, rows);
-  const Matrix dp = matrix("S", DType::fp32, row_stride, rows);  // the forward pass is done with S
+  const Matrix dp = matrix("S", DType::fp32, row_stride, rows);  // dP reuses the memory of S
   const Matrix ds = matrix("dS", p.dtype, row_stride, rows);
 
   // (1) dV [seqlen_k, d] = P^T [seqlen_k, rows] * dO [rows, d]

@@ -1,4 +1,4 @@
-// The table of chapter 01: its steps, what each costs and what each refuses.
+// The step table of chapter 01: what each step costs, and which problems it refuses.
 #include <fmt/format.h>
 
 #include <string>
@@ -29,10 +29,10 @@ using Reason = std::optional<std::string>;
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Sizes that the formulas below are made of, in elements, over all heads.
+// Tensor sizes for the cost formulas below: elements, summed over all heads.
 struct Sizes {
-  double q, kv, scores, visible;  // Q (= O), K (= V), S (= P), and what the mask leaves of S
-  double element;                 // bytes
+  double q, kv, scores, visible;  // Q or O, K or V, S or P, visible part of S
+  double element;  // bytes per element
   Sizes(const Problem& p, int64_t row_multiple)
       : q(double(p.batch * p.heads) * double(p.seqlen_q * p.head_dim)),
         kv(double(p.batch * p.kv_heads) * double(p.seqlen_k * p.head_dim)),
@@ -42,9 +42,9 @@ struct Sizes {
         element(double(size_of(p.dtype))) {}
 };
 
-// Forward: S in fp32; P in `p_bytes`; the softmax reads S `softmax_reads` times. The products
-// compute all N^2 elements whatever the mask says, of whole tiles of `column_multiple` columns; the
-// softmax reads what is visible and writes all of P.
+// Forward cost. S is fp32; P has `p_bytes` per element; the softmax reads S `softmax_reads` times.
+// The products ignore the mask and compute all N^2 scores, in whole tiles of `column_multiple`
+// columns. The softmax reads the visible scores and writes all of P.
 Cost forward_cost(const Problem& p, int64_t row_multiple, double p_bytes, double softmax_reads,
                   bool tensor, int64_t column_multiple = 1) {
   const Sizes n(p, row_multiple);
@@ -62,8 +62,8 @@ Cost forward_cost(const Problem& p, int64_t row_multiple, double p_bytes, double
   return {scores, softmax, output};
 }
 
-// Backward: four products; P and dS in `p_bytes`, dP in fp32; the dS kernel reads P and dP
-// `ds_reads` times.
+// Backward cost: four products. P has `p_bytes` per element, dS `ds_bytes`, dP is fp32; the dS
+// kernel reads P and dP `ds_reads` times.
 Cost backward_cost(const Problem& p, int64_t row_multiple, double p_bytes, double ds_bytes,
                    double ds_reads, bool tensor) {
   const Sizes n(p, row_multiple);
@@ -90,22 +90,22 @@ int64_t score_bytes(const Problem& p, int64_t row_multiple, int64_t bytes) {
   return p.batch * p.heads * p.seqlen_q * round_up(p.seqlen_k, row_multiple) * bytes;
 }
 
-// The y and z extents of a grid end at 65535.
+// gridDim.y and gridDim.z are at most 65535.
 Reason refuse_grid(int64_t heads, int64_t rows, int64_t rows_a_block, const char* option) {
   constexpr int64_t kMost = 65535;
   if (heads > kMost)
     return fmt::format("--batch times --heads is {}: this step puts heads in grid.z, at most {}",
                        heads, kMost);
   if (rows > kMost * rows_a_block)
-    return fmt::format("{} {}: this step takes at most {} ({} a block in grid.y)", option, rows,
+    return fmt::format("{} {}: this step takes at most {} ({} per block in grid.y)", option, rows,
                        kMost * rows_a_block, rows_a_block);
   return std::nullopt;
 }
 
-// cuBLAS multiplies all query heads of a group as one matrix.
+// All query heads of a group are one matrix in the cuBLAS call.
 Reason refuse_cublas(const Problem& p) {
   if (p.group() * p.seqlen_q >= int64_t{1} << 31)
-    return fmt::format("{} query rows a key/value head: cuBLAS takes fewer than 2^31",
+    return fmt::format("{} query rows per key/value head: cuBLAS takes fewer than 2^31",
                        p.group() * p.seqlen_q);
   return refuse_grid(p.batch * p.heads, 0, 1, "");
 }
@@ -120,11 +120,11 @@ std::vector<Workspace> s_and_p_in_fp32(const Problem& p) {
 std::vector<Workspace> p_in_16_bits(const Problem& p) {
   return {{"S", score_bytes(p, 8, 4)}, {"P", score_bytes(p, 8, size_of(p.dtype))}};
 }
-// The softmax of a thread reads S three times; later ones once, where a row fits in shared memory.
+// v1 and v2 read S three times. Later steps read it once if a row fits in shared memory.
 Cost read_three_times(const Problem& p) { return forward_cost(p, 1, 4, 3, false); }
 int reads_of_s(const Problem& p) { return p.seqlen_k * 4 <= 224 * 1024 ? 1 : 3; }
 
-// Products by FMA, `block_rows` rows of results per block; S read once, P in fp32.
+// FP32 products, `block_rows` result rows per block; P in fp32.
 Step fma_step(std::string name, std::string idea, int64_t block_rows, Launch launch) {
   return {.name = std::move(name),
           .operation = &forward(),
@@ -139,7 +139,7 @@ Step fma_step(std::string name, std::string idea, int64_t block_rows, Launch lau
           .launch = launch};
 }
 
-// Tiles of 16-bit elements of `tile_rows` rows, copied 16 bytes at a time; products by FMA, or on
+// Products from 16-bit tiles of `tile_rows` rows, copied in 16-byte vectors; on FP32 units or on
 // tensor cores.
 Step half_precision_step(std::string name, std::string idea, int64_t tile_rows, bool tensor,
                          Launch launch) {
@@ -164,11 +164,11 @@ Step half_precision_step(std::string name, std::string idea, int64_t tile_rows, 
 }
 
 Chapter make_chapter() {
-  Chapter c{"01_naive", "attention with S and P in HBM: what fusing has to beat", {}};
+  Chapter c{"01_naive", "attention with S and P in HBM, the baseline of fused kernels", {}};
   c.steps.push_back({
       .name = "v1_global",
       .operation = &forward(),
-      .idea = "three kernels, one thread an element; neighbouring threads in neighbouring rows",
+      .idea = "three kernels, one thread per element; adjacent threads on adjacent rows",
       .support = kAnything,
       .refuses =
           [](const Problem& p) {
@@ -182,7 +182,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v2_coalesced",
       .operation = &forward(),
-      .idea = "neighbouring threads on neighbouring addresses",
+      .idea = "adjacent threads on adjacent addresses",
       .support = kAnything,
       .refuses =
           [](const Problem& p) {
@@ -192,7 +192,7 @@ Chapter make_chapter() {
       .cost = read_three_times,
       .launch = ATTN_LAUNCH(v2_coalesced),
   });
-  c.steps.push_back(fma_step("v3_warp_softmax", "one warp per row of the softmax, row read once", 8,
+  c.steps.push_back(fma_step("v3_warp_softmax", "one warp per softmax row; the row is read once", 8,
                              ATTN_LAUNCH(v3_warp_softmax)));
   c.steps.push_back(fma_step("v4_tiled", "shared-memory tiles, one result per thread", 32,
                              ATTN_LAUNCH(v4_tiled)));
@@ -217,14 +217,14 @@ Chapter make_chapter() {
   c.steps.push_back(half_precision_step("v10_ldmatrix", "fragments of mma.sync by ldmatrix", 128,
                                         true, ATTN_LAUNCH(v10_ldmatrix)));
   c.steps.push_back(half_precision_step("v11_vectorised",
-                                        "16-byte stores of results, softmax of four keys at once",
+                                        "16-byte accesses to S, P and O",
                                         128, true, ATTN_LAUNCH(v11_vectorised)));
-  c.steps.push_back(half_precision_step("v12_cp_async", "a cp.async pipeline of three stages", 128,
+  c.steps.push_back(half_precision_step("v12_cp_async", "three-stage cp.async pipeline", 128,
                                         true, ATTN_LAUNCH(v12_cp_async)));
   c.steps.push_back({
       .name = "v13_cublas",
       .operation = &forward(),
-      .idea = "cuBLAS for both GEMMs: what a library gives without fusing",
+      .idea = "cuBLAS for both GEMMs, without fusion",
       .support = kAnything,
       .refuses = refuse_cublas,
       .workspaces = p_in_16_bits,
@@ -237,7 +237,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "b1_global",
       .operation = &backward(),
-      .idea = "five kernels, one thread an element; P kept from the forward pass",
+      .idea = "five kernels, one thread per element; P kept from the forward pass",
       .support = kAnything,
       .refuses =
           [](const Problem& p) {
@@ -257,7 +257,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "b2_cublas",
       .operation = &backward(),
-      .idea = "cuBLAS for the four GEMMs, a warp a row for dS",
+      .idea = "cuBLAS for the four GEMMs, one warp per row for dS",
       .support = kAnything,
       .refuses = refuse_cublas,
       .workspaces =

@@ -1,11 +1,12 @@
-// v11_vectorised: 16-byte accesses for S, P and O.
+// v11_vectorised: 16-byte accesses to S, P and O.
 //
 // parent    v10_ldmatrix
-// idea      A lane moves 16 bytes per access to HBM. The softmax works on four keys at once: float4
-//           loads of S and 8-byte stores of P. The products write their results to shared memory in
-//           the layout of fragments and read them back in rows, so that a warp stores whole lines.
-// expect    store sectors per request of the products rise from 8 to 16; the softmax, bound by HBM,
-//           takes less time because fewer requests keep more bytes in flight.
+// change    The softmax processes four keys per lane: float4 loads of S, 8-byte stores of P. The
+//           products stage their results in shared memory, from fragment order to rows, and store
+//           16 bytes per lane.
+// why       Fragments stored directly write only 32 bytes (O: 16) of each of 8 rows per request.
+// expect    Store sectors per request of the products rise from 8 to 16. The softmax is HBM-bound;
+//           it becomes faster because fewer requests keep more bytes in flight.
 // supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -16,15 +17,15 @@ namespace ATTN_BACKEND::v11_vectorised {
 using namespace attn;
 
 struct Config {
-  static constexpr int kBlockM = 128, kBlockK = 64;  // tile: rows, depth; kBlockN: 64 or 128
+  static constexpr int kBlockM = 128, kBlockK = 64;  // kBlockN is 64 or 128
   static constexpr int kWarpsM = 4, kWarpsN = 2, kThreads = 32 * kWarpsM * kWarpsN;
-  static constexpr int kWarpM = kBlockM / kWarpsM;  // 32 rows per warp: 2 MMAs of 16
-  static constexpr int kVector = 8;                 // elements in 16 bytes
-  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
+  static constexpr int kWarpM = kBlockM / kWarpsM;  // 32 rows per warp: two m16 tiles
+  static constexpr int kVector = 8;  // elements per 16 bytes
+  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // longest row kept in shared memory
 };
 
-// Rows of a tile in shared memory are 16 bytes longer than their data: the 8 rows that one pass of
-// ldmatrix reads then begin in 8 different groups of 4 banks.
+// Tile rows are padded by 16 bytes, so the 8 rows of an ldmatrix phase start in 8 different groups
+// of 4 banks: no bank conflicts.
 constexpr int padded(int columns) { return columns + Config::kVector; }
 constexpr int64_t row_of_matrix(int lane, int stride) { return 2 * (lane % 16) * stride; }
 static_assert(
@@ -41,12 +42,12 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sA, sB)
 };
 
-// Copies a tile of kRows x kColumns elements to shared memory, 16 bytes at a time; what lies
-// outside the matrix is 0. `columns` is a multiple of 8.
+// Copies a kRows x kColumns tile to shared memory in 16-byte vectors. Elements outside the matrix
+// become 0; `rows` and `columns` are the matrix's extents, `columns` a multiple of 8.
 template <int kRows, int kColumns, class Element>
 __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, int row0, int rows,
                           int col0, int columns) {
-  constexpr int kVectors = kColumns / Config::kVector;  // a row
+  constexpr int kVectors = kColumns / Config::kVector;  // 16-byte vectors per tile row
 #pragma unroll
   for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
     const int r = i / kVectors, c = i % kVectors * Config::kVector;
@@ -57,7 +58,7 @@ __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, 
   }
 }
 
-// Stores two neighbouring results.
+// Stores two adjacent results.
 __device__ __forceinline__ void store2(float* to, float low, float high) {
   *reinterpret_cast<float2*>(to) = make_float2(low, high);
 }
@@ -66,7 +67,7 @@ __device__ __forceinline__ void store2(Element* to, float low, float high) {
   *reinterpret_cast<uint32_t*>(to) = pack2<Element>(low, high);
 }
 
-// Stores four neighbouring probabilities.
+// Stores four adjacent probabilities.
 template <class Element>
 __device__ __forceinline__ void store4(Element* to, float a, float b, float c, float d) {
   if constexpr (sizeof(Element) == 4)
@@ -75,9 +76,9 @@ __device__ __forceinline__ void store4(Element* to, float a, float b, float c, f
     *reinterpret_cast<uint2*>(to) = make_uint2(pack2<Element>(a, b), pack2<Element>(c, d));
 }
 
-// C[rows, columns] = A[rows, depth] * op(B), one tile of kBlockM x kBlockN per block. op(B) is
-// B[columns, depth] transposed (scores) or B[depth, columns] as it lies (output). `depth_a`, up to
-// which rows of A may be read, is `depth_b` rounded up to 8; A is 0 in between.
+// C[rows, columns] = A[rows, depth] * op(B), one kBlockM x kBlockN tile of C per block. op(B) is
+// the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output). `depth_a` is
+// `depth_b` rounded up to 8: rows of A are zero-padded to that length in memory.
 //! [gemm]
 template <bool kTransposeB, int kBlockN, class Element, class C>
 __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB, int64_t stride_b,
@@ -86,7 +87,7 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
   auto& smem = dynamic_shared<SharedStorage<Element, kBlockN>>();
   constexpr int kBlockM = Config::kBlockM, kBlockK = Config::kBlockK;
   constexpr int kWarpN = kBlockN / Config::kWarpsN;
-  constexpr int kTilesM = Config::kWarpM / 16, kTilesN = kWarpN / 8;  // MMAs of a warp
+  constexpr int kTilesM = Config::kWarpM / 16, kTilesN = kWarpN / 8;  // m16n8 tiles per warp
   const int row0 = blockIdx.y * kBlockM, col0 = blockIdx.x * kBlockN;
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   const int warp_row = warp_id / Config::kWarpsN * Config::kWarpM;
@@ -99,24 +100,24 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
       load_tile<kBlockN, kBlockK>(smem.sB, gB, stride_b, col0, columns_b, k0, depth_b);
     else
       load_tile<kBlockK, kBlockN>(smem.sB, gB, stride_b, k0, depth_b, col0, columns_b);
-    __syncthreads();  // the tiles are whole before anyone reads them
+    __syncthreads();  // both tiles are complete
 #pragma unroll
     for (int k = 0; k < kBlockK; k += 16) {
       uint32_t a[kTilesM][4], b[kTilesN][2];
 #pragma unroll
       for (int i = 0; i < kTilesM;
-           ++i)  // lanes 0-15: rows at k; lanes 16-31: the same rows at k + 8
+           ++i)  // lanes 0-15 address rows at k, lanes 16-31 at k + 8
         ldmatrix_x4(a[i], smem.sA + (warp_row + 16 * i + lane_id % 16) * padded(kBlockK) + k +
                               lane_id / 16 * 8);
 #pragma unroll
-      for (int j = 0; j < kTilesN; j += 2) {  // two MMAs of 8 columns at once
+      for (int j = 0; j < kTilesN; j += 2) {  // one ldmatrix_x4 loads B of two MMAs
         uint32_t pair[4];
-        if constexpr (kTransposeB)  // rows are columns of op(B): {8 columns} x {k, k + 8}, twice
+        if constexpr (kTransposeB)  // tile rows are columns of op(B): 2 x 8 columns, k and k + 8
           ldmatrix_x4(
               pair, smem.sB +
                         (warp_col + 8 * j + lane_id / 16 * 8 + lane_id % 8) * padded(kBlockK) + k +
                         lane_id / 8 % 2 * 8);
-        else  // rows run along k: {k, k + 8} x {8 columns}, twice, each transposed on the way
+        else  // tile rows run along k: k and k + 8, 2 x 8 columns, transposed
           ldmatrix_x4_trans(pair, smem.sB + (k + lane_id % 16) * padded(kBlockN) + warp_col +
                                       8 * j + lane_id / 16 * 8);
         b[j][0] = pair[0], b[j][1] = pair[1], b[j + 1][0] = pair[2], b[j + 1][1] = pair[3];
@@ -126,22 +127,22 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
 #pragma unroll
         for (int j = 0; j < kTilesN; ++j) mma_m16n8k16<Element>(acc[i][j], a[i], b[j], acc[i][j]);
     }
-    __syncthreads();  // everyone has read the tiles before the next ones overwrite them
+    __syncthreads();  // all reads are done: the next tiles may overwrite
   }
-  // Results go through shared memory, 16 rows per warp at a time, so that stores are whole lines.
+  // Stage the results in shared memory, 16 rows per warp at a time, so that stores are full lines.
   constexpr int kVectorC = 16 / sizeof(C), kStrideC = kWarpN + kVectorC,
                 kVectorsC = kWarpN / kVectorC;
   static_assert(8 * 16 * kStrideC * sizeof(C) <= sizeof(smem), "the results fit");
-  C* sC = reinterpret_cast<C*>(&smem) + warp_id * 16 * kStrideC;  // [16, kWarpN], padded
+  C* sC = reinterpret_cast<C*>(&smem) + warp_id * 16 * kStrideC;  // [16, kWarpN], padded rows
 #pragma unroll
   for (int i = 0; i < kTilesM; ++i) {
 #pragma unroll
-    for (int j = 0; j < kTilesN; ++j) {  // d[0], d[1] in row g; d[2], d[3] in row g + 8
+    for (int j = 0; j < kTilesN; ++j) {  // d[0], d[1]: row g; d[2], d[3]: row g + 8
       C* to = sC + lane_id / 4 * kStrideC + 8 * j + lane_id % 4 * 2;
       store2(to, acc[i][j][0], acc[i][j][1]);
       store2(to + 8 * kStrideC, acc[i][j][2], acc[i][j][3]);
     }
-    __syncwarp();  // the 16 rows are whole
+    __syncwarp();  // the 16 rows are complete
 #pragma unroll
     for (int v = lane_id; v < 16 * kVectorsC; v += 32) {
       const int r = v / kVectorsC, c = v % kVectorsC * kVectorC;
@@ -150,7 +151,7 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
         *reinterpret_cast<uint4*>(gC + row * stride_c + col) =
             *reinterpret_cast<const uint4*>(sC + r * kStrideC + c);
     }
-    __syncwarp();  // and read, before the next 16 overwrite them
+    __syncwarp();  // all reads are done: the next 16 rows may overwrite
   }
 }
 //! [gemm]
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
                   float* gS,          // [B, Hq, seqlen_q, row_stride]
                   Shape shape, int row_stride) {
   const int64_t bh = blockIdx.z;                              // b * Hq + h
-  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group_size
   gemm_tile<true, 128>(gQ + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
                        gK + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
                        gS + bh * shape.seqlen_q * row_stride, row_stride, shape.seqlen_q,
@@ -172,8 +173,8 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
 }
 //! [scores]
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp per row. The
-// warp is a block of its own, so that rows of any length share the shared memory of an SM well.
+// (2) P = softmax(scale * S) over the visible keys, one warp per row. A block is a single warp, so
+// as many rows are resident on an SM as fit in its shared memory.
 //! [softmax]
 template <class Element>
 __global__ void __launch_bounds__(32)
@@ -188,12 +189,12 @@ __global__ void __launch_bounds__(32)
   Element* p = gP + (bh * shape.seqlen_q + row) * row_stride;      // [row_stride]
   float* sRow = &dynamic_shared<float>();                          // [row_stride] if it fits
 
-  // Keys [begin, end): the diagonal ends at the last key.
+  // Visible keys: [begin, end). Bottom-right alignment: the last query's diagonal is the last key.
   const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
   const int begin = max(0, diagonal - shape.window_left);
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
 
-  // Four scores at once, scaled, and -inf where the row does not see the key.
+  // Four scaled scores; masked ones are -inf.
   const auto scores_at = [&](const float* from, int j) {
     const float4 x = *reinterpret_cast<const float4*>(from + j);
     const auto masked = [&](float score, int key) {
@@ -202,18 +203,18 @@ __global__ void __launch_bounds__(32)
     return make_float4(masked(x.x, j), masked(x.y, j + 1), masked(x.z, j + 2), masked(x.w, j + 3));
   };
   const auto in_row = [&](int j) -> float4& { return *reinterpret_cast<float4*>(sRow + j); };
-  const int first = begin / 4 * 4 + 4 * lane_id;  // this lane's keys: first, first + 128, ...
+  const int first = begin / 4 * 4 + 4 * lane_id;  // this lane's quads: first, first + 128, ...
 
   float row_max = -INFINITY;
 #pragma unroll 4
   for (int j = first; j < end; j += 128) {
     const float4 x = scores_at(s, j);
     row_max = fmaxf(row_max, fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)));
-    if (row_fits) in_row(j) = x;  // for this lane only: no barrier
+    if (row_fits) in_row(j) = x;  // read by this lane only: no barrier
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
-  if (row_max == -INFINITY) row_max = 0;  // nothing to attend: exp(-inf - 0) = 0, not NaN
+  if (row_max == -INFINITY) row_max = 0;  // fully masked row: exp(-inf - 0) = 0, not NaN
 
   const auto exp_of = [&](float4 x) {
     return make_float4(__expf(x.x - row_max), __expf(x.y - row_max), __expf(x.z - row_max),
@@ -227,7 +228,7 @@ __global__ void __launch_bounds__(32)
     if (row_fits) in_row(j) = e;
   }
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
-  // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
+  // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
 #pragma unroll 4
   for (int j = first % 128; j < row_stride; j += 128) {

@@ -1,13 +1,12 @@
-// v13_cublas: both products by cuBLAS, the softmax is the parent's.
+// v13_cublas: cuBLAS for both products.
 //
-// parent    v12_cp_async
-// idea      cuBLAS computes both products with Hopper's own instructions (wgmma), without fusing.
-//           The query heads that share a K/V head are adjacent in memory, so they are one matrix of
-//           group * seqlen_q rows.
-// expect    what remains is the time that no faster product can shorten: S is written and read, P
-//           is written and read.
-// supports  fp32, fp16, bf16; any lengths, head dims, masks, GQA; dimensions below 2^31 (in the
-//           emulator Eigen stands in for cuBLAS; the softmax is the kernel below)
+// parent    v12_cp_async (its softmax is unchanged)
+// change    cuBLAS computes S and O with Hopper's wgmma, without fusion. The query heads of a group
+//           are adjacent in memory, so they form one matrix of group * seqlen_q rows.
+// why       It shows what remains when the products are as fast as a library makes them.
+// expect    The traffic of S and P remains: each is written once and read once.
+// supports  fp32, fp16, bf16; any lengths, head dims, masks, GQA; dimensions below 2^31. In the
+//           emulator Eigen computes the products.
 #include "attn/blas.h"
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
@@ -17,11 +16,11 @@ namespace ATTN_BACKEND::v13_cublas {
 using namespace attn;
 
 struct Config {
-  static constexpr int kVector = 8;                        // rows of S and P: a multiple of this
-  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
+  static constexpr int kVector = 8;  // row stride of S and P: a multiple of this
+  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // longest row kept in shared memory
 };
 
-// Stores four neighbouring probabilities.
+// Stores four adjacent probabilities.
 template <class Element>
 __device__ __forceinline__ void store4(Element* to, float a, float b, float c, float d) {
   if constexpr (sizeof(Element) == 4)
@@ -30,8 +29,8 @@ __device__ __forceinline__ void store4(Element* to, float a, float b, float c, f
     *reinterpret_cast<uint2*>(to) = make_uint2(pack2<Element>(a, b), pack2<Element>(c, d));
 }
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp per row. The
-// warp is a block of its own, so that rows of any length share the shared memory of an SM well.
+// (2) P = softmax(scale * S) over the visible keys, one warp per row. A block is a single warp, so
+// as many rows are resident on an SM as fit in its shared memory.
 //! [softmax]
 template <class Element>
 __global__ void __launch_bounds__(32)
@@ -46,12 +45,12 @@ __global__ void __launch_bounds__(32)
   Element* p = gP + (bh * shape.seqlen_q + row) * row_stride;      // [row_stride]
   float* sRow = &dynamic_shared<float>();                          // [row_stride] if it fits
 
-  // Keys [begin, end): the diagonal ends at the last key.
+  // Visible keys: [begin, end). Bottom-right alignment: the last query's diagonal is the last key.
   const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
   const int begin = max(0, diagonal - shape.window_left);
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
 
-  // Four scores at once, scaled, and -inf where the row does not see the key.
+  // Four scaled scores; masked ones are -inf.
   const auto scores_at = [&](const float* from, int j) {
     const float4 x = *reinterpret_cast<const float4*>(from + j);
     const auto masked = [&](float score, int key) {
@@ -60,9 +59,9 @@ __global__ void __launch_bounds__(32)
     return make_float4(masked(x.x, j), masked(x.y, j + 1), masked(x.z, j + 2), masked(x.w, j + 3));
   };
   const auto in_row = [&](int j) -> float4& { return *reinterpret_cast<float4*>(sRow + j); };
-  const int first = begin / 4 * 4 + 4 * lane_id;  // this lane's keys: first, first + 128, ...
+  const int first = begin / 4 * 4 + 4 * lane_id;  // this lane's quads: first, first + 128, ...
 
-  if (row_fits) {  // the whole row is in flight at once, each lane's part for that lane only
+  if (row_fits) {  // the whole row in flight; each lane reads only its own part
     for (int j = first; j < end; j += 128) cp_async_16(sRow + j, s + j);
     cp_async_commit();
     cp_async_wait<0>();
@@ -76,7 +75,7 @@ __global__ void __launch_bounds__(32)
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
-  if (row_max == -INFINITY) row_max = 0;  // nothing to attend: exp(-inf - 0) = 0, not NaN
+  if (row_max == -INFINITY) row_max = 0;  // fully masked row: exp(-inf - 0) = 0, not NaN
 
   const auto exp_of = [&](float4 x) {
     return make_float4(__expf(x.x - row_max), __expf(x.y - row_max), __expf(x.z - row_max),
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(32)
     if (row_fits) in_row(j) = e;
   }
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
-  // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
+  // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
 #pragma unroll 4
   for (int j = first % 128; j < row_stride; j += 128) {
@@ -112,7 +111,7 @@ Status launch(const Arguments& args) {
   const auto heads = static_cast<unsigned>(p.batch * p.heads);
   const std::size_t row_bytes = sizeof(float) * static_cast<std::size_t>(row_stride);
   const bool row_fits = row_bytes <= Config::kMaxRowBytes;
-  const int64_t rows = p.group() * p.seqlen_q;  // of the query heads of one K/V head together
+  const int64_t rows = p.group() * p.seqlen_q;  // of all query heads in a group
 
   args.phase("scores");  // (1) S [rows, seqlen_k] = Q [rows, d] * K [seqlen_k, d]^T
   // clang-format off

@@ -1,12 +1,15 @@
-// v1_global: attention as the formula says it, one thread for each element of each result.
+// v1_global: three naive kernels, one thread per element.
 //
-// parent    none: this is where the story begins
-// idea      three kernels: S = Q K^T, P = softmax(S), O = P V. S and P are whole matrices in HBM.
-// expect    right, and slow: neighbouring threads work on neighbouring *rows*, so the 32 addresses
-//           of one load lie in 32 different 32-byte sectors. ncu: 32 sectors a request in the
-//           softmax, 16.5 in the products, whose other operand is one address:
+// parent    none: the first step of the suite
+// change    S = Q K^T, P = softmax(scale S), O = P V: one kernel each. S and P are full matrices in
+//           HBM.
+// why       This is the formula, and the baseline of all later steps.
+// expect    Correct and slow. Adjacent threads work on adjacent *rows*, so the 32 addresses of a
+//           warp's load fall into 32 different sectors: 32 sectors per request in the softmax, 16.5
+//           on average in the products, whose other operand is one address for the warp. ncu:
 //           l1tex__t_sectors_pipe_lsu_mem_global_op_ld / l1tex__t_requests_...
 // supports  fp32, fp16, bf16 (arithmetic in fp32); any lengths, head dims, masks, GQA
+// source    Vaswani et al. 2017 (arXiv 1706.03762), section 3.2.1
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
 
@@ -19,7 +22,7 @@ struct Config {
   static_assert(kThreadsX == 32, "a warp is one line of threads along x");
 };
 
-// What the lanes of a warp read of a row-major matrix at one step of their loops, in bytes.
+// Byte offset that each lane reads in a row-major fp32 matrix: one row per lane.
 constexpr int64_t row_of_lane(int lane, int64_t row_stride) { return lane * row_stride * 4; }
 static_assert(sectors([](int lane) { return row_of_lane(lane, 128); }, 4) == 32,
               "32 lanes in 32 rows: every load moves 32 sectors and uses 4 bytes of each");
@@ -33,8 +36,8 @@ __global__ void scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
                               Shape shape) {
   const int row = blockIdx.x * Config::kThreadsX + threadIdx.x;
   const int col = blockIdx.y * Config::kThreadsY + threadIdx.y;
-  const int64_t bh = blockIdx.z;                                        // b * Hq + h
-  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);            // b * Hkv + h / group
+  const int64_t bh = blockIdx.z;                              // b * Hq + h
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group_size
   if (row >= shape.seqlen_q || col >= shape.seqlen_k) return;
   const Element* q = gQ + (bh * shape.seqlen_q + row) * shape.head_dim;     // [d]
   const Element* k = gK + (bh_kv * shape.seqlen_k + col) * shape.head_dim;  // [d]
@@ -44,7 +47,7 @@ __global__ void scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
 }
 //! [scores]
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one thread a row.
+// (2) P = softmax(scale * S) over the visible keys, one thread per row.
 //! [softmax]
 __global__ void softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]
                                float* gP,        // [B, Hq, seqlen_q, seqlen_k]
@@ -57,7 +60,7 @@ __global__ void softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]
   float* p = gP + (bh * shape.seqlen_q + row) * shape.seqlen_k;        // [seqlen_k]
 
   //! [ex01a]
-  // Keys [begin, end): the diagonal ends at the last key.
+  // Visible keys: [begin, end). Bottom-right alignment: the last query's diagonal is the last key.
   const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
   const int begin = max(0, diagonal - shape.window_left);
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
@@ -66,7 +69,7 @@ __global__ void softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]
   for (int j = begin; j < end; ++j) row_max = fmaxf(row_max, s[j] * shape.softmax_scale);
   float row_sum = 0;
   for (int j = begin; j < end; ++j) row_sum += __expf(s[j] * shape.softmax_scale - row_max);
-  // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
+  // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
   for (int j = 0; j < shape.seqlen_k; ++j) {
     const bool visible = begin <= j && j < end;
@@ -90,7 +93,7 @@ __global__ void output_kernel(const float* gP,    // [B, Hq, seqlen_q, seqlen_k]
   const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);
   if (row >= shape.seqlen_q || col >= shape.head_dim) return;
   const float* p = gP + (bh * shape.seqlen_q + row) * shape.seqlen_k;        // [seqlen_k]
-  // column of [seqlen_k, d]
+  // a column of [seqlen_k, d]
   const Element* v = gV + bh_kv * shape.seqlen_k * shape.head_dim + col;
   float sum = 0;
   for (int j = 0; j < shape.seqlen_k; ++j)

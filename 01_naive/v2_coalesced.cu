@@ -1,12 +1,12 @@
-// v2_coalesced: neighbouring threads work on neighbouring elements of memory.
+// v2_coalesced: adjacent threads access adjacent addresses.
 //
 // parent    v1_global
-// idea      threadIdx.x runs along the *columns* of the result, threadIdx.y along its rows: the
-//           lanes of a warp write 32 neighbouring columns and read rows of V.
-// expect    stores of S: 4 sectors per request instead of 32; loads of V and stores of O: 4, or 2
-//           in 16 bits; loads of Q and P are one address for the whole warp. Two patterns remain:
-//           in the softmax one thread still owns a row (v3_warp_softmax), and the lanes read 32
-//           rows of K (v4_tiled).
+// change    threadIdx.x runs along the *columns* of the result, threadIdx.y along its rows: the
+//           lanes of a warp write 32 adjacent columns and read 32 adjacent elements of V's rows.
+// why       Coalesced accesses fetch 4 sectors per request instead of 32, and use all their bytes.
+// expect    Stores of S: 32 to 4 sectors per request. Loads of V and stores of O: 4, or 2 in 16
+//           bits. Loads of Q and P are one address per warp. Two strided patterns remain: the
+//           softmax (v3_warp_softmax), and K, of which the lanes read 32 rows (v4_tiled).
 // supports  as v1_global
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -20,7 +20,7 @@ struct Config {
   static_assert(kThreadsX == 32, "a warp is one line of threads along x");
 };
 
-// Where the lanes of a warp write in a row-major matrix of floats, in bytes.
+// Byte offset that each lane writes in a row-major fp32 matrix: adjacent columns.
 constexpr int64_t column_of_lane(int lane) { return lane * 4; }
 static_assert(sectors([](int lane) { return column_of_lane(lane); }, 4) == 4,
               "32 lanes in 32 columns: every store moves 4 sectors and uses all of them");
@@ -34,8 +34,8 @@ __global__ void scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
                               Shape shape) {
   const int col = blockIdx.x * Config::kThreadsX + threadIdx.x;
   const int row = blockIdx.y * Config::kThreadsY + threadIdx.y;
-  const int64_t bh = blockIdx.z;                                        // b * Hq + h
-  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);            // b * Hkv + h / group
+  const int64_t bh = blockIdx.z;                              // b * Hq + h
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group_size
   if (row >= shape.seqlen_q || col >= shape.seqlen_k) return;
   const Element* q = gQ + (bh * shape.seqlen_q + row) * shape.head_dim;     // [d]
   const Element* k = gK + (bh_kv * shape.seqlen_k + col) * shape.head_dim;  // [d]
@@ -45,7 +45,7 @@ __global__ void scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
 }
 //! [scores]
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one thread a row.
+// (2) P = softmax(scale * S) over the visible keys, one thread per row.
 //! [softmax]
 __global__ void softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]
                                float* gP,        // [B, Hq, seqlen_q, seqlen_k]
@@ -57,7 +57,7 @@ __global__ void softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]
   const float* s = gS + (bh * shape.seqlen_q + row) * shape.seqlen_k;  // [seqlen_k]
   float* p = gP + (bh * shape.seqlen_q + row) * shape.seqlen_k;        // [seqlen_k]
 
-  // Keys [begin, end): the diagonal ends at the last key.
+  // Visible keys: [begin, end). Bottom-right alignment: the last query's diagonal is the last key.
   const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
   const int begin = max(0, diagonal - shape.window_left);
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
@@ -66,7 +66,7 @@ __global__ void softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]
   for (int j = begin; j < end; ++j) row_max = fmaxf(row_max, s[j] * shape.softmax_scale);
   float row_sum = 0;
   for (int j = begin; j < end; ++j) row_sum += __expf(s[j] * shape.softmax_scale - row_max);
-  // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
+  // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
   for (int j = 0; j < shape.seqlen_k; ++j) {
     const bool visible = begin <= j && j < end;
@@ -89,7 +89,7 @@ __global__ void output_kernel(const float* gP,    // [B, Hq, seqlen_q, seqlen_k]
   const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);
   if (row >= shape.seqlen_q || col >= shape.head_dim) return;
   const float* p = gP + (bh * shape.seqlen_q + row) * shape.seqlen_k;        // [seqlen_k]
-  // column of [seqlen_k, d]
+  // a column of [seqlen_k, d]
   const Element* v = gV + bh_kv * shape.seqlen_k * shape.head_dim + col;
   float sum = 0;
   for (int j = 0; j < shape.seqlen_k; ++j)

@@ -1,11 +1,13 @@
-// v3_warp_softmax: one warp per row of the softmax, which reads the row from HBM once.
+// v3_warp_softmax: one warp per softmax row; the row is read from HBM once.
 //
 // parent    v2_coalesced
-// idea      The 32 lanes of a warp read 32 neighbouring scores of one row. Each lane reduces its
-//           own keys; five shuffles combine the lanes. The first pass keeps the scores in shared
-//           memory, so the second and the third pass do not read HBM again.
-// expect    softmax_kernel: 4 sectors per request instead of 32, and HBM reads fall from almost
-//           four times the size of S to once. The two products do not change.
+// change    The 32 lanes of a warp read 32 adjacent scores of one row. Each lane reduces its own
+//           keys; five shuffles combine the lanes. The first pass copies the row to shared memory,
+//           and the second and third pass read it there.
+// why       With one thread per row, each lane reads a different row: 32 sectors per request, and
+//           sectors are evicted before their other 28 bytes are used.
+// expect    softmax_kernel: 32 to 4 sectors per request; HBM reads fall from almost four times the
+//           size of S to once. The two products do not change.
 // supports  as v1_global
 #include "attn/kernel.h"
 
@@ -16,7 +18,7 @@ struct Config {
   // threadIdx.x runs along the columns of the result, threadIdx.y along its rows.
   static constexpr int kThreadsX = 32, kThreadsY = 8;
   static_assert(kThreadsX == 32, "a warp is one line of threads along x");
-  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
+  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // longest row kept in shared memory
 };
 
 // (1) scores: S = Q K^T.
@@ -28,8 +30,8 @@ __global__ void scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
                               Shape shape) {
   const int col = blockIdx.x * Config::kThreadsX + threadIdx.x;
   const int row = blockIdx.y * Config::kThreadsY + threadIdx.y;
-  const int64_t bh = blockIdx.z;                                        // b * Hq + h
-  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);            // b * Hkv + h / group
+  const int64_t bh = blockIdx.z;                              // b * Hq + h
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group_size
   if (row >= shape.seqlen_q || col >= shape.seqlen_k) return;
   const Element* q = gQ + (bh * shape.seqlen_q + row) * shape.head_dim;     // [d]
   const Element* k = gK + (bh_kv * shape.seqlen_k + col) * shape.head_dim;  // [d]
@@ -39,8 +41,8 @@ __global__ void scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
 }
 //! [scores]
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp per row. The
-// warp is a block of its own, so that rows of any length share the shared memory of an SM well.
+// (2) P = softmax(scale * S) over the visible keys, one warp per row. A block is a single warp, so
+// as many rows are resident on an SM as fit in its shared memory.
 //! [softmax]
 __global__ void __launch_bounds__(32)
     softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]
@@ -54,7 +56,7 @@ __global__ void __launch_bounds__(32)
   float* p = gP + (bh * shape.seqlen_q + row) * shape.seqlen_k;        // [seqlen_k]
   float* sRow = &dynamic_shared<float>();                              // [seqlen_k] if it fits
 
-  // Keys [begin, end): the diagonal ends at the last key.
+  // Visible keys: [begin, end). Bottom-right alignment: the last query's diagonal is the last key.
   const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
   const int begin = max(0, diagonal - shape.window_left);
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
@@ -62,7 +64,7 @@ __global__ void __launch_bounds__(32)
   float row_max = -INFINITY;
   for (int j = begin + lane_id; j < end; j += 32) {
     row_max = fmaxf(row_max, s[j] * shape.softmax_scale);
-    if (row_fits) sRow[j] = s[j];  // for this lane only: no barrier
+    if (row_fits) sRow[j] = s[j];  // read by this lane only: no barrier
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
@@ -71,9 +73,9 @@ __global__ void __launch_bounds__(32)
   for (int j = begin + lane_id; j < end; j += 32)
     row_sum += __expf(s_again[j] * shape.softmax_scale - row_max);
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
-  // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
+  // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
-  for (int j = (begin + lane_id) % 32; j < shape.seqlen_k; j += 32) {  // its own keys again
+  for (int j = (begin + lane_id) % 32; j < shape.seqlen_k; j += 32) {  // same keys per lane
     const bool visible = begin <= j && j < end;
     p[j] = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) * inverse_sum : 0;
   }
@@ -95,7 +97,7 @@ __global__ void output_kernel(const float* gP,    // [B, Hq, seqlen_q, seqlen_k]
   const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);
   if (row >= shape.seqlen_q || col >= shape.head_dim) return;
   const float* p = gP + (bh * shape.seqlen_q + row) * shape.seqlen_k;        // [seqlen_k]
-  // column of [seqlen_k, d]
+  // a column of [seqlen_k, d]
   const Element* v = gV + bh_kv * shape.seqlen_k * shape.head_dim + col;
   float sum = 0;
   for (int j = 0; j < shape.seqlen_k; ++j)

@@ -1,11 +1,11 @@
 // v4_tiled: shared-memory tiles, one result per thread.
 //
 // parent    v3_warp_softmax
-// idea      A block computes a tile of 32 x 32 results. It copies a 32 x 32 tile of each operand to
-//           shared memory, and each of its 1024 threads adds up one result from there. So a block
-//           fetches each value from L2 once and uses it 32 times.
-// expect    load requests of the products fall 32-fold: a warp loads rows of a tile. The products
-//           become bound by shared memory: two loads per multiply-add.
+// change    A block computes a 32 x 32 tile of results. It copies a 32 x 32 tile of each operand to
+//           shared memory, and each of its 1024 threads accumulates one result from there.
+// why       The block fetches each value from L2 once and uses it 32 times.
+// expect    Load requests of the products fall 32-fold. Shared memory becomes the limit: two shared
+//           loads per multiply-add.
 // supports  as v1_global
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -17,11 +17,11 @@ struct Config {
   // threadIdx.x runs along the columns of the result, threadIdx.y along its rows.
   static constexpr int kBlockM = 32, kBlockN = 32, kBlockK = 32;  // tile: rows, columns, depth
   static constexpr int kThreadsX = kBlockN, kThreadsY = kBlockM;  // one thread per result
-  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
+  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // longest row kept in shared memory
 };
 
-// Row r of the A tile (and of a transposed B tile) starts at r * kRowStride. The one float of
-// padding moves each row to the next bank, so that the threads along x can read a column.
+// Tile rows along k (A, and B of the scores) are padded by one float, so that row r starts in bank
+// r % 32 and the threads along x read a column without bank conflicts.
 constexpr int kRowStride = Config::kBlockK + 1;
 constexpr int tile_index(int row, int k) { return row * kRowStride + k; }
 static_assert(shared_access([](int lane) { return 4 * tile_index(lane % Config::kThreadsX, 0); }, 4)
@@ -34,15 +34,15 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sA, sB)
 };
 
-// An element of a matrix as a float; what lies outside the matrix is 0.
+// Loads an element as float; elements outside the matrix are 0. `rows`, `columns`: its extents.
 template <class Element>
 __device__ float element(const Element* matrix, int64_t stride, int row, int rows, int column,
                          int columns) {
   return row < rows && column < columns ? to_float(matrix[row * stride + column]) : 0;
 }
 
-// C[rows, columns] = A[rows, depth] * op(B), one tile of kBlockM x kBlockN per block. op(B) is
-// B[columns, depth] transposed (scores) or B[depth, columns] as it lies (output).
+// C[rows, columns] = A[rows, depth] * op(B), one kBlockM x kBlockN tile of C per block. op(B) is
+// the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output).
 //! [gemm]
 template <bool kTransposeB, class A, class B, class C>
 __device__ void gemm_tile(const A* gA, int64_t stride_a, const B* gB, int64_t stride_b, C* gC,
@@ -57,11 +57,11 @@ __device__ void gemm_tile(const A* gA, int64_t stride_a, const B* gB, int64_t st
     smem.sB[tile_index(ty, tx)] =
         kTransposeB ? element(gB, stride_b, col0 + ty, columns, k0 + tx, depth)
                     : element(gB, stride_b, k0 + ty, depth, col0 + tx, columns);
-    __syncthreads();  // the tiles are whole before anyone reads them
+    __syncthreads();  // both tiles are complete
     for (int k = 0; k < Config::kBlockK; ++k)
       acc += smem.sA[tile_index(ty, k)] *
              smem.sB[kTransposeB ? tile_index(tx, k) : tile_index(k, tx)];
-    __syncthreads();  // everyone has read the tiles before the next ones overwrite them
+    __syncthreads();  // all reads are done: the next tiles may overwrite
   }
   const int row = row0 + ty, col = col0 + tx;
   if (row < rows && col < columns) gC[row * stride_c + col] = from_float<C>(acc);
@@ -76,7 +76,7 @@ __global__ void scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
                               float* gS,          // [B, Hq, seqlen_q, seqlen_k]
                               Shape shape) {
   const int64_t bh = blockIdx.z;                              // b * Hq + h
-  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group_size
   gemm_tile<true>(gQ + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
                   gK + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
                   gS + bh * shape.seqlen_q * shape.seqlen_k, shape.seqlen_k, shape.seqlen_q,
@@ -84,8 +84,8 @@ __global__ void scores_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
 }
 //! [scores]
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp per row. The
-// warp is a block of its own, so that rows of any length share the shared memory of an SM well.
+// (2) P = softmax(scale * S) over the visible keys, one warp per row. A block is a single warp, so
+// as many rows are resident on an SM as fit in its shared memory.
 //! [softmax]
 __global__ void __launch_bounds__(32)
     softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(32)
   float* p = gP + (bh * shape.seqlen_q + row) * shape.seqlen_k;        // [seqlen_k]
   float* sRow = &dynamic_shared<float>();                              // [seqlen_k] if it fits
 
-  // Keys [begin, end): the diagonal ends at the last key.
+  // Visible keys: [begin, end). Bottom-right alignment: the last query's diagonal is the last key.
   const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
   const int begin = max(0, diagonal - shape.window_left);
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(32)
   float row_max = -INFINITY;
   for (int j = begin + lane_id; j < end; j += 32) {
     row_max = fmaxf(row_max, s[j] * shape.softmax_scale);
-    if (row_fits) sRow[j] = s[j];  // for this lane only: no barrier
+    if (row_fits) sRow[j] = s[j];  // read by this lane only: no barrier
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
@@ -116,9 +116,9 @@ __global__ void __launch_bounds__(32)
   for (int j = begin + lane_id; j < end; j += 32)
     row_sum += __expf(s_again[j] * shape.softmax_scale - row_max);
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
-  // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
+  // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
-  for (int j = (begin + lane_id) % 32; j < shape.seqlen_k; j += 32) {  // its own keys again
+  for (int j = (begin + lane_id) % 32; j < shape.seqlen_k; j += 32) {  // same keys per lane
     const bool visible = begin <= j && j < end;
     p[j] = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) * inverse_sum : 0;
   }

@@ -1,13 +1,13 @@
 // v5_register_tiles: register tiles, 4 x 4 results per thread.
 //
 // parent    v4_tiled
-// idea      A thread owns 4 x 4 results in registers. It loads 4 values of A and 4 of B from shared
-//           memory and does 16 multiply-adds with them, so each value fetched from shared memory is
-//           used 4 times. The tile of a block grows to 64 x 64 results with 256 threads: each value
-//           fetched from L2 is used 64 times.
-// expect    shared-memory loads per multiply-add fall from two to a half, L2 bytes of the products
-//           to a half. All global accesses are whole sectors, and shared loads have no bank
-//           conflicts. The products reach about a third of the FP32 roof.
+// change    A thread owns 4 x 4 results in registers: it loads 4 values of A and 4 of B from shared
+//           memory and does 16 multiply-adds. A block of 256 threads computes 64 x 64 results.
+// why       Each value loaded from shared memory is used 4 times, each value fetched from L2 64
+//           times.
+// expect    Shared-memory loads per multiply-add fall from two to a half, L2 bytes of the products
+//           by half. Global accesses use whole sectors; shared loads have no bank conflicts. The
+//           products reach about a third of the FP32 roof.
 // supports  as v1_global
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -17,14 +17,14 @@ using namespace attn;
 
 struct Config {
   static constexpr int kBlockM = 64, kBlockN = 64, kBlockK = 32;  // tile: rows, columns, depth
-  static constexpr int kPerThread = 4;                            // results a thread: 4 x 4
+  static constexpr int kPerThread = 4;  // 4 x 4 results per thread
   static constexpr int kThreadsX = kBlockN / kPerThread, kThreads = 256;
   static_assert(kBlockM / kPerThread * kThreadsX == kThreads, "one thread for each 4 x 4 results");
-  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
+  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // longest row kept in shared memory
 };
 
-// Row r of the A tile (and of a transposed B tile) starts at r * kRowStride. The one float of
-// padding moves each row to the next bank, so that the threads along x can read a column.
+// Tile rows along k (A, and B of the scores) are padded by one float, so that row r starts in bank
+// r % 32 and the threads along x read a column without bank conflicts.
 //! [ex01b]
 constexpr int kRowStride = Config::kBlockK + 1;
 constexpr int tile_index(int row, int k) { return row * kRowStride + k; }
@@ -39,8 +39,8 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sA, sB)
 };
 
-// Copies a tile of `rows` x `columns` elements to shared memory as floats; what lies outside the
-// matrix is 0. Neighbouring threads copy neighbouring columns.
+// Copies a kRows x kColumns tile to shared memory as floats. Elements outside the matrix become 0;
+// `rows` and `columns` are the matrix's extents. Adjacent threads copy adjacent columns.
 template <int kRows, int kColumns, class Index, class Element>
 __device__ void load_tile(float* tile, Index index, const Element* matrix, int64_t stride, int row0,
                           int rows, int col0, int columns) {
@@ -51,8 +51,8 @@ __device__ void load_tile(float* tile, Index index, const Element* matrix, int64
   }
 }
 
-// C[rows, columns] = A[rows, depth] * op(B), one tile of kBlockM x kBlockN per block. op(B) is
-// B[columns, depth] transposed (scores) or B[depth, columns] as it lies (output).
+// C[rows, columns] = A[rows, depth] * op(B), one kBlockM x kBlockN tile of C per block. op(B) is
+// the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output).
 //! [gemm]
 template <bool kTransposeB, class A, class B, class C>
 __device__ void gemm_tile(const A* gA, int64_t stride_a, const B* gB, int64_t stride_b, C* gC,
@@ -71,7 +71,7 @@ __device__ void gemm_tile(const A* gA, int64_t stride_a, const B* gB, int64_t st
       load_tile<kBlockN, kBlockK>(smem.sB, padded, gB, stride_b, col0, columns, k0, depth);
     else
       load_tile<kBlockK, kBlockN>(smem.sB, plain, gB, stride_b, k0, depth, col0, columns);
-    __syncthreads();  // the tiles are whole before anyone reads them
+    __syncthreads();  // both tiles are complete
 #pragma unroll
     for (int k = 0; k < kBlockK; ++k) {
       float a[Config::kPerThread], b[Config::kPerThread];
@@ -86,7 +86,7 @@ __device__ void gemm_tile(const A* gA, int64_t stride_a, const B* gB, int64_t st
 #pragma unroll
         for (int j = 0; j < Config::kPerThread; ++j) acc[i][j] += a[i] * b[j];
     }
-    __syncthreads();  // everyone has read the tiles before the next ones overwrite them
+    __syncthreads();  // all reads are done: the next tiles may overwrite
   }
 #pragma unroll
   for (int i = 0; i < Config::kPerThread; ++i)
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(Config::kThreads, 3)
                   float* gS,          // [B, Hq, seqlen_q, seqlen_k]
                   Shape shape) {
   const int64_t bh = blockIdx.z;                              // b * Hq + h
-  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group_size
   gemm_tile<true>(gQ + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
                   gK + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
                   gS + bh * shape.seqlen_q * shape.seqlen_k, shape.seqlen_k, shape.seqlen_q,
@@ -115,8 +115,8 @@ __global__ void __launch_bounds__(Config::kThreads, 3)
 }
 //! [scores]
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp per row. The
-// warp is a block of its own, so that rows of any length share the shared memory of an SM well.
+// (2) P = softmax(scale * S) over the visible keys, one warp per row. A block is a single warp, so
+// as many rows are resident on an SM as fit in its shared memory.
 //! [softmax]
 __global__ void __launch_bounds__(32)
     softmax_kernel(const float* gS,  // [B, Hq, seqlen_q, seqlen_k]
@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(32)
   float* p = gP + (bh * shape.seqlen_q + row) * shape.seqlen_k;        // [seqlen_k]
   float* sRow = &dynamic_shared<float>();                              // [seqlen_k] if it fits
 
-  // Keys [begin, end): the diagonal ends at the last key.
+  // Visible keys: [begin, end). Bottom-right alignment: the last query's diagonal is the last key.
   const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
   const int begin = max(0, diagonal - shape.window_left);
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(32)
   float row_max = -INFINITY;
   for (int j = begin + lane_id; j < end; j += 32) {
     row_max = fmaxf(row_max, s[j] * shape.softmax_scale);
-    if (row_fits) sRow[j] = s[j];  // for this lane only: no barrier
+    if (row_fits) sRow[j] = s[j];  // read by this lane only: no barrier
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
@@ -147,9 +147,9 @@ __global__ void __launch_bounds__(32)
   for (int j = begin + lane_id; j < end; j += 32)
     row_sum += __expf(s_again[j] * shape.softmax_scale - row_max);
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
-  // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
+  // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
-  for (int j = (begin + lane_id) % 32; j < shape.seqlen_k; j += 32) {  // its own keys again
+  for (int j = (begin + lane_id) % 32; j < shape.seqlen_k; j += 32) {  // same keys per lane
     const bool visible = begin <= j && j < end;
     p[j] = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) * inverse_sum : 0;
   }

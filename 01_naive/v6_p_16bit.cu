@@ -1,12 +1,13 @@
 // v6_p_16bit: P in 16 bits.
 //
 // parent    v5_register_tiles
-// idea      The softmax rounds P to the type of Q, K and V: fp16 or bf16. Probabilities lie between
-//           0 and 1 and are averaged over many keys, so O keeps its accuracy. S stays in fp32, for
-//           exp(S) magnifies a rounding error of S. A row of S and P takes a multiple of 8 elements
-//           in memory, so that rows begin at multiples of 16 bytes; the padding of P is 0.
-// expect    HBM traffic of P falls to a half: N^2 * 2 bytes per head less in the softmax and in the
-//           output. Tensor cores (v8_mma) need P in this type.
+// change    The softmax rounds P to the type of Q, K and V (fp16 or bf16). Rows of S and P are
+//           padded with zeros to a multiple of 8 elements, so that each row starts on 16 bytes.
+// why       The tensor cores of v8_mma need P in 16 bits. Probabilities lie between 0 and 1 and are
+//           averaged over many keys, so O stays accurate. S stays in fp32: exp(S) amplifies a
+//           rounding error of S.
+// expect    HBM traffic of P halves: 2 N^2 bytes per head less in the softmax and in the output.
+//           The products are not HBM-bound, so they gain nothing.
 // supports  as v1_global; with fp32 inputs P stays in fp32
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -16,15 +17,15 @@ using namespace attn;
 
 struct Config {
   static constexpr int kBlockM = 64, kBlockN = 64, kBlockK = 32;  // tile: rows, columns, depth
-  static constexpr int kPerThread = 4;                            // results a thread: 4 x 4
+  static constexpr int kPerThread = 4;  // 4 x 4 results per thread
   static constexpr int kThreadsX = kBlockN / kPerThread, kThreads = 256;
   static_assert(kBlockM / kPerThread * kThreadsX == kThreads, "one thread for each 4 x 4 results");
-  static constexpr int kVector = 8;                        // rows of S and P: a multiple of this
-  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
+  static constexpr int kVector = 8;  // row stride of S and P: a multiple of this
+  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // longest row kept in shared memory
 };
 
-// Row r of the A tile (and of a transposed B tile) starts at r * kRowStride. The one float of
-// padding moves each row to the next bank, so that the threads along x can read a column.
+// Tile rows along k (A, and B of the scores) are padded by one float, so that row r starts in bank
+// r % 32 and the threads along x read a column without bank conflicts.
 constexpr int kRowStride = Config::kBlockK + 1;
 constexpr int tile_index(int row, int k) { return row * kRowStride + k; }
 static_assert(shared_access([](int lane) { return 4 * tile_index(lane % Config::kThreadsX, 0); }, 4)
@@ -37,8 +38,8 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sA, sB)
 };
 
-// Copies a tile of `rows` x `columns` elements to shared memory as floats; what lies outside the
-// matrix is 0. Neighbouring threads copy neighbouring columns.
+// Copies a kRows x kColumns tile to shared memory as floats. Elements outside the matrix become 0;
+// `rows` and `columns` are the matrix's extents. Adjacent threads copy adjacent columns.
 template <int kRows, int kColumns, class Index, class Element>
 __device__ void load_tile(float* tile, Index index, const Element* matrix, int64_t stride, int row0,
                           int rows, int col0, int columns) {
@@ -49,9 +50,9 @@ __device__ void load_tile(float* tile, Index index, const Element* matrix, int64
   }
 }
 
-// C[rows, columns] = A[rows, depth] * op(B), one tile of kBlockM x kBlockN per block. op(B) is
-// B[columns, depth] transposed (scores) or B[depth, columns] as it lies (output). `depth_a`, up to
-// which rows of A may be read, is `depth_b` rounded up to 8; A is 0 in between.
+// C[rows, columns] = A[rows, depth] * op(B), one kBlockM x kBlockN tile of C per block. op(B) is
+// the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output). `depth_a` is
+// `depth_b` rounded up to 8: rows of A are zero-padded to that length in memory.
 //! [gemm]
 template <bool kTransposeB, class Element, class C>
 __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB, int64_t stride_b,
@@ -71,7 +72,7 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
       load_tile<kBlockN, kBlockK>(smem.sB, padded, gB, stride_b, col0, columns_b, k0, depth_b);
     else
       load_tile<kBlockK, kBlockN>(smem.sB, plain, gB, stride_b, k0, depth_b, col0, columns_b);
-    __syncthreads();  // the tiles are whole before anyone reads them
+    __syncthreads();  // both tiles are complete
 #pragma unroll
     for (int k = 0; k < kBlockK; ++k) {
       float a[Config::kPerThread], b[Config::kPerThread];
@@ -86,7 +87,7 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
 #pragma unroll
         for (int j = 0; j < Config::kPerThread; ++j) acc[i][j] += a[i] * b[j];
     }
-    __syncthreads();  // everyone has read the tiles before the next ones overwrite them
+    __syncthreads();  // all reads are done: the next tiles may overwrite
   }
 #pragma unroll
   for (int i = 0; i < Config::kPerThread; ++i)
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(Config::kThreads, 3)
                   float* gS,          // [B, Hq, seqlen_q, row_stride]
                   Shape shape, int row_stride) {
   const int64_t bh = blockIdx.z;                              // b * Hq + h
-  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group_size
   gemm_tile<true>(gQ + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
                        gK + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
                        gS + bh * shape.seqlen_q * row_stride, row_stride, shape.seqlen_q,
@@ -115,8 +116,8 @@ __global__ void __launch_bounds__(Config::kThreads, 3)
 }
 //! [scores]
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp per row. The
-// warp is a block of its own, so that rows of any length share the shared memory of an SM well.
+// (2) P = softmax(scale * S) over the visible keys, one warp per row. A block is a single warp, so
+// as many rows are resident on an SM as fit in its shared memory.
 //! [softmax]
 template <class Element>
 __global__ void __launch_bounds__(32)
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(32)
   Element* p = gP + (bh * shape.seqlen_q + row) * row_stride;      // [row_stride]
   float* sRow = &dynamic_shared<float>();                          // [row_stride] if it fits
 
-  // Keys [begin, end): the diagonal ends at the last key.
+  // Visible keys: [begin, end). Bottom-right alignment: the last query's diagonal is the last key.
   const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
   const int begin = max(0, diagonal - shape.window_left);
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(32)
   float row_max = -INFINITY;
   for (int j = begin + lane_id; j < end; j += 32) {
     row_max = fmaxf(row_max, s[j] * shape.softmax_scale);
-    if (row_fits) sRow[j] = s[j];  // for this lane only: no barrier
+    if (row_fits) sRow[j] = s[j];  // read by this lane only: no barrier
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
@@ -148,9 +149,9 @@ __global__ void __launch_bounds__(32)
   for (int j = begin + lane_id; j < end; j += 32)
     row_sum += __expf(s_again[j] * shape.softmax_scale - row_max);
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
-  // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
+  // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
-  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {  // its own keys again
+  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {  // same keys per lane
     const bool visible = begin <= j && j < end;
     const float e = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) : 0;
     p[j] = from_float<Element>(e * inverse_sum);

@@ -1,12 +1,12 @@
-// v7_vector_loads: tiles of 16-bit elements in shared memory, copied by 16-byte loads.
+// v7_vector_loads: 16-bit tiles in shared memory, copied by 16-byte loads.
 //
 // parent    v6_p_16bit
-// idea      A tile in shared memory holds fp16 or bf16 elements as they lie in HBM, not floats. So
-//           a thread copies 8 elements with one 16-byte load and one 16-byte store, and a tile of
-//           the same bytes is twice as deep. An element is converted to float when it is read from
-//           shared memory. This is the layout that tensor cores need (v8_mma).
-// expect    load requests of the products fall 8-fold, barriers to a half. Predicted: no gain, as
-//           multiply-adds and loads from shared memory stay. Measured on an H200: a fifth faster.
+// change    Tiles in shared memory hold fp16 or bf16 instead of float. A thread copies 8 elements
+//           with one 16-byte load and one 16-byte store, and a tile of the same size is twice as
+//           deep. Elements are converted to float when they are read from shared memory.
+// why       Tensor cores need this layout (v8_mma).
+// expect    Load requests of the products fall 8-fold, barriers by half. Predicted: no gain, as the
+//           multiply-adds and shared-memory loads stay. Measured on an H200: a fifth faster.
 // supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -16,15 +16,15 @@ using namespace attn;
 
 struct Config {
   static constexpr int kBlockM = 64, kBlockN = 64, kBlockK = 64;  // tile: rows, columns, depth
-  static constexpr int kPerThread = 4;                            // results a thread: 4 x 4
+  static constexpr int kPerThread = 4;  // 4 x 4 results per thread
   static constexpr int kThreadsX = kBlockN / kPerThread, kThreads = 256;
   static_assert(kBlockM / kPerThread * kThreadsX == kThreads, "one thread for each 4 x 4 results");
-  static constexpr int kVector = 8;                        // elements in 16 bytes
-  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
+  static constexpr int kVector = 8;  // elements per 16 bytes
+  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // longest row kept in shared memory
 };
 
-// Rows of a tile in shared memory are 16 bytes longer than their data. Rows must begin at multiples
-// of 16 bytes, so 16 threads that read one column reach 8 groups of banks: one conflict per read.
+// Tile rows are padded by 16 bytes. They must start on 16 bytes, so the 16 threads that read one
+// column reach only 8 groups of banks: one conflict per read.
 constexpr int padded(int columns) { return columns + Config::kVector; }
 static_assert(shared_access([](int lane) { return 2 * (lane % 16) * padded(Config::kBlockK); }, 4)
                       .conflicts() == 1,
@@ -37,12 +37,12 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sA, sB)
 };
 
-// Copies a tile of kRows x kColumns elements to shared memory, 16 bytes at a time; what lies
-// outside the matrix is 0. `columns` is a multiple of 8.
+// Copies a kRows x kColumns tile to shared memory in 16-byte vectors. Elements outside the matrix
+// become 0; `rows` and `columns` are the matrix's extents, `columns` a multiple of 8.
 template <int kRows, int kColumns, class Element>
 __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, int row0, int rows,
                           int col0, int columns) {
-  constexpr int kVectors = kColumns / Config::kVector;  // a row
+  constexpr int kVectors = kColumns / Config::kVector;  // 16-byte vectors per tile row
 #pragma unroll
   for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
     const int r = i / kVectors, c = i % kVectors * Config::kVector;
@@ -53,9 +53,9 @@ __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, 
   }
 }
 
-// C[rows, columns] = A[rows, depth] * op(B), one tile of kBlockM x kBlockN per block. op(B) is
-// B[columns, depth] transposed (scores) or B[depth, columns] as it lies (output). `depth_a`, up to
-// which rows of A may be read, is `depth_b` rounded up to 8; A is 0 in between.
+// C[rows, columns] = A[rows, depth] * op(B), one kBlockM x kBlockN tile of C per block. op(B) is
+// the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output). `depth_a` is
+// `depth_b` rounded up to 8: rows of A are zero-padded to that length in memory.
 //! [gemm]
 template <bool kTransposeB, class Element, class C>
 __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB, int64_t stride_b,
@@ -73,7 +73,7 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
       load_tile<kBlockN, kBlockK>(smem.sB, gB, stride_b, col0, columns_b, k0, depth_b);
     else
       load_tile<kBlockK, kBlockN>(smem.sB, gB, stride_b, k0, depth_b, col0, columns_b);
-    __syncthreads();  // the tiles are whole before anyone reads them
+    __syncthreads();  // both tiles are complete
 #pragma unroll
     for (int k = 0; k < kBlockK; ++k) {
       float a[Config::kPerThread], b[Config::kPerThread];
@@ -89,7 +89,7 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
 #pragma unroll
         for (int j = 0; j < Config::kPerThread; ++j) acc[i][j] += a[i] * b[j];
     }
-    __syncthreads();  // everyone has read the tiles before the next ones overwrite them
+    __syncthreads();  // all reads are done: the next tiles may overwrite
   }
 #pragma unroll
   for (int i = 0; i < Config::kPerThread; ++i)
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(Config::kThreads, 3)
                   float* gS,          // [B, Hq, seqlen_q, row_stride]
                   Shape shape, int row_stride) {
   const int64_t bh = blockIdx.z;                              // b * Hq + h
-  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group_size
   gemm_tile<true>(gQ + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
                        gK + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
                        gS + bh * shape.seqlen_q * row_stride, row_stride, shape.seqlen_q,
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(Config::kThreads, 3)
 }
 //! [scores]
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp per row. The
-// warp is a block of its own, so that rows of any length share the shared memory of an SM well.
+// (2) P = softmax(scale * S) over the visible keys, one warp per row. A block is a single warp, so
+// as many rows are resident on an SM as fit in its shared memory.
 //! [softmax]
 template <class Element>
 __global__ void __launch_bounds__(32)
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(32)
   Element* p = gP + (bh * shape.seqlen_q + row) * row_stride;      // [row_stride]
   float* sRow = &dynamic_shared<float>();                          // [row_stride] if it fits
 
-  // Keys [begin, end): the diagonal ends at the last key.
+  // Visible keys: [begin, end). Bottom-right alignment: the last query's diagonal is the last key.
   const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
   const int begin = max(0, diagonal - shape.window_left);
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(32)
   float row_max = -INFINITY;
   for (int j = begin + lane_id; j < end; j += 32) {
     row_max = fmaxf(row_max, s[j] * shape.softmax_scale);
-    if (row_fits) sRow[j] = s[j];  // for this lane only: no barrier
+    if (row_fits) sRow[j] = s[j];  // read by this lane only: no barrier
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
@@ -151,9 +151,9 @@ __global__ void __launch_bounds__(32)
   for (int j = begin + lane_id; j < end; j += 32)
     row_sum += __expf(s_again[j] * shape.softmax_scale - row_max);
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
-  // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
+  // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
-  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {  // its own keys again
+  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {  // same keys per lane
     const bool visible = begin <= j && j < end;
     const float e = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) : 0;
     p[j] = from_float<Element>(e * inverse_sum);

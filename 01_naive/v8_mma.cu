@@ -1,12 +1,13 @@
-// v8_mma: both products on tensor cores; fragments by ordinary 32-bit loads.
+// v8_mma: mma.sync for both products, fragments by 32-bit loads.
 //
 // parent    v7_vector_loads
-// idea      mma.sync multiplies a 16 x 16 tile of A by a 16 x 8 tile of B. The 32 lanes of a warp
-//           hold the tiles in registers, as fragments: one register has two elements that are
-//           neighbours along k. A warp owns 16 x 32 results: 4 MMAs, which share one fragment of A.
-// expect    the products are no longer bound by FP32. ncu: sm__ops_path_tensor_src_bf16_dst_fp32 >
-//           0. Loads from shared memory remain: 4 per fragment of A, 2 per fragment of K. V lies
-//           with its columns apart, so one register of V takes two 16-bit loads.
+// change    mma.sync.m16n8k16 multiplies a 16 x 16 tile of A by a 16 x 8 tile of B. The 32 lanes
+//           hold the tiles in registers, as fragments: one register holds two elements adjacent
+//           along k. A warp owns 16 x 32 results: 4 MMAs that share one fragment of A.
+// why       FP32 units limit the products; tensor cores multiply many times faster.
+// expect    sm__ops_path_tensor_src_bf16_dst_fp32 > 0. Shared-memory loads remain: 4 per fragment
+//           of A, 2 per fragment of K. Pairs along k lie in different rows of V, so one register of
+//           V takes two 16-bit loads.
 // supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -18,13 +19,14 @@ using namespace attn;
 struct Config {
   static constexpr int kBlockM = 64, kBlockN = 64, kBlockK = 64;  // tile: rows, columns, depth
   static constexpr int kWarpsM = 4, kWarpsN = 2, kThreads = 32 * kWarpsM * kWarpsN;
-  static constexpr int kWarpM = kBlockM / kWarpsM, kWarpN = kBlockN / kWarpsN;  // 16 x 32 results
-  static constexpr int kVector = 8;                        // elements in 16 bytes
-  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
+  // 16 x 32 results per warp
+  static constexpr int kWarpM = kBlockM / kWarpsM, kWarpN = kBlockN / kWarpsN;
+  static constexpr int kVector = 8;  // elements per 16 bytes
+  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // longest row kept in shared memory
 };
 
-// Rows of a tile in shared memory are 16 bytes longer than their data: the 8 rows of a fragment
-// then begin in 8 different groups of 4 banks.
+// Tile rows are padded by 16 bytes, so the 8 rows of a fragment start in 8 different groups of 4
+// banks: no bank conflicts.
 constexpr int padded(int columns) { return columns + Config::kVector; }
 static_assert(
     shared_access([](int l) { return 2 * (l / 4 * padded(64) + l % 4 * 2); }, 4).conflicts() == 0,
@@ -37,12 +39,12 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sA, sB)
 };
 
-// Copies a tile of kRows x kColumns elements to shared memory, 16 bytes at a time; what lies
-// outside the matrix is 0. `columns` is a multiple of 8.
+// Copies a kRows x kColumns tile to shared memory in 16-byte vectors. Elements outside the matrix
+// become 0; `rows` and `columns` are the matrix's extents, `columns` a multiple of 8.
 template <int kRows, int kColumns, class Element>
 __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, int row0, int rows,
                           int col0, int columns) {
-  constexpr int kVectors = kColumns / Config::kVector;  // a row
+  constexpr int kVectors = kColumns / Config::kVector;  // 16-byte vectors per tile row
 #pragma unroll
   for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
     const int r = i / kVectors, c = i % kVectors * Config::kVector;
@@ -53,7 +55,7 @@ __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, 
   }
 }
 
-// Two elements as one register of a fragment: neighbours of a row, or two that are `stride` apart.
+// Packs two elements into one fragment register: adjacent in memory, or `stride` apart.
 template <class Element>
 __device__ __forceinline__ uint32_t load2(const Element* from) {
   return *reinterpret_cast<const uint32_t*>(from);
@@ -64,7 +66,7 @@ __device__ __forceinline__ uint32_t load2(const Element* from, int stride) {
   return bits[0] | uint32_t{bits[stride]} << 16;
 }
 
-// Stores two neighbouring results.
+// Stores two adjacent results.
 __device__ __forceinline__ void store2(float* to, float low, float high) {
   *reinterpret_cast<float2*>(to) = make_float2(low, high);
 }
@@ -73,9 +75,9 @@ __device__ __forceinline__ void store2(Element* to, float low, float high) {
   *reinterpret_cast<uint32_t*>(to) = pack2<Element>(low, high);
 }
 
-// C[rows, columns] = A[rows, depth] * op(B), one tile of kBlockM x kBlockN per block. op(B) is
-// B[columns, depth] transposed (scores) or B[depth, columns] as it lies (output). `depth_a`, up to
-// which rows of A may be read, is `depth_b` rounded up to 8; A is 0 in between.
+// C[rows, columns] = A[rows, depth] * op(B), one kBlockM x kBlockN tile of C per block. op(B) is
+// the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output). `depth_a` is
+// `depth_b` rounded up to 8: rows of A are zero-padded to that length in memory.
 //! [gemm]
 template <bool kTransposeB, class Element, class C>
 __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB, int64_t stride_b,
@@ -84,9 +86,9 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
   auto& smem = dynamic_shared<SharedStorage<Element>>();
   constexpr int kBlockM = Config::kBlockM, kBlockN = Config::kBlockN, kBlockK = Config::kBlockK;
   const int row0 = blockIdx.y * kBlockM, col0 = blockIdx.x * kBlockN;
-  constexpr int kTilesN = Config::kWarpN / 8;  // MMAs of a warp side by side: 4
+  constexpr int kTilesN = Config::kWarpN / 8;  // n8 tiles per warp: 4
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
-  const int g = lane_id / 4, t = lane_id % 4;  // a fragment has 8 groups of 4 lanes
+  const int g = lane_id / 4, t = lane_id % 4;  // lane = 4 g + t, see ptx/mma.h
   const int warp_row = warp_id / Config::kWarpsN * Config::kWarpM;
   const int warp_col = warp_id % Config::kWarpsN * Config::kWarpN;
 
@@ -97,19 +99,19 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
       load_tile<kBlockN, kBlockK>(smem.sB, gB, stride_b, col0, columns_b, k0, depth_b);
     else
       load_tile<kBlockK, kBlockN>(smem.sB, gB, stride_b, k0, depth_b, col0, columns_b);
-    __syncthreads();  // the tiles are whole before anyone reads them
+    __syncthreads();  // both tiles are complete
 #pragma unroll
     for (int k = 0; k < kBlockK; k += 16) {
-      uint32_t a[4], b[kTilesN][2];  // of A: rows g and g + 8, at k + 2t and at k + 2t + 8
+      uint32_t a[4], b[kTilesN][2];  // A: rows g, g + 8; k + 2t, k + 2t + 8
       const Element* from = smem.sA + (warp_row + g) * padded(kBlockK) + k + 2 * t;
       a[0] = load2(from), a[1] = load2(from + 8 * padded(kBlockK));
       a[2] = load2(from + 8), a[3] = load2(from + 8 * padded(kBlockK) + 8);
 #pragma unroll
-      for (int j = 0; j < kTilesN; ++j)  // of B: column g, at k + 2t and at k + 2t + 8
-        if constexpr (kTransposeB) {     // rows of the tile are columns of op(B)
+      for (int j = 0; j < kTilesN; ++j)  // B: column g; k + 2t, k + 2t + 8
+        if constexpr (kTransposeB) {  // tile rows are columns of op(B)
           from = smem.sB + (warp_col + 8 * j + g) * padded(kBlockK) + k + 2 * t;
           b[j][0] = load2(from), b[j][1] = load2(from + 8);
-        } else {  // rows of the tile run along k
+        } else {  // tile rows run along k
           from = smem.sB + (k + 2 * t) * padded(kBlockN) + warp_col + 8 * j + g;
           b[j][0] = load2(from, padded(kBlockN));
           b[j][1] = load2(from + 8 * padded(kBlockN), padded(kBlockN));
@@ -117,12 +119,12 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
 #pragma unroll
       for (int j = 0; j < kTilesN; ++j) mma_m16n8k16<Element>(acc[j], a, b[j], acc[j]);
     }
-    __syncthreads();  // everyone has read the tiles before the next ones overwrite them
+    __syncthreads();  // all reads are done: the next tiles may overwrite
   }
 #pragma unroll
   for (int j = 0; j < kTilesN; ++j)
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {  // d[0], d[1] in row g; d[2], d[3] in row g + 8
+    for (int half = 0; half < 2; ++half) {  // d[0], d[1]: row g; d[2], d[3]: row g + 8
       const int row = row0 + warp_row + 8 * half + g, col = col0 + warp_col + 8 * j + 2 * t;
       if (row < rows && col < columns_c)
         store2(gC + row * stride_c + col, acc[j][2 * half], acc[j][2 * half + 1]);
@@ -139,7 +141,7 @@ __global__ void __launch_bounds__(Config::kThreads, 3)
                   float* gS,          // [B, Hq, seqlen_q, row_stride]
                   Shape shape, int row_stride) {
   const int64_t bh = blockIdx.z;                              // b * Hq + h
-  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group_size
   gemm_tile<true>(gQ + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
                        gK + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
                        gS + bh * shape.seqlen_q * row_stride, row_stride, shape.seqlen_q,
@@ -147,8 +149,8 @@ __global__ void __launch_bounds__(Config::kThreads, 3)
 }
 //! [scores]
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp per row. The
-// warp is a block of its own, so that rows of any length share the shared memory of an SM well.
+// (2) P = softmax(scale * S) over the visible keys, one warp per row. A block is a single warp, so
+// as many rows are resident on an SM as fit in its shared memory.
 //! [softmax]
 template <class Element>
 __global__ void __launch_bounds__(32)
@@ -163,7 +165,7 @@ __global__ void __launch_bounds__(32)
   Element* p = gP + (bh * shape.seqlen_q + row) * row_stride;      // [row_stride]
   float* sRow = &dynamic_shared<float>();                          // [row_stride] if it fits
 
-  // Keys [begin, end): the diagonal ends at the last key.
+  // Visible keys: [begin, end). Bottom-right alignment: the last query's diagonal is the last key.
   const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
   const int begin = max(0, diagonal - shape.window_left);
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
@@ -171,7 +173,7 @@ __global__ void __launch_bounds__(32)
   float row_max = -INFINITY;
   for (int j = begin + lane_id; j < end; j += 32) {
     row_max = fmaxf(row_max, s[j] * shape.softmax_scale);
-    if (row_fits) sRow[j] = s[j];  // for this lane only: no barrier
+    if (row_fits) sRow[j] = s[j];  // read by this lane only: no barrier
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
@@ -180,9 +182,9 @@ __global__ void __launch_bounds__(32)
   for (int j = begin + lane_id; j < end; j += 32)
     row_sum += __expf(s_again[j] * shape.softmax_scale - row_max);
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
-  // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
+  // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
-  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {  // its own keys again
+  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {  // same keys per lane
     const bool visible = begin <= j && j < end;
     const float e = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) : 0;
     p[j] = from_float<Element>(e * inverse_sum);

@@ -1,12 +1,12 @@
-// v9_warp_tiles: a warp owns 32 x 64 results, so each fragment is used in several MMAs.
+// v9_warp_tiles: warp tiles of 32 x 64 results, so fragments are reused.
 //
 // parent    v8_mma
-// idea      Register tiles again, of fragments: a warp keeps 2 x 8 accumulator tiles. Each fragment
-//           of A is used by 8 MMAs and each fragment of B by 2. The tile of a block grows to 128 x
-//           128 results (128 x 64 for the output of head dims up to 64): half as many bytes from
-//           L2.
-// expect    loads from shared memory per MMA fall to a half, L2 bytes of the products, too. A block
-//           still copies a tile, waits, multiplies and waits: long scoreboard and barrier stalls.
+// change    A warp keeps 2 x 8 accumulator tiles. A block computes 128 x 128 results, or 128 x 64
+//           for the output of head dims up to 64.
+// why       The idea of v5_register_tiles, for fragments: 8 MMAs use one fragment of A, and 2 use
+//           one fragment of B. The larger block tile halves the bytes from L2.
+// expect    Shared-memory loads per MMA and L2 bytes of the products fall by half. Copies and MMAs
+//           still alternate: stalls on the long scoreboard and on barriers.
 // supports  fp16, bf16; head dims that are a multiple of 8 (16-byte rows); any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -16,15 +16,15 @@ namespace ATTN_BACKEND::v9_warp_tiles {
 using namespace attn;
 
 struct Config {
-  static constexpr int kBlockM = 128, kBlockK = 64;  // tile: rows, depth; kBlockN: 64 or 128
+  static constexpr int kBlockM = 128, kBlockK = 64;  // kBlockN is 64 or 128
   static constexpr int kWarpsM = 4, kWarpsN = 2, kThreads = 32 * kWarpsM * kWarpsN;
-  static constexpr int kWarpM = kBlockM / kWarpsM;         // 32 rows per warp: 2 MMAs of 16
-  static constexpr int kVector = 8;                        // elements in 16 bytes
-  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // of a softmax row in shared memory
+  static constexpr int kWarpM = kBlockM / kWarpsM;  // 32 rows per warp: two m16 tiles
+  static constexpr int kVector = 8;  // elements per 16 bytes
+  static constexpr std::size_t kMaxRowBytes = 224 * 1024;  // longest row kept in shared memory
 };
 
-// Rows of a tile in shared memory are 16 bytes longer than their data: the 8 rows of a fragment
-// then begin in 8 different groups of 4 banks.
+// Tile rows are padded by 16 bytes, so the 8 rows of a fragment start in 8 different groups of 4
+// banks: no bank conflicts.
 constexpr int padded(int columns) { return columns + Config::kVector; }
 static_assert(
     shared_access([](int l) { return 2 * (l / 4 * padded(64) + l % 4 * 2); }, 4).conflicts() == 0,
@@ -39,12 +39,12 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sA, sB)
 };
 
-// Copies a tile of kRows x kColumns elements to shared memory, 16 bytes at a time; what lies
-// outside the matrix is 0. `columns` is a multiple of 8.
+// Copies a kRows x kColumns tile to shared memory in 16-byte vectors. Elements outside the matrix
+// become 0; `rows` and `columns` are the matrix's extents, `columns` a multiple of 8.
 template <int kRows, int kColumns, class Element>
 __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, int row0, int rows,
                           int col0, int columns) {
-  constexpr int kVectors = kColumns / Config::kVector;  // a row
+  constexpr int kVectors = kColumns / Config::kVector;  // 16-byte vectors per tile row
 #pragma unroll
   for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
     const int r = i / kVectors, c = i % kVectors * Config::kVector;
@@ -55,7 +55,7 @@ __device__ void load_tile(Element* tile, const Element* matrix, int64_t stride, 
   }
 }
 
-// Two elements as one register of a fragment: neighbours of a row, or two that are `stride` apart.
+// Packs two elements into one fragment register: adjacent in memory, or `stride` apart.
 template <class Element>
 __device__ __forceinline__ uint32_t load2(const Element* from) {
   return *reinterpret_cast<const uint32_t*>(from);
@@ -66,7 +66,7 @@ __device__ __forceinline__ uint32_t load2(const Element* from, int stride) {
   return bits[0] | uint32_t{bits[stride]} << 16;
 }
 
-// Stores two neighbouring results.
+// Stores two adjacent results.
 __device__ __forceinline__ void store2(float* to, float low, float high) {
   *reinterpret_cast<float2*>(to) = make_float2(low, high);
 }
@@ -75,9 +75,9 @@ __device__ __forceinline__ void store2(Element* to, float low, float high) {
   *reinterpret_cast<uint32_t*>(to) = pack2<Element>(low, high);
 }
 
-// C[rows, columns] = A[rows, depth] * op(B), one tile of kBlockM x kBlockN per block. op(B) is
-// B[columns, depth] transposed (scores) or B[depth, columns] as it lies (output). `depth_a`, up to
-// which rows of A may be read, is `depth_b` rounded up to 8; A is 0 in between.
+// C[rows, columns] = A[rows, depth] * op(B), one kBlockM x kBlockN tile of C per block. op(B) is
+// the transpose of B[columns, depth] (scores), or B[depth, columns] itself (output). `depth_a` is
+// `depth_b` rounded up to 8: rows of A are zero-padded to that length in memory.
 //! [gemm]
 template <bool kTransposeB, int kBlockN, class Element, class C>
 __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB, int64_t stride_b,
@@ -86,10 +86,10 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
   auto& smem = dynamic_shared<SharedStorage<Element, kBlockN>>();
   constexpr int kBlockM = Config::kBlockM, kBlockK = Config::kBlockK;
   constexpr int kWarpN = kBlockN / Config::kWarpsN;
-  constexpr int kTilesM = Config::kWarpM / 16, kTilesN = kWarpN / 8;  // MMAs of a warp
+  constexpr int kTilesM = Config::kWarpM / 16, kTilesN = kWarpN / 8;  // m16n8 tiles per warp
   const int row0 = blockIdx.y * kBlockM, col0 = blockIdx.x * kBlockN;
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
-  const int g = lane_id / 4, t = lane_id % 4;  // a fragment has 8 groups of 4 lanes
+  const int g = lane_id / 4, t = lane_id % 4;  // lane = 4 g + t, see ptx/mma.h
   const int warp_row = warp_id / Config::kWarpsN * Config::kWarpM;
   const int warp_col = warp_id % Config::kWarpsN * kWarpN;
 
@@ -100,22 +100,22 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
       load_tile<kBlockN, kBlockK>(smem.sB, gB, stride_b, col0, columns_b, k0, depth_b);
     else
       load_tile<kBlockK, kBlockN>(smem.sB, gB, stride_b, k0, depth_b, col0, columns_b);
-    __syncthreads();  // the tiles are whole before anyone reads them
+    __syncthreads();  // both tiles are complete
 #pragma unroll
     for (int k = 0; k < kBlockK; k += 16) {
       uint32_t a[kTilesM][4], b[kTilesN][2];
 #pragma unroll
-      for (int i = 0; i < kTilesM; ++i) {  // rows g and g + 8, at k + 2t and at k + 2t + 8
+      for (int i = 0; i < kTilesM; ++i) {  // rows g, g + 8; k + 2t, k + 2t + 8
         const Element* from = smem.sA + (warp_row + 16 * i + g) * padded(kBlockK) + k + 2 * t;
         a[i][0] = load2(from), a[i][1] = load2(from + 8 * padded(kBlockK));
         a[i][2] = load2(from + 8), a[i][3] = load2(from + 8 * padded(kBlockK) + 8);
       }
 #pragma unroll
-      for (int j = 0; j < kTilesN; ++j)  // column g, at k + 2t and at k + 2t + 8
-        if constexpr (kTransposeB) {  // rows of the tile are columns of op(B)
+      for (int j = 0; j < kTilesN; ++j)  // column g; k + 2t, k + 2t + 8
+        if constexpr (kTransposeB) {  // tile rows are columns of op(B)
           const Element* from = smem.sB + (warp_col + 8 * j + g) * padded(kBlockK) + k + 2 * t;
           b[j][0] = load2(from), b[j][1] = load2(from + 8);
-        } else {  // rows of the tile run along k
+        } else {  // tile rows run along k
           const Element* from = smem.sB + (k + 2 * t) * padded(kBlockN) + warp_col + 8 * j + g;
           b[j][0] = load2(from, padded(kBlockN));
           b[j][1] = load2(from + 8 * padded(kBlockN), padded(kBlockN));
@@ -125,14 +125,14 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
 #pragma unroll
         for (int j = 0; j < kTilesN; ++j) mma_m16n8k16<Element>(acc[i][j], a[i], b[j], acc[i][j]);
     }
-    __syncthreads();  // everyone has read the tiles before the next ones overwrite them
+    __syncthreads();  // all reads are done: the next tiles may overwrite
   }
 #pragma unroll
   for (int i = 0; i < kTilesM; ++i)
 #pragma unroll
     for (int j = 0; j < kTilesN; ++j)
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {  // d[0], d[1] in row g; d[2], d[3] in row g + 8
+      for (int half = 0; half < 2; ++half) {  // d[0], d[1]: row g; d[2], d[3]: row g + 8
         const int row = row0 + warp_row + 16 * i + 8 * half + lane_id / 4;
         const int col = col0 + warp_col + 8 * j + lane_id % 4 * 2;
         if (row < rows && col < columns_c)
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
                   float* gS,          // [B, Hq, seqlen_q, row_stride]
                   Shape shape, int row_stride) {
   const int64_t bh = blockIdx.z;                              // b * Hq + h
-  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group
+  const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);  // b * Hkv + h / group_size
   gemm_tile<true, 128>(gQ + bh * shape.seqlen_q * shape.head_dim, shape.head_dim,
                        gK + bh_kv * shape.seqlen_k * shape.head_dim, shape.head_dim,
                        gS + bh * shape.seqlen_q * row_stride, row_stride, shape.seqlen_q,
@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(Config::kThreads, 2)
 }
 //! [scores]
 
-// (2) softmax: P = exp(scale * S - max) / sum over the keys that a row sees, one warp per row. The
-// warp is a block of its own, so that rows of any length share the shared memory of an SM well.
+// (2) P = softmax(scale * S) over the visible keys, one warp per row. A block is a single warp, so
+// as many rows are resident on an SM as fit in its shared memory.
 //! [softmax]
 template <class Element>
 __global__ void __launch_bounds__(32)
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(32)
   Element* p = gP + (bh * shape.seqlen_q + row) * row_stride;      // [row_stride]
   float* sRow = &dynamic_shared<float>();                          // [row_stride] if it fits
 
-  // Keys [begin, end): the diagonal ends at the last key.
+  // Visible keys: [begin, end). Bottom-right alignment: the last query's diagonal is the last key.
   const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
   const int begin = max(0, diagonal - shape.window_left);
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(32)
   float row_max = -INFINITY;
   for (int j = begin + lane_id; j < end; j += 32) {
     row_max = fmaxf(row_max, s[j] * shape.softmax_scale);
-    if (row_fits) sRow[j] = s[j];  // for this lane only: no barrier
+    if (row_fits) sRow[j] = s[j];  // read by this lane only: no barrier
   }
   for (int offset = 16; offset > 0; offset /= 2)
     row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, offset));
@@ -191,9 +191,9 @@ __global__ void __launch_bounds__(32)
   for (int j = begin + lane_id; j < end; j += 32)
     row_sum += __expf(s_again[j] * shape.softmax_scale - row_max);
   for (int offset = 16; offset > 0; offset /= 2) row_sum += __shfl_xor_sync(~0u, row_sum, offset);
-  // A row with nothing to attend: P = 0, and then O = 0 and lse = -inf.
+  // Fully masked row: P = 0, O = 0, lse = -inf.
   const float inverse_sum = row_sum != 0 ? 1 / row_sum : 0;
-  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {  // its own keys again
+  for (int j = (begin + lane_id) % 32; j < row_stride; j += 32) {  // same keys per lane
     const bool visible = begin <= j && j < end;
     const float e = visible ? __expf(s_again[j] * shape.softmax_scale - row_max) : 0;
     p[j] = from_float<Element>(e * inverse_sum);

@@ -1,4 +1,4 @@
-// The table of chapter 02: its steps, what each costs and what each refuses.
+// The step table of chapter 02: what each step costs, and which problems it refuses.
 #include <fmt/format.h>
 
 #include <string>
@@ -21,7 +21,7 @@ using Reason = std::optional<std::string>;
 int64_t rows_of(const Problem& p) { return p.batch * p.heads * p.seqlen_q; }
 int64_t vector_size(const Problem& p) { return 16 / size_of(p.dtype); }
 
-// A row is read `reads` times and written once; `exp` exponentials an element.
+// A row is read `reads` times and written once; `exp` exponentials per element.
 Cost softmax_cost(const Problem& p, double reads, double exp) {
   const double elements = double(rows_of(p)) * double(p.seqlen_k);
   const double bytes = elements * double(size_of(p.dtype));
@@ -29,14 +29,14 @@ Cost softmax_cost(const Problem& p, double reads, double exp) {
       {.name = "softmax", .exp = exp * elements, .hbm_read = reads * bytes, .hbm_write = bytes}};
 }
 
-// Blocks lie in grid.x, which ends at 2^31 - 1.
+// All blocks are in gridDim.x, which is at most 2^31 - 1.
 Reason refuse_blocks(int64_t blocks) {
   if (blocks < int64_t{1} << 31) return std::nullopt;
   return fmt::format("{} blocks: at most 2^31 - 1 fit in a grid", blocks);
 }
 Reason refuse_rows(const Problem& p) { return refuse_blocks(rows_of(p)); }
 
-// v4: what one block can hold, 128 KiB in registers and 224 KiB in shared memory.
+// v4: one block holds at most 128 KiB of a row in registers and 224 KiB in shared memory.
 Reason refuse_long_rows(const Problem& p) {
   const int64_t most = 352 * 1024 / size_of(p.dtype);
   if (p.seqlen_k / vector_size(p) > most / vector_size(p))
@@ -48,7 +48,7 @@ Reason refuse_long_rows(const Problem& p) {
 }
 
 int64_t chunks_of(const Problem& p) {
-  const int64_t chunk = 4096 * vector_size(p);  // elements: v5's Config::kChunk
+  const int64_t chunk = 4096 * vector_size(p);  // v5's Config::kChunk, in elements
   return (p.seqlen_k + chunk - 1) / chunk;
 }
 
@@ -57,11 +57,11 @@ std::vector<Workspace> no_workspace(const Problem&) { return {}; }
 const char* const kAnyRows = "fp32, fp16, bf16; any number of rows and columns";
 
 Chapter make_chapter() {
-  Chapter c{"02_online_softmax", "softmax with as few passes over memory as there can be", {}};
+  Chapter c{"02_online_softmax", "softmax in fewer passes over memory", {}};
   c.steps.push_back({
       .name = "v1_three_pass",
       .operation = &softmax(),
-      .idea = "maximum, sum, quotients: three passes over the row",
+      .idea = "safe softmax: max, sum and normalisation in three passes",
       .support = kAnyRows,
       .refuses = refuse_rows,
       .workspaces = no_workspace,
@@ -71,7 +71,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v2_online",
       .operation = &softmax(),
-      .idea = "maximum and sum in one pass: the sum is rescaled when the maximum grows",
+      .idea = "online softmax: max and sum in one pass",
       .support = kAnyRows,
       .refuses = refuse_rows,
       .workspaces = no_workspace,
@@ -81,7 +81,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v3_warp",
       .operation = &softmax(),
-      .idea = "pairs merged by shuffles; 16 bytes a load, one rescale for all of them",
+      .idea = "warp-shuffle merge; 16-byte loads with one rescale each",
       .support = kAnyRows,
       .refuses = refuse_rows,
       .workspaces = no_workspace,
@@ -91,7 +91,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v4_one_read",
       .operation = &softmax(),
-      .idea = "the row stays in registers, and what is too long in shared memory: one read",
+      .idea = "the row stays in registers and shared memory: one read",
       .support = "fp32, fp16, bf16; any number of rows, of up to 352 KiB",
       .refuses = refuse_long_rows,
       .workspaces = no_workspace,
@@ -101,7 +101,7 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v5_split_row",
       .operation = &softmax(),
-      .idea = "many blocks a row, their pairs merged: for few, very long rows",
+      .idea = "several blocks per row, states merged: for few, very long rows",
       .support = kAnyRows,
       .refuses = [](const Problem& p) { return refuse_blocks(rows_of(p) * chunks_of(p)); },
       .workspaces = [](const Problem& p) {
@@ -120,11 +120,11 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v6_softmax_topk",
       .operation = &softmax_topk(),
-      .idea = "the k largest probabilities only, one read and no row written",
+      .idea = "fused top-k: one read, k probabilities written",
       .support = "fp32, fp16, bf16; any number of rows and columns; --top-k up to 32",
       .refuses = [](const Problem& p) -> Reason {
         if (p.top_k > 32)
-          return fmt::format("--top-k {}: at most 32, one a lane of a warp", p.top_k);
+          return fmt::format("--top-k {}: at most 32, one per lane of a warp", p.top_k);
         return refuse_rows(p);
       },
       .workspaces = no_workspace,
@@ -140,11 +140,11 @@ Chapter make_chapter() {
   c.steps.push_back({
       .name = "v7_attention_row",
       .operation = &forward(),
-      .idea = "the recurrence carries a row of O: attention in one pass over K and V",
+      .idea = "online softmax with a row of O: attention in one pass over K and V",
       .support = "fp32, fp16, bf16; head dims up to 256; any lengths, masks, GQA",
       .refuses = [](const Problem& p) -> Reason {
         if (p.head_dim > 256)
-          return fmt::format("--head-dim {}: at most 256, 8 columns a lane", p.head_dim);
+          return fmt::format("--head-dim {}: at most 256, 8 columns per lane", p.head_dim);
         return refuse_rows(p);
       },
       .workspaces = no_workspace,
@@ -153,7 +153,7 @@ Chapter make_chapter() {
         const double element = double(size_of(p.dtype));
         const double q = double(rows_of(p) * p.head_dim) * element;
         const double kv = double(p.batch * p.kv_heads * p.seqlen_k) * double(p.head_dim) * element;
-        // K and V pass from L2 once a query, from HBM once if L2 holds them.
+        // Each query reads K and V from L2. HBM delivers them once if L2 holds them.
         return Cost{{.name = "attention",
                      .fp32_flop = 4 * double(p.head_dim) * pairs,
                      .exp = 4 * pairs,

@@ -1,10 +1,11 @@
-// v1_three_pass: the safe softmax, a block a row.
+// v1_three_pass: safe softmax, one block per row.
 //
-// parent    the softmax of 01_naive, for rows of any length
-// idea      three passes over the row: its maximum, the sum of exp(x - max), the quotients. Each pass needs
-//           the whole result of the one before it, so a row that does not fit in a cache is read three times.
-// expect    3 reads and 1 write of HBM for rows too long for L2; nearer 1 read and 1 write for short ones,
-//           because L2 holds them. ncu: dram__bytes_read.sum
+// parent    none: the softmax of 01_naive, for rows of any length
+// change    Three passes over the row: max, sum of exp(x - max), normalisation.
+// why       Each pass needs the complete result of the previous one, so a row that no cache holds
+//           is read three times.
+// expect    3 reads and 1 write of HBM for rows too long for L2; close to 1 read and 1 write for
+//           short rows, which L2 holds. ncu: dram__bytes_read.sum
 // supports  fp32, fp16, bf16; any number of rows and columns
 #include "attn/kernel.h"
 
@@ -15,22 +16,22 @@ struct Config {
   static constexpr int kThreads = 256;
 };
 struct SharedStorage {
-  float partial[Config::kThreads];  // one value a thread
+  float partial[Config::kThreads];  // one value per thread
   ATTN_MEMBERS(SharedStorage, partial)
 };
 
-// Combines one value of every thread, by halves; all threads get the result.
+// Tree reduction of one value per thread; all threads get the result.
 template <class Combine>
 __device__ float block_reduce(float value, float* partial, Combine combine) {
   const int tid = threadIdx.x;
   partial[tid] = value;
-  __syncthreads();  // all values are there
+  __syncthreads();  // all values are stored
   for (int half = Config::kThreads / 2; half > 0; half /= 2) {
     if (tid < half) partial[tid] = combine(partial[tid], partial[tid + half]);
-    __syncthreads();  // this level is done before the next one reads it
+    __syncthreads();  // this level is complete
   }
   const float result = partial[0];
-  __syncthreads();  // all have read the result before a later call overwrites it
+  __syncthreads();  // all reads are done: a later call may overwrite
   return result;
 }
 
@@ -44,19 +45,19 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
   const Element* __restrict__ x = gX + row * cols;
   Element* __restrict__ y = gY + row * cols;
 
-  // (1) first pass: the maximum, so that no exponential overflows.
+  // (1) first pass: the max, which keeps exp from overflowing.
   float row_max = -INFINITY;
   for (int c = threadIdx.x; c < cols; c += Config::kThreads) row_max = fmaxf(row_max, to_float(x[c]));
   row_max = block_reduce(row_max, smem.partial, [](float a, float b) { return fmaxf(a, b); });
 
-  // (2) second pass: the sum. A row of -inf only would give exp(-inf + inf): it has no sum.
+  // (2) second pass: the sum. If all of x is -inf, x - max would be NaN: skip it.
   const bool empty = row_max == -INFINITY;
   float row_sum = 0;
   for (int c = threadIdx.x; c < cols; c += Config::kThreads)
     if (!empty) row_sum += __expf(to_float(x[c]) - row_max);
   row_sum = block_reduce(row_sum, smem.partial, [](float a, float b) { return a + b; });
 
-  // (3) third pass: the quotients.
+  // (3) third pass: normalisation.
   const float inverse_sum = empty ? 0 : 1 / row_sum;
   for (int c = threadIdx.x; c < cols; c += Config::kThreads)
     y[c] = from_float<Element>(empty ? 0 : __expf(to_float(x[c]) - row_max) * inverse_sum);

@@ -1,10 +1,12 @@
-// v3_warp: pairs merged by shuffles, 16 bytes a load.
+// v3_warp: warp-shuffle merge and 16-byte loads.
 //
 // parent    v2_online
-// idea      merging pairs is associative and commutative, so any tree will do: 5 shuffles inside a warp, one
-//           exchange between warps. A load brings 16 bytes; its 8 (or 4) numbers share one rescale.
-// expect    fewer load instructions and barriers: closer to the 3 accesses of HBM that the model counts.
-//           ncu: l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum, stalls on barriers
+// change    Five shuffles merge the states of a warp, and one exchange through shared memory merges
+//           the warps. A load fetches 16 bytes; its 8 (fp32: 4) elements share one rescale.
+// why       The merge is associative and commutative, so any tree is correct. 2-byte loads need 8
+//           times as many instructions for the same bytes.
+// expect    Fewer load instructions and stalls on barriers; the bytes stay. ncu:
+//           l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum
 // supports  fp32, fp16, bf16; any number of rows and columns
 #include "attn/kernel.h"
 #include "kernels/vectors.h"
@@ -18,13 +20,13 @@ struct Config {
 };
 
 //! [maxsum]
-// The maximum of some numbers and the sum of exp(number - maximum).
+// Online softmax state of a set of scores: maximum m and sum l of exp(score - m).
 struct SoftmaxState {
   float max = kNothing, sum = 0;
-  // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+  // Finite initial row maximum: avoids (-inf) - (-inf) = NaN.
   static constexpr float kNothing = -3.4028234e38f;
 };
-// The pair of both sets together.
+// The state of the union of two disjoint sets.
 __device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
@@ -32,11 +34,11 @@ __device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
 //! [maxsum]
 
 struct SharedStorage {
-  SoftmaxState partial[Config::kWarps];  // one pair a warp
+  SoftmaxState partial[Config::kWarps];  // one state per warp
   ATTN_MEMBERS(SharedStorage, partial)
 };
 
-// Merges the pairs of all threads: first the lanes of each warp, then the warps.
+// Merges the states of all threads: the lanes of each warp, then the warps.
 //! [merge]
 __device__ SoftmaxState warp_merge(SoftmaxState value) {
   for (int distance = 16; distance > 0; distance /= 2)
@@ -48,12 +50,13 @@ __device__ SoftmaxState block_merge(SoftmaxState value, SoftmaxState* partial) {
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   value = warp_merge(value);
   if (lane_id == 0) partial[warp_id] = value;
-  __syncthreads();  // the pairs of all warps are there
+  __syncthreads();  // the states of all warps are stored
   return warp_merge(lane_id < Config::kWarps ? partial[lane_id] : SoftmaxState{});
 }
 
-// A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
-// The elements before its first and after its last whole vector are read and written one by one.
+// A row as aligned 16-byte vectors plus edges. A row may start and end inside a vector that it
+// shares with the adjacent row. The elements before its first and after its last whole vector, its
+// edges, are loaded and stored one by one.
 template <class Element>
 struct Row {
   static constexpr int kSize = Vector<Element>::kSize;
@@ -61,7 +64,7 @@ struct Row {
   int64_t begin;  // index of the row's first element in the tensor
   int head;       // elements before the first whole vector
   int vectors;    // whole vectors
-  int edges;      // elements outside of them
+  int edges;  // elements outside whole vectors
 
   //! [ex02b]
   __device__ Row(int64_t row, int cols) : begin(row * cols) {
@@ -69,13 +72,13 @@ struct Row {
     vectors = (cols - head) / kSize;
     edges = cols - vectors * kSize;
   }
-  // Columns: the first of whole vector v, and that of edge i.
+  // First column of vector v; column of edge i.
   __device__ int vector(int v) const { return head + v * kSize; }
   __device__ int edge(int i) const { return i < head ? i : i + vectors * kSize; }
   //! [ex02b]
 };
 
-// Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of them.
+// Adds the elements of a vector to the state: their max first, then one rescale for all.
 template <class Element>
 __device__ __forceinline__ SoftmaxState take(SoftmaxState state, const Vector<Element>& vector) {
   float x[Vector<Element>::kSize];
@@ -99,14 +102,14 @@ __global__ void softmax_kernel(const Element* __restrict__ gX,  // [rows, cols]
   Element* __restrict__ y = gY + row.begin;
   const int tid = threadIdx.x;
 
-  // (1) first pass: maximum and sum together.
+  // (1) first pass: max and sum.
   SoftmaxState state;
   for (int v = tid; v < row.vectors; v += Config::kThreads)
     state = take(state, load(x + row.vector(v)));
   if (tid < row.edges) state = merge(state, {to_float(x[row.edge(tid)]), 1});
   state = block_merge(state, smem.partial);
 
-  // (2) second pass: the quotients. A row of -inf only has seen nothing: its sum is 0.
+  // (2) second pass: normalisation. A row of only -inf has sum 0 and becomes 0.
   const float inverse_sum = state.sum != 0 ? 1 / state.sum : 0;
   for (int v = tid; v < row.vectors; v += Config::kThreads)
     store(y + row.vector(v), quotients(load(x + row.vector(v)), state.max, inverse_sum));

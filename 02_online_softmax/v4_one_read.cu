@@ -1,10 +1,11 @@
-// v4_one_read: the row stays on the chip.
+// v4_one_read: the row stays on chip, so HBM is read once.
 //
 // parent    v3_warp
-// idea      a group of threads, as few as the row needs, keeps the row in registers, and the rest of a very
-//           long one in shared memory: each element is read once and written once, and nothing can need less.
-// expect    1 read and 1 write: 3/2 faster than v3 for long rows. ncu: dram__bytes_read.sum
-// supports  fp32, fp16, bf16; rows of up to 352 KiB (one block's registers and shared memory)
+// change    A group of threads, as few as the row needs, keeps the row in registers. Of a very long
+//           row the rest is kept in shared memory.
+// why       The second pass of v3 fetches the row again. One read and one write are the minimum.
+// expect    1 read and 1 write: 3/2 times as fast as v3 on long rows. ncu: dram__bytes_read.sum
+// supports  fp32, fp16, bf16; rows of up to 352 KiB (registers and shared memory of one block)
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
 #include "kernels/vectors.h"
@@ -14,48 +15,48 @@ using namespace attn;
 using namespace softmax_vectors;
 
 //! [maxsum]
-// The maximum of some numbers and the sum of exp(number - maximum).
+// Online softmax state of a set of scores: maximum m and sum l of exp(score - m).
 struct SoftmaxState {
   float max = kNothing, sum = 0;
-  // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+  // Finite initial row maximum: avoids (-inf) - (-inf) = NaN.
   static constexpr float kNothing = -3.4028234e38f;
 };
-// The pair of both sets together.
+// The state of the union of two disjoint sets.
 __device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
 //! [maxsum]
 
-// Threads a row, and vectors of 16 bytes a thread in registers.
+// kGroup: threads per row. kVectors: 16-byte vectors per thread in registers.
 template <int kGroup_, int kVectors_>
 struct Config {
   static constexpr int kGroup = kGroup_, kVectors = kVectors_;
   static constexpr int kThreads = kGroup > 128 ? kGroup : 128;
-  static constexpr int kRows = kThreads / kGroup;  // rows a block
+  static constexpr int kRows = kThreads / kGroup;  // rows per block
   static constexpr int kWarps = kThreads / 32;
-  // Threads an SM: 1536 (40 registers each), or 1024 (64) where a thread holds many vectors.
+  // 1536 threads per SM (40 registers each), or 1024 (64 registers) if a thread holds many vectors.
   static constexpr int kBlocksPerSm = (kVectors < 4 ? 1536 : 1024) / kThreads;
   static_assert(kGroup <= 32 || kGroup % 32 == 0, "a row is part of a warp or whole warps");
 };
 template <class Config>
 struct SharedStorage {
-  SoftmaxState partial[Config::kWarps];  // one pair a warp
+  SoftmaxState partial[Config::kWarps];  // one state per warp
   ATTN_MEMBERS(SharedStorage, partial)
 };
-constexpr std::size_t kMaxShared = 224 * 1024;  // for vectors beyond the registers
+constexpr std::size_t kMaxShared = 224 * 1024;  // for vectors that exceed the registers
 
-// Merges the pairs of the threads of a row: lanes first, then warps.
+// Merges the states of the threads of a row: lanes, then warps.
 template <class Config>
 __device__ SoftmaxState group_merge(SoftmaxState value, SoftmaxState* partial) {
   constexpr int kLanes = Config::kGroup < 32 ? Config::kGroup : 32;
   for (int distance = kLanes / 2; distance > 0; distance /= 2)
     value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
   if constexpr (Config::kGroup > 32) {
-    constexpr int kWarps = Config::kGroup / 32;  // of a row
+    constexpr int kWarps = Config::kGroup / 32;  // warps per row
     const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
     if (lane_id == 0) partial[warp_id] = value;
-    __syncthreads();  // the pairs of all warps are there
+    __syncthreads();  // the states of all warps are stored
     value = partial[warp_id / kWarps * kWarps + lane_id % kWarps];
     for (int distance = kWarps / 2; distance > 0; distance /= 2)
       value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
@@ -63,8 +64,9 @@ __device__ SoftmaxState group_merge(SoftmaxState value, SoftmaxState* partial) {
   return value;
 }
 
-// A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
-// The elements before its first and after its last whole vector are read and written one by one.
+// A row as aligned 16-byte vectors plus edges. A row may start and end inside a vector that it
+// shares with the adjacent row. The elements before its first and after its last whole vector, its
+// edges, are loaded and stored one by one.
 template <class Element>
 struct Row {
   static constexpr int kSize = Vector<Element>::kSize;
@@ -72,19 +74,19 @@ struct Row {
   int64_t begin;  // index of the row's first element in the tensor
   int head;       // elements before the first whole vector
   int vectors;    // whole vectors
-  int edges;      // elements outside of them
+  int edges;  // elements outside whole vectors
 
   __device__ Row(int64_t row, int cols) : begin(row * cols) {
     head = min(cols, static_cast<int>((kSize - begin % kSize) % kSize));
     vectors = (cols - head) / kSize;
     edges = cols - vectors * kSize;
   }
-  // Columns: the first of whole vector v, and that of edge i.
+  // First column of vector v; column of edge i.
   __device__ int vector(int v) const { return head + v * kSize; }
   __device__ int edge(int i) const { return i < head ? i : i + vectors * kSize; }
 };
 
-// Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of them.
+// Adds the elements of a vector to the state: their max first, then one rescale for all.
 template <class Element>
 __device__ __forceinline__ SoftmaxState take(SoftmaxState state, const Vector<Element>& vector) {
   float x[Vector<Element>::kSize];
@@ -106,16 +108,16 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr int kGroup = Config::kGroup, kVectors = Config::kVectors;
   constexpr int kEdges = ceil_div(Row<Element>::kMaxEdges, kGroup);
   auto& smem = dynamic_shared<SharedStorage<Config>>();
-  // Vectors of the row beyond the registers, each read and written by one thread alone: no barrier.
+  // Vectors that exceed the registers. One thread alone writes and reads each: no barrier.
   auto* sX = reinterpret_cast<Vector<Element>*>(&smem + 1);  // [row.vectors - kGroup * kVectors]
   const int member = threadIdx.x % kGroup;
   const int64_t row_id = int64_t{blockIdx.x} * Config::kRows + threadIdx.x / kGroup;
-  // A group beyond the last row reads that row too: it has to take part in the shuffles.
+  // A group past the last row processes that row again: it must take part in the shuffles.
   const Row<Element> row(row_id < rows ? row_id : rows - 1, cols);
   const Element* x = gX + row.begin;
   Element* y = gY + row.begin;
 
-  // (1) the only read: all loads are in flight before the first number is used.
+  // (1) the only read. All loads are issued before the first element is used.
   Vector<Element> rX[kVectors] = {};
 #pragma unroll
   for (int n = 0; n < kVectors; ++n)
@@ -128,7 +130,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     cp_async_16(&sX[v - kVectors * kGroup], x + row.vector(v));
   cp_async_commit();
 
-  // (2) maximum and sum together.
+  // (2) max and sum.
   SoftmaxState state;
 #pragma unroll
   for (int n = 0; n < kVectors; ++n)
@@ -142,7 +144,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   state = group_merge<Config>(state, smem.partial);
   if (row_id >= rows) return;
 
-  // (3) the only write. A row of -inf only has seen nothing: its sum is 0.
+  // (3) the only write: normalisation. A row of only -inf has sum 0 and becomes 0.
   const float inverse_sum = state.sum != 0 ? 1 / state.sum : 0;
 #pragma unroll
   for (int n = 0; n < kVectors; ++n)
@@ -160,7 +162,7 @@ template <class Element, class Config>
 Status launch(const Arguments& args, int vectors) {
   const Problem& p = args.problem;
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
-  const int beyond = vectors - Config::kGroup * Config::kVectors;  // to shared memory
+  const int beyond = vectors - Config::kGroup * Config::kVectors;  // vectors in shared memory
   const std::size_t shared = sizeof(SharedStorage<Config>) + (beyond > 0 ? std::size_t(beyond) * 16 : 0);
   args.phase("softmax");
   return launch_kernel(softmax_kernel<Element, Config>,
@@ -169,12 +171,12 @@ Status launch(const Arguments& args, int vectors) {
                        static_cast<int>(p.seqlen_k));
 }
 
-// The smallest group that holds a row of so many vectors; the longest rows go partly to shared memory.
+// Dispatches to the smallest group that holds the row. The longest rows also use shared memory.
 //! [groups]
 template <class Element>
 Status launch(const Arguments& args) {
   constexpr int kSize = Vector<Element>::kSize;
-  const int n = static_cast<int>(args.problem.seqlen_k / kSize);  // whole vectors, at most
+  const int n = static_cast<int>(args.problem.seqlen_k / kSize);  // upper bound on whole vectors
   if (n <= 4) return launch<Element, Config<4, 1>>(args, n);
   if (n <= 8) return launch<Element, Config<4, 2>>(args, n);
   if (n <= 16) return launch<Element, Config<4, 4>>(args, n);

@@ -1,11 +1,12 @@
-// v5_split_row: few, very long rows.
+// v5_split_row: split rows, several blocks per row.
 //
 // parent    v3_warp
-// idea      a block a row leaves the GPU idle when there are 8 rows. Cut each row into chunks: one kernel
-//           leaves a pair (maximum, sum) a chunk, the next merges the pairs of its row and writes its chunk.
-//           Flash-Decoding (chapter 05) splits the keys of a query in the same way.
-// expect    2 reads and 1 write, at the speed of HBM however few rows there are. The second kernel goes
-//           backwards: it begins with what the first one left in L2. ncu: dram__bytes_read.sum
+// change    Rows are cut into chunks of 64 KiB. The first kernel stores one (m, l) state per chunk.
+//           The second kernel merges the states of its row and normalises its chunk.
+// why       With one block per row, 8 rows keep 8 SMs busy. Flash-Decoding (chapter 05) splits the
+//           keys of a query in the same way.
+// expect    2 reads and 1 write at the speed of HBM, however few rows there are. The second kernel
+//           takes the last chunk first, which may still be in L2. ncu: dram__bytes_read.sum
 // supports  fp32, fp16, bf16; any number of rows and columns
 #include "attn/kernel.h"
 #include "kernels/vectors.h"
@@ -16,18 +17,18 @@ using namespace softmax_vectors;
 
 struct Config {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;
-  static constexpr int kChunk = 4096;  // vectors: 64 KiB of a row
-  static constexpr int kUnroll = 4;    // vectors of a thread in flight together
+  static constexpr int kChunk = 4096;  // vectors per chunk: 64 KiB
+  static constexpr int kUnroll = 4;  // vectors in flight per thread
 };
 
 //! [maxsum]
-// The maximum of some numbers and the sum of exp(number - maximum).
+// Online softmax state of a set of scores: maximum m and sum l of exp(score - m).
 struct SoftmaxState {
   float max = kNothing, sum = 0;
-  // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+  // Finite initial row maximum: avoids (-inf) - (-inf) = NaN.
   static constexpr float kNothing = -3.4028234e38f;
 };
-// The pair of both sets together.
+// The state of the union of two disjoint sets.
 __device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
@@ -35,11 +36,11 @@ __device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
 //! [maxsum]
 
 struct SharedStorage {
-  SoftmaxState partial[Config::kWarps];  // one pair a warp
+  SoftmaxState partial[Config::kWarps];  // one state per warp
   ATTN_MEMBERS(SharedStorage, partial)
 };
 
-// Merges the pairs of all threads: first the lanes of each warp, then the warps.
+// Merges the states of all threads: the lanes of each warp, then the warps.
 __device__ SoftmaxState warp_merge(SoftmaxState value) {
   for (int distance = 16; distance > 0; distance /= 2)
     value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
@@ -49,12 +50,13 @@ __device__ SoftmaxState block_merge(SoftmaxState value, SoftmaxState* partial) {
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
   value = warp_merge(value);
   if (lane_id == 0) partial[warp_id] = value;
-  __syncthreads();  // the pairs of all warps are there
+  __syncthreads();  // the states of all warps are stored
   return warp_merge(lane_id < Config::kWarps ? partial[lane_id] : SoftmaxState{});
 }
 
-// A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
-// The elements before its first and after its last whole vector are read and written one by one.
+// A row as aligned 16-byte vectors plus edges. A row may start and end inside a vector that it
+// shares with the adjacent row. The elements before its first and after its last whole vector, its
+// edges, are loaded and stored one by one.
 template <class Element>
 struct Row {
   static constexpr int kSize = Vector<Element>::kSize;
@@ -62,19 +64,19 @@ struct Row {
   int64_t begin;  // index of the row's first element in the tensor
   int head;       // elements before the first whole vector
   int vectors;    // whole vectors
-  int edges;      // elements outside of them
+  int edges;  // elements outside whole vectors
 
   __device__ Row(int64_t row, int cols) : begin(row * cols) {
     head = min(cols, static_cast<int>((kSize - begin % kSize) % kSize));
     vectors = (cols - head) / kSize;
     edges = cols - vectors * kSize;
   }
-  // Columns: the first of whole vector v, and that of edge i.
+  // First column of vector v; column of edge i.
   __device__ int vector(int v) const { return head + v * kSize; }
   __device__ int edge(int i) const { return i < head ? i : i + vectors * kSize; }
 };
 
-// Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of them.
+// Adds the elements of a vector to the state: their max first, then one rescale for all.
 template <class Element>
 __device__ __forceinline__ SoftmaxState take(SoftmaxState state, const Vector<Element>& vector) {
   float x[Vector<Element>::kSize];
@@ -88,7 +90,7 @@ __device__ __forceinline__ SoftmaxState take(SoftmaxState state, const Vector<El
   return {max, sum};
 }
 
-// Calls body(column, vector) for the whole vectors of a chunk that this thread owns, kUnroll loads at a time.
+// Calls body(column, vector) for this thread's whole vectors of a chunk, kUnroll loads at a time.
 template <class Element, class Body>
 __device__ __forceinline__ void for_each_vector(const Row<Element>& row, const Element* x, int chunk, Body body) {
   const int end = min((chunk + 1) * Config::kChunk, row.vectors);
@@ -103,7 +105,7 @@ __device__ __forceinline__ void for_each_vector(const Row<Element>& row, const E
   }
 }
 
-// (1) the pair of a chunk. The edges of a row belong to its first chunk.
+// (1) the state of a chunk. The edges of a row belong to its first chunk.
 template <class Element>
 __global__ void partial_kernel(const Element* gX,  // [rows, cols]
                                SoftmaxState* gPartial,   // [rows, chunks]
@@ -121,7 +123,7 @@ __global__ void partial_kernel(const Element* gX,  // [rows, cols]
   if (tid == 0) gPartial[row_id * chunks + chunk] = state;
 }
 
-// (2) the pair of the row, and the quotients of a chunk. The last chunk comes first.
+// (2) the state of the row, and the normalisation of a chunk; last chunk first.
 template <class Element>
 __global__ void quotients_kernel(const Element* gX,       // [rows, cols]
                                  const SoftmaxState* gPartial,  // [rows, chunks]

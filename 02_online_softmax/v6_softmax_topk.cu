@@ -1,11 +1,14 @@
-// v6_softmax_topk: the largest probabilities of a row, without the others.
+// v6_softmax_topk: fused softmax and top-k.
 //
 // parent    v3_warp
-// idea      who wants the k likeliest words needs neither the row of probabilities nor a sort. Along
-//           with the pair (maximum, sum) each warp carries the k largest numbers, one a lane: one read, and
-//           nothing of the row's size is written. Milakov and Gimelshein (arXiv 1805.02867), section 4 and algorithm 4.
-// expect    1 read; 5 times fewer accesses than a safe softmax followed by a search.
+// change    In the same pass as the (m, l) state, each warp keeps a sorted list of the k largest
+//           elements, one per lane. Only k probabilities are computed and written.
+// why       exp is monotonic, so the largest scores are the largest probabilities. Sampling needs
+//           neither the other probabilities nor a sort.
+// expect    1 read, instead of the 5 accesses of a safe softmax (3 reads, 1 write) and a search (1
+//           read).
 // supports  fp32, fp16, bf16; any number of rows and columns; --top-k up to 32
+// source    Milakov and Gimelshein 2018 (arXiv 1805.02867), section 4 and algorithm 4
 #include "attn/kernel.h"
 #include "kernels/entry.h"
 #include "kernels/vectors.h"
@@ -16,17 +19,17 @@ using namespace softmax_vectors;
 
 struct Config {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;
-  static constexpr int kMaxK = 32;  // one a lane
+  static constexpr int kMaxK = 32;  // one per lane
 };
 
 //! [maxsum]
-// The maximum of some numbers and the sum of exp(number - maximum).
+// Online softmax state of a set of scores: maximum m and sum l of exp(score - m).
 struct SoftmaxState {
   float max = kNothing, sum = 0;
-  // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+  // Finite initial row maximum: avoids (-inf) - (-inf) = NaN.
   static constexpr float kNothing = -3.4028234e38f;
 };
-// The pair of both sets together.
+// The state of the union of two disjoint sets.
 __device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
@@ -34,20 +37,21 @@ __device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
 //! [maxsum]
 
 struct SharedStorage {
-  SoftmaxState partial[Config::kWarps];           // one pair a warp
-  Entry best[Config::kWarps][Config::kMaxK];  // and its list
+  SoftmaxState partial[Config::kWarps];  // one state per warp
+  Entry best[Config::kWarps][Config::kMaxK];  // one list per warp
   ATTN_MEMBERS(SharedStorage, partial, best)
 };
 
-// Merges the pairs of all threads: first the lanes of each warp, then the warps.
+// Merges the states of all threads: the lanes of each warp, then the warps.
 __device__ SoftmaxState warp_merge(SoftmaxState value) {
   for (int distance = 16; distance > 0; distance /= 2)
     value = merge(value, {__shfl_xor_sync(~0u, value.max, distance), __shfl_xor_sync(~0u, value.sum, distance)});
   return value;
 }
 
-// A row as whole vectors and edges: it may begin and end inside a vector that it shares with its neighbours.
-// The elements before its first and after its last whole vector are read and written one by one.
+// A row as aligned 16-byte vectors plus edges. A row may start and end inside a vector that it
+// shares with the adjacent row. The elements before its first and after its last whole vector, its
+// edges, are loaded and stored one by one.
 template <class Element>
 struct Row {
   static constexpr int kSize = Vector<Element>::kSize;
@@ -55,19 +59,19 @@ struct Row {
   int64_t begin;  // index of the row's first element in the tensor
   int head;       // elements before the first whole vector
   int vectors;    // whole vectors
-  int edges;      // elements outside of them
+  int edges;  // elements outside whole vectors
 
   __device__ Row(int64_t row, int cols) : begin(row * cols) {
     head = min(cols, static_cast<int>((kSize - begin % kSize) % kSize));
     vectors = (cols - head) / kSize;
     edges = cols - vectors * kSize;
   }
-  // Columns: the first of whole vector v, and that of edge i.
+  // First column of vector v; column of edge i.
   __device__ int vector(int v) const { return head + v * kSize; }
   __device__ int edge(int i) const { return i < head ? i : i + vectors * kSize; }
 };
 
-// Takes the numbers of a vector into the pair: their maximum first, then one rescale for all of them.
+// Adds the elements of a vector to the state: their max first, then one rescale for all.
 template <class Element>
 __device__ __forceinline__ SoftmaxState take(SoftmaxState state, const Vector<Element>& vector) {
   float x[Vector<Element>::kSize];
@@ -91,10 +95,10 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
   const Element* __restrict__ x = gX + row.begin;
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
 
-  // (1) one pass: pair and list of each warp.
+  // (1) one pass: the state and the list of each warp.
   SoftmaxState state;
   Entry best;
-  // All lanes of a warp make the same number of iterations, because inserting takes all of them.
+  // Warp-uniform trip count: insert() is a warp-wide operation.
   for (int v0 = warp_id * 32; v0 < row.vectors; v0 += Config::kThreads) {
     const int v = v0 + lane_id;
     float largest = -INFINITY;
@@ -106,14 +110,14 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
 #pragma unroll
       for (const float value : part) largest = fmaxf(largest, value);
     }
-    // Nearly always no number of 32 vectors gets into the list.
+    // Fast path: no element of these 32 vectors enters the list.
     const float worst = __shfl_sync(~0u, best.value, k - 1);
     if (!__any_sync(~0u, largest > -INFINITY && largest >= worst)) continue;
 #pragma unroll
     for (int i = 0; i < Vector<Element>::kSize; ++i)
       insert(best, v < row.vectors ? Entry{part[i], row.vector(v) + i} : Entry{}, k);
   }
-  if (warp_id == 0) {  // the edges of the row, at most one a lane
+  if (warp_id == 0) {  // the edges, at most one per lane
     Entry candidate;
     if (lane_id < row.edges) candidate = {to_float(x[row.edge(lane_id)]), row.edge(lane_id)};
     insert(best, candidate, k);
@@ -122,14 +126,14 @@ __global__ void softmax_topk_kernel(const Element* gX,  // [rows, cols]
   state = warp_merge(state);
   if (lane_id == 0) smem.partial[warp_id] = state;
   smem.best[warp_id][lane_id] = best;
-  __syncthreads();  // pairs and lists of all warps are there
+  __syncthreads();  // states and lists of all warps are stored
   if (warp_id > 0) return;
 
-  // (2) the first warp merges them.
+  // (2) warp 0 merges states and lists.
   state = warp_merge(lane_id < Config::kWarps ? smem.partial[lane_id] : SoftmaxState{});
   for (int w = 1; w < Config::kWarps; ++w) insert(best, lane_id < k ? smem.best[w][lane_id] : Entry{}, k);
 
-  // (3) probabilities of the list only. A row of -inf only has an empty list.
+  // (3) k probabilities. The list of a row of only -inf is empty.
   if (lane_id < k) {
     const float probability = best.column < 0 ? 0 : __expf(best.value - state.max) / state.sum;
     gValues[int64_t{blockIdx.x} * k + lane_id] = from_float<Element>(probability);

@@ -1,12 +1,15 @@
-// v7_attention_row: the recurrence carries a row of the output.
+// v7_attention_row: online softmax with a row of O in the state.
 //
 // parent    v2_online
-// idea      what is summed need not be a number. With the pair (maximum, sum) goes the sum of exp(score - max) *
-//           value, a row of d numbers: attention of one query in one pass over K and V. No score is stored.
-//           Rabe and Staats (arXiv 2112.05682), section 2. Chapter 03 does this for tiles of queries.
-// expect    bytes of K and V once a query, memory that does not grow with the product of the lengths.
-//           Many queries read K and V again and again: lts__t_bytes.sum grows with seqlen_q.
+// change    The state becomes (m, l, o): o is the sum of exp(score - m) * value, a row of d
+//           elements. One pass over K and V computes the attention of one query, and no score is
+//           stored.
+// why       The recurrence rescales any sum of exp(x - m) terms, scalar or vector. Chapter 03 does
+//           the same for tiles of queries.
+// expect    Memory does not grow with seqlen_q * seqlen_k. Each query reads all of K and V:
+//           lts__t_bytes.sum grows with seqlen_q.
 // supports  fp32, fp16, bf16; head dims up to 256; any lengths, masks, GQA
+// source    Rabe and Staats 2021 (arXiv 2112.05682), section 2
 #include "attn/kernel.h"
 
 namespace ATTN_BACKEND::v7_attention_row {
@@ -15,17 +18,17 @@ using namespace attn;
 struct Config {
   static constexpr int kThreads = 128, kWarps = kThreads / 32;
   static constexpr int kMaxHeadDim = 256;
-  static constexpr int kColumns = kMaxHeadDim / 32;  // of a row of d, a lane owns lane_id + 32 n
+  static constexpr int kColumns = kMaxHeadDim / 32;  // per lane: columns lane_id + 32 n of d
 };
 
 //! [maxsum]
-// The maximum of some numbers and the sum of exp(number - maximum).
+// Online softmax state of a set of scores: maximum m and sum l of exp(score - m).
 struct SoftmaxState {
   float max = kNothing, sum = 0;
-  // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+  // Finite initial row maximum: avoids (-inf) - (-inf) = NaN.
   static constexpr float kNothing = -3.4028234e38f;
 };
-// The pair of both sets together.
+// The state of the union of two disjoint sets.
 __device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
@@ -33,8 +36,8 @@ __device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
 //! [maxsum]
 
 struct SharedStorage {
-  SoftmaxState partial[Config::kWarps];                   // one pair a warp
-  float o[Config::kWarps][Config::kMaxHeadDim];     // and its row, [kWarps, d]
+  SoftmaxState partial[Config::kWarps];  // one state per warp
+  float o[Config::kWarps][Config::kMaxHeadDim];  // its part of O, [kWarps, d]
   ATTN_MEMBERS(SharedStorage, partial, o)
 };
 
@@ -58,7 +61,7 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
   const Element* q = gQ + (bh * shape.seqlen_q + row) * shape.head_dim;     // [d]
   const Element* k = gK + bh_kv * shape.seqlen_k * shape.head_dim;          // [seqlen_k, d]
   const Element* v = gV + bh_kv * shape.seqlen_k * shape.head_dim;          // [seqlen_k, d]
-  // The keys that this query sees; the diagonal ends at the last key.
+  // Visible keys: [begin, end). Bottom-right alignment: the last query's diagonal is the last key.
   const int diagonal = row + shape.seqlen_k - shape.seqlen_q;
   const int begin = max(0, diagonal - shape.window_left);
   const int end = min(shape.seqlen_k, diagonal + shape.window_right + 1);
@@ -71,7 +74,7 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
     rO[n] = 0;
   }
 
-  // (1) one pass over K and V, a key a warp.
+  // (1) one pass over K and V, one key per warp at a time.
   //! [recurrence]
   SoftmaxState state;
   for (int j = begin + warp_id; j < end; j += Config::kWarps) {
@@ -94,16 +97,16 @@ __global__ void attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
   }
   //! [recurrence]
 
-  // (2) the warps' parts of the row, merged like the pairs.
+  // (2) merge the (m, l, o) states of the warps.
   //! [ex02c]
   if (lane_id == 0) smem.partial[warp_id] = state;
 #pragma unroll
   for (int n = 0; n < Config::kColumns; ++n) smem.o[warp_id][lane_id + 32 * n] = rO[n];
-  __syncthreads();  // pairs and rows of all warps are there
+  __syncthreads();  // states and parts of O of all warps are stored
   SoftmaxState all;
   for (int w = 0; w < Config::kWarps; ++w) all = merge(all, smem.partial[w]);
   //! [ex02c]
-  // A row with nothing to attend: O = 0 and lse = -inf.
+  // Fully masked row: O = 0, lse = -inf.
   const float inverse_sum = all.sum != 0 ? 1 / all.sum : 0;
   for (int col = threadIdx.x; col < shape.head_dim; col += Config::kThreads) {
     float sum = 0;

@@ -1,7 +1,6 @@
 /// \file
-/// Attention as the textbook has it, on the CPU, for one head: the algorithm of this chapter
-/// without anything a GPU adds. Vaswani et al., "Attention Is All You Need" (arXiv 1706.03762),
-/// section 3.2.1; the gradients by the chain rule.
+/// Textbook attention on the CPU, one head. Vaswani et al., "Attention Is All You Need"
+/// (arXiv 1706.03762), section 3.2.1; gradients by the chain rule.
 #pragma once
 
 #include <Eigen/Core>
@@ -13,14 +12,14 @@ namespace naive {
 
 using Matrix = Eigen::MatrixXd;
 
-/// What the forward pass leaves: the result, and P for the backward pass.
+/// Result of the forward pass. The backward pass needs P.
 struct Forward {
   Matrix o;             // [seqlen_q, d]
   Matrix p;             // [seqlen_q, seqlen_k]
   Eigen::VectorXd lse;  // [seqlen_q]
 };
 
-/// O = softmax(scale * Q K^T) V. Causal: the last query sees the last key.
+/// O = softmax(scale * Q K^T) V. The causal mask is aligned at the bottom right.
 inline Forward forward(const Matrix& q, const Matrix& k, const Matrix& v, double scale,
                        bool causal) {
   Matrix s = scale * q * k.transpose();  // (1) scores
@@ -28,10 +27,10 @@ inline Forward forward(const Matrix& q, const Matrix& k, const Matrix& v, double
     for (Eigen::Index i = 0; i < s.rows(); ++i)
       for (Eigen::Index j = 0; j < s.cols(); ++j)
         if (j > i + s.cols() - s.rows()) s(i, j) = -std::numeric_limits<double>::infinity();
-  Eigen::VectorXd lse(s.rows());  // (2) softmax, row by row
+  Eigen::VectorXd lse(s.rows());  // (2) softmax of each row
   for (Eigen::Index i = 0; i < s.rows(); ++i) {
     const double row_max = s.row(i).maxCoeff();
-    if (std::isinf(row_max)) {  // nothing to attend
+    if (std::isinf(row_max)) {  // fully masked row
       lse(i) = row_max;
       s.row(i).setZero();
       continue;
@@ -44,7 +43,7 @@ inline Forward forward(const Matrix& q, const Matrix& k, const Matrix& v, double
   return {s * v, s, lse};  // (3) output
 }
 
-/// dQ, dK, dV for the gradient dO of the output, with P as the forward pass kept it.
+/// Gradients dQ, dK, dV, given dO and the P of the forward pass.
 struct Gradients {
   Matrix dq, dk, dv;
 };

@@ -1,4 +1,4 @@
-// What chapter 01 promises: every step is right on every shape that it accepts, on both back ends.
+// Every step of chapter 01 is correct on every shape it accepts, on both back ends.
 #include "01_naive/host/algorithm.h"
 #include "device/roofline.h"
 #include "tests/step_cases.h"
@@ -9,7 +9,8 @@ using namespace attn::tests;
 namespace {
 
 const std::vector<int64_t> kShort{1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 113, 127, 128, 129, 203};
-const std::vector<int64_t> kHeadDims{8, 64, 40, 128, 72, 1, 33, 192};  // also not multiples of 8
+// some are not multiples of 8
+const std::vector<int64_t> kHeadDims{8, 64, 40, 128, 72, 1, 33, 192};
 const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::fp32};
 
 const Step& step_named(const std::string& name) {
@@ -26,15 +27,15 @@ Eigen::MatrixXd head(const HostTensor& t, int64_t b, int64_t h) {
 
 }  // namespace
 
-// Every step takes every head dim, type, mask and length of these tests, except those whose tiles
-// hold 16-bit elements.
+// Every step accepts every head dim, dtype, mask and length of these tests, except the steps with
+// 16-bit tiles, which need fp16 or bf16 and head dims that are a multiple of 8.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   return plain(p) && (!one_of_steps(step, {"v7_vector_loads", "v8_mma", "v9_warp_tiles",
                                            "v10_ldmatrix", "v11_vectorised", "v12_cp_async"}) ||
                       (p.dtype != DType::fp32 && p.head_dim % 8 == 0));
 }
 
-TEST_CASE("forward steps are right on short problems", "[emulated]") {
+TEST_CASE("forward steps match the reference on short problems", "[emulated]") {
   Counts ran;
   int n = 0;
   covering_problems(kShort, kHeadDims, kDTypes, [&](Problem p) {
@@ -44,11 +45,11 @@ TEST_CASE("forward steps are right on short problems", "[emulated]") {
   CHECK(ran.least('v') >= 13);
 }
 
-// v4_tiled runs on short rows of keys only: the emulator switches between its 1024 threads at each
-// barrier, which takes as long as all other steps together.
+// v4_tiled runs on at most 512 keys only: its blocks have 1024 threads, and the emulator switches
+// fibers at each barrier. On long rows it would take as long as all other steps together.
 bool on_long_rows(const Step& step, int keys) { return step.name != "v4_tiled" || keys <= 512; }
 
-TEST_CASE("forward steps are right on long problems", "[emulated]") {
+TEST_CASE("forward steps match the reference on long problems", "[emulated]") {
   for (const int n : {239, 511, 512, 799})
     check_steps("forward", one_head(problem(n, n, 64, DType::bf16, InputKind::needle)),
                 Backend::emulated, on_long_rows, n);
@@ -56,19 +57,19 @@ TEST_CASE("forward steps are right on long problems", "[emulated]") {
   check_steps("forward", wide, Backend::emulated, on_long_rows, 3000);
 }
 
-TEST_CASE("a softmax row that does not fit in shared memory is read again", "[emulated]") {
+TEST_CASE("softmax rows longer than shared memory match the reference", "[emulated]") {
   check_steps("forward", one_head(problem(2, 60001, 8, DType::bf16, InputKind::needle)),
               Backend::emulated);
 }
 
-TEST_CASE("backward steps are right on short problems", "[emulated]") {
+TEST_CASE("backward steps match the reference on short problems", "[emulated]") {
   Counts ran;
   covering_problems(kShort, kHeadDims, kDTypes,
                     [&](Problem p) { ran += check_steps("backward", p, Backend::emulated); });
   CHECK(ran.text() == "b1_global 80, b2_cublas 80");
 }
 
-TEST_CASE("the textbook algorithm, the reference and a step agree", "[emulated]") {
+TEST_CASE("the textbook algorithm matches the reference", "[emulated]") {
   Problem p = problem(37, 53, 24, DType::fp32);
   p.causal = true;
   p.finish();
@@ -116,7 +117,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
   }
 }
 
-TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+TEST_CASE("steps refuse unsupported problems and say why", "[emulated]") {
   Problem p = problem(8, 8, 7, DType::bf16);
   p.finish();
   CHECK(step_named("v10_ldmatrix").refuses(p).value().find("multiple of 8") != std::string::npos);
@@ -129,7 +130,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   p.finish();
   for (const Step& s : chapter().steps) {
     INFO(s.name);
-    CHECK(s.refuses(p).has_value());  // heads lie in grid.z
+    CHECK(s.refuses(p).has_value());  // batch * heads exceeds gridDim.z
   }
   p = problem(1, 600000, 8, DType::bf16);
   p.finish();
@@ -137,28 +138,28 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   CHECK_FALSE(step_named("v2_coalesced").refuses(p));
 }
 
-TEST_CASE("costs are what the README derives", "[emulated]") {
+TEST_CASE("cost models match the README", "[emulated]") {
   Problem p = problem(4096, 4096, 128, DType::bf16);
   p.batch = 4, p.heads = 16, p.kv_heads = 16;
   p.finish();
   const double scores = 64.0 * 4096 * 4096;
   const Cost v10 = step_named("v10_ldmatrix").cost(p);
   REQUIRE(v10.size() == 3);
-  CHECK(v10[0].hbm_write == 4 * scores);  // S in fp32
+  CHECK(v10[0].hbm_write == 4 * scores);  // S: fp32
   CHECK(v10[1].hbm_read == 4 * scores);
-  CHECK(v10[1].hbm_write == 2 * scores);  // P in 16 bits
+  CHECK(v10[1].hbm_write == 2 * scores);  // P: 16 bits
   CHECK(v10[0].tensor_flop + v10[2].tensor_flop == forward().flop(p));
-  // Each step moves what its header says: S is read once from v3 on, P has 2 bytes from v6 on.
+  // From v3 on S is read once; from v6 on P has 2 bytes per element.
   CHECK(step_named("v3_warp_softmax").cost(p)[1].hbm_read == 4 * scores);
   CHECK(step_named("v5_register_tiles").cost(p)[1].hbm_write == 4 * scores);
   CHECK(step_named("v6_p_16bit").cost(p)[1].hbm_write == 2 * scores);
   CHECK(step_named("v7_vector_loads").cost(p)[0].fp32_flop == forward().flop(p) / 2);
   CHECK(step_named("v1_global").cost(p)[1].hbm_read == 3 * 4 * scores);
-  // Whatever the tensor cores do, the traffic of S and P binds.
+  // With tensor cores, the traffic of S and P is the limit.
   CHECK(predict(v10, datasheet_roofs(*find_gpu("h200")), p.dtype).binding == "HBM");
 }
 
-TEST_CASE("all steps on the GPU", "[gpu]") {
+TEST_CASE("all steps match the reference on the GPU", "[gpu]") {
   Counts ran;
   covering_problems(kLengths, kHeadDims, kDTypes, [&](Problem p) {
     ran += check_steps("forward", p, Backend::gpu);
@@ -185,7 +186,7 @@ TEST_CASE("the two back ends agree", "[gpu]") {
         if (std::isfinite(b)) difference += (a - b) * (a - b), size += b * b;
       }
       INFO(name);
-      CHECK(std::sqrt(difference / size) < 4e-3);  // one rounding of bf16
+      CHECK(std::sqrt(difference / size) < 4e-3);  // one bf16 rounding
     }
   }
 }
@@ -202,8 +203,8 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
-  // S and P have 2^31 elements and more; the last rows of the last head are compared.
+TEST_CASE("tensors with more than 2^31 elements match the reference", "[gpu][large]") {
+  // S and P have more than 2^31 elements. The last rows of the last head are among those compared.
   Problem p = problem(8192, 8192, 64, DType::bf16);
   p.batch = 3, p.heads = 11, p.kv_heads = 11;
   p.finish();

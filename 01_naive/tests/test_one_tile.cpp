@@ -1,4 +1,4 @@
-// The kernels of the README's section "One warp, one tile", on both back ends.
+// The two kernels of kernels/one_tile.cu, on both back ends.
 #include <cmath>
 #include <random>
 #include <vector>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kM = 16, kN = 8, kK = 16;
 
-// Small integers: every product and every sum is exact, so one wrong element of a fragment shows.
+// Small integers: products and sums are exact, so any wrong fragment element is detected.
 std::vector<float> integers(int count, unsigned seed) {
   std::mt19937 random(seed);
   std::vector<float> values(static_cast<std::size_t>(count));

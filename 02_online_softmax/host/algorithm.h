@@ -1,8 +1,7 @@
 /// \file
-/// The online softmax on the CPU, for one row: the algorithm of this chapter without anything a GPU
-/// adds. Milakov and Gimelshein, "Online normalizer calculation for softmax" (arXiv 1805.02867),
-/// section 3; with a row of the output carried along, Rabe and Staats, "Self-attention Does Not
-/// Need O(n^2) Memory" (arXiv 2112.05682), section 2.
+/// Online softmax on the CPU, one row. Milakov and Gimelshein, "Online normalizer calculation for
+/// softmax" (arXiv 1805.02867), section 3. With a row of O in the state: Rabe and Staats,
+/// "Self-attention Does Not Need O(n^2) Memory" (arXiv 2112.05682), section 2.
 #pragma once
 
 #include <Eigen/Core>
@@ -16,23 +15,23 @@ using Row = Eigen::RowVectorXd;
 using Matrix = Eigen::MatrixXd;
 
 //! [merge]
-/// The maximum of some numbers and the sum of exp(number - maximum). (-inf, 0): of none.
+/// The (m, l) state of a set of elements: max, and sum of exp(x - max). Empty set: (-inf, 0).
 struct SoftmaxState {
   double max = -std::numeric_limits<double>::infinity();
   double sum = 0;
 };
 
-/// What a sum is multiplied by when its maximum becomes `to`. A sum of nothing stays nothing.
+/// Rescale factor of a sum when its maximum changes to `to`. An empty set's sum stays 0.
 inline double rescale(double from, double to) { return std::isinf(from) ? 0 : std::exp(from - to); }
 
-/// The pair of two disjoint sets together.
+/// The state of the union of two disjoint sets.
 inline SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const double max = std::max(a.max, b.max);
   return {max, a.sum * rescale(a.max, max) + b.sum * rescale(b.max, max)};
 }
 //! [merge]
 
-/// The pair of a row: blocks of `block` numbers, one after the other.
+/// The state of a row, computed in blocks of `block` elements.
 inline SoftmaxState max_sum(const Row& x, Eigen::Index block) {
   SoftmaxState seen;
   for (Eigen::Index first = 0; first < x.size(); first += block) {
@@ -43,21 +42,21 @@ inline SoftmaxState max_sum(const Row& x, Eigen::Index block) {
   return seen;
 }
 
-/// softmax(x): one pass for the pair, one for the quotients. 0 where x is -inf alone.
+/// softmax(x): one pass for the state, one for the normalisation. All 0 if all of x is -inf.
 inline Row softmax(const Row& x, Eigen::Index block) {
   const SoftmaxState seen = max_sum(x, block);
   if (seen.sum == 0) return Row::Zero(x.size());
   return (x.array() - seen.max).exp() / seen.sum;
 }
 
-/// One query: the pair, and the sum of exp(score - max) * value beside it.
+/// One query: the (m, l) state, and the sum of exp(score - max) * value.
 struct Attention {
   SoftmaxState seen;
-  Row o;  // [d], divided by the sum at the end alone
+  Row o;  // [d], unnormalised
 };
 
 //! [attention]
-/// softmax(scale q K^T) V in one pass over blocks of K and V; no row of scores longer than a block.
+/// softmax(scale q K^T) V in one pass over K and V; at most `block` scores exist at a time.
 inline Row attention(const Row& q, const Matrix& k, const Matrix& v, double scale,
                      Eigen::Index block) {
   Attention a{{}, Row::Zero(v.cols())};

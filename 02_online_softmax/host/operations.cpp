@@ -1,4 +1,4 @@
-// Softmax of rows of scores, and its largest values: what this chapter computes besides attention.
+// Reference implementations of the operations softmax and softmax_topk.
 #include "host/operations.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using RowD = Eigen::RowVectorXd;
 using RowF = Eigen::RowVectorXf;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Softmax of one row in the precision of Scalar; 0 where the row is -inf alone.
+// Softmax of one row in the precision of Scalar; all 0 if the row is all -inf.
 template <class Row>
 Row softmax(const Row& x) {
   const auto max = x.maxCoeff();
@@ -30,12 +30,12 @@ Eigen::Map<const RowF> row_of(const HostTensor& t, const Expected::Row& at) {
   return {t.row(at.b, at.h, at.i), t.spec.columns()};
 }
 
-// x, y: rows of scores and of probabilities.
+// Spec of a matrix with one row per (b, h, i): scores x, probabilities y.
 TensorSpec rows_of(const Problem& p, std::string name, DType t, int64_t columns) {
   return {std::move(name), {p.batch, p.heads, p.seqlen_q, columns}, t};
 }
 
-// Calls body(number, place) for each row to compare, on all cores.
+// Calls body(index, row) for each row to compare, in parallel.
 template <class Body>
 void for_each_row(const std::vector<HeadRows>& pieces, Body body) {
   const std::vector<std::size_t> first = first_rows(pieces);
@@ -50,8 +50,8 @@ std::vector<Expected> softmax_reference(const Problem& p, const HostTensors& inp
                                         Selection selection) {
   const HostTensor& x = inputs.at("x");
   const std::vector<HeadRows> pieces = select_rows(p, selection);
-  // The rule of the largest error is one of 16-bit types: for a few float32 numbers it asks for the
-  // last bit.
+  // The bound on the largest error is for 16-bit types. For a few fp32 elements it would require
+  // the last bit.
   Expected y = expected_rows(rows_of(p, "y", p.dtype, p.seqlen_k), first_rows(pieces).back(),
                              bounds_of(p.dtype).output, p.dtype != DType::fp32);
   for_each_row(pieces, [&](std::size_t at, const Expected::Row& where) {
@@ -69,7 +69,7 @@ std::vector<Expected> softmax_topk_reference(const Problem& p, const HostTensors
   const HostTensor& x = inputs.at("x");
   const std::vector<HeadRows> pieces = select_rows(p, selection);
   const double bound = bounds_of(p.dtype).output;
-  // No rule of the largest error: a handful of numbers near 1 says nothing about what a type costs.
+  // No bound on the largest error: a few values near 1 do not tell how precise a type is.
   const std::size_t count_of_rows = first_rows(pieces).back();
   Expected values =
       expected_rows(rows_of(p, "values", p.dtype, p.top_k), count_of_rows, bound, false);
@@ -91,7 +91,7 @@ std::vector<Expected> softmax_topk_reference(const Problem& p, const HostTensors
     std::fill_n(first_index, p.top_k, -1);
     for (std::ptrdiff_t n = 0; n < count; ++n) {
       const Eigen::Index column = order[static_cast<std::size_t>(n)];
-      if (double{xf[column]} == -kInfinity) break;  // sorted: nothing but -inf follows
+      if (double{xf[column]} == -kInfinity) break;  // sorted: only -inf follows
       value[n] = exact[column];
       low[n] = round_to(p.dtype, low_row[column]);
       first_index[n] = column;

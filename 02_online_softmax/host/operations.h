@@ -1,4 +1,4 @@
-// The operations of chapter 02 besides attention; both take rows of scores x [B, Hq, seqlen_q,
+// Operations of chapter 02 other than attention. Both take rows of scores x [B, Hq, seqlen_q,
 // seqlen_k].
 #pragma once
 
@@ -6,12 +6,12 @@
 
 namespace attn {
 
-/// y, the softmax of each row of x. A row of -inf alone has y = 0.
+/// y: the softmax of each row of x. A row of only -inf has y = 0.
 const Operation& softmax();
 
-/// values and indices [B, Hq, seqlen_q, top_k]: the largest probabilities of each row of x, in
-/// falling order, and their columns; of equals the one with the smaller column comes first. Where a
-/// row has fewer entries above -inf the rest is 0 and -1.
+/// values, indices [B, Hq, seqlen_q, top_k]: the largest probabilities of each row of x in
+/// descending order, and their columns. Ties: the smaller column first. If a row has fewer than
+/// top_k elements above -inf, the rest are value 0 and index -1.
 const Operation& softmax_topk();
 
 }  // namespace attn

@@ -1,4 +1,4 @@
-// 16 bytes of a row at once: how v3_warp and the steps after it load, store and divide them.
+// 16-byte vectors of a row: load, store and normalise. Used from v3_warp on.
 #pragma once
 
 #include "attn/kernel.h"
@@ -7,7 +7,7 @@
 namespace ATTN_BACKEND::softmax_vectors {
 using namespace attn;
 
-// 16 bytes of a row, as registers hold them.
+// 16 bytes of a row in registers.
 template <class Element>
 struct Vector {
   static constexpr int kSize = 16 / sizeof(Element);
@@ -44,7 +44,7 @@ __device__ __forceinline__ void store(Element* g, const Vector<Element>& v) {
   *reinterpret_cast<uint4*>(g) = v.bits;
 }
 
-// exp(x - max) / sum for the numbers of a vector.
+// exp(x - max) / sum for each element of a vector.
 template <class Element>
 __device__ __forceinline__ Vector<Element> quotients(const Vector<Element>& vector, float max,
                                                      float inverse_sum) {

@@ -1,5 +1,5 @@
-// What chapter 02 promises: the algebra of the pair (maximum, sum), and every step right on every
-// shape.
+// The (m, l) states form a commutative monoid, and every step of chapter 02 is correct on every
+// shape it accepts.
 #include <numeric>
 #include <random>
 
@@ -23,15 +23,15 @@ Problem rows_cols(int64_t rows, int64_t cols, DType dtype, InputKind inputs = In
   return p;
 }
 
-// Every edge of a vector, a warp, a group and a block: cols, with rows so that rows begin inside
-// vectors.
+// Column counts at and next to the sizes of a vector, a warp, a group and a block. With several
+// rows, rows also start inside a vector.
 const std::vector<int64_t> kColumns{1,    2,    3,    4,    5,    7,    8,    9,   15,
                                     16,   31,   32,   33,   63,   64,   65,   127, 128,
                                     129,  203,  255,  256,  257,  511,  513,  799, 1000,
                                     1023, 1024, 1025, 2047, 2048, 2049, 4097, 5003};
 
-// The problems of a softmax: all widths, types, inputs; masks leave -inf at ends, and rows of
-// nothing else.
+// Softmax problems: all widths, dtypes and input kinds. Masks set -inf at the ends of rows, and
+// make some rows all -inf.
 template <class Body>
 void softmax_problems(const std::vector<int64_t>& columns, Body body) {
   constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked,
@@ -41,8 +41,8 @@ void softmax_problems(const std::vector<int64_t>& columns, Body body) {
     for (const DType dtype : kDTypes)
       for (int mask = 0; mask < 3; ++mask, ++n) {
         Problem p = rows_cols(mask == 1 ? cols % 7 + 5 : 5, cols, dtype, kInputs[n % 4]);
-        p.causal = mask == 1;                                    // the first rows may be -inf alone
-        if (mask == 2) p.window_left = 0, p.window_right = 16;  // the last ones too
+        p.causal = mask == 1;  // the first rows may be all -inf
+        if (mask == 2) p.window_left = 0, p.window_right = 16;  // the last rows, too
         p.seed = n + 1;
         body(p);
       }
@@ -59,7 +59,7 @@ const Step& step_named(const std::string& name) {
   throw std::runtime_error("no step " + name);
 }
 
-// y of a step for one row of scores.
+// Runs a step on one row of scores and returns y.
 std::vector<float> softmax_of(const Step& step, const std::vector<float>& x) {
   Problem p = rows_cols(1, static_cast<int64_t>(x.size()), DType::fp32);
   p.finish();
@@ -84,17 +84,16 @@ bool close(online::SoftmaxState a, online::SoftmaxState b) {
 
 }  // namespace
 
-// All steps take all types and any number of rows and columns, but for the three limits that
-// README.md names.
+// All steps accept all dtypes and any number of rows and columns, up to the README's three limits.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (step.operation == &forward()) return plain(p) && p.head_dim <= 256;
   if (step.operation == &softmax_topk()) return p.top_k <= 32;
-  // the last, partial 16 bytes of a row do not count
+  // a partial last vector does not count
   const int64_t columns_of_16_bytes = 16 / size_of(p.dtype);
   return step.name != "v4_one_read" || p.seqlen_k / columns_of_16_bytes <= 352 * 1024 / 16;
 }
 
-TEST_CASE("pairs (maximum, sum) are a commutative monoid", "[algebra]") {
+TEST_CASE("softmax states form a commutative monoid under merge", "[algebra]") {
   for (unsigned seed = 0; seed < 200; ++seed) {
     const double spread = seed % 2 == 0 ? 1 : 1e4;
     const online::Row x = random_row(48, spread, seed);
@@ -110,7 +109,7 @@ TEST_CASE("pairs (maximum, sum) are a commutative monoid", "[algebra]") {
   CHECK((std::isinf(nothing.max) && nothing.sum == 0));
 }
 
-TEST_CASE("any split and any order of a row give its softmax", "[algebra]") {
+TEST_CASE("any split and any order of a row give the same softmax", "[algebra]") {
   online::Row x = random_row(97, 30, 1);
   x[3] = -std::numeric_limits<double>::infinity();
   const online::Row whole = online::softmax(x, 97);
@@ -127,7 +126,7 @@ TEST_CASE("any split and any order of a row give its softmax", "[algebra]") {
             .sum() == 0);
 }
 
-TEST_CASE("attention of a row in blocks is attention", "[algebra]") {
+TEST_CASE("blockwise attention of a row matches attention", "[algebra]") {
   const online::Row q = random_row(8, 1, 3);
   online::Matrix k(53, 8), v(53, 6);
   for (Eigen::Index j = 0; j < 53; ++j) k.row(j) = random_row(8, 3, 100 + unsigned(j));
@@ -138,23 +137,23 @@ TEST_CASE("attention of a row in blocks is attention", "[algebra]") {
 }
 
 namespace {
-// What all five softmax steps have run when each has run `n` problems.
+// The text of Counts when each of the five softmax steps has run `n` problems.
 std::string all_ran(int n) {
   return fmt::format(
       "v1_three_pass {0}, v2_online {0}, v3_warp {0}, v4_one_read {0}, v5_split_row {0}", n);
 }
 }  // namespace
 
-TEST_CASE("softmax steps are right on all widths", "[emulated]") {
+TEST_CASE("softmax steps match the reference on all widths", "[emulated]") {
   Counts ran;
   softmax_problems(kColumns,
                    [&](const Problem& p) { ran += check_steps("softmax", p, Backend::emulated); });
   CHECK(ran.text() == all_ran(315));
 }
 
-TEST_CASE("softmax steps are right on long rows", "[emulated]") {
-  // Beyond the registers of v4's largest group, and beyond one chunk of v5; not a multiple of a
-  // vector.
+TEST_CASE("softmax steps match the reference on long rows", "[emulated]") {
+  // More than the registers of v4's largest group hold, more than one chunk of v5, and not a
+  // multiple of a vector.
   for (const int64_t cols : {33001, 65536, 70001})
     for (const DType dtype : kDTypes)
       check_steps("softmax", rows_cols(3, cols, dtype, InputKind::needle), Backend::emulated);
@@ -163,7 +162,7 @@ TEST_CASE("softmax steps are right on long rows", "[emulated]") {
               Backend::emulated);
 }
 
-TEST_CASE("softmax with top-k is right, ties and short rows too", "[emulated]") {
+TEST_CASE("top-k matches the reference on ties and short rows", "[emulated]") {
   Counts ran;
   const std::vector<int64_t> ks{1, 8, 5, 32, 31};
   std::size_t n = 0;
@@ -171,7 +170,7 @@ TEST_CASE("softmax with top-k is right, ties and short rows too", "[emulated]") 
     ran += check_steps("softmax_topk", with_top_k(p, ks[n++ % ks.size()]), Backend::emulated);
   });
   CHECK(ran.text() == "v6_softmax_topk 315");
-  // Equal numbers: the smaller columns come first. Rising ones: every number enters the list.
+  // Ties: the smaller columns first. Ascending values: every element enters the list.
   const Step& step = step_named("v6_softmax_topk");
   for (const bool rising : {false, true}) {
     Problem p = with_top_k(rows_cols(1, 3000, DType::fp32), 7);
@@ -189,7 +188,7 @@ TEST_CASE("softmax with top-k is right, ties and short rows too", "[emulated]") 
   }
 }
 
-TEST_CASE("attention of a row is right on short problems", "[emulated]") {
+TEST_CASE("attention of a row matches the reference on short problems", "[emulated]") {
   Counts ran;
   covering_problems({1, 2, 3, 15, 17, 33, 64, 65, 113, 129}, {64, 128, 40, 1, 33, 192, 256},
                     kDTypes,
@@ -197,13 +196,13 @@ TEST_CASE("attention of a row is right on short problems", "[emulated]") {
   CHECK(ran.text() == "v7_attention_row 50");
 }
 
-TEST_CASE("a shift of the scores changes nothing, and nothing overflows", "[emulated]") {
+TEST_CASE("softmax is shift-invariant and does not overflow", "[emulated]") {
   std::vector<float> x(1537);
-  // exact
+  // exact in fp32
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 7919 % 1537) / 256;
   std::vector<float> shifted = x, huge = x;
-  for (float& v : shifted) v -= 1024;  // still exact in a float
-  // their exponentials do not fit in a float, nor do their differences
+  for (float& v : shifted) v -= 1024;  // still exact in fp32
+  // exp overflows fp32, and so do some differences
   for (float& v : huge) v *= 5e37f;
   huge[99] = 3e38f;
   for (const Step& step : chapter().steps) {
@@ -238,7 +237,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
   }
 }
 
-TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+TEST_CASE("steps refuse unsupported problems and say why", "[emulated]") {
   Problem p = rows_cols(4, 100'000, DType::fp32);
   p.finish();
   CHECK(refusal(step_named("v4_one_read"), p).value().find("352 KiB") != std::string::npos);
@@ -254,14 +253,14 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   p.dropout = 0.5;
   p.finish();
   CHECK(refusal(step_named("v7_attention_row"), p).value().find("no dropout") != std::string::npos);
-  // The longest row that v4 takes is right; the table and the step agree on where it ends.
+  // The longest row that v4 accepts is correct; the table and the step agree on the limit.
   p = rows_cols(1, 352 * 1024 / 4, DType::fp32);
   CHECK(check_steps("softmax", p, Backend::emulated).text() == all_ran(1));
   p = rows_cols(1, 352 * 1024 / 4 + 3, DType::fp32);
   CHECK(check_steps("softmax", p, Backend::emulated).text() == all_ran(1));
 }
 
-TEST_CASE("no rows, or no columns, are an empty result", "[emulated]") {
+TEST_CASE("zero rows or zero columns give an empty result", "[emulated]") {
   for (const char* operation : {"softmax", "softmax_topk", "forward"})
     for (const char* none : {"--rows", "--cols"}) {
       const bool has_rows = std::string(operation) != "forward";
@@ -271,7 +270,7 @@ TEST_CASE("no rows, or no columns, are an empty result", "[emulated]") {
     }
 }
 
-TEST_CASE("costs are what the README derives", "[emulated]") {
+TEST_CASE("cost models match the README", "[emulated]") {
   Problem p = rows_cols(4096, 65536, DType::bf16);
   p.finish();
   const double bytes = 4096.0 * 65536 * 2;
@@ -288,7 +287,7 @@ TEST_CASE("costs are what the README derives", "[emulated]") {
   CHECK(total("v4_one_read") == softmax().compulsory_bytes(p));
 }
 
-TEST_CASE("all steps on the GPU", "[gpu]") {
+TEST_CASE("all steps match the reference on the GPU", "[gpu]") {
   std::size_t n = 0;
   Counts softmax, top_k, forward;
   softmax_problems(kColumns, [&](const Problem& p) {
@@ -320,7 +319,7 @@ TEST_CASE("the two back ends agree", "[gpu]") {
     REQUIRE(run_step(step, p, Backend::emulated, &emulated) == "");
     for (const auto& [name, t] : gpu) {
       INFO(name);
-      if (t.data.empty()) {  // indices
+      if (t.data.empty()) {  // indices have no data, only numbers
         REQUIRE(!t.numbers.empty());
         CHECK(same(t, emulated.at(name)));
         continue;
@@ -330,7 +329,7 @@ TEST_CASE("the two back ends agree", "[gpu]") {
         const double a = t.data[i], b = emulated.at(name).data[i];
         if (std::isfinite(b)) difference += (a - b) * (a - b), size += b * b;
       }
-      CHECK(std::sqrt(difference / size) < 4e-3);  // one rounding of bf16
+      CHECK(std::sqrt(difference / size) < 4e-3);  // one bf16 rounding
     }
   }
 }
@@ -349,7 +348,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("16 Mi columns, and tensors past 2^31 elements", "[gpu][large]") {
+TEST_CASE("16 Mi columns and more than 2^31 elements match the reference", "[gpu][large]") {
   for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{2, 16 << 20}, {33'000, 65'537}}) {
     Problem p = rows_cols(rows, cols, DType::bf16, InputKind::needle);
     p.finish();

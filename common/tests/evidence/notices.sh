@@ -135,7 +135,7 @@ harmless "the help text of an option" /common/run/options.cpp \
 harmless "a word of a message" $v13 's/only head dims 64/head dims: 64/'
 harmless "a comment in peers.py" peers.py '3s,^,# A comment.\n,'
 harmless "a step's idea in the chapter's table" /01_naive/*chapter.cpp \
-  's/neighbouring threads on neighbouring addresses/coalesced loads/'
+  's/adjacent threads on adjacent addresses/coalesced loads/'
 harmless "the parent's pass, which a step replaces" $f4 \
   's/quantise_tiles<false/quantise_tiles<true/'
 harmless "another problem in the list" gpu_problems.sh \
