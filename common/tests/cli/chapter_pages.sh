@@ -12,7 +12,8 @@ pages_of() {  # pages_of ROOT: complaints, a line each
   cd "$1" || return
   for page in 0*/README.md 0*/FP8.md 0*/CACHES.md 0*/MLA.md 0*/SPARSE.md; do
     [[ -f $page ]] || continue
-    lines=$(sed '/^<!-- table: /,/^<!-- end table -->/d' "$page" | wc -l)
+    lines=$(sed -e '/^<!-- table: /,/^<!-- end table -->/d' \
+      -e '/^<!-- \(code\|diff\): /,/^<!-- end code -->/d' "$page" | wc -l)
     [[ $lines -le $most_lines ]] || echo "$page: $lines lines, at most $most_lines"
   done
   for page in 0*/README.md 0*/FP8.md 0*/CACHES.md 0*/MLA.md 0*/SPARSE.md 0*/RESULTS.md 0*/exercises/*.md; do
