@@ -22,8 +22,7 @@ struct Config {
   // Warps per GEMM, as rows x columns of its result.
   static constexpr int kScoreRows = kBlockM / 2, kScoreKeys = kBlockN / 4;  // S, dP: 2 x 4 warps
   static constexpr int kGradKeys = kBlockN / 4, kGradCols = kHeadDim / 2;   // dV, dK: 4 x 2 warps
-  // dQ: kWarpsN along columns, the others along rows
-  static constexpr int kWarpsN = kHeadDim == 32 ? 2 : 4;
+  static constexpr int kWarpsN = kHeadDim == 32 ? 2 : 4;  // dQ: 2 x 4 warps, at d = 32 4 x 2
   static constexpr int kQueryRows = kBlockM * kWarpsN / kWarps, kQueryCols = kHeadDim / kWarpsN;
   static_assert(kQueryRows % 16 == 0 && kQueryCols % 16 == 0 && kGradCols % 16 == 0, "whole MMAs");
 };
