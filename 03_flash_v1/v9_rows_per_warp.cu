@@ -245,8 +245,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       const int key0 = n_block * kBlockN + warp_n * kWarpKeys;
       // rightmost key visible to the first row under a causal mask
       const int diagonal = group_row0 + causal_offset;
-      // Masked for all rows: the keys start past the last row's range, or end before the first
-      // row's.
+      // Fully masked: the keys start after the last row's range or end before the first row's.
       const bool none = key0 >= min(shape.seqlen_k, diagonal + kGroupRows + shape.window_right) ||
                         key0 + kWarpKeys <= diagonal - shape.window_left;
       float s[kTiles][kWarpKeys / 8][4] = {};
