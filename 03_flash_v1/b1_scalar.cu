@@ -1,12 +1,13 @@
-// b1_scalar: the backward pass of FlashAttention-1 as published, line by line, in fp32.
+// b1_scalar: the backward pass of FlashAttention-1 as published, Algorithm 4 in fp32.
 //
 // parent    v1_scalar (its tiles and its loops)
-// idea      P is not stored: one number a row, lse, is enough to compute any tile of it again from
-//           Q and K. Keys outside, queries inside, as in the forward pass: dK and dV of a tile of
-//           keys stay on the chip while all queries pass by; dQ is added to in HBM. Dao et al.
-//           (arXiv 2205.14135), Algorithm 4.
-// expect    five GEMMs in place of four, and memory linear in N; dQ moves twice at each visit.
+// change    Recomputation. P is not stored: any tile of it is recomputed from Q, K and one number
+//           per row, lse. K and V are in the outer loop, so dK and dV of a key tile stay on the
+//           chip over all visits. dQ is accumulated in HBM.
+// why       Chapter 01 keeps P, of size N^2, from the forward pass.
+// expect    Memory linear in N. Five GEMMs instead of four; each visit loads and stores dQ.
 // supports  fp32, fp16, bf16; head dims up to 128; any lengths, masks, GQA, dropout
+// source    Dao et al. (arXiv 2205.14135), Algorithm 4; line numbers below are the paper's.
 #include "attn/kernel.h"
 #include "attn/philox.h"
 
@@ -18,25 +19,24 @@ struct Config {
   static constexpr int kFloats = 16 * 1024;  // M
 };
 
-// Tile sizes as in the forward pass; shared memory in the order of bytes().
+// Tile sizes as in the forward pass.
 struct Tiles {
-  // B_r, B_c; floats from row to row, odd so that columns lie in all banks.
+  // B_r, B_c; row stride in floats, odd so that a column hits all banks.
   int block_m, block_n, stride;
   Tiles(int floats, int d) : block_n(floats / (4 * d)) {
     if (block_n < 1) block_n = 1;
     block_m = block_n < d ? block_n : d;
     stride = d + 1;
   }
-  // sK, sV, sdK, sdV [block_n, d], sQ, sO, sdO [block_m, d], sP, sdS [block_m, block_n], two
-  // numbers a row.
+  // sK, sV, sdK, sdV [block_n, d], sQ, sO, sdO [block_m, d], sP, sdS [block_m, block_n], lse and D.
   std::size_t bytes() const {
     return sizeof(float) * (std::size_t(4 * block_n + 3 * block_m) * stride +
                             std::size_t(2 * block_m) * (block_n + 1) + std::size_t(2 * block_m));
   }
 };
 
-// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
-// first one is visited all the same, so that the rows get their dQ = 0.
+// The KV tiles that at least one query of rows [row0, row0 + rows) sees. If there is none, the
+// first tile is visited, fully masked, so that dQ = 0 is written.
 struct KvBlockRange {
   int begin, end;
 };
@@ -49,7 +49,7 @@ __device__ KvBlockRange kv_block_range(const Shape& shape, int row0, int rows, i
   return {begin / block_n, ceil_div(end, block_n)};
 }
 
-// Rows [row0, row0 + count) of a [rows, d] matrix; 0 beyond its end.
+// Copies rows [row0, row0 + count) of a [rows, d] matrix; rows past the end become 0.
 template <class Element>
 __device__ void load_tile(float* tile, const Element* g, int row0, int count, int rows, int d,
                           int stride) {
@@ -73,15 +73,15 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
                                           Shape shape, Tiles tiles, uint64_t seed) {
   const int d = shape.head_dim, stride = tiles.stride, block_m = tiles.block_m,
             block_n = tiles.block_n;
-  float* sK = &dynamic_shared<float>();       // [block_n, d]
-  float* sV = sK + block_n * stride;          // [block_n, d]
-  float* sdK = sV + block_n * stride;         // [block_n, d]
-  float* sdV = sdK + block_n * stride;        // [block_n, d]
-  float* sQ = sdV + block_n * stride;         // [block_m, d]
-  float* sO = sQ + block_m * stride;          // [block_m, d]
-  float* sdO = sO + block_m * stride;         // [block_m, d]
-  float* sP = sdO + block_m * stride;         // [block_m, block_n]: what met V: dropped and scaled
-  float* sdS = sP + block_m * (block_n + 1);  // [block_m, block_n]
+  float* sK = &dynamic_shared<float>();         // [block_n, d]
+  float* sV = sK + block_n * stride;            // [block_n, d]
+  float* sdK = sV + block_n * stride;           // [block_n, d]
+  float* sdV = sdK + block_n * stride;          // [block_n, d]
+  float* sQ = sdV + block_n * stride;           // [block_m, d]
+  float* sO = sQ + block_m * stride;            // [block_m, d]
+  float* sdO = sO + block_m * stride;           // [block_m, d]
+  float* sP = sdO + block_m * stride;           // [block_m, block_n]: P after dropout
+  float* sdS = sP + block_m * (block_n + 1);    // [block_m, block_n]
   float* sLse = sdS + block_m * (block_n + 1);  // [block_m]
   float* sD = sLse + block_m;                   // [block_m]: rowsum(dO . O)
   const int tid = threadIdx.x;
@@ -91,30 +91,31 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
 
   for (int n_block = 0; n_block * block_n < shape.seqlen_k; ++n_block) {  // line 6
     const int key0 = n_block * block_n;
-    __syncthreads();  // all are done with the tiles before
+    __syncthreads();  // all warps have read the previous K and V
     load_tile(sK, gK + k0 * d, key0, block_n, shape.seqlen_k, d, stride);  // line 7: load K_j, V_j
     load_tile(sV, gV + k0 * d, key0, block_n, shape.seqlen_k, d, stride);
-    // Line 8: and sdV after it.
+    // Line 8: sdV follows sdK.
     for (int i = tid; i < 2 * block_n * stride; i += Config::kThreads) sdK[i] = 0;
-    for (int64_t bh = bh_kv * group; bh < (bh_kv + 1) * group; ++bh) {  // the heads that share K_j
+    // query heads that share K_j
+    for (int64_t bh = bh_kv * group; bh < (bh_kv + 1) * group; ++bh) {
       const int64_t q0 = bh * shape.seqlen_q;
       for (int row0 = 0; row0 < shape.seqlen_q; row0 += block_m) {  // line 9
         const KvBlockRange q_range = kv_block_range(shape, row0, block_m, block_n);
         if (n_block < q_range.begin || n_block >= q_range.end) continue;
         const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
-        __syncthreads();  // all are done with P, dS and the rows before
+        __syncthreads();  // all threads have read P, dS and the previous rows
         load_tile(sQ, gQ + q0 * d, row0, block_m, shape.seqlen_q, d, stride);  // line 10
         load_tile(sO, gO + q0 * d, row0, block_m, shape.seqlen_q, d, stride);
         load_tile(sdO, gdO + q0 * d, row0, block_m, shape.seqlen_q, d, stride);
-        __syncthreads();  // the rows are there, and K and V
-        if (tid < block_m) {  // line 19: D = rowsum(dO . O), a thread a row
+        __syncthreads();      // the rows, K and V are visible
+        if (tid < block_m) {  // line 19: D = rowsum(dO . O), one thread per row
           float sum = 0;
           for (int x = 0; x < d; ++x) sum += sdO[tid * stride + x] * sO[tid * stride + x];
           sD[tid] = sum;
           const float lse = row0 + tid < shape.seqlen_q ? gLse[q0 + row0 + tid] : -INFINITY;
-          sLse[tid] = lse == -INFINITY ? INFINITY : lse;  // a row that sees nothing has P = 0
+          sLse[tid] = lse == -INFINITY ? INFINITY : lse;  // fully masked row: P = 0
         }
-        __syncthreads();  // D and lse are there
+        __syncthreads();  // D and lse are visible
         //! [recompute]
         for (int i = tid; i < block_m * block_n; i += Config::kThreads) {
           const int row = i / block_n, key = i % block_n, idx = row * (block_n + 1) + key;
@@ -127,16 +128,16 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
             score += sQ[row * stride + x] * sK[key * stride + x];  // lines 11, 12: S = scale Q K^T
             dp += sdO[row * stride + x] * sV[key * stride + x];    // line 17: dP = dO V^T
           }
-          // Line 13: P, from lse where the paper keeps l and m apart.
+          // Line 13: P from lse; the paper uses l and m.
           const float p = visible ? __expf(score * shape.softmax_scale - sLse[row]) : 0;
-          float z = 1;  // line 14: the dropout mask of the forward pass, drawn again
+          float z = 1;  // line 14: recompute the dropout mask
           if (shape.dropped > 0)
             z = dropout_keeps(seed, bh, row0 + row, key0 + key, shape.dropped) ? 1 / kept : 0;
           sP[idx] = p * z;                    // line 15
           sdS[idx] = p * (dp * z - sD[row]);  // lines 18 and 20
         }
         //! [recompute]
-        __syncthreads();  // P and dS are there, of all warps
+        __syncthreads();  // P and dS of all warps are visible
         for (int i = tid; i < block_n * d; i += Config::kThreads) {
           const int key = i / d, col = i % d;
           float dv = 0, dk = 0;
@@ -163,7 +164,7 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
         }
       }
     }
-    __syncthreads();  // dK and dV are complete
+    __syncthreads();                                             // dK and dV are complete
     for (int i = tid; i < block_n * d; i += Config::kThreads) {  // line 24: store dK_j, dV_j
       const int key = i / d, col = i % d;
       if (key0 + key >= shape.seqlen_k) continue;

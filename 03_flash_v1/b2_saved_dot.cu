@@ -1,11 +1,12 @@
-// b2_saved_dot: D of every row once, not at each visit.
+// b2_saved_dot: D once per row, in a preprocess kernel.
 //
 // parent    b1_scalar
-// idea      D = rowsum(dO . O) depends on the row only, and line 19 computes it for each tile of
-//           keys. A kernel of its own does it once, so that no visit brings O, as FlashAttention-2
-//           has it. The loops over heads and rows become one over visits: those that see something.
-// expect    two tiles of rows a visit in place of three: lts__t_sectors_op_read.sum falls
+// change    A preprocess kernel computes D = rowsum(dO . O). The loops over heads and rows become
+//           one loop over visits, which skips query tiles that see no key of this tile.
+// why       D depends on the row only, but line 19 recomputes it at every visit.
+// expect    A visit loads two row tiles (Q, dO) instead of three: lts__t_sectors_op_read.sum falls.
 // supports  fp32, fp16, bf16; head dims up to 128; any lengths, masks, GQA, dropout
+// source    The preprocess kernel of FlashAttention-2 (arXiv 2307.08691, Algorithm 2).
 #include "attn/kernel.h"
 #include "attn/philox.h"
 #include "kernels/backward_tiles.h"
@@ -18,24 +19,23 @@ struct Config {
   static constexpr int kFloats = 16 * 1024;  // M
 };
 
-// Tile sizes as in the forward pass; shared memory in the order of bytes().
+// Tile sizes as in the forward pass.
 struct Tiles {
-  // B_r, B_c; floats from row to row, odd so that columns lie in all banks.
+  // B_r, B_c; row stride in floats, odd so that a column hits all banks.
   int block_m, block_n, stride;
   Tiles(int floats, int d) : block_n(floats / (4 * d)) {
     if (block_n < 1) block_n = 1;
     block_m = block_n < d ? block_n : d;
     stride = d + 1;
   }
-  // sK, sV, sdK, sdV [block_n, d], sQ, sdO [block_m, d], sP, sdS [block_m, block_n], two
-  // numbers a row.
+  // sK, sV, sdK, sdV [block_n, d], sQ, sdO [block_m, d], sP, sdS [block_m, block_n], lse and D.
   std::size_t bytes() const {
     return sizeof(float) * (std::size_t(4 * block_n + 2 * block_m) * stride +
                             std::size_t(2 * block_m) * (block_n + 1) + std::size_t(2 * block_m));
   }
 };
 
-// Rows [row0, row0 + count) of a [rows, d] matrix; 0 beyond its end.
+// Copies rows [row0, row0 + count) of a [rows, d] matrix; rows past the end become 0.
 template <class Element>
 __device__ void load_tile(float* tile, const Element* g, int row0, int count, int rows, int d,
                           int stride) {
@@ -59,14 +59,14 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
                                           Shape shape, Tiles tiles, uint64_t seed) {
   const int d = shape.head_dim, stride = tiles.stride, block_m = tiles.block_m,
             block_n = tiles.block_n;
-  float* sK = &dynamic_shared<float>();       // [block_n, d]
-  float* sV = sK + block_n * stride;          // [block_n, d]
-  float* sdK = sV + block_n * stride;         // [block_n, d]
-  float* sdV = sdK + block_n * stride;        // [block_n, d]
-  float* sQ = sdV + block_n * stride;         // [block_m, d]
-  float* sdO = sQ + block_m * stride;         // [block_m, d]
-  float* sP = sdO + block_m * stride;         // [block_m, block_n]: what met V: dropped and scaled
-  float* sdS = sP + block_m * (block_n + 1);  // [block_m, block_n]
+  float* sK = &dynamic_shared<float>();         // [block_n, d]
+  float* sV = sK + block_n * stride;            // [block_n, d]
+  float* sdK = sV + block_n * stride;           // [block_n, d]
+  float* sdV = sdK + block_n * stride;          // [block_n, d]
+  float* sQ = sdV + block_n * stride;           // [block_m, d]
+  float* sdO = sQ + block_m * stride;           // [block_m, d]
+  float* sP = sdO + block_m * stride;           // [block_m, block_n]: P after dropout
+  float* sdS = sP + block_m * (block_n + 1);    // [block_m, block_n]
   float* sLse = sdS + block_m * (block_n + 1);  // [block_m]
   float* sD = sLse + block_m;                   // [block_m]: rowsum(dO . O)
   const int tid = threadIdx.x;
@@ -77,7 +77,7 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
 
   for (int n_block = 0; n_block * block_n < shape.seqlen_k; ++n_block) {  // line 6
     const int key0 = n_block * block_n;
-    // The visits: of each head that shares these keys, the blocks of rows that see one of them.
+    // Visits: all query tiles that see a key of this tile, of all query heads that share it.
     const auto next_visit = [&](int process_kv_block) {
       for (; process_kv_block < group * num_m_blocks; ++process_kv_block) {
         const int row0 = process_kv_block % num_m_blocks * block_m;
@@ -94,13 +94,13 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
       if (tid >= block_m) return;
       const bool inside = row0 + tid < shape.seqlen_q;
       const float lse = inside ? gLse[q0 + row0 + tid] : -INFINITY;
-      sLse[tid] = lse == -INFINITY ? INFINITY : lse;  // a row that sees nothing has P = 0
+      sLse[tid] = lse == -INFINITY ? INFINITY : lse;  // fully masked row: P = 0
       sD[tid] = inside ? gD[q0 + row0 + tid] : 0;
     };
-    __syncthreads();  // all are done with the tiles before
+    __syncthreads();  // all warps have read the previous K and V
     load_tile(sK, gK + k0 * d, key0, block_n, shape.seqlen_k, d, stride);  // line 7: load K_j, V_j
     load_tile(sV, gV + k0 * d, key0, block_n, shape.seqlen_k, d, stride);
-    // Line 8: and sdV after it.
+    // Line 8: sdV follows sdK.
     for (int i = tid; i < 2 * block_n * stride; i += Config::kThreads) sdK[i] = 0;
     for (int process_kv_block = next_visit(0); process_kv_block < group * num_m_blocks;
          process_kv_block = next_visit(process_kv_block + 1)) {
@@ -108,9 +108,9 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
       const int64_t bh = bh_kv * group + process_kv_block / num_m_blocks, q0 = bh * shape.seqlen_q;
       const KvBlockRange q_range = kv_block_range(shape, row0, block_m, block_n);
       const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
-      __syncthreads();  // all are done with P, dS and the rows before
+      __syncthreads();  // all threads have read P, dS and the previous rows
       load_rows(process_kv_block);
-      __syncthreads();  // the rows are there, and K and V
+      __syncthreads();  // the rows, K and V are visible
       //! [recompute]
       for (int i = tid; i < block_m * block_n; i += Config::kThreads) {
         const int row = i / block_n, key = i % block_n, idx = row * (block_n + 1) + key;
@@ -123,16 +123,16 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
           score += sQ[row * stride + x] * sK[key * stride + x];  // lines 11, 12: S = scale Q K^T
           dp += sdO[row * stride + x] * sV[key * stride + x];    // line 17: dP = dO V^T
         }
-        // Line 13: P, from lse where the paper keeps l and m apart.
+        // Line 13: P from lse; the paper uses l and m.
         const float p = visible ? __expf(score * shape.softmax_scale - sLse[row]) : 0;
-        float z = 1;  // line 14: the dropout mask of the forward pass, drawn again
+        float z = 1;  // line 14: recompute the dropout mask
         if (shape.dropped > 0)
           z = dropout_keeps(seed, bh, row0 + row, key0 + key, shape.dropped) ? 1 / kept : 0;
         sP[idx] = p * z;                    // line 15
         sdS[idx] = p * (dp * z - sD[row]);  // lines 18 and 20
       }
       //! [recompute]
-      __syncthreads();  // P and dS are there, of all warps
+      __syncthreads();  // P and dS of all warps are visible
       for (int i = tid; i < block_n * d; i += Config::kThreads) {
         const int key = i / d, col = i % d;
         float dv = 0, dk = 0;
@@ -158,7 +158,7 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
           gAccum[idx] = dq;
       }
     }
-    __syncthreads();  // dK and dV are complete
+    __syncthreads();                                             // dK and dV are complete
     for (int i = tid; i < block_n * d; i += Config::kThreads) {  // line 24: store dK_j, dV_j
       const int key = i / d, col = i % d;
       if (key0 + key >= shape.seqlen_k) continue;
@@ -177,7 +177,7 @@ Status launch(const Arguments& args) {
   const Tiles tiles(Config::kFloats, shape.head_dim);
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   args.phase("dot");
-  const dim3 dots(static_cast<unsigned>(ceil_div(rows, int64_t{8})));  // a warp a row
+  const dim3 dots(static_cast<unsigned>(ceil_div(rows, int64_t{8})));  // one warp per row
   const Status status =
       launch_kernel(dot_kernel<Element>, dots, dim3(256), 0, args.stream, params.o, params.dout,
                     args.out<float>("dot"), nullptr, rows, static_cast<int>(p.head_dim), 0);

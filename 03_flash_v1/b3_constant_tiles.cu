@@ -1,12 +1,12 @@
-// b3_constant_tiles: tiles of 16 bits and of constant size; dK and dV in registers.
+// b3_constant_tiles: 16-bit tiles of compile-time size, XOR-swizzled; dK and dV in registers.
 //
 // parent    b2_saved_dot
-// idea      What tensor cores will need, without them. Tiles keep the type of the inputs, P and dS
-//           are rounded to it, and 16-byte chunks are swizzled. Sizes are constants, so that loops
-//           unroll: 128 keys a tile, of which a thread has its elements of dK and dV in registers
-//           for as long as rows pass by. Still multiply-adds in fp32.
-// expect    visits are larger and fewer: lts__t_sectors_op_read.sum falls;
-//           sm__inst_executed_pipe_fma.sum does not
+// change    Tiles keep the type of the inputs, P and dS are rounded to it, and 16-byte chunks are
+//           swizzled. Sizes are compile-time constants, 128 keys per tile. A thread holds its
+//           elements of dK and dV in registers over all visits. The GEMMs still run in fp32.
+// why       Tensor cores need 16-bit operands and unrolled loops; this step prepares them.
+// expect    Fewer, larger visits: lts__t_sectors_op_read.sum falls.
+//           sm__inst_executed_pipe_fma.sum does not.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "attn/philox.h"
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   for (int n_block = 0; n_block * kBlockN < shape.seqlen_k; ++n_block) {
     const int key0 = n_block * kBlockN;
-    // The visits: of each head that shares these keys, the blocks of rows that see one of them.
+    // Visits: all query tiles that see a key of this tile, of all query heads that share it.
     const auto next_visit = [&](int process_kv_block) {
       for (; process_kv_block < group * num_m_blocks; ++process_kv_block) {
         const int row0 = process_kv_block % num_m_blocks * kBlockM;
@@ -74,15 +74,16 @@ __global__ void __launch_bounds__(Config::kThreads)
       if (tid >= kBlockM) return;
       const bool inside = row0 + tid < shape.seqlen_q;
       const float lse = inside ? gLse[q0 + row0 + tid] : -INFINITY;
-      smem.sLse[tid] = lse == -INFINITY ? INFINITY : lse * kLog2e;  // P = 0: nothing is seen
+      smem.sLse[tid] = lse == -INFINITY ? INFINITY : lse * kLog2e;  // fully masked row: P = 0
       smem.sD[tid] = inside ? gD[q0 + row0 + tid] : 0;
     };
 
-    // (2) load K_j, V_j
-    __syncthreads();  // all are done with the tiles before
+    // (2) Load K_j, V_j.
+    __syncthreads();  // all warps have read the previous K and V
     load_tile<kBlockN, Config>(smem.sK, gK + k0 * kHeadDim, key0, shape.seqlen_k);
     load_tile<kBlockN, Config>(smem.sV, gV + k0 * kHeadDim, key0, shape.seqlen_k);
-    constexpr int kElements = kBlockN * kHeadDim / Config::kThreads;  // tid, tid + kThreads, ...
+    // elements tid, tid + kThreads, ...
+    constexpr int kElements = kBlockN * kHeadDim / Config::kThreads;
     float dk[kElements] = {}, dv[kElements] = {};
 
     for (int process_kv_block = next_visit(0); process_kv_block < group * num_m_blocks;
@@ -91,9 +92,9 @@ __global__ void __launch_bounds__(Config::kThreads)
       const int64_t bh = bh_kv * group + process_kv_block / num_m_blocks, q0 = bh * shape.seqlen_q;
       const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
       const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
-      __syncthreads();  // all are done with P, dS and the rows before
+      __syncthreads();  // all threads have read P, dS and the previous rows
       load_rows(process_kv_block);
-      __syncthreads();  // the rows are there, and K and V
+      __syncthreads();  // the rows, K and V are visible
 
       //! [recompute]
       for (int i = tid; i < kBlockM * kBlockN; i += Config::kThreads) {
@@ -115,10 +116,10 @@ __global__ void __launch_bounds__(Config::kThreads)
         if constexpr (kDropout)
           if (!dropout_keeps(seed, bh, row0 + row, key0 + key, shape.dropped)) z = 0;
         smem.sdS[idx] = from_float<Element>(p * (dp * z - smem.sD[row]));
-        smem.sP[idx] = from_float<Element>(z == 0 ? 0 : p);  // the factor comes at the end
+        smem.sP[idx] = from_float<Element>(z == 0 ? 0 : p);  // dV gets the factor at the end
       }
       //! [recompute]
-      __syncthreads();  // P and dS are there, of all warps
+      __syncthreads();  // P and dS of all warps are visible
 
       // (5) dV += P^T dO, dK += dS^T Q
 #pragma unroll
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         }
       }
 
-      // (6) dQ += dS K: nobody but this thread reads or writes these places, at any visit
+      // (6) dQ += dS K: only this thread reads and writes these elements, on every visit
       //! [dq]
       float* const accum = &gAccum->x;
       for (int i = tid; i < kBlockM * kHeadDim; i += Config::kThreads) {
@@ -151,7 +152,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       //! [dq]
     }
 
-    // (7) store dK_j, dV_j
+    // (7) Store dK_j, dV_j.
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
       const int key = key0 + (tid + i * Config::kThreads) / kHeadDim;
@@ -169,7 +170,7 @@ Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   args.phase("dot");
-  const dim3 dots(static_cast<unsigned>(ceil_div(rows, int64_t{8})));  // a warp a row
+  const dim3 dots(static_cast<unsigned>(ceil_div(rows, int64_t{8})));  // one warp per row
   const Status status =
       launch_kernel(dot_kernel<Element>, dots, dim3(256), 0, args.stream, params.o, params.dout,
                     args.out<float>("dot"), nullptr, rows, static_cast<int>(p.head_dim), 0);

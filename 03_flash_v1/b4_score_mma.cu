@@ -1,11 +1,12 @@
 // b4_score_mma: S and dP on tensor cores.
 //
 // parent    b3_constant_tiles
-// idea      mma.sync for two of the five GEMMs, S = Q K^T and dP = dO V^T. A lane has eight
-//           elements of each 16 x 16 of both in registers, at the same places, so that P and dS
-//           need nothing else; a mask looks at them only where it reaches this warp's part.
-// expect    what is left binds: with two GEMMs of five gone, at most 5/3 (Amdahl).
-//           sm__inst_executed_pipe_fma.sum
+// change    mma.sync for two of the five GEMMs, S = Q K^T and dP = dO V^T. A lane holds the same
+//           elements of both, so it computes P and dS from its own registers. Only warp tiles that
+//           a mask boundary crosses compare indices.
+// why       First part of the move to tensor cores.
+// expect    At most 5/3 as fast (Amdahl): three of five GEMMs stay on the FP32 units.
+//           sm__inst_executed_pipe_fma.sum falls.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "attn/philox.h"
@@ -19,7 +20,7 @@ template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kWarps = 8, kThreads = 32 * kWarps;
   static constexpr int kBlockM = kHeadDim == 128 ? 64 : 128, kBlockN = 128;  // B_r, B_c
-  // Each GEMM has its own shares of warps: rows x columns of its result.
+  // Warps per GEMM, as rows x columns of its result.
   static constexpr int kScoreRows = kBlockM / 2, kScoreKeys = kBlockN / 4;  // S, dP: 2 x 4 warps
 };
 
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int tid = threadIdx.x;
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
-  // This warp's parts of the GEMMs.
+  // This warp's tile of each GEMM.
   const int score_row = warp_id / 4 * Config::kScoreRows,
             score_key = warp_id % 4 * Config::kScoreKeys;
   const int64_t bh_kv = blockIdx.x, k0 = bh_kv * shape.seqlen_k;
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   for (int n_block = 0; n_block * kBlockN < shape.seqlen_k; ++n_block) {
     const int key0 = n_block * kBlockN;
-    // The visits: of each head that shares these keys, the blocks of rows that see one of them.
+    // Visits: all query tiles that see a key of this tile, of all query heads that share it.
     const auto next_visit = [&](int process_kv_block) {
       for (; process_kv_block < group * num_m_blocks; ++process_kv_block) {
         const int row0 = process_kv_block % num_m_blocks * kBlockM;
@@ -81,15 +82,16 @@ __global__ void __launch_bounds__(Config::kThreads)
       if (tid >= kBlockM) return;
       const bool inside = row0 + tid < shape.seqlen_q;
       const float lse = inside ? gLse[q0 + row0 + tid] : -INFINITY;
-      smem.sLse[tid] = lse == -INFINITY ? INFINITY : lse * kLog2e;  // P = 0: nothing is seen
+      smem.sLse[tid] = lse == -INFINITY ? INFINITY : lse * kLog2e;  // fully masked row: P = 0
       smem.sD[tid] = inside ? gD[q0 + row0 + tid] : 0;
     };
 
-    // (2) load K_j, V_j
-    __syncthreads();  // all are done with the tiles before
+    // (2) Load K_j, V_j.
+    __syncthreads();  // all warps have read the previous K and V
     load_tile<kBlockN, Config>(smem.sK, gK + k0 * kHeadDim, key0, shape.seqlen_k);
     load_tile<kBlockN, Config>(smem.sV, gV + k0 * kHeadDim, key0, shape.seqlen_k);
-    constexpr int kElements = kBlockN * kHeadDim / Config::kThreads;  // tid, tid + kThreads, ...
+    // elements tid, tid + kThreads, ...
+    constexpr int kElements = kBlockN * kHeadDim / Config::kThreads;
     float dk[kElements] = {}, dv[kElements] = {};
 
     for (int process_kv_block = next_visit(0); process_kv_block < group * num_m_blocks;
@@ -99,9 +101,9 @@ __global__ void __launch_bounds__(Config::kThreads)
       const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
       const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
       constexpr int kTiles = Config::kScoreRows / 16;
-      __syncthreads();  // all are done with P, dS and the rows before
+      __syncthreads();  // all threads have read P, dS and the previous rows
       load_rows(process_kv_block);
-      __syncthreads();  // the rows are there, and K and V
+      __syncthreads();  // the rows, K and V are visible
 
       // (3) S = Q K^T, dP = dO V^T
       float s[kTiles][Config::kScoreKeys / 8][4] = {}, dp[kTiles][Config::kScoreKeys / 8][4] = {};
@@ -114,7 +116,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       //! [recompute]
       const int diagonal =
           row0 + score_row +
-          causal_offset;  // the last key that a causal mask leaves to the first row
+          causal_offset;  // rightmost key visible to the first row under a causal mask
       if (key0 + score_key < diagonal + Config::kScoreRows - 1 - shape.window_left ||
           key0 + score_key + Config::kScoreKeys >
               min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
@@ -137,7 +139,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int r = 0; r < 2; ++r) {
           const int row = score_row + 16 * m + 8 * r + quad_row;
           const float lse_log2 = smem.sLse[row], row_dot = smem.sD[row];
-          // Dropout: the forward pass's bytes again, without those of the keys before this warp's.
+          // Dropout: the forward pass's bytes; skip those of keys before this warp's.
           PhiloxBits bits{};
           if constexpr (kDropout)
             bits = dropout_bits(seed, bh, row0 + row, (key0 + score_key) / 64, lane_id % 4);
@@ -154,7 +156,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                     static_cast<uint32_t>(shape.dropped))
                   z = 0;
               ds[c] = p[c] * (dp[m][n][i] * z - row_dot);
-              if (z == 0) p[c] = 0;  // the factor comes at the end: a P of 1 is rounded to 1
+              if (z == 0) p[c] = 0;  // dV gets the factor at the end, so that a P of 1 stays 1
             }
             const int idx = swizzled_offset<kBlockN>(row, score_key + 8 * n + quad_col);
             *reinterpret_cast<uint32_t*>(smem.sP + idx) = pack2<Element>(p[0], p[1]);
@@ -162,7 +164,7 @@ __global__ void __launch_bounds__(Config::kThreads)
           }
         }
       //! [recompute]
-      __syncthreads();  // P and dS are there, of all warps
+      __syncthreads();  // P and dS of all warps are visible
 
       // (5) dV += P^T dO, dK += dS^T Q
 #pragma unroll
@@ -176,7 +178,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         }
       }
 
-      // (6) dQ += dS K: nobody but this thread reads or writes these places, at any visit
+      // (6) dQ += dS K: only this thread reads and writes these elements, on every visit
       //! [dq]
       float* const accum = &gAccum->x;
       for (int i = tid; i < kBlockM * kHeadDim; i += Config::kThreads) {
@@ -195,7 +197,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       //! [dq]
     }
 
-    // (7) store dK_j, dV_j
+    // (7) Store dK_j, dV_j.
 #pragma unroll
     for (int i = 0; i < kElements; ++i) {
       const int key = key0 + (tid + i * Config::kThreads) / kHeadDim;
@@ -213,7 +215,7 @@ Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   args.phase("dot");
-  const dim3 dots(static_cast<unsigned>(ceil_div(rows, int64_t{8})));  // a warp a row
+  const dim3 dots(static_cast<unsigned>(ceil_div(rows, int64_t{8})));  // one warp per row
   const Status status =
       launch_kernel(dot_kernel<Element>, dots, dim3(256), 0, args.stream, params.o, params.dout,
                     args.out<float>("dot"), nullptr, rows, static_cast<int>(p.head_dim), 0);

@@ -1,11 +1,11 @@
 // b5_tensor_core: all five GEMMs of the backward pass on tensor cores.
 //
 // parent    b4_score_mma
-// idea      mma.sync for dV, dK and dQ, too. dK and dV of a tile of keys are accumulators, in
-//           registers for as long as rows pass by. P and dS lie in shared memory already; two of
-//           the GEMMs want them transposed, which ldmatrix does on the way. dQ between visits lies
-//           in HBM as the accumulators lie in the threads, 16 bytes each.
-// expect    sm__inst_executed_pipe_fma.sum falls to next to nothing, and time with it
+// change    mma.sync for dV, dK and dQ. dK and dV are accumulators over all visits of a key tile.
+//           dV and dK read P and dS transposed, by ldmatrix.trans. dQ between visits is stored in
+//           HBM in accumulator order, 16 bytes per thread and fragment.
+// why       The three GEMMs on FP32 units bound the parent.
+// expect    sm__inst_executed_pipe_fma.sum falls to nearly 0, and the time with it.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "attn/philox.h"
@@ -19,10 +19,10 @@ template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kWarps = 8, kThreads = 32 * kWarps;
   static constexpr int kBlockM = kHeadDim == 128 ? 64 : 128, kBlockN = 128;  // B_r, B_c
-  // Each GEMM has its own shares of warps: rows x columns of its result.
+  // Warps per GEMM, as rows x columns of its result.
   static constexpr int kScoreRows = kBlockM / 2, kScoreKeys = kBlockN / 4;  // S, dP: 2 x 4 warps
   static constexpr int kGradKeys = kBlockN / 4, kGradCols = kHeadDim / 2;   // dV, dK: 4 x 2 warps
-  static constexpr int kWarpsN = kHeadDim == 32 ? 2 : 4;  // dQ: the others along the rows
+  static constexpr int kWarpsN = kHeadDim == 32 ? 2 : 4;  // dQ: 2 x 4 warps, at d = 32 4 x 2
   static constexpr int kQueryRows = kBlockM * kWarpsN / kWarps, kQueryCols = kHeadDim / kWarpsN;
   static_assert(kQueryRows % 16 == 0 && kQueryCols % 16 == 0 && kGradCols % 16 == 0, "whole MMAs");
 };
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int tid = threadIdx.x;
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
-  // This warp's parts of the GEMMs.
+  // This warp's tile of each GEMM.
   const int score_row = warp_id / 4 * Config::kScoreRows,
             score_key = warp_id % 4 * Config::kScoreKeys;
   const int grad_key = warp_id / 2 * Config::kGradKeys, grad_col = warp_id % 2 * Config::kGradCols;
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   for (int n_block = 0; n_block * kBlockN < shape.seqlen_k; ++n_block) {
     const int key0 = n_block * kBlockN;
-    // The visits: of each head that shares these keys, the blocks of rows that see one of them.
+    // Visits: all query tiles that see a key of this tile, of all query heads that share it.
     const auto next_visit = [&](int process_kv_block) {
       for (; process_kv_block < group * num_m_blocks; ++process_kv_block) {
         const int row0 = process_kv_block % num_m_blocks * kBlockM;
@@ -88,12 +88,12 @@ __global__ void __launch_bounds__(Config::kThreads)
       if (tid >= kBlockM) return;
       const bool inside = row0 + tid < shape.seqlen_q;
       const float lse = inside ? gLse[q0 + row0 + tid] : -INFINITY;
-      smem.sLse[tid] = lse == -INFINITY ? INFINITY : lse * kLog2e;  // P = 0: nothing is seen
+      smem.sLse[tid] = lse == -INFINITY ? INFINITY : lse * kLog2e;  // fully masked row: P = 0
       smem.sD[tid] = inside ? gD[q0 + row0 + tid] : 0;
     };
 
-    // (2) load K_j, V_j
-    __syncthreads();  // all are done with the tiles before
+    // (2) Load K_j, V_j.
+    __syncthreads();  // all warps have read the previous K and V
     load_tile<kBlockN, Config>(smem.sK, gK + k0 * kHeadDim, key0, shape.seqlen_k);
     load_tile<kBlockN, Config>(smem.sV, gV + k0 * kHeadDim, key0, shape.seqlen_k);
     float dk[Config::kGradKeys / 16][Config::kGradCols / 8][4] = {};
@@ -106,9 +106,9 @@ __global__ void __launch_bounds__(Config::kThreads)
       const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
       const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
       constexpr int kTiles = Config::kScoreRows / 16;
-      __syncthreads();  // all are done with P, dS and the rows before
+      __syncthreads();  // all threads have read P, dS and the previous rows
       load_rows(process_kv_block);
-      __syncthreads();  // the rows are there, and K and V
+      __syncthreads();  // the rows, K and V are visible
 
       // (3) S = Q K^T, dP = dO V^T
       float s[kTiles][Config::kScoreKeys / 8][4] = {}, dp[kTiles][Config::kScoreKeys / 8][4] = {};
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       //! [recompute]
       const int diagonal =
           row0 + score_row +
-          causal_offset;  // the last key that a causal mask leaves to the first row
+          causal_offset;  // rightmost key visible to the first row under a causal mask
       if (key0 + score_key < diagonal + Config::kScoreRows - 1 - shape.window_left ||
           key0 + score_key + Config::kScoreKeys >
               min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         for (int r = 0; r < 2; ++r) {
           const int row = score_row + 16 * m + 8 * r + quad_row;
           const float lse_log2 = smem.sLse[row], row_dot = smem.sD[row];
-          // Dropout: the forward pass's bytes again, without those of the keys before this warp's.
+          // Dropout: the forward pass's bytes; skip those of keys before this warp's.
           PhiloxBits bits{};
           if constexpr (kDropout)
             bits = dropout_bits(seed, bh, row0 + row, (key0 + score_key) / 64, lane_id % 4);
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                     static_cast<uint32_t>(shape.dropped))
                   z = 0;
               ds[c] = p[c] * (dp[m][n][i] * z - row_dot);
-              if (z == 0) p[c] = 0;  // the factor comes at the end: a P of 1 is rounded to 1
+              if (z == 0) p[c] = 0;  // dV gets the factor at the end, so that a P of 1 stays 1
             }
             const int idx = swizzled_offset<kBlockN>(row, score_key + 8 * n + quad_col);
             *reinterpret_cast<uint32_t*>(smem.sP + idx) = pack2<Element>(p[0], p[1]);
@@ -169,13 +169,13 @@ __global__ void __launch_bounds__(Config::kThreads)
           }
         }
       //! [recompute]
-      __syncthreads();  // P and dS are there, of all warps
+      __syncthreads();  // P and dS of all warps are visible
 
       // (5) dV += P^T dO, dK += dS^T Q
       multiply<kBlockM, true, false, kBlockN, kHeadDim>(dv, smem.sP, grad_key, smem.sdO, grad_col);
       multiply<kBlockM, true, false, kBlockN, kHeadDim>(dk, smem.sdS, grad_key, smem.sQ, grad_col);
 
-      // (6) dQ += dS K: nobody but this thread reads or writes these places, at any visit
+      // (6) dQ += dS K: only this thread reads and writes these elements, on every visit
       //! [dq]
       constexpr int kTilesN = Config::kQueryCols / 8,
                     kFragments = Config::kQueryRows / 16 * kTilesN;
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       //! [dq]
     }
 
-    // (7) store dK_j, dV_j
+    // (7) Store dK_j, dV_j.
 #pragma unroll
     for (int m = 0; m < Config::kGradKeys / 16; ++m)
 #pragma unroll
@@ -232,7 +232,7 @@ Status launch(const Arguments& args) {
   const Problem& p = args.problem;
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   args.phase("dot");
-  const dim3 dots(static_cast<unsigned>(ceil_div(rows, int64_t{8})));  // a warp a row
+  const dim3 dots(static_cast<unsigned>(ceil_div(rows, int64_t{8})));  // one warp per row
   const Status status =
       launch_kernel(dot_kernel<Element>, dots, dim3(256), 0, args.stream, params.o, params.dout,
                     args.out<float>("dot"), nullptr, rows, static_cast<int>(p.head_dim), 0);

@@ -1,14 +1,12 @@
-// b7_grid: a block for each tile of keys, not for each head.
+// b7_grid: one block per key tile; dQ by fp32 atomics.
 //
-// parent    b6_async
-// idea      blocks share nothing but dQ. With additions in global memory that are atomic (red),
-//           tiles of keys become blocks of their own, as later releases of FlashAttention-1
-//           launched them: 16 tiles of a head keep 16 multiprocessors busy. dQ then needs to begin
-//           at 0 and a kernel that rounds it at the end; and the order of additions, so its last
-//           bits, differ from run to run.
-// expect    at B = 1 gpu__time_duration.sum falls with the number of tiles; where there are heads
-//           enough, little is lost
-// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
+// parent    b6_async change    Each key tile is a block of its own. Blocks share only dQ, to which
+// they add atomically (red). The preprocess kernel sets dQ to 0, and a postprocess kernel rounds it
+// at the end. The order of the additions is not defined, so the last bits of dQ differ from run to
+// run. why       One block per head leaves SMs idle; 16 key tiles of a head keep 16 SMs busy.
+// expect    At B = 1 gpu__time_duration.sum falls with the number of tiles. With enough heads
+// little is lost. supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
+// source    Later releases of FlashAttention-1 launched the backward pass like this.
 #include "attn/kernel.h"
 #include "attn/philox.h"
 #include "kernels/backward_tiles.h"
@@ -23,10 +21,10 @@ template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kWarps = 8, kThreads = 32 * kWarps;
   static constexpr int kBlockM = kHeadDim == 128 ? 64 : 128, kBlockN = 128;  // B_r, B_c
-  // Each GEMM has its own shares of warps: rows x columns of its result.
+  // Warps per GEMM, as rows x columns of its result.
   static constexpr int kScoreRows = kBlockM / 2, kScoreKeys = kBlockN / 4;  // S, dP: 2 x 4 warps
   static constexpr int kGradKeys = kBlockN / 4, kGradCols = kHeadDim / 2;   // dV, dK: 4 x 2 warps
-  static constexpr int kWarpsN = kHeadDim == 32 ? 2 : 4;  // dQ: the others along the rows
+  static constexpr int kWarpsN = kHeadDim == 32 ? 2 : 4;  // dQ: 2 x 4 warps, at d = 32 4 x 2
   static constexpr int kQueryRows = kBlockM * kWarpsN / kWarps, kQueryCols = kHeadDim / kWarpsN;
   static_assert(kQueryRows % 16 == 0 && kQueryCols % 16 == 0 && kGradCols % 16 == 0, "whole MMAs");
 };
@@ -35,18 +33,18 @@ template <class Element, class Config>
 struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];      // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];      // [kBlockN, d]
-  alignas(128) Element sQ[2][Config::kBlockM * Config::kHeadDim];   // [kBlockM, d], and of the next
-  alignas(128) Element sdO[2][Config::kBlockM * Config::kHeadDim];  // [kBlockM, d], and of the next
+  alignas(128) Element sQ[2][Config::kBlockM * Config::kHeadDim];   // [kBlockM, d], two stages
+  alignas(128) Element sdO[2][Config::kBlockM * Config::kHeadDim];  // [kBlockM, d], two stages
   alignas(128) Element sP[Config::kBlockM * Config::kBlockN];       // [kBlockM, kBlockN]
   alignas(128) Element sdS[Config::kBlockM * Config::kBlockN];      // [kBlockM, kBlockN]
   float sLse[2][Config::kBlockM], sD[2][Config::kBlockM];           // lse / log(2), D
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sP, sdS, sLse, sD)
 };
 
-// Starts to copy rows [row0, row0 + kRows) of a [rows, d] matrix; beyond its end there are zeros.
+// Issues cp.async of rows [row0, row0 + kRows) of a [rows, d] matrix; rows past the end become 0.
 template <int kRows, class Config, class Element>
 __device__ void load_tile_async(Element* tile, const Element* g, int row0, int rows) {
-  constexpr int kVectors = Config::kHeadDim / 8;  // of 16 bytes, a row
+  constexpr int kVectors = Config::kHeadDim / 8;  // of 16 bytes, per row
 #pragma unroll
   for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
     const int r = i / kVectors, c = i % kVectors * 8;
@@ -73,7 +71,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int tid = threadIdx.x;
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
-  // This warp's parts of the GEMMs.
+  // This warp's tile of each GEMM.
   const int score_row = warp_id / 4 * Config::kScoreRows,
             score_key = warp_id % 4 * Config::kScoreKeys;
   const int grad_key = warp_id / 2 * Config::kGradKeys, grad_col = warp_id % 2 * Config::kGradCols;
@@ -86,7 +84,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const float inverse_keep = kDropout ? 1 / (1 - float(shape.dropped) / 256) : 1;
 
   const int n_block = blockIdx.y, key0 = n_block * kBlockN;
-  // The visits: of each head that shares these keys, the blocks of rows that see one of them.
+  // Visits: all query tiles that see a key of this tile, of all query heads that share it.
   const auto next_visit = [&](int process_kv_block) {
     for (; process_kv_block < group * num_m_blocks; ++process_kv_block) {
       const int row0 = process_kv_block % num_m_blocks * kBlockM;
@@ -95,7 +93,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
     return process_kv_block;
   };
-  float next_lse = 0, next_dot = 0;  // of row `tid` of the next visit, in flight during the MMAs
+  float next_lse = 0, next_dot = 0;  // of row `tid` of the next visit; in flight during the MMAs
   const auto load_rows = [&](int process_kv_block, int stage) {
     const int64_t q0 = (bh_kv * group + process_kv_block / num_m_blocks) * shape.seqlen_q;
     const int row0 = process_kv_block % num_m_blocks * kBlockM;
@@ -108,11 +106,12 @@ __global__ void __launch_bounds__(Config::kThreads)
   };
   const auto store_lse_and_dot = [&](int stage) {
     if (tid >= kBlockM) return;
-    smem.sLse[stage][tid] = next_lse == -INFINITY ? INFINITY : next_lse * kLog2e;  // P = 0
+    // fully masked row: P = 0
+    smem.sLse[stage][tid] = next_lse == -INFINITY ? INFINITY : next_lse * kLog2e;
     smem.sD[stage][tid] = next_dot;
   };
 
-  // (2) load K_j, V_j and the first rows
+  // (2) Issue K_j, V_j and the first rows.
   int process_kv_block = next_visit(0), stage = 0;
   load_tile_async<kBlockN, Config>(smem.sK, gK + k0 * kHeadDim, key0, shape.seqlen_k);
   load_tile_async<kBlockN, Config>(smem.sV, gV + k0 * kHeadDim, key0, shape.seqlen_k);
@@ -128,7 +127,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     const int64_t bh = bh_kv * group + process_kv_block / num_m_blocks;
     constexpr int kTiles = Config::kScoreRows / 16;
     cp_async_wait<0>();
-    __syncthreads();  // the rows are there; all are done with P, dS and the other stage
+    __syncthreads();  // the rows are visible; all warps have read P, dS and the other stage
     following = next_visit(process_kv_block + 1);
     if (following < group * num_m_blocks) load_rows(following, stage ^ 1);
     cp_async_commit();
@@ -143,7 +142,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     // (4) P = exp(scale S - lse), dS = P (dP - D)
     //! [recompute]
     const int diagonal = row0 + score_row +
-                         causal_offset;  // the last key that a causal mask leaves to the first row
+                         // rightmost key visible to the first row under a causal mask
+                         causal_offset;
     if (key0 + score_key < diagonal + Config::kScoreRows - 1 - shape.window_left ||
         key0 + score_key + Config::kScoreKeys >
             min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int r = 0; r < 2; ++r) {
         const int row = score_row + 16 * m + 8 * r + quad_row;
         const float lse_log2 = smem.sLse[stage][row], row_dot = smem.sD[stage][row];
-        // Dropout: the forward pass's bytes again, without those of the keys before this warp's.
+        // Dropout: the forward pass's bytes; skip those of keys before this warp's.
         PhiloxBits bits{};
         if constexpr (kDropout)
           bits = dropout_bits(seed, bh, row0 + row, (key0 + score_key) / 64, lane_id % 4);
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(Config::kThreads)
               if (bits.byte(score_key % 64 / 4 + 2 * n + c) < static_cast<uint32_t>(shape.dropped))
                 z = 0;
             ds[c] = p[c] * (dp[m][n][i] * z - row_dot);
-            if (z == 0) p[c] = 0;  // the factor comes at the end: a P of 1 is rounded to 1
+            if (z == 0) p[c] = 0;  // dV gets the factor at the end, so that a P of 1 stays 1
           }
           const int idx = swizzled_offset<kBlockN>(row, score_key + 8 * n + quad_col);
           *reinterpret_cast<uint32_t*>(smem.sP + idx) = pack2<Element>(p[0], p[1]);
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       }
     //! [recompute]
     store_lse_and_dot(stage ^ 1);
-    __syncthreads();  // P and dS are there, of all warps
+    __syncthreads();  // P and dS of all warps are visible
 
     // (5) dV += P^T dO, dK += dS^T Q
     multiply<kBlockM, true, false, kBlockN, kHeadDim>(dv, smem.sP, grad_key, smem.sdO[stage],
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     //! [dq]
   }
 
-  // (7) store dK_j, dV_j
+  // (7) Store dK_j, dV_j.
 #pragma unroll
   for (int m = 0; m < Config::kGradKeys / 16; ++m)
 #pragma unroll
@@ -239,7 +239,7 @@ Status launch(const Arguments& args) {
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   const int64_t m_blocks = p.batch * p.heads * ceil_div(p.seqlen_q, int64_t{Config::kBlockM});
   args.phase("dot");
-  const dim3 dots(static_cast<unsigned>(ceil_div(rows, int64_t{8})));  // a warp a row
+  const dim3 dots(static_cast<unsigned>(ceil_div(rows, int64_t{8})));  // one warp per row
   Status status =
       launch_kernel(dot_kernel<Element>, dots, dim3(256), 0, args.stream, params.o, params.dout,
                     args.out<float>("dot"), args.out<float4>("accum"), rows,

@@ -1,4 +1,4 @@
-// The table of chapter 03: its steps, what each costs and what each refuses.
+// The steps of chapter 03: cost models and limits.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -37,13 +37,13 @@ struct Tiles {
   int64_t block_m, block_n;  // B_r, B_c
 };
 
-// v1: Algorithm 1, line 1, with M floats.
+// v1: Algorithm 1, line 1, with M = `floats`.
 Tiles scalar_tiles(const Problem& p, int floats) {
   const ScalarTiles tiles(floats, static_cast<int>(p.head_dim));
   return {tiles.block_m, tiles.block_n};
 }
 
-// Tiles of S that are visited: with their blocks of rows, and with their blocks of keys.
+// Visits of a head: (query tile, KV tile) pairs that are not skipped.
 double visits(const Problem& p, Tiles t) {
   double count = 0;
   for (int64_t row = 0; row < p.seqlen_q; row += t.block_m) {
@@ -54,11 +54,10 @@ double visits(const Problem& p, Tiles t) {
   return count;
 }
 
-// What passes between L2 and the SMs. A visit brings a tile of Q, and takes O and its state there
-// and back, but for the first (nothing to bring) and the last (O in its final type). A block reads
-// all of K and V. Of HBM only what cannot be avoided is counted: whether the rest gets that far is
-// up to the size of L2.
-// `warp`: rows and keys of a tile that are left out together where no row sees a key.
+// L2 bytes: a visit loads a tile of Q, and loads and stores O, l and m; the first visit of a row
+// loads no state, the last stores O in its final type. Each block reads all of K and V.
+// HBM bytes: compulsory traffic only, because how much of the rest misses depends on L2's size.
+// `warp`: the part of a tile that one warp skips if it is fully masked.
 Cost forward_cost(const Problem& p, Tiles t, Tiles warp, double blocks_a_head, bool tensor) {
   const double heads = double(p.batch * p.heads), d = double(p.head_dim),
                element = double(size_of(p.dtype));
@@ -78,8 +77,8 @@ Cost forward_cost(const Problem& p, Tiles t, Tiles warp, double blocks_a_head, b
   return {phase};
 }
 
-// As in the forward pass: a visit brings tiles of Q and dO, and takes dQ there and back. Five
-// GEMMs, of which `mma` run on tensor cores. Where D is not there yet, a visit brings O, too.
+// As in the forward pass: a visit loads tiles of Q and dO, and loads and stores dQ. `mma` of the
+// five GEMMs run on tensor cores. Without a saved D, a visit also loads O.
 Phase backward_phase(const Problem& p, Tiles t, int mma, bool saved_dot = true) {
   const double heads = double(p.batch * p.heads), d = double(p.head_dim),
                element = double(size_of(p.dtype));
@@ -106,7 +105,7 @@ Phase dot_phase(const Problem& p) {
   return phase;
 }
 
-// b7: dQ from the accumulators to its final type.
+// b7: rounds dQ to its final type.
 Phase convert_phase(const Problem& p) {
   const double numbers = double(p.batch * p.heads * p.seqlen_q * p.head_dim);
   Phase phase{.name = "convert"};
@@ -126,7 +125,7 @@ Reason refuse_scalar(const Problem& p) {
     return fmt::format("--head-dim {}: at most 128 (shared memory)", p.head_dim);
   return refuse_heads(p);
 }
-// O in fp32 and the pairs (m, l), between visits: linear in the length.
+// O in fp32 and (m, l) between visits: linear in the length.
 std::vector<Workspace> state_of_rows(const Problem& p) {
   const int64_t rows = p.batch * p.heads * p.seqlen_q;
   return {{"accum", rows * p.head_dim * 4}, {"state", rows * 8}};
@@ -154,8 +153,8 @@ Step scalar_step(std::string name, std::string idea, int floats, Launch launch) 
   };
 }
 
-// v2 to v7: tiles of 16 rows; from v4 on, of their keys a warp has a quarter, or half. Then v8;
-// then v9 and v10.
+// v2 to v7: tiles of 16 rows; from v4 on a warp owns a quarter of the keys, at d = 32 half. Then
+// v8; then v9 and v10.
 Tiles small_tiles(const Problem&) { return {16, 128}; }
 Tiles small_warp(const Problem& p) { return {16, p.head_dim == 32 ? 64 : 32}; }
 Tiles group_tiles(const Problem&) { return {64, 256}; }
@@ -163,7 +162,7 @@ Tiles group_warp(const Problem&) { return {16, 128}; }
 Tiles large_tiles(const Problem&) { return {128, 256}; }
 Tiles large_warp(const Problem&) { return {32, 128}; }
 
-// `warp`: see forward_cost. `split_rows`: more blocks than heads.
+// `warp`: see forward_cost. `split_rows`: blocks take ranges of queries.
 struct Work {
   Tiles (*tiles)(const Problem&);
   Tiles (*warp)(const Problem&);
@@ -192,10 +191,10 @@ Step tile_step(std::string name, std::string idea, Work work, Launch launch) {
   };
 }
 
-// b3 on: tiles of rows and keys.
+// From b3 on: rows and keys of a tile.
 Tiles backward_tiles(const Problem& p) { return {p.head_dim == 128 ? 64 : 128, 128}; }
 
-// b3 on. `mma`: of the five GEMMs those on tensor cores.
+// From b3 on. `mma`: how many of the five GEMMs run on tensor cores.
 Step backward_step(std::string name, std::string idea, int mma, Launch launch) {
   return {
       .name = std::move(name),
@@ -205,7 +204,7 @@ Step backward_step(std::string name, std::string idea, int mma, Launch launch) {
       .limits = {.dtypes = k16Bits, .head_dims = {32, 64, 128}, .least_scale = kLeastScale},
       .refuses = refuse_heads,
       .workspaces =
-          [](const Problem& p) {  // of the forward pass that prepares, too
+          [](const Problem& p) {  // also those of the forward pass that prepares the inputs
             const int64_t heads = p.batch * p.heads, block = backward_tiles(p).block_m;
             const int64_t padded = (p.seqlen_q + block - 1) / block * block;
             return std::vector<Workspace>{{"accum", heads * padded * p.head_dim * 4},
@@ -224,38 +223,38 @@ Step backward_step(std::string name, std::string idea, int mma, Launch launch) {
 }
 
 Chapter make_chapter() {
-  Chapter c{
-      "03_flash_v1", "FlashAttention-1: tiles in shared memory, nothing of size N^2 anywhere", {}};
+  Chapter c{"03_flash_v1", "FlashAttention-1: tiled and fused, no tensor of size N^2", {}};
   c.steps.push_back(scalar_step(
-      "v1_scalar", "Algorithm 1 line by line: K/V outside, Q inside, O in HBM; M = 64 KiB",
+      "v1_scalar", "Algorithm 1 line by line: K/V outer, Q inner loop, O in HBM; M = 64 KiB",
       16 * 1024, ATTN_LAUNCH(v1_scalar)));
   const Work whole{small_tiles, small_tiles, false, false},
       split{small_tiles, small_warp, false, false};
   const Work mma{small_tiles, small_warp, false, true}, grid{small_tiles, small_warp, true, true};
   const Work groups{group_tiles, group_warp, true, true}, two{large_tiles, large_warp, true, true};
-  c.steps.push_back(tile_step("v2_constant_tiles",
-                              "tiles of 16 bits and constant size; four lanes a row of softmax",
-                              whole, ATTN_LAUNCH(v2_constant_tiles)));
-  c.steps.push_back(tile_step("v3_register_scores",
-                              "scores in registers: a lane has 2 x 2 of each 16 x 8", whole,
-                              ATTN_LAUNCH(v3_register_scores)));
+  c.steps.push_back(tile_step(
+      "v2_constant_tiles", "16-bit swizzled tiles of compile-time size; four lanes per softmax row",
+      whole, ATTN_LAUNCH(v2_constant_tiles)));
+  c.steps.push_back(
+      tile_step("v3_register_scores",
+                "S in registers, in the accumulator layout: 2 x 2 of each 16 x 8 per lane", whole,
+                ATTN_LAUNCH(v3_register_scores)));
   c.steps.push_back(tile_step("v4_split_keys",
-                              "P in registers, too: warps split the keys and add up their O", split,
+                              "P in registers; warps split the keys and exchange partial O", split,
                               ATTN_LAUNCH(v4_split_keys)));
-  c.steps.push_back(
-      tile_step("v5_tensor_core", "mma.sync for both MMAs", mma, ATTN_LAUNCH(v5_tensor_core)));
-  c.steps.push_back(
-      tile_step("v6_async", "cp.async ahead of the MMAs", mma, ATTN_LAUNCH(v6_async)));
-  c.steps.push_back(tile_step("v7_grid", "a block takes a range of queries: more blocks than heads",
+  c.steps.push_back(tile_step("v5_tensor_core", "mma.sync and ldmatrix for both GEMMs", mma,
+                              ATTN_LAUNCH(v5_tensor_core)));
+  c.steps.push_back(tile_step("v6_async",
+                              "cp.async for Q, K and V: loads in flight during the MMAs", mma,
+                              ATTN_LAUNCH(v6_async)));
+  c.steps.push_back(tile_step("v7_grid", "blocks take ranges of queries: more blocks than heads",
                               grid, ATTN_LAUNCH(v7_grid)));
   c.steps.push_back(tile_step("v8_warp_pair_barriers",
-                              "256 keys per tile; two warps share rows and a named barrier", groups,
-                              ATTN_LAUNCH(v8_warp_pair_barriers)));
+                              "256 keys per tile; two warps share 16 rows and a named barrier",
+                              groups, ATTN_LAUNCH(v8_warp_pair_barriers)));
   c.steps.push_back(tile_step("v9_rows_per_warp",
-                              "32 rows per warp: a fragment of K or V feeds two MMAs", two,
+                              "32 rows per warp: each fragment of K or V feeds two MMAs", two,
                               ATTN_LAUNCH(v9_rows_per_warp)));
-  c.steps.push_back(tile_step("v10_exp2",
-                              "softmax scale and base of the exponential in one multiply-add", two,
+  c.steps.push_back(tile_step("v10_exp2", "softmax scale and base change folded into one FFMA", two,
                               ATTN_LAUNCH(v10_exp2)));
   c.steps.back().limits.least_scale = kLeastScale;
   c.steps.push_back(scalar_step("v1_half_m",
@@ -265,7 +264,7 @@ Chapter make_chapter() {
                                 "v1_scalar with M = 128 KiB: larger tiles, less traffic", 32 * 1024,
                                 ATTN_LAUNCH_OF(v1_scalar, launch_double)));
   Step b1 =
-      scalar_step("b1_scalar", "Algorithm 4 line by line: P computed again, dQ added to in HBM",
+      scalar_step("b1_scalar", "Algorithm 4 line by line: P recomputed, dQ accumulated in HBM",
                   16 * 1024, ATTN_LAUNCH(b1_scalar));
   b1.operation = &backward();
   b1.cost = [](const Problem& p) {
@@ -273,7 +272,7 @@ Chapter make_chapter() {
   };
   b1.prepare = ATTN_LAUNCH(v1_scalar);
   c.steps.push_back(std::move(b1));
-  Step b2 = scalar_step("b2_saved_dot", "D = rowsum(dO . O) once, by a kernel of its own",
+  Step b2 = scalar_step("b2_saved_dot", "D = rowsum(dO . O) once per row, in a preprocess kernel",
                         16 * 1024, ATTN_LAUNCH(b2_saved_dot));
   b2.operation = &backward();
   b2.cost = [](const Problem& p) {
@@ -287,18 +286,16 @@ Chapter make_chapter() {
   b2.prepare = ATTN_LAUNCH(v1_scalar);
   c.steps.push_back(std::move(b2));
   c.steps.push_back(backward_step("b3_constant_tiles",
-                                  "tiles of 16 bits and constant size; dK, dV in registers", 0,
-                                  ATTN_LAUNCH(b3_constant_tiles)));
+                                  "16-bit swizzled tiles of compile-time size; dK, dV in registers",
+                                  0, ATTN_LAUNCH(b3_constant_tiles)));
   c.steps.push_back(backward_step("b4_score_mma", "mma.sync for S and dP, two of five GEMMs", 2,
                                   ATTN_LAUNCH(b4_score_mma)));
   c.steps.push_back(backward_step("b5_tensor_core", "mma.sync for all five GEMMs", 5,
                                   ATTN_LAUNCH(b5_tensor_core)));
-  c.steps.push_back(backward_step("b6_async",
-                                  "cp.async: the next rows are copied during these MMAs", 5,
-                                  ATTN_LAUNCH(b6_async)));
-  c.steps.push_back(backward_step("b7_grid",
-                                  "a block for each tile of keys; dQ by additions that are atomic",
-                                  5, ATTN_LAUNCH(b7_grid)));
+  c.steps.push_back(
+      backward_step("b6_async", "cp.async with two stages of Q and dO", 5, ATTN_LAUNCH(b6_async)));
+  c.steps.push_back(backward_step("b7_grid", "one block per key tile; dQ by fp32 atomics", 5,
+                                  ATTN_LAUNCH(b7_grid)));
   c.steps.back().cost = [](const Problem& p) {
     return Cost{dot_phase(p), backward_phase(p, backward_tiles(p), 5), convert_phase(p)};
   };

@@ -1,13 +1,14 @@
-// v1_scalar: FlashAttention-1 as published, line by line, in fp32.
+// v1_scalar: FlashAttention-1 as published, Algorithm 1 line by line, in fp32.
 //
 // parent    02_online_softmax/v7_attention_row
-// idea      tiles. A block of keys and values waits in shared memory while all queries pass by; each
-//           visit brings the state of its rows (O, sum, maximum) from HBM, merges a tile into it,
-//           and takes it back. Dao et al. (arXiv 2205.14135), Algorithm 1; the line numbers below
-//           are the paper's.
-// expect    nothing of size N^2 in memory. Each tile of keys moves Q once and O twice, so larger
-//           tiles mean less traffic: N^2 d^2 / M accesses. ncu: lts__t_bytes.sum
+// change    Tiling. A tile of K and V stays in shared memory while all tiles of Q stream past it.
+//           Each visit (one tile of Q, one tile of K and V) loads the state of its rows (O, l, m)
+//           from HBM, merges the tile into it and stores it again.
+// why       The parent loads all of K and V once per query; here once per head.
+// expect    No tensor of size N^2 in memory. Each tile of keys loads Q once and moves O twice, so
+//           larger tiles mean fewer bytes, N^2 d^2 / M accesses: lts__t_bytes.sum
 // supports  fp32, fp16, bf16; head dims up to 128; any lengths, masks, GQA, dropout
+// source    Dao et al. (arXiv 2205.14135), Algorithm 1; line numbers below are the paper's.
 #include "attn/kernel.h"
 #include "attn/philox.h"
 #include "kernels/scalar_tiles.h"
@@ -20,21 +21,21 @@ struct Config {
 };
 
 //! [maxsum]
-// The maximum of some numbers and the sum of exp(number - maximum).
+// Online softmax state of a set of scores: maximum m and sum l of exp(score - m).
 struct SoftmaxState {
   float max = kNothing, sum = 0;
-  // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+  // Finite initial row maximum: avoids (-inf) - (-inf) = NaN.
   static constexpr float kNothing = -3.4028234e38f;
 };
-// The pair of both sets together.
+// The state of the union of two disjoint sets.
 __device__ __forceinline__ SoftmaxState merge(SoftmaxState a, SoftmaxState b) {
   const float max = fmaxf(a.max, b.max);
   return {max, a.sum * __expf(a.max - max) + b.sum * __expf(b.max - max)};
 }
 //! [maxsum]
 
-// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
-// first one is visited all the same, so that the rows get their O = 0 and lse = -inf.
+// The KV tiles that at least one query of rows [row0, row0 + rows) sees. If there is none, the
+// first tile is visited, fully masked, so that O = 0 and lse = -inf are written.
 struct KvBlockRange {
   int begin, end;
 };
@@ -57,13 +58,13 @@ __global__ void attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
                                  SoftmaxState* gState,  // [B, Hq, seqlen_q]: m and l between visits
                                  Shape shape, ScalarTiles tiles, uint64_t seed) {
   const int d = shape.head_dim, block_m = tiles.block_m, block_n = tiles.block_n;
-  const int stride = tiles.stride;             // of a row
+  const int stride = tiles.stride;             // floats per row
   float* sK = &dynamic_shared<float>();        // [block_n, d]
   float* sV = sK + block_n * stride;           // [block_n, d]
   float* sQ = sV + block_n * stride;           // [block_m, d]
   float* sO = sQ + block_m * stride;           // [block_m, d]
   float* sS = sO + block_m * stride;           // [block_m, block_n]: S, then P
-  float* sOld = sS + block_m * (block_n + 1);  // [block_m]: what O is multiplied by
+  float* sOld = sS + block_m * (block_n + 1);  // [block_m]: factor of the old O
   const int tid = threadIdx.x;
   const int64_t bh = blockIdx.x;
   const int64_t bh_kv = bh / (shape.heads / shape.kv_heads);
@@ -76,7 +77,7 @@ __global__ void attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
 
   for (int n_block = 0; n_block * block_n < shape.seqlen_k; ++n_block) {  // line 5
     const int key0 = n_block * block_n;
-    __syncthreads();  // all are done with the tiles before
+    __syncthreads();  // all warps have read the previous K and V
     for (int i = tid; i < block_n * d; i += Config::kThreads) {  // line 6: load K_j, V_j
       const int key = i / d, col = i % d;
       const bool inside = key0 + key < shape.seqlen_k;
@@ -87,14 +88,14 @@ __global__ void attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
       const KvBlockRange kv_range = kv_block_range(shape, row0, block_m, block_n);
       if (n_block < kv_range.begin || n_block >= kv_range.end) continue;
       const bool first = n_block == kv_range.begin, last = n_block + 1 == kv_range.end;
-      __syncthreads();  // K and V are there; all are done with the rows before
+      __syncthreads();  // K and V are visible; all threads have read the previous rows
       for (int i = tid; i < block_m * d; i += Config::kThreads) {  // line 8: load Q_i, O_i
         const int row = i / d, col = i % d;
         const bool inside = row0 + row < shape.seqlen_q;
         sQ[row * stride + col] = inside ? to_float(q[int64_t{row0 + row} * d + col]) : 0;
         sO[row * stride + col] = inside && !first ? gAccum[(q0 + row0 + row) * d + col] : 0;
       }
-      __syncthreads();                                                   // Q and O are there
+      __syncthreads();                                                   // Q and O are visible
       for (int i = tid; i < block_m * block_n; i += Config::kThreads) {  // line 9: S = scale Q K^T
         const int row = i / block_n, key = i % block_n;
         const int diagonal = row0 + row + causal_offset;
@@ -105,8 +106,8 @@ __global__ void attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
                              key0 + key < shape.seqlen_k;
         sS[row * (block_n + 1) + key] = visible ? score * shape.softmax_scale : -INFINITY;
       }
-      __syncthreads();                                     // S is there
-      if (tid < block_m && row0 + tid < shape.seqlen_q) {  // lines 10, 11, 13: a thread a row
+      __syncthreads();                                     // S is visible
+      if (tid < block_m && row0 + tid < shape.seqlen_q) {  // lines 10, 11, 13: one thread per row
         const int row = tid;
         float* s = sS + row * (block_n + 1);
         //! [ex03a]
@@ -115,7 +116,7 @@ __global__ void attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
         for (int key = 0; key < block_n; ++key) tile.sum += __expf(s[key] - tile.max);
         if (!first) state = gState[q0 + row0 + row];
         const SoftmaxState now = merge(state, tile);
-        // Line 12 in one factor for O and one exponential for P: both are divided by the new sum.
+        // Line 12: one factor for the old O, one exponential per P, both divided by the new sum.
         const float inverse_sum = now.sum != 0 ? 1 / now.sum : 0;
         sOld[row] = state.sum * __expf(state.max - now.max) * inverse_sum;
         for (int key = 0; key < block_n; ++key) {
@@ -128,7 +129,7 @@ __global__ void attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
         gState[q0 + row0 + row] = now;
         if (last) gLse[q0 + row0 + row] = now.sum != 0 ? now.max + logf(now.sum) : -INFINITY;
       }
-      __syncthreads();                                             // P and the factors are there
+      __syncthreads();                                             // P and the factors are visible
       for (int i = tid; i < block_m * d; i += Config::kThreads) {  // line 12: O_i
         const int row = i / d, col = i % d;
         if (row0 + row >= shape.seqlen_q) continue;
@@ -161,7 +162,7 @@ Status launch(const Arguments& args, int floats) {
   return dispatch_dtype(args.problem.dtype,
                         [&]<class Element>() { return launch<Element>(args, floats); });
 }
-// M of 16 Ki, 8 Ki and 32 Ki floats: the same kernel, to see what tile sizes do to the traffic.
+// The same kernel with M = 16 Ki, 8 Ki and 32 Ki floats, to measure how tile sizes affect traffic.
 Status launch(const Arguments& args) { return launch(args, 16 * 1024); }
 Status launch_half(const Arguments& args) { return launch(args, 8 * 1024); }
 Status launch_double(const Arguments& args) { return launch(args, 32 * 1024); }

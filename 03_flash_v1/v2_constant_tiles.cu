@@ -1,12 +1,13 @@
-// v2_constant_tiles: tiles of 16 bits and of constant size.
+// v2_constant_tiles: 16-bit tiles of compile-time size, XOR-swizzled.
 //
 // parent    v1_scalar
-// idea      what tensor cores will need, without them. Tiles keep the type of the inputs, 16-byte
-//           chunks are copied as a whole and swizzled. Sizes are constants, so that loops unroll:
-//           128 keys a tile, whatever the head dim. Four lanes a row for the softmax. Still
-//           multiply-adds in fp32, one for every two reads of shared memory.
-// expect    fewer visits, and fewer bytes of O with them: lts__t_bytes.sum;
-//           sm__inst_executed_pipe_fma.sum hardly changes
+// change    Tiles keep the type of the inputs. They are copied in 16-byte chunks to swizzled
+//           offsets. Sizes are compile-time constants, 128 keys for every head dim. Four lanes
+//           share a row in the softmax. The GEMMs still run in fp32, with two shared-memory reads
+//           per multiply-add.
+// why       Tensor cores need 16-bit operands and unrolled loops; this step prepares them.
+// expect    Fewer visits, so fewer bytes of O: lts__t_bytes.sum falls.
+//           sm__inst_executed_pipe_fma.sum hardly changes.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 #include "attn/kernel.h"
 #include "attn/philox.h"
@@ -23,12 +24,13 @@ struct Config {
   static constexpr int kBlockM = 16, kBlockN = 128;  // B_r, B_c
 };
 
-// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
-// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+// XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of 4 chunks (d =
+// 32) share the 32 banks in pairs, so their permutation changes every second row.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
-  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 a row
+  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 per row
   const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
   return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
 }
@@ -39,10 +41,10 @@ static_assert(free_of_conflicts(swizzled_offset<32>, 32) &&
 //! [swizzle]
 
 //! [maxsum]
-// The maximum of some numbers and the sum of exp(number - maximum).
+// Online softmax state of a set of scores: maximum m and sum l of exp(score - m).
 struct SoftmaxState {
   float max = kNothing, sum = 0;
-  // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+  // Finite initial row maximum: avoids (-inf) - (-inf) = NaN.
   static constexpr float kNothing = -3.4028234e38f;
 };
 //! [maxsum]
@@ -53,14 +55,14 @@ struct SharedStorage {
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
   float sP[Config::kBlockM][Config::kBlockN + 8];               // [kBlockM, kBlockN]: S, then P
-  float sOld[Config::kBlockM], sNew[Config::kBlockM];           // what O and P V are multiplied by
+  float sOld[Config::kBlockM], sNew[Config::kBlockM];           // factors of the old O and of P V
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sP, sOld, sNew)
 };
 
-// Copies rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end becomes 0.
+// Copies rows [row0, row0 + kRows) of a [rows, d] matrix; rows past the end become 0.
 template <int kRows, class Config, class Element>
 __device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
-  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, a row
+  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, per row
 #pragma unroll
   for (int i = threadIdx.x; i < kRows * kChunks; i += Config::kThreads) {
     const int r = i / kChunks, c = i % kChunks * 8;
@@ -71,8 +73,8 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
   }
 }
 
-// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
-// first one is visited all the same, so that the rows get their O = 0 and lse = -inf.
+// The KV tiles that at least one query of rows [row0, row0 + rows) sees. If there is none, the
+// first tile is visited, fully masked, so that O = 0 and lse = -inf are written.
 struct KvBlockRange {
   int begin, end;
 };
@@ -96,13 +98,13 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 template <class Element, class Config, bool kDropout>
 __global__ void __launch_bounds__(Config::kThreads)
-    attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
-                     const Element* gK,  // [B, Hkv, seqlen_k, d]
-                     const Element* gV,  // [B, Hkv, seqlen_k, d]
-                     Element* gO,        // [B, Hq, seqlen_q, d]
-                     float* gLse,        // [B, Hq, seqlen_q]
-                     float* gAccum,      // [B, Hq, seqlen_q, d]: O between visits
-                     SoftmaxState* gState,     // [B, Hq, seqlen_q]: m and l between visits
+    attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
+                     const Element* gK,     // [B, Hkv, seqlen_k, d]
+                     const Element* gV,     // [B, Hkv, seqlen_k, d]
+                     Element* gO,           // [B, Hq, seqlen_q, d]
+                     float* gLse,           // [B, Hq, seqlen_q]
+                     float* gAccum,         // [B, Hq, seqlen_q, d]: O between visits
+                     SoftmaxState* gState,  // [B, Hq, seqlen_q]: m and l between visits
                      Shape shape, uint64_t seed) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
@@ -115,9 +117,9 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int causal_offset = shape.seqlen_k - shape.seqlen_q;
 
   for (int n_block = 0; n_block * kBlockN < shape.seqlen_k; ++n_block) {
-    // (1) load K_j and V_j
+    // (1) Load K_j and V_j.
     const int key0 = n_block * kBlockN;
-    __syncthreads();  // all are done with the tiles before
+    __syncthreads();  // all warps have read the previous K and V
     load_tile<kBlockN, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k);
     load_tile<kBlockN, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k);
     for (int row0 = 0; row0 < shape.seqlen_q; row0 += kBlockM) {
@@ -125,11 +127,11 @@ __global__ void __launch_bounds__(Config::kThreads)
       if (n_block < kv_range.begin || n_block >= kv_range.end) continue;
       const bool first = n_block == kv_range.begin, last = n_block + 1 == kv_range.end;
 
-      // (2) load Q_i. The rows before were read from sQ two barriers ago.
+      // (2) Load Q_i. The previous Q was last read two barriers ago.
       load_tile<kBlockM, Config>(smem.sQ, q, row0, shape.seqlen_q);
-      __syncthreads();  // Q, K and V are there; all are done with the sums of the rows before
+      __syncthreads();  // Q, K and V are visible; all warps have read the previous tile's results
 
-      // (3) S = scale Q K^T, -inf where a query does not see a key.
+      // (3) S = scale Q K^T, -inf where masked.
       for (int i = tid; i < kBlockM * kBlockN; i += Config::kThreads) {
         const int row = i / kBlockN, key = i % kBlockN;
         const int diagonal = row0 + row + causal_offset;
@@ -142,9 +144,9 @@ __global__ void __launch_bounds__(Config::kThreads)
                              key0 + key < shape.seqlen_k;
         smem.sP[row][key] = visible ? score * shape.softmax_scale : -INFINITY;
       }
-      __syncthreads();  // S is there
+      __syncthreads();  // S is visible
 
-      // (4) softmax: four lanes a row
+      // (4) Online softmax, four lanes per row.
       const float inverse_kept = kDropout ? 1 / (1 - float(shape.dropped) / 256) : 1;
       if (tid < 4 * kBlockM) {
         const int row = tid / 4;
@@ -158,7 +160,7 @@ __global__ void __launch_bounds__(Config::kThreads)
           float& p = s[key];
           p = __expf(p - max);
           sum += p;
-          if constexpr (kDropout)  // the sum keeps what O loses
+          if constexpr (kDropout)  // after the sum: a dropped key still counts in l
             if (!dropout_keeps(seed, bh, row0 + row, key0 + key, shape.dropped)) p = 0;
         }
         sum = quad_sum(sum);
@@ -171,9 +173,9 @@ __global__ void __launch_bounds__(Config::kThreads)
           if (last) gLse[q0 + row0 + row] = now.sum != 0 ? max + logf(now.sum) : -INFINITY;
         }
       }
-      __syncthreads();  // P and the factors are there
+      __syncthreads();  // P and the factors are visible
 
-      // (5) O = P V, (7) merged with what was there, and stored.
+      // (5) O = P V, (7) merged with the old O and stored.
       for (int i = tid; i < kBlockM * kHeadDim; i += Config::kThreads) {
         const int row = i / kHeadDim, col = i % kHeadDim;
         if (row0 + row >= shape.seqlen_q) continue;

@@ -1,13 +1,14 @@
-// v5_tensor_core: both MMAs by mma.sync.
+// v5_tensor_core: both GEMMs on tensor cores, by mma.sync and ldmatrix.
 //
 // parent    v4_split_keys
-// idea      a lane's scores lie as the accumulators of mma.m16n8k16 do: 16 x 8 scores are one
-//           instruction for each 16 columns. And two neighbouring accumulators of the first MMA,
-//           rounded in pairs, are an operand of the second: P does not leave its lane.
-// expect    the MMAs leave the FP32 units. What is left: traffic of O, and the exchange between
-//           warps (two barriers a visit), which chapter 04 removes. ncu:
-//           sm__ops_path_tensor_src_bf16_dst_fp32
+// change    One mma.m16n8k16 computes 16 x 8 scores over 16 elements of d. Its accumulators have
+//           the layout that a lane's scores already have. Two neighbouring accumulators of S,
+//           rounded and packed in pairs, are the A fragment of P V, so P stays in its lane.
+// why       Tensor cores are about 15 times as fast as FP32 units (H200, datasheet).
+// expect    sm__ops_path_tensor_src_bf16_dst_fp32 rises from 0. Left for chapter 04: the traffic
+//           of O, and the exchange between warps.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
+// source    PTX ISA, "Matrix fragments for mma.m16n8k16"
 #include "attn/kernel.h"
 #include "kernels/bank_conflicts.h"
 #include "kernels/dropout.h"
@@ -21,23 +22,24 @@ using namespace flash1;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  // warps along the rows and along the keys of a tile
+  // warps along the queries and along the keys of a tile
   static constexpr int kWarpsM = 1, kWarpsN = kHeadDim == 32 ? 2 : 4;
-  static constexpr int kTiles = 1, kGroupRows = 16 * kTiles;  // MMAs of 16 rows by a warp
+  static constexpr int kTiles = 1, kGroupRows = 16 * kTiles;  // 16-row MMA tiles per warp
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kBlockM = kGroupRows * kWarpsM, kBlockN = 128;  // B_r, B_c
-  static constexpr int kWarpKeys = kBlockN / kWarpsN;                  // keys of a warp
-  static constexpr int kSlice = kHeadDim / kWarpsN;  // columns of O that a warp adds up
+  static constexpr int kWarpKeys = kBlockN / kWarpsN;                  // keys per warp
+  static constexpr int kSlice = kHeadDim / kWarpsN;  // columns of O that a warp adds and stores
   static_assert(kWarpKeys % 16 == 0 && kSlice % 16 == 0, "warps own whole MMAs");
   static_assert((kWarpsN & (kWarpsN - 1)) == 0, "warp_n ^ w is another warp");
 };
 
-// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
-// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+// XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of 4 chunks (d =
+// 32) share the 32 banks in pairs, so their permutation changes every second row.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
-  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 a row
+  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 per row
   const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
   return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
 }
@@ -48,10 +50,10 @@ static_assert(free_of_conflicts(swizzled_offset<32>, 32) &&
 //! [swizzle]
 
 //! [maxsum]
-// The maximum of some numbers and the sum of exp(number - maximum).
+// Online softmax state of a set of scores: maximum m and sum l of exp(score - m).
 struct SoftmaxState {
   float max = kNothing, sum = 0;
-  // Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+  // Finite initial row maximum: avoids (-inf) - (-inf) = NaN.
   static constexpr float kNothing = -3.4028234e38f;
 };
 //! [maxsum]
@@ -61,25 +63,25 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  float sMax[Config::kWarpsN][Config::kBlockM];                 // of each warp's keys
+  float sMax[Config::kWarpsN][Config::kBlockM];                 // row maximum over each warp's keys
   float sSum[Config::kWarpsN][Config::kBlockM];
-  // Partial O, for the warp that adds up these columns, from each other one.
+  // Partial O: sO[group][owner][w - 1] is the slice that warp owner ^ w sends to warp owner.
   float sO[Config::kWarpsM][Config::kWarpsN][Config::kWarpsN - 1]
           [Config::kGroupRows * Config::kSlice];
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, sO)
 };
 
-// Place of a pair (row, col) of sO: 32 bytes of 4 lanes stay together, those of 8 rows go to other
-// banks.
+// Swizzled offset of elements (row, col) and (row, col + 1) of a slice of sO. The 4 lanes of a row
+// store 32 contiguous bytes, and rows with equal col are spread over the banks.
 template <class Config>
 __device__ int exchange_offset(int row, int col) {
   return row * Config::kSlice + ((col / 8) ^ (row % (Config::kSlice / 8))) * 8 + col % 8;
 }
 
-// Copies rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end becomes 0.
+// Copies rows [row0, row0 + kRows) of a [rows, d] matrix; rows past the end become 0.
 template <int kRows, class Config, class Element>
 __device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
-  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, a row
+  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, per row
 #pragma unroll
   for (int i = threadIdx.x; i < kRows * kChunks; i += Config::kThreads) {
     const int r = i / kChunks, c = i % kChunks * 8;
@@ -90,8 +92,8 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
   }
 }
 
-// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
-// first one is visited all the same, so that the rows get their O = 0 and lse = -inf.
+// The KV tiles that at least one query of rows [row0, row0 + rows) sees. If there is none, the
+// first tile is visited, fully masked, so that O = 0 and lse = -inf are written.
 struct KvBlockRange {
   int begin, end;
 };
@@ -114,10 +116,13 @@ __device__ __forceinline__ float quad_sum(float x) {
 }
 
 // (3) S = Q K^T for the rows and the keys of this warp.
+// Addresses of ldmatrix: lanes 0-15 give the 16 rows of Q at the left 8 columns, lanes 16-31 at the
+// right 8. Of K lanes 0-7 give keys 0-7 at the left 8 columns, lanes 8-15 at the right 8, lanes
+// 16-31 the same for keys 8-15: two B operands.
 //! [scores]
 template <class Config, class Element>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kWarpKeys / 8][4],
-                                       const Element* sQ, const Element* sK) {
+                                        const Element* sQ, const Element* sK) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kHeadDim; k += 16) {
@@ -127,7 +132,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kWarp
       ldmatrix_x4(a[m], sQ + swizzled_offset<Config::kHeadDim>(16 * m + lane_id % 16,
                                                                k + lane_id / 16 * 8));
 #pragma unroll
-    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two MMAs of 8 keys at once
+    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two MMAs of 8 keys per ldmatrix
       ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8,
                                                             k + lane_id / 8 % 2 * 8));
 #pragma unroll
@@ -140,8 +145,10 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kWarp
 }
 //! [scores]
 
-// (5) O = P V for the rows, the keys of this warp and kSlice columns from `col0` on. Two
-// neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the second.
+// (5) Partial O = P V over the keys of this warp, kSlice columns from `col0` on.
+// Two neighbouring accumulators of S, rounded and packed in pairs, are one A fragment. B needs
+// neighbours along the keys, and V is stored [key, d]: ldmatrix transposes. Lanes 0-15 give 16 keys
+// at the left 8 columns, lanes 16-31 at the right 8: two B operands.
 //! [output]
 template <class Config, class Element>
 __device__ __forceinline__ void gemm_pv(
@@ -149,7 +156,7 @@ __device__ __forceinline__ void gemm_pv(
     const uint32_t (&p)[Config::kTiles][Config::kWarpKeys / 8][2], const Element* sV, int col0) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
-  for (int k = 0; k < Config::kWarpKeys / 8; k += 2) {  // 16 keys
+  for (int k = 0; k < Config::kWarpKeys / 8; k += 2) {  // 16 keys per MMA
 #pragma unroll
     for (int n = 0; n < Config::kSlice / 8; n += 2) {
       uint32_t b[4];
@@ -168,13 +175,13 @@ __device__ __forceinline__ void gemm_pv(
 
 template <class Element, class Config, bool kDropout>
 __global__ void __launch_bounds__(Config::kThreads)
-    attention_kernel(const Element* gQ,  // [B, Hq, seqlen_q, d]
-                     const Element* gK,  // [B, Hkv, seqlen_k, d]
-                     const Element* gV,  // [B, Hkv, seqlen_k, d]
-                     Element* gO,        // [B, Hq, seqlen_q, d]
-                     float* gLse,        // [B, Hq, seqlen_q]
-                     float* gAccum,      // [B, Hq, seqlen_q, d]: O between visits
-                     SoftmaxState* gState,     // [B, Hq, seqlen_q]: m and l between visits
+    attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
+                     const Element* gK,     // [B, Hkv, seqlen_k, d]
+                     const Element* gV,     // [B, Hkv, seqlen_k, d]
+                     Element* gO,           // [B, Hq, seqlen_q, d]
+                     float* gLse,           // [B, Hq, seqlen_q]
+                     float* gAccum,         // [B, Hq, seqlen_q, d]: O between visits
+                     SoftmaxState* gState,  // [B, Hq, seqlen_q]: m and l between visits
                      Shape shape, uint64_t seed) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kWarpsN = Config::kWarpsN, kWarpKeys = Config::kWarpKeys, kSlice = Config::kSlice;
@@ -182,21 +189,21 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int lane_id = threadIdx.x % 32, warp_m = threadIdx.x / 32 / kWarpsN,
             warp_n = threadIdx.x / 32 % kWarpsN;
-  const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // place in an accumulator
+  const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
   const int64_t bh = blockIdx.x, bh_kv = bh / (shape.heads / shape.kv_heads);
   const int64_t q0 = bh * shape.seqlen_q;  // first row of this head
   const Element* q = gQ + q0 * kHeadDim;
   const Element* k = gK + bh_kv * shape.seqlen_k * kHeadDim;
   const Element* v = gV + bh_kv * shape.seqlen_k * kHeadDim;
   const int causal_offset = shape.seqlen_k - shape.seqlen_q;
-  const int group_row = kGroupRows * warp_m;                // the rows that kWarpsN warps share
+  const int group_row = kGroupRows * warp_m;                // first row of this warp's group
   Element* const group_q = smem.sQ + group_row * kHeadDim;  // [kGroupRows, d]
-  // Row of this thread: its half r of the accumulators of tile m.
+  // Row r (0 or 1) of this lane in accumulator tile m.
   const auto local_row = [&](int m, int r) { return group_row + 16 * m + 8 * r + quad_row; };
 
   for (int n_block = 0; n_block * kBlockN < shape.seqlen_k; ++n_block) {
-    // (1) load K_j and V_j
-    __syncthreads();  // all are done with the tiles before
+    // (1) Load K_j and V_j.
+    __syncthreads();  // all warps have read the previous K and V
     load_tile<kBlockN, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k);
     load_tile<kBlockN, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k);
     for (int row0 = 0; row0 < shape.seqlen_q; row0 += kBlockM) {
@@ -204,18 +211,18 @@ __global__ void __launch_bounds__(Config::kThreads)
       if (n_block < kv_range.begin || n_block >= kv_range.end) continue;
       const bool first = n_block == kv_range.begin, last = n_block + 1 == kv_range.end;
 
-      // (2) load Q_i. The rows before were read from sQ two barriers ago.
+      // (2) Load Q_i. The previous Q was last read two barriers ago.
       load_tile<kBlockM, Config>(smem.sQ, q, row0, shape.seqlen_q);
-      __syncthreads();  // Q, K and V are there; all are done with the sums of the rows before
+      __syncthreads();  // Q, K and V are visible; all warps have read the previous tile's results
 
       const int group_row0 = row0 + group_row;
       const auto row = [&](int m, int r) { return row0 + local_row(m, r); };
 
-      // (3) S = scale Q K^T, -inf where a query does not see a key.
+      // (3) S = scale Q K^T, -inf where masked.
       const int key0 = n_block * kBlockN + warp_n * kWarpKeys;
-      // the last key that a causal mask leaves to the first row
+      // rightmost key visible to the first row under a causal mask
       const int diagonal = group_row0 + causal_offset;
-      // What the first row sees ends first, what the last one sees begins last.
+      // Fully masked: the keys start after the last row's range or end before the first row's.
       const bool none = key0 >= min(shape.seqlen_k, diagonal + kGroupRows + shape.window_right) ||
                         key0 + kWarpKeys <= diagonal - shape.window_left;
       float s[kTiles][kWarpKeys / 8][4] = {};
@@ -225,7 +232,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
         for (int n = 0; n < kWarpKeys / 8; ++n)
           for (int i = 0; i < 4; ++i) s[m][n][i] *= shape.softmax_scale;
-      // Most tiles are seen whole.
+      // Mask only tiles that a mask boundary crosses: keys not visible to every row.
       if (key0 < diagonal + kGroupRows - 1 - shape.window_left ||
           key0 + kWarpKeys > min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
 #pragma unroll
@@ -241,7 +248,7 @@ __global__ void __launch_bounds__(Config::kThreads)
             }
       }
 
-      // (4) softmax: the maximum over this warp's keys, then over all and what was seen before.
+      // (4) Online softmax: row maximum of this warp's keys, then of all warps and the old state.
       //! [softmax]
       float row_max[kTiles][2];
       SoftmaxState old[kTiles][2];
@@ -249,7 +256,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          // not by the declaration: nvcc 13.0 sets only the first row of such an array
+          // An assignment, because nvcc 13.0 initialises only the first row of the array.
           old[m][r] = {};
           float& max = row_max[m][r] = SoftmaxState::kNothing;
 #pragma unroll
@@ -259,7 +266,7 @@ __global__ void __launch_bounds__(Config::kThreads)
           if (quad_col == 0) smem.sMax[warp_n][local_row(m, r)] = max;
           if (!first && row(m, r) < shape.seqlen_q) old[m][r] = gState[q0 + row(m, r)];
         }
-      __syncthreads();  // the maxima of all warps are there
+      __syncthreads();  // the maxima of all warps are visible
 #pragma unroll
       for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -280,7 +287,7 @@ __global__ void __launch_bounds__(Config::kThreads)
             }
           sum = quad_sum(sum);
           if (quad_col == 0) smem.sSum[warp_n][local_row(m, r)] = sum;
-          if constexpr (kDropout)  // the sum keeps what O loses
+          if constexpr (kDropout)  // after the sum: a dropped key still counts in l
             drop<kWarpKeys>(s[m], r, seed, bh, row(m, r), key0, shape.dropped);
         }
       //! [softmax]
@@ -292,7 +299,7 @@ __global__ void __launch_bounds__(Config::kThreads)
           p[m][n][0] = pack2<Element>(s[m][n][0], s[m][n][1]),
           p[m][n][1] = pack2<Element>(s[m][n][2], s[m][n][3]);
 
-      // (5) O = P V over this warp's keys, (6) first the columns that others add up.
+      // (5) P V over this warp's keys: first the slices of the other warps, (6) sent through sO.
       //! [exchange]
       const Element* const v_tile = smem.sV + warp_n * kWarpKeys * kHeadDim;
 #pragma unroll
@@ -313,10 +320,10 @@ __global__ void __launch_bounds__(Config::kThreads)
       }
       float o[kTiles][kSlice / 8][4] = {};
       if (!none) gemm_pv<Config>(o, p, v_tile, warp_n * kSlice);
-      __syncthreads();  // parts and sums of all warps are there
+      __syncthreads();  // partial O and sums of all warps are visible
       //! [exchange]
 
-      // (7) O_i, l_i, m_i: merged with what was there, and stored.
+      // (7) Merge with the old O_i, l_i, m_i and store.
       const float inverse_kept = kDropout ? 1 / (1 - float(shape.dropped) / 256) : 1;
 #pragma unroll
       for (int m = 0; m < kTiles; ++m)

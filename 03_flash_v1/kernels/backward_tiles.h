@@ -1,5 +1,5 @@
-// What the steps of the backward pass share from b2 on: where elements lie in shared memory, which
-// blocks of keys some rows see, the loop of MMAs, and the small kernels before and after.
+// Shared by the backward steps from b2 on: swizzle, KV tile range of a query tile, the MMA loop,
+// and the preprocess and postprocess kernels.
 #pragma once
 
 #include "attn/kernel.h"
@@ -10,18 +10,18 @@
 namespace ATTN_BACKEND::backward_tiles {
 using namespace attn;
 
-// The swizzled offset of element (row, col) of a tile with rows of kWidth elements: its 16-byte
-// chunks are exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4
-// banks.
+// XOR swizzle: offset of element (row, col) of a tile with rows of kWidth elements. The 16-byte
+// chunks of a row are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of
+// 4 chunks share the 32 banks in pairs, so their permutation changes every second row.
 //! [swizzle]
 template <int kWidth>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
-  constexpr int kChunks = kWidth / 8;  // 4, 8 or 16 a row
+  constexpr int kChunks = kWidth / 8;  // 4, 8 or 16 per row
   const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
   return row * kWidth + ((col / 8) ^ phase) * 8 + col % 8;
 }
 template <int kWidth>
-constexpr bool free_of_conflicts() {  // of the two ways in which multiply() reads
+constexpr bool free_of_conflicts() {  // for the two ldmatrix patterns of multiply()
   for (int col = 0; col < kWidth; col += 16)
     if (ldmatrix_access(
             [=](int l) { return 2 * swizzled_offset<kWidth>(l % 16, col + l / 16 * 8); }, 4)
@@ -38,8 +38,8 @@ constexpr bool free_of_conflicts() {  // of the two ways in which multiply() rea
 static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<128>());
 //! [swizzle]
 
-// The blocks of keys that some query of rows [row0, row0 + rows) sees. Where there is none the
-// first one is visited all the same, so that the rows get their dQ = 0.
+// The KV tiles that at least one query of rows [row0, row0 + rows) sees. If there is none, the
+// first tile is visited, fully masked, so that dQ = 0 is written.
 struct KvBlockRange {
   int begin, end;
 };
@@ -52,10 +52,10 @@ inline __device__ KvBlockRange kv_block_range(const Shape& shape, int row0, int 
   return {begin / block_n, ceil_div(end, block_n)};
 }
 
-// Rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end becomes 0.
+// Copies rows [row0, row0 + kRows) of a [rows, d] matrix; rows past the end become 0.
 template <int kRows, class Config, class Element>
 __device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
-  constexpr int kVectors = Config::kHeadDim / 8;  // of 16 bytes, a row
+  constexpr int kVectors = Config::kHeadDim / 8;  // of 16 bytes, per row
 #pragma unroll
   for (int i = threadIdx.x; i < kRows * kVectors; i += Config::kThreads) {
     const int r = i / kVectors, c = i % kVectors * 8;
@@ -65,9 +65,9 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows) {
   }
 }
 
-// C += A B for one warp: rows from `row0`, columns from `col0` on. A is [rows, kK] in shared
-// memory, or its transpose [kK, rows]; B is [kK, columns], or its transpose. Widths are those of
-// the rows as they are stored.
+// C += A B for one warp: rows of A from `row0` on, columns of B from `col0` on. Shared memory holds
+// A as [rows, kK], or as [kK, rows] if kTransposedA; B as [kK, columns], or as [columns, kK] if
+// kTransposedB. kWidthA and kWidthB are the lengths of stored rows.
 //! [multiply]
 template <int kK, bool kTransposedA, bool kTransposedB, int kWidthA, int kWidthB, int kTilesM,
           int kTilesN, class Element>
@@ -103,13 +103,13 @@ __device__ __forceinline__ void multiply(float (&c)[kTilesM][kTilesN][4], const 
 }
 //! [multiply]
 
-// (1) D = rowsum(dO . O), a warp a row; and dQ begins at 0 where it is added to.
+// (1) Preprocess: D = rowsum(dO . O), one warp per row; zeroes the dQ accumulator.
 //! [dot]
 template <class Element>
 __global__ void dot_kernel(const Element* gO,   // [rows, d]
                            const Element* gdO,  // [rows, d]
                            float* gD,           // [rows]
-                           float4* gAccum,      // [accums]
+                           float4* gAccum,      // [accums]: dQ accumulator
                            int64_t rows, int d, int64_t accums) {
   const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x, row = thread / 32;
   for (int64_t i = thread; i < accums; i += int64_t{gridDim.x} * blockDim.x) gAccum[i] = float4{};
@@ -123,7 +123,7 @@ __global__ void dot_kernel(const Element* gO,   // [rows, d]
 }
 //! [dot]
 
-// (8) dQ, rounded: the same threads and fragments as in its MMAs.
+// (8) Postprocess: rounds dQ; thread and fragment indices are those of the MMAs.
 //! [convert]
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads)

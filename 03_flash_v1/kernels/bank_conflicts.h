@@ -1,4 +1,4 @@
-// A check at compile time: ldmatrix reads a tile of 16-bit elements without bank conflicts.
+// Compile-time check: ldmatrix reads a swizzled 16-bit tile without bank conflicts.
 #pragma once
 
 #include "emulator/warp_access.h"
@@ -6,8 +6,8 @@
 namespace ATTN_BACKEND::flash1 {
 using namespace attn;
 
-// `offset(row, col)` is the place of an element. The very addresses of the three ldmatrix of a
-// step: of Q and V, and of K.
+// `offset(row, col)`: index of an element. Checks the addresses that the steps use: one ldmatrix
+// pattern for Q and V, one for K.
 template <class Offset>
 constexpr bool free_of_conflicts(Offset offset, int head_dim) {
   for (int col = 0; col < head_dim; col += 16) {

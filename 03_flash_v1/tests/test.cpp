@@ -1,4 +1,4 @@
-// What chapter 03 promises: every step right on every shape that it accepts, on both back ends.
+// Every step of chapter 03 on every shape that it accepts, on the emulator and on the GPU.
 #include "attn/philox.h"
 #include "device/roofline.h"
 #include "tests/step_cases.h"
@@ -30,8 +30,9 @@ void problems(const std::vector<int64_t>& lengths, Body body) {
 
 }  // namespace
 
-// Steps on tensor cores take 16 bits and three head dims, and two kinds of them no scale below
-// 1e-37; the others take any type and any head dim up to 128. All have dropout, and nothing else.
+// Steps with compile-time tiles take 16-bit types and three head dims; v10 and b3 to b7 also need a
+// scale of at least 1e-37. The others take any type and any head dim up to 128. All have dropout
+// and no other feature.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (p.softcap != 0 || p.alibi || p.varlen()) return false;
   if (one_of_steps(step, {"v1_scalar", "v1_half_m", "v1_double_m", "b1_scalar", "b2_saved_dot"}))
@@ -43,7 +44,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
          (any_scale || p.softmax_scale >= 1e-37);
 }
 
-TEST_CASE("Philox gives the published numbers", "[philox]") {
+TEST_CASE("Philox matches the published known answers", "[philox]") {
   // Known answers of the Random123 distribution for philox4x32-10.
   const auto words = [](PhiloxBits b) { return std::vector<uint32_t>(b.word, b.word + 4); };
   CHECK(words(philox4x32(0, 0, 0, 0, 0)) ==
@@ -54,20 +55,20 @@ TEST_CASE("Philox gives the published numbers", "[philox]") {
         std::vector<uint32_t>{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-TEST_CASE("dropout drops what it says, and every place on its own", "[philox]") {
+TEST_CASE("dropout drops the given share and each column uses its own byte", "[philox]") {
   int dropped = 0;
   for (int row = 0; row < 128; ++row)
     for (int col = 0; col < 512; ++col) dropped += !dropout_keeps(7, 3, row, col, 64);
   CHECK(dropped == Approx(128 * 512 / 4).margin(500));  // 4.5 standard deviations
-  // The 16 bytes of a call belong to 16 columns, and the columns of 64 to 4 calls.
+  // One call covers 16 columns, and 4 calls cover 64 columns, each exactly once.
   std::vector<int> uses(64);
   for (int col = 0; col < 64; ++col)
     ++uses[static_cast<std::size_t>(dropout_quad(col) * 16 + dropout_byte(col))];
   CHECK(uses == std::vector<int>(64, 1));
 }
 
-TEST_CASE("steps drop the same probabilities as the reference, bit for bit", "[emulated]") {
-  // With V = identity columns, O shows P: where it is 0, the probability was dropped.
+TEST_CASE("steps drop the same probabilities as the reference bit for bit", "[emulated]") {
+  // With V the identity, O is P: an element of O is 0 if its probability was dropped.
   Problem p = problem(33, 64, 64, DType::fp16);
   p.heads = p.kv_heads = 2;
   p.dropout = 0.5;
@@ -94,7 +95,7 @@ TEST_CASE("steps drop the same probabilities as the reference, bit for bit", "[e
   }
 }
 
-TEST_CASE("forward steps are right on short problems", "[emulated]") {
+TEST_CASE("forward steps match the reference on short problems", "[emulated]") {
   Counts ran;
   int n = 0;
   problems(kShort, [&](Problem p) {
@@ -104,7 +105,7 @@ TEST_CASE("forward steps are right on short problems", "[emulated]") {
   CHECK(ran.least('v') >= 19);
 }
 
-TEST_CASE("backward steps are right on short problems", "[emulated]") {
+TEST_CASE("backward steps match the reference on short problems", "[emulated]") {
   int n = 0;
   Counts ran;
   problems(kShort, [&](Problem p) {
@@ -114,7 +115,7 @@ TEST_CASE("backward steps are right on short problems", "[emulated]") {
   CHECK(ran.least('b') >= 19);
 }
 
-TEST_CASE("backward steps are right on long problems", "[emulated]") {
+TEST_CASE("backward steps match the reference on long problems", "[emulated]") {
   for (const int64_t n : {239, 511, 512, 799})
     check_steps("backward",
                 one_head(problem(n, n, n % 2 == 0 ? 64 : 32, DType::bf16, InputKind::needle)),
@@ -126,14 +127,14 @@ TEST_CASE("backward steps are right on long problems", "[emulated]") {
   check_steps("backward", causal, Backend::emulated);
 }
 
-TEST_CASE("gradients that are all rounding errors are allowed as much", "[emulated]") {
-  // dP and D of (4, 176) are a hundredth of their terms, and then cancel one another.
+TEST_CASE("gradients that cancel to rounding errors are within their error bound", "[emulated]") {
+  // At (4, 176) dP and D cancel to a hundredth of their terms, and then cancel each other.
   Problem p = problem(239, 1023, 128, DType::fp32, InputKind::needle);
   p.heads = 7, p.kv_heads = 1, p.window_left = 0, p.window_right = 5, p.seed = 104;
   check_steps("backward", p, Backend::emulated);
 }
 
-TEST_CASE("forward steps are right on long problems", "[emulated]") {
+TEST_CASE("forward steps match the reference on long problems", "[emulated]") {
   for (const int64_t n : {239, 511, 512, 799})
     check_steps("forward",
                 one_head(problem(n, n, n % 2 == 0 ? 64 : 32, DType::bf16, InputKind::needle)),
@@ -144,7 +145,7 @@ TEST_CASE("forward steps are right on long problems", "[emulated]") {
   check_steps("forward", causal, Backend::emulated);
 }
 
-TEST_CASE("every schedule gives the same bits", "[emulated]") {
+TEST_CASE("results are bitwise equal under every thread schedule", "[emulated]") {
   for (const Step& step : chapter().steps) {
     Problem p = problem(140, 300, 64, DType::bf16, InputKind::needle);
     p.causal = true;
@@ -165,7 +166,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
   }
 }
 
-TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+TEST_CASE("steps refuse unsupported problems with the reason", "[emulated]") {
   Problem p = problem(8, 8, 96, DType::bf16);
   p.finish();
   CHECK(refusal(step_named("v5_tensor_core"), p).value().find("32, 64 and 128") !=
@@ -180,7 +181,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   CHECK(refusal(step_named("v1_scalar"), p).value().find("at most 128") != std::string::npos);
 }
 
-TEST_CASE("memory is linear in the length", "[emulated]") {
+TEST_CASE("memory need is linear in the length", "[emulated]") {
   Problem p = problem(1024, 1024, 64, DType::bf16);
   p.finish();
   Problem twice = problem(2048, 2048, 64, DType::bf16);
@@ -192,7 +193,7 @@ TEST_CASE("memory is linear in the length", "[emulated]") {
   }
 }
 
-TEST_CASE("all steps on the GPU", "[gpu]") {
+TEST_CASE("all steps match the reference on the GPU", "[gpu]") {
   Counts ran;
   problems(kLengths, [&](Problem p) {
     ran += check_steps("forward", p, Backend::gpu);
@@ -206,7 +207,7 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
   check_steps("backward", p, Backend::gpu);
 }
 
-TEST_CASE("the two back ends agree", "[gpu]") {
+TEST_CASE("GPU and emulator agree to one rounding of bf16", "[gpu]") {
   Problem p = problem(203, 239, 64, DType::bf16, InputKind::needle);
   p.causal = true;
   p.finish();
@@ -227,7 +228,7 @@ TEST_CASE("the two back ends agree", "[gpu]") {
   }
 }
 
-TEST_CASE("1000 repeats give the same bits", "[gpu]") {
+TEST_CASE("1000 GPU runs give bitwise equal results", "[gpu]") {
   Problem p = problem(203, 603, 64, DType::bf16);
   p.finish();
   for (const Step& step : chapter().steps) {
@@ -240,12 +241,12 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("what tests of large tensors do, on small ones", "[emulated]") {
+TEST_CASE("the checks of large tensors pass on small tensors", "[emulated]") {
   for (const char* operation : {"forward", "backward"})
     check_large_steps(operation, small_repeated_problem(), Backend::emulated, kThreeRepeated);
 }
 
-TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
+TEST_CASE("tensors of more than 2^31 elements", "[gpu][large]") {
   for (const Problem& p : large_problems())
     for (const char* operation : {"forward", "backward"})
       check_large_steps(operation, p, Backend::gpu);

@@ -1,5 +1,4 @@
-// The algorithm of chapter 03 on the CPU: any tile sizes give attention, and only the state is
-// kept.
+// Algorithm 1 on the CPU (host/algorithm.h) against attention by the formula.
 #include <random>
 
 #include "03_flash_v1/host/algorithm.h"
@@ -39,14 +38,16 @@ void check_close(const flash1::State& state, const Textbook& t) {
   CHECK((state.o - t.o).cwiseAbs().maxCoeff() < 1e-12);
   const Vector lse = state.lse();
   for (Index i = 0; i < lse.size(); ++i) {
-    if (std::isinf(t.lse(i))) CHECK(lse(i) == t.lse(i));
-    else CHECK(std::abs(lse(i) - t.lse(i)) < 1e-11 * (1 + std::abs(t.lse(i))));
+    if (std::isinf(t.lse(i)))
+      CHECK(lse(i) == t.lse(i));
+    else
+      CHECK(std::abs(lse(i) - t.lse(i)) < 1e-11 * (1 + std::abs(t.lse(i))));
   }
 }
 
 }  // namespace
 
-TEST_CASE("Algorithm 1 is attention, whatever the tile sizes", "[algorithm]") {
+TEST_CASE("Algorithm 1 equals attention for all tile sizes", "[algorithm]") {
   for (const bool causal : {false, true})
     for (const auto& [rows, keys] :
          {std::pair<Index, Index>{37, 37}, {37, 53}, {53, 37}, {1, 9}, {9, 1}})
@@ -63,7 +64,7 @@ TEST_CASE("Algorithm 1 is attention, whatever the tile sizes", "[algorithm]") {
       }
 }
 
-TEST_CASE("between visits the state is attention over the keys seen so far", "[algorithm]") {
+TEST_CASE("between visits the state is attention over the keys so far", "[algorithm]") {
   const Matrix q = random_matrix(11, 8, 3, 4), k = random_matrix(40, 8, 3, 5),
                v = random_matrix(40, 8, 1, 6);
   flash1::State state{Matrix::Zero(11, 8), Vector::Constant(11, -flash1::kInfinity),
@@ -74,8 +75,7 @@ TEST_CASE("between visits the state is attention over the keys seen so far", "[a
   }
 }
 
-TEST_CASE("scores of 1e4 do not overflow, and a maximum that grows each visit is no harm",
-          "[algorithm]") {
+TEST_CASE("scores of 1e4 do not overflow when the maximum grows at each visit", "[algorithm]") {
   Matrix q = Matrix::Ones(3, 1), k(32, 1), v = random_matrix(32, 4, 1, 7);
   for (Index j = 0; j < 32; ++j) k(j, 0) = 1e4 * double(j - 16) / 16;
   check_close(flash1::forward(q, k, v, 1, false, 2, 4), textbook(q, k, v, 1, false));
