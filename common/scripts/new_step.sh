@@ -40,11 +40,12 @@ parent=$(basename "${found[0]}" .cu)
 # The step. Its header keeps what the parent supports.
 awk -v name="$name" -v parent="$parent" '
   NR == 1 {
-    print "// " name ": what is new, in a line."
+    print "// " name ": the change in one line, in the terms of the field."
     print "//"
     print "// parent    " parent
-    print "// idea      What changes, and why it is faster."
-    print "// expect    the counter that moves, and how far"
+    print "// change    What this step does differently."
+    print "// why       The cost that this saves, and where the profile shows it."
+    print "// expect    the ncu counter that should change, and by how much"
   }
   !body && /^\/\// {
     supports = /^\/\/ supports/ || (supports && /^\/\/  /)

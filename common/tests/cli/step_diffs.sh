@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # step_diffs.sh ROOT DIFFS BUDGETS [--write]: a step differs from its parent in one idea. DIFFS has a line for each pair,
 # "80 chapter/parent chapter/step"; BUDGETS those that have a budget of their own, "120 chapter/step its reason".
-# Changed lines are those of `diff`, removed and added; the header, white space, the step's name and the markers of
-# snippets (//! [...]) do not count, nor does the snippet [attend], a host function for a child.
+# Changed lines are those of `diff`, removed and added; comments, white space and the step's name do not count, nor does
+# the snippet [attend], a host function for a child.
 # A step that launches its parent's attention kernel (ATTN_ATTENTION_OF) is not compared: all of its
 # lines are new. step_diffs.txt lists the pairs that are still to be retold, with their counts of
 # today: none may grow, and one that fits its budget leaves the list. --write counts them again.
@@ -13,8 +13,8 @@ list=${STEP_DIFFS_LIST:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)/s
 most_named=5 most_lines=220  # named: of a chapter; or a quarter of its steps
 
 text() {  # of a step, without what does not count
-  sed -e '1,/^[^\/]/{/^\/\//d}' -e '/\/\/! \[attend\]/,/\/\/! \[attend\]/d' \
-    -e "s/${1##*/}/STEP/g" -e 's/[[:space:]]//g' "$root/$1.cu" | grep -v -e '^$' -e '^//!\['
+  sed -e '/\/\/! \[attend\]/,/\/\/! \[attend\]/d' -e 's://.*::' -e "s/${1##*/}/STEP/g" -e 's/[[:space:]]//g' \
+    "$root/$1.cu" | grep -v '^$'
 }
 declare -A budget_of=() listed=() counted=() named=()
 bad=0
