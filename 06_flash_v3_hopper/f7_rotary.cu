@@ -97,9 +97,10 @@ __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDi
   const auto turn_row = [&](float(&x)[16 * kPairs], int row) {
 #pragma unroll
     for (int i = 0; i < 8 * kPairs; i += 4) {
-      const float* const angles = smem.sAngles + row * smem.kStride + 8 * lane + i / 8 * 32 + i % 8;
-      const float4 cosine = *reinterpret_cast<const float4*>(angles);
-      const float4 sine = *reinterpret_cast<const float4*>(angles + kHeadDim / 2);
+      const float* const row_angles =
+          smem.sAngles + row * smem.kStride + 8 * lane + i / 8 * 32 + i % 8;
+      const float4 cosine = *reinterpret_cast<const float4*>(row_angles);
+      const float4 sine = *reinterpret_cast<const float4*>(row_angles + kHeadDim / 2);
       turn(x[i], x[i + 8 * kPairs], cosine.x, sine.x);
       turn(x[i + 1], x[i + 1 + 8 * kPairs], cosine.y, sine.y);
       turn(x[i + 2], x[i + 2 + 8 * kPairs], cosine.z, sine.z);

@@ -46,13 +46,13 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const int row = block * kRowsPerPass + static_cast<int>(threadIdx.x) / kLanes;
   const int column = static_cast<int>(threadIdx.x) % kLanes * 8;
   if (row >= t.rows) return;
-  const float* const angles =
+  const float* const row_angles =
       angles.g + int64_t{(is_q ? angles.first_q : angles.first_k) + row} * kHeadDim + column;
   float cosine[8], sine[8];
 #pragma unroll
   for (int i = 0; i < 8; i += 4) {
-    *reinterpret_cast<float4*>(cosine + i) = *reinterpret_cast<const float4*>(angles + i);
-    *reinterpret_cast<float4*>(sine + i) = *reinterpret_cast<const float4*>(angles + kHalf + i);
+    *reinterpret_cast<float4*>(cosine + i) = *reinterpret_cast<const float4*>(row_angles + i);
+    *reinterpret_cast<float4*>(sine + i) = *reinterpret_cast<const float4*>(row_angles + kHalf + i);
   }
   const int64_t idx = (head0 * t.rows + row) * kHeadDim + column, next = int64_t{t.rows} * kHeadDim;
   Bf16x8 x[Pass::kHeads][2];  // of the two halves

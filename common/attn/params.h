@@ -1,5 +1,6 @@
 /// \file
-/// The device pointers of a launch, typed and named once per family of steps. Shapes: docs/notation.md.
+/// The device pointers of a launch, typed and named once per family of steps. Shapes are those of
+/// docs/notation.md.
 #pragma once
 
 #include "attn/step.h"

@@ -171,8 +171,8 @@ struct Step {
   Launch prepare = {};            ///< run once before, untimed: what a forward pass keeps
   bool deterministic = true;      ///< bit-equal from run to run
   GpuNeeds needs = {};            ///< on a GPU; the emulator has all instructions
-  /// Its launch reports its tiles (Arguments::report_tiling). Its cost has K and V once; how often they really
-  /// come from HBM is added by cost_of, to the phase "attention".
+  /// Its launch reports its tiles (Arguments::report_tiling). Its cost has K and V once; cost_of
+  /// adds the reads that miss L2 to the phase "attention".
   bool tiled = false;
   /// Features that it has (feature.h) of those which not every step has: "softcap", "varlen" ...
   std::vector<std::string> takes = {};

@@ -1,22 +1,20 @@
 #!/usr/bin/env bash
-# step_diffs.sh ROOT DIFFS BUDGETS [--write]: a step differs from its parent in one idea. DIFFS has a line for each pair,
-# "80 chapter/parent chapter/step"; BUDGETS those that have a budget of their own, "120 chapter/step its reason".
-# Changed lines are those of `diff`, removed and added; comments, white space and the step's name do not count, nor does
-# the snippet [attend], a host function for a child.
-# A step that launches its parent's attention kernel (ATTN_ATTENTION_OF) is not compared: all of its
-# lines are new. step_diffs.txt lists the pairs that are still to be retold, with their counts of
-# today: none may grow, and one that fits its budget leaves the list. --write counts them again.
+# step_diffs.sh ROOT DIFFS BUDGETS: a step differs from its parent in one idea. DIFFS has a line per
+# pair, "80 chapter/parent chapter/step"; BUDGETS a line per step with a budget of its own,
+# "120 chapter/step its reason". Changed lines are those of `diff`, removed and added; comments,
+# white space and the step's name do not count, nor does the snippet [attend], a host function for a
+# child. A step that launches its parent's attention kernel (ATTN_ATTENTION_OF) is not compared: all
+# of its lines count.
 set -euo pipefail
 export LC_ALL=C
 root=$1 diffs=$2 budgets=$3
-list=${STEP_DIFFS_LIST:-$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)/step_diffs.txt}
-most_named=5 most_lines=220  # named: of a chapter; or a quarter of its steps
+most_named=5 most_lines=220  # budgets per chapter, or a quarter of its steps; lines per budget
 
 text() {  # of a step, without what does not count
-  sed -e '/\/\/! \[attend\]/,/\/\/! \[attend\]/d' -e 's://.*::' -e "s/${1##*/}/STEP/g" -e 's/[[:space:]]//g' \
-    "$root/$1.cu" | grep -v '^$'
+  sed -e '/\/\/! \[attend\]/,/\/\/! \[attend\]/d' -e 's://.*::' -e "s/${1##*/}/STEP/g" \
+    -e 's/[[:space:]]//g' "$root/$1.cu" | grep -v '^$'
 }
-declare -A budget_of=() listed=() counted=() named=()
+declare -A budget_of=() named=()
 bad=0
 complain() { echo "$*"; bad=1; }
 while read -r lines step reason; do
@@ -24,7 +22,7 @@ while read -r lines step reason; do
   budget_of[$step]=$lines
   named[${step%%/*}]=$((${named[${step%%/*}]:-0} + 1))
   [[ -n $reason ]] || complain "$step: a budget of $lines lines without a reason"
-  [[ $lines -le $most_lines ]] || complain "$step: a budget of $lines lines, none may have more than $most_lines"
+  [[ $lines -le $most_lines ]] || complain "$step: a budget of $lines lines, at most $most_lines"
 done <"$budgets"
 for chapter in "${!named[@]}"; do
   files=("$root/$chapter"/*.cu)
@@ -32,11 +30,6 @@ for chapter in "${!named[@]}"; do
   [[ ${named[$chapter]} -le $most ]] ||
     complain "$chapter: ${named[$chapter]} steps have budgets of their own, at most $most may"
 done
-while read -r lines step; do
-  listed[$step]=$lines
-  [[ $lines -le $most_lines ]] ||
-    complain "$step: on the list with $lines lines, none may have more than $most_lines"
-done < <(grep -v '^#' "$list")
 
 while read -r budget parent step; do
   [[ -n $budget ]] || continue
@@ -53,28 +46,11 @@ while read -r budget parent step; do
     complain "$step: $count lines need no budget of their own"
   budget=${budget_of[$step]:-$budget}
   unset "budget_of[$step]"
-  counted[$step]=$count
   echo "$count of $budget: $parent to $step"
-  if [[ $count -le $budget ]]; then
-    [[ -z ${listed[$step]:-} || ${4:-} ]] || complain "$step: fits its budget; step_diffs.sh --write takes it off the list"
-    unset "listed[$step]"
-  elif [[ ${4:-} ]]; then
-    listed[$step]=$count
-  elif [[ $count -gt ${listed[$step]:-0} ]]; then
-    complain "$step: differs from $parent in $count lines, must be at most ${listed[$step]:-$budget}"
-  fi
+  [[ $count -le $budget ]] ||
+    complain "$step: differs from $parent in $count lines, must be at most $budget"
 done <"$diffs"
-for step in "${!budget_of[@]}"; do complain "$step: has a budget, and is no step with a parent"; done
-for step in "${!listed[@]}"; do
-  [[ ${counted[$step]:-} ]] && continue
-  if [[ ${4:-} ]]; then unset "listed[$step]"; else complain "$step: on the list, and no step with a parent"; fi
+for step in "${!budget_of[@]}"; do
+  complain "$step: has a budget, and is no step with a parent"
 done
-if [[ ${4:-} == --write ]]; then
-  {
-    grep '^#' "$list"
-    for step in "${!listed[@]}"; do echo "${listed[$step]} $step"; done | sort -k 2
-  } >"$list.new"
-  mv "$list.new" "$list"
-  exit
-fi
 exit "$bad"

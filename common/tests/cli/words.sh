@@ -15,7 +15,8 @@ hits() {
 }
 # Files of words: what git tracks, but for evidence, logs, fixtures, the list itself.
 files() {
-  cd -- "$1" && git ls-files -- '*.md' '*.cu' '*.h' '*.cpp' '*.inc' '*.sh' '*.py' '*.cmake' '*.txt' '*.edits' '*.mutants' |
+  cd -- "$1" && git ls-files |
+    grep -E '\.(md|cu|h|cpp|inc|sh|py|cmake|txt|edits|mutants)$' |
     grep -vE '^docs/(reports/|versions\.md)|/fixtures/|^common/tests/cli/(words|long_lines)\.'
 }
 said=$(cd -- "$1" && mapfile -t all < <(files "$1") && hits "${all[@]}")

@@ -102,7 +102,7 @@ noticed '^times 06_flash_v3_hopper.*`f5_incoherent` has changed since' \
   '/\[hadamard\]/,/\[hadamard\]/s/ - / + /'
 noticed '^times 06_flash_v3_hopper.*: launch code has changed since' \
   "the launch of the parent's kernel" $f4 \
-  's/std::min<unsigned>\(tiles\.count\(\), num_sms\)/num_sms/'
+  's/std::min<unsigned>\(scheduler\.count\(\), num_sms\)/num_sms/'
 noticed "$launch" "the blocks of a launch" /common/kernels/decode/splits.h \
   's/(return )(p\.batch \* p\.kv_heads)/\12 * \2/'
 noticed '^times 07_paged.*: launch code has changed since' "a plan" /plan.cpp \
