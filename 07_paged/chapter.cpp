@@ -3,6 +3,7 @@
 #include "host/plan.h"
 #include "host/prefix_plan.h"
 #include "host/steps.h"
+#include "host/cache_size.h"
 #include "host/trace.h"
 #include "kernels/splits.h"
 
@@ -37,6 +38,10 @@ Chapter make_chapter() {
   c.commands.push_back(
       {"--trace", "[FILE] [--svg FILE] [--save FILE]: requests replayed with pages and without",
        paged::trace_command});
+  c.commands.push_back({"--cache-size",
+                        "[--layers N] [--kv-heads N] [--head-dim N] [--tokens N] ...: bytes of a "
+                        "KV cache with MHA, GQA, MQA, MLA, in 16, 8 and 4 bits",
+                        paged::cache_size_command});
   c.commands.push_back(
       {"--plans", "[--svg FILE]: what plans make of batches of many kinds", plans::plans_command});
   c.steps.push_back(one_block("v1_block_table",
