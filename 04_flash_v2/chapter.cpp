@@ -1,4 +1,4 @@
-// The table of chapter 04: its steps, what each costs and what each refuses.
+// The steps of chapter 04: cost models and limits.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -29,10 +29,9 @@ namespace {
 
 using Reason = std::optional<std::string>;
 
-// What passes between L2 and the SMs: Q once, a tile of K and one of V at each visit, O and lse
-// once. Of HBM what cannot be avoided; cost_of adds what the order of tiles makes L2 fetch again.
-// Blocks that nobody sees are left out; where warps skip what none of their rows sees, `warp_keys`
-// says how many keys they have (0: those of the block).
+// L2 bytes: Q, O and lse once, and a tile of K and one of V per visit. HBM bytes: compulsory
+// traffic only; cost_of adds what L2 misses in this order of tiles. Fully masked blocks are not
+// counted. `warp_keys`: keys of the part that a warp skips if it is fully masked (0: the block's).
 Cost forward_cost(const Problem& p, const Tiling& t, int64_t warp_keys = 0) {
   const double heads = double(p.batch * p.heads), d = double(p.head_dim);
   const double element = double(size_of(p.dtype));
@@ -46,7 +45,7 @@ Cost forward_cost(const Problem& p, const Tiling& t, int64_t warp_keys = 0) {
   phase.hbm_read =
       q_rows * d * element + 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
   phase.hbm_write = q_rows * (d * element + 4);
-  // The last tile of keys may end early; the model takes it as whole.
+  // A partial last KV block counts as a full one.
   phase.l2_bytes = q_rows * (2 * d * element + 4) + pairs * 2 * double(t.block_n) * d * element;
   return {phase};
 }

@@ -1,4 +1,4 @@
-// The algorithm of chapter 04 on the CPU: any tile sizes give attention.
+// Tests of the CPU algorithm of chapter 04: the result does not depend on tile sizes.
 #include <random>
 
 #include "04_flash_v2/host/algorithm.h"
@@ -18,7 +18,7 @@ Matrix random_matrix(Index rows, Index cols, double spread, unsigned seed) {
   return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
 }
 
-// O and lse by the formula, with all of S at once.
+// O and lse by definition, with all of S at once.
 Result textbook(const Matrix& q, const Matrix& k, const Matrix& v, double scale, bool causal) {
   Result t{Matrix::Zero(q.rows(), v.cols()), Vector::Constant(q.rows(), -flash2::kInfinity)};
   for (Index i = 0; i < q.rows(); ++i) {
