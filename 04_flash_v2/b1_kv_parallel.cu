@@ -197,8 +197,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     float dq[Config::kQueryRows / 16][Config::kQueryCols / 8][4] = {};
     multiply_ab<Element, kBlockN, false, kBlockN, kHeadDim>(dq, sdS, ds_rows, query_row, sK,
                                                             by_rows, query_col);
-    float4* const accum =
-        gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+    float4* const accum = gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
 #pragma unroll
     for (int f = 0; f < Config::kFragments; ++f) {
       const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];

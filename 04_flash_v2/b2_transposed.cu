@@ -75,7 +75,7 @@ __device__ __forceinline__ void probabilities(
         const float2 lse_log2 = *reinterpret_cast<const float2*>(sLse + 16 * k + 8 * (e / 2));
         const float* const x = s[m][2 * k + e / 2] + 2 * (e % 2);
         operand[m][k][e] = pack2<Element>(exp2f(fmaf(x[0], softmax_scale_log2, -lse_log2.x)),
-                                         exp2f(fmaf(x[1], softmax_scale_log2, -lse_log2.y)));
+                                          exp2f(fmaf(x[1], softmax_scale_log2, -lse_log2.y)));
       }
 }
 
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
-  const int warp_key = warp_id * Config::kWarpKeys;  // first key of this warp
+  const int warp_key = warp_id * Config::kWarpKeys;                // first key of this warp
   const int key0 = blockIdx.x / num_kv_heads * kBlockN, group = shape.heads / shape.kv_heads;
   const int64_t first_bh = int64_t{blockIdx.x % num_kv_heads} * group;
   Sequence sequence = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
@@ -187,8 +187,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     multiply_ab<Element, kBlockN, true, kBlockM, kHeadDim>(
         dq, reinterpret_cast<const char*>(smem.sdS), ds_load, query_row,
         reinterpret_cast<const char*>(smem.sK), by_rows, query_col);
-    float4* const accum =
-        gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+    float4* const accum = gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
 #pragma unroll
     for (int f = 0; f < Config::kFragments; ++f) {
       const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];

@@ -201,8 +201,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     multiply_ab<Element, kBlockN, true, kBlockM, kHeadDim>(
         dq, reinterpret_cast<const char*>(smem.sdS), ds_load, query_row,
         reinterpret_cast<const char*>(smem.sK), by_rows, query_col);
-    float4* const accum =
-        gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+    float4* const accum = gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
 #pragma unroll
     for (int f = 0; f < Config::kFragments; ++f) {
       const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];

@@ -24,7 +24,7 @@ struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
   static constexpr int kWarpKeys = 32, kKeyTiles = kWarpKeys / 16;
   // pairs of warps that share their keys
   static constexpr int kNumPairs = Config::kBlockN / kWarpKeys;
-  static constexpr int kStages = 2;  // stages of Q and dO: one tile ahead
+  static constexpr int kStages = 2;   // stages of Q and dO: one tile ahead
   static constexpr int kBuffers = 2;  // of dS: one is read while the next tile's is written
   static_assert(2 * kNumPairs == Config::kNumWarps && kNumPairs <= 15, "a barrier a pair");
 };
@@ -202,8 +202,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     multiply_ab<Element, kBlockN, true, kBlockM, kHeadDim>(
         dq, reinterpret_cast<const char*>(smem.sdS[buffer]), ds_load, query_row,
         reinterpret_cast<const char*>(smem.sK), by_rows, query_col);
-    float4* const accum =
-        gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+    float4* const accum = gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
 #pragma unroll
     for (int f = 0; f < Config::kFragments; ++f) {
       const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];

@@ -20,10 +20,10 @@ using namespace backward_tiles;
 
 //! [config]
 struct Tuning {
-  int stages = 2;  // of Q and dO; 2: one tile ahead
+  int stages = 2;   // of Q and dO; 2: one tile ahead
   int buffers = 2;  // of dS; 1 needs a second block barrier per tile
   int blocks_per_sm = 1;
-  bool rotate = true;  // blocks of a head start at different rows
+  bool rotate = true;   // blocks of a head start at different rows
   bool stagger = true;  // the warps that own P add to dQ one tile later, after dV
 };
 template <int kHeadDim, int kBlockM, int kBlockN, int kWarpKeys_, Tuning kTuning = Tuning{}>
@@ -119,8 +119,8 @@ __device__ __forceinline__ void probabilities(
           Factors f[2] = {capped(x[0], lse_log2.x, shape), capped(x[1], lse_log2.y, shape)};
 #pragma unroll
           for (int c = 0; c < 2; ++c)
-            if (drops && (bytes[e / 2][c][m] >> 16 * (e % 2) & 255) <
-                             static_cast<uint32_t>(shape.dropped))
+            if (drops &&
+                (bytes[e / 2][c][m] >> 16 * (e % 2) & 255) < static_cast<uint32_t>(shape.dropped))
               f[c].p = 0, f[c].ds = -f[c].ds;
           p[e] = pack2<Element>(f[0].p, f[1].p);
           given[e] = pack2<Element>(f[0].ds, f[1].ds);
@@ -256,8 +256,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     multiply_ab<Element, kBlockN, true, kBlockM, kHeadDim>(
         dq, reinterpret_cast<const char*>(smem.sdS[buffer]), ds_load, query_row,
         reinterpret_cast<const char*>(smem.sK), by_rows, query_col);
-    float4* const accum =
-        gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+    float4* const accum = gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
 #pragma unroll
     for (int f = 0; f < Config::kFragments; ++f) {
       const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];
@@ -279,8 +278,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     char* const sdS = reinterpret_cast<char*>(smem.sdS[i % Config::kBuffers]);
     // (3) S^T = K Q^T or dP^T = V dO^T
     float s[kKeyTiles][kBlockM / 8][4] = {};
-    multiply_abt<Element, kHeadDim, Config::kBlocksPerSm <= 2>(s, sKeys, by_rows,
-                                                               owns_p ? sQ : sdO, by_cols);
+    multiply_abt<Element, kHeadDim, Config::kBlocksPerSm <= 2>(s, sKeys, by_rows, owns_p ? sQ : sdO,
+                                                               by_cols);
 
     // (4) P^T = exp(scale S^T - lse), dS^T = P^T (dP^T - D), as A operands
     uint32_t operand[kKeyTiles][Config::kRowSteps][4];
@@ -334,7 +333,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       owns_p ? inverse_keep : shape.softmax_scale, sKeys);
 }
 
-#ifndef ATTN_SWEEP  // host/sweep_backward.cu defines other values
+#ifndef ATTN_SWEEP                           // host/sweep_backward.cu defines other values
 constexpr int64_t kSectionBytes = 32 << 20;  // an H200's L2 has 60 MB
 #endif
 // KV heads per section: as many as have Q, dO and dQ accumulators of `bytes`. Balance the sections:

@@ -23,7 +23,7 @@ using namespace backward_tiles;
 
 //! [config]
 struct Tuning {
-  int stages = 2;  // of Q and dO; 2: one tile ahead
+  int stages = 2;   // of Q and dO; 2: one tile ahead
   int buffers = 2;  // of dS; 1 needs a second block barrier per tile
   int blocks_per_sm = 1;
   bool stagger = true;  // the warps that own P add to dQ one tile later, after dV
@@ -121,8 +121,8 @@ __device__ __forceinline__ void probabilities(
           Factors f[2] = {capped(x[0], lse_log2.x, shape), capped(x[1], lse_log2.y, shape)};
 #pragma unroll
           for (int c = 0; c < 2; ++c)
-            if (drops && (bytes[e / 2][c][m] >> 16 * (e % 2) & 255) <
-                             static_cast<uint32_t>(shape.dropped))
+            if (drops &&
+                (bytes[e / 2][c][m] >> 16 * (e % 2) & 255) < static_cast<uint32_t>(shape.dropped))
               f[c].p = 0, f[c].ds = -f[c].ds;
           p[e] = pack2<Element>(f[0].p, f[1].p);
           given[e] = pack2<Element>(f[0].ds, f[1].ds);

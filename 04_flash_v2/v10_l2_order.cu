@@ -133,8 +133,8 @@ __device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4
 }
 template <class Element, class Config, int kCount>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const uint32_t (&rQ)[kCount][Config::kTiles][4],
-                                       const char* sQ, const char* sK) {
+                                        const uint32_t (&rQ)[kCount][Config::kTiles][4],
+                                        const char* sQ, const char* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index(), q = q_offset<Config>();
@@ -210,7 +210,7 @@ __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&
 //! [output]
 template <class Element, class Config, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const char* sV) {
+                                        Probabilities probabilities, const char* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index();

@@ -25,11 +25,11 @@ struct Config {
   static constexpr int kHeadDim = kHeadDim_;
   // warps along the queries and along the keys of a tile
   static constexpr int kWarpsM = 4, kWarpsN = 2;
-  static constexpr int kGroupThreads = 32 * kWarpsN;  // threads that share kGroupRows rows
+  static constexpr int kGroupThreads = 32 * kWarpsN;          // threads that share kGroupRows rows
   static constexpr int kTiles = 2, kGroupRows = 16 * kTiles;  // 16-row MMA tiles per warp
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kBlockM = kGroupRows * kWarpsM, kBlockN = 64;  // B_r, B_c
-  static constexpr int kWarpKeys = kBlockN / kWarpsN;  // keys per warp
+  static constexpr int kWarpKeys = kBlockN / kWarpsN;                 // keys per warp
   static constexpr int kSlice = kHeadDim / kWarpsN;  // columns of O that a warp adds and stores
   static_assert(kWarpKeys % 16 == 0 && kSlice % 16 == 0, "warps own whole MMAs");
   static_assert(kWarpsN == 2, "one other warp");
@@ -71,7 +71,7 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  float sMax[Config::kWarpsN][Config::kBlockM];  // row maximum over each warp's keys
+  float sMax[Config::kWarpsN][Config::kBlockM];                 // row maximum over each warp's keys
   float sSum[Config::kWarpsN][Config::kBlockM];
   // Partial O: sO[group][owner] is the slice that the group's other warp sends to warp `owner`.
   float sO[Config::kWarpsM][Config::kWarpsN][Config::kGroupRows * Config::kSlice];
@@ -125,7 +125,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 //! [scores]
 template <class Config, class Element>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kWarpKeys / 8][4],
-                                       const Element* sQ, const Element* sK) {
+                                        const Element* sQ, const Element* sK) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kHeadDim; k += 16) {

@@ -109,7 +109,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 //! [scores]
 template <class Config, class Element>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const Element* sQ, const Element* sK) {
+                                        const Element* sQ, const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = threadIdx.x / 32 * Config::kWarpRows;
 #pragma unroll
   for (int k = 0; k < Config::kHeadDim; k += 16) {
@@ -137,7 +137,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 //! [output]
 template <class Config, class Element, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const Element* sV) {
+                                        Probabilities probabilities, const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kBlockN; k += 16) {

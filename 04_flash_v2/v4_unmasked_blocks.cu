@@ -85,7 +85,7 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows, i
 //! [scores]
 template <class Config, class Element>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const Element* sQ, const Element* sK) {
+                                        const Element* sQ, const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = threadIdx.x / 32 * Config::kWarpRows;
 #pragma unroll
   for (int k = 0; k < Config::kHeadDim; k += 16) {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 //! [output]
 template <class Config, class Element, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const Element* sV) {
+                                        Probabilities probabilities, const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kBlockN; k += 16) {
@@ -210,8 +210,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     //! [pipeline_k]
     if (idle) return;
 
-    // (4) Online softmax, within the quad of lanes that share a row.
-    //! [softmax]
+      // (4) Online softmax, within the quad of lanes that share a row.
+      //! [softmax]
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll

@@ -86,7 +86,7 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows, i
 //! [scores]
 template <class Config, class Element>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const Element* sQ, const Element* sK) {
+                                        const Element* sQ, const Element* sK) {
   const int lane_id = thread_index() % 32, row = thread_index() / 32 * Config::kWarpRows;
 #pragma unroll
   for (int k = 0; k < Config::kHeadDim; k += 16) {
@@ -114,7 +114,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 //! [output]
 template <class Config, class Element, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const Element* sV) {
+                                        Probabilities probabilities, const Element* sV) {
   const int lane_id = thread_index() % 32;
 #pragma unroll
   for (int k = 0; k < Config::kBlockN; k += 16) {
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     load_kv(smem.sK, gK, kv_range.begin);
     cp_async_commit();
   }
-  __syncthreads();  // smem.sequence is visible
+  __syncthreads();                        // smem.sequence is visible
   float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
   // row_max in log2 units; row_sum of this lane's keys
   float row_max[kTiles][2], row_sum[kTiles][2] = {};
@@ -207,8 +207,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     //! [pipeline_k]
     if (idle) return;
 
-    // (4) Online softmax, within the quad of lanes that share a row.
-    //! [softmax]
+      // (4) Online softmax, within the quad of lanes that share a row.
+      //! [softmax]
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll

@@ -86,7 +86,7 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows, i
 //! [scores]
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const Element* sQ, const Element* sK) {
+                                        const Element* sQ, const Element* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index(), row = tid / 32 * Config::kWarpRows + tid % 16;
@@ -127,7 +127,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 //! [output]
 template <class Element, class Config, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const Element* sV) {
+                                        Probabilities probabilities, const Element* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index();
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     load_kv(smem.sK, gK, kv_range.begin);
     cp_async_commit();
   }
-  __syncthreads();  // smem.sequence is visible
+  __syncthreads();                        // smem.sequence is visible
   float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
   // row_max in log2 units; row_sum of this lane's keys
   float row_max[kTiles][2], row_sum[kTiles][2] = {};
@@ -227,8 +227,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     //! [pipeline_k]
     if (idle) return;
 
-    // (4) Online softmax, within the quad of lanes that share a row.
-    //! [softmax]
+      // (4) Online softmax, within the quad of lanes that share a row.
+      //! [softmax]
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll

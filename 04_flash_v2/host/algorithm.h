@@ -48,19 +48,19 @@ inline Result forward(const Matrix& q, const Matrix& k, const Matrix& v, double 
   for (Index row0 = 0; row0 < q.rows(); row0 += block_m) {
     const Index rows = std::min(block_m, q.rows() - row0);
     const Matrix q_i = q.middleRows(row0, rows);  // line 4
-    Matrix o = Matrix::Zero(rows, v.cols());  // line 5: on chip until the end
+    Matrix o = Matrix::Zero(rows, v.cols());      // line 5: on chip until the end
     Vector m = Vector::Constant(rows, -kInfinity), l = Vector::Zero(rows);
     for (Index key0 = 0; key0 < k.rows(); key0 += block_n) {  // line 6: inner loop, K and V
       const Index keys = std::min(block_n, k.rows() - key0);
       const BlockClass kind = classify(row0, rows, key0, keys, shift, causal);
-      if (kind == BlockClass::skipped) break;  // so are all blocks after it
+      if (kind == BlockClass::skipped) break;                         // so are all blocks after it
       Matrix s = scale * q_i * k.middleRows(key0, keys).transpose();  // line 8
       for (Index i = 0; kind == BlockClass::masked && i < rows; ++i)
         for (Index j = std::max(Index{0}, row0 + i + shift + 1 - key0); j < keys; ++j)
           s(i, j) = -kInfinity;
       for (Index i = 0; i < rows; ++i) {
         const double m_new = std::max(m(i), s.row(i).maxCoeff());  // line 9
-        if (std::isinf(m_new)) continue;  // no visible key so far
+        if (std::isinf(m_new)) continue;                           // no visible key so far
         const Eigen::RowVectorXd p = (s.row(i).array() - m_new).exp();
         const double rescale = std::exp(m(i) - m_new);
         l(i) = rescale * l(i) + p.sum();
@@ -70,8 +70,8 @@ inline Result forward(const Matrix& q, const Matrix& k, const Matrix& v, double 
     }
     for (Index i = 0; i < rows; ++i) {
       if (l(i) == 0) continue;
-      result.o.row(row0 + i) = o.row(i) / l(i);  // line 12: one division
-      result.lse(row0 + i) = m(i) + std::log(l(i));   // line 13
+      result.o.row(row0 + i) = o.row(i) / l(i);      // line 12: one division
+      result.lse(row0 + i) = m(i) + std::log(l(i));  // line 13
     }
   }
   return result;

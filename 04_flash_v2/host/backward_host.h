@@ -163,26 +163,25 @@ inline Step tuned_step(std::string name, std::string idea, int64_t (*slices)(con
 }
 
 inline void add_steps(Chapter& c) {
-  c.steps.push_back(
-      first_step("b1_kv_parallel",
-                 "a block for each tile of keys; its rows as a range: unseen, masked, unmasked",
-                 ATTN_LAUNCH(b1_kv_parallel)));
-  c.steps.push_back(first_step("b2_transposed", "S transposed: P and dS are operands in registers",
+  c.steps.push_back(first_step("b1_kv_parallel",
+                               "parallel over key tiles; query tiles skipped, masked, unmasked",
+                               ATTN_LAUNCH(b1_kv_parallel)));
+  c.steps.push_back(first_step("b2_transposed", "transposed scores: P and dS are register operands",
                                ATTN_LAUNCH(b2_transposed)));
   c.steps.push_back(first_step("b3_warp_pairs",
                                "pairs of warps: one owns P and dV, the other dS and dK",
                                ATTN_LAUNCH(b3_warp_pairs)));
   c.steps.push_back(first_step("b4_staggered_dq",
-                               "half of the warps add to dQ a tile later: one barrier a tile",
+                               "half of the warps add to dQ one tile later: one barrier per tile",
                                ATTN_LAUNCH(b4_staggered_dq)));
   c.steps.push_back(first_step("b5_l2_order",
-                               "heads in sections; blocks of a head begin at different rows",
+                               "sections of heads; blocks of a head start at different rows",
                                ATTN_LAUNCH(b5_l2_order)));
   c.steps.push_back(features_step("b6_features", "softcap and dropout", ATTN_LAUNCH(b6_features)));
-  c.steps.push_back(tuned_step("b7_tuned", "tiles for each head dim, from a sweep", one_slice,
-                               ATTN_LAUNCH(b7_tuned)));
+  c.steps.push_back(
+      tuned_step("b7_tuned", "tiles per head dim, from a sweep", one_slice, ATTN_LAUNCH(b7_tuned)));
   c.steps.push_back(tuned_step("b8_deterministic",
-                               "sums of dQ that are a block's own, added up in order", slices_of,
+                               "split dQ accumulators, reduced in a fixed order", slices_of,
                                ATTN_LAUNCH(b8_deterministic)));
 }
 

@@ -15,7 +15,6 @@
 namespace ATTN_BACKEND::backward_tiles {
 using namespace attn;
 
-
 // A query tile and a key tile, and how the warps divide dQ and the copies.
 //! [tile]
 template <int kHeadDim_, int kBlockM_, int kBlockN_, int kNumWarps_>
@@ -85,11 +84,11 @@ static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conf
 // b. Otherwise the pointers are null.
 struct Packing {
   const int *cu_seqlens_q, *cu_seqlens_k;  // [B + 1]
-  int q_stride, kv_stride;  // elements from one row to the next
+  int q_stride, kv_stride;                 // elements from one row to the next
   int num_tiles;  // query tiles per head, in `rows` and `accum`: each sequence starts a new one
   int num_m_blocks, num_n_blocks;  // of the longest sequence
-  int num_slices;  // of `accum`, added up by convert_kernel
-  int64_t slice_tiles;  // tiles per slice
+  int num_slices;                  // of `accum`, added up by convert_kernel
+  int64_t slice_tiles;             // tiles per slice
 };
 template <class Config>
 Packing packing_of(const Arguments& args, int num_slices = 1) {
@@ -134,15 +133,15 @@ __device__ __forceinline__ Sequence sequence_of(const Shape& shape, const Packin
 }
 //! [sequence]
 
-// Query tiles: each in [begin, end) has a row that sees a key of [key0, key0 + keys); in
-// [unmasked_begin, unmasked_end) every row sees all of these keys.
+// Query tiles: in [begin, end) at least one key of [key0, key0 + keys) is visible to some row; in
+// [unmasked_begin, unmasked_end) all of these keys are visible to every row.
 //! [ranges]
 struct KvBlockRange {
   int begin, unmasked_begin, unmasked_end, end;
 };
 __device__ __forceinline__ KvBlockRange q_block_range(const Shape& shape, int seqlen_q,
-                                                       int seqlen_k, int key0, int keys,
-                                                       int block_m) {
+                                                      int seqlen_k, int key0, int keys,
+                                                      int block_m) {
   const int last = min(key0 + keys, seqlen_k) - 1, causal_offset = seqlen_k - seqlen_q;
   // From the first row with the first key visible to the last row with the last key visible.
   const int begin = max(0, key0 - causal_offset - shape.window_right);

@@ -10,7 +10,7 @@ struct Tuning {
   int block_m = 128, block_n = 64;  // B_r, B_c
   int num_warps = 4;
   int q_steps = 0;  // 16-column fragments of Q in registers
-  int stages = 1;  // 1: V loads during Q K^T, the next K during P V; 2: K and V one block ahead
+  int stages = 1;   // 1: V loads during Q K^T, the next K during P V; 2: K and V one block ahead
   int blocks_per_sm = 2;
 };
 template <int kHeadDim_, Tuning kTuning>

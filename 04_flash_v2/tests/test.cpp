@@ -136,7 +136,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
   return p.softmax_scale >= 1e-37 && p.dropout == 0;
 }
 
-TEST_CASE("steps drop the same probabilities as the reference, bit for bit", "[emulated]") {
+TEST_CASE("steps drop the same probabilities as the reference bit for bit", "[emulated]") {
   // With V = identity columns O shows P: an O of 0 is a dropped probability.
   Problem p = problem(33, 64, 64, DType::fp16);
   p.heads = p.kv_heads = 2;
@@ -164,7 +164,7 @@ TEST_CASE("steps drop the same probabilities as the reference, bit for bit", "[e
   }
 }
 
-TEST_CASE("forward steps are right on short problems", "[emulated]") {
+TEST_CASE("forward steps match the reference on short problems", "[emulated]") {
   Counts ran;
   int n = 0;
   problems(kShort, [&](Problem p) {
@@ -174,7 +174,7 @@ TEST_CASE("forward steps are right on short problems", "[emulated]") {
   CHECK(ran.least('v') >= 10);
 }
 
-TEST_CASE("forward steps are right on long problems", "[emulated]") {
+TEST_CASE("forward steps match the reference on long problems", "[emulated]") {
   for (const int64_t n : {239, 511, 512, 799})
     check_steps("forward",
                 one_head(problem(n, n, n % 2 == 0 ? 64 : 32, DType::bf16, InputKind::needle)),
@@ -185,17 +185,18 @@ TEST_CASE("forward steps are right on long problems", "[emulated]") {
   check_steps("forward", causal, Backend::emulated);
 }
 
-TEST_CASE("official shapes with pairs of all features", "[emulated]") {
+TEST_CASE("FlashAttention's test shapes with all pairs of features match the reference",
+          "[emulated]") {
   const std::size_t pairs =
       official_problems(4, 260, [](const Problem& p) { check_tuned(p, Backend::emulated); });
   CHECK(pairs == kAllPairs);
 }
 
-TEST_CASE("packed sequences, empty ones among them", "[emulated]") {
+TEST_CASE("packed sequences including empty ones match the reference", "[emulated]") {
   packed_problems([](const Problem& p) { check_tuned(p, Backend::emulated); });
 }
 
-TEST_CASE("scales of any sign and size", "[emulated]") {
+TEST_CASE("softmax scales of any sign and size match the reference", "[emulated]") {
   for (const double scale : {-0.3, -1e-3, 1e-50, 1e-38, 2e-37, 0.02, 3.0})
     for (const double softcap : {0.0, 0.5, 1e6}) {
       Problem p = problem(70, 130, 64, DType::bf16);
@@ -206,7 +207,7 @@ TEST_CASE("scales of any sign and size", "[emulated]") {
     }
 }
 
-TEST_CASE("windows of any width at the edges of tiles", "[emulated]") {
+TEST_CASE("sliding windows of any width at tile boundaries match the reference", "[emulated]") {
   // Widths 0, 1, around a key tile, and past the end, to each side and to both.
   for (const int64_t width : {0, 1, 63, 64, 65, 127, 128, 129, 500})
     for (int side = 0; side < 3; ++side) {
@@ -218,7 +219,7 @@ TEST_CASE("windows of any width at the edges of tiles", "[emulated]") {
     }
 }
 
-TEST_CASE("rows that see nothing", "[emulated]") {
+TEST_CASE("fully masked rows give O = 0 and lse = -inf", "[emulated]") {
   // More queries than keys: the first rows are fully masked, and so are whole query tiles.
   for (const int64_t d : {64, 96, 128, 256})
     for (const int64_t window_left : {-1, 3}) {
@@ -229,7 +230,7 @@ TEST_CASE("rows that see nothing", "[emulated]") {
     }
 }
 
-TEST_CASE("every schedule gives the same bits", "[emulated]") {
+TEST_CASE("results are bitwise equal under every thread schedule", "[emulated]") {
   for (const auto& [step, features] : plain_and_with_features()) {
     Problem p = problem(140, 300, 64, DType::bf16, InputKind::needle);
     p.causal = true;
@@ -251,7 +252,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
   }
 }
 
-TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+TEST_CASE("steps refuse unsupported problems with the reason", "[emulated]") {
   Problem p = problem(8, 8, 96, DType::bf16);
   p.finish();
   CHECK(refusal(step_named("v2_split_q"), p).value().find("32, 64 and 128") != std::string::npos);
@@ -282,7 +283,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   }
 }
 
-TEST_CASE("nothing but inputs and outputs is in memory", "[emulated]") {
+TEST_CASE("forward steps need no workspace", "[emulated]") {
   Problem p = problem(1024, 1024, 64, DType::bf16);
   p.finish();
   for (const Step& step : chapter().steps) {
@@ -291,7 +292,7 @@ TEST_CASE("nothing but inputs and outputs is in memory", "[emulated]") {
   }
 }
 
-TEST_CASE("the model counts what a step does", "[emulated]") {
+TEST_CASE("the cost model matches a hand count", "[emulated]") {
   Problem p = problem(1024, 1024, 64, DType::bf16);
   p.finish();
   const Phase all = step_named("v1_loop_swap").cost(p).at(0);
@@ -301,7 +302,7 @@ TEST_CASE("the model counts what a step does", "[emulated]") {
   CHECK(all.l2_bytes == 2 * (2 * 1024 * 64 * 2 + 1024 * 4 + 8 * 2 * 1024 * 64 * 2));
 }
 
-TEST_CASE("all steps on the GPU", "[gpu]") {
+TEST_CASE("all steps match the reference on the GPU", "[gpu]") {
   Counts ran;
   problems(kLengths, [&](Problem p) { ran += check_steps("forward", p, Backend::gpu); });
   CHECK(ran.least('v') >= 47);
@@ -310,7 +311,7 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
   check_steps("forward", p, Backend::gpu);
 }
 
-TEST_CASE("all features on the GPU", "[gpu]") {
+TEST_CASE("all features match the reference on the GPU", "[gpu]") {
   CHECK(official_problems(8, 2000, [](const Problem& p) { check_tuned(p, Backend::gpu); }) ==
         kAllPairs);
   packed_problems([](const Problem& p) { check_tuned(p, Backend::gpu); });
@@ -329,7 +330,7 @@ TEST_CASE("all features on the GPU", "[gpu]") {
   }
 }
 
-TEST_CASE("the two back ends agree", "[gpu]") {
+TEST_CASE("GPU and emulator agree to one rounding of bf16", "[gpu]") {
   Problem p = problem(203, 239, 64, DType::bf16, InputKind::needle);
   p.causal = true;
   p.finish();
@@ -350,7 +351,7 @@ TEST_CASE("the two back ends agree", "[gpu]") {
   }
 }
 
-TEST_CASE("1000 repeats give the same bits", "[gpu]") {
+TEST_CASE("1000 GPU runs give bitwise equal results", "[gpu]") {
   for (const auto& [step, features] : plain_and_with_features()) {
     Problem p = problem(203, 603, 64, DType::bf16);
     if (features) p.varlen_q = {203, 0, 70}, p.varlen_k = {603, 5, 90}, add_features(p, 7, 0);
@@ -363,8 +364,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("inputs of large problems are inputs like others, and so are rows of their outputs",
-          "[emulated]") {
+TEST_CASE("the checks of large tensors pass on small tensors", "[emulated]") {
   Problem p = problem(70, 90, 64, DType::bf16);
   for (const char* operation : {"forward", "backward"}) {
     check_large_steps(operation, p, Backend::emulated);
@@ -386,6 +386,6 @@ TEST_CASE("inputs of large problems are inputs like others, and so are rows of t
   CHECK(check_rows(session, expected).find("in memory this row is") != std::string::npos);
 }
 
-TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
+TEST_CASE("tensors of more than 2^31 elements", "[gpu][large]") {
   for (const Problem& p : large_problems()) check_large_steps("forward", p, Backend::gpu);
 }

@@ -108,7 +108,7 @@ double distance(const HostTensor& a, const HostTensor& b) {
 
 }  // namespace
 
-TEST_CASE("backward steps are right on short problems", "[emulated]") {
+TEST_CASE("backward steps match the reference on short problems", "[emulated]") {
   int n = 0;
   Counts ran;
   covering_problems(kShort, kHeadDims, kDTypes, [&](Problem p) {
@@ -119,12 +119,12 @@ TEST_CASE("backward steps are right on short problems", "[emulated]") {
   CHECK(ran.least('b') >= 10);
 }
 
-TEST_CASE("backward: shapes with pairs of all features", "[emulated]") {
+TEST_CASE("backward: all pairs of features match the reference", "[emulated]") {
   CHECK(official_problems(6, 260, [](const Problem& p) { check_tuned(p, Backend::emulated); }) ==
         kAllPairs);
 }
 
-TEST_CASE("backward: packed sequences, empty ones among them", "[emulated]") {
+TEST_CASE("backward: packed sequences including empty ones", "[emulated]") {
   Counts ran;
   packed_problems(12, [&](Problem p) {
     ran += check_steps("backward", p, Backend::emulated);
@@ -137,7 +137,7 @@ TEST_CASE("backward: packed sequences, empty ones among them", "[emulated]") {
   CHECK(ran.least('b') >= 8);
 }
 
-TEST_CASE("backward: scales of any sign and size", "[emulated]") {
+TEST_CASE("backward: softmax scales of any sign and size", "[emulated]") {
   for (const double scale : {-0.3, 1e-50, 1e-38, 2e-37, 3.0})
     for (const double softcap : {0.0, 0.5, 1e6}) {
       Problem p = problem(70, 130, 64, DType::bf16);
@@ -148,7 +148,7 @@ TEST_CASE("backward: scales of any sign and size", "[emulated]") {
     }
 }
 
-TEST_CASE("backward: windows of any width at the edges of tiles", "[emulated]") {
+TEST_CASE("backward: sliding windows of any width at tile boundaries", "[emulated]") {
   // Widths 0, 1, around a query or key tile, and past the end, to each side and to both.
   for (const int64_t width : {0, 1, 63, 64, 65, 127, 128, 129, 500})
     for (int side = 0; side < 3; ++side) {
@@ -162,7 +162,7 @@ TEST_CASE("backward: windows of any width at the edges of tiles", "[emulated]") 
     }
 }
 
-TEST_CASE("backward: rows that see nothing, keys that nobody sees", "[emulated]") {
+TEST_CASE("backward: fully masked rows and keys that no row attends to", "[emulated]") {
   for (const int64_t d : {64, 128, 256})
     for (const int64_t window_left : {-1, 3}) {
       Problem rows = problem(300, 20, d, DType::fp16), keys = problem(20, 300, d, DType::fp16);
@@ -174,7 +174,7 @@ TEST_CASE("backward: rows that see nothing, keys that nobody sees", "[emulated]"
     }
 }
 
-TEST_CASE("backward: query heads meet in the sums of their key head", "[emulated]") {
+TEST_CASE("backward: dK and dV sum over the query heads of a KV head", "[emulated]") {
   // One and several query tiles for each.
   int problems = 0;
   for (const int64_t d : {32, 64, 128}) {
@@ -188,7 +188,7 @@ TEST_CASE("backward: query heads meet in the sums of their key head", "[emulated
   }
 }
 
-TEST_CASE("backward: keys that do not exist have no weight, however small that of the others",
+TEST_CASE("backward: keys past the end have no weight when all scores are near -500",
           "[emulated]") {
   // All scores are near -500. Keys past the end are rows of zeros: unmasked, their scores of 0
   // would give e^500 in P, and NaN in dQ.
@@ -213,7 +213,7 @@ TEST_CASE("backward: keys that do not exist have no weight, however small that o
   }
 }
 
-TEST_CASE("b8 adds several tiles of keys to a slice", "[emulated]") {
+TEST_CASE("b8 accumulates several key tiles per slice", "[emulated]") {
   // 44 heads: three slices for six key tiles, two tiles each. 132 heads: one slice.
   for (const auto& [heads, keys] : {std::pair<int64_t, int64_t>{44, 700}, {132, 260}}) {
     Problem p = problem(20, keys, 32, DType::bf16);
@@ -227,7 +227,7 @@ TEST_CASE("b8 adds several tiles of keys to a slice", "[emulated]") {
   }
 }
 
-TEST_CASE("backward steps refuse what they cannot do, with the reason", "[emulated]") {
+TEST_CASE("backward steps refuse unsupported problems with the reason", "[emulated]") {
   const auto reason = [](const char* step, Problem p) {
     p.finish();
     return refusal(step_named(step), p).value_or("");
@@ -253,7 +253,7 @@ TEST_CASE("backward steps refuse what they cannot do, with the reason", "[emulat
   for (const char* step : kTuned) CHECK(has(reason(step, p), "2^31 - 1 blocks"));
 }
 
-TEST_CASE("the model of the backward pass counts what a step does", "[emulated]") {
+TEST_CASE("the cost model of the backward pass matches a hand count", "[emulated]") {
   Problem p = problem(1024, 1024, 128, DType::bf16);
   p.finish();
   const Cost cost = step_named("b7_tuned").cost(p);
@@ -269,7 +269,8 @@ TEST_CASE("the model of the backward pass counts what a step does", "[emulated]"
         2.0 * 64 * 128 * (2 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8)));
 }
 
-TEST_CASE("dK and dV have the same bits under every schedule, dQ nearly", "[emulated]") {
+TEST_CASE("dK and dV are bitwise equal under every thread schedule and dQ to rounding",
+          "[emulated]") {
   for (const char* name : {"b1_kv_parallel", "b4_staggered_dq", "b7_tuned"}) {
     Problem p = problem(140, 300, 64, DType::bf16, InputKind::needle);
     p.causal = true;
@@ -305,14 +306,14 @@ void check_repeats(Backend backend, int repeats) {
     emulator::schedule_seed = 100 + static_cast<uint64_t>(n);
   }) == "");
 }
-TEST_CASE("b8 with every feature gives the same bits under every schedule", "[emulated]") {
+TEST_CASE("b8 with all features is bitwise equal under every thread schedule", "[emulated]") {
   check_repeats(Backend::emulated, 5);
 }
-TEST_CASE("b8 with every feature gives the same bits 1000 times", "[gpu]") {
+TEST_CASE("1000 GPU runs of b8 with all features give bitwise equal results", "[gpu]") {
   check_repeats(Backend::gpu, 1000);
 }
 
-TEST_CASE("all backward steps on the GPU", "[gpu]") {
+TEST_CASE("all backward steps match the reference on the GPU", "[gpu]") {
   int n = 0;
   Counts ran;
   covering_problems(kLengths, kHeadDims, kDTypes, [&](Problem p) {
@@ -338,6 +339,6 @@ TEST_CASE("all backward steps on the GPU", "[gpu]") {
   }
 }
 
-TEST_CASE("gradients of tensors past 2^31 elements", "[gpu][large]") {
+TEST_CASE("gradients of tensors of more than 2^31 elements", "[gpu][large]") {
   for (const Problem& p : large_problems()) check_large_steps("backward", p, Backend::gpu);
 }
