@@ -1,15 +1,15 @@
-// b1_kv_parallel: the rows that see a tile of keys come as ranges: unseen, masked, unmasked.
+// b1_kv_parallel: parallel over key tiles; query tiles as skipped, masked and unmasked ranges.
 //
 // parent    03_flash_v1/b7_grid
-// idea      Algorithm 2 of FlashAttention-2: K_j and V_j stay in shared memory, dK_j and dV_j in
-//           registers; the block walks the rows that see its keys. Of the forward pass only lse
-//           remains; dQ, which all blocks of a head add to, is atomic (section 3.2). Against
-//           chapter 03: the rows that see a tile of keys come as three ranges. In the middle one
-//           nothing is masked and nothing compared; tiles of rows that see none of the keys are not
-//           visited.
-// expect    sm__inst_executed.sum falls where no mask cuts, gpu__time_duration.sum with short
-//           columns under a causal mask
+// change    K_j and V_j stay in shared memory, dK_j and dV_j in registers; the block loops over the
+//           query tiles that see its keys. Their ranges are computed once per block: skipped tiles
+//           are not visited, unmasked ones compare no index.
+// why       The parent tests every query tile, and every warp tests for a mask at each visit.
+// expect    sm__inst_executed.sum falls in unmasked tiles, gpu__time_duration.sum with short
+//           columns under a causal mask.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
+// source    FlashAttention-2 (arXiv 2307.08691), Algorithm 2 and section 3.2: dQ is accumulated
+//           with atomics.
 #include "attn/kernel.h"
 #include "kernels/backward_tiles.h"
 #include "ptx/cp_async.h"
@@ -22,11 +22,11 @@ using namespace backward_tiles;
 //! [config]
 template <int kHeadDim>
 struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
-  // A warp's part of S and dP (2 x 4 warps), and of dV and dK (4 x 2 warps): rows x columns.
+  // Warp tiles, rows x columns: of S and dP (2 x 4 warps), of dV and dK (4 x 2 warps).
   static constexpr int kScoreRows = Config::kBlockM / 2, kScoreKeys = Config::kBlockN / 4;
   static constexpr int kGradKeys = Config::kBlockN / 4, kGradCols = kHeadDim / 2;
   static constexpr int kScoreTiles = kScoreRows / 16;
-  static constexpr int kStages = 2;  // of Q and dO: one tile ahead
+  static constexpr int kStages = 2;  // stages of Q and dO: one tile ahead
 };
 //! [config]
 
@@ -38,13 +38,13 @@ struct SharedStorage {
   alignas(128) Element sdO[Config::kStages][Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
   alignas(128) Element sP[Config::kBlockM * Config::kBlockN];                     // P
   alignas(128) Element sdS[Config::kBlockM * Config::kBlockN];                    // dS
-  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // of a row: lse / log(2), and D
-  Sequence sequence;  // here, where it costs no registers
+  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // per row: lse / log(2), and D
+  Sequence sequence;  // in shared memory to save registers
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sP, sdS, sRow, sequence)
 };
 
-// (4) -inf where a query does not see a key. `own`: position of this lane's first row from its
-// first key; `keys`: how many there are from that one on.
+// (4) -inf where masked. `row_minus_col`: diagonal of this lane's first row, relative to its first
+// key; `keys`: number of keys from that key on.
 //! [mask]
 template <class Config>
 __device__ __forceinline__ void apply_mask(
@@ -56,7 +56,7 @@ __device__ __forceinline__ void apply_mask(
     for (int n = 0; n < Config::kScoreKeys / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int key = 8 * n + e % 2, row = 16 * m + 8 * (e / 2);  // from this lane's first
+        const int key = 8 * n + e % 2, row = 16 * m + 8 * (e / 2);  // relative to this lane's first
         if (key - row < diagonal - shape.window_left || key - row > diagonal + shape.window_right ||
             key >= keys)
           s[m][n][e] = -INFINITY;
@@ -64,7 +64,8 @@ __device__ __forceinline__ void apply_mask(
 }
 //! [mask]
 
-// (4) P = exp(scale S - lse), rounded, for dV. `own`: byte offset of this lane's first one in P.
+// (4) P = exp(scale S - lse), rounded, for dV. `lane_offset`: byte offset of this lane's first
+// element of P.
 //! [recompute]
 template <class Element, class Config>
 __device__ __forceinline__ void probabilities(
@@ -87,7 +88,7 @@ __device__ __forceinline__ void probabilities(
       }
 }
 
-// dS = P (dP - D), rounded, for dK and dQ. `own`: as above.
+// dS = P (dP - D), rounded, for dK and dQ. `lane_offset`: as above.
 template <class Element, class Config>
 __device__ __forceinline__ void score_gradients(
     const float (&dp)[Config::kScoreTiles][Config::kScoreKeys / 8][4], const float* sDot,
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
-  // Where this warp's parts of S and dP, and of dV and dK begin.
+  // This warp's tiles of S and dP, and of dV and dK.
   const int score_row = warp_id / 4 * Config::kScoreRows;
   const int score_key = warp_id % 4 * Config::kScoreKeys;
   const int grad_key = warp_id / 2 * Config::kGradKeys, grad_col = warp_id % 2 * Config::kGradCols;
@@ -134,13 +135,13 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int64_t first_bh = int64_t{blockIdx.x % num_kv_heads} * group;
   Sequence sequence = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   const int seqlen_q = sequence.seqlen_q, seqlen_k = sequence.seqlen_k;
-  if (key0 >= seqlen_k) return;  // of a batch with longer sequences
+  if (key0 >= seqlen_k) return;  // the batch has longer sequences
 
-  // The visits: of each head that shares these keys, the blocks of rows that see one of them.
+  // Visits: all query tiles that see a key of this tile, of all query heads that share it.
   const KvBlockRange q_range = q_block_range(shape, seqlen_q, seqlen_k, key0, kBlockN, kBlockM);
   const int blocks = q_range.end - q_range.begin, visits = group * blocks;
   struct Visit {
-    int head, m_block;  // of the group
+    int head, m_block;  // head: within the group
   };
   const auto advance = [&](Visit& process_kv_block) {
     if (++process_kv_block.m_block == q_range.end)
@@ -151,7 +152,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const auto tile_of = [&](const Visit& process_kv_block) {
     return process_kv_block.head * packing.num_tiles + process_kv_block.m_block;
   };
-  // This thread's first chunk of every tile.
+  // This thread's first chunk in each tile that it copies.
   const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
   const auto load_rows = [&](const Visit& process_kv_block, int stage) {
     const int row0 = process_kv_block.m_block * kBlockM;
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       cp_async_16(&smem.sRow[stage][0][0] + 4 * threadIdx.x, rows + 4 * threadIdx.x);
   };
 
-  // (2) load K_j, V_j and the first rows
+  // (2) Issue K_j, V_j and the first rows.
   Visit process_kv_block{0, q_range.begin}, next = process_kv_block;
   const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_stride + chunk;
   load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_stride, seqlen_k - key0);
@@ -175,7 +176,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
   float dk[Config::kGradKeys / 16][Config::kGradCols / 8][4] = {};
   float dv[Config::kGradKeys / 16][Config::kGradCols / 8][4] = {};
-  // This lane's chunks: of a row and of a column of operands, and of P and dS.
+  // This lane's byte offsets: of a row and of a column of operands, and of P and dS.
   const int by_rows = 2 * swizzled_offset<kHeadDim>(lane_id % 16, lane_id / 16 * 8);
   const int by_cols =
       2 * swizzled_offset<kHeadDim>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
@@ -196,8 +197,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     float dq[Config::kQueryRows / 16][Config::kQueryCols / 8][4] = {};
     multiply_ab<Element, kBlockN, false, kBlockN, kHeadDim>(dq, sdS, ds_rows, query_row, sK,
                                                             by_rows, query_col);
-    float4* const accum =
-        gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+    float4* const accum = gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
 #pragma unroll
     for (int f = 0; f < Config::kFragments; ++f) {
       const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   //! [dq]
   if (threadIdx.x == 0) smem.sequence = sequence;
   cp_async_wait<kStages - 1>();
-  __syncthreads();  // K, V and the first rows are there
+  __syncthreads();  // K, V and the first rows are visible
 
   for (int i = 0; i < visits; ++i, advance(process_kv_block)) {
     const int stage = i % kStages;
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     probabilities<Element, Config>(p, s, rows, shape, sP, ds_store);
     multiply_abt<Element, kHeadDim>(dp, sdO + first_row, by_rows, sV + first_key, by_cols);
     score_gradients<Element, Config>(dp, rows + kBlockM, p, sdS, ds_store);
-    __syncthreads();  // P and dS are there, of all warps
+    __syncthreads();  // P and dS of all warps are visible
 
     // (5) dV += P^T dO, dK += dS^T Q
     multiply_ab<Element, kBlockM, true, kBlockN, kHeadDim>(dv, sP, ds_cols, grad_key, sdO, by_rows,
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                                                            grad_col);
     add_dq(tile_of(process_kv_block));
     cp_async_wait<kStages - 2>();
-    __syncthreads();  // the next rows are there; all are done with these, with P and with dS
+    __syncthreads();  // the next rows are visible; all warps have read these rows, P and dS
     if (i + kStages < visits) {
       Visit coming = process_kv_block;
       sequence = smem.sequence;
@@ -249,9 +249,9 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
   }
 
-  // (7) store dK_j, dV_j through the tiles of K and V
+  // (7) Store dK_j and dV_j through the tiles of K and V.
   cp_async_wait<0>();
-  __syncthreads();  // all are done with K
+  __syncthreads();  // all warps have read K
   const Sequence seq = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   const int64_t keys = seq.kv + int64_t{key0 + grad_key} * packing.kv_stride;
   const int count = seq.seqlen_k - key0 - grad_key;

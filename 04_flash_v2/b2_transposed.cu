@@ -1,12 +1,12 @@
-// b2_transposed: S transposed, so that P and dS are operands where they stand.
+// b2_transposed: transposed scores, so P and dS are register operands.
 //
 // parent    b1_kv_parallel
-// idea      S^T = K Q^T and dP^T = V dO^T: the accumulators of a warp, rounded, have the layout of
-//           the operands P^T and dS^T that dV = P^T dO and dK = dS^T Q want. So a warp owns 16 keys
-//           from beginning to end: S^T, P^T, dV and dK of them. P never leaves its registers; only
-//           dS is shared, for dQ, whose rows are of all keys.
-// expect    l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum halves: P is not stored; loads
-//           grow, by a quarter at d=128: every warp now loads all of Q and dO
+// change    S^T = K Q^T and dP^T = V dO^T. The accumulators, rounded, have the A-operand layout of
+//           dV = P^T dO and dK = dS^T Q. A warp owns 16 keys: their S^T, P^T, dV and dK.
+// why       In the parent P and dS go through shared memory. Here only dS does, for dQ, which sums
+//           over the keys of all warps.
+// expect    l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum halves: P is not stored. Loads
+//           grow, by a quarter at d=128: every warp now loads all of Q and dO.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
 #include "attn/kernel.h"
 #include "kernels/backward_tiles.h"
@@ -21,7 +21,7 @@ using namespace backward_tiles;
 template <int kHeadDim>
 struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
   static constexpr int kWarpKeys = 16, kKeyTiles = kWarpKeys / 16;
-  static constexpr int kStages = 2;   // of Q and dO: one tile ahead
+  static constexpr int kStages = 2;  // stages of Q and dO: one tile ahead
   static_assert(kWarpKeys * Config::kNumWarps == Config::kBlockN, "every key has its warp");
 };
 //! [config]
@@ -33,13 +33,13 @@ struct SharedStorage {
   alignas(128) Element sQ[Config::kStages][Config::kBlockM * Config::kHeadDim];   // [kBlockM, d]
   alignas(128) Element sdO[Config::kStages][Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
   alignas(128) Element sdS[Config::kBlockN * Config::kBlockM];                    // dS^T
-  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // of a row: lse / log(2), and D
-  Sequence sequence;  // here, where it costs no registers
+  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // per row: lse / log(2), and D
+  Sequence sequence;  // in shared memory to save registers
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sdS, sRow, sequence)
 };
 
-// (4) -inf where a query does not see a key. `own`: position of this lane's first row from its
-// first key; `keys`: how many there are from that one on.
+// (4) -inf where masked. `row_minus_col`: diagonal of this lane's first row, relative to its first
+// key; `keys`: number of keys from that key on.
 //! [mask]
 template <class Config>
 __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config::kBlockM / 8][4],
@@ -50,7 +50,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
     for (int n = 0; n < Config::kBlockM / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int key = 16 * m + 8 * (e / 2), row = 8 * n + e % 2;  // from this lane's first
+        const int key = 16 * m + 8 * (e / 2), row = 8 * n + e % 2;  // relative to this lane's first
         if (key - row < row_minus_col - shape.window_left ||
             key - row > row_minus_col + shape.window_right || key >= keys)
           s[m][n][e] = -INFINITY;
@@ -58,7 +58,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
 }
 //! [mask]
 
-// (4) P^T = exp(scale S^T - lse), rounded: the operand of dV.
+// (4) P^T = exp(scale S^T - lse), rounded: A operand of dV.
 //! [recompute]
 template <class Element, class Config>
 __device__ __forceinline__ void probabilities(
@@ -75,12 +75,12 @@ __device__ __forceinline__ void probabilities(
         const float2 lse_log2 = *reinterpret_cast<const float2*>(sLse + 16 * k + 8 * (e / 2));
         const float* const x = s[m][2 * k + e / 2] + 2 * (e % 2);
         operand[m][k][e] = pack2<Element>(exp2f(fmaf(x[0], softmax_scale_log2, -lse_log2.x)),
-                                         exp2f(fmaf(x[1], softmax_scale_log2, -lse_log2.y)));
+                                          exp2f(fmaf(x[1], softmax_scale_log2, -lse_log2.y)));
       }
 }
 
-// dS^T = P^T (dP^T - D), rounded: the operand of dK, and through shared memory of dQ. `own`: byte
-// offset of this lane's first one in dS^T.
+// dS^T = P^T (dP^T - D), rounded: A operand of dK, and stored for dQ. `lane_offset`: byte offset of
+// this lane's first element of dS^T.
 template <class Element, class Config>
 __device__ __forceinline__ void score_gradients(
     uint32_t (&operand)[Config::kKeyTiles][Config::kRowSteps][4],
@@ -124,18 +124,18 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
-  const int warp_key = warp_id * Config::kWarpKeys;  // the first of the keys that this warp owns
+  const int warp_key = warp_id * Config::kWarpKeys;                // first key of this warp
   const int key0 = blockIdx.x / num_kv_heads * kBlockN, group = shape.heads / shape.kv_heads;
   const int64_t first_bh = int64_t{blockIdx.x % num_kv_heads} * group;
   Sequence sequence = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   const int seqlen_q = sequence.seqlen_q, seqlen_k = sequence.seqlen_k;
-  if (key0 >= seqlen_k) return;  // of a batch with longer sequences
+  if (key0 >= seqlen_k) return;  // the batch has longer sequences
 
-  // The visits: of each head that shares these keys, the blocks of rows that see one of them.
+  // Visits: all query tiles that see a key of this tile, of all query heads that share it.
   const KvBlockRange q_range = q_block_range(shape, seqlen_q, seqlen_k, key0, kBlockN, kBlockM);
   const int blocks = q_range.end - q_range.begin, visits = group * blocks;
   struct Visit {
-    int head, m_block;  // of the group
+    int head, m_block;  // head: within the group
   };
   const auto advance = [&](Visit& process_kv_block) {
     if (++process_kv_block.m_block == q_range.end)
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const auto tile_of = [&](const Visit& process_kv_block) {
     return process_kv_block.head * packing.num_tiles + process_kv_block.m_block;
   };
-  // This thread's first chunk of every tile.
+  // This thread's first chunk in each tile that it copies.
   const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
   const auto load_rows = [&](const Visit& process_kv_block, int stage) {
     const int row0 = process_kv_block.m_block * kBlockM;
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       cp_async_16(&smem.sRow[stage][0][0] + 4 * threadIdx.x, rows + 4 * threadIdx.x);
   };
 
-  // (2) load K_j, V_j and the first rows
+  // (2) Issue K_j, V_j and the first rows.
   Visit process_kv_block{0, q_range.begin}, next = process_kv_block;
   const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_stride + chunk;
   load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_stride, seqlen_k - key0);
@@ -169,7 +169,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
   }
   float dk[kKeyTiles][kHeadDim / 8][4] = {}, dv[kKeyTiles][kHeadDim / 8][4] = {};
-  // This lane's chunks: of a row and of a column of operands, and of dS^T.
+  // This lane's byte offsets: of a row and of a column of operands, and of dS^T.
   const int by_rows = 2 * swizzled_offset<kHeadDim>(lane_id % 16, lane_id / 16 * 8);
   const int by_cols =
       2 * swizzled_offset<kHeadDim>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
@@ -187,8 +187,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     multiply_ab<Element, kBlockN, true, kBlockM, kHeadDim>(
         dq, reinterpret_cast<const char*>(smem.sdS), ds_load, query_row,
         reinterpret_cast<const char*>(smem.sK), by_rows, query_col);
-    float4* const accum =
-        gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+    float4* const accum = gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
 #pragma unroll
     for (int f = 0; f < Config::kFragments; ++f) {
       const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];
@@ -198,7 +197,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   //! [dq]
   if (threadIdx.x == 0) smem.sequence = sequence;
   cp_async_wait<kStages - 1>();
-  __syncthreads();  // K, V and the first rows are there
+  __syncthreads();  // K, V and the first rows are visible
 
   for (int i = 0; i < visits; ++i, advance(process_kv_block)) {
     const int stage = i % kStages;
@@ -223,7 +222,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     multiply_ab<Element>(dv, p, sdO, by_rows);
     multiply_ab<Element>(dk, ds, sQ, by_rows);
     cp_async_wait<kStages - 2>();
-    __syncthreads();  // dS and the next rows are there; all are done with these rows
+    __syncthreads();  // dS and the next rows are visible; all warps have read these rows
     if (i + kStages < visits) {
       Visit coming = process_kv_block;
       sequence = smem.sequence;
@@ -233,12 +232,12 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
 
     add_dq(tile_of(process_kv_block));
-    __syncthreads();  // all are done with dS
+    __syncthreads();  // all warps have read dS
   }
 
-  // (7) store dK_j, dV_j through the rows of K and V that were this warp's
+  // (7) Store dK_j and dV_j through this warp's rows of K and V.
   cp_async_wait<0>();
-  __syncthreads();  // all are done with K
+  __syncthreads();  // all warps have read K
   const Sequence seq = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   const int64_t keys = seq.kv + int64_t{key0 + warp_key} * packing.kv_stride;
   const int count = seq.seqlen_k - key0 - warp_key;

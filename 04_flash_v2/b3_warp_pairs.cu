@@ -1,11 +1,12 @@
-// b3_warp_pairs: a pair of warps shares its keys; one owns P and dV, the other dS and dK.
+// b3_warp_pairs: two warps share 32 keys; one owns P and dV, the other dS and dK.
 //
 // parent    b2_transposed
-// idea      A warp that computes one of S^T and dP^T, and one of dV and dK, has registers for twice
-//           as many keys: 32 in place of 16. A fragment of Q or dO that it loads then feeds four
-//           MMAs in place of two. P changes hands once a tile, through shared memory, as the lanes
-//           hold it; a named barrier of 64 threads, not one of the block, says when it is there.
-// expect    l1tex__data_pipe_lsu_wavefronts_mem_shared.sum falls
+// change    A warp computes one of S^T and dP^T, and one of dV and dK, for 32 keys. P goes to the
+//           other warp once per tile, through shared memory in fragment order; a named barrier of
+//           64 threads orders the two.
+// why       With both products a warp has registers for 16 keys only. With 32 keys each fragment of
+//           Q or dO feeds four MMAs instead of two.
+// expect    l1tex__data_pipe_lsu_wavefronts_mem_shared.sum falls.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
 #include "attn/kernel.h"
 #include "kernels/backward_tiles.h"
@@ -21,8 +22,9 @@ using namespace backward_tiles;
 template <int kHeadDim>
 struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
   static constexpr int kWarpKeys = 32, kKeyTiles = kWarpKeys / 16;
-  static constexpr int kNumPairs = Config::kBlockN / kWarpKeys;  // of warps that have the same keys
-  static constexpr int kStages = 2;   // of Q and dO: one tile ahead
+  // pairs of warps that share their keys
+  static constexpr int kNumPairs = Config::kBlockN / kWarpKeys;
+  static constexpr int kStages = 2;  // stages of Q and dO: one tile ahead
   static_assert(2 * kNumPairs == Config::kNumWarps && kNumPairs <= 15, "a barrier a pair");
 };
 //! [config]
@@ -34,15 +36,15 @@ struct SharedStorage {
   alignas(128) Element sQ[Config::kStages][Config::kBlockM * Config::kHeadDim];   // [kBlockM, d]
   alignas(128) Element sdO[Config::kStages][Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
   alignas(128) Element sdS[Config::kBlockN * Config::kBlockM];                    // dS^T
-  // P^T of a pair: operands, as lanes hold them.
+  // P^T per pair, in fragment order.
   alignas(128) uint4 sP[Config::kNumPairs][Config::kKeyTiles * Config::kRowSteps][32];
-  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // of a row: lse / log(2), and D
-  Sequence sequence;  // here, where it costs no registers
+  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // per row: lse / log(2), and D
+  Sequence sequence;  // in shared memory to save registers
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sdS, sP, sRow, sequence)
 };
 
-// (4) -inf where a query does not see a key. `own`: position of this lane's first row from its
-// first key; `keys`: how many there are from that one on.
+// (4) -inf where masked. `row_minus_col`: diagonal of this lane's first row, relative to its first
+// key; `keys`: number of keys from that key on.
 //! [mask]
 template <class Config>
 __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config::kBlockM / 8][4],
@@ -53,7 +55,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
     for (int n = 0; n < Config::kBlockM / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int key = 16 * m + 8 * (e / 2), row = 8 * n + e % 2;  // from this lane's first
+        const int key = 16 * m + 8 * (e / 2), row = 8 * n + e % 2;  // relative to this lane's first
         if (key - row < row_minus_col - shape.window_left ||
             key - row > row_minus_col + shape.window_right || key >= keys)
           s[m][n][e] = -INFINITY;
@@ -61,7 +63,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
 }
 //! [mask]
 
-// (4) P^T = exp(scale S^T - lse), rounded: the operand of dV, and for the other warp of the pair.
+// (4) P^T = exp(scale S^T - lse), rounded: A operand of dV, and stored for the pair's other warp.
 //! [recompute]
 template <class Element, class Config>
 __device__ __forceinline__ void probabilities(
@@ -85,8 +87,8 @@ __device__ __forceinline__ void probabilities(
     }
 }
 
-// dS^T = P^T (dP^T - D), rounded: the operand of dK, and through shared memory of dQ. `own`: byte
-// offset of this lane's first one in dS^T.
+// dS^T = P^T (dP^T - D), rounded: A operand of dK, and stored for dQ. `lane_offset`: byte offset of
+// this lane's first element of dS^T.
 template <class Element, class Config>
 __device__ __forceinline__ void score_gradients(
     uint32_t (&operand)[Config::kKeyTiles][Config::kRowSteps][4],
@@ -133,20 +135,20 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
-  // A pair of warps has the same keys. The first of them owns P and dV, the second dS and dK.
+  // Two warps share their keys. The first owns P and dV, the second dS and dK.
   const int pair = warp_id % Config::kNumPairs, warp_key = pair * Config::kWarpKeys;
   const bool owns_p = warp_id < Config::kNumPairs;
   const int key0 = blockIdx.x / num_kv_heads * kBlockN, group = shape.heads / shape.kv_heads;
   const int64_t first_bh = int64_t{blockIdx.x % num_kv_heads} * group;
   Sequence sequence = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   const int seqlen_q = sequence.seqlen_q, seqlen_k = sequence.seqlen_k;
-  if (key0 >= seqlen_k) return;  // of a batch with longer sequences
+  if (key0 >= seqlen_k) return;  // the batch has longer sequences
 
-  // The visits: of each head that shares these keys, the blocks of rows that see one of them.
+  // Visits: all query tiles that see a key of this tile, of all query heads that share it.
   const KvBlockRange q_range = q_block_range(shape, seqlen_q, seqlen_k, key0, kBlockN, kBlockM);
   const int blocks = q_range.end - q_range.begin, visits = group * blocks;
   struct Visit {
-    int head, m_block;  // of the group
+    int head, m_block;  // head: within the group
   };
   const auto advance = [&](Visit& process_kv_block) {
     if (++process_kv_block.m_block == q_range.end)
@@ -157,7 +159,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const auto tile_of = [&](const Visit& process_kv_block) {
     return process_kv_block.head * packing.num_tiles + process_kv_block.m_block;
   };
-  // This thread's first chunk of every tile.
+  // This thread's first chunk in each tile that it copies.
   const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
   const auto load_rows = [&](const Visit& process_kv_block, int stage) {
     const int row0 = process_kv_block.m_block * kBlockM;
@@ -170,7 +172,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       cp_async_16(&smem.sRow[stage][0][0] + 4 * threadIdx.x, rows + 4 * threadIdx.x);
   };
 
-  // (2) load K_j, V_j and the first rows
+  // (2) Issue K_j, V_j and the first rows.
   Visit process_kv_block{0, q_range.begin}, next = process_kv_block;
   const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_stride + chunk;
   load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_stride, seqlen_k - key0);
@@ -180,7 +182,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
   }
   float grad[kKeyTiles][kHeadDim / 8][4] = {};  // dV or dK
-  // This lane's chunks: of a row and of a column of operands, and of dS^T.
+  // This lane's byte offsets: of a row and of a column of operands, and of dS^T.
   const int by_rows = 2 * swizzled_offset<kHeadDim>(lane_id % 16, lane_id / 16 * 8);
   const int by_cols =
       2 * swizzled_offset<kHeadDim>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
@@ -199,8 +201,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     multiply_ab<Element, kBlockN, true, kBlockM, kHeadDim>(
         dq, reinterpret_cast<const char*>(smem.sdS), ds_load, query_row,
         reinterpret_cast<const char*>(smem.sK), by_rows, query_col);
-    float4* const accum =
-        gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+    float4* const accum = gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
 #pragma unroll
     for (int f = 0; f < Config::kFragments; ++f) {
       const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];
@@ -210,7 +211,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   //! [dq]
   if (threadIdx.x == 0) smem.sequence = sequence;
   cp_async_wait<kStages - 1>();
-  __syncthreads();  // K, V and the first rows are there
+  __syncthreads();  // K, V and the first rows are visible
 
   for (int i = 0; i < visits; ++i, advance(process_kv_block)) {
     const int stage = i % kStages;
@@ -221,7 +222,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     float s[kKeyTiles][kBlockM / 8][4] = {};
     multiply_abt<Element, kHeadDim>(s, sKeys, by_rows, owns_p ? sQ : sdO, by_cols);
 
-    // (4) P^T = exp(scale S^T - lse), dS^T = P^T (dP^T - D), as operands
+    // (4) P^T = exp(scale S^T - lse), dS^T = P^T (dP^T - D), as A operands
     uint32_t operand[kKeyTiles][Config::kRowSteps][4];
     const float* const rows = smem.sRow[stage][owns_p ? 0 : 1] + quad_col;
     if (owns_p) {
@@ -231,16 +232,16 @@ __global__ void __launch_bounds__(Config::kThreads)
           process_kv_block.m_block >= q_range.unmasked_end)
         apply_mask<Config>(s, shape, row + seqlen_k - seqlen_q - key, seqlen_k - key);
       probabilities<Element, Config>(operand, s, rows, sP, shape);
-      named_barrier_sync(1 + pair, 64);  // the other warp may take P
+      named_barrier_sync(1 + pair, 64);  // releases P to the other warp
     } else {
-      named_barrier_sync(1 + pair, 64);  // P is there
+      named_barrier_sync(1 + pair, 64);  // P has arrived
       score_gradients<Element, Config>(operand, s, rows, sP, sdS, ds_store);
     }
 
     // (5) dV += P^T dO or dK += dS^T Q
     multiply_ab<Element>(grad, operand, owns_p ? sdO : sQ, by_rows);
     cp_async_wait<kStages - 2>();
-    __syncthreads();  // dS and the next rows are there; all are done with these rows
+    __syncthreads();  // dS and the next rows are visible; all warps have read these rows
     if (i + kStages < visits) {
       Visit coming = process_kv_block;
       sequence = smem.sequence;
@@ -250,12 +251,12 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
 
     add_dq(tile_of(process_kv_block));
-    __syncthreads();  // all are done with dS
+    __syncthreads();  // all warps have read dS
   }
 
-  // (7) store dK_j, dV_j through the rows of K or V that were this warp's
+  // (7) Store dK_j or dV_j through this warp's rows of K or V.
   cp_async_wait<0>();
-  __syncthreads();  // all are done with K
+  __syncthreads();  // all warps have read K
   const Sequence seq = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   store_gradient<Element, Config>(
       (owns_p ? gdV : gdK) + seq.kv + int64_t{key0 + warp_key} * packing.kv_stride,

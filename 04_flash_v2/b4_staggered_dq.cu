@@ -1,12 +1,12 @@
-// b4_staggered_dq: half of the warps add to dQ a tile later than the others.
+// b4_staggered_dq: half of the warps add to dQ one tile later.
 //
 // parent    b3_warp_pairs
-// idea      With two tiles of dS in shared memory, dS K may wait until the next tile: one barrier
-//           of the block a tile instead of two. The warps that own dS add to dQ at once, those that
-//           own P a tile later, after dV. The two halves of the block then want different units at
-//           the same time: exponentials of one overlap with MMAs of the other.
+// change    dS has two buffers, so dQ of a tile may be added during the next tile. The warps that
+//           own dS add to dQ at once, those that own P one tile later, after dV.
+// why       In the parent all warps run the same phase at the same time. Staggered, exponentials of
+//           one half overlap with MMAs of the other, and one block barrier per tile is enough.
 // expect    smsp__average_warps_issue_stalled_barrier_per_issue_active.ratio falls,
-//           sm__ops_path_tensor_src_bf16_dst_fp32.sum over the time rises
+//           sm__ops_path_tensor_src_bf16_dst_fp32.sum over the time rises.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
 #include "attn/kernel.h"
 #include "kernels/backward_tiles.h"
@@ -22,9 +22,10 @@ using namespace backward_tiles;
 template <int kHeadDim>
 struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
   static constexpr int kWarpKeys = 32, kKeyTiles = kWarpKeys / 16;
-  static constexpr int kNumPairs = Config::kBlockN / kWarpKeys;  // of warps that have the same keys
-  static constexpr int kStages = 2;   // of Q and dO: one tile ahead
-  static constexpr int kBuffers = 2;  // of dS: that of a tile is read while the next one is written
+  // pairs of warps that share their keys
+  static constexpr int kNumPairs = Config::kBlockN / kWarpKeys;
+  static constexpr int kStages = 2;   // stages of Q and dO: one tile ahead
+  static constexpr int kBuffers = 2;  // of dS: one is read while the next tile's is written
   static_assert(2 * kNumPairs == Config::kNumWarps && kNumPairs <= 15, "a barrier a pair");
 };
 //! [config]
@@ -36,15 +37,15 @@ struct SharedStorage {
   alignas(128) Element sQ[Config::kStages][Config::kBlockM * Config::kHeadDim];   // [kBlockM, d]
   alignas(128) Element sdO[Config::kStages][Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
   alignas(128) Element sdS[Config::kBuffers][Config::kBlockN * Config::kBlockM];  // dS^T
-  // P^T of a pair: operands, as lanes hold them.
+  // P^T per pair, in fragment order.
   alignas(128) uint4 sP[Config::kNumPairs][Config::kKeyTiles * Config::kRowSteps][32];
-  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // of a row: lse / log(2), and D
-  Sequence sequence;  // here, where it costs no registers
+  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // per row: lse / log(2), and D
+  Sequence sequence;  // in shared memory to save registers
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sdS, sP, sRow, sequence)
 };
 
-// (4) -inf where a query does not see a key. `own`: position of this lane's first row from its
-// first key; `keys`: how many there are from that one on.
+// (4) -inf where masked. `row_minus_col`: diagonal of this lane's first row, relative to its first
+// key; `keys`: number of keys from that key on.
 //! [mask]
 template <class Config>
 __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config::kBlockM / 8][4],
@@ -55,7 +56,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
     for (int n = 0; n < Config::kBlockM / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int key = 16 * m + 8 * (e / 2), row = 8 * n + e % 2;  // from this lane's first
+        const int key = 16 * m + 8 * (e / 2), row = 8 * n + e % 2;  // relative to this lane's first
         if (key - row < row_minus_col - shape.window_left ||
             key - row > row_minus_col + shape.window_right || key >= keys)
           s[m][n][e] = -INFINITY;
@@ -63,7 +64,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
 }
 //! [mask]
 
-// (4) P^T = exp(scale S^T - lse), rounded: the operand of dV, and for the other warp of the pair.
+// (4) P^T = exp(scale S^T - lse), rounded: A operand of dV, and stored for the pair's other warp.
 //! [recompute]
 template <class Element, class Config>
 __device__ __forceinline__ void probabilities(
@@ -87,8 +88,8 @@ __device__ __forceinline__ void probabilities(
     }
 }
 
-// dS^T = P^T (dP^T - D), rounded: the operand of dK, and through shared memory of dQ. `own`: byte
-// offset of this lane's first one in dS^T.
+// dS^T = P^T (dP^T - D), rounded: A operand of dK, and stored for dQ. `lane_offset`: byte offset of
+// this lane's first element of dS^T.
 template <class Element, class Config>
 __device__ __forceinline__ void score_gradients(
     uint32_t (&operand)[Config::kKeyTiles][Config::kRowSteps][4],
@@ -135,20 +136,20 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
-  // A pair of warps has the same keys. The first of them owns P and dV, the second dS and dK.
+  // Two warps share their keys. The first owns P and dV, the second dS and dK.
   const int pair = warp_id % Config::kNumPairs, warp_key = pair * Config::kWarpKeys;
   const bool owns_p = warp_id < Config::kNumPairs;
   const int key0 = blockIdx.x / num_kv_heads * kBlockN, group = shape.heads / shape.kv_heads;
   const int64_t first_bh = int64_t{blockIdx.x % num_kv_heads} * group;
   Sequence sequence = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   const int seqlen_q = sequence.seqlen_q, seqlen_k = sequence.seqlen_k;
-  if (key0 >= seqlen_k) return;  // of a batch with longer sequences
+  if (key0 >= seqlen_k) return;  // the batch has longer sequences
 
-  // The visits: of each head that shares these keys, the blocks of rows that see one of them.
+  // Visits: all query tiles that see a key of this tile, of all query heads that share it.
   const KvBlockRange q_range = q_block_range(shape, seqlen_q, seqlen_k, key0, kBlockN, kBlockM);
   const int blocks = q_range.end - q_range.begin, visits = group * blocks;
   struct Visit {
-    int head, m_block;  // of the group
+    int head, m_block;  // head: within the group
   };
   const auto advance = [&](Visit& process_kv_block) {
     if (++process_kv_block.m_block == q_range.end)
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const auto tile_of = [&](const Visit& process_kv_block) {
     return process_kv_block.head * packing.num_tiles + process_kv_block.m_block;
   };
-  // This thread's first chunk of every tile.
+  // This thread's first chunk in each tile that it copies.
   const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
   const auto load_rows = [&](const Visit& process_kv_block, int stage) {
     const int row0 = process_kv_block.m_block * kBlockM;
@@ -172,7 +173,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       cp_async_16(&smem.sRow[stage][0][0] + 4 * threadIdx.x, rows + 4 * threadIdx.x);
   };
 
-  // (2) load K_j, V_j and the first rows
+  // (2) Issue K_j, V_j and the first rows.
   Visit process_kv_block{0, q_range.begin}, next = process_kv_block;
   const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_stride + chunk;
   load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_stride, seqlen_k - key0);
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
   }
   float grad[kKeyTiles][kHeadDim / 8][4] = {};  // dV or dK
-  // This lane's chunks: of a row and of a column of operands, and of dS^T.
+  // This lane's byte offsets: of a row and of a column of operands, and of dS^T.
   const int by_rows = 2 * swizzled_offset<kHeadDim>(lane_id % 16, lane_id / 16 * 8);
   const int by_cols =
       2 * swizzled_offset<kHeadDim>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
@@ -201,8 +202,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     multiply_ab<Element, kBlockN, true, kBlockM, kHeadDim>(
         dq, reinterpret_cast<const char*>(smem.sdS[buffer]), ds_load, query_row,
         reinterpret_cast<const char*>(smem.sK), by_rows, query_col);
-    float4* const accum =
-        gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+    float4* const accum = gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
 #pragma unroll
     for (int f = 0; f < Config::kFragments; ++f) {
       const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   int tile_before = 0;
   if (threadIdx.x == 0) smem.sequence = sequence;
   cp_async_wait<kStages - 1>();
-  __syncthreads();  // K, V and the first rows are there
+  __syncthreads();  // K, V and the first rows are visible
 
   for (int i = 0; i < visits; ++i, advance(process_kv_block)) {
     const int stage = i % kStages;
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     float s[kKeyTiles][kBlockM / 8][4] = {};
     multiply_abt<Element, kHeadDim>(s, sKeys, by_rows, owns_p ? sQ : sdO, by_cols);
 
-    // (4) P^T = exp(scale S^T - lse), dS^T = P^T (dP^T - D), as operands
+    // (4) P^T = exp(scale S^T - lse), dS^T = P^T (dP^T - D), as A operands
     uint32_t operand[kKeyTiles][Config::kRowSteps][4];
     const float* const rows = smem.sRow[stage][owns_p ? 0 : 1] + quad_col;
     if (owns_p) {
@@ -234,18 +234,18 @@ __global__ void __launch_bounds__(Config::kThreads)
           process_kv_block.m_block >= q_range.unmasked_end)
         apply_mask<Config>(s, shape, row + seqlen_k - seqlen_q - key, seqlen_k - key);
       probabilities<Element, Config>(operand, s, rows, sP, shape);
-      named_barrier_sync(1 + pair, 64);  // the other warp may take P
+      named_barrier_sync(1 + pair, 64);  // releases P to the other warp
     } else {
-      named_barrier_sync(1 + pair, 64);  // P is there
+      named_barrier_sync(1 + pair, 64);  // P has arrived
       score_gradients<Element, Config>(operand, s, rows, sP, sdS, ds_store);
     }
 
     // (5) dV += P^T dO or dK += dS^T Q
     multiply_ab<Element>(grad, operand, owns_p ? sdO : sQ, by_rows);
-    if (owns_p && i > 0)  // overlapped with dK of the others
+    if (owns_p && i > 0)  // overlaps with dK of the other warps
       add_dq(tile_before, (i - 1) % Config::kBuffers);
     cp_async_wait<kStages - 2>();
-    // dS and the next rows are there; all are done with these rows and with the dQ before
+    // dS and the next rows are visible; all warps have read these rows and the previous dS
     __syncthreads();
     if (i + kStages < visits) {
       Visit coming = process_kv_block;
@@ -260,9 +260,9 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
   if (owns_p && visits > 0) add_dq(tile_before, (visits - 1) % Config::kBuffers);
 
-  // (7) store dK_j, dV_j through the rows of K or V that were this warp's
+  // (7) Store dK_j or dV_j through this warp's rows of K or V.
   cp_async_wait<0>();
-  __syncthreads();  // all are done with K
+  __syncthreads();  // all warps have read K
   const Sequence seq = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   store_gradient<Element, Config>(
       (owns_p ? gdV : gdK) + seq.kv + int64_t{key0 + warp_key} * packing.kv_stride,

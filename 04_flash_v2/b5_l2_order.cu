@@ -1,11 +1,12 @@
-// b5_l2_order: which tile of keys a block takes, and with which rows it begins.
+// b5_l2_order: sections of heads that fit in L2; rotated query tiles.
 //
 // parent    b4_staggered_dq
-// idea      Blocks that run at once should share Q, dO and the sums of dQ in L2: heads come in
-//           sections, so many that theirs fit. In a section the longest tiles of a causal mask
-//           begin first, those of all heads. And blocks of a head begin at different rows: those
-//           that walk them in step would add to the same rows of dQ at the same time.
-// expect    dram__bytes_read.sum falls where the heads of a batch exceed L2;
+// change    Heads are processed in sections whose Q, dO and dQ accumulators fit in L2. Within a
+//           section the longest key tiles start first, across its heads. Blocks of a head start at
+//           different query tiles and wrap around.
+// why       Concurrent blocks of all heads exceed L2. Blocks that walk the same rows in step would
+//           add to the same addresses of dQ at the same time.
+// expect    dram__bytes_read.sum falls if the heads of a batch exceed L2;
 //           smsp__average_warps_issue_stalled_lg_throttle_per_issue_active.ratio
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA
 #include "attn/kernel.h"
@@ -22,9 +23,10 @@ using namespace backward_tiles;
 template <int kHeadDim>
 struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
   static constexpr int kWarpKeys = 32, kKeyTiles = kWarpKeys / 16;
-  static constexpr int kNumPairs = Config::kBlockN / kWarpKeys;  // of warps that have the same keys
-  static constexpr int kStages = 2;   // of Q and dO: one tile ahead
-  static constexpr int kBuffers = 2;  // of dS: that of a tile is read while the next one is written
+  // pairs of warps that share their keys
+  static constexpr int kNumPairs = Config::kBlockN / kWarpKeys;
+  static constexpr int kStages = 2;   // stages of Q and dO: one tile ahead
+  static constexpr int kBuffers = 2;  // of dS: one is read while the next tile's is written
   static_assert(2 * kNumPairs == Config::kNumWarps && kNumPairs <= 15, "a barrier a pair");
 };
 //! [config]
@@ -36,15 +38,15 @@ struct SharedStorage {
   alignas(128) Element sQ[Config::kStages][Config::kBlockM * Config::kHeadDim];   // [kBlockM, d]
   alignas(128) Element sdO[Config::kStages][Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
   alignas(128) Element sdS[Config::kBuffers][Config::kBlockN * Config::kBlockM];  // dS^T
-  // P^T of a pair: operands, as lanes hold them.
+  // P^T per pair, in fragment order.
   alignas(128) uint4 sP[Config::kNumPairs][Config::kKeyTiles * Config::kRowSteps][32];
-  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // of a row: lse / log(2), and D
-  Sequence sequence;  // here, where it costs no registers
+  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // per row: lse / log(2), and D
+  Sequence sequence;  // in shared memory to save registers
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sdS, sP, sRow, sequence)
 };
 
-// (4) -inf where a query does not see a key. `own`: position of this lane's first row from its
-// first key; `keys`: how many there are from that one on.
+// (4) -inf where masked. `row_minus_col`: diagonal of this lane's first row, relative to its first
+// key; `keys`: number of keys from that key on.
 //! [mask]
 template <class Config>
 __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config::kBlockM / 8][4],
@@ -55,7 +57,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
     for (int n = 0; n < Config::kBlockM / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int key = 16 * m + 8 * (e / 2), row = 8 * n + e % 2;  // from this lane's first
+        const int key = 16 * m + 8 * (e / 2), row = 8 * n + e % 2;  // relative to this lane's first
         if (key - row < row_minus_col - shape.window_left ||
             key - row > row_minus_col + shape.window_right || key >= keys)
           s[m][n][e] = -INFINITY;
@@ -63,7 +65,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
 }
 //! [mask]
 
-// (4) P^T = exp(scale S^T - lse), rounded: the operand of dV, and for the other warp of the pair.
+// (4) P^T = exp(scale S^T - lse), rounded: A operand of dV, and stored for the pair's other warp.
 //! [recompute]
 template <class Element, class Config>
 __device__ __forceinline__ void probabilities(
@@ -87,8 +89,8 @@ __device__ __forceinline__ void probabilities(
     }
 }
 
-// dS^T = P^T (dP^T - D), rounded: the operand of dK, and through shared memory of dQ. `own`: byte
-// offset of this lane's first one in dS^T.
+// dS^T = P^T (dP^T - D), rounded: A operand of dK, and stored for dQ. `lane_offset`: byte offset of
+// this lane's first element of dS^T.
 template <class Element, class Config>
 __device__ __forceinline__ void score_gradients(
     uint32_t (&operand)[Config::kKeyTiles][Config::kRowSteps][4],
@@ -135,11 +137,11 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
-  // A pair of warps has the same keys. The first of them owns P and dV, the second dS and dK.
+  // Two warps share their keys. The first owns P and dV, the second dS and dK.
   const int pair = warp_id % Config::kNumPairs, warp_key = pair * Config::kWarpKeys;
   const bool owns_p = warp_id < Config::kNumPairs;
-  // Heads come in sections. In one, the keys that a causal mask leaves the most rows begin first,
-  // those of all heads.
+  // Sections of heads. Within one, the key tiles with the most rows under a causal mask start
+  // first, across all its heads.
   const int first_head = blockIdx.x / (section * packing.num_n_blocks) * section;
   const int heads = min(section, num_kv_heads - first_head);
   const int index = blockIdx.x - first_head * packing.num_n_blocks, n_block = index / heads;
@@ -147,15 +149,15 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int64_t first_bh = int64_t{first_head + index % heads} * group;
   Sequence sequence = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   const int seqlen_q = sequence.seqlen_q, seqlen_k = sequence.seqlen_k;
-  if (key0 >= seqlen_k) return;  // of a batch with longer sequences
+  if (key0 >= seqlen_k) return;  // the batch has longer sequences
 
-  // The visits: of each head that shares these keys, the blocks of rows that see one of them.
-  // Blocks of a head begin at different rows: they rarely add to the same rows of dQ at once.
+  // Visits: all query tiles that see a key of this tile, of all query heads that share it. Blocks
+  // of a head start at different rows, so that they rarely add to the same rows of dQ at once.
   const KvBlockRange q_range = q_block_range(shape, seqlen_q, seqlen_k, key0, kBlockN, kBlockM);
   const int blocks = q_range.end - q_range.begin, visits = group * blocks;
   const int first_block = q_range.begin + (blocks > 0 ? n_block * 4 % blocks : 0);
   struct Visit {
-    int head, m_block;  // of the group
+    int head, m_block;  // head: within the group
   };
   const auto advance = [&](Visit& process_kv_block) {
     if (++process_kv_block.m_block == q_range.end) process_kv_block.m_block = q_range.begin;
@@ -166,7 +168,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const auto tile_of = [&](const Visit& process_kv_block) {
     return process_kv_block.head * packing.num_tiles + process_kv_block.m_block;
   };
-  // This thread's first chunk of every tile.
+  // This thread's first chunk in each tile that it copies.
   const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
   const auto load_rows = [&](const Visit& process_kv_block, int stage) {
     const int row0 = process_kv_block.m_block * kBlockM;
@@ -179,7 +181,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       cp_async_16(&smem.sRow[stage][0][0] + 4 * threadIdx.x, rows + 4 * threadIdx.x);
   };
 
-  // (2) load K_j, V_j and the first rows
+  // (2) Issue K_j, V_j and the first rows.
   Visit process_kv_block{0, first_block}, next = process_kv_block;
   const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_stride + chunk;
   load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_stride, seqlen_k - key0);
@@ -189,7 +191,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
   }
   float grad[kKeyTiles][kHeadDim / 8][4] = {};  // dV or dK
-  // This lane's chunks: of a row and of a column of operands, and of dS^T.
+  // This lane's byte offsets: of a row and of a column of operands, and of dS^T.
   const int by_rows = 2 * swizzled_offset<kHeadDim>(lane_id % 16, lane_id / 16 * 8);
   const int by_cols =
       2 * swizzled_offset<kHeadDim>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
@@ -208,8 +210,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     multiply_ab<Element, kBlockN, true, kBlockM, kHeadDim>(
         dq, reinterpret_cast<const char*>(smem.sdS[buffer]), ds_load, query_row,
         reinterpret_cast<const char*>(smem.sK), by_rows, query_col);
-    float4* const accum =
-        gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+    float4* const accum = gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
 #pragma unroll
     for (int f = 0; f < Config::kFragments; ++f) {
       const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];
@@ -220,7 +221,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   int tile_before = 0;
   if (threadIdx.x == 0) smem.sequence = sequence;
   cp_async_wait<kStages - 1>();
-  __syncthreads();  // K, V and the first rows are there
+  __syncthreads();  // K, V and the first rows are visible
 
   for (int i = 0; i < visits; ++i, advance(process_kv_block)) {
     const int stage = i % kStages;
@@ -231,7 +232,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     float s[kKeyTiles][kBlockM / 8][4] = {};
     multiply_abt<Element, kHeadDim>(s, sKeys, by_rows, owns_p ? sQ : sdO, by_cols);
 
-    // (4) P^T = exp(scale S^T - lse), dS^T = P^T (dP^T - D), as operands
+    // (4) P^T = exp(scale S^T - lse), dS^T = P^T (dP^T - D), as A operands
     uint32_t operand[kKeyTiles][Config::kRowSteps][4];
     const float* const rows = smem.sRow[stage][owns_p ? 0 : 1] + quad_col;
     if (owns_p) {
@@ -241,18 +242,18 @@ __global__ void __launch_bounds__(Config::kThreads)
           process_kv_block.m_block >= q_range.unmasked_end)
         apply_mask<Config>(s, shape, row + seqlen_k - seqlen_q - key, seqlen_k - key);
       probabilities<Element, Config>(operand, s, rows, sP, shape);
-      named_barrier_sync(1 + pair, 64);  // the other warp may take P
+      named_barrier_sync(1 + pair, 64);  // releases P to the other warp
     } else {
-      named_barrier_sync(1 + pair, 64);  // P is there
+      named_barrier_sync(1 + pair, 64);  // P has arrived
       score_gradients<Element, Config>(operand, s, rows, sP, sdS, ds_store);
     }
 
     // (5) dV += P^T dO or dK += dS^T Q
     multiply_ab<Element>(grad, operand, owns_p ? sdO : sQ, by_rows);
-    if (owns_p && i > 0)  // overlapped with dK of the others
+    if (owns_p && i > 0)  // overlaps with dK of the other warps
       add_dq(tile_before, (i - 1) % Config::kBuffers);
     cp_async_wait<kStages - 2>();
-    // dS and the next rows are there; all are done with these rows and with the dQ before
+    // dS and the next rows are visible; all warps have read these rows and the previous dS
     __syncthreads();
     if (i + kStages < visits) {
       Visit coming = process_kv_block;
@@ -267,9 +268,9 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
   if (owns_p && visits > 0) add_dq(tile_before, (visits - 1) % Config::kBuffers);
 
-  // (7) store dK_j, dV_j through the rows of K or V that were this warp's
+  // (7) Store dK_j or dV_j through this warp's rows of K or V.
   cp_async_wait<0>();
-  __syncthreads();  // all are done with K
+  __syncthreads();  // all warps have read K
   const Sequence seq = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   store_gradient<Element, Config>(
       (owns_p ? gdV : gdK) + seq.kv + int64_t{key0 + warp_key} * packing.kv_stride,
@@ -277,9 +278,9 @@ __global__ void __launch_bounds__(Config::kThreads)
       sKeys);
 }
 
-constexpr int64_t kSectionBytes = 32 << 20;  // of the 60 MB of an H200's L2
-// Key heads of a section: as many as have Q, dO and sums of dQ of `bytes`. Sections are of equal
-// size: a last one of few heads would begin its longest tiles when the others are done.
+constexpr int64_t kSectionBytes = 32 << 20;  // an H200's L2 has 60 MB
+// KV heads per section: as many as have Q, dO and dQ accumulators of `bytes`. Balance the sections:
+// a short last section would start its longest tiles late and leave most SMs idle.
 //! [section]
 inline int64_t heads_of_section(const Problem& p, int64_t bytes) {
   const int64_t heads = p.kv_heads * p.batch;

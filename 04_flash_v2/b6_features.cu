@@ -1,12 +1,12 @@
 // b6_features: softcap and dropout.
 //
 // parent    b5_l2_order
-// idea      A score that is capped has a slope: dS takes another factor than P. The warp that owns
-//           P computes both, and gives the second to the other warp of its pair. Dropout draws the
-//           forward pass's bytes again, from the seed; a factor below 0 says that P is dropped, so
-//           that the pair exchanges nothing more. A template argument leaves all of it out where a
-//           problem has neither.
-// expect    gpu__time_duration.sum unchanged without features
+// change    The warp that owns P also computes the factor of dS, P times the derivative of the
+//           softcap, and stores that for the other warp. Dropout draws the forward pass's bytes
+//           again from the seed; a negative factor marks a dropped P, so the pair exchanges no
+//           further data. One template argument removes all of this from the plain kernel.
+// why       With softcap the factor of dP - D in dS is not P.
+// expect    gpu__time_duration.sum is unchanged without features.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA, softcap,
 //           dropout
 #include "attn/kernel.h"
@@ -23,9 +23,10 @@ using namespace backward_tiles;
 template <int kHeadDim>
 struct Config : Tile<kHeadDim, kHeadDim == 128 ? 64 : 128, 128, 8> {
   static constexpr int kWarpKeys = 32, kKeyTiles = kWarpKeys / 16;
-  static constexpr int kNumPairs = Config::kBlockN / kWarpKeys;  // of warps that have the same keys
-  static constexpr int kStages = 2;   // of Q and dO: one tile ahead
-  static constexpr int kBuffers = 2;  // of dS: that of a tile is read while the next one is written
+  // pairs of warps that share their keys
+  static constexpr int kNumPairs = Config::kBlockN / kWarpKeys;
+  static constexpr int kStages = 2;   // stages of Q and dO: one tile ahead
+  static constexpr int kBuffers = 2;  // of dS: one is read while the next tile's is written
   static_assert(2 * kNumPairs == Config::kNumWarps && kNumPairs <= 15, "a barrier a pair");
 };
 //! [config]
@@ -37,15 +38,15 @@ struct SharedStorage {
   alignas(128) Element sQ[Config::kStages][Config::kBlockM * Config::kHeadDim];   // [kBlockM, d]
   alignas(128) Element sdO[Config::kStages][Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
   alignas(128) Element sdS[Config::kBuffers][Config::kBlockN * Config::kBlockM];  // dS^T
-  // P^T of a pair: operands, as lanes hold them.
+  // P^T per pair, in fragment order.
   alignas(128) uint4 sP[Config::kNumPairs][Config::kKeyTiles * Config::kRowSteps][32];
-  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // of a row: lse / log(2), and D
-  Sequence sequence;  // here, where it costs no registers
+  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // per row: lse / log(2), and D
+  Sequence sequence;  // in shared memory to save registers
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sdS, sP, sRow, sequence)
 };
 
-// (4) -inf where a query does not see a key. `own`: position of this lane's first row from its
-// first key; `keys`: how many there are from that one on.
+// (4) -inf where masked. `row_minus_col`: diagonal of this lane's first row, relative to its first
+// key; `keys`: number of keys from that key on.
 //! [mask]
 template <class Config>
 __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config::kBlockM / 8][4],
@@ -56,7 +57,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
     for (int n = 0; n < Config::kBlockM / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int key = 16 * m + 8 * (e / 2), row = 8 * n + e % 2;  // from this lane's first
+        const int key = 16 * m + 8 * (e / 2), row = 8 * n + e % 2;  // relative to this lane's first
         if (key - row < row_minus_col - shape.window_left ||
             key - row > row_minus_col + shape.window_right || key >= keys)
           s[m][n][e] = -INFINITY;
@@ -64,9 +65,9 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
 }
 //! [mask]
 
-// (4) P^T = exp(scale S^T - lse), rounded: the operand of dV, and for the other warp of the pair.
-// With features that gets its own factor, negative where dropout drops P. `row`, `key`: the first
-// of this lane, of this warp.
+// (4) P^T = exp(scale S^T - lse), rounded: A operand of dV, and stored for the pair's other warp.
+// With features the other warp gets its own factor, negative where dropout drops P. `row`, `key`:
+// the first of this lane, of this warp.
 //! [recompute]
 template <class Element, class Config, bool kFeatures>
 __device__ __forceinline__ void probabilities(
@@ -76,7 +77,7 @@ __device__ __forceinline__ void probabilities(
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
 #pragma unroll
   for (int k = 0; k < Config::kRowSteps; ++k) {
-    uint32_t bytes[2][2][Config::kKeyTiles];  // 8 rows on; the next row; 16 keys on
+    uint32_t bytes[2][2][Config::kKeyTiles];  // [8 rows apart][neighbouring rows][16 keys apart]
     const bool drops = kFeatures && shape.dropped > 0;
     if (drops)
 #pragma unroll
@@ -95,8 +96,8 @@ __device__ __forceinline__ void probabilities(
           Factors f[2] = {capped(x[0], lse_log2.x, shape), capped(x[1], lse_log2.y, shape)};
 #pragma unroll
           for (int c = 0; c < 2; ++c)
-            if (drops && (bytes[e / 2][c][m] >> 16 * (e % 2) & 255) <
-                             static_cast<uint32_t>(shape.dropped))
+            if (drops &&
+                (bytes[e / 2][c][m] >> 16 * (e % 2) & 255) < static_cast<uint32_t>(shape.dropped))
               f[c].p = 0, f[c].ds = -f[c].ds;
           p[e] = pack2<Element>(f[0].p, f[1].p);
           given[e] = pack2<Element>(f[0].ds, f[1].ds);
@@ -107,8 +108,8 @@ __device__ __forceinline__ void probabilities(
   }
 }
 
-// dS^T = P^T (dP^T - D), rounded: the operand of dK, and through shared memory of dQ. `own`: byte
-// offset of this lane's first one in dS^T.
+// dS^T = P^T (dP^T - D), rounded: A operand of dK, and stored for dQ. `lane_offset`: byte offset of
+// this lane's first element of dS^T.
 template <class Element, class Config, bool kFeatures>
 __device__ __forceinline__ void score_gradients(
     uint32_t (&operand)[Config::kKeyTiles][Config::kRowSteps][4],
@@ -158,11 +159,11 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
-  // A pair of warps has the same keys. The first of them owns P and dV, the second dS and dK.
+  // Two warps share their keys. The first owns P and dV, the second dS and dK.
   const int pair = warp_id % Config::kNumPairs, warp_key = pair * Config::kWarpKeys;
   const bool owns_p = warp_id < Config::kNumPairs;
-  // Heads come in sections. In one, the keys that a causal mask leaves the most rows begin first,
-  // those of all heads.
+  // Sections of heads. Within one, the key tiles with the most rows under a causal mask start
+  // first, across all its heads.
   const int first_head = blockIdx.x / (section * packing.num_n_blocks) * section;
   const int heads = min(section, num_kv_heads - first_head);
   const int index = blockIdx.x - first_head * packing.num_n_blocks, n_block = index / heads;
@@ -170,15 +171,15 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int64_t first_bh = int64_t{first_head + index % heads} * group;
   Sequence sequence = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   const int seqlen_q = sequence.seqlen_q, seqlen_k = sequence.seqlen_k;
-  if (key0 >= seqlen_k) return;  // of a batch with longer sequences
+  if (key0 >= seqlen_k) return;  // the batch has longer sequences
 
-  // The visits: of each head that shares these keys, the blocks of rows that see one of them.
-  // Blocks of a head begin at different rows: they rarely add to the same rows of dQ at once.
+  // Visits: all query tiles that see a key of this tile, of all query heads that share it. Blocks
+  // of a head start at different rows, so that they rarely add to the same rows of dQ at once.
   const KvBlockRange q_range = q_block_range(shape, seqlen_q, seqlen_k, key0, kBlockN, kBlockM);
   const int blocks = q_range.end - q_range.begin, visits = group * blocks;
   const int first_block = q_range.begin + (blocks > 0 ? n_block * 4 % blocks : 0);
   struct Visit {
-    int head, m_block;  // of the group
+    int head, m_block;  // head: within the group
   };
   const auto advance = [&](Visit& process_kv_block) {
     if (++process_kv_block.m_block == q_range.end) process_kv_block.m_block = q_range.begin;
@@ -189,7 +190,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const auto tile_of = [&](const Visit& process_kv_block) {
     return process_kv_block.head * packing.num_tiles + process_kv_block.m_block;
   };
-  // This thread's first chunk of every tile.
+  // This thread's first chunk in each tile that it copies.
   const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
   const auto load_rows = [&](const Visit& process_kv_block, int stage) {
     const int row0 = process_kv_block.m_block * kBlockM;
@@ -202,7 +203,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       cp_async_16(&smem.sRow[stage][0][0] + 4 * threadIdx.x, rows + 4 * threadIdx.x);
   };
 
-  // (2) load K_j, V_j and the first rows
+  // (2) Issue K_j, V_j and the first rows.
   Visit process_kv_block{0, first_block}, next = process_kv_block;
   const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_stride + chunk;
   load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_stride, seqlen_k - key0);
@@ -212,7 +213,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_commit();
   }
   float grad[kKeyTiles][kHeadDim / 8][4] = {};  // dV or dK
-  // This lane's chunks: of a row and of a column of operands, and of dS^T.
+  // This lane's byte offsets: of a row and of a column of operands, and of dS^T.
   const int by_rows = 2 * swizzled_offset<kHeadDim>(lane_id % 16, lane_id / 16 * 8);
   const int by_cols =
       2 * swizzled_offset<kHeadDim>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
@@ -231,8 +232,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     multiply_ab<Element, kBlockN, true, kBlockM, kHeadDim>(
         dq, reinterpret_cast<const char*>(smem.sdS[buffer]), ds_load, query_row,
         reinterpret_cast<const char*>(smem.sK), by_rows, query_col);
-    float4* const accum =
-        gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+    float4* const accum = gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
 #pragma unroll
     for (int f = 0; f < Config::kFragments; ++f) {
       const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];
@@ -244,7 +244,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const float inverse_keep = kFeatures ? 1 / (1 - float(shape.dropped) / 256) : 1;
   if (threadIdx.x == 0) smem.sequence = sequence;
   cp_async_wait<kStages - 1>();
-  __syncthreads();  // K, V and the first rows are there
+  __syncthreads();  // K, V and the first rows are visible
 
   for (int i = 0; i < visits; ++i, advance(process_kv_block)) {
     const int stage = i % kStages;
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     float s[kKeyTiles][kBlockM / 8][4] = {};
     multiply_abt<Element, kHeadDim>(s, sKeys, by_rows, owns_p ? sQ : sdO, by_cols);
 
-    // (4) P^T = exp(scale S^T - lse), dS^T = P^T (dP^T - D), as operands
+    // (4) P^T = exp(scale S^T - lse), dS^T = P^T (dP^T - D), as A operands
     uint32_t operand[kKeyTiles][Config::kRowSteps][4];
     const float* const rows = smem.sRow[stage][owns_p ? 0 : 1] + quad_col;
     if (owns_p) {
@@ -266,19 +266,19 @@ __global__ void __launch_bounds__(Config::kThreads)
                            seqlen_k - key - quad_row);
       probabilities<Element, Config, kFeatures>(operand, s, rows, sP, shape, seed,
                                                 first_bh + process_kv_block.head, row, key);
-      named_barrier_sync(1 + pair, 64);  // the other warp may take P
+      named_barrier_sync(1 + pair, 64);  // releases P to the other warp
     } else {
-      named_barrier_sync(1 + pair, 64);  // P is there
+      named_barrier_sync(1 + pair, 64);  // P has arrived
       score_gradients<Element, Config, kFeatures>(operand, s, rows, sP, sdS, ds_store,
                                                   inverse_keep);
     }
 
     // (5) dV += P^T dO or dK += dS^T Q
     multiply_ab<Element>(grad, operand, owns_p ? sdO : sQ, by_rows);
-    if (owns_p && i > 0)  // overlapped with dK of the others
+    if (owns_p && i > 0)  // overlaps with dK of the other warps
       add_dq(tile_before, (i - 1) % Config::kBuffers);
     cp_async_wait<kStages - 2>();
-    // dS and the next rows are there; all are done with these rows and with the dQ before
+    // dS and the next rows are visible; all warps have read these rows and the previous dS
     __syncthreads();
     if (i + kStages < visits) {
       Visit coming = process_kv_block;
@@ -293,9 +293,9 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
   if (owns_p && visits > 0) add_dq(tile_before, (visits - 1) % Config::kBuffers);
 
-  // (7) store dK_j, dV_j through the rows of K or V that were this warp's
+  // (7) Store dK_j or dV_j through this warp's rows of K or V.
   cp_async_wait<0>();
-  __syncthreads();  // all are done with K
+  __syncthreads();  // all warps have read K
   const Sequence seq = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   store_gradient<Element, Config>(
       (owns_p ? gdV : gdK) + seq.kv + int64_t{key0 + warp_key} * packing.kv_stride,
@@ -303,9 +303,9 @@ __global__ void __launch_bounds__(Config::kThreads)
       owns_p ? inverse_keep : shape.softmax_scale, sKeys);
 }
 
-constexpr int64_t kSectionBytes = 32 << 20;  // of the 60 MB of an H200's L2
-// Key heads of a section: as many as have Q, dO and sums of dQ of `bytes`. Sections are of equal
-// size: a last one of few heads would begin its longest tiles when the others are done.
+constexpr int64_t kSectionBytes = 32 << 20;  // an H200's L2 has 60 MB
+// KV heads per section: as many as have Q, dO and dQ accumulators of `bytes`. Balance the sections:
+// a short last section would start its longest tiles late and leave most SMs idle.
 //! [section]
 inline int64_t heads_of_section(const Problem& p, int64_t bytes) {
   const int64_t heads = p.kv_heads * p.batch;
@@ -342,8 +342,8 @@ Status launch(const Arguments& args) {
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
-  // A scale that is 0 as a float, or denormal and taken for 0, would make its product with -inf no
-  // number.
+  // A scale that underflows to 0 in fp32, or a denormal one that is flushed to 0, times -inf would
+  // be NaN.
   if (p.dropout > 0 || p.softcap > 0 || p.softmax_scale < 1e-37)
     return launch<Element, Config<kHeadDim>, true>(args);
   return launch<Element, Config<kHeadDim>, false>(args);

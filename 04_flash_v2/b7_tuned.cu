@@ -1,9 +1,10 @@
-// b7_tuned: tiles for each head dim, from a sweep.
+// b7_tuned: tiles per head dim, from a sweep.
 //
 // parent    b6_features
-// idea      Nothing new about gradients. Tile sizes, keys per warp, stages, and whether blocks
-//           begin at different rows and dQ is staggered, come from host/sweep_backward.cu for each
-//           head dim. Softcap and dropout, which need registers, have tiles of their own.
+// change    Tile sizes, keys per warp, stages, blocks per SM, rotated rows and staggered dQ come
+//           from host/sweep_backward.cu for each head dim. Softcap and dropout, which need
+//           registers, have tiles of their own. Nothing else changes.
+// why       One tile size does not suit all head dims.
 // expect    gpu__time_duration.sum, most at d=64, where three blocks fit on an SM
 // supports  fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks,
 //           GQA, softcap, dropout
@@ -19,16 +20,16 @@ using namespace backward_tiles;
 
 //! [config]
 struct Tuning {
-  int stages = 2;   // of Q and dO: 2 is one tile ahead
-  int buffers = 2;  // of dS: 1 needs a second barrier of the block a tile
+  int stages = 2;   // of Q and dO; 2: one tile ahead
+  int buffers = 2;  // of dS; 1 needs a second block barrier per tile
   int blocks_per_sm = 1;
-  bool rotate = true;   // blocks begin at different rows
-  bool stagger = true;  // the warps that own P add dQ a tile later than the others, after dV
+  bool rotate = true;   // blocks of a head start at different rows
+  bool stagger = true;  // the warps that own P add to dQ one tile later, after dV
 };
 template <int kHeadDim, int kBlockM, int kBlockN, int kWarpKeys_, Tuning kTuning = Tuning{}>
 struct Tuned : Tile<kHeadDim, kBlockM, kBlockN, 2 * kBlockN / kWarpKeys_> {
   static constexpr int kWarpKeys = kWarpKeys_, kKeyTiles = kWarpKeys / 16;
-  static constexpr int kNumPairs = kBlockN / kWarpKeys;  // of warps that have the same keys
+  static constexpr int kNumPairs = kBlockN / kWarpKeys;  // pairs of warps that share their keys
   static constexpr int kStages = kTuning.stages, kBuffers = kTuning.buffers;
   static constexpr int kBlocksPerSm = kTuning.blocks_per_sm;
   static constexpr bool kRotate = kTuning.rotate, kStagger = kTuning.stagger;
@@ -45,7 +46,7 @@ template <> struct Config<96> : Tuned<96, 64, 128, 32> {};
 template <> struct Config<128> : Tuned<128, 64, 128, 32> {};
 template <> struct Config<192> : Tuned<192, 64, 64, 16> {};
 template <> struct Config<256> : Tuned<256, 64, 64, 16, Tuning{.buffers = 1, .stagger = false}> {};
-// The same for softcap and dropout, which need registers.
+// Tiles for softcap and dropout, which need registers.
 template <int kHeadDim> struct WithFeatures : Config<kHeadDim> {};
 template <> struct WithFeatures<32> : Tuned<32, 64, 128, 32> {};
 template <> struct WithFeatures<64> : Tuned<64, 64, 128, 32> {};
@@ -60,15 +61,15 @@ struct SharedStorage {
   alignas(128) Element sQ[Config::kStages][Config::kBlockM * Config::kHeadDim];   // [kBlockM, d]
   alignas(128) Element sdO[Config::kStages][Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
   alignas(128) Element sdS[Config::kBuffers][Config::kBlockN * Config::kBlockM];  // dS^T
-  // P^T of a pair: operands, as lanes hold them.
+  // P^T per pair, in fragment order.
   alignas(128) uint4 sP[Config::kNumPairs][Config::kKeyTiles * Config::kRowSteps][32];
-  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // of a row: lse / log(2), and D
-  Sequence sequence;  // here, where it costs no registers
+  alignas(16) float sRow[Config::kStages][2][Config::kBlockM];  // per row: lse / log(2), and D
+  Sequence sequence;  // in shared memory to save registers
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sdO, sdS, sP, sRow, sequence)
 };
 
-// (4) -inf where a query does not see a key. `own`: position of this lane's first row from its
-// first key; `keys`: how many there are from that one on.
+// (4) -inf where masked. `row_minus_col`: diagonal of this lane's first row, relative to its first
+// key; `keys`: number of keys from that key on.
 //! [mask]
 template <class Config>
 __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config::kBlockM / 8][4],
@@ -79,7 +80,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
     for (int n = 0; n < Config::kBlockM / 8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const int key = 16 * m + 8 * (e / 2), row = 8 * n + e % 2;  // from this lane's first
+        const int key = 16 * m + 8 * (e / 2), row = 8 * n + e % 2;  // relative to this lane's first
         if (key - row < row_minus_col - shape.window_left ||
             key - row > row_minus_col + shape.window_right || key >= keys)
           s[m][n][e] = -INFINITY;
@@ -87,9 +88,9 @@ __device__ __forceinline__ void apply_mask(float (&s)[Config::kKeyTiles][Config:
 }
 //! [mask]
 
-// (4) P^T = exp(scale S^T - lse), rounded: the operand of dV, and for the other warp of the pair.
-// With features that gets its own factor, negative where dropout drops P. `row`, `key`: the first
-// of this lane, of this warp.
+// (4) P^T = exp(scale S^T - lse), rounded: A operand of dV, and stored for the pair's other warp.
+// With features the other warp gets its own factor, negative where dropout drops P. `row`, `key`:
+// the first of this lane, of this warp.
 //! [recompute]
 template <class Element, class Config, bool kFeatures>
 __device__ __forceinline__ void probabilities(
@@ -99,7 +100,7 @@ __device__ __forceinline__ void probabilities(
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
 #pragma unroll
   for (int k = 0; k < Config::kRowSteps; ++k) {
-    uint32_t bytes[2][2][Config::kKeyTiles];  // 8 rows on; the next row; 16 keys on
+    uint32_t bytes[2][2][Config::kKeyTiles];  // [8 rows apart][neighbouring rows][16 keys apart]
     const bool drops = kFeatures && shape.dropped > 0;
     if (drops)
 #pragma unroll
@@ -118,8 +119,8 @@ __device__ __forceinline__ void probabilities(
           Factors f[2] = {capped(x[0], lse_log2.x, shape), capped(x[1], lse_log2.y, shape)};
 #pragma unroll
           for (int c = 0; c < 2; ++c)
-            if (drops && (bytes[e / 2][c][m] >> 16 * (e % 2) & 255) <
-                             static_cast<uint32_t>(shape.dropped))
+            if (drops &&
+                (bytes[e / 2][c][m] >> 16 * (e % 2) & 255) < static_cast<uint32_t>(shape.dropped))
               f[c].p = 0, f[c].ds = -f[c].ds;
           p[e] = pack2<Element>(f[0].p, f[1].p);
           given[e] = pack2<Element>(f[0].ds, f[1].ds);
@@ -130,8 +131,8 @@ __device__ __forceinline__ void probabilities(
   }
 }
 
-// dS^T = P^T (dP^T - D), rounded: the operand of dK, and through shared memory of dQ. `own`: byte
-// offset of this lane's first one in dS^T.
+// dS^T = P^T (dP^T - D), rounded: A operand of dK, and stored for dQ. `lane_offset`: byte offset of
+// this lane's first element of dS^T.
 template <class Element, class Config, bool kFeatures>
 __device__ __forceinline__ void score_gradients(
     uint32_t (&operand)[Config::kKeyTiles][Config::kRowSteps][4],
@@ -181,11 +182,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int lane_id = threadIdx.x % 32, warp_id = threadIdx.x / 32;
   const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
-  // A pair of warps has the same keys. The first of them owns P and dV, the second dS and dK.
+  // Two warps share their keys. The first owns P and dV, the second dS and dK.
   const int pair = warp_id % Config::kNumPairs, warp_key = pair * Config::kWarpKeys;
   const bool owns_p = warp_id < Config::kNumPairs;
-  // Heads come in sections. In one, the keys that a causal mask leaves the most rows begin first,
-  // those of all heads.
+  // Sections of heads. Within one, the key tiles with the most rows under a causal mask start
+  // first, across all its heads.
   const int first_head = blockIdx.x / (section * packing.num_n_blocks) * section;
   const int heads = min(section, num_kv_heads - first_head);
   const int index = blockIdx.x - first_head * packing.num_n_blocks, n_block = index / heads;
@@ -193,16 +194,16 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int64_t first_bh = int64_t{first_head + index % heads} * group;
   Sequence sequence = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   const int seqlen_q = sequence.seqlen_q, seqlen_k = sequence.seqlen_k;
-  if (key0 >= seqlen_k) return;  // of a batch with longer sequences
+  if (key0 >= seqlen_k) return;  // the batch has longer sequences
 
-  // The visits: of each head that shares these keys, the blocks of rows that see one of them.
-  // Blocks of a head begin at different rows: they rarely add to the same rows of dQ at once.
+  // Visits: all query tiles that see a key of this tile, of all query heads that share it. Blocks
+  // of a head start at different rows, so that they rarely add to the same rows of dQ at once.
   const KvBlockRange q_range = q_block_range(shape, seqlen_q, seqlen_k, key0, kBlockN, kBlockM);
   const int blocks = q_range.end - q_range.begin, visits = group * blocks;
   const int first_block =
       q_range.begin + (Config::kRotate && blocks > 0 ? n_block * 4 % blocks : 0);
   struct Visit {
-    int head, m_block;  // of the group
+    int head, m_block;  // head: within the group
   };
   const auto advance = [&](Visit& process_kv_block) {
     if (++process_kv_block.m_block == q_range.end) process_kv_block.m_block = q_range.begin;
@@ -213,7 +214,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const auto tile_of = [&](const Visit& process_kv_block) {
     return process_kv_block.head * packing.num_tiles + process_kv_block.m_block;
   };
-  // This thread's first chunk of every tile.
+  // This thread's first chunk in each tile that it copies.
   const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
   const auto load_rows = [&](const Visit& process_kv_block, int stage) {
     const int row0 = process_kv_block.m_block * kBlockM;
@@ -226,7 +227,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       cp_async_16(&smem.sRow[stage][0][0] + 4 * threadIdx.x, rows + 4 * threadIdx.x);
   };
 
-  // (2) load K_j, V_j and the first rows
+  // (2) Issue K_j, V_j and the first rows.
   Visit process_kv_block{0, first_block}, next = process_kv_block;
   const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_stride + chunk;
   load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_stride, seqlen_k - key0);
@@ -236,7 +237,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     cp_async_commit();
   }
   float grad[kKeyTiles][kHeadDim / 8][4] = {};  // dV or dK
-  // This lane's chunks: of a row and of a column of operands, and of dS^T.
+  // This lane's byte offsets: of a row and of a column of operands, and of dS^T.
   const int by_rows = 2 * swizzled_offset<kHeadDim>(lane_id % 16, lane_id / 16 * 8);
   const int by_cols =
       2 * swizzled_offset<kHeadDim>(lane_id / 16 * 8 + lane_id % 8, lane_id / 8 % 2 * 8);
@@ -255,8 +256,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     multiply_ab<Element, kBlockN, true, kBlockM, kHeadDim>(
         dq, reinterpret_cast<const char*>(smem.sdS[buffer]), ds_load, query_row,
         reinterpret_cast<const char*>(smem.sK), by_rows, query_col);
-    float4* const accum =
-        gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
+    float4* const accum = gAccum + (sequence.tile + tile) * (kBlockM * kHeadDim / 4) + threadIdx.x;
 #pragma unroll
     for (int f = 0; f < Config::kFragments; ++f) {
       const auto& x = dq[f / (Config::kQueryCols / 8)][f % (Config::kQueryCols / 8)];
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const float inverse_keep = kFeatures ? 1 / (1 - float(shape.dropped) / 256) : 1;
   if (threadIdx.x == 0) smem.sequence = sequence;
   cp_async_wait<kStages - 1>();
-  __syncthreads();  // K, V and the first rows are there
+  __syncthreads();  // K, V and the first rows are visible
 
   for (int i = 0; i < visits; ++i, advance(process_kv_block)) {
     const int stage = i % kStages;
@@ -278,10 +278,10 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     char* const sdS = reinterpret_cast<char*>(smem.sdS[i % Config::kBuffers]);
     // (3) S^T = K Q^T or dP^T = V dO^T
     float s[kKeyTiles][kBlockM / 8][4] = {};
-    multiply_abt<Element, kHeadDim, Config::kBlocksPerSm <= 2>(s, sKeys, by_rows,
-                                                               owns_p ? sQ : sdO, by_cols);
+    multiply_abt<Element, kHeadDim, Config::kBlocksPerSm <= 2>(s, sKeys, by_rows, owns_p ? sQ : sdO,
+                                                               by_cols);
 
-    // (4) P^T = exp(scale S^T - lse), dS^T = P^T (dP^T - D), as operands
+    // (4) P^T = exp(scale S^T - lse), dS^T = P^T (dP^T - D), as A operands
     uint32_t operand[kKeyTiles][Config::kRowSteps][4];
     const float* const rows = smem.sRow[stage][owns_p ? 0 : 1] + quad_col;
     if (owns_p) {
@@ -292,19 +292,19 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                            seqlen_k - key - quad_row);
       probabilities<Element, Config, kFeatures>(operand, s, rows, sP, shape, seed,
                                                 first_bh + process_kv_block.head, row, key);
-      named_barrier_sync(1 + pair, 64);  // the other warp may take P
+      named_barrier_sync(1 + pair, 64);  // releases P to the other warp
     } else {
-      named_barrier_sync(1 + pair, 64);  // P is there
+      named_barrier_sync(1 + pair, 64);  // P has arrived
       score_gradients<Element, Config, kFeatures>(operand, s, rows, sP, sdS, ds_store,
                                                   inverse_keep);
     }
 
     // (5) dV += P^T dO or dK += dS^T Q
     multiply_ab<Element>(grad, operand, owns_p ? sdO : sQ, by_rows);
-    if (late && i > 0)  // overlapped with dK of the others
+    if (late && i > 0)  // overlaps with dK of the other warps
       add_dq(tile_before, (i - 1) % Config::kBuffers);
     if constexpr (kStages > 1) cp_async_wait<kStages - 2>();
-    // dS and the next rows are there; all are done with these rows and with the dQ before
+    // dS and the next rows are visible; all warps have read these rows and the previous dS
     __syncthreads();
     if (i + kStages < visits) {
       Visit coming = process_kv_block;
@@ -318,14 +318,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     tile_before = tile_of(process_kv_block);
     if constexpr (kStages == 1 || Config::kBuffers == 1) {
       cp_async_wait<kStages - 1>();
-      __syncthreads();  // all are done with dS; with one stage: the next rows are there
+      __syncthreads();  // all warps have read dS; with one stage: the next rows are visible
     }
   }
   if (late && visits > 0) add_dq(tile_before, (visits - 1) % Config::kBuffers);
 
-  // (7) store dK_j, dV_j through the rows of K or V that were this warp's
+  // (7) Store dK_j or dV_j through this warp's rows of K or V.
   cp_async_wait<0>();
-  __syncthreads();  // all are done with K
+  __syncthreads();  // all warps have read K
   const Sequence seq = sequence_of(shape, packing, first_bh, kHeadDim, kBlockM);
   store_gradient<Element, Config>(
       (owns_p ? gdV : gdK) + seq.kv + int64_t{key0 + warp_key} * packing.kv_stride,
@@ -333,11 +333,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       owns_p ? inverse_keep : shape.softmax_scale, sKeys);
 }
 
-#ifndef ATTN_SWEEP  // host/sweep_backward.cu tries others
-constexpr int64_t kSectionBytes = 32 << 20;  // of the 60 MB of an H200's L2
+#ifndef ATTN_SWEEP                           // host/sweep_backward.cu defines other values
+constexpr int64_t kSectionBytes = 32 << 20;  // an H200's L2 has 60 MB
 #endif
-// Key heads of a section: as many as have Q, dO and sums of dQ of `bytes`. Sections are of equal
-// size: a last one of few heads would begin its longest tiles when the others are done.
+// KV heads per section: as many as have Q, dO and dQ accumulators of `bytes`. Balance the sections:
+// a short last section would start its longest tiles late and leave most SMs idle.
 //! [section]
 inline int64_t heads_of_section(const Problem& p, int64_t bytes) {
   const int64_t heads = p.kv_heads * p.batch;
@@ -371,12 +371,12 @@ Status launch(const Arguments& args) {
                        args.stream, args.in<float4>("accum"), params.dq, shape_of(p), packing);
 }
 
-#ifndef ATTN_SWEEP  // host/sweep_backward.cu has its own tiles
+#ifndef ATTN_SWEEP  // host/sweep_backward.cu instantiates its own tiles
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
-  // A scale that is 0 as a float, or denormal and taken for 0, would make its product with -inf no
-  // number.
+  // A scale that underflows to 0 in fp32, or a denormal one that is flushed to 0, times -inf would
+  // be NaN.
   if (p.dropout > 0 || p.softcap > 0 || p.softmax_scale < 1e-37)
     return launch<Element, WithFeatures<kHeadDim>, true>(args);
   return launch<Element, Config<kHeadDim>, false>(args);

@@ -1,4 +1,4 @@
-// The table of chapter 04: its steps, what each costs and what each refuses.
+// The steps of chapter 04: cost models and limits.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -29,10 +29,9 @@ namespace {
 
 using Reason = std::optional<std::string>;
 
-// What passes between L2 and the SMs: Q once, a tile of K and one of V at each visit, O and lse
-// once. Of HBM what cannot be avoided; cost_of adds what the order of tiles makes L2 fetch again.
-// Blocks that nobody sees are left out; where warps skip what none of their rows sees, `warp_keys`
-// says how many keys they have (0: those of the block).
+// L2 bytes: Q, O and lse once, and a tile of K and one of V per visit. HBM bytes: compulsory
+// traffic only; cost_of adds what L2 misses in this order of tiles. Fully masked blocks are not
+// counted. `warp_keys`: keys of the part that a warp skips if it is fully masked (0: the block's).
 Cost forward_cost(const Problem& p, const Tiling& t, int64_t warp_keys = 0) {
   const double heads = double(p.batch * p.heads), d = double(p.head_dim);
   const double element = double(size_of(p.dtype));
@@ -46,7 +45,7 @@ Cost forward_cost(const Problem& p, const Tiling& t, int64_t warp_keys = 0) {
   phase.hbm_read =
       q_rows * d * element + 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
   phase.hbm_write = q_rows * (d * element + 4);
-  // The last tile of keys may end early; the model takes it as whole.
+  // A partial last KV block counts as a full one.
   phase.l2_bytes = q_rows * (2 * d * element + 4) + pairs * 2 * double(t.block_n) * d * element;
   return {phase};
 }
@@ -97,42 +96,41 @@ Step featured_step(std::string name, std::string idea, std::vector<int64_t> head
 
 Chapter make_chapter() {
   Chapter c{"04_flash_v2",
-            "FlashAttention-2: queries outside, O in registers, warps that share nothing",
+            "FlashAttention-2: Q in the outer loop, O in registers, split Q across warps",
             {}};
-  c.steps.push_back(first_step(
-      "v1_loop_swap", "Q outside, K/V inside: O stays on the chip, one division at the end",
-      ATTN_LAUNCH(v1_loop_swap), 32));
-  c.steps.push_back(first_step(
-      "v2_split_q", "every warp its own rows: nothing is exchanged, P stays in registers",
-      ATTN_LAUNCH(v2_split_q)));
-  c.steps.push_back(first_step("v3_prefetch", "K and V each in flight during the other MMA",
+  c.steps.push_back(first_step("v1_loop_swap",
+                               "Q in the outer loop, K and V in the inner one: O stays on the chip",
+                               ATTN_LAUNCH(v1_loop_swap), 32));
+  c.steps.push_back(first_step("v2_split_q",
+                               "split Q across warps: no exchange, P stays in registers",
+                               ATTN_LAUNCH(v2_split_q)));
+  c.steps.push_back(first_step("v3_prefetch", "V loads during Q K^T, the next K during softmax",
                                ATTN_LAUNCH(v3_prefetch)));
   c.steps.push_back(first_step("v4_unmasked_blocks",
-                               "loop bodies for masked and for unmasked blocks of keys",
+                               "separate loop bodies for masked and unmasked KV blocks",
                                ATTN_LAUNCH(v4_unmasked_blocks)));
   c.steps.push_back(first_step("v5_rows_per_warp",
-                               "32 rows per warp: a fragment of K or V feeds two MMAs",
+                               "32 rows per warp: each fragment of K or V feeds two MMAs",
                                ATTN_LAUNCH(v5_rows_per_warp)));
   c.steps.push_back(first_step("v6_register_double_buffer",
-                               "fragments are loaded, and P is made, one step ahead of the MMAs",
+                               "fragments loaded and P computed one step ahead of the MMAs",
                                ATTN_LAUNCH(v6_register_double_buffer)));
   c.steps.push_back(first_step("v7_xor_addresses",
-                               "shared-memory addresses are one offset and XORs with constants",
+                               "shared-memory addresses: a base offset XOR constants",
                                ATTN_LAUNCH(v7_xor_addresses)));
-  c.steps.push_back(first_step("v8_q_in_registers",
-                               "fragments of Q are loaded once, where registers are left",
+  c.steps.push_back(first_step("v8_q_in_registers", "fragments of Q loaded once, up to d=64",
                                ATTN_LAUNCH(v8_q_in_registers)));
   c.steps.push_back(first_step("v9_lazy_rescale",
-                               "O is rescaled where a maximum has grown by more than 8 (base 2)",
+                               "rescale O only if a max grew by more than 8 in log2 units",
                                ATTN_LAUNCH(v9_lazy_rescale)));
-  c.steps.push_back(first_step("v10_l2_order", "heads in sections whose K and V stay in L2",
+  c.steps.push_back(first_step("v10_l2_order", "sections of heads whose K and V stay in L2",
                                ATTN_LAUNCH(v10_l2_order)));
-  c.steps.push_back(first_step("v11_wide_stores", "O leaves through shared memory, 16 bytes a lane",
+  c.steps.push_back(first_step("v11_wide_stores", "epilogue through shared memory, 16-byte stores",
                                ATTN_LAUNCH(v11_wide_stores)));
   c.steps.push_back(featured_step("v12_features", "softcap, ALiBi, dropout, packed sequences",
                                   {32, 64, 128}, ATTN_LAUNCH(v12_features)));
   c.steps.push_back(featured_step("v13_tuned",
-                                  "tiles, stages and registers for each head dim, from a sweep",
+                                  "tiles, stages and registers per head dim, from a sweep",
                                   {32, 64, 96, 128, 192, 256}, ATTN_LAUNCH(v13_tuned)));
   backward_host::add_steps(c);
   return c;

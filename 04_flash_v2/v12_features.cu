@@ -1,12 +1,12 @@
-// v12_features: softcap, ALiBi, dropout, and packed sequences of several lengths.
+// v12_features: softcap, ALiBi, dropout, packed sequences.
 //
 // parent    v11_wide_stores
-// idea      What a kernel in use has to do besides. Softcap, ALiBi and dropout change scores or
-//           probabilities where they are made. They are a template argument, so that the kernel
-//           without them has no trace of them; which of them there are is looked up at run time.
-//           Packed sequences change where rows lie and how many there are; rows that are not packed
-//           keep a kernel whose addresses the compiler knows.
-// expect    nothing where no feature is used
+// change    Softcap and ALiBi change scores, dropout changes probabilities, in registers. One
+//           template argument enables them; which of them are on is a run-time test. Packed
+//           sequences change row strides and lengths; contiguous rows keep an instantiation with
+//           compile-time strides.
+// why       A kernel in use needs these features; the plain kernel must not pay for them.
+// expect    No counter changes where no feature is used.
 // supports  fp16, bf16; head dims 32, 64, 128; any lengths, packed sequences, masks, GQA, softcap,
 //           ALiBi, dropout
 #include <algorithm>
@@ -30,31 +30,30 @@ struct Config {
   static constexpr int kBlockM = 128, kBlockN = 64;  // B_r, B_c
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
   static constexpr int kWarpRows = kBlockM / kNumWarps;
-  static constexpr int kTiles = kWarpRows / 16;  // MMAs of 16 rows by a warp
-  // Steps of 16 columns of Q that stay in registers; at d=128 there are none left for them.
+  static constexpr int kTiles = kWarpRows / 16;  // 16-row MMA tiles per warp
+  // Fragments of Q in registers, 16 columns each; at d=128 no registers are left.
   static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 16 : 0;
   static constexpr int kRowBytes = 2 * kHeadDim;
   static constexpr int kSwizzleChunks =
-      kHeadDim % 64 == 0 ? 8 : 4;                              // chunks that change places in a row
+      kHeadDim % 64 == 0 ? 8 : 4;  // 16-byte chunks that the swizzle permutes
   static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
 
-constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
+constexpr float kRescaleThreshold = 8;  // in log2 units: P is at most 2^8
 
 template <class Element, class Config>
 struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  Sequence sequence;  // both wait here for the end of the loop: registers have no room for them
+  Sequence sequence;  // both are needed only in the epilogue: here they occupy no registers
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
 };
 
-// Issues the copies of kRows rows, of which `rows` exist; the others become 0. `g` is this thread's
-// first chunk of them, of row tid / kSwizzleChunks and chunk tid % kSwizzleChunks; `step`: elements
-// from a row to the next.
+// Issues cp.async of kRows rows; rows from `rows` on become 0. `g`: this thread's first chunk, row
+// tid / kSwizzleChunks and chunk tid % kSwizzleChunks; `step`: row stride.
 //! [copy]
 template <int kRows, class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int step, int rows) {
@@ -74,9 +73,8 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int s
 }
 //! [copy]
 
-// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead, those of Q for the
-// first kQSteps times 16 columns are in registers. Offsets are those, in bytes, of this lane's
-// chunk in the first 16 columns.
+// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead; the first kQSteps
+// fragments of Q are in registers. Offsets: in bytes, this lane's in the first 16 columns.
 //! [scores]
 template <class Config>
 __device__ __forceinline__ int q_offset() {
@@ -94,8 +92,8 @@ __device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4
 }
 template <class Element, class Config, int kCount>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const uint32_t (&rQ)[kCount][Config::kTiles][4],
-                                       const char* sQ, const char* sK) {
+                                        const uint32_t (&rQ)[kCount][Config::kTiles][4],
+                                        const char* sQ, const char* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index(), q = q_offset<Config>();
@@ -128,8 +126,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 }
 //! [scores]
 
-// (4) The maxima of the rows, all of it in the quad of lanes that share a row. O and l are rescaled
-// only where a maximum has grown by more than the threshold.
+// (4) Row maxima, reduced within the quad of lanes that share a row. Rescale O and l only if a
+// row's maximum grew by more than the threshold.
 //! [rescale]
 template <class Config, int kTiles>
 __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&row_sum)[kTiles][2],
@@ -150,7 +148,7 @@ __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&
       max[m][r] = fmaxf(row_max[m][r], quad_max(max[m][r]) * softmax_scale_log2);
       grown = grown || max[m][r] > row_max[m][r] + kRescaleThreshold;
     }
-  if (__any_sync(~0u, grown)) {  // of the warp: rare after the first blocks
+  if (__any_sync(~0u, grown)) {  // uniform per warp; rare after the first KV blocks
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -166,12 +164,12 @@ __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&
 }
 //! [rescale]
 
-// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys:
-// one step ahead, so that its exponentials overlap with the MMAs.
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` computes the A operand of 16
+// keys, one step ahead, so that its exponentials overlap with the MMAs.
 //! [output]
 template <class Element, class Config, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const char* sV) {
+                                        Probabilities probabilities, const char* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index();
@@ -207,7 +205,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                      const Element* gV,     // [B, Hkv, seqlen_k, d]
                      Element* gO,           // [B, Hq, seqlen_q, d]
                      float* gLse,           // [B, Hq, seqlen_q]
-                     const float* gSlopes,  // [Hq]: of ALiBi; null: none
+                     const float* gSlopes,  // [Hq]: ALiBi slopes, or null
                      Shape shape, Layout layout, uint64_t seed, int num_m_blocks, int num_heads,
                      int section) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
@@ -215,8 +213,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr int kSwizzleChunks = Config::kSwizzleChunks;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
-  // Heads come in sections. In one, the tiles of queries with the most keys begin first, those of
-  // all its heads.
+  // Sections of heads. Within one, longest query tiles first (LPT order), across its heads.
   //! [order]
   const int first_head = blockIdx.x / (section * num_m_blocks) * section;
   const int heads = min(section, num_heads - first_head);
@@ -225,11 +222,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int bh = first_head + in_section % heads;
   //! [order]
   const Sequence sequence = sequence_of(shape, layout, bh, kHeadDim);
-  if (row0 >= sequence.seqlen_q) return;  // of a batch with longer sequences
+  if (row0 >= sequence.seqlen_q) return;  // the batch has longer sequences
   const int seqlen_k = sequence.seqlen_k, causal_offset = seqlen_k - sequence.seqlen_q;
   const KvBlockRange kv_range =
       kv_block_range(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
-  // This thread's first chunk of every tile that it copies.
+  // This thread's first chunk in each tile that it copies.
   const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
   const Element* const q = gQ + sequence.q + int64_t{row0 + copy_row} * layout.q_stride + chunk;
   const int64_t kv = sequence.kv + copy_row * layout.kv_stride + chunk;
@@ -237,12 +234,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     load_tile<kBlockN, Config>(to, g + kv + int64_t{n_block * kBlockN} * layout.kv_stride,
                                layout.kv_stride, seqlen_k - n_block * kBlockN);
   };
-  // c: what scores are still multiplied by
+  // the factor that is still to be applied to scores
   const float softmax_scale_log2 = kFeatures ? 1 : shape.softmax_scale * kLog2e;
   const float slope_log2 = kFeatures && gSlopes != nullptr ? gSlopes[bh % shape.heads] * kLog2e : 0;
 
   if (threadIdx.x == 0) smem.sequence = sequence, smem.row0 = row0;
-  // (1) load Q_i, which stays, and the first K_j
+  // (1) Issue Q_i, which stays, and the first K_j.
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, Config>(smem.sQ, q, layout.q_stride, sequence.seqlen_q - row0);
@@ -251,34 +248,35 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     cp_async_commit();
   }
   if (Config::kQSteps > 0) cp_async_wait<1>();
-  __syncthreads();  // smem.sequence is there, and for rQ all threads' Q
+  __syncthreads();  // smem.sequence is visible, and Q for rQ
   if (kv_range.begin < kv_range.end) {
 #pragma unroll
     for (int step = 0; step < Config::kQSteps; ++step)
       load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
   }
-  float o[kTiles][kHeadDim / 8][4] = {};              // not divided by l yet
-  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
+  float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
+  // row_max in log2 units; row_sum of this lane's keys
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
-  // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
+  // One KV block. `masked` is a type: the unmasked body contains no comparison.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
-    // Of a block with a mask a warp may see nothing.
+    // A warp skips a masked block in which all its rows are masked.
     const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
-    // flight, so that both waits are for all of them.
+    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits are
+    // for group 0.
     //! [pipeline]
     cp_async_wait<0>();
-    __syncthreads();  // K_j of all threads is there; all are done with V_j-1
+    __syncthreads();  // K_j is visible; all warps have read V_j-1
     load_kv(smem.sV, gV, n_block);
     cp_async_commit();
     //! [pipeline]
 
-    // (3) S = Q K^T, -inf where a query does not see a key.
+    // (3) S = Q K^T, -inf where masked.
     float s[kTiles][kBlockN / 8][4] = {};
     if (!idle) {
       gemm_qk<Element, Config>(s, rQ, bytes(smem.sQ), bytes(smem.sK));
@@ -291,13 +289,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     // K_j+1 is in flight during softmax and P V.
     //! [pipeline_k]
     cp_async_wait<0>();
-    __syncthreads();  // V_j of all threads is there; all are done with K_j
+    __syncthreads();  // V_j is visible; all warps have read K_j
     if (n_block + 1 < kv_range.end) load_kv(smem.sK, gK, n_block + 1);
     cp_async_commit();
     //! [pipeline_k]
     if (idle) return;
 
-    // (4) softmax
+    // (4) Online softmax.
     //! [softmax]
     update_max<Config>(row_max, row_sum, o, s, softmax_scale_log2);
     const auto exponentials = [&](int m, int step) {
@@ -314,13 +312,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
         for (int step = 0; step < kBlockN / 16; ++step) exponentials(m, step);
-        for (int r = 0; r < 2 && shape.dropped > 0; ++r)  // the sum keeps what O loses
+        // after the sum: a dropped key still counts in l
+        for (int r = 0; r < 2 && shape.dropped > 0; ++r)
           apply_dropout(s[m], r, seed, bh, warp_row0 + 16 * m + 8 * r + thread_index() % 32 / 4,
                         key0, shape.dropped);
       }
     }
-    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the
-    // second.
+    // Two neighbouring accumulators of S, rounded and packed in pairs, are one A fragment of P V.
     const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
@@ -341,11 +339,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block)
     if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end)
       process_kv_block(n_block, std::false_type{});
-    else  // left edge of the window; diagonal, right edge, last keys
+    else  // left edge of the window; diagonal, right edge, end of the keys
       process_kv_block(n_block, std::true_type{});
   //! [loops]
 
-  // (7) O = O / l, once; (8) store O, through the rows of sQ that only this warp reads, and lse
+  // (7) O = O / l, once; (8) store O through this warp's rows of sQ, and lse.
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]
@@ -353,13 +351,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int first_row = smem.row0 + warp_rows, rows = seq.seqlen_q - first_row;  // of this warp
   const float inverse_kept = kFeatures ? 1 / (1 - float(shape.dropped) / 256) : 1;
   const int o_lane = 2 * swizzled_offset<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
-  __syncwarp();  // all lanes are done with Q
+  __syncwarp();  // all lanes have read Q
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(row_sum[m][r]);
-      const float factor = sum != 0 ? inverse_kept / sum : 0;  // a row that sees nothing: O = 0
+      const float factor = sum != 0 ? inverse_kept / sum : 0;  // fully masked row: O = 0
       char* const to = sO + (16 * m + 8 * r) * Config::kRowBytes;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)
@@ -369,7 +367,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       if (lane_id % 4 == 0 && row < rows)
         gLse[seq.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
     }
-  __syncwarp();  // all of the warp's rows are there
+  __syncwarp();  // all rows of the warp are visible
 #pragma unroll
   for (int i = 0; i < kWarpRows; i += 32 / kSwizzleChunks) {
     const int r = i + lane_id / kSwizzleChunks;
@@ -403,7 +401,8 @@ Status launch(const Arguments& args) {
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
-  // A scale that is 0 as a float, or denormal and taken for 0, would make c times -inf no number.
+  // A scale that underflows to 0 in fp32, or a denormal one that is flushed to 0, times -inf would
+  // be NaN.
   if (p.dropout > 0 || p.softcap > 0 || p.alibi || p.softmax_scale < 1e-37)
     return launch<Element, Config<kHeadDim>, Packed, true>(args);
   if (p.varlen()) return launch<Element, Config<kHeadDim>, Packed, false>(args);

@@ -1,11 +1,11 @@
-// v13_tuned: tiles for each head dim, from a sweep.
+// v13_tuned: tiles per head dim, from a sweep.
 //
 // parent    v12_features
-// idea      Nothing new about attention. For each head dim tile sizes, warps, how much of Q stays in
-//           registers and how many blocks an SM has come from a sweep (host/sweep.cu), and so do
-//           the stages: with two, K and V are in flight a block ahead, and one barrier per
-//           block of keys is enough.
-// expect    gpu__time_duration.sum at d=32 and 64; head dims that were not there: 96, 192, 256
+// change    Tile sizes, warps, stages, fragments of Q in registers and blocks per SM come from a
+//           sweep (host/sweep.cu) for each head dim. With two stages K and V are in flight a whole
+//           KV block ahead, and one barrier per block is enough. Nothing else changes.
+// why       One tile size does not suit all head dims.
+// expect    gpu__time_duration.sum at d=32 and 64; new head dims: 96, 192, 256
 // supports  fp16, bf16; head dims 32, 64, 96, 128, 192, 256; any lengths, packed sequences, masks,
 //           GQA, softcap, ALiBi, dropout
 #include <algorithm>
@@ -24,21 +24,20 @@ namespace ATTN_BACKEND::v13_tuned {
 using namespace attn;
 using namespace flash2;
 
-constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
+constexpr float kRescaleThreshold = 8;  // in log2 units: P is at most 2^8
 
 template <class Element, class Config>
 struct SharedStorage {
   alignas(128) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];                   // [kBlockM, d]
-  Sequence sequence;  // both wait here for the end of the loop: registers have no room for them
+  Sequence sequence;  // both are needed only in the epilogue: here they occupy no registers
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
 };
 
-// Issues the copies of kRows rows, of which `rows` exist; the others become 0. `g` is this thread's
-// first chunk of them, of row tid / kSwizzleChunks and chunk tid % kSwizzleChunks; `step`:
-// elements from a row to the next.
+// Issues cp.async of kRows rows; rows from `rows` on become 0. `g`: this thread's first chunk, row
+// tid / kSwizzleChunks and chunk tid % kSwizzleChunks; `step`: row stride.
 //! [copy]
 template <int kRows, class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int step, int rows) {
@@ -58,9 +57,8 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int s
 }
 //! [copy]
 
-// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead, those of Q for the
-// first kQSteps times 16 columns are in registers. Offsets are those, in bytes, of this lane's
-// chunk in the first 16 columns.
+// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead; the first kQSteps
+// fragments of Q are in registers. Offsets: in bytes, this lane's in the first 16 columns.
 //! [scores]
 template <class Config>
 __device__ __forceinline__ int q_offset() {
@@ -78,8 +76,8 @@ __device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4
 }
 template <class Element, class Config, int kCount>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const uint32_t (&rQ)[kCount][Config::kTiles][4],
-                                       const char* sQ, const char* sK) {
+                                        const uint32_t (&rQ)[kCount][Config::kTiles][4],
+                                        const char* sQ, const char* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index(), q = q_offset<Config>();
@@ -112,8 +110,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 }
 //! [scores]
 
-// (4) The maxima of the rows, all of it in the quad of lanes that share a row. O and l are rescaled
-// only where a maximum has grown by more than the threshold.
+// (4) Row maxima, reduced within the quad of lanes that share a row. Rescale O and l only if a
+// row's maximum grew by more than the threshold.
 //! [rescale]
 template <class Config, int kTiles>
 __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&row_sum)[kTiles][2],
@@ -134,7 +132,7 @@ __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&
       max[m][r] = fmaxf(row_max[m][r], quad_max(max[m][r]) * softmax_scale_log2);
       grown = grown || max[m][r] > row_max[m][r] + kRescaleThreshold;
     }
-  if (__any_sync(~0u, grown)) {  // of the warp: rare after the first blocks
+  if (__any_sync(~0u, grown)) {  // uniform per warp; rare after the first KV blocks
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -150,12 +148,12 @@ __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&
 }
 //! [rescale]
 
-// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys:
-// one step ahead, so that its exponentials overlap with the MMAs.
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` computes the A operand of 16
+// keys, one step ahead, so that its exponentials overlap with the MMAs.
 //! [output]
 template <class Element, class Config, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const char* sV) {
+                                        Probabilities probabilities, const char* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index();
@@ -191,7 +189,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                      const Element* gV,     // [B, Hkv, seqlen_k, d]
                      Element* gO,           // [B, Hq, seqlen_q, d]
                      float* gLse,           // [B, Hq, seqlen_q]
-                     const float* gSlopes,  // [Hq]: of ALiBi; null: none
+                     const float* gSlopes,  // [Hq]: ALiBi slopes, or null
                      Shape shape, Layout layout, uint64_t seed, int num_m_blocks, int num_heads,
                      int section) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
@@ -199,8 +197,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr int kSwizzleChunks = Config::kSwizzleChunks, kStages = Config::kStages;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
-  // Heads come in sections. In one, the tiles of queries with the most keys begin first, those of
-  // all its heads.
+  // Sections of heads. Within one, longest query tiles first (LPT order), across its heads.
   //! [order]
   const int first_head = blockIdx.x / (section * num_m_blocks) * section;
   const int heads = min(section, num_heads - first_head);
@@ -209,11 +206,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int bh = first_head + in_section % heads;
   //! [order]
   const Sequence sequence = sequence_of(shape, layout, bh, kHeadDim);
-  if (row0 >= sequence.seqlen_q) return;  // of a batch with longer sequences
+  if (row0 >= sequence.seqlen_q) return;  // the batch has longer sequences
   const int seqlen_k = sequence.seqlen_k, causal_offset = seqlen_k - sequence.seqlen_q;
   const KvBlockRange kv_range =
       kv_block_range(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
-  // This thread's first chunk of every tile that it copies.
+  // This thread's first chunk in each tile that it copies.
   const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
   const Element* const q = gQ + sequence.q + int64_t{row0 + copy_row} * layout.q_stride + chunk;
   const int64_t kv = sequence.kv + copy_row * layout.kv_stride + chunk;
@@ -222,12 +219,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
                                g + kv + int64_t{n_block * kBlockN} * layout.kv_stride,
                                layout.kv_stride, seqlen_k - n_block * kBlockN);
   };
-  // c: what scores are still multiplied by
+  // the factor that is still to be applied to scores
   const float softmax_scale_log2 = kFeatures ? 1 : shape.softmax_scale * kLog2e;
   const float slope_log2 = kFeatures && gSlopes != nullptr ? gSlopes[bh % shape.heads] * kLog2e : 0;
 
   if (threadIdx.x == 0) smem.sequence = sequence, smem.row0 = row0;
-  // (1) load Q_i, which stays, and the first K_j (of two stages: and V_j)
+  // (1) Issue Q_i, which stays, and the first K_j (with two stages also V_j).
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, Config>(smem.sQ, q, layout.q_stride, sequence.seqlen_q - row0);
@@ -237,28 +234,30 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     cp_async_commit();
   }
   if (Config::kQSteps > 0) cp_async_wait<1>();
-  __syncthreads();  // smem.sequence is there, and for rQ all threads' Q
+  __syncthreads();  // smem.sequence is visible, and Q for rQ
   if (kv_range.begin < kv_range.end) {
 #pragma unroll
     for (int step = 0; step < Config::kQSteps; ++step)
       load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
   }
-  float o[kTiles][kHeadDim / 8][4] = {};              // not divided by l yet
-  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
+  float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
+  // row_max in log2 units; row_sum of this lane's keys
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
-  // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
+  // One KV block. `masked` is a type: the unmasked body contains no comparison.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN, stage = n_block % kStages;
-    // Of a block with a mask a warp may see nothing.
+    // A warp skips a masked block in which all its rows are masked.
     const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T, or K_j+1 and V_j+1 all the time. Of the groups of copies
-    // only the newest one is ever in flight, so that every wait is for all of them.
+    // (2) One stage: V_j is in flight during Q K^T. Two stages: K_j+1 and V_j+1 are in flight
+    // during the whole block. At most one cp.async group is in flight, so every wait is for group
+    // 0.
     cp_async_wait<0>();
-    __syncthreads();  // K_j (and V_j) of all threads is there; all are done with V_j-1 (and K_j-1)
+    __syncthreads();  // K_j (and V_j) are visible; all warps have read V_j-1 (and K_j-1)
     if (kStages == 1) {
       load_kv(smem.sV, gV, n_block);
     } else if (n_block + 1 < kv_range.end) {
@@ -267,7 +266,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     }
     cp_async_commit();
 
-    // (3) S = Q K^T, -inf where a query does not see a key.
+    // (3) S = Q K^T, -inf where masked.
     float s[kTiles][kBlockN / 8][4] = {};
     if (!idle) {
       gemm_qk<Element, Config>(s, rQ, bytes(smem.sQ), bytes(smem.sK[stage]));
@@ -279,13 +278,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
     if (kStages == 1) {  // K_j+1 is in flight during softmax and P V
       cp_async_wait<0>();
-      __syncthreads();  // V_j of all threads is there; all are done with K_j
+      __syncthreads();  // V_j is visible; all warps have read K_j
       if (n_block + 1 < kv_range.end) load_kv(smem.sK, gK, n_block + 1);
       cp_async_commit();
     }
     if (idle) return;
 
-    // (4) softmax
+    // (4) Online softmax.
     //! [softmax]
     update_max<Config>(row_max, row_sum, o, s, softmax_scale_log2);
     const auto exponentials = [&](int m, int step) {
@@ -302,13 +301,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       for (int m = 0; m < kTiles; ++m) {
 #pragma unroll
         for (int step = 0; step < kBlockN / 16; ++step) exponentials(m, step);
-        for (int r = 0; r < 2 && shape.dropped > 0; ++r)  // the sum keeps what O loses
+        // after the sum: a dropped key still counts in l
+        for (int r = 0; r < 2 && shape.dropped > 0; ++r)
           apply_dropout(s[m], r, seed, bh, warp_row0 + 16 * m + 8 * r + thread_index() % 32 / 4,
                         key0, shape.dropped);
       }
     }
-    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the
-    // second.
+    // Two neighbouring accumulators of S, rounded and packed in pairs, are one A fragment of P V.
     const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
@@ -329,11 +328,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block)
     if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end)
       process_kv_block(n_block, std::false_type{});
-    else  // left edge of the window; diagonal, right edge, last keys
+    else  // left edge of the window; diagonal, right edge, end of the keys
       process_kv_block(n_block, std::true_type{});
   //! [loops]
 
-  // (7) O = O / l, once; (8) store O, through the rows of sQ that only this warp reads, and lse
+  // (7) O = O / l, once; (8) store O through this warp's rows of sQ, and lse.
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   char* const sO = reinterpret_cast<char*>(smem.sQ + warp_rows * kHeadDim);  // [kWarpRows, d]
@@ -341,13 +340,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int first_row = smem.row0 + warp_rows, rows = seq.seqlen_q - first_row;  // of this warp
   const float inverse_kept = kFeatures ? 1 / (1 - float(shape.dropped) / 256) : 1;
   const int o_lane = 2 * swizzled_offset<kHeadDim>(lane_id / 4, lane_id % 4 * 2);
-  __syncwarp();  // all lanes are done with Q
+  __syncwarp();  // all lanes have read Q
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(row_sum[m][r]);
-      const float factor = sum != 0 ? inverse_kept / sum : 0;  // a row that sees nothing: O = 0
+      const float factor = sum != 0 ? inverse_kept / sum : 0;  // fully masked row: O = 0
       char* const to = sO + (16 * m + 8 * r) * Config::kRowBytes;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)
@@ -357,7 +356,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       if (lane_id % 4 == 0 && row < rows)
         gLse[seq.lse + first_row + row] = sum != 0 ? kLn2 * row_max[m][r] + logf(sum) : -INFINITY;
     }
-  __syncwarp();  // all of the warp's rows are there
+  __syncwarp();  // all rows of the warp are visible
 #pragma unroll
   for (int i = 0; i < kWarpRows; i += 32 / kSwizzleChunks) {
     const int r = i + lane_id / kSwizzleChunks;
@@ -388,11 +387,12 @@ Status launch(const Arguments& args) {
       static_cast<int>(num_m_blocks), static_cast<int>(num_heads), static_cast<int>(section));
 }
 
-#ifndef ATTN_SWEEP  // host/sweep.cu has its own tiles
+#ifndef ATTN_SWEEP  // host/sweep.cu instantiates its own tiles
 template <class Element, int kHeadDim>
 Status launch(const Arguments& args) {
   const Problem& p = args.problem;
-  // A scale that is 0 as a float, or denormal and taken for 0, would make c times -inf no number.
+  // A scale that underflows to 0 in fp32, or a denormal one that is flushed to 0, times -inf would
+  // be NaN.
   if (p.dropout > 0 || p.softcap > 0 || p.alibi || p.softmax_scale < 1e-37)
     return launch<Element, WithFeatures<kHeadDim>, Packed, true>(args);
   if (p.varlen()) return launch<Element, Config<kHeadDim>, Packed, false>(args);

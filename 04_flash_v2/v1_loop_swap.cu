@@ -1,14 +1,15 @@
-// v1_loop_swap: queries outside, keys inside.
+// v1_loop_swap: Q in the outer loop, K and V in the inner loop.
 //
 // parent    03_flash_v1/v10_exp2
-// idea      A block takes a tile of queries and walks over all keys that they see. O, m and l of
-//           its rows never leave the chip: no workspace, no visit that is the first or the last; O
-//           is divided once, at the end, and only then the lanes of a row add up l.
-//           FlashAttention-2 (arXiv 2307.08691), section 3.1. The warps still split the keys and
-//           exchange, as in chapter 03. Dropout comes back in v12_features.
-// expect    HBM bytes: those of O and its state between visits are gone (dram__bytes_read.sum). L2
-//           bytes: K and V once for 128 queries, Q and O once (lts__t_bytes.sum)
-// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37
+// change    A block takes a query tile and loops over all its visible keys. O, m and l stay on the
+//           chip: no workspace, no special first or last visit. O is divided once, in the epilogue,
+//           and only there the lanes of a row add up l. The warps still split the keys and exchange
+//           partial O, as in chapter 03. Dropout returns in v12_features.
+// why       With K and V in the outer loop, O, m and l round-trip through HBM at each visit.
+// expect    HBM bytes: O and its state between visits are gone (dram__bytes_read.sum). L2 bytes: K
+//           and V once per 128 queries, Q and O once (lts__t_bytes.sum).
+// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; softmax_scale >= 1e-37
+// source    FlashAttention-2 (arXiv 2307.08691), sections 3.1 and 3.2
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
 #include "ptx/cp_async.h"
@@ -22,24 +23,25 @@ using namespace attn;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  // warps along the rows and along the keys of a tile
+  // warps along the queries and along the keys of a tile
   static constexpr int kWarpsM = 4, kWarpsN = 2;
-  static constexpr int kGroupThreads = 32 * kWarpsN;          // of kGroupRows rows
-  static constexpr int kTiles = 2, kGroupRows = 16 * kTiles;  // MMAs of 16 rows by a warp
+  static constexpr int kGroupThreads = 32 * kWarpsN;          // threads that share kGroupRows rows
+  static constexpr int kTiles = 2, kGroupRows = 16 * kTiles;  // 16-row MMA tiles per warp
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN;
   static constexpr int kBlockM = kGroupRows * kWarpsM, kBlockN = 64;  // B_r, B_c
-  static constexpr int kWarpKeys = kBlockN / kWarpsN;                 // keys of a warp
-  static constexpr int kSlice = kHeadDim / kWarpsN;  // columns of O that a warp adds up
+  static constexpr int kWarpKeys = kBlockN / kWarpsN;                 // keys per warp
+  static constexpr int kSlice = kHeadDim / kWarpsN;  // columns of O that a warp adds and stores
   static_assert(kWarpKeys % 16 == 0 && kSlice % 16 == 0, "warps own whole MMAs");
   static_assert(kWarpsN == 2, "one other warp");
 };
 
-// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
-// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+// XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of 4 chunks (d =
+// 32) share the 32 banks in pairs, so their permutation changes every second row.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
-  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 a row
+  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 per row
   const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
   return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
 }
@@ -61,7 +63,7 @@ constexpr bool free_of_conflicts() {
 static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<128>());
 //! [swizzle]
 
-// Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+// Finite initial row maximum: avoids (-inf) - (-inf) = NaN.
 constexpr float kLowest = -3.4028234e38f;
 
 template <class Element, class Config>
@@ -69,25 +71,25 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  float sMax[Config::kWarpsN][Config::kBlockM];                 // of each warp's keys
+  float sMax[Config::kWarpsN][Config::kBlockM];                 // row maximum over each warp's keys
   float sSum[Config::kWarpsN][Config::kBlockM];
-  // Partial O from the other warp of a row group, for the warp that adds up these columns.
+  // Partial O: sO[group][owner] is the slice that the group's other warp sends to warp `owner`.
   float sO[Config::kWarpsM][Config::kWarpsN][Config::kGroupRows * Config::kSlice];
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, sO)
 };
 
-// Place of a pair (row, col) of sO: 32 bytes of 4 lanes stay together, those of 8 rows go to other
-// banks.
+// Swizzled offset of elements (row, col) and (row, col + 1) of a slice of sO. The 4 lanes of a row
+// store 32 contiguous bytes, and rows with equal col are spread over the banks.
 template <class Config>
 __device__ int exchange_offset(int row, int col) {
   return row * Config::kSlice + ((col / 8) ^ (row % (Config::kSlice / 8))) * 8 + col % 8;
 }
 
-// Issues the copies of rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end
-// becomes 0. `tid` is one of kThreads threads that share the work.
+// Issues cp.async of rows [row0, row0 + kRows) of a [rows, d] matrix; rows past the end become 0.
+// `tid` is one of the kThreads threads that share the work.
 template <int kRows, int kThreads, class Config, class Element>
 __device__ void load_tile(Element* tile, const Element* g, int row0, int rows, int tid) {
-  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, a row
+  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, per row
 #pragma unroll
   for (int i = tid; i < kRows * kChunks; i += kThreads) {
     const int r = i / kChunks, c = i % kChunks * 8;
@@ -97,7 +99,7 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows, i
   }
 }
 
-// The blocks of keys that some query of rows [row0, row0 + rows) sees.
+// The KV blocks with a key visible to at least one query of rows [row0, row0 + rows).
 struct KvBlockRange {
   int begin, end;
 };
@@ -106,7 +108,7 @@ __device__ KvBlockRange kv_block_range(const Shape& shape, int row0, int rows, i
             causal_offset = shape.seqlen_k - shape.seqlen_q;
   const int begin = max(0, row0 + causal_offset - shape.window_left);
   const int end = min(shape.seqlen_k, last + causal_offset + shape.window_right + 1);
-  if (end <= begin) return {0, 0};  // O = 0 and lse = -inf for all
+  if (end <= begin) return {0, 0};  // all rows are fully masked: O = 0, lse = -inf
   return {begin / block_n, ceil_div(end, block_n)};
 }
 
@@ -123,7 +125,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 //! [scores]
 template <class Config, class Element>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kWarpKeys / 8][4],
-                                       const Element* sQ, const Element* sK) {
+                                        const Element* sQ, const Element* sK) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kHeadDim; k += 16) {
@@ -133,7 +135,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kWarp
       ldmatrix_x4(a[m], sQ + swizzled_offset<Config::kHeadDim>(16 * m + lane_id % 16,
                                                                k + lane_id / 16 * 8));
 #pragma unroll
-    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two MMAs of 8 keys at once
+    for (int n = 0; n < Config::kWarpKeys / 8; n += 2) {  // two MMAs of 8 keys per ldmatrix
       ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8,
                                                             k + lane_id / 8 % 2 * 8));
 #pragma unroll
@@ -146,8 +148,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kWarp
 }
 //! [scores]
 
-// (5) O += P V for 32 rows, the keys of this warp and kSlice columns from `col0` on. Two
-// neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the second.
+// (5) O += P V for 32 rows over the keys of this warp, kSlice columns from `col0` on. Two
+// neighbouring accumulators of S, rounded and packed in pairs, are one A fragment.
 //! [output]
 template <class Config, class Element>
 __device__ __forceinline__ void gemm_pv(
@@ -155,7 +157,7 @@ __device__ __forceinline__ void gemm_pv(
     const uint32_t (&p)[Config::kTiles][Config::kWarpKeys / 8][2], const Element* sV, int col0) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
-  for (int k = 0; k < Config::kWarpKeys / 8; k += 2) {  // 16 keys
+  for (int k = 0; k < Config::kWarpKeys / 8; k += 2) {  // 16 keys per MMA
 #pragma unroll
     for (int n = 0; n < Config::kSlice / 8; n += 2) {
       uint32_t b[4];
@@ -186,8 +188,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int lane_id = threadIdx.x % 32, warp_m = threadIdx.x / 32 / kWarpsN,
             warp_n = threadIdx.x / 32 % kWarpsN;
-  const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // place in an accumulator
-  // The tiles of queries with the most keys begin first, those of all heads.
+  const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
+  // Longest query tiles first (LPT order), across all heads.
   const int row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
   const int64_t bh = blockIdx.x % num_heads, bh_kv = bh / (shape.heads / shape.kv_heads);
   const int64_t q0 = bh * shape.seqlen_q;  // first row of this head
@@ -196,44 +198,45 @@ __global__ void __launch_bounds__(Config::kThreads)
   const Element* v = gV + bh_kv * shape.seqlen_k * kHeadDim;
   const int causal_offset = shape.seqlen_k - shape.seqlen_q;
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-  // The group: kWarpsN warps that share kGroupRows rows of the tile.
+  // Group: kWarpsN warps that share kGroupRows rows and a named barrier.
   constexpr int kThreads = Config::kThreads;
   const int group_row = kGroupRows * warp_m, group_row0 = row0 + group_row;
   Element* const group_q = smem.sQ + group_row * kHeadDim;  // [kGroupRows, d]
   const auto group_sync = [&] { named_barrier_sync(1 + warp_m, Config::kGroupThreads); };
-  // Row of this thread: its half r of the accumulators of tile m.
+  // Row r (0 or 1) of this lane in accumulator tile m.
   const auto local_row = [&](int m, int r) { return group_row + 16 * m + 8 * r + quad_row; };
   const auto row = [&](int m, int r) { return row0 + local_row(m, r); };
   const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
 
-  // (1) load Q_i, which stays
+  // (1) Issue Q_i, which stays.
   if (kv_range.begin < kv_range.end)
     load_tile<kBlockM, kThreads, Config>(smem.sQ, q, row0, shape.seqlen_q, threadIdx.x);
-  float o[kTiles][kSlice / 8][4] = {};  // the columns that this warp adds up, not divided by l yet
-  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // of both warps' keys; of this lane's keys
+  float o[kTiles][kSlice / 8][4] = {};  // this warp's slice of columns, unnormalised
+  // row_max over both warps' keys; row_sum over this lane's keys
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
   for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block) {
-    // (2) load K_j and V_j
-    __syncthreads();  // all are done with the tiles before
+    // (2) Load K_j and V_j.
+    __syncthreads();  // all warps have read the previous K and V
     load_tile<kBlockN, kThreads, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k,
                                          threadIdx.x);
     load_tile<kBlockN, kThreads, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k,
                                          threadIdx.x);
     cp_async_commit();
     cp_async_wait<0>();
-    __syncthreads();  // they are there, and so is Q
+    __syncthreads();  // K, V and Q are visible
 
-    // (3) S = Q K^T, -inf where a query does not see a key.
+    // (3) S = Q K^T, -inf where masked.
     const int key0 = n_block * kBlockN + warp_n * kWarpKeys;
-    // the last key that a causal mask leaves to the first row
+    // rightmost key visible to the first row under a causal mask
     const int diagonal = group_row0 + causal_offset;
-    // What the first row sees ends first, what the last one sees begins last.
+    // Fully masked: the keys start after the last row's range or end before the first row's.
     const bool none = key0 >= min(shape.seqlen_k, diagonal + kGroupRows + shape.window_right) ||
                       key0 + kWarpKeys <= diagonal - shape.window_left;
     float s[kTiles][kWarpKeys / 8][4] = {};
     if (!none) gemm_qk<Config>(s, group_q, smem.sK + warp_n * kWarpKeys * kHeadDim);
-    // Most tiles are seen whole.
+    // Mask only tiles that a mask boundary crosses: keys not visible to every row.
     if (key0 < diagonal + kGroupRows - 1 - shape.window_left ||
         key0 + kWarpKeys > min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
 #pragma unroll
@@ -250,7 +253,7 @@ __global__ void __launch_bounds__(Config::kThreads)
           }
     }
 
-    // (4) softmax: the maximum over this warp's keys, then over both and what was seen before.
+    // (4) Online softmax: row maximum of this warp's keys, then of both warps and the old state.
     //! [softmax]
     float old_max[kTiles][2];
 #pragma unroll
@@ -265,7 +268,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         max = fmaxf(quad_max(max) * softmax_scale_log2, kLowest);
         if (quad_col == 0) smem.sMax[warp_n][local_row(m, r)] = max;
       }
-    group_sync();  // the maxima of both warps are there
+    group_sync();  // the maxima of both warps are visible
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -298,7 +301,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         p[m][n][0] = pack2<Element>(s[m][n][0], s[m][n][1]),
         p[m][n][1] = pack2<Element>(s[m][n][2], s[m][n][3]);
 
-    // (5) O += P V over this warp's keys, (6) first the columns that the other warp adds up.
+    // (5) P V over this warp's keys: first the slice of the other warp, (6) sent through sO.
     //! [exchange]
     const Element* const v_tile = smem.sV + warp_n * kWarpKeys * kHeadDim;
     {
@@ -316,7 +319,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                 make_float2(theirs[m][n][2 * r], theirs[m][n][2 * r + 1]);
     }
     if (!none) gemm_pv<Config>(o, p, v_tile, warp_n * kSlice);
-    group_sync();  // the other warp's part is there
+    group_sync();  // partial O of the other warp is visible
     const float* const from = smem.sO[warp_m][warp_n];
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
@@ -331,7 +334,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     //! [exchange]
   }
 
-  // (7) O = O / l, once; (8) store O and lse
+  // (7) O = O / l, once; (8) store O and lse.
   //! [finish]
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
@@ -340,14 +343,14 @@ __global__ void __launch_bounds__(Config::kThreads)
       row_sum[m][r] = quad_sum(row_sum[m][r]);
       if (quad_col == 0) smem.sSum[warp_n][local_row(m, r)] = row_sum[m][r];
     }
-  group_sync();  // the sums of both warps are there
+  group_sync();  // the sums of both warps are visible
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (row(m, r) >= shape.seqlen_q) continue;
       const float sum = smem.sSum[0][local_row(m, r)] + smem.sSum[1][local_row(m, r)];
-      const float factor = sum != 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
+      const float factor = sum != 0 ? 1 / sum : 0;  // fully masked row: O = 0
       const int64_t idx = (q0 + row(m, r)) * kHeadDim + warp_n * kSlice + quad_col;
 #pragma unroll
       for (int n = 0; n < kSlice / 8; ++n)

@@ -1,15 +1,16 @@
-// v2_split_q: every warp has its own rows.
+// v2_split_q: each warp owns 16 rows and loops over all keys.
 //
 // parent    v1_loop_swap
-// idea      The eight warps split the queries, 16 rows each, and share K and V. A row belongs to
-//           one quad of lanes of one warp: its maximum, its sum and its O are nobody else's.
-//           Nothing is exchanged through shared memory any more, and P goes from the accumulators
-//           of one MMA to the operand of the next in registers. FlashAttention-2 (arXiv
-//           2307.08691), section 3.3.
-// expect    stores to shared memory (l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum) fall to
-//           0, since those of cp.async are not counted; instructions fall by a third; but every
-//           fragment of K and V is read by eight warps in place of four
-// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37
+// change    The eight warps split the queries, 16 rows each, and share K and V. A row belongs to
+//           one quad of lanes of one warp, so max and sum need shuffles only. P goes from the
+//           accumulators of one MMA to the A operand of the next in registers.
+// why       Warps that split the keys exchange row maxima and partial O through shared memory, with
+//           barriers.
+// expect    Stores to shared memory (l1tex__data_pipe_lsu_wavefronts_mem_shared_op_st.sum) fall to
+//           0, since those of cp.async are not counted; instructions fall by a third. But eight
+//           warps read each fragment of K and V instead of four.
+// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; softmax_scale >= 1e-37
+// source    FlashAttention-2 (arXiv 2307.08691), section 3.3
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
 #include "ptx/cp_async.h"
@@ -25,16 +26,17 @@ struct Config {
   static constexpr int kBlockM = 128, kBlockN = 64;  // B_r, B_c
   static constexpr int kNumWarps = 8, kThreads = 32 * kNumWarps, kBlocksPerSm = 1;
   static constexpr int kWarpRows = kBlockM / kNumWarps;
-  static constexpr int kTiles = kWarpRows / 16;  // MMAs of 16 rows by a warp
+  static constexpr int kTiles = kWarpRows / 16;  // 16-row MMA tiles per warp
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
 
-// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
-// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+// XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of 4 chunks (d =
+// 32) share the 32 banks in pairs, so their permutation changes every second row.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
-  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 a row
+  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 per row
   const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
   return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
 }
@@ -56,7 +58,7 @@ constexpr bool free_of_conflicts() {
 static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<128>());
 //! [swizzle]
 
-// Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+// Finite initial row maximum: avoids (-inf) - (-inf) = NaN.
 constexpr float kLowest = -3.4028234e38f;
 
 template <class Element, class Config>
@@ -67,11 +69,11 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ)
 };
 
-// Issues the copies of rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end
-// becomes 0. `tid` is one of kThreads threads that share the work.
+// Issues cp.async of rows [row0, row0 + kRows) of a [rows, d] matrix; rows past the end become 0.
+// `tid` is one of the kThreads threads that share the work.
 template <int kRows, int kThreads, class Config, class Element>
 __device__ void load_tile(Element* tile, const Element* g, int row0, int rows, int tid) {
-  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, a row
+  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, per row
 #pragma unroll
   for (int i = tid; i < kRows * kChunks; i += kThreads) {
     const int r = i / kChunks, c = i % kChunks * 8;
@@ -81,7 +83,7 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows, i
   }
 }
 
-// The blocks of keys that some query of rows [row0, row0 + rows) sees.
+// The KV blocks with a key visible to at least one query of rows [row0, row0 + rows).
 struct KvBlockRange {
   int begin, end;
 };
@@ -90,7 +92,7 @@ __device__ KvBlockRange kv_block_range(const Shape& shape, int row0, int rows, i
             causal_offset = shape.seqlen_k - shape.seqlen_q;
   const int begin = max(0, row0 + causal_offset - shape.window_left);
   const int end = min(shape.seqlen_k, last + causal_offset + shape.window_right + 1);
-  if (end <= begin) return {0, 0};  // O = 0 and lse = -inf for all
+  if (end <= begin) return {0, 0};  // all rows are fully masked: O = 0, lse = -inf
   return {begin / block_n, ceil_div(end, block_n)};
 }
 
@@ -107,7 +109,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 //! [scores]
 template <class Config, class Element>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const Element* sQ, const Element* sK) {
+                                        const Element* sQ, const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = threadIdx.x / 32 * Config::kWarpRows;
 #pragma unroll
   for (int k = 0; k < Config::kHeadDim; k += 16) {
@@ -117,7 +119,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
       ldmatrix_x4(a[m], sQ + swizzled_offset<Config::kHeadDim>(row + 16 * m + lane_id % 16,
                                                                k + lane_id / 16 * 8));
 #pragma unroll
-    for (int n = 0; n < Config::kBlockN / 8; n += 2) {  // two MMAs of 8 keys at once
+    for (int n = 0; n < Config::kBlockN / 8; n += 2) {  // two MMAs of 8 keys per ldmatrix
       ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8,
                                                             k + lane_id / 8 % 2 * 8));
 #pragma unroll
@@ -130,11 +132,12 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 }
 //! [scores]
 
-// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys.
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` computes the A operand of 16
+// keys.
 //! [output]
 template <class Config, class Element, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const Element* sV) {
+                                        Probabilities probabilities, const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kBlockN; k += 16) {
@@ -166,8 +169,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int lane_id = threadIdx.x % 32, warp_rows = threadIdx.x / 32 * kWarpRows;
-  const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // place in an accumulator
-  // The tiles of queries with the most keys begin first, those of all heads.
+  const int quad_row = lane_id / 4, quad_col = 2 * (lane_id % 4);  // position in an accumulator
+  // Longest query tiles first (LPT order), across all heads.
   const int row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
   const int64_t bh = blockIdx.x % num_heads, bh_kv = bh / (shape.heads / shape.kv_heads);
   const int64_t q0 = bh * shape.seqlen_q;  // first row of this head
@@ -177,36 +180,37 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const int causal_offset = shape.seqlen_k - shape.seqlen_q;
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   constexpr int kThreads = Config::kThreads;
-  // Row of this thread: its half r of the accumulators of tile m.
+  // Row r (0 or 1) of this lane in accumulator tile m.
   const int warp_row0 = row0 + warp_rows;
   const auto row = [&](int m, int r) { return warp_row0 + 16 * m + 8 * r + quad_row; };
   const KvBlockRange kv_range = kv_block_range(shape, row0, kBlockM, kBlockN);
 
-  // (1) load Q_i, which stays
+  // (1) Issue Q_i, which stays.
   if (kv_range.begin < kv_range.end)
     load_tile<kBlockM, kThreads, Config>(smem.sQ, q, row0, shape.seqlen_q, threadIdx.x);
-  float o[kTiles][kHeadDim / 8][4] = {};              // not divided by l yet
-  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
+  float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
+  // row_max in log2 units; row_sum of this lane's keys
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
   for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block) {
-    // (2) load K_j and V_j
-    __syncthreads();  // all are done with the tiles before
+    // (2) Load K_j and V_j.
+    __syncthreads();  // all warps have read the previous K and V
     load_tile<kBlockN, kThreads, Config>(smem.sK, k, n_block * kBlockN, shape.seqlen_k,
                                          threadIdx.x);
     load_tile<kBlockN, kThreads, Config>(smem.sV, v, n_block * kBlockN, shape.seqlen_k,
                                          threadIdx.x);
     cp_async_commit();
     cp_async_wait<0>();
-    __syncthreads();  // they are there, and so is Q
+    __syncthreads();  // K, V and Q are visible
 
-    // (3) S = Q K^T, -inf where a query does not see a key.
+    // (3) S = Q K^T, -inf where masked.
     const int key0 = n_block * kBlockN;
-    // the last key that a causal mask leaves to the first row
+    // rightmost key visible to the first row under a causal mask
     const int diagonal = warp_row0 + causal_offset;
     float s[kTiles][kBlockN / 8][4] = {};
     gemm_qk<Config>(s, smem.sQ, smem.sK);
-    // Most tiles are seen whole.
+    // Mask only tiles that a mask boundary crosses: keys not visible to every row.
     if (key0 < diagonal + kWarpRows - 1 - shape.window_left ||
         key0 + kBlockN > min(shape.seqlen_k, diagonal + shape.window_right + 1)) {
 #pragma unroll
@@ -223,7 +227,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
           }
     }
 
-    // (4) softmax, all of it in the quad of lanes that share a row.
+    // (4) Online softmax, within the quad of lanes that share a row.
     //! [softmax]
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
@@ -250,8 +254,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
           row_sum[m][i / 2] += s[m][n][i];
         }
     };
-    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the
-    // second.
+    // Two neighbouring accumulators of S, rounded and packed in pairs, are one A fragment of P V.
     const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
@@ -269,14 +272,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     gemm_pv<Config>(o, probabilities, smem.sV);
   }
 
-  // (7) O = O / l, once; (8) store O and lse
+  // (7) O = O / l, once; (8) store O and lse.
   //! [finish]
 #pragma unroll
   for (int m = 0; m < kTiles; ++m)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(row_sum[m][r]);
-      const float factor = sum != 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
+      const float factor = sum != 0 ? 1 / sum : 0;  // fully masked row: O = 0
       if (row(m, r) >= shape.seqlen_q) continue;
       const int64_t idx = (q0 + row(m, r)) * kHeadDim + quad_col;
 #pragma unroll

@@ -1,13 +1,13 @@
-// v5_rows_per_warp: 32 rows per warp.
+// v5_rows_per_warp: 32 rows per warp; each fragment of K or V feeds two MMAs.
 //
 // parent    v4_unmasked_blocks
-// idea      With 16 rows per warp each fragment of K and V that a warp loads feeds one MMA, and
-//           eight warps load all of them. Four warps with 32 rows each load half as much: a
-//           fragment feeds two MMAs. Two blocks share an SM. Accumulators take most registers now:
-//           what is needed only at the end waits in shared memory, and what follows from
-//           threadIdx.x is computed anew.
+// change    Four warps with 32 rows each instead of eight with 16; two blocks share an SM. To save
+//           registers, values needed only in the epilogue wait in shared memory, and values derived
+//           from threadIdx.x are recomputed.
+// why       With 16 rows per warp each fragment of K and V feeds one MMA, and eight warps load all
+//           of them.
 // expect    l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum: 44 % less
-// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37
+// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; softmax_scale >= 1e-37
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
 #include "ptx/cp_async.h"
@@ -26,16 +26,17 @@ struct Config {
   static constexpr int kBlockM = 128, kBlockN = 64;  // B_r, B_c
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
   static constexpr int kWarpRows = kBlockM / kNumWarps;
-  static constexpr int kTiles = kWarpRows / 16;  // MMAs of 16 rows by a warp
+  static constexpr int kTiles = kWarpRows / 16;  // 16-row MMA tiles per warp
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
 
-// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
-// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+// XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of 4 chunks (d =
+// 32) share the 32 banks in pairs, so their permutation changes every second row.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
-  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 a row
+  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 per row
   const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
   return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
 }
@@ -62,16 +63,16 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  Sequence sequence;  // both wait here for the end of the loop: registers have no room for them
+  Sequence sequence;  // both are needed only in the epilogue: here they occupy no registers
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
 };
 
-// Issues the copies of rows [row0, row0 + kRows) of a [rows, d] matrix; what lies beyond its end
-// becomes 0. `tid` is one of kThreads threads that share the work.
+// Issues cp.async of rows [row0, row0 + kRows) of a [rows, d] matrix; rows past the end become 0.
+// `tid` is one of the kThreads threads that share the work.
 template <int kRows, int kThreads, class Config, class Element>
 __device__ void load_tile(Element* tile, const Element* g, int row0, int rows, int tid) {
-  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, a row
+  constexpr int kChunks = Config::kHeadDim / 8;  // of 16 bytes, per row
 #pragma unroll
   for (int i = tid; i < kRows * kChunks; i += kThreads) {
     const int r = i / kChunks, c = i % kChunks * 8;
@@ -85,7 +86,7 @@ __device__ void load_tile(Element* tile, const Element* g, int row0, int rows, i
 //! [scores]
 template <class Config, class Element>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const Element* sQ, const Element* sK) {
+                                        const Element* sQ, const Element* sK) {
   const int lane_id = thread_index() % 32, row = thread_index() / 32 * Config::kWarpRows;
 #pragma unroll
   for (int k = 0; k < Config::kHeadDim; k += 16) {
@@ -95,7 +96,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
       ldmatrix_x4(a[m], sQ + swizzled_offset<Config::kHeadDim>(row + 16 * m + lane_id % 16,
                                                                k + lane_id / 16 * 8));
 #pragma unroll
-    for (int n = 0; n < Config::kBlockN / 8; n += 2) {  // two MMAs of 8 keys at once
+    for (int n = 0; n < Config::kBlockN / 8; n += 2) {  // two MMAs of 8 keys per ldmatrix
       ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8,
                                                             k + lane_id / 8 % 2 * 8));
 #pragma unroll
@@ -108,11 +109,12 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 }
 //! [scores]
 
-// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys.
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` computes the A operand of 16
+// keys.
 //! [output]
 template <class Config, class Element, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const Element* sV) {
+                                        Probabilities probabilities, const Element* sV) {
   const int lane_id = thread_index() % 32;
 #pragma unroll
   for (int k = 0; k < Config::kBlockN; k += 16) {
@@ -143,7 +145,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM, kBlockN = Config::kBlockN;
   constexpr int kTiles = Config::kTiles, kWarpRows = Config::kWarpRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  // The tiles of queries with the most keys begin first, those of all heads.
+  // Longest query tiles first (LPT order), across all heads.
   const int row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
   const int bh = blockIdx.x % num_heads;
   const Sequence sequence = sequence_of(shape, bh, kHeadDim);
@@ -157,36 +159,37 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
 
   if (threadIdx.x == 0) smem.sequence = sequence, smem.row0 = row0;
-  // (1) load Q_i, which stays, and the first K_j
+  // (1) Issue Q_i, which stays, and the first K_j.
   if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, Config::kThreads, Config>(smem.sQ, gQ + sequence.q, row0, sequence.seqlen_q,
                                                  threadIdx.x);
     load_kv(smem.sK, gK, kv_range.begin);
     cp_async_commit();
   }
-  __syncthreads();                                    // smem.sequence is there
-  float o[kTiles][kHeadDim / 8][4] = {};              // not divided by l yet
-  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
+  __syncthreads();                        // smem.sequence is visible
+  float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
+  // row_max in log2 units; row_sum of this lane's keys
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
-  // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
+  // One KV block. `masked` is a type: the unmasked body contains no comparison.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
-    // Of a block with a mask a warp may see nothing.
+    // A warp skips a masked block in which all its rows are masked.
     const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
-    // flight, so that both waits are for all of them.
+    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits are
+    // for group 0.
     //! [pipeline]
     cp_async_wait<0>();
-    __syncthreads();  // K_j of all threads is there; all are done with V_j-1
+    __syncthreads();  // K_j is visible; all warps have read V_j-1
     load_kv(smem.sV, gV, n_block);
     cp_async_commit();
     //! [pipeline]
 
-    // (3) S = Q K^T, -inf where a query does not see a key.
+    // (3) S = Q K^T, -inf where masked.
     float s[kTiles][kBlockN / 8][4] = {};
     if (!idle) {
       gemm_qk<Config>(s, smem.sQ, smem.sK);
@@ -198,14 +201,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     // K_j+1 is in flight during softmax and P V.
     //! [pipeline_k]
     cp_async_wait<0>();
-    __syncthreads();  // V_j of all threads is there; all are done with K_j
+    __syncthreads();  // V_j is visible; all warps have read K_j
     if (n_block + 1 < kv_range.end) load_kv(smem.sK, gK, n_block + 1);
     cp_async_commit();
     //! [pipeline_k]
     if (idle) return;
 
-    // (4) softmax, all of it in the quad of lanes that share a row.
-    //! [softmax]
+      // (4) Online softmax, within the quad of lanes that share a row.
+      //! [softmax]
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -231,8 +234,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
           row_sum[m][i / 2] += s[m][n][i];
         }
     };
-    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the
-    // second.
+    // Two neighbouring accumulators of S, rounded and packed in pairs, are one A fragment of P V.
     const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
@@ -253,11 +255,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block)
     if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end)
       process_kv_block(n_block, std::false_type{});
-    else  // left edge of the window; diagonal, right edge, last keys
+    else  // left edge of the window; diagonal, right edge, end of the keys
       process_kv_block(n_block, std::true_type{});
   //! [loops]
 
-  // (7) O = O / l, once; (8) store O and lse
+  // (7) O = O / l, once; (8) store O and lse.
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   const Sequence seq = smem.sequence;
@@ -267,7 +269,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(row_sum[m][r]);
-      const float factor = sum != 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
+      const float factor = sum != 0 ? 1 / sum : 0;  // fully masked row: O = 0
       const int row = 16 * m + 8 * r + lane_id / 4;
       if (row >= rows) continue;
       Element* const to = gO + seq.q + int64_t{first_row + row} * kHeadDim + lane_id % 4 * 2;

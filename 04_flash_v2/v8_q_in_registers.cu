@@ -1,13 +1,13 @@
-// v8_q_in_registers: fragments of Q are loaded once.
+// v8_q_in_registers: fragments of Q are loaded once, up to d=64.
 //
 // parent    v7_xor_addresses
-// idea      Q_i stays for the whole loop, and with every block of keys a warp loads the same
-//           fragments of it again. Where registers are left they are loaded once, before the loop.
-//           O of 32 rows takes d of the 255 registers of a thread, Q d / 2: both fit up to d=64.
-//           (v13 has 16 rows per warp at d=256, and half of Q.)
+// change    Where registers are left, a warp loads the fragments of Q once, before the loop. For 32
+//           rows O takes d of a thread's 255 registers and Q d / 2: both fit up to d=64. (At d=256
+//           v13 has 16 rows per warp, and keeps half of Q.)
+// why       Q_i stays for the whole loop, but the parent loads its fragments for every KV block.
 // expect    at d=32 and 64 loads from shared memory
 //           (l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum): a fifth less
-// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37
+// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; softmax_scale >= 1e-37
 #include <algorithm>
 
 #include "attn/kernel.h"
@@ -28,31 +28,32 @@ struct Config {
   static constexpr int kBlockM = 128, kBlockN = 64;  // B_r, B_c
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
   static constexpr int kWarpRows = kBlockM / kNumWarps;
-  static constexpr int kTiles = kWarpRows / 16;  // MMAs of 16 rows by a warp
-  // Steps of 16 columns of Q that stay in registers; at d=128 there are none left for them.
+  static constexpr int kTiles = kWarpRows / 16;  // 16-row MMA tiles per warp
+  // Fragments of Q in registers, 16 columns each; at d=128 no registers are left.
   static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 16 : 0;
   static constexpr int kRowBytes = 2 * kHeadDim;
   static constexpr int kSwizzleChunks =
-      kHeadDim % 64 == 0 ? 8 : 4;                              // chunks that change places in a row
+      kHeadDim % 64 == 0 ? 8 : 4;  // 16-byte chunks that the swizzle permutes
   static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
 
-// The byte offset `cols` columns further in the same row, from an even column of chunks: a chunk
-// changes place by an XOR (the bits of its number are 0 where a row begins), kSwizzleChunks by a
-// sum.
+// Byte offset `cols` columns further along the row: XOR within a span of kSwizzleChunks chunks,
+// addition from span to span. Valid because these bits are 0 at a row's start, for an `offset` in
+// chunk column 0, and in column 1 if `cols` is a multiple of 16.
 template <int kSwizzleChunks>
 __host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
   return (offset ^ (2 * (cols % (8 * kSwizzleChunks)))) +
          cols / (8 * kSwizzleChunks) * (16 * kSwizzleChunks);
 }
 
-// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
-// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+// XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of 4 chunks (d =
+// 32) share the 32 banks in pairs, so their permutation changes every second row.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
-  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 a row
+  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 per row
   const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
   return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
 }
@@ -70,7 +71,7 @@ constexpr bool free_of_conflicts() {
                 .conflicts() > 0)
       return false;
   for (int col = 0; col < kHeadDim; col += 16)
-    for (int l = 0; l < 32; ++l)  // swizzle_advance gives the very same addresses
+    for (int l = 0; l < 32; ++l)  // swizzle_advance gives the same addresses
       if (const int idx = 2 * swizzled_offset<kHeadDim>(l % 16, l / 16 * 8);
           swizzle_advance<Config<kHeadDim>::kSwizzleChunks>(idx, col) !=
           2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8))
@@ -85,13 +86,13 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  Sequence sequence;  // both wait here for the end of the loop: registers have no room for them
+  Sequence sequence;  // both are needed only in the epilogue: here they occupy no registers
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
 };
 
-// Issues the copies of kRows rows, of which `rows` exist; the others become 0. `g` is this thread's
-// first chunk of them, of row tid / kSwizzleChunks and chunk tid % kSwizzleChunks.
+// Issues cp.async of kRows rows; rows from `rows` on become 0. `g`: this thread's first chunk, row
+// tid / kSwizzleChunks and chunk tid % kSwizzleChunks.
 //! [copy]
 template <int kRows, class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int rows) {
@@ -111,9 +112,8 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int r
 }
 //! [copy]
 
-// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead, those of Q for the
-// first kQSteps times 16 columns are in registers. Offsets are those, in bytes, of this lane's
-// chunk in the first 16 columns.
+// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead; the first kQSteps
+// fragments of Q are in registers. Offsets: in bytes, this lane's in the first 16 columns.
 //! [scores]
 template <class Config>
 __device__ __forceinline__ int q_offset() {
@@ -131,8 +131,8 @@ __device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4
 }
 template <class Element, class Config, int kCount>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const uint32_t (&rQ)[kCount][Config::kTiles][4],
-                                       const char* sQ, const char* sK) {
+                                        const uint32_t (&rQ)[kCount][Config::kTiles][4],
+                                        const char* sQ, const char* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index(), q = q_offset<Config>();
@@ -165,12 +165,12 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 }
 //! [scores]
 
-// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys:
-// one step ahead, so that its exponentials overlap with the MMAs.
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` computes the A operand of 16
+// keys, one step ahead, so that its exponentials overlap with the MMAs.
 //! [output]
 template <class Element, class Config, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const char* sV) {
+                                        Probabilities probabilities, const char* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index();
@@ -212,14 +212,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr int kSwizzleChunks = Config::kSwizzleChunks;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
-  // The tiles of queries with the most keys begin first, those of all heads.
+  // Longest query tiles first (LPT order), across all heads.
   const int row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
   const int bh = blockIdx.x % num_heads;
   const Sequence sequence = sequence_of(shape, bh, kHeadDim);
   const int seqlen_k = sequence.seqlen_k, causal_offset = seqlen_k - sequence.seqlen_q;
   const KvBlockRange kv_range =
       kv_block_range(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
-  // This thread's first chunk of every tile that it copies.
+  // This thread's first chunk in each tile that it copies.
   const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
   const Element* const q = gQ + sequence.q + int64_t{row0 + copy_row} * kHeadDim + chunk;
   const int64_t kv = sequence.kv + copy_row * kHeadDim + chunk;
@@ -230,7 +230,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
 
   if (threadIdx.x == 0) smem.sequence = sequence, smem.row0 = row0;
-  // (1) load Q_i, which stays, and the first K_j
+  // (1) Issue Q_i, which stays, and the first K_j.
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, Config>(smem.sQ, q, sequence.seqlen_q - row0);
@@ -239,34 +239,35 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     cp_async_commit();
   }
   if (Config::kQSteps > 0) cp_async_wait<1>();
-  __syncthreads();  // smem.sequence is there, and for rQ all threads' Q
+  __syncthreads();  // smem.sequence is visible, and Q for rQ
   if (kv_range.begin < kv_range.end) {
 #pragma unroll
     for (int step = 0; step < Config::kQSteps; ++step)
       load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
   }
-  float o[kTiles][kHeadDim / 8][4] = {};              // not divided by l yet
-  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
+  float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
+  // row_max in log2 units; row_sum of this lane's keys
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
-  // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
+  // One KV block. `masked` is a type: the unmasked body contains no comparison.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
-    // Of a block with a mask a warp may see nothing.
+    // A warp skips a masked block in which all its rows are masked.
     const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
-    // flight, so that both waits are for all of them.
+    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits are
+    // for group 0.
     //! [pipeline]
     cp_async_wait<0>();
-    __syncthreads();  // K_j of all threads is there; all are done with V_j-1
+    __syncthreads();  // K_j is visible; all warps have read V_j-1
     load_kv(smem.sV, gV, n_block);
     cp_async_commit();
     //! [pipeline]
 
-    // (3) S = Q K^T, -inf where a query does not see a key.
+    // (3) S = Q K^T, -inf where masked.
     float s[kTiles][kBlockN / 8][4] = {};
     if (!idle) {
       gemm_qk<Element, Config>(s, rQ, bytes(smem.sQ), bytes(smem.sK));
@@ -278,14 +279,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     // K_j+1 is in flight during softmax and P V.
     //! [pipeline_k]
     cp_async_wait<0>();
-    __syncthreads();  // V_j of all threads is there; all are done with K_j
+    __syncthreads();  // V_j is visible; all warps have read K_j
     if (n_block + 1 < kv_range.end) load_kv(smem.sK, gK, n_block + 1);
     cp_async_commit();
     //! [pipeline_k]
     if (idle) return;
 
-    // (4) softmax, all of it in the quad of lanes that share a row.
-    //! [softmax]
+      // (4) Online softmax, within the quad of lanes that share a row.
+      //! [softmax]
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -311,8 +312,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
           row_sum[m][i / 2] += s[m][n][i];
         }
     };
-    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the
-    // second.
+    // Two neighbouring accumulators of S, rounded and packed in pairs, are one A fragment of P V.
     const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
@@ -333,11 +333,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block)
     if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end)
       process_kv_block(n_block, std::false_type{});
-    else  // left edge of the window; diagonal, right edge, last keys
+    else  // left edge of the window; diagonal, right edge, end of the keys
       process_kv_block(n_block, std::true_type{});
   //! [loops]
 
-  // (7) O = O / l, once; (8) store O and lse
+  // (7) O = O / l, once; (8) store O and lse.
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   const Sequence seq = smem.sequence;
@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(row_sum[m][r]);
-      const float factor = sum != 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
+      const float factor = sum != 0 ? 1 / sum : 0;  // fully masked row: O = 0
       const int row = 16 * m + 8 * r + lane_id / 4;
       if (row >= rows) continue;
       Element* const to = gO + seq.q + int64_t{first_row + row} * kHeadDim + lane_id % 4 * 2;

@@ -1,12 +1,14 @@
-// v9_lazy_rescale: O is rescaled only where a row's maximum (to base 2) has grown by more than 8.
+// v9_lazy_rescale: rescale O only if a running max grew by more than 8 in log2 units.
 //
 // parent    v8_q_in_registers
-// idea      A maximum keeps P from overflowing, and any number near it does, too. So a row keeps
-//           its old maximum until the new one exceeds it by more than 8 to base 2, a factor of 2^8
-//           in P: P is at most 256 in place of 1, l counts the same numbers, and O / l is what it
-//           was. After the first blocks of keys hardly a warp multiplies its O any more.
-// expect    sm__inst_executed.sum: d multiplications fewer per row and block of keys
-// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; scales from 1e-37
+// change    Softmax is shift-invariant: P and l may use a stale maximum, since O / l does not
+//           change. A warp keeps its rows' old maxima until one of them grows by more than 8 in
+//           log2 units, so P is at most 2^8 instead of 1. Then it rescales all its rows.
+// why       The parent multiplies O by the rescale factor at every KV block, mostly by 1. After the
+//           first few blocks the maximum hardly grows.
+// expect    sm__inst_executed.sum: d multiplications fewer per row and KV block
+// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA; softmax_scale >= 1e-37
+// source    FlashAttention-4 skips rescaling in the same way.
 #include <algorithm>
 
 #include "attn/kernel.h"
@@ -27,33 +29,34 @@ struct Config {
   static constexpr int kBlockM = 128, kBlockN = 64;  // B_r, B_c
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
   static constexpr int kWarpRows = kBlockM / kNumWarps;
-  static constexpr int kTiles = kWarpRows / 16;  // MMAs of 16 rows by a warp
-  // Steps of 16 columns of Q that stay in registers; at d=128 there are none left for them.
+  static constexpr int kTiles = kWarpRows / 16;  // 16-row MMA tiles per warp
+  // Fragments of Q in registers, 16 columns each; at d=128 no registers are left.
   static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 16 : 0;
   static constexpr int kRowBytes = 2 * kHeadDim;
   static constexpr int kSwizzleChunks =
-      kHeadDim % 64 == 0 ? 8 : 4;                              // chunks that change places in a row
+      kHeadDim % 64 == 0 ? 8 : 4;  // 16-byte chunks that the swizzle permutes
   static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
 
-constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
+constexpr float kRescaleThreshold = 8;  // in log2 units: P is at most 2^8
 
-// The byte offset `cols` columns further in the same row, from an even column of chunks: a chunk
-// changes place by an XOR (the bits of its number are 0 where a row begins), kSwizzleChunks by a
-// sum.
+// Byte offset `cols` columns further along the row: XOR within a span of kSwizzleChunks chunks,
+// addition from span to span. Valid because these bits are 0 at a row's start, for an `offset` in
+// chunk column 0, and in column 1 if `cols` is a multiple of 16.
 template <int kSwizzleChunks>
 __host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
   return (offset ^ (2 * (cols % (8 * kSwizzleChunks)))) +
          cols / (8 * kSwizzleChunks) * (16 * kSwizzleChunks);
 }
 
-// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
-// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+// XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks. Rows of 4 chunks (d =
+// 32) share the 32 banks in pairs, so their permutation changes every second row.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
-  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 a row
+  constexpr int kChunks = kHeadDim / 8;  // 4, 8 or 16 per row
   const int phase = kChunks >= 8 ? row % 8 : row / 2 % 4;
   return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
 }
@@ -71,7 +74,7 @@ constexpr bool free_of_conflicts() {
                 .conflicts() > 0)
       return false;
   for (int col = 0; col < kHeadDim; col += 16)
-    for (int l = 0; l < 32; ++l)  // swizzle_advance gives the very same addresses
+    for (int l = 0; l < 32; ++l)  // swizzle_advance gives the same addresses
       if (const int idx = 2 * swizzled_offset<kHeadDim>(l % 16, l / 16 * 8);
           swizzle_advance<Config<kHeadDim>::kSwizzleChunks>(idx, col) !=
           2 * swizzled_offset<kHeadDim>(l % 16, col + l / 16 * 8))
@@ -86,13 +89,13 @@ struct SharedStorage {
   alignas(128) Element sK[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sV[Config::kBlockN * Config::kHeadDim];  // [kBlockN, d]
   alignas(128) Element sQ[Config::kBlockM * Config::kHeadDim];  // [kBlockM, d]
-  Sequence sequence;  // both wait here for the end of the loop: registers have no room for them
+  Sequence sequence;  // both are needed only in the epilogue: here they occupy no registers
   int row0;
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sequence, row0)
 };
 
-// Issues the copies of kRows rows, of which `rows` exist; the others become 0. `g` is this thread's
-// first chunk of them, of row tid / kSwizzleChunks and chunk tid % kSwizzleChunks.
+// Issues cp.async of kRows rows; rows from `rows` on become 0. `g`: this thread's first chunk, row
+// tid / kSwizzleChunks and chunk tid % kSwizzleChunks.
 //! [copy]
 template <int kRows, class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int rows) {
@@ -112,9 +115,8 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int r
 }
 //! [copy]
 
-// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead, those of Q for the
-// first kQSteps times 16 columns are in registers. Offsets are those, in bytes, of this lane's
-// chunk in the first 16 columns.
+// (3) S = Q K^T for the rows of this warp. Fragments are loaded one MMA ahead; the first kQSteps
+// fragments of Q are in registers. Offsets: in bytes, this lane's in the first 16 columns.
 //! [scores]
 template <class Config>
 __device__ __forceinline__ int q_offset() {
@@ -132,8 +134,8 @@ __device__ __forceinline__ void load_q_fragments(uint32_t (&a)[Config::kTiles][4
 }
 template <class Element, class Config, int kCount>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const uint32_t (&rQ)[kCount][Config::kTiles][4],
-                                       const char* sQ, const char* sK) {
+                                        const uint32_t (&rQ)[kCount][Config::kTiles][4],
+                                        const char* sQ, const char* sK) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index(), q = q_offset<Config>();
@@ -166,8 +168,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 }
 //! [scores]
 
-// (4) The maxima of the rows, all of it in the quad of lanes that share a row. O and l are rescaled
-// only where a maximum has grown by more than the threshold.
+// (4) Row maxima, reduced within the quad of lanes that share a row. Rescale O and l only if a
+// row's maximum grew by more than the threshold.
 //! [rescale]
 template <class Config, int kTiles>
 __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&row_sum)[kTiles][2],
@@ -188,7 +190,7 @@ __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&
       max[m][r] = fmaxf(row_max[m][r], quad_max(max[m][r]) * softmax_scale_log2);
       grown = grown || max[m][r] > row_max[m][r] + kRescaleThreshold;
     }
-  if (__any_sync(~0u, grown)) {  // of the warp: rare after the first blocks
+  if (__any_sync(~0u, grown)) {  // uniform per warp; rare after the first KV blocks
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -204,12 +206,12 @@ __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&
 }
 //! [rescale]
 
-// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys:
-// one step ahead, so that its exponentials overlap with the MMAs.
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` computes the A operand of 16
+// keys, one step ahead, so that its exponentials overlap with the MMAs.
 //! [output]
 template <class Element, class Config, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const char* sV) {
+                                        Probabilities probabilities, const char* sV) {
   constexpr int kKeySteps = Config::kBlockN / 16, kColSteps = Config::kHeadDim / 16;
   uint32_t a[2][Config::kTiles][4], b[2][4];
   const int tid = thread_index();
@@ -251,14 +253,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr int kSwizzleChunks = Config::kSwizzleChunks;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
-  // The tiles of queries with the most keys begin first, those of all heads.
+  // Longest query tiles first (LPT order), across all heads.
   const int row0 = (num_m_blocks - 1 - blockIdx.x / num_heads) * kBlockM;
   const int bh = blockIdx.x % num_heads;
   const Sequence sequence = sequence_of(shape, bh, kHeadDim);
   const int seqlen_k = sequence.seqlen_k, causal_offset = seqlen_k - sequence.seqlen_q;
   const KvBlockRange kv_range =
       kv_block_range(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
-  // This thread's first chunk of every tile that it copies.
+  // This thread's first chunk in each tile that it copies.
   const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
   const Element* const q = gQ + sequence.q + int64_t{row0 + copy_row} * kHeadDim + chunk;
   const int64_t kv = sequence.kv + copy_row * kHeadDim + chunk;
@@ -269,7 +271,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
 
   if (threadIdx.x == 0) smem.sequence = sequence, smem.row0 = row0;
-  // (1) load Q_i, which stays, and the first K_j
+  // (1) Issue Q_i, which stays, and the first K_j.
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, Config>(smem.sQ, q, sequence.seqlen_q - row0);
@@ -278,34 +280,35 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     cp_async_commit();
   }
   if (Config::kQSteps > 0) cp_async_wait<1>();
-  __syncthreads();  // smem.sequence is there, and for rQ all threads' Q
+  __syncthreads();  // smem.sequence is visible, and Q for rQ
   if (kv_range.begin < kv_range.end) {
 #pragma unroll
     for (int step = 0; step < Config::kQSteps; ++step)
       load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
   }
-  float o[kTiles][kHeadDim / 8][4] = {};              // not divided by l yet
-  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
+  float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
+  // row_max in log2 units; row_sum of this lane's keys
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
-  // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
+  // One KV block. `masked` is a type: the unmasked body contains no comparison.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
-    // Of a block with a mask a warp may see nothing.
+    // A warp skips a masked block in which all its rows are masked.
     const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
-    // flight, so that both waits are for all of them.
+    // (2) V_j is in flight during Q K^T. At most one cp.async group is in flight, so both waits are
+    // for group 0.
     //! [pipeline]
     cp_async_wait<0>();
-    __syncthreads();  // K_j of all threads is there; all are done with V_j-1
+    __syncthreads();  // K_j is visible; all warps have read V_j-1
     load_kv(smem.sV, gV, n_block);
     cp_async_commit();
     //! [pipeline]
 
-    // (3) S = Q K^T, -inf where a query does not see a key.
+    // (3) S = Q K^T, -inf where masked.
     float s[kTiles][kBlockN / 8][4] = {};
     if (!idle) {
       gemm_qk<Element, Config>(s, rQ, bytes(smem.sQ), bytes(smem.sK));
@@ -317,13 +320,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     // K_j+1 is in flight during softmax and P V.
     //! [pipeline_k]
     cp_async_wait<0>();
-    __syncthreads();  // V_j of all threads is there; all are done with K_j
+    __syncthreads();  // V_j is visible; all warps have read K_j
     if (n_block + 1 < kv_range.end) load_kv(smem.sK, gK, n_block + 1);
     cp_async_commit();
     //! [pipeline_k]
     if (idle) return;
 
-    // (4) softmax
+    // (4) Online softmax.
     //! [softmax]
     update_max<Config>(row_max, row_sum, o, s, softmax_scale_log2);
     const auto exponentials = [&](int m, int step) {
@@ -335,8 +338,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
           row_sum[m][i / 2] += s[m][n][i];
         }
     };
-    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the
-    // second.
+    // Two neighbouring accumulators of S, rounded and packed in pairs, are one A fragment of P V.
     const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
@@ -357,11 +359,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block)
     if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end)
       process_kv_block(n_block, std::false_type{});
-    else  // left edge of the window; diagonal, right edge, last keys
+    else  // left edge of the window; diagonal, right edge, end of the keys
       process_kv_block(n_block, std::true_type{});
   //! [loops]
 
-  // (7) O = O / l, once; (8) store O and lse
+  // (7) O = O / l, once; (8) store O and lse.
   //! [finish]
   const int tid = thread_index(), lane_id = tid % 32, warp_rows = tid / 32 * kWarpRows;
   const Sequence seq = smem.sequence;
@@ -371,7 +373,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(row_sum[m][r]);
-      const float factor = sum != 0 ? 1 / sum : 0;  // a row that sees nothing: O = 0
+      const float factor = sum != 0 ? 1 / sum : 0;  // fully masked row: O = 0
       const int row = 16 * m + 8 * r + lane_id / 4;
       if (row >= rows) continue;
       Element* const to = gO + seq.q + int64_t{first_row + row} * kHeadDim + lane_id % 4 * 2;

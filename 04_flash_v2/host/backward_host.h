@@ -1,4 +1,4 @@
-// The backward steps of chapter 04: what each costs and what each refuses. For chapter.cpp only.
+// The backward steps of chapter 04: cost models and limits. For chapter.cpp only.
 #pragma once
 
 #include <fmt/format.h>
@@ -28,7 +28,7 @@ struct Tiles {
   int64_t key_tiles(const Problem& p) const { return (p.seqlen_k + block_n - 1) / block_n; }
 };
 
-// Tiles of S of one head of which some query sees something.
+// Visits of a head: tiles of S that are not fully masked.
 inline double visits(const Problem& p, Tiles t) {
   double count = 0;
   for (int64_t row = 0; row < p.seqlen_q; row += t.block_m) {
@@ -39,7 +39,7 @@ inline double visits(const Problem& p, Tiles t) {
   return count;
 }
 
-// D = rowsum(dO . O). The sums of dQ begin at 0 here, too.
+// Preprocess: D = rowsum(dO . O); zeroes the dQ accumulator.
 inline Phase dot_phase(const Problem& p, double slices = 1) {
   const double rows = double(p.batch * p.heads * p.seqlen_q), d = double(p.head_dim);
   Phase phase{.name = "dot", .fp32_flop = 2 * rows * d};
@@ -48,8 +48,8 @@ inline Phase dot_phase(const Problem& p, double slices = 1) {
   return phase;
 }
 
-// Five GEMMs. A visit brings tiles of Q and dO with lse and D, and adds a tile to dQ; K, V, dK and
-// dV pass once.
+// Five GEMMs. A visit loads tiles of Q and dO with lse and D, and adds a tile to dQ; K, V, dK and
+// dV move once.
 inline Phase gradient_phase(const Problem& p, Tiles t) {
   const double heads = double(p.batch * p.heads), d = double(p.head_dim),
                element = double(size_of(p.dtype));
@@ -64,7 +64,7 @@ inline Phase gradient_phase(const Problem& p, Tiles t) {
   return phase;
 }
 
-// dQ from its sums to its own type.
+// Postprocess: rounds dQ.
 inline Phase convert_phase(const Problem& p, double slices = 1) {
   const double numbers = double(p.batch * p.heads * p.seqlen_q * p.head_dim);
   Phase phase{.name = "convert"};
@@ -92,10 +92,10 @@ inline Tiles tuned_tiles(const Problem& p) {
   return {p.head_dim == 96 || features ? 64 : 128, 128};
 }
 
-// b8: sums of dQ a head, as in its file.
+// b8: slices of dQ per head, the same rule as in its file.
 inline int64_t slices_of(const Problem& p) {
   constexpr int64_t kMost = 8;
-  const bool three_blocks = p.head_dim == 64 && tuned_tiles(p).block_n == 64;  // an SM
+  const bool three_blocks = p.head_dim == 64 && tuned_tiles(p).block_n == 64;  // per SM
   const int64_t at_once = 132 * (three_blocks ? 3 : 1);
   const int64_t heads = p.batch * p.kv_heads, tiles = tuned_tiles(p).key_tiles(p);
   const auto waves = [=](int64_t slices) { return (slices * heads + at_once - 1) / at_once; };
@@ -106,7 +106,7 @@ inline int64_t slices_of(const Problem& p) {
 }
 inline int64_t one_slice(const Problem&) { return 1; }
 
-// Sums of dQ, and lse and D of the rows, in tiles; each of several sequences begins a tile.
+// dQ accumulator, and lse and D per row, in tiles; each packed sequence starts a new tile.
 inline std::vector<Workspace> workspaces(const Problem& p, Tiles t, int64_t slices) {
   const int64_t tiles = p.varlen() ? p.tokens_q() / t.block_m + p.batch : p.batch * t.row_tiles(p);
   const int64_t rows = p.heads * tiles * t.block_m;
@@ -163,26 +163,25 @@ inline Step tuned_step(std::string name, std::string idea, int64_t (*slices)(con
 }
 
 inline void add_steps(Chapter& c) {
-  c.steps.push_back(
-      first_step("b1_kv_parallel",
-                 "a block for each tile of keys; its rows as a range: unseen, masked, unmasked",
-                 ATTN_LAUNCH(b1_kv_parallel)));
-  c.steps.push_back(first_step("b2_transposed", "S transposed: P and dS are operands in registers",
+  c.steps.push_back(first_step("b1_kv_parallel",
+                               "parallel over key tiles; query tiles skipped, masked, unmasked",
+                               ATTN_LAUNCH(b1_kv_parallel)));
+  c.steps.push_back(first_step("b2_transposed", "transposed scores: P and dS are register operands",
                                ATTN_LAUNCH(b2_transposed)));
   c.steps.push_back(first_step("b3_warp_pairs",
                                "pairs of warps: one owns P and dV, the other dS and dK",
                                ATTN_LAUNCH(b3_warp_pairs)));
   c.steps.push_back(first_step("b4_staggered_dq",
-                               "half of the warps add to dQ a tile later: one barrier a tile",
+                               "half of the warps add to dQ one tile later: one barrier per tile",
                                ATTN_LAUNCH(b4_staggered_dq)));
   c.steps.push_back(first_step("b5_l2_order",
-                               "heads in sections; blocks of a head begin at different rows",
+                               "sections of heads; blocks of a head start at different rows",
                                ATTN_LAUNCH(b5_l2_order)));
   c.steps.push_back(features_step("b6_features", "softcap and dropout", ATTN_LAUNCH(b6_features)));
-  c.steps.push_back(tuned_step("b7_tuned", "tiles for each head dim, from a sweep", one_slice,
-                               ATTN_LAUNCH(b7_tuned)));
+  c.steps.push_back(
+      tuned_step("b7_tuned", "tiles per head dim, from a sweep", one_slice, ATTN_LAUNCH(b7_tuned)));
   c.steps.push_back(tuned_step("b8_deterministic",
-                               "sums of dQ that are a block's own, added up in order", slices_of,
+                               "split dQ accumulators, reduced in a fixed order", slices_of,
                                ATTN_LAUNCH(b8_deterministic)));
 }
 

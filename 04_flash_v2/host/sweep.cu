@@ -1,9 +1,9 @@
-// sweep_04_flash_v2: the kernel of v13_tuned with other tiles, timed; v13's own are chosen so.
+// sweep_04_flash_v2: times the kernel of v13_tuned with other tiles. v13's tiles come from it.
 //
 //     sweep_04_flash_v2 [--head-dim D] [--causal] [--repeat R]
 //
-// A row: B_r, B_c, warps, of how many times 16 columns of Q the fragments stay in registers,
-// stages, blocks an SM; the rest is in attn/sweep.h.
+// Columns of a row: B_r, B_c, warps, 16-column fragments of Q in registers, stages, blocks per SM;
+// the rest is in attn/sweep.h.
 #define ATTN_SWEEP
 #include "v13_tuned.cu"
 
@@ -21,7 +21,7 @@ attn::sweep::Row row() {
           reinterpret_cast<const void*>(
               &attention_kernel<__nv_bfloat16, T, Contiguous<kHeadDim>, false>)};
 }
-// What is not said is as in Tuning: 128 x 64, 4 warps, no Q in registers, 1 stage, 2 blocks an SM.
+// Defaults of Tuning: 128 x 64, 4 warps, no Q in registers, 1 stage, 2 blocks per SM.
 const std::vector<attn::sweep::Row> kRows{
     row<64, Tuning{.block_n = 128}>(),  // FlashAttention-2's
     row<64, Tuning{.block_n = 128, .stages = 2}>(),

@@ -1,18 +1,18 @@
-// sweep_backward_04_flash_v2: the kernel of b7_tuned with other tiles, timed; its own come from
-// this.
+// sweep_backward_04_flash_v2: times the kernel of b7_tuned with other tiles. b7's tiles come from
+// it.
 //
 //     sweep_backward_04_flash_v2 [--head-dim D] [--causal] [--repeat R]
 //
-// The first row of a head dim is b1_kv_parallel where it has that head dim. The others are tiles:
-// B_r, B_c, keys of a pair of warps, stages of Q and dO, buffers of dS, blocks an SM, whether
-// blocks begin at different rows, whether the warps that own P add dQ later, MiB of a section of
-// heads (0: no sections); warps. Times are those of all three kernels; the rest is in attn/sweep.h.
+// The first row of a head dim is b1_kv_parallel, if it supports that head dim. Columns of the other
+// rows: B_r, B_c, keys per pair of warps, stages of Q and dO, buffers of dS, blocks per SM, rotated
+// rows, staggered dQ, MiB per section of heads (0: no sections); warps. Times include all three
+// kernels; the rest is in attn/sweep.h.
 #include <cstdint>
 namespace {
 int64_t kSectionBytes = 32 << 20;
 }
 #define ATTN_SWEEP
-#define b7_tuned b7_sweep  // the chapter has its own b7_tuned
+#define b7_tuned b7_sweep  // the chapter's b7_tuned is another instantiation
 #include "b7_tuned.cu"
 #undef b7_tuned
 
@@ -30,7 +30,7 @@ Status launch_in_sections(const Arguments& args) {
   return launch<__nv_bfloat16, T, false>(args);
 }
 template <int d, int M, int N, int keys, Tuning t = Tuning{}>
-Row row(int section_mb = 32) {  // 32, or 0 for none
+Row row(int section_mb = 32) {  // MiB: 32, or 0 for no sections
   using T = Tuned<d, M, N, keys, t>;
   static_assert(t.blocks_per_sm * (sizeof(SharedStorage<__nv_bfloat16, T>) + 1024) <= 228 * 1024);
   char text[80];
@@ -45,7 +45,7 @@ Row parent(int d) {
   return {d, text, ::gpu::b1_kv_parallel::launch, nullptr};
 }
 
-//      d, M, N, keys of a pair of warps; what differs from Tuning{}
+//      d, M, N, keys per pair of warps; differences from Tuning{}
 const std::vector<Row> kRows{
     parent(128),
     row<128, 64, 128, 32, Tuning{.stagger = false}>(),

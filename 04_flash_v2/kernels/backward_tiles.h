@@ -1,6 +1,6 @@
-// What the steps of the backward pass share: where elements lie in memory, which rows see a tile of
-// keys, copies, the loops of MMAs, and the two small kernels before and after. Which warp owns
-// what, when it waits, and the arithmetic between the MMAs is in the file of each step.
+// Shared by the backward steps: memory layouts, query ranges of a key tile, copies, the MMA loops,
+// and the preprocess and postprocess kernels. The step files have the division among warps, the
+// barriers, and the arithmetic between the MMAs.
 #pragma once
 
 #include <algorithm>
@@ -15,22 +15,21 @@
 namespace ATTN_BACKEND::backward_tiles {
 using namespace attn;
 
-
-// A tile of rows and one of keys, and how the block's warps divide dQ and copies.
+// A query tile and a key tile, and how the warps divide dQ and the copies.
 //! [tile]
 template <int kHeadDim_, int kBlockM_, int kBlockN_, int kNumWarps_>
 struct Tile {
   static constexpr int kHeadDim = kHeadDim_, kBlockM = kBlockM_, kBlockN = kBlockN_;  // d, B_r, B_c
   static constexpr int kNumWarps = kNumWarps_, kThreads = 32 * kNumWarps;
   static constexpr int kRowBytes = 2 * kHeadDim, kRowSteps = kBlockM / 16;
-  // dQ: warps along the rows and along the columns; 16-byte fragments of a thread.
+  // dQ: warps along the rows and along the columns; 16-byte fragments per thread.
   static constexpr int kRowPairs = kBlockM / 32;
   static constexpr int kQueryWarpsM =
       kRowPairs > 0 && kHeadDim* kRowPairs / kNumWarps % 16 == 0 ? kRowPairs : kBlockM / 16;
   static constexpr int kQueryRows = kBlockM / kQueryWarpsM;
   static constexpr int kQueryCols = kHeadDim * kQueryWarpsM / kNumWarps;
   static constexpr int kFragments = kQueryRows / 16 * (kQueryCols / 8);
-  // Copies: the 16-byte chunks of a row that are exchanged, and rows that the block copies at once.
+  // Copies: 16-byte chunks that the swizzle permutes, and rows that the block copies at once.
   static constexpr int kSwizzleChunks = kHeadDim % 64 == 0 ? 8 : 4,
                        kCopyRows = kThreads / kSwizzleChunks;
   static_assert(kBlockM % 16 == 0 && kBlockN % 16 == 0, "warps own whole MMAs");
@@ -40,15 +39,17 @@ struct Tile {
 };
 //! [tile]
 
-// Offset of element (row, col) of a tile with rows of kWidth elements: 16-byte chunks of a row are
-// exchanged, XOR the row's phase, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+// XOR swizzle: offset of element (row, col) of a tile with rows of kWidth elements. The 16-byte
+// chunks of a row are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
 //! [swizzle]
 template <int kWidth>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
   const int phase = kWidth % 64 == 0 ? row % 8 : row / 2 % 4;
   return row * kWidth + ((col / 8) ^ phase) * 8 + col % 8;
 }
-// The byte offset `cols` columns further in the same row, from an even column of chunks: one XOR.
+// Byte offset `cols` columns further along the row: XOR within a span of kSwizzleChunks chunks,
+// addition from span to span. Valid for an `offset` in chunk column 0, and in column 1 if `cols` is
+// a multiple of 16.
 template <int kWidth>
 __host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
   constexpr int kSwizzleChunks = kWidth % 64 == 0 ? 8 : 4;
@@ -69,7 +70,7 @@ constexpr bool free_of_conflicts() {
             shared_access(fragments, 4).conflicts() >
         0)
       return false;
-    for (int l = 0; l < 32; ++l)  // swizzle_advance gives the very same addresses
+    for (int l = 0; l < 32; ++l)  // swizzle_advance gives the same addresses
       if (swizzle_advance<kWidth>(2 * swizzled_offset<kWidth>(l % 16, l / 16 * 8), col) != rows(l))
         return false;
   }
@@ -79,15 +80,15 @@ static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conf
               free_of_conflicts<128>() && free_of_conflicts<192>() && free_of_conflicts<256>());
 //! [swizzle]
 
-// Where sequences lie. Of several lengths they are packed, [tokens, H, d]; cu_seqlens[b] is the
-// first token of sequence b. Else the pointers are null.
+// Memory layout of sequences. Packed: [tokens, H, d], cu_seqlens[b] is the first token of sequence
+// b. Otherwise the pointers are null.
 struct Packing {
   const int *cu_seqlens_q, *cu_seqlens_k;  // [B + 1]
-  int q_stride, kv_stride;                 // elements from a row to the next
-  int num_tiles;  // of rows, a head: each sequence begins one, in `rows` and `accum`
+  int q_stride, kv_stride;                 // elements from one row to the next
+  int num_tiles;  // query tiles per head, in `rows` and `accum`: each sequence starts a new one
   int num_m_blocks, num_n_blocks;  // of the longest sequence
-  int num_slices;                  // of `accum`: sums of dQ that are added up at the end
-  int64_t slice_tiles;             // tiles of a slice
+  int num_slices;                  // of `accum`, added up by convert_kernel
+  int64_t slice_tiles;             // tiles per slice
 };
 template <class Config>
 Packing packing_of(const Arguments& args, int num_slices = 1) {
@@ -105,10 +106,10 @@ Packing packing_of(const Arguments& args, int num_slices = 1) {
           num_slices,
           (p.varlen() ? 1 : p.batch) * p.heads * num_tiles};
 }
-// A sequence and a query head of it.
+// One query head of a sequence.
 //! [sequence]
 struct Sequence {
-  int64_t q, kv, lse, tile;  // before the head's first row: elements of Q, of K; of lse; tiles
+  int64_t q, kv, lse, tile;  // offset of its first row: in Q, in K and V, in lse; its first tile
   int seqlen_q, seqlen_k;
 };
 __device__ __forceinline__ Sequence sequence_of(const Shape& shape, const Packing& packing,
@@ -126,31 +127,31 @@ __device__ __forceinline__ Sequence sequence_of(const Shape& shape, const Packin
   return {q * packing.q_stride + hq * head_dim,
           k * packing.kv_stride + hkv * head_dim,
           hq * shape.tokens_q + q,
-          hq * packing.num_tiles + q / block_m + b,  // those before have no more tiles than these
+          hq * packing.num_tiles + q / block_m + b,  // upper bound of the tiles before
           static_cast<int>(packing.cu_seqlens_q[b + 1] - q),
           static_cast<int>(packing.cu_seqlens_k[b + 1] - k)};
 }
 //! [sequence]
 
-// Blocks of rows: some row of [begin, end) sees a key of [key0, key0 + keys), and every row of
-// [unmasked_begin, unmasked_end) sees all of them.
+// Query tiles: in [begin, end) at least one key of [key0, key0 + keys) is visible to some row; in
+// [unmasked_begin, unmasked_end) all of these keys are visible to every row.
 //! [ranges]
 struct KvBlockRange {
   int begin, unmasked_begin, unmasked_end, end;
 };
 __device__ __forceinline__ KvBlockRange q_block_range(const Shape& shape, int seqlen_q,
-                                                       int seqlen_k, int key0, int keys,
-                                                       int block_m) {
+                                                      int seqlen_k, int key0, int keys,
+                                                      int block_m) {
   const int last = min(key0 + keys, seqlen_k) - 1, causal_offset = seqlen_k - seqlen_q;
-  // From the first row that sees the first key to the last row that sees the last key.
+  // From the first row with the first key visible to the last row with the last key visible.
   const int begin = max(0, key0 - causal_offset - shape.window_right);
   const int end = min(seqlen_q, last - causal_offset + shape.window_left + 1);
-  if (end <= begin) return {0, 0, 0, 0};  // dK = dV = 0 for all
-  // From the first row that sees the last key to the last row that sees the first key.
+  if (end <= begin) return {0, 0, 0, 0};  // no row: dK = dV = 0
+  // From the first row with the last key visible to the last row with the first key visible.
   const int all_begin = max(0, last - causal_offset - shape.window_right);
   const int all_end = min(seqlen_q, key0 - causal_offset + shape.window_left + 1);
   KvBlockRange kv_range{begin / block_m, ceil_div(all_begin, block_m), 0, ceil_div(end, block_m)};
-  // Rows past the last have P = 0, so that a block with some of them needs no mask; keys do.
+  // Rows past the end have P = 0 and need no mask; keys past the end do.
   kv_range.unmasked_end = all_end == seqlen_q ? kv_range.end : max(0, all_end) / block_m;
   if (key0 + keys > seqlen_k) kv_range.unmasked_end = 0;
   kv_range.unmasked_begin = min(kv_range.unmasked_begin, kv_range.end);
@@ -159,8 +160,8 @@ __device__ __forceinline__ KvBlockRange q_block_range(const Shape& shape, int se
 }
 //! [ranges]
 
-// Starts to copy kRows rows, of which `rows` exist; the others become 0. `g` is this thread's first
-// 16-byte chunk of them, of row tid / kSwizzleChunks and chunk tid % kSwizzleChunks.
+// Issues cp.async of kRows rows; rows from `rows` on become 0. `g`: this thread's first 16-byte
+// chunk, row tid / kSwizzleChunks and chunk tid % kSwizzleChunks; `step`: row stride.
 template <int kRows, class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int step, int rows) {
   constexpr int kSwizzleChunks = Config::kSwizzleChunks, kCopyRows = Config::kCopyRows,
@@ -178,16 +179,16 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int s
   }
 }
 
-// The loops of MMAs. `a`, `b`: byte offsets of this lane's chunk in the first 16 rows and columns.
-// Fragments are loaded before the MMA that precedes the one that needs them.
+// The MMA loops. `a`, `b`: this lane's byte offset in the first 16 rows and columns. Fragments are
+// loaded one MMA ahead.
 //
-// C += A B^T. Both have rows of kK elements in shared memory. kAhead: of A, 0 where registers are
-// few and other warps hide the latency.
+// C += A B^T. Both have rows of kK elements in shared memory. kAhead: A fragments loaded ahead, 0
+// where registers are few and other warps hide the latency.
 //! [multiply]
 template <class Element, int kK, int kAhead = 1, int kTilesM, int kTilesN>
 __device__ __forceinline__ void multiply_abt(float (&c)[kTilesM][kTilesN][4], const char* sA, int a,
                                              const char* sB, int b) {
-  constexpr int kLoads = kTilesN / 2, kSteps = kK / 16 * kLoads;  // a load of B is for two MMAs
+  constexpr int kLoads = kTilesN / 2, kSteps = kK / 16 * kLoads;  // each load of B feeds two MMAs
   uint32_t ra[1 + kAhead][kTilesM][4], rb[2][4];
   const auto load_a = [&](int step) {
 #pragma unroll
@@ -219,7 +220,7 @@ __device__ __forceinline__ void multiply_abt(float (&c)[kTilesM][kTilesN][4], co
   }
 }
 
-// C += A B, A in registers. Rows of B are as wide as those of C.
+// C += A B, A in registers. Rows of B are as long as those of C.
 template <class Element, int kTilesM, int kTilesN, int kSteps>
 __device__ __forceinline__ void multiply_ab(float (&c)[kTilesM][kTilesN][4],
                                             const uint32_t (&a)[kTilesM][kSteps][4], const char* sB,
@@ -246,8 +247,8 @@ __device__ __forceinline__ void multiply_ab(float (&c)[kTilesM][kTilesN][4],
     }
 }
 
-// C += A B for columns from col0 on, both in shared memory, A for rows from row0 on: as it is, or
-// as its transpose [kK, rows]. kWidthA, kWidthB: elements of a row as it is stored.
+// C += A B, both in shared memory: rows of A from row0 on, columns of B from col0 on. A is stored
+// as is, or as its transpose [kK, rows]. kWidthA, kWidthB: lengths of stored rows.
 template <class Element, int kK, bool kTransposedA, int kWidthA, int kWidthB, int kTilesM,
           int kTilesN>
 __device__ __forceinline__ void multiply_ab(float (&c)[kTilesM][kTilesN][4], const char* sA, int a,
@@ -285,8 +286,8 @@ __device__ __forceinline__ void multiply_ab(float (&c)[kTilesM][kTilesN][4], con
 }
 //! [multiply]
 
-// Stores a warp's part of dK or dV, columns from col0 on, through its place in a tile of shared
-// memory that nobody reads any more. `g`: its first row, of which `rows` exist.
+// Stores a warp's part of dK or dV, columns from col0 on, through shared memory that no warp reads
+// any more. `g`: its first row; rows from `rows` on are not stored; `step`: row stride.
 //! [store]
 template <class Element, class Config, int kTilesM, int kTilesN>
 __device__ __forceinline__ void store_gradient(Element* g, int step, int rows,
@@ -304,7 +305,7 @@ __device__ __forceinline__ void store_gradient(Element* g, int step, int rows,
         *reinterpret_cast<uint32_t*>(sRows + swizzle_advance<kHeadDim>(lane_offset, col0 + 8 * n) +
                                      (16 * m + 8 * r) * Config::kRowBytes) =
             pack2<Element>(grad[m][n][2 * r] * factor, grad[m][n][2 * r + 1] * factor);
-  __syncwarp();  // all of the warp's rows are there
+  __syncwarp();  // all rows of the warp are visible
 #pragma unroll
   for (int r = lane_id / kSwizzleChunks; r < 16 * kTilesM; r += 32 / kSwizzleChunks)
 #pragma unroll
@@ -315,7 +316,7 @@ __device__ __forceinline__ void store_gradient(Element* g, int step, int rows,
 }
 //! [store]
 
-// Softcap. Of a score: P, and the factor of dP - D in dS, which is P times the slope of the cap.
+// Softcap: P of a score, and the factor of dP - D in dS, P times the derivative of the softcap.
 //! [features]
 struct Factors {
   float p, ds;
@@ -326,7 +327,7 @@ __device__ __forceinline__ Factors capped(float s, float lse_log2, const Shape& 
     const float p = exp2f(fmaf(s, shape.softmax_scale * kLog2e, -lse_log2));
     return {p, p};
   }
-  // tanh y = 1 - 2 / (e^2y + 1), a difference of like numbers where y is small; its slope is
+  // tanh y = 1 - 2 / (e^2y + 1) cancels near 0: use the Taylor series there. The derivative is
   // 1 - tanh^2.
   const float y = s * (shape.softmax_scale / shape.softcap), y2 = y * y;
   const float series = y * fmaf(y2, fmaf(y2, fmaf(y2, -17.0f / 315, 2.0f / 15), -1.0f / 3), 1);
@@ -335,9 +336,8 @@ __device__ __forceinline__ Factors capped(float s, float lse_log2, const Shape& 
   const float p = exp2f(fmaf(shape.softcap * kLog2e, tanh_y, -lse_log2));
   return {p, p * (4 * half * (1 - half))};
 }
-// Dropout. Its bytes for rows `row` and row + 1 and each 16 keys of this lane, in the order of
-// the accumulators. The lanes of two neighbouring keys need the same two calls of Philox: each
-// makes one.
+// Dropout: the bytes of rows `row` and row + 1, per 16 keys of this lane, in accumulator order. The
+// lanes of two neighbouring keys need the same two calls of Philox: each makes one of them.
 template <int kKeyTiles>
 __device__ __forceinline__ void draw(uint32_t (&bytes)[2][kKeyTiles], uint64_t seed, int64_t bh,
                                      int row, int key) {
@@ -356,7 +356,7 @@ __device__ __forceinline__ void draw(uint32_t (&bytes)[2][kKeyTiles], uint64_t s
 }
 //! [features]
 
-// (1) Of the rows of a tile: lse in base 2, D = rowsum(dO . O), and 0 where dQ is to be added up.
+// (1) Preprocess: lse in log2 units and D = rowsum(dO . O), per row; zeroes the dQ accumulator.
 //! [dot]
 template <class Element, class Config>
 __global__ void __launch_bounds__(256)
@@ -369,11 +369,11 @@ __global__ void __launch_bounds__(256)
   constexpr int kHeadDim = Config::kHeadDim, kBlockM = Config::kBlockM;
   constexpr int kLanes = kHeadDim % 128 == 0  ? kHeadDim / 8
                          : kHeadDim % 64 == 0 ? 8
-                                              : 4;  // of a row
+                                              : 4;  // lanes per row
   const int m_block = blockIdx.x % packing.num_m_blocks, row0 = m_block * kBlockM;
   const Sequence seq =
       sequence_of(shape, packing, blockIdx.x / packing.num_m_blocks, kHeadDim, kBlockM);
-  if (row0 >= seq.seqlen_q) return;  // of a batch with longer sequences
+  if (row0 >= seq.seqlen_q) return;  // the batch has longer sequences
   const int64_t tile = seq.tile + m_block;
   for (int slice = 0; slice < packing.num_slices; ++slice) {
     float4* const accum = gAccum + (slice * packing.slice_tiles + tile) * (kBlockM * kHeadDim / 4);
@@ -398,14 +398,14 @@ __global__ void __launch_bounds__(256)
     if (threadIdx.x % kLanes == 0) {
       const float lse = inside ? gLse[seq.lse + row0 + r] : -INFINITY;
       gRows[tile * (2 * kBlockM) + r] =
-          lse == -INFINITY ? INFINITY : lse * kLog2e;  // P = 0: nothing is seen
+          lse == -INFINITY ? INFINITY : lse * kLog2e;  // fully masked row: P = 0
       gRows[tile * (2 * kBlockM) + kBlockM + r] = sum;
     }
   }
 }
 //! [dot]
 
-// (8) dQ, rounded: the same threads and fragments as its MMAs.
+// (8) Postprocess: rounds dQ; thread and fragment indices are those of the MMAs.
 //! [convert]
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads)
@@ -416,7 +416,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int m_block = blockIdx.x % packing.num_m_blocks;
   const Sequence seq = sequence_of(shape, packing, blockIdx.x / packing.num_m_blocks,
                                    Config::kHeadDim, Config::kBlockM);
-  if (m_block * Config::kBlockM >= seq.seqlen_q) return;  // of a batch with longer sequences
+  if (m_block * Config::kBlockM >= seq.seqlen_q) return;  // the batch has longer sequences
   constexpr int kTilesN = Config::kQueryCols / 8;
   const int row0 = m_block * Config::kBlockM + warp_id % Config::kQueryWarpsM * Config::kQueryRows;
   const int col0 = warp_id / Config::kQueryWarpsM * Config::kQueryCols + 2 * (lane_id % 4);

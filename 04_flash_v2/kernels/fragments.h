@@ -1,8 +1,7 @@
-// What the lanes of a warp do with their parts of S. The same for all forward steps of this
-// chapter.
+// Masks and reductions on accumulators, shared by the forward steps of this chapter.
 //
-// An accumulator lies as drawn in ptx/mma.h: a lane has, of 8 columns, columns 2 (lane % 4) and the
-// next one, of rows lane / 4 and lane / 4 + 8. A row belongs to a quad of four lanes.
+// Accumulator layout, as drawn in ptx/mma.h: of 8 columns a lane has columns 2 (lane % 4) and the
+// next one, of rows lane / 4 and lane / 4 + 8. A quad of four lanes shares a row.
 #pragma once
 
 #include "attn/kernel.h"
@@ -10,11 +9,11 @@
 namespace ATTN_BACKEND::flash2 {
 using namespace attn;
 
-// Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+// Finite initial row maximum: avoids (-inf) - (-inf) = NaN.
 constexpr float kLowest = -3.4028234e38f;
 
-// threadIdx.x, read anew each time: as one variable it, and all that follows from it, would keep
-// registers in the loop.
+// threadIdx.x, read again at each use: kept in a variable, it and the values derived from it would
+// occupy registers throughout the loop.
 __device__ __forceinline__ int thread_index() {
 #ifdef ATTN_EMULATED
   return static_cast<int>(threadIdx.x);
@@ -34,10 +33,9 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Keys that a row does not see get -inf. `own`: where this lane's first row is among the keys,
-// counted from the lane's first key; `left`: how many keys there are from the first column on.
-// What a row sees shifts with it. One loop for each edge: both in one take registers that are not
-// there.
+// Sets masked scores to -inf. `row_minus_col`: diagonal of this lane's first row, relative to its
+// first key; `left`: number of keys from the first column on. The bounds shift with the row. One
+// loop per edge: one loop for both would spill registers.
 //! [mask]
 template <int kTiles, int kColumns>
 __device__ __forceinline__ void apply_mask(float (&s)[kTiles][kColumns][4], const Shape& shape,

@@ -8,8 +8,8 @@
 namespace ATTN_BACKEND::flash2 {
 using namespace attn;
 
-// Softcap and ALiBi; scores become those of base 2, with nothing left to multiply. `own`: where
-// this lane's first row is among the keys, counted from the lane's first key.
+// Softcap and ALiBi; converts scores to log2 units, with no factor left to apply. `diagonal`:
+// diagonal of this lane's first row, relative to its first key.
 //! [features]
 template <int kTiles, int kColumns>
 __device__ __forceinline__ void apply_softcap_and_alibi(float (&s)[kTiles][kColumns][4],
@@ -26,7 +26,7 @@ __device__ __forceinline__ void apply_softcap_and_alibi(float (&s)[kTiles][kColu
   };
   if (shape.softcap > 0) {
     const float cap = shape.softcap * kLog2e, in = shape.softmax_scale / shape.softcap;
-    // tanh y = 1 - 2 / (e^2y + 1), a difference of like numbers where y is small: there its series.
+    // tanh y = 1 - 2 / (e^2y + 1) cancels near 0: use the Taylor series there.
     each([&](float x, int) {
       const float y = x * in, y2 = y * y;
       const float series = y * fmaf(y2, fmaf(y2, fmaf(y2, -17.0f / 315, 2.0f / 15), -1.0f / 3), 1);
@@ -45,8 +45,8 @@ __device__ __forceinline__ void apply_softcap_and_alibi(float (&s)[kTiles][kColu
 }
 //! [features]
 
-// Sets to 0 what dropout drops of row `row`, half `r` of the accumulators: 16 bytes of Philox for
-// 64 keys.
+// Zeroes the dropped probabilities of row `row` (row `r` of each accumulator). One Philox call
+// gives the lane's 16 bytes for 64 keys.
 template <int kColumns>
 __device__ __forceinline__ void apply_dropout(float (&s)[kColumns][4], int r, uint64_t seed,
                                               int64_t bh, int row, int key0, int dropped) {
@@ -54,7 +54,7 @@ __device__ __forceinline__ void apply_dropout(float (&s)[kColumns][4], int r, ui
 #pragma unroll
   for (int first = 0; first < kKeys; first += 64) {
     const PhiloxBits bits = dropout_bits(seed, bh, row, (key0 + first) / 64, threadIdx.x % 4);
-    const int skipped = kKeys % 64 == 0 ? 0 : key0 % 64 / 4;  // bytes of the keys before
+    const int skipped = kKeys % 64 == 0 ? 0 : key0 % 64 / 4;  // bytes of the keys before key0
 #pragma unroll
     for (int i = 0; i < 16 && first + i * 4 < kKeys; ++i)
       if (bits.byte(skipped + i) < static_cast<uint32_t>(dropped))

@@ -1,5 +1,4 @@
-// Where an element of a tile lies in shared memory, and how a lane goes along a row: as
-// v7_xor_addresses has it. The same for all steps after it.
+// XOR swizzle of a tile, as in v7_xor_addresses, shared by the later steps.
 #pragma once
 
 #include "attn/kernel.h"
@@ -8,23 +7,24 @@
 namespace ATTN_BACKEND::flash2 {
 using namespace attn;
 
-// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks change
-// places, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+// XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
   const int phase = kHeadDim % 64 == 0 ? row % 8 : row / 2 % 4;
   return row * kHeadDim + ((col / 8) ^ phase) * 8 + col % 8;
 }
-// The byte offset `cols` columns further in the same row, from an even column of chunks: bits 4 to
-// 6 of the start of a row are 0 (4 and 5 where kSwizzleChunks is 4), so that a chunk changes place
-// by an XOR, and kSwizzleChunks chunks by a sum.
+// Byte offset `cols` columns further along the row: XOR within a span of kSwizzleChunks chunks,
+// addition from span to span. Valid because bits 4 to 6 of a row's start are 0 (4 and 5 if
+// kSwizzleChunks is 4), for an `offset` in chunk column 0, and in column 1 if `cols` is a multiple
+// of 16.
 template <int kSwizzleChunks>
 __host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
   return (offset ^ (2 * (cols % (8 * kSwizzleChunks)))) +
          cols / (8 * kSwizzleChunks) * (16 * kSwizzleChunks);
 }
 
-// The very addresses of the three ldmatrix below: Q and V, K; and those of O.
+// The addresses of the ldmatrix of Q and V and of K, and of the stores of O.
 template <int kHeadDim>
 constexpr bool free_of_conflicts() {
   constexpr int kSwizzleChunks = kHeadDim % 64 == 0 ? 8 : 4;
@@ -39,7 +39,7 @@ constexpr bool free_of_conflicts() {
     if (ldmatrix_access(q_or_v, 4).conflicts() + ldmatrix_access(k, 4).conflicts() > 0)
       return false;
     if (shared_access(o, 4).conflicts() > 0) return false;
-    for (int l = 0; l < 32; ++l)  // swizzle_advance gives the very same addresses
+    for (int l = 0; l < 32; ++l)  // swizzle_advance gives the same addresses
       if (swizzle_advance<kSwizzleChunks>(2 * swizzled_offset<kHeadDim>(l % 16, l / 16 * 8), col) !=
           q_or_v(l))
         return false;

@@ -1,5 +1,4 @@
-// What a block of the grid works on: a tile of queries of one head, where it lies in memory, and
-// the blocks of keys that it sees. The same for all forward steps of this chapter.
+// Memory layout of a query tile, and its KV blocks; shared by the forward steps of this chapter.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +8,8 @@
 namespace ATTN_BACKEND::flash2 {
 using namespace attn;
 
-// Blocks of keys: some row of [row0, row0 + rows) sees something of [begin, end), and every row
-// sees all of [unmasked_begin, unmasked_end).
+// KV blocks: each in [begin, end) has a key visible to some row of [row0, row0 + rows); every key
+// of [unmasked_begin, unmasked_end) is visible to every row.
 //! [ranges]
 struct KvBlockRange {
   int begin, unmasked_begin, unmasked_end, end;
@@ -21,21 +20,21 @@ __device__ __forceinline__ KvBlockRange kv_block_range(const Shape& shape, int s
   const int last = min(row0 + rows, seqlen_q) - 1, causal_offset = seqlen_k - seqlen_q;
   const int begin = max(0, row0 + causal_offset - shape.window_left);
   const int end = min(seqlen_k, last + causal_offset + shape.window_right + 1);
-  if (end <= begin) return {0, 0, 0, 0};  // O = 0 and lse = -inf for all
-  // What the last row sees first, and the first row last.
+  if (end <= begin) return {0, 0, 0, 0};  // all rows are fully masked: O = 0, lse = -inf
+  // Range visible to every row: first key of the last row to last key of the first row.
   const int all_begin = max(0, last + causal_offset - shape.window_left);
   const int all_end = min(seqlen_k, row0 + causal_offset + shape.window_right + 1);
   KvBlockRange kv_range{begin / block_n, ceil_div(all_begin, block_n), all_end / block_n,
-                   ceil_div(end, block_n)};
+                        ceil_div(end, block_n)};
   kv_range.unmasked_begin = min(kv_range.unmasked_begin, kv_range.end);
   kv_range.unmasked_end = max(kv_range.unmasked_begin, kv_range.unmasked_end);
   return kv_range;
 }
 //! [ranges]
 
-// Heads of a section: as many as have K and V of 16 MB, of an H200's L2 of 60 MB, or one group that
-// shares them. Sections are of equal size: a last one of few heads would begin its longest tiles
-// when the others are done, on few SMs.
+// Heads per section: as many as have K and V of 16 MB (an H200's L2 has 60 MB), at least one KV
+// head's group. Balance the sections: a short last section would start its longest tiles late and
+// leave most SMs idle.
 //! [section]
 inline int64_t heads_of_section(const Problem& p) {
   const int64_t heads = p.heads * p.batch, kv_bytes = 2 * p.seqlen_k * p.head_dim * 2;
@@ -44,9 +43,9 @@ inline int64_t heads_of_section(const Problem& p) {
 }
 //! [section]
 
-// Where the rows of a head lie: elements before the first one, and how many there are.
+// One query head of a sequence: offsets of its first row, and lengths.
 struct Sequence {
-  int64_t q, kv, lse;  // of Q and O, of K and V, of lse
+  int64_t q, kv, lse;  // in Q and O, in K and V, in lse
   int seqlen_q, seqlen_k;
 };
 __device__ __forceinline__ Sequence sequence_of(const Shape& shape, int bh, int head_dim) {
@@ -56,19 +55,18 @@ __device__ __forceinline__ Sequence sequence_of(const Shape& shape, int bh, int 
           int64_t{bh} * shape.seqlen_q, shape.seqlen_q, shape.seqlen_k};
 }
 
-// How rows lie one after the other, a template argument of the kernel. [B, H, seqlen, d]: known to
-// the compiler, as if there were no other way.
+// Row strides, a template argument of the kernel. [B, H, seqlen, d]: compile-time strides.
 template <int kHeadDim>
 struct Contiguous {
   static constexpr int q_stride = kHeadDim,
-                       kv_stride = kHeadDim;  // elements from a row to the next
+                       kv_stride = kHeadDim;  // elements from one row to the next
   explicit Contiguous(const Arguments&) {}
 };
-// Sequences of several lengths are packed, [tokens, H, d]; cu_seqlens[b] is the first token of
-// sequence b. Else the pointers are null.
+// Packed sequences: [tokens, H, d]; cu_seqlens[b] is the first token of sequence b. Without packed
+// sequences the pointers are null.
 struct Packed {
   const int *cu_seqlens_q, *cu_seqlens_k;  // [B + 1]
-  int q_stride, kv_stride;                 // elements from a row to the next
+  int q_stride, kv_stride;                 // elements from one row to the next
   explicit Packed(const Arguments& args)
       : cu_seqlens_q(args.in_or_null<int>("cu_seqlens_q")),
         cu_seqlens_k(args.in_or_null<int>("cu_seqlens_k")) {

@@ -1,4 +1,4 @@
-// v13_tuned's tiles for each head dim, from a sweep (host/sweep.cu).
+// v13_tuned's tiles per head dim, from a sweep (host/sweep.cu).
 #pragma once
 
 #include "attn/kernel.h"
@@ -9,8 +9,8 @@ namespace ATTN_BACKEND::flash2 {
 struct Tuning {
   int block_m = 128, block_n = 64;  // B_r, B_c
   int num_warps = 4;
-  int q_steps = 0;  // of every 16 columns of Q, how many stay in registers
-  int stages = 1;  // 1: K and V each in flight during the other MMA; 2: both, a block of keys ahead
+  int q_steps = 0;  // 16-column fragments of Q in registers
+  int stages = 1;   // 1: V loads during Q K^T, the next K during P V; 2: K and V one block ahead
   int blocks_per_sm = 2;
 };
 template <int kHeadDim_, Tuning kTuning>
@@ -18,12 +18,13 @@ struct Tuned {
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kBlockM = kTuning.block_m, kBlockN = kTuning.block_n;  // B_r, B_c
   static constexpr int kNumWarps = kTuning.num_warps, kThreads = 32 * kNumWarps;
-  static constexpr int kWarpRows = kBlockM / kNumWarps, kTiles = kWarpRows / 16;  // MMAs' rows
+  // 16-row MMA tiles per warp
+  static constexpr int kWarpRows = kBlockM / kNumWarps, kTiles = kWarpRows / 16;
   static constexpr int kQSteps = kTuning.q_steps, kStages = kTuning.stages;
   static constexpr int kBlocksPerSm = kTuning.blocks_per_sm;
   static constexpr int kRowBytes = 2 * kHeadDim;
   static constexpr int kSwizzleChunks =
-      kHeadDim % 64 == 0 ? 8 : 4;                              // chunks that change places in a row
+      kHeadDim % 64 == 0 ? 8 : 4;  // 16-byte chunks that the swizzle permutes
   static constexpr int kCopyRows = kThreads / kSwizzleChunks;  // rows that the block copies at once
   static_assert(kWarpRows % 16 == 0 && kBlockN % 16 == 0, "warps own whole MMAs");
   static_assert(kBlockM % kCopyRows == 0 && kBlockN % kCopyRows == 0, "threads copy alike");
@@ -39,7 +40,7 @@ template <>
 struct Config<192> : Tuned<192, Tuning{.block_m = 64}> {};
 template <>
 struct Config<256> : Tuned<256, Tuning{.block_m = 64, .q_steps = 8}> {};
-// The same for softcap, ALiBi and dropout, which need registers themselves.
+// Tiles for softcap, ALiBi and dropout, which need registers.
 template <int kHeadDim>
 struct WithFeatures : Config<kHeadDim> {};
 template <>

@@ -1,4 +1,4 @@
-// What chapter 04 promises: every step right on every shape that it accepts, on both back ends.
+// Tests of chapter 04, forward: every step on every shape that it accepts, on both back ends.
 #include <set>
 #include <tuple>
 
@@ -12,7 +12,7 @@ using namespace attn::tests;
 namespace {
 
 const std::vector<int64_t> kShort{1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 113, 127, 128, 129, 203};
-// not every step has the last ones
+// not every step supports the last ones
 const std::vector<int64_t> kHeadDims{64, 128, 32, 64, 96, 128, 192, 256};
 const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
 
@@ -22,7 +22,7 @@ const Step& step_named(const std::string& name) {
   throw std::runtime_error("no step " + name);
 }
 
-// Every third problem has dropout: of the forward steps only the last two have it.
+// Every third problem has dropout; only the last two forward steps support it.
 template <class Body>
 void problems(const std::vector<int64_t>& lengths, Body body) {
   int n = 0;
@@ -32,7 +32,7 @@ void problems(const std::vector<int64_t>& lengths, Body body) {
   });
 }
 
-// The one step that has every feature.
+// The step with all features.
 void check_tuned(Problem p, Backend backend) {
   p.finish();
   const Step& step = step_named("v13_tuned");
@@ -52,15 +52,15 @@ void add_mask(Problem& p, int mask, int n) {
   if (mask == 2) p.window_left = n * 37 % 150, p.window_right = n * 53 % 90;
 }
 
-// The (seqlen_q, seqlen_k) of FlashAttention's own tests, but for the longest.
+// (seqlen_q, seqlen_k) of FlashAttention's own tests, except the longest.
 constexpr int64_t kOfficial[][2] = {{1, 1},       {64, 128},    {128, 192},  {256, 256}, {239, 1},
                                     {799, 3},     {113, 203},   {113, 128},  {128, 217}, {113, 211},
                                     {108, 256},   {1, 3},       {2, 1},      {511, 1},   {3, 513},
                                     {307, 256},   {256, 512},   {384, 256},  {640, 128}, {512, 256},
                                     {1024, 1024}, {1023, 1024}, {1024, 1023}};
 
-// Problems in which every pair of shape class, mask, features, heads, head dim and type occurs.
-// Returns how many pairs.
+// Problems that contain every pair of shape class, mask, features, heads, head dim and type.
+// Returns the number of pairs.
 template <class Body>
 std::size_t official_problems(int turns, int64_t longest_twice, Body body) {
   constexpr int64_t kDims[] = {64, 128, 96, 256, 32, 192, 128},
@@ -86,7 +86,7 @@ std::size_t official_problems(int turns, int64_t longest_twice, Body body) {
 constexpr std::size_t kAllPairs =
     3 * 8 + 3 * 5 + 3 * 7 + 3 * 2 + 8 * 5 + 8 * 7 + 8 * 2 + 5 * 7 + 5 * 2 + 7 * 2;
 
-// Every step, and the last one with all features, too.
+// Every step; the last one with all features as well.
 std::vector<std::pair<Step, bool>> plain_and_with_features() {
   std::vector<std::pair<Step, bool>> all;
   for (const Step& step : chapter().steps)
@@ -95,7 +95,7 @@ std::vector<std::pair<Step, bool>> plain_and_with_features() {
   return all;
 }
 
-// Batches of sequences: some without queries, some without keys, one without either.
+// Packed batches: some sequences without queries, some without keys, one without either.
 template <class Body>
 void packed_problems(Body body) {
   for (int n = 0; n < 24; ++n) {
@@ -103,7 +103,7 @@ void packed_problems(Body body) {
     Problem p = problem(1, 1, kDims[n % 5], n % 2 == 0 ? DType::bf16 : DType::fp16);
     p.varlen_q = {0, 1, 64, 113, 0, 129, 5, 2, 0};
     p.varlen_k = {9, 3, 128, 70, 0, 200, 0, 1, 300};
-    // the last one, too, and no key at all after it
+    // the last sequence as well, with no key after it
     if (n % 4 == 1) p.varlen_q = {0, 0, 33}, p.varlen_k = {0, 20, 0};
     if (n % 4 == 3) p.varlen_q = {3, 130, 307}, p.varlen_k = {513, 64, 1};
     p.heads = n % 3 == 0 ? 4 : 2, p.kv_heads = n % 2 + 1;
@@ -116,9 +116,10 @@ void packed_problems(Body body) {
 
 }  // namespace
 
-// 16 bits everywhere. The last two steps of each ladder have softcap, packed sequences, dropout and
-// any scale, forward ALiBi, too; v13, b7 and b8 have six head dims instead of three. Backward all
-// have packed sequences, and b6 has softcap and dropout. No other step takes a scale below 1e-37.
+// 16-bit types everywhere. The last two steps of each ladder support softcap, packed sequences,
+// dropout and any scale, forward ALiBi as well; v13, b7 and b8 have six head dims instead of three.
+// All backward steps support packed sequences; b6 supports softcap and dropout. No other step takes
+// a scale below 1e-37.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   const bool three = one_of(p.head_dim, {32, 64, 128}),
              six = three || one_of(p.head_dim, {96, 192, 256});
@@ -135,8 +136,8 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
   return p.softmax_scale >= 1e-37 && p.dropout == 0;
 }
 
-TEST_CASE("steps drop the same probabilities as the reference, bit for bit", "[emulated]") {
-  // With V = identity columns, O shows P: where it is 0, the probability was dropped.
+TEST_CASE("steps drop the same probabilities as the reference bit for bit", "[emulated]") {
+  // With V = identity columns O shows P: an O of 0 is a dropped probability.
   Problem p = problem(33, 64, 64, DType::fp16);
   p.heads = p.kv_heads = 2;
   p.dropout = 0.5;
@@ -163,7 +164,7 @@ TEST_CASE("steps drop the same probabilities as the reference, bit for bit", "[e
   }
 }
 
-TEST_CASE("forward steps are right on short problems", "[emulated]") {
+TEST_CASE("forward steps match the reference on short problems", "[emulated]") {
   Counts ran;
   int n = 0;
   problems(kShort, [&](Problem p) {
@@ -173,7 +174,7 @@ TEST_CASE("forward steps are right on short problems", "[emulated]") {
   CHECK(ran.least('v') >= 10);
 }
 
-TEST_CASE("forward steps are right on long problems", "[emulated]") {
+TEST_CASE("forward steps match the reference on long problems", "[emulated]") {
   for (const int64_t n : {239, 511, 512, 799})
     check_steps("forward",
                 one_head(problem(n, n, n % 2 == 0 ? 64 : 32, DType::bf16, InputKind::needle)),
@@ -184,17 +185,18 @@ TEST_CASE("forward steps are right on long problems", "[emulated]") {
   check_steps("forward", causal, Backend::emulated);
 }
 
-TEST_CASE("official shapes with pairs of all features", "[emulated]") {
+TEST_CASE("FlashAttention's test shapes with all pairs of features match the reference",
+          "[emulated]") {
   const std::size_t pairs =
       official_problems(4, 260, [](const Problem& p) { check_tuned(p, Backend::emulated); });
   CHECK(pairs == kAllPairs);
 }
 
-TEST_CASE("packed sequences, empty ones among them", "[emulated]") {
+TEST_CASE("packed sequences including empty ones match the reference", "[emulated]") {
   packed_problems([](const Problem& p) { check_tuned(p, Backend::emulated); });
 }
 
-TEST_CASE("scales of any sign and size", "[emulated]") {
+TEST_CASE("softmax scales of any sign and size match the reference", "[emulated]") {
   for (const double scale : {-0.3, -1e-3, 1e-50, 1e-38, 2e-37, 0.02, 3.0})
     for (const double softcap : {0.0, 0.5, 1e6}) {
       Problem p = problem(70, 130, 64, DType::bf16);
@@ -205,8 +207,8 @@ TEST_CASE("scales of any sign and size", "[emulated]") {
     }
 }
 
-TEST_CASE("windows of any width at the edges of tiles", "[emulated]") {
-  // Widths 0, 1, around a tile of keys, and beyond the end, to each side and to both.
+TEST_CASE("sliding windows of any width at tile boundaries match the reference", "[emulated]") {
+  // Widths 0, 1, around a key tile, and past the end, to each side and to both.
   for (const int64_t width : {0, 1, 63, 64, 65, 127, 128, 129, 500})
     for (int side = 0; side < 3; ++side) {
       Problem p = problem(300, side == 1 ? 420 : 300, 64, DType::bf16, InputKind::needle);
@@ -217,8 +219,8 @@ TEST_CASE("windows of any width at the edges of tiles", "[emulated]") {
     }
 }
 
-TEST_CASE("rows that see nothing", "[emulated]") {
-  // More queries than keys: the first rows see no key, and whole tiles of rows do not.
+TEST_CASE("fully masked rows give O = 0 and lse = -inf", "[emulated]") {
+  // More queries than keys: the first rows are fully masked, and so are whole query tiles.
   for (const int64_t d : {64, 96, 128, 256})
     for (const int64_t window_left : {-1, 3}) {
       Problem p = problem(400, 20, d, DType::fp16);
@@ -228,7 +230,7 @@ TEST_CASE("rows that see nothing", "[emulated]") {
     }
 }
 
-TEST_CASE("every schedule gives the same bits", "[emulated]") {
+TEST_CASE("results are bitwise equal under every thread schedule", "[emulated]") {
   for (const auto& [step, features] : plain_and_with_features()) {
     Problem p = problem(140, 300, 64, DType::bf16, InputKind::needle);
     p.causal = true;
@@ -250,7 +252,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
   }
 }
 
-TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+TEST_CASE("steps refuse unsupported problems with the reason", "[emulated]") {
   Problem p = problem(8, 8, 96, DType::bf16);
   p.finish();
   CHECK(refusal(step_named("v2_split_q"), p).value().find("32, 64 and 128") != std::string::npos);
@@ -270,7 +272,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
       CHECK(refusal(step_named(name), p).value().find("this step takes 1e-37 and more") !=
             std::string::npos);
     }
-  for (int set = 0; set < 3; ++set) {  // what only v12 and v13 have
+  for (int set = 0; set < 3; ++set) {  // only v12 and v13
     p = problem(8, 8, 64, DType::bf16);
     if (set == 0) p.varlen_q = {8};
     if (set > 0) add_features(p, set, 0);
@@ -281,7 +283,7 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   }
 }
 
-TEST_CASE("nothing but inputs and outputs is in memory", "[emulated]") {
+TEST_CASE("forward steps need no workspace", "[emulated]") {
   Problem p = problem(1024, 1024, 64, DType::bf16);
   p.finish();
   for (const Step& step : chapter().steps) {
@@ -290,7 +292,7 @@ TEST_CASE("nothing but inputs and outputs is in memory", "[emulated]") {
   }
 }
 
-TEST_CASE("the model counts what a step does", "[emulated]") {
+TEST_CASE("the cost model matches a hand count", "[emulated]") {
   Problem p = problem(1024, 1024, 64, DType::bf16);
   p.finish();
   const Phase all = step_named("v1_loop_swap").cost(p).at(0);
@@ -300,7 +302,7 @@ TEST_CASE("the model counts what a step does", "[emulated]") {
   CHECK(all.l2_bytes == 2 * (2 * 1024 * 64 * 2 + 1024 * 4 + 8 * 2 * 1024 * 64 * 2));
 }
 
-TEST_CASE("all steps on the GPU", "[gpu]") {
+TEST_CASE("all steps match the reference on the GPU", "[gpu]") {
   Counts ran;
   problems(kLengths, [&](Problem p) { ran += check_steps("forward", p, Backend::gpu); });
   CHECK(ran.least('v') >= 47);
@@ -309,7 +311,7 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
   check_steps("forward", p, Backend::gpu);
 }
 
-TEST_CASE("all features on the GPU", "[gpu]") {
+TEST_CASE("all features match the reference on the GPU", "[gpu]") {
   CHECK(official_problems(8, 2000, [](const Problem& p) { check_tuned(p, Backend::gpu); }) ==
         kAllPairs);
   packed_problems([](const Problem& p) { check_tuned(p, Backend::gpu); });
@@ -320,7 +322,7 @@ TEST_CASE("all features on the GPU", "[gpu]") {
       add_features(p, set, set);
       check_tuned(p, Backend::gpu);
     }
-  // the GPU takes denormal numbers for 0
+  // the GPU flushes denormals to 0
   for (const double scale : {-0.3, 1e-50, 1e-39, 1e-38, 2e-37}) {
     Problem p = problem(70, 130, 64, DType::bf16);
     p.causal = true, p.softmax_scale = scale;
@@ -328,7 +330,7 @@ TEST_CASE("all features on the GPU", "[gpu]") {
   }
 }
 
-TEST_CASE("the two back ends agree", "[gpu]") {
+TEST_CASE("GPU and emulator agree to one rounding of bf16", "[gpu]") {
   Problem p = problem(203, 239, 64, DType::bf16, InputKind::needle);
   p.causal = true;
   p.finish();
@@ -349,7 +351,7 @@ TEST_CASE("the two back ends agree", "[gpu]") {
   }
 }
 
-TEST_CASE("1000 repeats give the same bits", "[gpu]") {
+TEST_CASE("1000 GPU runs give bitwise equal results", "[gpu]") {
   for (const auto& [step, features] : plain_and_with_features()) {
     Problem p = problem(203, 603, 64, DType::bf16);
     if (features) p.varlen_q = {203, 0, 70}, p.varlen_k = {603, 5, 90}, add_features(p, 7, 0);
@@ -362,8 +364,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("inputs of large problems are inputs like others, and so are rows of their outputs",
-          "[emulated]") {
+TEST_CASE("the checks of large tensors pass on small tensors", "[emulated]") {
   Problem p = problem(70, 90, 64, DType::bf16);
   for (const char* operation : {"forward", "backward"}) {
     check_large_steps(operation, p, Backend::emulated);
@@ -381,10 +382,10 @@ TEST_CASE("inputs of large problems are inputs like others, and so are rows of t
   REQUIRE(session.prepare(step_named("v13_tuned")).ok());
   REQUIRE(session.launch().ok());
   CHECK(check_rows(session, expected) == "");
-  expected[0].rows[40].i += 1;  // another row than the one that is expected
+  expected[0].rows[40].i += 1;  // a row other than the expected one
   CHECK(check_rows(session, expected).find("in memory this row is") != std::string::npos);
 }
 
-TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
+TEST_CASE("tensors of more than 2^31 elements", "[gpu][large]") {
   for (const Problem& p : large_problems()) check_large_steps("forward", p, Backend::gpu);
 }

@@ -1,4 +1,4 @@
-// The algorithm of chapter 04 on the CPU: any tile sizes give attention.
+// Tests of the CPU algorithm of chapter 04: the result does not depend on tile sizes.
 #include <random>
 
 #include "04_flash_v2/host/algorithm.h"
@@ -18,7 +18,7 @@ Matrix random_matrix(Index rows, Index cols, double spread, unsigned seed) {
   return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
 }
 
-// O and lse by the formula, with all of S at once.
+// O and lse by definition, with all of S at once.
 Result textbook(const Matrix& q, const Matrix& k, const Matrix& v, double scale, bool causal) {
   Result t{Matrix::Zero(q.rows(), v.cols()), Vector::Constant(q.rows(), -flash2::kInfinity)};
   for (Index i = 0; i < q.rows(); ++i) {
@@ -35,14 +35,16 @@ Result textbook(const Matrix& q, const Matrix& k, const Matrix& v, double scale,
 void check_close(const Result& result, const Result& t) {
   CHECK((result.o - t.o).cwiseAbs().maxCoeff() < 1e-12);
   for (Index i = 0; i < t.lse.size(); ++i) {
-    if (std::isinf(t.lse(i))) CHECK(result.lse(i) == t.lse(i));
-    else CHECK(std::abs(result.lse(i) - t.lse(i)) < 1e-11 * (1 + std::abs(t.lse(i))));
+    if (std::isinf(t.lse(i)))
+      CHECK(result.lse(i) == t.lse(i));
+    else
+      CHECK(std::abs(result.lse(i) - t.lse(i)) < 1e-11 * (1 + std::abs(t.lse(i))));
   }
 }
 
 }  // namespace
 
-TEST_CASE("Algorithm 1 of FlashAttention-2 is attention, whatever the tile sizes", "[algorithm]") {
+TEST_CASE("Algorithm 1 of FlashAttention-2 equals attention for all tile sizes", "[algorithm]") {
   for (const bool causal : {false, true})
     for (const auto& [rows, keys] :
          {std::pair<Index, Index>{37, 37}, {37, 53}, {53, 37}, {1, 9}, {9, 1}})
@@ -59,7 +61,7 @@ TEST_CASE("Algorithm 1 of FlashAttention-2 is attention, whatever the tile sizes
       }
 }
 
-TEST_CASE("a block's class says what its elements say", "[algorithm]") {
+TEST_CASE("the class of a block agrees with the mask of its elements", "[algorithm]") {
   for (const Index shift : {-7, 0, 5})
     for (Index row0 = 0; row0 < 24; row0 += 4)
       for (Index key0 = 0; key0 < 32; key0 += 8) {
@@ -74,8 +76,7 @@ TEST_CASE("a block's class says what its elements say", "[algorithm]") {
       }
 }
 
-TEST_CASE("scores of 1e4 do not overflow, and a maximum that grows with each tile is no harm",
-          "[algorithm]") {
+TEST_CASE("scores of 1e4 do not overflow when the maximum grows at each KV block", "[algorithm]") {
   Matrix q = Matrix::Ones(3, 1), k(32, 1), v = random_matrix(32, 4, 1, 7);
   for (Index j = 0; j < 32; ++j) k(j, 0) = 1e4 * double(j - 16) / 16;
   check_close(flash2::forward(q, k, v, 1, false, 2, 4), textbook(q, k, v, 1, false));

@@ -1,4 +1,4 @@
-// What chapter 04 promises of its backward pass.
+// Tests of chapter 04, backward.
 #include <set>
 #include <tuple>
 
@@ -11,10 +11,10 @@ using namespace attn::tests;
 namespace {
 
 const std::vector<int64_t> kShort{1, 2, 3, 15, 16, 17, 31, 33, 63, 64, 65, 113, 127, 128, 129, 203};
-// not every step has the last ones
+// not every step supports the last ones
 const std::vector<int64_t> kHeadDims{64, 128, 32, 64, 96, 128, 192, 256};
 const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
-const char* const kTuned[] = {"b7_tuned", "b8_deterministic"};  // those that have every feature
+const char* const kTuned[] = {"b7_tuned", "b8_deterministic"};  // the steps with all features
 
 const Step& step_named(const std::string& name) {
   for (const Step& s : chapter().steps)
@@ -43,15 +43,15 @@ void add_mask(Problem& p, int mask, int n) {
   if (mask == 2) p.window_left = n * 37 % 150, p.window_right = n * 53 % 90;
 }
 
-// The (seqlen_q, seqlen_k) of FlashAttention's own tests, but for the longest.
+// (seqlen_q, seqlen_k) of FlashAttention's own tests, except the longest.
 constexpr int64_t kOfficial[][2] = {{1, 1},       {64, 128},    {128, 192},  {256, 256}, {239, 1},
                                     {799, 3},     {113, 203},   {113, 128},  {128, 217}, {113, 211},
                                     {108, 256},   {1, 3},       {2, 1},      {511, 1},   {3, 513},
                                     {307, 256},   {256, 512},   {384, 256},  {640, 128}, {512, 256},
                                     {1024, 1024}, {1023, 1024}, {1024, 1023}};
 
-// Problems in which every pair of mask, features, heads, head dim and type occurs. Returns how many
-// pairs do.
+// Problems that contain every pair of mask, features, heads, head dim and type. Returns the number
+// of pairs.
 template <class Body>
 std::size_t official_problems(int turns, int64_t longest, Body body) {
   constexpr int64_t kDims[] = {64, 128, 96, 256, 32, 192, 128},
@@ -77,7 +77,7 @@ std::size_t official_problems(int turns, int64_t longest, Body body) {
 constexpr std::size_t kAllPairs =
     3 * 4 + 3 * 5 + 3 * 7 + 3 * 2 + 4 * 5 + 4 * 7 + 4 * 2 + 5 * 7 + 5 * 2 + 7 * 2;
 
-// Batches of sequences: some without queries, some without keys, one without either.
+// Packed batches: some sequences without queries, some without keys, one without either.
 template <class Body>
 void packed_problems(int count, Body body) {
   for (int n = 0; n < count; ++n) {
@@ -85,7 +85,7 @@ void packed_problems(int count, Body body) {
     Problem p = problem(1, 1, kDims[n % 5], n % 2 == 0 ? DType::bf16 : DType::fp16);
     p.varlen_q = {0, 1, 64, 113, 0, 129, 5, 2, 0};
     p.varlen_k = {9, 3, 128, 70, 0, 200, 0, 1, 300};
-    // the last one, too, and no key at all after it
+    // the last sequence as well, with no key after it
     if (n % 4 == 1) p.varlen_q = {0, 0, 33}, p.varlen_k = {0, 20, 0};
     if (n % 4 == 3) p.varlen_q = {3, 130, 307}, p.varlen_k = {413, 64, 1};
     p.heads = n % 3 == 0 ? 4 : 2, p.kv_heads = n % 2 + 1;
@@ -96,7 +96,7 @@ void packed_problems(int count, Body body) {
   }
 }
 
-// The largest distance of two tensors, relative to the largest element.
+// The largest difference of two tensors, relative to the largest element.
 double distance(const HostTensor& a, const HostTensor& b) {
   double most = 0, size = 0;
   for (std::size_t i = 0; i < a.data.size(); ++i) {
@@ -108,7 +108,7 @@ double distance(const HostTensor& a, const HostTensor& b) {
 
 }  // namespace
 
-TEST_CASE("backward steps are right on short problems", "[emulated]") {
+TEST_CASE("backward steps match the reference on short problems", "[emulated]") {
   int n = 0;
   Counts ran;
   covering_problems(kShort, kHeadDims, kDTypes, [&](Problem p) {
@@ -119,17 +119,17 @@ TEST_CASE("backward steps are right on short problems", "[emulated]") {
   CHECK(ran.least('b') >= 10);
 }
 
-TEST_CASE("backward: shapes with pairs of all features", "[emulated]") {
+TEST_CASE("backward: all pairs of features match the reference", "[emulated]") {
   CHECK(official_problems(6, 260, [](const Problem& p) { check_tuned(p, Backend::emulated); }) ==
         kAllPairs);
 }
 
-TEST_CASE("backward: packed sequences, empty ones among them", "[emulated]") {
+TEST_CASE("backward: packed sequences including empty ones", "[emulated]") {
   Counts ran;
   packed_problems(12, [&](Problem p) {
     ran += check_steps("backward", p, Backend::emulated);
     if (p.softcap == 0 && p.dropout == 0) return;
-    p.softcap = p.dropout = 0;  // for the steps that have neither
+    p.softcap = p.dropout = 0;  // for the steps that support neither
     ran += check_steps("backward", p, Backend::emulated, [](const Step& step, int) {
       return !one_of_steps(step, {"b6_features", "b7_tuned", "b8_deterministic"});
     });
@@ -137,7 +137,7 @@ TEST_CASE("backward: packed sequences, empty ones among them", "[emulated]") {
   CHECK(ran.least('b') >= 8);
 }
 
-TEST_CASE("backward: scales of any sign and size", "[emulated]") {
+TEST_CASE("backward: softmax scales of any sign and size", "[emulated]") {
   for (const double scale : {-0.3, 1e-50, 1e-38, 2e-37, 3.0})
     for (const double softcap : {0.0, 0.5, 1e6}) {
       Problem p = problem(70, 130, 64, DType::bf16);
@@ -148,8 +148,8 @@ TEST_CASE("backward: scales of any sign and size", "[emulated]") {
     }
 }
 
-TEST_CASE("backward: windows of any width at the edges of tiles", "[emulated]") {
-  // Widths 0, 1, around a tile of rows or keys, and beyond the end, to each side and to both.
+TEST_CASE("backward: sliding windows of any width at tile boundaries", "[emulated]") {
+  // Widths 0, 1, around a query or key tile, and past the end, to each side and to both.
   for (const int64_t width : {0, 1, 63, 64, 65, 127, 128, 129, 500})
     for (int side = 0; side < 3; ++side) {
       Problem p =
@@ -162,20 +162,20 @@ TEST_CASE("backward: windows of any width at the edges of tiles", "[emulated]") 
     }
 }
 
-TEST_CASE("backward: rows that see nothing, keys that nobody sees", "[emulated]") {
+TEST_CASE("backward: fully masked rows and keys that no row attends to", "[emulated]") {
   for (const int64_t d : {64, 128, 256})
     for (const int64_t window_left : {-1, 3}) {
       Problem rows = problem(300, 20, d, DType::fp16), keys = problem(20, 300, d, DType::fp16);
       rows.causal = true, rows.window_left = window_left;
-      // the first 277 at least
+      // at least the first 277
       keys.window_left = std::max<int64_t>(window_left, 0), keys.window_right = 0;
       check_steps("backward", rows, Backend::emulated);
       check_steps("backward", keys, Backend::emulated);
     }
 }
 
-TEST_CASE("backward: query heads meet in the sums of their key head", "[emulated]") {
-  // One and several tiles of rows for each.
+TEST_CASE("backward: dK and dV sum over the query heads of a KV head", "[emulated]") {
+  // One and several query tiles for each.
   int problems = 0;
   for (const int64_t d : {32, 64, 128}) {
     for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{7, 1}, {4, 2}, {3, 3}})
@@ -184,14 +184,14 @@ TEST_CASE("backward: query heads meet in the sums of their key head", "[emulated
         p.heads = heads, p.kv_heads = kv_heads, p.batch = heads == 3 ? 2 : 1;
         check_steps("backward", p, Backend::emulated, in_turn, problems++);
       }
-    ++problems;  // other heads for the next head dim
+    ++problems;  // other head counts for the next head dim
   }
 }
 
-TEST_CASE("backward: keys that do not exist have no weight, however small that of the others",
+TEST_CASE("backward: keys past the end have no weight when all scores are near -500",
           "[emulated]") {
-  // All scores are near -500, and those of rows of zeros behind the last key would be 0: e^500 in
-  // P, and NaN in dQ.
+  // All scores are near -500. Keys past the end are rows of zeros: unmasked, their scores of 0
+  // would give e^500 in P, and NaN in dQ.
   for (const int64_t d : {64, 128, 256}) {
     Problem p = problem(70, 140, d, DType::bf16);
     p.softmax_scale = 1;
@@ -213,8 +213,8 @@ TEST_CASE("backward: keys that do not exist have no weight, however small that o
   }
 }
 
-TEST_CASE("b8 adds several tiles of keys to a slice", "[emulated]") {
-  // 44 heads: three slices for six tiles of keys, twice each. 132 heads: one slice.
+TEST_CASE("b8 accumulates several key tiles per slice", "[emulated]") {
+  // 44 heads: three slices for six key tiles, two tiles each. 132 heads: one slice.
   for (const auto& [heads, keys] : {std::pair<int64_t, int64_t>{44, 700}, {132, 260}}) {
     Problem p = problem(20, keys, 32, DType::bf16);
     p.heads = p.kv_heads = heads;
@@ -227,7 +227,7 @@ TEST_CASE("b8 adds several tiles of keys to a slice", "[emulated]") {
   }
 }
 
-TEST_CASE("backward steps refuse what they cannot do, with the reason", "[emulated]") {
+TEST_CASE("backward steps refuse unsupported problems with the reason", "[emulated]") {
   const auto reason = [](const char* step, Problem p) {
     p.finish();
     return refusal(step_named(step), p).value_or("");
@@ -253,14 +253,14 @@ TEST_CASE("backward steps refuse what they cannot do, with the reason", "[emulat
   for (const char* step : kTuned) CHECK(has(reason(step, p), "2^31 - 1 blocks"));
 }
 
-TEST_CASE("the model of the backward pass counts what a step does", "[emulated]") {
+TEST_CASE("the cost model of the backward pass matches a hand count", "[emulated]") {
   Problem p = problem(1024, 1024, 128, DType::bf16);
   p.finish();
   const Cost cost = step_named("b7_tuned").cost(p);
   REQUIRE(cost.size() == 3);
   CHECK(cost[1].exp == 2.0 * 1024 * 1024);
   CHECK(cost[1].tensor_flop == 10.0 * 128 * cost[1].exp);
-  // 8 tiles of keys: each brings all of Q, dO, lse and D, and adds all of dQ; K, V, dK and dV pass
+  // 8 key tiles: each loads all of Q, dO, lse and D, and adds to all of dQ; K, V, dK and dV move
   // once.
   CHECK(cost[1].l2_bytes == 2 * (8 * 1024 * (2 * 128 * 2 + 8 + 128 * 4) + 4 * 1024 * 128 * 2));
   CHECK(step_named("b8_deterministic").cost(p)[2].hbm_read == 8 * cost[2].hbm_read);
@@ -269,7 +269,8 @@ TEST_CASE("the model of the backward pass counts what a step does", "[emulated]"
         2.0 * 64 * 128 * (2 * (1 + 2 + 3 + 4 + 5 + 6 + 7 + 8)));
 }
 
-TEST_CASE("dK and dV have the same bits under every schedule, dQ nearly", "[emulated]") {
+TEST_CASE("dK and dV are bitwise equal under every thread schedule and dQ to rounding",
+          "[emulated]") {
   for (const char* name : {"b1_kv_parallel", "b4_staggered_dq", "b7_tuned"}) {
     Problem p = problem(140, 300, 64, DType::bf16, InputKind::needle);
     p.causal = true;
@@ -291,7 +292,7 @@ TEST_CASE("dK and dV have the same bits under every schedule, dQ nearly", "[emul
   }
 }
 
-// b8 with every feature, several tiles of keys a slice among them: the same bits every time.
+// b8 with every feature, also with several key tiles per slice: the same bits in every run.
 void check_repeats(Backend backend, int repeats) {
   Problem p = problem(1, 1, 32, DType::bf16);
   p.varlen_q = {50, 0, 70, 140}, p.varlen_k = {420, 5, 90, 20};
@@ -305,14 +306,14 @@ void check_repeats(Backend backend, int repeats) {
     emulator::schedule_seed = 100 + static_cast<uint64_t>(n);
   }) == "");
 }
-TEST_CASE("b8 with every feature gives the same bits under every schedule", "[emulated]") {
+TEST_CASE("b8 with all features is bitwise equal under every thread schedule", "[emulated]") {
   check_repeats(Backend::emulated, 5);
 }
-TEST_CASE("b8 with every feature gives the same bits 1000 times", "[gpu]") {
+TEST_CASE("1000 GPU runs of b8 with all features give bitwise equal results", "[gpu]") {
   check_repeats(Backend::gpu, 1000);
 }
 
-TEST_CASE("all backward steps on the GPU", "[gpu]") {
+TEST_CASE("all backward steps match the reference on the GPU", "[gpu]") {
   int n = 0;
   Counts ran;
   covering_problems(kLengths, kHeadDims, kDTypes, [&](Problem p) {
@@ -330,7 +331,7 @@ TEST_CASE("all backward steps on the GPU", "[gpu]") {
     add_features(p, set, set);
     check_tuned(p, Backend::gpu);
   }
-  // the GPU takes denormal numbers for 0
+  // the GPU flushes denormals to 0
   for (const double scale : {-0.3, 1e-50, 1e-39, 1e-38, 2e-37}) {
     Problem p = problem(70, 130, 64, DType::bf16);
     p.causal = true, p.softmax_scale = scale;
@@ -338,6 +339,6 @@ TEST_CASE("all backward steps on the GPU", "[gpu]") {
   }
 }
 
-TEST_CASE("gradients of tensors past 2^31 elements", "[gpu][large]") {
+TEST_CASE("gradients of tensors of more than 2^31 elements", "[gpu][large]") {
   for (const Problem& p : large_problems()) check_large_steps("backward", p, Backend::gpu);
 }
