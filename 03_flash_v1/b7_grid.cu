@@ -1,11 +1,14 @@
 // b7_grid: one block per key tile; dQ by fp32 atomics.
 //
-// parent    b6_async change    Each key tile is a block of its own. Blocks share only dQ, to which
-// they add atomically (red). The preprocess kernel sets dQ to 0, and a postprocess kernel rounds it
-// at the end. The order of the additions is not defined, so the last bits of dQ differ from run to
-// run. why       One block per head leaves SMs idle; 16 key tiles of a head keep 16 SMs busy.
+// parent    b6_async
+// change    Each key tile is a block of its own. Blocks share only dQ, to which they add atomically
+//           (red). The preprocess kernel sets dQ to 0, and a postprocess kernel rounds it at the
+//           end. The order of the additions is not defined, so the last bits of dQ differ from run
+//           to run.
+// why       One block per head leaves SMs idle; 16 key tiles of a head keep 16 SMs busy.
 // expect    At B = 1 gpu__time_duration.sum falls with the number of tiles. With enough heads
-// little is lost. supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
+//           little is lost.
+// supports  fp16, bf16; head dims 32, 64, 128; any lengths, masks, GQA, dropout
 // source    Later releases of FlashAttention-1 launched the backward pass like this.
 #include "attn/kernel.h"
 #include "attn/philox.h"
