@@ -78,17 +78,17 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
   for (int n_block = 0; n_block * block_n < shape.seqlen_k; ++n_block) {  // line 6
     const int key0 = n_block * block_n;
     // Visits: all query tiles that see a key of this tile, of all query heads that share it.
-    const auto next_visit = [&](int process_kv_block) {
-      for (; process_kv_block < group * num_m_blocks; ++process_kv_block) {
-        const int row0 = process_kv_block % num_m_blocks * block_m;
+    const auto next_visit = [&](int visit) {
+      for (; visit < group * num_m_blocks; ++visit) {
+        const int row0 = visit % num_m_blocks * block_m;
         const KvBlockRange q_range = kv_block_range(shape, row0, block_m, block_n);
         if (q_range.begin <= n_block && n_block < q_range.end) break;
       }
-      return process_kv_block;
+      return visit;
     };
-    const auto load_rows = [&](int process_kv_block) {
-      const int64_t q0 = (bh_kv * group + process_kv_block / num_m_blocks) * shape.seqlen_q;
-      const int row0 = process_kv_block % num_m_blocks * block_m;
+    const auto load_rows = [&](int visit) {
+      const int64_t q0 = (bh_kv * group + visit / num_m_blocks) * shape.seqlen_q;
+      const int row0 = visit % num_m_blocks * block_m;
       load_tile(sQ, gQ + q0 * d, row0, block_m, shape.seqlen_q, d, stride);
       load_tile(sdO, gdO + q0 * d, row0, block_m, shape.seqlen_q, d, stride);
       if (tid >= block_m) return;
@@ -102,14 +102,13 @@ __global__ void attention_backward_kernel(const Element* gQ,   // [B, Hq, seqlen
     load_tile(sV, gV + k0 * d, key0, block_n, shape.seqlen_k, d, stride);
     // Line 8: sdV follows sdK.
     for (int i = tid; i < 2 * block_n * stride; i += Config::kThreads) sdK[i] = 0;
-    for (int process_kv_block = next_visit(0); process_kv_block < group * num_m_blocks;
-         process_kv_block = next_visit(process_kv_block + 1)) {
-      const int m_block = process_kv_block % num_m_blocks, row0 = m_block * block_m;
-      const int64_t bh = bh_kv * group + process_kv_block / num_m_blocks, q0 = bh * shape.seqlen_q;
+    for (int visit = next_visit(0); visit < group * num_m_blocks; visit = next_visit(visit + 1)) {
+      const int m_block = visit % num_m_blocks, row0 = m_block * block_m;
+      const int64_t bh = bh_kv * group + visit / num_m_blocks, q0 = bh * shape.seqlen_q;
       const KvBlockRange q_range = kv_block_range(shape, row0, block_m, block_n);
       const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
       __syncthreads();  // all threads have read P, dS and the previous rows
-      load_rows(process_kv_block);
+      load_rows(visit);
       __syncthreads();  // the rows, K and V are visible
       //! [recompute]
       for (int i = tid; i < block_m * block_n; i += Config::kThreads) {

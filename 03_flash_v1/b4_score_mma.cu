@@ -66,17 +66,17 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int n_block = 0; n_block * kBlockN < shape.seqlen_k; ++n_block) {
     const int key0 = n_block * kBlockN;
     // Visits: all query tiles that see a key of this tile, of all query heads that share it.
-    const auto next_visit = [&](int process_kv_block) {
-      for (; process_kv_block < group * num_m_blocks; ++process_kv_block) {
-        const int row0 = process_kv_block % num_m_blocks * kBlockM;
+    const auto next_visit = [&](int visit) {
+      for (; visit < group * num_m_blocks; ++visit) {
+        const int row0 = visit % num_m_blocks * kBlockM;
         const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
         if (q_range.begin <= n_block && n_block < q_range.end) break;
       }
-      return process_kv_block;
+      return visit;
     };
-    const auto load_rows = [&](int process_kv_block) {
-      const int64_t q0 = (bh_kv * group + process_kv_block / num_m_blocks) * shape.seqlen_q;
-      const int row0 = process_kv_block % num_m_blocks * kBlockM;
+    const auto load_rows = [&](int visit) {
+      const int64_t q0 = (bh_kv * group + visit / num_m_blocks) * shape.seqlen_q;
+      const int row0 = visit % num_m_blocks * kBlockM;
       load_tile<kBlockM, Config>(smem.sQ, gQ + q0 * kHeadDim, row0, shape.seqlen_q);
       load_tile<kBlockM, Config>(smem.sdO, gdO + q0 * kHeadDim, row0, shape.seqlen_q);
       if (tid >= kBlockM) return;
@@ -94,15 +94,14 @@ __global__ void __launch_bounds__(Config::kThreads)
     constexpr int kElements = kBlockN * kHeadDim / Config::kThreads;
     float dk[kElements] = {}, dv[kElements] = {};
 
-    for (int process_kv_block = next_visit(0); process_kv_block < group * num_m_blocks;
-         process_kv_block = next_visit(process_kv_block + 1)) {
-      const int m_block = process_kv_block % num_m_blocks, row0 = m_block * kBlockM;
-      const int64_t bh = bh_kv * group + process_kv_block / num_m_blocks, q0 = bh * shape.seqlen_q;
+    for (int visit = next_visit(0); visit < group * num_m_blocks; visit = next_visit(visit + 1)) {
+      const int m_block = visit % num_m_blocks, row0 = m_block * kBlockM;
+      const int64_t bh = bh_kv * group + visit / num_m_blocks, q0 = bh * shape.seqlen_q;
       const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
       const bool first = n_block == q_range.begin, last = n_block + 1 == q_range.end;
       constexpr int kTiles = Config::kScoreRows / 16;
       __syncthreads();  // all threads have read P, dS and the previous rows
-      load_rows(process_kv_block);
+      load_rows(visit);
       __syncthreads();  // the rows, K and V are visible
 
       // (3) S = Q K^T, dP = dO V^T

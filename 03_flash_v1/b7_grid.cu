@@ -88,18 +88,18 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   const int n_block = blockIdx.y, key0 = n_block * kBlockN;
   // Visits: all query tiles that see a key of this tile, of all query heads that share it.
-  const auto next_visit = [&](int process_kv_block) {
-    for (; process_kv_block < group * num_m_blocks; ++process_kv_block) {
-      const int row0 = process_kv_block % num_m_blocks * kBlockM;
+  const auto next_visit = [&](int visit) {
+    for (; visit < group * num_m_blocks; ++visit) {
+      const int row0 = visit % num_m_blocks * kBlockM;
       const KvBlockRange q_range = kv_block_range(shape, row0, kBlockM, kBlockN);
       if (q_range.begin <= n_block && n_block < q_range.end) break;
     }
-    return process_kv_block;
+    return visit;
   };
   float next_lse = 0, next_dot = 0;  // of row `tid` of the next visit; in flight during the MMAs
-  const auto load_rows = [&](int process_kv_block, int stage) {
-    const int64_t q0 = (bh_kv * group + process_kv_block / num_m_blocks) * shape.seqlen_q;
-    const int row0 = process_kv_block % num_m_blocks * kBlockM;
+  const auto load_rows = [&](int visit, int stage) {
+    const int64_t q0 = (bh_kv * group + visit / num_m_blocks) * shape.seqlen_q;
+    const int row0 = visit % num_m_blocks * kBlockM;
     load_tile_async<kBlockM, Config>(smem.sQ[stage], gQ + q0 * kHeadDim, row0, shape.seqlen_q);
     load_tile_async<kBlockM, Config>(smem.sdO[stage], gdO + q0 * kHeadDim, row0, shape.seqlen_q);
     if (tid >= kBlockM) return;
@@ -115,23 +115,22 @@ __global__ void __launch_bounds__(Config::kThreads)
   };
 
   // (2) Issue K_j, V_j and the first rows.
-  int process_kv_block = next_visit(0), stage = 0;
+  int visit = next_visit(0), stage = 0;
   load_tile_async<kBlockN, Config>(smem.sK, gK + k0 * kHeadDim, key0, shape.seqlen_k);
   load_tile_async<kBlockN, Config>(smem.sV, gV + k0 * kHeadDim, key0, shape.seqlen_k);
-  if (process_kv_block < group * num_m_blocks) load_rows(process_kv_block, stage);
+  if (visit < group * num_m_blocks) load_rows(visit, stage);
   cp_async_commit();
   store_lse_and_dot(stage);
   float dk[Config::kGradKeys / 16][Config::kGradCols / 8][4] = {};
   float dv[Config::kGradKeys / 16][Config::kGradCols / 8][4] = {};
 
-  for (int following; process_kv_block < group * num_m_blocks;
-       process_kv_block = following, stage ^= 1) {
-    const int m_block = process_kv_block % num_m_blocks, row0 = m_block * kBlockM;
-    const int64_t bh = bh_kv * group + process_kv_block / num_m_blocks;
+  for (int following; visit < group * num_m_blocks; visit = following, stage ^= 1) {
+    const int m_block = visit % num_m_blocks, row0 = m_block * kBlockM;
+    const int64_t bh = bh_kv * group + visit / num_m_blocks;
     constexpr int kTiles = Config::kScoreRows / 16;
     cp_async_wait<0>();
     __syncthreads();  // the rows are visible; all warps have read P, dS and the other stage
-    following = next_visit(process_kv_block + 1);
+    following = next_visit(visit + 1);
     if (following < group * num_m_blocks) load_rows(following, stage ^ 1);
     cp_async_commit();
 

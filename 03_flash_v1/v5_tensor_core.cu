@@ -241,8 +241,9 @@ __global__ void __launch_bounds__(Config::kThreads)
           for (int n = 0; n < kWarpKeys / 8; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-              const int key = key0 + 8 * n + quad_col + i % 2, own = row(m, i / 2) + causal_offset;
-              if (key < own - shape.window_left || key > own + shape.window_right ||
+              const int key = key0 + 8 * n + quad_col + i % 2,
+                        diagonal = row(m, i / 2) + causal_offset;
+              if (key < diagonal - shape.window_left || key > diagonal + shape.window_right ||
                   key >= shape.seqlen_k)
                 s[m][n][i] = -INFINITY;
             }

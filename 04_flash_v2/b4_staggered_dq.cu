@@ -151,30 +151,29 @@ __global__ void __launch_bounds__(Config::kThreads)
   struct Visit {
     int head, m_block;  // head: within the group
   };
-  const auto advance = [&](Visit& process_kv_block) {
-    if (++process_kv_block.m_block == q_range.end)
-      process_kv_block.m_block = q_range.begin, ++process_kv_block.head;
+  const auto advance = [&](Visit& visit) {
+    if (++visit.m_block == q_range.end) visit.m_block = q_range.begin, ++visit.head;
   };
   const int64_t head_stride =
       packing.cu_seqlens_q == nullptr ? int64_t{seqlen_q} * kHeadDim : kHeadDim;
-  const auto tile_of = [&](const Visit& process_kv_block) {
-    return process_kv_block.head * packing.num_tiles + process_kv_block.m_block;
+  const auto tile_of = [&](const Visit& visit) {
+    return visit.head * packing.num_tiles + visit.m_block;
   };
   // This thread's first chunk in each tile that it copies.
   const int copy_row = threadIdx.x / kSwizzleChunks, chunk = threadIdx.x % kSwizzleChunks * 8;
-  const auto load_rows = [&](const Visit& process_kv_block, int stage) {
-    const int row0 = process_kv_block.m_block * kBlockM;
-    const int64_t first = sequence.q + process_kv_block.head * head_stride +
-                          int64_t{row0 + copy_row} * packing.q_stride + chunk;
+  const auto load_rows = [&](const Visit& visit, int stage) {
+    const int row0 = visit.m_block * kBlockM;
+    const int64_t first =
+        sequence.q + visit.head * head_stride + int64_t{row0 + copy_row} * packing.q_stride + chunk;
     load_tile<kBlockM, Config>(smem.sQ[stage], gQ + first, packing.q_stride, seqlen_q - row0);
     load_tile<kBlockM, Config>(smem.sdO[stage], gdO + first, packing.q_stride, seqlen_q - row0);
-    const float* const rows = gRows + (sequence.tile + tile_of(process_kv_block)) * (2 * kBlockM);
+    const float* const rows = gRows + (sequence.tile + tile_of(visit)) * (2 * kBlockM);
     if (threadIdx.x < kBlockM / 2)
       cp_async_16(&smem.sRow[stage][0][0] + 4 * threadIdx.x, rows + 4 * threadIdx.x);
   };
 
   // (2) Issue K_j, V_j and the first rows.
-  Visit process_kv_block{0, q_range.begin}, next = process_kv_block;
+  Visit visit{0, q_range.begin}, next = visit;
   const int64_t first = sequence.kv + int64_t{key0 + copy_row} * packing.kv_stride + chunk;
   load_tile<kBlockN, Config>(smem.sK, gK + first, packing.kv_stride, seqlen_k - key0);
   load_tile<kBlockN, Config>(smem.sV, gV + first, packing.kv_stride, seqlen_k - key0);
@@ -215,7 +214,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   cp_async_wait<kStages - 1>();
   __syncthreads();  // K, V and the first rows are visible
 
-  for (int i = 0; i < visits; ++i, advance(process_kv_block)) {
+  for (int i = 0; i < visits; ++i, advance(visit)) {
     const int stage = i % kStages;
     const char* const sQ = reinterpret_cast<const char*>(smem.sQ[stage]);
     const char* const sdO = reinterpret_cast<const char*>(smem.sdO[stage]);
@@ -228,10 +227,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     uint32_t operand[kKeyTiles][Config::kRowSteps][4];
     const float* const rows = smem.sRow[stage][owns_p ? 0 : 1] + quad_col;
     if (owns_p) {
-      const int row = process_kv_block.m_block * kBlockM + quad_col,
-                key = key0 + warp_key + quad_row;
-      if (process_kv_block.m_block < q_range.unmasked_begin ||
-          process_kv_block.m_block >= q_range.unmasked_end)
+      const int row = visit.m_block * kBlockM + quad_col, key = key0 + warp_key + quad_row;
+      if (visit.m_block < q_range.unmasked_begin || visit.m_block >= q_range.unmasked_end)
         apply_mask<Config>(s, shape, row + seqlen_k - seqlen_q - key, seqlen_k - key);
       probabilities<Element, Config>(operand, s, rows, sP, shape);
       named_barrier_sync(1 + pair, 64);  // releases P to the other warp
@@ -248,15 +245,15 @@ __global__ void __launch_bounds__(Config::kThreads)
     // dS and the next rows are visible; all warps have read these rows and the previous dS
     __syncthreads();
     if (i + kStages < visits) {
-      Visit coming = process_kv_block;
+      Visit coming = visit;
       sequence = smem.sequence;
       for (int ahead = 0; ahead < kStages; ++ahead) advance(coming);
       load_rows(coming, stage);
     }
     cp_async_commit();
 
-    if (!owns_p) add_dq(tile_of(process_kv_block), i % Config::kBuffers);
-    tile_before = tile_of(process_kv_block);
+    if (!owns_p) add_dq(tile_of(visit), i % Config::kBuffers);
+    tile_before = tile_of(visit);
   }
   if (owns_p && visits > 0) add_dq(tile_before, (visits - 1) % Config::kBuffers);
 
