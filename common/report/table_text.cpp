@@ -32,10 +32,18 @@ void Grid::add_column(const std::string& key, const std::string& title) {
 }
 
 std::string Grid::markdown() const {
+  // Figures begin with a digit or a sign.
+  const auto is_text = [&](const std::string& key) {
+    return std::ranges::any_of(rows_, [&](const auto& row) {
+      const auto cell = row.find(key);
+      return cell != row.end() && cell->second != "-" &&
+             cell->second.find_first_of("+-.0123456789") != 0;
+    });
+  };
   std::string head, rule, body;
   for (const auto& [key, title] : columns_) {
     head += fmt::format("| {} ", title);
-    rule += rule.empty() ? "|---|" : "---:|";
+    rule += rule.empty() ? "|---|" : is_text(key) ? "---|" : "---:|";
   }
   for (const auto& row : rows_) {
     for (const auto& [key, title] : columns_) {

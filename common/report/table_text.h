@@ -35,7 +35,7 @@ class Grid {
     put(key, std::move(cell));
   }
   bool empty() const { return rows_.empty(); }
-  /// "-" where a row has no cell. The first column is text, the others are figures.
+  /// "-" where a row has no cell. Columns of figures are aligned at the right.
   std::string markdown() const;
 
  private:

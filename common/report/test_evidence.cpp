@@ -588,7 +588,7 @@ TEST_CASE("the table of states has a row for each chapter and part", "[evidence]
   CodeKeys code(p.root);
   CHECK(state_table(p.reports, &code) ==
         "| chapter | part | lines | kernels changed since | launch code | way of measuring | "
-        "timing method |\n|---|---:|---:|---:|---:|---:|---:|\n"
+        "timing method |\n|---|---|---:|---|---|---|---:|\n"
         "| 01_first | tests | 1 | `v1_one` | current | current | - |\n"
         "| 01_first | times | 3 | `v1_one` | current | current | 4 |\n"
         "\n* 01_first: has no counters, sanitizer, large, peers\n");
