@@ -1,4 +1,4 @@
-// The table of chapter 06: its steps, what each costs and what each refuses.
+// Table of chapter 06: its steps, their cost models, the problems that they refuse.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,13 +31,13 @@ namespace {
 
 using Reason = std::optional<std::string>;
 
-// What passes between L2 and the SMs: Q once, a tile of K and one of V at each visit, O and lse
-// once. Of HBM what cannot be avoided; cost_of adds what the order of tiles makes L2 fetch again.
+// L2 traffic: Q once, one tile of K and of V per visit, O and lse once. HBM traffic: the compulsory
+// bytes; cost_of adds what the tile order makes L2 fetch again.
 Cost forward_cost(const Problem& p, const Tiling& t) {
   const double heads = double(p.batch * p.heads), d = double(p.head_dim),
                element = double(size_of(p.dtype));
   const double q_rows = heads * double(p.seqlen_q), pairs = heads * visits(p, t);
-  Tiling computed = t;  // where warps skip what none of their rows sees, less than is loaded
+  Tiling computed = t;  // warps skip fully masked rows, so they compute less than is loaded
   if (t.rows_together > 0) computed.block_m = t.rows_together;
   Phase phase{.name = "attention"};
   phase.exp = heads * visits(p, computed) * double(computed.block_m * t.block_n);
@@ -45,7 +45,7 @@ Cost forward_cost(const Problem& p, const Tiling& t) {
   phase.hbm_read =
       q_rows * d * element + 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
   phase.hbm_write = q_rows * (d * element + 4);
-  // The last tile of keys may be partial; the model takes it as whole.
+  // The model counts a partial last key tile as a whole one.
   phase.l2_bytes = q_rows * (2 * d * element + 4) + pairs * 2 * double(t.block_n) * d * element;
   return {phase};
 }
@@ -75,8 +75,7 @@ Step forward_step(std::string name, std::string idea, Launch launch) {
   };
 }
 
-// The same with a dynamic tile scheduler: its counter is 0 before the first launch, and after each
-// one.
+// With a dynamic tile scheduler: its counter is 0 before the first launch and after each one.
 Step dynamic_step(std::string name, std::string idea, Launch launch) {
   Step step = forward_step(std::move(name), std::move(idea), launch);
   step.workspaces = [](const Problem&) {
@@ -86,7 +85,7 @@ Step dynamic_step(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-// And with what the last two steps have in addition.
+// With the features of the last two steps.
 Step featured_step(std::string name, std::string idea, Launch launch) {
   Step step = dynamic_step(std::move(name), std::move(idea), launch);
   step.support = "any lengths, packed sequences, masks, GQA, softcap";

@@ -134,7 +134,7 @@ struct TileBits : Places<kHeadDim, 4> {
 // As floats.
 template <int kHeadDim, int kLanes>
 struct TileNumbers : Places<kHeadDim, kLanes> {
-  static constexpr int kCount = kHeadDim / kLanes;  // of a row
+  static constexpr int kCount = kHeadDim / kLanes;  // per row
   float x[Places<kHeadDim, kLanes>::kRows][kCount];
 };
 template <int kHeadDim>

@@ -69,8 +69,8 @@ struct TileOrder {
 };
 //! [order]
 
-// Dynamic persistent: a block begins with the tile of its own number. The next ones come from a
-// counter in device memory, so that a block with short tiles gets more of them.
+// Dynamic persistent: a block starts with tile blockIdx.x. Further tiles come from a counter in
+// device memory, so a block with short tiles gets more of them.
 //! [tiles]
 struct DynamicPersistent : TileOrder {
   unsigned* counter = nullptr;  // 0 before the first launch, and after each one
