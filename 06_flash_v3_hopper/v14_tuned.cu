@@ -3,7 +3,7 @@
 // parent    v13_features
 // change    Tile sizes, warpgroups and stages per head dim come from a sweep (host/sweep.cu), which
 //           also decides where ping-pong and the lazy rescale are used.
-// why       The ladder used the same tiles for each head dim up to here.
+// why       Earlier steps use one configuration for all head dims, with smaller key tiles at d=256.
 // expect    gpu__time_duration.sum at d=64. At d=128 the sweep found the tiles of the earlier
 //           steps, at d=256 it only turns ping-pong off.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, packed sequences, masks, GQA, softcap
