@@ -34,7 +34,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
          (one_of_steps(step, {"v13_features", "v14_tuned"}) && p.dropout == 0 && !p.alibi);
 }
 
-TEST_CASE("steps are right on short problems", "[emulated]") {
+TEST_CASE("steps are correct on short problems", "[emulated]") {
   Counts ran;
   int n = 0;
   covering_problems(kShort, kHeadDims, kDTypes, [&](Problem p) {
@@ -45,7 +45,7 @@ TEST_CASE("steps are right on short problems", "[emulated]") {
   CHECK(ran.least('v') >= 11);
 }
 
-TEST_CASE("steps are right on several blocks of queries and of keys", "[emulated]") {
+TEST_CASE("steps are correct on several query tiles and key tiles", "[emulated]") {
   Problem p = problem(150, 395, 64, DType::bf16, InputKind::needle);
   p.heads = 2, p.kv_heads = 1, p.causal = true;
   check_steps("forward", p, Backend::emulated);
@@ -82,19 +82,19 @@ void features(Check check_one) {
 }
 }  // namespace
 
-TEST_CASE("softcap and packed sequences", "[emulated]") {
+TEST_CASE("softcap and packed sequences are correct", "[emulated]") {
   Counts ran;
   features([&](const Problem& p) { ran += check_steps("forward", p, Backend::emulated); });
   CHECK(ran.text() == "v13_features 15, v14_tuned 15");
 }
 
-TEST_CASE("softcap and packed sequences on the GPU", "[gpu]") {
+TEST_CASE("softcap and packed sequences are correct on the GPU", "[gpu]") {
   Counts ran;
   features([&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
   CHECK(ran.text() == "v13_features 15, v14_tuned 15");
 }
 
-TEST_CASE("all steps on the GPU", "[gpu]") {
+TEST_CASE("all steps are correct on the GPU", "[gpu]") {
   Counts ran;
   covering_problems(kLengths, kHeadDims, kDTypes,
                     [&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
@@ -142,7 +142,7 @@ Balance balance(int head_dim, int block_n, int64_t seqlen) {
 //! [idle]
 }  // namespace
 
-TEST_CASE("a dynamic scheduler keeps SMs busy that a static one leaves idle", "[balance]") {
+TEST_CASE("a dynamic tile scheduler keeps more SMs busy than a static one", "[balance]") {
   const auto table = [](int d, int block_n, int64_t seqlen, double fixed, double dynamic) {
     const Balance b = balance(d, block_n, seqlen);
     INFO("d " << d << ", N " << seqlen << ": " << b.fixed << " " << b.dynamic);
@@ -193,14 +193,14 @@ static void check_outliers(Backend backend, int64_t seqlen, int64_t heads) {
     CHECK(rmse <= 1.1 * kPublished);
   }
 }
-TEST_CASE("outliers cost no more than the paper says", "[emulated]") {
+TEST_CASE("errors with outliers are within the paper's", "[emulated]") {
   check_outliers(Backend::emulated, 384, 1);
 }
-TEST_CASE("outliers cost no more than the paper says, on the GPU", "[gpu]") {
+TEST_CASE("errors with outliers are within the paper's on the GPU", "[gpu]") {
   check_outliers(Backend::gpu, 4096, 4);
 }
 
-TEST_CASE("1000 repeats give the same bits", "[gpu]") {
+TEST_CASE("1000 launches give bitwise equal results", "[gpu]") {
   for (const Step& step : chapter().steps) {
     const Operation& op = *step.operation;
     Problem p = problem(1203, 1603, 128, takes(step, "e4m3") ? DType::e4m3 : DType::bf16);
@@ -214,13 +214,13 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("what tests of large tensors do, on small ones", "[emulated]") {
+TEST_CASE("the test of large tensors works on small ones", "[emulated]") {
   check_large_steps("forward", small_repeated_problem(), Backend::emulated, kThreeRepeated);
   Problem p = problem(1, 1, 64, DType::bf16);
   p.varlen_q = {70, 0, 33}, p.varlen_k = {190, 5, 40};
   check_large_steps("forward", p, Backend::emulated);
 }
 
-TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
+TEST_CASE("steps are correct past 2^31 elements", "[gpu][large]") {
   for (const Problem& p : large_problems()) check_large_steps("forward", p, Backend::gpu);
 }

@@ -45,7 +45,7 @@ const double kThreshold = 8 * std::log(2.0);  // 2^8
 
 }  // namespace
 
-TEST_CASE("the order of FlashAttention-3 is attention, whatever the tile sizes", "[algorithm]") {
+TEST_CASE("FlashAttention-3's order equals attention for any tile sizes", "[algorithm]") {
   for (const bool causal : {false, true})
     for (const auto& [rows, keys] :
          {std::pair<Index, Index>{37, 37}, {37, 53}, {53, 37}, {1, 9}, {9, 1}})
@@ -62,7 +62,7 @@ TEST_CASE("the order of FlashAttention-3 is attention, whatever the tile sizes",
       }
 }
 
-TEST_CASE("a lazy rescale is rare, and exact where scores grow", "[algorithm]") {
+TEST_CASE("the lazy rescale is rare and exact for growing scores", "[algorithm]") {
   const Matrix q = random_matrix(64, 64, 1, 1), k = random_matrix(512, 64, 1, 2),
                v = random_matrix(512, 8, 1, 3);
   const double scale = 1 / std::sqrt(64.0);

@@ -135,13 +135,13 @@ void check_codes_of_chunks(Backend backend) {
 
 }  // namespace
 
-TEST_CASE("codes of Q, K and V are those of the host", "[emulated][fp8][rotary]") {
+TEST_CASE("codes of Q K and V match the host's", "[emulated][fp8][rotary]") {
   check_codes(Backend::emulated);
 }
-TEST_CASE("codes of two chunks of V are those of the host", "[emulated][fp8]") {
+TEST_CASE("codes of two chunks of V match the host's", "[emulated][fp8]") {
   check_codes_of_chunks(Backend::emulated);
 }
-TEST_CASE("codes of Q, K and V are those of the host, on the GPU", "[gpu][fp8][rotary]") {
+TEST_CASE("codes of Q K and V match the host's on the GPU", "[gpu][fp8][rotary]") {
   check_codes(Backend::gpu);
   check_codes_of_chunks(Backend::gpu);
 }

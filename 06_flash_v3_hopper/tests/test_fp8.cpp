@@ -24,7 +24,7 @@ const std::vector<int64_t> kHeadDims{64, 128, 64, 256};
 
 }  // namespace
 
-TEST_CASE("FP8 steps are right on short problems", "[emulated]") {
+TEST_CASE("FP8 steps are correct on short problems", "[emulated]") {
   Counts ran;
   int n = 0;
   covering_problems(kShort, kHeadDims, {DType::e4m3}, [&](Problem p) {
@@ -35,7 +35,7 @@ TEST_CASE("FP8 steps are right on short problems", "[emulated]") {
   CHECK(ran.least('f') >= 11);
 }
 
-TEST_CASE("FP8 steps are right on several blocks of queries and of keys", "[emulated]") {
+TEST_CASE("FP8 steps are correct on several query tiles and key tiles", "[emulated]") {
   Problem p = problem(150, 395, 64, DType::e4m3, InputKind::needle);
   p.heads = 2, p.kv_heads = 1, p.causal = true;
   check_steps("forward", p, Backend::emulated);
@@ -44,7 +44,7 @@ TEST_CASE("FP8 steps are right on several blocks of queries and of keys", "[emul
   check_steps("forward", p, Backend::emulated);
 }
 
-TEST_CASE("FP8 steps on the GPU", "[gpu]") {
+TEST_CASE("FP8 steps are correct on the GPU", "[gpu]") {
   Counts ran;
   covering_problems(kLengths, kHeadDims, {DType::e4m3},
                     [&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
@@ -105,12 +105,12 @@ void rotary_problems(Check check_one) {
     }
 }
 }  // namespace
-TEST_CASE("f6 and f7 turn Q and K", "[emulated][rotary]") {
+TEST_CASE("f6 and f7 apply the rotary embedding", "[emulated][rotary]") {
   Counts ran;
   rotary_problems([&](const Problem& p) { ran += check_steps("forward", p, Backend::emulated); });
   CHECK(ran.text() == "f6_smooth_v_chunks 18, f7_rotary 18");
 }
-TEST_CASE("f6 and f7 turn Q and K on the GPU", "[gpu][rotary]") {
+TEST_CASE("f6 and f7 apply the rotary embedding on the GPU", "[gpu][rotary]") {
   Counts ran;
   rotary_problems([&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
   Problem p = problem(2100, 9000, 128, DType::e4m3, InputKind::needle);
@@ -118,7 +118,7 @@ TEST_CASE("f6 and f7 turn Q and K on the GPU", "[gpu][rotary]") {
   ran += check_steps("forward", p, Backend::gpu);
   CHECK(ran.text() == "f6_smooth_v_chunks 19, f7_rotary 19");
 }
-TEST_CASE("steps without a rotary embedding say so", "[rotary]") {
+TEST_CASE("steps without a rotary embedding refuse it", "[rotary]") {
   Problem p = problem(70, 70, 64, DType::e4m3);
   p.own["rotary"] = {1};
   p.finish();
@@ -131,12 +131,12 @@ TEST_CASE("steps without a rotary embedding say so", "[rotary]") {
       CHECK(reason == "--rotary: this step has no rotary embedding");
   }
 }
-TEST_CASE("what FP8 tests of large tensors do, on small ones", "[emulated]") {
+TEST_CASE("the FP8 test of large tensors works on small ones", "[emulated]") {
   Problem p = small_repeated_problem();
   p.dtype = DType::e4m3;
   check_large_steps("forward", p, Backend::emulated, kThreeRepeated);
 }
-TEST_CASE("FP8 past 2^31 elements", "[gpu][large]") {
+TEST_CASE("FP8 steps are correct past 2^31 elements", "[gpu][large]") {
   for (Problem p : large_problems()) {
     if (p.varlen()) continue;
     p.dtype = DType::e4m3;
@@ -146,7 +146,7 @@ TEST_CASE("FP8 past 2^31 elements", "[gpu][large]") {
 
 // The reference must not copy the kernel's arithmetic: a scale from the maximum, codes rounded to
 // nearest even.
-TEST_CASE("what an FP8 step multiplies, by hand", "[fp8]") {
+TEST_CASE("the logical Q K and V of an FP8 step match hand-computed codes", "[fp8]") {
   Problem p = problem(2, 3, 64, DType::e4m3);
   p.batch = p.heads = p.kv_heads = 1;
   p.finish();
@@ -203,7 +203,7 @@ HostTensors sum_of_values(const Problem& p, float mean) {
 
 // The first key has a score 8 above the others and value 0: an attention sink. O consists of the
 // other keys only, and in f1 each of their P is about 2^-11 of the sink's: 0 in e4m3.
-TEST_CASE("P times 2^8 keeps what a sink would round to 0", "[fp8]") {
+TEST_CASE("P times 2^8 keeps keys that a sink would round to 0", "[fp8]") {
   const Problem p = one_head_of(64, 512, 64);
   HostTensors in = draw_inputs(p, forward().inputs(p));
   for (float& x : in.at("q").data) x = round_to(DType::bf16, 0.25f * x);
@@ -217,7 +217,7 @@ TEST_CASE("P times 2^8 keeps what a sink would round to 0", "[fp8]") {
   CHECK(f2 < 0.05);
 }
 
-TEST_CASE("what the tensor core cuts off adds up, and float32 registers keep it", "[fp8]") {
+TEST_CASE("truncation in the tensor core accumulates and fp32 registers avoid it", "[fp8]") {
   const auto errors = [](int64_t keys, float mean) {
     const Problem p = one_head_of(64, keys, 64);
     const HostTensors in = sum_of_values(p, mean);
@@ -241,7 +241,7 @@ TEST_CASE("what the tensor core cuts off adds up, and float32 registers keep it"
 
 // Tiles of different magnitude: with one scale for all of V the small tile is below 2^-9 of 448, so
 // it rounds to 0.
-TEST_CASE("scales of tiles keep tiles that are small", "[fp8]") {
+TEST_CASE("tile scales keep tiles of small magnitude", "[fp8]") {
   const Problem p = one_head_of(64, 256, 64);
   HostTensors in = draw_inputs(p, forward().inputs(p));
   std::vector<float>& v = in.at("v").data;
@@ -260,7 +260,7 @@ TEST_CASE("scales of tiles keep tiles that are small", "[fp8]") {
 
 // A sink visited first makes the other P 2^-18 of it, which a factor of 2^8 does not save. Visited
 // last, it comes after the other keys have been summed.
-TEST_CASE("keys from the last to the first: a sink at the beginning hides nobody", "[fp8]") {
+TEST_CASE("reverse key order keeps the other keys next to a leading sink", "[fp8]") {
   const Problem p = one_head_of(64, 512, 64);
   const auto error = [&](std::size_t sink) {
     HostTensors in = draw_inputs(p, forward().inputs(p));
@@ -281,7 +281,7 @@ TEST_CASE("keys from the last to the first: a sink at the beginning hides nobody
 
 // Rows of equal numbers: the Hadamard matrix alone would turn them into one number of sqrt(d) times
 // their size, and zeros.
-TEST_CASE("random signs keep a rotation from making outliers", "[fp8]") {
+TEST_CASE("random signs keep the rotation from creating outliers", "[fp8]") {
   Problem p = one_head_of(1, 1, 64);
   HostTensors in;
   for (const TensorSpec& spec : forward().inputs(p)) in.emplace(spec.name, zeros(spec));
@@ -296,7 +296,7 @@ TEST_CASE("random signs keep a rotation from making outliers", "[fp8]") {
 // Table 3 of the FlashAttention-3 paper: entries N(0, 1) + N(0, 100) Bernoulli(0.001); 2.4e-2 with
 // one scale per tensor, 9.1e-3 with block scales and incoherent processing. The number of keys is
 // not given.
-TEST_CASE("a rotation takes outliers their weight", "[fp8]") {
+TEST_CASE("the rotation reduces the error of outliers", "[fp8]") {
   const Problem p = one_head_of(128, 1024, 128, InputKind::outlier);
   const HostTensors in = draw_inputs(p, forward().inputs(p));
   const double f3 = distance_of("f3_two_level", p, in, Backend::emulated, true).rmse;
@@ -306,7 +306,7 @@ TEST_CASE("a rotation takes outliers their weight", "[fp8]") {
   CHECK(f4 < f3);
   CHECK(f5 < 0.75 * f3);
 }
-TEST_CASE("outliers in FP8 (GPU)", "[gpu]") {
+TEST_CASE("errors with outliers in FP8 (GPU)", "[gpu]") {
   Problem p = problem(4096, 4096, 128, DType::e4m3, InputKind::outlier);
   p.heads = p.kv_heads = 4;
   p.finish();
@@ -317,7 +317,7 @@ TEST_CASE("outliers in FP8 (GPU)", "[gpu]") {
   CHECK(f1 < 3.5e-2);
   CHECK(f5 < 0.65 * f1);
 }
-TEST_CASE("long sums in FP8 (GPU)", "[gpu]") {
+TEST_CASE("errors of long sums in FP8 (GPU)", "[gpu]") {
   for (const int64_t keys : {32768, 131072}) {
     const Problem p = one_head_of(128, keys, 128);
     const HostTensors in = sum_of_values(p, 8.5f);
@@ -330,7 +330,7 @@ TEST_CASE("long sums in FP8 (GPU)", "[gpu]") {
 }
 
 // The solution of ex06f equals the emulated tensor core's sums.
-TEST_CASE("the answers of ex06f", "[fp8]") {
+TEST_CASE("the answers of ex06f match the emulator", "[fp8]") {
   //! [answers]
   std::ifstream file(std::string(ATTN_SOURCE_DIR) + "/06_flash_v3_hopper/exercises/f.solution.txt");
   std::map<std::string, double> answers;
@@ -357,7 +357,7 @@ TEST_CASE("the answers of ex06f", "[fp8]") {
 }
 
 // The mean of a chunk is subtracted from V; each channel has one scale per chunk.
-TEST_CASE("f6's values have a mean and a scale for each channel of a chunk, by hand", "[fp8]") {
+TEST_CASE("f6 stores V with a mean and a scale per channel and chunk", "[fp8]") {
   Problem p = one_head_of(1, 4098, 64);
   HostTensors in;
   for (const TensorSpec& spec : forward().inputs(p)) in.emplace(spec.name, zeros(spec));
@@ -377,7 +377,7 @@ TEST_CASE("f6's values have a mean and a scale for each channel of a chunk, by h
   CHECK(stored[2] == 0);
 }
 
-TEST_CASE("a rotary table and a turned row, by hand", "[rotary]") {
+TEST_CASE("the rotary table and a turned row match hand-computed values", "[rotary]") {
   Problem p = one_head_of(4, 4, 64);
   p.own["rotary"] = {1};
   HostTensor table = zeros(rotary_table(p));
@@ -394,7 +394,7 @@ TEST_CASE("a rotary table and a turned row, by hand", "[rotary]") {
 }
 // One nonzero element per query and key: the score is the cosine of their distance times the
 // frequency.
-TEST_CASE("positions: of key j it is j, of query i i + seqlen_k - seqlen_q", "[rotary]") {
+TEST_CASE("key j has position j and query i position i + seqlen_k - seqlen_q", "[rotary]") {
   for (const auto& [seqlen_q, seqlen_k] : {std::pair{3, 7}, std::pair{7, 3}}) {
     Problem p = one_head_of(seqlen_q, seqlen_k, 64);
     p.own["rotary"] = {1}, p.softmax_scale = 1;
@@ -418,7 +418,7 @@ TEST_CASE("positions: of key j it is j, of query i i + seqlen_k - seqlen_q", "[r
     CHECK_FALSE(turned_apart(p, in).contains("cos_sin"));
   }
 }
-TEST_CASE("the program compares with originals that are turned", "[emulated][rotary]") {
+TEST_CASE("the distance from the originals includes the rotary embedding", "[emulated][rotary]") {
   const std::vector<const char*> options{"06_flash_v3_hopper",
                                          "--device",
                                          "emulated",
@@ -436,8 +436,7 @@ TEST_CASE("the program compares with originals that are turned", "[emulated][rot
   REQUIRE(j["steps"].size() == 2);
   for (const auto& step : j["steps"]) CHECK(step["verdicts"][0]["to_originals"]["cosine"] > 0.995);
 }
-TEST_CASE(
-    "f7, which rounds once less, is as near to the originals as f6, within 2 %", "[rotary]") {
+TEST_CASE("f7 is as close to the originals as f6 within 2 %", "[rotary]") {
   Problem p = one_head_of(128, 512, 128);
   p.own["rotary"] = {1};
   HostTensors in = draw(forward(), p).tensors;
@@ -449,7 +448,7 @@ TEST_CASE(
 }
 
 // The tables of FP8.md, compared with the page. Values have a mean of 8.5, as in video models.
-TEST_CASE("errors over the number of keys, for FP8.md", "[figures]") {
+TEST_CASE("FP8.md's tables of errors are reproduced", "[figures]") {
   const std::map<std::string, std::vector<const char*>> kRows{
       {"`f1`, `f2`", {"f1_fp8", "f2_p_scale"}},
       {"`f3`", {"f3_two_level"}},

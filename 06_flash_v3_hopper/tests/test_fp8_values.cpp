@@ -87,7 +87,7 @@ void part_values(HostTensor& v, int64_t keys) {
 
 }  // namespace
 
-TEST_CASE("scales of V are those of the tile and of the head", "[emulated][fp8]") {
+TEST_CASE("V uses the scale of its tile and head", "[emulated][fp8]") {
   Problem p = problem(150, 515, 64, DType::e4m3, InputKind::needle);
   p.batch = 2, p.heads = 2, p.kv_heads = 1;
   Problem causal = p;
@@ -100,7 +100,7 @@ TEST_CASE("scales of V are those of the tile and of the head", "[emulated][fp8]"
     }
   }
 }
-TEST_CASE("means and scales of V are those of the chunk and of the head", "[emulated][fp8]") {
+TEST_CASE("V uses the mean and scale of its chunk and head", "[emulated][fp8]") {
   Problem p = problem(12, 4160, 64, DType::e4m3, InputKind::needle);
   p.heads = 4, p.kv_heads = 2;
   Problem edge = p;  // first visible key of the rows: 4066 to 4135
@@ -115,7 +115,7 @@ TEST_CASE("means and scales of V are those of the chunk and of the head", "[emul
 // The second block that a row visits has the largest scores, by a factor of 2^0.8 in the first warp
 // up to 2^9.6 in the twelfth. A step that fails to rescale has P larger by that factor, and e4m3
 // ends at 448.
-TEST_CASE("no P is above what e4m3 has, however little a maximum grows", "[emulated][fp8]") {
+TEST_CASE("P stays within e4m3 for any growth of the row max", "[emulated][fp8]") {
   const Case c = case_of(one_head(problem(192, 384, 64, DType::e4m3)), [](HostTensors& in) {
     std::vector<float>&q = in.at("q").data, &k = in.at("k").data, &v = in.at("v").data;
     for (std::size_t i = 0; i < q.size(); ++i) {
@@ -132,14 +132,14 @@ TEST_CASE("no P is above what e4m3 has, however little a maximum grows", "[emula
   }
 }
 
-TEST_CASE("FP8 steps are right on several blocks of 256 columns", "[emulated][fp8]") {
+TEST_CASE("FP8 steps are correct on several tiles at head dim 256", "[emulated][fp8]") {
   Problem p = problem(150, 395, 256, DType::e4m3, InputKind::needle);
   p.heads = 2, p.kv_heads = 1, p.causal = true;
   check_steps("forward", p, Backend::emulated);
 }
 
 // More queries than keys: the first rows are fully masked; the last tile visits two chunks.
-TEST_CASE("f6 merges chunks of more queries than keys", "[emulated][fp8]") {
+TEST_CASE("f6 merges chunks with more queries than keys", "[emulated][fp8]") {
   Problem p = one_head(problem(4230, 4190, 64, DType::e4m3, InputKind::needle));
   p.window_left = 64, p.window_right = 0;
   check_some_rows(
@@ -148,7 +148,7 @@ TEST_CASE("f6 merges chunks of more queries than keys", "[emulated][fp8]") {
 }
 
 // More tiles than blocks: a block processes several, and reuses its workspace.
-TEST_CASE("FP8 steps with several tiles a block on the GPU", "[gpu][fp8]") {
+TEST_CASE("FP8 steps are correct with several tiles per block on the GPU", "[gpu][fp8]") {
   for (const int64_t d : {64, 128, 256}) {
     Problem p = problem(4200, 9000, d, DType::e4m3, InputKind::needle);
     p.heads = 16, p.kv_heads = 4, p.causal = true;
@@ -165,7 +165,7 @@ TEST_CASE("FP8 steps with several tiles a block on the GPU", "[gpu][fp8]") {
   check_some_rows(p, Backend::gpu, sums_by_chunks, 1e7);
 }
 
-TEST_CASE("O of values that are all 0 is 0", "[emulated][fp8]") {
+TEST_CASE("O is 0 if V is 0", "[emulated][fp8]") {
   const Case c = case_of(one_head(problem(70, 150, 64, DType::e4m3)),
                          [](HostTensors& in) { std::ranges::fill(in.at("v").data, 0.0f); });
   for (const char* name : kSteps) {
@@ -177,7 +177,7 @@ TEST_CASE("O of values that are all 0 is 0", "[emulated][fp8]") {
 }
 // Keeps 448 / max from overflowing. The last factor leaves numbers that are subnormal in bf16, and
 // 0 in codes.
-TEST_CASE("Q and K below 1e-10 have the scale of 1e-10, V below 2^-80 that of 2^-80",
+TEST_CASE("scales have a lower bound of 1e-10 for Q and K and of 2^-80 for V",
           "[emulated][fp8]") {
   for (const char* tensor : {"q", "k", "v"})
     for (const int exponent : {-50, -66, -90, -130}) {
@@ -259,7 +259,7 @@ Problem narrow_window() {
 // row of a query tile has the key tile in its range, all of its rows get NaN. Scales and means use
 // finite values only, so nothing else changes, except in f6, whose mean of the channel lacks a
 // value.
-TEST_CASE("NaN in V reaches its channel, in query tiles that visit its key tile",
+TEST_CASE("NaN in V affects its channel in query tiles that visit its key tile",
           "[emulated][fp8]") {
   const Problem p = narrow_window();
   for (const char* name : kSteps) {
@@ -278,7 +278,7 @@ TEST_CASE("NaN in V reaches its channel, in query tiles that visit its key tile"
     }
   }
 }
-TEST_CASE("NaN in V of f6 is its key tile's, not its chunk's", "[emulated][fp8]") {
+TEST_CASE("NaN in V of f6 affects its key tile and not its chunk", "[emulated][fp8]") {
   for (const bool visits : {false, true}) {
     Problem p = problem(40, 4200, 64, DType::e4m3);  // row 0 is aligned with key 4160
     p.window_left = visits ? 4100 : 80, p.window_right = 0;
@@ -297,7 +297,7 @@ TEST_CASE("NaN in V of f6 is its key tile's, not its chunk's", "[emulated][fp8]"
 
 // NaN in Q affects its row; NaN in K all rows for which the key is visible. The Hadamard rotation
 // spreads it over all columns of its row.
-TEST_CASE("NaN in Q or K makes O and lse NaN of the rows that see it", "[emulated][fp8]") {
+TEST_CASE("NaN in Q or K makes O and lse NaN in the rows that use it", "[emulated][fp8]") {
   const Problem p = narrow_window();
   for (const char* name : kPasses) {
     const Step& step = step_named(name);
