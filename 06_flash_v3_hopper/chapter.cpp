@@ -94,9 +94,8 @@ Step featured_step(std::string name, std::string idea, Launch launch) {
 }
 
 Chapter make_chapter() {
-  Chapter c{"06_flash_v3_hopper",
-            "FlashAttention-3: asynchronous MMAs that overlap with softmax",
-            {}};
+  Chapter c{
+      "06_flash_v3_hopper", "FlashAttention-3: asynchronous MMAs that overlap with softmax", {}};
   c.steps = {
       forward_step("v1_sections", "tile scheduler, head sections that fit in L2, register epilogue",
                    ATTN_LAUNCH(v1_sections)),
@@ -109,8 +108,7 @@ Chapter make_chapter() {
                    ATTN_LAUNCH(v5_warp_specialised)),
       forward_step("v6_pingpong", "ping-pong: one warpgroup's MMAs run during the other's softmax",
                    ATTN_LAUNCH(v6_pingpong)),
-      forward_step("v7_overlap",
-                   "intra-warpgroup overlap: softmax with P V of the previous block",
+      forward_step("v7_overlap", "intra-warpgroup overlap: softmax with P V of the previous block",
                    ATTN_LAUNCH(v7_overlap)),
       forward_step("v8_persistent",
                    "static persistent scheduler: one block per SM, tiles in snake order",
@@ -118,8 +116,7 @@ Chapter make_chapter() {
       dynamic_step("v9_dynamic_scheduler",
                    "dynamic tile scheduler: the next tile from an atomic counter",
                    ATTN_LAUNCH(v9_dynamic_scheduler)),
-      dynamic_step("v10_double_buffered_q",
-                   "double-buffered Q: the next tile's Q is prefetched",
+      dynamic_step("v10_double_buffered_q", "double-buffered Q: the next tile's Q is prefetched",
                    ATTN_LAUNCH(v10_double_buffered_q)),
       dynamic_step("v11_cross_tile",
                    "cross-tile overlap: a tile's first S before the previous tile's last P V",

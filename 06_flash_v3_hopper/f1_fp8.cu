@@ -25,7 +25,7 @@ namespace ATTN_BACKEND::f1_fp8 {
 using namespace attn;
 using namespace hopper;
 
-using Element = __nv_bfloat16;  // type of the inputs and of O
+using Element = __nv_bfloat16;    // type of the inputs and of O
 using Descales = TensorDescales;  // one scale per tensor
 
 constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8, below e4m3's largest, 448
@@ -41,12 +41,12 @@ template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
   // Tile sizes are from the sweep (host/sweep_fp8.cu).
-  static constexpr int kNumConsumers = kHeadDim == 64 ? 3 : 2;  // consumer warpgroups
+  static constexpr int kNumConsumers = kHeadDim == 64 ? 3 : 2;       // consumer warpgroups
   static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // plus a producer
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
   static constexpr int kBlockN = 128;                                // B_c
-  static constexpr int kStages = kHeadDim == 256 ? 2 : 3;  // buffers for K, and for V
-  static constexpr int kQStages = 2;  // buffers for Q
+  static constexpr int kStages = kHeadDim == 256 ? 2 : 3;            // buffers for K, and for V
+  static constexpr int kQStages = 2;                                 // buffers for Q
   static constexpr bool kUsesPingPong = kHeadDim == 256;
   // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
   // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
@@ -182,8 +182,8 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
 
 // K/V producer: another thread loads K_j and V_j into empty stages.
 template <class Config>
-__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
-                                           const TensorMap& mapK, const TensorMap& mapV) {
+__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const TensorMap& mapK,
+                                           const TensorMap& mapV) {
   constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim;
   PipelineState<Config::kStages> kv;
   for (PipelineState<2> ring;; ring.advance()) {

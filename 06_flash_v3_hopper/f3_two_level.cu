@@ -25,10 +25,10 @@ namespace ATTN_BACKEND::f3_two_level {
 using namespace attn;
 using namespace hopper;
 
-using Element = __nv_bfloat16;  // type of the inputs and of O
+using Element = __nv_bfloat16;    // type of the inputs and of O
 using Descales = TensorDescales;  // one scale per tensor
 
-constexpr float kPScale = 8;  // log2 units: P is scaled by 256
+constexpr float kPScale = 8;               // log2 units: P is scaled by 256
 constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
 // Ring of the newest query tiles. Up to five are in use, from the one being stored to the next one.
@@ -41,13 +41,13 @@ enum NamedBarrier { kBlock = 0, kPingPong = 1 };
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kNumConsumers = 2;  // consumer warpgroups
-  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // plus a producer
-  static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
-  static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;         // B_c
+  static constexpr int kNumConsumers = 2;                                // consumer warpgroups
+  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);      // plus a producer
+  static constexpr int kBlockM = 64 * kNumConsumers;                     // B_r
+  static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;             // B_c
   static constexpr int kSliceColumns = kHeadDim == 256 ? 64 : kHeadDim;  // columns of P V per slice
   static constexpr int kSlices = kHeadDim / kSliceColumns;
-  static constexpr int kStages = 2;  // buffers for K, and for V
+  static constexpr int kStages = 2;   // buffers for K, and for V
   static constexpr int kQStages = 2;  // buffers for Q
   static constexpr bool kUsesPingPong = kHeadDim != 128;
   // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
@@ -197,8 +197,8 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
 
 // K/V producer: another thread loads K_j and V_j into empty stages.
 template <class Config>
-__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
-                                           const TensorMap& mapK, const TensorMap& mapV) {
+__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const TensorMap& mapK,
+                                           const TensorMap& mapV) {
   constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim;
   PipelineState<Config::kStages> kv;
   for (PipelineState<2> ring;; ring.advance()) {
@@ -308,7 +308,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
-  float o[kHeadDim / 8][4] = {};  // unnormalised
+  float o[kHeadDim / 8][4] = {};           // unnormalised
   float pv[Config::kSliceColumns / 8][4];  // P V of the current tile, to be added to O
   // max in log2 units; sum over this lane's keys
   float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};

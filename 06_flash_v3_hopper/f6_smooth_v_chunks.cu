@@ -29,9 +29,9 @@ using namespace attn;
 using namespace hopper;
 
 using Element = __nv_bfloat16;  // type of the inputs and of O
-using Descales = RowDescales;  // Q and K: one scale per tile
+using Descales = RowDescales;   // Q and K: one scale per tile
 
-constexpr float kPScale = 8;  // log2 units: P is scaled by 256
+constexpr float kPScale = 8;               // log2 units: P is scaled by 256
 constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
 constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
 // Ring of the newest query tiles. Up to five are in use, from the one being stored to the next one.
@@ -42,15 +42,15 @@ template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
   // Tile sizes are from the sweep of f1 (host/sweep_fp8.cu).
-  static constexpr int kNumConsumers = kHeadDim == 64 ? 3 : 2;  // consumer warpgroups
+  static constexpr int kNumConsumers = kHeadDim == 64 ? 3 : 2;       // consumer warpgroups
   static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // plus a producer
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
   static constexpr int kBlockN = 128;                                // B_c
-  static constexpr int kChunkBlocks = kChunkKeys / kBlockN;  // key blocks per chunk
+  static constexpr int kChunkBlocks = kChunkKeys / kBlockN;          // key blocks per chunk
   // The 64 rows of a warpgroup share one scale of Q, a key block shares one of K.
   static_assert(kScaleRows % 64 == 0 && kScaleRows % kBlockN == 0);
   static constexpr int kStages = kHeadDim == 256 ? 2 : 3;  // buffers for K, and for V
-  static constexpr int kQStages = 2;  // buffers for Q
+  static constexpr int kQStages = 2;                       // buffers for Q
   // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
   // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
   static constexpr int kProducerRegisters = kHeadDim == 64 ? 32 : kHeadDim == 128 ? 40 : 24;
@@ -150,8 +150,8 @@ __device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][
 // Spills O, l and the maximum to this thread's workspace, for the merge with the next chunk.
 template <class Config>
 __device__ __forceinline__ void store_partial(const float (&o)[Config::kHeadDim / 8][4],
-                                              const float (&row_max)[2],
-                                              const float (&row_sum)[2], float4* gSums) {
+                                              const float (&row_max)[2], const float (&row_sum)[2],
+                                              float4* gSums) {
   constexpr int kStride = kWarpgroup * Config::kNumConsumers;
   gSums[Config::kHeadDim / 8 * kStride] =
       make_float4(row_sum[0], row_sum[1], row_max[0], row_max[1]);
@@ -218,7 +218,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
     mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
-    for (int w = 0; w < Config::kNumConsumers; ++w)  // the last tile may have fewer rows
+    for (int w = 0; w < Config::kNumConsumers; ++w)          // the last tile may have fewer rows
       smem.q_descale[q.index()][w] =
           descales.q(work.q_head, min(work.row0 + 64 * w, shape.seqlen_q - 1));
     mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
@@ -235,9 +235,8 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
 
 // K/V producer: another thread loads K_j and V_j into empty stages.
 template <class Config>
-__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
-                                           const TensorMap& mapK, const TensorMap& mapV,
-                                           const Descales& descales) {
+__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const TensorMap& mapK,
+                                           const TensorMap& mapV, const Descales& descales) {
   constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim;
   PipelineState<Config::kStages> kv;
   for (PipelineState<2> ring;; ring.advance()) {

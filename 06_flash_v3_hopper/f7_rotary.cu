@@ -137,11 +137,10 @@ Status quantise_turned(const Arguments& args) {
     return ceil_div(t.heads, int64_t{Pass::kHeads}) * t.tiles;
   };
   args.phase("quantise");
-  return launch_kernel(
-      quantise_turned_kernel<Pass, kHeadDim>,
-      dim3(static_cast<unsigned>(std::max(blocks_of(q), blocks_of(k))), 2),
-      dim3(RowLanes<kHeadDim>::kThreads), sizeof(RotaryStorage<kHeadDim>), args.stream, q, k,
-      RotaryAngles(args));
+  return launch_kernel(quantise_turned_kernel<Pass, kHeadDim>,
+                       dim3(static_cast<unsigned>(std::max(blocks_of(q), blocks_of(k))), 2),
+                       dim3(RowLanes<kHeadDim>::kThreads), sizeof(RotaryStorage<kHeadDim>),
+                       args.stream, q, k, RotaryAngles(args));
 }
 
 template <int kHeadDim>

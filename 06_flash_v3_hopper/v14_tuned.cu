@@ -36,8 +36,8 @@ enum NamedBarrier { kBlock = 0, kPingPong = 1 };
 struct Tuning {
   int num_consumers = 2;  // consumer warpgroups, plus a producer
   int block_n;            // B_c
-  int stages = 2;  // buffers for K, and for V
-  int q_stages = 2;  // buffers for Q
+  int stages = 2;         // buffers for K, and for V
+  int q_stages = 2;       // buffers for Q
   bool pingpong = true;
   bool lazy_rescale = true;
 };

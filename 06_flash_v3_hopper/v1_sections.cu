@@ -28,9 +28,9 @@ struct Config {
   static constexpr int kThreads = kWarpgroup * kNumConsumers;
   static constexpr int kBlockM = 64 * kNumConsumers;          // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;  // B_c
-  static constexpr int kStages = 1;  // buffers for K, and for V
-  static constexpr int kQStages = 1;  // buffers for Q
-  static constexpr int kTiles = 1;  // 16-row MMAs per warp
+  static constexpr int kStages = 1;                           // buffers for K, and for V
+  static constexpr int kQStages = 1;                          // buffers for Q
+  static constexpr int kTiles = 1;                            // 16-row MMAs per warp
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
 //! [config]
@@ -93,7 +93,7 @@ __device__ void load_tile(Element* tile, const Element* g, int head, int row0, i
 //! [scores]
 template <class Config, class Element>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const Element* sQ, const Element* sK) {
+                                        const Element* sQ, const Element* sK) {
   const int lane_id = thread_index() % 32, row = thread_index() / 32 * 16;
 #pragma unroll
   for (int k = 0; k < Config::kHeadDim; k += 16) {
@@ -120,7 +120,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 //! [output]
 template <class Config, class Element, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const Element* sV) {
+                                        Probabilities probabilities, const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kBlockN; k += 16) {
@@ -208,8 +208,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     //! [pipeline_k]
     if (idle) return;
 
-    // (4) Online softmax, within the quad of lanes that share a row.
-    //! [softmax]
+      // (4) Online softmax, within the quad of lanes that share a row.
+      //! [softmax]
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll

@@ -30,8 +30,8 @@ struct Config {
   static constexpr int kThreads = kWarpgroup * kNumConsumers;
   static constexpr int kBlockM = 64 * kNumConsumers;          // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;  // B_c
-  static constexpr int kStages = 1;  // buffers for K, and for V
-  static constexpr int kQStages = 1;  // buffers for Q
+  static constexpr int kStages = 1;                           // buffers for K, and for V
+  static constexpr int kQStages = 1;                          // buffers for Q
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
 //! [config]
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [wait]
   const auto consumer_wait = [] {
     cp_async_wait<1>();  // the newest copy group, one tile, may be in flight
-    __syncthreads();  // the copies of all threads are visible
+    __syncthreads();     // the copies of all threads are visible
   };
   //! [wait]
   const auto load = [&](Element* tile, const Element* g, int n_block) {

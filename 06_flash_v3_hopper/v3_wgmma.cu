@@ -30,8 +30,8 @@ struct Config {
   static constexpr int kThreads = kWarpgroup * kNumConsumers;
   static constexpr int kBlockM = 64 * kNumConsumers;          // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;  // B_c
-  static constexpr int kStages = 1;  // buffers for K, and for V
-  static constexpr int kQStages = 1;  // buffers for Q
+  static constexpr int kStages = 1;                           // buffers for K, and for V
+  static constexpr int kQStages = 1;                          // buffers for Q
 };
 //! [config]
 
@@ -172,9 +172,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   KvState kv;
   //! [wait]
   const auto consumer_wait = [] {
-    cp_async_wait<1>();  // the newest copy group, one tile, may be in flight
+    cp_async_wait<1>();   // the newest copy group, one tile, may be in flight
     fence_proxy_async();  // makes them visible to wgmma (async proxy)
-    __syncthreads();  // the copies of all threads are visible
+    __syncthreads();      // the copies of all threads are visible
   };
   //! [wait]
   const auto load = [&](Element* tile, const Element* g, int n_block) {

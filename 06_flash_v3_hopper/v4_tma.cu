@@ -30,8 +30,8 @@ struct Config {
   static constexpr int kThreads = kWarpgroup * kNumConsumers;
   static constexpr int kBlockM = 64 * kNumConsumers;          // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;  // B_c
-  static constexpr int kStages = 1;  // buffers for K, and for V
-  static constexpr int kQStages = 1;  // buffers for Q
+  static constexpr int kStages = 1;                           // buffers for K, and for V
+  static constexpr int kQStages = 1;                          // buffers for Q
 };
 //! [config]
 

@@ -32,12 +32,12 @@ enum NamedBarrier { kBlock = 0, kPingPong = 1 };
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kNumConsumers = 2;  // consumer warpgroups
+  static constexpr int kNumConsumers = 2;                            // consumer warpgroups
   static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // plus a producer
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;         // B_c
-  static constexpr int kStages = 2;  // buffers for K, and for V
-  static constexpr int kQStages = 1;  // buffers for Q
+  static constexpr int kStages = 2;                                  // buffers for K, and for V
+  static constexpr int kQStages = 1;                                 // buffers for Q
   // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
   // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;

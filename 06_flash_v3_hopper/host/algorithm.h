@@ -18,7 +18,7 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Result {
   Matrix o;            // [seqlen_q, d]
-  Vector lse;  // [seqlen_q]: -inf for a fully masked row
+  Vector lse;          // [seqlen_q]: -inf for a fully masked row
   Index rescales = 0;  // rescaled rows of O, over all blocks
 };
 
@@ -59,10 +59,10 @@ inline Result forward(const Matrix& q, const Matrix& k, const Matrix& v, double 
     Matrix p = scores(0);  // the first S has no P V to overlap with
     online_softmax(p, m, l, rescale, threshold);
     for (Index j = 1; j < num_n_blocks; ++j) {
-      Matrix s = scores(j);  // issued and awaited
+      Matrix s = scores(j);                                   // issued and awaited
       o += p * v.middleRows((j - 1) * block_n, keys(j - 1));  // issued
-      online_softmax(s, m, l, rescale, threshold);  // overlaps with P V
-      result.rescales += (rescale.array() != 1).count();  // P V is awaited
+      online_softmax(s, m, l, rescale, threshold);            // overlaps with P V
+      result.rescales += (rescale.array() != 1).count();      // P V is awaited
       o.array().colwise() *= rescale.array();
       p = s;
     }

@@ -333,8 +333,7 @@ static HostTensors signs_of_columns(const Problem& p, const ReadWorkspace&) {
 }
 
 static Step rotated_step(std::string name, std::string idea, Launch launch) {
-  Step step =
-      tile_scales_step(std::move(name), std::move(idea), launch, rotated_in_tile_scales);
+  Step step = tile_scales_step(std::move(name), std::move(idea), launch, rotated_in_tile_scales);
   step.cost = [launch](const Problem& p) { return rotated_cost(p, launch); };
   step.choices = signs_of_columns;
   return step;
@@ -352,24 +351,23 @@ static Step chunks_step(std::string name, std::string idea, Launch launch, bool 
 }
 
 std::vector<Step> fp8_steps() {
-  return {
-      tensor_scales_step("f1_fp8", "FP8: both GEMMs on e4m3, one scale per tensor",
-                         ATTN_LAUNCH(f1_fp8)),
-      tensor_scales_step("f2_p_scale", "P scaled by 2^8, key tiles in reverse order",
-                         ATTN_LAUNCH(f2_p_scale)),
-      tensor_scales_step("f3_two_level",
-                         "two-level accumulation: P V of a tile is added to O in fp32",
-                         ATTN_LAUNCH(f3_two_level)),
-      tile_scales_step("f4_block_scales", "one scale per tile of 128 rows of Q, K and V",
-                       ATTN_LAUNCH(f4_block_scales), in_tile_scales),
-      rotated_step("f5_incoherent",
-                   "incoherent processing: Q and K are rotated before quantisation",
-                   ATTN_LAUNCH(f5_incoherent)),
-      chunks_step("f6_smooth_v_chunks",
-                  "smooth V per 4096-key chunk; P V accumulated in the tensor core",
-                  ATTN_LAUNCH(f6_smooth_v_chunks), false),
-      chunks_step("f7_rotary", "rotary embedding fused into the quantisation pass",
-                  ATTN_LAUNCH(f7_rotary), true)};
+  return {tensor_scales_step("f1_fp8", "FP8: both GEMMs on e4m3, one scale per tensor",
+                             ATTN_LAUNCH(f1_fp8)),
+          tensor_scales_step("f2_p_scale", "P scaled by 2^8, key tiles in reverse order",
+                             ATTN_LAUNCH(f2_p_scale)),
+          tensor_scales_step("f3_two_level",
+                             "two-level accumulation: P V of a tile is added to O in fp32",
+                             ATTN_LAUNCH(f3_two_level)),
+          tile_scales_step("f4_block_scales", "one scale per tile of 128 rows of Q, K and V",
+                           ATTN_LAUNCH(f4_block_scales), in_tile_scales),
+          rotated_step("f5_incoherent",
+                       "incoherent processing: Q and K are rotated before quantisation",
+                       ATTN_LAUNCH(f5_incoherent)),
+          chunks_step("f6_smooth_v_chunks",
+                      "smooth V per 4096-key chunk; P V accumulated in the tensor core",
+                      ATTN_LAUNCH(f6_smooth_v_chunks), false),
+          chunks_step("f7_rotary", "rotary embedding fused into the quantisation pass",
+                      ATTN_LAUNCH(f7_rotary), true)};
 }
 
 }  // namespace attn

@@ -181,8 +181,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const int key0 = static_cast<int>(blockIdx.y) * kTransposedKeys;
   const int64_t padded = padded_keys(seqlen_k);
   const float largest = tensor_max(gPartial, kV, sMax), scale = kLargestE4M3 / largest;
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
-    gDescale[kV] = largest / kLargestE4M3;
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) gDescale[kV] = largest / kLargestE4M3;
   // 8 threads per row of 64 columns; 32 groups of four keys.
   const int column = static_cast<int>(threadIdx.x) % 8 * 8;
   const int group = static_cast<int>(threadIdx.x) / 8;

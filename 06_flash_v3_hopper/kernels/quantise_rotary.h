@@ -89,11 +89,11 @@ Status turn_and_quantise(const Arguments& args) {
     return ceil_div(t.heads, int64_t{Pass::kHeads}) * ceil_div(t.rows, kRowsPerPass);
   };
   args.phase("rotary");
-  const Status turned = launch_kernel(
-      rotary_kernel<Pass, kHeadDim>,
-      dim3(static_cast<unsigned>(std::max(blocks_of(q), blocks_of(k))), 2), dim3(Pass::kThreads), 0,
-      args.stream, q, k, args.out<__nv_bfloat16>("q_turned"), args.out<__nv_bfloat16>("k_turned"),
-      RotaryAngles(args));
+  const Status turned =
+      launch_kernel(rotary_kernel<Pass, kHeadDim>,
+                    dim3(static_cast<unsigned>(std::max(blocks_of(q), blocks_of(k))), 2),
+                    dim3(Pass::kThreads), 0, args.stream, q, k, args.out<__nv_bfloat16>("q_turned"),
+                    args.out<__nv_bfloat16>("k_turned"), RotaryAngles(args));
   return turned.ok() ? quantise_q_and_k<Pass, true, kHeadDim>(args, "_turned") : turned;
 }
 //! [launch_rotary]

@@ -64,7 +64,7 @@ struct alignas(16) ColumnSigns {
 
 //! [tiles]
 struct TileOfRows {  // 128 rows of a head, or fewer at the end
-  int row0, index;  // counted through all heads; 2^31 rows would be 275 GB
+  int row0, index;   // counted through all heads; 2^31 rows would be 275 GB
   int rows;
 };
 struct RowsOf {            // Q or K
@@ -260,7 +260,9 @@ __device__ __forceinline__ void quantise_tile(uint8_t* g8, float* gDescale, cons
 }
 // H x is sqrt(d) times too large. Codes are unaffected, because the scale follows the maximum.
 template <int kHeadDim>
-constexpr float kHadamardNorm = kHeadDim == 64 ? 0.125f : kHeadDim == 128 ? 0.0883883476f : 0.0625f;
+constexpr float kHadamardNorm = kHeadDim == 64    ? 0.125f
+                                : kHeadDim == 128 ? 0.0883883476f
+                                                  : 0.0625f;
 
 // Q and K: as many blocks as fit on the GPU; each takes every gridDim.x-th tile of both.
 template <class Pass, int kHeadDim, bool kRotated>

@@ -14,17 +14,17 @@ using namespace attn;
 // all tokens of a head, one sequence after another.
 //! [work]
 struct WorkTile {
-  int row0 = -1;  // first row in its sequence; -1: end of work
+  int row0 = -1;           // first row in its sequence; -1: end of work
   int seqlen_q, seqlen_k;  // lengths of that sequence
-  int q_head, kv_head;  // heads in the tensor maps
-  int q_token, kv_token;  // first rows of the sequence in the maps
+  int q_head, kv_head;     // heads in the tensor maps
+  int q_token, kv_token;   // first rows of the sequence in the maps
   KvBlockRange kv_range;
   int64_t o, lse;  // offsets of the first row, in elements
 };
 template <class Config>
 __device__ __forceinline__ WorkTile work_of(const Shape& shape, TileOrder::Tile tile,
-                                        const int* gCuSeqlensQ = nullptr,
-                                        const int* gCuSeqlensK = nullptr) {
+                                            const int* gCuSeqlensQ = nullptr,
+                                            const int* gCuSeqlensK = nullptr) {
   const auto [bh, row0] = tile;
   const int group = shape.heads / shape.kv_heads;
   WorkTile w{row0, shape.seqlen_q, shape.seqlen_k, bh, bh / group, 0, 0, {}, 0, 0};

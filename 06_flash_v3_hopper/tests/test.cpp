@@ -124,9 +124,8 @@ Balance balance(int head_dim, int block_n, int64_t seqlen) {
     std::array<double, kSms> busy{};
     for (unsigned i = 0; i < tiles.count(); ++i) {
       const std::size_t round = i / kSms, column = i % kSms;
-      double& sm = snake
-                       ? busy[round % 2 == 0 ? column : kSms - 1 - column]
-                       : *std::min_element(busy.begin(), busy.end());  // the first SM to finish
+      double& sm = snake ? busy[round % 2 == 0 ? column : kSms - 1 - column]
+                         : *std::min_element(busy.begin(), busy.end());  // the first SM to finish
       const int64_t keys = std::min<int64_t>(seqlen, tiles.at<kBlockM>(i).row0 + kBlockM);
       sm += double(ceil_div(keys, int64_t{block_n}));
     }

@@ -114,7 +114,7 @@ void check_codes(Backend backend) {
     for (const int64_t d : {64, 128, 256}) {
       if (one_of_steps(step, {"f2_p_scale", "f3_two_level"}) && d > 64) continue;  // as f1
       Problem p = problem(131, 263, d, DType::e4m3);  // two query tiles, three key tiles
-      p.window_left = 10, p.window_right = 0;  // attention itself is not checked here
+      p.window_left = 10, p.window_right = 0;         // attention itself is not checked here
       if (step.name == "f7_rotary") p.own["rotary"] = {1};
       p.finish();
       INFO(step.name << " " << p.text());

@@ -177,8 +177,7 @@ TEST_CASE("O is 0 if V is 0", "[emulated][fp8]") {
 }
 // Keeps 448 / max from overflowing. The last factor leaves numbers that are subnormal in bf16, and
 // 0 in codes.
-TEST_CASE("scales have a lower bound of 1e-10 for Q and K and of 2^-80 for V",
-          "[emulated][fp8]") {
+TEST_CASE("scales have a lower bound of 1e-10 for Q and K and of 2^-80 for V", "[emulated][fp8]") {
   for (const char* tensor : {"q", "k", "v"})
     for (const int exponent : {-50, -66, -90, -130}) {
       const Case c = case_of(one_head(problem(20, 60, 64, DType::e4m3)), [&](HostTensors& in) {
