@@ -1,4 +1,4 @@
-// The table of chapter 06: its steps, what each costs and what each refuses.
+// Table of chapter 06: its steps, their cost models, the problems that they refuse.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -31,13 +31,13 @@ namespace {
 
 using Reason = std::optional<std::string>;
 
-// What passes between L2 and the SMs: Q once, a tile of K and one of V at each visit, O and lse
-// once. Of HBM what cannot be avoided; cost_of adds what the order of tiles makes L2 fetch again.
+// L2 traffic: Q once, one tile of K and of V per visit, O and lse once. HBM traffic: the compulsory
+// bytes; cost_of adds what the tile order makes L2 fetch again.
 Cost forward_cost(const Problem& p, const Tiling& t) {
   const double heads = double(p.batch * p.heads), d = double(p.head_dim),
                element = double(size_of(p.dtype));
   const double q_rows = heads * double(p.seqlen_q), pairs = heads * visits(p, t);
-  Tiling computed = t;  // where warps skip what none of their rows sees, less than is loaded
+  Tiling computed = t;  // warps skip fully masked rows, so they compute less than is loaded
   if (t.rows_together > 0) computed.block_m = t.rows_together;
   Phase phase{.name = "attention"};
   phase.exp = heads * visits(p, computed) * double(computed.block_m * t.block_n);
@@ -45,7 +45,7 @@ Cost forward_cost(const Problem& p, const Tiling& t) {
   phase.hbm_read =
       q_rows * d * element + 2 * double(p.batch * p.kv_heads * p.seqlen_k) * d * element;
   phase.hbm_write = q_rows * (d * element + 4);
-  // The last tile of keys may be partial; the model takes it as whole.
+  // The model counts a partial last key tile as a whole one.
   phase.l2_bytes = q_rows * (2 * d * element + 4) + pairs * 2 * double(t.block_n) * d * element;
   return {phase};
 }
@@ -75,8 +75,7 @@ Step forward_step(std::string name, std::string idea, Launch launch) {
   };
 }
 
-// The same with a dynamic tile scheduler: its counter is 0 before the first launch, and after each
-// one.
+// With a dynamic tile scheduler: its counter is 0 before the first launch and after each one.
 Step dynamic_step(std::string name, std::string idea, Launch launch) {
   Step step = forward_step(std::move(name), std::move(idea), launch);
   step.workspaces = [](const Problem&) {
@@ -86,7 +85,7 @@ Step dynamic_step(std::string name, std::string idea, Launch launch) {
   return step;
 }
 
-// And with what the last two steps have in addition.
+// With the features of the last two steps.
 Step featured_step(std::string name, std::string idea, Launch launch) {
   Step step = dynamic_step(std::move(name), std::move(idea), launch);
   step.support = "any lengths, packed sequences, masks, GQA, softcap";
@@ -95,41 +94,39 @@ Step featured_step(std::string name, std::string idea, Launch launch) {
 }
 
 Chapter make_chapter() {
-  Chapter c{"06_flash_v3_hopper",
-            "FlashAttention-3: asynchronous MMAs, and a softmax that overlaps with them",
-            {}};
+  Chapter c{
+      "06_flash_v3_hopper", "FlashAttention-3: asynchronous MMAs that overlap with softmax", {}};
   c.steps = {
-      forward_step("v1_sections", "chapter 04's loop, on tiles in sections that share L2",
+      forward_step("v1_sections", "tile scheduler, head sections that fit in L2, register epilogue",
                    ATTN_LAUNCH(v1_sections)),
-      forward_step("v2_separate_phases", "S, the softmax and P V are phases, each of a whole tile",
+      forward_step("v2_separate_phases", "S, softmax and P V as separate phases of a whole tile",
                    ATTN_LAUNCH(v2_separate_phases)),
-      forward_step("v3_wgmma", "wgmma: MMAs of four warps, operands from shared memory",
+      forward_step("v3_wgmma", "wgmma: warpgroup-wide MMAs, operands from shared memory",
                    ATTN_LAUNCH(v3_wgmma)),
-      forward_step("v4_tma", "TMA and mbarriers in place of cp.async", ATTN_LAUNCH(v4_tma)),
-      forward_step("v5_warp_specialised", "a producer warp, two stages ahead of the consumers",
+      forward_step("v4_tma", "TMA and mbarriers replace cp.async", ATTN_LAUNCH(v4_tma)),
+      forward_step("v5_warp_specialised", "producer and consumer warps, two-stage pipeline",
                    ATTN_LAUNCH(v5_warp_specialised)),
-      forward_step("v6_pingpong", "ping-pong: one warpgroup's MMAs during the other's softmax",
+      forward_step("v6_pingpong", "ping-pong: one warpgroup's MMAs run during the other's softmax",
                    ATTN_LAUNCH(v6_pingpong)),
-      forward_step("v7_overlap",
-                   "a warpgroup's softmax overlaps with its own P V of the block before",
+      forward_step("v7_overlap", "intra-warpgroup overlap: softmax with P V of the previous block",
                    ATTN_LAUNCH(v7_overlap)),
       forward_step("v8_persistent",
-                   "static persistent scheduler: a block an SM, tiles in snake order",
+                   "static persistent scheduler: one block per SM, tiles in snake order",
                    ATTN_LAUNCH(v8_persistent)),
-      dynamic_step("v9_dynamic_scheduler", "dynamic tile scheduler: the next tile from a counter",
+      dynamic_step("v9_dynamic_scheduler",
+                   "dynamic tile scheduler: the next tile from an atomic counter",
                    ATTN_LAUNCH(v9_dynamic_scheduler)),
-      dynamic_step("v10_double_buffered_q",
-                   "double-buffered Q: that of the next tile is prefetched",
+      dynamic_step("v10_double_buffered_q", "double-buffered Q: the next tile's Q is prefetched",
                    ATTN_LAUNCH(v10_double_buffered_q)),
       dynamic_step("v11_cross_tile",
-                   "cross-tile overlap: a tile's first S before the last P V of the one before",
+                   "cross-tile overlap: a tile's first S before the previous tile's last P V",
                    ATTN_LAUNCH(v11_cross_tile)),
       dynamic_step("v12_lazy_rescale",
-                   "O is rescaled only where a maximum has grown by more than 8 (base 2)",
+                   "lazy rescale: only if a row max has grown by more than 8 (log2 units)",
                    ATTN_LAUNCH(v12_lazy_rescale)),
-      featured_step("v13_features", "softcap, and packed sequences of several lengths",
+      featured_step("v13_features", "softcap, and packed sequences of different lengths",
                     ATTN_LAUNCH(v13_features)),
-      featured_step("v14_tuned", "tiles for each head dim, from a sweep", ATTN_LAUNCH(v14_tuned)),
+      featured_step("v14_tuned", "tile sizes per head dim, from a sweep", ATTN_LAUNCH(v14_tuned)),
   };
   for (Step& step : c.steps | std::views::take(2)) step.needs = kHopperTarget;  // with mma.sync
   std::ranges::move(fp8_steps(), std::back_inserter(c.steps));

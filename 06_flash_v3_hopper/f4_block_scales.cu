@@ -1,13 +1,15 @@
-// f4_block_scales: a scale for each tile of 128 rows of Q, K and V.
+// f4_block_scales: one scale per tile of 128 rows of Q, K and V.
 //
 // parent    f3_two_level
-// idea      One outlier makes all numbers that share its scale coarse. Here these are a tile, not a
-//           tensor. The producer puts the scales of a tile beside it in shared memory. Those of Q and
-//           K are part of the softmax scale still, which now differs from block to block; that of V
-//           comes with what f3 adds anyway: O += P V becomes O += v_descale P V, one FFMA. And the
-//           pass before needs to read its inputs once, not twice.
+// change    The producer copies the scales of a tile next to it in shared memory. Those of Q and K
+//           go into the softmax scale, which now differs per key block. That of V goes into f3's
+//           addition: O += P V becomes O += v_descale P V, one FFMA. The quantisation pass reads
+//           its inputs once instead of twice.
+// why       One outlier makes all numbers that share its scale coarse; a tile is less than a
+//           tensor.
 // expect    the quantising pass's time; errors of inputs whose tiles are of different size
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// source    FlashAttention-3 (arXiv 2407.08608), section 3.3: block quantisation
 #include <algorithm>
 
 #include "device/device.h"
@@ -25,35 +27,34 @@ namespace ATTN_BACKEND::f4_block_scales {
 using namespace attn;
 using namespace hopper;
 
-using Element = __nv_bfloat16;    // of what is given, and of O
-using Descales = TileDescales;    // a scale for each tile
+using Element = __nv_bfloat16;  // type of the inputs and of O
+using Descales = TileDescales;  // one scale per tile
 
-constexpr float kPScale = 8;              // to base 2: P is 256 times what it was
-constexpr float kRescaleThreshold = 0.8f;  // P is at most 2^8.8 = 446, and e4m3 ends at 448
-constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
-// The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
+constexpr float kPScale = 8;               // log2 units: P is scaled by 256
+constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
+constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
+// Ring of the newest query tiles. Up to five are in use, from the one being stored to the next one.
 constexpr int kWorkRing = 8;
 
-// Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
-// MMAs.
+// Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
 enum NamedBarrier { kBlock = 0, kPingPong = 1 };
 
 //! [config]
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kNumConsumers = 2;                            // warpgroups that compute
-  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
-  static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
-  static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;         // B_c
-  static constexpr int kSliceColumns = kHeadDim == 256 ? 64 : kHeadDim;  // of P V, at once
+  static constexpr int kNumConsumers = 2;                                // consumer warpgroups
+  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);      // plus a producer
+  static constexpr int kBlockM = 64 * kNumConsumers;                     // B_r
+  static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;             // B_c
+  static constexpr int kSliceColumns = kHeadDim == 256 ? 64 : kHeadDim;  // columns of P V per slice
   static constexpr int kSlices = kHeadDim / kSliceColumns;
   static_assert(kBlockM == kScaleRows && kScaleRows % kBlockN == 0);
-  static constexpr int kStages = 2;                                  // tiles of K, and of V
-  static constexpr int kQStages = 2;                                 // tiles of Q
+  static constexpr int kStages = 2;   // buffers for K, and for V
+  static constexpr int kQStages = 2;  // buffers for Q
   static constexpr bool kUsesPingPong = kHeadDim != 128;
-  // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
+  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
+  // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
@@ -61,19 +62,19 @@ struct Config {
 };
 //! [config]
 
-// Tiles are panels of 128 columns, [d / 128][rows, 128], or of 64 where there are no more, with
-// TMA's swizzle of as many bytes; V^T is [d, keys].
+// Tiles are panels of 128 columns, [d / 128][rows, 128], or of 64 at d=64, with a TMA swizzle of as
+// many bytes; V^T is [d, keys].
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
   alignas(1024) uint8_t sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) uint8_t sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
   float q_descale[Config::kQStages], k_descale[Config::kStages], v_descale[Config::kStages];
-  // mbarriers: the bytes are there
+  // mbarriers: TMA bytes have landed
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
-  // mbarriers: all consumer warps are done with them
+  // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
+  uint64_t work_full[2], prefetch;  // mbarriers: a WorkTile is written; take the next tile
   WorkTile work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, v_descale, q_full, k_full, v_full,
                q_empty, k_empty, v_empty, work_full, prefetch, work)
@@ -81,7 +82,7 @@ struct SharedStorage {
 
 using TileScheduler = DynamicPersistent;
 
-// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
+// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues only; does not wait.
 //! [issue_qk]
 template <class Config>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const uint8_t* sQ,
@@ -90,7 +91,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
   const SmemDescriptor q = smem_descriptor_e4m3<kRow>(sQ), k = smem_descriptor_e4m3<kRow>(sK);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes, 128 columns a panel
+  for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes; a panel has 128
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma_e4m3(s, q + (panel * Config::kBlockM * 128 + inside),
                k + (panel * Config::kBlockN * 128 + inside), i > 0);
@@ -99,7 +100,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
 }
 //! [issue_qk]
 
-// (5) P V, of the columns of a slice: P from registers, V transposed, [d, k]. Issues it, and does
+// (5) P V of the columns of one slice: P from registers, V transposed, [d, k]. Issues only; does
 // not wait.
 //! [issue_pv]
 template <class Config>
@@ -118,7 +119,7 @@ __device__ __forceinline__ void issue_pv(float (&pv)[Config::kSliceColumns / 8][
 }
 //! [issue_pv]
 
-// O += v_descale P V of a slice, in float32.
+// O += v_descale P V of a slice, in fp32.
 //! [add]
 template <class Config>
 __device__ __forceinline__ void add_slice(float (&o)[Config::kHeadDim / 8][4],
@@ -134,8 +135,9 @@ __device__ __forceinline__ void add_slice(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [add]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
-// is to be multiplied by `rescale`: only where a maximum has grown by more than the threshold.
+// (4) Online softmax in fp32, within the quad of lanes that share a row: S becomes P. Returns
+// whether O must be multiplied by `rescale`: only if a maximum has grown by more than the
+// threshold.
 //! [softmax]
 template <class Config>
 __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
@@ -152,7 +154,7 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
     max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
     grown = grown || max[r] > row_max[r] + kRescaleThreshold;
   }
-  // A warp decides for all of its rows, as branches are its own.
+  // Warp-uniform branch: a warp rescales all of its rows or none.
   const bool rescaled = __any_sync(~0u, grown);
   if (rescaled) {
 #pragma unroll
@@ -173,15 +175,15 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 }
 //! [softmax]
 
-// One thread takes tiles of queries and (1) loads Q_i. It takes the next one when it must, not
-// earlier: a block with long tiles would keep it from others that are idle already.
+// Q producer: takes query tiles and (1) loads Q_i. It takes the next tile as late as possible: a
+// tile taken early by a block with long tiles is kept from an idle SM.
 //! [producer]
 template <class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
                                           const Shape& shape, const TileScheduler& scheduler,
                                           const Descales& descales) {
   PipelineState<Config::kQStages> q;
-  // One count for three rings.
+  // One count for three rings
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = scheduler.first(); index < scheduler.count();
@@ -189,25 +191,24 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
     const WorkTile work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
-    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
+    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
     smem.q_descale[q.index()] = descales.q(work.q_head, work.row0);
     mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     mbarrier_wait(&smem.prefetch, prefetch().phase());
     q.advance();
   }
-  smem.work[q.count % kWorkRing] = WorkTile{};  // there is no more
+  smem.work[q.count % kWorkRing] = WorkTile{};  // end of work
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
   smem.q_descale[q.index()] = 0;
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
 
-// Another one loads K_j and V_j as stages become free.
+// K/V producer: another thread loads K_j and V_j into empty stages.
 template <class Config>
-__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
-                                           const TensorMap& mapK, const TensorMap& mapV,
-                                           const Descales& descales) {
+__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const TensorMap& mapK,
+                                           const TensorMap& mapV, const Descales& descales) {
   constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim;
   PipelineState<Config::kStages> kv;
   for (PipelineState<2> ring;; ring.advance()) {
@@ -220,7 +221,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
         mbarrier_arrive(&smem.prefetch);
       const int stage = kv.index(), key0 = n_block * kBlockN;
       const auto await = [&](uint64_t* full, uint64_t* empty, float& sDescale, float descale) {
-        mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
+        mbarrier_wait(empty, kv.phase() ^ 1);  // passes at once the first time
         sDescale = descale;
         mbarrier_arrive_expect_tx(full, kTileBytes);
       };
@@ -230,7 +231,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
       await(&smem.v_full[stage], &smem.v_empty[stage], smem.v_descale[stage],
             descales.v(work.kv_head, key0));
 #pragma unroll
-      for (int key = 0; key < kBlockN; key += kPanelKeys<kBlockN>)  // panel after panel
+      for (int key = 0; key < kBlockN; key += kPanelKeys<kBlockN>)  // one panel after another
         tma_load(smem.sV[stage] + key * Config::kHeadDim, mapV, &smem.v_full[stage],
                  {key0 + key, 0, work.kv_head});
     }
@@ -240,7 +241,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
 
 template <class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // one lane of each says that it is done
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // one arrival per consumer warp
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
@@ -263,11 +264,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
-  // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
-  // of tiles in uniform registers, as wgmma takes them.
+  // Broadcast from lane 0, so that the compiler knows it is warp-uniform. Then tile addresses stay
+  // in uniform registers, which wgmma requires.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) init_barriers(smem);
-  __syncthreads();  // the barriers are there
+  __syncthreads();  // barriers are initialised
 
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
@@ -278,7 +279,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
   //! [pingpong]
-  // This warpgroup may issue its MMAs when the one before has issued its own.
+  // A warpgroup issues its MMAs after the previous warpgroup has issued its own.
   const auto pingpong_wait = [&] {
     if (Config::kUsesPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
   };
@@ -286,49 +287,50 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (Config::kUsesPingPong)
       named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
   };
-  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
+  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // warpgroup 0 goes first
   //! [pingpong]
 
-  // The tile of queries that is worked on, and which of this block's it is.
+  // q: pipeline state of the current Q tile; the others describe that tile.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
   KvBlockRange kv_range{};
-  float q_scale_log2 = 0, scale_log2 = 0;  // with Q's scale; and with that of the block's keys
+  float q_scale_log2 = 0, scale_log2 = 0;  // with Q's scale; with Q's and K's scales
   const auto next_work_tile = [&] {
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
     const WorkTile& work = smem.work[q.count % kWorkRing];
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;
     q_scale_log2 = shape.softmax_scale * kLog2e * smem.q_descale[q.index()];
     const bool more = work.row0 >= 0;
-    __syncwarp();  // all lanes have read it, before one says so
+    __syncwarp();  // all lanes have read it before lane 0 arrives
     return more;
   };
-  const auto release_q = [&] {  // this warp is done with it
+  const auto release_q = [&] {  // one arrival per warp
     if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
   };
-  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that
-  // it is the same in all lanes as long as no `if` changes it and no consumer returns from the
-  // loop. If not, every operand of wgmma is moved to uniform registers first.
+  // Pipeline state of the current K/V tile, counted through all tiles of this block. It stays
+  // provably warp-uniform as long as no `if` changes it and no consumer returns from the loop.
+  // Otherwise every wgmma operand is first moved to uniform registers.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   const auto consumer_wait = [&](uint64_t* full, KvState state) {
     mbarrier_wait(full + state.index(), state.phase());
   };
-  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // this warp is done with it
+  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // one arrival per warp
     if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
-  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-  float pv[Config::kSliceColumns / 8][4];                  // what is to be added to it
-  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float o[kHeadDim / 8][4] = {};           // unnormalised
+  float pv[Config::kSliceColumns / 8][4];  // P V of the current tile, to be added to O
+  // max in log2 units; sum over this lane's keys
+  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 32][4];
   float rescale[2];
   bool rescaled;
-  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
+  // Softmax of one key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto softmax = [&](int n_block, auto masked) {
     if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, scale_log2);
@@ -341,7 +343,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto issue_o = [&](KvState state, int slice = 0) {
     issue_pv<Config>(pv, p, smem.sV[state.index()], slice);
   };
-  // Awaits P V of the block before, and adds it to O.
+  // Waits for P V of the previous block, and adds it to O.
   const auto add_o = [&] {
     const float v_descale = smem.v_descale[kv.previous().index()];
 #pragma unroll
@@ -350,16 +352,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       wgmma_wait<0>(pv);
       add_slice<Config>(o, pv, slice, v_descale);
     }
-    __syncwarp();  // all lanes have read the scale, before one says so
+    __syncwarp();  // all lanes have read the scale before lane 0 arrives
     consumer_release(smem.v_empty, kv.previous());
   };
-  // Waits for K of this block, and reads its scale.
+  // Waits for K of this block and reads its scale.
   const auto wait_k = [&] {
     consumer_wait(smem.k_full, kv);
     scale_log2 = q_scale_log2 * smem.k_descale[kv.index()];
-    __syncwarp();  // all lanes have read it, before one says that this warp is done with K
+    __syncwarp();  // all lanes have read it before lane 0 releases K
   };
-  // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
+  // Issues (3) S of this key block, then (5) P V of the previous block; waits for S only.
   const auto mmas = [&](int n_block) {
     wait_k();
     pingpong_wait();
@@ -367,7 +369,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
     pingpong_pass_on();
-    wgmma_wait<1>(s);  // S is there, P V in flight
+    wgmma_wait<1>(s);  // S complete, P V in flight
     consumer_release(smem.k_empty, kv);
     if (n_block == kv_range.begin) release_q();
   };
@@ -383,7 +385,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   //! [loops]
   if (!next_work_tile()) return;
-  // The first S of all has no P V before it.
+  // The very first S has no P V to overlap with.
   wait_k();
   pingpong_wait();
   issue_s();
@@ -397,7 +399,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   bool more = true;
   int n_block = kv_range.end - 2;
   do {
-    // The diagonal, right edge, last keys; what all rows see; the left edge of the window.
+    // Diagonal, right window edge, sequence end; unmasked blocks; left window edge.
     for (; n_block >= kv_range.unmasked_end; --n_block) process_kv_block(n_block, std::true_type{});
     for (; n_block >= kv_range.unmasked_begin; --n_block)
       process_kv_block(n_block, std::false_type{});
@@ -406,7 +408,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     float last_max[2] = {row_max[0], row_max[1]};
     float last_sum[2] = {row_sum[0], row_sum[1]};
     more = next_work_tile();
-    if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
+    if (more) {  // this tile's last P V overlaps with the next tile's first S and softmax
       mmas(kv_range.end - 1);
 #pragma unroll
       for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;
@@ -421,7 +423,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     add_o();
     round_p_e4m3<kBlockN>(p, s);
     kv.advance();
-    // What P is times too much is in O and in l.
+    // P's scale of 2^kPScale is in O and l, so it cancels in O / l; lse loses it here.
 #pragma unroll
     for (int r = 0; r < 2; ++r) last_max[r] -= kPScale;
     store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum);
@@ -452,7 +454,7 @@ Status launch_attention(const Arguments& args) {
 }
 
 //! [attend]
-// The attention kernel without the pass before it: f5_incoherent launches it after another pass.
+// The attention kernel without the quantisation pass: f5_incoherent launches it after its own pass.
 Status attend(const Arguments& args) {
   switch (args.problem.head_dim) {
     case 64: return launch_attention<Config<64>>(args);

@@ -1,21 +1,22 @@
-// f5_incoherent: Q and K are rotated before they are rounded (incoherent processing).
+// f5_incoherent: Q and K are rotated before quantisation (incoherent processing).
 //
 // parent    f4_block_scales
-// idea      A row with an outlier has one large number and many small ones, and the large one sets
-//           the scale. Q and K are multiplied by one orthogonal matrix, M = diag(+-1) H / sqrt(d),
-//           H being Hadamard's. (Q M)(K M)^T is Q K^T, and each number becomes a signed sum of all
-//           d numbers of its row, so that none is much larger than the rest. The pass that
-//           quantises also rotates, because it has whole rows in registers: log2(d) rounds of
-//           additions and subtractions, four of them in one MMA. It is quantise_tiles_kernel with
-//           kRotated (quantise_tiles.h), in short:
+// change    Q and K are multiplied by one orthogonal matrix, M = diag(+-1) H / sqrt(d), with the
+//           Hadamard matrix H. (Q M)(K M)^T is Q K^T, and each number becomes a signed sum of its
+//           row, so none is much larger than the rest. The quantisation pass rotates too, because
+//           it has whole rows in registers: log2(d) rounds of additions and subtractions, four of
+//           them in one MMA. It is quantise_tiles_kernel with kRotated (quantise_tiles.h), in
+//           short:
 //
 //               add_sixteens(bits, rotation, numbers);  // signs; 4 rounds, by the tensor core
 //               add_the_rest(numbers);                  // log2(d) - 4 rounds: a + b and a - b
 //               quantise_tile(..., kHadamardNorm<kHeadDim>);  // the scale takes 1 / sqrt(d)
 //
 //           V is not rotated. The attention kernel is the parent's, compiled once for both steps.
+// why       An outlier sets the scale of its tile and makes the small numbers next to it coarse.
 // expect    errors of inputs with outliers; no more time
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// source    QuIP (arXiv 2307.13304), QuaRot (arXiv 2404.00456); FlashAttention-3, section 3.3
 #include <algorithm>
 
 #include "device/device.h"

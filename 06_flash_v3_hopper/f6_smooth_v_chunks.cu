@@ -1,16 +1,17 @@
 // f6_smooth_v_chunks: smooth V per 4096-key chunk; accumulate P V in the tensor core.
 //
 // parent    f5_incoherent
-// idea      f3 adds P V of a tile to O in float32, since sums of the tensor core are cut toward
-//           zero. That costs an FFMA for each number of O and tile, and registers: tiles of d=256
-//           are small and come in slices. But cutting hurts where sums grow, and they grow by the
-//           mean of V. So V loses it: P V is P (V - mean) + l mean, for a chunk of 4096 keys. What
-//           is left has both signs, and the tensor core may add up the whole chunk. Then O is
-//           merged with that of the chunks before, which lies in device memory, in L2: once in 32
-//           tiles. V's scales are multiplied there too, so each channel of a chunk has its own.
-//           Ping-pong goes: with these tiles it was slower at d=128 and 256.
+// change    V loses its mean per chunk of 4096 keys: P V is P (V - mean) + l mean. The remaining
+//           terms have both signs, so the tensor core accumulates a whole chunk. Then O is merged
+//           with that of the previous chunks, which is in device memory (L2), once per 32 tiles.
+//           V's scales are applied there too, so each channel of a chunk has its own. Ping-pong is
+//           off: with these tiles it was slower at d=128 and 256.
+// why       f3's fp32 additions cost an FFMA per element of O and tile, and registers: tiles of
+//           d=256 are small and come in slices. Truncation hurts only where sums grow, and they
+//           grow by the mean of V.
 // expect    the tiles and the speed of f2, which adds nothing; errors of f5, or less
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; --rotary
+// source    SageAttention2 (arXiv 2411.10958): smooth V
 #include <algorithm>
 
 #include "device/device.h"
@@ -27,31 +28,31 @@ namespace ATTN_BACKEND::f6_smooth_v_chunks {
 using namespace attn;
 using namespace hopper;
 
-using Element = __nv_bfloat16;    // of what is given, and of O
-using Descales = RowDescales;     // of Q and K: a scale for each tile
+using Element = __nv_bfloat16;  // type of the inputs and of O
+using Descales = RowDescales;   // Q and K: one scale per tile
 
-constexpr float kPScale = 8;              // to base 2: P is 256 times what it was
-constexpr float kRescaleThreshold = 0.8f;  // P is at most 2^8.8 = 446, and e4m3 ends at 448
-constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
-// The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
+constexpr float kPScale = 8;               // log2 units: P is scaled by 256
+constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
+constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
+// Ring of the newest query tiles. Up to five are in use, from the one being stored to the next one.
 constexpr int kWorkRing = 8;
 
 //! [config]
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  // Tiles are those of the sweep (host/sweep_fp8.cu) of f1.
-  static constexpr int kNumConsumers = kHeadDim == 64 ? 3 : 2;       // warpgroups that compute
-  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
+  // Tile sizes are from the sweep of f1 (host/sweep_fp8.cu).
+  static constexpr int kNumConsumers = kHeadDim == 64 ? 3 : 2;       // consumer warpgroups
+  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // plus a producer
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
   static constexpr int kBlockN = 128;                                // B_c
-  static constexpr int kChunkBlocks = kChunkKeys / kBlockN;          // of keys, of a chunk
-  // The 64 rows of a warpgroup have one scale of Q, and a block of keys one of K.
+  static constexpr int kChunkBlocks = kChunkKeys / kBlockN;          // key blocks per chunk
+  // The 64 rows of a warpgroup share one scale of Q, a key block shares one of K.
   static_assert(kScaleRows % 64 == 0 && kScaleRows % kBlockN == 0);
-  static constexpr int kStages = kHeadDim == 256 ? 2 : 3;            // tiles of K, and of V
-  static constexpr int kQStages = 2;                                 // tiles of Q
-  // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
+  static constexpr int kStages = kHeadDim == 256 ? 2 : 3;  // buffers for K, and for V
+  static constexpr int kQStages = 2;                       // buffers for Q
+  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
+  // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
   static constexpr int kProducerRegisters = kHeadDim == 64 ? 32 : kHeadDim == 128 ? 40 : 24;
   static constexpr int kConsumerRegisters = kHeadDim == 64 ? 160 : kHeadDim == 128 ? 232 : 240;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
@@ -60,19 +61,19 @@ struct Config {
 };
 //! [config]
 
-// Tiles are panels of 128 columns, [d / 128][rows, 128], or of 64 where there are no more, with
-// TMA's swizzle of as many bytes; V^T is [d, keys].
+// Tiles are panels of 128 columns, [d / 128][rows, 128], or of 64 at d=64, with a TMA swizzle of as
+// many bytes; V^T is [d, keys].
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
   alignas(1024) uint8_t sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) uint8_t sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
   float q_descale[Config::kQStages][Config::kNumConsumers], k_descale[Config::kStages];
-  // mbarriers: the bytes are there
+  // mbarriers: TMA bytes have landed
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
-  // mbarriers: all consumer warps are done with them
+  // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
+  uint64_t work_full[2], prefetch;  // mbarriers: a WorkTile is written; take the next tile
   WorkTile work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, q_full, k_full, v_full, q_empty,
                k_empty, v_empty, work_full, prefetch, work)
@@ -80,7 +81,7 @@ struct SharedStorage {
 
 using TileScheduler = DynamicPersistent;
 
-// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
+// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues only; does not wait.
 //! [issue_qk]
 template <class Config>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const uint8_t* sQ,
@@ -89,7 +90,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
   const SmemDescriptor q = smem_descriptor_e4m3<kRow>(sQ), k = smem_descriptor_e4m3<kRow>(sK);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes, 128 columns a panel
+  for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes; a panel has 128
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma_e4m3(s, q + (panel * Config::kBlockM * 128 + inside),
                k + (panel * Config::kBlockN * 128 + inside), i > 0);
@@ -98,7 +99,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
 }
 //! [issue_qk]
 
-// (5) O += P V: P from registers, V transposed, [d, k]. Issues it, and does not wait.
+// (5) O += P V: P from registers, V transposed, [d, k]. Issues only; does not wait.
 //! [issue_pv]
 template <class Config>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
@@ -116,9 +117,8 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [issue_pv]
 
-// O of a chunk, relative to row_max, and what the chunks before it made of O, l and the maximum,
-// if there were any: afterwards it is that of all of them. Here V gets back its scales and its
-// mean.
+// Merges O of a chunk, relative to row_max, with O, l and max of the previous chunks, if any
+// (not `first`). Applies V's descales and adds l times V's mean.
 //! [merge]
 template <class Config>
 __device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][4],
@@ -147,11 +147,11 @@ __device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][
   }
 }
 
-// Leaves O, l and the maximum for the next chunk to find. No other thread looks at them.
+// Spills O, l and the maximum to this thread's workspace, for the merge with the next chunk.
 template <class Config>
 __device__ __forceinline__ void store_partial(const float (&o)[Config::kHeadDim / 8][4],
-                                              const float (&row_max)[2],
-                                              const float (&row_sum)[2], float4* gSums) {
+                                              const float (&row_max)[2], const float (&row_sum)[2],
+                                              float4* gSums) {
   constexpr int kStride = kWarpgroup * Config::kNumConsumers;
   gSums[Config::kHeadDim / 8 * kStride] =
       make_float4(row_sum[0], row_sum[1], row_max[0], row_max[1]);
@@ -161,8 +161,9 @@ __device__ __forceinline__ void store_partial(const float (&o)[Config::kHeadDim 
 }
 //! [merge]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
-// is to be multiplied by `rescale`: only where a maximum has grown by more than the threshold.
+// (4) Online softmax in fp32, within the quad of lanes that share a row: S becomes P. Returns
+// whether O must be multiplied by `rescale`: only if a maximum has grown by more than the
+// threshold.
 //! [softmax]
 template <class Config>
 __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],
@@ -179,7 +180,7 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
     max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
     grown = grown || max[r] > row_max[r] + kRescaleThreshold;
   }
-  // A warp decides for all of its rows, as branches are its own.
+  // Warp-uniform branch: a warp rescales all of its rows or none.
   const bool rescaled = __any_sync(~0u, grown);
   if (rescaled) {
 #pragma unroll
@@ -200,15 +201,15 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 }
 //! [softmax]
 
-// One thread takes tiles of queries and (1) loads Q_i. It takes the next one when it must, not
-// earlier: a block with long tiles would keep it from others that are idle already.
+// Q producer: takes query tiles and (1) loads Q_i. It takes the next tile as late as possible: a
+// tile taken early by a block with long tiles is kept from an idle SM.
 //! [producer]
 template <class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
                                           const Shape& shape, const TileScheduler& scheduler,
                                           const Descales& descales) {
   PipelineState<Config::kQStages> q;
-  // One count for three rings.
+  // One count for three rings
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = scheduler.first(); index < scheduler.count();
@@ -216,8 +217,8 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
     const WorkTile work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
-    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
-    for (int w = 0; w < Config::kNumConsumers; ++w)  // the last tile may have fewer rows
+    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
+    for (int w = 0; w < Config::kNumConsumers; ++w)          // the last tile may have fewer rows
       smem.q_descale[q.index()][w] =
           descales.q(work.q_head, min(work.row0 + 64 * w, shape.seqlen_q - 1));
     mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim);
@@ -225,18 +226,17 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
     mbarrier_wait(&smem.prefetch, prefetch().phase());
     q.advance();
   }
-  smem.work[q.count % kWorkRing] = WorkTile{};  // there is no more
+  smem.work[q.count % kWorkRing] = WorkTile{};  // end of work
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
   for (float& descale : smem.q_descale[q.index()]) descale = 0;
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
 
-// Another one loads K_j and V_j as stages become free.
+// K/V producer: another thread loads K_j and V_j into empty stages.
 template <class Config>
-__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
-                                           const TensorMap& mapK, const TensorMap& mapV,
-                                           const Descales& descales) {
+__device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem, const TensorMap& mapK,
+                                           const TensorMap& mapV, const Descales& descales) {
   constexpr int kBlockN = Config::kBlockN, kTileBytes = kBlockN * Config::kHeadDim;
   PipelineState<Config::kStages> kv;
   for (PipelineState<2> ring;; ring.advance()) {
@@ -248,14 +248,14 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
       if (n_block == min(work.kv_range.begin + kPrefetchBlocks, work.kv_range.end) - 1)
         mbarrier_arrive(&smem.prefetch);
       const int stage = kv.index(), key0 = n_block * kBlockN;
-      mbarrier_wait(&smem.k_empty[stage], kv.phase() ^ 1);  // the first time it is
+      mbarrier_wait(&smem.k_empty[stage], kv.phase() ^ 1);  // passes at once the first time
       smem.k_descale[stage] = descales.k(work.kv_head, key0);
       mbarrier_arrive_expect_tx(&smem.k_full[stage], kTileBytes);
       tma_load(smem.sK[stage], mapK, &smem.k_full[stage], {0, key0, 0, work.kv_head});
       mbarrier_wait(&smem.v_empty[stage], kv.phase() ^ 1);
       mbarrier_arrive_expect_tx(&smem.v_full[stage], kTileBytes);
 #pragma unroll
-      for (int key = 0; key < kBlockN; key += kPanelKeys<kBlockN>)  // panel after panel
+      for (int key = 0; key < kBlockN; key += kPanelKeys<kBlockN>)  // one panel after another
         tma_load(smem.sV[stage] + key * Config::kHeadDim, mapV, &smem.v_full[stage],
                  {key0 + key, 0, work.kv_head});
     }
@@ -265,7 +265,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
 
 template <class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // one lane of each says that it is done
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // one arrival per consumer warp
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
@@ -291,11 +291,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   constexpr int kChunkBlocks = Config::kChunkBlocks;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
-  // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
-  // of tiles in uniform registers, as wgmma takes them.
+  // Broadcast from lane 0, so that the compiler knows it is warp-uniform. Then tile addresses stay
+  // in uniform registers, which wgmma requires.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) init_barriers(smem);
-  __syncthreads();  // the barriers are there
+  __syncthreads();  // barriers are initialised
 
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
@@ -305,44 +305,45 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
-  // The tile of queries that is worked on, and which of this block's it is.
+  // q: pipeline state of the current Q tile; the others describe that tile.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
   KvBlockRange kv_range{};
-  float scale_log2 = 0;  // with Q's scale and that of the block's keys
+  float scale_log2 = 0;  // with the scales of Q and of this key block
   const auto next_work_tile = [&] {
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
     const WorkTile& work = smem.work[q.count % kWorkRing];
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;
     const bool more = work.row0 >= 0;
-    __syncwarp();  // all lanes have read it, before one says so
+    __syncwarp();  // all lanes have read it before lane 0 arrives
     return more;
   };
-  const auto release_q = [&] {  // this warp is done with it
+  const auto release_q = [&] {  // one arrival per warp
     if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
   };
-  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that
-  // it is the same in all lanes as long as no `if` changes it and no consumer returns from the
-  // loop. If not, every operand of wgmma is moved to uniform registers first.
+  // Pipeline state of the current K/V tile, counted through all tiles of this block. It stays
+  // provably warp-uniform as long as no `if` changes it and no consumer returns from the loop.
+  // Otherwise every wgmma operand is first moved to uniform registers.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   const auto consumer_wait = [&](uint64_t* full, KvState state) {
     mbarrier_wait(full + state.index(), state.phase());
   };
-  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // this warp is done with it
+  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // one arrival per warp
     if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
-  float o[kHeadDim / 8][4] = {};                           // of a chunk, not divided by l yet
-  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float o[kHeadDim / 8][4] = {};  // of one chunk, unnormalised
+  // max in log2 units; sum over this lane's keys
+  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 32][4];
   float rescale[2];
   bool rescaled;
-  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
+  // Softmax of one key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto softmax = [&](int n_block, auto masked) {
     if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, scale_log2);
@@ -353,36 +354,36 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
-  // Awaits O with P V of the block before.
+  // Waits for P V of the previous block.
   const auto wait_o = [&] {
     wgmma_wait<0>(o);
     consumer_release(smem.v_empty, kv.previous());
   };
-  const auto own_sums = [&] {  // this thread's place for O and l of the chunks before
+  const auto own_sums = [&] {  // this thread's workspace: O, l, max of previous chunks
     constexpr int kConsumers = Config::kThreads - kWarpgroup;
     return gSums + blockIdx.x * (kHeadDim / 8 + 1) * kConsumers + thread_index();
   };
-  // All P V of a chunk of this tile are in O: merges it with those of the chunks before.
+  // Called when O holds all P V of a chunk: merges it with the previous chunks.
   const auto merge = [&](const WorkTile& work, int chunk, const float(&max)[2], float(&sum)[2]) {
     const int64_t idx = int64_t{work.kv_head} * ceil_div(shape.seqlen_k, kChunkKeys) + chunk;
     const bool first = chunk == (work.kv_range.end - 1) / kChunkBlocks;
     merge_partials<Config>(o, max, sum, own_sums(), gChunks + idx * (kHeadDim / 2) + quad_col() / 2,
                            first);
   };
-  // Waits for K of this block, and reads its scale.
+  // Waits for K of this block and reads its scale.
   const auto wait_k = [&] {
     consumer_wait(smem.k_full, kv);
     scale_log2 = shape.softmax_scale * kLog2e * smem.q_descale[q.index()][warpgroup] *
                  smem.k_descale[kv.index()];
-    __syncwarp();  // all lanes have read it, before one says that this warp is done with K
+    __syncwarp();  // all lanes have read it before lane 0 releases K
   };
-  // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
+  // Issues (3) S of this key block, then (5) P V of the previous block; waits for S only.
   const auto mmas = [&](int n_block) {
     wait_k();
     issue_s();
     consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
-    wgmma_wait<1>(s);  // S is there, P V in flight
+    wgmma_wait<1>(s);  // S complete, P V in flight
     consumer_release(smem.k_empty, kv);
     if (n_block == kv_range.begin) release_q();
   };
@@ -398,7 +399,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   //! [loops]
   if (!next_work_tile()) return;
-  // The first S of all has no P V before it.
+  // The very first S has no P V to overlap with.
   wait_k();
   issue_s();
   wgmma_wait<0>(s);
@@ -410,8 +411,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   bool more = true;
   int n_block = kv_range.end - 2;
   do {
-    // Of this chunk: the diagonal, right edge, last keys; what all rows see; the chunk's left
-    // edge.
+    // In this chunk: diagonal, right window edge, sequence end; unmasked blocks; left window edge.
     const int begin = (n_block + 1) / kChunkBlocks * kChunkBlocks;
     for (; n_block >= max(kv_range.unmasked_end, begin); --n_block)
       process_kv_block(n_block, std::true_type{});
@@ -427,7 +427,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       more = next_work_tile();
       n_block = kv_range.end - 1;
     }
-    if (more) {  // the last P V of this chunk overlaps the first S and softmax of the next one
+    if (more) {  // this chunk's last P V overlaps with the next chunk's first S and softmax
       mmas(n_block);
 #pragma unroll
       for (int r = 0; r < 2; ++r) row_max[r] = tile_ends ? kLowest : row_max[r], row_sum[r] = 0;
@@ -443,7 +443,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     merge(last, tile_ends ? last.kv_range.begin / kChunkBlocks : (n_block + 1) / kChunkBlocks + 1,
           last_max, last_sum);
     if (tile_ends) {
-      // What P is times too much is in O and in l.
+      // P's scale of 2^kPScale is in O and l, so it cancels in O / l; lse loses it here.
 #pragma unroll
       for (int r = 0; r < 2; ++r) last_max[r] -= kPScale;
       store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum);
@@ -479,7 +479,7 @@ Status launch_attention(const Arguments& args) {
 }
 
 //! [attend]
-// The attention kernel without the pass before it: f7_rotary launches it after another pass.
+// The attention kernel without the quantisation pass: f7_rotary launches it after its own pass.
 Status attend(const Arguments& args) {
   switch (args.problem.head_dim) {
     case 64: return launch_attention<Config<64>>(args);

@@ -1,15 +1,15 @@
-// f7_rotary: Q and K get their rotary embedding in the pass that quantises them.
+// f7_rotary: rotary embedding of Q and K fused into the quantisation pass.
 //
 // parent    f6_smooth_v_chunks
-// idea      Before attention comes a rotary embedding: columns c and c + d/2 of a row of Q or K are
-//           turned by an angle that depends on the row's position (--rotary). f6 has a pass for it,
-//           which reads both and writes them again in bf16. Here the pass that quantises also
-//           turns. It has whole rows in registers, and both numbers of a pair in one lane: a lane's
-//           eights j and j + d/64 (RowLanes). A block processes four heads one after the other,
-//           because all heads have the same angles, and keeps these in shared memory. The attention
-//           kernel is the parent's, compiled once for both steps.
+// change    The pass that quantises also turns columns c and c + d/2 of a row by the angle of the
+//           row's position (--rotary). It has whole rows in registers, and both elements of a pair
+//           in one lane: a lane's groups of eight j and j + d/64 (RowLanes). A block processes four
+//           heads in turn, because all heads have the same angles, and keeps these in shared
+//           memory. The attention kernel is the parent's, compiled once for both steps.
+// why       f6 has a separate pass, which reads Q and K and writes them back in bf16.
 // expect    the phase rotary of f6 is gone; one rounding less
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; any lengths, masks, GQA; --rotary
+// source    RoFormer (arXiv 2104.09864)
 #include <algorithm>
 
 #include "device/device.h"
@@ -22,8 +22,8 @@ namespace ATTN_BACKEND::f7_rotary {
 using namespace attn;
 using namespace hopper;
 
-// The angles of a tile's rows. Each row has 16 bytes of padding, so that the eight lanes of two
-// rows that read 16 bytes each in one phase hit disjoint banks.
+// Angles of a tile's rows. Each row has 16 bytes of padding, so that the eight lanes of two rows
+// that read 16 bytes each in one phase hit disjoint banks.
 //! [angles]
 template <int kHeadDim>
 struct RotaryStorage {
@@ -33,13 +33,13 @@ struct RotaryStorage {
   TileMaxima<kHeadDim> sMax;
   ATTN_MEMBERS(RotaryStorage, sAngles, signs, sMax)
 };
-// f5's random signs are applied to the bf16 words, before a pair is turned. If (a, b) is turned to
+// f5's random signs are applied to the bf16 words before a pair is turned. If (a, b) is turned to
 // (a', b'), then (s a, r b) is turned to (s a', r b') by the same angle with its sine multiplied by
 // s r. These sines are stored here, once for all heads of the block.
 template <int kHeadDim>
 __device__ __forceinline__ void load_angles(RotaryStorage<kHeadDim>& smem, const float* g,
                                             int rows) {
-  constexpr int kHalf = kHeadDim / 2, kFours = kHeadDim / 4;  // of a row
+  constexpr int kHalf = kHeadDim / 2, kFours = kHeadDim / 4;  // per row
   const int column = static_cast<int>(threadIdx.x) % kFours * 4;
   float sign[4];
 #pragma unroll
@@ -56,7 +56,7 @@ __device__ __forceinline__ void load_angles(RotaryStorage<kHeadDim>& smem, const
 }
 //! [angles]
 
-// H x of a turned row. Turned numbers are float32, which the bf16 MMA of quantise_tiles.h does not
+// H x of a turned row. Turned elements are fp32, which the bf16 MMA of quantise_tiles.h does not
 // take. So all rounds are additions; the two with columns 8 and 16 apart need shuffles.
 template <int kCount>
 __device__ __forceinline__ void hadamard(float (&x)[kCount], int lane) {
@@ -64,7 +64,8 @@ __device__ __forceinline__ void hadamard(float (&x)[kCount], int lane) {
   for (int apart = 1; apart < 8; apart *= 2) add_and_subtract(x, apart);
 #pragma unroll
   for (int apart = 1; apart < 4; apart *= 2) {
-    const float sign = (lane & apart) == 0 ? 1.0f : -1.0f;  // one has the sum, one the difference
+    // one lane gets the sum, the other the difference
+    const float sign = (lane & apart) == 0 ? 1.0f : -1.0f;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) x[i] = fmaf(sign, x[i], __shfl_xor_sync(~0u, x[i], apart));
   }
@@ -72,20 +73,20 @@ __device__ __forceinline__ void hadamard(float (&x)[kCount], int lane) {
   for (int apart = 8; apart < kCount; apart *= 2) add_and_subtract(x, apart);
 }
 
-// Turns, rotates and quantises Q and K. A block processes one tile of rows in kHeads heads, whose
-// angles are the same.
+// Turns, rotates and quantises Q and K. A block processes one tile of rows in kHeads heads, which
+// share the angles.
 //! [fused]
 template <class Pass, int kHeadDim>
 __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDim>::kBlocks)
     quantise_turned_kernel(RowsOf q, RowsOf k, RotaryAngles angles) {
   auto& smem = dynamic_shared<RotaryStorage<kHeadDim>>();
-  constexpr int kPairs = RowLanes<kHeadDim>::kEights / 2;  // of a lane's eights
+  constexpr int kPairs = RowLanes<kHeadDim>::kEights / 2;  // pairs of groups per lane
   const bool is_q = blockIdx.y == 0;
   const RowsOf t = is_q ? q : k;
   const int tile = static_cast<int>(blockIdx.x % t.tiles);
   const int head0 = static_cast<int>(blockIdx.x / t.tiles) * Pass::kHeads;
   const int heads = min(static_cast<int>(t.heads), head0 + Pass::kHeads);
-  if (head0 >= heads) return;  // the whole block
+  if (head0 >= heads) return;  // block-uniform
   const int row0 = tile * kScaleRows, lane = threadIdx.x % RowLanes<kHeadDim>::kLanes;
   TileOfRows next = t.tile(head0 * t.tiles + tile);
   TileBits<kHeadDim> bits;
@@ -137,11 +138,10 @@ Status quantise_turned(const Arguments& args) {
     return ceil_div(t.heads, int64_t{Pass::kHeads}) * t.tiles;
   };
   args.phase("quantise");
-  return launch_kernel(
-      quantise_turned_kernel<Pass, kHeadDim>,
-      dim3(static_cast<unsigned>(std::max(blocks_of(q), blocks_of(k))), 2),
-      dim3(RowLanes<kHeadDim>::kThreads), sizeof(RotaryStorage<kHeadDim>), args.stream, q, k,
-      RotaryAngles(args));
+  return launch_kernel(quantise_turned_kernel<Pass, kHeadDim>,
+                       dim3(static_cast<unsigned>(std::max(blocks_of(q), blocks_of(k))), 2),
+                       dim3(RowLanes<kHeadDim>::kThreads), sizeof(RotaryStorage<kHeadDim>),
+                       args.stream, q, k, RotaryAngles(args));
 }
 
 template <int kHeadDim>

@@ -1,12 +1,12 @@
-// v1_sections: chapter 04's loop on tiles in the order of this chapter.
+// v1_sections: chapter 04's loop with a tile scheduler, head sections and a register epilogue.
 //
 // parent    04_flash_v2/v4_unmasked_blocks
-// idea      Nothing of Hopper yet: mma.sync, ldmatrix and cp.async as before. What a block works on
-//           becomes an object, as all later steps have it: `Tiles` says which tile comes next,
-//           `WorkTile` what it is of. Heads come in sections whose K and V stay in L2, tiles have
-//           128 keys (64 at d=256), and O leaves the registers in whole sectors.
-// expect    dram__bytes_read.sum, where K and V of all heads do not fit in L2. The MMAs stay as
-//           they are: this is what Hopper's instructions are compared with.
+// change    Still mma.sync, ldmatrix and cp.async. A TileScheduler yields tiles, a WorkTile
+//           describes one, as in all later steps. Heads come in sections whose K and V fit in L2,
+//           tiles have 128 keys (64 at d=256), and O is stored from registers in whole sectors.
+// why       The baseline that later steps compare Hopper's instructions with.
+// expect    dram__bytes_read.sum, where K and V of all heads do not fit in L2. The MMAs stay the
+//           same.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -24,19 +24,19 @@ using namespace hopper;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kNumConsumers = 2;  // warpgroups that compute
+  static constexpr int kNumConsumers = 2;  // consumer warpgroups
   static constexpr int kThreads = kWarpgroup * kNumConsumers;
   static constexpr int kBlockM = 64 * kNumConsumers;          // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;  // B_c
-  static constexpr int kStages = 1;                           // tiles of K, and of V
-  static constexpr int kQStages = 1;                          // tiles of Q
-  static constexpr int kTiles = 1;                            // MMAs of 16 rows by a warp
+  static constexpr int kStages = 1;                           // buffers for K, and for V
+  static constexpr int kQStages = 1;                          // buffers for Q
+  static constexpr int kTiles = 1;                            // 16-row MMAs per warp
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
 //! [config]
 
-// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
-// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+// XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
@@ -68,7 +68,7 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV)
 };
 
-// One tile of queries for each block.
+// One query tile per block.
 //! [tiles]
 struct SingleTile : TileOrder {
   using TileOrder::TileOrder;
@@ -78,7 +78,7 @@ struct SingleTile : TileOrder {
 using TileScheduler = SingleTile;
 //! [tiles]
 
-// Issues the copies of kRows rows of a [heads, rows, d] tensor; what is not there becomes zeros.
+// Issues the copies of kRows rows of a [heads, rows, d] tensor; rows past the end become zeros.
 template <int kRows, class Config, class Element>
 __device__ void load_tile(Element* tile, const Element* g, int head, int row0, int rows) {
 #pragma unroll
@@ -93,7 +93,7 @@ __device__ void load_tile(Element* tile, const Element* g, int head, int row0, i
 //! [scores]
 template <class Config, class Element>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBlockN / 8][4],
-                                       const Element* sQ, const Element* sK) {
+                                        const Element* sQ, const Element* sK) {
   const int lane_id = thread_index() % 32, row = thread_index() / 32 * 16;
 #pragma unroll
   for (int k = 0; k < Config::kHeadDim; k += 16) {
@@ -103,7 +103,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
       ldmatrix_x4(a[m], sQ + swizzled_offset<Config::kHeadDim>(row + 16 * m + lane_id % 16,
                                                                k + lane_id / 16 * 8));
 #pragma unroll
-    for (int n = 0; n < Config::kBlockN / 8; n += 2) {  // two MMAs of 8 keys at once
+    for (int n = 0; n < Config::kBlockN / 8; n += 2) {  // two MMAs of 8 keys
       ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8,
                                                             k + lane_id / 8 % 2 * 8));
 #pragma unroll
@@ -116,11 +116,11 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kTiles][Config::kBloc
 }
 //! [scores]
 
-// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys.
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the A operand of 16 keys.
 //! [output]
 template <class Config, class Element, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
-                                       Probabilities probabilities, const Element* sV) {
+                                        Probabilities probabilities, const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kBlockN; k += 16) {
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
 
-  // The tile of queries that is worked on, and the next one.
+  // The current query tile, and the index of the next one.
   unsigned index = scheduler.first();
   WorkTile work{};
   int row0 = 0, last_key = 0;
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (index >= scheduler.count()) return false;
     work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     index = scheduler.next(index);
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;
     return true;
@@ -173,25 +173,26 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     cp_async_commit();
   };
 
-  float o[kTiles][kHeadDim / 8][4] = {};              // not divided by l yet
-  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
+  float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
+  // max in log2 units; sum over this lane's keys
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
-  // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
+  // One key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN, warp_row0 = row0 + threadIdx.x / 32 * 16;
-    // Of a block with a mask a warp may see nothing.
+    // A warp skips a block that is fully masked for its rows.
     const bool idle = masked.value && (key0 > warp_row0 + 15 + shape.window_right ||
                                        key0 + kBlockN <= warp_row0 - shape.window_left);
-    // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
-    // flight, so that both waits are for all of them.
+    // (2) V_j is in flight during Q K^T. Only the newest copy group is ever in flight, so both
+    // waits wait for all groups.
     //! [pipeline]
     cp_async_wait<0>();
-    __syncthreads();  // K_j of all threads is there; all are done with V_j-1
+    __syncthreads();  // K_j is visible; V_j-1 is no longer read
     load(smem.sV[0], gV, n_block);
     //! [pipeline]
 
-    // (3) S = Q K^T, -inf where a query does not see a key.
+    // (3) S = Q K^T, -inf where masked.
     float s[kTiles][kBlockN / 8][4] = {};
     if (!idle) {
       gemm_qk<Config>(s, smem.sQ[0], smem.sK[0]);
@@ -202,13 +203,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     // K_j+1 is in flight during softmax and P V.
     //! [pipeline_k]
     cp_async_wait<0>();
-    __syncthreads();  // V_j of all threads is there; all are done with K_j
+    __syncthreads();  // V_j is visible; K_j is no longer read
     load(smem.sK[0], gK, n_block + 1);
     //! [pipeline_k]
     if (idle) return;
 
-    // (4) softmax, all of it in the quad of lanes that share a row.
-    //! [softmax]
+      // (4) Online softmax, within the quad of lanes that share a row.
+      //! [softmax]
 #pragma unroll
     for (int m = 0; m < kTiles; ++m)
 #pragma unroll
@@ -234,7 +235,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
           row_sum[m][i / 2] += s[m][n][i];
         }
     };
-    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the
+    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an A operand of the
     // second.
     const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
 #pragma unroll
@@ -256,11 +257,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [loops]
   if (!next_work_tile()) return;
   do {
-    // (1) load Q_i, which stays, and the first K_j
+    // (1) Load Q_i, which stays, and the first K_j.
     load_tile<Config::kBlockM, Config>(smem.sQ[0], gQ, work.q_head, work.row0, work.seqlen_q);
     load(smem.sK[0], gK, kv_range.begin);
     int n_block = kv_range.begin;
-    // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
+    // Left window edge; unmasked blocks; diagonal, right window edge, sequence end.
     for (; n_block < kv_range.unmasked_begin; ++n_block)
       process_kv_block(n_block, std::true_type{});
     for (; n_block < kv_range.unmasked_end; ++n_block) process_kv_block(n_block, std::false_type{});
@@ -280,7 +281,7 @@ template <class Element, class Config>
 Status launch(const Arguments& args) {
   const TileScheduler scheduler(args.problem, Config::kBlockM);
   if (args.report_tiling(
-          {Config::kBlockM, Config::kBlockN, scheduler.section, 1, 16}))  // rows of a warp
+          {Config::kBlockM, Config::kBlockN, scheduler.section, 1, 16}))  // rows per warp
     return Status::success();
   const ForwardParams<Element> params(args);
   args.phase("attention");

@@ -1,13 +1,14 @@
-// v2_separate_phases: S, the softmax and P V are phases, each of a whole tile.
+// v2_separate_phases: S, softmax and P V are separate phases of a whole tile.
 //
 // parent    v1_sections
-// idea      In v1 a warp's exponentials stand between its MMAs, 16 keys at a time, and a warp skips
-//           a block of which it sees nothing. Neither is possible with an instruction that
-//           multiplies a whole tile for four warps. So the loop is cut where such an MMA is issued
-//           and where it is awaited: S of all keys of a block, its softmax, P rounded as a whole,
-//           then P V. K and V have a wait each, right before they are read.
-// expect    gpu__time_duration.sum: no gain, for mma.sync is synchronous; P takes registers of its
-//           own, and MMAs and exponentials overlap only where two warps are in different phases
+// change    The loop is cut where a tile-wide MMA will be issued and awaited: S of all keys of a
+//           block, its softmax, P rounded as a whole, then P V. K and V have separate waits, each
+//           right before the tile is read.
+// why       In v1 a warp's exponentials alternate with its MMAs, 16 keys at a time, and a warp
+//           skips fully masked blocks. wgmma multiplies a whole tile for four warps and allows
+//           neither.
+// expect    gpu__time_duration.sum: no gain, because mma.sync is synchronous. P takes registers of
+//           its own; MMAs and exponentials overlap only if two warps are in different phases.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include "attn/kernel.h"
 #include "emulator/warp_access.h"
@@ -25,18 +26,18 @@ using namespace hopper;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kNumConsumers = 2;  // warpgroups that compute
+  static constexpr int kNumConsumers = 2;  // consumer warpgroups
   static constexpr int kThreads = kWarpgroup * kNumConsumers;
   static constexpr int kBlockM = 64 * kNumConsumers;          // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;  // B_c
-  static constexpr int kStages = 1;                           // tiles of K, and of V
-  static constexpr int kQStages = 1;                          // tiles of Q
+  static constexpr int kStages = 1;                           // buffers for K, and for V
+  static constexpr int kQStages = 1;                          // buffers for Q
   static_assert(kBlockN % 16 == 0 && kHeadDim % 16 == 0, "warps own whole MMAs");
 };
 //! [config]
 
-// The swizzled offset of element (row, col) of a tile [rows, kHeadDim]: its 16-byte chunks are
-// exchanged among themselves, so that those of 8 rows in one column lie in 8 groups of 4 banks.
+// XOR swizzle: offset of element (row, col) of a tile [rows, kHeadDim]. The 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
 //! [swizzle]
 template <int kHeadDim>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
@@ -68,7 +69,7 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV)
 };
 
-// One tile of queries for each block.
+// One query tile per block.
 //! [tiles]
 struct SingleTile : TileOrder {
   using TileOrder::TileOrder;
@@ -78,7 +79,7 @@ struct SingleTile : TileOrder {
 using TileScheduler = SingleTile;
 //! [tiles]
 
-// Issues the copies of kRows rows of a [heads, rows, d] tensor; what is not there becomes zeros.
+// Issues the copies of kRows rows of a [heads, rows, d] tensor; rows past the end become zeros.
 template <int kRows, class Config, class Element>
 __device__ void load_tile(Element* tile, const Element* g, int head, int row0, int rows) {
 #pragma unroll
@@ -101,7 +102,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
     uint32_t a[4], b[4];
     ldmatrix_x4(a, sQ + swizzled_offset<Config::kHeadDim>(lane_id % 16, k + lane_id / 16 * 8));
 #pragma unroll
-    for (int n = 0; n < Config::kBlockN / 8; n += 2) {  // two MMAs of 8 keys at once
+    for (int n = 0; n < Config::kBlockN / 8; n += 2) {  // two MMAs of 8 keys
       ldmatrix_x4(b, sK + swizzled_offset<Config::kHeadDim>(8 * n + lane_id / 16 * 8 + lane_id % 8,
                                                             k + lane_id / 8 % 2 * 8));
       mma_m16n8k16<Element>(s[n], a, {b[0], b[1]}, k > 0 ? s[n] : zero);
@@ -132,8 +133,8 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [issue_pv]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. O is to be
-// multiplied by `rescale`.
+// (4) Online softmax in fp32, within the quad of lanes that share a row: S becomes P. The caller
+// multiplies O by `rescale`.
 //! [softmax]
 template <class Config>
 __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4],
@@ -172,7 +173,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
 
-  // The tile of queries that is worked on, which of this block's it is, and the next one.
+  // q: pipeline state of the current Q tile; index: the next tile; the others describe the current
+  // tile.
   PipelineState<Config::kQStages> q{-1};
   unsigned index = scheduler.first();
   WorkTile work{};
@@ -183,18 +185,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     q.advance();
     work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     index = scheduler.next(index);
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;
     return true;
   };
-  // The tile of keys that is worked on, counted from the block's first one.
+  // Pipeline state of the current K/V tile, counted through all tiles of this block.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   //! [wait]
   const auto consumer_wait = [] {
-    cp_async_wait<1>();  // the newest group of copies, a tile, may be in flight
-    __syncthreads();     // the copies of all threads are there
+    cp_async_wait<1>();  // the newest copy group, one tile, may be in flight
+    __syncthreads();     // the copies of all threads are visible
   };
   //! [wait]
   const auto load = [&](Element* tile, const Element* g, int n_block) {
@@ -203,12 +205,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     cp_async_commit();
   };
 
-  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float o[kHeadDim / 8][4] = {};  // unnormalised
+  // max in log2 units; sum over this lane's keys
+  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];
   float rescale[2];
-  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
+  // Softmax of one key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto softmax = [&](int n_block, auto masked) {
     if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
@@ -222,14 +225,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const auto process_kv_block = [&](int n_block, auto masked) {
     consumer_wait();
     issue_s();
-    __syncthreads();  // all warps are done with K_j
+    __syncthreads();  // K_j is no longer read
     load(smem.sK[0], gK, n_block + 1);
     softmax(n_block, masked);
     rescale_rows<kHeadDim>(o, rescale);
     round_p<Element, kBlockN>(p, s);
     consumer_wait();
     issue_o(kv);
-    __syncthreads();  // all warps are done with V_j
+    __syncthreads();  // V_j is no longer read
     load(smem.sV[0], gV, n_block + 1);
     kv.advance();
   };
@@ -238,12 +241,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [loops]
   if (!next_work_tile()) return;
   do {
-    // (1) load Q_i, which stays, and the first K_j and V_j
+    // (1) Load Q_i, which stays, and the first K_j and V_j.
     load_tile<Config::kBlockM, Config>(smem.sQ[0], gQ, work.q_head, work.row0, work.seqlen_q);
     load(smem.sK[0], gK, kv_range.begin);
     load(smem.sV[0], gV, kv_range.begin);
     int n_block = kv_range.begin;
-    // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
+    // Left window edge; unmasked blocks; diagonal, right window edge, sequence end.
     for (; n_block < kv_range.unmasked_begin; ++n_block)
       process_kv_block(n_block, std::true_type{});
     for (; n_block < kv_range.unmasked_end; ++n_block) process_kv_block(n_block, std::false_type{});

@@ -1,12 +1,12 @@
-// v3_wgmma: wgmma in place of mma.sync and ldmatrix.
+// v3_wgmma: wgmma replaces mma.sync and ldmatrix.
 //
 // parent    v2_separate_phases
-// idea      mma.sync does not reach a Hopper tensor core's rate. wgmma is made for it: four warps
-//           multiply as one, operands come straight from shared memory, and the MMA is
-//           asynchronous. It reads tiles as panels of 128-byte rows, and it reads them through the
-//           async proxy: what threads have copied is fenced first.
+// change    A warpgroup's four warps multiply together, asynchronously, with operands from shared
+//           memory. Tiles are panels of 128-byte rows. wgmma reads them through the async proxy, so
+//           each thread fences its copies first.
+// why       mma.sync does not reach the rate of a Hopper tensor core.
 // expect    no ldmatrix: sm__inst_executed.sum falls. Threads still copy tiles, and compute an
-//           address for every 16 bytes.
+//           address per 16 bytes.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
@@ -26,16 +26,16 @@ using namespace hopper;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kNumConsumers = 2;  // warpgroups that compute
+  static constexpr int kNumConsumers = 2;  // consumer warpgroups
   static constexpr int kThreads = kWarpgroup * kNumConsumers;
   static constexpr int kBlockM = 64 * kNumConsumers;          // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;  // B_c
-  static constexpr int kStages = 1;                           // tiles of K, and of V
-  static constexpr int kQStages = 1;                          // tiles of Q
+  static constexpr int kStages = 1;                           // buffers for K, and for V
+  static constexpr int kQStages = 1;                          // buffers for Q
 };
 //! [config]
 
-// Swizzled offset of (row, col): the 16-byte chunks of a panel's row change places with each other.
+// XOR swizzle: offset of (row, col). The 16-byte chunks of a panel row are permuted.
 //! [swizzle]
 template <int kRows>
 __host__ __device__ constexpr int swizzled_offset(int row, int col) {
@@ -43,7 +43,7 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
 }
 //! [swizzle]
 
-// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's swizzle of 128 bytes.
+// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's 128-byte swizzle.
 template <class Element, class Config>
 struct SharedStorage {
   alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -52,7 +52,7 @@ struct SharedStorage {
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV)
 };
 
-// One tile of queries for each block.
+// One query tile per block.
 //! [tiles]
 struct SingleTile : TileOrder {
   using TileOrder::TileOrder;
@@ -62,7 +62,7 @@ struct SingleTile : TileOrder {
 using TileScheduler = SingleTile;
 //! [tiles]
 
-// Issues the copies of kRows rows of a [heads, rows, d] tensor; what is not there becomes zeros.
+// Issues the copies of kRows rows of a [heads, rows, d] tensor; rows past the end become zeros.
 template <int kRows, class Config, class Element>
 __device__ void load_tile(Element* tile, const Element* g, int head, int row0, int rows) {
 #pragma unroll
@@ -73,7 +73,7 @@ __device__ void load_tile(Element* tile, const Element* g, int head, int row0, i
   }
 }
 
-// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
+// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues only; does not wait.
 //! [issue_qk]
 //! [ex06b]
 template <class Config, class Element>
@@ -82,7 +82,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
   const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
+  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes; a panel has 64
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside),
                           k + (panel * Config::kBlockN * 128 + inside), i > 0);
@@ -91,7 +91,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
 }
 //! [issue_qk]
 
-// (5) O += P V: P from registers, V as it lies in memory, [k, d]. Issues it, and does not wait.
+// (5) O += P V: P from registers, V MN-major, [k, d]. Issues only; does not wait.
 //! [issue_pv]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
@@ -107,8 +107,8 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 //! [ex06b]
 //! [issue_pv]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. O is to be
-// multiplied by `rescale`.
+// (4) Online softmax in fp32, within the quad of lanes that share a row: S becomes P. The caller
+// multiplies O by `rescale`.
 //! [softmax]
 template <class Config>
 __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4],
@@ -145,12 +145,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
-  // of tiles in uniform registers, as wgmma takes them.
+  // Broadcast from lane 0, so that the compiler knows it is warp-uniform. Then tile addresses stay
+  // in uniform registers, which wgmma requires.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
 
-  // The tile of queries that is worked on, which of this block's it is, and the next one.
+  // q: pipeline state of the current Q tile; index: the next tile; the others describe the current
+  // tile.
   PipelineState<Config::kQStages> q{-1};
   unsigned index = scheduler.first();
   WorkTile work{};
@@ -161,19 +162,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     q.advance();
     work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     index = scheduler.next(index);
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;
     return true;
   };
-  // The tile of keys that is worked on, counted from the block's first one.
+  // Pipeline state of the current K/V tile, counted through all tiles of this block.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   //! [wait]
   const auto consumer_wait = [] {
-    cp_async_wait<1>();    // the newest group of copies, a tile, may be in flight
-    fence_proxy_async();  // the async proxy, by which wgmma reads, knows of them
-    __syncthreads();       // the copies of all threads are there
+    cp_async_wait<1>();   // the newest copy group, one tile, may be in flight
+    fence_proxy_async();  // makes them visible to wgmma (async proxy)
+    __syncthreads();      // the copies of all threads are visible
   };
   //! [wait]
   const auto load = [&](Element* tile, const Element* g, int n_block) {
@@ -182,12 +183,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     cp_async_commit();
   };
 
-  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float o[kHeadDim / 8][4] = {};  // unnormalised
+  // max in log2 units; sum over this lane's keys
+  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];
   float rescale[2];
-  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
+  // Softmax of one key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto softmax = [&](int n_block, auto masked) {
     if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
@@ -201,7 +203,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     consumer_wait();
     issue_s();
     wgmma_wait<0>(s);
-    __syncthreads();  // all warps are done with K_j
+    __syncthreads();  // K_j is no longer read
     load(smem.sK[0], gK, n_block + 1);
     softmax(n_block, masked);
     rescale_rows<kHeadDim>(o, rescale);
@@ -209,7 +211,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     consumer_wait();
     issue_o(kv);
     wgmma_wait<0>(o);
-    __syncthreads();  // all warps are done with V_j
+    __syncthreads();  // V_j is no longer read
     load(smem.sV[0], gV, n_block + 1);
     kv.advance();
   };
@@ -218,12 +220,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [loops]
   if (!next_work_tile()) return;
   do {
-    // (1) load Q_i, which stays, and the first K_j and V_j
+    // (1) Load Q_i, which stays, and the first K_j and V_j.
     load_tile<Config::kBlockM, Config>(smem.sQ[0], gQ, work.q_head, work.row0, work.seqlen_q);
     load(smem.sK[0], gK, kv_range.begin);
     load(smem.sV[0], gV, kv_range.begin);
     int n_block = kv_range.begin;
-    // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
+    // Left window edge; unmasked blocks; diagonal, right window edge, sequence end.
     for (; n_block < kv_range.unmasked_begin; ++n_block)
       process_kv_block(n_block, std::true_type{});
     for (; n_block < kv_range.unmasked_end; ++n_block) process_kv_block(n_block, std::false_type{});

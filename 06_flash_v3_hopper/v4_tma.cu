@@ -1,12 +1,12 @@
-// v4_tma: TMA and mbarriers in place of cp.async.
+// v4_tma: TMA and mbarriers replace cp.async.
 //
 // parent    v3_wgmma
-// idea      In v3 all threads copy: 16 bytes an instruction, each with its address, and two
-//           barriers a tile, one when the copies of all have arrived, one when nobody reads it any
-//           more. TMA loads tiles: one thread issues the copy, no thread computes an address, and
-//           an mbarrier says when the bytes are there.
-// expect    sm__inst_executed.sum falls again; no thread needs registers for addresses. Between
-//           MMAs the tensor cores still wait for the softmax, and the softmax for them.
+// change    One thread issues a TMA copy per tile; no thread computes addresses, and an mbarrier
+//           completes when the bytes have landed.
+// why       In v3 all threads copy, 16 bytes and one address per instruction, with two barriers per
+//           tile: one when all copies have landed, one when no warp reads the tile any more.
+// expect    sm__inst_executed.sum falls again; no registers for addresses. Between MMAs the tensor
+//           cores still wait for the softmax, and the softmax for them.
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
 #include <algorithm>
 
@@ -26,27 +26,27 @@ using namespace hopper;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kNumConsumers = 2;  // warpgroups that compute
+  static constexpr int kNumConsumers = 2;  // consumer warpgroups
   static constexpr int kThreads = kWarpgroup * kNumConsumers;
   static constexpr int kBlockM = 64 * kNumConsumers;          // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;  // B_c
-  static constexpr int kStages = 1;                           // tiles of K, and of V
-  static constexpr int kQStages = 1;                          // tiles of Q
+  static constexpr int kStages = 1;                           // buffers for K, and for V
+  static constexpr int kQStages = 1;                          // buffers for Q
 };
 //! [config]
 
-// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's swizzle of 128 bytes.
+// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's 128-byte swizzle.
 template <class Element, class Config>
 struct SharedStorage {
   alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
   alignas(1024) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  // mbarriers: the bytes are there
+  // mbarriers: TMA bytes have landed
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full)
 };
 
-// One tile of queries for each block.
+// One query tile per block.
 //! [tiles]
 struct SingleTile : TileOrder {
   using TileOrder::TileOrder;
@@ -56,7 +56,7 @@ struct SingleTile : TileOrder {
 using TileScheduler = SingleTile;
 //! [tiles]
 
-// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
+// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues only; does not wait.
 //! [issue_qk]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
@@ -64,7 +64,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
   const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
+  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes; a panel has 64
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside),
                           k + (panel * Config::kBlockN * 128 + inside), i > 0);
@@ -73,7 +73,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
 }
 //! [issue_qk]
 
-// (5) O += P V: P from registers, V as it lies in memory, [k, d]. Issues it, and does not wait.
+// (5) O += P V: P from registers, V MN-major, [k, d]. Issues only; does not wait.
 //! [issue_pv]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
@@ -88,8 +88,8 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [issue_pv]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. O is to be
-// multiplied by `rescale`.
+// (4) Online softmax in fp32, within the quad of lanes that share a row: S becomes P. The caller
+// multiplies O by `rescale`.
 //! [softmax]
 template <class Config>
 __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4],
@@ -135,14 +135,15 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
-  // of tiles in uniform registers, as wgmma takes them.
+  // Broadcast from lane 0, so that the compiler knows it is warp-uniform. Then tile addresses stay
+  // in uniform registers, which wgmma requires.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   if (threadIdx.x == 0) init_barriers(smem);
-  __syncthreads();  // the barriers are there
+  __syncthreads();  // barriers are initialised
 
-  // The tile of queries that is worked on, which of this block's it is, and the next one.
+  // q: pipeline state of the current Q tile; index: the next tile; the others describe the current
+  // tile.
   PipelineState<Config::kQStages> q{-1};
   unsigned index = scheduler.first();
   WorkTile work{};
@@ -153,12 +154,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     q.advance();
     work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     index = scheduler.next(index);
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;
     return true;
   };
-  // The tile of keys that is worked on, counted from the block's first one.
+  // Pipeline state of the current K/V tile, counted through all tiles of this block.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   const auto consumer_wait = [&](uint64_t* full, KvState state) {
@@ -169,12 +170,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     tma_load(tile, map, full, {0, n_block * kBlockN, 0, work.kv_head});
   };
 
-  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float o[kHeadDim / 8][4] = {};  // unnormalised
+  // max in log2 units; sum over this lane's keys
+  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];
   float rescale[2];
-  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
+  // Softmax of one key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto softmax = [&](int n_block, auto masked) {
     if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
@@ -188,7 +190,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     consumer_wait(smem.k_full, kv);
     issue_s();
     wgmma_wait<0>(s);
-    __syncthreads();  // all warps are done with K_j
+    __syncthreads();  // K_j is no longer read
     if (threadIdx.x == 0 && n_block + 1 < kv_range.end)
       load(smem.sK[0], mapK, &smem.k_full[0], n_block + 1);
     softmax(n_block, masked);
@@ -197,7 +199,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     consumer_wait(smem.v_full, kv);
     issue_o(kv);
     wgmma_wait<0>(o);
-    __syncthreads();  // all warps are done with V_j
+    __syncthreads();  // V_j is no longer read
     if (threadIdx.x == 0 && n_block + 1 < kv_range.end)
       load(smem.sV[0], mapV, &smem.v_full[0], n_block + 1);
     kv.advance();
@@ -207,7 +209,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [loops]
   if (!next_work_tile()) return;
   do {
-    // (1) load Q_i, which stays, and the first K_j and V_j
+    // (1) Load Q_i, which stays, and the first K_j and V_j.
     if (threadIdx.x == 0) {
       mbarrier_arrive_expect_tx(&smem.q_full[0], Config::kBlockM * kHeadDim * 2);
       tma_load(smem.sQ[0], mapQ, &smem.q_full[0], {0, work.row0, 0, work.q_head});
@@ -216,7 +218,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     mbarrier_wait(&smem.q_full[0], q.phase());
     int n_block = kv_range.begin;
-    // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
+    // Left window edge; unmasked blocks; diagonal, right window edge, sequence end.
     for (; n_block < kv_range.unmasked_begin; ++n_block)
       process_kv_block(n_block, std::true_type{});
     for (; n_block < kv_range.unmasked_end; ++n_block) process_kv_block(n_block, std::false_type{});

@@ -1,12 +1,13 @@
-// v7_overlap: a warpgroup's softmax overlaps with its own P V of the block before.
+// v7_overlap: a warpgroup's softmax overlaps with its own P V of the previous block.
 //
 // parent    v6_pingpong
-// idea      In v6 a warpgroup waits for both of its MMAs before its softmax. But S of a block does
-//           not need P V of the one before. Now S is issued first, and P V of the block before
-//           after it; the softmax waits for S only, and runs while P V is in flight
-//           (intra-warpgroup overlap).
+// change    S of a block is issued first, then P V of the previous block. Softmax waits for S only,
+//           and runs while P V is in flight (intra-warpgroup overlap).
+// why       In v6 a warpgroup waits for both MMAs before its softmax, though S does not need P V of
+//           the previous block.
 // expect    the tensor pipe is busy in a warpgroup's own softmax, too: fewer waits at barriers
 // supports  fp16, bf16; head dims 64, 128, 256; any lengths, masks, GQA
+// source    FlashAttention-3 (arXiv 2407.08608), section 3.2
 #include <algorithm>
 
 #include "attn/kernel.h"
@@ -23,22 +24,21 @@ namespace ATTN_BACKEND::v7_overlap {
 using namespace attn;
 using namespace hopper;
 
-// Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
-// MMAs.
+// Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
 enum NamedBarrier { kBlock = 0, kPingPong = 1 };
 
 //! [config]
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kNumConsumers = 2;                            // warpgroups that compute
-  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
+  static constexpr int kNumConsumers = 2;                            // consumer warpgroups
+  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // plus a producer
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
   static constexpr int kBlockN = kHeadDim == 256 ? 64 : 128;         // B_c
-  static constexpr int kStages = 2;                                  // tiles of K, and of V
-  static constexpr int kQStages = 1;                                 // tiles of Q
-  // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
+  static constexpr int kStages = 2;                                  // buffers for K, and for V
+  static constexpr int kQStages = 1;                                 // buffers for Q
+  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
+  // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
   static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
                     (kNumConsumers + 1) * (65536 / kThreads / 8 * 8),
@@ -46,20 +46,20 @@ struct Config {
 };
 //! [config]
 
-// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's swizzle of 128 bytes.
+// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's 128-byte swizzle.
 template <class Element, class Config>
 struct SharedStorage {
   alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
   alignas(1024) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  // mbarriers: the bytes are there
+  // mbarriers: TMA bytes have landed
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
-  // mbarriers: all consumer warps are done with them
+  // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty)
 };
 
-// One tile of queries for each block.
+// One query tile per block.
 //! [tiles]
 struct SingleTile : TileOrder {
   using TileOrder::TileOrder;
@@ -69,7 +69,7 @@ struct SingleTile : TileOrder {
 using TileScheduler = SingleTile;
 //! [tiles]
 
-// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
+// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues only; does not wait.
 //! [issue_qk]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
@@ -77,7 +77,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
   const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
+  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes; a panel has 64
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside),
                           k + (panel * Config::kBlockN * 128 + inside), i > 0);
@@ -86,7 +86,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
 }
 //! [issue_qk]
 
-// (5) O += P V: P from registers, V as it lies in memory, [k, d]. Issues it, and does not wait.
+// (5) O += P V: P from registers, V MN-major, [k, d]. Issues only; does not wait.
 //! [issue_pv]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
@@ -101,8 +101,8 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [issue_pv]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. O is to be
-// multiplied by `rescale`.
+// (4) Online softmax in fp32, within the quad of lanes that share a row: S becomes P. The caller
+// multiplies O by `rescale`.
 //! [softmax]
 template <class Config>
 __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4],
@@ -129,8 +129,8 @@ __device__ __forceinline__ void online_softmax(float (&s)[Config::kBlockN / 8][4
 }
 //! [softmax]
 
-// One thread copies. (1) It loads Q_i when the consumers are done with the one before, then K_j and
-// V_j as stages become free.
+// One producer thread. (1) Loads Q_i when the consumers have released the previous Q, then K_j and
+// V_j into empty stages.
 //! [producer]
 template <class Element, class Config>
 __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, const TensorMap& mapQ,
@@ -142,13 +142,13 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
   for (unsigned index = scheduler.first(); index < scheduler.count();
        index = scheduler.next(index)) {
     const WorkTile work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
-    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
+    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
     mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     q.advance();
     for (int n_block = work.kv_range.begin; n_block < work.kv_range.end; ++n_block, kv.advance()) {
       const auto load = [&](Element* tile, const TensorMap& map, uint64_t* full, uint64_t* empty) {
-        mbarrier_wait(empty, kv.phase() ^ 1);  // the first time it is
+        mbarrier_wait(empty, kv.phase() ^ 1);  // passes at once the first time
         mbarrier_arrive_expect_tx(full, kTileBytes);
         tma_load(tile, map, full, {0, n_block * kBlockN, 0, work.kv_head});
       };
@@ -162,7 +162,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem, co
 
 template <class Element, class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // one lane of each says that it is done
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // one arrival per consumer warp
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
@@ -182,12 +182,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
-  // of tiles in uniform registers, as wgmma takes them.
+  // Broadcast from lane 0, so that the compiler knows it is warp-uniform. Then tile addresses stay
+  // in uniform registers, which wgmma requires.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   if (threadIdx.x == 0) init_barriers(smem);
-  __syncthreads();  // the barriers are there
+  __syncthreads();  // barriers are initialised
 
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
@@ -198,15 +198,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
   //! [pingpong]
-  // This warpgroup may issue its MMAs when the one before has issued its own.
+  // A warpgroup issues its MMAs after the previous warpgroup has issued its own.
   const auto pingpong_wait = [&] { named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup); };
   const auto pingpong_pass_on = [&] {
     named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
   };
-  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
+  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // warpgroup 0 goes first
   //! [pingpong]
 
-  // The tile of queries that is worked on, which of this block's it is, and the next one.
+  // q: pipeline state of the current Q tile; index: the next tile; the others describe the current
+  // tile.
   PipelineState<Config::kQStages> q{-1};
   unsigned index = scheduler.first();
   WorkTile work{};
@@ -218,30 +219,31 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
     work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     index = scheduler.next(index);
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;
     return true;
   };
-  const auto release_q = [&] {  // this warp is done with it
+  const auto release_q = [&] {  // one arrival per warp
     if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
   };
-  // The tile of keys that is worked on, counted from the block's first one.
+  // Pipeline state of the current K/V tile, counted through all tiles of this block.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   const auto consumer_wait = [&](uint64_t* full, KvState state) {
     mbarrier_wait(full + state.index(), state.phase());
   };
-  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // this warp is done with it
+  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // one arrival per warp
     if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
-  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float o[kHeadDim / 8][4] = {};  // unnormalised
+  // max in log2 units; sum over this lane's keys
+  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];
   float rescale[2];
-  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
+  // Softmax of one key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto softmax = [&](int n_block, auto masked) {
     if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
@@ -251,7 +253,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
-  // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
+  // Issues (3) S of this key block, then (5) P V of the previous block; waits for S only.
   //! [ex06c]
   const auto mmas = [&](int n_block) {
     consumer_wait(smem.k_full, kv);
@@ -260,14 +262,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
     pingpong_pass_on();
-    wgmma_wait<1>(s);  // S is there, P V in flight
+    wgmma_wait<1>(s);  // S complete, P V in flight
     consumer_release(smem.k_empty, kv);
     if (n_block + 1 == kv_range.end) release_q();
   };
   const auto process_kv_block = [&](int n_block, auto masked) {
     mmas(n_block);
     softmax(n_block, masked);
-    wgmma_wait<0>(o);  // and O of the block before
+    wgmma_wait<0>(o);  // P V of the previous block complete
     consumer_release(smem.v_empty, kv.previous());
     round_p<Element, kBlockN>(p, s);
     rescale_rows<kHeadDim>(o, rescale);
@@ -279,7 +281,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   //! [loops]
   if (!next_work_tile()) return;
   do {
-    // The first S has no P V before it.
+    // The first S has no P V to overlap with.
     consumer_wait(smem.k_full, kv);
     pingpong_wait();
     issue_s();
@@ -291,7 +293,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     round_p<Element, kBlockN>(p, s);
     kv.advance();
     int n_block = kv_range.begin + 1;
-    // The left edge of the window; what all rows see; the diagonal, right edge, last keys.
+    // Left window edge; unmasked blocks; diagonal, right window edge, sequence end.
     for (; n_block < kv_range.unmasked_begin; ++n_block)
       process_kv_block(n_block, std::true_type{});
     for (; n_block < kv_range.unmasked_end; ++n_block) process_kv_block(n_block, std::false_type{});

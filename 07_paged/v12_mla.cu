@@ -217,8 +217,9 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     }
     cp_async_commit();
     //! [load_q]
-    float o[Config::kColumns / 8][4] = {};                   // not divided by l yet
-    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+    float o[Config::kColumns / 8][4] = {};  // unnormalised
+    // max in log2 units; sum over this lane's keys
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const KvRange kv_range[2] = {
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),

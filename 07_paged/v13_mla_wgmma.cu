@@ -38,7 +38,7 @@ struct Config {
   static_assert(kTile == tile_keys(kHeadDim), "plans count other tiles");
 };
 
-constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
+constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8
 
 // Tiles are panels of 64 columns, [columns / 64][rows, 64], as in chapter 06.
 template <class Element, class Config>
@@ -214,8 +214,9 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     cp_async_commit();
     //! [load_q]
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
-    float o[Config::kColumns / 8][4] = {};                   // not divided by l yet
-    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+    float o[Config::kColumns / 8][4] = {};  // unnormalised
+    // max in log2 units; sum over this lane's keys
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const KvRange kv_range[2] = {
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};

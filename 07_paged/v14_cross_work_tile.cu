@@ -32,7 +32,7 @@ struct Config {
   static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
   static constexpr int kLanes = kHeadDim / 8;             // that copy a row: 16 bytes each
   static constexpr int kRowsPerLoad = 32 / kLanes;         // rows that a warp copies at once
-  static constexpr int kParts = kNumWarps;                // of a row
+  static constexpr int kParts = kNumWarps;                 // per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
   static constexpr bool kQStays = kHeadDim <= 128;  // in registers, which d = 256 has too few of
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
@@ -319,8 +319,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) attention_kernel(
     const auto [row_block, tile, count, split, num_splits, first_part] = piece.work;
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange keys = keys_of<Config>(shape, piece);
-    float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+    float o[kHeadDim / 8][4] = {};  // unnormalised
+    // max in log2 units; sum over this lane's keys
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const int query = rows.row0 + quad_row;
     const KvRange kv_range[2] = {keys_of_query(shape, piece.seqlen_k, query % shape.seqlen_q),

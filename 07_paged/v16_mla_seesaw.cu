@@ -59,7 +59,7 @@ struct Config {
 };
 //! [config]
 
-constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
+constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8
 
 // Q and P are panels of 64 columns, [columns / 64][rows, 64]. A half of a tile of keys is atoms of
 // 8 rows and 64 columns as its boxes bring them, [rows / 8][panels][8, 64].
@@ -92,7 +92,7 @@ __device__ __forceinline__ void issue_s(float (&s)[Config::kBlockN / 8][4], cons
       with_stride_byte_offset(smem_descriptor(sK + Config::begin(kHalf)), kPanels * 1024);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < kPanels * 4; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
+  for (int i = 0; i < kPanels * 4; ++i) {  // 16 columns are 32 bytes; a panel has 64
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma<Element, false>(s, q + (panel * Config::kRows * 128 + inside),
                           k + (panel * 1024 + inside), kHalf > 0 || i > 0);
@@ -132,7 +132,7 @@ __device__ __forceinline__ void produce(SharedStorage<Element, Config>& smem,
     const PlannedTile piece = pieces.at(idx);
     const int sequence = piece.work.row_block;
     if (lane == 0) {
-      mbarrier_wait(&smem.q_empty, q.phase() ^ 1);  // the first time it is
+      mbarrier_wait(&smem.q_empty, q.phase() ^ 1);  // passes at once the first time
       mbarrier_arrive_expect_tx(&smem.q_full, Config::kRows * Config::kHeadDim * 2);
       tma_load(smem.sQ, maps.q, &smem.q_full, {0, static_cast<int>(piece.rows.first), 0});
     }
@@ -207,7 +207,7 @@ __device__ __forceinline__ void consume(SharedStorage<Element, Config>& smem,
   };
 
   for (int idx = pieces.begin(); idx < pieces.end(); ++idx, q.advance()) {
-    float o[Config::kColumns / 8][4] = {};                   // not divided by l yet
+    float o[Config::kColumns / 8][4] = {};                   // unnormalised
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2, of both; of own tiles
     float s[kBlockN / 8][4];
     uint32_t p[kBlockN / 16][4];
@@ -427,7 +427,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // Of lane 0, so that the compiler knows that it is the same in all lanes.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) init_barriers(smem);
-  __syncthreads();  // the barriers are there
+  __syncthreads();  // barriers are initialised
   if (warpgroup == 2) {
     setmaxnreg_dec<Config::kProducerRegisters>();
     if (threadIdx.x / kWarp == Config::kNumWarps)

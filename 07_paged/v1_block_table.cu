@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   // (1) load Q, which stays
   float q[kRows][8], o[kRows][8] = {};        // O is not divided by l yet
-  float row_max[kRows], row_sum[kRows] = {};  // to base 2; of this lane's keys
+  float row_max[kRows], row_sum[kRows] = {};  // max in log2 units; sum over this lane's keys
   KvRange kv_range[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {

@@ -34,7 +34,7 @@ struct Config {
   static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
   static constexpr int kLanes = kHeadDim / 8;             // that copy a row: 16 bytes each
   static constexpr int kRowsPerLoad = 32 / kLanes;         // rows that a warp copies at once
-  static constexpr int kParts = kNumWarps;                // of a row
+  static constexpr int kParts = kNumWarps;                 // per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
   static constexpr int kBlocksPerSm = 1;
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
@@ -224,8 +224,9 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     }
     cp_async_commit();
     //! [load_q]
-    float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+    float o[kHeadDim / 8][4] = {};  // unnormalised
+    // max in log2 units; sum over this lane's keys
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const KvRange kv_range[2] = {
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),

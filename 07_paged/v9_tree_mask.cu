@@ -28,7 +28,7 @@ struct Config {
   static constexpr int kBlockM = prefill_rows(kHeadDim), kBlockN = kPrefillKeys;  // B_r, B_c
   static constexpr int kNumWarps = kPrefillWarps, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
   static constexpr int kWarpRows = kBlockM / kNumWarps;
-  static constexpr int kTiles = kWarpRows / 16;  // MMAs of 16 rows by a warp
+  static constexpr int kTiles = kWarpRows / 16;  // 16-row MMAs per warp
   // Steps of 16 columns of Q that stay in registers; at d=128 there are none left for them.
   static constexpr int kQSteps = kHeadDim == 64 ? 4 : kHeadDim == 256 ? 8 : 0;
   static constexpr int kRowBytes = 2 * kHeadDim;
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   //! [order]
   const int b = bh / shape.heads, hq = bh % shape.heads;
   const Sequence sequence = sequence_of(shape, cu_seqlens_q, gSeqused, b, hq);
-  if (row0 >= sequence.seqlen_q) return;  // of a batch with longer sequences
+  if (row0 >= sequence.seqlen_q) return;  // past the end of this sequence
   const int seqlen_k = sequence.seqlen_k, causal_offset = seqlen_k - sequence.seqlen_q;
   KvBlockRange kv_range =
       kv_block_range(shape, sequence.seqlen_q, seqlen_k, row0, kBlockM, kBlockN);
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     smem.pages = pages, smem.sequence = sequence, smem.row0 = row0;
     smem.tree = gTree == nullptr ? nullptr : gTree + int64_t{first_query} * words;
   }
-  // (1) load Q_i, which stays, and the first K_j
+  // (1) Load Q_i, which stays, and the first K_j.
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   if (kv_range.begin < kv_range.end) {
     const int rows = sequence.seqlen_q - row0;
@@ -282,30 +282,31 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     for (int step = 0; step < Config::kQSteps; ++step)
       load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
   }
-  float o[kTiles][kHeadDim / 8][4] = {};              // not divided by l yet
-  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
+  float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
+  // max in log2 units; sum over this lane's keys
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
 
-  // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
+  // One key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
-    // Of a block with a mask a warp may see nothing.
+    // A warp skips a block that is fully masked for its rows.
     const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
-    // flight, so that both waits are for all of them.
+    // (2) V_j is in flight during Q K^T. Only the newest copy group is ever in flight, so both
+    // waits wait for all groups.
     //! [pipeline]
     cp_async_wait<0>();
-    __syncthreads();  // K_j of all threads is there; all are done with V_j-1
+    __syncthreads();  // K_j is visible; V_j-1 is no longer read
     load_kv(smem.sV, gV, n_block);
     cp_async_commit();
     const bool more = n_block + 1 < kv_range.end;
     const int slot = more ? look_up(smem.pages, n_block + 1) : 0;  // waits for memory during Q K^T
     //! [pipeline]
 
-    // (3) S = Q K^T, -inf where a query does not see a key.
+    // (3) S = Q K^T, -inf where masked.
     float s[kTiles][kBlockN / 8][4] = {};
     if (!idle) {
       gemm_qk<Element, Config>(s, rQ, bytes(smem.sQ), bytes(smem.sK));
@@ -341,7 +342,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
           row_sum[m][i / 2] += s[m][n][i];
         }
     };
-    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the
+    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an A operand of the
     // second.
     const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
 #pragma unroll

@@ -30,7 +30,7 @@ using namespace attn;
 using namespace flash_decoding;
 using namespace splits;
 
-using Element = __nv_bfloat16;  // of what is given, and of O
+using Element = __nv_bfloat16;  // type of the inputs and of O
 using Codes = Int4Codes;        // of the cache
 
 template <int kHeadDim_>
@@ -41,7 +41,7 @@ struct Config {
   static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
   static constexpr int kLanes = kRowBytes / 16;           // that copy a row: 16 bytes each
   static constexpr int kRowsPerLoad = 32 / kLanes;         // rows that a warp copies at once
-  static constexpr int kParts = kNumWarps;                // of a row
+  static constexpr int kParts = kNumWarps;                 // per row
   static constexpr int kStages = kHeadDim <= 64 ? 8 : 4;  // tiles of K and V of a warp
   static constexpr int kBlocksPerSm = 1;
   static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 16 : 1;  // of Q in registers
@@ -216,8 +216,9 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     // (1) load Q, which stays. Rows that are not there become 0.
     load_q<Config, Codes>(&smem.sQ[0][0], smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim,
                           rows.count);
-    float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+    float o[kHeadDim / 8][4] = {};  // unnormalised
+    // max in log2 units; sum over this lane's keys
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     float row_zero[2] = {};  // what the zero points of V add to all columns of O
     const KvRange kv_range[2] = {
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),

@@ -147,7 +147,7 @@ __device__ __forceinline__ void guess_of_heads(const Element* gQ,     // [heads,
                                                const int* sColumns, const float* sScale, int heads,
                                                const Sizes& sizes, float* gGuesses) {
   float sum[kHeads][8] = {};
-#pragma unroll 8  // so many loads in flight
+#pragma unroll 8  // loads in flight
   for (int n = 0; n < sizes.choice.columns; ++n) {
     float k[8];
     load_bf16x8(k, gKeys + int64_t{sColumns[n]} * sizes.padded);
@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int64_t head = blockIdx.x;
   const int key0 = static_cast<int>(blockIdx.y) * Config::kKeys;
   const int seqlen_k = gSeqused[head / sizes.kv_heads];
-  if (key0 >= seqlen_k) return;  // the whole block
+  if (key0 >= seqlen_k) return;  // block-uniform
   const Element* const gOwnQ = gQ + head * sizes.group * kHeadDim;
   choose_columns<Config>(gOwnQ, sizes, sSum, sColumns, sScale);
   const int key = key0 + static_cast<int>(threadIdx.x) * 8;
@@ -227,7 +227,7 @@ __device__ __forceinline__ int sum_before(int value, int (&s)[Config::kNumWarps]
   __syncthreads();  // the sums of all warps are there
   int all = sum - value;
   for (int n = 0; n < warp; ++n) all += s[n];
-  __syncthreads();  // all have read them
+  __syncthreads();  // the codes are no longer read
   return all;
 }
 
@@ -250,7 +250,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int64_t head = blockIdx.x;
   const int tid = static_cast<int>(threadIdx.x), seqlen_k = gSeqused[head / sizes.kv_heads];
   const int wanted = min(sizes.choice.keys, seqlen_k);
-  if (seqlen_k == 0) return;  // the whole block
+  if (seqlen_k == 0) return;  // block-uniform
   const float* const g = gGuesses + head * sizes.group * sizes.padded;
   unsigned* const gOwn = gShares + head * sizes.padded;
   for (int h = 0; h < sizes.group; ++h) {
@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int* const chosen = gChosen + head * sizes.choice.keys;
   float* const weights = gWeights + q_head * sizes.choice.keys;
   const auto row_of = [&](int n) { return (head * sizes.seqlen_k + chosen[n]) * kHeadDim; };
-#pragma unroll 4  // so many loads in flight
+#pragma unroll 4  // loads in flight
   for (int n0 = 0; n0 < count; n0 += kSlices) {
     const int n = min(n0 + slice, count - 1);
     float k[8];

@@ -29,7 +29,7 @@ using namespace attn;
 using namespace flash_decoding;
 using namespace splits;
 
-using Element = __nv_bfloat16;  // of what is given, and of O
+using Element = __nv_bfloat16;  // type of the inputs and of O
 using Codes = Int8Denormals;    // of the cache
 
 template <int kHeadDim_>
@@ -40,7 +40,7 @@ struct Config {
   static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
   static constexpr int kLanes = kRowBytes / 16;           // that copy a row: 16 bytes each
   static constexpr int kRowsPerLoad = 32 / kLanes;         // rows that a warp copies at once
-  static constexpr int kParts = kNumWarps;                // of a row
+  static constexpr int kParts = kNumWarps;                 // per row
   static constexpr int kStages = kHeadDim == 64 ? 6 : 3;  // tiles of K and V of a warp
   static constexpr int kBlocksPerSm = kHeadDim <= 128 ? 2 : 1;
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
@@ -238,7 +238,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
                           rows.count);
     scale_for_denormals<Config, Codes>(&smem.sQ[0][0]);
     float o[kHeadDim / 16][4] = {};                          // O^T, not divided by l yet
-    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+    // max in log2 units; sum over this lane's keys
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const KvRange kv_range[2] = {
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_col) % shape.seqlen_q),
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_col + 1) % shape.seqlen_q)};

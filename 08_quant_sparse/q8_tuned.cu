@@ -25,13 +25,13 @@ namespace ATTN_BACKEND::q8_tuned {
 using namespace attn;
 using namespace hopper;
 
-using Element = __nv_bfloat16;    // of what is given, and of O
+using Element = __nv_bfloat16;    // type of the inputs and of O
 using Descales = ThreadDescales;  // of Q and K: scales for what a lane has of a tile
 
-constexpr float kPScale = 8;               // to base 2: P is 256 times what it was
-constexpr float kRescaleThreshold = 0.8f;  // P is at most 2^8.8 = 446, and e4m3 ends at 448
-constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
-// The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
+constexpr float kPScale = 8;               // log2 units: P is scaled by 256
+constexpr float kRescaleThreshold = 0.8f;  // P <= 2^8.8 = 446, below e4m3's largest, 448
+constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
+// Ring of the newest query tiles. Up to five are in use, from the one being stored to the next one.
 constexpr int kWorkRing = 8;
 
 //! [config]
@@ -39,18 +39,18 @@ template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_;
   // Tiles are those of the sweep of 06's f1.
-  static constexpr int kNumConsumers = kHeadDim == 64 ? 3 : 2;       // warpgroups that compute
-  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // and one that copies
+  static constexpr int kNumConsumers = kHeadDim == 64 ? 3 : 2;       // consumer warpgroups
+  static constexpr int kThreads = kWarpgroup * (kNumConsumers + 1);  // plus a producer
   static constexpr int kBlockM = 64 * kNumConsumers;                 // B_r
   static constexpr int kBlockN = 128;                                // B_c
-  static constexpr int kChunkBlocks = kChunkKeys / kBlockN;          // of keys, of a chunk
+  static constexpr int kChunkBlocks = kChunkKeys / kBlockN;          // key blocks per chunk
   static_assert(kScaleRows % 64 == 0 && kScaleRows % kBlockN == 0);
-  static constexpr int kStages = kHeadDim == 256 ? 2 : 3;            // tiles of K, and of V
-  static constexpr int kQStages = 2;                                 // tiles of Q
+  static constexpr int kStages = kHeadDim == 256 ? 2 : 3;  // buffers for K, and for V
+  static constexpr int kQStages = 2;                       // buffers for Q
   // After its block's softmax. Earlier, ptxas awaits P V before the exponentials: 5 % at d=128.
   static constexpr bool kAwaitsVLate = kHeadDim == 128;
-  // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads. To request more than the others released deadlocks.
+  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
+  // to a multiple of 8, which is 168 for 384 threads. Requesting more than the pool has deadlocks.
   static constexpr int kProducerRegisters = kHeadDim == 64 ? 32 : kHeadDim == 128 ? 40 : 24;
   static constexpr int kConsumerRegisters = kHeadDim == 64 ? 160 : kHeadDim == 128 ? 232 : 240;
   static_assert(kProducerRegisters + kNumConsumers * kConsumerRegisters <=
@@ -59,8 +59,8 @@ struct Config {
 };
 //! [config]
 
-// Tiles are panels of 128 columns, [d / 128][rows, 128], or of 64 where there are no more, with
-// TMA's swizzle of as many bytes; V^T is [d, keys].
+// Tiles are panels of 128 columns, [d / 128][rows, 128], or of 64 at d=64, with a TMA swizzle of as
+// many bytes; V^T is [d, keys].
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
@@ -68,11 +68,11 @@ struct SharedStorage {
   alignas(1024) uint8_t sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(16) float q_descale[Config::kQStages][Config::kBlockM / 2];
   alignas(16) float k_descale[Config::kStages][ThreadGroups::kK];
-  // mbarriers: the bytes are there
+  // mbarriers: TMA bytes have landed
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
-  // mbarriers: all consumer warps are done with them
+  // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
+  uint64_t work_full[2], prefetch;  // mbarriers: a WorkTile is written; take the next tile
   WorkTile work[kWorkRing];
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_descale, k_descale, q_full, k_full, v_full, q_empty,
                k_empty, v_empty, work_full, prefetch, work)
@@ -80,7 +80,7 @@ struct SharedStorage {
 
 using TileScheduler = DynamicPersistent;
 
-// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
+// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues only; does not wait.
 //! [issue_qk]
 template <class Config>
 __device__ __forceinline__ void issue_qk(int (&s)[Config::kBlockN / 8][4], const uint8_t* sQ,
@@ -89,7 +89,7 @@ __device__ __forceinline__ void issue_qk(int (&s)[Config::kBlockN / 8][4], const
   const SmemDescriptor q = smem_descriptor_e4m3<kRow>(sQ), k = smem_descriptor_e4m3<kRow>(sK);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes, 128 columns a panel
+  for (int i = 0; i < Config::kHeadDim / 32; ++i) {  // 32 columns are 32 bytes; a panel has 128
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma_s8(s, q + (panel * Config::kBlockM * 128 + inside),
              k + (panel * Config::kBlockN * 128 + inside), i > 0);
@@ -98,7 +98,7 @@ __device__ __forceinline__ void issue_qk(int (&s)[Config::kBlockN / 8][4], const
 }
 //! [issue_qk]
 
-// (5) O += P V: P from registers, V transposed, [d, k]. Issues it, and does not wait.
+// (5) O += P V: P from registers, V transposed, [d, k]. Issues only; does not wait.
 //! [issue_pv]
 template <class Config>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
@@ -116,9 +116,8 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [issue_pv]
 
-// O of a chunk, relative to row_max, and what the chunks before it made of O, l and the maximum,
-// if there were any: afterwards it is that of all of them. Here V gets back its scales and its
-// mean.
+// Merges O of a chunk, relative to row_max, with O, l and max of the previous chunks, if any
+// (not `first`). Applies V's descales and adds l times V's mean.
 //! [merge]
 template <class Config>
 __device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][4],
@@ -147,7 +146,7 @@ __device__ __forceinline__ void merge_partials(float (&o)[Config::kHeadDim / 8][
   }
 }
 
-// Leaves O, l and the maximum for the next chunk to find. No other thread looks at them.
+// Spills O, l and the maximum to this thread's workspace, for the merge with the next chunk.
 template <class Config>
 __device__ __forceinline__ void store_partial(const float (&o)[Config::kHeadDim / 8][4],
                                               const float (&row_max)[2],
@@ -184,7 +183,7 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
     max[r] = fmaxf(row_max[r], quad_max(score(largest) * softmax_scale_log2));
     grown = grown || max[r] > row_max[r] + kRescaleThreshold;
   }
-  // A warp decides for all of its rows, as branches are its own.
+  // Warp-uniform branch: a warp rescales all of its rows or none.
   const bool rescaled = __any_sync(~0u, grown);
   if (rescaled) {
 #pragma unroll
@@ -206,15 +205,15 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 }
 //! [softmax]
 
-// One thread takes tiles of queries and (1) loads Q_i. It takes the next one when it must, not
-// earlier: a block with long tiles would keep it from others that are idle already.
+// Q producer: takes query tiles and (1) loads Q_i. It takes the next tile as late as possible: a
+// tile taken early by a block with long tiles is kept from an idle SM.
 //! [producer]
 template <class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const TensorMap& mapQ,
                                           const Shape& shape, const TileScheduler& scheduler,
                                           const Descales& descales) {
   PipelineState<Config::kQStages> q;
-  // One count for three rings.
+  // One count for three rings
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = scheduler.first(); index < scheduler.count();
@@ -222,7 +221,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
     const WorkTile work = work_of<Config>(shape, scheduler.at<Config::kBlockM>(index));
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
-    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
+    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
     // Rows that there are not have the last scales.
     const float4* const gScales = reinterpret_cast<const float4*>(descales.q(work.q_head, 0));
     const int last = descales.tiles_q * (ThreadGroups::kQ / 4) - 1;
@@ -235,13 +234,13 @@ __device__ __forceinline__ void produce_q(SharedStorage<Config>& smem, const Ten
     mbarrier_wait(&smem.prefetch, prefetch().phase());
     q.advance();
   }
-  smem.work[q.count % kWorkRing] = WorkTile{};  // there is no more
+  smem.work[q.count % kWorkRing] = WorkTile{};  // end of work
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
   mbarrier_arrive(&smem.q_full[q.index()]);
 }
 
-// Another one loads K_j and V_j as stages become free.
+// K/V producer: another thread loads K_j and V_j into empty stages.
 template <class Config>
 __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
                                            const TensorMap& mapK, const TensorMap& mapV,
@@ -257,7 +256,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
       if (n_block == min(work.kv_range.begin + kPrefetchBlocks, work.kv_range.end) - 1)
         mbarrier_arrive(&smem.prefetch);
       const int stage = kv.index(), key0 = n_block * kBlockN;
-      mbarrier_wait(&smem.k_empty[stage], kv.phase() ^ 1);  // the first time it is
+      mbarrier_wait(&smem.k_empty[stage], kv.phase() ^ 1);  // passes at once the first time
       *reinterpret_cast<float4*>(smem.k_descale[stage]) =
           *reinterpret_cast<const float4*>(descales.k(work.kv_head, key0));
       mbarrier_arrive_expect_tx(&smem.k_full[stage], kTileBytes);
@@ -265,7 +264,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
       mbarrier_wait(&smem.v_empty[stage], kv.phase() ^ 1);
       mbarrier_arrive_expect_tx(&smem.v_full[stage], kTileBytes);
 #pragma unroll
-      for (int key = 0; key < kBlockN; key += kPanelKeys<kBlockN>)  // panel after panel
+      for (int key = 0; key < kBlockN; key += kPanelKeys<kBlockN>)  // one panel after another
         tma_load(smem.sV[stage] + key * Config::kHeadDim, mapV, &smem.v_full[stage],
                  {key0 + key, 0, work.kv_head});
     }
@@ -275,7 +274,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Config>& smem,
 
 template <class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // one lane of each says that it is done
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // one arrival per consumer warp
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
@@ -302,11 +301,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   constexpr int kChunkBlocks = Config::kChunkBlocks;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
-  // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
-  // of tiles in uniform registers, as wgmma takes them.
+  // Broadcast from lane 0, so that the compiler knows it is warp-uniform. Then tile addresses stay
+  // in uniform registers, which wgmma requires.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
   if (threadIdx.x == 0) init_barriers(smem);
-  __syncthreads();  // the barriers are there
+  __syncthreads();  // barriers are initialised
 
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
@@ -316,48 +315,49 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
-  // The tile of queries that is worked on, and which of this block's it is.
+  // q: pipeline state of the current Q tile; the others describe that tile.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
   KvBlockRange kv_range{};
-  float q_scale_log2 = 0, scale_log2 = 0;  // with Q's scale; and with that of the block's keys
+  float q_scale_log2 = 0, scale_log2 = 0;  // with Q's scale; with Q's and K's scales
   const auto next_work_tile = [&] {
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
     const WorkTile& work = smem.work[q.count % kWorkRing];
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
     last_key = work.seqlen_k - 1;
     kv_range = work.kv_range;
     const bool more = work.row0 >= 0;
     if (more)
       q_scale_log2 = shape.softmax_scale * kLog2e *
                      smem.q_descale[q.index()][ThreadGroups::of_q(first_row())];
-    __syncwarp();  // all lanes have read it, before one says so
+    __syncwarp();  // all lanes have read it before lane 0 arrives
     return more;
   };
-  const auto release_q = [&] {  // this warp is done with it
+  const auto release_q = [&] {  // one arrival per warp
     if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
   };
-  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that
-  // it is the same in all lanes as long as no `if` changes it and no consumer returns from the
-  // loop. If not, every operand of wgmma is moved to uniform registers first.
+  // Pipeline state of the current K/V tile, counted through all tiles of this block. It stays
+  // provably warp-uniform as long as no `if` changes it and no consumer returns from the loop.
+  // Otherwise every wgmma operand is first moved to uniform registers.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   const auto consumer_wait = [&](uint64_t* full, KvState state) {
     mbarrier_wait(full + state.index(), state.phase());
   };
-  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // this warp is done with it
+  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // one arrival per warp
     if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
-  float o[kHeadDim / 8][4] = {};                           // of a chunk, not divided by l yet
-  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float o[kHeadDim / 8][4] = {};  // of one chunk, unnormalised
+  // max in log2 units; sum over this lane's keys
+  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   int s_acc[kBlockN / 8][4];  // S before its conversion to float
   uint32_t p[kBlockN / 32][4];
   float rescale[2];
   bool rescaled;
-  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
+  // Softmax of one key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto softmax = [&](int n_block, auto masked) {
     if constexpr (masked.value) apply_mask<Config>(s_acc, shape, kv_range, n_block, row0, last_key);
     rescaled =
@@ -370,35 +370,35 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
-  // Awaits O with P V of the block before.
+  // Waits for P V of the previous block.
   const auto wait_o = [&] {
     wgmma_wait<0>(o);
     consumer_release(smem.v_empty, kv.previous());
   };
-  const auto own_sums = [&] {  // this thread's place for O and l of the chunks before
+  const auto own_sums = [&] {  // this thread's workspace: O, l, max of previous chunks
     constexpr int kConsumers = Config::kThreads - kWarpgroup;
     return gSums + blockIdx.x * (kHeadDim / 8 + 1) * kConsumers + thread_index();
   };
-  // All P V of a chunk of this tile are in O: merges it with those of the chunks before.
+  // Called when O holds all P V of a chunk: merges it with the previous chunks.
   const auto merge = [&](const WorkTile& work, int chunk, const float(&max)[2], float(&sum)[2]) {
     const int64_t idx = int64_t{work.kv_head} * ceil_div(shape.seqlen_k, kChunkKeys) + chunk;
     const bool first = chunk == (work.kv_range.end - 1) / kChunkBlocks;
     merge_partials<Config>(o, max, sum, own_sums(), gChunks + idx * (kHeadDim / 2) + quad_col() / 2,
                            first);
   };
-  // Waits for K of this block, and reads its scale.
+  // Waits for K of this block and reads its scale.
   const auto wait_k = [&] {
     consumer_wait(smem.k_full, kv);
     scale_log2 = q_scale_log2 * smem.k_descale[kv.index()][ThreadGroups::of_k(quad_col())];
-    __syncwarp();  // all lanes have read it, before one says that this warp is done with K
+    __syncwarp();  // all lanes have read it before lane 0 releases K
   };
-  // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
+  // Issues (3) S of this key block, then (5) P V of the previous block; waits for S only.
   const auto mmas = [&](int n_block) {
     wait_k();
     issue_s();
     if (!Config::kAwaitsVLate) consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
-    wgmma_wait<1>(s_acc);  // S is there, P V in flight
+    wgmma_wait<1>(s_acc);  // S complete, P V in flight
     consumer_release(smem.k_empty, kv);
     if (n_block == kv_range.begin) release_q();
   };
@@ -414,7 +414,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   //! [loops]
   if (!next_work_tile()) return;
-  // The first S of all has no P V before it.
+  // The very first S has no P V to overlap with.
   wait_k();
   issue_s();
   wgmma_wait<0>(s_acc);
@@ -426,8 +426,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   bool more = true;
   int n_block = kv_range.end - 2;
   do {
-    // Of this chunk: the diagonal, right edge, last keys; what all rows see; the chunk's left
-    // edge.
+    // In this chunk: diagonal, right window edge, sequence end; unmasked blocks; left window edge.
     const int begin = (n_block + 1) / kChunkBlocks * kChunkBlocks;
     for (; n_block >= max(kv_range.unmasked_end, begin); --n_block)
       process_kv_block(n_block, std::true_type{});
@@ -443,7 +442,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       more = next_work_tile();
       n_block = kv_range.end - 1;
     }
-    if (more) {  // the last P V of this chunk overlaps the first S and softmax of the next one
+    if (more) {  // this chunk's last P V overlaps with the next chunk's first S and softmax
       mmas(n_block);
 #pragma unroll
       for (int r = 0; r < 2; ++r) row_max[r] = tile_ends ? kLowest : row_max[r], row_sum[r] = 0;
@@ -459,7 +458,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     merge(last, tile_ends ? last.kv_range.begin / kChunkBlocks : (n_block + 1) / kChunkBlocks + 1,
           last_max, last_sum);
     if (tile_ends) {
-      // What P is times too much is in O and in l.
+      // P's scale of 2^kPScale is in O and l, so it cancels in O / l; lse loses it here.
 #pragma unroll
       for (int r = 0; r < 2; ++r) last_max[r] -= kPScale;
       store_o<Element, kHeadDim>(gO, gLse, last, kHeadDim, o, last_max, last_sum, gLseShift);

@@ -31,7 +31,7 @@ struct Config {
   static constexpr int kBlockM = kHeadDim == 256 ? 64 : 128, kBlockN = 64;  // B_r, B_c
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps, kBlocksPerSm = 2;
   static constexpr int kWarpRows = kBlockM / kNumWarps;
-  static constexpr int kTiles = kWarpRows / 16;  // MMAs of 16 rows by a warp
+  static constexpr int kTiles = kWarpRows / 16;  // 16-row MMAs per warp
   // Steps of 32 columns of Q that stay in registers; at d=128 there are none left for them.
   static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 32 : 0;
   // A row of codes in columns of 16 bits, and its chunks that change places.
@@ -42,7 +42,7 @@ struct Config {
   static_assert(kScaleRows % kBlockM == 0 && kScaleRows % kBlockN == 0, "a tile has its scales");
 };
 
-constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
+constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8
 
 template <class Element, class Config>
 struct SharedStorage {
@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
   if (threadIdx.x == 0) smem.sequence = sequence, smem.row0 = row0;
   __syncthreads();  // both are there
-  // (1) load Q_i, which stays, and the first K_j
+  // (1) Load Q_i, which stays, and the first K_j.
   uint32_t rQ[std::max(1, Config::kQSteps)][kTiles][4];
   if (kv_range.begin < kv_range.end) {
     load_tile<kBlockM, Config::kCodes, Config>(reinterpret_cast<uint16_t*>(smem.sQ), q,
@@ -255,8 +255,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     for (int step = 0; step < Config::kQSteps; ++step)
       load_q_fragments<Config>(rQ[step], bytes(smem.sQ), q_offset<Config>(), 16 * step);
   }
-  float o[kTiles][kHeadDim / 8][4] = {};              // not divided by l yet
-  float row_max[kTiles][2], row_sum[kTiles][2] = {};  // to base 2; of this lane's keys
+  float o[kTiles][kHeadDim / 8][4] = {};  // unnormalised
+  // max in log2 units; sum over this lane's keys
+  float row_max[kTiles][2], row_sum[kTiles][2] = {};
   for (int m = 0; m < kTiles; ++m) row_max[m][0] = row_max[m][1] = kLowest;
   const int kv_head = bh / (shape.heads / shape.kv_heads);
   float q_scale_log2[kTiles];  // of this lane's rows, and of softmax
@@ -265,24 +266,24 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     q_scale_log2[m] = shape.softmax_scale * kLog2e *
                       descales.q(bh, row0)[ThreadGroups::of_q(row0 % kScaleRows + first + 16 * m)];
 
-  // One block of keys. `masked` is a type, so that the unmasked body has no trace of a mask.
+  // One key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto process_kv_block = [&](int n_block, auto masked) {
     const int key0 = n_block * kBlockN;
-    // Of a block with a mask a warp may see nothing.
+    // A warp skips a block that is fully masked for its rows.
     const int warp_row0 = smem.row0 + thread_index() / 32 * kWarpRows;
     const bool idle =
         masked.value && (key0 > warp_row0 + kWarpRows - 1 + causal_offset + shape.window_right ||
                          key0 + kBlockN <= warp_row0 + causal_offset - shape.window_left);
-    // (2) V_j is in flight during Q K^T. Of the groups of copies only the newest one is ever in
-    // flight, so that both waits are for all of them.
+    // (2) V_j is in flight during Q K^T. Only the newest copy group is ever in flight, so both
+    // waits wait for all groups.
     //! [pipeline]
     cp_async_wait<0>();
-    __syncthreads();  // K_j of all threads is there; all are done with V_j-1
+    __syncthreads();  // K_j is visible; V_j-1 is no longer read
     load_v(n_block);
     cp_async_commit();
     //! [pipeline]
 
-    // (3) S = Q K^T, -inf where a query does not see a key.
+    // (3) S = Q K^T, -inf where masked.
     float s[kTiles][kBlockN / 8][4];
     if (!idle) {
       int s_acc[kTiles][kBlockN / 8][4] = {};  // before they are floats
@@ -297,7 +298,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     // K_j+1 is in flight during softmax and P V.
     //! [pipeline_k]
     cp_async_wait<0>();
-    __syncthreads();  // V_j of all threads is there; all are done with K_j
+    __syncthreads();  // V_j is visible; K_j is no longer read
     if (n_block + 1 < kv_range.end) load_k(n_block + 1);
     cp_async_commit();
     //! [pipeline_k]
@@ -318,7 +319,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
           row_sum[m][i / 2] += s[m][n][i];
         }
     };
-    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an operand of the
+    // Two neighbouring accumulators of the first MMA, rounded in pairs, are an A operand of the
     // second.
     const auto probabilities = [&](int step, uint32_t(&a)[kTiles][4]) {
 #pragma unroll

@@ -28,21 +28,20 @@ namespace ATTN_BACKEND::s3_sliding_tile {
 using namespace attn;
 using namespace hopper;
 
-constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
-constexpr int kPrefetchBlocks = 4;  // the next tile is taken so many blocks of keys before the end
-// The newest tiles of queries. Up to five are in use, from the one that is stored to the next one.
+constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8
+constexpr int kPrefetchBlocks = 4;  // the next tile is taken this many key blocks before the end
+// Ring of the newest query tiles. Up to five are in use, from the one being stored to the next one.
 constexpr int kWorkRing = 8;
 
-// Named barriers. 0 is that of __syncthreads; kPingPong + w opens when warpgroup w may issue its
-// MMAs.
+// Named barriers. 0 is used by __syncthreads; kPingPong + w lets warpgroup w issue its MMAs.
 enum NamedBarrier { kBlock = 0, kPingPong = 1 };
 
 //! [config]
 struct Tuning {
-  int num_consumers = 2;  // warpgroups that compute; one more copies
+  int num_consumers = 2;  // consumer warpgroups, plus a producer
   int block_n;            // B_c
-  int stages = 2;         // tiles of K, and of V, in shared memory
-  int q_stages = 2;       // tiles of Q there
+  int stages = 2;         // buffers for K, and for V
+  int q_stages = 2;       // buffers for Q
   bool pingpong = true;
   bool lazy_rescale = true;
 };
@@ -53,8 +52,8 @@ struct Tuned {
   static constexpr int kBlockM = 64 * kNumConsumers, kBlockN = kTuning.block_n;  // B_r, B_c
   static constexpr int kStages = kTuning.stages, kQStages = kTuning.q_stages;
   static constexpr bool kUsesPingPong = kTuning.pingpong, kLazyRescale = kTuning.lazy_rescale;
-  // Registers of a thread. A block has what it was launched with, 65536 / threads rounded down to
-  // 8: 168 for each of 384 threads, 128 of 512. To request more than the others released
+  // Registers per thread. The pool is what the block got at launch: 65536 / threads, rounded down
+  // to a multiple of 8: 168 for 384 threads, 128 for 512. Requesting more than the pool has
   // deadlocks.
   static constexpr int kProducerRegisters = kNumConsumers == 3 ? 32 : 40;
   static constexpr int kConsumerRegisters = kNumConsumers == 3 ? 160 : 232;
@@ -74,17 +73,17 @@ template <>
 struct Config<256> : Tuned<256, Tuning{.block_n = 64, .q_stages = 1, .pingpong = false}> {};
 //! [config]
 
-// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's swizzle of 128 bytes.
+// Tiles are panels of 64 columns, [d / 64][rows, 64], with TMA's 128-byte swizzle.
 template <class Element, class Config>
 struct SharedStorage {
   alignas(1024) Element sQ[Config::kQStages][Config::kBlockM * Config::kHeadDim];
   alignas(1024) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
-  // mbarriers: the bytes are there
+  // mbarriers: TMA bytes have landed
   uint64_t q_full[Config::kQStages], k_full[Config::kStages], v_full[Config::kStages];
-  // mbarriers: all consumer warps are done with them
+  // mbarriers: all consumer warps have released the tile
   uint64_t q_empty[Config::kQStages], k_empty[Config::kStages], v_empty[Config::kStages];
-  uint64_t work_full[2], prefetch;  // mbarriers too: a tile is described; take the next one
+  uint64_t work_full[2], prefetch;  // mbarriers: a WorkTile is written; take the next tile
   WorkTile work[kWorkRing];
   int n_block[Config::kStages];  // of K and V of a stage
   ATTN_MEMBERS(SharedStorage, sQ, sK, sV, q_full, k_full, v_full, q_empty, k_empty, v_empty,
@@ -93,7 +92,7 @@ struct SharedStorage {
 
 using TileScheduler = DynamicPersistent;
 
-// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues it, and does not wait.
+// (3) S = Q K^T for the 64 rows of this warpgroup, both K-major. Issues only; does not wait.
 //! [issue_qk]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
@@ -101,7 +100,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
   const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes, 64 columns a panel
+  for (int i = 0; i < Config::kHeadDim / 16; ++i) {  // 16 columns are 32 bytes; a panel has 64
     const int panel = i / 4, inside = i % 4 * 32;
     wgmma<Element, false>(s, q + (panel * Config::kBlockM * 128 + inside),
                           k + (panel * Config::kBlockN * 128 + inside), i > 0);
@@ -110,7 +109,7 @@ __device__ __forceinline__ void issue_qk(float (&s)[Config::kBlockN / 8][4], con
 }
 //! [issue_qk]
 
-// (5) O += P V: P from registers, V as it lies in memory, [k, d]. Issues it, and does not wait.
+// (5) O += P V: P from registers, V MN-major, [k, d]. Issues only; does not wait.
 //! [issue_pv]
 template <class Config, class Element>
 __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
@@ -125,8 +124,8 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [issue_pv]
 
-// (4) softmax, all of it in the quad of lanes that share a row: S becomes P, in float32. Whether O
-// is to be multiplied by `rescale`: with the lazy rescale, only where a maximum has grown by more
+// (4) Online softmax in fp32, within the quad of lanes that share a row: S becomes P. Returns
+// whether O must be multiplied by `rescale`: with lazy rescale, only if a maximum has grown by more
 // than the threshold.
 //! [softmax]
 template <class Config>
@@ -144,7 +143,7 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
     max[r] = fmaxf(row_max[r], quad_max(max[r]) * softmax_scale_log2);
     grown = grown || max[r] > row_max[r] + kRescaleThreshold;
   }
-  // A warp decides for all of its rows, as branches are its own.
+  // Warp-uniform branch: a warp rescales all of its rows or none.
   const bool rescaled = Config::kLazyRescale ? __any_sync(~0u, grown) : true;
   if (rescaled) {
 #pragma unroll
@@ -165,15 +164,15 @@ __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4
 }
 //! [softmax]
 
-// One thread takes tiles of queries and (1) loads Q_i. It takes the next one when it must, not
-// earlier: a block with long tiles would keep it from others that are idle already.
+// Q producer: takes query tiles and (1) loads Q_i. It takes the next tile as late as possible: a
+// tile taken early by a block with long tiles is kept from an idle SM.
 //! [producer]
 template <class Element, class Config>
 __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
                                           const TensorMap& mapQ, const TileWindows& windows,
                                           const Shape& shape, const TileScheduler& scheduler) {
   PipelineState<Config::kQStages> q;
-  // One count for three rings.
+  // One count for three rings
   const auto ring = [&] { return PipelineState<2>{q.count}; };
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = scheduler.first(); index < scheduler.count();
@@ -182,13 +181,13 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
         windowed_work_of<Config>(shape, scheduler.at<Config::kBlockM>(index), windows);
     smem.work[q.count % kWorkRing] = work;
     mbarrier_arrive(&smem.work_full[ring().index()]);
-    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // the one before is done with
+    mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);  // previous Q released
     mbarrier_arrive_expect_tx(&smem.q_full[q.index()], Config::kBlockM * Config::kHeadDim * 2);
     tma_load(smem.sQ[q.index()], mapQ, &smem.q_full[q.index()], {0, work.row0, 0, work.q_head});
     mbarrier_wait(&smem.prefetch, prefetch().phase());
     q.advance();
   }
-  smem.work[q.count % kWorkRing] = WorkTile{};  // there is no more
+  smem.work[q.count % kWorkRing] = WorkTile{};  // end of work
   mbarrier_arrive(&smem.work_full[ring().index()]);
   mbarrier_wait(&smem.q_empty[q.index()], q.phase() ^ 1);
   mbarrier_arrive(&smem.q_full[q.index()]);
@@ -215,7 +214,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
         mbarrier_arrive_expect_tx(full, kTileBytes);
         tma_load(tile, map, full, {0, n_block * kBlockN, 0, work.kv_head});
       };
-      mbarrier_wait(&smem.k_empty[stage], kv.phase() ^ 1);  // the first time it is
+      mbarrier_wait(&smem.k_empty[stage], kv.phase() ^ 1);  // passes at once the first time
       smem.n_block[stage] = n_block;
       load(smem.sK[stage], mapK, &smem.k_full[stage]);
       mbarrier_wait(&smem.v_empty[stage], kv.phase() ^ 1);
@@ -227,7 +226,7 @@ __device__ __forceinline__ void produce_kv(SharedStorage<Element, Config>& smem,
 
 template <class Element, class Config>
 __device__ __forceinline__ void init_barriers(SharedStorage<Element, Config>& smem) {
-  constexpr int kWarps = 4 * Config::kNumConsumers;  // one lane of each says that it is done
+  constexpr int kWarps = 4 * Config::kNumConsumers;  // one arrival per consumer warp
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_full[i], 1);
   for (int i = 0; i < Config::kQStages; ++i) mbarrier_init(&smem.q_empty[i], kWarps);
   for (int i = 0; i < Config::kStages; ++i) {
@@ -249,13 +248,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                      TileWindows windows, Shape shape, TileScheduler scheduler) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
-  // Of lane 0, so that the compiler knows that it is the same in all lanes: then it keeps addresses
-  // of tiles in uniform registers, as wgmma takes them.
+  // Broadcast from lane 0, so that the compiler knows it is warp-uniform. Then tile addresses stay
+  // in uniform registers, which wgmma requires.
   const int warpgroup = __shfl_sync(~0u, static_cast<int>(threadIdx.x) / kWarpgroup, 0);
-  // What scores are still multiplied by: log2(e) is in it.
+  // Factor still to be applied to scores, including log2(e).
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   if (threadIdx.x == 0) init_barriers(smem);
-  __syncthreads();  // the barriers are there
+  __syncthreads();  // barriers are initialised
 
   if (warpgroup == Config::kNumConsumers) {
     setmaxnreg_dec<Config::kProducerRegisters>();
@@ -268,7 +267,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   setmaxnreg_inc<Config::kConsumerRegisters>();
 
   //! [pingpong]
-  // This warpgroup may issue its MMAs when the one before has issued its own.
+  // A warpgroup issues its MMAs after the previous warpgroup has issued its own.
   const auto pingpong_wait = [&] {
     if (Config::kUsesPingPong) named_barrier_sync(kPingPong + warpgroup, 2 * kWarpgroup);
   };
@@ -276,10 +275,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (Config::kUsesPingPong)
       named_barrier_arrive(kPingPong + (warpgroup + 1) % Config::kNumConsumers, 2 * kWarpgroup);
   };
-  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // the first one begins
+  if (warpgroup == Config::kNumConsumers - 1) pingpong_pass_on();  // warpgroup 0 goes first
   //! [pingpong]
 
-  // The tile of queries that is worked on, and which of this block's it is.
+  // q: pipeline state of the current Q tile; the others describe that tile.
   PipelineState<Config::kQStages> q{-1};
   int row0 = 0, last_key = 0;
   int unmasked = 0, count = 0;  // blocks of keys that it visits
@@ -288,37 +287,38 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     q.advance();
     mbarrier_wait(&smem.q_full[q.index()], q.phase());
     const WorkTile& work = smem.work[q.count % kWorkRing];
-    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // where it is among the keys
+    row0 = work.row0 + work.seqlen_k - work.seqlen_q;  // key index on the diagonal of the first row
     last_key = work.last_key;
     unmasked = work.visits.masked - work.visits.first, count = max(1, work.visits.count());
     kv_range = work.kv_range;
     const bool more = work.row0 >= 0;
-    __syncwarp();  // all lanes have read it, before one says so
+    __syncwarp();  // all lanes have read it before lane 0 arrives
     return more;
   };
-  const auto release_q = [&] {  // this warp is done with it
+  const auto release_q = [&] {  // one arrival per warp
     if (thread_index() % kWarp == 0) mbarrier_arrive(&smem.q_empty[q.index()]);
   };
-  // The tile of keys that is worked on, counted from the block's first one. The compiler sees that
-  // it is the same in all lanes as long as no `if` changes it and no consumer returns from the
-  // loop. If not, every operand of wgmma is moved to uniform registers first.
+  // Pipeline state of the current K/V tile, counted through all tiles of this block. It stays
+  // provably warp-uniform as long as no `if` changes it and no consumer returns from the loop.
+  // Otherwise every wgmma operand is first moved to uniform registers.
   using KvState = PipelineState<Config::kStages>;
   KvState kv;
   const auto consumer_wait = [&](uint64_t* full, KvState state) {
     mbarrier_wait(full + state.index(), state.phase());
   };
-  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // this warp is done with it
+  const auto consumer_release = [&](uint64_t* empty, KvState state) {  // one arrival per warp
     if (thread_index() % kWarp == 0) mbarrier_arrive(empty + state.index());
   };
 
-  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float o[kHeadDim / 8][4] = {};  // unnormalised
+  // max in log2 units; sum over this lane's keys
+  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   float s[kBlockN / 8][4];
   uint32_t p[kBlockN / 16][4];
   float rescale[2];
   bool rescaled;
   int n_block = 0;  // of S
-  // S of a block of keys becomes P. `masked` is a type: the unmasked body has no trace of a mask.
+  // Softmax of one key block. `masked` is a type, so the unmasked body contains no mask code.
   const auto softmax = [&](auto masked) {
     if constexpr (masked.value) apply_mask<Config>(s, shape, kv_range, n_block, row0, last_key);
     rescaled = online_softmax<Config>(s, row_max, row_sum, rescale, softmax_scale_log2);
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // This warp has read which block it is, and is done with K.
   const auto release_k = [&] {
     n_block = smem.n_block[kv.index()];
-    __syncwarp();  // all lanes have read it, before one says so
+    __syncwarp();  // all lanes have read it before lane 0 arrives
     consumer_release(smem.k_empty, kv);
   };
   //! [mmas]
@@ -334,7 +334,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     issue_qk<Config>(s, smem.sQ[q.index()] + warpgroup * 64 * 64, smem.sK[kv.index()]);
   };
   const auto issue_o = [&](KvState state) { issue_pv<Config>(o, p, smem.sV[state.index()]); };
-  // (3) S of this block of keys, then (5) P V of the one before it: both in flight, and S awaited.
+  // Issues (3) S of this key block, then (5) P V of the previous block; waits for S only.
   const auto mmas = [&](bool is_last) {
     consumer_wait(smem.k_full, kv);
     pingpong_wait();
@@ -342,14 +342,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     consumer_wait(smem.v_full, kv.previous());
     issue_o(kv.previous());
     pingpong_pass_on();
-    wgmma_wait<1>(s);  // S is there, P V in flight
+    wgmma_wait<1>(s);  // S complete, P V in flight
     release_k();
     if (is_last) release_q();
   };
   const auto process_kv_block = [&](int nth, auto masked) {
     mmas(nth + 1 == count);
     softmax(masked);
-    wgmma_wait<0>(o);  // and O of the block before
+    wgmma_wait<0>(o);  // P V of the previous block complete
     consumer_release(smem.v_empty, kv.previous());
     round_p<Element, kBlockN>(p, s);
     if (rescaled) rescale_rows<kHeadDim>(o, rescale);
@@ -359,7 +359,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   //! [loops]
   if (!next_work_tile()) return;
-  // The first S of all has no P V before it.
+  // The very first S has no P V to overlap with.
   consumer_wait(smem.k_full, kv);
   pingpong_wait();
   issue_s();
@@ -379,7 +379,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     const float last_max[2] = {row_max[0], row_max[1]};
     float last_sum[2] = {row_sum[0], row_sum[1]};
     more = next_work_tile();
-    if (more) {  // the last P V of this tile overlaps the first S and softmax of the next one
+    if (more) {  // this tile's last P V overlaps with the next tile's first S and softmax
       mmas(count == 1);
 #pragma unroll
       for (int r = 0; r < 2; ++r) row_max[r] = kLowest, row_sum[r] = 0;

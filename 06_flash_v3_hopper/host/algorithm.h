@@ -1,7 +1,7 @@
 /// \file
 /// FlashAttention-3 on the CPU, for one head: chapter 04's algorithm in the order in which this
 /// chapter's kernels issue it. Shah et al., "FlashAttention-3" (arXiv 2407.08608), Algorithm 2,
-/// and a rescale with a threshold, which the paper does not have.
+/// plus a rescale with a threshold, which the paper does not have.
 #pragma once
 
 #include <Eigen/Core>
@@ -18,17 +18,17 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 struct Result {
   Matrix o;            // [seqlen_q, d]
-  Vector lse;          // [seqlen_q]: -inf for a row that saw nothing
-  Index rescales = 0;  // rows of O that were multiplied, in all blocks
+  Vector lse;          // [seqlen_q]: -inf for a fully masked row
+  Index rescales = 0;  // rescaled rows of O, over all blocks
 };
 
 //! [softmax]
-/// S of one block of keys becomes P, relative to m, which lags behind the maximum by at most
-/// `threshold`. `rescale` is what l is multiplied by, and O when nothing in flight adds to it.
+/// S of one key block becomes P, relative to m, which lags behind the maximum by at most
+/// `threshold`. `rescale` is the factor of l, and of O once no MMA in flight adds to it.
 inline void online_softmax(Matrix& s, Vector& m, Vector& l, Vector& rescale, double threshold) {
   for (Index i = 0; i < s.rows(); ++i) {
     const double max = s.row(i).maxCoeff();
-    const bool grown = max > m(i) + threshold;  // of a row that has seen nothing: whatever it sees
+    const bool grown = max > m(i) + threshold;  // no visible key so far: any score replaces it
     rescale(i) = grown ? std::exp(m(i) - max) : 1;
     if (grown) m(i) = max;
     for (Index j = 0; j < s.cols(); ++j) s(i, j) = std::isinf(m(i)) ? 0 : std::exp(s(i, j) - m(i));
@@ -38,8 +38,8 @@ inline void online_softmax(Matrix& s, Vector& m, Vector& l, Vector& rescale, dou
 //! [softmax]
 
 //! [forward]
-/// softmax(scale Q K^T) V with tiles of block_m queries and block_n keys. A line that says "issued"
-/// does not wait on a GPU; what it computes is used after the line that says "awaited".
+/// softmax(scale Q K^T) V with tiles of block_m queries and block_n keys. A line marked "issued"
+/// does not wait on a GPU; its result is used after the line marked "awaited".
 inline Result forward(const Matrix& q, const Matrix& k, const Matrix& v, double scale, bool causal,
                       Index block_m, Index block_n, double threshold) {
   Result result{Matrix::Zero(q.rows(), v.cols()), Vector::Constant(q.rows(), -kInfinity)};
@@ -56,13 +56,13 @@ inline Result forward(const Matrix& q, const Matrix& k, const Matrix& v, double 
     };
     Matrix o = Matrix::Zero(rows, v.cols());
     Vector m = Vector::Constant(rows, -kInfinity), l = Vector::Zero(rows), rescale(rows);
-    Matrix p = scores(0);  // the first S has no P V before it
+    Matrix p = scores(0);  // the first S has no P V to overlap with
     online_softmax(p, m, l, rescale, threshold);
     for (Index j = 1; j < num_n_blocks; ++j) {
-      Matrix s = scores(j);                                   // issued, and awaited
+      Matrix s = scores(j);                                   // issued and awaited
       o += p * v.middleRows((j - 1) * block_n, keys(j - 1));  // issued
-      online_softmax(s, m, l, rescale, threshold);            // overlaps with it
-      result.rescales += (rescale.array() != 1).count();      // O is awaited
+      online_softmax(s, m, l, rescale, threshold);            // overlaps with P V
+      result.rescales += (rescale.array() != 1).count();      // P V is awaited
       o.array().colwise() *= rescale.array();
       p = s;
     }

@@ -1,5 +1,5 @@
-// The FP8 steps: what each costs and refuses, and what it stores, so that it is checked against the
-// reference of just that.
+// The FP8 steps: cost models, refused problems, and the codes that each stores, since a step is
+// checked against attention over these codes.
 #include "host/fp8.h"
 
 #include <fmt/format.h>
@@ -37,8 +37,8 @@ float random_sign(int column) {
 
 float smallest_of(const HostTensor& t) { return t.spec.name == "v" ? kSmallestV : kSmallestMax; }
 
-// Rounds `count` numbers to e4m3 with the scale of the largest of them, at least `largest`; they
-// mean `norm` of what they are.
+// Rounds `count` numbers to e4m3, with a scale from their absolute maximum, at least `largest`.
+// They represent `norm` times their value.
 void round_together(float* x, std::size_t count, float largest, float norm = 1) {
   for (std::size_t i = 0; i < count; ++i) largest = std::max(largest, std::abs(x[i]));
   const float scale = kLargest / largest, descale = largest / kLargest * norm;
@@ -47,11 +47,11 @@ void round_together(float* x, std::size_t count, float largest, float norm = 1) 
   for (std::size_t i = 0; i < count; ++i) x[i] *= descale;
 }
 
-// Each tile of 128 rows of each head, with a scale of its own.
+// One scale per tile of 128 rows of a head.
 void round_tiles(const Problem& p, HostTensor& t, float norm = 1) {
   constexpr int64_t kTile = 128;
   const int64_t rows = t.spec.shape[2], d = p.head_dim;
-  const int64_t heads = static_cast<int64_t>(t.data.size()) / (rows * d);  // that are there
+  const int64_t heads = static_cast<int64_t>(t.data.size()) / (rows * d);  // existing rows
   for (int64_t head = 0; head < heads; ++head)
     for (int64_t row = 0; row < rows; row += kTile)
       round_together(t.data.data() + (head * rows + row) * d,
@@ -59,7 +59,7 @@ void round_tiles(const Problem& p, HostTensor& t, float norm = 1) {
                      norm);
 }
 
-// Random signs, then Hadamard's matrix: additions in the kernel's order.
+// Random signs, then the Hadamard matrix, with additions in the kernel's order.
 void rotate_rows(HostTensor& t, std::size_t d) {
   for (std::size_t first = 0; first < t.data.size(); first += d) {
     float* const x = t.data.data() + first;
@@ -79,7 +79,7 @@ int64_t padded_keys(const Problem& p) { return (p.seqlen_k + 15) / 16 * 16; }
 double elements_q(const Problem& p) { return double(heads_q(p) * p.seqlen_q * p.head_dim); }
 double elements_k(const Problem& p) { return double(heads_k(p) * p.seqlen_k * p.head_dim); }
 
-// As forward_cost of chapter.cpp, but for Q, K and V of a byte.
+// As forward_cost of chapter.cpp, with 1-byte Q, K and V.
 Phase attention_phase(const Problem& p, const Tiling& t) {
   const double heads = double(heads_q(p)), d = double(p.head_dim);
   const double q_rows = heads * double(p.seqlen_q), pairs = heads * visits(p, t);
@@ -137,19 +137,19 @@ Cost tile_scales_cost(const Problem& p, Launch launch) {
   return cost;
 }
 
-// An MMA does four rounds of the rotation: a product with a matrix of 16 x 16.
+// One MMA computes four rounds of the rotation, as a product with a 16 x 16 matrix.
 Cost rotated_cost(const Problem& p, Launch launch) {
   Cost cost = tile_scales_cost(p, launch);
   cost.front().tensor_flop = 2 * 16 * (elements_q(p) + elements_k(p));
   return cost;
 }
 
-// O of the chunks before, and l and the maximum, of each block that runs: as in
+// Workspace of each resident block: O, l and max of the previous chunks, as in
 // f6_smooth_v_chunks.cu.
 constexpr int64_t kChunkKeys = 4096;
 int64_t chunks_of(const Problem& p) { return (p.seqlen_k + kChunkKeys - 1) / kChunkKeys; }
 int64_t sums_bytes(const Problem& p) {
-  const int64_t rows = p.head_dim == 64 ? 192 : 128, threads = 2 * rows;  // of its tiles
+  const int64_t rows = p.head_dim == 64 ? 192 : 128, threads = 2 * rows;  // query rows per tile
   const int64_t tiles = heads_q(p) * ((p.seqlen_q + rows - 1) / rows);
   const int64_t sms = gpu_info().available ? gpu_info().num_sms : 132;
   return std::min(tiles, sms) * (p.head_dim / 8 + 1) * threads * 16;
@@ -170,7 +170,7 @@ std::vector<Workspace> apart_workspaces(const Problem& p) {
   return all;
 }
 
-// V is read twice, and O of all chunks of a tile but its first written and read once, in L2.
+// V is read twice. O of all chunks of a tile but the first is written and read once, in L2.
 Cost chunks_cost(const Problem& p, Launch launch) {
   const double chunks = heads_k(p) * double(chunks_of(p)) * double(p.head_dim) * 8;
   Cost cost = rotated_cost(p, launch);
@@ -180,14 +180,14 @@ Cost chunks_cost(const Problem& p, Launch launch) {
   return cost;
 }
 
-// A rotary embedding in a pass of its own, which reads and writes Q and K, or in the one that
-// quantises.
+// Rotary embedding in a separate pass, which reads and writes Q and K, or fused into the
+// quantisation pass.
 Cost rotary_cost(const Problem& p, Launch launch, bool fused) {
   Cost cost = chunks_cost(p, launch);
   if (!has_rotary(p)) return cost;
   const double both = 2 * (elements_q(p) + elements_k(p));
   const double angles = 4 * double(std::max(p.seqlen_q, p.seqlen_k)) * double(p.head_dim);
-  if (fused)  // which rotates by additions
+  if (fused)  // rotates by additions, without the MMA
     cost[1].hbm_read += angles, cost[1].tensor_flop = 0;
   else
     cost.insert(cost.begin() + 1, {.name = "rotary", .hbm_read = both + angles, .hbm_write = both});
@@ -257,10 +257,10 @@ HostTensors rotated_in_tile_scales(const Problem& p, const HostTensors& inputs) 
   return stored;
 }
 
-// V less the mean of a channel of a chunk, in codes of a scale that the channel has there; Q and K
+// V minus the mean of a channel of a chunk, in codes with one scale per channel and chunk; Q and K
 // as in f5.
 HostTensors rotated_in_chunks(const Problem& p, const HostTensors& inputs) {
-  constexpr int64_t kRowsPerPass = 32;  // of the kernel, whose order of additions this is
+  constexpr int64_t kRowsPerPass = 32;  // as in the kernel, in the same order of additions
   HostTensors stored = rotated_in_tile_scales(p, inputs);
   const std::vector<float>& v = inputs.at("v").data;
   std::vector<float>& out = stored.at("v").data;
@@ -291,8 +291,8 @@ HostTensors rotated_in_chunks(const Problem& p, const HostTensors& inputs) {
   return stored;
 }
 
-// Q and K turned by their positions, with the kernels' fused multiply-adds. The pass of its own
-// rounds them.
+// Q and K turned by their positions, with the kernels' FFMAs. The separate pass also rounds them to
+// bf16.
 static HostTensors turned(const Problem& p, HostTensors inputs, DType stored_in) {
   if (!has_rotary(p)) return inputs;
   const HostTensor table = std::move(inputs.extract("cos_sin").mapped());
@@ -333,8 +333,7 @@ static HostTensors signs_of_columns(const Problem& p, const ReadWorkspace&) {
 }
 
 static Step rotated_step(std::string name, std::string idea, Launch launch) {
-  Step step =
-      tile_scales_step(std::move(name), std::move(idea), launch, rotated_in_tile_scales);
+  Step step = tile_scales_step(std::move(name), std::move(idea), launch, rotated_in_tile_scales);
   step.cost = [launch](const Problem& p) { return rotated_cost(p, launch); };
   step.choices = signs_of_columns;
   return step;
@@ -352,23 +351,23 @@ static Step chunks_step(std::string name, std::string idea, Launch launch, bool 
 }
 
 std::vector<Step> fp8_steps() {
-  return {
-      tensor_scales_step("f1_fp8", "FP8: both GEMMs on e4m3, one scale for each tensor",
-                         ATTN_LAUNCH(f1_fp8)),
-      tensor_scales_step("f2_p_scale", "P times 2^8, and keys from the last to the first",
-                         ATTN_LAUNCH(f2_p_scale)),
-      tensor_scales_step("f3_two_level",
-                         "P V of a tile is added to O in float32, not by the tensor core",
-                         ATTN_LAUNCH(f3_two_level)),
-      tile_scales_step("f4_block_scales", "a scale for each tile of 128 rows of Q, K and V",
-                       ATTN_LAUNCH(f4_block_scales), in_tile_scales),
-      rotated_step("f5_incoherent", "Q and K are rotated before they are rounded",
-                   ATTN_LAUNCH(f5_incoherent)),
-      chunks_step("f6_smooth_v_chunks",
-                  "smooth V per 4096-key chunk; P V accumulated in the tensor core",
-                  ATTN_LAUNCH(f6_smooth_v_chunks), false),
-      chunks_step("f7_rotary", "Q and K get their rotary embedding in the pass that quantises them",
-                  ATTN_LAUNCH(f7_rotary), true)};
+  return {tensor_scales_step("f1_fp8", "FP8: both GEMMs on e4m3, one scale per tensor",
+                             ATTN_LAUNCH(f1_fp8)),
+          tensor_scales_step("f2_p_scale", "P scaled by 2^8, key tiles in reverse order",
+                             ATTN_LAUNCH(f2_p_scale)),
+          tensor_scales_step("f3_two_level",
+                             "two-level accumulation: P V of a tile is added to O in fp32",
+                             ATTN_LAUNCH(f3_two_level)),
+          tile_scales_step("f4_block_scales", "one scale per tile of 128 rows of Q, K and V",
+                           ATTN_LAUNCH(f4_block_scales), in_tile_scales),
+          rotated_step("f5_incoherent",
+                       "incoherent processing: Q and K are rotated before quantisation",
+                       ATTN_LAUNCH(f5_incoherent)),
+          chunks_step("f6_smooth_v_chunks",
+                      "smooth V per 4096-key chunk; P V accumulated in the tensor core",
+                      ATTN_LAUNCH(f6_smooth_v_chunks), false),
+          chunks_step("f7_rotary", "rotary embedding fused into the quantisation pass",
+                      ATTN_LAUNCH(f7_rotary), true)};
 }
 
 }  // namespace attn

@@ -1,4 +1,4 @@
-// The FP8 steps' part of chapter 06's table: see FP8.md.
+// The FP8 part of chapter 06's table: see FP8.md.
 #pragma once
 
 #include <vector>
@@ -9,13 +9,12 @@ namespace attn {
 
 std::vector<Step> fp8_steps();
 
-/// The q, k, v that a step multiplies which stores each tensor in e4m3 with one scale.
+/// The q, k, v that a step with one e4m3 scale per tensor multiplies.
 HostTensors in_tensor_scales(const Problem&, const HostTensors& inputs);
-/// The same of a step with a scale for each tile of 128 rows; and of one that rotates Q and K
-/// before.
+/// The same with one scale per tile of 128 rows, and with Q and K rotated first.
 HostTensors in_tile_scales(const Problem&, const HostTensors& inputs);
 HostTensors rotated_in_tile_scales(const Problem&, const HostTensors& inputs);
-/// As the last one, but V with a mean and a scale for each channel of 4096 keys.
+/// As the last one, but V has a mean and a scale per channel of a 4096-key chunk.
 HostTensors rotated_in_chunks(const Problem&, const HostTensors& inputs);
 /// The same after a rotary embedding, if there is one: rounded to bf16 first, or not.
 HostTensors turned_apart(const Problem&, const HostTensors& inputs);

@@ -1,9 +1,9 @@
-// sweep_06_flash_v3_hopper: v14_tuned's kernel with other tiles, timed. v14's are chosen so.
+// sweep_06_flash_v3_hopper: times v14_tuned's kernel with other tile sizes; v14's come from it.
 //
 //     sweep_06_flash_v3_hopper [--head-dim D] [--causal] [--repeat R]
 //
-// A row: consumer warpgroups, B_c, stages of K and V, of Q, whether warpgroups alternate
-// (ping-pong), whether O is rescaled lazily; the rest is in attn/sweep.h.
+// Columns: consumer warpgroups, B_c, stages of K and V, buffers for Q, ping-pong, lazy rescale; the
+// rest is described in attn/sweep.h.
 #define ATTN_SWEEP
 #include "v14_tuned.cu"
 
@@ -20,7 +20,7 @@ attn::sweep::Row row() {
   return {kHeadDim, tile, launch<__nv_bfloat16, T, false>,
           reinterpret_cast<const void*>(&attention_kernel<__nv_bfloat16, T, false>)};
 }
-// What is not said is as in Tuning: 2 consumers, 2 stages, 2 of Q, ping-pong, lazy rescale.
+// Defaults as in Tuning: 2 consumers, 2 stages, 2 Q buffers, ping-pong, lazy rescale.
 const std::vector<attn::sweep::Row> kRows{
     row<64, Tuning{.num_consumers = 3, .block_n = 128, .lazy_rescale = false}>(),
     row<64, Tuning{.num_consumers = 3, .block_n = 128, .pingpong = false, .lazy_rescale = false}>(),

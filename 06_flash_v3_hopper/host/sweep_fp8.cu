@@ -1,9 +1,9 @@
-// sweep_fp8_06_flash_v3_hopper: the attention kernels of f1 and f4 with other tiles, timed without
-// what runs before them. f5 launches f4's kernel, on inputs that its own pass has rotated.
+// sweep_fp8_06_flash_v3_hopper: times the attention kernels of f1 and f4 with other tile sizes,
+// without the quantisation. f5 launches f4's kernel, on inputs that its own pass has rotated.
 //
 //     sweep_fp8_06_flash_v3_hopper [f1|f5] [--head-dim D] [--causal] [--repeat R]
 //
-// A row: B_r, B_c, stages of K and V, of Q, whether ping-pong is on; the rest is in
+// Columns: B_r, B_c, stages of K and V, buffers for Q, ping-pong; the rest is described in
 // attn/sweep.h.
 #include "f1_fp8.cu"
 #include "f4_block_scales.cu"
@@ -89,7 +89,7 @@ attn::Status quantise_f5(const attn::Arguments& args) {
     default: return gpu::hopper::quantise_tiles<true, 256>(args);
   }
 }
-// What is quantised has a byte for each number; scales are a few for each head.
+// Quantised tensors have one byte per element; there are a few scales per head.
 attn::sweep::Pass pass_of(attn::Status (*quantise)(const attn::Arguments&)) {
   constexpr int64_t kBytes = attn::sweep::kTokens * attn::sweep::kWidth,
                     kScales = 4 * kBytes / 64 / 128;

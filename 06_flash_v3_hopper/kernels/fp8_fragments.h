@@ -1,5 +1,5 @@
-// FP8 counterparts of kernels/hopper/fragments.h and tiles.h: P as an operand of 8 bits, and the
-// tensor maps of codes.
+// FP8 counterparts of kernels/hopper/fragments.h and tiles.h: P as an 8-bit operand, tensor maps of
+// the codes.
 #pragma once
 
 #include "kernels/hopper/fragments.h"
@@ -9,14 +9,14 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// Bytes of a row of a panel of Q and K: 128 columns, or all 64.
+// Bytes per panel row of Q and K: 128 columns, or all 64.
 template <int kHeadDim>
 constexpr int kPanelBytes = kHeadDim < 128 ? 64 : 128;
-// Keys of a panel of V^T, of a byte each.
+// Keys per panel of V^T, one byte each.
 template <int kBlockN>
 constexpr int kPanelKeys = kBlockN % 128 == 0 ? 128 : 64;
 
-// Four accumulators of a row, of 16 keys, are a register of the left operand: the slots of
+// Four accumulators of a row, for 16 keys, form one register of the A operand: the slots of
 // e4m3_column.
 //! [round]
 template <int kBlockN>
@@ -25,13 +25,13 @@ __device__ __forceinline__ void round_p_e4m3(uint32_t (&p)[kBlockN / 32][4],
 #pragma unroll
   for (int i = 0; i < kBlockN / 16; ++i)
 #pragma unroll
-    for (int r = 0; r < 2; ++r)  // the row, the one 8 below
+    for (int r = 0; r < 2; ++r)  // the row, and the row 8 below
       p[i / 2][i % 2 * 2 + r] = pack4_e4m3(s[2 * i][2 * r], s[2 * i][2 * r + 1],
                                            s[2 * i + 1][2 * r], s[2 * i + 1][2 * r + 1]);
 }
 //! [round]
 
-// Boxes are tiles of rows of Q and K, all their panels; of V^T panels of 128 keys, or 64, all
+// TMA boxes: row tiles of Q and K with all their panels; of V^T panels of 128 keys, or 64, with all
 // columns.
 //! [maps]
 struct ByteTensorMaps {

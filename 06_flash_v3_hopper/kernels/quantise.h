@@ -1,9 +1,9 @@
-// From bf16 to e4m3: what runs before attention does. A scale maps the largest number of what it is
-// of to 448, the largest of e4m3; its inverse, the descale, is kept beside the codes.
+// Quantisation from bf16 to e4m3, before attention. A scale maps the absolute maximum of a tensor
+// or tile to 448, the largest e4m3 number; its inverse, the descale, is stored with the codes.
 //
-//     q8  [B Hq, seqlen_q, d]    k8  [B Hkv, seqlen_k, d]    as the inputs lie
-//     v8  [B Hkv, d, padded]     transposed, since wgmma takes 8-bit operands K-major only, its
-//                                keys in the order of e4m3_column in each 16 (ptx/wgmma_e4m3.h)
+//     q8  [B Hq, seqlen_q, d]    k8  [B Hkv, seqlen_k, d]    layout of the inputs
+//     v8  [B Hkv, d, padded]     transposed, since wgmma takes 8-bit operands K-major only; keys
+//                                of each 16 in the order of e4m3_column (ptx/wgmma_e4m3.h)
 #pragma once
 
 #include "attn/finite.h"
@@ -22,13 +22,13 @@ constexpr float kSmallestMax = 1e-10f, kSmallestV = 0x1p-80f;
 struct QuantisePass {
   static constexpr int kThreads = 256, kWarps = kThreads / 32;
 };
-constexpr int kPartials = QuantisePass::kThreads;  // maxima of parts of a tensor
+constexpr int kPartials = QuantisePass::kThreads;  // partial maxima per tensor
 enum Tensor { kQ, kK, kV, kTensors };
 
-// Where a key lies that is the tile's first but for `keys`: rows of v8 are whole 16 bytes.
+// Row length of v8: keys rounded up to a multiple of 16 bytes.
 inline __host__ __device__ int64_t padded_keys(int64_t keys) { return round_up(keys, 16); }
 
-// Eight numbers of bf16, as floats.
+// Eight bf16 numbers, as floats.
 struct Bf16x8 {
   float x[8];
 };
@@ -43,7 +43,7 @@ __device__ __forceinline__ Bf16x8 load_bf16x8_as_given(const __nv_bfloat16* g) {
   }
   return e;
 }
-// Infinities as NaN.
+// Infinities become NaN.
 __device__ __forceinline__ Bf16x8 load_bf16x8(const __nv_bfloat16* g) {
   Bf16x8 e = load_bf16x8_as_given(g);
 #pragma unroll
@@ -57,17 +57,17 @@ __device__ __forceinline__ float largest_of(const Bf16x8& e, float so_far) {
   return so_far;
 }
 
-// The largest of all threads of a block, for all of them.
+// Block-wide maximum, returned to every thread.
 __device__ __forceinline__ float block_max(float x, float (&sMax)[QuantisePass::kWarps]) {
   for (int mask = 16; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, mask));
   if (threadIdx.x % 32 == 0) sMax[threadIdx.x / 32] = x;
-  __syncthreads();  // all have written
+  __syncthreads();  // maxima of all warps are visible
   for (int w = 0; w < QuantisePass::kWarps; ++w) x = fmaxf(x, sMax[w]);
-  __syncthreads();  // all have read
+  __syncthreads();  // sMax is no longer read
   return x;
 }
 
-// The largest of each of kPartials parts of Q, of K and of V.
+// Absolute maximum of each of kPartials parts of Q, of K and of V.
 //! [absmax]
 template <class Pass>
 __global__ void __launch_bounds__(Pass::kThreads)
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const int64_t count = tensor == kQ ? eights_q : eights_k;
   const int64_t first = int64_t{blockIdx.x} * Pass::kThreads + threadIdx.x;
   float largest = 0;
-#pragma unroll 4  // so many loads in flight
+#pragma unroll 4  // loads in flight
   for (int64_t i = first; i < count; i += kPartials * Pass::kThreads)
     largest = largest_of(load_bf16x8_as_given(g + 8 * i), largest);
   if (largest == INFINITY) {  // rare: a second pass that ignores infinities
@@ -93,14 +93,14 @@ __global__ void __launch_bounds__(Pass::kThreads)
 }
 //! [absmax]
 
-// The largest of a tensor, by all threads of a block.
+// Absolute maximum of a tensor, computed by a whole block.
 __device__ __forceinline__ float tensor_max(const float* gPartial, int tensor,
                                             float (&sMax)[QuantisePass::kWarps]) {
   return fmaxf(block_max(gPartial[tensor * kPartials + threadIdx.x], sMax),
                tensor == kV ? kSmallestV : kSmallestMax);
 }
 
-// Q and K: 16 numbers a thread. blockIdx.y: which of them.
+// Q and K: 16 elements per thread; blockIdx.y selects the tensor.
 //! [rows]
 template <class Pass>
 __global__ void __launch_bounds__(Pass::kThreads)
@@ -128,16 +128,16 @@ __global__ void __launch_bounds__(Pass::kThreads)
 }
 //! [rows]
 
-// V: a block transposes 128 keys of 64 columns. A thread has 8 columns of the four keys that lie in
-// neighbouring slots: in shared memory they are a word of each column.
+// V: a block transposes 128 keys of 64 columns. A thread takes 8 columns of the four keys in
+// neighbouring slots, which form one word per column in shared memory.
 //! [transpose]
 constexpr int kTransposedKeys = 128, kTransposedColumns = 64;
 struct TransposeStorage {
-  uint32_t sWords[kTransposedColumns][kTransposedKeys / 4 + 1];  // one more: fewer bank conflicts
+  uint32_t sWords[kTransposedColumns][kTransposedKeys / 4 + 1];  // padding: fewer bank conflicts
 };
-// A thread's four keys, in the order of their slots; 0 where there are none.
-// As given: a conversion between two loads makes the second wait for the first, which cost f1 and
-// f6 3 % of their time on an H200.
+// Loads a thread's four keys in the order of their slots; zeros past the last key. No conversion
+// here: a conversion between two loads makes the second wait for the first, which cost f1 and f6 3
+// % of their time on an H200.
 __device__ __forceinline__ void load_keys(const __nv_bfloat16* gV, int64_t row_stride, int key0,
                                           int keys, int group, Bf16x8 (&four)[4]) {
 #pragma unroll
@@ -149,8 +149,8 @@ __device__ __forceinline__ void load_keys(const __nv_bfloat16* gV, int64_t row_s
       four[i] = Bf16x8{};
   }
 }
-// Multiplies them by `scale` and stores the codes, transposed, in shared memory. Infinities become
-// NaN here, when all loads have been issued.
+// Multiplies the keys by `scale` and stores the codes, transposed, in shared memory. Infinities
+// become NaN here, after all loads have been issued.
 __device__ __forceinline__ void store_transposed(TransposeStorage& smem, const Bf16x8 (&four)[4],
                                                  float scale, int group, int column) {
 #pragma unroll
@@ -181,21 +181,20 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const int key0 = static_cast<int>(blockIdx.y) * kTransposedKeys;
   const int64_t padded = padded_keys(seqlen_k);
   const float largest = tensor_max(gPartial, kV, sMax), scale = kLargestE4M3 / largest;
-  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0)
-    gDescale[kV] = largest / kLargestE4M3;
-  // 8 threads have a row's 64 columns, 32 groups of four keys.
+  if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) gDescale[kV] = largest / kLargestE4M3;
+  // 8 threads per row of 64 columns; 32 groups of four keys.
   const int column = static_cast<int>(threadIdx.x) % 8 * 8;
   const int group = static_cast<int>(threadIdx.x) / 8;
   Bf16x8 four[4];
   load_keys(gV + head * seqlen_k * head_dim + column0 + column, head_dim, key0, seqlen_k, group,
             four);
   store_transposed(smem, four, scale, group, column);
-  __syncthreads();  // all codes are there
+  __syncthreads();  // all codes are visible
   write_transposed(smem, gV8 + (head * head_dim + column0) * padded, padded, key0);
 }
 //! [transpose]
 
-// What a code of the tile that begins at a row of a head means: what it is to be multiplied by.
+// Descale of the tile that begins at a given row of a head.
 struct TensorDescales {
   const float* g;  // [3]
   TensorDescales(const Arguments& args) : g(args.out<float>("descale")) {}
@@ -204,7 +203,7 @@ struct TensorDescales {
   __device__ float v(int, int) const { return g[kV]; }
 };
 
-// One scale for each tensor: two passes, as the scale is known when all has been read.
+// One scale per tensor: two passes, because the maximum must be known before rounding.
 //! [launch]
 inline Status quantise_tensors(const Arguments& args) {
   const ForwardParams<__nv_bfloat16> params(args);

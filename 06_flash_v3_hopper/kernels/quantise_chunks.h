@@ -1,9 +1,9 @@
-// V from bf16 to e4m3 less its mean: a mean and a scale for each channel (column) of a chunk of
-// 4096 keys. One kernel finds them, another one rounds and transposes. Q and K are those of
-// quantise_tiles.h; with a rotary embedding, of quantise_rotary.h or of f7_rotary.
+// Smooth V: e4m3 codes of V minus its mean, with a mean and a scale per channel (column) of a chunk
+// of 4096 keys. One kernel computes them, another one rounds and transposes. Q and K are quantised
+// as in quantise_tiles.h; with a rotary embedding, as in quantise_rotary.h or f7_rotary.
 //
-//     v_chunk [B Hkv, chunks, d, 2]    mean, descale
-//     v8       [B Hkv, d, padded]        (V - mean) / descale, as in quantise.h
+//     v_chunk  [B Hkv, chunks, d, 2]    mean, descale
+//     v8       [B Hkv, d, padded]       (V - mean) / descale, as in quantise.h
 #pragma once
 
 #include "kernels/quantise_rotary.h"
@@ -14,8 +14,8 @@ using namespace attn;
 constexpr int kChunkKeys = 4096;
 struct ChunksPass : RotaryPass {};
 
-// A block has 64 columns of a chunk. Each thread adds up every 32nd row, then a thread
-// a column adds up these sums: an order that is always the same, and the host's too (fp8.cpp).
+// A block handles 64 columns of a chunk. Each thread sums every 32nd row, then one thread per
+// column adds these sums: a fixed order, which the host repeats (fp8.cpp).
 //! [chunks]
 template <class Pass>
 __global__ void __launch_bounds__(Pass::kThreads)
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   float sum[8] = {}, least[8], most[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) least[i] = INFINITY, most[i] = -INFINITY;
-#pragma unroll 8  // so many loads in flight
+#pragma unroll 8  // loads in flight
   for (int key = key0 + thread_row; key < end; key += kRowsPerPass) {
     const Bf16x8 e =
         load_bf16x8_as_given(gV + (head * seqlen_k + key) * head_dim + panel * kColumns + column);
@@ -49,14 +49,14 @@ __global__ void __launch_bounds__(Pass::kThreads)
     sSum[thread_row][column + i] = sum[i];
     sLeast[thread_row][column + i] = least[i], sMost[thread_row][column + i] = most[i];
   }
-  __syncthreads();  // those of all threads are there
+  __syncthreads();  // partial sums of all threads are visible
   if (threadIdx.x >= kColumns) return;
   float all = 0, low = INFINITY, high = -INFINITY;
   for (int row = 0; row < kRowsPerPass; ++row) {
     all += sSum[row][threadIdx.x];
     low = fminf(low, sLeast[row][threadIdx.x]), high = fmaxf(high, sMost[row][threadIdx.x]);
   }
-  if (!(fabsf(all) < INFINITY)) {  // one bad key must not spoil the chunk's mean
+  if (!(fabsf(all) < INFINITY)) {  // non-finite keys are left out of the mean
     const FiniteColumn of_column =
         finite_column(gV + (head * seqlen_k + key0) * head_dim + panel * kColumns + threadIdx.x,
                       head_dim, end - key0);
@@ -95,13 +95,13 @@ __global__ void __launch_bounds__(Pass::kThreads)
     for (int i = 0; i < 4; ++i) four[i].x[c] = (four[i].x[c] - v.x) * (1 / v.y);
   }
   store_transposed(smem, four, 1, group, column);
-  __syncthreads();  // all codes are there
+  __syncthreads();  // all codes are visible
   write_transposed(smem, gV8 + (head * head_dim + column0) * padded, padded, key0);
 }
 //! [transpose_chunks]
 
 //! [launch_chunks]
-// `quantise_turned` turns Q and K and quantises them, where there is a rotary embedding.
+// `quantise_turned` turns and quantises Q and K, if there is a rotary embedding.
 template <int kHeadDim>
 Status quantise_chunks(const Arguments& args,
                        LaunchFunction quantise_turned = turn_and_quantise<ChunksPass, kHeadDim>) {

@@ -1,9 +1,9 @@
-// Rotary embedding of Q and K by a pass of its own, which reads bf16 and writes bf16. f7_rotary
-// fuses it with the pass that quantises. Columns c and c + d/2 of a row are turned by the angle of
-// the row's position.
+// Rotary embedding of Q and K in a separate pass, which reads bf16 and writes bf16. f7_rotary fuses
+// it into the quantisation pass. Columns c and c + d/2 of a row are turned by the angle of the
+// row's position.
 //
 //     cos_sin              [positions, d]: d/2 cosines, d/2 sines (attn/rotary.h)
-//     q_turned, k_turned   as Q and K lie, bf16
+//     q_turned, k_turned   layout of Q and K, bf16
 #pragma once
 
 #include "kernels/quantise_tiles.h"
@@ -13,18 +13,18 @@ using namespace attn;
 
 struct RotaryAngles {
   const float* g;        // [positions, d]
-  int first_q, first_k;  // the rows of query 0 and of key 0
+  int first_q, first_k;  // rows of query 0 and of key 0
   RotaryAngles(const Arguments& args) : g(args.in<float>("cos_sin")) {
     const auto more_keys = static_cast<int>(args.problem.seqlen_k - args.problem.seqlen_q);
     first_q = std::max(0, more_keys), first_k = std::max(0, -more_keys);
   }
 };
-// All heads have the same angles, so a block turns several of them by what it has loaded once.
+// All heads have the same angles, so a block loads them once and turns several heads.
 struct RotaryPass : QuantisePass {
   static constexpr int kHeads = 4;
 };
 
-// (a, b) turned. The host does it in the same order, with the same fused multiply-adds (fp8.cpp).
+// (a, b) turned. The host uses the same order and the same FFMAs (fp8.cpp).
 //! [turn]
 __device__ __forceinline__ void turn(float& a, float& b, float cosine, float sine) {
   const float x = a, y = b;
@@ -32,7 +32,8 @@ __device__ __forceinline__ void turn(float& a, float& b, float cosine, float sin
 }
 //! [turn]
 
-// A lane has eights of both halves of a row, and their angles in registers for several heads.
+// A lane holds groups of eight from both halves of a row, and their angles in registers for several
+// heads.
 //! [apart]
 template <class Pass, int kHeadDim>
 __global__ void __launch_bounds__(Pass::kThreads)
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
     *reinterpret_cast<float4*>(sine + i) = *reinterpret_cast<const float4*>(row_angles + kHalf + i);
   }
   const int64_t idx = (head0 * t.rows + row) * kHeadDim + column, next = int64_t{t.rows} * kHeadDim;
-  Bf16x8 x[Pass::kHeads][2];  // of the two halves
+  Bf16x8 x[Pass::kHeads][2];  // from the two halves
 #pragma unroll
   for (int n = 0; n < Pass::kHeads; ++n)
     if (head0 + n < t.heads)
@@ -78,7 +79,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
 }
 //! [apart]
 
-// Q and K turned by a pass of its own, then quantised.
+// Turns Q and K in a separate pass, then quantises them.
 //! [launch_rotary]
 template <class Pass, int kHeadDim>
 Status turn_and_quantise(const Arguments& args) {
@@ -88,11 +89,11 @@ Status turn_and_quantise(const Arguments& args) {
     return ceil_div(t.heads, int64_t{Pass::kHeads}) * ceil_div(t.rows, kRowsPerPass);
   };
   args.phase("rotary");
-  const Status turned = launch_kernel(
-      rotary_kernel<Pass, kHeadDim>,
-      dim3(static_cast<unsigned>(std::max(blocks_of(q), blocks_of(k))), 2), dim3(Pass::kThreads), 0,
-      args.stream, q, k, args.out<__nv_bfloat16>("q_turned"), args.out<__nv_bfloat16>("k_turned"),
-      RotaryAngles(args));
+  const Status turned =
+      launch_kernel(rotary_kernel<Pass, kHeadDim>,
+                    dim3(static_cast<unsigned>(std::max(blocks_of(q), blocks_of(k))), 2),
+                    dim3(Pass::kThreads), 0, args.stream, q, k, args.out<__nv_bfloat16>("q_turned"),
+                    args.out<__nv_bfloat16>("k_turned"), RotaryAngles(args));
   return turned.ok() ? quantise_q_and_k<Pass, true, kHeadDim>(args, "_turned") : turned;
 }
 //! [launch_rotary]

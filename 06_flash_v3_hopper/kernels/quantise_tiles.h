@@ -1,12 +1,12 @@
-// From bf16 to e4m3 with a scale for each tile of 128 rows. A block has a tile in its registers, so
-// it knows the largest number before it rounds the first: one pass, where one scale for a tensor
-// needs two. The next tile's loads are in flight while it works on this one.
+// Quantisation from bf16 to e4m3 with one scale per tile of 128 rows. A block holds a tile in
+// registers, so it knows the maximum before it rounds: one pass, where a per-tensor scale needs
+// two. The next tile's loads are in flight meanwhile.
 //
 //     q_descale [B Hq, tiles], k_descale and v_descale [B Hkv, tiles]
 //
-// Incoherent processing (kRotated): Q and K are multiplied by one orthogonal matrix, so that Q K^T
-// stays as it is. It is diag(+-1) H / sqrt(d), with Hadamard's matrix H: each number becomes a sum
-// of all of its row, and an outlier is spread over them.
+// Incoherent processing (kRotated): Q and K are multiplied by one orthogonal matrix, which leaves
+// Q K^T unchanged. It is diag(+-1) H / sqrt(d), with the Hadamard matrix H: each number becomes a
+// signed sum of its row, which spreads outliers.
 #pragma once
 
 #include "device/device.h"
@@ -17,21 +17,22 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-constexpr int kScaleRows = 128;  // rows of a tile that has a scale
+constexpr int kScaleRows = 128;  // rows per scale
 
-// How a block of threads reads a tile. Four lanes have a row: lane l the eights of columns
-// 8 (l + 4 j), for j below d / 32.
+// How a thread block reads a tile. Four lanes share a row: lane l holds the groups of eight columns
+// that begin at 8 (l + 4 j), for j below d / 32.
 //
 //     lane of the row      0     1     2     3     0      1      2      3      0 ...
 //     columns             0-7  8-15  16-23 24-31 32-39  40-47  48-55  56-63  64-71 ...
 //
-// A warp reads with one instruction 64 bytes of each of 8 rows, 16 a lane, and writes 32 bytes of
-// codes of a row: whole sectors. With two lanes a row it would write halves.
+// One warp-wide load reads 64 bytes of each of 8 rows, 16 per lane; a store writes 32 bytes of
+// codes per row: whole sectors. With two lanes per row it would write half sectors.
 template <int kHeadDim>
 struct RowLanes {
-  static constexpr int kLanes = 4, kEights = kHeadDim / 8 / kLanes;  // of a row; of a lane
-  // A thread has 32 or 64 numbers of a tile as floats, and of the next one in bf16. Blocks on an SM
-  // have at most 64 registers a thread at d=64, and 128 else: 64 KB are in flight.
+  // lanes per row; groups of eight per lane
+  static constexpr int kLanes = 4, kEights = kHeadDim / 8 / kLanes;
+  // A thread holds 32 or 64 elements of a tile as floats, and of the next tile in bf16. The blocks
+  // of an SM may use 64 registers per thread at d=64, else 128: 64 KB are in flight.
   static constexpr int kThreads = kHeadDim == 256 ? 512 : 256;
   static constexpr int kBlocks = kHeadDim == 64 ? 4 : kHeadDim == 128 ? 2 : 1;
   static constexpr int kRowsPerPass = kThreads / kLanes, kTimes = kScaleRows / kRowsPerPass;
@@ -45,7 +46,7 @@ constexpr __host__ __device__ float random_sign(int column) {
   return (x ^ x >> 13) & 1 ? -1.0f : 1.0f;
 }
 //! [sign]
-// Those of all columns, for two of bf16 in a word: what it is to be XORed with.
+// The signs of all columns, as XOR masks for words of two bf16 numbers.
 template <int kHeadDim>
 struct alignas(16) ColumnSigns {
   uint32_t sPairs[kHeadDim / 2];
@@ -62,8 +63,8 @@ struct alignas(16) ColumnSigns {
 };
 
 //! [tiles]
-struct TileOfRows {  // 128 rows of a head, or what is left
-  int row0, index;   // of all heads; 2^31 rows would be 275 GB
+struct TileOfRows {  // 128 rows of a head, or fewer at the end
+  int row0, index;   // counted through all heads; 2^31 rows would be 275 GB
   int rows;
 };
 struct RowsOf {            // Q or K
@@ -71,37 +72,37 @@ struct RowsOf {            // Q or K
   uint8_t* g8;
   float* gDescale;  // [heads, tiles]
   int64_t heads;
-  int rows, tiles;  // of a head
+  int rows, tiles;  // per head
   __device__ TileOfRows tile(int index) const {
     const int head = index / tiles, row0 = index % tiles * kScaleRows;
     return {head * rows + row0, index, rows - row0};
   }
 };
 
-// What threads of a block tell each other of a tile. Two of them, used in turn: a warp that writes
-// the next has passed this one's barrier, and nobody still reads the one before.
+// Per-warp maxima of a tile, double-buffered: a warp that writes the next tile's has passed this
+// tile's barrier, so no thread still reads the buffer that it overwrites.
 template <int kHeadDim>
 using TileMaxima = float[2][RowLanes<kHeadDim>::kThreads / 32];
 template <int kWarps>
 __device__ __forceinline__ float largest_of_block(float x, float (&sMax)[kWarps]) {
   for (int mask = 16; mask > 0; mask /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, mask));
   if (threadIdx.x % 32 == 0) sMax[threadIdx.x / 32] = x;
-  __syncthreads();  // all have written
+  __syncthreads();  // maxima of all warps are visible
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) x = fmaxf(x, sMax[w]);
   return x;
 }
 
-// Where the numbers of a tile are that lane 4 g + t of a warp has, of each eight of rows:
+// Which elements of a tile lane 4 g + t of a warp holds, for each group of eight rows:
 //
-//     kLanes a row                row              columns, for j below d / 32
-//          4    as it is read     g                8 t to 8 t + 7, and 32 j to the right
-//          8    behind MMAs       2 t, 2 t + 1     4 g to 4 g + 3, and 32 j to the right
+//     lanes per row               row              columns, for j below d / 32
+//          4    as loaded         g                8 t to 8 t + 7, plus 32 j
+//          8    after the MMAs    2 t, 2 t + 1     4 g to 4 g + 3, plus 32 j
 template <int kHeadDim, int kLanes>
 struct Places {
   static constexpr int kWide = 32 / kLanes, kParts = kHeadDim / 32;
   static constexpr int kRowsPerPass = RowLanes<kHeadDim>::kThreads / RowLanes<kHeadDim>::kLanes;
-  static constexpr int kRows = kScaleRows * kLanes / RowLanes<kHeadDim>::kThreads;  // of a thread
+  static constexpr int kRows = kScaleRows * kLanes / RowLanes<kHeadDim>::kThreads;  // per thread
   static_assert(kLanes == 4 || kLanes == 8);
   __device__ static int row(int n) {
     const int thread = static_cast<int>(threadIdx.x);
@@ -113,7 +114,7 @@ struct Places {
   }
 };
 
-// As they are read: two of a word.
+// As loaded: two elements per word.
 template <int kHeadDim>
 struct TileBits : Places<kHeadDim, 4> {
   using Own = Places<kHeadDim, 4>;
@@ -121,7 +122,7 @@ struct TileBits : Places<kHeadDim, 4> {
   __device__ __forceinline__ void load(const __nv_bfloat16* g, const TileOfRows& t) {
 #pragma unroll
     for (int n = 0; n < Own::kRows; ++n) {
-      // What would lie behind the last row is that row again, which changes no maximum.
+      // Rows past the end repeat the last row, which does not change the maximum.
       const __nv_bfloat16* const source =
           g + int64_t{t.row0 + min(Own::row(n), t.rows - 1)} * kHeadDim;
 #pragma unroll
@@ -134,7 +135,7 @@ struct TileBits : Places<kHeadDim, 4> {
 // As floats.
 template <int kHeadDim, int kLanes>
 struct TileNumbers : Places<kHeadDim, kLanes> {
-  static constexpr int kCount = kHeadDim / kLanes;  // of a row
+  static constexpr int kCount = kHeadDim / kLanes;  // per row
   float x[Places<kHeadDim, kLanes>::kRows][kCount];
 };
 template <int kHeadDim>
@@ -153,31 +154,32 @@ __device__ __forceinline__ void unpack(const TileBits<kHeadDim>& bits,
     }
 }
 
-// H x, not divided by sqrt(d): log2(d) rounds, one for each bit of a column's number, in which the
-// two numbers whose columns differ in that bit become their sum and difference. The rounds of four
-// bits are one product D = A B with the 16 x 16 matrix H: B has 16 columns of 8 rows of the tile, a
-// word in bf16 as it was read.
+// H x, without the factor 1 / sqrt(d): log2(d) rounds, one per bit of the column index. In each
+// round the two elements whose columns differ in that bit become their sum and difference. The
+// rounds of four bits are one product D = A B with the 16 x 16 matrix H: B has 16 columns of 8 rows
+// of the tile, in bf16 words as loaded.
 //
 //     bit of the column       0        1        2          3, 4            5, 6, 7
 //     B, k: as read         bit 0     other   bit 3      bits 1, 2        other MMAs
 //     D, r: as written      bit 3     MMAs    bit 0      bits 1, 2
 //
-// So of lane 4 g + t, t is bits 3 and 4 before, and g is bits 2 to 4 behind. The rounds of bits 1
-// and from 5 on are within a lane.
+// So in lane 4 g + t, t is bits 3 and 4 before the product, and g is bits 2 to 4 after it. The
+// rounds of bit 1 and of bits 5 and up stay within a lane.
 //! [hadamard]
 template <int kHeadDim>
-struct Rotation {  // in shared memory, as registers are short
+struct Rotation {  // in shared memory, to save registers
   ColumnSigns<kHeadDim> signs;
-  alignas(16) uint32_t sA[32][4];  // of each lane
+  alignas(16) uint32_t sA[32][4];  // A operand per lane
   __device__ __forceinline__ void find() {
     signs.find();
     if (threadIdx.x >= 32) return;
     const int g = static_cast<int>(threadIdx.x) / 4, t = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int to = 4 * g + i % 2, from = 8 * t + i / 2 * 4;  // columns of r, and of an even k
+      const int to = 4 * g + i % 2, from = 8 * t + i / 2 * 4;  // columns of r and of an even k
       const uint32_t even = __popc(to & from) % 2, odd = __popc(to & (from + 1)) % 2;
-      sA[threadIdx.x][i] = 0x3F803F80u ^ even << 15 ^ odd << 31;  // -1 for an odd number of bits
+      // -1 if the number of common bits is odd
+      sA[threadIdx.x][i] = 0x3F803F80u ^ even << 15 ^ odd << 31;
     }
   }
 };
@@ -223,7 +225,7 @@ __device__ __forceinline__ void add_the_rest(TileNumbers<kHeadDim, 8>& sums) {
 }
 //! [hadamard]
 
-// Rounds the tile `t`: the largest number becomes that of e4m3, and codes mean `norm` times these.
+// Quantises the tile `t`: its absolute maximum maps to 448. The stored descale includes `norm`.
 template <int kHeadDim, int kLanes>
 __device__ __forceinline__ void quantise_tile(uint8_t* g8, float* gDescale, const TileOfRows& t,
                                               const TileNumbers<kHeadDim, kLanes>& numbers,
@@ -256,11 +258,13 @@ __device__ __forceinline__ void quantise_tile(uint8_t* g8, float* gDescale, cons
     }
   }
 }
-// H x is sqrt(d) times too large, which codes do not see, as the scale is that of the largest.
+// H x is sqrt(d) times too large. Codes are unaffected, because the scale follows the maximum.
 template <int kHeadDim>
-constexpr float kHadamardNorm = kHeadDim == 64 ? 0.125f : kHeadDim == 128 ? 0.0883883476f : 0.0625f;
+constexpr float kHadamardNorm = kHeadDim == 64    ? 0.125f
+                                : kHeadDim == 128 ? 0.0883883476f
+                                                  : 0.0625f;
 
-// Q and K: as many blocks as fit, each with every gridDim.x-th tile of both.
+// Q and K: as many blocks as fit on the GPU; each takes every gridDim.x-th tile of both.
 template <class Pass, int kHeadDim, bool kRotated>
 __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDim>::kBlocks)
     quantise_tiles_kernel(RowsOf q, RowsOf k) {
@@ -274,7 +278,7 @@ __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDi
   };
   if constexpr (kRotated) {
     rotation.find();
-    __syncthreads();  // signs and A are there
+    __syncthreads();  // signs and A are visible
   }
   int i = static_cast<int>(blockIdx.x);
   TileOfRows next = tile(i);
@@ -304,7 +308,7 @@ __global__ void __launch_bounds__(RowLanes<kHeadDim>::kThreads, RowLanes<kHeadDi
 }
 //! [tiles]
 
-// V: a block has 128 keys of a head, all columns, and transposes 64 of them at a time.
+// V: a block handles 128 keys of a head, all columns, and transposes 64 of them at a time.
 //! [transposed]
 template <class Pass, int kHeadDim>
 __global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256   ? 2
@@ -321,7 +325,7 @@ __global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256   ? 2
   const int tile = static_cast<int>(blockIdx.x % tiles), key0 = tile * kScaleRows;
   const int column = static_cast<int>(threadIdx.x) % 8 * 8;
   const int group = static_cast<int>(threadIdx.x) / 8;
-  uint4 bits[kPanels][4];  // not as floats, which would take twice the registers
+  uint4 bits[kPanels][4];  // as bf16: floats would take twice the registers
 #pragma unroll
   for (int panel = 0; panel < kPanels; ++panel)
 #pragma unroll
@@ -346,15 +350,15 @@ __global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256   ? 2
   for (int panel = 0; panel < kPanels; ++panel) {
     const Bf16x8 four[4] = {eight(panel, 0), eight(panel, 1), eight(panel, 2), eight(panel, 3)};
     store_transposed(smem, four, kLargestE4M3 / largest, group, column);
-    __syncthreads();  // all codes are there
+    __syncthreads();  // all codes are visible
     write_transposed(smem, gV8 + (head * kHeadDim + panel * kTransposedColumns) * padded, padded,
                      key0);
-    __syncthreads();  // all have read them
+    __syncthreads();  // the codes are no longer read
   }
 }
 //! [transposed]
 
-// Of Q and K: a scale for each tile.
+// Q and K: one scale per tile.
 struct RowDescales {
   const float *gQ, *gK;  // [B Hq, tiles_q], [B Hkv, tiles_k]
   int tiles_q, tiles_k;
@@ -366,13 +370,13 @@ struct RowDescales {
   __device__ float q(int head, int row) const { return gQ[head * tiles_q + row / kScaleRows]; }
   __device__ float k(int head, int key) const { return gK[head * tiles_k + key / kScaleRows]; }
 };
-struct TileDescales : RowDescales {  // and of V
+struct TileDescales : RowDescales {  // plus V
   const float* gV;                   // as gK
   TileDescales(const Arguments& args) : RowDescales(args), gV(args.out<float>("v_descale")) {}
   __device__ float v(int head, int key) const { return gV[head * tiles_k + key / kScaleRows]; }
 };
 
-// Q or K, from `given`.
+// Q or K, read from `given`.
 inline RowsOf rows_of(const Arguments& args, const std::string& name, const std::string& given) {
   const Problem& p = args.problem;
   const int64_t rows = name == "q" ? p.seqlen_q : p.seqlen_k;

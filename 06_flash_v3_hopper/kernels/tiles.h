@@ -1,5 +1,5 @@
-// What a tile of queries is of, and the tensor maps that tiles are loaded by. The same for all steps
-// of this chapter and for its tests.
+// Description of a query tile, and the tensor maps of Q, K and V. Shared by all steps of this
+// chapter and its tests.
 #pragma once
 
 #include "attn/kernel.h"
@@ -9,26 +9,26 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// What a block works on: some rows of one head, and the blocks of keys that they see. Of several
-// lengths sequences are packed, [tokens, H, d], and begin at cu_seqlens[b] (else null): tensor maps
-// then hold all tokens of a head, one sequence after the other.
+// A unit of work: some rows of one head, and their range of key blocks. Sequences of different
+// lengths are packed, [tokens, H, d], and begin at cu_seqlens[b] (else null): tensor maps then hold
+// all tokens of a head, one sequence after another.
 //! [work]
 struct WorkTile {
-  int row0 = -1;           // in its sequence; -1: there is no more
-  int seqlen_q, seqlen_k;  // of that
-  int q_head, kv_head;     // in the maps
-  int q_token, kv_token;   // the sequence's first rows there
+  int row0 = -1;           // first row in its sequence; -1: end of work
+  int seqlen_q, seqlen_k;  // lengths of that sequence
+  int q_head, kv_head;     // heads in the tensor maps
+  int q_token, kv_token;   // first rows of the sequence in the maps
   KvBlockRange kv_range;
-  int64_t o, lse;  // of its first row: elements from the beginning
+  int64_t o, lse;  // offsets of the first row, in elements
 };
 template <class Config>
 __device__ __forceinline__ WorkTile work_of(const Shape& shape, TileOrder::Tile tile,
-                                        const int* gCuSeqlensQ = nullptr,
-                                        const int* gCuSeqlensK = nullptr) {
+                                            const int* gCuSeqlensQ = nullptr,
+                                            const int* gCuSeqlensK = nullptr) {
   const auto [bh, row0] = tile;
   const int group = shape.heads / shape.kv_heads;
   WorkTile w{row0, shape.seqlen_q, shape.seqlen_k, bh, bh / group, 0, 0, {}, 0, 0};
-  int64_t row = int64_t{bh} * shape.seqlen_q + row0;  // of all rows of [B, Hq, seqlen_q]
+  int64_t row = int64_t{bh} * shape.seqlen_q + row0;  // row index in [B, Hq, seqlen_q]
   w.lse = row;
   if (gCuSeqlensQ != nullptr) {
     const int b = bh / shape.heads, h = bh % shape.heads;

@@ -1,9 +1,9 @@
-// What chapter 06 promises: every step right on every shape that it accepts, on both back ends.
+// Chapter 06: every step is correct on every shape that it accepts, on both back ends.
 #include <algorithm>
 #include <array>
 #include <vector>
 
-#define ATTN_EMULATED  // the order of tiles as a function of the host
+#define ATTN_EMULATED  // the tile order as a host function
 #include "tests/step_cases.h"
 #include "kernels/tiles.h"
 
@@ -18,9 +18,9 @@ const std::vector<DType> kDTypes{DType::bf16, DType::fp16, DType::bf16};
 
 }  // namespace
 
-// 16 bits, three head dims, scales from 1e-37; softcap and packed sequences only in the last two
-// steps. The FP8 steps quantise, and take a softmax scale of at least 1e-10; f6 and f7 turn Q and
-// K.
+// 16-bit types, three head dims, scales from 1e-37; softcap and packed sequences only in the last
+// two steps. The FP8 steps quantise, and take a softmax scale of at least 1e-10; f6 and f7 turn Q
+// and K.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   if (p.own.contains("rotary") && !one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"}))
     return false;
@@ -34,7 +34,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
          (one_of_steps(step, {"v13_features", "v14_tuned"}) && p.dropout == 0 && !p.alibi);
 }
 
-TEST_CASE("steps are right on short problems", "[emulated]") {
+TEST_CASE("steps are correct on short problems", "[emulated]") {
   Counts ran;
   int n = 0;
   covering_problems(kShort, kHeadDims, kDTypes, [&](Problem p) {
@@ -45,7 +45,7 @@ TEST_CASE("steps are right on short problems", "[emulated]") {
   CHECK(ran.least('v') >= 11);
 }
 
-TEST_CASE("steps are right on several blocks of queries and of keys", "[emulated]") {
+TEST_CASE("steps are correct on several query tiles and key tiles", "[emulated]") {
   Problem p = problem(150, 395, 64, DType::bf16, InputKind::needle);
   p.heads = 2, p.kv_heads = 1, p.causal = true;
   check_steps("forward", p, Backend::emulated);
@@ -55,7 +55,7 @@ TEST_CASE("steps are right on several blocks of queries and of keys", "[emulated
 }
 
 namespace {
-// Softcap and packed sequences, which only v13 and v14 have: in pairs with masks, head dims, groups
+// Softcap and packed sequences (v13 and v14 only), combined pairwise with masks, head dims, groups
 // and types.
 template <class Check>
 void features(Check check_one) {
@@ -82,19 +82,19 @@ void features(Check check_one) {
 }
 }  // namespace
 
-TEST_CASE("softcap and packed sequences", "[emulated]") {
+TEST_CASE("softcap and packed sequences are correct", "[emulated]") {
   Counts ran;
   features([&](const Problem& p) { ran += check_steps("forward", p, Backend::emulated); });
   CHECK(ran.text() == "v13_features 15, v14_tuned 15");
 }
 
-TEST_CASE("softcap and packed sequences on the GPU", "[gpu]") {
+TEST_CASE("softcap and packed sequences are correct on the GPU", "[gpu]") {
   Counts ran;
   features([&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
   CHECK(ran.text() == "v13_features 15, v14_tuned 15");
 }
 
-TEST_CASE("all steps on the GPU", "[gpu]") {
+TEST_CASE("all steps are correct on the GPU", "[gpu]") {
   Counts ran;
   covering_problems(kLengths, kHeadDims, kDTypes,
                     [&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
@@ -107,8 +107,8 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
 }
 
 namespace {
-// What share of the time 132 SMs work, if a tile of queries takes as long as it sees blocks of keys
-// and nothing else takes time: what RESULTS.md says of the two schedulers. Causal, 16384 tokens,
+// Share of the time that 132 SMs are busy, if a query tile's time is proportional to its key blocks
+// and nothing else takes time: the table of the two schedulers in RESULTS.md. Causal, 16384 tokens,
 // 2048 / d heads.
 //! [idle]
 struct Balance {
@@ -124,9 +124,8 @@ Balance balance(int head_dim, int block_n, int64_t seqlen) {
     std::array<double, kSms> busy{};
     for (unsigned i = 0; i < tiles.count(); ++i) {
       const std::size_t round = i / kSms, column = i % kSms;
-      double& sm = snake
-                       ? busy[round % 2 == 0 ? column : kSms - 1 - column]
-                       : *std::min_element(busy.begin(), busy.end());  // the first one that is done
+      double& sm = snake ? busy[round % 2 == 0 ? column : kSms - 1 - column]
+                         : *std::min_element(busy.begin(), busy.end());  // the first SM to finish
       const int64_t keys = std::min<int64_t>(seqlen, tiles.at<kBlockM>(i).row0 + kBlockM);
       sm += double(ceil_div(keys, int64_t{block_n}));
     }
@@ -142,13 +141,13 @@ Balance balance(int head_dim, int block_n, int64_t seqlen) {
 //! [idle]
 }  // namespace
 
-TEST_CASE("a dynamic scheduler keeps SMs busy that a static one leaves idle", "[balance]") {
+TEST_CASE("a dynamic tile scheduler keeps more SMs busy than a static one", "[balance]") {
   const auto table = [](int d, int block_n, int64_t seqlen, double fixed, double dynamic) {
     const Balance b = balance(d, block_n, seqlen);
     INFO("d " << d << ", N " << seqlen << ": " << b.fixed << " " << b.dynamic);
     CHECK(std::abs(b.fixed - fixed) < 0.005);
     CHECK(std::abs(b.dynamic - dynamic) < 0.005);
-    CHECK(b.fixed_in_one_section > 0.96);  // it is the sections that snake order does not even out
+    CHECK(b.fixed_in_one_section > 0.96);  // snake order alone balances well: the sections break it
   };
   table(64, 128, 2048, 0.95, 1.00);
   table(64, 128, 16384, 0.81, 1.00);
@@ -159,8 +158,8 @@ TEST_CASE("a dynamic scheduler keeps SMs busy that a static one leaves idle", "[
 }
 
 // Table 3 of the paper: fp16, entries N(0, 1) + N(0, 100) Bernoulli(0.001), the root of the mean
-// square error against float64. FlashAttention-2 and 3 have 1.9e-4 there, and 3.2e-4 is what it
-// costs to keep S and P in fp16.
+// square error against float64. FlashAttention-2 and 3 have 1.9e-4 there; 3.2e-4 is the error with
+// S and P in fp16.
 static void check_outliers(Backend backend, int64_t seqlen, int64_t heads) {
   constexpr double kPublished = 1.9e-4;
   Problem p = problem(seqlen, seqlen, 128, DType::fp16);
@@ -193,18 +192,18 @@ static void check_outliers(Backend backend, int64_t seqlen, int64_t heads) {
     CHECK(rmse <= 1.1 * kPublished);
   }
 }
-TEST_CASE("outliers cost no more than the paper says", "[emulated]") {
+TEST_CASE("errors with outliers are within the paper's", "[emulated]") {
   check_outliers(Backend::emulated, 384, 1);
 }
-TEST_CASE("outliers cost no more than the paper says, on the GPU", "[gpu]") {
+TEST_CASE("errors with outliers are within the paper's on the GPU", "[gpu]") {
   check_outliers(Backend::gpu, 4096, 4);
 }
 
-TEST_CASE("1000 repeats give the same bits", "[gpu]") {
+TEST_CASE("1000 launches give bitwise equal results", "[gpu]") {
   for (const Step& step : chapter().steps) {
     const Operation& op = *step.operation;
     Problem p = problem(1203, 1603, 128, takes(step, "e4m3") ? DType::e4m3 : DType::bf16);
-    p.own["rotary"] = {1};  // of those that have it
+    p.own["rotary"] = {1};  // among steps that support it
     p.finish();
     if (refusal(step, p)) p.own.erase("rotary");
     Session session(p, op, Backend::gpu, draw_inputs(p, op.inputs(p)));
@@ -214,13 +213,13 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("what tests of large tensors do, on small ones", "[emulated]") {
+TEST_CASE("the test of large tensors works on small ones", "[emulated]") {
   check_large_steps("forward", small_repeated_problem(), Backend::emulated, kThreeRepeated);
   Problem p = problem(1, 1, 64, DType::bf16);
   p.varlen_q = {70, 0, 33}, p.varlen_k = {190, 5, 40};
   check_large_steps("forward", p, Backend::emulated);
 }
 
-TEST_CASE("tensors past 2^31 elements", "[gpu][large]") {
+TEST_CASE("steps are correct past 2^31 elements", "[gpu][large]") {
   for (const Problem& p : large_problems()) check_large_steps("forward", p, Backend::gpu);
 }

@@ -1,4 +1,4 @@
-// The algorithm of chapter 06 on the CPU is attention, whatever the tile sizes and the threshold.
+// Chapter 06's CPU algorithm equals attention for any tile sizes and threshold.
 #include <random>
 
 #include "06_flash_v3_hopper/host/algorithm.h"
@@ -17,7 +17,7 @@ Matrix random_matrix(Index rows, Index cols, double spread, unsigned seed) {
   return Matrix::NullaryExpr(rows, cols, [&] { return normal(random); });
 }
 
-// O and lse by the formula, with all of S at once.
+// O and lse by the formula, with the whole S.
 Result textbook(const Matrix& q, const Matrix& k, const Matrix& v, double scale, bool causal) {
   Result t{Matrix::Zero(q.rows(), v.cols()), Vector::Constant(q.rows(), -flash3::kInfinity)};
   for (Index i = 0; i < q.rows(); ++i) {
@@ -45,7 +45,7 @@ const double kThreshold = 8 * std::log(2.0);  // 2^8
 
 }  // namespace
 
-TEST_CASE("the order of FlashAttention-3 is attention, whatever the tile sizes", "[algorithm]") {
+TEST_CASE("FlashAttention-3's order equals attention for any tile sizes", "[algorithm]") {
   for (const bool causal : {false, true})
     for (const auto& [rows, keys] :
          {std::pair<Index, Index>{37, 37}, {37, 53}, {53, 37}, {1, 9}, {9, 1}})
@@ -62,7 +62,7 @@ TEST_CASE("the order of FlashAttention-3 is attention, whatever the tile sizes",
       }
 }
 
-TEST_CASE("a lazy rescale is rare, and exact where scores grow", "[algorithm]") {
+TEST_CASE("the lazy rescale is rare and exact for growing scores", "[algorithm]") {
   const Matrix q = random_matrix(64, 64, 1, 1), k = random_matrix(512, 64, 1, 2),
                v = random_matrix(512, 8, 1, 3);
   const double scale = 1 / std::sqrt(64.0);
@@ -71,7 +71,7 @@ TEST_CASE("a lazy rescale is rare, and exact where scores grow", "[algorithm]") 
   check_close(lazy, textbook(q, k, v, scale, false));
   CHECK(always.rescales > 64);
   CHECK(lazy.rescales == 0);
-  // Maxima that grow with each block, up to 1e4: each is a rescale.
+  // Maxima that grow with each block, up to 1e4: every block causes a rescale.
   Matrix ones = Matrix::Ones(3, 1), keys(32, 1);
   for (Index j = 0; j < 32; ++j) keys(j, 0) = 1e4 * double(j - 16) / 16;
   const Result grows = flash3::forward(ones, keys, v.topRows(32), 1, false, 2, 4, kThreshold);

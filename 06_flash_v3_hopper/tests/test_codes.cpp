@@ -1,6 +1,6 @@
-// What the passes of the FP8 steps store of Q, K and V, number for number. Attention alone would
-// not see a rotation by another orthogonal matrix, as long as it is one for both, nor codes of V
-// that are a little too small.
+// The codes that the FP8 passes store for Q, K and V, number by number. Attention alone would not
+// reveal another orthogonal matrix, as long as Q and K share it, nor codes of V that are a little
+// too small.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -17,9 +17,9 @@ using namespace attn::tests;
 
 namespace {
 
-constexpr double kMaxOthers = 1e-4;  // of all numbers
+constexpr double kMaxOthers = 1e-4;  // of all codes
 
-// Codes of q, k or v as the inputs lie; what each is to be multiplied by, and what is added then.
+// Codes of q, k or v in the layout of the inputs, their factors, and the offset added afterwards.
 struct Stored {
   std::vector<uint8_t> codes;
   std::vector<float> descales, means;
@@ -33,19 +33,19 @@ std::vector<T> downloaded(const DeviceBuffer& buffer) {
   return all;
 }
 
-// Where a key of 16 lies in v8: the order of PTX's accumulators, as FP8.md has it.
+// Slot of a key (of 16) in v8: the order of PTX's accumulators, as in FP8.md.
 constexpr int kSlots[] = {0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15};
 
 Stored stored(const std::map<std::string, DeviceBuffer>& buffers, const std::string& name,
               int64_t heads, int64_t rows, int64_t d) {
   const std::vector<uint8_t> codes = downloaded<uint8_t>(buffers.at(name + "8"));
   const bool chunks = name == "v" && buffers.contains("v_chunk");
-  const bool tensors = buffers.contains("descale");  // one scale for each
+  const bool tensors = buffers.contains("descale");  // one scale per tensor
   const std::string of_scales = chunks ? "v_chunk" : tensors ? "descale" : name + "_descale";
   const std::vector<float> scales = downloaded<float>(buffers.at(of_scales));
   const std::size_t tensor = name == "q" ? 0 : name == "k" ? 1 : 2;
   const int64_t padded = (rows + 15) / 16 * 16, part = chunks ? 4096 : 128;
-  const int64_t parts = (rows + part - 1) / part;  // of a head
+  const int64_t parts = (rows + part - 1) / part;  // per head
   Stored s;
   for (int64_t head = 0; head < heads; ++head)
     for (int64_t row = 0; row < rows; ++row)
@@ -58,17 +58,17 @@ Stored stored(const std::map<std::string, DeviceBuffer>& buffers, const std::str
         s.means.push_back(chunks ? scales.at(2 * channel) : 0);
         s.descales.push_back(scales.at(chunks ? 2 * channel + 1 : tensors ? tensor : own));
       }
-  // What lies behind the last key is multiplied by 0, so it must be a number.
+  // Padding past the last key is multiplied by 0, so it must be finite.
   if (name == "v") CHECK(std::ranges::count(codes, E4M3::kNaN) == 0);
   if (name == "v") CHECK(std::ranges::count(codes, E4M3::kNaN | 0x80) == 0);
   return s;
 }
 
-// A code's place among all of them, from the least to the largest.
+// Rank of a code in ascending order.
 int rank_of(uint8_t code) { return (code & 0x80) != 0 ? -(code & 0x7F) : code; }
 
-// Runs the step and compares what it stored with `Step::logical`. A sum in another order may be
-// rounded to the neighbouring code, which happens to few.
+// Runs the step and compares its codes with `Step::logical`. A sum in another order may round to
+// the neighbouring code; that is allowed for few codes.
 void check_stored(const Step& step, const Problem& p, Backend backend) {
   const HostTensors in = draw_inputs(p, forward().inputs(p));
   Arguments arguments(p, backend);
@@ -95,7 +95,7 @@ void check_stored(const Step& step, const Problem& p, Backend backend) {
     const std::vector<float>& y = expected.at(name).data;
     REQUIRE(s.codes.size() == y.size());
     for (std::size_t i = 0; i < y.size(); ++i) {
-      // Of a mean and a code of the other sign little is left, with the error of both.
+      // A mean plus a code of opposite sign cancels; both errors remain.
       const float error = 1e-5f * (std::abs(y[i]) + s.descales[i]);
       if (std::abs(s.meaning(i) - y[i]) <= error) continue;
       ++others;
@@ -113,15 +113,15 @@ void check_codes(Backend backend) {
   for (const Step& step : fp8_steps())
     for (const int64_t d : {64, 128, 256}) {
       if (one_of_steps(step, {"f2_p_scale", "f3_two_level"}) && d > 64) continue;  // as f1
-      Problem p = problem(131, 263, d, DType::e4m3);  // two tiles of queries, three of keys
-      p.window_left = 10, p.window_right = 0;         // attention itself is not looked at
+      Problem p = problem(131, 263, d, DType::e4m3);  // two query tiles, three key tiles
+      p.window_left = 10, p.window_right = 0;         // attention itself is not checked here
       if (step.name == "f7_rotary") p.own["rotary"] = {1};
       p.finish();
       INFO(step.name << " " << p.text());
       check_stored(step, p, backend);
     }
 }
-// Of f6 and f7 a second chunk.
+// A second chunk, for f6 and f7.
 void check_codes_of_chunks(Backend backend) {
   for (const Step& step : fp8_steps()) {
     if (step.name != "f6_smooth_v_chunks") continue;
@@ -135,13 +135,13 @@ void check_codes_of_chunks(Backend backend) {
 
 }  // namespace
 
-TEST_CASE("codes of Q, K and V are those of the host", "[emulated][fp8][rotary]") {
+TEST_CASE("codes of Q K and V match the host's", "[emulated][fp8][rotary]") {
   check_codes(Backend::emulated);
 }
-TEST_CASE("codes of two chunks of V are those of the host", "[emulated][fp8]") {
+TEST_CASE("codes of two chunks of V match the host's", "[emulated][fp8]") {
   check_codes_of_chunks(Backend::emulated);
 }
-TEST_CASE("codes of Q, K and V are those of the host, on the GPU", "[gpu][fp8][rotary]") {
+TEST_CASE("codes of Q K and V match the host's on the GPU", "[gpu][fp8][rotary]") {
   check_codes(Backend::gpu);
   check_codes_of_chunks(Backend::gpu);
 }

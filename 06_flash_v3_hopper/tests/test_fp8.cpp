@@ -1,5 +1,5 @@
-// What FP8.md promises: its steps right on every shape that they accept, and how far they are from
-// attention to what was given.
+// FP8.md: its steps are correct on every shape that they accept; bounds on their distance from
+// attention over the original inputs.
 #include <algorithm>
 #include <cmath>
 #include <fstream>
@@ -24,7 +24,7 @@ const std::vector<int64_t> kHeadDims{64, 128, 64, 256};
 
 }  // namespace
 
-TEST_CASE("FP8 steps are right on short problems", "[emulated]") {
+TEST_CASE("FP8 steps are correct on short problems", "[emulated]") {
   Counts ran;
   int n = 0;
   covering_problems(kShort, kHeadDims, {DType::e4m3}, [&](Problem p) {
@@ -35,7 +35,7 @@ TEST_CASE("FP8 steps are right on short problems", "[emulated]") {
   CHECK(ran.least('f') >= 11);
 }
 
-TEST_CASE("FP8 steps are right on several blocks of queries and of keys", "[emulated]") {
+TEST_CASE("FP8 steps are correct on several query tiles and key tiles", "[emulated]") {
   Problem p = problem(150, 395, 64, DType::e4m3, InputKind::needle);
   p.heads = 2, p.kv_heads = 1, p.causal = true;
   check_steps("forward", p, Backend::emulated);
@@ -44,7 +44,7 @@ TEST_CASE("FP8 steps are right on several blocks of queries and of keys", "[emul
   check_steps("forward", p, Backend::emulated);
 }
 
-TEST_CASE("FP8 steps on the GPU", "[gpu]") {
+TEST_CASE("FP8 steps are correct on the GPU", "[gpu]") {
   Counts ran;
   covering_problems(kLengths, kHeadDims, {DType::e4m3},
                     [&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
@@ -56,8 +56,8 @@ TEST_CASE("FP8 steps on the GPU", "[gpu]") {
   }
 }
 
-// Chunks of 4096 keys: one whole and part of another, three, those that a mask cuts off; tiles of
-// several heads, so that what one left in device memory is not taken for another's.
+// Chunks of 4096 keys: one whole and a partial one; three; chunks cut by a mask. Tiles of several
+// heads, to reveal a workspace that leaks from one tile into another.
 TEST_CASE("f6 merges chunks", "[emulated]") {
   const auto f6 = [](const Step& step, int) { return step.name == "f6_smooth_v_chunks"; };
   Problem p = problem(70, 4097, 64, DType::e4m3, InputKind::needle);
@@ -68,13 +68,13 @@ TEST_CASE("f6 merges chunks", "[emulated]") {
   check_steps("forward", p, Backend::emulated, f6);
   p = problem(70, 8600, 128, DType::e4m3, InputKind::needle);
   p.batch = p.heads = p.kv_heads = 1, p.window_right = 0;
-  p.window_left = 4464;  // keys from 4066 on for the first query, from 4135 on for the last one
+  p.window_left = 4464;  // visible keys begin at 4066 for the first query, at 4135 for the last one
   check_steps("forward", p, Backend::emulated, f6);
   p = problem(33, 8193, 256, DType::e4m3, InputKind::random);
   p.batch = p.heads = p.kv_heads = 1;
   check_steps("forward", p, Backend::emulated, f6);
 }
-// Positions so large that the slowest pairs have turned, too.
+// Positions so large that even the slowest pairs have turned.
 TEST_CASE("f7 merges chunks of turned keys", "[emulated][rotary]") {
   for (const int64_t d : {64, 128, 256}) {
     Problem p = problem(30, 4500, d, DType::e4m3, InputKind::needle);
@@ -86,7 +86,7 @@ TEST_CASE("f7 merges chunks of turned keys", "[emulated][rotary]") {
 }
 
 namespace {
-// Lengths that divide nothing, both ways unequal, with more heads than a block turns, and fewer.
+// Odd lengths, seqlen_q and seqlen_k unequal both ways, more and fewer heads than a block turns.
 template <class Check>
 void rotary_problems(Check check_one) {
   constexpr int64_t kLengthsQK[][2] = {{113, 113}, {203, 331}, {270, 141},
@@ -105,12 +105,12 @@ void rotary_problems(Check check_one) {
     }
 }
 }  // namespace
-TEST_CASE("f6 and f7 turn Q and K", "[emulated][rotary]") {
+TEST_CASE("f6 and f7 apply the rotary embedding", "[emulated][rotary]") {
   Counts ran;
   rotary_problems([&](const Problem& p) { ran += check_steps("forward", p, Backend::emulated); });
   CHECK(ran.text() == "f6_smooth_v_chunks 18, f7_rotary 18");
 }
-TEST_CASE("f6 and f7 turn Q and K on the GPU", "[gpu][rotary]") {
+TEST_CASE("f6 and f7 apply the rotary embedding on the GPU", "[gpu][rotary]") {
   Counts ran;
   rotary_problems([&](const Problem& p) { ran += check_steps("forward", p, Backend::gpu); });
   Problem p = problem(2100, 9000, 128, DType::e4m3, InputKind::needle);
@@ -118,7 +118,7 @@ TEST_CASE("f6 and f7 turn Q and K on the GPU", "[gpu][rotary]") {
   ran += check_steps("forward", p, Backend::gpu);
   CHECK(ran.text() == "f6_smooth_v_chunks 19, f7_rotary 19");
 }
-TEST_CASE("steps without a rotary embedding say so", "[rotary]") {
+TEST_CASE("steps without a rotary embedding refuse it", "[rotary]") {
   Problem p = problem(70, 70, 64, DType::e4m3);
   p.own["rotary"] = {1};
   p.finish();
@@ -131,12 +131,12 @@ TEST_CASE("steps without a rotary embedding say so", "[rotary]") {
       CHECK(reason == "--rotary: this step has no rotary embedding");
   }
 }
-TEST_CASE("what FP8 tests of large tensors do, on small ones", "[emulated]") {
+TEST_CASE("the FP8 test of large tensors works on small ones", "[emulated]") {
   Problem p = small_repeated_problem();
   p.dtype = DType::e4m3;
   check_large_steps("forward", p, Backend::emulated, kThreeRepeated);
 }
-TEST_CASE("FP8 past 2^31 elements", "[gpu][large]") {
+TEST_CASE("FP8 steps are correct past 2^31 elements", "[gpu][large]") {
   for (Problem p : large_problems()) {
     if (p.varlen()) continue;
     p.dtype = DType::e4m3;
@@ -144,9 +144,9 @@ TEST_CASE("FP8 past 2^31 elements", "[gpu][large]") {
   }
 }
 
-// What is checked against must not be what the kernel does: a scale of the largest number, and
-// codes to nearest even.
-TEST_CASE("what an FP8 step multiplies, by hand", "[fp8]") {
+// The reference must not copy the kernel's arithmetic: a scale from the maximum, codes rounded to
+// nearest even.
+TEST_CASE("the logical Q K and V of an FP8 step match hand-computed codes", "[fp8]") {
   Problem p = problem(2, 3, 64, DType::e4m3);
   p.batch = p.heads = p.kv_heads = 1;
   p.finish();
@@ -156,11 +156,11 @@ TEST_CASE("what an FP8 step multiplies, by hand", "[fp8]") {
     in.emplace(spec.name, zeros(spec));
   }
   std::vector<float>& q = in.at("q").data;
-  // a scale of 2: 1.5625 lies between 1.5 and 1.625
+  // scale 2: 1.5625 lies between 1.5 and 1.625
   q[0] = -896, q[1] = 3.125f, q[2] = 3.25f, q[3] = 1;
   const HostTensors stored = in_tensor_scales(p, in);
   CHECK(stored.at("q").data[0] == -896);
-  CHECK(stored.at("q").data[1] == 3);  // to even
+  CHECK(stored.at("q").data[1] == 3);  // ties to even
   CHECK(stored.at("q").data[2] == 3.25f);
   CHECK(stored.at("q").data[3] == 1);
   CHECK(stored.at("k").data[0] == 0);
@@ -173,7 +173,7 @@ const Step& step_named(const std::string& name) {
 }
 constexpr Selection kAll{.full = true, .budget = 1e12};
 
-// How far a step's O is from attention to what was given, or to what the step stored of it.
+// Distance of a step's O from attention over the given inputs, or over the stored codes.
 Distance distance_of(const char* name, const Problem& p, const HostTensors& in, Backend backend,
                      bool to_given) {
   const Step& step = step_named(name);
@@ -191,7 +191,7 @@ Problem one_head_of(int64_t queries, int64_t keys, int64_t d, InputKind kind = I
   return p;
 }
 
-// Q = 0: all P are 1, exact in e4m3, and O is the mean of V. What is wrong then is the sum.
+// Q = 0: all P are 1, exact in e4m3, and O is the mean of V. Any error is then the accumulator's.
 HostTensors sum_of_values(const Problem& p, float mean) {
   HostTensors in = draw_inputs(p, forward().inputs(p));
   std::ranges::fill(in.at("q").data, 0.0f);
@@ -201,10 +201,9 @@ HostTensors sum_of_values(const Problem& p, float mean) {
 
 }  // namespace
 
-// The first key has a score 8 above the others, and no value: what models do with tokens that they
-// have no use for. All others together are O, and in f1 each of them is 2^-11 or so of the sink: 0
-// in e4m3.
-TEST_CASE("P times 2^8 keeps what a sink would round to 0", "[fp8]") {
+// The first key has a score 8 above the others and value 0: an attention sink. O consists of the
+// other keys only, and in f1 each of their P is about 2^-11 of the sink's: 0 in e4m3.
+TEST_CASE("P times 2^8 keeps keys that a sink would round to 0", "[fp8]") {
   const Problem p = one_head_of(64, 512, 64);
   HostTensors in = draw_inputs(p, forward().inputs(p));
   for (float& x : in.at("q").data) x = round_to(DType::bf16, 0.25f * x);
@@ -218,7 +217,7 @@ TEST_CASE("P times 2^8 keeps what a sink would round to 0", "[fp8]") {
   CHECK(f2 < 0.05);
 }
 
-TEST_CASE("what the tensor core cuts off adds up, and float32 registers keep it", "[fp8]") {
+TEST_CASE("truncation in the tensor core accumulates and fp32 registers avoid it", "[fp8]") {
   const auto errors = [](int64_t keys, float mean) {
     const Problem p = one_head_of(64, keys, 64);
     const HostTensors in = sum_of_values(p, mean);
@@ -232,20 +231,21 @@ TEST_CASE("what the tensor core cuts off adds up, and float32 registers keep it"
   INFO("relative L1 with 4096 keys: f2 " << f2 << ", f3 " << f3 << ", f6 " << f6);
   CHECK(f2 > 0.02);
   CHECK(f3 < 0.004);
-  // nothing grows, as V has lost its mean: this is O, 8.5 or so, rounded to bf16
+  // nothing grows, since V has lost its mean: the error of an O of about 8.5 in bf16
   CHECK(f6 < 0.0019);
   const auto [f2_short, f3_short, f6_short] = errors(1024, 8.5f);
   INFO("with 1024 keys: f2 " << f2_short << ", f3 " << f3_short);
-  CHECK(f2 > 2.5 * f2_short);  // it grows with the number of keys
-  CHECK(f3 < 1.3 * f3_short);  // it does not
+  CHECK(f2 > 2.5 * f2_short);  // grows with the number of keys
+  CHECK(f3 < 1.3 * f3_short);  // does not grow
 }
 
-// Tiles of unlike sizes: with one scale for all of V the small one is below 2^-9 of 448, and 0.
-TEST_CASE("scales of tiles keep tiles that are small", "[fp8]") {
+// Tiles of different magnitude: with one scale for all of V the small tile is below 2^-9 of 448, so
+// it rounds to 0.
+TEST_CASE("tile scales keep tiles of small magnitude", "[fp8]") {
   const Problem p = one_head_of(64, 256, 64);
   HostTensors in = draw_inputs(p, forward().inputs(p));
   std::vector<float>& v = in.at("v").data;
-  // The first tile is 2^-20 of the second, which no query sees: its keys are far from all of them.
+  // The first tile is 2^-20 of the second, which has weight 0: its keys are far from all queries.
   for (std::size_t i = 0; i < 128 * 64; ++i) v[i] = round_to(DType::bf16, v[i] * 0x1p-20f);
   std::ranges::fill(in.at("q").data, 1.0f);
   std::vector<float>& k = in.at("k").data;
@@ -258,9 +258,9 @@ TEST_CASE("scales of tiles keep tiles that are small", "[fp8]") {
   CHECK(f4 < 0.1);
 }
 
-// A sink that is visited first makes the rest 2^-18 of it, which P times 2^8 does not save; one
-// that is visited last finds them summed up.
-TEST_CASE("keys from the last to the first: a sink at the beginning hides nobody", "[fp8]") {
+// A sink visited first makes the other P 2^-18 of it, which a factor of 2^8 does not save. Visited
+// last, it comes after the other keys have been summed.
+TEST_CASE("reverse key order keeps the other keys next to a leading sink", "[fp8]") {
   const Problem p = one_head_of(64, 512, 64);
   const auto error = [&](std::size_t sink) {
     HostTensors in = draw_inputs(p, forward().inputs(p));
@@ -268,7 +268,7 @@ TEST_CASE("keys from the last to the first: a sink at the beginning hides nobody
     for (std::size_t i = 0; i < in.at("q").data.size(); i += 64) in.at("q").data[i] = 8;
     for (std::size_t i = 0; i < in.at("k").data.size(); i += 64)
       in.at("k").data[i] = i == sink * 64 ? 14 : 0;
-    // The sink has no value, and its block of 128 keys, which it does hide, none either.
+    // The sink has value 0, and so does its block of 128 keys, whose P it does round to 0.
     for (std::size_t i = 0; i < in.at("v").data.size(); ++i)
       if (i / 64 < 128 || i / 64 >= 384) in.at("v").data[i] = 0;
     return distance_of("f2_p_scale", p, in, Backend::emulated, false).relative_l1;
@@ -279,9 +279,9 @@ TEST_CASE("keys from the last to the first: a sink at the beginning hides nobody
   CHECK(last > 0.3);
 }
 
-// Rows of equal numbers: Hadamard's matrix alone would turn them into one number of sqrt(d) times
+// Rows of equal numbers: the Hadamard matrix alone would turn them into one number of sqrt(d) times
 // their size, and zeros.
-TEST_CASE("random signs keep a rotation from making outliers", "[fp8]") {
+TEST_CASE("random signs keep the rotation from creating outliers", "[fp8]") {
   Problem p = one_head_of(1, 1, 64);
   HostTensors in;
   for (const TensorSpec& spec : forward().inputs(p)) in.emplace(spec.name, zeros(spec));
@@ -289,14 +289,14 @@ TEST_CASE("random signs keep a rotation from making outliers", "[fp8]") {
   const std::vector<float> q = rotated_in_tile_scales(p, in).at("q").data;
   float largest = 0;
   for (const float x : q) largest = std::max(largest, std::abs(x));
-  CHECK(largest < 4);  // of 8 = sqrt(64), if all signs were alike
+  CHECK(largest < 4);  // 8 = sqrt(64) if all signs were equal
   CHECK(std::ranges::count_if(q, [](float x) { return x != 0; }) > 16);
 }
 
-// Table 3 of the FlashAttention-3 paper: entries N(0, 1) + N(0, 100) Bernoulli(0.001); one scale a
-// tensor 2.4e-2, with scales of tiles and incoherent processing 9.1e-3. It does not say for how
-// many keys.
-TEST_CASE("a rotation takes outliers their weight", "[fp8]") {
+// Table 3 of the FlashAttention-3 paper: entries N(0, 1) + N(0, 100) Bernoulli(0.001); 2.4e-2 with
+// one scale per tensor, 9.1e-3 with block scales and incoherent processing. The number of keys is
+// not given.
+TEST_CASE("the rotation reduces the error of outliers", "[fp8]") {
   const Problem p = one_head_of(128, 1024, 128, InputKind::outlier);
   const HostTensors in = draw_inputs(p, forward().inputs(p));
   const double f3 = distance_of("f3_two_level", p, in, Backend::emulated, true).rmse;
@@ -306,7 +306,7 @@ TEST_CASE("a rotation takes outliers their weight", "[fp8]") {
   CHECK(f4 < f3);
   CHECK(f5 < 0.75 * f3);
 }
-TEST_CASE("outliers in FP8 (GPU)", "[gpu]") {
+TEST_CASE("errors with outliers in FP8 (GPU)", "[gpu]") {
   Problem p = problem(4096, 4096, 128, DType::e4m3, InputKind::outlier);
   p.heads = p.kv_heads = 4;
   p.finish();
@@ -317,7 +317,7 @@ TEST_CASE("outliers in FP8 (GPU)", "[gpu]") {
   CHECK(f1 < 3.5e-2);
   CHECK(f5 < 0.65 * f1);
 }
-TEST_CASE("long sums in FP8 (GPU)", "[gpu]") {
+TEST_CASE("errors of long sums in FP8 (GPU)", "[gpu]") {
   for (const int64_t keys : {32768, 131072}) {
     const Problem p = one_head_of(128, keys, 128);
     const HostTensors in = sum_of_values(p, 8.5f);
@@ -329,8 +329,8 @@ TEST_CASE("long sums in FP8 (GPU)", "[gpu]") {
   }
 }
 
-// The solution of ex06f is what the emulator's tensor core makes of its sums.
-TEST_CASE("the answers of ex06f", "[fp8]") {
+// The solution of ex06f equals the emulated tensor core's sums.
+TEST_CASE("the answers of ex06f match the emulator", "[fp8]") {
   //! [answers]
   std::ifstream file(std::string(ATTN_SOURCE_DIR) + "/06_flash_v3_hopper/exercises/f.solution.txt");
   std::map<std::string, double> answers;
@@ -356,28 +356,28 @@ TEST_CASE("the answers of ex06f", "[fp8]") {
   //! [answers]
 }
 
-// The mean of a chunk is taken off V, and each channel has a scale of its own there.
-TEST_CASE("f6's values have a mean and a scale for each channel of a chunk, by hand", "[fp8]") {
+// The mean of a chunk is subtracted from V; each channel has one scale per chunk.
+TEST_CASE("f6 stores V with a mean and a scale per channel and chunk", "[fp8]") {
   Problem p = one_head_of(1, 4098, 64);
   HostTensors in;
   for (const TensorSpec& spec : forward().inputs(p)) in.emplace(spec.name, zeros(spec));
   std::vector<float>& v = in.at("v").data;
   for (int64_t key = 0; key < 4096; ++key) {
-    v[key * 64] = key % 2 == 0 ? 1008 : 992;  // a mean of 1000, and 8 above or below
+    v[key * 64] = key % 2 == 0 ? 1008 : 992;  // mean 1000, plus or minus 8
     v[key * 64 + 1] = key == 5 ? 4096.0f : 0.0f;
   }
-  v[4096 * 64] = 3, v[4097 * 64] = 5;  // the next chunk: a mean of 4
+  v[4096 * 64] = 3, v[4097 * 64] = 5;  // the next chunk: mean 4
   const std::vector<float> stored = rotated_in_chunks(p, in).at("v").data;
   CHECK(stored[0] == 1008);
   CHECK(stored[64] == 992);
   CHECK(stored[4096 * 64] == 3);
   CHECK(stored[4097 * 64] == 5);
   CHECK(std::abs(stored[5 * 64 + 1] - 4096) < 1e-3);
-  CHECK(std::abs(stored[1] - 0) < 0.1);  // less a mean of 1, of a scale of 4095: -1 is in range
+  CHECK(std::abs(stored[1] - 0) < 0.1);  // minus mean 1, with the scale of 4095: -1 is in range
   CHECK(stored[2] == 0);
 }
 
-TEST_CASE("a rotary table and a turned row, by hand", "[rotary]") {
+TEST_CASE("the rotary table and a turned row match hand-computed values", "[rotary]") {
   Problem p = one_head_of(4, 4, 64);
   p.own["rotary"] = {1};
   HostTensor table = zeros(rotary_table(p));
@@ -392,8 +392,9 @@ TEST_CASE("a rotary table and a turned row, by hand", "[rotary]") {
   CHECK(x[16] == double{cosine});
   CHECK(x[48] == double{sine});
 }
-// One number of a query and of a key: the score is the cosine of how far apart they are.
-TEST_CASE("positions: of key j it is j, of query i i + seqlen_k - seqlen_q", "[rotary]") {
+// One nonzero element per query and key: the score is the cosine of their distance times the
+// frequency.
+TEST_CASE("key j has position j and query i position i + seqlen_k - seqlen_q", "[rotary]") {
   for (const auto& [seqlen_q, seqlen_k] : {std::pair{3, 7}, std::pair{7, 3}}) {
     Problem p = one_head_of(seqlen_q, seqlen_k, 64);
     p.own["rotary"] = {1}, p.softmax_scale = 1;
@@ -412,12 +413,12 @@ TEST_CASE("positions: of key j it is j, of query i i + seqlen_k - seqlen_q", "[r
         sum += std::exp(std::cos(double(i + seqlen_k - seqlen_q - j)));
       CHECK(std::abs(expected[1].reference[static_cast<std::size_t>(i)] - std::log(sum)) < 1e-6);
     }
-    // What f7 stores is turned and quantised: its reference turns nothing.
+    // f7 stores turned and quantised tensors, so its reference turns nothing.
     CHECK_FALSE(turned_in_registers(p, in).contains("cos_sin"));
     CHECK_FALSE(turned_apart(p, in).contains("cos_sin"));
   }
 }
-TEST_CASE("the program compares with originals that are turned", "[emulated][rotary]") {
+TEST_CASE("the distance from the originals includes the rotary embedding", "[emulated][rotary]") {
   const std::vector<const char*> options{"06_flash_v3_hopper",
                                          "--device",
                                          "emulated",
@@ -435,8 +436,7 @@ TEST_CASE("the program compares with originals that are turned", "[emulated][rot
   REQUIRE(j["steps"].size() == 2);
   for (const auto& step : j["steps"]) CHECK(step["verdicts"][0]["to_originals"]["cosine"] > 0.995);
 }
-TEST_CASE(
-    "f7, which rounds once less, is as near to the originals as f6, within 2 %", "[rotary]") {
+TEST_CASE("f7 is as close to the originals as f6 within 2 %", "[rotary]") {
   Problem p = one_head_of(128, 512, 128);
   p.own["rotary"] = {1};
   HostTensors in = draw(forward(), p).tensors;
@@ -447,9 +447,8 @@ TEST_CASE(
   CHECK(f7 < 1.02 * f6);
 }
 
-// The tables of FP8.md, looked up in the page. Values with a mean of 8.5, as video models have
-// them.
-TEST_CASE("errors over the number of keys, for FP8.md", "[figures]") {
+// The tables of FP8.md, compared with the page. Values have a mean of 8.5, as in video models.
+TEST_CASE("FP8.md's tables of errors are reproduced", "[figures]") {
   const std::map<std::string, std::vector<const char*>> kRows{
       {"`f1`, `f2`", {"f1_fp8", "f2_p_scale"}},
       {"`f3`", {"f3_two_level"}},

@@ -1,6 +1,6 @@
-// What rows of random numbers, compared within a tenth, would let pass: a scale of V of another
-// tile or head, a P above 448, several blocks of 256
-// columns; and numbers that have no scale: zeros, tiny ones, NaN and infinities.
+// Faults that random inputs with a tolerance of a tenth would not reveal: a scale of V from another
+// tile or head, a P above 448, several blocks of 256 columns; and inputs without a regular scale:
+// zeros, tiny numbers, NaN and infinities.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -17,11 +17,11 @@ using namespace attn::tests;
 
 namespace {
 
-// Without a rotary embedding f7 is f6.
+// Without a rotary embedding f7 equals f6.
 constexpr const char* kSteps[] = {"f1_fp8",          "f2_p_scale",    "f3_two_level",
                                   "f4_block_scales", "f5_incoherent", "f6_smooth_v_chunks"};
 
-// Those that quantise each in a way of their own.
+// Steps that differ in quantisation.
 constexpr const char* kPasses[] = {"f1_fp8", "f4_block_scales", "f5_incoherent",
                                    "f6_smooth_v_chunks"};
 
@@ -32,7 +32,7 @@ bool sums_by_chunks(const Step& step) {
   return one_of_steps(step, {"f6_smooth_v_chunks", "f7_rotary"});
 }
 
-// A problem, and its inputs after `change(tensors)`, in bf16 again.
+// A problem, and its inputs after `change(tensors)`, rounded to bf16 again.
 template <class Change>
 Case case_of(Problem p, Change change) {
   p.finish();
@@ -52,8 +52,8 @@ HostTensors outputs_of(const Step& step, const Problem& p, const HostTensors& in
   return session.outputs();
 }
 
-// Runs the steps that `which` names and compares some rows of each head, for problems of which the
-// reference would take longer than the step.
+// Runs the steps named by `which` and compares some rows of each head, for problems on which the
+// whole reference would take longer than the step.
 void check_some_rows(Problem p, Backend backend, bool (*which)(const Step&), double budget) {
   p.finish();
   const HostTensors in = draw(forward(), p).tensors;
@@ -72,9 +72,9 @@ void check_some_rows(Problem p, Backend backend, bool (*which)(const Step&), dou
   }
 }
 
-// Each `keys` keys of each head of V around means of their own, and of a size of their own: a scale
-// or a mean of a neighbour or of another head is wrong by a factor of 2 at least. Each query of a
-// needle has one of them for all of its O.
+// Each group of `keys` keys of each head of V has its own means and magnitude: a scale or mean of a
+// neighbour or of another head is wrong by a factor of at least 2. Each query of a needle takes its
+// whole O from one of them.
 void part_values(HostTensor& v, int64_t keys) {
   const int64_t rows = v.spec.shape[2], d = v.spec.columns();
   for (std::size_t i = 0; i < v.data.size(); ++i) {
@@ -87,7 +87,7 @@ void part_values(HostTensor& v, int64_t keys) {
 
 }  // namespace
 
-TEST_CASE("scales of V are those of the tile and of the head", "[emulated][fp8]") {
+TEST_CASE("V uses the scale of its tile and head", "[emulated][fp8]") {
   Problem p = problem(150, 515, 64, DType::e4m3, InputKind::needle);
   p.batch = 2, p.heads = 2, p.kv_heads = 1;
   Problem causal = p;
@@ -100,10 +100,10 @@ TEST_CASE("scales of V are those of the tile and of the head", "[emulated][fp8]"
     }
   }
 }
-TEST_CASE("means and scales of V are those of the chunk and of the head", "[emulated][fp8]") {
+TEST_CASE("V uses the mean and scale of its chunk and head", "[emulated][fp8]") {
   Problem p = problem(12, 4160, 64, DType::e4m3, InputKind::needle);
   p.heads = 4, p.kv_heads = 2;
-  Problem edge = p;  // of what rows see, the first key is 4066 to 4135
+  Problem edge = p;  // first visible key of the rows: 4066 to 4135
   edge.seqlen_q = 70, edge.seqlen_k = 4260, edge.window_left = 124, edge.window_right = 0;
   for (const Problem& one : {p, edge}) {
     const Case c = case_of(one, [](HostTensors& in) { part_values(in.at("v"), 4096); });
@@ -113,9 +113,9 @@ TEST_CASE("means and scales of V are those of the chunk and of the head", "[emul
 }
 
 // The second block that a row visits has the largest scores, by a factor of 2^0.8 in the first warp
-// up to 2^9.6 in the twelfth: a step that does not rescale has P of so much more, and e4m3 ends at
-// 448.
-TEST_CASE("no P is above what e4m3 has, however little a maximum grows", "[emulated][fp8]") {
+// up to 2^9.6 in the twelfth. A step that fails to rescale has P larger by that factor, and e4m3
+// ends at 448.
+TEST_CASE("P stays within e4m3 for any growth of the row max", "[emulated][fp8]") {
   const Case c = case_of(one_head(problem(192, 384, 64, DType::e4m3)), [](HostTensors& in) {
     std::vector<float>&q = in.at("q").data, &k = in.at("k").data, &v = in.at("v").data;
     for (std::size_t i = 0; i < q.size(); ++i) {
@@ -124,7 +124,7 @@ TEST_CASE("no P is above what e4m3 has, however little a maximum grows", "[emula
     }
     for (std::size_t i = 0; i < k.size(); ++i)
       k[i] = i % 64 == 0 ? (i / 64 / 128 == 1 ? 1.0f : 0.0f) : 0.25f * k[i];
-    for (float& x : v) x += 2;  // that is too small then, all of it
+    for (float& x : v) x += 2;  // then O is too small everywhere
   });
   for (const char* name : kSteps) {
     INFO(name);
@@ -132,14 +132,14 @@ TEST_CASE("no P is above what e4m3 has, however little a maximum grows", "[emula
   }
 }
 
-TEST_CASE("FP8 steps are right on several blocks of 256 columns", "[emulated][fp8]") {
+TEST_CASE("FP8 steps are correct on several tiles at head dim 256", "[emulated][fp8]") {
   Problem p = problem(150, 395, 256, DType::e4m3, InputKind::needle);
   p.heads = 2, p.kv_heads = 1, p.causal = true;
   check_steps("forward", p, Backend::emulated);
 }
 
-// Of more queries than keys the first ones see nothing; the last tile sees two chunks.
-TEST_CASE("f6 merges chunks of more queries than keys", "[emulated][fp8]") {
+// More queries than keys: the first rows are fully masked; the last tile visits two chunks.
+TEST_CASE("f6 merges chunks with more queries than keys", "[emulated][fp8]") {
   Problem p = one_head(problem(4230, 4190, 64, DType::e4m3, InputKind::needle));
   p.window_left = 64, p.window_right = 0;
   check_some_rows(
@@ -147,8 +147,8 @@ TEST_CASE("f6 merges chunks of more queries than keys", "[emulated][fp8]") {
       1e6);
 }
 
-// Of tiles there are more than blocks: a block takes several, and uses its place for sums again.
-TEST_CASE("FP8 steps with several tiles a block on the GPU", "[gpu][fp8]") {
+// More tiles than blocks: a block processes several, and reuses its workspace.
+TEST_CASE("FP8 steps are correct with several tiles per block on the GPU", "[gpu][fp8]") {
   for (const int64_t d : {64, 128, 256}) {
     Problem p = problem(4200, 9000, d, DType::e4m3, InputKind::needle);
     p.heads = 16, p.kv_heads = 4, p.causal = true;
@@ -165,20 +165,19 @@ TEST_CASE("FP8 steps with several tiles a block on the GPU", "[gpu][fp8]") {
   check_some_rows(p, Backend::gpu, sums_by_chunks, 1e7);
 }
 
-TEST_CASE("O of values that are all 0 is 0", "[emulated][fp8]") {
+TEST_CASE("O is 0 if V is 0", "[emulated][fp8]") {
   const Case c = case_of(one_head(problem(70, 150, 64, DType::e4m3)),
                          [](HostTensors& in) { std::ranges::fill(in.at("v").data, 0.0f); });
   for (const char* name : kSteps) {
     INFO(name);
     HostTensors out;
-    CHECK(run_step(step_named(name), c, Backend::emulated, &out) == "");  // lse, too
+    CHECK(run_step(step_named(name), c, Backend::emulated, &out) == "");  // lse too
     CHECK(std::ranges::all_of(out.at("o").data, [](float x) { return x == 0; }));
   }
 }
-// So that 448 divided by the largest does not overflow. The last factor leaves numbers that are
-// subnormal in bf16, and 0 in codes.
-TEST_CASE("Q and K below 1e-10 have the scale of 1e-10, V below 2^-80 that of 2^-80",
-          "[emulated][fp8]") {
+// Keeps 448 / max from overflowing. The last factor leaves numbers that are subnormal in bf16, and
+// 0 in codes.
+TEST_CASE("scales have a lower bound of 1e-10 for Q and K and of 2^-80 for V", "[emulated][fp8]") {
   for (const char* tensor : {"q", "k", "v"})
     for (const int exponent : {-50, -66, -90, -130}) {
       const Case c = case_of(one_head(problem(20, 60, 64, DType::e4m3)), [&](HostTensors& in) {
@@ -189,7 +188,7 @@ TEST_CASE("Q and K below 1e-10 have the scale of 1e-10, V below 2^-80 that of 2^
         HostTensors out;
         CHECK(run_step(step_named(name), c, Backend::emulated, &out) == "");
         if (*tensor != 'v' || exponent < -80) continue;
-        // Of values as they were given, not as they were stored: a V of 1e-20 is no V of 0.
+        // Relative to the given values, not the stored ones: a V of 1e-20 is not 0.
         const Distance lost =
             distance(out.at("o"), forward().reference(c.problem, c.inputs, {}).front());
         CHECK(lost.cosine > 0.99);
@@ -202,7 +201,7 @@ namespace {
 constexpr float kInfinities[] = {std::numeric_limits<float>::infinity(),
                                  -std::numeric_limits<float>::infinity()};
 
-// Outputs of a step for a problem, and for the same with one number of the first head replaced.
+// Outputs of a step for a problem, and for the same with one element of the first head replaced.
 struct Spoilt {
   static constexpr int64_t kColumn = 7;
   const Step& step;
@@ -226,7 +225,7 @@ struct Spoilt {
   bool lse_as_before(int64_t h, int64_t i) const {
     return out.at("lse").row(0, h, i)[0] == right.at("lse").row(0, h, i)[0];
   }
-  // Bit for bit; but for one column, which may be off by a share `within` of the row's size.
+  // Bitwise equal, except one column, which may differ by a share `within` of the row's norm.
   bool as_before(int64_t h, int64_t i, float within = 0) const {
     const float *o = out.at("o").row(0, h, i), *before = right.at("o").row(0, h, i);
     double size = 0;
@@ -236,7 +235,7 @@ struct Spoilt {
       if (!(std::abs(o[c] - before[c]) <= (c == kColumn ? within * rms : 0))) return false;
     return lse_as_before(h, i);
   }
-  // But for one column, which is NaN.
+  // Bitwise equal, except one column, which is NaN.
   bool column_nan(int64_t h, int64_t i) const {
     const float *o = out.at("o").row(0, h, i), *before = right.at("o").row(0, h, i);
     for (int64_t c = 0; c < p.head_dim; ++c)
@@ -245,7 +244,7 @@ struct Spoilt {
   }
 };
 
-// Rows of the first head see 20 keys to each side; key 10 is in the first tile.
+// Rows of the first head have 20 visible keys to each side; key 10 is in the first tile.
 Problem narrow_window() {
   Problem p = problem(300, 300, 64, DType::e4m3);
   p.window_left = 20, p.window_right = 20;
@@ -255,11 +254,11 @@ Problem narrow_window() {
 
 }  // namespace
 
-// docs/notation.md, "NaN and infinities". P of a key that a row does not see is 0, and 0 times NaN
-// is NaN: so all rows of a tile of queries have it, if one of them sees the tile of keys. Scales
-// and means come from finite values, so nothing else changes; but for f6, whose mean of the channel
-// lacks a value.
-TEST_CASE("NaN in V reaches its channel, in query tiles that visit its key tile",
+// docs/notation.md, "NaN and infinities". P of a masked key is 0, and 0 times NaN is NaN: so if one
+// row of a query tile has the key tile in its range, all of its rows get NaN. Scales and means use
+// finite values only, so nothing else changes, except in f6, whose mean of the channel lacks a
+// value.
+TEST_CASE("NaN in V affects its channel in query tiles that visit its key tile",
           "[emulated][fp8]") {
   const Problem p = narrow_window();
   for (const char* name : kSteps) {
@@ -278,9 +277,9 @@ TEST_CASE("NaN in V reaches its channel, in query tiles that visit its key tile"
     }
   }
 }
-TEST_CASE("NaN in V of f6 is its key tile's, not its chunk's", "[emulated][fp8]") {
+TEST_CASE("NaN in V of f6 affects its key tile and not its chunk", "[emulated][fp8]") {
   for (const bool visits : {false, true}) {
-    Problem p = problem(40, 4200, 64, DType::e4m3);  // row 0 is that of key 4160
+    Problem p = problem(40, 4200, 64, DType::e4m3);  // row 0 is aligned with key 4160
     p.window_left = visits ? 4100 : 80, p.window_right = 0;
     p.finish();
     Spoilt s(step_named("f6_smooth_v_chunks"), p);
@@ -295,9 +294,9 @@ TEST_CASE("NaN in V of f6 is its key tile's, not its chunk's", "[emulated][fp8]"
   }
 }
 
-// In Q it is its row's; in K that of all rows that see the key. With Hadamard's rotation it is in
-// all columns of its row.
-TEST_CASE("NaN in Q or K makes O and lse NaN of the rows that see it", "[emulated][fp8]") {
+// NaN in Q affects its row; NaN in K all rows for which the key is visible. The Hadamard rotation
+// spreads it over all columns of its row.
+TEST_CASE("NaN in Q or K makes O and lse NaN in the rows that use it", "[emulated][fp8]") {
   const Problem p = narrow_window();
   for (const char* name : kPasses) {
     const Step& step = step_named(name);
@@ -308,7 +307,7 @@ TEST_CASE("NaN in Q or K makes O and lse NaN of the rows that see it", "[emulate
         INFO(name << " " << tensor << " " << bad);
         const int64_t first = *tensor == 'q' ? 10 : 0, last = *tensor == 'q' ? 10 : 30;
         for (int64_t i = 0; i < 300; ++i) {
-          // Other rows of a warp may be rounded otherwise, as they are rescaled together.
+          // Other rows of a warp may round differently, because a warp rescales its rows together.
           if (i >= first && i <= last)
             CHECK(s.lost(0, i));
           else if (i / 16 == first / 16 || i / 16 == last / 16)

@@ -26,7 +26,7 @@ struct DecodeConfig {
   static constexpr int kTile = kNumWarps * kBlockN;  // keys of a tile of the block
   static constexpr int kLanes = kHeadDim / 8;        // that copy a row: 16 bytes each
   static constexpr int kRowsPerLoad = 32 / kLanes;    // rows that a warp copies at once
-  static constexpr int kParts = kNumWarps;           // of a row
+  static constexpr int kParts = kNumWarps;            // per row
   // Tiles of K and V of a warp: as many as leave room for a second block on the SM.
   static constexpr int kStages = kHeadDim == 64 ? 4 : kHeadDim == 128 ? 3 : 1;
   // Steps of 16 columns of Q that stay in registers; with d=256 there are none left for them.
@@ -200,8 +200,9 @@ __device__ __forceinline__ void decode_piece(DecodeStorage<Element, Config>& sme
                 g.gQ + group.q(row0 + (inside ? row : 0)) + col, inside ? 16 : 0);
   }
   cp_async_commit();
-  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float o[kHeadDim / 8][4] = {};  // unnormalised
+  // max in log2 units; sum over this lane's keys
+  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   const KvRange kv_range[2] = {keys_of_query(shape, seqlen_k, (row0 + quad_row) % shape.seqlen_q),
                         keys_of_query(shape, seqlen_k, (row0 + quad_row + 8) % shape.seqlen_q)};

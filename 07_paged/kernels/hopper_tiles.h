@@ -14,13 +14,13 @@ using namespace attn;
 // holds all tokens of a head, one sequence after the other.
 //! [work]
 struct WorkTile {
-  int row0 = -1;           // in its sequence; -1: there is no more
-  int seqlen_q, seqlen_k;  // of that
+  int row0 = -1;           // first row in its sequence; -1: end of work
+  int seqlen_q, seqlen_k;  // lengths of that sequence
   int sequence;
   int q_head, kv_head;  // in the map of Q; of a token
   int q_token;          // the sequence's first row in the map
   KvBlockRange kv_range;
-  int64_t o, lse;  // of its first row: elements from the beginning
+  int64_t o, lse;  // offsets of the first row, in elements
 };
 template <class Config>
 __device__ __forceinline__ WorkTile work_of(const Shape& shape, TileOrder::Tile tile,
@@ -29,7 +29,7 @@ __device__ __forceinline__ WorkTile work_of(const Shape& shape, TileOrder::Tile 
   const int b = bh / shape.heads, h = bh % shape.heads;
   WorkTile w{row0, shape.seqlen_q, gSeqused[b], b,  bh, h / (shape.heads / shape.kv_heads),
          0,    {},             0,           0};
-  int64_t row = int64_t{bh} * shape.seqlen_q + row0;  // of all rows of [B, Hq, seqlen_q]
+  int64_t row = int64_t{bh} * shape.seqlen_q + row0;  // row index in [B, Hq, seqlen_q]
   w.lse = row;
   if (gCuSeqlensQ != nullptr) {
     w.q_token = gCuSeqlensQ[b], w.seqlen_q = gCuSeqlensQ[b + 1] - w.q_token;

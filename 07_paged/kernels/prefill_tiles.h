@@ -10,7 +10,7 @@
 
 namespace ATTN_BACKEND::paged {
 
-// threadIdx.x, read anew each time: as one variable it, and all that follows from it, would keep
+// Reads threadIdx.x each time: as one variable, it and all values derived from it would occupy
 // registers in the loop.
 __device__ __forceinline__ int thread_index() {
 #ifdef ATTN_EMULATED
@@ -42,8 +42,8 @@ __device__ __forceinline__ Sequence sequence_of(const Shape& shape, const int* c
 }
 //! [sequence]
 
-// Blocks of keys: some row of [row0, row0 + rows) sees something of [begin, end), and every row
-// sees all of [unmasked_begin, unmasked_end).
+// Range of key blocks with a visible key for some row of [row0, row0 + rows): [begin, end). Blocks
+// [unmasked_begin, unmasked_end) are visible to every row.
 struct KvBlockRange {
   int begin, unmasked_begin, unmasked_end, end;
 };
@@ -54,7 +54,7 @@ __device__ __forceinline__ KvBlockRange kv_block_range(const Shape& shape, int s
   const int begin = max(0, row0 + causal_offset - shape.window_left);
   const int end = min(seqlen_k, last + causal_offset + shape.window_right + 1);
   if (end <= begin) return {0, 0, 0, 0};  // O = 0 and lse = -inf for all
-  // What the last row sees first, and the first row last.
+  // Range visible to every row: first key of the last row to last key of the first row.
   const int all_begin = max(0, last + causal_offset - shape.window_left);
   const int all_end = min(seqlen_k, row0 + causal_offset + shape.window_right + 1);
   KvBlockRange kv_range{begin / block_n, ceil_div(all_begin, block_n), all_end / block_n,
@@ -94,7 +94,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kTiles][kColumns][4], cons
     mask_where([&](int key, int) { return key >= keys; });
 }
 
-constexpr float kRescaleThreshold = 8;  // to base 2: P is at most 2^8
+constexpr float kRescaleThreshold = 8;  // log2 units: P <= 2^8
 
 // The maxima of the rows, all of it in the quad of lanes that share a row. O and l are rescaled
 // only where a maximum has grown by more than the threshold.

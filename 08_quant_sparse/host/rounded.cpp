@@ -27,7 +27,7 @@ int thread_group_k(int64_t key) { return static_cast<int>(key % 8 / 2); }
 void round_to_int8(const Problem& p, HostTensor& t, GroupOf group_of, float most_code = 127) {
   t.spec.dtype = DType::fp32;
   const int64_t rows = t.spec.shape[2], d = p.head_dim;
-  const int64_t heads = static_cast<int64_t>(t.data.size()) / (rows * d);  // that are there
+  const int64_t heads = static_cast<int64_t>(t.data.size()) / (rows * d);  // existing rows
   for (int64_t head = 0; head < heads; ++head)
     for (int64_t row0 = 0; row0 < rows; row0 += kTileRows) {
       const int64_t count = std::min(kTileRows, rows - row0);
@@ -107,7 +107,7 @@ HostTensors smoothed(const Problem& p, const HostTensors& inputs, GroupOf of_q, 
   HostTensors stored = inputs;
   HostTensor& k = stored.at("k");
   const int64_t keys = p.seqlen_k, d = p.head_dim;
-  const int64_t heads = static_cast<int64_t>(k.data.size()) / (keys * d);  // that are there
+  const int64_t heads = static_cast<int64_t>(k.data.size()) / (keys * d);  // existing rows
   const auto add = [&](const std::vector<std::vector<float>>& means, float sign) {
     for (int64_t head = 0; head < heads; ++head)
       for (int64_t i = 0; i < keys * d; ++i)

@@ -14,7 +14,7 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// Bytes of a row of a panel of Q and K: 128 columns, or all 64.
+// Bytes per panel row of Q and K: 128 columns, or all 64.
 template <int kHeadDim>
 constexpr int kPanelBytes = kHeadDim < 128 ? 64 : 128;
 

@@ -28,9 +28,9 @@ __global__ void order_kernel(Ordered<Element> q, Ordered<Element> k, Ordered<Ele
   const int head = static_cast<int>(blockIdx.x) / blocks;
   const int row0 = static_cast<int>(blockIdx.x) % blocks * (kTimes * kRowsPerPass) +
                    static_cast<int>(threadIdx.x) / kLanes;
-  if (head >= x.heads) return;  // the whole block
+  if (head >= x.heads) return;  // block-uniform
   const int64_t offset = int64_t{head} * seqlen * kHeadDim + threadIdx.x % kLanes * 8;
-  uint4 bits[kTimes];  // so many loads in flight
+  uint4 bits[kTimes];  // loads in flight
 #pragma unroll
   for (int n = 0; n < kTimes; ++n)
     if (const int row = row0 + n * kRowsPerPass; row < seqlen)

@@ -58,7 +58,7 @@ struct Smoothing {
 };
 //! [smoothing]
 
-// Eight numbers of bf16, as floats.
+// Eight bf16 numbers, as floats.
 struct Bf16x8 {
   float x[8];
 };
@@ -143,7 +143,7 @@ __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoo
   const RowsOf t = of_q ? q : k;
   const int64_t head = blockIdx.x / t.tiles;
   const int tile = static_cast<int>(blockIdx.x % t.tiles), lane = threadIdx.x % kLanes;
-  if (head >= t.heads) return;  // the whole block
+  if (head >= t.heads) return;  // block-uniform
   for (int i = threadIdx.x; i < kMaxGroups<Groups>; i += Pass::kThreads) sLargest[i] = 0;
   __syncthreads();  // they are 0
   const int thread_row =

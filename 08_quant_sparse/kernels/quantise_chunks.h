@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   float sum[8] = {}, least[8], most[8];
 #pragma unroll
   for (int i = 0; i < 8; ++i) least[i] = INFINITY, most[i] = -INFINITY;
-#pragma unroll 4  // so many loads in flight
+#pragma unroll 4  // loads in flight
   for (int key = key0 + thread_row; key < end; key += kRowsPerPass) {
     const Bf16x8 e =
         load_bf16x8(gV + (head * seqlen_k + key) * head_dim + panel * kColumns + column);
@@ -50,14 +50,14 @@ __global__ void __launch_bounds__(Pass::kThreads)
     sSum[thread_row][column + i] = sum[i];
     sLeast[thread_row][column + i] = least[i], sMost[thread_row][column + i] = most[i];
   }
-  __syncthreads();  // those of all threads are there
+  __syncthreads();  // partial sums of all threads are visible
   if (threadIdx.x >= kColumns) return;
   float all = 0, low = INFINITY, high = -INFINITY;
   for (int row = 0; row < kRowsPerPass; ++row) {
     all += sSum[row][threadIdx.x];
     low = fminf(low, sLeast[row][threadIdx.x]), high = fmaxf(high, sMost[row][threadIdx.x]);
   }
-  if (!(fabsf(all) < INFINITY)) {  // one bad key must not spoil the chunk's mean
+  if (!(fabsf(all) < INFINITY)) {  // non-finite keys are left out of the mean
     const FiniteColumn of_column =
         finite_column(gV + (head * seqlen_k + key0) * head_dim + panel * kColumns + threadIdx.x,
                       head_dim, end - key0);
@@ -84,7 +84,7 @@ __device__ __forceinline__ void transpose_smoothed(const __nv_bfloat16* __restri
   const int64_t head = panel / kPanels, padded = padded_keys(seqlen_k);
   const int column0 = static_cast<int>(panel) % kPanels * kTransposedColumns;
   const int key0 = static_cast<int>(tile) * kTransposedKeys;
-  // 8 threads have a row's 64 columns, 32 groups of four keys.
+  // 8 threads per row of 64 columns; 32 groups of four keys.
   const int column = static_cast<int>(threadIdx.x) % 8 * 8;
   const int group = static_cast<int>(threadIdx.x) / 8;
   float x[8][4];
@@ -104,7 +104,7 @@ __device__ __forceinline__ void transpose_smoothed(const __nv_bfloat16* __restri
     sWords[column + c][group] = pack4_e4m3((x[c][0] - mean) * scale, (x[c][1] - mean) * scale,
                                            (x[c][2] - mean) * scale, (x[c][3] - mean) * scale);
   }
-  __syncthreads();  // all codes are there
+  __syncthreads();  // all codes are visible
   const int word = static_cast<int>(threadIdx.x) % 32;
   if (key0 + 4 * word >= padded) return;
   uint8_t* const g = gV8 + (head * kHeadDim + column0) * padded + key0 + 4 * word;

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const int lane = threadIdx.x % kLanes, thread_row = static_cast<int>(threadIdx.x) / kLanes;
   const int end = min(seqlen_k, (part + 1) * keys);
   unsigned largest[8] = {};
-#pragma unroll 2  // so many loads in flight
+#pragma unroll 2  // loads in flight
   for (int key = part * keys + thread_row; key < end; key += kRowsPerPass) {
     const Bf16x8 e = load_bf16x8(gV + (head * seqlen_k + key) * kHeadDim + 8 * lane);
 #pragma unroll
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) sLargest[thread_row][8 * lane + i] = largest[i];
-  __syncthreads();  // those of all threads are there
+  __syncthreads();  // partial sums of all threads are visible
   for (int col = threadIdx.x; col < kHeadDim; col += Pass::kThreads) {
     unsigned all = 0;
     for (int row = 0; row < kRowsPerPass; ++row) all = max(all, sLargest[row][col]);
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const int64_t head = blockIdx.x / kPanels, padded = padded_keys(seqlen_k);
   const int column0 = static_cast<int>(blockIdx.x) % kPanels * kTransposedColumns;
   const int key0 = static_cast<int>(blockIdx.y) * kTransposedKeys;
-  // 8 threads have a row's 64 columns, 32 groups of four keys.
+  // 8 threads per row of 64 columns; 32 groups of four keys.
   const int column = static_cast<int>(threadIdx.x) % 8 * 8;
   const int group = static_cast<int>(threadIdx.x) / 8;
   float x[8][4];
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
     sWords[column + c][group] =
         pack4_e4m3(x[c][0] * scale, x[c][1] * scale, x[c][2] * scale, x[c][3] * scale);
   }
-  __syncthreads();  // all codes are there
+  __syncthreads();  // all codes are visible
   const int word = static_cast<int>(threadIdx.x) % 32;
   if (key0 + 4 * word >= padded) return;
   uint8_t* const g = gV8 + (head * kHeadDim + column0) * padded + key0 + 4 * word;

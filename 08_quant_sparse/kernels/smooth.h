@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   const int lane = threadIdx.x % kLanes, thread_row = static_cast<int>(threadIdx.x) / kLanes;
   const int end = min(seqlen_k, (part + 1) * keys);
   float sum[8] = {};
-#pragma unroll 2  // so many loads in flight
+#pragma unroll 2  // loads in flight
   for (int key = part * keys + thread_row; key < end; key += kRowsPerPass) {
     const Bf16x8 e = load_bf16x8(gK + (head * seqlen_k + key) * kHeadDim + 8 * lane);
 #pragma unroll

@@ -19,11 +19,11 @@ struct BlockList {
 // What a block works on: some rows of one head, and the blocks of keys that they see.
 //! [work]
 struct WorkTile {
-  int row0 = -1;  // in its sequence; -1: there is no more
+  int row0 = -1;  // first row in its sequence; -1: end of work
   int seqlen_q, seqlen_k;
   int q_head, kv_head;  // counted through the batch
   KvBlockRange kv_range;
-  int64_t o, lse;  // of its first row: elements from the beginning
+  int64_t o, lse;  // offsets of the first row, in elements
   // Sparse steps visit these blocks instead of `kv_range`; the last key, or -1.
   BlockList visits = {};
   int last_key = -1;
@@ -31,7 +31,7 @@ struct WorkTile {
 template <class Config>
 __device__ __forceinline__ WorkTile work_of(const Shape& shape, TileOrder::Tile tile) {
   const auto [bh, row0] = tile;
-  const int64_t row = int64_t{bh} * shape.seqlen_q + row0;  // of all rows of [B, Hq, seqlen_q]
+  const int64_t row = int64_t{bh} * shape.seqlen_q + row0;  // row index in [B, Hq, seqlen_q]
   return {
       row0,
       shape.seqlen_q,

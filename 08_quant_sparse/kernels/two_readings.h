@@ -112,7 +112,7 @@ __device__ __forceinline__ void channels_of_block(ChannelParts<kHeadDim>& sParts
   const int pair = threadIdx.x % kPairs, owner = static_cast<int>(threadIdx.x) / kPairs;
   float2 sum = make_float2(0, 0), least = make_float2(INFINITY, INFINITY);
   float2 most = make_float2(-INFINITY, -INFINITY);
-#pragma unroll 16  // so many loads in flight
+#pragma unroll 16  // loads in flight
   for (int row = owner; row < count; row += kOwners) {
     const uint32_t two = reinterpret_cast<const uint32_t*>(gRows + int64_t{row} * kHeadDim)[pair];
     const float x = __uint_as_float(two << 16), y = __uint_as_float(two & 0xFFFF0000u);
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(Pass::kThreads, 3)
   __shared__ PoolStorage<Pass, kHeadDim, kBlockM> smem;
   __shared__ ChannelParts<kHeadDim> sParts;
   const Pooled<__nv_bfloat16> x = blockIdx.y == 0 ? q : k;
-  if (blockIdx.x >= (blockIdx.y == 0 ? q_heads : kv_heads) * x.blocks) return;  // the whole block
+  if (blockIdx.x >= (blockIdx.y == 0 ? q_heads : kv_heads) * x.blocks) return;  // block-uniform
   const int row0 = static_cast<int>(blockIdx.x) % x.blocks * x.block;
   const int count = min(x.block, x.rows - row0);
   const int64_t first = (int64_t{blockIdx.x} / x.blocks * x.rows + row0) * kHeadDim;
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   float sum = 0, least = INFINITY, most = -INFINITY;
   if (blockIdx.y == 0) {
     const float* const g = gKMeans + head * blocks * kHeadDim + col;
-#pragma unroll 8  // so many loads in flight
+#pragma unroll 8  // loads in flight
     for (int n = owner; n < blocks; n += kOwners) {
       const float mean = g[int64_t{n} * kHeadDim];
       if (fabsf(mean) < INFINITY)
@@ -225,7 +225,7 @@ __global__ void __launch_bounds__(Pass::kThreads, kHeadDim == 256 ? 2 : 3)
   }
   const auto panels = static_cast<unsigned>(k.heads * (kHeadDim / kTransposedColumns));
   const unsigned tile = blockIdx.x / panels;
-  if (int64_t{tile} * kTransposedKeys >= padded_keys(k.rows)) return;  // the whole block
+  if (int64_t{tile} * kTransposedKeys >= padded_keys(k.rows)) return;  // block-uniform
   transpose_smoothed<Pass, kHeadDim>(
       gV, k.rows, blockIdx.x % panels, tile,
       [&](int64_t head, int) { return gVChannel + head * kHeadDim; }, sWords, gV8);

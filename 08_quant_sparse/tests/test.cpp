@@ -295,7 +295,7 @@ TEST_CASE("what an int8 step multiplies, by hand", "[quantise]") {
   const HostTensors stored = int8_blocks(p, in);
   const std::vector<float>& s = stored.at("q").data;
   CHECK(s[0] == -254);
-  CHECK(s[1] == 4);  // to even
+  CHECK(s[1] == 4);  // ties to even
   CHECK(s[2] == 4);
   CHECK(s[64] == 0);
   CHECK(s[128 * 64] == Approx(0.75f).epsilon(1e-6));
@@ -306,7 +306,7 @@ TEST_CASE("what an int8 step multiplies, by hand", "[quantise]") {
   v[0] = 448, v[64] = 1.0625f, v[1] = 0.25f, v[65] = 0.25f;
   const std::vector<float> codes = fp8_pv(p, in).at("v").data;
   CHECK(codes[0] == 448);
-  CHECK(codes[64] == 1);  // to even
+  CHECK(codes[64] == 1);  // ties to even
   CHECK(codes[1] == 0.25f);
   CHECK(codes[65] == 0.25f);
   CHECK(codes[2] == 0);
@@ -321,7 +321,7 @@ TEST_CASE("values less the mean of a window of keys, by hand", "[quantise]") {
   for (const TensorSpec& spec : forward().inputs(p)) in.emplace(spec.name, zeros(spec));
   std::vector<float>& v = in.at("v").data;
   for (std::size_t key = 0; key < 4096; ++key) {
-    v[key * 64] = key % 2 == 0 ? 1008 : 992;  // a mean of 1000, and 8 above or below
+    v[key * 64] = key % 2 == 0 ? 1008 : 992;  // mean 1000, plus or minus 8
     v[key * 64 + 1] = key == 5 ? 4096.0f : 0.0f;
   }
   v[4096 * 64] = 3, v[4097 * 64] = 5;  // the next window: a mean of 4
@@ -331,7 +331,7 @@ TEST_CASE("values less the mean of a window of keys, by hand", "[quantise]") {
   CHECK(stored[4096 * 64] == 3);
   CHECK(stored[4097 * 64] == 5);
   CHECK(std::abs(stored[5 * 64 + 1] - 4096) < 1e-3);
-  CHECK(std::abs(stored[1] - 0) < 0.1);  // less a mean of 1, of a scale of 4095: -1 is in range
+  CHECK(std::abs(stored[1] - 0) < 0.1);  // minus mean 1, with the scale of 4095: -1 is in range
   CHECK(stored[2] == 0);
 }
 

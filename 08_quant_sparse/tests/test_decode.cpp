@@ -308,7 +308,7 @@ TEST_CASE("what a cache of 8 bits stores, by hand", "[quantise]") {
   const HostTensors stored = cache_of_8_bits(p, in);
   const std::vector<float>& s = stored.at("k").data;
   CHECK(s[0] == -254);
-  CHECK(s[1] == 4);  // to even
+  CHECK(s[1] == 4);  // ties to even
   CHECK(s[2] == 4);
   CHECK(s[3] == 0);
   CHECK(s[4] == 254);

@@ -1,8 +1,8 @@
-// What the threads of a consumer warpgroup do with their parts of S, P and O, and how rings of
-// stages are counted. Of chapter 06_flash_v3_hopper.
+// Per-thread parts of S, P and O in a consumer warpgroup (masks, P operands, epilogue), and
+// pipeline states. From chapter 06_flash_v3_hopper.
 //
-// An accumulator of 64 rows and n columns lies as drawn in ptx/wgmma.h: lane l of a warp has, of
-// every 8 columns, columns 2 (l % 4) and the next one, of rows l / 4 and l / 4 + 8: [n / 8][4]
+// Layout of an accumulator of 64 rows and n columns (drawn in ptx/wgmma.h): lane l of a warp holds,
+// of every 8 columns, columns 2 (l % 4) and the next one, of rows l / 4 and l / 4 + 8: [n / 8][4]
 // per thread.
 #pragma once
 
@@ -14,11 +14,13 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+// Finite initial row maximum: avoids (-inf) - (-inf) = NaN.
 constexpr float kLowest = -3.4028234e38f;
 constexpr int kWarpgroup = 128, kWarp = 32;  // threads
 
-// A stage of a ring, and the phase of its barriers: both follow from how many came before.
+// Stage index and mbarrier phase parity of a pipeline, both derived from the number of tiles so
+// far. A consumer waits on phase(), the producer on phase() ^ 1, which passes at once the first
+// time.
 //! [pipeline]
 template <int kStages>
 struct PipelineState {
@@ -30,7 +32,7 @@ struct PipelineState {
 };
 //! [pipeline]
 
-// threadIdx.x, read anew each time: as one variable it, and all that follows from it, would keep
+// Reads threadIdx.x each time: as one variable, it and all values derived from it would occupy
 // registers in the loop.
 __device__ __forceinline__ int thread_index() {
 #ifdef ATTN_EMULATED
@@ -41,14 +43,15 @@ __device__ __forceinline__ int thread_index() {
   return x;
 #endif
 }
-// The first row of this lane in the tile, the second one is 8 below it; the first of its columns of
-// 8.
+// The first of this lane's two rows in the tile (the other is 8 below), and the first of its two
+// columns in each group of 8.
 __device__ __forceinline__ int first_row() {
   return thread_index() / kWarp * 16 + thread_index() % kWarp / 4;
 }
 __device__ __forceinline__ int quad_col() { return thread_index() % 4 * 2; }
 
-// The operand with its groups of 8 rows `bytes` apart, where other atoms lie between them.
+// The descriptor with a stride of `bytes` between groups of 8 rows, for tiles whose groups are not
+// contiguous.
 __device__ __forceinline__ SmemDescriptor with_stride_byte_offset(SmemDescriptor operand,
                                                                   int bytes) {
   return {(operand.bits & ~(uint64_t{0x3FFF} << 32)) | static_cast<uint64_t>(bytes >> 4) << 32};
@@ -63,7 +66,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// tanh y = 1 - 2 / (e^2y + 1), a difference of like numbers where y is small: there its series.
+// tanh y = 1 - 2 / (e^2y + 1). Cancellation near 0: use the Taylor series there.
 //! [softcap]
 template <class Config>
 __device__ __forceinline__ void apply_softcap(float (&s)[Config::kBlockN / 8][4],
@@ -81,7 +84,8 @@ __device__ __forceinline__ void apply_softcap(float (&s)[Config::kBlockN / 8][4]
 }
 //! [softcap]
 
-// Sets the scores of masked keys to kMaskedScore. `row0` is the tile's first row, counted as a key.
+// Sets the scores of masked keys to kMaskedScore. `row0`: key index on the diagonal of the tile's
+// first row.
 //! [mask]
 template <class Score>
 constexpr Score kMaskedScore = -INFINITY;
@@ -92,7 +96,7 @@ __device__ __forceinline__ void apply_mask(Score (&s)[Config::kBlockN / 8][4], c
                                            const KvBlockRange& kv_range, int n_block, int row0,
                                            int last_key) {
   if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end) return;
-  // Keys from this lane's first one on: its first row is at `own`, and it sees none after `last`.
+  // Indices relative to this lane's first key: the last and first visible key of each of its rows.
   const int key0 = n_block * Config::kBlockN + quad_col();
   const int row_minus_col = row0 + first_row() - key0;
 #pragma unroll
@@ -106,7 +110,7 @@ __device__ __forceinline__ void apply_mask(Score (&s)[Config::kBlockN / 8][4], c
   }
   if (n_block >= kv_range.unmasked_begin) return;
 #pragma unroll
-  for (int r = 0; r < 2; ++r) {  // the left edge of the window
+  for (int r = 0; r < 2; ++r) {  // left window edge
     const int first = row_minus_col + 8 * r - shape.window_left;
 #pragma unroll
     for (int n = 0; n < Config::kBlockN / 8; ++n)
@@ -126,7 +130,7 @@ __device__ __forceinline__ void rescale_rows(float (&o)[kColumns / 8][4],
     for (int i = 0; i < 4; ++i) o[n][i] *= rescale[i / 2];
 }
 
-// Two neighbouring accumulators, rounded in pairs, are the left operand of 16 keys.
+// Two neighbouring accumulators, rounded in pairs, form the A operand of 16 keys.
 template <class Element, int kBlockN>
 __device__ __forceinline__ void round_p(uint32_t (&p)[kBlockN / 16][4],
                                         const float (&s)[kBlockN / 8][4]) {
@@ -137,9 +141,9 @@ __device__ __forceinline__ void round_p(uint32_t (&p)[kBlockN / 16][4],
   }
 }
 
-// The register epilogue: (7) O = O / l, once; (8) store O and lse. The four lanes of a row have two
-// neighbouring columns of every eight, 16 bytes in all, half a sector. So two lanes exchange halves
-// first: then each has four columns side by side, and a quad writes 32 bytes, a whole sector.
+// Register epilogue: (7) O = O / l, once; (8) store O and lse. The four lanes of a row hold two
+// columns of every eight, 16 bytes in all: half a sector. So pairs of lanes exchange halves first:
+// then each lane has four contiguous columns, and a quad stores 32 bytes, a whole sector.
 //! [epilogue]
 template <class Element, int kHeadDim, class Tile>
 __device__ __forceinline__ void store_o(Element* gO, float* gLse, const Tile& work,
@@ -149,7 +153,7 @@ __device__ __forceinline__ void store_o(Element* gO, float* gLse, const Tile& wo
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     row_sum[r] = quad_sum(row_sum[r]);
-    // O = 0 where nothing is seen. Not `> 0`: a NaN would get the lse of such a row.
+    // O = 0 for a fully masked row. Not `> 0`: a NaN would get the lse of such a row.
     const float factor = row_sum[r] != 0 ? __fdividef(1, row_sum[r]) : 0;
     const int row = first_row() + 8 * r;
     const bool exists = work.row0 + row < work.seqlen_q;

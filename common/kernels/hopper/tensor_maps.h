@@ -1,4 +1,4 @@
-// Tensor maps of Q, K and V. Of chapter 06_flash_v3_hopper.
+// Tensor maps of Q, K and V. From chapter 06_flash_v3_hopper.
 #pragma once
 
 #include "attn/kernel.h"
@@ -7,8 +7,8 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// A map of [heads, rows, d], or of packed [rows, heads, d], whose boxes are tiles of `tile_rows`
-// rows and all panels of 64 columns. Rows that are not there arrive as zeros.
+// A map of [heads, rows, d], or of packed [rows, heads, d]. A box is a tile of `tile_rows` rows
+// with all panels of 64 columns. TMA fills rows past the end with zeros.
 //! [map]
 template <class Element>
 Status map_of(TensorMap& map, const Element* g, const Problem& p, int64_t heads, int64_t rows,

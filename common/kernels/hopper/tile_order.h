@@ -1,5 +1,4 @@
-// Tiles of queries: their order, and the blocks of keys that each of them sees. Of chapter
-// 06_flash_v3_hopper.
+// Query tiles: their order, and the range of key blocks of each. From chapter 06_flash_v3_hopper.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +8,8 @@
 namespace ATTN_BACKEND::hopper {
 using namespace attn;
 
-// Blocks of keys: some row of [row0, row0 + rows) sees something of [begin, end), and every row
-// sees all of [unmasked_begin, unmasked_end).
+// Range of key blocks with a visible key for some row of [row0, row0 + rows): [begin, end). Blocks
+// [unmasked_begin, unmasked_end) are visible to every row.
 //! [ranges]
 struct KvBlockRange {
   int begin, unmasked_begin, unmasked_end, end;
@@ -20,21 +19,22 @@ inline __device__ KvBlockRange kv_block_range(const Shape& shape, int seqlen_q, 
   const int last = min(row0 + rows, seqlen_q) - 1, causal_offset = seqlen_k - seqlen_q;
   const int begin = max(0, row0 + causal_offset - shape.window_left);
   const int end = min(seqlen_k, last + causal_offset + shape.window_right + 1);
-  if (end <= begin) return {0, 0, 0, 1};  // O = 0, lse = -inf: one block, masked entirely
-  // What the last row sees first, and the first row last.
+  // fully masked: one block is visited, so that O = 0 and lse = -inf are written
+  if (end <= begin) return {0, 0, 0, 1};
+  // Range visible to every row: first key of the last row to last key of the first row.
   const int all_begin = max(0, last + causal_offset - shape.window_left);
   const int all_end = min(seqlen_k, row0 + causal_offset + shape.window_right + 1);
   KvBlockRange kv_range{begin / block_n, ceil_div(all_begin, block_n), all_end / block_n,
-                   ceil_div(end, block_n)};
+                        ceil_div(end, block_n)};
   kv_range.unmasked_begin = min(kv_range.unmasked_begin, kv_range.end);
   kv_range.unmasked_end = max(kv_range.unmasked_begin, kv_range.unmasked_end);
   return kv_range;
 }
 //! [ranges]
 
-// Heads of a section: as many as have K and V of 12 MB, of an H200's L2 of 60 MB; but with a mask
-// so many that an SM gets three tiles on average, long and short ones, if these have no more than
-// 32 MB. Sections are of equal size.
+// Heads per section: K and V take 12 MB of an H200's 60 MB L2. With a mask, enough heads for three
+// tiles per SM on average, long and short ones, if their K and V fit in 32 MB. Sections are
+// balanced: a short last section would start its longest tiles late and leave most SMs idle.
 //! [section]
 inline int64_t heads_of_section(const Problem& p, int64_t num_m_blocks) {
   constexpr int64_t kMega = 1 << 20, kTilesPerSm = 3, kSms = 132;
@@ -46,7 +46,8 @@ inline int64_t heads_of_section(const Problem& p, int64_t num_m_blocks) {
 }
 //! [section]
 
-// Heads come in sections; in one, the tiles with the most keys come first, those of all its heads.
+// Sections of heads in turn; within a section longest tiles first (LPT order), across all its
+// heads.
 //! [order]
 struct TileOrder {
   unsigned num_m_blocks, num_heads, section;
@@ -56,7 +57,7 @@ struct TileOrder {
         section(static_cast<unsigned>(heads_of_section(p, num_m_blocks))) {}
   __host__ __device__ unsigned count() const { return num_m_blocks * num_heads; }
   struct Tile {
-    int bh, row0;  // its head, counted through the batch, and its first row
+    int bh, row0;  // head index through the batch; first row
   };
   template <int kBlockM>
   __device__ Tile at(unsigned tile) const {
@@ -69,18 +70,18 @@ struct TileOrder {
 };
 //! [order]
 
-// Dynamic persistent: a block begins with the tile of its own number. The next ones come from a
-// counter in device memory, so that a block with short tiles gets more of them.
+// Dynamic persistent: a block starts with tile blockIdx.x. Further tiles come from a counter in
+// device memory, so a block with short tiles gets more of them.
 //! [tiles]
 struct DynamicPersistent : TileOrder {
   unsigned* counter = nullptr;  // 0 before the first launch, and after each one
   using TileOrder::TileOrder;
   __device__ unsigned first() const { return blockIdx.x; }
-  // Whoever has had a tile counts once, so that it is counted count() times in all, and is 0 again.
+  // One increment per tile, count() in all: atomicInc wraps, so the counter ends at 0.
   __device__ unsigned next(unsigned) const { return gridDim.x + atomicInc(counter, count() - 1); }
 };
 //! [tiles]
 
-constexpr int kEmulatedSms = 2;  // so few that each block has several tiles
+constexpr int kEmulatedSms = 2;  // few, so that each block gets several tiles
 
 }  // namespace ATTN_BACKEND::hopper
