@@ -193,7 +193,7 @@ __device__ __forceinline__ void produce_q(SharedStorage<Element, Config>& smem,
   const auto prefetch = [&] { return PipelineState<1>{q.count}; };
   for (unsigned index = scheduler.first(); index < scheduler.count();
        index = scheduler.next(index)) {
-    const plans::PrefixWork& piece = tiles.gWork[index];
+    const plans::PrefixWork& piece = scheduler.gWork[index];
     if (piece.begin == piece.end) continue;  // the list has room for more
     const WorkTile work = work_of<Config>(piece);
     if (lane == 0) {
@@ -467,7 +467,7 @@ Status launch(const Arguments& args) {
   const int num_sms = args.backend == Backend::gpu ? gpu_info().num_sms : kEmulatedSms;
   args.phase("prefix");
   Status status = launch_kernel(
-      attention_kernel<Element, Config>, dim3(std::min<unsigned>(tiles.size, num_sms)),
+      attention_kernel<Element, Config>, dim3(std::min<unsigned>(scheduler.size, num_sms)),
       dim3(Config::kThreads), sizeof(SharedStorage<Element, Config>), args.stream, q, k, v,
       args.out<float>("prefix_o"), args.out<float>("prefix_lse"), args.in<int>("members"),
       rows_of_q, pages, shape, scheduler);
