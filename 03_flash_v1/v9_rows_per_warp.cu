@@ -265,9 +265,9 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
               const int key = key0 + 8 * n + quad_col + i % 2,
-                        diagonal = row(m, i / 2) + causal_offset;
-              if (key < diagonal - shape.window_left || key > diagonal + shape.window_right ||
-                  key >= shape.seqlen_k)
+                        row_diagonal = row(m, i / 2) + causal_offset;
+              if (key < row_diagonal - shape.window_left ||
+                  key > row_diagonal + shape.window_right || key >= shape.seqlen_k)
                 s[m][n][i] = -INFINITY;
             }
       }
