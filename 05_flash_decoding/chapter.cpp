@@ -92,8 +92,8 @@ Cost split_cost(const Problem& p, int64_t block_rows, int64_t num_splits) {
 }
 
 const char* const kSupport = "causal, windows, GQA";
-const Limits kLimits{.dtypes = k16Bits, .head_dims = {64, 128, 256}, .most_queries = 16,
-                     .most_keys = (1 << 30) - 1};
+const Limits kLimits{
+    .dtypes = k16Bits, .head_dims = {64, 128, 256}, .most_queries = 16, .most_keys = (1 << 30) - 1};
 
 // A single split is stored as it is: no merge is launched.
 Cost stored_or_split_cost(const Problem& p, int64_t block_rows, int64_t num_splits) {
