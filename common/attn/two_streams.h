@@ -69,7 +69,7 @@ class SideStream {
 };
 #endif
 
-/// Launches `kernel` with the arguments `here` in `stream` and with `beside` in a side stream. Both
+/// Launches `kernel` with the arguments `here` in `stream` and the others in a side stream. Both
 /// wait for earlier work in `stream`, and later work waits for both. The GPU decides whether they
 /// run concurrently, and neither may wait for the other. Their grids are equal and one-dimensional.
 ///
