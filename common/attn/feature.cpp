@@ -63,7 +63,7 @@ std::vector<Feature> make_features() {
   std::vector<Feature> all;
   all.push_back({.name = "causal",
                  .lacking = "causal mask",
-                 .help = "a query sees no later key (bottom-right aligned)",
+                 .help = "causal mask (bottom-right aligned)",
                  .get = [](const Problem& p) { return flag(p.causal); },
                  .set = [](Problem& p, const Values& v) { p.causal = !v.empty(); },
                  .everywhere = true,
