@@ -1,4 +1,4 @@
-// Stream-K schedule: runs of KV tiles of equal length, across heads and sequences. Of
+// Stream-K schedule: runs of KV tiles of equal length, across heads and sequences. Used by
 // v8_stream_k of chapter 05_flash_decoding and later steps.
 #pragma once
 
@@ -33,7 +33,7 @@ __device__ __forceinline__ StreamKUnit run_of(const Shape& shape, const int* gSe
   total *= heads;
   StreamKUnit run{0, 0, ceil_div(total, blocks), 0, 0};
   if (equal) {
-    // an equal split of a head
+    // Equal splits of one head, or several whole heads.
     const int whole =
         run.length < most ? ceil_div(most, most / run.length) : round_up(run.length, most);
     if (whole - run.length <= run.length / 16) run.length = whole;

@@ -1,5 +1,4 @@
-// Schedules of v13_even_splits of chapter 05_flash_decoding and later steps: stream-K runs, or even
-// splits.
+// Stream-K runs or even splits. Used by v13_even_splits of chapter 05_flash_decoding and later steps.
 #pragma once
 
 #include "attn/kernel.h"
