@@ -1,4 +1,5 @@
-// Stream-K runs or even splits. Used by v13_even_splits of chapter 05_flash_decoding and later steps.
+// Stream-K runs or even splits. Used by v13_even_splits of chapter 05_flash_decoding and later
+// steps.
 #pragma once
 
 #include "attn/kernel.h"
