@@ -1,4 +1,4 @@
-// The table of chapter 05: its steps, what each costs and what each refuses.
+// The steps of chapter 05: cost models and limits.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -40,7 +40,7 @@ Reason refuse(const Problem& p) {
 }
 
 int64_t rows_of(const Problem& p) { return p.batch * p.heads * p.seqlen_q; }
-// Keys that some query sees, of all sequences; in whole tiles of `tile`.
+// Keys visible to any query, summed over sequences, each rounded up to a multiple of `tile`.
 double keys_of(const Problem& p, int64_t tile = 1) {
   double keys = 0;
   for (int64_t b = 0; b < p.batch; ++b) {
@@ -51,9 +51,9 @@ double keys_of(const Problem& p, int64_t tile = 1) {
   return keys;
 }
 
-// K and V come from HBM once, and from L2 at least once: blocks that read the same keys at the same
-// time may find them in L1, or share an answer of L2. Steps on CUDA cores have two multiply-adds
-// for each number and row, those on tensor cores for each number and 16 rows, there or not.
+// K and V are read from HBM once and from L2 at least once: concurrent blocks that read the same
+// keys may hit L1 or share an L2 response. On CUDA cores a step does two multiply-adds per element
+// of the cache and row; on tensor cores per element and 16 rows, padding included.
 Phase attention(const Problem& p, int64_t block_rows) {
   const double element = double(size_of(p.dtype)), d = double(p.head_dim);
   const double kv = 2 * keys_of(p) * double(p.kv_heads) * d * element;
@@ -76,7 +76,7 @@ std::vector<Workspace> partials(const Problem& p, int64_t num_splits) {
   return {{"o_partial", rows_of(p) * num_splits * p.head_dim * 4},
           {"lse_partial", rows_of(p) * num_splits * 4}};
 }
-// Partial results are written and read again, most of it in L2.
+// Partial results are written and read back, mostly in L2.
 Cost split_cost(const Problem& p, int64_t block_rows, int64_t num_splits) {
   Phase main = attention(p, block_rows);
   const double rows = double(rows_of(p)),
@@ -92,10 +92,10 @@ Cost split_cost(const Problem& p, int64_t block_rows, int64_t num_splits) {
 }
 
 const char* const kSupport = "causal, windows, GQA";
-const Limits kLimits{.dtypes = k16Bits, .head_dims = {64, 128, 256}, .most_queries = 16,
-                     .most_keys = (1 << 30) - 1};
+const Limits kLimits{
+    .dtypes = k16Bits, .head_dims = {64, 128, 256}, .most_queries = 16, .most_keys = (1 << 30) - 1};
 
-// A single split is stored as it is: no merge is launched.
+// With a single split no combine kernel is launched.
 Cost stored_or_split_cost(const Problem& p, int64_t block_rows, int64_t num_splits) {
   if (num_splits == 1) return {attention(p, block_rows)};
   return split_cost(p, block_rows, num_splits);
@@ -125,7 +125,7 @@ Step split_step(std::string name, std::string idea, int64_t (*block_rows)(const 
           .takes = {"seqused"}};
 }
 
-// The counters lie beside the partial results, and the merge is part of the launch.
+// Fused combine: arrival counters in the workspace, and one phase for attention and reduction.
 Step one_launch(Step step) {
   step.workspaces = [partial = step.workspaces](const Problem& p) {
     std::vector<Workspace> all = partial(p);
@@ -143,7 +143,7 @@ Step one_launch(Step step) {
   return step;
 }
 
-// Two parts a resident block, whatever the lengths. Tiles are counted in 32 bits.
+// Stream-K: two partial results per resident block, for any lengths. Tile indices have 32 bits.
 Step stream_k(std::string name, std::string idea, Launch launch,
               int64_t (*resident)(const Problem&) = one_per_sm,
               int64_t (*block_rows)(const Problem&) = mma_rows) {
@@ -163,7 +163,7 @@ Step stream_k(std::string name, std::string idea, Launch launch,
   step.cost = [=](const Problem& p) {
     const int64_t heads = row_blocks(p, block_rows(p)), blocks = kSms * resident(p);
     Phase all = attention(p, block_rows(p));
-    // Where a run ends a head is cut, if runs do not end where heads do.
+    // A run that does not end at the end of a head leaves partial results.
     const double parts = heads % blocks == 0 ? 0 : double(std::min(heads, blocks) + blocks);
     const double rows = double(std::min(block_rows(p), p.group() * p.seqlen_q));
     all.l2_bytes += 2 * parts * rows * double(p.head_dim + 1) * 4;
@@ -172,7 +172,7 @@ Step stream_k(std::string name, std::string idea, Launch launch,
   return step;
 }
 
-// Even splits or runs. With --split-keys there may be more splits than blocks are resident.
+// Even splits or stream-K runs. With --split-keys there may be more splits than resident blocks.
 Step even_or_runs(std::string name, std::string idea, Launch launch,
                   int64_t (*block_rows)(const Problem&), int64_t tile_keys) {
   Step step = stream_k(std::move(name), std::move(idea), launch, one_per_sm, block_rows);
@@ -204,11 +204,11 @@ Step even_or_runs(std::string name, std::string idea, Launch launch,
 }
 
 Chapter make_chapter() {
-  Chapter c{"05_flash_decoding", "one query, a long cache, the whole GPU", {}};
+  Chapter c{"05_flash_decoding", "split-KV attention for decoding", {}};
   c.steps.push_back({
       .name = "v1_one_block",
       .operation = &decode(),
-      .idea = "a block for each query, which reads all keys",
+      .idea = "one thread block per query, looping over all keys",
       .support = kSupport,
       .limits = kLimits,
       .refuses = refuse,
@@ -218,43 +218,45 @@ Chapter make_chapter() {
       .needs = kAmpere,
       .takes = {"seqused"},
   });
-  c.steps.push_back(split_step(
-      "v2_split_kv", "the keys of a sequence split among blocks, and a kernel that merges", one_row,
-      ATTN_LAUNCH(v2_split_kv)));
-  c.steps.push_back(split_step("v3_bytes_in_flight", "copies that run ahead, without a barrier",
-                               one_row, ATTN_LAUNCH(v3_bytes_in_flight)));
-  c.steps.push_back(split_step("v4_gqa", "a block serves several query heads of a K/V head",
+  c.steps.push_back(split_step("v2_split_kv",
+                               "split-KV: keys split among thread blocks, and a combine kernel",
+                               one_row, ATTN_LAUNCH(v2_split_kv)));
+  c.steps.push_back(split_step("v3_bytes_in_flight",
+                               "multi-stage cp.async pipeline per lane, without a barrier", one_row,
+                               ATTN_LAUNCH(v3_bytes_in_flight)));
+  c.steps.push_back(split_step("v4_gqa",
+                               "one thread block serves several query heads of a K/V head",
                                rows_of_a_block, ATTN_LAUNCH(v4_gqa)));
-  c.steps.push_back(split_step("v5_packed_rows", "the rows that share keys are those of an MMA",
+  c.steps.push_back(split_step("v5_packed_rows",
+                               "PackGQA: the rows of a K/V head fill the M dimension of an MMA",
                                mma_rows, ATTN_LAUNCH(v5_packed_rows)));
-  c.steps.push_back(split_step("v6_heuristic", "how many splits, from a model of their time",
-                               mma_rows, ATTN_LAUNCH(v6_heuristic), best_splits,
-                               stored_or_split_cost));
+  c.steps.push_back(split_step("v6_heuristic", "number of splits from a cost model", mma_rows,
+                               ATTN_LAUNCH(v6_heuristic), best_splits, stored_or_split_cost));
   c.steps.push_back(one_launch(
-      split_step("v7_fused_combine", "the last block of a row to arrive merges its splits",
+      split_step("v7_fused_combine", "the last block of a row to arrive reduces its splits",
                  mma_rows, ATTN_LAUNCH(v7_fused_combine), best_splits, stored_or_split_cost)));
   for (std::size_t last = c.steps.size(), n = last - 2; n < last; ++n)  // v6 and v7
     c.steps[n].takes.push_back("num_splits");
   c.steps.push_back(stream_k("v8_stream_k",
-                             "every block gets the same number of tiles, wherever they are",
+                             "stream-K: the same number of KV tiles for each thread block",
                              ATTN_LAUNCH(v8_stream_k), blocks_per_sm));
-  c.steps.push_back(stream_k("v9_eight_warps", "one block an SM, of twice as many warps",
+  c.steps.push_back(stream_k("v9_eight_warps", "one thread block of eight warps per SM",
                              ATTN_LAUNCH(v9_eight_warps)));
-  c.steps.push_back(stream_k("v10_vectorised_combine", "merges with less latency",
+  c.steps.push_back(stream_k("v10_vectorised_combine", "lower latency of both reductions",
                              ATTN_LAUNCH(v10_vectorised_combine)));
-  c.steps.push_back(stream_k("v11_shared_p", "warps share P, and own columns of O in place of keys",
+  c.steps.push_back(stream_k("v11_shared_p", "P through shared memory; each warp owns columns of O",
                              ATTN_LAUNCH(v11_shared_p)));
-  c.steps.push_back(stream_k("v12_more_rows", "up to 64 rows in a block",
+  c.steps.push_back(stream_k("v12_more_rows", "up to 64 rows per thread block",
                              ATTN_LAUNCH(v12_more_rows), one_per_sm, more_rows));
-  c.steps.push_back(even_or_runs("v13_even_splits", "even splits where all lengths are the same",
+  c.steps.push_back(even_or_runs("v13_even_splits",
+                                 "even splits if all sequences have the same length",
                                  ATTN_LAUNCH(v13_even_splits), mma_rows, 128));
-  c.steps.push_back(even_or_runs("v14_unified_max",
-                                 "one fixed number in place of the running maximum",
+  c.steps.push_back(even_or_runs("v14_unified_max", "a constant instead of the running max",
                                  ATTN_LAUNCH(v14_unified_max), mma_rows, 128));
-  c.steps.push_back(even_or_runs("v15_wgmma", "up to 64 rows by wgmma, a tile for a warpgroup",
+  c.steps.push_back(even_or_runs("v15_wgmma", "64 rows per thread block with wgmma",
                                  ATTN_LAUNCH(v15_wgmma), wgmma_rows, 64));
   c.steps.back().needs = kHopper;
-  Step features = even_or_runs("v16_features", "softcap and ALiBi, compiled in where they are used",
+  Step features = even_or_runs("v16_features", "softcap and ALiBi, compiled in where used",
                                ATTN_LAUNCH(v16_features), mma_rows, 128);
   features.support = "causal, windows, GQA, softcap, ALiBi";
   features.takes.insert(features.takes.end(), {"softcap", "alibi"});

@@ -1,12 +1,13 @@
-// v11_shared_p: warps share P, and own columns of O in place of keys.
+// v11_shared_p: P through shared memory; each warp owns columns of O instead of keys.
 //
 // parent    v10_vectorised_combine
-// idea      A warp with keys of its own has all of O, which is merged at the end; 16 rows are 64
-//           registers a thread for d=128, and more rows do not fit. Now the warps divide the
-//           columns of O. Each works out S for 16 keys of a tile, all agree on the rows' maxima, P
-//           goes through shared memory in 16 bits, and each multiplies all of P by its columns of
-//           V. Nothing is left to merge in the block, at the price of three barriers a tile.
-// expect    fewer registers; the part is stored sooner after the last key; barriers in the loop
+// change    Each warp computes S for its 16 keys of a tile. The warps exchange row maxima and store
+//           P in 16 bits to shared memory. Each warp multiplies all of P by its columns of V.
+// why       A warp that owns keys holds all columns of O: 64 registers per thread for 16 rows at
+//           d=128, so more rows do not fit. Now nothing is left to reduce across warps, at the
+//           price of three barriers per tile.
+// expect    fewer registers; the partial result is stored sooner after the last key; barriers in
+//           the loop
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include <algorithm>
 
@@ -29,13 +30,13 @@ using namespace splits;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 16;
-  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim == 128 ? 8 : 4, kThreads = 32 * kNumWarps;
-  static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
-  static constexpr int kLanes = kHeadDim / 8;             // that copy a row: 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows that a warp copies at once
-  static constexpr int kColumns = kHeadDim / kNumWarps;   // of O, a warp
-  static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
+  static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
+  static constexpr int kLanes = kHeadDim / 8;             // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows per load of a warp
+  static constexpr int kColumns = kHeadDim / kNumWarps;   // columns of O per warp
+  static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
@@ -45,13 +46,15 @@ struct SharedStorage {
   alignas(16) Element sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(16) Element sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(16) Element sQ[Config::kRows][Config::kHeadDim];
-  alignas(16) Element sP[Config::kRows][Config::kTile + 8];  // 8 rows in 8 groups of 4 banks
-  float sMax[Config::kNumWarps][Config::kRows];              // to base 2
+  // padding: 8 rows of an ldmatrix phase hit disjoint banks
+  alignas(16) Element sP[Config::kRows][Config::kTile + 8];
+  float sMax[Config::kNumWarps][Config::kRows];  // in log2 units
   float sSum[Config::kNumWarps][Config::kRows];
-  bool last;  // whether this block merges
+  bool last;  // this block reduces the splits of the row
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sP, sMax, sSum, last)
 };
-// The swizzled offset of element (row, col) of a tile [kBlockN, kHeadDim], as in chapter 04.
+// XOR swizzle: offset of element (row, col) in a tile [kBlockN, kHeadDim]. 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
 //! [swizzle]
 template <int kHeadDim>
 __device__ __forceinline__ int swizzled_offset(int row, int col) {
@@ -59,8 +62,8 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 }
 //! [swizzle]
 
-// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
-// become 0. `g`: the lane's chunk of the tile's first row.
+// Issues cp.async of this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's
+// chunk of the tile's first row.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
@@ -75,12 +78,12 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int c
 }
 //! [load]
 
-// (3) S = Q K^T of a warp's keys, and (5) O += P V: all keys of the tile, a warp's columns.
+// (3) S = Q K^T for the keys of this warp, and (5) O += P V for its columns, over all keys.
 //! [mma]
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
-                                       const uint32_t (&q)[Config::kHeadDim / 16][4],
-                                       const Element* sK) {
+                                        const uint32_t (&q)[Config::kHeadDim / 16][4],
+                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step)
@@ -95,11 +98,11 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
 }
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kColumns / 8][4],
-                                       SharedStorage<Element, Config>& smem, int stage,
-                                       int warps_with_keys) {
+                                        SharedStorage<Element, Config>& smem, int stage,
+                                        int warps_with_keys) {
   const int lane_id = threadIdx.x % 32, col = threadIdx.x / 32 * Config::kColumns;
 #pragma unroll
-  for (int k = 0; k < Config::kNumWarps; ++k) {  // the keys of warp k
+  for (int k = 0; k < Config::kNumWarps; ++k) {  // warp k's keys
     if (k >= warps_with_keys) break;
     uint32_t a[4], b[4];
     ldmatrix_x4(a, &smem.sP[lane_id % 16][Config::kBlockN * k + lane_id / 16 * 8]);
@@ -115,17 +118,17 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kColumns / 8][4],
 }
 //! [mma]
 
-// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `partial_index(n)`: where part n lies.
+// One warp reduces the partial results of a row. A lane owns four of each 128 columns and the
+// weight of every 32nd partial result. `partial_index(n)`: index of partial result n.
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
-  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
+  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
-  const bool owner = 4 * lane_id < kHeadDim;  // with d = 64 half of the lanes have no columns
+  const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
   const auto load = [&](int n0) {
 #pragma unroll
@@ -166,17 +169,17 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads) attention_kernel(
-    const Element* gQ,     // [B, Hq, seqlen_q, d]
-    const Element* gK,     // [B, Hkv, seqlen_k, d]
-    const Element* gV,     // [B, Hkv, seqlen_k, d]
-    const int* gSeqused,   // [B]: keys of each sequence
-    Element* gO,           // [B, Hq, seqlen_q, d]
-    float* gLse,           // [B, Hq, seqlen_q]
-    float* gOPartial,      // [blocks, 2, kRows, d]
-    float* gLsePartial,    // [blocks, 2, kRows], to base 2
-    unsigned* gSemaphore,  // [row blocks]: parts that are stored; 0 between launches
-    Shape shape, int batch, int row_tiles) {
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
+                     const Element* gK,     // [B, Hkv, seqlen_k, d]
+                     const Element* gV,     // [B, Hkv, seqlen_k, d]
+                     const int* gSeqused,   // [B]: valid keys per sequence
+                     Element* gO,           // [B, Hq, seqlen_q, d]
+                     float* gLse,           // [B, Hq, seqlen_q]
+                     float* gOPartial,      // [blocks, 2, kRows, d]
+                     float* gLsePartial,    // [blocks, 2, kRows], in log2 units
+                     unsigned* gSemaphore,  // [row blocks]: arrivals; 0 between launches
+                     Shape shape, int batch, int row_tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
@@ -189,11 +192,11 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
     const KvRange keys{all.begin + tile * Config::kTile,
-                    min(all.end, all.begin + (tile + count) * Config::kTile)};
+                       min(all.end, all.begin + (tile + count) * Config::kTile)};
     const int64_t kv =
         int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + lane_id % Config::kLanes * 8;
 
-    // (1) load Q, which stays. Rows that are not there become 0.
+    // (1) Load Q, which stays. Rows past the last become 0.
     //! [load_q]
     for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
       const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;
@@ -203,17 +206,19 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     }
     cp_async_commit();
     //! [load_q]
-    float o[Config::kColumns / 8][4] = {};                   // not divided by l yet
-    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+    float o[Config::kColumns / 8][4] = {};  // unnormalised
+    // in log2 units; row_sum of this lane's keys
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const KvRange kv_range[2] = {
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
-    // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+    // (2) Issue K_j and V_j, kStages - 1 tiles ahead. Past the last tile the cp.async groups are
+    // empty.
     //! [pipeline]
     constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
-    const int first = warp_id * kBlockN;  // of this warp, in a tile
+    const int first = warp_id * kBlockN;  // this warp's first key in a tile
     const auto load_kv = [&](int key0, int stage) {
       if (key0 < keys.end) {
         const int64_t from = kv + int64_t{key0} * kHeadDim;
@@ -224,8 +229,8 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(keys.begin + first + n * kStep, n);
     cp_async_wait<kStages - 1>();
-    __syncthreads();               // Q of all threads is there
-    uint32_t q[kHeadDim / 16][4];  // operands of the first MMA
+    __syncthreads();               // Q is visible
+    uint32_t q[kHeadDim / 16][4];  // A fragments of Q K^T
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step)
       ldmatrix_x4(q[step], &smem.sQ[0][0] + swizzled_offset<kHeadDim>(
@@ -233,15 +238,15 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     int stage = 0;
     for (int key0 = keys.begin; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
       cp_async_wait<kStages - 2>();
-      __syncthreads();  // this tile of all warps is there; all are done with the one before
+      __syncthreads();  // this tile is visible; all warps have read the previous tile
       load_kv(key0 + first + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
       //! [pipeline]
-      // (3) S = Q K^T, -inf where a query does not see a key
+      // (3) S = Q K^T, -inf where masked.
       float s[kBlockN / 8][4] = {};
-      if (key0 + first < keys.end) {  // this warp has keys
+      if (key0 + first < keys.end) {  // this warp has keys in the tile
         gemm_qk<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
       }
-      // (4) softmax: maxima of each warp's keys, then of all
+      // (4) Online softmax: row maxima over each warp's keys, then over all warps.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
 #pragma unroll
@@ -249,8 +254,9 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int j = key0 + first + 8 * n + quad_col + i % 2;
-          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
-                                                                  : s[n][i] * softmax_scale_log2;
+          s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
+                        ? -INFINITY
+                        : s[n][i] * softmax_scale_log2;
           max[i / 2] = fmaxf(max[i / 2], s[n][i]);
         }
 #pragma unroll
@@ -258,7 +264,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         max[r] = quad_max(max[r]);
         if (lane_id % 4 == 0) smem.sMax[warp_id][quad_row + 8 * r] = max[r];
       }
-      __syncthreads();  // the maxima of all warps are there
+      __syncthreads();  // the maxima of all warps are visible
       float rescale[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
@@ -285,13 +291,13 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         for (int r = 0; r < 2; ++r)
           *reinterpret_cast<uint32_t*>(&smem.sP[quad_row + 8 * r][first + 8 * n + quad_col]) =
               pack2<Element>(s[n][2 * r], s[n][2 * r + 1]);
-      __syncthreads();  // P of all warps is there
+      __syncthreads();  // P of all warps is visible
       //! [softmax]
       // (5) O += P V
       gemm_pv<Element, Config>(o, smem, stage, ceil_div(keys.end - key0, kBlockN));
     }
 
-    // (6) add up the sums of the warps
+    // (6) Add the row sums of all warps.
     //! [merge]
     cp_async_wait<0>();
 #pragma unroll
@@ -299,7 +305,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       const float sum = quad_sum(row_sum[r]);
       if (lane_id % 4 == 0) smem.sSum[warp_id][quad_row + 8 * r] = sum;
     }
-    __syncthreads();  // the sums are there
+    __syncthreads();  // the sums of all warps are visible
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = quad_row + 8 * r, col = warp_id * Config::kColumns + quad_col;
@@ -307,7 +313,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       float sum = 0;
       for (int n = 0; n < Config::kNumWarps; ++n) sum += smem.sSum[n][row];
       //! [merge]
-      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      // (7) O = O / l of this split; (8) store O and lse, -inf if no key is visible.
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? row_max[r] + log2f(sum) : -INFINITY;
       const int64_t to =
@@ -325,17 +331,17 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       (num_splits == 1 ? gLse : gLsePartial)[to] = num_splits == 1 ? kLn2 * lse : lse;
     }
 
-    // (9) the last one merges
+    // (9) The last block to arrive reduces.
     //! [arrive]
-    __syncthreads();  // this block's part is stored; nobody reads the sums any more
+    __syncthreads();  // the partial result is stored; all threads have read sSum
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int n) { return partial_of(first_block, n) * kRows + r; });
-    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // reset for the next launch
     //! [arrive]
   }
 }

@@ -1,13 +1,15 @@
-// v14_unified_max: one fixed number in place of the running maximum.
+// v14_unified_max: a constant instead of the running max.
 //
 // parent    v13_even_splits
-// idea      softmax is the same whatever is subtracted from the scores, if exponentials stay
-//           numbers. Hong and others, FlashDecoding++ (arXiv 2311.01282), section 3: subtract a
-//           constant. Then O is never rescaled, and lanes agree on nothing in the loop. Rows whose
-//           maximum is outside a range are worked out again, as in v13. (In the paper parts merge
-//           by addition then; here they are weighted as in v13, since one may have fallen back.)
+// change    Subtract a constant from the scores. O is never rescaled, and the lanes of a row
+//           exchange no maxima in the loop. A warp with a row whose maximum is outside a safe range
+//           starts again with the running max of v13. The paper merges partial results by addition;
+//           here they are weighted as in v13, because some may have used the running max.
+// why       Softmax is shift-invariant: any reference works while the exponentials neither overflow
+//           nor lose precision.
 // expect    wait stalls, instructions; gpu__time_duration.sum where the loop is not hidden
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
+// source    Hong et al., FlashDecoding++ (arXiv 2311.01282), section 3
 #include <algorithm>
 #include <type_traits>
 
@@ -30,21 +32,21 @@ using namespace splits;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 16;
-  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = kHeadDim <= 128 ? 8 : 4, kThreads = 32 * kNumWarps;
-  static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
-  static constexpr int kLanes = kHeadDim / 8;             // that copy a row: 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows that a warp copies at once
-  static constexpr int kParts = kNumWarps;                // of a row
-  static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
+  static constexpr int kTile = kNumWarps * kBlockN;       // keys per tile of the block
+  static constexpr int kLanes = kHeadDim / 8;             // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;        // rows per load of a warp
+  static constexpr int kParts = kNumWarps;                // partial results per row
+  static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = 1;
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
 
-// What is subtracted from all scores (to base 2), and the maxima of a row with which that is safe:
-// the largest P is finite in its type, and P of lower scores loses no more than in v13. fp16 ends
-// at 2^16 and loses bits below 2^-14, so its largest P must be 1 or more; bf16 has the exponents of
-// float.
+// The constant subtracted from all scores (in log2 units), and the range of row maxima for which
+// this is safe: the largest P does not overflow, and small P lose no more precision than in v13.
+// fp16 overflows at 2^16 and has subnormals below 2^-14, so its largest P must be at least 1; bf16
+// has the exponent range of float.
 //! [reference]
 constexpr float kReference = 0;
 template <class Element>
@@ -58,17 +60,18 @@ struct SharedStorage {
   alignas(16) Element sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(16) Element sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(16) Element sQ[Config::kRows][Config::kHeadDim];
-  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // whether this block merges
+  bool last;  // this block reduces the splits of the row
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, sMax, sSum, last)
 };
-// The warps' parts of O, where K and V were. The padding puts four rows of 8 floats into all 32
-// banks: what half a warp stores at once, 8 bytes a lane.
+// O of each warp, in the memory of K and V. The padding avoids bank conflicts: half a warp stores
+// four rows of 8 floats at once, 8 bytes per lane, to all 32 banks.
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim + 8];
 
-// The swizzled offset of element (row, col) of a tile [kBlockN, kHeadDim], as in chapter 04.
+// XOR swizzle: offset of element (row, col) in a tile [kBlockN, kHeadDim]. 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
 //! [swizzle]
 template <int kHeadDim>
 __device__ __forceinline__ int swizzled_offset(int row, int col) {
@@ -76,8 +79,8 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 }
 //! [swizzle]
 
-// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
-// become 0. `g`: the lane's chunk of the tile's first row.
+// Issues cp.async of this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's
+// chunk of the tile's first row.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
@@ -92,12 +95,12 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int c
 }
 //! [load]
 
-// (3) S = Q K^T of a warp's tile, and (5) O += P V; fragments as in chapter 04.
+// (3) S = Q K^T and (5) O += P V for the tile of this warp; fragments as in chapter 04.
 //! [mma]
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
-                                       const uint32_t (&q)[Config::kHeadDim / 16][4],
-                                       const Element* sK) {
+                                        const uint32_t (&q)[Config::kHeadDim / 16][4],
+                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step)
@@ -112,8 +115,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
 }
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
-                                       const float (&p)[Config::kBlockN / 8][4],
-                                       const Element* sV) {
+                                        const float (&p)[Config::kBlockN / 8][4],
+                                        const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kBlockN / 16; ++k) {
@@ -132,17 +135,17 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [mma]
 
-// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `partial_index(n)`: where part n lies.
+// One warp reduces the partial results of a row. A lane owns four of each 128 columns and the
+// weight of every 32nd partial result. `partial_index(n)`: index of partial result n.
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
-  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
+  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
-  const bool owner = 4 * lane_id < kHeadDim;  // with d = 64 half of the lanes have no columns
+  const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
   const auto load = [&](int n0) {
 #pragma unroll
@@ -183,17 +186,17 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config, class Schedule>
-__global__ void __launch_bounds__(Config::kThreads) attention_kernel(
-    const Element* gQ,     // [B, Hq, seqlen_q, d]
-    const Element* gK,     // [B, Hkv, seqlen_k, d]
-    const Element* gV,     // [B, Hkv, seqlen_k, d]
-    const int* gSeqused,   // [B]: keys of each sequence
-    Element* gO,           // [B, Hq, seqlen_q, d]
-    float* gLse,           // [B, Hq, seqlen_q]
-    float* gOPartial,      // [slots, kRows, d]
-    float* gLsePartial,    // [slots, kRows], to base 2
-    unsigned* gSemaphore,  // [row blocks]: parts that are stored; 0 between launches
-    Shape shape, Schedule schedule, int row_tiles) {
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
+                     const Element* gK,     // [B, Hkv, seqlen_k, d]
+                     const Element* gV,     // [B, Hkv, seqlen_k, d]
+                     const int* gSeqused,   // [B]: valid keys per sequence
+                     Element* gO,           // [B, Hq, seqlen_q, d]
+                     float* gLse,           // [B, Hq, seqlen_q]
+                     float* gOPartial,      // [num_partials, kRows, d]
+                     float* gLsePartial,    // [num_partials, kRows], in log2 units
+                     unsigned* gSemaphore,  // [row blocks]: arrivals; 0 between launches
+                     Shape shape, Schedule schedule, int row_tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
@@ -205,11 +208,11 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
     const KvRange keys{all.begin + tile * Config::kTile,
-                    min(all.end, all.begin + (tile + count) * Config::kTile)};
+                       min(all.end, all.begin + (tile + count) * Config::kTile)};
     const int64_t kv =
         int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + lane_id % Config::kLanes * 8;
 
-    // (1) load Q, which stays. Rows that are not there become 0.
+    // (1) Load Q, which stays. Rows past the last become 0.
     //! [load_q]
     for (int idx = threadIdx.x; idx < kRows * Config::kLanes; idx += Config::kThreads) {
       const int row = idx / Config::kLanes, col = idx % Config::kLanes * 8;
@@ -219,15 +222,17 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     }
     cp_async_commit();
     //! [load_q]
-    float o[kHeadDim / 8][4] = {};  // not divided by l yet
-    // To base 2; of this lane's keys. row_max: what is subtracted; largest: what has been seen.
+    float o[kHeadDim / 8][4] = {};  // unnormalised
+    // In log2 units, of this lane's keys. row_max: the reference subtracted; largest: the running
+    // max.
     float row_max[2] = {kReference, kReference}, row_sum[2] = {}, largest[2] = {kLowest, kLowest};
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const KvRange kv_range[2] = {
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
-    // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+    // (2) Issue K_j and V_j, kStages - 1 tiles ahead. Past the last tile the cp.async groups are
+    // empty.
     //! [pipeline]
     constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
     const int first = keys.begin + warp_id * kBlockN;
@@ -241,8 +246,8 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
     cp_async_wait<kStages - 1>();
-    __syncthreads();               // Q of all threads is there
-    uint32_t q[kHeadDim / 16][4];  // operands of the first MMA
+    __syncthreads();               // Q is visible
+    uint32_t q[kHeadDim / 16][4];  // A fragments of Q K^T
 #pragma unroll
     for (int step = 0; step < kHeadDim / 16; ++step)
       ldmatrix_x4(q[step], &smem.sQ[0][0] + swizzled_offset<kHeadDim>(
@@ -250,26 +255,27 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     for (bool unified = true;; unified = false) {
       int stage = 0;
       for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
-        __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
+        __syncwarp();  // all lanes have read the previous tile, whose stage is refilled
         load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
         cp_async_wait<kStages - 1>();
-        __syncwarp();  // this tile of all lanes is there
+        __syncwarp();  // this tile's copies of all lanes are visible
         //! [pipeline]
-        // (3) S = Q K^T, -inf where a query does not see a key
+        // (3) S = Q K^T, -inf where masked.
         float s[kBlockN / 8][4] = {};
         gemm_qk<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
-        // (4) softmax
+        // (4) Online softmax.
         //! [softmax]
 #pragma unroll
         for (int n = 0; n < kBlockN / 8; ++n)
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int j = key0 + 8 * n + quad_col + i % 2;
-            s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
-                                                                    : s[n][i] * softmax_scale_log2;
+            s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
+                          ? -INFINITY
+                          : s[n][i] * softmax_scale_log2;
             largest[i / 2] = fmaxf(largest[i / 2], s[n][i]);
           }
-        if (!unified) {  // the running maximum, as in v13
+        if (!unified) {  // the running max, as in v13
           float rescale[2];
 #pragma unroll
           for (int r = 0; r < 2; ++r) {
@@ -294,8 +300,8 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         // (5) O += P V
         gemm_pv<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
       }
-      // A warp whose rows all have their maximum in the range, or see nothing, is done. The others
-      // begin again.
+      // The warp is done if the maximum of each row is in range or the row is fully masked;
+      // otherwise it starts again.
       //! [fallback]
       bool in_range = true;
 #pragma unroll
@@ -305,7 +311,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       }
       if (!unified || __ballot_sync(~0u, in_range) == ~0u) break;
       cp_async_wait<0>();
-      __syncwarp();  // all lanes are done with their tiles
+      __syncwarp();  // all lanes have read their tiles
       for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
 #pragma unroll
       for (int r = 0; r < 2; ++r) row_max[r] = largest[r] = kLowest, row_sum[r] = 0;
@@ -316,12 +322,12 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       //! [fallback]
     }
 
-    // (6) merge the parts
+    // (6) Reduce across warps.
     //! [merge]
     auto& sO = reinterpret_cast<OutputParts<Config>&>(smem);
     static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV, "the parts lie where K and V were");
     cp_async_wait<0>();
-    __syncthreads();  // all are done with K and V
+    __syncthreads();  // all warps have read K and V
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = quad_row + 8 * r;
@@ -330,13 +336,13 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         *reinterpret_cast<float2*>(&sO[warp_id][row][8 * n + quad_col]) =
             make_float2(o[n][2 * r], o[n][2 * r + 1]);
       const float sum = quad_sum(row_sum[r]);
-      if (lane_id % 4 == 0) {  // a warp that saw no key must not raise the common maximum
+      if (lane_id % 4 == 0) {  // without visible keys: must not raise the common max
         smem.sMax[warp_id][row] = sum != 0 ? row_max[r] : kLowest;
         smem.sSum[warp_id][row] = sum;
       }
     }
-    __syncthreads();                       // the parts are there
-    constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
+    __syncthreads();                       // m, l and O of all warps are visible
+    constexpr int kChunks = kHeadDim / 4;  // chunks per row, of four columns
     for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += Config::kThreads) {
       const int r = idx / kChunks, col = idx % kChunks * 4;
       float max = kLowest, sum = 0, out[4] = {};
@@ -349,7 +355,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         add_scaled(out, weight, *reinterpret_cast<const float4*>(&sO[n][r][col]));
       }
       //! [merge]
-      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      // (7) O = O / l of this split; (8) store O and lse, -inf if no key is visible.
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
       if (num_splits == 1) {
@@ -363,17 +369,17 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       if (col == 0) gLsePartial[to] = lse;
     }
 
-    // (9) the last one merges
+    // (9) The last block to arrive reduces.
     //! [arrive]
-    __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
+    __syncthreads();  // the partial result is stored; all threads have read sO
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int n) { return Schedule::slot(segment, n) * kRows + r; });
-    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // reset for the next launch
     //! [arrive]
   }
 }

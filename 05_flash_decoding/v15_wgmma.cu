@@ -1,9 +1,11 @@
-// v15_wgmma: 64 rows by wgmma.
+// v15_wgmma: 64 rows per block with wgmma. Presumes chapter 06.
 //
 // parent    v13_even_splits
-// idea      Hopper's MMA has 64 rows, and four warps multiply as one: the rows of a group and of
-//           several queries are those of a single MMA. A warpgroup has all of a tile's keys, so
-//           that nothing is left to merge in the block. Tiles lie in panels of 128-byte rows.
+// change    One warpgroup processes all rows of a K/V head with wgmma, which has 64 rows. It
+//           processes all keys of a tile, so nothing is reduced across warps. Tiles are stored as
+//           panels of 64 columns, 128 bytes per row.
+// why       Several queries times the heads of a group are up to 64 rows. wgmma takes the same time
+//           for 1 as for 64.
 // expect    gpu__time_duration.sum flat up to 64 rows; up to 32 rows slower than v13, since an SM
 //           has a single warpgroup
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
@@ -30,32 +32,32 @@ using namespace splits;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 64;
-  static constexpr int kBlockN = 64, kTile = kBlockN;             // keys of a tile
-  static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;  // a warpgroup
-  static constexpr int kLanes = kHeadDim / 8;                     // that copy a row: 16 bytes each
-  static constexpr int kRowsPerLoad = kThreads / kLanes;  // rows that the block copies at once
-  static constexpr int kStages = kHeadDim == 64 ? 8 : kHeadDim == 128 ? 6 : 3;  // tiles of K and V
+  static constexpr int kBlockN = 64, kTile = kBlockN;             // keys per tile
+  static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;  // one warpgroup
+  static constexpr int kLanes = kHeadDim / 8;                     // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = kThreads / kLanes;          // rows per load of the block
+  static constexpr int kStages = kHeadDim == 64 ? 8 : kHeadDim == 128 ? 6 : 3;  // pipeline stages
   static constexpr int kBlocksPerSm = 1;
 };
 
-// Tiles are panels of 64 columns, [d / 64][rows, 64], as in chapter 06.
+// Tiles are stored as panels of 64 columns, [d / 64][rows, 64], as in chapter 06.
 template <class Element, class Config>
 struct SharedStorage {
   alignas(1024) Element sK[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) Element sV[Config::kStages][Config::kBlockN * Config::kHeadDim];
   alignas(1024) Element sQ[Config::kRows * Config::kHeadDim];
-  bool last;  // whether this block merges
+  bool last;  // this block reduces the splits of the row
   ATTN_MEMBERS(SharedStorage, sK, sV, sQ, last)
 };
-// The swizzled offset of element (row, col) of a tile of 64 rows.
+// 128-byte swizzle: offset of element (row, col) in a tile of 64 rows.
 //! [swizzle]
 __device__ __forceinline__ int swizzled_offset(int row, int col) {
   return (col / 64 * 64 + row) * 64 + ((col / 8) ^ row) % 8 * 8 + col % 8;
 }
 //! [swizzle]
 
-// Issues the copies of this thread's chunks of 64 rows, of which `count` are there; the others
-// become 0. `g`: the thread's chunk of the tile's first row.
+// Issues cp.async of this thread's chunks of 64 rows; rows from `count` on become 0. `g`: the
+// thread's chunk of the tile's first row.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
@@ -69,44 +71,44 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int c
 }
 //! [load]
 
-// (3) S = Q K^T, and (5) O += P V, of 64 rows and 64 keys. They are issued, and not waited for.
+// (3) S = Q K^T and (5) O += P V for 64 rows and 64 keys: issue and commit, no wait.
 //! [mma]
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4], const Element* sQ,
-                                       const Element* sK) {
+                                        const Element* sK) {
   const SmemDescriptor q = smem_descriptor(sQ), k = smem_descriptor(sK);
   wgmma_fence();
 #pragma unroll
-  for (int step = 0; step < Config::kHeadDim / 16; ++step) {  // 64 columns a panel
-    const int idx = step / 4 * 64 * 128 + step % 4 * 32;       // bytes
+  for (int step = 0; step < Config::kHeadDim / 16; ++step) {  // 64 columns per panel
+    const int idx = step / 4 * 64 * 128 + step % 4 * 32;      // offset in bytes
     wgmma<Element, false>(s, q + idx, k + idx, step > 0);
   }
   wgmma_commit();
 }
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
-                                       const uint32_t (&p)[Config::kBlockN / 16][4],
-                                       const Element* sV) {
+                                        const uint32_t (&p)[Config::kBlockN / 16][4],
+                                        const Element* sV) {
   const SmemDescriptor v = smem_descriptor(sV, 64 * 128);
   wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < Config::kBlockN / 16; ++k)  // 16 keys are 16 rows of 128 bytes
+  for (int k = 0; k < Config::kBlockN / 16; ++k)  // 16 keys: 16 rows of 128 bytes
     wgmma<Element, true>(o, p[k], v + 16 * 128 * k, true);
   wgmma_commit();
 }
 //! [mma]
 
-// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `partial_index(n)`: where part n lies.
+// One warp reduces the partial results of a row. A lane owns four of each 128 columns and the
+// weight of every 32nd partial result. `partial_index(n)`: index of partial result n.
 //! [merge_row]
 template <class Element, class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
-  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
+  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
-  const bool owner = 4 * lane_id < kHeadDim;  // with d = 64 half of the lanes have no columns
+  const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
   const auto load = [&](int n0) {
 #pragma unroll
@@ -147,21 +149,22 @@ __device__ __forceinline__ void merge_row(const float* gOPartial, const float* g
 //! [merge_row]
 
 template <class Element, class Config, class Schedule>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attention_kernel(
-    const Element* gQ,     // [B, Hq, seqlen_q, d]
-    const Element* gK,     // [B, Hkv, seqlen_k, d]
-    const Element* gV,     // [B, Hkv, seqlen_k, d]
-    const int* gSeqused,   // [B]: keys of each sequence
-    Element* gO,           // [B, Hq, seqlen_q, d]
-    float* gLse,           // [B, Hq, seqlen_q]
-    float* gOPartial,      // [slots, kRows, d]
-    float* gLsePartial,    // [slots, kRows], to base 2
-    unsigned* gSemaphore,  // [row blocks]: parts that are stored; 0 between launches
-    Shape shape, Schedule schedule, int row_tiles) {
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
+                     const Element* gK,     // [B, Hkv, seqlen_k, d]
+                     const Element* gV,     // [B, Hkv, seqlen_k, d]
+                     const int* gSeqused,   // [B]: valid keys per sequence
+                     Element* gO,           // [B, Hq, seqlen_q, d]
+                     float* gLse,           // [B, Hq, seqlen_q]
+                     float* gOPartial,      // [num_partials, kRows, d]
+                     float* gLsePartial,    // [num_partials, kRows], in log2 units
+                     unsigned* gSemaphore,  // [row blocks]: arrivals; 0 between launches
+                     Shape shape, Schedule schedule, int row_tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
-  const int quad_row = 16 * warp_id + lane_id / 4, quad_col = lane_id % 4 * 2;  // of this lane
+  // this lane's first row and column
+  const int quad_row = 16 * warp_id + lane_id / 4, quad_col = lane_id % 4 * 2;
   const int heads = shape.kv_heads * row_tiles;
   schedule.begin(shape, gSeqused, heads, Config::kTile);
   for (StreamKTile segment; schedule.next(segment, shape, gSeqused, heads, Config::kTile);) {
@@ -169,23 +172,25 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
     const Rows rows = rows_of(shape, row_block, kRows);
     const KvRange all = keys_of_sequence(shape, seqlen_k);
     const KvRange keys{all.begin + tile * Config::kTile,
-                    min(all.end, all.begin + (tile + count) * Config::kTile)};
+                       min(all.end, all.begin + (tile + count) * Config::kTile)};
     const int chunk = threadIdx.x % Config::kLanes * 8;
     const int64_t kv = int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + chunk;
 
-    // (1) load Q, which stays. Rows that are not there become 0.
+    // (1) Load Q, which stays. Rows past the last become 0.
     //! [load_q]
     load_tile<Config>(smem.sQ, gQ + rows.first * kHeadDim + chunk, rows.count);
     cp_async_commit();
     //! [load_q]
-    float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+    float o[kHeadDim / 8][4] = {};  // unnormalised
+    // in log2 units; row_sum of this lane's keys
+    float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
     const KvRange kv_range[2] = {
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
-    // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+    // (2) Issue K_j and V_j, kStages - 1 tiles ahead. Past the last tile the cp.async groups are
+    // empty.
     //! [pipeline]
     constexpr int kStages = Config::kStages;
     const auto load_kv = [&](int key0, int stage) {
@@ -199,11 +204,11 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
     for (int n = 0; n < kStages - 1; ++n) load_kv(keys.begin + n * kBlockN, n);
     const auto consumer_wait = [&](auto pending) {
       cp_async_wait<pending.value>();
-      fence_proxy_async();  // the async proxy, by which wgmma reads, knows of this thread's copies
-      __syncthreads();       // the tile is there; all are done with P V of the one before
+      fence_proxy_async();  // this thread's copies are visible to wgmma (async proxy)
+      __syncthreads();      // the tile is visible; all warps have finished P V of the previous tile
     };
     //! [pipeline]
-    // (3) S = Q K^T, of the next tile together with P V of this one
+    // (3) S = Q K^T; in the loop, of the next tile together with P V of this tile.
     float s[kBlockN / 8][4];
     if (keys.begin < keys.end) {
       consumer_wait(std::integral_constant<int, kStages - 2>());
@@ -212,7 +217,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
     }
     int stage = 0;
     for (int key0 = keys.begin; key0 < keys.end; key0 += kBlockN) {
-      // (4) softmax; -inf where a query does not see a key. Warps without rows have nothing to do.
+      // (4) Mask and online softmax. Warps without rows skip both.
       //! [softmax]
       uint32_t p[kBlockN / 16][4] = {};
       if (16 * warp_id < rows.count) {
@@ -222,8 +227,9 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int j = key0 + 8 * n + quad_col + i % 2;
-            s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
-                                                                    : s[n][i] * softmax_scale_log2;
+            s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
+                          ? -INFINITY
+                          : s[n][i] * softmax_scale_log2;
             max[i / 2] = fmaxf(max[i / 2], s[n][i]);
           }
         float rescale[2];
@@ -267,7 +273,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       stage = next;
     }
 
-    // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+    // (7) O = O / l of this split; (8) store O and lse, -inf if no key is visible.
     //! [store]
     cp_async_wait<0>();
 #pragma unroll
@@ -293,17 +299,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
     }
     //! [store]
 
-    // (9) the last one merges
+    // (9) The last block to arrive reduces.
     //! [arrive]
-    __syncthreads();  // this block's part is stored; nobody reads Q any more
+    __syncthreads();  // the partial result is stored; Q is no longer read
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Element, Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int n) { return Schedule::slot(segment, n) * kRows + r; });
-    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // reset for the next launch
     //! [arrive]
   }
 }

@@ -1,12 +1,13 @@
-// v1_one_block: a block for each query, which reads all keys.
+// v1_one_block: one thread block per query, looping over all keys.
 //
 // parent    02_online_softmax/v7_attention_row
-// idea      Decoding has one query a sequence, or a few, and a long cache of keys and values. Work
-//           is two multiply-adds for each number of K and V: what counts is how fast these are
-//           read. A lane reads 16 bytes at a time, a warp 16 keys one after the other. Lanes with
-//           the same keys share a maximum and a sum; all of them merge at the end.
+// change    Each lane loads 16 bytes at a time, each warp a tile of 16 keys. The lanes that hold
+//           the same key add their partial scores with shuffles and share one (m, l) state. All
+//           states of the block merge at the end.
+// why       Decoding has one or a few queries per sequence and a long KV cache. Each element of K
+//           and V enters one multiply-add per query head, so the read rate decides the time.
 // expect    dram__throughput stays at a fraction of its peak: a batch of 1 has as many blocks as
-//           query heads, and most SMs have none
+//           query heads, and most SMs are idle
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include "attn/kernel.h"
 #include "kernels/splits.h"
@@ -20,25 +21,26 @@ using namespace splits;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 1;
-  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
-  static constexpr int kLanes = kHeadDim / 8;             // that share a key: 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;         // of a warp
-  static constexpr int kKeys = kBlockN / kRowsPerLoad;     // of a lane, in a tile
-  static constexpr int kParts = kNumWarps * kRowsPerLoad;  // lanes with keys of their own
+  static constexpr int kLanes = kHeadDim / 8;           // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;      // keys per load of a warp
+  static constexpr int kKeys = kBlockN / kRowsPerLoad;  // keys per lane and tile
+  // groups of lanes with their own (m, l) state
+  static constexpr int kParts = kNumWarps * kRowsPerLoad;
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp reads whole rows");
 };
 
 template <class Config>
 struct SharedStorage {
   float sO[Config::kParts][Config::kRows][Config::kHeadDim];
-  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
   ATTN_MEMBERS(SharedStorage, sO, sMax, sSum)
 };
 
-// This lane's chunks of a tile of keys, of which `count` are there; the others are 0. `g`: the
-// lane's chunk of the tile's first row.
+// Loads this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's chunk of the
+// tile's first row.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(uint4 (&tile)[Config::kKeys], const Element* g,
@@ -52,10 +54,10 @@ __device__ __forceinline__ void load_tile(uint4 (&tile)[Config::kKeys], const El
 }
 //! [load]
 
-// The scores of a row with this lane's keys, to base 2: the lanes that share a key add up.
+// Scores of one row with this lane's keys, in log2 units, reduced over the lanes of a key.
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kKeys], const float (&q)[8],
-                                       const uint4 (&k)[Config::kKeys]) {
+                                        const uint4 (&k)[Config::kKeys]) {
 #pragma unroll
   for (int n = 0; n < Config::kKeys; ++n) {
     s[n] = dot<Element>(q, k[n]);
@@ -70,7 +72,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
                      const Element* gK,    // [B, Hkv, seqlen_k, d]
                      const Element* gV,    // [B, Hkv, seqlen_k, d]
-                     const int* gSeqused,  // [B]: keys of each sequence
+                     const int* gSeqused,  // [B]: valid keys per sequence
                      Element* gO,          // [B, Hq, seqlen_q, d]
                      float* gLse,          // [B, Hq, seqlen_q]
                      Shape shape) {
@@ -84,9 +86,9 @@ __global__ void __launch_bounds__(Config::kThreads)
   const KvRange keys = visible_keys(shape, seqlen_k, rows);
   const int64_t kv = int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + chunk;
 
-  // (1) load Q, which stays
-  float q[kRows][8], o[kRows][8] = {};        // O is not divided by l yet
-  float row_max[kRows], row_sum[kRows] = {};  // to base 2; of this lane's keys
+  // (1) Load Q, which stays in registers.
+  float q[kRows][8], o[kRows][8] = {};        // O is unnormalised
+  float row_max[kRows], row_sum[kRows] = {};  // in log2 units; row_sum of this lane's keys
   KvRange kv_range[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -102,16 +104,16 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   for (int key0 = keys.begin + warp_id * kBlockN; key0 < keys.end;
        key0 += Config::kNumWarps * kBlockN) {
-    // (2) load K_j and V_j
+    // (2) Load K_j and V_j.
     uint4 k[Config::kKeys], v[Config::kKeys];
     load_tile<Config>(k, gK + kv + int64_t{key0} * kHeadDim, keys.end - key0);
     load_tile<Config>(v, gV + kv + int64_t{key0} * kHeadDim, keys.end - key0);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      // (3) S = q K^T, -inf where the query does not see a key
+      // (3) S = q K^T, -inf where masked.
       float s[Config::kKeys];
       gemm_qk<Element, Config>(s, q[r], k);
-      // (4) softmax
+      // (4) Online softmax.
       //! [softmax]
       float max = row_max[r];
 #pragma unroll
@@ -136,14 +138,14 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
   }
 
-  // (6) merge the parts
+  // (6) Reduce across warps.
   //! [merge]
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < 8; ++i) smem.sO[part][r][chunk + i] = o[r][i];
     if (chunk == 0) smem.sMax[part][r] = row_max[r], smem.sSum[part][r] = row_sum[r];
   }
-  __syncthreads();  // the parts are there
+  __syncthreads();  // m, l and O of all warps are visible
   for (int idx = threadIdx.x; idx < rows.count * kHeadDim; idx += Config::kThreads) {
     const int r = idx / kHeadDim, col = idx % kHeadDim;
     float max = kLowest, sum = 0, out = 0;
@@ -154,7 +156,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       out += weight * smem.sO[n][r][col];
     }
     //! [merge]
-    // (7) O = O / l, once; (8) store O and lse. A row that sees nothing: O = 0, lse = -inf.
+    // (7) O = O / l, once; (8) store O and lse. Fully masked row: O = 0, lse = -inf.
     gO[(rows.first + r) * kHeadDim + col] = from_float<Element>(sum != 0 ? out / sum : 0);
     if (col == 0) gLse[rows.first + r] = sum != 0 ? kLn2 * max + logf(sum) : -INFINITY;
   }

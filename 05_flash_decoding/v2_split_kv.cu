@@ -1,12 +1,13 @@
-// v2_split_kv: the keys of a sequence are split among blocks.
+// v2_split_kv: split-KV, the keys of a sequence split among thread blocks.
 //
 // parent    v1_one_block
-// idea      Flash-Decoding (Dao, Haziza, Massa, Sizov 2023): a long cache is as much work as a
-//           large batch, so it is cut into splits, a block each. A split gives an O of its own keys
-//           in fp32 and its lse; a second kernel merges them, as chapter 02 merges pairs (maximum,
-//           sum). A split without keys gives O = 0 and lse = -inf: its weight is 0.
+// change    Each block processes one split of the keys. It stores an fp32 O, normalised over its
+//           own keys, and the lse. A combine kernel reduces the splits, as chapter 02 merges (m, l)
+//           states. An empty split has O = 0 and lse = -inf, so its weight is 0.
+// why       At batch 1 the parent has fewer blocks than the GPU has SMs.
 // expect    gpu__time_duration.sum at batch 1 falls as more SMs have blocks
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
+// source    Dao, Haziza, Massa, Sizov, Flash-Decoding for long-context inference (2023)
 #include "attn/kernel.h"
 #include "kernels/combine.h"
 #include "kernels/splits.h"
@@ -20,27 +21,28 @@ using namespace splits;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 1;
-  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
-  static constexpr int kLanes = kHeadDim / 8;             // that share a key: 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;         // of a warp
-  static constexpr int kKeys = kBlockN / kRowsPerLoad;     // of a lane, in a tile
-  static constexpr int kParts = kNumWarps * kRowsPerLoad;  // lanes with keys of their own
+  static constexpr int kLanes = kHeadDim / 8;           // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;      // keys per load of a warp
+  static constexpr int kKeys = kBlockN / kRowsPerLoad;  // keys per lane and tile
+  // groups of lanes with their own (m, l) state
+  static constexpr int kParts = kNumWarps * kRowsPerLoad;
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp reads whole rows");
 };
 
 template <class Config>
 struct SharedStorage {
   float sO[Config::kParts][Config::kRows][Config::kHeadDim];
-  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
   ATTN_MEMBERS(SharedStorage, sO, sMax, sSum)
 };
 template <class Config>
 using SplitWeights = float[Config::kRows][kMaxSplits];
 
-// This lane's chunks of a tile of keys, of which `count` are there; the others are 0. `g`: the
-// lane's chunk of the tile's first row.
+// Loads this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's chunk of the
+// tile's first row.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(uint4 (&tile)[Config::kKeys], const Element* g,
@@ -54,10 +56,10 @@ __device__ __forceinline__ void load_tile(uint4 (&tile)[Config::kKeys], const El
 }
 //! [load]
 
-// The scores of a row with this lane's keys, to base 2: the lanes that share a key add up.
+// Scores of one row with this lane's keys, in log2 units, reduced over the lanes of a key.
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kKeys], const float (&q)[8],
-                                       const uint4 (&k)[Config::kKeys]) {
+                                        const uint4 (&k)[Config::kKeys]) {
 #pragma unroll
   for (int n = 0; n < Config::kKeys; ++n) {
     s[n] = dot<Element>(q, k[n]);
@@ -72,9 +74,9 @@ __global__ void __launch_bounds__(Config::kThreads)
     attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
                      const Element* gK,    // [B, Hkv, seqlen_k, d]
                      const Element* gV,    // [B, Hkv, seqlen_k, d]
-                     const int* gSeqused,  // [B]: keys of each sequence
+                     const int* gSeqused,  // [B]: valid keys per sequence
                      float* gOPartial,     // [B, Hq, seqlen_q, num_splits, d]
-                     float* gLsePartial,   // [B, Hq, seqlen_q, num_splits], to base 2
+                     float* gLsePartial,   // [B, Hq, seqlen_q, num_splits], in log2 units
                      Shape shape) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
@@ -87,9 +89,9 @@ __global__ void __launch_bounds__(Config::kThreads)
   const KvRange keys = part_of(visible_keys(shape, seqlen_k, rows), split, num_splits, kBlockN);
   const int64_t kv = int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + chunk;
 
-  // (1) load Q, which stays
-  float q[kRows][8], o[kRows][8] = {};        // O is not divided by l yet
-  float row_max[kRows], row_sum[kRows] = {};  // to base 2; of this lane's keys
+  // (1) Load Q, which stays in registers.
+  float q[kRows][8], o[kRows][8] = {};        // O is unnormalised
+  float row_max[kRows], row_sum[kRows] = {};  // in log2 units; row_sum of this lane's keys
   KvRange kv_range[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -105,16 +107,16 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   for (int key0 = keys.begin + warp_id * kBlockN; key0 < keys.end;
        key0 += Config::kNumWarps * kBlockN) {
-    // (2) load K_j and V_j
+    // (2) Load K_j and V_j.
     uint4 k[Config::kKeys], v[Config::kKeys];
     load_tile<Config>(k, gK + kv + int64_t{key0} * kHeadDim, keys.end - key0);
     load_tile<Config>(v, gV + kv + int64_t{key0} * kHeadDim, keys.end - key0);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      // (3) S = q K^T, -inf where the query does not see a key
+      // (3) S = q K^T, -inf where masked.
       float s[Config::kKeys];
       gemm_qk<Element, Config>(s, q[r], k);
-      // (4) softmax
+      // (4) Online softmax.
       //! [softmax]
       float max = row_max[r];
 #pragma unroll
@@ -139,14 +141,14 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
   }
 
-  // (6) merge the parts
+  // (6) Reduce across warps.
   //! [merge]
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < 8; ++i) smem.sO[part][r][chunk + i] = o[r][i];
     if (chunk == 0) smem.sMax[part][r] = row_max[r], smem.sSum[part][r] = row_sum[r];
   }
-  __syncthreads();  // the parts are there
+  __syncthreads();  // m, l and O of all warps are visible
   for (int idx = threadIdx.x; idx < rows.count * kHeadDim; idx += Config::kThreads) {
     const int r = idx / kHeadDim, col = idx % kHeadDim;
     float max = kLowest, sum = 0, out = 0;
@@ -157,7 +159,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       out += weight * smem.sO[n][r][col];
     }
     //! [merge]
-    // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+    // (7) O = O / l of this split; (8) store O and lse, -inf if no key is visible.
     const int64_t to = (rows.first + r) * num_splits + split;
     gOPartial[to * kHeadDim + col] = sum != 0 ? out / sum : 0;
     if (col == 0) gLsePartial[to] = sum != 0 ? max + log2f(sum) : -INFINITY;
@@ -167,7 +169,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads)
     combine_kernel(const float* gOPartial,    // [B, Hq, seqlen_q, num_splits, d]
-                   const float* gLsePartial,  // [B, Hq, seqlen_q, num_splits], to base 2
+                   const float* gLsePartial,  // [B, Hq, seqlen_q, num_splits], in log2 units
                    Element* gO,               // [B, Hq, seqlen_q, d]
                    float* gLse,               // [B, Hq, seqlen_q]
                    Shape shape, int num_splits) {

@@ -1,11 +1,13 @@
-// v4_gqa: a block serves several query heads of a K/V head.
+// v4_gqa: one thread block serves several query heads of a K/V head.
 //
 // parent    v3_bytes_in_flight
-// idea      With grouped heads, every block of a group read the same K and V: from HBM once, from
-//           L2 once a query head. Now a block has up to four rows, queries of all heads that share
-//           the keys, and each number that is read serves all of them.
-// expect    lts__t_bytes.sum falls by the rows of a block. Two multiply-adds a number and row,
-//           and the conversion of 16-bit numbers, become what binds: time grows with the group
+// change    A block has up to four rows (two at d=256): queries of all heads that share a K/V head.
+//           Each element of K and V that it loads serves all of them.
+// why       In the parent each query head of a group reads the same K and V: once from HBM, but
+//           once per query head from L2.
+// expect    lts__t_bytes.sum falls by the rows per block. CUDA cores become the bottleneck: two
+//           multiply-adds per element and row, and the conversion to fp32; time grows with the
+//           group size
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
@@ -21,13 +23,14 @@ using namespace splits;
 template <int kHeadDim_, int kRows_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = kRows_;
-  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
-  static constexpr int kLanes = kHeadDim / 8;              // that share a key: 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;          // of a warp
-  static constexpr int kKeys = kBlockN / kRowsPerLoad;      // of a lane, in a tile
-  static constexpr int kParts = kNumWarps * kRowsPerLoad;   // lanes with keys of their own
-  static constexpr int kStages = kHeadDim <= 128 ? 3 : 2;  // tiles of K and V of a warp
+  static constexpr int kLanes = kHeadDim / 8;           // lanes per key, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;      // keys per load of a warp
+  static constexpr int kKeys = kBlockN / kRowsPerLoad;  // keys per lane and tile
+  // groups of lanes with their own (m, l) state
+  static constexpr int kParts = kNumWarps * kRowsPerLoad;
+  static constexpr int kStages = kHeadDim <= 128 ? 3 : 2;  // pipeline stages per warp
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
 
@@ -36,15 +39,15 @@ struct SharedStorage {
   alignas(16) Element sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(16) Element sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   float sO[Config::kParts][Config::kRows][Config::kHeadDim];
-  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
   ATTN_MEMBERS(SharedStorage, sK, sV, sO, sMax, sSum)
 };
 template <class Config>
 using SplitWeights = float[Config::kRows][kMaxSplits];
 
-// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
-// become 0. `g` and `tile`: the lane's chunk of the tile's first row.
+// Issues cp.async of this lane's chunks of a tile; rows from `count` on become 0. `g` and `tile`:
+// the lane's chunk of the tile's first row.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
@@ -67,10 +70,10 @@ __device__ __forceinline__ void read_tile(uint4 (&r)[Config::kKeys], const Eleme
 }
 //! [load]
 
-// The scores of a row with this lane's keys, to base 2: the lanes that share a key add up.
+// Scores of one row with this lane's keys, in log2 units, reduced over the lanes of a key.
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kKeys], const float (&q)[8],
-                                       const uint4 (&k)[Config::kKeys]) {
+                                        const uint4 (&k)[Config::kKeys]) {
 #pragma unroll
   for (int n = 0; n < Config::kKeys; ++n) {
     s[n] = dot<Element>(q, k[n]);
@@ -85,9 +88,9 @@ __global__ void __launch_bounds__(Config::kThreads)
     attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
                      const Element* gK,    // [B, Hkv, seqlen_k, d]
                      const Element* gV,    // [B, Hkv, seqlen_k, d]
-                     const int* gSeqused,  // [B]: keys of each sequence
+                     const int* gSeqused,  // [B]: valid keys per sequence
                      float* gOPartial,     // [B, Hq, seqlen_q, num_splits, d]
-                     float* gLsePartial,   // [B, Hq, seqlen_q, num_splits], to base 2
+                     float* gLsePartial,   // [B, Hq, seqlen_q, num_splits], in log2 units
                      Shape shape) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
@@ -100,9 +103,9 @@ __global__ void __launch_bounds__(Config::kThreads)
   const KvRange keys = part_of(visible_keys(shape, seqlen_k, rows), split, num_splits, kBlockN);
   const int64_t kv = int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + chunk;
 
-  // (1) load Q, which stays
-  float q[kRows][8], o[kRows][8] = {};        // O is not divided by l yet
-  float row_max[kRows], row_sum[kRows] = {};  // to base 2; of this lane's keys
+  // (1) Load Q, which stays in registers.
+  float q[kRows][8], o[kRows][8] = {};        // O is unnormalised
+  float row_max[kRows], row_sum[kRows] = {};  // in log2 units; row_sum of this lane's keys
   KvRange kv_range[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
@@ -116,7 +119,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     row_max[r] = kLowest;
   }
 
-  // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+  // (2) Issue K_j and V_j, kStages - 1 tiles ahead. Past the last tile the cp.async groups are
+  // empty.
   //! [pipeline]
   constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
   const int first = keys.begin + warp_id * kBlockN;
@@ -131,7 +135,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
   int stage = 0;
   for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
-    load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);  // read one tile ago
+    // this stage was read one tile ago
+    load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
     cp_async_wait<kStages - 1>();
     uint4 k[Config::kKeys], v[Config::kKeys];
     read_tile<Config>(k, &smem.sK[warp_id][stage][0][chunk]);
@@ -139,10 +144,10 @@ __global__ void __launch_bounds__(Config::kThreads)
     //! [pipeline]
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      // (3) S = q K^T, -inf where the query does not see a key
+      // (3) S = q K^T, -inf where masked.
       float s[Config::kKeys];
       gemm_qk<Element, Config>(s, q[r], k);
-      // (4) softmax
+      // (4) Online softmax.
       //! [softmax]
       float max = row_max[r];
 #pragma unroll
@@ -167,14 +172,14 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
   }
 
-  // (6) merge the parts
+  // (6) Reduce across warps.
   //! [merge]
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     for (int i = 0; i < 8; ++i) smem.sO[part][r][chunk + i] = o[r][i];
     if (chunk == 0) smem.sMax[part][r] = row_max[r], smem.sSum[part][r] = row_sum[r];
   }
-  __syncthreads();  // the parts are there
+  __syncthreads();  // m, l and O of all warps are visible
   for (int idx = threadIdx.x; idx < rows.count * kHeadDim; idx += Config::kThreads) {
     const int r = idx / kHeadDim, col = idx % kHeadDim;
     float max = kLowest, sum = 0, out = 0;
@@ -185,7 +190,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       out += weight * smem.sO[n][r][col];
     }
     //! [merge]
-    // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+    // (7) O = O / l of this split; (8) store O and lse, -inf if no key is visible.
     const int64_t to = (rows.first + r) * num_splits + split;
     gOPartial[to * kHeadDim + col] = sum != 0 ? out / sum : 0;
     if (col == 0) gLsePartial[to] = sum != 0 ? max + log2f(sum) : -INFINITY;
@@ -195,7 +200,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads)
     combine_kernel(const float* gOPartial,    // [B, Hq, seqlen_q, num_splits, d]
-                   const float* gLsePartial,  // [B, Hq, seqlen_q, num_splits], to base 2
+                   const float* gLsePartial,  // [B, Hq, seqlen_q, num_splits], in log2 units
                    Element* gO,               // [B, Hq, seqlen_q, d]
                    float* gLse,               // [B, Hq, seqlen_q]
                    Shape shape, int num_splits) {

@@ -1,10 +1,10 @@
-// v6_heuristic: how many splits, from a model of their time.
+// v6_heuristic: number of splits from a cost model.
 //
 // parent    v5_packed_rows
-// idea      Too few splits leave SMs idle, too many cost a start and a merge each, and a number
-//           that does not divide the SMs leaves a last wave half empty. The time of a launch is
-//           modelled for each number of splits, and the least taken. A row that is not split is
-//           stored as it is: nothing is merged.
+// change    The host evaluates a model of the launch time for each number of splits and takes the
+//           fastest. With a single split the block stores O directly and no combine kernel runs.
+// why       Too few splits leave SMs idle. Each split adds a start and a partial result. A number
+//           of blocks that is not a multiple of the SMs leaves the last wave half empty.
 // expect    gpu__time_duration.sum close to that of the best number in an exhaustive sweep
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include "attn/kernel.h"
@@ -23,12 +23,12 @@ using namespace splits;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 16;
-  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
-  static constexpr int kLanes = kHeadDim / 8;              // that copy a row: 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;          // rows that a warp copies at once
-  static constexpr int kParts = kNumWarps;                 // of a row
-  static constexpr int kStages = kHeadDim <= 128 ? 3 : 2;  // tiles of K and V of a warp
+  static constexpr int kLanes = kHeadDim / 8;              // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows per load of a warp
+  static constexpr int kParts = kNumWarps;                 // partial results per row
+  static constexpr int kStages = kHeadDim <= 128 ? 3 : 2;  // pipeline stages per warp
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
 
@@ -36,18 +36,19 @@ template <class Element, class Config>
 struct SharedStorage {
   alignas(16) Element sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(16) Element sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
-  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
   ATTN_MEMBERS(SharedStorage, sK, sV, sMax, sSum)
 };
-// The warps' parts of O, where K and V were. The padding puts four rows of 8 floats into all 32
-// banks: what half a warp stores at once, 8 bytes a lane.
+// O of each warp, in the memory of K and V. The padding avoids bank conflicts: half a warp stores
+// four rows of 8 floats at once, 8 bytes per lane, to all 32 banks.
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim + 8];
 template <class Config>
 using SplitWeights = float[Config::kRows][kMaxSplits];
 
-// The swizzled offset of element (row, col) of a tile [kBlockN, kHeadDim], as in chapter 04.
+// XOR swizzle: offset of element (row, col) in a tile [kBlockN, kHeadDim]. 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
 //! [swizzle]
 template <int kHeadDim>
 __device__ __forceinline__ int swizzled_offset(int row, int col) {
@@ -55,8 +56,8 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 }
 //! [swizzle]
 
-// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
-// become 0. `g`: the lane's chunk of the tile's first row.
+// Issues cp.async of this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's
+// chunk of the tile's first row.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
@@ -71,12 +72,12 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int c
 }
 //! [load]
 
-// (3) S = Q K^T of a warp's tile, and (5) O += P V; fragments as in chapter 04.
+// (3) S = Q K^T and (5) O += P V for the tile of this warp; fragments as in chapter 04.
 //! [mma]
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
-                                       const uint32_t (&q)[Config::kHeadDim / 16][4],
-                                       const Element* sK) {
+                                        const uint32_t (&q)[Config::kHeadDim / 16][4],
+                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step)
@@ -91,8 +92,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
 }
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
-                                       const float (&p)[Config::kBlockN / 8][4],
-                                       const Element* sV) {
+                                        const float (&p)[Config::kBlockN / 8][4],
+                                        const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kBlockN / 16; ++k) {
@@ -116,11 +117,11 @@ __global__ void __launch_bounds__(Config::kThreads)
     attention_kernel(const Element* gQ,    // [B, Hq, seqlen_q, d]
                      const Element* gK,    // [B, Hkv, seqlen_k, d]
                      const Element* gV,    // [B, Hkv, seqlen_k, d]
-                     const int* gSeqused,  // [B]: keys of each sequence
-                     Element* gO,          // [B, Hq, seqlen_q, d], of a single split
+                     const int* gSeqused,  // [B]: valid keys per sequence
+                     Element* gO,          // [B, Hq, seqlen_q, d], if there is one split
                      float* gLse,          // [B, Hq, seqlen_q]
                      float* gOPartial,     // [B, Hq, seqlen_q, num_splits, d]
-                     float* gLsePartial,   // [B, Hq, seqlen_q, num_splits], to base 2
+                     float* gLsePartial,   // [B, Hq, seqlen_q, num_splits], in log2 units
                      Shape shape) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
@@ -132,7 +133,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const KvRange keys = part_of(visible_keys(shape, seqlen_k, rows), split, num_splits, kBlockN);
   const int64_t kv = int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + lane_id % Config::kLanes * 8;
 
-  // (1) load Q, which stays: operands of the first MMA. Rows that are not there are 0.
+  // (1) Load the A fragments of Q, which stay in registers. Rows past the last are 0.
   uint32_t q[kHeadDim / 16][4];
 #pragma unroll
   for (int step = 0; step < kHeadDim / 16; ++step)
@@ -144,14 +145,16 @@ __global__ void __launch_bounds__(Config::kThreads)
               ? *reinterpret_cast<const uint32_t*>(gQ + (rows.first + row) * kHeadDim + col)
               : 0;
     }
-  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float o[kHeadDim / 8][4] = {};  // unnormalised
+  // in log2 units; row_sum of this lane's keys
+  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   const KvRange kv_range[2] = {
       keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
       keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
-  // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+  // (2) Issue K_j and V_j, kStages - 1 tiles ahead. Past the last tile the cp.async groups are
+  // empty.
   //! [pipeline]
   constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
   const int first = keys.begin + warp_id * kBlockN;
@@ -166,15 +169,15 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
   int stage = 0;
   for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
-    __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
+    __syncwarp();  // all lanes have read the previous tile, whose stage is refilled
     load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
     cp_async_wait<kStages - 1>();
-    __syncwarp();  // this tile of all lanes is there
+    __syncwarp();  // this tile's copies of all lanes are visible
     //! [pipeline]
-    // (3) S = Q K^T, -inf where a query does not see a key
+    // (3) S = Q K^T, -inf where masked.
     float s[kBlockN / 8][4] = {};
     gemm_qk<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
-    // (4) softmax
+    // (4) Online softmax.
     //! [softmax]
     float max[2] = {row_max[0], row_max[1]};
 #pragma unroll
@@ -182,8 +185,9 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int j = key0 + 8 * n + quad_col + i % 2;
-        s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
-                                                                : s[n][i] * softmax_scale_log2;
+        s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
+                      ? -INFINITY
+                      : s[n][i] * softmax_scale_log2;
         max[i / 2] = fmaxf(max[i / 2], s[n][i]);
       }
     float rescale[2];
@@ -210,12 +214,12 @@ __global__ void __launch_bounds__(Config::kThreads)
     gemm_pv<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
   }
 
-  // (6) merge the parts
+  // (6) Reduce across warps.
   //! [merge]
   auto& sO = reinterpret_cast<OutputParts<Config>&>(smem);
   static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV, "the parts lie where K and V were");
   cp_async_wait<0>();
-  __syncthreads();  // all are done with K and V
+  __syncthreads();  // all warps have read K and V
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = quad_row + 8 * r;
@@ -226,7 +230,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     const float sum = quad_sum(row_sum[r]);
     if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
   }
-  __syncthreads();  // the parts are there
+  __syncthreads();  // m, l and O of all warps are visible
   for (int idx = threadIdx.x; idx < rows.count * kHeadDim; idx += Config::kThreads) {
     const int r = idx / kHeadDim, col = idx % kHeadDim;
     float max = kLowest, sum = 0, out = 0;
@@ -237,7 +241,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       out += weight * sO[n][r][col];
     }
     //! [merge]
-    // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+    // (7) O = O / l of this split; (8) store O and lse, -inf if no key is visible.
     if (num_splits == 1) {
       gO[(rows.first + r) * kHeadDim + col] = from_float<Element>(sum != 0 ? out / sum : 0);
       if (col == 0) gLse[rows.first + r] = sum != 0 ? kLn2 * max + logf(sum) : -INFINITY;
@@ -252,7 +256,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 template <class Element, class Config>
 __global__ void __launch_bounds__(Config::kThreads)
     combine_kernel(const float* gOPartial,    // [B, Hq, seqlen_q, num_splits, d]
-                   const float* gLsePartial,  // [B, Hq, seqlen_q, num_splits], to base 2
+                   const float* gLsePartial,  // [B, Hq, seqlen_q, num_splits], in log2 units
                    Element* gO,               // [B, Hq, seqlen_q, d]
                    float* gLse,               // [B, Hq, seqlen_q]
                    Shape shape, int num_splits) {

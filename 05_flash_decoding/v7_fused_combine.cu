@@ -1,11 +1,12 @@
-// v7_fused_combine: the last block of a row to arrive merges its splits.
+// v7_fused_combine: the last block of a row to arrive reduces its splits; no combine kernel.
 //
 // parent    v6_heuristic
-// idea      A second kernel begins when the first has ended, and costs a few microseconds: as much
-//           as a short cache. So every block counts itself when its part is stored. A block that
-//           finds all others arrived merges: in the order of the splits, so that the bits do not
-//           depend on who was last. It sets the counter back to 0 for the next launch.
-// expect    one kernel in place of two; gpu__time_duration.sum at batch 1 and short caches
+// change    Each block stores its partial O and lse, then increments an arrival counter (semaphore)
+//           with acquire and release semantics. The block that reads num_splits - 1 is the last: it
+//           reduces in split order, so the result is bitwise independent of the arrival order, and
+//           resets the counter for the next launch.
+// why       A second kernel costs a few microseconds, as much as attention over a short cache.
+// expect    one launch instead of two; gpu__time_duration.sum falls at batch 1 and short caches
 // supports  fp16, bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths, causal, windows, GQA
 #include "attn/kernel.h"
 #include "ptx/cp_async.h"
@@ -24,12 +25,12 @@ using namespace splits;
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 16;
-  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 4, kThreads = 32 * kNumWarps;
-  static constexpr int kLanes = kHeadDim / 8;              // that copy a row: 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;          // rows that a warp copies at once
-  static constexpr int kParts = kNumWarps;                 // of a row
-  static constexpr int kStages = kHeadDim <= 128 ? 3 : 2;  // tiles of K and V of a warp
+  static constexpr int kLanes = kHeadDim / 8;              // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows per load of a warp
+  static constexpr int kParts = kNumWarps;                 // partial results per row
+  static constexpr int kStages = kHeadDim <= 128 ? 3 : 2;  // pipeline stages per warp
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
 
@@ -37,19 +38,21 @@ template <class Element, class Config>
 struct SharedStorage {
   alignas(16) Element sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(16) Element sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
-  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // whether this block merges
+  bool last;  // this block reduces the splits of the row
   ATTN_MEMBERS(SharedStorage, sK, sV, sMax, sSum, last)
 };
-// The warps' parts of O, where K and V were. The padding puts four rows of 8 floats into all 32
-// banks: what half a warp stores at once, 8 bytes a lane.
+// O of each warp, in the memory of K and V. The padding avoids bank conflicts: half a warp stores
+// four rows of 8 floats at once, 8 bytes per lane, to all 32 banks.
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim + 8];
 template <class Config>
-using SplitWeights = float[Config::kRows][kMaxSplits];  // there, too, in the merge
+// in the memory of K and V, in the reduction
+using SplitWeights = float[Config::kRows][kMaxSplits];
 
-// The swizzled offset of element (row, col) of a tile [kBlockN, kHeadDim], as in chapter 04.
+// XOR swizzle: offset of element (row, col) in a tile [kBlockN, kHeadDim]. 16-byte chunks of a row
+// are permuted so that the 8 rows of an ldmatrix phase hit disjoint banks.
 //! [swizzle]
 template <int kHeadDim>
 __device__ __forceinline__ int swizzled_offset(int row, int col) {
@@ -57,8 +60,8 @@ __device__ __forceinline__ int swizzled_offset(int row, int col) {
 }
 //! [swizzle]
 
-// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
-// become 0. `g`: the lane's chunk of the tile's first row.
+// Issues cp.async of this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's
+// chunk of the tile's first row.
 //! [load]
 template <class Config, class Element>
 __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int count) {
@@ -73,12 +76,12 @@ __device__ __forceinline__ void load_tile(Element* tile, const Element* g, int c
 }
 //! [load]
 
-// (3) S = Q K^T of a warp's tile, and (5) O += P V; fragments as in chapter 04.
+// (3) S = Q K^T and (5) O += P V for the tile of this warp; fragments as in chapter 04.
 //! [mma]
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
-                                       const uint32_t (&q)[Config::kHeadDim / 16][4],
-                                       const Element* sK) {
+                                        const uint32_t (&q)[Config::kHeadDim / 16][4],
+                                        const Element* sK) {
   const int lane_id = threadIdx.x % 32, row = lane_id / 16 * 8 + lane_id % 8;
 #pragma unroll
   for (int step = 0; step < Config::kHeadDim / 16; ++step)
@@ -93,8 +96,8 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
 }
 template <class Element, class Config>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
-                                       const float (&p)[Config::kBlockN / 8][4],
-                                       const Element* sV) {
+                                        const float (&p)[Config::kBlockN / 8][4],
+                                        const Element* sV) {
   const int lane_id = threadIdx.x % 32;
 #pragma unroll
   for (int k = 0; k < Config::kBlockN / 16; ++k) {
@@ -114,17 +117,17 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
 //! [mma]
 
 template <class Element, class Config>
-__global__ void __launch_bounds__(Config::kThreads) attention_kernel(
-    const Element* gQ,    // [B, Hq, seqlen_q, d]
-    const Element* gK,    // [B, Hkv, seqlen_k, d]
-    const Element* gV,    // [B, Hkv, seqlen_k, d]
-    const int* gSeqused,  // [B]: keys of each sequence
-    Element* gO,          // [B, Hq, seqlen_q, d]
-    float* gLse,          // [B, Hq, seqlen_q]
-    float* gOPartial,     // [B, Hq, seqlen_q, num_splits, d]
-    float* gLsePartial,   // [B, Hq, seqlen_q, num_splits], to base 2
-    unsigned* gSemaphore,   // [row blocks]: splits that are stored; 0 between launches
-    Shape shape) {
+__global__ void __launch_bounds__(Config::kThreads)
+    attention_kernel(const Element* gQ,     // [B, Hq, seqlen_q, d]
+                     const Element* gK,     // [B, Hkv, seqlen_k, d]
+                     const Element* gV,     // [B, Hkv, seqlen_k, d]
+                     const int* gSeqused,   // [B]: valid keys per sequence
+                     Element* gO,           // [B, Hq, seqlen_q, d]
+                     float* gLse,           // [B, Hq, seqlen_q]
+                     float* gOPartial,      // [B, Hq, seqlen_q, num_splits, d]
+                     float* gLsePartial,    // [B, Hq, seqlen_q, num_splits], in log2 units
+                     unsigned* gSemaphore,  // [row blocks]: arrivals; 0 between launches
+                     Shape shape) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const int warp_id = threadIdx.x / 32, lane_id = threadIdx.x % 32;
@@ -135,7 +138,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
   const KvRange keys = part_of(visible_keys(shape, seqlen_k, rows), split, num_splits, kBlockN);
   const int64_t kv = int64_t{rows.bh_kv} * shape.seqlen_k * kHeadDim + lane_id % Config::kLanes * 8;
 
-  // (1) load Q, which stays: operands of the first MMA. Rows that are not there are 0.
+  // (1) Load the A fragments of Q, which stay in registers. Rows past the last are 0.
   uint32_t q[kHeadDim / 16][4];
 #pragma unroll
   for (int step = 0; step < kHeadDim / 16; ++step)
@@ -147,14 +150,16 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
               ? *reinterpret_cast<const uint32_t*>(gQ + (rows.first + row) * kHeadDim + col)
               : 0;
     }
-  float o[kHeadDim / 8][4] = {};                           // not divided by l yet
-  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};  // to base 2; of this lane's keys
+  float o[kHeadDim / 8][4] = {};  // unnormalised
+  // in log2 units; row_sum of this lane's keys
+  float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
   const float softmax_scale_log2 = shape.softmax_scale * kLog2e;
   const KvRange kv_range[2] = {
       keys_of_query(shape, seqlen_k, (rows.row0 + quad_row) % shape.seqlen_q),
       keys_of_query(shape, seqlen_k, (rows.row0 + quad_row + 8) % shape.seqlen_q)};
 
-  // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+  // (2) Issue K_j and V_j, kStages - 1 tiles ahead. Past the last tile the cp.async groups are
+  // empty.
   //! [pipeline]
   constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
   const int first = keys.begin + warp_id * kBlockN;
@@ -169,15 +174,15 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
   for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
   int stage = 0;
   for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
-    __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
+    __syncwarp();  // all lanes have read the previous tile, whose stage is refilled
     load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
     cp_async_wait<kStages - 1>();
-    __syncwarp();  // this tile of all lanes is there
+    __syncwarp();  // this tile's copies of all lanes are visible
     //! [pipeline]
-    // (3) S = Q K^T, -inf where a query does not see a key
+    // (3) S = Q K^T, -inf where masked.
     float s[kBlockN / 8][4] = {};
     gemm_qk<Element, Config>(s, q, &smem.sK[warp_id][stage][0][0]);
-    // (4) softmax
+    // (4) Online softmax.
     //! [softmax]
     float max[2] = {row_max[0], row_max[1]};
 #pragma unroll
@@ -185,8 +190,9 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int j = key0 + 8 * n + quad_col + i % 2;
-        s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end ? -INFINITY
-                                                                : s[n][i] * softmax_scale_log2;
+        s[n][i] = j < kv_range[i / 2].begin || j >= kv_range[i / 2].end
+                      ? -INFINITY
+                      : s[n][i] * softmax_scale_log2;
         max[i / 2] = fmaxf(max[i / 2], s[n][i]);
       }
     float rescale[2];
@@ -213,12 +219,12 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     gemm_pv<Element, Config>(o, s, &smem.sV[warp_id][stage][0][0]);
   }
 
-  // (6) merge the parts
+  // (6) Reduce across warps.
   //! [merge]
   auto& sO = reinterpret_cast<OutputParts<Config>&>(smem);
   static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV, "the parts lie where K and V were");
   cp_async_wait<0>();
-  __syncthreads();  // all are done with K and V
+  __syncthreads();  // all warps have read K and V
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = quad_row + 8 * r;
@@ -229,7 +235,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const float sum = quad_sum(row_sum[r]);
     if (lane_id % 4 == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
   }
-  __syncthreads();  // the parts are there
+  __syncthreads();  // m, l and O of all warps are visible
   for (int idx = threadIdx.x; idx < rows.count * kHeadDim; idx += Config::kThreads) {
     const int r = idx / kHeadDim, col = idx % kHeadDim;
     float max = kLowest, sum = 0, out = 0;
@@ -240,7 +246,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       out += weight * sO[n][r][col];
     }
     //! [merge]
-    // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+    // (7) O = O / l of this split; (8) store O and lse, -inf if no key is visible.
     if (num_splits == 1) {
       gO[(rows.first + r) * kHeadDim + col] = from_float<Element>(sum != 0 ? out / sum : 0);
       if (col == 0) gLse[rows.first + r] = sum != 0 ? kLn2 * max + logf(sum) : -INFINITY;
@@ -251,19 +257,19 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     if (col == 0) gLsePartial[to] = sum != 0 ? max + log2f(sum) : -INFINITY;
   }
 
-  // (9) the last one merges
+  // (9) The last block to arrive reduces.
   //! [arrive]
   //! [ex05c]
   if (num_splits == 1) return;
-  __syncthreads();  // this block's part is stored
+  __syncthreads();  // the partial result of this block is stored
   if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[blockIdx.x], 1) == num_splits - 1u;
-  __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+  __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
   if (!smem.last) return;
   auto& sWeight = reinterpret_cast<SplitWeights<Config>&>(smem);
   combine<Element, Config::kHeadDim, Config::kThreads>(
       &sWeight[0][0], gOPartial, gLsePartial, gO, gLse, rows, num_splits,
       [&](int r, int n) { return (rows.first + r) * num_splits + n; });
-  if (threadIdx.x == 0) gSemaphore[blockIdx.x] = 0;  // for the next launch
+  if (threadIdx.x == 0) gSemaphore[blockIdx.x] = 0;  // reset for the next launch
   //! [ex05c]
   //! [arrive]
 }

@@ -1,14 +1,13 @@
-// sweep_05_flash_decoding: all steps at the problems of the README, with every number of
-// splits.
+// sweep_05_flash_decoding: times of all steps, with several numbers of splits.
 //
 //     sweep_05_flash_decoding [STEP ...]
 //     sweep_05_flash_decoding --regret [N [SEED]]
 //
-// A row is a problem: microseconds of the median launch with the number of splits that the step
-// takes, that number, and then the time with others. bf16, d=128, one query; L2 flushed.
-// --regret: N random problems, 200 if not given, for v7: how much longer the model's number of
-// splits takes than the best of the search; and the same number measured a second time, which says
-// how much of that is noise. The model was fitted to the problems of seed 7.
+// Each row is a problem of the README: the median launch in microseconds with the step's own number
+// of splits, that number, and the times with others. bf16, d=128, one query; L2 flushed.
+// --regret: v7 on N random problems (default 200). Prints how much longer the model's number of
+// splits takes than the best of the search, and a second measurement of the model's number, which
+// shows the noise. The model was fitted to the problems of seed 7.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>

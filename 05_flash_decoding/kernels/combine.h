@@ -1,5 +1,4 @@
-// Splits of the keys: their shares, and the merge of some rows by one block. The same for all steps
-// that split.
+// Split-KV: the key range of a split, and the reduction of the splits of some rows by one block.
 #pragma once
 
 #include "attn/kernel.h"
@@ -9,7 +8,7 @@
 namespace ATTN_BACKEND::flash_decoding {
 
 //! [part]
-// The share of a split: whole tiles, as many for each as for the others.
+// Keys of a split: equal numbers of whole tiles, the last ones may be smaller or empty.
 __device__ __forceinline__ KvRange part_of(const KvRange& keys, int split, int num_splits,
                                            int block_n) {
   const int share = ceil_div(max(0, keys.end - keys.begin), num_splits * block_n) * block_n;
@@ -18,15 +17,15 @@ __device__ __forceinline__ KvRange part_of(const KvRange& keys, int split, int n
 }
 //! [part]
 
-// O of a row is the mean of the splits' O with the weights 2^lse, and its lse the logarithm of
-// their sum; a split without keys has lse = -inf and weight 0. First a warp works out the weights
-// of a row, a split a lane; then a thread adds up four columns, in the order of the splits, not
-// in that in which they were stored. `partial_index(r, n)`: where split n of row r lies.
+// O of a row is the mean of the splits' O with weights 2^lse; its lse is log2 of the sum of the
+// weights. An empty split has lse = -inf and weight 0. First one warp per row computes the weights,
+// one lane per split. Then each thread adds four columns, in split order: the result does not
+// depend on the order of arrival. `partial_index(r, n)`: index of split n of row r.
 //! [combine]
 template <class Element, int kHeadDim, int kThreads, class PlaceOf>
 __device__ __forceinline__ void combine(float* sWeight,            // [rows, num_splits]
-                                        const float* gOPartial,    // [parts, d]
-                                        const float* gLsePartial,  // [parts], to base 2
+                                        const float* gOPartial,    // [num_partials, d]
+                                        const float* gLsePartial,  // [num_partials], in log2 units
                                         Element* gO,               // [B, Hq, seqlen_q, d]
                                         float* gLse,               // [B, Hq, seqlen_q]
                                         const Rows& rows, int num_splits, PlaceOf partial_index) {
@@ -45,7 +44,7 @@ __device__ __forceinline__ void combine(float* sWeight,            // [rows, num
     for (int n = lane_id; n < num_splits; n += 32) weight[n] *= sum != 0 ? 1 / sum : 0;
     if (lane_id == 0) gLse[rows.first + r] = sum != 0 ? kLn2 * (max + log2f(sum)) : -INFINITY;
   }
-  __syncthreads();  // the weights of all rows are there
+  __syncthreads();  // the weights of all rows are visible
   constexpr int kChunks = kHeadDim / 4;
   for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += kThreads) {
     const int r = idx / kChunks, col = idx % kChunks * 4;

@@ -1,4 +1,4 @@
-// Into how many parts the keys of a sequence are split: what a launch uses and the table states.
+// Number of splits per sequence, for the launches and for the cost models of chapter.cpp.
 #pragma once
 
 #include <algorithm>
@@ -10,8 +10,8 @@ namespace attn::splits {
 
 constexpr int64_t kMaxSplits = 128;
 
-// Rows of a block on CUDA cores: those of a group, up to the next power of 2, but no more than fit
-// into registers.
+// Rows per block on CUDA cores: the rows of a K/V head rounded up to a power of 2, limited by
+// registers.
 inline int64_t rows_of_a_block(const Problem& p) {
   const int64_t most = p.head_dim <= 128 ? 4 : 2;
   int64_t rows = 1;
@@ -19,10 +19,11 @@ inline int64_t rows_of_a_block(const Problem& p) {
   return rows;
 }
 
-// Resident ones of v3 and later, by their shared memory.
+// Resident blocks of v3 and later, limited by shared memory.
 inline int64_t blocks_per_sm(const Problem& p) { return p.head_dim <= 128 ? 2 : 1; }
 
-// As many as fill an H200's 132 SMs with their blocks, of at least `least` keys.
+// As many splits as fill the 132 SMs of an H200 with resident blocks, of at least `least` keys
+// each.
 //! [fill]
 inline int64_t splits_that_fill(const Problem& p, int64_t block_rows, int64_t least = 64) {
   const int64_t wanted = kSms * blocks_per_sm(p) / row_blocks(p, block_rows);
@@ -30,11 +31,11 @@ inline int64_t splits_that_fill(const Problem& p, int64_t block_rows, int64_t le
   return std::clamp<int64_t>(wanted, 1, std::min(most, kMaxSplits));
 }
 //! [fill]
-// Seconds of a launch with `num_splits`: a start, the stream of K and V, the merge, and what each
-// block costs besides. All constants are fitted to a search over 200 random problems on an H200
-// (host/sweep.cu). A block alone reads at kBlockRate, all SMs together at kRoof; the SM with most
-// blocks is the last one. combine() adds up eight parts at a time, and what is left over one by
-// one: a single part takes as long as eight.
+// Model of the launch time in seconds: a start, the loads of K and V, the reduction, and a cost per
+// block. All constants are fitted to a search over 200 random problems on an H200 (host/sweep.cu).
+// One block reads at kBlockRate, all SMs together at kRoof; the SM with the most blocks finishes
+// last. combine() loads eight partial results at a time and the remainder one by one, so that one
+// takes about as long as eight.
 //! [model]
 inline double modelled_seconds(const Problem& p, int64_t block_rows, int64_t num_splits) {
   constexpr double kStart = 8e-6, kBlockRate = 51e9, kRoof = 5.1e12, kBlocks = 2.5e-6;

@@ -1,4 +1,4 @@
-// What chapter 05 promises: every step right for every cache that it accepts, on both back ends.
+// Tests of chapter 05: every step matches the reference for every cache, on both back ends.
 #include <cmath>
 #include <numeric>
 
@@ -11,18 +11,18 @@ namespace {
 
 const std::vector<int64_t> kLengths05{1, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 257, 1000};
 
-// The query heads of a K/V head: every group size that is a tile, and those that are not.
+// Query and K/V heads: group sizes that are a row tile of some step, and others.
 constexpr int64_t kHeads[][2] = {{1, 1}, {3, 1}, {4, 1}, {7, 1}, {8, 1}, {16, 1}, {2, 2}, {6, 2}};
 constexpr int64_t kQueries[] = {1, 1, 2, 1, 4, 1, 8, 16};
 
-// The model of v6 and v7 would not split the few keys of a test.
+// The model of v6 and v7 would choose one split for the few keys of a test.
 Problem split(Problem p, const Step& step) {
   if (std::ranges::find(step.takes, "num_splits") != step.takes.end())
     p.own["num_splits"] = {static_cast<double>(2 + p.seqlen_k % 4)};
   return p;
 }
 
-// Problems of decoding in which every length meets every mask, and pairs of all else occur.
+// Decode problems: every length with every mask; all other parameters in pairs.
 template <class Body>
 void decode_problems(const std::vector<int64_t>& lengths, Body body) {
   constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked,
@@ -36,7 +36,7 @@ void decode_problems(const std::vector<int64_t>& lengths, Body body) {
       p.heads = kHeads[n * 5 % 8][0], p.kv_heads = kHeads[n * 5 % 8][1];
       p.causal = mask == 1;
       if (mask == 2) p.window_left = static_cast<int64_t>(n * 37 % 150), p.window_right = 0;
-      if (n % 3 != 0) {  // used in part: NaN lies behind; one sequence may be empty
+      if (n % 3 != 0) {  // partly used, with NaN past the end; a sequence may be empty
         p.batch = 3;
         p.seqused_k = {room, room / 2, static_cast<int64_t>(n) % (room + 1)};
         if (n % 5 == 0) p.seqused_k[1] = 0;
@@ -48,7 +48,7 @@ void decode_problems(const std::vector<int64_t>& lengths, Body body) {
 
 }  // namespace
 
-// 16 bits, three head dims, up to 16 queries; masks by position; softcap and ALiBi in v16.
+// 16-bit types, three head dims, up to 16 queries; causal and window masks; features in v16.
 bool attn::tests::promised(const Step& step, const Problem& p) {
   const bool features = one_of_steps(step, {"v16_features"});
   if (p.own.contains("num_splits") && !one_of_steps(step, {"v6_heuristic", "v7_fused_combine"}))
@@ -60,7 +60,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
          !p.varlen() && p.dropout == 0 && !p.mask && (features || (p.softcap == 0 && !p.alibi));
 }
 
-TEST_CASE("steps are right for caches of any length", "[emulated]") {
+TEST_CASE("steps match the reference for caches of any length", "[emulated]") {
   Counts ran;
   decode_problems(kLengths05,
                   [&](const Problem& p) { ran += check_steps("decode", p, Backend::emulated); });
@@ -68,7 +68,7 @@ TEST_CASE("steps are right for caches of any length", "[emulated]") {
 }
 
 namespace {
-// Softcap and ALiBi with every mask and head dim, up to scores that the cap flattens.
+// Softcap and ALiBi with every mask and head dim, up to scores that saturate the cap.
 void features(Backend backend, const std::vector<int64_t>& lengths) {
   Counts ran;
   std::size_t n = 0;
@@ -81,10 +81,14 @@ void features(Backend backend, const std::vector<int64_t>& lengths) {
   CHECK(ran.of["v16_features"] == 3 * static_cast<int>(lengths.size()));
 }
 }  // namespace
-TEST_CASE("softcap and ALiBi", "[emulated]") { features(Backend::emulated, kLengths05); }
-TEST_CASE("softcap and ALiBi on the GPU", "[gpu]") { features(Backend::gpu, {17, 1000, 32789}); }
+TEST_CASE("softcap and ALiBi match the reference", "[emulated]") {
+  features(Backend::emulated, kLengths05);
+}
+TEST_CASE("softcap and ALiBi match the reference on the GPU", "[gpu]") {
+  features(Backend::gpu, {17, 1000, 32789});
+}
 
-TEST_CASE("any number of splits is right", "[emulated]") {
+TEST_CASE("any number of splits matches the reference", "[emulated]") {
   Counts ran;
   int n = 0;
   decode_problems(kLengths05, [&](Problem p) {
@@ -109,24 +113,24 @@ TEST_CASE("a batch of empty caches gives O = 0 and lse = -inf", "[emulated]") {
   }
 }
 
-TEST_CASE("more sequences than a warp has lanes", "[emulated]") {
+TEST_CASE("batches of more sequences than lanes match the reference", "[emulated]") {
   Problem p = problem(1, 300, 64, DType::bf16);
   p.batch = 70, p.heads = 2, p.kv_heads = 1;
   for (int64_t b = 0; b < 70; ++b) p.seqused_k.push_back(b % 5 == 0 ? 0 : b * 37 % 301);
   check_steps("decode", p, Backend::emulated);
 }
 
-TEST_CASE("a cache with room for more than is in use is read as far as it is used", "[emulated]") {
+TEST_CASE("a partly used cache is read only up to its length", "[emulated]") {
   for (const int64_t used : {1, 17, 129}) {
     Problem p = problem(1, 3000, 128, DType::bf16);
     p.heads = 4, p.kv_heads = 1;
     p.seqused_k = {used};
     p.seed = static_cast<uint64_t>(used);
-    check_steps("decode", p, Backend::emulated);  // most splits have no keys
+    check_steps("decode", p, Backend::emulated);  // most splits are empty
   }
 }
 
-TEST_CASE("every schedule gives the same bits", "[emulated]") {
+TEST_CASE("results are bitwise equal under every thread schedule", "[emulated]") {
   for (const Step& step : chapter().steps) {
     if (!step.deterministic) continue;
     Problem p = problem(2, 900, 64, DType::bf16);
@@ -139,7 +143,7 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
     Session session(p, *step.operation, Backend::emulated, draw(*step.operation, p).tensors);
     for (uint64_t seed = 100; seed < 105; ++seed) {
       emulator::schedule_seed = seed;
-      // Every other time with the counters that the launch before has left.
+      // Every other launch starts with the counters that the previous one left.
       if (seed % 2 == 0) CHECK(session.prepare(step).ok());
       CHECK(session.launch().ok());
       for (const auto& [name, t] : session.outputs()) {
@@ -151,8 +155,8 @@ TEST_CASE("every schedule gives the same bits", "[emulated]") {
 }
 
 namespace {
-// A launch that was captured once finds other lengths on the device each time it is replayed, and
-// the counters as the launch before left them. On a GPU it is a CUDA graph.
+// Replays of a captured launch (a CUDA graph on a GPU): each finds other lengths on the device, and
+// the counters as the previous launch left them.
 void replay(const Step& step, Problem p, Backend backend) {
   p.finish();
   Session session(p, *step.operation, backend, draw(*step.operation, p).tensors);
@@ -176,7 +180,7 @@ void replay(const Step& step, Problem p, Backend backend) {
 }
 void replay(Backend backend) {
   for (const Step& step : chapter().steps) {
-    // Some head is in several runs of the emulator's three blocks; each set of lengths comes twice.
+    // Some heads span several runs of the emulator's three blocks. Each set of lengths comes twice.
     Problem p = problem(1, 900, 128, DType::bf16);
     p.batch = 3, p.heads = 4, p.kv_heads = 1;
     p.seqused_k = {900, 900, 900};
@@ -189,13 +193,15 @@ void replay(Backend backend) {
 }
 }  // namespace
 
-TEST_CASE("a launch is right again with other lengths", "[emulated]") { replay(Backend::emulated); }
-TEST_CASE("a launch is right again with other lengths on the GPU", "[gpu]") {
+TEST_CASE("a replayed launch matches the reference with other lengths", "[emulated]") {
+  replay(Backend::emulated);
+}
+TEST_CASE("a replayed CUDA graph matches the reference with other lengths", "[gpu]") {
   replay(Backend::gpu);
 }
 
 namespace {
-// A sequence alone, and among others, with splits of 128 keys.
+// Batch invariance: a sequence alone and in a batch, with splits of 128 keys.
 void same_bits_in_any_batch(Backend backend) {
   int steps = 0;
   for (const Step& step : chapter().steps) {
@@ -238,21 +244,22 @@ void same_bits_in_any_batch(Backend backend) {
 }
 }  // namespace
 
-TEST_CASE("with splits of so many keys a sequence has the same bits in any batch", "[emulated]") {
+TEST_CASE("a fixed split size gives batch-invariant results", "[emulated]") {
   same_bits_in_any_batch(Backend::emulated);
 }
-TEST_CASE("a sequence has the same bits in any batch on the GPU", "[gpu]") {
+TEST_CASE("a fixed split size gives batch-invariant results on the GPU", "[gpu]") {
   same_bits_in_any_batch(Backend::gpu);
 }
 
 namespace {
-// One key of each of the first tiles has a score (to base 2) of `high`, all others `low`: the many
-// weigh about as much as the few, and what P loses of them shows in O. V is -1 of the few, else 1.
+// One key in each of the first tiles has a score of `high` (log2 units), all others one of `high` -
+// 10.5. The many low scores have about as much weight as the few high ones, so precision that P
+// loses shows in O. V is -1 for the few, else 1.
 void few_above_many(Backend backend) {
   const std::size_t many = backend == Backend::gpu ? 8192 : 2048;
   for (const DType dtype : {DType::fp16, DType::bf16})
     for (const float high : {-200.0f, -70.0f, -7.99f, -0.5f, 0.25f, 14.5f, 70.0f, 200.0f})
-      for (const std::size_t keys : {std::size_t{3}, many}) {  // 3: of one warp alone
+      for (const std::size_t keys : {std::size_t{3}, many}) {  // 3: keys of one warp only
         Problem p = problem(1, static_cast<int64_t>(keys), 64, dtype);
         p.heads = 3, p.kv_heads = 1;
         p.softmax_scale = std::log(2.0);
@@ -281,13 +288,15 @@ void few_above_many(Backend backend) {
 }
 }  // namespace
 
-TEST_CASE("scores far below the maximum count for as much as they are", "[emulated]") {
+TEST_CASE("scores far below the maximum keep their weight", "[emulated]") {
   few_above_many(Backend::emulated);
 }
-TEST_CASE("scores far below the maximum on the GPU", "[gpu]") { few_above_many(Backend::gpu); }
+TEST_CASE("scores far below the maximum keep their weight on the GPU", "[gpu]") {
+  few_above_many(Backend::gpu);
+}
 
-// The rows, in percent, that v14 works out twice: those with a maximum outside the range of bf16.
-TEST_CASE("how many rows leave the range of the unified maximum") {
+// Percentage of rows that v14 computes twice: their maximum is outside bf16's range.
+TEST_CASE("only peaked inputs leave the range of the unified max") {
   const auto percent_outside = [](InputKind inputs) {
     Problem p = problem(16, 1024, 128, DType::bf16, inputs);
     p.heads = 32, p.kv_heads = 8;
@@ -312,7 +321,7 @@ TEST_CASE("how many rows leave the range of the unified maximum") {
   CHECK(percent_outside(InputKind::peaked) == Approx(57).margin(1));
 }
 
-TEST_CASE("splits of so many keys are right", "[emulated]") {
+TEST_CASE("fixed split sizes match the reference", "[emulated]") {
   for (const int64_t keys : {128, 384, 1 << 20}) {
     Problem p = problem(3, 1000, keys == 384 ? 256 : 128, DType::bf16);
     p.batch = 3, p.heads = 8, p.kv_heads = 2, p.causal = true;
@@ -322,7 +331,7 @@ TEST_CASE("splits of so many keys are right", "[emulated]") {
   }
 }
 
-TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
+TEST_CASE("steps refuse unsupported problems with the reason", "[emulated]") {
   const auto refused = [](Problem p, const char* why) {
     p.finish();
     for (const Step& step : chapter().steps) {
@@ -341,10 +350,10 @@ TEST_CASE("steps refuse what they cannot do, with the reason", "[emulated]") {
   refused(p, "--softcap 30: this step has no softcap");
   p = problem(1, 1024, 64, DType::bf16);
   p.own["split_keys"] = {192};
-  refused(p, "--split-keys 192: ");  // no multiple of 128; or none of it
+  refused(p, "--split-keys 192: ");  // not a multiple of 128, or not supported
 }
 
-TEST_CASE("runs count fewer than 2^30 tiles", "[emulated]") {
+TEST_CASE("stream-K steps refuse 2^30 or more tiles", "[emulated]") {
   Problem p = problem(1, (1 << 30) - 1, 64, DType::bf16);
   p.batch = 63, p.heads = p.kv_heads = 1;
   p.finish();
@@ -360,7 +369,7 @@ TEST_CASE("runs count fewer than 2^30 tiles", "[emulated]") {
   }
 }
 
-TEST_CASE("all steps on the GPU", "[gpu]") {
+TEST_CASE("all steps match the reference on the GPU", "[gpu]") {
   std::vector<int64_t> lengths = kLengths05;
   lengths.insert(lengths.end(), {4096, 32789});
   Counts ran;
@@ -373,7 +382,7 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
     p.seqused_k = {used, 77777};
     check_steps("decode", p, Backend::gpu);
   }
-  // Heads of many parts, in several row tiles; and more sequences than a warp has lanes.
+  // Heads with many splits and several row tiles; then more sequences than lanes in a warp.
   Problem p = problem(8, 60001, 128, DType::bf16);
   p.heads = 12, p.kv_heads = 1, p.causal = true;
   check_steps("decode", p, Backend::gpu);
@@ -383,7 +392,7 @@ TEST_CASE("all steps on the GPU", "[gpu]") {
   check_steps("decode", p, Backend::gpu);
 }
 
-TEST_CASE("1000 repeats give the same bits", "[gpu]") {
+TEST_CASE("1000 GPU runs give bitwise equal results", "[gpu]") {
   for (const Step& step : chapter().steps) {
     if (!step.deterministic) continue;
     Problem p = problem(1, 5000, 128, DType::bf16);
@@ -397,7 +406,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("K and V past 2^31 elements", "[gpu][large]") {
+TEST_CASE("K and V of more than 2^31 elements", "[gpu][large]") {
   Problem p = problem(1, 131072, 128, DType::bf16);
   p.batch = 129, p.heads = 4, p.kv_heads = 1;
   check_large_steps("decode", p, Backend::gpu);

@@ -15,7 +15,7 @@ namespace {
 
 using MatrixF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// One matrix of a batch as float; `rows` x `columns` as it is stored.
+// One matrix of a batch as float, `rows` x `columns` in storage order.
 MatrixF load(const void* base, DType type, int64_t offset, int64_t rows, int64_t columns,
              int64_t ld) {
   MatrixF m(rows, columns);
@@ -48,7 +48,7 @@ cudaDataType_t cuda_type(DType t) {
   return t == DType::fp32 ? CUDA_R_32F : t == DType::fp16 ? CUDA_R_16F : CUDA_R_16BF;
 }
 
-// One handle a thread: creating it takes longer than most launches.
+// One handle per thread: creating it takes longer than most launches.
 cublasHandle_t handle() {
   struct Owner {
     cublasHandle_t handle = nullptr;
@@ -69,17 +69,17 @@ Status cublas_gemm(Stream stream, const Gemm& g) {
     return Status::unsupported(fmt::format("cuBLAS takes dimensions below 2^31, got {}", largest));
   if (handle() == nullptr) return Status::device_error("cublasCreate failed");
   cublasStatus_t status = cublasSetStream(handle(), static_cast<cudaStream_t>(stream));
-  // cuBLAS is column-major. A row-major C [m, n] is a column-major C^T [n, m] = op(B)^T op(A)^T, so
-  // the operands change places and "transposed" keeps its meaning.
+  // cuBLAS is column-major. A row-major C [m, n] is a column-major C^T [n, m] = op(B)^T op(A)^T. So
+  // the operands are swapped and "transposed" keeps its meaning.
   const float alpha = 1, beta = 0;
   const auto i = [](int64_t x) { return static_cast<int>(x); };
   if (status == CUBLAS_STATUS_SUCCESS)
-    status = cublasGemmStridedBatchedEx(
-        handle(), g.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
-        g.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, i(g.n), i(g.m), i(g.k), &alpha, g.b,
-        cuda_type(g.b_type), i(g.ldb), g.stride_b, g.a, cuda_type(g.a_type), i(g.lda), g.stride_a,
-        &beta, g.c, cuda_type(g.c_type), i(g.ldc), g.stride_c, i(g.batch), CUBLAS_COMPUTE_32F,
-        CUBLAS_GEMM_DEFAULT);
+    status = cublasGemmStridedBatchedEx(handle(), g.b_transposed ? CUBLAS_OP_T : CUBLAS_OP_N,
+                                        g.a_transposed ? CUBLAS_OP_T : CUBLAS_OP_N, i(g.n), i(g.m),
+                                        i(g.k), &alpha, g.b, cuda_type(g.b_type), i(g.ldb),
+                                        g.stride_b, g.a, cuda_type(g.a_type), i(g.lda), g.stride_a,
+                                        &beta, g.c, cuda_type(g.c_type), i(g.ldc), g.stride_c,
+                                        i(g.batch), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT);
   if (status != CUBLAS_STATUS_SUCCESS)
     return Status::device_error(std::string("cublasGemmStridedBatchedEx: ") +
                                 cublasGetStatusString(status));

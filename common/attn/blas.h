@@ -1,6 +1,6 @@
 /// \file
-/// Batched matrix products by a library: cuBLAS on the GPU, Eigen in the emulator. The baseline
-/// that hand-written GEMMs are compared with, and the tensor roof.
+/// Batched matrix products by a library: cuBLAS on the GPU, Eigen in the emulator. The baseline for
+/// hand-written GEMMs, and the measured tensor roof.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,9 @@
 
 namespace attn {
 
-/// C = alpha * op(A) * op(B) for each of `batch` matrices, all row-major:
-/// op(A) `[m, k]`, op(B) `[k, n]`, C `[m, n]`. `a_transposed` means that A is stored `[k, m]`;
-/// likewise B `[n, k]`. Leading dimensions and strides count elements. Sums are in float32.
+/// C = alpha * op(A) * op(B) for each of `batch` matrices, all row-major: op(A) `[m, k]`, op(B)
+/// `[k, n]`, C `[m, n]`. `a_transposed`: A is stored `[k, m]`; likewise B `[n, k]`. Leading
+/// dimensions and strides count elements. Accumulation is in fp32.
 struct Gemm {
   int64_t batch, m, n, k;
   const void* a;
@@ -30,7 +30,8 @@ struct Gemm {
 /// Whether this build has cuBLAS.
 bool have_cublas();
 
-/// Runs it. Unsupported: a dimension that cuBLAS's 32-bit interface cannot take, or no cuBLAS.
+/// Runs the product. Unsupported: a dimension beyond cuBLAS's 32-bit interface, or a build without
+/// cuBLAS.
 [[nodiscard]] Status gemm_strided_batched(Backend, Stream, const Gemm&);
 
 }  // namespace attn

@@ -1,5 +1,5 @@
 /// \file
-/// What a step costs, stated before it is measured.
+/// Cost model of a step: its operations and bytes, stated before they are measured.
 #pragma once
 
 #include <string>
@@ -7,18 +7,18 @@
 
 namespace attn {
 
-/// The work of one phase of a step (one kernel, usually). The roofline time of a phase is the
-/// largest of work / rate over all resources; that of a step is the sum over its phases.
+/// Work of one phase of a step (usually one kernel). The roofline time of a phase is the maximum of
+/// work / rate over all resources; that of a step is the sum over its phases.
 struct Phase {
   std::string name;
   double tensor_flop = 0;  ///< on tensor cores, in the element type of the problem
   double fp32_flop = 0;    ///< on the FP32 units; a fused multiply-add counts 2
   double exp = 0;          ///< exponentials, on the special-function units
-  double hbm_read = 0;     ///< bytes, as the step's access pattern moves them
+  double hbm_read = 0;     ///< bytes moved by the step's access pattern
   double hbm_write = 0;
   double l2_bytes = 0;  ///< bytes between L1 and L2; 0: not modelled
 
-  /// Adds the work of the same phase on another part of a problem.
+  /// Adds the work of the same phase for another part of a problem.
   Phase& operator+=(const Phase& other) {
     name = other.name;
     tensor_flop += other.tensor_flop;
@@ -31,13 +31,13 @@ struct Phase {
   }
 };
 
-/// What a model needs to know of a GPU besides its roofs; as it stands, an H200.
+/// Properties of a GPU, besides its roofs, that a cost model needs. Defaults: H200.
 struct Machine {
   int num_sms = 132;
   double l2_bytes = 60 << 20;
 };
 
-/// The phases of a step, in the order of their launches; names as in Arguments::phase().
+/// Phases of a step in launch order, with the names given to Arguments::phase().
 using Cost = std::vector<Phase>;
 
 }  // namespace attn

@@ -10,7 +10,7 @@ namespace {
 
 using Values = std::vector<double>;
 
-// score = C tanh(score / C).
+// Softcap: score = C tanh(score / C).
 template <class Scalar>
 void cap(const ScoreRow<Scalar>& row) {
   const auto most = static_cast<Scalar>(row.problem.softcap);
@@ -20,14 +20,14 @@ void cap(const ScoreRow<Scalar>& row) {
     row.slopes[j] *= 1 - t * t;
   }
 }
-// Relative error of tanh. With 16-bit types kernels may use tanh.approx.f32: 2^-11 (PTX ISA,
+// Relative error of tanh. Kernels for 16-bit types may use tanh.approx.f32: 2^-11 (PTX ISA,
 // "tanh").
 double tanh_error(const Problem& p) { return p.dtype == DType::fp32 ? 4 * 0x1p-24 : 0x1p-11; }
 double cap_error(const Problem& p, const HostTensors&, int64_t, double largest) {
   return tanh_error(p) * std::min(largest, p.softcap);
 }
-// 1 - tanh^2 is off by twice the error of tanh and a little more, which is much of it where the cap
-// holds.
+// 1 - tanh^2 has slightly more than twice the absolute error of tanh. Where the cap saturates, this
+// is a large relative error.
 double cap_slope_error(const Problem& p) { return 3 * tanh_error(p); }
 
 double slope_of(const HostTensors& inputs, int64_t h) {
@@ -63,7 +63,7 @@ std::vector<Feature> make_features() {
   std::vector<Feature> all;
   all.push_back({.name = "causal",
                  .lacking = "causal mask",
-                 .help = "a query sees no later key (bottom-right aligned)",
+                 .help = "causal mask (bottom-right aligned)",
                  .get = [](const Problem& p) { return flag(p.causal); },
                  .set = [](Problem& p, const Values& v) { p.causal = !v.empty(); },
                  .everywhere = true,

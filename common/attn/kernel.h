@@ -1,7 +1,7 @@
 /// \file
-/// What a step file includes: CUDA C++ when nvcc compiles it, the same names from the emulator when
-/// the host compiler does (ATTN_EMULATED). A step lives in `namespace ATTN_BACKEND::v1_global`, so
-/// that both versions fit in one program: gpu::v1_global and emulated::v1_global.
+/// Base header of all step files: CUDA C++ if nvcc compiles it, the same names from the emulator if
+/// the host compiler does (ATTN_EMULATED). A step is in `namespace ATTN_BACKEND::v1_global`, so
+/// both versions fit into one program: gpu::v1_global and emulated::v1_global.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@
 #ifdef ATTN_EMULATED
 #include "emulator/cuda_names.h"
 #define ATTN_BACKEND emulated
-// The last parameter of an instruction that the emulator may have to name in a message (a shuffle,
-// ldmatrix, flag_store): the line that calls it.
+// Last parameter of instructions that the emulator may name in a message (a shuffle, ldmatrix,
+// flag_store): the source line of the call.
 #define ATTN_ONLY_CALLER attn::emulator::Place caller = {__builtin_FILE(), __builtin_LINE()}
 #define ATTN_CALLER , ATTN_ONLY_CALLER
-// Whether the compiler reports accesses to memory (emulator/accesses.cpp).
+// Whether the compiler instruments memory accesses (emulator/accesses.cpp).
 #ifdef __SANITIZE_THREAD__
 #define ATTN_INSTRUMENTED true
 #elif defined(__has_feature)
@@ -36,15 +36,15 @@
 #define ATTN_BACKEND gpu
 #endif
 
-/// In the file of a step that has a pass of its own and launches its parent's attention kernel:
-/// declares the parent's host function `attend`, which launches that kernel alone. Behind the name
-/// of the parent stand the types of what `attend` gets besides the arguments.
+/// For a step that adds its own pass and launches its parent's attention kernel: declares the
+/// parent's host function `attend`, which launches only that kernel. After the parent's name follow
+/// the types of further parameters of `attend`.
 ///
 ///     ATTN_ATTENTION_OF(f4_block_scales);
 ///     ...
 ///     return f4_block_scales::attend(args);
 ///
-/// The build, the tests of differences and the keys of measurements find the parent's file by it.
+/// The build, the diff tests and the keys of measurements find the parent's file by this macro.
 #define ATTN_ATTENTION_OF(step, ...)                                      \
   namespace ATTN_BACKEND::step {                                          \
   attn::Status attend(const attn::Arguments& __VA_OPT__(, ) __VA_ARGS__); \
@@ -65,7 +65,7 @@ __host__ __device__ constexpr T round_up(T a, std::type_identity_t<T> multiple) 
   return ceil_div(a, multiple) * multiple;
 }
 
-/// Float to an element type, to nearest even, and back.
+/// Conversions from float to an element type, to nearest even, and back.
 template <class Element>
 __device__ __forceinline__ Element from_float(float x) {
   if constexpr (std::is_same_v<Element, float>) {
@@ -80,8 +80,8 @@ __device__ __forceinline__ float to_float(float x) { return x; }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 
-/// ATTN_MEMBERS(Storage, sQ, sK, ...), last in the struct, tells the emulator what lies in
-/// `Storage`: its messages then say "sK[1][17][40]". On the GPU it is nothing.
+/// ATTN_MEMBERS(Storage, sQ, sK, ...), last in the struct, tells the emulator the members of
+/// `Storage`, so its messages can say "sK[1][17][40]". On the GPU it expands to nothing.
 #ifdef ATTN_EMULATED
 #define ATTN_MEMBER(storage, member) \
   ::attn::emulator::member_of<decltype(storage::member)>(#member, offsetof(storage, member)),
@@ -101,7 +101,7 @@ __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162f
 #define ATTN_MEMBERS(storage, ...)
 #endif
 
-/// The block's dynamic shared memory as one `Storage`. In the emulator it starts as NaN.
+/// The block's dynamic shared memory as one `Storage`. The emulator fills it with NaN.
 template <class Storage>
 __device__ __forceinline__ Storage& dynamic_shared() {
 #ifdef ATTN_EMULATED
@@ -130,7 +130,7 @@ Status dispatch_dtype(DType dtype, Body body) {
   }
   return Status::unsupported("the elements must be fp32, fp16 or bf16");
 }
-/// The same for steps that take only 16-bit types.
+/// The same for steps that support only 16-bit types.
 template <class Body>
 Status dispatch_16bit(DType dtype, Body body) {
   switch (dtype) {
@@ -148,8 +148,7 @@ Status dispatch_16bit(DType dtype, Body body) {
 }
 
 /// Launches `kernel<<<grid, block, shared_bytes, stream>>>(arguments...)`, or runs it in the
-/// emulator, and reports what went wrong: too large a grid, too much shared memory, a failed
-/// launch.
+/// emulator. Reports errors: a grid that is too large, too much shared memory, a failed launch.
 template <class... Parameters, class... Values>
 [[nodiscard]] Status launch_kernel(void (*kernel)(Parameters...), dim3 grid, dim3 block,
                                    std::size_t shared_bytes, [[maybe_unused]] Stream stream,
@@ -180,7 +179,7 @@ template <class... Parameters, class... Values>
     return Status::kernel_error(e.what());
   }
 #else
-  if (shared_bytes > 48 * 1024) {  // above 48 KiB only on request
+  if (shared_bytes > 48 * 1024) {  // more than 48 KiB must be requested
     const cudaError_t error = cudaFuncSetAttribute(
         reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
         static_cast<int>(shared_bytes));

@@ -10,8 +10,8 @@
 namespace attn {
 namespace {
 
-// Calls `seen` for runs of pieces that are open, each of `step` keys from a multiple of it on, cut
-// to `within`.
+// Calls `seen` for each contiguous range of open blocks, clipped to `within`. Block n starts at key
+// n * `step`.
 template <class Open>
 void runs(KeyRange within, int64_t step, Open open, const std::function<void(KeyRange)>& seen) {
   KeyRange run{within.begin, within.begin};
@@ -26,7 +26,7 @@ void runs(KeyRange within, int64_t step, Open open, const std::function<void(Key
   if (run.size() > 0) seen(run);
 }
 
-// The number of the row of head h of sequence b; a side of 1 stands for all.
+// Row index of head h of sequence b; dimensions of size 1 are broadcast.
 int64_t head_of_shape(const std::vector<int64_t>& shape, int64_t b, int64_t h) {
   return (shape[0] == 1 ? 0 : b) * shape[1] + (shape[1] == 1 ? 0 : h);
 }
@@ -37,7 +37,7 @@ int64_t elements_of(const std::vector<int64_t>& shape) {
   return n;
 }
 
-// Batch and heads are the problem's or 1; the rest is as it says.
+// Batch and heads must be the problem's or 1 (broadcast); the other dimensions must match.
 void must_be(const char* name, const std::vector<int64_t>& s, const Problem& p, int64_t rows,
              int64_t columns) {
   if ((s[0] != 1 && s[0] != p.batch) || (s[1] != 1 && s[1] != p.heads) || s[2] != rows ||

@@ -11,7 +11,7 @@ namespace attn {
 /// Calls `body(i)` for i in [0, count), on all cores of the host. `body` must not throw.
 template <class Body>
 void parallel_for(int64_t count, Body body) {
-  // Asked once: the answer takes reading files of the system each time.
+  // Queried once: each query reads system files.
   static const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());
   std::atomic<int64_t> next{0};
   const auto work = [&] {

@@ -1,7 +1,7 @@
 /// \file
-/// Random bits for dropout: a function of a seed and a place, so that the backward pass draws again
-/// what the forward pass drew, and nothing is stored. For kernels (both back ends) and for the
-/// reference.
+/// Counter-based random bits for dropout: a function of a seed and a position. So the backward pass
+/// regenerates the bits of the forward pass, and no mask is stored. For kernels (both back ends)
+/// and for the reference.
 ///
 /// The generator is Philox4x32-10: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as
 /// 1, 2, 3" (SC 2011), section 3.3.
@@ -18,7 +18,7 @@ struct PhiloxBits {
   constexpr uint32_t byte(int i) const { return word[i / 4] >> (8 * (i % 4)) & 255; }
 };
 
-/// Ten rounds of Philox over a counter of 128 bits with a key of 64.
+/// Ten rounds of Philox over a 128-bit counter with a 64-bit key.
 constexpr PhiloxBits philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint64_t key) {
   uint32_t k0 = static_cast<uint32_t>(key), k1 = static_cast<uint32_t>(key >> 32);
   for (int round = 0; round < 10; ++round) {
@@ -33,11 +33,10 @@ constexpr PhiloxBits philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t 
   return {{c0, c1, c2, c3}};
 }
 
-/// Dropout decides about probability (row, col) of head `bh` by one byte: it is dropped if the byte
-/// is below
-/// `256 x dropout`. One call of Philox gives 16 bytes, those of the columns of a row that one lane owns in
-/// eight neighbouring accumulators of mma.m16n8k16 (see ptx/mma.h), so that no two lanes draw the
-/// same:
+/// One byte decides about probability (row, col) of head `bh`: it is dropped if the byte is below
+/// `256 x dropout`. One Philox call gives 16 bytes: those of the columns that one lane owns of a
+/// row in eight adjacent accumulators of mma.m16n8k16 (see ptx/mma.h). So no two lanes make the
+/// same call:
 ///
 ///     col % 64     0  1 | 2  3 | 4  5 | 6  7 | 8  9 | 10 11 | ... | 62 63
 ///     quad         0      1      2      3      0      1             3       the call's counter
@@ -51,8 +50,8 @@ constexpr PhiloxBits dropout_bits(uint64_t seed, int64_t bh, int row, int group,
                     static_cast<uint32_t>(bh), static_cast<uint32_t>(bh >> 32), seed);
 }
 
-/// Whether probability (row, col) survives. `dropped` is Shape::dropped. For code that has no use
-/// for the other 15 bytes.
+/// Whether probability (row, col) is kept. `dropped` is Shape::dropped. For code that does not use
+/// the other 15 bytes.
 constexpr bool dropout_keeps(uint64_t seed, int64_t bh, int row, int col, int dropped) {
   return dropout_bits(seed, bh, row, col / 64, dropout_quad(col)).byte(dropout_byte(col)) >=
          static_cast<uint32_t>(dropped);

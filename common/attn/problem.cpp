@@ -39,11 +39,10 @@ std::string_view name(InputKind k) {
   return "?";
 }
 
-// Models cap at 15 to 50. Far outside, a float32 quotient by the cap would lose the score or
-// overflow.
+// Models use caps of 15 to 50. Far outside, score / cap in fp32 would lose the score or overflow.
 constexpr double kLeastSoftcap = 1e-3, kMaxSoftcap = 1e6;
 
-// Of all sequences of a varlen batch: a float32 of HostTensor counts tokens exactly up to here.
+// Maximum tokens of a varlen batch: fp32 elements of HostTensor represent integers up to here.
 constexpr int64_t kMaxTokens = int64_t{1} << 24;
 
 namespace {
@@ -52,7 +51,7 @@ std::string list_text(const std::vector<int64_t>& lengths) {
   return fmt::format("{}", fmt::join(lengths, ","));
 }
 
-// The longest of a list, after a look at all of it.
+// The maximum of a list, all of whose elements are checked.
 int64_t longest_of(const std::vector<int64_t>& lengths, const char* option) {
   int64_t tokens = 0;
   for (const int64_t n : lengths) {
@@ -95,7 +94,7 @@ void Problem::finish() {
     throw InputError(fmt::format(
         "--heads {} --kv-heads {}: the query heads must be a multiple of the key/value heads",
         heads, kv_heads));
-  const auto below = [](int64_t value, const char* option) {  // kernels count in 32 bits
+  const auto below = [](int64_t value, const char* option) {  // kernels use 32-bit indices
     if (value >= int64_t{1} << 30)
       throw InputError(fmt::format("{} {}: must be below 2^30", option, value));
   };
@@ -114,17 +113,16 @@ void Problem::finish() {
   }
   if (mask) mask->fits(*this);
   if (window_left < -1 || window_right < -1)
-    throw InputError(fmt::format(
-        "--window {},{}: each side is a width of at least 0, or -1 for no limit", window_left,
-        window_right));
-  if (!std::isfinite(softmax_scale))
-    throw InputError("--scale: must be a finite number");
+    throw InputError(
+        fmt::format("--window {},{}: each side is a width of at least 0, or -1 for no limit",
+                    window_left, window_right));
+  if (!std::isfinite(softmax_scale)) throw InputError("--scale: must be a finite number");
   if (!(softcap == 0 || (softcap >= kLeastSoftcap && softcap <= kMaxSoftcap)))
     throw InputError(fmt::format("--softcap {}: must be from {} to {}, or 0 for none", softcap,
                                  kLeastSoftcap, kMaxSoftcap));
-  // Q, K and the score matrix, in bytes of the widest type, have to be addressable.
+  // Q, K and the score matrix must be addressable, in bytes of the widest type.
   const auto product_fits = [](std::initializer_list<int64_t> factors) {
-    int64_t product = 64;  // 8 bytes an element, and room to add a few tensors
+    int64_t product = 64;  // 8 bytes per element; sums of a few tensors must not overflow
     for (int64_t f : factors)
       if (__builtin_mul_overflow(product, f, &product)) return false;
     return true;
@@ -184,12 +182,12 @@ KeyRange Problem::visible(int64_t i) const {
   const int64_t diagonal = i + seqlen_k - seqlen_q;
   KeyRange range{0, seqlen_k};
   const int64_t right = causal ? 0 : window_right;
-  // Widths beyond both lengths limit nothing (and could overflow the sum).
+  // Widths beyond both lengths have no effect, and could overflow the sum.
   const int64_t widest = seqlen_q + seqlen_k;
   if (right >= 0 && right < widest) range.end = std::min(seqlen_k, diagonal + right + 1);
   if (window_left >= 0 && window_left < widest)
     range.begin = std::max<int64_t>(0, diagonal - window_left);
-  range.end = std::max(range.end, range.begin);  // a row with nothing to attend
+  range.end = std::max(range.end, range.begin);  // a fully masked row
   return range;
 }
 

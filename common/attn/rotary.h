@@ -1,8 +1,8 @@
 /// \file
-/// Rotary embedding: columns c and c + d/2 of a row of Q or of K are turned, as a vector of two, by
-/// the row's position times 10000^(-c / (d/2)). Scores then depend on how far apart a query and a
-/// key are (Su et al., "RoFormer", 2021; pairs as in GPT-NeoX and Hugging Face's Llama, not 2c and
-/// 2c + 1 as there).
+/// Rotary embedding (RoPE): columns c and c + d/2 of a row of Q or K are rotated, as a 2-vector, by
+/// the row's position times 10000^(-c / (d/2)). Scores then depend on the distance of query and key
+/// (Su et al., "RoFormer", 2021; pairs as in GPT-NeoX and Hugging Face's Llama, not 2c and 2c + 1
+/// as in the paper).
 #pragma once
 
 #include <span>
@@ -12,16 +12,16 @@
 
 namespace attn {
 
-/// The input `cos_sin` [1, 1, positions, d], fp32: of each position the d/2 cosines, then the
-/// sines. Of angles as large as a position float32 has no digits left, so they are worked out on
-/// the host. Key j has position j, query i position i + seqlen_k - seqlen_q. Row 0 is the first
-/// position of all: 0, or that of query 0 where there are more queries than keys.
+/// The input `cos_sin` [1, 1, positions, d], fp32: for each position d/2 cosines, then d/2 sines.
+/// They are computed on the host, because fp32 is too imprecise for angles as large as a position.
+/// Key j has position j, query i position i + seqlen_k - seqlen_q. Row 0 is the first position: 0,
+/// or that of query 0 if there are more queries than keys.
 TensorSpec rotary_table(const Problem&);
-/// The row of query 0 and that of key 0.
+/// Rows of query 0 and key 0 in the table.
 int64_t rotary_row_of_queries(const Problem&);
 int64_t rotary_row_of_keys(const Problem&);
 
-/// Turns a row by a row of the table.
+/// Rotates a row by a row of the table.
 template <class Scalar>
 void turn(std::span<Scalar> x, const float* angles) {
   const std::size_t half = x.size() / 2;
@@ -31,8 +31,8 @@ void turn(std::span<Scalar> x, const float* angles) {
   }
 }
 
-/// `--rotary` of an operation that is given Q and K and the table. Where inputs have no table, as
-/// those that a step stores turned already, the reference turns nothing.
+/// `--rotary` of an operation whose inputs are Q, K and the table. Without a table, for example if
+/// the step stored Q and K already rotated, the reference does not rotate.
 Feature rotary_feature();
 bool has_rotary(const Problem&);
 

@@ -24,8 +24,8 @@ Sides tiles_of(const char* what, const Sides& sides, const Sides& tile) {
   return tiles;
 }
 
-// Whether a tile of queries at `q` sees one of keys at `k`, of `tiles` in a row and a window of
-// `window` tiles.
+// Whether the query tile at `q` attends to the key tile at `k`, with `tiles` per row and a window
+// of `window` tiles.
 bool sees(int64_t q, int64_t k, int64_t tiles, int64_t window) {
   if (window == tiles) return true;
   const int64_t centre = std::clamp(q, window / 2, tiles - 1 - window / 2);
@@ -38,7 +38,7 @@ std::vector<bool> open_blocks(const Sides& canvas, const std::vector<Sides>& win
   std::vector<bool> open;
   open.reserve(windows.size() * static_cast<std::size_t>(blocks * blocks));
   const auto at = [&](int64_t tile) {
-    Sides place;  // the last side runs fastest
+    Sides place;  // the last dimension is contiguous
     for (std::size_t i = 3; i-- > 0; tile /= canvas[i]) place[i] = tile % canvas[i];
     return place;
   };
@@ -73,7 +73,7 @@ std::vector<Sides> in_tiles(const Sides& canvas, const Sides& tile,
   return tiles;
 }
 
-// As --mask says it: one window where all heads have it, else that of each head.
+// In the syntax of --mask: one window if all heads share it, otherwise one per head.
 std::string name_of(const Sides& canvas, const Sides& tile, const std::vector<Sides>& windows) {
   std::string name = fmt::format("sta:{},{}", text_of(canvas), text_of(tile));
   const bool alike = std::ranges::all_of(windows, [&](const Sides& w) { return w == windows[0]; });

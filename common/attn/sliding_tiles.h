@@ -1,5 +1,5 @@
 /// \file
-/// Windows of tiles over a canvas of three dimensions, as Sliding Tile Attention has them.
+/// Sliding Tile Attention (STA): windows of tiles over a three-dimensional canvas.
 #pragma once
 
 #include <array>
@@ -11,17 +11,17 @@
 
 namespace attn {
 
-/// Sides of a canvas, of a tile or of a window, in tokens: time, height, width.
+/// Extents of a canvas, tile or window in tokens: time, height, width.
 using Sides = std::array<int64_t, 3>;
 
-/// Tokens of a canvas lie tile after tile, those of a tile one after the other, and text behind
-/// them. A tile of queries sees the window of tiles around it, which stays inside the canvas at its
-/// edges (arXiv 2502.04507, section 3); text sees all, and all see it. Windows move by tiles, so
-/// that a tile is seen whole or not at all: a mask of blocks.
+/// Tokens of a canvas are stored tile by tile; text tokens follow. A query tile attends to a window
+/// of tiles around it, which is shifted to stay inside the canvas (arXiv 2502.04507, section 3).
+/// Text attends to all tokens, and all attend to text. Windows are multiples of tiles, so a tile is
+/// either fully visible or fully masked: a block mask.
 class SlidingTiles : public BlockMask {
  public:
-  /// `windows`: one for each head. Throws InputError where sides do not divide each other, or a
-  /// window has neither an odd number of tiles nor all.
+  /// `windows`: one per head. Throws InputError if the extents do not divide each other, or if a
+  /// window has neither an odd number of tiles nor all of them.
   SlidingTiles(const Sides& canvas, const Sides& tile, const std::vector<Sides>& windows,
                int64_t text);
   void fits(const Problem&) const override;

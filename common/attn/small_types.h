@@ -1,6 +1,6 @@
 /// \file
-/// Elements of 8 and 4 bits: what a float becomes, and what it means. To nearest even; what is too
-/// large becomes the largest, as cvt.satfinite does it.
+/// Conversions of float to 8-bit and 4-bit types and back. To nearest even, saturating, as
+/// cvt.satfinite.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace attn {
 
-/// Eight bits: sign, exponent, mantissa. e4m3 has no infinity, and one NaN a sign (OCP 8-bit
-/// Floating Point, section 5); e5m2 has both, as a half that lost its lower byte.
+/// Eight bits: sign, exponent, mantissa. e4m3 has no infinity and one NaN per sign (OCP 8-bit
+/// Floating Point, section 5). e5m2 has both, as the upper byte of a half.
 template <int kExponent, int kMantissa>
 struct Float8 {
   static_assert(1 + kExponent + kMantissa == 8);
@@ -35,7 +35,7 @@ struct Float8 {
     if (std::isnan(x)) return sign | kNaN;
     const float size = std::abs(x);
     if (size >= decode(kLargest)) return sign | kLargest;
-    // In units of the last place of its binade, or of the subnormal ones; the lower bits of a code
+    // In units in the last place of its binade, or of the subnormals; the lower bits of a code
     // count these units.
     const int exponent = size > 0 ? std::max(std::ilogb(size), 1 - kBias) : 1 - kBias;
     const auto units = static_cast<int>(
@@ -47,7 +47,7 @@ struct Float8 {
 using E4M3 = Float8<4, 3>;
 using E5M2 = Float8<5, 2>;
 
-/// A whole number from `least` to `most`; NaN becomes 0.
+/// An integer from `least` to `most`, saturating; NaN becomes 0.
 template <int kLeast, int kMost>
 int to_small_int(float x) {
   if (std::isnan(x)) return 0;

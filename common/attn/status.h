@@ -1,5 +1,5 @@
 /// \file
-/// What a launch reports.
+/// Status of a launch.
 #pragma once
 
 #include <string>
@@ -7,12 +7,12 @@
 
 namespace attn {
 
-/// The outcome of a launch, or of a question like "does this step support this problem?".
+/// The outcome of a launch, or of a query such as "does this step support this problem?".
 struct Status {
   enum class Code {
     kOk,
     kUnsupported,  ///< the step refuses the problem; message: its reason
-    kKernelError,  ///< the emulator found that no schedule can make the kernel right
+    kKernelError,  ///< the emulator found an error of the kernel
     kDeviceError,  ///< the CUDA runtime or cuBLAS reported a failure
   };
   Code code = Code::kOk;

@@ -1,10 +1,10 @@
 /// \file
-/// Times one kernel with several tiles: what a chapter's host/sweep.cu is made of. It runs on a GPU
-/// alone.
+/// Sweep over tile configurations: the common part of the chapters' host/sweep.cu. Needs a GPU.
 ///
-/// 16384 tokens and 2048 / d heads, bf16. A row is a tile, as its chapter names it; registers and
-/// spilled bytes of a thread; then the speed of the median launch at each length, and how far the
-/// outputs are from those of the first row of its head dim (NaN: not all was written).
+/// 16384 tokens and 2048 / d heads, bf16. One row per configuration, as its chapter names it:
+/// registers and spilled bytes per thread; the speed of the median launch at each length; and the
+/// difference of the outputs from those of the first row of its head dim (NaN: not all was
+/// written).
 #pragma once
 
 #include <algorithm>
@@ -25,31 +25,30 @@
 namespace attn::sweep {
 
 constexpr int64_t kTokens = 16384, kWidth = 2048, kLengths[] = {512, 1024, 2048, 4096, 8192, 16384};
-constexpr int64_t kMaxRows = kTokens * kWidth / 32;  ///< of all heads, with the smallest head dim
+constexpr int64_t kMaxRows = kTokens * kWidth / 32;  ///< over all heads, for the smallest head dim
 
 struct Row {
   int head_dim;
-  std::string tile;  ///< below the chapter's own heading
+  std::string tile;  ///< printed below the chapter's heading
   Status (*launch)(const Arguments&);
-  const void* kernel;  ///< whose registers are printed; null: nobody's
+  const void* kernel;  ///< kernel whose registers are printed; null: none
 };
 
-/// What the kernels read and write.
+/// Inputs and outputs of the kernels.
 struct Pass {
-  std::vector<std::string> inputs, outputs;                    ///< [tokens, kWidth] in bf16
-  std::vector<std::pair<std::string, int64_t>> scratch;        ///< bytes of each; they begin at 0
-  /// for each score and column of a head
+  std::vector<std::string> inputs, outputs;              ///< [tokens, kWidth] in bf16
+  std::vector<std::pair<std::string, int64_t>> scratch;  ///< bytes of each, initially 0
+  /// per score and column of a head
   double flop;
-  Status (*prepare)(const Arguments&) = nullptr;               ///< once before, untimed
+  Status (*prepare)(const Arguments&) = nullptr;  ///< called once before, untimed
 };
 /// `tile_counter`: for kernels with a dynamic tile scheduler.
-inline const Pass kForward{
-    {"q", "k", "v"}, {"o"}, {{"lse", kMaxRows * 4}, {"tile_counter", 4}}, 4};
+inline const Pass kForward{{"q", "k", "v"}, {"o"}, {{"lse", kMaxRows * 4}, {"tile_counter", 4}}, 4};
 
 struct Tensor {
-  DeviceBuffer buffer{Backend::gpu, "tensor", kTokens * kWidth * 2};
+  DeviceBuffer buffer{Backend::gpu, "tensor", kTokens* kWidth * 2};
   std::vector<__nv_bfloat16> host = std::vector<__nv_bfloat16>(kTokens * kWidth);
-  // normal, as most speeds are given for: power depends on what is multiplied
+  // normally distributed, as in most published speeds: power depends on the data
   explicit Tensor(unsigned seed) {
     std::mt19937 random(seed);
     std::normal_distribution<float> normal;
@@ -137,8 +136,8 @@ inline int run(const Pass& pass, const std::vector<Row>& rows, const char* headi
   return 0;
 }
 
-/// The program: PROGRAM [--head-dim D] [--causal] [--repeat R]. Exit status 0, 2 for a mistake on
-/// the command line, 4 for an error of the GPU, 77 where there is none.
+/// Main program: PROGRAM [--head-dim D] [--causal] [--repeat R]. Exit status 0; 2 for a
+/// command-line error, 4 for a GPU error, 77 without a GPU.
 inline int main(const char* program, const std::vector<Row>& rows, const char* heading, int argc,
                 char** argv, const Pass& pass = kForward) {
   int head_dim = 0, repeat = 20;

@@ -14,8 +14,8 @@
 namespace attn {
 namespace {
 
-// Calls body(to_device, to_float) with how an element of a type is stored, for all but int4, which
-// is no whole byte.
+// Calls body(to_device, to_float) with the conversions of an element type, except int4, which has
+// no whole bytes.
 template <class Body>
 void with_element(DType dtype, Body body) {
   const auto same = [](auto element) {
@@ -25,29 +25,21 @@ void with_element(DType dtype, Body body) {
   };
   const auto call = [&](auto pair) { body(pair.first, pair.second); };
   switch (dtype) {
-    case DType::fp32:
-      return call(same(float()));
-    case DType::fp16:
-      return call(same(Eigen::half()));
-    case DType::bf16:
-      return call(same(Eigen::bfloat16()));
-    case DType::int32:
-      return call(same(int32_t()));
-    case DType::int64:
-      return call(same(int64_t()));
+    case DType::fp32: return call(same(float()));
+    case DType::fp16: return call(same(Eigen::half()));
+    case DType::bf16: return call(same(Eigen::bfloat16()));
+    case DType::int32: return call(same(int32_t()));
+    case DType::int64: return call(same(int64_t()));
     case DType::int8:
       return call(std::pair([](float x) { return static_cast<int8_t>(to_int8(x)); },
                             [](int8_t x) { return static_cast<float>(x); }));
-    case DType::e4m3:
-      return call(std::pair(&E4M3::encode, &E4M3::decode));
-    case DType::e5m2:
-      return call(std::pair(&E5M2::encode, &E5M2::decode));
-    case DType::int4:
-      break;
+    case DType::e4m3: return call(std::pair(&E4M3::encode, &E4M3::decode));
+    case DType::e5m2: return call(std::pair(&E5M2::encode, &E5M2::decode));
+    case DType::int4: break;
   }
 }
 
-// Large tensors are converted by all cores, a megaelement at a time.
+// Large tensors are converted on all cores, 2^20 elements at a time.
 template <class Body>
 void in_chunks(std::size_t count, Body body) {
   constexpr std::size_t kChunk = std::size_t{1} << 20;
@@ -165,24 +157,15 @@ HostTensor zeros(const TensorSpec& spec) {
 
 float round_to(DType dtype, float x) {
   switch (dtype) {
-    case DType::fp32:
-      return x;
-    case DType::fp16:
-      return static_cast<float>(Eigen::half(x));
-    case DType::bf16:
-      return static_cast<float>(Eigen::bfloat16(x));
-    case DType::int32:
-      return std::round(x);
-    case DType::int64:
-      return std::round(x);
-    case DType::int8:
-      return static_cast<float>(to_int8(x));
-    case DType::e4m3:
-      return E4M3::decode(E4M3::encode(x));
-    case DType::e5m2:
-      return E5M2::decode(E5M2::encode(x));
-    case DType::int4:
-      return static_cast<float>(to_int4(x));
+    case DType::fp32: return x;
+    case DType::fp16: return static_cast<float>(Eigen::half(x));
+    case DType::bf16: return static_cast<float>(Eigen::bfloat16(x));
+    case DType::int32: return std::round(x);
+    case DType::int64: return std::round(x);
+    case DType::int8: return static_cast<float>(to_int8(x));
+    case DType::e4m3: return E4M3::decode(E4M3::encode(x));
+    case DType::e5m2: return E5M2::decode(E5M2::encode(x));
+    case DType::int4: return static_cast<float>(to_int4(x));
   }
   return x;
 }
@@ -194,8 +177,8 @@ void round_to(DType dtype, float* values, std::size_t count) {
   });
 }
 
-// A NaN in 16 bits keeps the first bits of its fraction, which say where it comes from, and an
-// unwritten element stays one. Eigen makes one NaN of all.
+// A 16-bit NaN keeps the leading bits of its payload, which identify its origin; so an unwritten
+// element remains recognisable. Eigen would make one NaN of all.
 static std::uint16_t nan_bits(DType dtype, float nan) {
   const auto bits = std::bit_cast<std::uint32_t>(nan);
   if (bits == kUnwritten) return static_cast<std::uint16_t>(unwritten_bits(dtype));

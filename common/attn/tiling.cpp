@@ -15,7 +15,7 @@ namespace {
 class LeastRecentlyUsed {
  public:
   explicit LeastRecentlyUsed(double bytes) : free_(bytes) {}
-  // Whether it was there. It is now, in place of what was not used for longest.
+  // Whether it was there. It is now, instead of what was not used for longest.
   bool use(int64_t what, double bytes) {
     const auto found = where_.find(what);
     if (found != where_.end()) {

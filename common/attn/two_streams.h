@@ -1,5 +1,5 @@
 /// \file
-/// A kernel launched twice, in two streams, so that both launches may run at the same time.
+/// Two launches of a kernel in two streams, so that both may run concurrently.
 #pragma once
 
 #include <cstddef>
@@ -16,30 +16,30 @@ namespace attn {
 inline namespace ATTN_BACKEND {
 
 #ifndef ATTN_EMULATED
-/// A stream beside that of a launch, and the events by which they wait for each other: a fork and a
-/// join. These two waits are also what a stream that is captured accepts: the first takes the side
-/// stream into the graph, the second brings it back, without which a capture does not end.
+/// A side stream for a second launch, and the events of a fork and a join. Stream capture accepts
+/// the same pattern: the fork takes the side stream into the graph, and the join brings it back,
+/// without which the capture cannot end.
 class SideStream {
  public:
-  /// That of the GPU in use and of this thread of the host: another thread would record its own
-  /// work between an event and the wait for it. It is made by the first fork, which belongs before
-  /// a capture, and kept until the thread ends.
+  /// The side stream of this GPU and host thread. It is per thread, because another thread would
+  /// record its own work between an event and the wait for it. The first fork creates it, which
+  /// must happen before a capture; it is kept until the thread ends.
   static SideStream& of_gpu(int ordinal) {
     static thread_local std::map<int, SideStream> all;
     return all[ordinal];
   }
   SideStream() = default;
   SideStream(const SideStream&) = delete;
-  ~SideStream() {  // none of them waits for what is queued, or stops it
+  ~SideStream() {  // none of these calls waits for queued work or cancels it
     for (const cudaEvent_t event : {fork_, join_})
       if (event) (void)cudaEventDestroy(event);
     if (stream_) (void)cudaStreamDestroy(stream_);
   }
 
   Stream stream() const { return stream_; }
-  /// What is queued in the side stream from here on waits for all that is queued in `stream`.
+  /// Later work in the side stream waits for all work queued in `stream`.
   Status fork(Stream stream) {
-    // The default stream waits for all others, and they for it, but for those that do not block.
+    // The default stream synchronises with all blocking streams, so this one is non-blocking.
     Status s;
     if (!stream_)
       s = status_of(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
@@ -48,7 +48,7 @@ class SideStream {
         s = status_of(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "making an event");
     return s.ok() ? wait(static_cast<cudaStream_t>(stream), fork_, stream_) : s;
   }
-  /// What is queued in `stream` from here on waits for all that is queued in the side stream.
+  /// Later work in `stream` waits for all work queued in the side stream.
   Status join(Stream stream) const {
     return wait(stream_, join_, static_cast<cudaStream_t>(stream));
   }
@@ -56,7 +56,7 @@ class SideStream {
  private:
   static Status status_of(cudaError_t error, const char* doing) {
     if (error == cudaSuccess) return Status::success();
-    (void)cudaGetLastError();  // it is reported here, not by the next launch as well
+    (void)cudaGetLastError();  // clears the error: the next launch must not report it again
     return Status::device_error(std::string(doing) + ": " + cudaGetErrorName(error));
   }
   static Status wait(cudaStream_t first, cudaEvent_t event, cudaStream_t then) {
@@ -69,13 +69,12 @@ class SideStream {
 };
 #endif
 
-/// Launches `kernel` with the arguments `here` in `stream`, and with `beside` in a stream of its
-/// own. Both wait for what is queued in `stream` already, and what is queued there later for both;
-/// whether they run at the same time is the GPU's choice, and neither may wait for the other. Their
-/// grids are alike, and have one dimension.
+/// Launches `kernel` with the arguments `here` in `stream` and the others in a side stream. Both
+/// wait for earlier work in `stream`, and later work waits for both. The GPU decides whether they
+/// run concurrently, and neither may wait for the other. Their grids are equal and one-dimensional.
 ///
-/// The emulator has no streams: there both are one grid, in which y says of a block whose it is.
-/// So blocks of both are resident together, and races between them are found.
+/// The emulator has no streams: both launches are one grid, and blockIdx.y selects the launch. So
+/// blocks of both are resident together, and races between them are found.
 template <class... Parameters, class Arguments>
 [[nodiscard]] Status launch_in_two_streams(void (*kernel)(Parameters...), dim3 grid, dim3 block,
                                            std::size_t shared_bytes, Stream stream,
@@ -107,7 +106,7 @@ template <class... Parameters, class Arguments>
   };
   Status status = launch(side.stream(), beside);
   if (status.ok()) status = launch(stream, here);
-  // Also after a failure: what was queued beside must be over when what comes after begins.
+  // Also after a failure: work in the side stream must complete before later work starts.
   const Status joined = side.join(stream);
   return status.ok() ? joined : status;
 #endif

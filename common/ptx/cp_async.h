@@ -1,11 +1,11 @@
 /// \file
-/// `cp.async`: copies from global to shared memory that go on while the thread computes. Source: PTX
-/// ISA, "Data movement: non-bulk asynchronous copy" (sm_80 and later).
+/// `cp.async`: asynchronous copies from global to shared memory. Source: PTX ISA, "Data movement:
+/// non-bulk asynchronous copy" (sm_80 and later).
 ///
 ///     cp_async_16(...)  cp_async_16(...)  cp_async_commit()    <- group 0
 ///     cp_async_16(...)  cp_async_16(...)  cp_async_commit()    <- group 1
-///     cp_async_wait<1>()     group 0 has landed, group 1 may still be in flight
-///     __syncthreads()        now the copies of *other* threads' group 0 are visible too
+///     cp_async_wait<1>()     group 0 is complete, group 1 may still be in flight
+///     __syncthreads()        now *other* threads' copies of group 0 are visible, too
 #pragma once
 
 #include <cstdint>
@@ -16,9 +16,9 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// Starts a copy of 16 bytes that bypasses L1. Both addresses are 16-byte aligned. Only the first
-/// `valid_bytes` (0..16) are read; the rest of the destination becomes 0, so that a tile's tail needs
-/// no branch: pass 0 and any valid address for what lies outside.
+/// Issues a copy of 16 bytes that bypasses L1. Both addresses must be 16-byte aligned. Only the
+/// first `valid_bytes` (0 to 16) are read; the rest of the destination becomes 0. So the tail of a
+/// tile needs no branch: for elements out of range pass 0 and any valid address.
 __device__ __forceinline__ void cp_async_16(void* shared, const void* global,
                                             int valid_bytes = 16 ATTN_CALLER) {
 #ifdef ATTN_EMULATED
@@ -26,7 +26,7 @@ __device__ __forceinline__ void cp_async_16(void* shared, const void* global,
   if (valid_bytes > 0)
     emulator::Block::current().require_aligned("cp_async_16", caller, "a source", global, 16);
   const auto bytes = static_cast<std::size_t>(valid_bytes);
-  const auto copy = [=] {  // at the wait, as late as it may be
+  const auto copy = [=] {  // the emulator may delay it until the wait
     std::memset(shared, 0, 16);
     if (bytes > 0) std::memcpy(shared, global, bytes);
   };
@@ -38,7 +38,7 @@ __device__ __forceinline__ void cp_async_16(void* shared, const void* global,
 #endif
 }
 
-/// Closes the group of copies that this thread has started since the last commit.
+/// Commits all copies that this thread has issued since the last commit as one group.
 __device__ __forceinline__ void cp_async_commit() {
 #ifdef ATTN_EMULATED
   emulator::Block::current().copy_commit();
@@ -47,8 +47,8 @@ __device__ __forceinline__ void cp_async_commit() {
 #endif
 }
 
-/// Waits until at most the newest `kPending` groups of this thread are in flight. A barrier must
-/// follow before other threads read what was copied.
+/// Waits until at most the newest `kPending` groups of this thread are in flight. Other threads may
+/// read the data only after a barrier.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
 #ifdef ATTN_EMULATED

@@ -1,15 +1,15 @@
 /// \file
-/// Flags in global memory by which blocks wait for one another. PTX ISA, "ld.acquire",
-/// "st.release", "atom.acq_rel", scope gpu (sm_70 and later); "Memory Consistency Model", release
-/// and acquire patterns.
+/// Flags and counters (semaphores) in global memory for synchronisation between thread blocks. PTX
+/// ISA, "ld.acquire", "st.release", "atom.acq_rel", scope gpu (sm_70 and later); "Memory
+/// Consistency Model", release and acquire patterns.
 ///
-///     block 0   writes partial   __syncthreads()   one thread: flag_store(flag, 1)
-///     block 1   one thread: flag_wait(flag, 1)   __syncthreads()   reads partial
+///     block 0   stores partial   __syncthreads()   one thread: flag_store(flag, 1)
+///     block 1   one thread: flag_wait(flag, 1)   __syncthreads()   loads partial
 ///
-/// Everything that happened before the release, its block's stores before the barrier included, is
-/// visible after the acquire, and to the acquiring thread's block after its barrier. A block that
-/// waits needs the other one to be resident: on a GPU with fewer free places than blocks it
-/// deadlocks.
+/// All stores before the release, including those of the block's other threads before the barrier,
+/// are visible after the acquire, and to all threads of the acquiring block after its barrier. A
+/// block that waits requires the other one to be resident: if the grid exceeds the resident blocks,
+/// it deadlocks.
 #pragma once
 
 #include "attn/kernel.h"
@@ -17,7 +17,7 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// Stores a value, after all that this thread knows of.
+/// Release: stores a value after all stores that this thread has done or observed.
 __device__ __forceinline__ void flag_store(unsigned* flag, unsigned value ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block::current().flag(
@@ -27,8 +27,8 @@ __device__ __forceinline__ void flag_store(unsigned* flag, unsigned value ATTN_C
 #endif
 }
 
-/// Adds to a counter, after all that this thread knows of; what others knew who added before is
-/// known from here on. Returns what was there.
+/// Acquire and release: adds to a counter and returns its previous value. All stores that earlier
+/// adders had done or observed are visible afterwards.
 __device__ __forceinline__ unsigned flag_add(unsigned* counter, unsigned value ATTN_CALLER) {
   unsigned before;
 #ifdef ATTN_EMULATED
@@ -43,7 +43,7 @@ __device__ __forceinline__ unsigned flag_add(unsigned* counter, unsigned value A
   return before;
 }
 
-/// The value that is there, and what was known to whoever stored it.
+/// Acquire: returns the value. All stores before the release that wrote it are visible afterwards.
 __device__ __forceinline__ unsigned flag_load(const unsigned* flag ATTN_CALLER) {
   unsigned value;
 #ifdef ATTN_EMULATED
@@ -55,8 +55,8 @@ __device__ __forceinline__ unsigned flag_load(const unsigned* flag ATTN_CALLER) 
   return value;
 }
 
-/// Waits until `value` is there; what was known to whoever stored it is known from here on. By one
-/// thread of a block.
+/// Spins until the flag is `value`, then acquires: all stores before the release that wrote it are
+/// visible. To be called by one thread of a block.
 __device__ __forceinline__ void flag_wait(const unsigned* flag, unsigned value ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block::current().wait_until("flag_wait", caller, [=] { return *flag == value; });

@@ -1,6 +1,6 @@
 /// \file
-/// `ldmatrix`: 8 x 8 matrices of 16-bit elements from shared memory into the fragments that `mma`
-/// takes. Source: PTX ISA, "ldmatrix" (sm_75 and later).
+/// `ldmatrix`: loads 8 x 8 matrices of 16-bit elements from shared memory into `mma` fragments.
+/// Source: PTX ISA, "ldmatrix" (sm_75 and later).
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace attn {
 inline namespace ATTN_BACKEND {
 
 #ifdef ATTN_EMULATED
-// The one emulation below the instructions: matrix m has its row i at the address of lane 8 m + i.
+// Emulation of all variants: lane 8 m + i holds the address of row i of matrix m.
 template <int kMatrices, bool kTranspose>
 void emulate_ldmatrix(uint32_t (&r)[kMatrices], const void* row, const char* what,
                       emulator::Place caller) {
@@ -19,7 +19,7 @@ void emulate_ldmatrix(uint32_t (&r)[kMatrices], const void* row, const char* wha
     const void* row;
     uint32_t r[kMatrices];
   } mine{row, {}};
-  // x2 does not look at the other half
+  // x2 ignores the addresses of the other lanes
   const bool counts = emulator::Block::current().lane() < 8 * kMatrices;
   if (counts) {
     emulator::Block::current().require_aligned(what, caller, "a row", row, 16);
@@ -46,15 +46,15 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 #endif
 
 /// Loads four 8 x 8 matrices. Lane l gives the address of row l % 8 of matrix l / 8 (16 bytes,
-/// 16-byte aligned). Register m of lane l gets elements 2t and 2t + 1 of row g of matrix m, g = l /
-/// 4, t = l % 4:
+/// 16-byte aligned). Register m of lane l receives elements 2t and 2t + 1 of row g of matrix m,
+/// with g = l / 4 and t = l % 4:
 ///
 ///     lanes 0..7 -> rows of matrix 0        lane:  0 0  1 1  2 2  3 3     <- row 0 of each matrix
 ///     lanes 8..15 -> rows of matrix 1              4 4  5 5  6 6  7 7     <- row 1
 ///     ...                                          ...
 ///
-/// For A of mma_m16n8k16: matrices {rows 0-7, rows 8-15} x {k 0-7, k 8-15} in the order 00 10 01
-/// 11.
+/// The four registers are an A fragment of mma_m16n8k16 if the matrices are, in this order: rows
+/// 0-7 of k 0-7, rows 8-15 of k 0-7, rows 0-7 of k 8-15, rows 8-15 of k 8-15.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulate_ldmatrix<4, false>(r, row, "ldmatrix_x4", caller);
@@ -66,7 +66,7 @@ __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], const void* row AT
 #endif
 }
 
-/// Loads two matrices; the addresses of lanes 0..15 count.
+/// Loads two matrices; lanes 0..15 give the row addresses.
 __device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], const void* row ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulate_ldmatrix<2, false>(r, row, "ldmatrix_x2", caller);
@@ -78,9 +78,8 @@ __device__ __forceinline__ void ldmatrix_x2(uint32_t (&r)[2], const void* row AT
 #endif
 }
 
-/// Loads four matrices, each transposed on the way: register m of lane l gets elements 2t and 2t +
-/// 1 of
-/// *column* g. It turns row-major [k, n] in shared memory into the column-major B that mma wants.
+/// Loads four matrices and transposes each: register m of lane l receives elements 2t and 2t + 1 of
+/// *column* g. A row-major [k, n] tile in shared memory becomes the column-major B fragment of mma.
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulate_ldmatrix<4, true>(r, row, "ldmatrix_x4_trans", caller);
@@ -92,7 +91,7 @@ __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], const void* 
 #endif
 }
 
-/// Loads two matrices transposed; the addresses of lanes 0..15 count.
+/// Loads and transposes two matrices; lanes 0..15 give the row addresses.
 __device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulate_ldmatrix<2, true>(r, row, "ldmatrix_x2_trans", caller);

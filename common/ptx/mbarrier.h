@@ -1,14 +1,15 @@
 /// \file
-/// `mbarrier`: a barrier in shared memory at which threads arrive, and bytes. PTX ISA, "Parallel synchronization and
-/// communication instructions: mbarrier" (as used here sm_90).
+/// `mbarrier`: a barrier object in shared memory that counts thread arrivals and transaction bytes
+/// of asynchronous copies. PTX ISA, "Parallel synchronization and communication instructions:
+/// mbarrier" (as used here: sm_90).
 ///
-/// A barrier goes through phases 0, 1, 2, ... A phase ends when its threads have arrived and as
-/// many bytes have been copied as were announced. Who waits names the parity of the phase: parity 0
-/// waits for the end of phase 0, or 2, ... Parity 1 in the beginning does not wait: a phase before
-/// the first is over.
+/// A barrier goes through phases 0, 1, 2, ... A phase completes when all expected threads have
+/// arrived and all expected bytes have been copied. A waiting thread names the parity of a phase:
+/// parity 0 waits for the completion of phase 0, 2, ... A wait for parity 1 on a new barrier
+/// returns at once, because the phase before phase 0 counts as complete.
 ///
-///     producer   wait(empty, 1)  expect(full, n)  copies ...   wait(empty, 0)  expect(full, n)  copies ...
-///     consumer   wait(full, 0)   reads   arrive(empty)         wait(full, 1)   reads   arrive(empty)
+///     producer   wait(empty, 1)  expect_tx(full, n)  copies   wait(empty, 0)  expect_tx(full, n)
+///     consumer   wait(full, 0)   reads  arrive(empty)         wait(full, 1)   reads  arrive(empty)
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// By one thread, for `threads` arrivals a phase; then mbarrier_init_fence(), then __syncthreads().
+/// Initialises a barrier for `threads` arrivals per phase. One thread calls it, then
+/// mbarrier_init_fence(); __syncthreads() must follow.
 __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int threads ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block::current().mbarrier_init("mbarrier_init", caller, barrier,
@@ -31,7 +33,7 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, int threads ATT
 #endif
 }
 
-/// Makes barriers that this thread has initialised known to the unit that copies.
+/// Makes barriers that this thread has initialised visible to the async proxy (TMA).
 __device__ __forceinline__ void mbarrier_init_fence() {
 #ifdef ATTN_EMULATED
   emulator::Block::current().mbarrier_init_fence();
@@ -49,7 +51,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier ATTN_CALLER) {
 #endif
 }
 
-/// Arrives, and announces `bytes` that copies will bring in this phase.
+/// Arrives and expects `bytes` more transaction bytes in this phase.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier,
                                                           int bytes ATTN_CALLER) {
 #ifdef ATTN_EMULATED
@@ -63,8 +65,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier,
 #endif
 }
 
-/// Waits until the last phase of this parity (0 or 1) has ended. What was copied, and what the
-/// threads wrote that have arrived, is seen after it.
+/// Waits until the last phase of this parity (0 or 1) has completed. The copied data, and all
+/// stores that the arrived threads did before they arrived, are visible afterwards.
 __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, int parity ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block::current().mbarrier_wait("mbarrier_wait", caller, barrier,

@@ -1,6 +1,6 @@
 /// \file
-/// `mma.sync`: one matrix product by the 32 lanes of a warp. Instruction for instruction; the source
-/// of the layouts is the PTX ISA, "Matrix fragments for mma.m16n8k16" (sm_80 and later).
+/// `mma.sync`: warp-level matrix multiply-accumulate. Source of the layouts: PTX ISA, "Matrix
+/// fragments for mma.m16n8k16" (sm_80 and later).
 #pragma once
 
 #include <cstdint>
@@ -14,18 +14,18 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// D [16, 8] = A [16, 16] * B [16, 8] + C [16, 8]: fp16 or bf16 products, float32 sums.
+/// D [16, 8] = A [16, 16] * B [16, 8] + C [16, 8]: fp16 or bf16 operands, fp32 accumulation.
 ///
-/// With g = lane / 4 ("group") and t = lane % 4, a lane holds:
+/// Fragments of a lane, with g = lane / 4 ("group") and t = lane % 4:
 ///
 ///       A, row-major: 4 registers of 2 elements         B, column-major: 2 registers of 2
 ///             k: 2t 2t+1 | 2t+8 2t+9                            n: g
 ///     row g      a[0]    |   a[2]                        k 2t, 2t+1    b[0]
 ///     row g+8    a[1]    |   a[3]                        k 2t+8, 2t+9  b[1]
 ///
-///       C and D: 4 floats              so that D of one product, rounded in pairs, is A of the next:
-///             n: 2t  2t+1              a[0] = {d[0], d[1]} and a[1] = {d[2], d[3]} of one product,
-///     row g     d[0]  d[1]             a[2] and a[3] of the product 8 columns to the right
+///       C and D: 4 floats              A D fragment, rounded in pairs, is an A fragment:
+///             n: 2t  2t+1              a[0] = {d[0], d[1]} and a[1] = {d[2], d[3]} of one MMA,
+///     row g     d[0]  d[1]             a[2] and a[3] likewise of the MMA 8 columns to the right
 ///     row g+8   d[2]  d[3]
 template <class Element>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4],
@@ -59,7 +59,7 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
 #endif
 }
 
-/// Two floats as one register of two elements, `low` in the lower half: how fragments are packed.
+/// Packs two floats into one 32-bit register of a fragment, `low` in the lower half.
 template <class Element>
 __device__ __forceinline__ uint32_t pack2(float low, float high) {
 #ifdef ATTN_EMULATED
@@ -76,7 +76,7 @@ __device__ __forceinline__ uint32_t pack2(float low, float high) {
 #endif
 }
 
-/// The float of element `i` (0: the lower half) of such a register.
+/// Unpacks element `i` (0: the lower half) of such a register to float.
 template <class Element>
 __device__ __forceinline__ float unpack(uint32_t pair, int i) {
   return to_float(__builtin_bit_cast(Element, static_cast<uint16_t>(pair >> (16 * i))));

@@ -1,6 +1,6 @@
 /// \file
-/// `mma.sync` of int8: one product of whole numbers by the 32 lanes of a warp. Source: the PTX ISA,
-/// "Matrix fragments for mma.m16n8k32" (sm_80 and later).
+/// `mma.sync` for int8 with int32 accumulation. Source: PTX ISA, "Matrix fragments for
+/// mma.m16n8k32" (sm_80 and later).
 #pragma once
 
 #include <cstdint>
@@ -13,17 +13,18 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// D [16, 8] = A [16, 32] B [32, 8] + C [16, 8], of int8, in whole numbers of 32 bits, exact.
+/// D [16, 8] = A [16, 32] * B [32, 8] + C [16, 8]: int8 operands, exact int32 accumulation.
 ///
-/// Bytes lie as those of 16-bit elements do (mma.h): a row of 32 codes is one of 16 elements, and
-/// `ldmatrix` loads it. With g = lane / 4 and t = lane % 4, a lane holds:
+/// Four int8 take the place of two 16-bit elements of mma.h: a row of 32 int8 has the layout of a
+/// row of 16 elements, so `ldmatrix` loads it. Fragments of a lane, with g = lane / 4 and t = lane
+/// % 4:
 ///
-///       A, row-major: 4 registers of 4 codes             B, column-major: 2 registers of 4
+///       A, row-major: 4 registers of 4 int8              B, column-major: 2 registers of 4
 ///             k: 4t .. 4t+3 | 16+4t .. 16+4t+3                  n: g
 ///     row g      a[0]       |   a[2]                     k 4t .. 4t+3        b[0]
 ///     row g+8    a[1]       |   a[3]                     k 16+4t .. 16+4t+3  b[1]
 ///
-///       C and D: 4 whole numbers, as floats lie: columns 2t and 2t + 1 of row g, then of row g + 8
+///       C and D: 4 int32 in the layout of mma.h's floats: columns 2t, 2t + 1 of rows g and g + 8
 __device__ __forceinline__ void mma_m16n8k32_s8(int (&d)[4], const uint32_t (&a)[4],
                                                 const uint32_t (&b)[2],
                                                 const int (&c)[4] ATTN_CALLER) {

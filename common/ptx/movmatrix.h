@@ -1,6 +1,6 @@
 /// \file
-/// `movmatrix`: an 8 x 8 matrix of 16-bit elements is transposed in the registers of a warp.
-/// Source: PTX ISA, "movmatrix" (sm_75 and later).
+/// `movmatrix`: transposes an 8 x 8 matrix of 16-bit elements in the registers of a warp. Source:
+/// PTX ISA, "movmatrix" (sm_75 and later).
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// The matrix lies as in a fragment of `mma`: lane 4g + t has elements 2t and 2t + 1 of row g,
-/// before and after. All lanes of the warp call it.
+/// Layout before and after, as in an `mma` fragment: lane 4g + t holds elements 2t and 2t + 1 of
+/// row g. All lanes of the warp must call it.
 __device__ __forceinline__ uint32_t movmatrix_trans(uint32_t pair) {
 #ifdef ATTN_EMULATED
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, half = 16 * (g % 2);

@@ -1,5 +1,5 @@
 /// \file
-/// Named barriers: `bar.sync` for some warps of a block. PTX ISA, "barrier{.cta}".
+/// Named barriers: `bar.sync` for a subset of the warps of a block. PTX ISA, "barrier{.cta}".
 #pragma once
 
 #include "attn/kernel.h"
@@ -7,9 +7,8 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// Waits until `threads` threads (whole warps) of the block have called this with barrier `id`, 1
-/// to 15; 0 is that of __syncthreads. What they wrote before is seen by all of them after it, as
-/// after __syncthreads.
+/// Waits until `threads` threads (whole warps) of the block have arrived at barrier `id`, 1 to 15;
+/// __syncthreads uses 0. As after __syncthreads, stores before it are visible to all of them.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block::current().named_barrier("named_barrier_sync", caller,
@@ -20,7 +19,7 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads ATTN_CALL
 #endif
 }
 
-/// Arrives there and does not wait: `threads` counts those who only arrive too.
+/// Arrives without waiting. `threads` counts both waiting and arriving threads.
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads ATTN_CALLER) {
 #ifdef ATTN_EMULATED
   emulator::Block::current().named_barrier("named_barrier_arrive", caller,

@@ -1,6 +1,6 @@
 /// \file
-/// Additions in global memory that return nothing: `red`. PTX ISA, "red" (vectors: sm_90 and
-/// later).
+/// `red`: atomic additions to global memory without a return value. PTX ISA, "red" (vectors: sm_90
+/// and later).
 #pragma once
 
 #include "attn/kernel.h"
@@ -8,8 +8,9 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// Adds four floats to four in global memory, 16-byte aligned; each of the four additions is
-/// atomic. Their order is not defined, so that sums may differ in the last bits from run to run.
+/// Adds four floats to four adjacent ones in global memory, 16-byte aligned. Each of the four
+/// additions is atomic. Their order is not defined, so sums may differ in the last bits between
+/// runs.
 __device__ __forceinline__ void reduce_add(float4* address, float4 value) {
 #if !defined(ATTN_EMULATED) && __CUDA_ARCH__ >= 900
   asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(address),

@@ -1,5 +1,6 @@
 /// \file
-/// `setmaxnreg`: a warpgroup releases registers (`.dec`) or requests more (`.inc`). PTX ISA, "Miscellaneous instructions" (sm_90a).
+/// `setmaxnreg`: a warpgroup releases registers (`.dec`) or requests more (`.inc`). PTX ISA,
+/// "Miscellaneous instructions" (sm_90a).
 #pragma once
 
 #include "attn/kernel.h"
@@ -7,9 +8,9 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// All four warps of a warpgroup call it: from here on a thread has at most kRegisters (24 to 256,
-/// a multiple of 8). A block begins with the same number for all its threads, as
-/// `__launch_bounds__` implies; without it the compiler ignores these calls.
+/// Releases registers: each thread has at most kRegisters afterwards (24 to 256, a multiple of 8).
+/// All four warps of the warpgroup must call it. The kernel needs `__launch_bounds__`, which fixes
+/// the number of registers at launch; without it the compiler ignores these calls.
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_dec(ATTN_ONLY_CALLER) {
   static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);
@@ -20,10 +21,10 @@ __device__ __forceinline__ void setmaxnreg_dec(ATTN_ONLY_CALLER) {
 #endif
 }
 
-/// Waits until that many are free among the block's registers: those it was launched with, not
-/// 65536. A block of 384 threads has 65536 / 384 per thread, rounded down to 168, so that one lane
-/// of each of its three warpgroups together have 504. With 32 + 2 * 240 the last request deadlocks;
-/// the emulator says so.
+/// Requests registers: waits until enough of the block's registers are free. The pool is what the
+/// block was launched with, not the SM's 65536. Example: 384 threads have 65536 / 384 registers
+/// each, rounded down to 168. Counted per thread, its three warpgroups have 504 together. With 32 +
+/// 2 * 240 the last request deadlocks; the emulator reports this.
 template <int kRegisters>
 __device__ __forceinline__ void setmaxnreg_inc(ATTN_ONLY_CALLER) {
   static_assert(kRegisters >= 24 && kRegisters <= 256 && kRegisters % 8 == 0);

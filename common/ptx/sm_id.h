@@ -1,5 +1,5 @@
 /// \file
-/// The SM that a block runs on.
+/// Index of the SM that a block runs on.
 #pragma once
 
 #include "attn/kernel.h"
@@ -7,8 +7,8 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// Its number: below 2^10 on any GPU of today, though numbers may be left out (PTX ISA, %smid). A
-/// block that is moved has another one later. The emulator deals blocks out to three SMs.
+/// The index is below 2^10 on all current GPUs; indices need not be contiguous (PTX ISA, %smid). It
+/// may change if a block is rescheduled to another SM. The emulator has three SMs.
 __device__ __forceinline__ unsigned sm_id() {
 #ifdef ATTN_EMULATED
   return blockIdx.x % 3;

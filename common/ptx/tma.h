@@ -1,17 +1,18 @@
 /// \file
-/// The tensor memory accelerator: one thread asks for a box of a tensor, a unit copies it. PTX ISA,
-/// "cp.async.bulk.tensor" (sm_90). The tensor is described on the host, by a TensorMap, which a kernel takes as
-/// `const __grid_constant__ TensorMap`.
+/// Tensor memory accelerator (TMA): one thread issues the copy of a box of a tensor. PTX ISA,
+/// "cp.async.bulk.tensor" (sm_90). The host describes the tensor in a TensorMap, which a kernel
+/// takes as `const __grid_constant__ TensorMap`.
 ///
-/// A box arrives row after row. With a swizzle of 128 bytes the 16-byte chunks of a row of 128 bytes are exchanged
-/// among themselves: chunk p of row r lies at p ^ (r % 8), where wgmma reads it without bank conflicts. In general bits
-/// 4 to 6 of an address are replaced by their XOR with bits 7 to 9, so a box begins at a multiple of 1024 bytes.
-/// Rows of a larger tile may come in boxes of their own, at any multiple of 128 bytes: their chunks
-/// lie where the tile's do (on a GPU this has been seen for boxes of one row, in 07's v15).
+/// The rows of a box are stored one after the other. With 128-byte swizzle the 16-byte chunks of
+/// each row of 128 bytes are permuted: chunk p of row r is stored at p ^ (r % 8), where wgmma reads
+/// it without bank conflicts. In terms of addresses, bits 4 to 6 are XORed with bits 7 to 9, so a
+/// box must start at a multiple of 1024 bytes. The rows of a larger tile may also be loaded by
+/// separate boxes, at any multiple of 128 bytes: their chunks are stored as in one box (observed on
+/// a GPU for boxes of one row, in v15 of chapter 07).
 ///
-///     row 0   0 1 2 3 4 5 6 7      a number: the chunk of 8 elements of 16 bits
+///     row 0   0 1 2 3 4 5 6 7      each number: a chunk of 8 elements of 16 bits
 ///     row 1   1 0 3 2 5 4 7 6
-///     row 2   2 3 0 1 6 7 4 5      what lies outside of the tensor arrives as 0, and is not written
+///     row 2   2 3 0 1 6 7 4 5      out-of-range elements are loaded as 0 and not stored
 #pragma once
 
 #include <array>
@@ -29,12 +30,12 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// A tensor of up to 5 dimensions, the innermost first, and the box that is copied at once.
+/// Tensor map: a tensor of up to 5 dimensions, innermost first, and the box of one copy.
 struct alignas(128) TensorMap {
 #ifdef ATTN_EMULATED
   const std::byte* base;
   int rank;
-  std::array<int64_t, 5> extents, strides;  // elements, bytes
+  std::array<int64_t, 5> extents, strides;  // extents in elements, strides in bytes
   std::array<int, 5> box;
   int element_bytes, swizzle_bytes;
 #else
@@ -42,11 +43,12 @@ struct alignas(128) TensorMap {
 #endif
 };
 
-/// How rows of a box lie in shared memory: as they are, or with chunks exchanged in rows of 64 or 128 bytes.
+/// Swizzle of a box in shared memory: none, or of chunks in rows of 64 or 128 bytes.
 enum class Swizzle { kNone = 0, k64 = 64, k128 = 128 };
 
-/// Describes elements of 2 bytes at `base`, a multiple of 16 bytes. `strides` in bytes, multiples of 16, from the
-/// second dimension on; `box` in elements, up to 256 a dimension. Refuses what the hardware cannot do.
+/// Encodes a tensor of 2-byte elements at `base`, a multiple of 16 bytes. `strides` in bytes,
+/// multiples of 16, from the second dimension on; `box` in elements, up to 256 per dimension.
+/// Returns an error for what the hardware does not support.
 template <std::size_t kRank, class Element>
 [[nodiscard]] Status make_tensor_map(TensorMap& map, const Element* base, std::array<int64_t, kRank> extents,
                                      std::array<int64_t, kRank - 1> strides, std::array<int, kRank> box,
@@ -64,11 +66,11 @@ template <std::size_t kRank, class Element>
   for (std::size_t i = 0; i < kRank; ++i) map.extents[i] = extents[i], map.box[i] = box[i];
   for (std::size_t i = 1; i < kRank; ++i) map.strides[i] = strides[i - 1];
 #else
-  // Every kernel that takes a map is compiled for sm_90a, and for nothing else.
+  // Every kernel that takes a map is compiled for sm_90a only.
   if (const GpuInfo& gpu = gpu_info(); gpu.available && gpu.cc_major * 10 + gpu.cc_minor != 90)
     return Status::unsupported("TMA and wgmma of Hopper, sm_90a; this GPU is sm_" + std::to_string(gpu.cc_major) +
                                std::to_string(gpu.cc_minor) + ": chapters 01 to 05 run on it");
-  // The driver's function, asked for at run time: libcuda is not there where the program is built.
+  // The driver's function is looked up at run time: libcuda need not exist on the build machine.
   static const auto encode = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found{};
@@ -99,7 +101,7 @@ template <std::size_t kRank, class Element>
 }
 
 #ifdef ATTN_EMULATED
-// Calls `each(shared, global)` for every 16-byte chunk of a box; global is null outside of the tensor.
+// Calls `each(shared, global)` for each 16-byte chunk of a box; global is null if out of range.
 template <std::size_t kRank, class Each>
 void each_piece(const TensorMap& map, std::byte* shared, const std::array<int, kRank>& first, Each each) {
   const auto base = reinterpret_cast<std::uintptr_t>(emulator::Block::current().shared());
@@ -125,8 +127,9 @@ void each_piece(const TensorMap& map, std::byte* shared, const std::array<int, k
 }
 #endif
 
-/// Starts to copy the box that begins at `first` (elements, the innermost dimension first) to `shared`. By one
-/// thread; `barrier` has been told of the box's bytes, or will be in this phase.
+/// Issues the load of the box that starts at `first` (elements, innermost dimension first) to
+/// `shared`. One thread calls it. `barrier` must expect the bytes of the box in the current phase,
+/// before or after this call.
 template <std::size_t kRank>
 __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, uint64_t* barrier,
                                          const int (&first)[kRank] ATTN_CALLER) {
@@ -166,8 +169,9 @@ __device__ __forceinline__ void tma_load(void* shared, const TensorMap& map, uin
 #endif
 }
 
-/// Makes what this thread has written to shared memory known to TMA and wgmma. Each writer calls it, then comes a
-/// barrier, then the thread that stores or multiplies.
+/// Proxy fence: makes this thread's stores to shared memory visible to the async proxy (TMA,
+/// wgmma). Each writer calls it; then follows a barrier, then the thread that issues the TMA store
+/// or wgmma.
 __device__ __forceinline__ void fence_proxy_async() {
 #ifdef ATTN_EMULATED
   emulator::Block::current().fence_proxy();
@@ -176,7 +180,8 @@ __device__ __forceinline__ void fence_proxy_async() {
 #endif
 }
 
-/// Starts to copy a box from shared to global memory. By one thread, then tma_store_commit() and tma_store_wait().
+/// Issues the store of a box from shared to global memory. The same thread calls it,
+/// tma_store_commit() and tma_store_wait().
 template <std::size_t kRank>
 __device__ __forceinline__ void tma_store(const TensorMap& map, const void* shared,
                                           const int (&first)[kRank] ATTN_CALLER) {
@@ -227,8 +232,8 @@ __device__ __forceinline__ void tma_store_commit() {
 #endif
 }
 
-/// Waits until all but the newest kPending groups of this thread's stores have read shared memory, which may then be
-/// written again. A block must wait for all of them before it ends.
+/// Waits until all but the newest kPending groups of this thread's stores have read shared memory,
+/// which may then be overwritten. A block must wait for all of them before it exits.
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait() {
 #ifdef ATTN_EMULATED

@@ -1,5 +1,5 @@
 /// \file
-/// Tensor maps of elements of one byte: what tma.h's are for 16 bits.
+/// Tensor maps of 1-byte elements; those of 16-bit elements are in tma.h.
 #pragma once
 
 #include "ptx/tma.h"
@@ -7,9 +7,9 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// Describes bytes at `base`, a multiple of 16. `strides`, multiples of 16, from the second
-/// dimension on; `box` up to 256 a dimension, its rows as long as the swizzle. Refuses what the
-/// hardware cannot do.
+/// Encodes a tensor of bytes at `base`, a multiple of 16. `strides`, multiples of 16, from the
+/// second dimension on; `box` up to 256 per dimension, with rows as long as the swizzle. Returns an
+/// error for what the hardware does not support.
 template <std::size_t kRank>
 [[nodiscard]] Status make_byte_tensor_map(TensorMap& map, const uint8_t* base,
                                           std::array<int64_t, kRank> extents,

@@ -1,28 +1,29 @@
 /// \file
-/// `wgmma`: a matrix product by the 128 threads of a warpgroup, which goes on while they do other things. PTX ISA,
+/// `wgmma`: asynchronous matrix multiply-accumulate by the 128 threads of a warpgroup. PTX ISA,
 /// "Asynchronous warpgroup level matrix instructions" (sm_90a).
 ///
-///     wgmma_fence()                registers that ordinary code has written are there
+///     wgmma_fence()                orders earlier register accesses before wgmma
 ///     wgmma(...)  wgmma(...)  wgmma_commit()     <- group 0
 ///     wgmma(...)  wgmma(...)  wgmma_commit()     <- group 1
-///     wgmma_wait<1>(d)             group 0 is done: its accumulators may be read, its operands written over
+///     wgmma_wait<1>(d)             group 0 is complete: accumulators readable, operands reusable
 ///
-/// D [64, N] = A [64, 16] B [16, N] + D, fp16 or bf16 products, float32 sums. Warp w of the warpgroup holds rows 16 w
-/// to 16 w + 15 of D, as accumulators of mma_m16n8k16 (mma.h) side by side: d[n] is columns 8 n to 8 n + 7. With
-/// g = lane / 4, t = lane % 4,
+/// D [64, N] = A [64, 16] * B [16, N] + D: fp16 or bf16 operands, fp32 accumulation. Warp w of the
+/// warpgroup holds rows 16 w to 16 w + 15 of D, a row of mma_m16n8k16 accumulators (mma.h) side by
+/// side: d[n] is columns 8 n to 8 n + 7. With g = lane / 4 and t = lane % 4:
 ///
 ///     d[n][0], d[n][1]: row 16 w + g,     columns 8 n + 2 t, 8 n + 2 t + 1
 ///     d[n][2], d[n][3]: row 16 w + g + 8, the same columns
 ///
-/// so a row lies in 4 lanes. A comes from shared memory, or from registers as A of mma_m16n8k16: then two neighbouring
-/// d of one product, rounded in pairs, are A of the next.
+/// So 4 lanes share a row. A comes from shared memory, or from registers as the A fragment of
+/// mma_m16n8k16: two adjacent d of one product, rounded in pairs, are an A fragment of the next.
 ///
-/// Operands in shared memory are panels of 128 bytes, 64 elements, as TMA writes them with a swizzle of 128 bytes:
+/// Operands in shared memory are panels of 128 bytes (64 elements) per row, as TMA stores them with
+/// 128-byte swizzle:
 ///
-///     K-major    [rows, 64 of k]: panel after panel along k           A = Q, B = K^T of K [keys, d]
-///                8 rows are 1024 bytes; 16 of k are 32 bytes on
-///     MN-major   [k, 64 of n]: panel after panel along n              B = V of V [keys, d]
-///                8 of k are 1024 bytes; 16 of k are 2048 bytes on
+///     K-major    [rows, 64 of k]: panels along k                     A = Q, B = K^T of K [keys, d]
+///                8 rows are 1024 bytes; the next 16 of k are 32 bytes further
+///     MN-major   [k, 64 of n]: panels along n                        B = V of V [keys, d]
+///                8 of k are 1024 bytes; the next 16 of k are 2048 bytes further
 #pragma once
 
 #include <cstdint>
@@ -37,17 +38,19 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// What wgmma is told of an operand in shared memory. PTX ISA, "Matrix descriptor": bits 0 to 13 address / 16, 16 to
-/// 29 and 32 to 45 two strides / 16, 62 and 63 the swizzle.
+/// Matrix descriptor of an operand in shared memory. PTX ISA, "Matrix descriptor": bits 0 to 13 are
+/// address / 16, bits 16 to 29 the leading-dimension byte offset / 16, bits 32 to 45 the stride
+/// byte offset / 16, bits 62 and 63 the swizzle mode.
 struct SmemDescriptor {
   uint64_t bits;
-  /// The operand `bytes` further on.
+  /// Descriptor of the operand `bytes` further.
   __device__ __forceinline__ SmemDescriptor operator+(int bytes) const {
     return {bits + static_cast<uint64_t>(bytes >> 4)};
   }
 };
 
-/// An operand at `tile`, with a swizzle of 128 bytes. `panel_bytes`: from a panel to the next, where it is MN-major.
+/// Descriptor of an operand at `tile` with 128-byte swizzle. `panel_bytes`: distance between
+/// panels, for an MN-major operand.
 __device__ __forceinline__ SmemDescriptor smem_descriptor(const void* tile, int panel_bytes = 16) {
 #ifdef ATTN_EMULATED
   const auto address = static_cast<uint64_t>(static_cast<const std::byte*>(tile) -
@@ -60,7 +63,7 @@ __device__ __forceinline__ SmemDescriptor smem_descriptor(const void* tile, int 
           k128ByteSwizzle << 62};
 }
 
-/// Orders wgmma after ordinary code that has written, or read, registers of its operands and accumulators.
+/// Orders register accesses of ordinary code before wgmma instructions that use the same registers.
 __device__ __forceinline__ void wgmma_fence() {
 #ifdef ATTN_EMULATED
   emulator::Block::current().product_fence();
@@ -69,7 +72,7 @@ __device__ __forceinline__ void wgmma_fence() {
 #endif
 }
 
-/// Closes the group of products since the last commit.
+/// Commits all wgmma since the last commit as one group.
 __device__ __forceinline__ void wgmma_commit() {
 #ifdef ATTN_EMULATED
   emulator::Block::current().product_commit();
@@ -78,8 +81,8 @@ __device__ __forceinline__ void wgmma_commit() {
 #endif
 }
 
-// Ordinary code after this reads the registers as they are now. To the compiler a product in flight has written its
-// accumulators where it was issued: without this it may read them, or move them elsewhere, before the wait.
+// Prevents the compiler from moving reads of the accumulators above the wait. To the compiler, a
+// wgmma in flight has written its accumulators at issue, so it could read or copy them too early.
 template <int kTiles>
 __device__ __forceinline__ void accumulator_fence([[maybe_unused]] float (&d)[kTiles][4]) {
 #ifndef ATTN_EMULATED
@@ -89,8 +92,8 @@ __device__ __forceinline__ void accumulator_fence([[maybe_unused]] float (&d)[kT
 #endif
 }
 
-/// Waits until at most the newest kPending groups are in flight. `d` are the accumulators that are there after it. By all
-/// lanes of a warp, which go on together.
+/// Waits until at most the newest kPending groups are in flight. `d`: the accumulators that are
+/// valid afterwards. All lanes of a warp must call it together.
 template <int kPending, int kTiles>
 __device__ __forceinline__ void wgmma_wait(float (&d)[kTiles][4] ATTN_CALLER) {
 #ifdef ATTN_EMULATED
@@ -100,7 +103,7 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kTiles][4] ATTN_CALLER) {
 #endif
   accumulator_fence(d);
 }
-/// The same where those of two products are there after it.
+/// The same for the accumulators of two products.
 template <int kPending, int kTiles, int kMoreTiles>
 __device__ __forceinline__ void wgmma_wait(float (&d)[kTiles][4], float (&e)[kMoreTiles][4] ATTN_CALLER) {
 #ifdef ATTN_EMULATED
@@ -112,7 +115,7 @@ __device__ __forceinline__ void wgmma_wait(float (&d)[kTiles][4], float (&e)[kMo
 }
 
 #ifdef ATTN_EMULATED
-// Calls read(address, 16) for every 16-byte chunk of an operand of `rows` x 16.
+// Calls read(address, 16) for each 16-byte chunk of an operand of `rows` x 16.
 inline void each_chunk(SmemDescriptor operand, bool mn_major, int rows, emulator::Place caller,
                        const emulator::Block::Visit& read) {
   emulator::Block& block = emulator::Block::current();
@@ -125,8 +128,8 @@ inline void each_chunk(SmemDescriptor operand, bool mn_major, int rows, emulator
     }
 }
 
-// This thread's part of a product, put off until its wait. A lies in shared memory, or else in the `quad`'s registers,
-// which are read when the product is done.
+// Emulation of this thread's part of a product, deferred until its wait. A is in shared memory, or
+// in the registers of the `quad`, which are read when the product is computed.
 struct Quad {
   const uint32_t *own = nullptr, *lanes[4] = {};
 };
@@ -149,7 +152,7 @@ void wgmma_later(float (&d)[kTiles][4], SmemDescriptor a, Quad quad, SmemDescrip
                       {const_cast<uint32_t*>(quad.own), quad.own ? 4 * sizeof(uint32_t) : 0}, multiply, operands);
 }
 #else
-// D in an asm statement, 16 columns more a line: the names %0, %1, ... and the registers d[0][0], d[0][1], ...
+// D in an asm statement, 16 more columns per line: names %0, %1, ... and registers d[0][0], ...
 #define ATTN_WGMMA_NAMES_1 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define ATTN_WGMMA_NAMES_2 ATTN_WGMMA_NAMES_1 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define ATTN_WGMMA_NAMES_3 ATTN_WGMMA_NAMES_2 ", %16, %17, %18, %19, %20, %21, %22, %23"
@@ -184,8 +187,8 @@ void wgmma_later(float (&d)[kTiles][4], SmemDescriptor a, Quad quad, SmemDescrip
 #define ATTN_WGMMA_REGISTERS_15 ATTN_WGMMA_REGISTERS_14, ATTN_WGMMA_D(28), ATTN_WGMMA_D(29)
 #define ATTN_WGMMA_REGISTERS_16 ATTN_WGMMA_REGISTERS_15, ATTN_WGMMA_D(30), ATTN_WGMMA_D(31)
 
-// One shape: N = 16 * COLUMNS. The names of the other operands follow those of D: FLAG says whether to accumulate, LEFT
-// and RIGHT stand around the predicate that it becomes.
+// One shape: N = 16 * COLUMNS. The names of the other operands follow those of D. FLAG: whether to
+// accumulate; LEFT and RIGHT surround the predicate made from it.
 #define ATTN_WGMMA_TYPE(COLUMNS, N, TYPE, FLAG, LEFT, RIGHT, ...)                                             \
   asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, " FLAG ", 0;\n"                           \
                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" ATTN_WGMMA_NAMES_##COLUMNS \
@@ -197,14 +200,14 @@ void wgmma_later(float (&d)[kTiles][4], SmemDescriptor a, Quad quad, SmemDescrip
     ATTN_WGMMA_TYPE(COLUMNS, N, "f16", FLAG, LEFT, RIGHT, __VA_ARGS__);                  \
   else if constexpr (kTiles == 2 * COLUMNS)                                              \
     ATTN_WGMMA_TYPE(COLUMNS, N, "bf16", FLAG, LEFT, RIGHT, __VA_ARGS__)
-// The shapes in use.
+// Shapes in use.
 template <int kTiles>
 inline constexpr bool kIsWgmmaShape = kTiles == 8 || kTiles == 10 || kTiles == 12 || kTiles == 14 || kTiles == 16 ||
                                       kTiles == 18 || kTiles == 20 || kTiles == 22 || kTiles == 24 || kTiles == 32;
 #endif
 
-/// D = A B, or D += A B if `accumulate`, A [64, 16] K-major in shared memory, B K-major (kTransposedB false: B^T is
-/// [N, k]) or MN-major ([k, N]). By all threads of a warpgroup.
+/// D = A B, or D += A B if `accumulate`. A [64, 16] is K-major in shared memory. B is K-major
+/// (kTransposedB false: B^T is [N, k]) or MN-major ([k, N]). All threads of a warpgroup call it.
 template <class Element, bool kTransposedB, int kTiles>
 __device__ __forceinline__ void wgmma(float (&d)[kTiles][4], SmemDescriptor a, SmemDescriptor b,
                                       bool accumulate ATTN_CALLER) {
@@ -227,7 +230,7 @@ __device__ __forceinline__ void wgmma(float (&d)[kTiles][4], SmemDescriptor a, S
 #endif
 }
 
-/// The same with A in registers, as A of mma_m16n8k16: four registers of two elements.
+/// The same with A in registers, as an A fragment of mma_m16n8k16.
 template <class Element, bool kTransposedB, int kTiles>
 __device__ __forceinline__ void wgmma(float (&d)[kTiles][4], const uint32_t (&a)[4],
                                       SmemDescriptor b, bool accumulate ATTN_CALLER) {

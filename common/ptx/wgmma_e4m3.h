@@ -1,17 +1,19 @@
 /// \file
-/// `wgmma` of e4m3: D [64, N] = A [64, 32] B [32, N] + D. PTX ISA, "Asynchronous warpgroup level matrix instructions"
-/// (sm_90a). What wgmma.h says holds here too, but for three things:
+/// `wgmma` for e4m3: D [64, N] = A [64, 32] * B [32, N] + D. PTX ISA, "Asynchronous warpgroup level
+/// matrix instructions" (sm_90a). Differences to wgmma.h:
 ///
-///  - Both operands are K-major: there is no transposed one of 8 bits. A panel has 128 columns, 128 bytes, or, of a
-///    tile that has no more, 64; 32 of k are 32 bytes on.
-///  - A from registers: lane (g, t) has in `a` of row g, then g + 8, columns 4 t to 4 t + 3, then 16 on. Accumulators
-///    of one product have 2 neighbouring columns a lane, where A has 4: so with
+///  - Both operands are K-major: 8-bit types have no transposed operand. A panel has 128 columns
+///    (128 bytes), or 64 if the tile has only 64. The next 32 of k are 32 bytes further.
+///  - A in registers: lane (g, t) holds in `a` columns 4 t to 4 t + 3 of rows g and g + 8, then the
+///    columns 16 further. An accumulator has 2 adjacent columns per lane, where A has 4. With the
+///    order
 ///
 ///        slot of k    0 1 2 3    4 5 6 7     8  9 10 11    12 13 14 15
 ///        column       0 1 8 9    2 3 10 11   4  5 12 13     6  7 14 15
 ///
-///    they are A of the next product, if B has its rows in the same order: p_of_e4m3().
-///  - Sums have fewer bits than float32: emulator/products.h, add_up_e4m3.
+///    accumulators of one product are the A operand of the next, if the rows of B have the same
+///    order: p_of_e4m3().
+///  - Accumulation has fewer bits than fp32: emulator/products.h, add_up_e4m3.
 #pragma once
 
 #include "attn/small_types.h"
@@ -20,10 +22,10 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// Which column of 16 lies in slot `slot` of k.
+/// The column, of 16, in slot `slot` of k.
 __host__ __device__ constexpr int e4m3_column(int slot) { return slot % 2 + slot / 4 * 2 + slot % 4 / 2 * 8; }
 
-/// Four numbers, rounded to nearest even, the first in the lowest byte. What is above 448 becomes 448.
+/// Four floats to e4m3, rounded to nearest even, the first in the lowest byte. Saturates at 448.
 __device__ __forceinline__ uint32_t pack4_e4m3(float a, float b, float c, float d) {
 #ifdef ATTN_EMULATED
   uint32_t four = 0;
@@ -41,7 +43,7 @@ __device__ __forceinline__ uint32_t pack4_e4m3(float a, float b, float c, float 
 #endif
 }
 
-/// An operand at `tile`, of rows of kRowBytes.
+/// Descriptor of an operand at `tile` with rows of kRowBytes.
 template <int kRowBytes>
 __device__ __forceinline__ SmemDescriptor smem_descriptor_e4m3(const void* tile) {
   static_assert(kRowBytes == 64 || kRowBytes == 128);
@@ -84,7 +86,8 @@ inline constexpr bool kIsWgmmaE4M3Shape = kTiles == 8 || kTiles == 16 || kTiles 
                                           kTiles == 28 || kTiles == 32;
 #endif
 
-/// D = A B, or D += A B if `accumulate`, both operands in shared memory. By all threads of a warpgroup.
+/// D = A B, or D += A B if `accumulate`, both operands in shared memory. All threads of a warpgroup
+/// call it.
 template <int kTiles>
 __device__ __forceinline__ void wgmma_e4m3(float (&d)[kTiles][4], SmemDescriptor a,
                                            SmemDescriptor b, bool accumulate ATTN_CALLER) {

@@ -1,7 +1,7 @@
 /// \file
-/// `wgmma` of int8: D [64, N] = A [64, 32] B [32, N] + D, in whole numbers of 32 bits, exact. PTX
-/// ISA, "Asynchronous warpgroup level matrix instructions" (sm_90a). Operands lie in shared memory
-/// as those of wgmma_e4m3.h, both K-major; D lies as floats do (wgmma.h), an int in place of each.
+/// `wgmma` for int8: D [64, N] = A [64, 32] * B [32, N] + D with exact int32 accumulation. PTX ISA,
+/// "Asynchronous warpgroup level matrix instructions" (sm_90a). Operands in shared memory as in
+/// wgmma_e4m3.h, both K-major; D in the layout of wgmma.h, with int32 instead of floats.
 #pragma once
 
 #include "ptx/wgmma_e4m3.h"
@@ -12,8 +12,8 @@
 namespace attn {
 inline namespace ATTN_BACKEND {
 
-/// Four numbers as int8, rounded to nearest even, the first in the lowest byte. What is beyond -128
-/// or 127 becomes that; NaN becomes 0.
+/// Four floats to int8, rounded to nearest even, the first in the lowest byte. Saturates at -128
+/// and 127; NaN becomes 0.
 __device__ __forceinline__ uint32_t pack4_s8(float a, float b, float c, float d) {
   const auto code = [](float x) {
 #ifdef ATTN_EMULATED
@@ -27,7 +27,7 @@ __device__ __forceinline__ uint32_t pack4_s8(float a, float b, float c, float d)
   return code(a) | code(b) << 8 | code(c) << 16 | code(d) << 24;
 }
 
-// As accumulator_fence of wgmma.h.
+// As accumulator_fence of wgmma.h, for int32.
 template <int kTiles>
 __device__ __forceinline__ void accumulator_fence([[maybe_unused]] int (&d)[kTiles][4]) {
 #ifndef ATTN_EMULATED
@@ -37,7 +37,7 @@ __device__ __forceinline__ void accumulator_fence([[maybe_unused]] int (&d)[kTil
 #endif
 }
 
-/// wgmma_wait() for accumulators of whole numbers.
+/// wgmma_wait() for int32 accumulators.
 template <int kPending, int kTiles>
 __device__ __forceinline__ void wgmma_wait(int (&d)[kTiles][4] ATTN_CALLER) {
 #ifdef ATTN_EMULATED
@@ -56,7 +56,7 @@ __device__ __forceinline__ void wgmma_wait(int (&d)[kTiles][4] ATTN_CALLER) {
 #define ATTN_WGMMA_INTS_8 ATTN_WGMMA_INTS_4, ATTN_WGMMA_I4(8), ATTN_WGMMA_I4(12)
 #define ATTN_WGMMA_INTS_10 ATTN_WGMMA_INTS_8, ATTN_WGMMA_I4(16)
 #define ATTN_WGMMA_INTS_12 ATTN_WGMMA_INTS_10, ATTN_WGMMA_I4(20)
-// One shape: N = 16 * COLUMNS. Of whole numbers there is no negation of operands.
+// One shape: N = 16 * COLUMNS. Integer wgmma has no operand negation.
 #define ATTN_WGMMA_S8(COLUMNS, N, FLAG, LEFT, RIGHT)                                         \
   if constexpr (kTiles == 2 * COLUMNS)                                                      \
   asm volatile("{\n.reg .pred accumulate;\nsetp.ne.b32 accumulate, " FLAG ", 0;\n"         \
@@ -66,8 +66,8 @@ __device__ __forceinline__ void wgmma_wait(int (&d)[kTiles][4] ATTN_CALLER) {
                : "l"(a.bits), "l"(b.bits), "r"(int{accumulate}))
 #endif
 
-/// D = A B, or D += A B if `accumulate`, both operands in shared memory. By all threads of a
-/// warpgroup. N is 64, 128, 160 or 192; the hardware has 8, 24 and all multiples of 16.
+/// D = A B, or D += A B if `accumulate`, both operands in shared memory. All threads of a warpgroup
+/// call it. N is 64, 128, 160 or 192; the hardware supports 8, 24 and all multiples of 16.
 template <int kTiles>
 __device__ __forceinline__ void wgmma_s8(int (&d)[kTiles][4], SmemDescriptor a, SmemDescriptor b,
                                          bool accumulate ATTN_CALLER) {

@@ -1,5 +1,5 @@
-// Counters that are 0 before the first launch of a step that has one launch. Of chapter
-// 05_flash_decoding.
+// Clears the arrival counters before the first launch of a step with a fused combine (chapter
+// 05_flash_decoding).
 #include "attn/kernel.h"
 #include "kernels/decode/arrived.h"
 #include "kernels/decode/splits.h"

@@ -1,4 +1,4 @@
-// Clears counters.
+// Kernel that clears arrival counters.
 #pragma once
 
 #include "attn/kernel.h"

@@ -1,5 +1,5 @@
-// Which keys a query sees, and how many tiles that is: for kernels and for plans. Of chapter
-// 05_flash_decoding.
+// Keys visible to a query or sequence and their number of tiles, for kernels and schedulers. Of
+// chapter 05_flash_decoding.
 #pragma once
 
 #include "attn/kernel.h"
@@ -7,7 +7,7 @@
 namespace ATTN_BACKEND::flash_decoding {
 using namespace attn;
 
-// Keys [begin, end). A query sees those up to the diagonal, which ends at the last key in use.
+// Keys [begin, end). The causal diagonal ends at the last query and the last valid key.
 //! [keys]
 struct KvRange {
   int begin, end;
@@ -16,8 +16,8 @@ __device__ __forceinline__ KvRange keys_of_query(const Shape& shape, int seqlen_
   const int diagonal = i + seqlen_k - shape.seqlen_q;
   return {max(0, diagonal - shape.window_left), min(seqlen_k, diagonal + shape.window_right + 1)};
 }
-// The keys that some query of a sequence sees; and tiles of them. Without keys there is one, which
-// stores O = 0.
+// The keys visible to any query of a sequence, and their number of tiles: at least one, because
+// some block must store O = 0.
 __device__ __forceinline__ KvRange keys_of_sequence(const Shape& shape, int seqlen_k) {
   return {keys_of_query(shape, seqlen_k, 0).begin,
           keys_of_query(shape, seqlen_k, shape.seqlen_q - 1).end};

@@ -1,7 +1,7 @@
-// Which rows a block has, and what its lanes do with columns of them. Of chapter 05_flash_decoding.
+// Rows of a thread block, and per-lane operations on their columns. Of chapter 05_flash_decoding.
 //
-// The queries of all heads that share a K/V head lie one after the other in Q, O [B, Hq, seqlen_q,
-// d] and lse: they are the rows of a matrix [group * seqlen_q, d]. A block takes some rows of one.
+// The queries of all heads that share a K/V head are contiguous in Q, O [B, Hq, seqlen_q, d] and in
+// lse. They are the rows of a matrix [group * seqlen_q, d]; a block processes a row tile of it.
 #pragma once
 
 #include "attn/kernel.h"
@@ -11,13 +11,13 @@
 namespace ATTN_BACKEND::flash_decoding {
 using namespace attn;
 
-// Stands for -inf where nothing was seen. It is finite, so that differences are numbers.
+// Finite initial row maximum: avoids (-inf) - (-inf) = NaN.
 constexpr float kLowest = -3.4028234e38f;
 
 struct Rows {
-  int bh_kv;        // the K/V head, counted through the batch
-  int64_t first;    // of all rows of Q, O and lse
-  int row0, count;  // among the rows of the K/V head
+  int bh_kv;        // batch index * Hkv + K/V head
+  int64_t first;    // first row, among all rows of Q, O and lse
+  int row0, count;  // row0: the first row, among the rows of the K/V head
 };
 __device__ __forceinline__ Rows rows_of(const Shape& shape, int block, int block_rows) {
   const int all = shape.heads / shape.kv_heads * shape.seqlen_q, tiles = ceil_div(all, block_rows);
@@ -25,8 +25,8 @@ __device__ __forceinline__ Rows rows_of(const Shape& shape, int block, int block
   return {bh_kv, int64_t{bh_kv} * all + row0, row0, min(block_rows, all - row0)};
 }
 
-// The keys that some query of these rows sees; if the rows are of one head, those between the first
-// and the last.
+// Keys visible to any of these rows. Rows of one head have consecutive queries; rows of several
+// heads may have all queries of the sequence.
 __device__ __forceinline__ KvRange visible_keys(const Shape& shape, int seqlen_k,
                                                 const Rows& rows) {
   const int last_row = rows.row0 + rows.count - 1;
@@ -36,7 +36,7 @@ __device__ __forceinline__ KvRange visible_keys(const Shape& shape, int seqlen_k
   return {keys_of_query(shape, seqlen_k, first).begin, keys_of_query(shape, seqlen_k, last).end};
 }
 
-// Over the 4 lanes that share a row of an accumulator of mma.m16n8k16.
+// Over the 4 lanes that share a row of an mma.m16n8k16 accumulator.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
@@ -46,7 +46,7 @@ __device__ __forceinline__ float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// q . k of 8 columns.
+// q . k over 8 columns.
 template <class Element>
 __device__ __forceinline__ float dot(const float (&q)[8], const uint4& k) {
   const uint32_t pairs[4] = {k.x, k.y, k.z, k.w};
@@ -55,7 +55,7 @@ __device__ __forceinline__ float dot(const float (&q)[8], const uint4& k) {
   for (int i = 0; i < 8; ++i) sum = fmaf(q[i], unpack<Element>(pairs[i / 2], i % 2), sum);
   return sum;
 }
-// o += p v of 8 columns.
+// o += p v for 8 columns.
 template <class Element>
 __device__ __forceinline__ void add(float (&o)[8], float p, const uint4& v) {
   const uint32_t pairs[4] = {v.x, v.y, v.z, v.w};
@@ -63,7 +63,7 @@ __device__ __forceinline__ void add(float (&o)[8], float p, const uint4& v) {
   for (int i = 0; i < 8; ++i) o[i] = fmaf(p, unpack<Element>(pairs[i / 2], i % 2), o[i]);
 }
 
-// o += weight x of four columns; and a row's four columns of O, times `factor`, in 16 bits.
+// o += weight * x for four columns; and store of four columns of O, times `factor`, in 16 bits.
 __device__ __forceinline__ void add_scaled(float (&o)[4], float weight, const float4& x) {
   o[0] = fmaf(weight, x.x, o[0]), o[1] = fmaf(weight, x.y, o[1]);
   o[2] = fmaf(weight, x.z, o[2]), o[3] = fmaf(weight, x.w, o[3]);

@@ -1,5 +1,5 @@
-// Runs of tiles of equal length, across heads and sequences: what a block works on from v8_stream_k
-// of chapter 05_flash_decoding on.
+// Stream-K schedule: runs of KV tiles of equal length, across heads and sequences. Used by
+// v8_stream_k of chapter 05_flash_decoding and later steps.
 #pragma once
 
 #include "attn/kernel.h"
@@ -8,20 +8,22 @@
 namespace ATTN_BACKEND::flash_decoding {
 using namespace attn;
 
-// The tiles of a block, counted through the heads of all sequences: fewer than 2^31 in all.
+// Run of one block: tiles [begin, end), numbered across the heads of all sequences. There are fewer
+// than 2^31 tiles in total.
 //! [runs]
 struct StreamKUnit {
-  int begin, end, length;  // length: of each block's run but the last
-  int b, first;            // where `begin` is: its sequence, and the first tile of that
+  int begin, end, length;  // length: of every run but the last
+  int b, first;            // sequence of tile `begin`, and the first tile of that sequence
 };
-// Every warp adds up the sequences for itself, 32 at a time. `heads`: row tiles of a sequence.
-// Where all sequences have as many tiles, runs are made a little longer, so that heads end where
-// runs do: then a block rarely begins a second head, whose first keys nobody has fetched ahead.
+// Each warp scans the lengths by itself, 32 sequences at a time, so no barrier is needed. `heads`:
+// row tiles of a sequence. If all sequences have the same number of tiles, runs are lengthened by
+// up to 1/16 so that heads end where runs end. A block then rarely begins a second head, whose
+// first keys no earlier iteration has prefetched.
 __device__ __forceinline__ StreamKUnit run_of(const Shape& shape, const int* gSeqused, int batch,
                                               int heads, int tile_keys) {
   const int lane_id = threadIdx.x % 32, block = blockIdx.x, blocks = gridDim.x;
   const auto tiles = [&](int b) { return b < batch ? tiles_of(shape, gSeqused[b], tile_keys) : 0; };
-  int total = 0, most = 0;  // of a row tile of each sequence
+  int total = 0, most = 0;  // tiles per row tile: over all sequences, and of the longest
   for (int b = lane_id; b < batch; b += 32) total += tiles(b), most = max(most, tiles(b));
   for (int distance = 16; distance > 0; distance /= 2) {
     total += __shfl_xor_sync(~0u, total, distance);
@@ -31,8 +33,9 @@ __device__ __forceinline__ StreamKUnit run_of(const Shape& shape, const int* gSe
   total *= heads;
   StreamKUnit run{0, 0, ceil_div(total, blocks), 0, 0};
   if (equal) {
-    const int whole = run.length < most ? ceil_div(most, most / run.length)  // a part of a head
-                                        : round_up(run.length, most);
+    // Equal splits of one head, or several whole heads.
+    const int whole =
+        run.length < most ? ceil_div(most, most / run.length) : round_up(run.length, most);
     if (whole - run.length <= run.length / 16) run.length = whole;
   }
   run.begin = min(total, block * run.length), run.end = min(total, run.begin + run.length);
@@ -41,12 +44,13 @@ __device__ __forceinline__ StreamKUnit run_of(const Shape& shape, const int* gSe
     return run;
   }
   for (; run.b < batch; run.b += 32) {
-    int sum = heads * tiles(run.b + lane_id);  // up to this lane's sequence
+    int sum = heads * tiles(run.b + lane_id);  // inclusive prefix sum over lanes
     for (int distance = 1; distance < 32; distance *= 2) {
       const int before = __shfl_up_sync(~0u, sum, distance);
       if (lane_id >= distance) sum += before;
     }
-    const int before = __popc(__ballot_sync(~0u, run.first + sum <= run.begin));  // sequences
+    // sequences that end before `begin`
+    const int before = __popc(__ballot_sync(~0u, run.first + sum <= run.begin));
     const int tiles_before = __shfl_sync(~0u, sum, (before + 31) % 32);
     if (before > 0) run.first += tiles_before;
     if (before < 32) {
@@ -58,15 +62,16 @@ __device__ __forceinline__ StreamKUnit run_of(const Shape& shape, const int* gSe
 }
 //! [runs]
 
-// A head's rows, as far as they are in a run: tiles [tile, tile + count) of `tiles`.
+// Work tile: the part of one row tile that is in a run, KV tiles [tile, tile + count) of `tiles`.
 //! [segment]
 struct StreamKTile {
   int seqlen_k, row_block, tile, count, tiles;
-  int first_block, num_splits, split;  // of the blocks that share the head; which of them this is
+  int first_block, num_splits, split;  // blocks that share this row tile; split: which one this is
 };
-// The first segment of what is left of a run, and takes it off.
+// Removes the first work tile from the rest of a run and returns it.
 __device__ __forceinline__ StreamKTile next_work_tile(StreamKUnit& run, const Shape& shape,
-                                                   const int* gSeqused, int heads, int tile_keys) {
+                                                      const int* gSeqused, int heads,
+                                                      int tile_keys) {
   StreamKTile s;
   s.seqlen_k = gSeqused[run.b], s.tiles = tiles_of(shape, s.seqlen_k, tile_keys);
   const int head = (run.begin - run.first) / s.tiles;
@@ -81,8 +86,8 @@ __device__ __forceinline__ StreamKTile next_work_tile(StreamKUnit& run, const Sh
   if (head + 1 == heads && s.tile + s.count == s.tiles) run.first += heads * s.tiles, ++run.b;
   return s;
 }
-// Where a block leaves its part of a head: it has two places, for the head that it begins with and
-// for the head that it ends with. `n`: how many blocks after the first one of the head.
+// Index of a partial result. A block has two: for the head that its run starts in and for the head
+// that it ends in. `n`: the split, counted from the first block of the head.
 __device__ __forceinline__ int64_t partial_of(int first_block, int n) {
   return 2 * int64_t{first_block + n} + (n == 0);
 }

@@ -1,5 +1,5 @@
-// What a block works on from v13_even_splits of chapter 05_flash_decoding on: runs, or splits of the
-// same length.
+// Stream-K runs or even splits. Used by v13_even_splits of chapter 05_flash_decoding and later
+// steps.
 #pragma once
 
 #include "attn/kernel.h"
@@ -7,7 +7,7 @@
 
 namespace ATTN_BACKEND::flash_decoding {
 
-// What a block works on, a segment after the other, and where it leaves its part of one.
+// A schedule gives a block its work tiles one by one, and the index of a partial result.
 //! [schedules]
 struct Runs {
   int batch;
@@ -25,8 +25,8 @@ struct Runs {
     return partial_of(s.first_block, n);
   }
 };
-struct Even {         // split n of every head has `share` tiles, or what is left of them
-  int share, splits;  // of a head at most
+struct Even {         // each split has `share` tiles; the last may have fewer
+  int share, splits;  // splits: the maximum per head
   bool done = false;
   __device__ void begin(const Shape&, const int*, int, int) {}
   __device__ bool next(StreamKTile& s, const Shape& shape, const int* gSeqused, int heads,
@@ -38,7 +38,7 @@ struct Even {         // split n of every head has `share` tiles, or what is lef
     s.tiles = tiles_of(shape, s.seqlen_k, tile_keys), s.num_splits = ceil_div(s.tiles, share);
     s.tile = s.split * share, s.count = min(share, s.tiles - s.tile);
     s.first_block = s.row_block * splits;
-    return s.count > 0;  // else this sequence has fewer splits
+    return s.count > 0;  // otherwise this sequence has fewer splits
   }
   __device__ static int64_t slot(const StreamKTile& s, int n) { return int64_t{s.first_block} + n; }
 };

@@ -1,5 +1,5 @@
-// How many blocks a launch has, and into how many parts they split keys: what a launch uses and the
-// table states. Of chapter 05_flash_decoding.
+// Number of blocks and splits, for the launches and for the cost models. Of chapter
+// 05_flash_decoding.
 #pragma once
 
 #include <algorithm>
@@ -10,27 +10,27 @@
 namespace attn::splits {
 
 constexpr int64_t kSms = 132;
-constexpr int kMaxRuns = 512;    // resident blocks
-constexpr int kEmulatedSms = 3;   // so few that a run has several heads, and a head several runs
-constexpr int64_t kMmaRows = 16;  // of a block with MMAs of 16 rows
+constexpr int kMaxRuns = 512;     // resident blocks at most
+constexpr int kEmulatedSms = 3;   // few, so that a run has several heads and a head several runs
+constexpr int64_t kMmaRows = 16;  // rows of an MMA
 
-// Blocks without splits, if each has up to `block_rows` rows of a K/V head.
+// Blocks without splits, each with up to `block_rows` rows of a K/V head.
 inline int64_t row_blocks(const Problem& p, int64_t block_rows) {
   return p.batch * p.kv_heads * ((p.group() * p.seqlen_q + block_rows - 1) / block_rows);
 }
 
-// Keys that the queries of a sequence see at most; its length lies on the device.
+// Maximum number of visible keys of a sequence. The host knows only the capacity: lengths are on
+// the device.
 inline int64_t most_keys(const Problem& p) {
   if (p.window_left < 0 || (p.window_right < 0 && !p.causal)) return p.seqlen_k;
   return std::min(p.seqlen_k, p.window_left + p.seqlen_q + (p.causal ? 0 : p.window_right));
 }
 
-// Splits that follow from the room of the cache, if all sequences fill it: tiles of keys of each,
-// how many of them a head has, and the blocks.
+// Even splits, computed from the cache's capacity: KV tiles per split, splits per head, and blocks.
 //! [even]
 struct EvenSplits {
   int64_t share, splits, blocks;
-  bool full;  // whether they keep the SMs as busy as runs of equal length, but for a sixteenth
+  bool full;  // the busiest SM has at most 1/16 more tiles than with runs
 };
 inline EvenSplits even_splits(const Problem& p, int64_t block_rows, int64_t tile_keys,
                               int64_t num_sms) {
@@ -47,8 +47,8 @@ inline EvenSplits even_splits(const Problem& p, int64_t block_rows, int64_t tile
   even.full = busiest <= of_runs + of_runs / 16;
   return even;
 }
-// Whether a launch has splits of the same length for all: where that was asked for, and where no
-// lengths are given and they keep the SMs busy.
+// Even splits are used if --split-keys asks for them, or if no lengths are given and they balance
+// the SMs.
 inline bool splits_evenly(const Problem& p, const EvenSplits& even) {
   return p.own.contains("split_keys") || (p.seqused_k.empty() && even.full);
 }
