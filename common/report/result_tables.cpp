@@ -309,8 +309,8 @@ std::string chapters_table(const fs::path& folder, const Words& specs) {
     const json j = read_json(folder / (spec.document + ".json"));
     device = device_of(j);
     grid.add_row();
-    grid.add("chapter", "chapter", fmt::format("[{}]({}/README.md)", fs::path(spec.chapter).filename().string(),
-                                           spec.chapter));
+    const std::string name = fs::path(spec.chapter).filename().string();
+    grid.add("chapter", "chapter", fmt::format("[{}]({}/README.md)", name, spec.chapter));
     grid.add("paper", "paper", spec.paper);
     grid.add("sentence", "what it teaches", spec.sentence);
     grid.add("problem", "one problem", problem_text(j.at("problem")));
