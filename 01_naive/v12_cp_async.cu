@@ -118,8 +118,8 @@ __device__ void gemm_tile(const Element* gA, int64_t stride_a, const Element* gB
     const auto& stage = smem.stages[slice % Config::kStages];
     //! [ex01c]
     cp_async_wait<Config::kStages - 2>();
-    // All threads' copies of this slice have landed, and all threads are done with the stage that
-    // the next load overwrites: it was used by the previous slice.
+    // All threads' copies of this slice have landed, and no thread still reads the stage that the
+    // next load overwrites: the previous slice used it.
     __syncthreads();
     load_slice(slice + Config::kStages - 1);
     //! [ex01c]

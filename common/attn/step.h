@@ -165,7 +165,7 @@ struct Step {
   std::function<std::vector<Workspace>(const Problem&)> workspaces;
   std::function<Cost(const Problem&)> cost;
   Launch launch;
-  /// Choices of a launch that are no outputs and that --save writes beside them: the blocks that a
+  /// Choices of a launch that are no outputs and that --save writes next to them: the blocks that a
   /// step visits, an order of tokens. Null: none.
   std::function<HostTensors(const Problem&, const ReadWorkspace&)> choices = {};
   Launch prepare = {};            ///< run once before, untimed: what a forward pass keeps
@@ -182,7 +182,7 @@ struct Step {
   std::function<HostTensors(const Problem&, const HostTensors& inputs)> plan = {};
   /// Of a step that stores its inputs in fewer bits: the q, k, v that it multiplies then, exact. It
   /// is checked against the reference of these (expected_of); how far it is from that of the inputs
-  /// is said beside it. Null: the inputs.
+  /// is printed next to it. Null: the inputs.
   std::function<HostTensors(const Problem&, const HostTensors& inputs)> logical = {};
 };
 

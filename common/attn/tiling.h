@@ -20,7 +20,7 @@ std::optional<Tiling> tiling_of(const Launch& launch, const Problem& p);
 /// Those of a step, of a varlen batch as of its longest lengths; nothing if it is not tiled.
 std::optional<Tiling> tiling_of(const Step& step, const Problem& p);
 
-/// Tiles of S of one head of which some query sees something; all of them if not `skips`.
+/// Tiles of S of one head with at least one visible score; all tiles if not `skips`.
 double visits(const Problem&, const Tiling&, bool skips = true);
 
 /// Bytes of K and V that come from HBM, at least all of them once.

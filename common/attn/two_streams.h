@@ -69,7 +69,7 @@ class SideStream {
 };
 #endif
 
-/// Launches `kernel` with the arguments `here` in `stream` and the others in a side stream. Both
+/// Launches `kernel` with the arguments `first` in `stream` and the others in a side stream. Both
 /// wait for earlier work in `stream`, and later work waits for both. The GPU decides whether they
 /// run concurrently, and neither may wait for the other. Their grids are equal and one-dimensional.
 ///
@@ -78,14 +78,14 @@ class SideStream {
 template <class... Parameters, class Arguments>
 [[nodiscard]] Status launch_in_two_streams(void (*kernel)(Parameters...), dim3 grid, dim3 block,
                                            std::size_t shared_bytes, Stream stream,
-                                           const Arguments& here, const Arguments& beside) {
+                                           const Arguments& first, const Arguments& second) {
   if (grid.y != 1 || grid.z != 1)
     return Status::unsupported("two streams: only grids of one dimension");
 #ifdef ATTN_EMULATED
   (void)stream;
   try {
     attn::emulator::run_grid({grid.x, 2}, block, shared_bytes,
-                             {[&] { std::apply(kernel, blockIdx.y == 0 ? here : beside); },
+                             {[&] { std::apply(kernel, blockIdx.y == 0 ? first : second); },
                               reinterpret_cast<const void*>(kernel), ATTN_INSTRUMENTED});
   } catch (const attn::emulator::KernelError& e) {
     return Status::kernel_error(e.what());
@@ -104,8 +104,8 @@ template <class... Parameters, class Arguments>
         },
         arguments);
   };
-  Status status = launch(side.stream(), beside);
-  if (status.ok()) status = launch(stream, here);
+  Status status = launch(side.stream(), second);
+  if (status.ok()) status = launch(stream, first);
   // Also after a failure: work in the side stream must complete before later work starts.
   const Status joined = side.join(stream);
   return status.ok() ? joined : status;
