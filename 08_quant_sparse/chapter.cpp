@@ -1,4 +1,4 @@
-// The table of chapter 08: steps that quantise what they are given, and steps with a small cache.
+// The step table of chapter 08: INT8 and FP8 prefill, quantised KV caches, block-sparse attention.
 #include <algorithm>
 #include <iterator>
 

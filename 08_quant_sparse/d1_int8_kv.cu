@@ -1,11 +1,13 @@
-// d1_int8_kv: a cache of 8 bits, with a scale for each key and each value.
+// d1_int8_kv: int8 KV cache, one scale per key and per value.
 //
 // parent    05_flash_decoding/v13_even_splits
-// idea      A decode step takes as long as K and V take to come: half the bytes, half the time.
-//           Codes become fp16 between ldmatrix and the MMA, in registers. The scale of a key is a
-//           factor of its score. That of a value would be a factor of P, and fp16 has no room for
-//           it: its logarithm is added to the score, before the maximum is taken. So P is 1 where
-//           weight times value is largest, and l adds up P over the scale.
+// change    The cache holds int8 codes. They become fp16 between ldmatrix and the MMA, in
+//           registers. The scale of a key multiplies its score. The logarithm of a value's scale
+//           is added to the score before the row max is taken; l accumulates P divided by the
+//           scale.
+// why       A decode step is bound by the bytes of K and V: half the bytes, half the time. A
+//           value's scale as a factor of P would overflow or underflow fp16. As part of the
+//           exponent, P is 1 where weight times scale is largest.
 // expect    dram__bytes_read.sum by half; gpu__time_duration.sum; smsp__inst_executed.sum
 // supports  --dtype int8, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
@@ -30,7 +32,7 @@ using namespace flash_decoding;
 using namespace splits;
 
 using Element = __nv_bfloat16;  // type of the inputs and of O
-using Codes = Int8Codes;        // of the cache
+using Codes = Int8Codes;  // bytes per cache row
 
 template <int kHeadDim_>
 struct Config {
@@ -43,7 +45,7 @@ struct Config {
   static constexpr int kParts = kNumWarps;                 // per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
   static constexpr int kBlocksPerSm = 1;
-  static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 16 : 1;  // of Q in registers
+  static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 16 : 1;  // fragments of Q in registers
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
 
@@ -51,7 +53,7 @@ template <class Config>
 struct SharedStorage {
   alignas(16) uint8_t sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(16) uint8_t sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
-  // Of two keys more: 16 bytes, the descales of two keys, begin at even ones.
+  // Padded to two keys: a 16-byte copy holds the descales of two keys and starts at an even key.
   alignas(16) float2 sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN + 2];
   alignas(16) __half sQ[Config::kRows][Config::kHeadDim];
   float sQScale[Config::kRows], sQSum[Config::kRows];
@@ -60,8 +62,8 @@ struct SharedStorage {
   bool last;  // whether this block merges
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
-// The warps' parts of O, where K and V were. A quarter of a warp stores 16 bytes a lane at once, of
-// two rows: odd rows have their halves of 32 columns exchanged, so that these use all 32 banks.
+// Partial O of the warps, in the space of K and V. A quarter warp stores 16 bytes per lane, of two
+// rows. Odd rows have the halves of their 32 columns swapped, so that all 32 banks are used.
 __device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ row % 2 * 16; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
@@ -82,9 +84,9 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int c
 }
 //! [load]
 
-// (3) S = Q K^T of a warp's tile, and (5) O += P V. A word of an ldmatrix matrix, 8 keys of 16
-// codes, is B of 16 columns of K; transposed, of two keys and of columns 2g and 2g + 1 of V. So
-// O's columns come in two tiles of eight, the even ones and the odd ones of sixteen.
+// (3) S = Q K^T of a warp's tile, and (5) O += P V. A word of an ldmatrix matrix (8 keys of 16
+// codes) is the B fragment of 16 columns of K. Transposed, it holds two keys and columns 2g and 2g
+// + 1 of V, so O's columns come in two tiles of eight: the even and the odd ones of sixteen.
 //! [mma]
 template <class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
@@ -96,7 +98,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
     uint32_t words[4], b[2], loaded[4];
     ldmatrix_x4(words, sK + code_offset<Config::kHeadDim>(lane_id % 16, step + lane_id / 16));
 #pragma unroll
-    for (int next = 0; next < 2; ++next) {  // this step and the next one
+    for (int next = 0; next < 2; ++next) {  // this k-step and the next
       const uint32_t(&a)[4] = q_of<Config>(loaded, q, sQ, step + next);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {  // keys 0 to 7, 8 to 15
@@ -115,7 +117,7 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
                          pack2<__half>(p[1][0], p[1][1]), pack2<__half>(p[1][2], p[1][3])};
 #pragma unroll
   for (int n = 0; n < Config::kHeadDim / 16; n += 2) {
-    uint32_t words[4], low[2], high[2];  // of keys 0 to 7, of keys 8 to 15
+    uint32_t words[4], low[2], high[2];  // keys 0 to 7, keys 8 to 15
     ldmatrix_x4_trans(words, sV + code_offset<Config::kHeadDim>(lane_id % 16, n + lane_id / 16));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -183,7 +185,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Element* gQ,       // [B, Hq, seqlen_q, d]
     const uint8_t* gK,       // [B, Hkv, seqlen_k, d], codes
     const uint8_t* gV,       // [B, Hkv, seqlen_k, d], codes
-    const float2* gDescale,  // [B, Hkv, padded]: of a key, of a value
+    const float2* gDescale,  // [B, Hkv, padded]: of the key, of the value
     const int* gSeqused,     // [B]: keys of each sequence
     Element* gO,             // [B, Hq, seqlen_q, d]
     float* gLse,             // [B, Hq, seqlen_q]
@@ -227,7 +229,8 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         const int64_t from = kv + int64_t{key0} * kHeadDim;
         load_tile<Config>(&smem.sK[warp_id][stage][0][0], gK + from, keys.end - key0);
         load_tile<Config>(&smem.sV[warp_id][stage][0][0], gV + from, keys.end - key0);
-        const int even = key0 / 2 * 2 + 2 * lane_id;  // the lane's two keys; some are of no tile
+        // the lane's two keys; some are outside the tile
+        const int even = key0 / 2 * 2 + 2 * lane_id;
         if (lane_id <= kBlockN / 2)
           cp_async_16(&smem.sDescale[warp_id][stage][2 * lane_id],
                       gDescale + descales + (even < keys.end ? even : 0), even < keys.end ? 16 : 0);
@@ -235,8 +238,8 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       cp_async_commit();
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
-    __syncthreads();               // Q of all warps is there
-    uint32_t q[Config::kQSteps][4];  // operands of the first MMA, if there are registers for them
+    __syncthreads();  // Q of all warps is visible
+    uint32_t q[Config::kQSteps][4];  // B operands of the first MMA, if registers suffice
 #pragma unroll
     for (int step = 0; step < Config::kQSteps; ++step)
       load_q_step<Config>(q[step], &smem.sQ[0][0], step);
@@ -254,7 +257,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       gemm_qk<Config>(s, q, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
       // (4) softmax
       //! [softmax]
-      float max[2] = {row_max[0], row_max[1]}, inverse[kBlockN / 8][2];  // of V's descales
+      float max[2] = {row_max[0], row_max[1]}, inverse[kBlockN / 8][2];  // log2 of V's descales
 #pragma unroll
       for (int n = 0; n < kBlockN / 8; ++n)
 #pragma unroll
@@ -303,7 +306,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     for (int r = 0; r < 2; ++r) {
       const int row = quad_row + 8 * r;
 #pragma unroll
-      for (int n = 0; n < kHeadDim / 8; n += 2)  // even columns of sixteen, odd ones
+      for (int n = 0; n < kHeadDim / 8; n += 2)  // even columns of sixteen, odd columns
         *reinterpret_cast<float4*>(&sO[warp_id][row][swizzled_column(row, 8 * n + 2 * quad_col)]) =
             make_float4(o[n][2 * r], o[n + 1][2 * r], o[n][2 * r + 1], o[n + 1][2 * r + 1]);
       const float sum = quad_sum(row_sum[r]);
@@ -389,7 +392,7 @@ Status launch(const Arguments& args) {
   return Status::unsupported("only head dims 64, 128 and 256");
 }
 
-// What fills the cache, once.
+// Fills the cache, once.
 Status prepare(const Arguments& args) { return quantise_cache<Codes>(args); }
 
 }  // namespace ATTN_BACKEND::d1_int8_kv

@@ -1,11 +1,12 @@
-// d2_fp8_kv: a cache of e4m3, with a scale for each key and each value.
+// d2_fp8_kv: e4m3 KV cache, one scale per key and per value.
 //
 // parent    d1_int8_kv
-// idea      e4m3 keeps four bits of each number, where int8 has even steps up to the largest: its
-//           scales need not be as fine. And Hopper has an instruction that makes two fp16 numbers
-//           of two codes. A GPU without it shifts a code's bits into an fp16 number, 2^-8 of what
-//           it means, and multiplies.
-// expect    the time of d1; with a scale a token larger errors
+// change    The codes are e4m3. Hopper and Ada convert two of them to fp16 in one instruction. On
+//           other GPUs the bits are shifted into fp16's fields, which gives 2^-8 times the value,
+//           and multiplied by 2^8.
+// why       e4m3 has four significant bits at any magnitude, so a coarse scale (per head)
+//           suffices; int8's even steps need fine ones. The conversion is shorter.
+// expect    the time of d1; with a scale per token larger errors
 // supports  --dtype e4m3, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
 #include <algorithm>
@@ -29,7 +30,7 @@ using namespace flash_decoding;
 using namespace splits;
 
 using Element = __nv_bfloat16;  // type of the inputs and of O
-using Codes = Fp8Codes;         // of the cache
+using Codes = Fp8Codes;  // bytes per cache row
 
 template <int kHeadDim_>
 struct Config {
@@ -42,7 +43,7 @@ struct Config {
   static constexpr int kParts = kNumWarps;                 // per row
   static constexpr int kStages = kHeadDim <= 64 ? 4 : 2;  // tiles of K and V of a warp
   static constexpr int kBlocksPerSm = 1;
-  static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 16 : 1;  // of Q in registers
+  static constexpr int kQSteps = kHeadDim <= 64 ? kHeadDim / 16 : 1;  // fragments of Q in registers
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
 
@@ -50,7 +51,7 @@ template <class Config>
 struct SharedStorage {
   alignas(16) uint8_t sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
   alignas(16) uint8_t sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kHeadDim];
-  // Of two keys more: 16 bytes, the descales of two keys, begin at even ones.
+  // Padded to two keys: a 16-byte copy holds the descales of two keys and starts at an even key.
   alignas(16) float2 sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN + 2];
   alignas(16) __half sQ[Config::kRows][Config::kHeadDim];
   float sQScale[Config::kRows], sQSum[Config::kRows];
@@ -59,8 +60,8 @@ struct SharedStorage {
   bool last;  // whether this block merges
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
-// The warps' parts of O, where K and V were. A quarter of a warp stores 16 bytes a lane at once, of
-// two rows: odd rows have their halves of 32 columns exchanged, so that these use all 32 banks.
+// Partial O of the warps, in the space of K and V. A quarter warp stores 16 bytes per lane, of two
+// rows. Odd rows have the halves of their 32 columns swapped, so that all 32 banks are used.
 __device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ row % 2 * 16; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
@@ -81,9 +82,9 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int c
 }
 //! [load]
 
-// (3) S = Q K^T of a warp's tile, and (5) O += P V. A word of an ldmatrix matrix, 8 keys of 16
-// codes, is B of 16 columns of K; transposed, of two keys and of columns 2g and 2g + 1 of V. So
-// O's columns come in two tiles of eight, the even ones and the odd ones of sixteen.
+// (3) S = Q K^T of a warp's tile, and (5) O += P V. A word of an ldmatrix matrix (8 keys of 16
+// codes) is the B fragment of 16 columns of K. Transposed, it holds two keys and columns 2g and 2g
+// + 1 of V, so O's columns come in two tiles of eight: the even and the odd ones of sixteen.
 //! [mma]
 template <class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
@@ -95,7 +96,7 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 8][4],
     uint32_t words[4], b[2], loaded[4];
     ldmatrix_x4(words, sK + code_offset<Config::kHeadDim>(lane_id % 16, step + lane_id / 16));
 #pragma unroll
-    for (int next = 0; next < 2; ++next) {  // this step and the next one
+    for (int next = 0; next < 2; ++next) {  // this k-step and the next
       const uint32_t(&a)[4] = q_of<Config>(loaded, q, sQ, step + next);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {  // keys 0 to 7, 8 to 15
@@ -114,7 +115,7 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 8][4],
                          pack2<__half>(p[1][0], p[1][1]), pack2<__half>(p[1][2], p[1][3])};
 #pragma unroll
   for (int n = 0; n < Config::kHeadDim / 16; n += 2) {
-    uint32_t words[4], low[2], high[2];  // of keys 0 to 7, of keys 8 to 15
+    uint32_t words[4], low[2], high[2];  // keys 0 to 7, keys 8 to 15
     ldmatrix_x4_trans(words, sV + code_offset<Config::kHeadDim>(lane_id % 16, n + lane_id / 16));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -182,7 +183,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     const Element* gQ,       // [B, Hq, seqlen_q, d]
     const uint8_t* gK,       // [B, Hkv, seqlen_k, d], codes
     const uint8_t* gV,       // [B, Hkv, seqlen_k, d], codes
-    const float2* gDescale,  // [B, Hkv, padded]: of a key, of a value
+    const float2* gDescale,  // [B, Hkv, padded]: of the key, of the value
     const int* gSeqused,     // [B]: keys of each sequence
     Element* gO,             // [B, Hq, seqlen_q, d]
     float* gLse,             // [B, Hq, seqlen_q]
@@ -226,7 +227,8 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
         const int64_t from = kv + int64_t{key0} * kHeadDim;
         load_tile<Config>(&smem.sK[warp_id][stage][0][0], gK + from, keys.end - key0);
         load_tile<Config>(&smem.sV[warp_id][stage][0][0], gV + from, keys.end - key0);
-        const int even = key0 / 2 * 2 + 2 * lane_id;  // the lane's two keys; some are of no tile
+        // the lane's two keys; some are outside the tile
+        const int even = key0 / 2 * 2 + 2 * lane_id;
         if (lane_id <= kBlockN / 2)
           cp_async_16(&smem.sDescale[warp_id][stage][2 * lane_id],
                       gDescale + descales + (even < keys.end ? even : 0), even < keys.end ? 16 : 0);
@@ -234,8 +236,8 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       cp_async_commit();
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
-    __syncthreads();               // Q of all warps is there
-    uint32_t q[Config::kQSteps][4];  // operands of the first MMA, if there are registers for them
+    __syncthreads();  // Q of all warps is visible
+    uint32_t q[Config::kQSteps][4];  // B operands of the first MMA, if registers suffice
 #pragma unroll
     for (int step = 0; step < Config::kQSteps; ++step)
       load_q_step<Config>(q[step], &smem.sQ[0][0], step);
@@ -253,7 +255,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
       gemm_qk<Config>(s, q, &smem.sQ[0][0], &smem.sK[warp_id][stage][0][0]);
       // (4) softmax
       //! [softmax]
-      float max[2] = {row_max[0], row_max[1]}, inverse[kBlockN / 8][2];  // of V's descales
+      float max[2] = {row_max[0], row_max[1]}, inverse[kBlockN / 8][2];  // log2 of V's descales
 #pragma unroll
       for (int n = 0; n < kBlockN / 8; ++n)
 #pragma unroll
@@ -302,7 +304,7 @@ __global__ void __launch_bounds__(Config::kThreads) attention_kernel(
     for (int r = 0; r < 2; ++r) {
       const int row = quad_row + 8 * r;
 #pragma unroll
-      for (int n = 0; n < kHeadDim / 8; n += 2)  // even columns of sixteen, odd ones
+      for (int n = 0; n < kHeadDim / 8; n += 2)  // even columns of sixteen, odd columns
         *reinterpret_cast<float4*>(&sO[warp_id][row][swizzled_column(row, 8 * n + 2 * quad_col)]) =
             make_float4(o[n][2 * r], o[n + 1][2 * r], o[n][2 * r + 1], o[n + 1][2 * r + 1]);
       const float sum = quad_sum(row_sum[r]);
@@ -388,7 +390,7 @@ Status launch(const Arguments& args) {
   return Status::unsupported("only head dims 64, 128 and 256");
 }
 
-// What fills the cache, once.
+// Fills the cache, once.
 Status prepare(const Arguments& args) { return quantise_cache<Codes>(args); }
 
 }  // namespace ATTN_BACKEND::d2_fp8_kv

@@ -1,10 +1,11 @@
-// d8_int8_swap_ab: what four bits needed, for eight.
+// d8_int8_swap_ab: swapped operands and subnormal codes for the int8 cache.
 //
 // parent    d7_wide_tiles
-// idea      A byte is a denormal number of fp16 as four bits are: one selection makes operands of
-//           two codes of K. A word has four codes in place of eight, and there is a scale, no zero
-//           point: what the codes' 128 adds to a score is known from the sum of Q's row. Tiles have
-//           16 keys again, which are as many bytes.
+// change    int8 codes are fp16 subnormals too: one byte permutation makes the operands of two
+//           codes of K. A word has four codes instead of eight. There is a scale but no zero
+//           point; what the offset of 128 adds to a score follows from the sum of Q's row. Tiles
+//           have 16 keys, as many bytes as d7's 32.
+// why       d1 spends instructions on conversions and on empty rows of A, as d3 does.
 // expect    smsp__inst_executed.sum, a third less than d1
 // supports  --dtype int8, given in bf16; head dims 64, 128, 256; 1 to 16 queries, any lengths,
 //           causal, windows, GQA
@@ -30,7 +31,7 @@ using namespace flash_decoding;
 using namespace splits;
 
 using Element = __nv_bfloat16;  // type of the inputs and of O
-using Codes = Int8Denormals;    // of the cache
+using Codes = Int8Denormals;  // bytes per cache row
 
 template <int kHeadDim_>
 struct Config {
@@ -50,7 +51,7 @@ template <class Config>
 struct SharedStorage {
   alignas(16) uint8_t sK[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kRowBytes];
   alignas(16) uint8_t sV[Config::kNumWarps][Config::kStages][Config::kBlockN][Config::kRowBytes];
-  // Of two keys more: 16 bytes, the descales of two keys, begin at even ones.
+  // Padded to two keys: a 16-byte copy holds the descales of two keys and starts at an even key.
   alignas(16) float2 sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN + 2];
   alignas(16) __half sQ[Config::kRows][Config::kHeadDim];
   float sQScale[Config::kRows], sQSum[Config::kRows];
@@ -59,8 +60,8 @@ struct SharedStorage {
   bool last;  // whether this block merges
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
-// The warps' parts of O, where K and V were. Lanes that store at once have 32 bytes of each of four
-// rows, and these lie 32 bytes apart, so that no bank is shared.
+// Partial O of the warps, in the space of K and V. Lanes that store together have 32 bytes of each
+// of four rows. These are 32 bytes apart, which avoids bank conflicts.
 __device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ row / 2 * 8; }
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
@@ -81,7 +82,7 @@ __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int c
 }
 //! [load]
 
-// Q as the right operand: 16 columns of its 8 rows are two registers.
+// Q as the B operand: 16 columns of its 8 rows are two registers.
 template <class Config>
 __device__ __forceinline__ void load_q_steps(uint32_t (&q)[Config::kHeadDim / 32][4],
                                              const __half* sQ) {
@@ -92,10 +93,10 @@ __device__ __forceinline__ void load_q_steps(uint32_t (&q)[Config::kHeadDim / 32
                 sQ + swizzled_offset<Config::kHeadDim>(lane_id % 8, 32 * n + lane_id / 8 * 8));
 }
 
-// (3) S^T = K Q^T of a warp's tile, and (5) O^T += V^T P^T, of codes and of codes less 128. A word
-// of an ldmatrix matrix, 8 keys of 16 codes, is half of the rows of A for 16 columns of K;
-// transposed, of two keys and of columns 2g and 2g + 1 of V: the upper and the lower rows of a tile
-// of O^T.
+// (3) S^T = K Q^T of a warp's tile, on codes, and (5) O^T += V^T P^T, on codes minus 128. A word of
+// an ldmatrix matrix (8 keys of 16 codes) is half the rows of the A fragment for 16 columns of K.
+// Transposed, it holds two keys and columns 2g and 2g + 1 of V: the upper and the lower rows of a
+// tile of O^T.
 //! [mma]
 template <class Config>
 __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 16][4],
@@ -106,11 +107,11 @@ __device__ __forceinline__ void gemm_qk(float (&s)[Config::kBlockN / 16][4],
   for (int chunk = 0; chunk < Config::kHeadDim / 16; chunk += 2)
 #pragma unroll
     for (int m = 0; m < Config::kBlockN / 16; ++m) {
-      uint32_t words[4], low[2], high[2];  // of keys 0 to 7, of keys 8 to 15
+      uint32_t words[4], low[2], high[2];  // keys 0 to 7, keys 8 to 15
       ldmatrix_x4(words, sK + code_offset<Config::kRowBytes>(16 * m + lane_id % 16,
                                                              chunk + lane_id / 16));
 #pragma unroll
-      for (int next = 0; next < 2; ++next) {  // this chunk and the next one
+      for (int next = 0; next < 2; ++next) {  // this chunk and the next
         Codes::of_k(words[2 * next], low);
         Codes::of_k(words[2 * next + 1], high);
         mma_m16n8k16<__half>(s[m], {low[0], high[0], low[1], high[1]},
@@ -129,7 +130,7 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 16][4],
                            movmatrix_trans(pack2<__half>(p[m][2], p[m][3]))};
 #pragma unroll
     for (int n = 0; n < Config::kHeadDim / 16; n += 2) {
-      uint32_t words[4], low[2], high[2];  // of keys 0 to 7, of keys 8 to 15
+      uint32_t words[4], low[2], high[2];  // keys 0 to 7, keys 8 to 15
       ldmatrix_x4_trans(words, sV + code_offset<Config::kRowBytes>(16 * m + lane_id % 16,
                                                                    n + lane_id / 16));
 #pragma unroll
@@ -143,7 +144,7 @@ __device__ __forceinline__ void gemm_pv(float (&o)[Config::kHeadDim / 16][4],
 }
 //! [mma]
 
-// Over the 8 lanes that share a column of an accumulator.
+// Reduction over the 8 lanes that share a column of an accumulator.
 __device__ __forceinline__ float column_max(float x) {
   for (int mask = 4; mask < 32; mask *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, mask));
   return x;
@@ -208,7 +209,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
     const Element* gQ,       // [B, Hq, seqlen_q, d]
     const uint8_t* gK,       // [B, Hkv, seqlen_k, d], codes
     const uint8_t* gV,       // [B, Hkv, seqlen_k, d], codes
-    const float2* gDescale,  // [B, Hkv, padded]: of a key, of a value
+    const float2* gDescale,  // [B, Hkv, padded]: of the key, of the value
     const int* gSeqused,     // [B]: keys of each sequence
     Element* gO,             // [B, Hq, seqlen_q, d]
     float* gLse,             // [B, Hq, seqlen_q]
@@ -237,7 +238,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
     load_q<Config, Codes>(&smem.sQ[0][0], smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim,
                           rows.count);
     scale_for_denormals<Config, Codes>(&smem.sQ[0][0]);
-    float o[kHeadDim / 16][4] = {};                          // O^T, not divided by l yet
+    float o[kHeadDim / 16][4] = {};  // O^T, unnormalised
     // max in log2 units; sum over this lane's keys
     float row_max[2] = {kLowest, kLowest}, row_sum[2] = {};
     const KvRange kv_range[2] = {
@@ -253,7 +254,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
         const int64_t from = kv + int64_t{key0} * Config::kRowBytes;
         load_tile<Config>(&smem.sK[warp_id][stage][0][0], gK + from, keys.end - key0);
         load_tile<Config>(&smem.sV[warp_id][stage][0][0], gV + from, keys.end - key0);
-        const int even = key0 / 2 * 2 + 2 * lane_id;  // the lane's two keys; some are of no tile
+        // the lane's two keys; some are outside the tile
+        const int even = key0 / 2 * 2 + 2 * lane_id;
         if (lane_id <= kBlockN / 2)
           cp_async_16(&smem.sDescale[warp_id][stage][2 * lane_id],
                       gDescale + descales + (even < keys.end ? even : 0), even < keys.end ? 16 : 0);
@@ -261,7 +263,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       cp_async_commit();
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
-    __syncthreads();               // Q of all warps is there
+    __syncthreads();  // Q of all warps is visible
     uint32_t q[kHeadDim / 32][4];  // operands of the first MMA
     load_q_steps<Config>(q, &smem.sQ[0][0]);
     const float scale_log2[2] = {shape.softmax_scale * kLog2e * smem.sQScale[quad_col],
@@ -274,14 +276,14 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       cp_async_wait<kStages - 1>();
       __syncwarp();  // this tile of all lanes is there
       //! [pipeline]
-      // (3) S = Q K^T, -inf where a query does not see a key. The MMAs' sums are 2^-10 of it, by
-      // what Q was multiplied with (denormals.h).
-      float s[kBlockN / 16][4] = {};  // keys quad_row and quad_row + 8 of 16, each of two rows
+      // (3) S = Q K^T, -inf where a key is masked. The MMAs' sums are 2^-10 of it, because of the
+      // factors in Q (denormals.h).
+      float s[kBlockN / 16][4] = {};  // keys quad_row and quad_row + 8 of 16, two rows each
       gemm_qk<Config>(s, q, &smem.sK[warp_id][stage][0][0]);
       // (4) softmax
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
-      float inverse[kBlockN / 8];  // of V's scales
+      float inverse[kBlockN / 8];  // log2 of V's scales
 #pragma unroll
       for (int i = 0; i < kBlockN / 8; ++i) {
         const int j = key0 + quad_row + 8 * i;
@@ -297,7 +299,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
           max[r] = fmaxf(max[r], x);
         }
       }
-      if (__any_sync(~0u, max[0] > row_max[0] || max[1] > row_max[1])) {  // rare: a maximum grew
+      if (__any_sync(~0u, max[0] > row_max[0] || max[1] > row_max[1])) {  // rare: a max grew
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           max[r] = column_max(max[r]);
@@ -330,7 +332,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       const int row = quad_col + r;
       const float sum = column_sum(row_sum[r]);
 #pragma unroll
-      for (int n = 0; n < kHeadDim / 16; ++n)  // two of 16 columns are of this lane
+      for (int n = 0; n < kHeadDim / 16; ++n)  // two of 16 columns are in this lane
         *reinterpret_cast<float2*>(&sO[warp_id][row][swizzled_column(row, 16 * n + 2 * quad_row)]) =
             make_float2(o[n][r] / Codes::kUnit, o[n][2 + r] / Codes::kUnit);
       if (quad_row == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
@@ -416,7 +418,7 @@ Status launch(const Arguments& args) {
   return Status::unsupported("only head dims 64, 128 and 256");
 }
 
-// What fills the cache, once. There are more blocks of rows than d3 has, and a counter of each.
+// Fills the cache, once. There are more row blocks than in d3, and one counter for each.
 Status prepare(const Arguments& args) {
   if (const Status status = quantise_cache<Codes>(args); !status.ok()) return status;
   using Pass = QuantisePass;

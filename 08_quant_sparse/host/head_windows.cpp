@@ -21,8 +21,8 @@ namespace {
 int64_t product(const Sides& s) { return s[0] * s[1] * s[2]; }
 std::string text_of(const Sides& s) { return fmt::format("{}", fmt::join(s, "x")); }
 
-// Attention of one query, in parts of a block of keys each: sums of exponentials, and of those
-// times values.
+// Attention of one query, split into key blocks: sums of exponentials, and of exponentials times
+// values.
 struct Parts {
   std::vector<double> sums;    // [blocks]
   std::vector<double> values;  // [blocks, d]
@@ -51,7 +51,7 @@ Parts parts_of(const Problem& p, const HostTensors& in, int64_t b, int64_t h, in
   return parts;
 }
 
-// O of those blocks that are open.
+// O over the visible blocks.
 template <class Open>
 std::vector<double> sum_of(const Parts& parts, std::size_t d, Open open) {
   double sum = 0;
@@ -101,7 +101,7 @@ std::vector<HeadWindow> search_windows(const Problem& p, const HostTensors& in,
   const int64_t block = product(s.tile), rows = (p.seqlen_q + s.every - 1) / s.every;
   std::vector<HeadWindow> found;
   for (int64_t h = 0; h < p.heads; ++h) {
-    // Of each row and window the distance to all, and the size of O.
+    // Per row and window: the distance from full attention, and the magnitude of O.
     std::vector<double> off(static_cast<std::size_t>(rows) * windows.size());
     std::vector<double> size(static_cast<std::size_t>(rows));
     parallel_for(rows, [&](int64_t r) {
@@ -189,7 +189,7 @@ int windows_command(const std::vector<std::string>& arguments) {
     fmt::print("{:>4}  {:<12} {:>7.1f}% {:>12.4f}\n", h, text_of(found[h].window),
                100 * found[h].density, found[h].error);
   const std::string option = mask_option(s, found);
-  read_mask(option.substr(std::string("--mask ").size()), p);  // as it will be read
+  read_mask(option.substr(std::string("--mask ").size()), p);  // in the form in which it is parsed
   fmt::print("--heads {} --seqlen {} {}\n", p.heads, p.seqlen_k, option);
   if (product(s.tile) % kSparseBlockM != 0)
     fmt::print("which no step takes: a tile has {} tokens, and must have a multiple of {}\n",

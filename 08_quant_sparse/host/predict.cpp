@@ -1,5 +1,5 @@
-// The rule by which tiles of queries choose blocks of keys, on the host: written for itself, with a
-// sort, and sums in the order in which the kernels have them.
+// The block selection rule on the host. It is an independent implementation: it sorts, and adds in
+// the order of the kernels.
 #define ATTN_EMULATED
 #include "host/predict.h"
 
@@ -23,17 +23,17 @@ namespace {
 
 using ::emulated::hopper::KvBlockRange;
 
-constexpr double kKeptShare = 0.5, kLeastSimilarity = 0.1;  // without options
+constexpr double kKeptShare = 0.5, kLeastSimilarity = 0.1;  // defaults
 
 int64_t blocks_of(int64_t rows, int64_t block) { return (rows + block - 1) / block; }
 
-// A block of rows: their mean, and the mean cosine of all pairs; -1 where that is no number.
+// A block of rows: their mean, and the mean cosine over all pairs; -1 if that is NaN.
 struct Pool {
   std::vector<float> mean;
   float similarity = -1;
 };
 
-// Adds up neighbours, then pairs of neighbours ... as lanes do by shuffles.
+// Pairwise sum: neighbours first, then pairs of neighbours, as lanes do by shuffles.
 float tree_sum(std::vector<float> x) {
   for (std::size_t n = x.size(); n > 1; n /= 2)
     for (std::size_t i = 0; i < n / 2; ++i) x[i] = x[2 * i] + x[2 * i + 1];
@@ -90,13 +90,13 @@ std::vector<Pool> pools(const HostTensor& t, int64_t batch, int64_t heads, int64
   return all;
 }
 
-// Q or K by which blocks are chosen: of a step that quantises what was given to it.
+// Q or K as the choice uses it: the original inputs of a step that quantises.
 const HostTensor& given(const HostTensors& inputs, const std::string& name) {
   const auto found = inputs.find(name + "_given");
   return found == inputs.end() ? inputs.at(name) : found->second;
 }
 
-// Which of [begin, end) are kept, given their scores; NaN: those that no mean stands for.
+// Which blocks of [begin, end) are kept, given their scores; NaN: no representative mean.
 std::vector<bool> kept(const PredictRule& rule, const std::vector<float>& scores, float scale) {
   std::vector<float> ranked;
   for (const float s : scores)
