@@ -108,7 +108,7 @@ std::vector<bool> kept(const PredictRule& rule, const std::vector<float>& scores
     worth.push_back(rule.by_mass ? weight_of((s - ranked[0]) * scale) : 1);
     of_all += worth.back();
   }
-  // The least score that is still needed; equal ones are kept with it.
+  // The lowest score that is still needed; equal scores are kept with it.
   float least = ranked.empty() ? 0 : ranked[0];
   const unsigned enough = needed(rule, of_all);
   for (std::size_t n = 0, sum = 0; n < ranked.size() && sum < enough; ++n)
@@ -123,9 +123,9 @@ double option(const Problem& p, const char* name, double otherwise) {
   return given == p.own.end() ? otherwise : given->second.at(0);
 }
 
-// Where P V of tiles is skipped, each row of O may lack the keys whose P is below the threshold: a
-// tile is skipped only where all of its P are, beside the maximum so far, which is none larger than
-// that of the row. The denominator has them, so lse lacks nothing.
+// If P V of tiles is skipped, each row of O may lack the keys whose P is below the threshold. A
+// tile is skipped only if all of its P is below, relative to the running max, which is at most the
+// row's final max. The denominator includes them, so lse is exact.
 void allow_skipped(const Problem& p, const HostTensors& in, double threshold, Expected& o) {
   const auto d = static_cast<std::size_t>(p.head_dim);
   parallel_for(static_cast<int64_t>(o.rows.size()), [&](int64_t r) {
@@ -144,7 +144,7 @@ void allow_skipped(const Problem& p, const HostTensors& in, double threshold, Ex
     });
     if (scores.empty()) return;
     const double most = *std::ranges::max_element(scores);
-    // Scores in float32 are off by this.
+    // Error bound of the fp32 scores.
     const double below = most - threshold + 0.01 + 1e-5 * std::abs(most);
     double sum = 0, lacks2 = 0;
     std::vector<double> lacks(d);
@@ -189,7 +189,7 @@ std::vector<double> read_order(const std::string& text) {
   throw InputError(fmt::format("--order {}: must be rows, hilbert or random", text));
 }
 
-// "choice: visited 33.3 % of blocks": of the tokens as they are, and in an order of their own.
+// "choice: visited 33.3 % of blocks": in the given token order, and in the order of --order.
 std::string choice(const Problem& p, const HostTensors& inputs) {
   std::string text = "choice: visited " + share_of_blocks(p, inputs) + " of " +
                      (p.masked() ? "the blocks that causal and window leave" : "blocks");
@@ -246,7 +246,7 @@ std::shared_ptr<const BlockMask> chosen_blocks(const Problem& p, const HostTenso
       const int64_t shift = p.seqlen_k - p.seqlen_q, row0 = m * kSparseBlockM;
       const int64_t last = std::min(p.seqlen_q, row0 + kSparseBlockM) - 1;
       for (int64_t n = seen.begin; n < seen.end; ++n) {
-        // A block at the place of some query of the tile.
+        // Whether the block contains the position of a query of the tile.
         const bool diagonal = n * block_n <= last + shift && (n + 1) * block_n > row0 + shift;
         open[static_cast<std::size_t>((bh * m_blocks + m) * n_blocks + n)] =
             keep[static_cast<std::size_t>(n - seen.begin)] || (rule.sink && n == 0) ||
@@ -275,7 +275,7 @@ const Operation& predict() {
       .inputs = attention_inputs,
       .saved = forward().saved,
       .outputs = forward().outputs,
-      .flop = forward().flop,  // as if all blocks were seen: a step that skips has a higher rate
+      .flop = forward().flop,  // as if all blocks were visited: a step that skips has a higher rate
       .reference =
           [](const Problem& p, const HostTensors& inputs, Selection selection) {
             Problem chosen = p;
@@ -284,7 +284,7 @@ const Operation& predict() {
             const double threshold = rule_of(p).skip_below;
             for (Expected& e : expected)
               if (threshold > 0 && e.spec.name == "o") allow_skipped(chosen, inputs, threshold, e);
-            // Where inputs are in an order of their own, rows of O and lse are not.
+            // If the inputs are reordered, the rows of O and lse are not.
             if (const auto order = inputs.find("token_order"); order != inputs.end())
               for (Expected& e : expected)
                 for (Expected::Row& row : e.rows)

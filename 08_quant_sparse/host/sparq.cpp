@@ -1,5 +1,5 @@
-// d4_sparq: its operation, whose reference chooses tokens as the step does, and its row of the
-// table.
+// d4_sparq: its operation, whose reference chooses tokens as the step does, and its entry in the
+// step table.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,7 +19,7 @@ namespace attn {
 namespace sparq {
 namespace {
 
-// A K/V head of a sequence: its queries, keys and values.
+// A KV head of a sequence: its queries, keys and values.
 struct Head {
   const Problem& p;  // of the sequence
   const HostTensors& in;
@@ -43,7 +43,7 @@ Chosen chosen_of(const Problem& p, const HostTensors& in, int64_t b, int64_t hkv
   const auto d = static_cast<std::size_t>(p.head_dim), group = static_cast<std::size_t>(p.group());
   const auto keys = static_cast<std::size_t>(p.seqlen_k);
   Chosen result;
-  // Of equal columns the first; sort is stable.
+  // Among equal columns the first; the sort is stable.
   std::vector<float> sums(d);
   for (std::size_t h = 0; h < group; ++h)
     for (std::size_t c = 0; c < d; ++c) sums[c] += std::abs(head.q(static_cast<int64_t>(h))[c]);
@@ -104,7 +104,7 @@ Chosen chosen_of(const Problem& p, const HostTensors& in, int64_t b, int64_t hkv
 
 namespace {
 
-// o and lse of one K/V head: exact attention to the chosen tokens, then the mean of V.
+// o and lse of one KV head: exact attention to the chosen tokens, then the mean of V.
 std::vector<Expected> reference_of(const Problem& p, const HostTensors& in, int64_t b,
                                    int64_t hkv) {
   const Head head{p, in, b, hkv};
@@ -224,7 +224,7 @@ const Operation& operation() {
               number("top_keys", "k: tokens that are read (default 128)", 128, 1 << 20),
               number("newest_keys", "l: of these so many are the newest ones (default k / 4)", 0,
                      1 << 20)};
-    op.complete = [](Problem& p, const std::set<std::string>&) {  // so that it is said
+    op.complete = [](Problem& p, const std::set<std::string>&) {  // so that it is printed
       p.own["newest_keys"] = {double(choice_of(p).newest)};
     };
     op.useful_bytes = [](const Problem& p) {
@@ -267,8 +267,7 @@ Step sparq_step() {
       .prepare = ATTN_LAUNCH_OF(d4_sparq, prepare),
       .needs = kAmpere,
       .takes = {"seqused"},
-      // What it was given; said, so that the distance from attention to all tokens is printed
-      // beside the check.
+      // The original inputs. Returned so that the distance from attention to all tokens is printed.
       .logical = [](const Problem&, const HostTensors& inputs) { return inputs; },
   };
 }

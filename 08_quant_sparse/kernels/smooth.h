@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(Pass::kThreads)
   }
 #pragma unroll
   for (int i = 0; i < 8; ++i) sSum[thread_row][8 * lane + i] = sum[i];
-  __syncthreads();  // the sums of all threads are there
+  __syncthreads();  // the sums of all threads are stored
   for (int col = threadIdx.x; col < kHeadDim; col += Pass::kThreads) {
     float all = 0;
     for (int row = 0; row < kRowsPerPass; ++row) all += sSum[row][col];
