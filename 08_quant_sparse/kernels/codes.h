@@ -99,10 +99,11 @@ struct Fp8Codes {
     if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return sign | 0x7F;
     if (size < 0x3C800000u)  // below 2^-6: subnormal, multiples of 2^-9
       return sign | static_cast<uint32_t>(rintf(__uint_as_float(size) * 512));
-    // Half of the last of three bits more, less one where that is even; exponents begin 120 lower.
+    // Adds half of the last kept bit, minus one if that bit is even; the exponent bias is lower by
+    // 120.
     return sign | (((size + 0x7FFFFu + (size >> 20 & 1)) >> 20) - (120 << 3));
   }
-  // Of the lower two codes of a word, and of the upper two.
+  // The lower two codes of a word, and the upper two.
   __device__ static void convert(uint32_t word, uint32_t (&pairs)[2]) {
 #if !defined(ATTN_EMULATED) && __CUDA_ARCH__ >= 890
     asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\n"
@@ -112,7 +113,7 @@ struct Fp8Codes {
 #else
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      // Codes as the upper bytes of halves; then the sign stays, and all else moves down by one.
+      // Codes as the upper bytes of halves; then all bits but the sign move down by one.
       const uint32_t upper = bytes_of_two(word, 0, i == 0 ? 0x1404 : 0x3424);
       const uint32_t halves = (upper & 0x80008000u) | (upper & 0x7F007F00u) >> 1;
       pairs[i] = multiply_halves(halves, 0x5C005C00u);  // 2^8
@@ -128,7 +129,7 @@ struct Fp8Codes {
 };
 //! [fp8]
 
-// a b + c of two pairs of fp16.
+// a b + c on two packed fp16.
 __device__ __forceinline__ uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t c) {
 #ifdef ATTN_EMULATED
   return pack2<__half>(fmaf(unpack<__half>(a, 0), unpack<__half>(b, 0), unpack<__half>(c, 0)),
@@ -140,17 +141,16 @@ __device__ __forceinline__ uint32_t fma_halves(uint32_t a, uint32_t b, uint32_t 
 #endif
 }
 
-// Numbers of four bits, 0 to 15, eight a word; as operands they are 8 less. Of the halves of a word
-// nibbles i make the fp16 numbers 1024 + code, or, where they lie four bits higher, 1024 + 16 code.
-// So a word is eight numbers after a shift, four maskings, two subtractions and two fused
-// multiply-adds.
+// 4-bit codes, 0 to 15, eight per word; their operands are 8 less. In each half of a word, nibble i
+// becomes the fp16 number 1024 + code or, four bits higher, 1024 + 16 code. One shift, four AND-OR,
+// two subtractions and two fused multiply-adds convert eight codes.
 //! [int4]
 struct Int4Codes {
   static constexpr float kLargest = 15, kMiddle = 8;
-  // Where a column of Q is to lie. A lane t of a quad has of each key columns 8t to 8t + 7 of 32, a
-  // word. Pair i of it is nibbles i and i + 4, columns 8t + i and 8t + i + 4. mma takes pairs 0
-  // and 1 for columns 2t 2t+1 and 2t+8 2t+9 of sixteen, and pairs 2 and 3, in the next MMA, for
-  // the same of the next sixteen.
+  // The slot of a column of Q. Lane t of a quad has columns 8t to 8t + 7 of 32 of each key: one
+  // word. Pair i of it is nibbles i and i + 4, columns 8t + i and 8t + i + 4. The MMA takes pairs 0
+  // and 1 as columns 2t 2t+1 and 2t+8 2t+9 of sixteen; the next MMA takes pairs 2 and 3 as those of
+  // the next sixteen.
   __device__ static int slot(int col) {
     return col / 32 * 32 + col % 4 / 2 * 16 + col % 32 / 8 * 2 + col % 2 * 8 + col % 8 / 4;
   }
