@@ -70,9 +70,9 @@ constexpr bool free_of_conflicts() {
 static_assert(free_of_conflicts<32>() && free_of_conflicts<64>() && free_of_conflicts<128>() &&
               free_of_conflicts<256>());
 
-// Masked keys get -inf. `own`: the diagonal of this lane's first row, relative to the lane's first
-// key; `left`: the number of keys from the first column on. Two loops, one per edge, because a
-// single one needs too many registers.
+// Sets masked scores to -inf. `row_minus_col`: diagonal of this lane's first row, relative to its
+// first key; `left`: number of keys from the first column on. The bounds shift with the row. One
+// loop per edge: one loop for both would spill registers.
 //! [mma_mask]
 template <int kTiles, int kColumns>
 __device__ __forceinline__ void apply_mask(float (&s)[kTiles][kColumns][4], const Shape& shape,

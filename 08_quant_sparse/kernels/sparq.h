@@ -50,8 +50,8 @@ inline ATTN_SPARQ_BOTH float exp2_of(float x) {
 }
 //! [exp2]
 
-// What a head's sums of products with some columns are multiplied by, to base 2. The paper's
-// temperature: sqrt(d) times the root of the part of |q| that these columns have.
+// The factor of a head's partial dot products, in log2 units. The paper's temperature: sqrt(d)
+// times the root of the share of |q| that these columns have.
 inline ATTN_SPARQ_BOTH float guess_scale(float scale_log2, float all, float chosen) {
   return chosen > 0 ? scale_log2 * sqrtf(all / chosen) : scale_log2;
 }
