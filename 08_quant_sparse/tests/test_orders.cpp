@@ -1,5 +1,5 @@
-// Orders of the tokens of a canvas: a curve that visits all, from neighbour to neighbour, and what
-// it does to blocks.
+// Token orders of a canvas: a curve that visits every token, from neighbour to neighbour, and its
+// effect on blocks.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ Problem on_canvas(const std::string& canvas, int64_t text) {
   return p;
 }
 
-// The relative L1 distance to attention to all keys, where a share of the blocks is kept; of
+// The relative L1 distance from attention over all keys when a share of the blocks is kept, on
 // sampled rows.
 double error_of(Problem p, const HostTensors& in, double keep, const std::vector<Expected>& all) {
   p.own["keep"] = {keep};
@@ -59,7 +59,7 @@ TEST_CASE("a Hilbert curve visits each point once, from neighbour to neighbour",
         for (uint32_t z = 0; z < side; ++z) {
           const uint64_t place = hilbert_place({x, y, z}, bits);
           REQUIRE(place < at.size());
-          CHECK(at[place][0] == -1);  // nobody is there yet
+          CHECK(at[place][0] == -1);  // not visited before
           at[place] = {int(x), int(y), int(z)};
         }
     for (std::size_t n = 1; n < at.size(); ++n) {
@@ -107,7 +107,7 @@ TEST_CASE("similarity and sparsity by order, for the page", "[figures][orders]")
     const HostTensors ordered = in_order(p, in, order);
     const std::vector<Expected> all = forward_reference(p, ordered, {.full = false, .budget = 4e6});
     const Similarity similarity = mean_similarity(p, ordered);
-    double keep = 1 / 32.0;  // one block of 32 after the other
+    double keep = 1 / 32.0;  // one more block of 32 each time
     while (keep < 1 && error_of(p, ordered, keep, all) > 0.05) keep += 1 / 32.0;
     const std::string row =
         fmt::format("{:.3f} | {:.3f} | {:.0f} % | {:.4f}", similarity.q, similarity.k,

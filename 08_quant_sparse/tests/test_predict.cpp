@@ -1,4 +1,4 @@
-// Steps that choose what they look at: the rule by hand, and right attention to what it chooses.
+// Steps that choose their key blocks: the rule by hand, and exact attention over the chosen blocks.
 #include <cmath>
 
 #include "08_quant_sparse/host/predict.h"
@@ -32,7 +32,7 @@ Problem of_blocks(std::size_t m, std::size_t n, std::map<std::string, std::vecto
   Problem p = one_head(
       problem(static_cast<int64_t>(128 * m), static_cast<int64_t>(128 * n), 64, DType::bf16));
   p.own = std::move(rule);
-  p.softmax_scale = std::log(2);  // a score of 1 more is a weight of twice as much
+  p.softmax_scale = std::log(2);  // a score higher by 1 has twice the weight
   p.finish();
   return p;
 }
@@ -61,7 +61,8 @@ TEST_CASE("tokens in an order of their own, with text and without", "[emulated]"
       CHECK(check_steps("predict", p, Backend::emulated).text() == "s6_hilbert 1");
     }
 }
-// An order that changes nothing gives what s4 gives; and all blocks are all keys, in any order.
+// The identity order gives s4's result; and with all blocks kept, any order is attention over all
+// keys.
 TEST_CASE("a step that permutes tokens is s4 of permuted tokens", "[emulated]") {
   Problem p = on_canvas("4x8x12", 50, 64);
   p.heads = 2, p.kv_heads = 1;
@@ -74,7 +75,7 @@ TEST_CASE("a step that permutes tokens is s4 of permuted tokens", "[emulated]") 
   CHECK(run_step(step_named("s6_hilbert"), q, Backend::emulated, &ordered) == "");
   CHECK(same(plain.at("o"), ordered.at("o")));
   CHECK(same(plain.at("lse"), ordered.at("lse")));
-  // Along the curve: s4 of inputs in that order, whose rows are elsewhere.
+  // Along the curve: s4 on inputs in that order, with rows at other positions.
   Case in_memory(p, predict());
   in_memory.inputs = in_order(p, in_memory.inputs, TokenOrder::hilbert);
   in_memory.expected = predict().reference(p, in_memory.inputs, {});
@@ -89,7 +90,7 @@ TEST_CASE("a step that permutes tokens is s4 of permuted tokens", "[emulated]") 
       REQUIRE(plain.at("lse").row(0, h, n)[0] == ordered.at("lse").row(0, h, token)[0]);
     }
 }
-// The diagonal of the first tile of queries ends three keys before key 0: it keeps no block.
+// The diagonal of the first query tile ends three keys before key 0, so it keeps no block.
 TEST_CASE("a diagonal before key 0 keeps no block", "[emulated][predict]") {
   for (const char* name :
        {"s4_predict", "s5_skip_pv", "s7_int8", "s8_lpt_order", "s9_tuned"}) {
@@ -114,7 +115,7 @@ TEST_CASE("P V that is skipped is within the error that its threshold says", "[e
       p.own["skip_below"] = {threshold};
       p.own["keep"] = {0.8};
       p.heads = 2, p.kv_heads = n % 2 == 0 ? 1 : 2, p.causal = n % 4 == 1;
-      // Scores that are not so far apart that nothing of P is left in any case.
+      // Scores close enough that the skipped P is not negligible anyway.
       p.softmax_scale = 0.5 / std::sqrt(double(d));
       p.finish();
       HostTensors skipped, all;
@@ -123,13 +124,13 @@ TEST_CASE("P V that is skipped is within the error that its threshold says", "[e
       Problem plain = p;
       plain.own.erase("skip_below");
       CHECK(run_step(step_named("s4_predict"), plain, Backend::emulated, &all) == "");
-      // The denominator has what O lacks.
+      // The denominator includes what O lacks.
       CHECK(same(skipped.at("lse"), all.at("lse")));
       const bool differs = !same(skipped.at("o"), all.at("o"));
       if (threshold == 126) CHECK(!differs);
       if (threshold == 3) differing += differs;
     }
-  CHECK(differing > 0);  // what is skipped is there
+  CHECK(differing > 0);  // some tiles are skipped
 }
 TEST_CASE("steps that choose and skip, for any mask", "[emulated]") {
   int n = 0;
@@ -157,7 +158,7 @@ TEST_CASE("the rule by hand: a share of the blocks", "[predict]") {
     return rows_of(p, *chosen_blocks(p, of_levels(p, {1, -1}, k)));
   };
   using Rows = std::vector<std::string>;
-  CHECK(chosen({{"keep", {0}}}) == Rows{".1...", "1...."});  // one at least
+  CHECK(chosen({{"keep", {0}}}) == Rows{".1...", "1...."});  // at least one
   CHECK(chosen({{"keep", {0.2}}}) == Rows{".1...", "1...."});
   CHECK(chosen({{"keep", {0.21}}}) == Rows{".1.1.", "1...1"});
   CHECK(chosen({{"keep", {0.6}}}) == Rows{".111.", "1.1.1"});
@@ -165,7 +166,7 @@ TEST_CASE("the rule by hand: a share of the blocks", "[predict]") {
   CHECK(chosen({{"keep", {1}}}) == Rows{"11111", "11111"});
   CHECK(chosen({{"keep", {0}}, {"keep_sink", {1}}}) == Rows{"11...", "1...."});
   CHECK(chosen({{"keep", {0}}, {"keep_diagonal", {1}}}) == Rows{".1.1.", "1...1"});
-  const Problem equal = of_blocks(1, 4, {{"keep", {0.25}}});  // those that are equal, all of them
+  const Problem equal = of_blocks(1, 4, {{"keep", {0.25}}});  // equal scores, all kept
   CHECK(rows_of(equal, *chosen_blocks(equal, of_levels(equal, {1}, {2, 7, 7, 1}))) == Rows{".11."});
 }
 
@@ -219,7 +220,7 @@ TEST_CASE("a block's similarity is the mean cosine of all pairs of its rows", "[
   p.own["keep"] = {0};
   p.finish();
   for (const std::string name : {"q", "k"}) {
-    // Rows of the other tensor are alike in each block, and no block of K is best for all of Q.
+    // Rows of the other tensor are equal within each block, and no block of K is best for all of Q.
     HostTensors in = draw_inputs(p, predict().inputs(p));
     HostTensor& other = in.at(name == "q" ? "k" : "q");
     for (std::size_t n = 0; n < other.data.size(); ++n) {
@@ -228,7 +229,7 @@ TEST_CASE("a block's similarity is the mean cosine of all pairs of its rows", "[
     }
     std::vector<double> similarity;
     for (std::size_t block = 0; block < 5; ++block) {
-      std::vector<double> sum(64);  // of the directions, over their number
+      std::vector<double> sum(64);  // mean of the unit vectors
       for (int64_t i = 0; i < 128; ++i) {
         const float* const row = in.at(name).row(0, 0, 128 * static_cast<int64_t>(block) + i);
         double norm2 = 0;
@@ -240,11 +241,11 @@ TEST_CASE("a block's similarity is the mean cosine of all pairs of its rows", "[
     }
     for (std::size_t block = 0; block < 5; ++block)
       for (const double off : {-1e-5, 1e-5}) {
-        // The only one that can be chosen is, by all.
+        // The only eligible block is chosen, by all.
         if (name == "k" && similarity[block] == *std::ranges::max_element(similarity)) continue;
         p.own["similarity"] = {similarity[block] + off};
         const auto rows = rows_of(p, *chosen_blocks(p, in));
-        bool always = true;  // seen by all, or sees all
+        bool always = true;  // visited by all, or visits all
         for (std::size_t n = 0; n < 5; ++n)
           always = always && (name == "k" ? rows[n][block] : rows[block][n]) == '1';
         INFO(name << " " << block << " " << off);
@@ -267,8 +268,8 @@ TEST_CASE("a choice follows causal masks and windows, and leaves none without a 
         const auto rows = rows_of(p, *mask, h);
         for (std::size_t m = 0; m < rows.size(); ++m) {
           CHECK(rows[m].find('1') <= m);
-          CHECK(rows[m].find_last_of('1') <= m);  // nothing behind the diagonal
-          if (!causal) CHECK(rows[m].find('1') + 1 >= m);  // nor before the window
+          CHECK(rows[m].find_last_of('1') <= m);  // nothing right of the diagonal
+          if (!causal) CHECK(rows[m].find('1') + 1 >= m);  // nor left of the window
         }
       }
     }
@@ -288,8 +289,8 @@ TEST_CASE("all blocks are attention to all keys", "[emulated]") {
   CHECK(same(all.at("lse"), dense.at("lse")));
 }
 
-// A block with a NaN or an infinity has no mean, so it is seen by all: what is no number does not
-// vanish with a choice.
+// A block with NaN or Inf has no mean, so all tiles visit it: NaN does not disappear because of a
+// choice.
 TEST_CASE("what is no number is always seen", "[emulated]") {
   for (const char* tensor : {"q", "k"})
     for (const float bad : {NAN, INFINITY}) {
@@ -369,8 +370,8 @@ TEST_CASE("problems that steps cannot choose for are refused", "[predict]") {
         "this step skips P V, and needs --skip-below");
 }
 
-// What --save writes beside O and lse: the blocks that a launch visited, as `--mask block:` takes
-// them, and s6's order.
+// What --save writes in addition to O and lse: the blocks that a launch visited, in the form of
+// `--mask block:`, and s6's order.
 TEST_CASE("the choices of a launch are the blocks of the rule, and its order", "[emulated]") {
   for (const char* name : {"s4_predict", "s6_hilbert", "s8_lpt_order"}) {
     const Step& step = step_named(name);

@@ -1,4 +1,5 @@
-// The steps of chapter 08 that skip: masks of blocks of any density and shape, beside other masks.
+// The block-sparse steps of chapter 08: block masks of any density and shape, combined with other
+// masks.
 #include <filesystem>
 #include <random>
 
@@ -33,7 +34,7 @@ std::shared_ptr<BlockMask> random_mask(const Problem& p, double density, int64_t
   return std::make_shared<BlockMask>(block_m, block_n, shape, open);
 }
 
-// Problems in which densities, sizes of blocks, and what else hides keys meet.
+// Problems that combine densities, block sizes and other masks.
 template <class Body>
 int masked_problems(Body body) {
   constexpr int64_t kLengths[][2] = {{300, 700}, {513, 513}, {128, 1024}, {70, 130}, {900, 400}};
@@ -106,8 +107,8 @@ TEST_CASE("FlashMask's masks on the GPU", "[gpu]") {
   flashmask_problems([&](const Problem& p) { check_steps("forward", p, Backend::gpu); });
 }
 
-// The same rows hidden by two intervals that meet inside a tile: that tile is visited then, with a
-// mask. So a tile that is skipped would not have changed a bit.
+// The same rows hidden by two intervals that meet inside a tile: that tile is then visited, with a
+// mask. So skipping a tile changes no bit.
 TEST_CASE("what is skipped would not have changed a bit", "[emulated]") {
   std::mt19937_64 random(7);
   for (const int64_t d : {64, 128}) {
@@ -247,7 +248,8 @@ TEST_CASE("masks that a step cannot have are refused", "[emulated]") {
 
 namespace {
 
-// Canvases with windows in the middle, at edges, and as large as they; text or none.
+// Canvases with windows in the middle, at the edges, and as large as the canvas; with text or
+// without.
 template <class Body>
 int canvas_problems(Body body) {
   struct Canvas {
@@ -286,7 +288,7 @@ TEST_CASE("windows of tiles on the GPU", "[gpu]") {
   canvas_problems([&](const Problem& p) { check_steps("forward", p, Backend::gpu); });
 }
 
-// Token by token, from the paper's words: along each side the window is that of the tile's centre,
+// Token by token, as the paper defines it: along each side the window is that of the tile's centre,
 // moved inside the canvas.
 TEST_CASE("a window of tiles sees what the paper says", "[emulated]") {
   const SlidingTiles mask({6, 16, 40}, {2, 8, 8}, {{2, 8, 24}, {6, 16, 40}}, 100);
@@ -304,7 +306,7 @@ TEST_CASE("a window of tiles sees what the paper says", "[emulated]") {
     for (int64_t j = 3840; j < 3940; ++j) keys.push_back(j);
     return keys;
   };
-  // Tiles of 3 x 2 x 5. Of head 0 three in a row: in the middle, and at both ends.
+  // Tiles of 3 x 2 x 5. For head 0, three in a row: in the middle, and at both ends.
   CHECK(seen(0, 128 * 12) == tokens({11, 12, 13}));
   CHECK(seen(0, 128 * 10 + 5) == tokens({10, 11, 12}));
   CHECK(seen(0, 128 * 29 + 127) == tokens({27, 28, 29}));
@@ -340,7 +342,7 @@ TEST_CASE("windows of tiles that cannot be are refused", "[emulated]") {
   CHECK(said("sat:2x8x24,2x8x8", 384).find("or sta:CANVAS,TILE,WINDOW") != std::string::npos);
 }
 
-// What is printed can be given again, and is the same mask.
+// The printed option can be passed again, and gives the same mask.
 TEST_CASE("a mask of windows is called by all of them", "[sparse]") {
   Problem p = problem(640, 640, 64, DType::bf16);
   p.heads = 2;
@@ -353,8 +355,8 @@ TEST_CASE("a mask of windows is called by all of them", "[sparse]") {
         "sta:2x8x40,2x8x8,2x8x24,2x8x8,2x8x24,2x8x8");
 }
 
-// Intervals of one's own, for each head: from a folder, or beside the tensors of --load. The run
-// checks against a reference that hides the same rows; a NaN of the mask alone would not show.
+// User intervals, per head: from a folder, or with the tensors of --load. The run compares with a
+// reference that hides the same rows; a NaN of the mask alone would not show.
 TEST_CASE("hidden_begin and hidden_end of one's own are the mask", "[emulated]") {
   const std::string folder = "own_intervals";
   std::filesystem::remove_all(folder);

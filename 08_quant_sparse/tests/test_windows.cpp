@@ -1,4 +1,4 @@
-// Windows that are searched for each head: the smallest that is near enough, as near as is said.
+// Window search per head: the smallest window within the bound, with the error that is printed.
 #include <fstream>
 
 #include "08_quant_sparse/host/head_windows.h"
@@ -26,7 +26,7 @@ Problem field_problem(const WindowSearch& s, int64_t text, int64_t heads) {
   return p;
 }
 
-// The relative L1 distance from attention to all keys, by the reference.
+// The relative L1 distance from attention over all keys, by the reference.
 double error_of(const Problem& p, const HostTensors& in, const Sides& window, const WindowSearch& s,
                 int64_t h) {
   Problem one = p;
@@ -63,13 +63,13 @@ TEST_CASE("a head gets the smallest window that is near enough", "[windows]") {
     const HostTensors in = draw_inputs(p, attention_inputs(p));
     const std::vector<HeadWindow> found = search_windows(p, in, s);
     REQUIRE(found.size() == 2);
-    // Head 0 has a reach of 1/8 of each side, head 1 of a half.
+    // Head 0 has a range of 1/8 of each side, head 1 of a half.
     CHECK(found[0].density < 0.7 * found[1].density);
     const std::vector<Sides> windows = windows_of(s);
     const HeadWindow& own = found[0];
     CHECK(own.error <= s.bound);
     CHECK(error_of(p, in, own.window, s, 0) == Approx(own.error).epsilon(0.01).margin(1e-6));
-    // Those before it are too far off: the first, and the last of them.
+    // The windows before it exceed the bound: the first and the last of them.
     const auto at = std::ranges::find(windows, own.window) - windows.begin();
     REQUIRE(at > 0);
     CHECK(error_of(p, in, windows.front(), s, 0) > s.bound);
