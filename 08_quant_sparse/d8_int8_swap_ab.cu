@@ -36,13 +36,13 @@ using Codes = Int8Denormals;  // bytes per cache row
 template <int kHeadDim_>
 struct Config {
   static constexpr int kHeadDim = kHeadDim_, kRows = 8, kRowBytes = kHeadDim;
-  static constexpr int kBlockN = 16;  // keys of a warp's tile
+  static constexpr int kBlockN = 16;  // keys per tile of a warp
   static constexpr int kNumWarps = 8, kThreads = 32 * kNumWarps;
-  static constexpr int kTile = kNumWarps * kBlockN;       // keys of a tile of the block
-  static constexpr int kLanes = kRowBytes / 16;           // that copy a row: 16 bytes each
-  static constexpr int kRowsPerLoad = 32 / kLanes;         // rows that a warp copies at once
+  static constexpr int kTile = kNumWarps * kBlockN;  // keys per tile of the block
+  static constexpr int kLanes = kRowBytes / 16;  // lanes per row, 16 bytes each
+  static constexpr int kRowsPerLoad = 32 / kLanes;  // rows per load of a warp
   static constexpr int kParts = kNumWarps;                 // per row
-  static constexpr int kStages = kHeadDim == 64 ? 6 : 3;  // tiles of K and V of a warp
+  static constexpr int kStages = kHeadDim == 64 ? 6 : 3;  // pipeline stages per warp
   static constexpr int kBlocksPerSm = kHeadDim <= 128 ? 2 : 1;
   static_assert(kHeadDim % 64 == 0 && kLanes <= 32, "a warp copies whole rows");
 };
@@ -55,9 +55,9 @@ struct SharedStorage {
   alignas(16) float2 sDescale[Config::kNumWarps][Config::kStages][Config::kBlockN + 2];
   alignas(16) __half sQ[Config::kRows][Config::kHeadDim];
   float sQScale[Config::kRows], sQSum[Config::kRows];
-  float sMax[Config::kParts][Config::kRows];  // to base 2
+  float sMax[Config::kParts][Config::kRows];  // in log2 units
   float sSum[Config::kParts][Config::kRows];
-  bool last;  // whether this block merges
+  bool last;  // this block reduces the splits of the row
   ATTN_MEMBERS(SharedStorage, sK, sV, sDescale, sQ, sQScale, sQSum, sMax, sSum, last)
 };
 // Partial O of the warps, in the space of K and V. Lanes that store together have 32 bytes of each
@@ -66,8 +66,8 @@ __device__ __forceinline__ int swizzled_column(int row, int col) { return col ^ 
 template <class Config>
 using OutputParts = float[Config::kParts][Config::kRows][Config::kHeadDim];
 
-// Issues the copies of this lane's chunks of a tile of keys, of which `count` are there; the others
-// become 0. `g`: the lane's chunk of the tile's first row.
+// Issues cp.async of this lane's chunks of a tile; rows from `count` on become 0. `g`: the lane's
+// chunk of the tile's first row.
 //! [load]
 template <class Config>
 __device__ __forceinline__ void load_tile(uint8_t* tile, const uint8_t* g, int count) {
@@ -154,17 +154,17 @@ __device__ __forceinline__ float column_sum(float x) {
   return x;
 }
 
-// The merge of the parts of a row by a warp: a lane has four columns of each 128 and the weight of
-// every 32nd part. `partial_index(n)`: where part n lies.
+// One warp reduces the partial results of a row. A lane owns four of each 128 columns and the
+// weight of every 32nd partial result. `partial_index(n)`: index of partial result n.
 //! [merge_row]
 template <class Config, class PlaceOf>
 __device__ __forceinline__ void merge_row(const float* gOPartial, const float* gLsePartial,
                                           Element* gO, float* gLse, int64_t row, int num_parts,
                                           PlaceOf partial_index) {
-  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // parts in flight
+  constexpr int kHeadDim = Config::kHeadDim, kAtOnce = 8;  // partial results in flight
   constexpr int kOwn = ceil_div(kHeadDim, 128);
   const int lane_id = threadIdx.x % 32;
-  const bool owner = 4 * lane_id < kHeadDim;  // with d = 64 half of the lanes have no columns
+  const bool owner = 4 * lane_id < kHeadDim;  // at d=64 half of the lanes own no columns
   float4 parts[kAtOnce][kOwn] = {};
   const auto load = [&](int n0) {
 #pragma unroll
@@ -210,12 +210,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
     const uint8_t* gK,       // [B, Hkv, seqlen_k, d], codes
     const uint8_t* gV,       // [B, Hkv, seqlen_k, d], codes
     const float2* gDescale,  // [B, Hkv, padded]: of the key, of the value
-    const int* gSeqused,     // [B]: keys of each sequence
+    const int* gSeqused,  // [B]: valid keys per sequence
     Element* gO,             // [B, Hq, seqlen_q, d]
     float* gLse,             // [B, Hq, seqlen_q]
-    float* gOPartial,        // [slots, kRows, d]
-    float* gLsePartial,      // [slots, kRows], to base 2
-    unsigned* gSemaphore,    // [row blocks]: parts that are stored; 0 between launches
+    float* gOPartial,  // [num_partials, kRows, d]
+    float* gLsePartial,  // [num_partials, kRows], in log2 units
+    unsigned* gSemaphore,  // [row blocks]: arrivals; 0 between launches
     Shape shape, Schedule schedule, int row_tiles) {
   constexpr int kHeadDim = Config::kHeadDim, kBlockN = Config::kBlockN, kRows = Config::kRows;
   auto& smem = dynamic_shared<SharedStorage<Config>>();
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
 
     const int64_t descales = int64_t{rows.bh_kv} * padded_keys(shape.seqlen_k);
 
-    // (1) load Q, which stays. Rows that are not there become 0.
+    // (1) Load Q, which stays. Rows past the last become 0.
     load_q<Config, Codes>(&smem.sQ[0][0], smem.sQScale, smem.sQSum, gQ + rows.first * kHeadDim,
                           rows.count);
     scale_for_denormals<Config, Codes>(&smem.sQ[0][0]);
@@ -245,7 +245,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_col) % shape.seqlen_q),
         keys_of_query(shape, seqlen_k, (rows.row0 + quad_col + 1) % shape.seqlen_q)};
 
-    // (2) K_j and V_j, kStages - 1 tiles ahead; past the last one groups of copies are empty
+    // (2) Issue K_j and V_j, kStages - 1 tiles ahead. Past the last tile the cp.async groups are
+    // empty.
     //! [pipeline]
     constexpr int kStages = Config::kStages, kStep = Config::kNumWarps * kBlockN;
     const int first = keys.begin + warp_id * kBlockN;
@@ -264,23 +265,23 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
     };
     for (int n = 0; n < kStages - 1; ++n) load_kv(first + n * kStep, n);
     __syncthreads();  // Q of all warps is visible
-    uint32_t q[kHeadDim / 32][4];  // operands of the first MMA
+    uint32_t q[kHeadDim / 32][4];  // A fragments of Q K^T
     load_q_steps<Config>(q, &smem.sQ[0][0]);
     const float scale_log2[2] = {shape.softmax_scale * kLog2e * smem.sQScale[quad_col],
                                  shape.softmax_scale * kLog2e * smem.sQScale[quad_col + 1]};
     const float q_sum[2] = {smem.sQSum[quad_col], smem.sQSum[quad_col + 1]};
     int stage = 0;
     for (int key0 = first; key0 < keys.end; key0 += kStep, stage = (stage + 1) % kStages) {
-      __syncwarp();  // all lanes are done with the tile before, whose place is filled anew
+      __syncwarp();  // all lanes have read the previous tile, whose stage is refilled
       load_kv(key0 + (kStages - 1) * kStep, (stage + kStages - 1) % kStages);
       cp_async_wait<kStages - 1>();
-      __syncwarp();  // this tile of all lanes is there
+      __syncwarp();  // this tile's copies of all lanes are visible
       //! [pipeline]
       // (3) S = Q K^T, -inf where a key is masked. The MMAs' sums are 2^-10 of it, because of the
       // factors in Q (denormals.h).
       float s[kBlockN / 16][4] = {};  // keys quad_row and quad_row + 8 of 16, two rows each
       gemm_qk<Config>(s, q, &smem.sK[warp_id][stage][0][0]);
-      // (4) softmax
+      // (4) Online softmax.
       //! [softmax]
       float max[2] = {row_max[0], row_max[1]};
       float inverse[kBlockN / 8];  // log2 of V's scales
@@ -321,12 +322,12 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       gemm_pv<Config>(o, s, &smem.sV[warp_id][stage][0][0]);
     }
 
-    // (6) merge the parts
+    // (6) Reduce across warps.
     //! [merge]
     auto& sO = reinterpret_cast<OutputParts<Config>&>(smem);
     static_assert(sizeof sO <= sizeof smem.sK + sizeof smem.sV, "the parts lie where K and V were");
     cp_async_wait<0>();
-    __syncthreads();  // all are done with K and V
+    __syncthreads();  // all warps have read K and V
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = quad_col + r;
@@ -337,8 +338,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
             make_float2(o[n][r] / Codes::kUnit, o[n][2 + r] / Codes::kUnit);
       if (quad_row == 0) smem.sMax[warp_id][row] = row_max[r], smem.sSum[warp_id][row] = sum;
     }
-    __syncthreads();                       // the parts are there
-    constexpr int kChunks = kHeadDim / 4;  // of a row: four columns each
+    __syncthreads();  // m, l and O of all warps are visible
+    constexpr int kChunks = kHeadDim / 4;  // chunks per row, of four columns
     for (int idx = threadIdx.x; idx < rows.count * kChunks; idx += Config::kThreads) {
       const int r = idx / kChunks, col = idx % kChunks * 4;
       float max = kLowest, sum = 0, out[4] = {};
@@ -352,7 +353,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
                    *reinterpret_cast<const float4*>(&sO[n][r][swizzled_column(r, col)]));
       }
       //! [merge]
-      // (7) O = O / l of these keys; (8) store it and its lse, -inf where there are none
+      // (7) O = O / l of this split; (8) store O and lse, -inf if no key is visible.
       const float factor = sum != 0 ? 1 / sum : 0;
       const float lse = sum != 0 ? max + log2f(sum) : -INFINITY;
       if (num_splits == 1) {
@@ -366,17 +367,17 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm) attent
       if (col == 0) gLsePartial[to] = lse;
     }
 
-    // (9) the last one merges
+    // (9) The last block to arrive reduces.
     //! [arrive]
-    __syncthreads();  // this block's part is stored; nobody reads the warps' parts any more
+    __syncthreads();  // the partial result is stored; all threads have read sO
     if (num_splits == 1) continue;
     if (threadIdx.x == 0) smem.last = flag_add(&gSemaphore[row_block], 1) == num_splits - 1u;
-    __syncthreads();  // all see `last` and, through thread 0, the parts of the other blocks
+    __syncthreads();  // `last` is visible and, through thread 0, the other blocks' results
     if (!smem.last) continue;
     for (int r = warp_id; r < rows.count; r += Config::kNumWarps)
       merge_row<Config>(gOPartial, gLsePartial, gO, gLse, rows.first + r, num_splits,
                                  [&](int n) { return Schedule::slot(segment, n) * kRows + r; });
-    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // for the next launch
+    if (threadIdx.x == 0) gSemaphore[row_block] = 0;  // reset for the next launch
     //! [arrive]
   }
 }

@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     //! [pipeline_k]
     if (idle) return;
 
-    // (4) softmax
+    // (4) Online softmax.
     //! [softmax]
     const float k_scale = descales.k(kv_head, key0)[ThreadGroups::of_k(thread_index() % 4 * 2)];
     float scale_log2[kTiles];

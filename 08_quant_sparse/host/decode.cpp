@@ -46,7 +46,7 @@ int64_t kv_rows(const Problem& p) { return p.batch * p.kv_heads * p.seqlen_k; }
 int64_t padded_rows(const Problem& p) {
   return p.batch * p.kv_heads * ((p.seqlen_k + 1) / 2 * 2);
 }
-// Keys that some query sees, of all sequences; in whole tiles of `tile`.
+// Keys visible to any query, summed over sequences, each rounded up to a multiple of `tile`.
 double keys_of(const Problem& p, int64_t tile = 1) {
   double keys = 0;
   for (int64_t b = 0; b < p.batch; ++b) {

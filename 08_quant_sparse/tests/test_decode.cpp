@@ -13,11 +13,11 @@ using namespace attn::tests;
 namespace {
 
 const std::vector<int64_t> kCaches{1, 15, 16, 17, 63, 65, 127, 128, 129, 255, 257, 1000};
-// The query heads of a K/V head: every group size that is a tile, and those that are not.
+// Query and K/V heads: group sizes that are a row tile of some step, and others.
 constexpr int64_t kHeads[][2] = {{1, 1}, {3, 1}, {4, 1}, {7, 1}, {8, 1}, {16, 1}, {2, 2}, {6, 2}};
 constexpr int64_t kQueries[] = {1, 1, 2, 1, 4, 1, 8, 16};
 
-// Problems of decoding in which every length meets every mask, and pairs of all else occur.
+// Decode problems: every length with every mask; all other parameters in pairs.
 template <class Body>
 void cache_problems(const std::vector<int64_t>& lengths, DType dtype, Body body) {
   constexpr InputKind kInputs[] = {InputKind::needle, InputKind::random, InputKind::peaked,
@@ -30,7 +30,7 @@ void cache_problems(const std::vector<int64_t>& lengths, DType dtype, Body body)
       p.heads = kHeads[n * 5 % 8][0], p.kv_heads = kHeads[n * 5 % 8][1];
       p.causal = mask == 1;
       if (mask == 2) p.window_left = static_cast<int64_t>(n * 37 % 150), p.window_right = 0;
-      if (n % 3 != 0) {  // used in part: NaN lies behind; one sequence may be empty
+      if (n % 3 != 0) {  // partly used, with NaN past the end; a sequence may be empty
         p.batch = 3;
         p.seqused_k = {room, room / 2, static_cast<int64_t>(n) % (room + 1)};
         if (n % 5 == 0) p.seqused_k[1] = 0;
