@@ -1,8 +1,9 @@
 // Predicted block lists: which key blocks a query tile visits, from the means of both (SpargeAttn,
 // arXiv 2502.18137, section 3.3), in two kernels:
 //
-// pool     Q, K      -> q_mean [B Hq, tiles, d], q_similar [B Hq, tiles], k_mean, k_similar choose
-// those     -> the lists of s1; for long sequences with a workspace `gemm_qk` [B Hq, tiles, blocks]
+//     pool     Q, K      -> q_mean [B Hq, tiles, d], q_similar [B Hq, tiles], k_mean, k_similar
+//     choose   those     -> the lists of s1; for long sequences with a workspace `gemm_qk`
+//                           [B Hq, tiles, blocks]
 #pragma once
 
 #include "kernels/hopper/fragments.h"

@@ -1,7 +1,7 @@
 // LPT order of the query tiles: those with the longest block lists first. A long tile that starts
 // last would leave all other SMs idle (Graham 1969, "longest processing time").
 //
-// tile_order [tiles]    the n-th tile to be processed, as TileOrder counts them
+//     tile_order [tiles]    the n-th tile to be processed, as TileOrder counts them
 //
 // Sections stay contiguous, so that K and V of a section's heads stay in L2.
 #pragma once

@@ -1,7 +1,7 @@
 // Reordered tokens: rows of Q, K and V are copied into the new order, because a TMA box has
 // consecutive rows. Rows of O and lse are stored at their original positions.
 //
-// token_order [seqlen]: the n-th token    q_ordered [B, Hq, seqlen, d], k_ordered ...
+//     token_order [seqlen]: the n-th token    q_ordered [B, Hq, seqlen, d], k_ordered ...
 #pragma once
 
 #include "attn/kernel.h"

@@ -2,8 +2,8 @@
 // or K in registers, so it reads once. The rows of a tile are in groups; a group shares a scale,
 // which maps its absolute maximum to 127. The inverse, the descale, is stored next to the codes.
 //
-// q8 [B Hq, seqlen_q, d]    q_descale [B Hq, tiles, groups of Q] k8 [B Hkv, seqlen_k, d]
-// k_descale [B Hkv, tiles, groups of K]
+//     q8 [B Hq, seqlen_q, d]    q_descale [B Hq, tiles, groups of Q]
+//     k8 [B Hkv, seqlen_k, d]   k_descale [B Hkv, tiles, groups of K]
 //
 // SageAttention (arXiv 2410.02367), section 4. NaN and Inf propagate: int8 has no code for them, so
 // the descale of their group is NaN, and so is O of each row whose query tile is multiplied with

@@ -1,8 +1,8 @@
 // Smooth V, bf16 to e4m3 (SageAttention2, arXiv 2411.10958), per chunk: one mean and one scale per
 // channel (column) of a chunk of 4096 keys. As in 06's quantise_chunks.h.
 //
-// v_chunk [B Hkv, chunks, d, 2]    mean, descale v8       [B Hkv, d, padded]        (V - mean) /
-// descale, as in quantise_v.h
+//     v_chunk [B Hkv, chunks, d, 2]    mean, descale
+//     v8       [B Hkv, d, padded]        (V - mean) / descale, as in quantise_v.h
 //
 // Means and scales come from finite values. NaN and Inf become e4m3's NaN code, so they affect
 // their own key only.

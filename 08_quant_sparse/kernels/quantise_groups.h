@@ -1,13 +1,13 @@
 // Fills the cache of d9. Tokens up to coded_of(used) are 4-bit codes. K's channels have a scale and
 // a zero point per group of 32 tokens; a value has its own, as in d3:
 //
-// k4, v4 [B Hkv, room, d / 2]    groups [B Hkv, room / 32, group_bytes] descale [B Hkv, room]: of a
-// value, two bf16 numbers, the scale and the meaning of code 8
+//     k4, v4 [B Hkv, room, d / 2]    groups [B Hkv, room / 32, group_bytes]
+//     descale [B Hkv, room]: of a value, two bf16 numbers, the scale and the meaning of code 8
 //
 // The newest tokens are fp16, divided by the power of 2 of their largest element:
 //
-// k_newest [B Hkv, 160, d]    v_newest [B Hkv, 80, d, 2] newest_scale [B Hkv, 160, 2]: of a key in
-// fp32, of a value as with codes
+//     k_newest [B Hkv, 160, d]    v_newest [B Hkv, 80, d, 2]
+//     newest_scale [B Hkv, 160, 2]: of a key in fp32, of a value as with codes
 //
 // KIVI (arXiv 2402.02750), section 3. NaN or Inf in an encoded key makes the scores of its whole
 // group NaN; elsewhere it affects its own token.

@@ -1,7 +1,7 @@
 // Fills the cache of the 8-bit decode steps, bf16 to 8-bit codes. Each key and each value of a head
 // has its own scale, so that a token can be appended without changing others.
 //
-// k8, v8 [B Hkv, seqlen_k, d]    descale [B Hkv, padded, 2]: of the key, of the value
+//     k8, v8 [B Hkv, seqlen_k, d]    descale [B Hkv, padded, 2]: of the key, of the value
 //
 // NaN and Inf propagate: the descale of their token is NaN, and so is O of each query that attends
 // to the token. Keys past the used length are neither read nor written.

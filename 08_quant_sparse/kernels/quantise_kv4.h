@@ -1,8 +1,8 @@
 // Fills the cache of d3, bf16 to 4-bit codes, two per byte. The minimum of a key or a value becomes
 // code 0, the maximum code 15.
 //
-// k4, v4 [B Hkv, seqlen_k, d / 2]    descale [B Hkv, padded, 2]: of the key, of the value, each two
-// bf16 numbers, the scale and the meaning of code 8
+//     k4, v4 [B Hkv, seqlen_k, d / 2]    descale [B Hkv, padded, 2]: of the key, of the value, each
+//                                        two bf16 numbers, the scale and the meaning of code 8
 //
 // QServe (arXiv 2405.04532), section 5.1. NaN and Inf propagate as in quantise_kv.h.
 #pragma once

@@ -2,8 +2,8 @@
 // operands K-major only, and the summed index is the key here. Absolute maxima of parts of a head
 // come first, then those of the head, then the codes.
 //
-// v_parts [B Hkv, parts, d]    v_descale [B Hkv, d] v8 [B Hkv, d, padded]        its keys in the
-// order of e4m3_column in each 16 (wgmma_e4m3.h)
+//     v_parts [B Hkv, parts, d]    v_descale [B Hkv, d]
+//     v8 [B Hkv, d, padded]        its keys in the order of e4m3_column in each 16 (wgmma_e4m3.h)
 //
 // SageAttention2 (arXiv 2411.10958), section 3.3. Scales come from finite values. NaN and Inf
 // become e4m3's NaN code, so they affect their own key only.

@@ -1,7 +1,7 @@
 // The mean of K over the keys of a head, before K is rounded: two kernels without atomics, so the
 // result is bitwise reproducible. Blocks sum parts of a head; then the parts are added.
 //
-// k_parts [B Hkv, parts, d]    k_mean [B Hkv, d]    lse_shift [B, Hq, seqlen_q]
+//     k_parts [B Hkv, parts, d]    k_mean [B Hkv, d]    lse_shift [B, Hq, seqlen_q]
 //
 // SageAttention (arXiv 2410.02367), section 4.2.
 #pragma once

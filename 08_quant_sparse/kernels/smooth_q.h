@@ -2,7 +2,7 @@
 // k is q' . k + mean . k, and the second term is one number per key. So a tile of 128 queries has a
 // vector over the keys, which its kernel adds to S.
 //
-// q_sums [B Hq, tiles, d]    vectors [B Hq, tiles, padded keys]: in log2 units, scaled
+//     q_sums [B Hq, tiles, d]    vectors [B Hq, tiles, padded keys]: in log2 units, scaled
 //
 // SageAttention2 (arXiv 2411.10958), section 3.1. The vector uses the unquantised K, so the mean
 // adds no rounding error.

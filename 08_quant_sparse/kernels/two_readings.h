@@ -1,10 +1,10 @@
 // The passes of s9 before attention: three kernels that read Q, K and V twice, to measure and to
 // quantise. s7 reads K once more, in seven kernels.
 //
-// measure   Q, K, V -> q_mean, q_similar, k_means, k_similar as in pool_kernel (choose_blocks.h);
-// v_parts [B Hkv, blocks, 3, d]: sum, min, max reduce    those   -> k_mean [B Hkv, d], v_channel [B
-// Hkv, d, 2]: mean and descale of V codes     Q, K, V -> q8, k8, q_descale, k_descale, lse_shift
-// (quantise.h); v8
+//     measure   Q, K, V -> q_mean, q_similar, k_means, k_similar as in pool_kernel
+//                          (choose_blocks.h); v_parts [B Hkv, blocks, 3, d]: sum, min, max
+//     reduce    those   -> k_mean [B Hkv, d], v_channel [B Hkv, d, 2]: mean and descale of V
+//     codes     Q, K, V -> q8, k8, q_descale, k_descale, lse_shift (quantise.h); v8
 //
 // There are two reads because nothing can be rounded before the mean of all keys is known. V has
 // one mean and scale per channel of a head: a query tile visits blocks from the whole sequence, so
