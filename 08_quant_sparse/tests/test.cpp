@@ -61,7 +61,7 @@ bool attn::tests::promised(const Step& step, const Problem& p) {
          p.softcap == 0 && !p.alibi && !p.own.contains("num_splits");
 }
 
-TEST_CASE("prefill steps are right on short problems", "[emulated]") {
+TEST_CASE("prefill steps match the reference on short problems", "[emulated]") {
   Counts ran;
   for (const DType type : kTypes) {
     int n = 0;
@@ -76,7 +76,7 @@ TEST_CASE("prefill steps are right on short problems", "[emulated]") {
 
 // Chunks of 4096 values: one whole and part of another; three; some cut off by a mask; tiles of
 // several heads, so that one head's workspace is not taken for another's.
-TEST_CASE("q8 merges windows", "[emulated]") {
+TEST_CASE("q8 merges chunks", "[emulated]") {
   const auto check = [](Problem p) {
     const Counts ran = check_steps("forward", p, Backend::emulated, [](const Step& step, int) {
       return step.name == "q8_tuned";
@@ -151,7 +151,7 @@ TEST_CASE("1000 repeats give the same bits", "[gpu]") {
   }
 }
 
-TEST_CASE("what tests of large tensors do, on small ones", "[emulated]") {
+TEST_CASE("the large-tensor test on small tensors", "[emulated]") {
   for (const DType type : kTypes) {
     Problem p = small_repeated_problem();
     p.dtype = type;
@@ -182,7 +182,7 @@ bool prefills(const Step& step) { return step.name.starts_with("q"); }
 // docs/notation.md, "NaN and infinities". int8 has no code for NaN, so the scale of its group
 // carries it to the query tiles that are multiplied with the group's tile. With smooth K, the
 // head's mean lacks one value, so other rows are rounded differently.
-TEST_CASE("NaN in Q or K of 8 bits reaches the rows that see its tile", "[emulated]") {
+TEST_CASE("NaN in int8 Q or K reaches the rows that attend to its tile", "[emulated]") {
   for (const Step& step : chapter().steps | std::views::filter(prefills))
     for (const char* tensor : {"q", "k"})
       for (const float bad : {NAN, INFINITY, -INFINITY}) {
@@ -219,7 +219,7 @@ TEST_CASE("NaN in Q or K of 8 bits reaches the rows that see its tile", "[emulat
         for (const int64_t i : {0, 10, 299}) CHECK(as_before(1, i));
       }
 }
-TEST_CASE("NaN in V of 8 bits reaches its channel, in query tiles that visit its key tile",
+TEST_CASE("NaN in e4m3 V poisons its channel in query tiles that visit its key tile",
           "[emulated]") {
   for (const Step& step : chapter().steps | std::views::filter(prefills))
     for (const float bad : {NAN, INFINITY, -INFINITY}) {
@@ -254,7 +254,7 @@ TEST_CASE("NaN in V of 8 bits reaches its channel, in query tiles that visit its
 
 // Codes of 127 and -127 in all of 256 columns give sums of 4129024 and -4129024, the ends of the
 // range that floats have next to the bias. lse, unaffected by the rounding of P, shows S.
-TEST_CASE("the largest and the least sums of whole numbers are exact", "[emulated]") {
+TEST_CASE("the largest and the smallest integer sums are exact", "[emulated]") {
   for (const Step& step : chapter().steps | std::views::filter(prefills)) {
     if (step.name == "q7_int4_qk") continue;  // codes up to 7
     Problem p = problem(128, 128, 256, quantises_to(step));
@@ -279,7 +279,7 @@ TEST_CASE("the largest and the least sums of whole numbers are exact", "[emulate
 }
 
 // The reference values must be independent of the kernel: by hand, at ties, at the ends, for zeros.
-TEST_CASE("what an int8 step multiplies, by hand", "[quantise]") {
+TEST_CASE("stored values of an int8 step by hand", "[quantise]") {
   Problem p = problem(130, 3, 64, DType::int8);
   p.batch = p.heads = p.kv_heads = 1;
   p.finish();
@@ -313,7 +313,7 @@ TEST_CASE("what an int8 step multiplies, by hand", "[quantise]") {
 }
 
 // Smooth V: the mean of a chunk is subtracted from V, and each channel has one scale per chunk.
-TEST_CASE("values less the mean of a window of keys, by hand", "[quantise]") {
+TEST_CASE("smooth V per chunk by hand", "[quantise]") {
   Problem p = problem(1, 4098, 64, DType::e4m3);
   p.batch = p.heads = p.kv_heads = 1;
   p.finish();
@@ -352,7 +352,7 @@ TEST_CASE("the answers of ex08a", "[quantise]") {
   std::map<std::string, double> answers;
   for (std::string name, equals; file >> name >> equals;) file >> answers[name];
   CHECK(answers.at("code") == to_int8(1.225f * (127 / 6.35f)));
-  CHECK(answers.at("beside") == to_int8(1.225f * (127 / 635.0f)));
+  CHECK(answers.at("outlier") == to_int8(1.225f * (127 / 635.0f)));
   CHECK(to_int8(static_cast<float>(answers.at("vanishes")) / 10 / 5) == 0);
   CHECK(to_int8((static_cast<float>(answers.at("vanishes")) + 1) / 10 / 5) == 1);
   CHECK(answers.at("largest") == 127 * 127 * 256);
@@ -398,7 +398,7 @@ TEST_CASE("the answers of ex08a", "[quantise]") {
   //! [answers]
 }
 
-TEST_CASE("prefill steps are right on several blocks of queries and of keys", "[emulated]") {
+TEST_CASE("prefill steps match the reference on several query and key tiles", "[emulated]") {
   for (const DType type : kTypes) {
     Problem p = problem(150, 395, 64, type, InputKind::needle);
     p.heads = 2, p.kv_heads = 1, p.causal = true;

@@ -98,7 +98,7 @@ Distance of_stored(const Problem& p, const HostTensors& in,
 
 }  // namespace
 
-TEST_CASE("what all keys have in common costs nothing once the mean is off", "[accuracy]") {
+TEST_CASE("smooth K removes the error of biased channels of K", "[accuracy]") {
   const Problem p = one_head_of(128, 512, 64);
   const HostTensors in = with_biased_channels(p);
   const double q1 = from_originals("q1_int8_qk", p, in).relative_l1;
@@ -110,7 +110,7 @@ TEST_CASE("what all keys have in common costs nothing once the mean is off", "[a
 }
 
 // Measured in lse: in O, the rounding of P and V exceeds that of Q and K.
-TEST_CASE("what all queries of a tile have in common costs nothing either", "[accuracy]") {
+TEST_CASE("smooth Q removes the error of biased channels of Q", "[accuracy]") {
   const Problem p = one_head_of(128, 512, 64);
   const HostTensors in = with_biased_channels(p);
   const double q4 = from_originals("q4_fp8_pv", p, in, "lse").rmse;
@@ -125,7 +125,7 @@ TEST_CASE("what all queries of a tile have in common costs nothing either", "[ac
 
 // Values with a mean: the codes encode the rest, whose sums do not grow, so accumulating 4096 keys
 // in the tensor core is as accurate as in fp32.
-TEST_CASE("what all values have in common costs nothing, nor do long sums", "[accuracy]") {
+TEST_CASE("smooth V removes the error of a nonzero mean and of long sums", "[accuracy]") {
   const Problem p = one_head_of(64, 4096, 64);
   HostTensors in = draw_inputs(p, forward().inputs(p));
   const double q5_centred = from_originals("q5_fewer_instructions", p, in).rmse;
@@ -145,7 +145,7 @@ TEST_CASE("what all values have in common costs nothing, nor do long sums", "[ac
 }
 
 // INT4 on biased channels: why SageAttention2 smooths both Q and K.
-TEST_CASE("four bits need both means taken off", "[accuracy]") {
+TEST_CASE("int4 needs smooth Q and smooth K", "[accuracy]") {
   const Problem p = one_head_of(128, 1024, 128);
   const HostTensors in = with_biased_channels(p);
   const double none = of_stored(p, in, int4_threads).cosine;
@@ -167,7 +167,7 @@ Problem decoding(InputKind kind = InputKind::random, int64_t keys = 4096) {
 }  // namespace
 
 // Why KIVI has per-channel scales: a per-token scale has to cover the biased channels.
-TEST_CASE("a cache of four bits keeps biased channels, if scales are theirs", "[accuracy]") {
+TEST_CASE("an int4 cache with per-channel scales keeps biased channels", "[accuracy]") {
   const Problem p = decoding(InputKind::random, 1024);
   const HostTensors biased = with_biased_channels(p, decode());
   const double d7 = from_originals("d7_wide_tiles", p, biased, "lse").rmse;
@@ -180,7 +180,7 @@ TEST_CASE("a cache of four bits keeps biased channels, if scales are theirs", "[
 }
 
 // Table 3 of FlashAttention-3: entries N(0, 1) + N(0, 100) Bernoulli(0.001).
-TEST_CASE("finer scales take outliers most of their weight", "[accuracy]") {
+TEST_CASE("per-thread scales reduce the error of outliers", "[accuracy]") {
   const Problem p = one_head_of(128, 1024, 128, InputKind::outlier);
   const HostTensors in = draw_inputs(p, forward().inputs(p));
   const double q2 = from_originals("q2_smooth_k", p, in).rmse;
@@ -190,7 +190,7 @@ TEST_CASE("finer scales take outliers most of their weight", "[accuracy]") {
 }
 
 // The table of CACHES.md, looked up in the page.
-TEST_CASE("errors of caches by kind of input, for CACHES.md", "[figures]") {
+TEST_CASE("errors of caches by kind of input for CACHES.md", "[figures]") {
   const auto compare = [](const char* what, const Problem& p, const HostTensors& in) {
     std::string row;
     for (const char* step : {"d1_int8_kv", "d2_fp8_kv", "d3_int4_kv", "d9_kivi"}) {
@@ -208,7 +208,7 @@ TEST_CASE("errors of caches by kind of input, for CACHES.md", "[figures]") {
 }
 
 // Both tables of the README, looked up in the page.
-TEST_CASE("errors by kind of input, for the README", "[figures]") {
+TEST_CASE("errors by kind of input for the README", "[figures]") {
   const auto compare = [](const char* what, const Problem& p, const HostTensors& in) {
     std::string row;
     for (const Step& step : chapter().steps | std::views::filter(prefills)) {

@@ -121,16 +121,16 @@ void long_sequences(Backend backend) {
 
 }  // namespace
 
-TEST_CASE("a similarity at the limit is that of the host, to the bit", "[emulated]") {
+TEST_CASE("similarities at the limit are bitwise those of the host", "[emulated]") {
   CHECK(similarities_at_the_limit(Backend::emulated) == 9);
 }
-TEST_CASE("the search finds what a sort finds", "[emulated]") {
+TEST_CASE("the threshold search agrees with a sort", "[emulated]") {
   CHECK(levels(Backend::emulated) == 24);
 }
 TEST_CASE("scores of long sequences lie in global memory", "[emulated]") {
   long_sequences(Backend::emulated);
 }
-TEST_CASE("choices at the limit, of all kinds of scores, and long ones on the GPU", "[gpu]") {
+TEST_CASE("choices at the limit and of long sequences on the GPU", "[gpu]") {
   similarities_at_the_limit(Backend::gpu);
   levels(Backend::gpu);
   long_sequences(Backend::gpu);

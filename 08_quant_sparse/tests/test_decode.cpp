@@ -57,7 +57,7 @@ void check_caches(Backend backend, const std::vector<int64_t>& lengths) {
 
 }  // namespace
 
-TEST_CASE("decode steps are right for caches of any length", "[emulated]") {
+TEST_CASE("decode steps match the reference for caches of any length", "[emulated]") {
   check_caches(Backend::emulated, kCaches);
 }
 TEST_CASE("decode steps on the GPU", "[gpu]") {
@@ -80,7 +80,7 @@ TEST_CASE("a batch of empty caches gives O = 0 and lse = -inf", "[emulated]") {
   }
 }
 
-TEST_CASE("many sequences, splits of so many keys, and many of them", "[emulated]") {
+TEST_CASE("many sequences and splits of fixed size", "[emulated]") {
   for (const Step* step : cache_steps()) {
     Problem p = problem(1, 300, 64, quantises_to(*step));
     p.batch = 70, p.heads = 2, p.kv_heads = 1;
@@ -101,7 +101,7 @@ TEST_CASE("many sequences, splits of so many keys, and many of them", "[emulated
 
 // The tolerance of --dtype e4m3 is that of P in e4m3, which no decode step has. This tests how
 // close they are to attention over the stored values.
-TEST_CASE("caches are read exactly, whatever their type", "[emulated]") {
+TEST_CASE("caches of every type are read exactly", "[emulated]") {
   for (const Step* step : cache_steps())
     for (const int64_t d : {64, 128, 256}) {
       Problem p = problem(3, 300, d, quantises_to(*step));
@@ -126,7 +126,7 @@ float half_of(uint32_t pair, std::size_t i) {
 }
 }  // namespace
 
-TEST_CASE("every code becomes the number that it means, in its place", "[codes]") {
+TEST_CASE("every code converts to its value in its position", "[codes]") {
   for (uint32_t n = 0; n < 256; ++n) {
     // Four codes per word: n, 255 - n, 0x35, n.
     const uint32_t codes[4] = {n, 255 - n, 0x35, n};
@@ -164,7 +164,7 @@ TEST_CASE("every code becomes the number that it means, in its place", "[codes]"
 }
 
 // Every bf16 number, and midpoints between two codes.
-TEST_CASE("floats become e4m3 as the instruction makes them", "[codes]") {
+TEST_CASE("floats convert to e4m3 as by the instruction", "[codes]") {
   for (uint32_t bits = 0; bits < 0x10000; ++bits)
     for (const uint32_t low : {0u, 1u, 0x8000u, 0xFFFFu}) {
       const auto x = std::bit_cast<float>(bits << 16 | low);
@@ -175,7 +175,7 @@ TEST_CASE("floats become e4m3 as the instruction makes them", "[codes]") {
 }
 
 // Codes convert to fp16 exactly: a query and a row with a single 1 read each code.
-TEST_CASE("every code of a cache of 8 bits is read as what it means", "[emulated]") {
+TEST_CASE("every code of an 8-bit cache is read as its value", "[emulated]") {
   for (const Step* step : cache_steps()) {
     if (quantises_to(*step) == DType::int4) continue;
     const bool whole = quantises_to(*step) == DType::int8;
@@ -202,7 +202,7 @@ TEST_CASE("every code of a cache of 8 bits is read as what it means", "[emulated
 }
 
 // A block has more key tiles than any step has stages, so each stage is refilled.
-TEST_CASE("stages are filled again and again", "[emulated]") {
+TEST_CASE("stages are refilled many times", "[emulated]") {
   for (const Step* step : cache_steps())
     for (const int64_t d : {64, 128}) {
       Problem p = problem(1, 3300, d, quantises_to(*step), InputKind::needle);
@@ -225,7 +225,7 @@ HostTensors outputs_of(const Step& step, const Problem& p, const HostTensors& in
 
 // NaN or Inf in a cache must not become a finite number: queries that attend to its token get NaN,
 // the others are unchanged.
-TEST_CASE("what is no number in a cache is carried through to who sees it", "[emulated]") {
+TEST_CASE("NaN and Inf in a cache reach the queries that attend to them", "[emulated]") {
   for (const Step* step : cache_steps())
     for (const char* tensor : {"k", "v"})
       for (const float bad : {NAN, INFINITY, -INFINITY}) {
@@ -253,7 +253,7 @@ TEST_CASE("what is no number in a cache is carried through to who sees it", "[em
 
 // In d9's cache a NaN in an encoded key is in its channel's scale, which 32 keys share: a query
 // that attends to any of them gets NaN. The others are unchanged.
-TEST_CASE("what is no number takes the group of its key along", "[emulated]") {
+TEST_CASE("NaN in a key poisons its group", "[emulated]") {
   const Step& step = *std::ranges::find(chapter().steps, "d9_kivi", &Step::name);
   for (const float bad : {NAN, INFINITY, 0x1p101f}) {
     Problem p = problem(4, 400, 64, DType::int4);
@@ -276,7 +276,7 @@ TEST_CASE("what is no number takes the group of its key along", "[emulated]") {
 }
 
 // Scales of V span more than fp16's range: each value's scale is part of the exponent, not of P.
-TEST_CASE("values of any size keep their digits", "[emulated]") {
+TEST_CASE("values of any magnitude keep their precision", "[emulated]") {
   for (const Step* step : cache_steps()) {
     Problem p = problem(2, 150, 128, quantises_to(*step));
     p.heads = 2, p.kv_heads = 1;
@@ -296,7 +296,7 @@ TEST_CASE("values of any size keep their digits", "[emulated]") {
 }
 
 // The reference values must be independent of the kernel: by hand, at ties and at the ends.
-TEST_CASE("what a cache of 8 bits stores, by hand", "[quantise]") {
+TEST_CASE("stored values of an 8-bit cache by hand", "[quantise]") {
   Problem p = problem(1, 3, 64, DType::int8);
   p.batch = p.heads = p.kv_heads = 1;
   p.finish();
@@ -316,7 +316,7 @@ TEST_CASE("what a cache of 8 bits stores, by hand", "[quantise]") {
   CHECK(s[128] == 0);  // zeros, no 0/0
 }
 
-TEST_CASE("what a cache of four bits stores, by hand", "[quantise]") {
+TEST_CASE("stored values of an int4 cache by hand", "[quantise]") {
   Problem p = problem(1, 3, 64, DType::int4);
   p.batch = p.heads = p.kv_heads = 1;
   p.finish();
@@ -336,7 +336,7 @@ TEST_CASE("what a cache of four bits stores, by hand", "[quantise]") {
   CHECK(s[128] == Approx(0).margin(1e-8));
 }
 
-TEST_CASE("what a cache with groups stores, by hand", "[quantise]") {
+TEST_CASE("stored values of a cache with groups by hand", "[quantise]") {
   Problem p = problem(1, 32 + 130, 64, DType::int4);
   p.batch = p.heads = p.kv_heads = 1;
   p.finish();
@@ -368,7 +368,7 @@ TEST_CASE("what a cache with groups stores, by hand", "[quantise]") {
 // Tokens of zeros have no scale of their own; tiny values have one far below those of other tokens.
 // For zeros O is exactly 0; for values of 1e-20 it is that of the same values at scale 1, times
 // 1e-20.
-TEST_CASE("caches of zeros, with a head of zeros, and of values of 1e-20", "[emulated]") {
+TEST_CASE("caches of zeros and of values of 1e-20", "[emulated]") {
   for (const Step* step : cache_steps())
     for (const char* what : {"zeros", "v zeros", "a head", "tiny", "half a head"}) {
       Problem p = problem(1, 300, 64, quantises_to(*step));

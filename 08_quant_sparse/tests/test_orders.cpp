@@ -50,7 +50,7 @@ double error_of(Problem p, const HostTensors& in, double keep, const std::vector
 
 }  // namespace
 
-TEST_CASE("a Hilbert curve visits each point once, from neighbour to neighbour", "[orders]") {
+TEST_CASE("a Hilbert curve visits each point once and steps to neighbours", "[orders]") {
   for (const int bits : {1, 2, 3}) {
     const uint32_t side = uint32_t{1} << bits;
     std::vector<std::array<int, 3>> at(side * side * side, {-1, -1, -1});
@@ -70,7 +70,7 @@ TEST_CASE("a Hilbert curve visits each point once, from neighbour to neighbour",
   }
 }
 
-TEST_CASE("an order has each token once, and leaves text where it is", "[orders]") {
+TEST_CASE("a token order has each token once and leaves text in place", "[orders]") {
   const Problem p = on_canvas("3x5x9", 7);
   for (const auto& [name, order] : kOrders) {
     const std::vector<int64_t> tokens = token_order(p, order);
@@ -86,7 +86,7 @@ TEST_CASE("an order has each token once, and leaves text where it is", "[orders]
   }
 }
 
-TEST_CASE("blocks along a Hilbert curve are more alike than rows, and these than random ones",
+TEST_CASE("blocks along a Hilbert curve are more self-similar than rows and these than random ones",
           "[orders]") {
   const Problem p = on_canvas("8x16x16", 0);
   const HostTensors in = draw_inputs(p, attention_inputs(p));
@@ -100,7 +100,7 @@ TEST_CASE("blocks along a Hilbert curve are more alike than rows, and these than
 }
 
 // The table of SPARSE.md, looked up in the page.
-TEST_CASE("similarity and sparsity by order, for the page", "[figures][orders]") {
+TEST_CASE("similarity and sparsity by order for SPARSE.md", "[figures][orders]") {
   const Problem p = on_canvas("16x16x16", 0);
   const HostTensors in = draw_inputs(p, attention_inputs(p));
   for (const auto& [name, order] : kOrders) {

@@ -39,7 +39,7 @@ Problem of_blocks(std::size_t m, std::size_t n, std::map<std::string, std::vecto
 
 }  // namespace
 
-TEST_CASE("steps that choose are right about what they choose", "[emulated]") {
+TEST_CASE("steps that choose blocks are exact over the chosen blocks", "[emulated]") {
   Counts ran;
   int on_canvases = 0;  // without a mask
   const int problems = chosen_problems([&](const Problem& p) {
@@ -49,7 +49,7 @@ TEST_CASE("steps that choose are right about what they choose", "[emulated]") {
   CHECK(on_canvases > 2);
   CHECK(ran.text() == fmt::format("s4_predict {}, s6_hilbert {}", problems, on_canvases));
 }
-TEST_CASE("tokens in an order of their own, with text and without", "[emulated]") {
+TEST_CASE("reordered tokens with text and without", "[emulated]") {
   int n = 0;
   for (const TokenOrder order : {TokenOrder::rows, TokenOrder::hilbert, TokenOrder::random})
     for (const auto& [canvas, text] : {std::pair("5x7x11", 0), {"8x8x12", 77}, {"1x1x3", 1}}) {
@@ -63,7 +63,7 @@ TEST_CASE("tokens in an order of their own, with text and without", "[emulated]"
 }
 // The identity order gives s4's result; and with all blocks kept, any order is attention over all
 // keys.
-TEST_CASE("a step that permutes tokens is s4 of permuted tokens", "[emulated]") {
+TEST_CASE("s6 equals s4 on permuted tokens", "[emulated]") {
   Problem p = on_canvas("4x8x12", 50, 64);
   p.heads = 2, p.kv_heads = 1;
   p.own["keep"] = {0.3}, p.own["similarity"] = {0.05};
@@ -105,7 +105,7 @@ TEST_CASE("a diagonal before key 0 keeps no block", "[emulated][predict]") {
   }
 }
 // Thresholds at which tiles are skipped, and one at which none is.
-TEST_CASE("P V that is skipped is within the error that its threshold says", "[emulated]") {
+TEST_CASE("skipped P V stays within the error bound of its threshold", "[emulated]") {
   int n = 0, differing = 0;
   for (const double threshold : {3.0, 8.0, 20.0, 126.0})
     for (const int64_t d : {64, 128, 256}) {
@@ -132,7 +132,7 @@ TEST_CASE("P V that is skipped is within the error that its threshold says", "[e
     }
   CHECK(differing > 0);  // some tiles are skipped
 }
-TEST_CASE("steps that choose and skip, for any mask", "[emulated]") {
+TEST_CASE("steps that choose blocks and skip P V under any mask", "[emulated]") {
   int n = 0;
   chosen_problems([&](Problem p) {
     if (++n % 3 != 0) return;
@@ -141,7 +141,7 @@ TEST_CASE("steps that choose and skip, for any mask", "[emulated]") {
   });
   CHECK(n == 14);
 }
-TEST_CASE("steps that choose on the GPU", "[gpu]") {
+TEST_CASE("steps that choose blocks on the GPU", "[gpu]") {
   chosen_problems([&](Problem p) {
     check_steps("predict", p, Backend::gpu);  // s6 too, where there is a canvas and no mask
     p.own["skip_below"] = {10};
@@ -151,7 +151,7 @@ TEST_CASE("steps that choose on the GPU", "[gpu]") {
   });
 }
 
-TEST_CASE("the rule by hand: a share of the blocks", "[predict]") {
+TEST_CASE("the selection rule by hand: top-k", "[predict]") {
   const std::vector<float> k{1, 5, 3, 4, 2};
   const auto chosen = [&](std::map<std::string, std::vector<double>> rule) {
     const Problem p = of_blocks(2, 5, std::move(rule));
@@ -170,7 +170,7 @@ TEST_CASE("the rule by hand: a share of the blocks", "[predict]") {
   CHECK(rows_of(equal, *chosen_blocks(equal, of_levels(equal, {1}, {2, 7, 7, 1}))) == Rows{".11."});
 }
 
-TEST_CASE("the share of blocks that are visited is said", "[predict]") {
+TEST_CASE("the visited share of the blocks is printed", "[predict]") {
   Problem p = of_blocks(2, 5, {{"keep", {0.21}}});  // two of five, and two of five
   const HostTensors in = of_levels(p, {1, -1}, {-1, 2, 0, 1, -2});
   CHECK(predict().note(p, in) == "choice: visited 40.0 % of blocks");
@@ -179,7 +179,7 @@ TEST_CASE("the share of blocks that are visited is said", "[predict]") {
         "choice: visited 33.3 % of the blocks that causal and window leave");
 }
 
-TEST_CASE("and what share it is in an order of tokens", "[predict]") {
+TEST_CASE("the visited share in a token order is printed", "[predict]") {
   Problem p = on_canvas("8x16x16", 0, 64);
   p.own["similarity"] = {0}, p.own["keep"] = {0.25};
   p.finish();
@@ -190,7 +190,7 @@ TEST_CASE("and what share it is in an order of tokens", "[predict]") {
   CHECK(predict().note(p, in_order(p, in, TokenOrder::random)).find("choice: visited 65.6 %") == 0);
 }
 
-TEST_CASE("the rule by hand: a share of the probability", "[predict]") {
+TEST_CASE("the selection rule by hand: top-p", "[predict]") {
   // Weights 1/2, 1/4, 1/8, 1/8.
   const auto chosen = [&](double mass) {
     const Problem p = of_blocks(1, 4, {{"keep_mass", {mass}}});
@@ -204,7 +204,7 @@ TEST_CASE("the rule by hand: a share of the probability", "[predict]") {
   CHECK(chosen(1) == "1111");
 }
 
-TEST_CASE("weights are powers of two, to a unit", "[predict]") {
+TEST_CASE("weights are powers of two to within one unit", "[predict]") {
   CHECK(weight_of(0) == 65536);
   CHECK(weight_of(-1) == 32768);
   CHECK(weight_of(-16) == 1);
@@ -215,7 +215,7 @@ TEST_CASE("weights are powers of two, to a unit", "[predict]") {
     CHECK(std::abs(weight_of(x) - 65536 * std::exp2(double{x})) < 1.1);
 }
 
-TEST_CASE("a block's similarity is the mean cosine of all pairs of its rows", "[predict]") {
+TEST_CASE("the self-similarity of a block is the mean cosine of its pairs of rows", "[predict]") {
   Problem p = one_head(on_canvas("4x8x20", 0, 64));  // 640 tokens: 5 blocks
   p.own["keep"] = {0};
   p.finish();
@@ -254,7 +254,7 @@ TEST_CASE("a block's similarity is the mean cosine of all pairs of its rows", "[
   }
 }
 
-TEST_CASE("a choice follows causal masks and windows, and leaves none without a block",
+TEST_CASE("choices respect causal masks and windows and leave no tile without a block",
           "[predict]") {
   Problem p = on_canvas("8x8x12", 0, 64);
   p.heads = 2, p.kv_heads = 1;
@@ -275,7 +275,7 @@ TEST_CASE("a choice follows causal masks and windows, and leaves none without a 
     }
 }
 
-TEST_CASE("all blocks are attention to all keys", "[emulated]") {
+TEST_CASE("keeping all blocks is attention to all keys", "[emulated]") {
   Problem p = on_canvas("4x8x12", 50, 128);
   p.heads = 2, p.kv_heads = 1;
   p.own["keep"] = {1};
@@ -291,7 +291,7 @@ TEST_CASE("all blocks are attention to all keys", "[emulated]") {
 
 // A block with NaN or Inf has no mean, so all tiles visit it: NaN does not disappear because of a
 // choice.
-TEST_CASE("what is no number is always seen", "[emulated]") {
+TEST_CASE("a block with NaN or Inf is always visited", "[emulated]") {
   for (const char* tensor : {"q", "k"})
     for (const float bad : {NAN, INFINITY}) {
       Problem p = on_canvas("8x8x12", 0, 64);
@@ -315,7 +315,7 @@ TEST_CASE("what is no number is always seen", "[emulated]") {
     }
 }
 
-TEST_CASE("problems that steps cannot choose for are refused", "[predict]") {
+TEST_CASE("problems without a valid choice are refused", "[predict]") {
   Problem p = problem(256, 256, 64, DType::bf16);
   p.finish();
   const Step& step = step_named("s4_predict");
@@ -372,7 +372,7 @@ TEST_CASE("problems that steps cannot choose for are refused", "[predict]") {
 
 // What --save writes in addition to O and lse: the blocks that a launch visited, in the form of
 // `--mask block:`, and s6's order.
-TEST_CASE("the choices of a launch are the blocks of the rule, and its order", "[emulated]") {
+TEST_CASE("a launch saves the blocks and the order of the rule", "[emulated]") {
   for (const char* name : {"s4_predict", "s6_hilbert", "s8_lpt_order"}) {
     const Step& step = step_named(name);
     Problem p = on_canvas("8x8x8", 40, 64, DType::bf16);

@@ -15,7 +15,7 @@ using namespace attn;
 using namespace attn::tests;
 
 // They choose by the original inputs, as the 16-bit steps do.
-TEST_CASE("steps of 8 bits that choose are right about what they choose", "[emulated]") {
+TEST_CASE("8-bit steps that choose blocks are exact over the chosen blocks", "[emulated]") {
   Counts ran;
   const int problems = chosen_problems([&](Problem p) {
     p.dtype = DType::e4m3;
@@ -25,7 +25,7 @@ TEST_CASE("steps of 8 bits that choose are right about what they choose", "[emul
                                              {"s8_lpt_order", problems},
                                              {"s9_tuned", problems}});
 }
-TEST_CASE("longer lists are in an earlier class, for any number of blocks", "[predict]") {
+TEST_CASE("longer lists are in an earlier class for any number of blocks", "[predict]") {
   using ::emulated::hopper::kLengthClasses, ::emulated::hopper::length_class;
   for (const int blocks : {1, 2, 63, 64, 65, 1000, 65535}) {
     CHECK(length_class(blocks, blocks) == 0);
@@ -89,7 +89,7 @@ TEST_CASE("the longest lists of a section come first", "[emulated]") {
   }
 }
 // And for a step's own lists, as the launch left both in device memory.
-TEST_CASE("tiles are taken in the order of their lists", "[emulated]") {
+TEST_CASE("tiles are processed in LPT order", "[emulated]") {
   for (const char* name : {"s8_lpt_order", "s9_tuned"}) {
     Problem p = problem(8 * 128, 8 * 128, 64, DType::e4m3);
     p.batch = 1, p.heads = 3, p.kv_heads = 1, p.causal = true;  // which gives lists their lengths
@@ -110,7 +110,7 @@ TEST_CASE("tiles are taken in the order of their lists", "[emulated]") {
   }
 }
 // The order of the tiles changes no bit.
-TEST_CASE("tiles in the order of their lists give what they give in any order", "[emulated]") {
+TEST_CASE("the order of the tiles changes no bit", "[emulated]") {
   Problem p = on_canvas("8x8x12", 77, 64, DType::e4m3);
   p.own["keep"] = {0.3}, p.own["similarity"] = {0.05};
   p.heads = 4, p.kv_heads = 2;
@@ -123,7 +123,7 @@ TEST_CASE("tiles in the order of their lists give what they give in any order", 
 }
 // More than the 32 blocks of a chunk: one more, several chunks, tiles that visit few blocks next to
 // tiles that visit many, so that one tile's workspace is not taken for another's.
-TEST_CASE("s9 merges windows of the blocks that it visits", "[emulated]") {
+TEST_CASE("s9 merges chunks of the blocks that it visits", "[emulated]") {
   const auto check = [](Problem p, double keep) {
     p.own["similarity"] = {0}, p.own["keep"] = {keep};
     p.dtype = DType::e4m3;
@@ -149,7 +149,7 @@ TEST_CASE("s9 merges windows of the blocks that it visits", "[emulated]") {
   p.batch = p.heads = p.kv_heads = 1, p.window_left = 3950, p.window_right = 0;
   check(p, 1);
 }
-TEST_CASE("what a step of 8 bits multiplies has beside it what it chooses by", "[predict]") {
+TEST_CASE("stored values of an 8-bit step come with the originals of its choice", "[predict]") {
   Problem p = on_canvas("4x8x12", 50, 64, DType::e4m3);
   p.own["keep"] = {0.5};
   p.finish();
@@ -164,7 +164,7 @@ TEST_CASE("what a step of 8 bits multiplies has beside it what it chooses by", "
 }
 // Means, similarities and scores of means are bitwise equal in all selection kernels, and so are
 // the lists that the launches left.
-TEST_CASE("steps of 8 bits visit what s4 visits", "[emulated]") {
+TEST_CASE("8-bit steps visit the blocks that s4 visits", "[emulated]") {
   int n = 0, chosen = 0;
   for (const int64_t d : {64, 128, 256})
     for (const auto& [canvas, text] : {std::pair("8x8x12", 77), {"8x8x8", 0}, {"4x8x12", 1}}) {
@@ -205,7 +205,7 @@ TEST_CASE("steps of 8 bits visit what s4 visits", "[emulated]") {
 }
 // Rows of few keys, for which the checker's own rounding of P is not representative (check.h, rule
 // 2).
-TEST_CASE("rows of few keys are as far off as their roundings may be", "[emulated]") {
+TEST_CASE("rows of few keys stay within the rounding bound", "[emulated]") {
   Problem p = problem(128, 129, 64, DType::e4m3);
   p.batch = 2, p.heads = 2, p.kv_heads = 1, p.seed = 389, p.own["similarity"] = {0.0078};
   CHECK(check_steps("predict", p, Backend::emulated).of.size() == 3);
@@ -216,7 +216,7 @@ TEST_CASE("rows of few keys are as far off as their roundings may be", "[emulate
 }
 // The scale and the mean of the channel come from its finite values. All other channels are
 // unchanged.
-TEST_CASE("NaN in V reaches its channel, in query tiles that visit its block", "[emulated]") {
+TEST_CASE("NaN in V poisons its channel in query tiles that visit its block", "[emulated]") {
   for (const char* name : {"s7_int8", "s8_lpt_order", "s9_tuned"})
     for (const float bad : {NAN, INFINITY, -INFINITY}) {
       Problem p = problem(300, 520, 64, DType::e4m3, InputKind::peaked);

@@ -56,14 +56,14 @@ void check_sparq(Backend backend, const std::vector<int64_t>& lengths) {
 
 }  // namespace
 
-TEST_CASE("SparQ reads what its model reads, at any length", "[emulated]") {
+TEST_CASE("SparQ matches its model at any length", "[emulated]") {
   check_sparq(Backend::emulated, {1, 5, 31, 33, 127, 129, 255, 300, 1000, 2049, 2311});
 }
 TEST_CASE("SparQ on the GPU", "[gpu]") {
   check_sparq(Backend::gpu, {1, 5, 31, 33, 127, 129, 255, 300, 1000, 2049, 4096, 32789});
 }
 
-TEST_CASE("SparQ is attention where it reads all tokens", "[emulated]") {
+TEST_CASE("SparQ equals attention if it reads all tokens", "[emulated]") {
   for (const int64_t d : {64, 128, 256})
     for (const int64_t keys : {1, 100, 300}) {
       Problem p = cache_of(keys, d, 4, 2);
@@ -81,7 +81,7 @@ TEST_CASE("SparQ is attention where it reads all tokens", "[emulated]") {
 
 // By hand: among equal shares the first tokens are taken, the newest in any case; among equal
 // columns the first.
-TEST_CASE("which tokens and columns SparQ takes, at ties", "[sparq]") {
+TEST_CASE("SparQ takes the first of equal tokens and columns", "[sparq]") {
   Problem p = cache_of(50, 64, 2, 1);
   choose(p, 3, 10, 4);
   p.finish();
@@ -105,7 +105,7 @@ TEST_CASE("which tokens and columns SparQ takes, at ties", "[sparq]") {
 }
 
 // A group of zero queries, and equal keys: no 0/0.
-TEST_CASE("SparQ of zeros, and of what is no number", "[emulated]") {
+TEST_CASE("SparQ with zeros and with NaN", "[emulated]") {
   Problem p = cache_of(300, 64, 4, 2);
   p.finish();
   const Operation& op = *sparq_step_of_table().operation;
@@ -142,7 +142,7 @@ TEST_CASE("SparQ of zeros, and of what is no number", "[emulated]") {
   }
 }
 
-TEST_CASE("SparQ refuses what it cannot do, in words", "[emulated]") {
+TEST_CASE("SparQ refuses unsupported problems with a reason", "[emulated]") {
   const auto reason = [](auto change) {
     Problem p = cache_of(100, 64, 2, 1);
     change(p);
@@ -173,7 +173,7 @@ TEST_CASE("the cost of SparQ is the paper's count of bytes", "[sparq]") {
 }
 
 // The table of CACHES.md, looked up in the page.
-TEST_CASE("errors of SparQ by tokens that are read, for CACHES.md", "[figures]") {
+TEST_CASE("errors of SparQ by number of tokens read for CACHES.md", "[figures]") {
   for (const InputKind kind : {InputKind::random, InputKind::needle}) {
     std::string row;
     for (const double keys : {64, 128, 256, 512, 4096}) {

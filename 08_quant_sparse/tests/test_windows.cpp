@@ -46,7 +46,7 @@ double error_of(const Problem& p, const HostTensors& in, const Sides& window, co
 
 }  // namespace
 
-TEST_CASE("the windows that are tried, the smallest first", "[windows]") {
+TEST_CASE("candidate windows in order of size", "[windows]") {
   const std::vector<Sides> windows = windows_of({{4, 24, 16}, {2, 8, 8}});
   // 1 or all 2 tiles, 1 or all 3, 1 or all 2.
   CHECK(windows.size() == 8);
@@ -56,7 +56,7 @@ TEST_CASE("the windows that are tried, the smallest first", "[windows]") {
   for (const Sides& w : windows) CHECK_NOTHROW(SlidingTiles({4, 24, 16}, {2, 8, 8}, {w}, 0));
 }
 
-TEST_CASE("a head gets the smallest window that is near enough", "[windows]") {
+TEST_CASE("a head gets the smallest window within the error bound", "[windows]") {
   for (const int64_t text : {0, 30}) {
     const WindowSearch s{{5, 20, 20}, {1, 4, 4}, 0.05, 1};
     const Problem p = field_problem(s, text, 2);
@@ -85,7 +85,7 @@ TEST_CASE("a head gets the smallest window that is near enough", "[windows]") {
   }
 }
 
-TEST_CASE("without error all of the canvas is what is left", "[windows]") {
+TEST_CASE("an error bound of 0 leaves the whole canvas", "[windows]") {
   const WindowSearch s{{4, 8, 24}, {2, 8, 8}, 0, 5};
   const Problem p = field_problem(s, 0, 2);
   const std::vector<HeadWindow> found = search_windows(p, draw_inputs(p, attention_inputs(p)), s);
@@ -96,7 +96,7 @@ TEST_CASE("without error all of the canvas is what is left", "[windows]") {
   }
 }
 
-TEST_CASE("options of the search that cannot be are refused", "[windows]") {
+TEST_CASE("invalid options of the window search are refused", "[windows]") {
   const auto said = [](std::vector<std::string> arguments) {
     try {
       windows_command(arguments);
