@@ -11,14 +11,14 @@ namespace attn {
 
 const Chapter& chapter() {
   static const Chapter c = [] {
-    Chapter all{"08_quant_sparse", "8-bit attention that keeps its accuracy, and small caches", {}};
+    Chapter all{"08_quant_sparse", "quantised and block-sparse attention, quantised KV caches", {}};
     std::ranges::move(prefill_steps(), std::back_inserter(all.steps));
     std::ranges::move(sparse_steps(), std::back_inserter(all.steps));
     std::ranges::move(predict_steps(), std::back_inserter(all.steps));
     std::ranges::move(decode_steps(), std::back_inserter(all.steps));
     all.commands.push_back({"--windows",
-                            "[--canvas TxHxW ...]: for each head of a field the smallest window "
-                            "of tiles that is near enough, as --mask sta: takes it",
+                            "[--canvas TxHxW ...]: for each head of a field, the smallest sliding "
+                            "tile window within an error bound, for --mask sta:",
                             windows_command});
     all.steps.push_back(sparq_step());
     return all;

@@ -277,7 +277,7 @@ HostTensors cache_of_groups(const Problem& p, const HostTensors& inputs) {
 
 std::vector<Step> decode_steps() {
   Step int4 =
-      cache_step("d3_int4_kv", "a cache of four bits, a zero point for each key and value", "int4",
+      cache_step("d3_int4_kv", "int4 KV cache with zero points per key and value", "int4",
                  ATTN_LAUNCH(d3_int4_kv), ATTN_LAUNCH_OF(d3_int4_kv, prepare), cache_of_4_bits);
   int4.workspaces = [](const Problem& p) { return workspaces(p, 4); };
   int4.cost = [](const Problem& p) { return cache_cost(p, double(p.head_dim) + 8); };
@@ -290,30 +290,30 @@ std::vector<Step> decode_steps() {
     return step;
   };
   Step groups =
-      cache_step("d9_kivi", "scales of K's channels, for 32 tokens; the newest in 16 bits", "int4",
+      cache_step("d9_kivi", "per-channel scales of K for 32 tokens; the newest in fp16", "int4",
                  ATTN_LAUNCH(d9_kivi), ATTN_LAUNCH_OF(d9_kivi, prepare), cache_of_groups);
   groups.workspaces = groups_workspaces;
   groups.cost = groups_cost;
   return {
-      cache_step("d1_int8_kv", "a cache of int8, a scale for each key and value", "int8",
+      cache_step("d1_int8_kv", "int8 KV cache, one scale per key and value", "int8",
                  ATTN_LAUNCH(d1_int8_kv), ATTN_LAUNCH_OF(d1_int8_kv, prepare), cache_of_8_bits),
-      cache_step("d2_fp8_kv", "a cache of e4m3, a scale for each key and value", "e4m3",
+      cache_step("d2_fp8_kv", "e4m3 KV cache, one scale per key and value", "e4m3",
                  ATTN_LAUNCH(d2_fp8_kv), ATTN_LAUNCH_OF(d2_fp8_kv, prepare), cache_of_8_bits),
       int4,
-      swapped(cache_step("d5_swap_ab", "K and V are the left operands: half the MMAs, and scores",
+      swapped(cache_step("d5_swap_ab", "K and V as the A operands: half the MMAs and scores",
                          "int4", ATTN_LAUNCH(d5_swap_ab), ATTN_LAUNCH_OF(d5_swap_ab, prepare),
                          cache_of_4_bits),
               4),
       swapped(
-          cache_step("d6_subnormal_operands", "codes are operands as they lie: denormal numbers",
+          cache_step("d6_subnormal_operands", "int4 codes used directly as fp16 subnormals",
                      "int4", ATTN_LAUNCH(d6_subnormal_operands),
                      ATTN_LAUNCH_OF(d6_subnormal_operands, prepare), cache_of_4_bits),
           4),
-      swapped(cache_step("d7_wide_tiles", "a warp has 32 keys at once", "int4",
+      swapped(cache_step("d7_wide_tiles", "32 keys per warp, two blocks per SM", "int4",
                          ATTN_LAUNCH(d7_wide_tiles), ATTN_LAUNCH_OF(d7_wide_tiles, prepare),
                          cache_of_4_bits),
               4),
-      swapped(cache_step("d8_int8_swap_ab", "the same for a cache of int8", "int8",
+      swapped(cache_step("d8_int8_swap_ab", "the same for an int8 cache", "int8",
                          ATTN_LAUNCH(d8_int8_swap_ab), ATTN_LAUNCH_OF(d8_int8_swap_ab, prepare),
                          cache_of_8_bits),
               8),

@@ -147,7 +147,7 @@ int windows_command(const std::vector<std::string>& arguments) {
       sides[i] = parse_number<int64_t>(option, parts[i], 1, 1 << 20);
     return sides;
   };
-  CLI::App app("for each head of a field the smallest window of tiles that is near enough",
+  CLI::App app("for each head of a field, the smallest sliding tile window within an error bound",
                "08_quant_sparse --windows");
   app.set_help_flag("-h,--help", "this text");
   const auto value = [&](const std::string& name, const std::string& meaning, auto store) {
@@ -157,9 +157,9 @@ int windows_command(const std::vector<std::string>& arguments) {
   using Text = const std::string&;
   value("--canvas", "TxHxW, tokens (10x16x40)", [&](Text o, Text t) { s.canvas = sides_of(o, t); });
   value("--tile", "TxHxW, tokens (2x8x8)", [&](Text o, Text t) { s.tile = sides_of(o, t); });
-  value("--bound", "relative L1 that a window may lack (0.05)",
+  value("--bound", "relative L1 error bound of a window (0.05)",
         [&](Text o, Text t) { s.bound = parse_number<double>(o, t, 0, 1); });
-  value("--every", "N: every N-th query is looked at (16)",
+  value("--every", "N: evaluate every N-th query (16)",
         [&](Text o, Text t) { s.every = parse_number<int64_t>(o, t, 1, 1 << 20); });
   value("--heads", "(4)", [&](Text o, Text t) {
     p.heads = p.kv_heads = parse_number<int64_t>(o, t, 1, 1024);

@@ -228,23 +228,23 @@ Step chunks_step(std::string name, std::string idea, Launch launch) {
 
 std::vector<Step> prefill_steps() {
   return {
-      int8_step("q1_int8_qk", "Q K^T in int8, a scale for each tile of 128 rows",
+      int8_step("q1_int8_qk", "INT8 Q K^T, one scale per tile of 128 rows",
                 ATTN_LAUNCH(q1_int8_qk), int8_blocks),
-      smooth_step("q2_smooth_k", "smooth K: its mean over the keys is subtracted",
+      smooth_step("q2_smooth_k", "smooth K: subtract the mean over the tokens",
                   ATTN_LAUNCH(q2_smooth_k), smoothed_blocks, 1, 1),
-      smooth_step("q3_per_thread", "scales of two rows of Q and of 32 keys, where they lie",
+      smooth_step("q3_per_thread", "per-thread scales: 2 rows of Q, 32 keys",
                   ATTN_LAUNCH(q3_per_thread), smoothed_threads, 64, 4),
-      fp8_pv_step("q4_fp8_pv", "P and V in e4m3, V with a scale a channel", ATTN_LAUNCH(q4_fp8_pv)),
+      fp8_pv_step("q4_fp8_pv", "FP8 P V, one scale per channel of V", ATTN_LAUNCH(q4_fp8_pv)),
       fp8_pv_step("q5_fewer_instructions",
-                  "sums that are floats as they are, O rescaled where P V is added",
+                  "accumulators reinterpreted as floats; O rescaled as P V is added",
                   ATTN_LAUNCH(q5_fewer_instructions)),
-      smooth_q_step("q6_smooth_q", "smooth Q: the mean per tile is subtracted",
+      smooth_q_step("q6_smooth_q", "smooth Q: subtract the mean per query tile",
                     ATTN_LAUNCH(q6_smooth_q), smoothed_q),
-      smooth_q_step("q7_int4_qk", "Q and K of four bits: what they cost, and no time",
+      smooth_q_step("q7_int4_qk", "4-bit Q and K: accuracy only, no speedup",
                     ATTN_LAUNCH(q7_int4_qk), smoothed_q_int4),
-      chunks_step("q8_tuned", "P V of 4096 keys summed in the tensor core, V less its mean",
+      chunks_step("q8_tuned", "smooth V: accumulate 4096 keys in the tensor core",
                   ATTN_LAUNCH(q8_tuned)),
-      mma_step("q9_mma_sync", "the scores of q3 by mma.sync, P V in 16 bits: 04's loop",
+      mma_step("q9_mma_sync", "q3's scores with mma.sync, P V in bf16: 04's loop",
                ATTN_LAUNCH(q9_mma_sync))};
 }
 

@@ -220,9 +220,9 @@ const Operation& operation() {
     Operation op = decode();
     op.name = "sparq";
     op.reference = reference;
-    op.own = {number("top_columns", "r: columns of K that guess the scores (default 32)", 32, 256),
+    op.own = {number("top_columns", "r: columns of K for the estimate (default 32)", 32, 256),
               number("top_keys", "k: tokens that are read (default 128)", 128, 1 << 20),
-              number("newest_keys", "l: of these so many are the newest ones (default k / 4)", 0,
+              number("newest_keys", "l: how many of them are the newest ones (default k / 4)", 0,
                      1 << 20)};
     op.complete = [](Problem& p, const std::set<std::string>&) {  // so that it is printed
       p.own["newest_keys"] = {double(choice_of(p).newest)};
@@ -245,7 +245,7 @@ Step sparq_step() {
   return {
       .name = "d4_sparq",
       .operation = &operation(),
-      .idea = "tokens are chosen by a part of each key; only these are read",
+      .idea = "tokens are chosen by part of each key; only these are read",
       .support = "GQA; --top-columns, --top-keys, --newest-keys",
       .limits = {.dtypes = {DType::bf16}, .head_dims = {64, 128, 256}, .most_queries = 1,
                  .most_keys = (1 << 21) - 1},

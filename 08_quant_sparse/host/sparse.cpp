@@ -55,21 +55,21 @@ Reason refuse_all(const Problem& p) {
 Reason refuse_blocks(const Problem& p) {
   const int64_t block_n = sparse_block_n(p.head_dim);
   const BlockMask* const mask = blocks_of(p);
-  if (p.mask && mask == nullptr) return "this step has no masks but those of blocks";
+  if (p.mask && mask == nullptr) return "this step has no masks but block masks";
   if (mask != nullptr && (mask->block_m() % kSparseBlockM != 0 || mask->block_n() % block_n != 0))
     return fmt::format("blocks of {} x {}: must be multiples of {} queries and {} keys",
                        mask->block_m(), mask->block_n(), kSparseBlockM, block_n);
   return refuse_all(p);
 }
 Reason refuse_columns(const Problem& p) {
-  if (columns_of(p) == nullptr) return "this step has masks of columns, and needs one";
+  if (columns_of(p) == nullptr) return "this step needs a mask of column intervals";
   return refuse_all(p);
 }
 
 Reason refuse_windows(const Problem& p) {
   if (tiles_of_canvas(p) == nullptr)
-    return "this step has windows of tiles (--mask sta:), and needs one";
-  if (p.masked()) return "this step has no causal mask and no window beside those of tiles";
+    return "this step needs sliding tile windows (--mask sta:)";
+  if (p.masked()) return "this step has no causal mask and no window but sliding tile windows";
   return refuse_blocks(p);
 }
 
@@ -220,10 +220,9 @@ Step ordered_step(std::string name, std::string idea, Launch launch) {
   step.takes.push_back("order");
   step.refuses = [](const Problem& p) -> Reason {
     if (!has_field(p))
-      return "this step puts the tokens of a canvas in order, and needs --inputs field:TxHxW";
+      return "this step reorders the tokens of a canvas, and needs --inputs field:TxHxW";
     if (p.masked())
-      return "this step has no causal mask and no window: they are of tokens in the order in which "
-             "they are given";
+      return "this step has no causal mask and no window: they refer to the original token order";
     if (p.seqlen_q != p.seqlen_k)
       return fmt::format("{} queries and {} keys: this step has one order for both", p.seqlen_q,
                          p.seqlen_k);
@@ -373,36 +372,36 @@ Step read_twice_step(std::string name, std::string idea, Launch launch) {
 }  // namespace
 
 std::vector<Step> predict_steps() {
-  Step skips = predict_step("s5_skip_pv", "P V of a tile is skipped where all of P is small",
+  Step skips = predict_step("s5_skip_pv", "skip P V of a tile if all of P is small",
                             ATTN_LAUNCH(s5_skip_pv));
   skips.takes.push_back("skip_below");
   skips.refuses = [](const Problem& p) -> Reason {
     if (!p.own.contains("skip_below")) return "this step skips P V, and needs --skip-below";
     return refuse_predicted(p);
   };
-  return {predict_step("s4_predict", "a tile of queries chooses its blocks of keys by their means",
+  return {predict_step("s4_predict", "query tiles choose their key blocks by block means",
                        ATTN_LAUNCH(s4_predict)),
           std::move(skips),
-          ordered_step("s6_hilbert", "tokens along a curve, before blocks are chosen",
+          ordered_step("s6_hilbert", "tokens along a Hilbert curve before blocks are chosen",
                        ATTN_LAUNCH(s6_hilbert)),
-          predict_8_bits_step("s7_int8", "blocks that are chosen, on the kernel of 8 bits",
+          predict_8_bits_step("s7_int8", "predicted block lists on the INT8 / FP8 kernel",
                               ATTN_LAUNCH(s7_int8)),
-          longest_first_step("s8_lpt_order", "tiles with the longest lists are taken first",
+          longest_first_step("s8_lpt_order", "tiles with the longest lists first (LPT order)",
                              ATTN_LAUNCH(s8_lpt_order)),
-          read_twice_step("s9_tuned", "the loop of q8, after passes that read Q, K and V twice",
+          read_twice_step("s9_tuned", "the loop of q8, passes that read Q, K and V twice",
                           ATTN_LAUNCH(s9_tuned))};
 }
 
 std::vector<Step> sparse_steps() {
-  Step blocks = sparse_step("s1_block_mask", "blocks of the mask that are closed are not visited",
+  Step blocks = sparse_step("s1_block_mask", "fully masked blocks are skipped",
                             refuse_blocks, ATTN_LAUNCH(s1_block_mask));
   blocks.support += "blocks";
   blocks.plan = visit_lists;
-  Step windows = sparse_step("s3_sliding_tile", "windows that slide by tiles over a canvas",
+  Step windows = sparse_step("s3_sliding_tile", "sliding tile windows over a canvas",
                              refuse_windows, ATTN_LAUNCH(s3_sliding_tile));
   windows.support += "tiles of a canvas";
   return {std::move(blocks),
-          with_columns("s2_flashmask", "column intervals, of which the device makes the lists",
+          with_columns("s2_flashmask", "column intervals; the device makes the lists",
                        ATTN_LAUNCH(s2_flashmask)),
           std::move(windows)};
 }

@@ -322,7 +322,7 @@ TEST_CASE("problems without a valid choice are refused", "[predict]") {
   CHECK(refusal(step, p).value_or("") == "");
   Problem q = p;
   q.own["skip_below"] = {10};
-  CHECK(refusal(step, q).value_or("") == "--skip-below 10: this step has no P V that is skipped");
+  CHECK(refusal(step, q).value_or("") == "--skip-below 10: this step has no skipped P V");
   q = p, q.dtype = DType::fp32;
   CHECK(refusal(step, q).value_or("") == "--dtype fp32: this step takes fp16 and bf16");
   CHECK(refusal(step_named("s7_int8"), p).value_or("") ==
@@ -350,12 +350,12 @@ TEST_CASE("problems without a valid choice are refused", "[predict]") {
   }
   const Step& orders = step_named("s6_hilbert");
   CHECK(refusal(orders, p).value_or("") ==
-        "this step puts the tokens of a canvas in order, and needs --inputs field:TxHxW");
+        "this step reorders the tokens of a canvas, and needs --inputs field:TxHxW");
   q = p, q.own["field"] = read_field("4x8x8");
   CHECK(refusal(orders, q).value_or("") == "");
   q.own["order"] = {2};
   CHECK(refusal(orders, q).value_or("") == "");
-  CHECK(refusal(step, q).value_or("") == "--order: this step has no order of tokens of its own");
+  CHECK(refusal(step, q).value_or("") == "--order: this step has no token order of its own");
   q.causal = true;
   q.finish();
   CHECK(refusal(orders, q).value_or("").find("this step has no causal mask") == 0);

@@ -239,10 +239,10 @@ TEST_CASE("unsupported masks are refused", "[emulated]") {
   CHECK(refusal(step_named("s1_block_mask"), p).value_or("") ==
         "blocks of 64 x 64: must be multiples of 128 queries and 128 keys");
   CHECK(refusal(step_named("s2_flashmask"), p).value_or("") ==
-        "this step has masks of columns, and needs one");
+        "this step needs a mask of column intervals");
   p.mask = read_mask("flashmask:document", p);
   CHECK(refusal(step_named("s1_block_mask"), p).value_or("") ==
-        "this step has no masks but those of blocks");
+        "this step has no masks but block masks");
   CHECK(refusal(step_named("s2_flashmask"), p).value_or("") == "");
 }
 
@@ -336,7 +336,7 @@ TEST_CASE("invalid sliding tile windows are refused", "[emulated]") {
   CHECK(said("sta:2x8x24,2x4x8,2x4x8", 384) ==
         "blocks of 64 x 64: must be multiples of 128 queries and 128 keys");
   CHECK(said("sta:2x8x24,2x8x8,2x8x8", 384, true) ==
-        "this step has no causal mask and no window beside those of tiles");
+        "this step has no causal mask and no window but sliding tile windows");
   CHECK(said("sta:2x8x24,2x8x8,2x8x8,2x8x24,2x8x8", 384)
             .find("3 windows and 2 heads: at most one for each head") != std::string::npos);
   CHECK(said("sat:2x8x24,2x8x8", 384).find("or sta:CANVAS,TILE,WINDOW") != std::string::npos);
