@@ -228,7 +228,7 @@ __device__ __forceinline__ int sum_before(int value, int (&s)[Config::kNumWarps]
     if (lane >= distance) sum += before;
   }
   if (lane == kWarp - 1) s[warp] = sum;
-  __syncthreads();  // the sums of all warps are there
+  __syncthreads();  // the sums of all warps are visible
   int all = sum - value;
   for (int n = 0; n < warp; ++n) all += s[n];
   __syncthreads();  // the codes are no longer read

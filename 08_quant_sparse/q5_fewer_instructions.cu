@@ -117,7 +117,7 @@ __device__ __forceinline__ void issue_pv(float (&pv)[Config::kSliceColumns / 8][
 }
 //! [issue_pv]
 
-// (4) softmax, entirely in the quad of lanes that share a row: biased S becomes P, in fp32. O of
+// (4) Online softmax in fp32, within the quad of lanes that share a row: biased S becomes P. O of
 // the previous blocks must be multiplied by `rescale`.
 //! [softmax]
 template <class Config>

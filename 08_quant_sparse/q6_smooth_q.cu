@@ -123,9 +123,9 @@ __device__ __forceinline__ void issue_pv(float (&pv)[Config::kSliceColumns / 8][
 }
 //! [issue_pv]
 
-// (4) softmax, entirely in the quad of lanes that share a row: S, in log2 units, becomes P, in
-// fp32. Returns whether O must be multiplied by `rescale`: only if a max has grown by more than the
-// threshold.
+// (4) Online softmax in fp32, within the quad of lanes that share a row: S, in log2 units, becomes
+// P. Returns whether O must be multiplied by `rescale`: only if a maximum has grown by more than
+// the threshold.
 //! [softmax]
 template <class Config>
 __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],

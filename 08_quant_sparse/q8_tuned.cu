@@ -164,9 +164,10 @@ __device__ __forceinline__ void store_partial(const float (&o)[Config::kHeadDim 
 }
 //! [merge]
 
-// (4) softmax, entirely in the quad of lanes that share a row: S becomes P, in fp32. Returns
-// whether O must be multiplied by `rescale`: only if a max has grown by more than the threshold.
-// The max is taken over the int32 scores; each is converted where its exponential needs it.
+// (4) Online softmax in fp32, within the quad of lanes that share a row: S becomes P. Returns
+// whether O must be multiplied by `rescale`: only if a maximum has grown by more than the
+// threshold. The max is taken over the int32 scores; each is converted where its exponential needs
+// it.
 //! [softmax]
 template <class Config, bool kMasked>
 __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],

@@ -131,8 +131,8 @@ __device__ __forceinline__ void gemm_qk(int (&s)[Config::kTiles][Config::kBlockN
 }
 //! [scores]
 
-// (4) Row max, entirely in the quad of lanes that share a row. O and l are rescaled only if a max
-// has grown by more than the threshold. Each lane has its own scales, so a max is scaled before the
+// (4) Row max, within the quad of lanes that share a row. O and l are rescaled only if a max has
+// grown by more than the threshold. Each lane has its own scales, so a max is scaled before the
 // shuffles.
 //! [rescale]
 template <class Config, int kTiles>
@@ -170,8 +170,8 @@ __device__ __forceinline__ void update_max(float (&row_max)[kTiles][2], float (&
 }
 //! [rescale]
 
-// (5) O += P V for the rows of this warp. `probabilities(step, a)` makes the operand of 16 keys:
-// one step ahead, so that its exponentials overlap with the MMAs.
+// (5) O += P V for the rows of this warp. `probabilities(step, a)` computes the A operand of 16
+// keys, one step ahead, so that its exponentials overlap with the MMAs.
 //! [output]
 template <class Element, class Config, class Probabilities>
 __device__ __forceinline__ void gemm_pv(float (&o)[Config::kTiles][Config::kHeadDim / 8][4],
@@ -218,8 +218,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   constexpr int kSwizzleChunks = Config::kSwizzleChunks;
   auto& smem = dynamic_shared<SharedStorage<Element, Config>>();
   const auto bytes = [](const auto& tile) { return reinterpret_cast<const char*>(&tile); };
-  // Heads come in sections. In one, the tiles of queries with the most keys begin first, those of
-  // all its heads.
+  // Heads are grouped in sections. Within a section, the longest tiles come first (LPT order),
+  // across all its heads.
   //! [order]
   const int first_head = blockIdx.x / (section * num_m_blocks) * section;
   const int heads = min(section, num_heads - first_head);
@@ -343,7 +343,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   for (int n_block = kv_range.begin; n_block < kv_range.end; ++n_block)
     if (n_block >= kv_range.unmasked_begin && n_block < kv_range.unmasked_end)
       process_kv_block(n_block, std::false_type{});
-    else  // left edge of the window; diagonal, right edge, last keys
+    else  // left edge of the window; diagonal, right edge, end of the keys
       process_kv_block(n_block, std::true_type{});
   //! [loops]
 
@@ -361,7 +361,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float sum = quad_sum(row_sum[m][r]);
-      const float factor = sum == 0 ? 0 : 1 / sum;  // a row that sees nothing: O = 0
+      const float factor = sum == 0 ? 0 : 1 / sum;  // fully masked row: O = 0
       char* const to = sO + (16 * m + 8 * r) * Config::kRowBytes;
 #pragma unroll
       for (int n = 0; n < kHeadDim / 8; ++n)
@@ -373,7 +373,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
             sum == 0 ? -INFINITY
                      : gLseShift[seq.lse + first_row + row] + kLn2 * row_max[m][r] + logf(sum);
     }
-  __syncwarp();  // all of the warp's rows are there
+  __syncwarp();  // all rows of the warp are visible
 #pragma unroll
   for (int i = 0; i < kWarpRows; i += 32 / kSwizzleChunks) {
     const int r = i + lane_id / kSwizzleChunks;

@@ -127,10 +127,10 @@ __device__ __forceinline__ void issue_pv(float (&o)[Config::kHeadDim / 8][4],
 }
 //! [issue_pv]
 
-// (4) softmax, entirely in the quad of lanes that share a row: S becomes P, in fp32. Returns
-// whether O must be multiplied by `rescale`: with the lazy rescale, only if a max has grown by more
-// than the threshold. `needed`: whether some score is within `skip_below` of P's previous reference
-// max. If none is, no max has grown.
+// (4) Online softmax in fp32, within the quad of lanes that share a row: S becomes P. Returns
+// whether O must be multiplied by `rescale`: with the lazy rescale, only if a maximum has grown by
+// more than the threshold. `needed`: whether some score is within `skip_below` of P's previous
+// reference max. If none is, no max has grown.
 //! [softmax]
 template <class Config>
 __device__ __forceinline__ bool online_softmax(float (&s)[Config::kBlockN / 8][4],

@@ -145,7 +145,7 @@ HostTensor take_off_tile_means(const Problem& p, HostTensor& q) {
 
 // The columns of `a`, then those of `b`: a product with another such matrix is the sum of two
 // products.
-HostTensor beside(const HostTensor& a, const HostTensor& b) {
+HostTensor concatenate_columns(const HostTensor& a, const HostTensor& b) {
   HostTensor both{a.spec, {}};
   const auto d = static_cast<std::size_t>(a.spec.columns());
   both.spec.shape[3] *= 2;
@@ -224,8 +224,8 @@ HostTensors with_smooth_q(const Problem& p, const HostTensors& inputs, float mos
   const HostTensor means = take_off_tile_means(p, less.at("q"));
   HostTensors stored = smoothed(p, less, thread_group_q, thread_group_k, most_code);
   round_channels(p, stored.at("v"));
-  stored.at("q") = beside(stored.at("q"), means);
-  stored.at("k") = beside(stored.at("k"), inputs.at("k"));
+  stored.at("q") = concatenate_columns(stored.at("q"), means);
+  stored.at("k") = concatenate_columns(stored.at("k"), inputs.at("k"));
   return stored;
 }
 

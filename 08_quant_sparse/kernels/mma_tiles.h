@@ -38,7 +38,10 @@ __host__ __device__ constexpr int swizzled_offset(int row, int col) {
   const int phase = kColumns % 64 == 0 ? row % 8 : row / 2 % 4;
   return row * kColumns + ((col / 8) ^ phase) * 8 + col % 8;
 }
-// The byte offset `cols` columns further in the same row, from an even column of chunks.
+// Byte offset `cols` columns further along the row: XOR within a span of kSwizzleChunks chunks,
+// addition from span to span. Valid because bits 4 to 6 of a row's start are 0 (4 and 5 if
+// kSwizzleChunks is 4), for an `offset` in chunk column 0, and in column 1 if `cols` is a multiple
+// of 16.
 template <int kSwizzleChunks>
 __host__ __device__ constexpr int swizzle_advance(int offset, int cols) {
   return (offset ^ (2 * (cols % (8 * kSwizzleChunks)))) +

@@ -144,7 +144,7 @@ __device__ __forceinline__ void quantise_tile(RowsOf q, RowsOf k, Smoothing smoo
   const int tile = static_cast<int>(blockIdx.x % t.tiles), lane = threadIdx.x % kLanes;
   if (head >= t.heads) return;  // block-uniform
   for (int i = threadIdx.x; i < kMaxGroups<Groups>; i += Pass::kThreads) sLargest[i] = 0;
-  __syncthreads();  // they are 0
+  __syncthreads();  // the maxima are 0
   const int thread_row =
       static_cast<int>(threadIdx.x) / kLanes;  // the thread's first row in the tile
   const int64_t first = (head * t.rows + tile * kScaleRows + thread_row) * kHeadDim + 8 * lane;
