@@ -325,7 +325,7 @@ TEST_CASE("smooth V per chunk by hand", "[quantise]") {
     v[key * 64 + 1] = key == 5 ? 4096.0f : 0.0f;
   }
   v[4096 * 64] = 3, v[4097 * 64] = 5;  // the next chunk: a mean of 4
-  const std::vector<float> stored = fp8_windows(p, in).at("v").data;
+  const std::vector<float> stored = fp8_chunks(p, in).at("v").data;
   CHECK(stored[0] == 1008);
   CHECK(stored[64] == 992);
   CHECK(stored[4096 * 64] == 3);
