@@ -31,8 +31,8 @@ __device__ __forceinline__ void to_floats(float (&s)[kTiles][4], const int (&s_a
 
 // No conversion: accumulators that start at the bits of kScoreBias end as the bits of the float
 // kScoreBias + S. The floats from 2^23 to 2^24 are the integers, with consecutive bit patterns, and
-// kScoreBias is in the middle. So |S| may be up to 2^22 = 4194304; it is at most 127 * 127 * 256 =
-// 4129024.
+// kScoreBias is in the middle. So |S| may be up to 2^22 = 4194304, and
+// it is at most 127 * 127 * 256 = 4129024.
 //! [bias]
 constexpr float kScoreBias = 0x1.8p23f;
 constexpr int kLargestScore = 127 * 127 * 256;
